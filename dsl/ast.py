@@ -1,0 +1,359 @@
+"""The syntax tree of a `.tile` program: frozen dataclasses with source spans.
+
+`parse` makes it, `check` gives every expression its `dtype` and removes what is only notation (calls of ops and
+functions, `mean`, implicit casts), and `build` turns what is left into MLIR. Spans never take part in equality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, assert_never
+
+from tilec.diagnostics import Span
+from tilec.dtypes import DType
+
+# No storage type of the language, only a `using`: f32 of which the multiplier reads 11 bits of the mantissa.
+TF32 = DType("tf32", "float", 32, "tf32", 11)
+
+
+def _span() -> Span:
+    return field(compare=False, repr=False, default=Span.none())
+
+
+# ---- sizes: what stands in `f32[M, 2 * K + 1]` and in the bounds of ranges -------------------------------------------
+
+
+@dataclass(frozen=True)
+class SizeNumber:
+    value: int
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class SizeName:
+    name: str
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class SizeBinary:
+    op: Literal["+", "-", "*", "//"]
+    left: Size
+    right: Size
+    span: Span = _span()
+
+
+Size = SizeNumber | SizeName | SizeBinary
+
+
+@dataclass(frozen=True)
+class Range:
+    """`index in low:high`, half-open; `low` and `high` are None where the source leaves the range to inference."""
+
+    index: str
+    low: Size | None
+    high: Size | None
+    span: Span = _span()
+
+
+# ---- expressions -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Number:
+    """A literal. Before `check` its dtype is None: it takes the type of what it meets."""
+
+    value: int | float
+    dtype: DType | None = None
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Boolean:
+    value: bool
+    dtype: DType | None = None
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Name:
+    """A bare name: an index, a size, a scalar tensor or, inside a `def`, a parameter or local.
+
+    After `check` only indices and sizes (both i64) are left as `Name`; a scalar tensor is an `Access` without subscripts.
+    """
+
+    name: str
+    dtype: DType | None = None
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Access:
+    """`tensor[subscripts]`. Subscripts are expressions of integer type: affine in indices and sizes, or gathers.
+
+    `guarded` is set by `check`: True where the subscripts are not provably inside, so that the access stands under an `if`
+    (or gathers): it must be evaluated with care. False means provably inside over the whole iteration space.
+    """
+
+    tensor: str
+    subscripts: tuple[Expr, ...]
+    dtype: DType | None = None
+    guarded: bool = False
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Pad:
+    """`pad(access, value)`: the access, or the value where any subscript falls outside."""
+
+    access: Access
+    value: Expr
+    dtype: DType | None = None
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Unary:
+    op: Literal["-", "not"]
+    operand: Expr
+    dtype: DType | None = None
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Binary:
+    """Arithmetic and logic. After `check` both operands have the node's own dtype (`and`/`or`: bool)."""
+
+    op: Literal["+", "-", "*", "/", "//", "%", "**", "and", "or"]
+    left: Expr
+    right: Expr
+    dtype: DType | None = None
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Compare:
+    """`left op right`, of type bool; after `check` both operands have one dtype."""
+
+    op: Literal["==", "!=", "<", "<=", ">", ">="]
+    left: Expr
+    right: Expr
+    dtype: DType | None = None
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """`then if condition else otherwise`; only the branch taken is evaluated."""
+
+    condition: Expr
+    then: Expr
+    otherwise: Expr
+    dtype: DType | None = None
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Cast:
+    """`f32(operand)`, written by the user or put in by `check`; `dtype` is the type it converts to."""
+
+    operand: Expr
+    dtype: DType
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Call:
+    """`function[indices](arguments)`. After `check` only the scalar functions of `tilec.functions` are left."""
+
+    function: str
+    indices: tuple[Range, ...]
+    arguments: tuple[Expr, ...]
+    dtype: DType | None = None
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """`kind[ranges](body) in accumulator using multiplicand`.
+
+    After `check`: kind is a row of `tilec.reductions` (`mean` has become a `sum` and a division), every range has both its
+    bounds, `accumulator` is set and is the type that the body has been cast to (`argmax`/`argmin`: the type compared),
+    `dtype` is the type of the result, and the same index name means the same range in the whole equation.
+    """
+
+    kind: str
+    ranges: tuple[Range, ...]
+    body: Expr
+    accumulator: DType | None = None
+    multiplicand: DType | None = None
+    dtype: DType | None = None
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Scan:
+    """`cumsum[index](body)` and its like: inclusive, keeps the index."""
+
+    kind: Literal["cumsum", "cumprod", "cummax", "cummin"]
+    range: Range
+    body: Expr
+    accumulator: DType | None = None
+    dtype: DType | None = None
+    span: Span = _span()
+
+
+Expr = Number | Boolean | Name | Access | Pad | Unary | Binary | Compare | Conditional | Cast | Call | Reduce | Scan
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """The direct subexpressions, in source order."""
+    match expr:
+        case Number() | Boolean() | Name():
+            return ()
+        case Access(subscripts=subscripts):
+            return subscripts
+        case Pad(access=access, value=value):
+            return (access, value)
+        case Unary(operand=operand) | Cast(operand=operand):
+            return (operand,)
+        case Binary(left=left, right=right) | Compare(left=left, right=right):
+            return (left, right)
+        case Conditional(condition=condition, then=then, otherwise=otherwise):
+            return (then, condition, otherwise)
+        case Call(arguments=arguments):
+            return arguments
+        case Reduce(body=body) | Scan(body=body):
+            return (body,)
+        case _:
+            assert_never(expr)
+
+
+def with_children(expr: Expr, new: tuple[Expr, ...]) -> Expr:
+    """The expression with other subexpressions, given in the order of `children`."""
+    match expr:
+        case Number() | Boolean() | Name():
+            return expr
+        case Access():
+            return replace(expr, subscripts=new)
+        case Pad():
+            return replace(expr, access=new[0], value=new[1])
+        case Unary() | Cast():
+            return replace(expr, operand=new[0])
+        case Binary() | Compare():
+            return replace(expr, left=new[0], right=new[1])
+        case Conditional():
+            return replace(expr, then=new[0], condition=new[1], otherwise=new[2])
+        case Call():
+            return replace(expr, arguments=new)
+        case Reduce() | Scan():
+            return replace(expr, body=new[0])
+        case _:
+            assert_never(expr)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """The expression and everything below it, parents first, in source order; iterative, so depth is no matter."""
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(reversed(children(node)))
+
+
+# ---- statements ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Equation:
+    """`name[indices]: dtype = value where ranges`.
+
+    After `check`, `dtype` and `ranges` are complete (one range for each of `indices`, in their order, low 0), and `value`
+    has exactly that dtype.
+    """
+
+    name: str
+    indices: tuple[str, ...]
+    value: Expr
+    dtype: DType | None = None
+    ranges: tuple[Range, ...] = ()
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """`a, b = other_op(arguments)` with whole tensors. Gone after `check`."""
+
+    names: tuple[str, ...]
+    op: str
+    arguments: tuple[str, ...]
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Expect:
+    """`expect condition`: kept as an expression whose names `kernels`, `traffic`, `minimal` and call `fused` are the plan's."""
+
+    condition: Expr
+    span: Span = _span()
+
+
+Statement = Equation | OpCall | Expect
+
+
+# ---- declarations ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter or a result: `x: f32[M, N]`. In the short form `dtype` and `shape` are None until a call binds them."""
+
+    name: str
+    dtype: DType | None
+    shape: tuple[Size, ...] | None
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Op:
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    body: tuple[Statement, ...]
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Local:
+    """`m = max[j](x)` inside a `def`."""
+
+    name: str
+    value: Expr
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Def:
+    name: str
+    indices: tuple[str, ...]
+    parameters: tuple[str, ...]
+    locals: tuple[Local, ...]
+    result: Expr
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Import:
+    path: str
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
+class Program:
+    """One source text. A short-form program has one op, named `main` unless told otherwise."""
+
+    imports: tuple[Import, ...]
+    defs: tuple[Def, ...]
+    ops: tuple[Op, ...]
+    span: Span = _span()

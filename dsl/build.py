@@ -1,0 +1,473 @@
+"""AST to MLIR: every equation of a specialised op becomes `linalg.generic` operations on tensors.
+
+A reduction or scan inside an expression becomes an operation of its own, over the indices that are free in it. Operands
+of an operation are only accesses by distinct bare indices (projected permutations); every other access (windows, strided
+and joined subscripts, gathers, `pad`) is a `tensor.extract` at computed subscripts in the body. So the passes have one
+simple form to fuse and tile, and still see each subscript as an `affine.apply` where it is affine.
+
+    y[i] = sum[k](a[i, k] * x[k])
+    ->
+    %0 = linalg.fill ins(%zero) outs(%empty)
+    %y = linalg.generic {maps = [(i, k) -> (i, k), (i, k) -> (k), (i, k) -> (i)], [parallel, reduction]} ins(%a, %x) outs(%0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+
+from tilec import mlir
+from tilec.dsl import ast, scalars
+from tilec.dsl.specialise import Specialised
+from tilec.dtypes import BOOL, I64, DType
+from tilec.mlir import affine, arith, cf, func, ir, linalg, tensor
+from tilec.reductions import REDUCTIONS
+
+
+@dataclass(frozen=True)
+class Index:
+    """One dimension of an iteration space: the source's index, which runs from `low` (the loop runs from 0)."""
+
+    name: str
+    low: int
+    high: int
+
+    @property
+    def extent(self) -> int:
+        return max(0, self.high - self.low)
+
+
+def build(op: Specialised) -> ir.Module:
+    """The module of one specialised op: a function of its inputs that returns its outputs. Needs a current MLIR context."""
+    with ir.Location.unknown():
+        module = ir.Module.create()
+        with ir.InsertionPoint(module.body):
+            inputs = [_tensor_type(t) for t in op.inputs]
+            outputs = [_tensor_type(t) for t in op.outputs]
+            function = func.FuncOp(op.name, (inputs, outputs))
+            function.attributes["arg_attrs"] = ir.ArrayAttr.get(
+                [ir.DictAttr.get({"tilec.name": mlir.string(t.name)}) for t in op.inputs]
+            )
+            function.attributes["res_attrs"] = ir.ArrayAttr.get(
+                [ir.DictAttr.get({"tilec.name": mlir.string(t.name)}) for t in op.outputs]
+            )
+            with ir.InsertionPoint(function.add_entry_block()):
+                builder = _Builder({t.name: v for t, v in zip(op.inputs, function.arguments)}, op.sizes)
+                for equation in op.equations:
+                    builder.equation(equation)
+                func.ReturnOp([builder.tensors[t.name] for t in op.outputs])
+    return module
+
+
+def _tensor_type(t: ast.Tensor) -> ir.Type:
+    return mlir.tensor_type([size.value for size in t.shape], scalars.mlir_type(t.dtype))
+
+
+class _Builder:
+    """Holds the tensors that exist so far, by name; hoisted reductions get names that no user can write."""
+
+    def __init__(self, tensors: dict[str, ir.Value], sizes: dict[str, int]):
+        self.tensors = dict(tensors)
+        self.sizes = sizes
+        self.scope: dict[str, Index] = {}
+        self.hoisted = 0
+        self.names: dict[str, int] = {}
+
+    def equation(self, equation: ast.Equation) -> None:
+        self.scope = {r.index: _index(r) for r in equation.ranges}
+        self.scope |= {r.index: _index(r) for e in walk(equation.value) for r in _ranges(e)}
+        with mlir.location(equation.span):
+            value = self.hoist(equation.value, equation.name, whole=equation.indices)
+            self.tensors[equation.name] = self.pointwise(equation.name, equation.indices, value)
+
+    # ---- reductions and scans become operations of their own ---------------------------------------------------------
+
+    def hoist(self, expr: ast.Expr, name: str, whole: tuple[str, ...] | None = None) -> ast.Expr:
+        """`expr` with every reduction and scan in it replaced by an access to a tensor that now holds it."""
+        match expr:
+            case ast.Reduce() | ast.Scan():
+                part = name if whole is not None else f"{name}.{expr.kind}"
+                body = self.hoist(expr.body, name)
+                inner = [r.index for r in _ranges(expr)]
+                order = {index: position for position, index in enumerate(self.scope)}
+                free = sorted(self.free(body) - (set(inner) if isinstance(expr, ast.Reduce) else set()), key=order.get)
+                if whole is not None and isinstance(expr, ast.Reduce) and set(free) == set(whole):
+                    free = list(whole)
+                with mlir.location(expr.span):
+                    if isinstance(expr, ast.Reduce):
+                        value = self.reduce(part, tuple(free), tuple(inner), expr, body)
+                    else:
+                        if expr.range.index not in free:
+                            free = sorted([*free, expr.range.index], key=order.get)
+                        value = self.scan(part, tuple(free), expr, body)
+                self.hoisted += 1
+                hidden = f"%{self.hoisted}"
+                self.tensors[hidden] = value
+                return ast.Access(hidden, tuple(ast.Name(i, I64) for i in free), expr.dtype, False, expr.span)
+        return map_children(expr, lambda child: self.hoist(child, name))
+
+    def free(self, expr: ast.Expr) -> set[str]:
+        return {e.name for e in walk(expr) if isinstance(e, ast.Name) and e.name in self.scope}
+
+    # ---- the three shapes of an operation ----------------------------------------------------------------------------
+
+    def pointwise(self, name: str, indices: tuple[str, ...], value: ast.Expr) -> ir.Value:
+        if isinstance(value, ast.Access) and value.tensor.startswith("%") and _bare(value) == indices:
+            return self.tensors[value.tensor]  # the whole right side was one reduction
+        dims = [self.scope[i] for i in indices]
+        out = self.empty(dims, value.dtype)
+        (result,) = self.operation(name, dims, [], value, [out], [list(range(len(dims)))], lambda v, _: [v])
+        return result
+
+    def reduce(self, name: str, free: tuple[str, ...], inner: tuple[str, ...], expr: ast.Reduce, body: ast.Expr) -> ir.Value:
+        dims = [self.scope[i] for i in (*free, *inner)]
+        row = REDUCTIONS[expr.kind]
+        kept = list(range(len(free)))
+        outer = dims[: len(free)]
+        if expr.kind in ("argmax", "argmin"):
+            return self.arg_reduce(name, dims, len(free), expr, body)
+        identity = scalars.number(row.identity(body.dtype), body.dtype)
+        init = linalg.fill(identity, outs=[self.empty(outer, body.dtype)])
+        attributes = {"tilec.reduce": mlir.string(expr.kind)}
+        if expr.multiplicand is not None:
+            attributes["tilec.multiplicand"] = mlir.string(expr.multiplicand.name)
+        reduced = list(range(len(free), len(dims)))
+        combine = lambda v, states: [combine_one(expr.kind, v, states[0], body.dtype)]  # noqa: E731
+        (result,) = self.operation(name, dims, reduced, body, [init], [kept], combine, attributes)
+        return result
+
+    def arg_reduce(self, name: str, dims: list[Index], outer: int, expr: ast.Reduce, body: ast.Expr) -> ir.Value:
+        """The state is the best value and its place, so two results; only the place is used further."""
+        kept = list(range(outer))
+        kind = "max" if expr.kind == "argmax" else "min"
+        values = linalg.fill(
+            scalars.number(REDUCTIONS[kind].identity(body.dtype), body.dtype), outs=[self.empty(dims[:outer], body.dtype)]
+        )
+        # a place past every real one: a first element that equals the identity still wins by coming earlier
+        places = linalg.fill(scalars.number(2**63 - 1, I64), outs=[self.empty(dims[:outer], I64)])
+
+        def combine(value: ir.Value, states: list[ir.Value]) -> list[ir.Value]:
+            place = self.index_value(dims, outer)
+            return combine_arg(kind, (value, place), (states[0], states[1]), body.dtype)
+
+        attributes = {"tilec.reduce": mlir.string(expr.kind)}
+        results = self.operation(name, dims, [outer], body, [values, places], [kept, kept], combine, attributes)
+        return results[1]
+
+    def scan(self, name: str, indices: tuple[str, ...], expr: ast.Scan, body: ast.Expr) -> ir.Value:
+        """Two results: the prefix at every place, and the running state, which the next place reads."""
+        dims = [self.scope[i] for i in indices]
+        along = indices.index(expr.range.index)
+        kind = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min"}[expr.kind]
+        carried = [d for d in range(len(dims)) if d != along]
+        identity = scalars.number(REDUCTIONS[kind].identity(body.dtype), body.dtype)
+        state = linalg.fill(identity, outs=[self.empty([dims[d] for d in carried], body.dtype)])
+        out = self.empty(dims, body.dtype)
+
+        def combine(value: ir.Value, states: list[ir.Value]) -> list[ir.Value]:
+            prefix = combine_one(kind, value, states[1], body.dtype)
+            return [prefix, prefix]
+
+        attributes = {"tilec.reduce": mlir.string(kind), "tilec.scan": mlir.integer(along)}
+        outs = [list(range(len(dims))), carried]
+        return self.operation(name, dims, [along], body, [out, state], outs, combine, attributes)[0]
+
+    def operation(
+        self, name, dims: list[Index], reduced: list[int], value: ast.Expr, outs: list[ir.Value],
+        out_dims: list[list[int]], finish, attributes: dict[str, ir.Attribute] | None = None,
+    ) -> list[ir.Value]:  # fmt: skip
+        """One linalg.generic over `dims` whose body computes `value` and yields `finish(value, old outputs)`."""
+        operands = self.operands(value, dims)
+        inputs = [self.tensors[tensor_name] for tensor_name, _ in operands]
+        covered = {d for _, picked in operands for d in picked} | {d for picked in out_dims for d in picked}
+        input_dims = [list(picked) for _, picked in operands]
+        missing = [d for d in range(len(dims)) if d not in covered]
+        if missing:  # a window's own dimensions: linalg reads trip counts off operands, so give it one to read
+            inputs.append(self.empty([dims[d] for d in missing], BOOL))
+            input_dims.append(missing)
+        maps = [mlir.projection(len(dims), picked) for picked in (*input_dims, *out_dims)]
+        iterators = ["reduction" if d in reduced else "parallel" for d in range(len(dims))]
+        op, block = mlir.generic([v.type for v in outs], inputs, outs, maps, iterators)
+        op.attributes["tilec.name"] = mlir.string(self.unique(name))
+        for key, attribute in (attributes or {}).items():
+            op.attributes[key] = attribute
+        with ir.InsertionPoint(block):
+            body = _Body(self, dims, dict(zip(operands, block.arguments)))
+            result = body.value(value)
+            linalg.YieldOp(finish(result, list(block.arguments)[len(inputs) :]))
+        return list(op.results)
+
+    def unique(self, name: str) -> str:
+        """The plan refers to operations by name: a second one of an equation gets a number."""
+        count = self.names[name] = self.names.get(name, -1) + 1
+        return f"{name}.{count}" if count else name
+
+    def operands(self, value: ast.Expr, dims: list[Index]) -> list[tuple[str, tuple[int, ...]]]:
+        """The accesses that can be operands: distinct bare indices over the full extent of what they subscript."""
+        found: dict[tuple[str, tuple[int, ...]], None] = {}
+        for expr in walk(value):
+            if isinstance(expr, ast.Access) and (picked := self.projected(expr, dims)) is not None:
+                found[expr.tensor, picked] = None
+        return list(found)
+
+    def projected(self, access: ast.Access, dims: list[Index]) -> tuple[int, ...] | None:
+        if access.guarded or (bare := _bare(access)) is None or len(set(bare)) < len(bare):
+            return None
+        position = {index.name: d for d, index in enumerate(dims)}
+        if not all(name in position for name in bare):
+            return None
+        picked = tuple(position[name] for name in bare)
+        shape = self.tensors[access.tensor].type.shape
+        full = all(dims[d].low == 0 and dims[d].high == extent for d, extent in zip(picked, shape))
+        return picked if full else None
+
+    def empty(self, dims: list[Index], dtype: DType) -> ir.Value:
+        return tensor.empty([d.extent for d in dims], scalars.mlir_type(dtype))
+
+    def index_value(self, dims: list[Index], d: int) -> ir.Value:
+        value = arith.index_cast(scalars.mlir_type(I64), linalg.IndexOp(d).result)
+        return value if dims[d].low == 0 else arith.addi(value, scalars.number(dims[d].low, I64))
+
+
+class _Body:
+    """Lowers a scalar expression inside the body of one operation."""
+
+    def __init__(self, builder: _Builder, dims: list[Index], elements: dict[tuple[str, tuple[int, ...]], ir.Value]):
+        self.builder, self.dims, self.elements = builder, dims, elements
+        self.position = {index.name: d for d, index in enumerate(dims)}
+        self.taken: list[ir.Value] = []  # the conditions under which the current branch is taken
+
+    def value(self, expr: ast.Expr) -> ir.Value:
+        match expr:
+            case ast.Number() | ast.Boolean():
+                return scalars.number(expr.value, expr.dtype)
+            case ast.Name():
+                return self.name(expr)
+            case ast.Access():
+                return self.access(expr)
+            case ast.Pad():
+                return self.pad(expr)
+            case ast.Unary("-"):
+                return scalars.negate(self.value(expr.operand), expr.dtype)
+            case ast.Unary("not"):
+                return scalars.logical_not(self.value(expr.operand))
+            case ast.Binary():
+                return scalars.binary(expr.op, self.value(expr.left), self.value(expr.right), expr.dtype)
+            case ast.Compare():
+                return scalars.compare(expr.op, self.value(expr.left), self.value(expr.right), expr.left.dtype)
+            case ast.Conditional():
+                return self.conditional(expr)
+            case ast.Cast():
+                return scalars.cast(self.value(expr.operand), expr.operand.dtype, expr.dtype)
+            case ast.Call():
+                return scalars.function(expr.function, [self.value(a) for a in expr.arguments], expr.dtype)
+        raise AssertionError(f"{type(expr).__name__} survived hoisting")
+
+    def name(self, expr: ast.Name) -> ir.Value:
+        if expr.name in self.position:
+            return self.builder.index_value(self.dims, self.position[expr.name])
+        return scalars.number(self.builder.sizes[expr.name], I64)
+
+    def conditional(self, expr: ast.Conditional) -> ir.Value:
+        """Both branches are computed and one is chosen: every access below is made safe for the branch not taken."""
+        condition = self.value(expr.condition)
+        self.taken.append(condition)
+        then = self.value(expr.then)
+        self.taken[-1] = scalars.logical_not(condition)
+        otherwise = self.value(expr.otherwise)
+        self.taken.pop()
+        return arith.select(condition, then, otherwise)
+
+    def access(self, expr: ast.Access) -> ir.Value:
+        picked = self.builder.projected(expr, self.dims)
+        if picked is not None:
+            return self.elements[expr.tensor, picked]
+        source = self.builder.tensors[expr.tensor]
+        subscripts = [self.subscript(s) for s in expr.subscripts]
+        if not expr.guarded:
+            return tensor.extract(source, subscripts)
+        extents = list(source.type.shape)
+        if any(self.affine(s) is None for s in expr.subscripts):
+            self.check(expr, subscripts, extents)
+        if 0 in extents:
+            return scalars.number(0, expr.dtype)
+        return tensor.extract(source, [_clamp(s, n) for s, n in zip(subscripts, extents)])
+
+    def check(self, expr: ast.Access, subscripts: list[ir.Value], extents: list[int]) -> None:
+        """A gather outside its table is the user's mistake, unless its branch is not taken."""
+        from_data = [n for n, s in enumerate(expr.subscripts) if self.affine(s) is None]
+        inside = _inside([subscripts[n] for n in from_data], [extents[n] for n in from_data])
+        for condition in self.taken:
+            inside = arith.ori(inside, scalars.logical_not(condition))
+        source = expr.span.source.text[expr.span.start : expr.span.end]
+        cf.assert_(inside, f"{expr.span}: `{source}` reads outside `{expr.tensor}`, whose shape is {list(extents)}")
+
+    def pad(self, expr: ast.Pad) -> ir.Value:
+        access, value = expr.access, self.value(expr.value)
+        picked = self.builder.projected(access, self.dims)
+        if picked is not None:
+            return self.elements[access.tensor, picked]
+        source = self.builder.tensors[access.tensor]
+        extents = list(source.type.shape)
+        if 0 in extents:
+            return value
+        subscripts = [self.subscript(s) for s in access.subscripts]
+        element = tensor.extract(source, [_clamp(s, n) for s, n in zip(subscripts, extents)])
+        return arith.select(_inside(subscripts, extents), self.cast_pad(element, expr), value)
+
+    def cast_pad(self, element: ir.Value, expr: ast.Pad) -> ir.Value:
+        return scalars.cast(element, expr.access.dtype, expr.dtype)
+
+    # ---- subscripts --------------------------------------------------------------------------------------------------
+
+    def subscript(self, expr: ast.Expr) -> ir.Value:
+        """A subscript of type index: an affine.apply where it is affine, so that the passes can read it."""
+        expression = self.affine(expr)
+        if expression is None:
+            return arith.index_cast(mlir.index_type(), self.value(expr))
+        used = sorted({self.position[e.name] for e in walk(expr) if isinstance(e, ast.Name) and e.name in self.position})
+        if not used:
+            return mlir.index(ir.AffineConstantExpr(expression).value)
+        renamed = {d: ir.AffineDimExpr.get(n) for n, d in enumerate(used)}
+        operands = [linalg.IndexOp(d).result for d in used]
+        compact = expression.compose(
+            ir.AffineMap.get(len(used), 0, [renamed.get(d, ir.AffineConstantExpr.get(0)) for d in range(len(self.dims))])
+        )
+        return affine.AffineApplyOp(ir.AffineMap.get(len(used), 0, [compact]), operands).result
+
+    def affine(self, expr: ast.Expr) -> ir.AffineExpr | None:
+        """The subscript over the loops' dimensions, or None where it depends on data."""
+        match expr:
+            case ast.Number(value=int() as value):
+                return ir.AffineConstantExpr.get(value)
+            case ast.Name(name=name) if name in self.position:
+                d = self.position[name]
+                return ir.AffineDimExpr.get(d) + self.dims[d].low
+            case ast.Name(name=name):
+                return ir.AffineConstantExpr.get(self.builder.sizes[name])
+            case ast.Cast(operand=operand) if operand.dtype.is_integer:
+                return self.affine(operand)
+            case ast.Unary("-", operand=operand):
+                inner = self.affine(operand)
+                return None if inner is None else inner * -1
+            case ast.Binary(op, left, right) if op in ("+", "-", "*", "//", "%"):
+                a, b = self.affine(left), self.affine(right)
+                return None if a is None or b is None else _affine_binary(op, a, b)
+        return None
+
+
+def _affine_binary(op: str, a: ir.AffineExpr, b: ir.AffineExpr) -> ir.AffineExpr | None:
+    fixed = isinstance(b, ir.AffineConstantExpr)
+    match op:
+        case "+":
+            return a + b
+        case "-":
+            return a + b * -1
+        case "*" if fixed or isinstance(a, ir.AffineConstantExpr):
+            return a * b
+        case "//" if fixed and b.value > 0:
+            return ir.AffineExpr.get_floor_div(a, b)
+        case "%" if fixed and b.value > 0:
+            return ir.AffineExpr.get_mod(a, b)
+    return None
+
+
+# ---- combining states: one place for builder and passes --------------------------------------------------------------
+
+
+def combine_one(kind: str, value: ir.Value, state: ir.Value, dtype: DType) -> ir.Value:
+    match kind:
+        case "sum":
+            return scalars.binary("+", state, value, dtype)
+        case "prod":
+            return scalars.binary("*", state, value, dtype)
+        case "max" | "min":
+            return scalars.extremum(kind, state, value, dtype)
+        case "any":
+            return arith.ori(state, value)
+        case "all":
+            return arith.andi(state, value)
+    raise AssertionError(kind)
+
+
+def combine_arg(kind: str, new: tuple[ir.Value, ir.Value], old: tuple[ir.Value, ir.Value], dtype: DType) -> list[ir.Value]:
+    """The better of two (value, place) states: NaN before all, then the extremum, then the smaller place.
+
+    Associative and commutative, so that partial states may be combined in any order.
+    """
+    better = scalars.compare(">" if kind == "max" else "<", new[0], old[0], dtype)
+    equal = scalars.compare("==", new[0], old[0], dtype)
+    if dtype.is_float:
+        new_nan = scalars.compare("!=", new[0], new[0], dtype)
+        old_nan = scalars.compare("!=", old[0], old[0], dtype)
+        better = arith.ori(better, arith.andi(new_nan, scalars.logical_not(old_nan)))
+        equal = arith.ori(equal, arith.andi(new_nan, old_nan))
+    earlier = scalars.compare("<", new[1], old[1], I64)
+    wins = arith.ori(better, arith.andi(equal, earlier))
+    return [arith.select(wins, new[0], old[0]), arith.select(wins, new[1], old[1])]
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _index(r: ast.Range) -> Index:
+    return Index(r.index, r.low.value, r.high.value)
+
+
+def _ranges(expr: ast.Expr) -> tuple[ast.Range, ...]:
+    match expr:
+        case ast.Reduce():
+            return expr.ranges
+        case ast.Scan():
+            return (expr.range,)
+    return ()
+
+
+def _bare(access: ast.Access) -> tuple[str, ...] | None:
+    """The index names of an access whose subscripts are all bare names."""
+    if all(isinstance(s, ast.Name) for s in access.subscripts):
+        return tuple(s.name for s in access.subscripts)
+    return None
+
+
+def _clamp(subscript: ir.Value, extent: int) -> ir.Value:
+    return arith.maxsi(arith.minsi(subscript, mlir.index(extent - 1)), mlir.index(0))
+
+
+def _inside(subscripts: list[ir.Value], extents: list[int]) -> ir.Value:
+    result = scalars.number(True, BOOL)
+    for subscript, extent in zip(subscripts, extents):
+        for predicate, bound in ((arith.CmpIPredicate.sge, 0), (arith.CmpIPredicate.slt, extent)):
+            result = arith.andi(result, arith.cmpi(predicate, subscript, mlir.index(bound)))
+    return result
+
+
+def walk(expr: ast.Expr) -> Iterator[ast.Expr]:
+    """An expression and all that it holds, outer before inner."""
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += reversed(_children(node))
+
+
+def _children(expr: ast.Expr) -> list[ast.Expr]:
+    found = []
+    for field in fields(expr):
+        value = getattr(expr, field.name)
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, ast.Expr):
+                found.append(item)
+    return found
+
+
+def map_children(expr: ast.Expr, change) -> ast.Expr:
+    """A copy of `expr` whose direct subexpressions are changed."""
+    updates = {}
+    for field in fields(expr):
+        value = getattr(expr, field.name)
+        if isinstance(value, tuple) and any(isinstance(item, ast.Expr) for item in value):
+            updates[field.name] = tuple(change(item) for item in value)
+        elif is_dataclass(value) and isinstance(value, ast.Expr):
+            updates[field.name] = change(value)
+    return replace(expr, **updates) if updates else expr

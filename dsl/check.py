@@ -1,0 +1,460 @@
+"""The checks of one op, statement by statement, and `check`, which does it for a whole file without sizes.
+
+The same code runs twice in the life of a program: in `check` sizes are names, and what is wrong for every size is
+refused; in `specialise` they are numbers, and everything is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from tilec.diagnostics import Diagnostic, Note, Span
+from tilec.dsl import ast
+from tilec.dsl.bind import Binding
+from tilec.dsl.check_ranges import RangeChecker
+from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
+from tilec.dsl.check_types import UNKNOWN, Typer
+from tilec.dsl.inline import Inliner, written_ranges
+from tilec.dsl.modules import Loader, load, load_file
+from tilec.dsl.ranges import Poly, size_poly
+
+_PLAN_NAMES = {"kernels", "traffic", "minimal"}
+
+
+def check(program: ast.Program, loader: Loader = load_file) -> list[Diagnostic]:
+    """Every mistake of a program that can be known without sizes."""
+    report = Report()
+    check_module(load(program, report, loader), report)
+    return sorted(report.diagnostics, key=lambda d: (d.span.source.name, d.span.start))
+
+
+def check_module(module: Module, report: Report) -> None:
+    for function in module.program.defs:
+        check_function(function, module, report)
+    for op in module.program.ops:
+        elaborate_open(op, module, report)
+
+
+def check_function(function: ast.Def, module: Module, report: Report) -> None:
+    """The names in a function, whether or not anything calls it."""
+    seen = {name: function.span for name in (*function.parameters, *function.indices)}
+    for name in function.indices:
+        if name in function.parameters:
+            report.error(f"`{name}` is both index and parameter", function.span)
+    for local in function.locals:
+        if local.name in seen:
+            report.error(f"`{local.name}` is defined twice", local.span, [Note("first here", seen[local.name])])
+        seen.setdefault(local.name, local.span)
+    Inliner(module, {}, {}, report).function(function)
+
+
+def elaborate_open(op: ast.Op, module: Module, report: Report, sizes: Mapping[str, int] | None = None) -> Elaborator:
+    """The op with its sizes left open, except those given."""
+    known = {name: Poly.of(name) for name in size_names(op)} | {n: Poly.of(v) for n, v in (sizes or {}).items()}
+    ranks = subscript_ranks(op)
+    inputs: dict[str, TensorInfo] = {}
+    for tensor in op.inputs:
+        shape = tuple(Poly.of(f"{tensor.name}.{k}") for k in range(ranks.get(tensor.name, 0)))
+        if tensor.shape is not None:
+            shape = declared_shape(tensor, known, report)
+        elif tensor.name not in ranks:
+            shape = None
+        inputs[tensor.name] = TensorInfo(tensor.name, tensor.dtype, shape, tensor.span)
+    elaborator = Elaborator(op, module, inputs, known, report, decided=False)
+    elaborator.run()
+    return elaborator
+
+
+def size_names(op: ast.Op) -> dict[str, Span]:
+    """The names of sizes that an op mentions, in its types and in bounds, with where they stand first."""
+    names: dict[str, Span] = {}
+    for tensor in (*op.inputs, *op.outputs):
+        for size in tensor.shape or ():
+            _add_names(size, names)
+    bounds: dict[str, Span] = {}
+    taken = {t.name for t in (*op.inputs, *op.outputs)}
+    for statement in op.body:
+        if not isinstance(statement, ast.Equation):
+            continue
+        taken |= {statement.name, *statement.indices}
+        for range_ in (*statement.ranges, *written_ranges(statement.value)):
+            taken.add(range_.index)
+            for bound in (range_.low, range_.high):
+                if bound is not None:
+                    _add_names(bound, bounds)
+    return names | {name: span for name, span in bounds.items() if name not in taken and name not in names}
+
+
+def _add_names(size: ast.Size, names: dict[str, Span]) -> None:
+    match size:
+        case ast.SizeNumber():
+            pass
+        case ast.SizeName(name=name, span=span):
+            names.setdefault(name, span)
+        case ast.SizeBinary(left=left, right=right):
+            _add_names(left, names)
+            _add_names(right, names)
+        case _:
+            assert_never(size)
+
+
+def declared_shape(tensor: ast.Tensor, sizes: Mapping[str, Poly], report: Report) -> tuple[Poly, ...] | None:
+    shape: list[Poly] = []
+    for size in tensor.shape or ():
+        try:
+            extent = size_poly(size, sizes)
+        except ZeroDivisionError:
+            report.error("division by zero in a size", size.span)
+            return None
+        if (value := extent.constant) is not None and value < 0:
+            report.error(f"the size is {value}", size.span)
+            return None
+        shape.append(extent)
+    return tuple(shape)
+
+
+def subscript_ranks(op: ast.Op) -> dict[str, int]:
+    """Ranks of the short form's tensors, from their subscripts."""
+    ranks: dict[str, int] = {}
+    called: set[str] = set()
+    for statement in op.body:
+        match statement:
+            case ast.Equation(value=value):
+                if isinstance(value, ast.Call):
+                    called |= {a.name for a in value.arguments if isinstance(a, ast.Name)}
+                for node in ast.walk(value):
+                    if isinstance(node, ast.Access):
+                        ranks.setdefault(node.tensor, len(node.subscripts))
+                    elif isinstance(node, ast.Name) and node.name not in called:
+                        ranks.setdefault(node.name, 0)
+            case ast.OpCall() | ast.Expect():
+                pass
+            case _:
+                assert_never(statement)
+    return ranks
+
+
+@dataclass(frozen=True)
+class Described:
+    """What was found out about a name: its type, its shape, and the range of each index of its equation."""
+
+    name: str
+    dtype: str
+    shape: tuple[str, ...]
+    ranges: tuple[tuple[str, str, str], ...]  # index, low, high
+
+    def __str__(self) -> str:
+        shape = f"[{', '.join(self.shape)}]" if self.shape else ""
+        ranges = ", ".join(f"{i} in {low}:{high}" for i, low, high in self.ranges)
+        return f"{self.name}: {self.dtype}{shape}" + (f"  {ranges}" if ranges else "")
+
+
+class Elaborator:
+    """Takes the statements of one op in order; `run` gives its equations, calls inlined, ranges and types in place.
+
+    `decided` says that all sizes are numbers.
+    """
+
+    def __init__(
+        self, op: ast.Op, module: Module, inputs: dict[str, TensorInfo], sizes: Mapping[str, Poly], report: Report,
+        decided: bool, callers: tuple[ast.Op, ...] = (),
+    ):  # fmt: skip
+        self.op, self.module, self.sizes, self.report = op, module, sizes, report
+        self.decided, self.callers = decided, (*callers, op)
+        self.tensors: dict[str, TensorInfo] = dict(inputs)
+        self.results: dict[str, TensorInfo] = {}
+        self.equations: list[ast.Equation] = []
+        self.described: list[Described] = []
+        self.inliner = Inliner(module, self.tensors, sizes, report)
+        self.ranges = RangeChecker(self.tensors, sizes, report)
+        self.typer = Typer(self.tensors, sizes, report)
+
+    def run(self) -> list[ast.Equation]:
+        self._declarations()
+        for tensor in self.op.inputs:
+            self._describe(self.tensors[tensor.name], {})
+        self.inliner.later = {n: s.span for s in reversed(self.op.body) for n in defined_names(s)}
+        for statement in self.op.body:
+            self.report.context = statement.span
+            match statement:
+                case ast.Equation():
+                    call = self._as_op_call(statement)
+                    self._equation(statement) if call is None else self._op_call(call)
+                case ast.OpCall():
+                    self._op_call(statement)
+                case ast.Expect():
+                    pass
+                case _:
+                    assert_never(statement)
+        self.report.context = None
+        for statement in self.op.body:
+            if isinstance(statement, ast.Expect):
+                self._expect(statement)
+        for tensor in self.op.outputs:
+            if tensor.name not in self.tensors:
+                hint = suggestion(tensor.name, [n for n in self.tensors if n not in self.results])
+                self.report.error(f"the result `{tensor.name}` is never defined", tensor.span, hint=hint)
+        return self.equations
+
+    def _declarations(self) -> None:
+        """Each name of the signature once, and no name for two things."""
+        seen: dict[str, Span] = {}
+        for tensor in (*self.op.inputs, *self.op.outputs):
+            if tensor.name in seen:
+                note = Note("first here", seen[tensor.name])
+                self.report.error(f"`{tensor.name}` stands twice in the signature", tensor.span, [note])
+            seen.setdefault(tensor.name, tensor.span)
+        sizes = size_names(self.op)
+        for name in seen.keys() & sizes.keys():
+            note = Note("as a size", sizes[name])
+            self.report.error(f"`{name}` is both a tensor and a size", seen[name], [note])
+        for tensor in self.op.outputs:
+            shape = None if tensor.shape is None else declared_shape(tensor, self.sizes, self.report)
+            self.results[tensor.name] = TensorInfo(tensor.name, tensor.dtype, shape, tensor.span)
+
+    # ---- equations ----
+
+    def _equation(self, equation: ast.Equation) -> None:
+        name = equation.name
+        if not self._new(name, equation.span):
+            return
+        declared = self.results.get(name)
+        mistakes = self.report.count
+        group = self.inliner.equation(equation)
+        ranges = None if group is None else self.ranges.infer(group, declared)
+        if ranges is None:
+            self.tensors[name] = self._assumed(name, equation.dtype, equation.span)
+            return
+        dtype = equation.dtype
+        if declared is not None and declared.dtype is not None:
+            if dtype not in (None, declared.dtype):
+                note = Note("it is declared here", declared.span)
+                self.report.error(f"`{name}` is {declared.dtype}, not {dtype}", equation.span, [note])
+            dtype = declared.dtype
+        for member in group:
+            self._member(member, ranges, dtype if member is group[-1] else None, member is not group[-1])
+        if self.report.count > mistakes:
+            found = self.tensors[name]
+            self.tensors[name] = replace(found, dtype=dtype)
+
+    def _member(self, equation: ast.Equation, ranges: dict[str, ast.Range], declared, hoisted: bool) -> None:
+        """One equation of a group: proved, typed, and from now on a tensor."""
+        equation = self.ranges.prove(equation, ranges)
+        equation = self.typer.equation(equation, ranges, declared)
+        own = tuple(replace(ranges[i], span=ranges[i].span) for i in equation.indices)
+        equation = replace(equation, ranges=own)
+        shape = tuple(size_poly(r.high, {}) for r in own)
+        dtype = None if equation.dtype is UNKNOWN else equation.dtype
+        info = TensorInfo(equation.name, dtype, shape, equation.span, hoisted)
+        self.tensors[equation.name] = info
+        used = {r.index for n in ast.walk(equation.value) if isinstance(n, ast.Reduce) for r in n.ranges}
+        self._describe(info, {i: r for i, r in ranges.items() if i in equation.indices or i in used})
+        self.equations.append(equation)
+
+    def _describe(self, info: TensorInfo, ranges: Mapping[str, ast.Range]) -> None:
+        shown = tuple((i, str(size_poly(r.low, {})), str(size_poly(r.high, {}))) for i, r in ranges.items())
+        shape = tuple(map(str, info.shape)) if info.shape is not None else ("…",)
+        self.described.append(Described(info.name, str(info.dtype or "?"), shape, shown))
+
+    def _new(self, name: str, span: Span) -> bool:
+        """Whether the name is free to be defined."""
+        if name in self.tensors:
+            what = "is an input" if any(t.name == name for t in self.op.inputs) else "is defined twice"
+            note = Note("it is defined here first", self.tensors[name].span)
+            self.report.error(f"`{name}` {what}", span, [note], "a name is defined once; choose another one")
+            return False
+        if name in self.sizes:
+            self.report.error(f"`{name}` is a size", span, hint="choose another name")
+            return False
+        return True
+
+    def _assumed(self, name: str, dtype, span: Span) -> TensorInfo:
+        """What is known of a name whose definition is wrong, so that its uses cause no further messages."""
+        declared = self.results.get(name)
+        return declared if declared is not None else TensorInfo(name, dtype, None, span)
+
+    def _expect(self, statement: ast.Expect) -> None:
+        """Names of the plan's, and `fused` of tensors; the plan evaluates it."""
+        for node in ast.walk(statement.condition):
+            match node:
+                case ast.Call(function="fused", arguments=arguments):
+                    for argument in arguments:
+                        if not isinstance(argument, ast.Name) or argument.name not in self.tensors:
+                            self.report.error("`fused` takes names of tensors", argument.span)
+                case ast.Call(function=name, span=span) if name not in ("min", "max", "abs"):
+                    self.report.error(f"`{name}` means nothing in `expect`", span, hint="`fused(a, b)` does")
+                case ast.Name(name=name, span=span):
+                    if name not in _PLAN_NAMES | self.tensors.keys() | self.sizes.keys():
+                        hint = suggestion(name, _PLAN_NAMES) or "`kernels`, `traffic` and `minimal` do"
+                        self.report.error(f"`{name}` means nothing in `expect`", span, hint=hint)
+                case ast.Access() | ast.Reduce() | ast.Scan() | ast.Pad():
+                    self.report.error("`expect` is about the plan, not about values", node.span)
+                    return
+
+    # ---- calls of ops ----
+
+    def _as_op_call(self, equation: ast.Equation) -> ast.OpCall | None:
+        """`y = other(x)` looks like a scalar equation until one knows that `other` is an op."""
+        value = equation.value
+        if not isinstance(value, ast.Call) or value.function not in self.module.ops or value.indices:
+            return None
+        if equation.indices or equation.ranges or equation.dtype is not None:
+            hint = f"write `{equation.name} = {value.function}(…)`"
+            self.report.error("an op is called with whole tensors, and gives whole tensors", equation.span, hint=hint)
+        names: list[str] = []
+        for argument in value.arguments:
+            if isinstance(argument, ast.Name):
+                names.append(argument.name)
+            else:
+                hint = "give the value a name first" if not isinstance(argument, ast.Access) else f"write `{argument.tensor}`"
+                self.report.error("an op is called with whole tensors", argument.span, hint=hint)
+        if len(names) < len(value.arguments) or equation.indices or equation.ranges:
+            names = []
+            self.tensors[equation.name] = self._assumed(equation.name, None, equation.span)
+            return ast.OpCall((), value.function, (), equation.span)
+        return ast.OpCall((equation.name,), value.function, tuple(names), equation.span)
+
+    def _op_call(self, call: ast.OpCall) -> None:
+        if not call.names:
+            return
+        names = [name for name in call.names if self._new(name, call.span)]
+        mistakes = self.report.count
+        binding = self._bound(call)
+        for name in names:
+            self.tensors[name] = self._assumed(name, None, call.span)
+        if binding is None or len(names) < len(call.names) or self.report.count > mistakes:
+            return
+        callee, home = self.module.ops[call.op]
+        for name, result in zip(call.names, callee.outputs):
+            found = declared_shape(result, binding.sizes, self.report)
+            if found is None:
+                return
+            shape = tuple(p if not _open(p) else Poly.of(f"{name}.{k}") for k, p in enumerate(found))
+            info = TensorInfo(name, result.dtype, shape, call.span)
+            self._result_agrees(info, call)
+            declared = self.results.get(name)
+            self.tensors[name] = info if declared is None else replace(info, dtype=declared.dtype or info.dtype)
+            self._describe(self.tensors[name], {})
+        if self.decided and self.report.count == mistakes:
+            self._splice(call, callee, home, binding)
+
+    def _bound(self, call: ast.OpCall) -> Binding | None:
+        """The callee's sizes, from the arguments."""
+        if call.op not in self.module.ops:
+            what = "is a function, not an op" if call.op in self.module.defs else "is no op"
+            hint = suggestion(call.op, self.module.ops)
+            self.report.error(f"`{call.op}` {what}", call.span, hint=hint)
+            return None
+        callee, _ = self.module.ops[call.op]
+        note = [Note(f"`{callee.name}` is defined here", callee.span)]
+        if any(callee is op for op in self.callers):
+            self.report.error(f"`{callee.name}` calls itself", call.span, note)
+            return None
+        for what, given, wanted in (
+            ("arguments", call.arguments, callee.inputs), ("results", call.names, callee.outputs)
+        ):  # fmt: skip
+            if len(given) != len(wanted):
+                self.report.error(f"`{callee.name}` has {len(wanted)} {what}, not {len(given)}", call.span, note)
+                return None
+        binding = Binding(callee)
+        for name, parameter in zip(call.arguments, callee.inputs):
+            info = self.tensors.get(name)
+            if info is None:
+                later = name in self.inliner.later
+                message = f"`{name}` is read before it is defined" if later else f"unknown name `{name}`"
+                self.report.error(message, call.span, hint=suggestion(name, self.tensors))
+                continue
+            self._argument_agrees(info, parameter, callee, call)
+            if info.shape is not None and parameter.shape is not None:
+                binding.give(parameter, info.shape, f"`{name}`")
+        binding.solve()
+        for problem in binding.conflicts:
+            if not self.decided and problem.open:
+                continue
+            self.report.error(f"{problem.message} in the call of `{callee.name}`", call.span, problem.notes)
+        return binding
+
+    def _argument_agrees(self, info: TensorInfo, parameter: ast.Tensor, callee: ast.Op, call: ast.OpCall) -> None:
+        notes = [Note(f"the parameter `{parameter.name}`", parameter.span)]
+        if None not in (info.dtype, parameter.dtype) and info.dtype != parameter.dtype:
+            message = f"`{callee.name}` takes {parameter.dtype} as `{parameter.name}`, and `{info.name}` is {info.dtype}"
+            hint = f"declare its type: `{info.name}[…]: {parameter.dtype} = …`"
+            self.report.error(message, call.span, notes, hint)
+        if info.shape is not None and parameter.shape is not None and len(info.shape) != len(parameter.shape):
+            wanted, got = len(parameter.shape), len(info.shape)
+            message = f"`{callee.name}` takes {wanted} dimensions as `{parameter.name}`, and `{info.name}` has {got}"
+            self.report.error(message, call.span, notes)
+
+    def _result_agrees(self, info: TensorInfo, call: ast.OpCall) -> None:
+        declared = self.results.get(info.name)
+        if declared is None or declared.shape is None or info.shape is None:
+            return
+        same = len(declared.shape) == len(info.shape) and not any(
+            not any("." in str(v) for v in a.variables) and a != b for a, b in zip(info.shape, declared.shape)
+        )
+        if not same:
+            got, wanted = (f"[{', '.join(map(str, shape))}]" for shape in (info.shape, declared.shape))
+            note = Note("it is declared here", declared.span)
+            self.report.error(f"`{call.op}` gives {got}, and `{info.name}` is {wanted}", call.span, [note])
+
+    def _splice(self, call: ast.OpCall, callee: ast.Op, home: Module, binding: Binding) -> None:
+        """The callee's equations, under names of their own; its results under the caller's."""
+        inputs = {
+            p.name: replace(self.tensors[a], name=p.name, dtype=p.dtype or self.tensors[a].dtype, hoisted=False)
+            for a, p in zip(call.arguments, callee.inputs)
+        }
+        inner = Elaborator(callee, home, inputs, binding.sizes, self.report, True, self.callers)
+        inner.run()
+        prefix = self.inliner.instance(callee.name)
+        names = dict(zip((p.name for p in callee.inputs), call.arguments))
+        for name, result in zip(call.names, callee.outputs):
+            declared = self.results.get(name)
+            cast = declared is not None and declared.dtype not in (None, result.dtype)
+            names[result.name] = f"{prefix}.{result.name}" if cast else name
+        spliced = [_renamed(e, names, prefix) for e in inner.equations]
+        self.equations += spliced
+        for equation in spliced:
+            shape = tuple(size_poly(r.high, {}) for r in equation.ranges)
+            self.tensors[equation.name] = TensorInfo(equation.name, equation.dtype, shape, call.span)
+        for name, result in zip(call.names, callee.outputs):
+            if names[result.name] != name:
+                self._rounded(name, names[result.name], call)
+
+    def _rounded(self, name: str, source: str, call: ast.OpCall) -> None:
+        """A result of the caller whose declared type is not the callee's."""
+        indices = tuple(f"i{k}" for k in range(len(self.tensors[source].shape)))
+        access = ast.Access(source, tuple(ast.Name(i, span=call.span) for i in indices), span=call.span)
+        del self.tensors[name]
+        self._equation(ast.Equation(name, indices, access, span=call.span))
+
+
+def defined_names(statement: ast.Statement) -> tuple[str, ...]:
+    match statement:
+        case ast.Equation(name=name):
+            return (name,)
+        case ast.OpCall(names=names):
+            return names
+        case ast.Expect():
+            return ()
+        case _:
+            assert_never(statement)
+
+
+def _open(p: Poly) -> bool:
+    return any("?" in str(v) for v in p.variables)
+
+
+def _renamed(equation: ast.Equation, names: Mapping[str, str], prefix: str) -> ast.Equation:
+    """A callee's equation with its tensors called by the caller's names, or `prefix.name`."""
+
+    def called(name: str) -> str:
+        return names.get(name) or f"{prefix}.{name}"
+
+    def go(expr: ast.Expr) -> ast.Expr:
+        if isinstance(expr, ast.Access):
+            return replace(expr, tensor=called(expr.tensor), subscripts=tuple(map(go, expr.subscripts)))
+        return ast.with_children(expr, tuple(map(go, ast.children(expr))))
+
+    return replace(equation, name=called(equation.name), value=go(equation.value))

@@ -1,0 +1,88 @@
+"""What the checks share: the list of mistakes, the modules, and what is known of a tensor."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tilec.diagnostics import Diagnostic, Note, Span
+from tilec.dsl import ast
+from tilec.dsl.ranges import Poly
+from tilec.dtypes import DType
+
+
+class Report:
+    """Collects mistakes; the same mistake, met again through another call of a function, counts once."""
+
+    def __init__(self) -> None:
+        self.diagnostics: list[Diagnostic] = []
+        self.count = 0  # repetitions included: whether something is wrong must not depend on what was said before
+        self._seen: set[tuple[str, Span]] = set()
+        self.context: Span | None = None  # the equation being checked: noted where the mistake shows in another place
+
+    def error(self, message: str, span: Span, notes: Iterable[Note] = (), hint: str | None = None) -> None:
+        self.count += 1
+        key = (message, span)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        notes = tuple(notes)
+        if self.context is not None and span.source is not self.context.source:
+            notes += (Note("called from here", self.context),)
+        self.diagnostics.append(Diagnostic(message, span, notes, hint))
+
+
+@dataclass(eq=False)
+class Module:
+    """A program with what is visible in it: its own declarations, its imports', the standard library's."""
+
+    program: ast.Program
+    defs: dict[str, tuple[ast.Def, Module]] = field(default_factory=dict)
+    ops: dict[str, tuple[ast.Op, Module]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor in scope; dtype or shape are None where not known, be it not yet or because its definition is wrong."""
+
+    name: str
+    dtype: DType | None
+    shape: tuple[Poly, ...] | None
+    span: Span
+    hoisted: bool = False  # made by inlining: accessed with its own indices only
+
+
+def suggestion(name: str, known: Iterable[str]) -> str | None:
+    """`did you mean …?` for a name that nothing is called by."""
+    close = difflib.get_close_matches(name, list(known)[:2000], n=1)
+    return f"did you mean `{close[0]}`?" if close else None
+
+
+def text_of(node: ast.Expr) -> str:
+    """The source text of an expression, for messages: one line, not too long."""
+    span = node.span
+    text = " ".join(span.source.text[span.start : span.end].split())
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def free_indices(expr: ast.Expr, indices: Iterable[str]) -> tuple[str, ...]:
+    """Which of `indices` occur free, in order of first use."""
+    wanted, found = frozenset(indices), {}
+
+    def visit(node: ast.Expr, bound: frozenset[str]) -> None:
+        match node:
+            case ast.Name(name=name) if name in wanted and name not in bound:
+                found.setdefault(name)
+            case ast.Reduce(ranges=ranges, body=body):
+                visit(body, bound | {r.index for r in ranges})
+            case ast.Scan(range=range_, body=body):
+                visit(body, bound)
+                if range_.index in wanted and range_.index not in bound:
+                    found.setdefault(range_.index)
+            case _:
+                for child in ast.children(node):
+                    visit(child, bound)
+
+    visit(expr, frozenset())
+    return tuple(found)

@@ -1,0 +1,337 @@
+"""Types: every expression gets its dtype, every conversion becomes a `Cast`, `mean` becomes a division.
+
+A literal has no type until it meets one. Until then it, and what is made of literals alone, has one of two weak types;
+`_coerce` then gives the type down to the leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilec.diagnostics import Note
+from tilec.dsl import ast
+from tilec.dsl.check_scope import Report, TensorInfo, text_of
+from tilec.dsl.ranges import Poly
+from tilec.dtypes import BOOL, F32, I32, I64, DType, compute_type, join
+from tilec.functions import FUNCTIONS
+
+WEAK_INT = DType("whole number", "int", 0, "")
+WEAK_FLOAT = DType("number", "float", 0, "")
+UNKNOWN = DType("unknown", "float", 0, "")  # of what is wrong already, and of the short form before its call
+_WEAK = (WEAK_INT, WEAK_FLOAT)
+
+_BOOLEAN_REDUCTIONS = ("any", "all")
+_COUNTS = "compare first: `x != 0`"
+
+
+def meet(a: DType, b: DType) -> DType:
+    """The type of arithmetic between `a` and `b`, where literals take the type of what they meet."""
+    if UNKNOWN in (a, b):
+        return UNKNOWN
+    if a in _WEAK and b in _WEAK:
+        return WEAK_FLOAT if WEAK_FLOAT in (a, b) else WEAK_INT
+    if a in _WEAK or b in _WEAK:
+        weak, strong = (a, b) if a in _WEAK else (b, a)
+        if strong.is_float:
+            return compute_type(strong)
+        return F32 if weak is WEAK_FLOAT else strong if strong.is_integer else I64
+    return join(a, b)
+
+
+def _wide(dtype: DType) -> DType:
+    """The type that a value is computed in."""
+    return dtype if dtype in _WEAK or dtype is UNKNOWN else compute_type(dtype)
+
+
+def accumulator_of(dtype: DType) -> DType:
+    """What a reduction of such values adds up in (section 6): f32 for narrow floats, i32 for narrow integers."""
+    if dtype.is_float:
+        return _wide(dtype)
+    return dtype if dtype.bits >= 32 else I32
+
+
+class Typer:
+    """Types of the equations of one op; indices and sizes are i64."""
+
+    def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Poly], report: Report):
+        self.tensors, self.sizes, self.report = tensors, sizes, report
+        self.ranges: Mapping[str, ast.Range] = {}
+
+    def equation(self, equation: ast.Equation, ranges: Mapping[str, ast.Range], declared: DType | None) -> ast.Equation:
+        """The equation with types; its own is the declared one, or else what its value has."""
+        self.ranges = ranges
+        value = self._expr(equation.value)
+        dtype = declared or equation.dtype or _default(value.dtype)
+        if value.dtype in _WEAK and not isinstance(value, ast.Number):
+            literal = _default(value.dtype) if dtype.kind == "bool" else meet(value.dtype, dtype)
+            value = self._coerce(value, literal)
+        return replace(equation, value=self._coerce(value, dtype), dtype=dtype)
+
+    # ---- conversions ----
+
+    def _coerce(self, expr: ast.Expr, to: DType) -> ast.Expr:
+        """The expression as a value of type `to`."""
+        if expr.dtype is to or UNKNOWN in (to, expr.dtype):
+            return expr
+        if expr.dtype in _WEAK and to not in _WEAK:
+            return self._settle(expr, to)
+        if isinstance(expr, ast.Cast) and expr.operand.dtype is to and compute_type(to) is expr.dtype:
+            return expr.operand  # widened only to be computed with: narrowing it again is exact
+        if isinstance(expr, ast.Number):
+            return self._settle(expr, to)
+        return ast.Cast(expr, to, expr.span)
+
+    def _settle(self, expr: ast.Expr, to: DType) -> ast.Expr:
+        """A literal, or an expression of literals, in the type that it has met."""
+        match expr:
+            case ast.Number(value=value):
+                return self._number(expr, value, to)
+            case ast.Unary(op="-", operand=ast.Number(value=value)) if to.is_integer:
+                return self._number(expr, -value, to)
+            case ast.Unary(operand=operand):
+                return replace(expr, operand=self._settle(operand, to), dtype=to)
+            case ast.Binary(left=left, right=right):
+                return replace(expr, left=self._settle(left, to), right=self._settle(right, to), dtype=to)
+            case ast.Conditional(then=then, otherwise=otherwise):
+                return replace(expr, then=self._settle(then, to), otherwise=self._settle(otherwise, to), dtype=to)
+            case ast.Call(arguments=arguments):
+                return replace(expr, arguments=tuple(self._settle(a, to) for a in arguments), dtype=to)
+        return ast.Cast(expr, to, expr.span)
+
+    def _number(self, expr: ast.Expr, value: int | float, to: DType) -> ast.Expr:
+        if to.kind == "bool":
+            return ast.Boolean(bool(value), BOOL, expr.span)
+        if to.is_float:
+            return ast.Number(float(value) if abs(value) < math.inf else value, to, expr.span)
+        low = 0 if to.kind == "uint" else -(1 << (to.bits - 1))
+        high = (1 << (to.bits - (to.kind == "int"))) - 1
+        if isinstance(value, float) and not value.is_integer() or not low <= value <= high:
+            self.report.error(f"{value} is no value of {to}", expr.span, hint=f"{to} holds {low} to {high}")
+            value = 0
+        return ast.Number(int(value), to, expr.span)
+
+    def _strong(self, expr: ast.Expr) -> ast.Expr:
+        return self._coerce(expr, _default(expr.dtype))
+
+    def _condition(self, expr: ast.Expr, what: str) -> ast.Expr:
+        if expr.dtype not in (BOOL, UNKNOWN):
+            self.report.error(f"{what} is bool, and `{text_of(expr)}` is {expr.dtype}", expr.span, hint=_COUNTS)
+        return expr
+
+    # ---- one case per node ----
+
+    def _expr(self, expr: ast.Expr) -> ast.Expr:
+        match expr:
+            case ast.Number(value=value):
+                return replace(expr, dtype=WEAK_INT if isinstance(value, int) else WEAK_FLOAT)
+            case ast.Boolean():
+                return replace(expr, dtype=BOOL)
+            case ast.Name():
+                return self._name(expr)
+            case ast.Access():
+                return self._computed(self._load(expr))
+            case ast.Pad():
+                return self._pad(expr)
+            case ast.Unary():
+                return self._unary(expr)
+            case ast.Binary():
+                return self._binary(expr)
+            case ast.Compare(left=left, right=right):
+                left, right = self._same(self._expr(left), self._expr(right))
+                return replace(expr, left=left, right=right, dtype=BOOL)
+            case ast.Conditional():
+                return self._conditional(expr)
+            case ast.Cast(operand=operand, dtype=dtype):
+                return self._cast(self._expr(operand), dtype, expr)
+            case ast.Call():
+                return self._call(expr)
+            case ast.Reduce():
+                return self._reduce(expr)
+            case ast.Scan():
+                return self._scan(expr)
+
+    def _name(self, expr: ast.Name) -> ast.Expr:
+        size = self.sizes.get(expr.name)
+        if size is not None and size.constant is not None:
+            return ast.Number(size.constant, I64, expr.span)
+        return replace(expr, dtype=I64)
+
+    def _load(self, expr: ast.Access) -> ast.Access:
+        """The access in the type that is stored."""
+        info = self.tensors.get(expr.tensor)
+        subscripts = tuple(self._subscript(s) for s in expr.subscripts)
+        return replace(expr, subscripts=subscripts, dtype=(info and info.dtype) or UNKNOWN)
+
+    def _subscript(self, expr: ast.Expr) -> ast.Expr:
+        typed = self._expr(expr)
+        if typed.dtype.is_integer or typed.dtype is UNKNOWN:
+            return self._coerce(typed, I64)
+        self.report.error(f"a subscript is a whole number, and `{text_of(expr)}` is {typed.dtype}", expr.span)
+        return typed
+
+    def _computed(self, expr: ast.Expr) -> ast.Expr:
+        """A stored value as one that is computed with: narrow floats widen to f32."""
+        return self._coerce(expr, _wide(expr.dtype))
+
+    def _pad(self, expr: ast.Pad) -> ast.Expr:
+        """`pad` has the stored type, unless its value would be rounded by that: then it is written out with `if`."""
+        access, value = self._load(expr.access), self._expr(expr.value)
+        if value.dtype in _WEAK or value.dtype is access.dtype:
+            if value.dtype is WEAK_FLOAT and access.dtype.is_integer:
+                self.report.error(f"the value is no {access.dtype}", expr.value.span)
+                value = replace(value, dtype=UNKNOWN)
+            return self._computed(replace(expr, access=access, value=self._coerce(value, access.dtype), dtype=access.dtype))
+        if meet(access.dtype, value.dtype) is access.dtype or access.dtype is UNKNOWN:
+            return replace(expr, access=access, value=self._coerce(value, access.dtype), dtype=access.dtype)
+        then, otherwise = self._same(self._computed(replace(access, guarded=True)), value)
+        return ast.Conditional(self._inside(access), then, otherwise, then.dtype, expr.span)
+
+    def _inside(self, access: ast.Access) -> ast.Expr:
+        """The condition that every subscript is inside."""
+        info, at = self.tensors[access.tensor], access.span
+        tests: list[ast.Expr] = []
+        for subscript, extent in zip(access.subscripts, info.shape or ()):
+            tests.append(ast.Compare(">=", subscript, ast.Number(0, I64, at), BOOL, at))
+            size = extent.constant if extent.constant is not None else 1
+            tests.append(ast.Compare("<", subscript, ast.Number(size, I64, at), BOOL, at))
+        condition = tests[0] if tests else ast.Boolean(True, BOOL, at)
+        for test in tests[1:]:
+            condition = ast.Binary("and", condition, test, BOOL, at)
+        return condition
+
+    def _same(self, left: ast.Expr, right: ast.Expr) -> tuple[ast.Expr, ast.Expr]:
+        """Both in the type that they meet in, and never weak; 0 and 1 beside a bool are bools."""
+        for a, b in ((left, right), (right, left)):
+            if a.dtype is BOOL and isinstance(b, ast.Number) and b.dtype is WEAK_INT and b.value in (0, 1):
+                return self._coerce(left, BOOL), self._coerce(right, BOOL)
+        dtype = _default(meet(left.dtype, right.dtype))
+        return self._coerce(left, dtype), self._coerce(right, dtype)
+
+    def _unary(self, expr: ast.Unary) -> ast.Expr:
+        operand = self._expr(expr.operand)
+        if expr.op == "not":
+            return replace(expr, operand=self._condition(operand, "the operand of `not`"), dtype=BOOL)
+        if operand.dtype is BOOL:
+            self.report.error("`-` of a bool", expr.span, hint="write `not`, or cast it: `i32(…)`")
+        operand = self._computed(operand)
+        if isinstance(operand, ast.Number) and operand.dtype in _WEAK:
+            return replace(operand, value=-operand.value, span=expr.span)
+        return replace(expr, operand=operand, dtype=operand.dtype)
+
+    def _binary(self, expr: ast.Binary) -> ast.Expr:
+        left, right = self._expr(expr.left), self._expr(expr.right)
+        if expr.op in ("and", "or"):
+            left, right = (self._condition(e, f"an operand of `{expr.op}`") for e in (left, right))
+            return replace(expr, left=left, right=right, dtype=BOOL)
+        dtype = meet(left.dtype, right.dtype)
+        if dtype is BOOL:
+            dtype = I32
+        if expr.op == "/" and not dtype.is_float:
+            dtype = WEAK_FLOAT if dtype is WEAK_INT else F32
+        if expr.op == "**" and dtype.is_integer and _negative(right):
+            dtype = WEAK_FLOAT if dtype is WEAK_INT else F32
+        if expr.op in ("//", "%") and isinstance(right, ast.Number) and right.value == 0 and dtype.is_integer:
+            self.report.error("division by zero", expr.span)
+        return replace(expr, left=self._coerce(left, dtype), right=self._coerce(right, dtype), dtype=dtype)
+
+    def _conditional(self, expr: ast.Conditional) -> ast.Expr:
+        condition = self._condition(self._expr(expr.condition), "the condition of `if`")
+        then, otherwise = self._expr(expr.then), self._expr(expr.otherwise)
+        if then.dtype in _WEAK and otherwise.dtype in _WEAK:
+            return replace(expr, condition=condition, then=then, otherwise=otherwise, dtype=meet(then.dtype, otherwise.dtype))
+        then, otherwise = self._same(then, otherwise)
+        return replace(expr, condition=condition, then=then, otherwise=otherwise, dtype=then.dtype)
+
+    def _cast(self, operand: ast.Expr, dtype: DType, written: ast.Cast) -> ast.Expr:
+        if operand.dtype in _WEAK and (dtype.is_float or operand.dtype is WEAK_INT):
+            wide = compute_type(dtype) if not isinstance(operand, ast.Number) else dtype
+            operand = self._settle(operand, wide)
+        operand = self._strong(operand)
+        if isinstance(operand, ast.Cast) and operand.operand.dtype is dtype:
+            return self._coerce(operand, dtype)
+        return operand if operand.dtype is dtype else ast.Cast(operand, dtype, written.span)
+
+    def _call(self, expr: ast.Call) -> ast.Expr:
+        arguments = [self._expr(a) for a in expr.arguments]
+        dtype = arguments[0].dtype
+        for argument in arguments[1:]:
+            dtype = meet(dtype, argument.dtype)
+        dtype = I32 if dtype is BOOL else _wide(dtype)
+        if dtype.is_integer and FUNCTIONS[expr.function].integer is None:
+            dtype = WEAK_FLOAT if dtype is WEAK_INT else F32
+        return replace(expr, arguments=tuple(self._coerce(a, dtype) for a in arguments), dtype=dtype)
+
+    # ---- reductions ----
+
+    def _ranges(self, ranges: tuple[ast.Range, ...]) -> tuple[ast.Range, ...]:
+        return tuple(replace(self.ranges.get(r.index, r), span=r.span) for r in ranges)
+
+    def _accumulator(self, expr: ast.Reduce | ast.Scan, body: ast.Expr) -> DType:
+        """The type that the reduction computes in: the one written, or the rule's."""
+        kind, written = expr.kind, expr.accumulator
+        if kind in _BOOLEAN_REDUCTIONS:
+            self._condition(body, f"what `{kind}` runs over")
+            if written not in (None, BOOL):
+                self.report.error(f"`{kind}` has no accumulator", expr.span)
+            return BOOL
+        if written is None or body.dtype is UNKNOWN:
+            return written or accumulator_of(body.dtype)
+        if body.dtype.is_float and not written.is_float or written.kind == "bool":
+            self.report.error(f"{written} cannot accumulate {body.dtype}", expr.span)
+        elif written.is_float and written.bits < 32:
+            hint = "types narrower than f32 are for storage: write `name[…]: " + f"{written} = …` to round the result"
+            self.report.error(f"{written} is no accumulator", expr.span, hint=hint)
+        return written
+
+    def _reduce(self, expr: ast.Reduce) -> ast.Expr:
+        body = self._strong(self._expr(expr.body))
+        accumulator = self._accumulator(expr, body)
+        ranges = self._ranges(expr.ranges)
+        product = isinstance(body, ast.Binary) and body.op == "*"
+        if expr.multiplicand and not (expr.kind == "sum" and product and body.dtype in (F32, UNKNOWN)):
+            self.report.error("`using` is for sums of products of f32", expr.span, hint="`sum[k](a[k] * b[k]) using tf32`")
+        body = self._coerce(body, accumulator)
+        if expr.kind == "mean":
+            return self._mean(expr, ranges, body, accumulator)
+        is_arg = expr.kind.startswith("arg")
+        if is_arg and any((n := _count(r)) is not None and n <= 0 for r in ranges):
+            self.report.error(f"`{expr.kind}` over an empty range", expr.span, [_range_note(ranges[0])])
+        dtype = I64 if is_arg else accumulator
+        return replace(expr, ranges=ranges, body=body, accumulator=accumulator, dtype=dtype)
+
+    def _mean(self, expr: ast.Reduce, ranges: tuple[ast.Range, ...], body: ast.Expr, accumulator: DType) -> ast.Expr:
+        """The sum, divided by how many there are; integers divide as f32."""
+        total = replace(expr, kind="sum", ranges=ranges, body=body, accumulator=accumulator, dtype=accumulator)
+        dtype = accumulator if accumulator.is_float else F32
+        counts = [_count(r) for r in ranges]
+        count = math.nan if None in counts else float(math.prod(max(0, n) for n in counts))
+        return ast.Binary("/", self._coerce(total, dtype), ast.Number(count, dtype, expr.span), dtype, expr.span)
+
+    def _scan(self, expr: ast.Scan) -> ast.Expr:
+        body = self._strong(self._expr(expr.body))
+        accumulator = self._accumulator(expr, body)
+        (range_,) = self._ranges((expr.range,))
+        body = self._coerce(body, accumulator)
+        return replace(expr, range=range_, body=body, accumulator=accumulator, dtype=accumulator)
+
+
+def _default(dtype: DType) -> DType:
+    """The type of a literal that meets nothing."""
+    return {WEAK_INT: I64, WEAK_FLOAT: F32}.get(dtype, dtype)
+
+
+def _negative(expr: ast.Expr) -> bool:
+    return isinstance(expr, ast.Number) and expr.value < 0
+
+
+def _count(range_: ast.Range) -> int | None:
+    match range_:
+        case ast.Range(low=ast.SizeNumber(value=low), high=ast.SizeNumber(value=high)):
+            return high - low
+    return None
+
+
+def _range_note(range_: ast.Range) -> Note:
+    return Note(f"`{range_.index}` has no value here", range_.span)

@@ -1,0 +1,100 @@
+"""Imports and the standard library: which declarations a program sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from tilec.diagnostics import Note, Source, TileError
+from tilec.dsl import ast
+from tilec.dsl.check_scope import Module, Report
+from tilec.dsl.parse import MAX_BYTES, REDUCTIONS, SCANS, parse
+from tilec.dtypes import DTYPES
+from tilec.functions import FUNCTIONS
+
+Loader = Callable[[str, Source], Source]  # the path in the `import`, and the text that holds it
+_BUILT_IN = {*FUNCTIONS, *REDUCTIONS, *SCANS, *DTYPES, "pad"}
+
+
+def load_file(path: str, importer: Source) -> Source:
+    """The text of a file next to the one that imports it; read as text and nothing more."""
+    if Path(path).is_absolute():
+        raise OSError("the path must be relative to this file")
+    target = Path(importer.name).parent / path
+    if not target.is_file():
+        raise OSError("there is no such file")
+    if target.stat().st_size > MAX_BYTES:
+        raise OSError(f"the file is larger than {MAX_BYTES} bytes")
+    return Source(str(target), target.read_text(encoding="utf-8"))
+
+
+@cache
+def standard_library() -> Module:
+    source = Source("std.tile", files("tilec.dsl.std").joinpath("std.tile").read_text(encoding="utf-8"))
+    module = Module(parse(source))
+    module.defs = {d.name: (d, module) for d in module.program.defs}
+    return module
+
+
+def load(program: ast.Program, report: Report, loader: Loader = load_file, above: tuple[str, ...] = ()) -> Module:
+    """The module of a program, its imports loaded; what is wrong with them is reported."""
+    module = Module(program, dict(standard_library().defs))
+    above = (*above, _identity(program.span.source))
+    for import_ in program.imports:
+        imported = _import(import_, program.span.source, report, loader, above)
+        if imported is not None:
+            module.defs |= {d.name: (d, imported) for d in imported.program.defs}
+            module.ops |= {o.name: (o, imported) for o in imported.program.ops}
+    _declare(module, report)
+    return module
+
+
+def _identity(source: Source) -> str:
+    return str(Path(source.name).resolve()) if source.name[:1] != "<" else source.name
+
+
+def _import(import_: ast.Import, importer: Source, report: Report, loader: Loader, above: tuple[str, ...]) -> Module | None:
+    try:
+        source = loader(import_.path, importer)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = "it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
+        report.error(f"cannot import `{import_.path}`: {reason}", import_.span)
+        return None
+    if _identity(source) in above:
+        report.error(f"`{import_.path}` imports itself, by way of this file", import_.span)
+        return None
+    if len(above) > 32:
+        report.error("imports are nested more than 32 deep", import_.span)
+        return None
+    try:
+        program = parse(source)
+    except TileError as error:
+        for d in error.diagnostics:
+            report.error(d.message, d.span, d.notes, d.hint)
+        return None
+    if any(op.name == "main" and not op.span.source.text[op.span.start :].startswith("op") for op in program.ops):
+        report.error(f"`{import_.path}` is in the short form: it holds no op to import", import_.span)
+        return None
+    return load(program, report, loader, above)
+
+
+def _declare(module: Module, report: Report) -> None:
+    """Makes a program's own declarations visible, over imported ones and the library's; each name once."""
+    seen: dict[str, ast.Def | ast.Op] = {}
+    for declaration in (*module.program.defs, *module.program.ops):
+        name = declaration.name
+        if name in seen:
+            note = Note("the first one is here", seen[name].span)
+            report.error(f"`{name}` is defined twice", declaration.span, [note])
+            continue
+        seen[name] = declaration
+        if name in _BUILT_IN:
+            report.error(f"`{name}` is built in", declaration.span, hint="choose another name")
+        elif isinstance(declaration, ast.Def):
+            module.defs[name] = (declaration, module)
+            module.ops.pop(name, None)
+        else:
+            module.ops[name] = (declaration, module)
+            module.defs.pop(name, None)

@@ -1,0 +1,242 @@
+"""What is said when the parser meets a word that does not fit, and how it carries on.
+
+The parser is LALR, so at the word that does not fit it knows every word that would have. Three answers exist: put the
+missing word in (a comma, a bracket), read another word in its place (`==` for `=`), or give the statement up and
+continue at the next one. Each makes the rest of the file worth reading, so one run reports all its mistakes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lark import Token
+from lark.parsers.lalr_analysis import Shift
+from lark.parsers.lalr_interactive_parser import InteractiveParser
+
+from tilec.diagnostics import Diagnostic, Note, Source, Span
+
+_OPENERS = {"RPAR": "LPAR", "RSQB": "LSQB", "RBRACE": "LBRACE"}
+_DECLARATIONS = {"OP", "DEF", "IMPORT", "$END"}
+_OPERANDS = {"NAME", "NUMBER", "TRUE", "FALSE", "LPAR", "NOT", "MINUS"}
+_LOOPS = {"for", "while", "loop", "parallel", "do"}
+_FOREIGN = {
+    "let": "a definition is just `name[i] = expression`",
+    "var": "a definition is just `name[i] = expression`",
+    "const": "a definition is just `name[i] = expression`",
+    "fn": "functions are written `def name(x) { return … }`, ops `op name(x: f32[N]) -> (y: f32[N]) { … }`",
+    "function": "functions are written `def name(x) { return … }`, ops `op name(x: f32[N]) -> (y: f32[N]) { … }`",
+}
+_SPOKEN = {
+    "NAME": "a name", "NUMBER": "a number", "STRING": "a file name in quotes", "$END": "the end of the file",
+    "COMMA": "`,`", "COLON": "`:`", "EQUAL": "`=`", "LPAR": "`(`", "RPAR": "`)`", "LSQB": "`[`", "RSQB": "`]`",
+    "LBRACE": "`{`", "RBRACE": "`}`", "SEMICOLON": "`;`", "ELSE": "`else`", "IN": "`in`", "RETURN": "`return`",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Insert:
+    """Read `token` before the word that does not fit."""
+
+    token: Token
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Read `token` in place of the word that does not fit."""
+
+    token: Token
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Leave the statement; `resume` is the place in the token list where the next one begins."""
+
+    resume: int
+
+
+Recovery = Insert | Replace | GiveUp
+
+
+class Words:
+    """The tokens of a source, with the questions that messages ask about their surroundings."""
+
+    def __init__(self, source: Source, tokens: list[Token]):
+        self.source, self.tokens = source, tokens
+
+    def span(self, at: int) -> Span:
+        token = self.tokens[at]
+        if token.type == "$END":
+            end = len(self.source.text.rstrip())
+            return Span(self.source, max(0, end - 1), end)
+        return Span(self.source, token.start_pos, token.end_pos)
+
+    def first_of_line(self, at: int) -> bool:
+        return at == 0 or self.tokens[at].line != self.tokens[at - 1].end_line
+
+    def starts_statement(self, at: int) -> bool:
+        """Whether a statement plausibly starts here; exact enough for where to resume."""
+        token, after = self.tokens[at], self.tokens[min(at + 1, len(self.tokens) - 1)]
+        if token.type in ("EXPECT", "RETURN"):
+            return True
+        if token.type != "NAME" or after.type not in ("LSQB", "EQUAL", "COLON", "COMMA"):
+            return False
+        return self.first_of_line(at) or self.tokens[at - 1].type in ("SEMICOLON", "LBRACE")
+
+    def opener(self, at: int, closer: str) -> int | None:
+        """The innermost bracket of the closer's kind that is still open before `at`."""
+        open_: list[int] = []
+        for k in range(at):
+            kind = self.tokens[k].type
+            if kind in _OPENERS.values():
+                open_.append(k)
+            elif kind in _OPENERS and open_ and self.tokens[open_[-1]].type == _OPENERS[kind]:
+                open_.pop()
+        return next((k for k in reversed(open_) if self.tokens[k].type == _OPENERS[closer]), None)
+
+
+def recover(words: Words, at: int, parser: InteractiveParser) -> tuple[Diagnostic, Recovery]:
+    """The message for the word at `at`, which the parser refused, and how to carry on."""
+    expected = parser.accepts()
+    return (
+        _foreign(words, at, parser)
+        or _equals(words, at, expected)
+        or _missing_bracket(words, at, expected)
+        or _missing_comma(words, at, expected)
+        or _plain(words, at, expected, parser)
+    )
+
+
+def _token(kind: str, text: str, near: Token) -> Token:
+    return Token.new_borrow_pos(kind, text, near)
+
+
+def _foreign(words: Words, at: int, parser: InteractiveParser):
+    """Words of other languages: loops, declarations."""
+    for k in (at - 1, at):
+        text = words.tokens[k].value if k >= 0 and words.tokens[k].type in ("NAME", "IF", "RETURN") else None
+        if text in _LOOPS and not words.tokens[k - 1].type == "DEF":
+            message = f"`{text}`: there are no loops in the language"
+            hint = "an equation runs over all values of its indices: `y[i] = 2 * x[i]`; a sum is `sum[k](…)`"
+            return Diagnostic(message, words.span(k), hint=hint), _skip_loop(words, at, parser)
+        if text in _FOREIGN:
+            give_up = _give_up(words, at, parser)
+            return Diagnostic(f"`{text}` is not a word of the language", words.span(k), hint=_FOREIGN[text]), give_up
+    return None
+
+
+def _skip_loop(words: Words, at: int, parser: InteractiveParser) -> GiveUp:
+    """Past the whole loop, with its body: what stands in it would only repeat the mistake."""
+    k = at
+    while words.tokens[k].type not in ("LBRACE", *_DECLARATIONS) and words.tokens[k].line <= words.tokens[at].line:
+        k += 1
+    if words.tokens[k].type != "LBRACE":
+        return _give_up(words, at, parser)
+    depth = 0
+    while words.tokens[k].type not in _DECLARATIONS:
+        depth += {"LBRACE": 1, "RBRACE": -1}.get(words.tokens[k].type, 0)
+        k += 1
+        if depth == 0:
+            break
+    _unwind(parser)
+    return GiveUp(k)
+
+
+def _equals(words: Words, at: int, expected: set[str]):
+    if words.tokens[at].type != "EQUAL" or "COMPARISON" not in expected:
+        return None
+    diagnostic = Diagnostic("`=` inside an expression", words.span(at), hint="write `==` to compare")
+    return diagnostic, Replace(_token("COMPARISON", "==", words.tokens[at]))
+
+
+def _missing_bracket(words: Words, at: int, expected: set[str]):
+    """A bracket that is never opened, never closed, or closed by one of another kind."""
+    token = words.tokens[at]
+    leaves = token.type in _DECLARATIONS or token.type == "RBRACE" or words.starts_statement(at)
+    for closer, shown in (("RPAR", ")"), ("RSQB", "]"), ("RBRACE", "}")):
+        if closer not in expected or (opener := words.opener(at, closer)) is None:
+            continue
+        opening = words.tokens[opener].value
+        if closer != "RBRACE" and token.type in ("RPAR", "RSQB"):
+            note = Note(f"`{opening}` opened here", words.span(opener))
+            diagnostic = Diagnostic(f"`{opening}` is closed by `{token.value}`", words.span(at), (note,))
+            return diagnostic, Replace(_token(closer, shown, token))
+        if leaves and (closer != "RBRACE" or token.type in _DECLARATIONS):
+            diagnostic = Diagnostic(f"`{opening}` is never closed", words.span(opener), hint=f"add `{shown}`")
+            return diagnostic, Insert(_token(closer, shown, token))
+    if "LBRACE" in expected and token.type in ("NAME", "RETURN", "EXPECT", "RBRACE"):
+        diagnostic = Diagnostic("the body must stand in `{ … }`", words.span(at), hint="add `{` before it")
+        return diagnostic, Insert(_token("LBRACE", "{", token))
+    return None
+
+
+def _missing_comma(words: Words, at: int, expected: set[str]):
+    token = words.tokens[at]
+    if "COMMA" not in expected or token.type not in _OPERANDS or words.starts_statement(at):
+        return None
+    if not expected & {"RPAR", "RSQB"}:
+        return None
+    return Diagnostic("missing `,`", words.span(at)), Insert(_token("COMMA", ",", token))
+
+
+def _plain(words: Words, at: int, expected: set[str], parser: InteractiveParser) -> tuple[Diagnostic, Recovery]:
+    token, before = words.tokens[at], words.tokens[at - 1] if at else None
+    hint = None
+    if token.type == "$END":
+        message = "the file ends in the middle of a statement"
+    elif expected == {"ELSE"} or ("ELSE" in expected and words.starts_statement(at)):
+        message, hint = "`if` without `else`", "an expression always has a value: `a if condition else b`"
+    elif token.type == "RBRACE" and not expected & {"RBRACE"} and words.opener(at, "RBRACE") is None:
+        message = "`}` without `{`"
+    elif token.type == "RBRACE" and "RETURN" in expected:
+        message, hint = "a function ends with `return expression`", None
+    elif token.type == "NAME" and before is not None and before.type == "NUMBER" and before.end_pos == token.start_pos:
+        message, hint = f"`{before.value}{token.value}` is no name", "a name begins with a letter or `_`"
+    elif token.type == "SEMICOLON":
+        message, hint = "`;` in the middle of a statement", "`;` stands between statements only"
+    elif token.type == "IF" and (at == 0 or words.first_of_line(at)):
+        message, hint = "`if` cannot start a statement", "`if` is part of an expression: `y[i] = a if condition else b`"
+    elif token.value == "+" and expected & {"NUMBER"}:
+        message, hint = "there is no unary `+`", "leave it out"
+    elif token.value in ("=", "*", "+", "-", "/") and before is not None and before.value in ("+", "-", "*", "/"):
+        message, hint = f"`{before.value}{token.value}` is not an operator", "a name is defined once: `name[i] = …`"
+    else:
+        message = f"unexpected {_speak(token)}" + _wanted(expected)
+    span = words.span(at)
+    return Diagnostic(message, span, hint=hint), _give_up(words, at, parser)
+
+
+def _speak(token: Token) -> str:
+    return "the end of the file" if token.type == "$END" else f"`{token.value[:40]}`"
+
+
+def _wanted(expected: set[str]) -> str:
+    """`: expected …` where few words would do; nothing where a list would not help."""
+    if {"NUMBER", "NAME"} <= expected:
+        return ": expected an expression"
+    known = [_SPOKEN[kind] for kind in sorted(expected) if kind in _SPOKEN]
+    return f": expected {' or '.join(known)}" if 0 < len(known) <= 3 and len(known) == len(expected) else ""
+
+
+def _unwind(parser: InteractiveParser) -> bool:
+    """Pops the parser to the innermost list of statements or declarations; True if a header or function was left."""
+    state = parser.parser_state
+    table = state.parse_conf.parse_table.states
+    left_declaration = False
+    while not any(table[state.state_stack[-1]].get(word, (None,))[0] is Shift for word in ("EXPECT", "OP")):
+        state.state_stack.pop()
+        gone = state.value_stack.pop()
+        left_declaration |= isinstance(gone, Token) and gone.type in ("OP", "DEF")
+    return left_declaration
+
+
+def _give_up(words: Words, at: int, parser: InteractiveParser) -> GiveUp:
+    """To the next statement, or past the whole declaration if its header (or a function's body) is what went wrong."""
+    left_declaration = _unwind(parser)
+    k = at
+    while words.tokens[k].type not in _DECLARATIONS:
+        if not left_declaration and (words.tokens[k].type == "RBRACE" or (k > at and words.starts_statement(k))):
+            return GiveUp(k if words.tokens[k].type != "RBRACE" or "RBRACE" in parser.accepts() else k + 1)
+        if not left_declaration and k == at and words.starts_statement(k) and words.first_of_line(k):
+            return GiveUp(k)
+        k += 1
+    return GiveUp(k)

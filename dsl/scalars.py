@@ -1,0 +1,172 @@
+"""Scalar arithmetic of the language as `arith` and `math` operations at the insertion point.
+
+Signless MLIR integers carry no sign; the language's type decides the operation. Integer division rounds down and gives 0
+for a divisor of 0 (as NumPy does), so that a branch not taken may be computed and dropped.
+"""
+
+from __future__ import annotations
+
+from tilec.dtypes import BOOL, F32, DType
+from tilec.functions import FUNCTIONS
+from tilec.mlir import arith, constant, constant_value, ir, math, type_of
+
+_COMPARE_FLOAT = {"==": "OEQ", "!=": "UNE", "<": "OLT", "<=": "OLE", ">": "OGT", ">=": "OGE"}
+_COMPARE_INTEGER = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+
+
+def mlir_type(dtype: DType) -> ir.Type:
+    return type_of(dtype.mlir)
+
+
+def number(value: int | float | bool, dtype: DType) -> ir.Value:
+    return constant(value, mlir_type(dtype))
+
+
+def cast(value: ir.Value, source: DType, target: DType) -> ir.Value:
+    """Conversions as in NumPy; a float becomes an integer by dropping its fraction, anything becomes bool by `!= 0`."""
+    if source == target:
+        return value
+    to = mlir_type(target)
+    if target == BOOL:
+        return compare("!=", value, number(0, source), source)
+    if source.is_float and target.is_float:
+        if source.bits < target.bits:
+            return arith.extf(to, value)
+        if source.bits > target.bits:
+            return arith.truncf(to, value)
+        return arith.truncf(to, arith.extf(mlir_type(F32), value))  # bf16 to f16 and back
+    if source.is_float:
+        return (arith.fptoui if target.kind == "uint" else arith.fptosi)(to, value)
+    unsigned = source.kind in ("uint", "bool")
+    if target.is_float:
+        return (arith.uitofp if unsigned else arith.sitofp)(to, value)
+    if source == BOOL or source.bits < target.bits:
+        return (arith.extui if unsigned else arith.extsi)(to, value)
+    return arith.trunci(to, value) if source.bits > target.bits else value
+
+
+def negate(value: ir.Value, dtype: DType) -> ir.Value:
+    return arith.negf(value) if dtype.is_float else arith.subi(number(0, dtype), value)
+
+
+def logical_not(value: ir.Value) -> ir.Value:
+    return arith.xori(value, number(True, BOOL))
+
+
+def compare(op: str, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+    if dtype.is_float:
+        return arith.cmpf(getattr(arith.CmpFPredicate, _COMPARE_FLOAT[op]), left, right)
+    name = _COMPARE_INTEGER[op]
+    if name not in ("eq", "ne"):
+        name = ("s" if dtype.kind == "int" else "u") + name
+    return arith.cmpi(getattr(arith.CmpIPredicate, name), left, right)
+
+
+def binary(op: str, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+    match op:
+        case "and":
+            return arith.andi(left, right)
+        case "or":
+            return arith.ori(left, right)
+        case "+" | "-" | "*":
+            name = {"+": "add", "-": "sub", "*": "mul"}[op]
+            return getattr(arith, name + ("f" if dtype.is_float else "i"))(left, right)
+        case "/":
+            return arith.divf(left, right)
+        case "//":
+            return _floor_divide(left, right, dtype)
+        case "%":
+            return _modulo(left, right, dtype)
+        case "**":
+            return _power(left, right, dtype)
+    raise AssertionError(op)
+
+
+def _floor_divide(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+    if dtype.is_float:
+        return math.floor(arith.divf(left, right))
+    divide = arith.divui if dtype.kind == "uint" else arith.floordivsi
+    return _guard_divisor(divide, left, right, dtype)
+
+
+def _guard_divisor(divide, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+    """0 where the divisor is 0; the division itself never sees one. A divisor of -1 is a negation: it may overflow."""
+    known = constant_value(right)
+    if known is not None and known not in (0, -1):
+        return divide(left, right)
+    zero, one = number(0, dtype), number(1, dtype)
+    is_zero = compare("==", right, zero, dtype)
+    if dtype.kind == "uint":
+        return arith.select(is_zero, zero, divide(left, arith.select(is_zero, one, right)))
+    is_minus = compare("==", right, number(-1, dtype), dtype)
+    safe = arith.select(arith.ori(is_zero, is_minus), one, right)
+    quotient = arith.select(is_minus, negate(left, dtype), divide(left, safe))
+    return arith.select(is_zero, zero, quotient)
+
+
+def _modulo(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+    """The remainder that has the divisor's sign."""
+    if dtype.is_integer:
+        quotient = _floor_divide(left, right, dtype)
+        remainder = arith.subi(left, arith.muli(quotient, right))
+        if constant_value(right):
+            return remainder
+        return arith.select(compare("==", right, number(0, dtype), dtype), number(0, dtype), remainder)
+    remainder = arith.remf(left, right)
+    zero = number(0, dtype)
+    wrong_sign = arith.xori(compare("<", remainder, zero, dtype), compare("<", right, zero, dtype))
+    adjust = arith.andi(wrong_sign, compare("!=", remainder, zero, dtype))
+    return arith.select(adjust, arith.addf(remainder, right), remainder)
+
+
+def _power(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+    """Small whole exponents are multiplications, which are exact where powers by logarithms are not."""
+    exponent = constant_value(right)
+    if exponent is not None and exponent == int(exponent) and 0 <= exponent <= 4:
+        return _repeated(left, int(exponent), dtype)
+    if dtype.is_float:
+        if exponent is not None and exponent == 0.5:
+            return math.sqrt(left)
+        if exponent is not None and exponent == int(exponent) and -4 <= exponent < 0:
+            return arith.divf(number(1, dtype), _repeated(left, -int(exponent), dtype))
+        return math.powf(left, right)
+    return math.ipowi(left, right)
+
+
+def _repeated(value: ir.Value, exponent: int, dtype: DType) -> ir.Value:
+    if exponent == 0:
+        return number(1, dtype)
+    if exponent == 1:
+        return value
+    half = _repeated(value, exponent // 2, dtype)
+    square = binary("*", half, half, dtype)
+    return binary("*", square, value, dtype) if exponent % 2 else square
+
+
+def function(name: str, arguments: list[ir.Value], dtype: DType) -> ir.Value:
+    """A scalar function of the language; all arguments and the result have type `dtype`."""
+    match name:
+        case "min" | "max":
+            result = arguments[0]
+            for argument in arguments[1:]:
+                result = extremum(name, result, argument, dtype)
+            return result
+        case "clamp":
+            value, low, high = arguments
+            return extremum("min", extremum("max", value, low, dtype), high, dtype)
+        case "sigmoid":
+            one = number(1, dtype)
+            return arith.divf(one, arith.addf(one, math.exp(arith.negf(arguments[0]))))
+        case "abs" if not dtype.is_float:
+            return math.absi(arguments[0]) if dtype.kind == "int" else arguments[0]
+        case "ceil" | "floor" | "round" if not dtype.is_float:
+            return arguments[0]
+    return getattr(math, FUNCTIONS[name].mlir.removeprefix("math."))(*arguments)
+
+
+def extremum(name: str, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+    """`min` or `max`; a NaN on either side is the result."""
+    if dtype.is_float:
+        return (arith.maximumf if name == "max" else arith.minimumf)(left, right)
+    suffix = "si" if dtype.kind == "int" else "ui"
+    return getattr(arith, name + suffix)(left, right)

@@ -1,0 +1,68 @@
+"""The short form: statements alone. What is read and never defined comes in, what is defined and never read goes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilec.diagnostics import Span
+from tilec.dsl import ast
+
+
+def main_op(statements: list[ast.Statement], span: Span) -> ast.Op:
+    """The op `main` of a short-form program; types and sizes of its tensors stay open until a call."""
+    reads: dict[str, ast.Tensor] = {}
+    defined: dict[str, ast.Tensor] = {}
+    for statement in statements:
+        match statement:
+            case ast.Equation(name=name, indices=indices, span=where):
+                for read in _reads(statement):
+                    rank = len(read.subscripts) if isinstance(read, ast.Access) else None
+                    if read_name(read) not in reads:
+                        reads[read_name(read)] = ast.Tensor(read_name(read), None, _open(rank), read.span)
+                defined.setdefault(name, ast.Tensor(name, statement.dtype, _open(len(indices)), where))
+            case ast.OpCall(names=names, arguments=arguments, span=where):
+                for argument in arguments:
+                    reads.setdefault(argument, ast.Tensor(argument, None, None, where))
+                for name in names:
+                    defined.setdefault(name, ast.Tensor(name, None, None, where))
+            case ast.Expect():
+                pass
+    inputs = tuple(tensor for name, tensor in reads.items() if name not in defined)
+    outputs = tuple(tensor for name, tensor in defined.items() if name not in reads)
+    return ast.Op("main", inputs, outputs, tuple(statements), span)
+
+
+def _open(rank: int | None) -> None:
+    """Shapes are bound by the call; a rank follows again from the subscripts."""
+    return None
+
+
+def read_name(read: ast.Access | ast.Name) -> str:
+    return read.tensor if isinstance(read, ast.Access) else read.name
+
+
+def _reads(equation: ast.Equation) -> Iterator[ast.Access | ast.Name]:
+    """The tensors that an equation reads, in source order: accesses, and bare names that are neither index nor size."""
+    own = {*equation.indices, *(r.index for r in equation.ranges), *_sizes(equation.ranges)}
+    for node in ast.walk(equation.value):
+        match node:
+            case ast.Reduce(ranges=ranges) | ast.Call(indices=ranges):
+                own |= {r.index for r in ranges} | _sizes(ranges)
+            case ast.Scan(range=range_):
+                own |= {range_.index} | _sizes((range_,))
+    for node in ast.walk(equation.value):
+        if isinstance(node, ast.Access) or (isinstance(node, ast.Name) and node.name not in own):
+            yield node
+
+
+def _sizes(ranges: tuple[ast.Range, ...]) -> set[str]:
+    """The names in bounds: those are sizes."""
+    names: set[str] = set()
+    stack = [bound for r in ranges for bound in (r.low, r.high) if bound is not None]
+    while stack:
+        match stack.pop():
+            case ast.SizeName(name=name):
+                names.add(name)
+            case ast.SizeBinary(left=left, right=right):
+                stack += [left, right]
+    return names

@@ -1,0 +1,164 @@
+"""A program, one of its ops, and sizes as numbers: what `build` turns into MLIR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilec.diagnostics import CallError, TileError
+from tilec.dsl import ast
+from tilec.dsl.bind import Binding
+from tilec.dsl.check import (
+    Described,
+    Elaborator,
+    check_module,
+    declared_shape,
+    elaborate_open,
+    size_names,
+    subscript_ranks,
+)
+from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
+from tilec.dsl.modules import Loader, load, load_file
+from tilec.dsl.ranges import Poly
+from tilec.dtypes import DType
+
+Argument = tuple[DType, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Specialised:
+    """One op with numbers for sizes: no calls but scalar functions, every type, range and conversion explicit.
+
+    The last equations of the names in `outputs` define the results; names with a dot come from inlined functions and ops.
+    """
+
+    name: str
+    inputs: tuple[ast.Tensor, ...]
+    outputs: tuple[ast.Tensor, ...]
+    equations: tuple[ast.Equation, ...]
+    expects: tuple[ast.Expect, ...]
+    sizes: dict[str, int]
+
+
+def specialise(
+    program: ast.Program,
+    op: str | None = None,
+    inputs: Sequence[Argument] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    loader: Loader = load_file,
+) -> Specialised:
+    """Binds the sizes of an op from its arguments' shapes and from `sizes`, and elaborates it.
+
+    Raises CallError where the arguments do not fit the op, TileError where the program is wrong.
+    """
+    report = Report()
+    module = load(program, report, loader)
+    check_module(module, report)
+    _raise(report)
+    chosen = choose_op(program, op)
+    bound = _bind(chosen, inputs, dict(sizes or {}))
+    tensors: dict[str, TensorInfo] = {}
+    for k, tensor in enumerate(chosen.inputs):
+        dtype = tensor.dtype or inputs[k][0]
+        shape = declared_shape(tensor, bound, report) if tensor.shape is not None else tuple(map(Poly.of, inputs[k][1]))
+        tensors[tensor.name] = TensorInfo(tensor.name, dtype, shape, tensor.span)
+    elaborator = Elaborator(chosen, module, tensors, bound, report, decided=True)
+    _raise(report)
+    equations = elaborator.run()
+    _raise(report)
+    outputs = tuple(_tensor(elaborator.tensors[t.name], t) for t in chosen.outputs)
+    return Specialised(
+        chosen.name,
+        tuple(_tensor(tensors[t.name], t) for t in chosen.inputs),
+        outputs,
+        tuple(equations),
+        tuple(s for s in chosen.body if isinstance(s, ast.Expect)),
+        {name: value.constant for name, value in bound.items()},
+    )
+
+
+def _raise(report: Report) -> None:
+    if report.diagnostics:
+        raise TileError(report.diagnostics)
+
+
+def _tensor(info: TensorInfo, declared: ast.Tensor) -> ast.Tensor:
+    shape = tuple(ast.SizeNumber(extent.constant) for extent in info.shape)
+    return ast.Tensor(info.name, info.dtype, shape, declared.span)
+
+
+def choose_op(program: ast.Program, name: str | None) -> ast.Op:
+    """The op of that name; without a name, the only one."""
+    ops = {op.name: op for op in program.ops}
+    if name is not None and name in ops:
+        return ops[name]
+    if name is not None:
+        raise CallError(f"the program has no op `{name}`", hint=suggestion(name, ops) or _list(ops))
+    if len(ops) == 1:
+        return next(iter(ops.values()))
+    raise CallError("the program has several ops: name one" if ops else "the program has no op", hint=_list(ops))
+
+
+def _list(ops: Mapping[str, ast.Op]) -> str | None:
+    return "it has " + ", ".join(f"`{name}`" for name in ops) if ops else None
+
+
+def _bind(op: ast.Op, inputs: Sequence[Argument] | None, given: dict[str, int]) -> dict[str, Poly]:
+    """Every size as a number."""
+    known = size_names(op)
+    for name, value in given.items():
+        if name not in known:
+            message = f"`{op.name}` has no size `{name}`"
+            raise CallError(message, op.span, hint=suggestion(name, known) or _sizes_hint(known))
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise CallError(f"the size `{name}` must be a whole number >= 0, not {value!r}")
+    binding = Binding(op, given)
+    if inputs is None and any(t.shape is None for t in op.inputs):
+        names = ", ".join(f"`{t.name}`" for t in op.inputs)
+        raise CallError(f"the short form has no types: it needs the type and shape of {names}", op.span)
+    if inputs is not None:
+        _arguments_fit(op, inputs)
+        for tensor, (_, shape) in zip(op.inputs, inputs):
+            if tensor.shape is not None:
+                binding.give(tensor, tuple(map(Poly.of, shape)), f"`{tensor.name}`")
+    binding.solve()
+    for conflict in binding.conflicts:
+        raise CallError(conflict.message, conflict.span, conflict.notes)
+    missing = [*binding.missing, *(n for n in known if n not in binding.sizes)]
+    if missing:
+        names = ", ".join(f"`{name}`" for name in missing)
+        hint = "give them by name: `sizes={" + ", ".join(f'"{name}": …' for name in missing) + "}`"
+        raise CallError(f"nothing says what {names} {'is' if len(missing) == 1 else 'are'}", known[missing[0]], hint=hint)
+    return binding.sizes
+
+
+def _sizes_hint(known: Mapping[str, object]) -> str:
+    return "its sizes are " + ", ".join(f"`{name}`" for name in known) if known else "it has no named sizes"
+
+
+def _arguments_fit(op: ast.Op, inputs: Sequence[Argument]) -> None:
+    """As many arguments as parameters, each of its type and rank."""
+    if len(inputs) != len(op.inputs):
+        names = ", ".join(f"`{t.name}`" for t in op.inputs)
+        raise CallError(f"`{op.name}` takes {len(op.inputs)} arguments ({names}), not {len(inputs)}", op.span)
+    ranks = subscript_ranks(op)
+    for tensor, (dtype, shape) in zip(op.inputs, inputs):
+        if tensor.dtype is not None and dtype != tensor.dtype:
+            raise CallError(f"`{tensor.name}` is {tensor.dtype}, and the argument is {dtype}", tensor.span)
+        rank = len(tensor.shape) if tensor.shape is not None else ranks.get(tensor.name, len(shape))
+        if len(shape) != rank:
+            dims = f"{rank} dimension{'s' * (rank != 1)}"
+            message = f"`{tensor.name}` has {dims}, and the argument has {len(shape)}: {list(shape)}"
+            raise CallError(message, tensor.span)
+
+
+def describe_ranges(
+    program: ast.Program, op: str | None = None, sizes: Mapping[str, int] | None = None, loader: Loader = load_file
+) -> list[Described]:
+    """What is inferred of each name of an op: type, shape and the ranges of its indices; open sizes stay names."""
+    report = Report()
+    module = load(program, report, loader)
+    _raise(report)
+    described = elaborate_open(choose_op(program, op), module, report, sizes).described
+    _raise(report)
+    return described

@@ -1,0 +1,42 @@
+"""The stages between `build` and `emit`, in order: what each runs, of ours or of upstream's.
+
+A step is the text of an upstream pass, or a function of the module's operation. `plan` needs a target and perhaps a
+schedule; it is made by the driver. This tuple is the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilec.mlir import ir
+from tilec.passes.bufferize import bufferize
+from tilec.passes.fuse import fuse
+from tilec.passes.map import map_kernels
+from tilec.passes.simplify import simplify
+from tilec.passes.stage import stage
+from tilec.passes.tile import tile
+
+Step = str | Callable[[ir.Operation], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    summary: str
+    steps: tuple[Step, ...]
+
+
+def stages(plan: Callable[[ir.Operation], None]) -> tuple[Stage, ...]:
+    return (
+        Stage("simplify", "canonical forms, common subexpressions, algebra", ("canonicalize", "cse", simplify, "canonicalize", "cse")),
+        Stage("plan", "decides kernels, tiles, memory: attributes only", (plan,)),
+        Stage("fuse", "one function per kernel", (fuse, "canonicalize", "cse")),
+        Stage("tile", "cuts each kernel's space into blocks", (tile, "canonicalize", "cse")),
+        Stage("bufferize", "tensors become memory", (bufferize, "one-shot-bufferize{allow-unknown-ops=1}", "canonicalize", "cse", "canonicalize")),
+        Stage("stage", "what is kept in SRAM and registers, and packing", (stage, "canonicalize", "cse")),
+        Stage("map", "loops, threads, vectors", (map_kernels, "canonicalize", "cse", "canonicalize")),
+    )  # fmt: skip
+
+
+NAMES = ("build", "simplify", "plan", "fuse", "tile", "bufferize", "stage", "map")

@@ -1,0 +1,183 @@
+"""fuse: one function per kernel, as the plan groups the operations.
+
+    func @softmax(x) {                       func @softmax(x, y) {            // tilec.kernel
+      m = generic max(x)  {sweep 0}            m = generic max(x)
+      e = generic exp(x - m)  {sweep 1}   ->   e, s = generic { exp(x - m); add }
+      s = generic sum(e)  {sweep 1}            y = generic e / s
+      y = generic e / s   {sweep 2}            return y
+    }                                        }
+
+Producers marked `tilec.inline` are computed inside their readers; operations of one sweep that walk the same dimensions
+become one; then each kernel's operations move into a function that takes its inputs and the tensors to write
+(destination style) and returns what it wrote. What is left in the program's function is the order of calls.
+"""
+
+from __future__ import annotations
+
+from tilec import mlir
+from tilec.diagnostics import InternalError
+from tilec.mlir import func, ir, tensor
+from tilec.passes.merge import inline, merge, refuse_inline
+
+
+def fuse(module: ir.Operation) -> None:
+    (function,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
+    _inline_all(function)
+    order = _kernels(function)
+    for name in order:
+        _merge_sweeps(function, name)
+    for name in order:
+        _outline(function, name)
+
+
+def _generics(function: ir.Operation) -> list[ir.Operation]:
+    return [op.operation for op in mlir.entry(function).operations if mlir.is_generic(op.operation)]
+
+
+def _inline_all(function: ir.Operation) -> None:
+    """Producers in order; a consumer is made anew each time, so both are looked up afresh."""
+    while producer := next((op for op in _generics(function) if "tilec.inline" in op.attributes), None):
+        while consumer := next((_outermost(user) for user in mlir.uses(producer.results[0])), None):
+            why = refuse_inline(producer, consumer) if mlir.is_generic(consumer) else "it is returned"
+            if why:
+                raise InternalError(f"the plan inlines {mlir.get_string(producer, 'tilec.name')}, but {why}", "fuse")
+            inline(producer, consumer)
+        producer.erase()
+
+
+def _kernels(function: ir.Operation) -> list[str]:
+    """Kernel names in an order in which each comes after those it reads from."""
+    members: dict[str, list[ir.Operation]] = {}
+    for op in _generics(function):
+        members.setdefault(mlir.get_string(op, "tilec.kernel"), []).append(op)
+    made = {r: name for name, ops in members.items() for op in ops for r in op.results}
+    needs = {
+        name: {made[v] for op in ops for v in _read(op) if v in made and made[v] != name} for name, ops in members.items()
+    }
+    order: list[str] = []
+    while len(order) < len(members):
+        ready = [name for name in members if name not in order and needs[name] <= set(order)]
+        if not ready:
+            raise InternalError(f"kernels {sorted(set(members) - set(order))} read from each other", "fuse")
+        order += ready
+    return order
+
+
+def _read(op: ir.Operation) -> list[ir.Value]:
+    """All that an operation reads from outside: operands, and what its body captures."""
+    inside = {r for inner in mlir.walk(op) for r in inner.results}
+    captured = [
+        v for inner in mlir.walk(op) for v in inner.operands if v not in inside and not _is_argument_of(v, op)
+    ]
+    return [*op.operands, *captured]
+
+
+def _is_argument_of(value: ir.Value, op: ir.Operation) -> bool:
+    return isinstance(value.owner, ir.Block) and value.owner == mlir.body_of(op)
+
+
+def _merge_sweeps(function: ir.Operation, kernel: str) -> None:
+    """Joins operations of one sweep that walk the same kernel dimensions."""
+    merged: dict[tuple[int, frozenset[int]], ir.Operation] = {}
+    for op in _generics(function):
+        if mlir.get_string(op, "tilec.kernel") != kernel:
+            continue
+        dims = mlir.get_integers(op, "tilec.dims")
+        key = (mlir.get_integer(op, "tilec.sweep"), frozenset(dims))
+        if key not in merged or "tilec.scan" in op.attributes or "tilec.scan" in merged[key].attributes:
+            merged[key] = op
+            continue
+        first = merged[key]
+        position = {k: d for d, k in enumerate(mlir.get_integers(first, "tilec.dims"))}
+        kinds = [mlir.get_string(o, "tilec.reduce") for o in (first, op)]
+        names = [mlir.get_string(o, "tilec.name") for o in (first, op)]
+        joined = merge(first, op, {d: position[k] for d, k in enumerate(dims)})
+        joined.attributes["tilec.name"] = mlir.string(",".join(names))
+        if any(kinds):
+            joined.attributes["tilec.reduce"] = mlir.string(",".join(k for k in kinds if k))
+        merged[key] = joined
+
+
+def _outline(function: ir.Operation, name: str) -> None:
+    ops = _in_order([op for op in _generics(function) if mlir.get_string(op, "tilec.kernel") == name])
+    made = [r for op in ops for r in op.results]
+    inner = set(made)
+    needed = list(dict.fromkeys(v for op in ops for v in _read(op)))
+    local = [v for v in needed if v not in inner and _is_local(v)]
+    inputs = [v for v in needed if v not in inner and v not in local]
+    outputs = [r for r in made if any(_outermost(user) not in ops for user in mlir.uses(r))]
+    with mlir.fused_location(ops):
+        with ir.InsertionPoint(function):
+            types = [v.type for v in (*inputs, *outputs)]
+            kernel = func.FuncOp(name, (types, [v.type for v in outputs]))
+        kernel.attributes["tilec.kernel"] = ir.UnitAttr.get()
+        kernel.attributes["arg_attrs"] = ir.ArrayAttr.get([_names(v, function) for v in (*inputs, *outputs)])
+        block = kernel.add_entry_block()
+        mapping = dict(zip(inputs, block.arguments))
+        with ir.InsertionPoint(block):
+            for value in local:
+                _clone_local(value, mapping)
+            for op in ops:
+                copy = mlir.clone_op(op, mapping)
+                for key in ("tilec.kernel", "tilec.sweep"):
+                    del copy.attributes[key]
+            func.ReturnOp([mapping[v] for v in outputs])
+        with ir.InsertionPoint.at_block_terminator(mlir.entry(function)):
+            fresh = [tensor.EmptyOp(list(v.type.shape), v.type.element_type).result for v in outputs]
+            call = func.CallOp([v.type for v in outputs], name, [*inputs, *fresh])
+    for old, new in zip(outputs, call.results):
+        old.replace_all_uses_with(new)
+    for op in reversed(ops):
+        op.erase()
+
+
+def _in_order(ops: list[ir.Operation]) -> list[ir.Operation]:
+    """Merging may leave an operation behind its reader: each after those it reads from, else as they stood."""
+    made = {r: op for op in ops for r in op.results}
+    ordered: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> None:
+        if op not in ordered:
+            for value in _read(op):
+                if value in made and made[value] != op:
+                    visit(made[value])
+            ordered.append(op)
+
+    for op in ops:
+        visit(op)
+    return ordered
+
+
+def _outermost(op: ir.Operation) -> ir.Operation:
+    """The operation of the function's own block that holds `op`."""
+    while op.parent is not None and op.parent.operation.name != "func.func":
+        op = op.parent.operation
+    return op
+
+
+def _is_local(value: ir.Value) -> bool:
+    """Constants, empty tensors and their fills are cheaper to make again than to pass."""
+    owner = value.owner
+    return not isinstance(owner, ir.Block) and owner.name in ("arith.constant", "tensor.empty", "linalg.fill")
+
+
+def _clone_local(value: ir.Value, mapping: dict[ir.Value, ir.Value]) -> None:
+    if value in mapping:
+        return
+    owner = value.owner.operation if hasattr(value.owner, "operation") else value.owner
+    for operand in owner.operands:
+        _clone_local(operand, mapping)
+    mlir.clone_op(owner, mapping)
+
+
+def _names(value: ir.Value, function: ir.Operation) -> ir.Attribute:
+    """The source's name of a tensor: `%0` says little in a kernel that a person reads."""
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return ir.ArrayAttr(function.attributes["arg_attrs"])[value.arg_number]
+    names = (mlir.get_string(owner, "tilec.name") or "t").split(",")
+    if "call" in owner.name:
+        callee = str(ir.FlatSymbolRefAttr(owner.attributes["callee"]).value)
+        names = [callee]
+    position = list(owner.results).index(value)
+    return ir.DictAttr.get({"tilec.name": mlir.string(names[min(position, len(names) - 1)])})

@@ -1,0 +1,93 @@
+"""How a block's threads share its part of a kernel's space.
+
+Along every kernel dimension a coordinate of the block's tile is
+
+    ((chunk * steps + step) * threads + thread) * vector + lane
+
+`thread` is this thread's place along the dimension, a few bits of its number; `vector` elements of one memory access lie
+side by side; `steps` are unrolled, so that what a thread holds of them can be in registers; `chunks` are a loop.
+
+All operations of a kernel use one layout: a value that one operation makes is read by the thread that made it, without a
+barrier. Threads along a dimension that an operation lacks do the same work and hold the same values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilec.mlir import ir
+
+OPTIONS = ("thread_order", "thread_counts", "vectors", "steps")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Numbers by kernel dimension. `order` lists the dimensions that have threads, the fastest bits first.
+
+    `extents` are the sizes of the block's tile: the plan's tile along grid dimensions, all of the others.
+    """
+
+    extents: tuple[int, ...]
+    order: tuple[int, ...]
+    threads: tuple[int, ...]
+    vectors: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def block(self) -> int:
+        """Threads of a block: a warp at least. Those beyond the layout's repeat what others do."""
+        return max(32, prod(self.threads[d] for d in self.order))
+
+    @property
+    def used(self) -> int:
+        return prod(self.threads[d] for d in self.order)
+
+    def stride(self, d: int) -> int:
+        """What one step along `d` adds to the thread's number."""
+        return prod(self.threads[e] for e in self.order[: self.order.index(d)])
+
+    def span(self, d: int) -> int:
+        """Elements that all threads hold in one step."""
+        return self.threads[d] * self.vectors[d]
+
+    def chunk(self, d: int) -> int:
+        return self.span(d) * self.steps[d]
+
+    def chunks(self, d: int) -> int:
+        return -(-self.extents[d] // self.chunk(d))
+
+    def whole(self, dims) -> bool:
+        """Whether a thread holds all its elements over these dimensions at once."""
+        return all(self.chunks(d) == 1 for d in dims)
+
+    def slots(self, dims) -> int:
+        """Elements over these dimensions that a thread holds at once."""
+        return prod(self.steps[d] * self.vectors[d] for d in dims)
+
+    def partial(self, d: int) -> bool:
+        """Whether some threads have nothing to do in some step, even where the tile is whole."""
+        return self.extents[d] % self.chunk(d) != 0
+
+
+def make(extents, order, threads, vectors, steps) -> Layout:
+    """A layout whose steps stop where the tile does."""
+    least = [max(1, min(s, -(-e // (t * v)))) for e, t, v, s in zip(extents, threads, vectors, steps)]
+    return Layout(tuple(extents), tuple(order), tuple(threads), tuple(vectors), tuple(least))
+
+
+def options(layout: Layout) -> dict[str, tuple[int, ...] | int]:
+    """The layout as a kernel plan's options."""
+    values = (layout.order, layout.threads, layout.vectors, layout.steps)
+    return {"threads": layout.block, **dict(zip(OPTIONS, values))}
+
+
+def read(plan: ir.DictAttr, extents: dict[int, int]) -> Layout:
+    """The layout that `plan` wrote; `extents` of all kernel dimensions, which grid dimensions replace by their tile."""
+    tile = dict(zip(_integers(plan["grid"]), _integers(plan["tile"])))
+    sizes = [max(0, min(tile.get(d, extents[d]), extents[d])) for d in range(len(extents))]
+    return make(sizes, *(_integers(plan[name]) for name in OPTIONS))
+
+
+def _integers(attribute: ir.Attribute) -> list[int]:
+    return list(ir.DenseI64ArrayAttr(attribute))

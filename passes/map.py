@@ -1,0 +1,16 @@
+"""map: block-level operations to the machine's loops, threads and vectors, by backend."""
+
+from __future__ import annotations
+
+from tilec.mlir import ir
+
+
+def map_kernels(module: ir.Operation) -> None:
+    if ir.StringAttr(module.attributes["tilec.backend"]).value == "cuda":
+        from tilec.passes.map_cuda import map_cuda
+
+        map_cuda(module)
+    else:
+        from tilec.passes.map_cpu import map_cpu
+
+        map_cpu(module)

@@ -1,0 +1,163 @@
+"""map, for the CPU: block-level operations become loops that a SIMD compiler likes.
+
+    generic [parallel, reduction] ins(x) outs(s) { add }   ->   for i { s0 = s[i]; s[i] = for j iter(s0) { s0 + x[i, j] } }
+
+The loops nest in the planned order (`tilec.loops`). Reductions innermost carry their sums in registers; reductions further
+out add to memory. Operands are loaded in the outermost loop that fixes their subscripts: the compiler below cannot move
+them there itself, because as far as it knows every store may change them. Additions and products that combine a
+reduction's state are marked `reassoc`, all others are computed as written.
+"""
+
+from __future__ import annotations
+
+from tilec import mlir
+from tilec.mlir import ir, memref, scf
+
+
+def map_cpu(module: ir.Operation) -> None:
+    for function in mlir.functions(module):
+        if "tilec.kernel" in function.attributes:
+            for op in list(mlir.walk(function)):
+                match op.name:
+                    case "linalg.generic":
+                        _generic(op)
+                    case "linalg.fill":
+                        _fill(op)
+                    case "memref.copy":
+                        _copy(op)
+
+
+def _generic(op: ir.Operation) -> None:
+    with ir.InsertionPoint(op), op.location:
+        outermost = _Nest(op).build()
+        if outermost is not None:
+            outermost.attributes["tilec.name"] = op.attributes["tilec.name"]
+    op.erase()
+
+
+class _Nest:
+    def __init__(self, op: ir.Operation):
+        self.op, self.block = op, mlir.body_of(op)
+        self.maps = [mlir.map_dims(m) for m in mlir.maps_of(op)]
+        self.operands = list(op.operands)
+        self.count = len(mlir.inputs_of(op))
+        self.order = mlir.get_integers(op, "tilec.loops") or list(range(len(mlir.iterators_of(op))))
+        iterators = mlir.iterators_of(op)
+        tail = len(self.order)
+        while tail and iterators[self.order[tail - 1]] == "reduction":
+            tail -= 1
+        self.outer, self.inner = self.order[:tail], self.order[tail:]
+        used = {v for inner in mlir.walk(op) for v in inner.operands}
+        self.arguments = list(self.block.arguments)
+        self.read = [a in used for a in self.arguments]
+        # outputs that the innermost reductions do not subscript live in registers through them
+        outs = range(self.count, len(self.operands))
+        self.carried = [n for n in outs if self.inner and not set(self.maps[n]) & set(self.inner)]
+        self.variables: dict[int, ir.Value] = {}
+        self.elements: dict[int, ir.Value] = {}
+        self.first: ir.OpView | None = None
+
+    def build(self) -> ir.OpView | None:
+        self._enter(0)
+        return self.first
+
+    def extent(self, d: int) -> ir.Value:
+        """The trip count of a dimension, from any operand that it subscripts."""
+        for value, dims in zip(self.operands, self.maps):
+            if d in dims:
+                size = ir.ShapedType(value.type).shape[dims.index(d)]
+                if size == mlir.DYNAMIC:
+                    return memref.DimOp(value, mlir.index(dims.index(d))).result
+                return mlir.index(size)
+        raise AssertionError("a dimension without an operand")
+
+    def _load_ready(self, depth: int) -> None:
+        """Loads the inputs whose subscripts are all known now and were not before."""
+        for n in range(self.count):
+            if self.read[n] and n not in self.elements and all(d in self.variables for d in self.maps[n]):
+                self.elements[n] = self._load(n)
+
+    def _load(self, n: int) -> ir.Value:
+        return memref.LoadOp(self.operands[n], [self.variables[d] for d in self.maps[n]]).result
+
+    def _store(self, value: ir.Value, n: int) -> None:
+        memref.StoreOp(value, self.operands[n], [self.variables[d] for d in self.maps[n]])
+
+    def _loop(self, d: int, states: list[ir.Value]) -> scf.ForOp:
+        loop = scf.ForOp(mlir.index(0), self.extent(d), mlir.index(1), states)
+        self.first = self.first or loop
+        self.variables[d] = loop.induction_variable
+        return loop
+
+    def _enter(self, depth: int) -> None:
+        """The loops over `outer`, then the reductions."""
+        self._load_ready(depth)
+        if depth < len(self.outer):
+            loop = self._loop(self.outer[depth], [])
+            with ir.InsertionPoint(loop.body):
+                self._enter(depth + 1)
+                scf.YieldOp([])
+            return
+        states = [self._load(n) for n in self.carried]
+        for value, n in zip(self._reduce(0, states), self.carried):
+            self._store(value, n)
+
+    def _reduce(self, depth: int, states: list[ir.Value]) -> list[ir.Value]:
+        self._load_ready(len(self.outer) + depth)
+        if depth < len(self.inner):
+            loop = self._loop(self.inner[depth], states)
+            with ir.InsertionPoint(loop.body):
+                scf.YieldOp(self._reduce(depth + 1, list(loop.inner_iter_args)))
+            return list(loop.results)
+        return self._body(states)
+
+    def _body(self, states: list[ir.Value]) -> list[ir.Value]:
+        mapping: dict[ir.Value, ir.Value] = {}
+        for n, argument in enumerate(self.arguments):
+            if n in self.carried:
+                mapping[argument] = states[self.carried.index(n)]
+            elif self.read[n]:
+                mapping[argument] = self.elements[n] if n in self.elements else self._load(n)
+        for inner in self.block.operations:
+            if inner.operation.name == "linalg.index":
+                mapping[inner.results[0]] = self.variables[ir.IntegerAttr(inner.attributes["dim"]).value]
+        kept = [o for o in self.block.operations if o.operation.name not in ("linalg.index", "linalg.yield")]
+        outs = set(self.arguments[self.count :])
+        for inner in kept:
+            combines = inner.operation.name in ("arith.addf", "arith.mulf") and any(v in outs for v in inner.operands)
+            copy = mlir.clone_op(inner.operation, mapping)
+            if combines:
+                copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
+        results = [mapping.get(v, v) for v in list(self.block.operations)[-1].operands]
+        for n, value in enumerate(results, self.count):
+            if n not in self.carried:
+                self._store(value, n)
+        return [results[n - self.count] for n in self.carried]
+
+
+def _fill(op: ir.Operation) -> None:
+    value, out = op.operands
+    with ir.InsertionPoint(op), op.location:
+        _over(out, lambda place: memref.StoreOp(value, out, place))
+    op.erase()
+
+
+def _copy(op: ir.Operation) -> None:
+    source, target = op.operands
+    with ir.InsertionPoint(op), op.location:
+        _over(target, lambda place: memref.StoreOp(memref.LoadOp(source, place).result, target, place))
+    op.erase()
+
+
+def _over(value: ir.Value, body, place: tuple[ir.Value, ...] = ()) -> None:
+    """Loops over every element of a memref."""
+    shape = ir.ShapedType(value.type).shape
+    if len(place) == len(shape):
+        body(list(place))
+        return
+    size = shape[len(place)]
+    extent = memref.DimOp(value, mlir.index(len(place))).result if size == mlir.DYNAMIC else mlir.index(size)
+    loop = scf.ForOp(mlir.index(0), extent, mlir.index(1), [])
+    with ir.InsertionPoint(loop.body):
+        _over(value, body, (*place, loop.induction_variable))
+        scf.YieldOp([])

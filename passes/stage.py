@@ -1,0 +1,12 @@
+"""stage: where the data of a block lives while the block runs."""
+
+from __future__ import annotations
+
+from tilec.mlir import ir
+
+
+def stage(module: ir.Operation) -> None:
+    if ir.StringAttr(module.attributes["tilec.backend"]).value == "cuda":
+        from tilec.passes.stage_cuda import stage_cuda
+
+        stage_cuda(module)

@@ -1,0 +1,284 @@
+"""Arrays of the outside world: NumPy, PyTorch, CuPy, and whatever speaks DLPack or the CUDA array interface.
+
+`view` describes an array's memory without copying it. PyTorch and CuPy are never imported here, only recognised when the
+program has imported them. The paths for NumPy and PyTorch are on every call of a compiled program: they are short.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tilec.diagnostics import CallError
+from tilec.dtypes import BOOL, DTYPES, F32, I64, DType, from_numpy
+
+Device = Literal["cpu"] | int
+
+
+class Buffer(NamedTuple):
+    """Memory of an array. `strides` count elements; `device` is "cpu" or a CUDA device's number.
+
+    `owner` keeps the memory alive, so keep the buffer for as long as a kernel may run on it.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    device: Device
+    readonly: bool
+    owner: Any
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.bytes
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether elements follow one another in row-major order; strides of dimensions of size 1 do not matter."""
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides)):
+            if size == 0:
+                return True
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
+    def extent(self) -> tuple[int, int]:
+        """The half-open range of addresses that its elements are in."""
+        if 0 in self.shape:
+            return self.pointer, self.pointer
+        reach = [(n - 1) * s * self.dtype.bytes for n, s in zip(self.shape, self.strides)]
+        low = self.pointer + sum(r for r in reach if r < 0)
+        return low, self.pointer + sum(r for r in reach if r > 0) + self.dtype.bytes
+
+
+def view(array: Any, stream: int | None = None) -> Buffer:
+    """Describes `array`. Python numbers become 0-d f32, i64 or bool. `stream` is where the memory will be used.
+
+    Raises `CallError` for what a program cannot take: objects, complex numbers, tensors that record gradients, ...
+    """
+    if isinstance(array, np.ndarray):
+        return _view_numpy(array)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _view_torch(array, torch)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return _view_cupy(array)
+    if isinstance(array, (bool, int, float, np.generic)):
+        return _view_scalar(array)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _view_cuda_interface(array)
+    if hasattr(array, "__dlpack__"):
+        return _view_dlpack(array, stream)
+    raise CallError(f"a {_kind(array)} is no array", hint="pass a NumPy, PyTorch or CuPy array, or a number")
+
+
+# One kind of array each
+
+
+def _view_numpy(array: np.ndarray) -> Buffer:
+    dtype = from_numpy(array.dtype) or _refuse_dtype(array.dtype)
+    size, flags = dtype.bytes, array.flags
+    if not flags.aligned:
+        raise CallError("the array is not aligned to its elements", hint="pass array.copy()")
+    if flags.c_contiguous:
+        strides = _row_major(array.shape)
+    else:
+        strides = _elements(array.strides, size)
+    return Buffer(
+        array.__array_interface__["data"][0], array.shape, strides, dtype, "cpu", not flags.writeable, array
+    )
+
+
+def _view_torch(tensor: Any, torch: Any) -> Buffer:
+    dtype = _torch_dtypes().get(tensor.dtype)
+    if dtype is None:
+        _refuse_dtype(tensor.dtype)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise CallError(
+            "the tensor records gradients, which a compiled program does not carry on",
+            hint="pass tensor.detach(), or call inside torch.no_grad()",
+        )
+    if tensor.is_cuda:
+        device: Device = tensor.get_device()
+    elif tensor.is_cpu:
+        device = "cpu"
+    else:
+        raise CallError(f"the tensor is on {tensor.device}", hint="move it with tensor.cpu() or tensor.cuda()")
+    if tensor.layout is not torch.strided or tensor.is_neg():
+        raise CallError("the tensor is not plain strided memory", hint="pass tensor.to_dense() or tensor.resolve_neg()")
+    return Buffer(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), dtype, device, False, tensor)
+
+
+def _view_cupy(array: Any) -> Buffer:
+    dtype = from_numpy(array.dtype) or _refuse_dtype(array.dtype)
+    strides = _elements(array.strides, dtype.bytes)
+    return Buffer(array.data.ptr, array.shape, strides, dtype, array.device.id, False, array)
+
+
+def _view_scalar(number: Any) -> Buffer:
+    if isinstance(number, np.generic):
+        return _view_numpy(np.asarray(number))
+    dtype = BOOL if isinstance(number, bool) else I64 if isinstance(number, int) else F32
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(number, dtype.numpy)
+    except OverflowError:
+        raise CallError(f"{number} does not fit into i64") from None
+    return _view_numpy(array)
+
+
+def _view_cuda_interface(array: Any) -> Buffer:
+    described = array.__cuda_array_interface__
+    dtype = from_numpy(np.dtype(described["typestr"])) or _refuse_dtype(described["typestr"])
+    pointer, readonly = described["data"]
+    shape, strides = tuple(described["shape"]), described.get("strides")
+    strides = _row_major(shape) if strides is None else _elements(strides, dtype.bytes)
+    from tilec.runtime.cuda_driver import device_of, synchronize_stream
+
+    if described.get("stream"):  # its owner has work under way there (version 3 of the interface)
+        synchronize_stream(described["stream"])
+    return Buffer(pointer, shape, strides, dtype, device_of(pointer), readonly, array)
+
+
+def _view_dlpack(array: Any, stream: int | None) -> Buffer:
+    from tilec.runtime import cuda_dlpack as dlpack
+
+    kind, device = array.__dlpack_device__()
+    on_gpu = kind in (dlpack.CUDA, dlpack.CUDA_MANAGED)
+    if not on_gpu and kind not in (dlpack.CPU, dlpack.CUDA_HOST):
+        raise CallError(f"the {_kind(array)} is on a device of DLPack type {kind}, neither CPU nor CUDA")
+    try:
+        # DLPack's number for the legacy default stream is 1: 0 is ambiguous.
+        found = dlpack.read(array, (stream or 1) if on_gpu else None)
+    except (BufferError, TypeError, ValueError, RuntimeError) as error:
+        raise CallError(f"the {_kind(array)} cannot be exported by DLPack: {error}") from error
+    if found.dtype is None:
+        _refuse_dtype(found.type_name)
+    strides = _row_major(found.shape) if found.strides is None else found.strides
+    place: Device = int(device) if on_gpu else "cpu"
+    return Buffer(found.pointer, found.shape, strides, found.dtype, place, found.readonly, (array, found.capsule))
+
+
+def _elements(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
+    if any(s % size for s in strides):
+        raise CallError("the array's strides are no multiples of its element size", hint="pass array.copy()")
+    return tuple(s // size for s in strides)
+
+
+@cache
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _kind(array: Any) -> str:
+    return f"{type(array).__module__}.{type(array).__name__}".removeprefix("builtins.")
+
+
+def _refuse_dtype(dtype: Any) -> DType:
+    name, hint = str(dtype), "the element types are " + ", ".join(DTYPES)
+    if isinstance(dtype, np.dtype) and not dtype.isnative:
+        hint = "it is byte-swapped: pass array.astype(array.dtype.newbyteorder('='))"
+    elif "complex" in name:
+        hint = "pass array.real and array.imag"
+    raise CallError(f"arrays of {name} are not supported", hint=hint)
+
+
+@cache
+def _torch_dtypes() -> dict[Any, DType]:
+    torch = sys.modules["torch"]
+    names = {
+        **{f"i{b}": f"int{b}" for b in (8, 16, 32, 64)},
+        **{f"u{b}": f"uint{b}" for b in (8, 16, 32, 64)},
+        **{f"f{b}": f"float{b}" for b in (16, 32, 64)},
+        **{"bool": "bool", "bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"},
+    }
+    return {getattr(torch, there): DTYPES[here] for here, there in names.items() if hasattr(torch, there)}
+
+
+@cache
+def _to_torch(dtype: DType) -> Any:
+    return next(there for there, here in _torch_dtypes().items() if here == dtype)
+
+
+# Results
+
+
+def empty_like_kind(example: Any, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
+    """A new, unset array of the kind of `example` (NumPy, PyTorch, CuPy) on `device`.
+
+    Numbers and CPU arrays of other kinds give NumPy arrays; GPU arrays of other kinds give what the program has imported.
+    """
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(example, torch.Tensor):
+        return torch.empty(shape, dtype=_to_torch(dtype), device="cpu" if device == "cpu" else f"cuda:{device}")
+    if device == "cpu":
+        return np.empty(shape, dtype.numpy)
+    if cupy is not None and (torch is None or isinstance(example, cupy.ndarray)):
+        with cupy.cuda.Device(device):
+            return cupy.empty(shape, dtype.numpy)
+    if torch is not None:
+        return torch.empty(shape, dtype=_to_torch(dtype), device=f"cuda:{device}")
+    raise CallError(
+        f"there is no way to make a result like a {_kind(example)}",
+        hint="pass out=, or import torch or cupy, which can allocate on the GPU",
+    )
+
+
+class _Memory:
+    """An address range in the form that NumPy reads."""
+
+    def __init__(self, buffer: Buffer, typestr: str):
+        size = buffer.dtype.bytes
+        self.owner = buffer.owner
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (buffer.pointer, buffer.readonly),
+            "shape": buffer.shape,
+            "strides": tuple(s * size for s in buffer.strides),
+            "typestr": typestr,
+        }
+
+
+def wrap(buffer: Buffer) -> np.ndarray:
+    """CPU memory of any kind as a NumPy array, not copied: what a CPU kernel takes. It keeps the owner alive."""
+    if buffer.device != "cpu":
+        raise ValueError(f"the memory is on CUDA device {buffer.device}")
+    if isinstance(buffer.owner, np.ndarray) and buffer.owner.dtype == buffer.dtype.numpy:
+        return buffer.owner
+    if 0 in buffer.shape:
+        return np.empty(buffer.shape, buffer.dtype.numpy)
+    return np.asarray(_Memory(buffer, f"|V{buffer.dtype.bytes}")).view(buffer.dtype.numpy)
+
+
+def overlaps(a: Buffer, b: Buffer) -> bool:
+    """Whether an element of `a` shares memory with one of `b`. In doubt (a hard Diophantine problem), yes.
+
+    Exact for slices and transposes of one array: `x[::2]` and `x[1::2]` do not overlap, nor do halves of columns.
+    """
+    if a.device != b.device:
+        return False
+    (low_a, high_a), (low_b, high_b) = a.extent(), b.extent()
+    if high_a <= low_b or high_b <= low_a:
+        return False
+    # NumPy's solver compares addresses and never touches the memory, so it serves for device memory, too.
+    one, other = (np.asarray(_Memory(x, f"|V{x.dtype.bytes}")) for x in (a, b))
+    try:
+        return np.shares_memory(one, other, max_work=100_000)
+    except np.exceptions.TooHardError:
+        return True

@@ -1,0 +1,145 @@
+"""Where the polynomials of `cpu_math` come from: weighted minimax fits. Prints `cpu_math_tables.py`; needs mpmath.
+
+    python -m tilec.runtime.cpu_math_fit > runtime/cpu_math_tables.py
+
+Each row states a function f of t, an interval and a weight: the polynomial P of the given number of coefficients makes
+the largest |weight (P - f)| on the interval as small as it can be (Remez exchange; E. Ya. Remez, 1934; see J.-M.
+Muller, Elementary Functions, chapter 3). Weights turn the error of P into the relative error of the whole function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mpmath as mp
+import numpy as np
+
+mp.mp.prec = 240
+Real = Callable[[mp.mpf], mp.mpf]
+
+
+@dataclass(frozen=True)
+class Fit:
+    meaning: str
+    function: Real
+    weight: Real
+    low: mp.mpf
+    high: mp.mpf
+    terms: tuple[int, int]
+    """Coefficients for f32 and for f64."""
+
+
+def _expm1(r: mp.mpf) -> mp.mpf:
+    return mp.nsum(lambda n: r ** int(n) / mp.factorial(n + 2), [0, 40], method="direct")
+
+
+def _sin(z: mp.mpf) -> mp.mpf:
+    return mp.nsum(lambda n: (-z) ** int(n) / -mp.factorial(2 * n + 3), [0, 40], method="direct")
+
+
+def _cos(z: mp.mpf) -> mp.mpf:
+    return mp.nsum(lambda n: (-z) ** int(n) / mp.factorial(2 * n + 4), [0, 40], method="direct")
+
+
+def _log(z: mp.mpf) -> mp.mpf:
+    return mp.nsum(lambda n: 2 * z ** int(n) / (2 * n + 3), [0, 110], method="direct")
+
+
+def _erf(x: mp.mpf) -> mp.mpf:
+    return -mp.log(mp.erfc(x)) / x - 1
+
+
+def _erf_weight(x: mp.mpf) -> mp.mpf:
+    return x * mp.erfc(x) / mp.erf(x)
+
+
+_HALF_LN2, _QUARTER = mp.log(2) / 2 * mp.mpf("1.001"), mp.pi / 4 * mp.mpf("1.01")
+_HALF, _LOG = mp.pi / 2 * mp.mpf("1.01"), (3 - 2 * mp.sqrt(2)) ** 2
+
+FITS = {
+    "EXPM1": Fit(
+        "exp(r) = 1 + r + r^2 P(r) for |r| <= ln 2 / 2",
+        _expm1, lambda r: abs(r), -_HALF_LN2, _HALF_LN2, (5, 10),
+    ),
+    "SIN": Fit(
+        "sin(r) = r + r^3 P(r^2) for |r| <= pi/2",
+        _sin, lambda z: z, mp.mpf(0), _HALF**2, (4, 8),
+    ),
+    "COS": Fit(
+        "cos(r) = 1 - r^2 / 2 + r^4 P(r^2) for |r| <= pi/4",
+        _cos, lambda z: z * z, mp.mpf(0), _QUARTER**2, (3, 6),
+    ),
+    "LOG": Fit(
+        "log((1 + s) / (1 - s)) = 2 s + s^3 P(s^2) for s^2 <= (3 - 2 sqrt 2)^2",
+        _log, lambda z: z, mp.mpf(0), _LOG, (3, 7),
+    ),
+}  # fmt: skip
+ERF = (
+    Fit("1 - erf(x) = exp(-x - x P(x)) for 0 <= x <= 4 (f32), 6 (f64)",
+        _erf, _erf_weight, mp.mpf(2) ** -60, mp.mpf(4), (9, 0)),
+    Fit("", _erf, _erf_weight, mp.mpf(2) ** -60, mp.mpf(6), (0, 24)),
+)  # fmt: skip
+
+
+def remez(fit: Fit, terms: int, rounds: int = 12, points: int = 1500) -> tuple[list[mp.mpf], mp.mpf]:
+    """Coefficients, lowest first, and the error reached; extrema are looked for on a Chebyshev grid."""
+    centre, half = (fit.low + fit.high) / 2, (fit.high - fit.low) / 2
+    grid = [centre - half * mp.cos(mp.pi * i / points) for i in range(points + 1)]
+    target, weight = [fit.function(t) for t in grid], [fit.weight(t) for t in grid]
+    chosen = [round(points * (i + 0.5) / (terms + 1)) for i in range(terms + 1)]
+    for _ in range(rounds):
+        rows = [
+            [((grid[i] - centre) / half) ** k for k in range(terms)] + [(-1) ** n / weight[i]]
+            for n, i in enumerate(chosen)
+        ]
+        solution = mp.lu_solve(mp.matrix(rows), mp.matrix([target[i] for i in chosen]))
+        scaled = list(solution)[:terms]
+        error = [w * (mp.polyval(scaled[::-1], (t - centre) / half) - f) for t, f, w in zip(grid, target, weight)]
+        chosen = _alternation(error, terms + 1)
+    return _shifted(scaled, centre, half), max(abs(e) for e in error)
+
+
+def _alternation(error: list[mp.mpf], count: int) -> list[int]:
+    """The places of `count` extrema of alternating sign, among them the largest."""
+    runs: list[int] = []
+    for i, e in enumerate(error):
+        if runs and (error[runs[-1]] >= 0) == (e >= 0):
+            if abs(e) > abs(error[runs[-1]]):
+                runs[-1] = i
+        else:
+            runs.append(i)
+    while len(runs) > count:
+        runs.pop(0 if abs(error[runs[0]]) < abs(error[runs[-1]]) else -1)
+    return runs
+
+
+def _shifted(scaled: list[mp.mpf], centre: mp.mpf, half: mp.mpf) -> list[mp.mpf]:
+    """Coefficients of t of a polynomial of (t - centre) / half."""
+    result = [mp.mpf(0)]
+    for c in reversed(scaled):
+        grown = [mp.mpf(0), *(r / half for r in result)]
+        for i, r in enumerate(result):
+            grown[i] -= r * centre / half
+        grown[0] += c
+        result = grown
+    return result[: len(scaled)]
+
+
+def _row(name: str, fit: Fit, terms: int, dtype: type) -> str:
+    coefficients, error = remez(fit, terms)
+    numbers = "".join(f"    {float(dtype(float(c)))!r},\n" for c in coefficients)
+    return f"{name}_{np.dtype(dtype).name.replace('float', 'F')} = (  # error 2^{float(mp.log(error, 2)):.1f}\n{numbers})\n"
+
+
+def main() -> None:
+    print('"""Coefficients of the polynomials of `cpu_math`, lowest first. Printed by `cpu_math_fit`."""\n')
+    for name, fit in FITS.items():
+        print(f"# {fit.meaning}")
+        print(_row(name, fit, fit.terms[0], np.float32) + _row(name, fit, fit.terms[1], np.float64))
+    print(f"# {ERF[0].meaning}")
+    print(_row("ERF", ERF[0], ERF[0].terms[0], np.float32) + _row("ERF", ERF[1], ERF[1].terms[1], np.float64), end="")
+
+
+if __name__ == "__main__":
+    main()

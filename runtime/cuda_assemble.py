@@ -1,0 +1,146 @@
+"""Assembles PTX to a cubin and reads what it needs: registers, stack, spills, warnings.
+
+By the `ptxas` program where the toolkit has one, else by the nvJitLink library. Both come with the `cuda` extra. nvJitLink
+compiles PTX as for later linking, where `setmaxnreg` is ignored (C7504) and 1 KiB of shared memory is set aside.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A kernel for one chip, and what it needs there: per thread `registers`, `stack` and `spills` (bytes stored and
+    loaded); per block `shared` bytes, without dynamic shared memory."""
+
+    image: bytes = field(repr=False)
+    ptx: str = field(repr=False)
+    entry: str
+    chip: str
+    registers: int
+    stack: int
+    spills: int
+    shared: int
+    barriers: int = 0
+    warnings: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def properties(self) -> dict[str, Any]:
+        """All but the image and the PTX, in JSON's types."""
+        return {k: v for k, v in asdict(self).items() if k not in ("image", "ptx")}
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Why this kernel is slow: any of "spills", "stack", "warnings"."""
+        found = {"spills": self.spills, "stack": self.stack, "warnings": self.warnings}
+        return tuple(name for name, value in found.items() if value)
+
+
+class ResourceError(Exception):
+    """The kernel compiles, but spills, has a stack frame or drew a warning. `cubin` has the numbers."""
+
+    def __init__(self, cubin: Cubin):
+        parts = [f"{cubin.entry} for {cubin.chip}: {cubin.registers} registers"]
+        parts += [f"{cubin.spills} bytes of spills"] if cubin.spills else []
+        parts += [f"a stack frame of {cubin.stack} bytes"] if cubin.stack else []
+        super().__init__("\n".join([", ".join(parts), *cubin.warnings]))
+        self.cubin = cubin
+
+
+class CompileError(Exception):
+    """The emitted source or its PTX does not compile. `source` is the text, `log` what the assembler said."""
+
+    def __init__(self, message: str, source: str, log: str = ""):
+        super().__init__(message)
+        self.source, self.log = source, log
+
+
+class NoCompiler(Exception):
+    """What GPU compilation needs is not installed."""
+
+
+def assemble(
+    ptx: str,
+    entry: str,
+    chip: str,
+    *,
+    max_registers: int | None = None,
+    source: str = "",
+    begin: float | None = None,
+) -> Cubin:
+    """Assembles PTX text, which may be one that a person has edited. `begin` is when the work on it began."""
+    begin = time.perf_counter() if begin is None else begin
+    try:
+        image, log = _ptxas(ptx, chip, max_registers) if ptxas_path() else _nvjitlink(ptx, chip, max_registers)
+    except _Refused as error:
+        raise CompileError(f"{entry} for {chip} does not assemble:\n{error}", source or ptx, str(error)) from None
+    return Cubin(image, ptx, entry, chip, **_usage(log, entry), seconds=round(time.perf_counter() - begin, 4))
+
+
+class _Refused(Exception):
+    """The assembler's log."""
+
+
+@cache
+def ptxas_path() -> str | None:
+    """The toolkit's assembler: of the `cuda` extra, of conda, or of CUDA_HOME."""
+    try:
+        from cuda.pathfinder import find_nvidia_binary_utility
+    except ImportError:
+        return None
+    return find_nvidia_binary_utility("ptxas")
+
+
+def _ptxas(ptx: str, chip: str, max_registers: int | None) -> tuple[bytes, str]:
+    with tempfile.TemporaryDirectory(prefix="tilec-") as folder:
+        target = Path(folder) / "kernel.cubin"
+        command = [ptxas_path() or "ptxas", f"-arch={chip}", "-v", "-", "-o", str(target)]
+        command += [f"--maxrregcount={max_registers}"] if max_registers else []
+        done = subprocess.run(command, input=ptx, capture_output=True, text=True, check=False)
+        log = done.stdout + done.stderr
+        if done.returncode:
+            raise _Refused(log)
+        return target.read_bytes(), log
+
+
+def _nvjitlink(ptx: str, chip: str, max_registers: int | None) -> tuple[bytes, str]:
+    try:
+        from cuda.core import Linker, LinkerOptions, ObjectCode
+    except ImportError as error:
+        raise NoCompiler(f"GPU kernels need the cuda extra: pip install 'tilec[cuda]' ({error})") from error
+    options = LinkerOptions(arch=chip, verbose=True, optimization_level=3, max_register_count=max_registers)
+    linker = None
+    try:
+        linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
+        image = bytes(linker.link("cubin").code)
+    except Exception as error:
+        raise _Refused(f"{error}\n{linker.get_error_log() if linker else ''}") from error
+    return image, linker.get_info_log() + "\n" + linker.get_error_log()
+
+
+def _usage(log: str, entry: str) -> dict[str, Any]:
+    """Reads ptxas's verbose log: the part about `entry`, and warnings about anything."""
+    parts = re.split(r"^.*Compiling entry function '([^']+)'.*$", log, flags=re.MULTILINE)
+    own = next((body for name, body in zip(parts[1::2], parts[2::2]) if name == entry), log)
+
+    def number(pattern: str) -> int:
+        found = re.search(pattern, own)
+        return int(found[1]) if found else 0
+
+    warned = [line.strip() for line in log.splitlines() if re.search(r"\bC7\d{3}\b|warning", line, re.IGNORECASE)]
+    return {
+        "registers": number(r"Used (\d+) registers"),
+        "stack": number(r"(\d+) bytes stack frame"),
+        "spills": number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+        "shared": number(r"(\d+) bytes smem"),
+        "barriers": number(r"used (\d+) barriers"),
+        "warnings": tuple(dict.fromkeys(warned)),
+    }

@@ -1,0 +1,203 @@
+"""Compiles emitted kernel source to a cubin, for any chip, with or without a GPU in the machine.
+
+`numba-cuda-mlir` turns the Python function into PTX; `cuda_assemble` does the rest, because only the assembler's verbose
+log says how many registers a kernel uses and whether it spills. A kernel that spills, that has a stack frame or that ptxas
+warns about is refused unless the caller allows it: all three mean that it is slow.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from tilec.runtime.cuda_assemble import CompileError, Cubin, NoCompiler, ResourceError, assemble
+
+__all__ = [
+    "CompileError",
+    "Cubin",
+    "NoCompiler",
+    "ResourceError",
+    "assemble",
+    "chip_number",
+    "compile_kernel",
+    "versions",
+]
+
+OLDEST_CHIP = 80
+_LOCK = threading.Lock()
+
+
+def compile_kernel(
+    source: str,
+    entry: str,
+    chip: str,
+    threads: int,
+    *,
+    parameters: Sequence[str] | None = None,
+    min_blocks: int = 1,
+    max_registers: int | None = None,
+    allow: Collection[str] = (),
+) -> Cubin:
+    """Compiles function `entry` of the module text `source` for `chip` ("sm_80", "sm_90a", ...).
+
+    `parameters` are type names ("i64", "i32", "f32", "f64"); by default all are "i64". `threads` a block and
+    `min_blocks` a multiprocessor bound the registers (`setmaxnreg` is ignored without both). `allow` names faults to let through: "spills", "stack",
+    "warnings". Raises `ResourceError` for others, `CompileError` if the source is wrong.
+    """
+    if chip_number(chip) < OLDEST_CHIP:
+        raise ValueError(f"{chip} is too old: kernels use instructions of sm_{OLDEST_CHIP} (Ampere) and newer")
+    begin = time.perf_counter()
+    with _LOCK:
+        text = _to_ptx(source, entry, chip, threads, parameters, min_blocks)
+    cubin = assemble(text, entry, chip, max_registers=max_registers, source=source, begin=begin)
+    if set(cubin.faults) - set(allow):
+        raise ResourceError(cubin)
+    return cubin
+
+
+def chip_number(chip: str) -> int:
+    """90 of "sm_90a"."""
+    match = re.fullmatch(r"sm_(\d+)[af]?", chip)
+    if not match:
+        raise ValueError(f"{chip!r} is not a chip; chips look like sm_80, sm_90a, sm_100a")
+    return int(match[1])
+
+
+def versions() -> tuple[str, ...]:
+    """Versions of all that has a part in a cubin, for cache keys."""
+    return _versions()
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    names = ("tilec", "numba_cuda_mlir", "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-core")
+    found = []
+    for name in names:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"{name} -")
+    return tuple(found)
+
+
+# From source to PTX
+
+
+def _to_ptx(
+    source: str, entry: str, chip: str, threads: int, parameters: Sequence[str] | None, min_blocks: int
+) -> str:
+    numba = _numba()
+    from tilec.runtime.cuda_define import target
+
+    with target(chip), _compute_capability(chip):
+        function = _execute(source, entry)
+        names = parameters or ["i64"] * function.__code__.co_argcount
+        kinds = tuple(getattr(numba.types, _kind(name)) for name in names)
+        options = dict(numba.jit(function, chip=chip, launch_bounds=(threads, min_blocks)).targetoptions)
+        try:
+            result = numba.compile_mlir(function, numba.types.void, kinds, targetoptions=options)
+            result.metadata["linker"] = _PtxOnly()  # it would ask the driver; we assemble ourselves
+            numba.optimize(result)
+        except Exception as error:
+            raise CompileError(f"{entry} does not compile for {chip}: {error}", source) from error
+    symbol = re.escape(result.metadata["func_name"])
+    return _dynamic_shared(re.sub(rf"{symbol}(?=\W|_param_)", entry, result.metadata["ptx"]))
+
+
+def _dynamic_shared(ptx: str) -> str:
+    """Declares dynamic shared memory as what it is.
+
+    `cuda.shared.array(0, ...)` arrives as a static variable of one byte, which moves what follows it and counts against
+    the limit of a block. As an external array of no size it begins where dynamic shared memory does, on a multiple of
+    1024 bytes as the 128-byte swizzle of TMA and wgmma needs.
+    """
+    variable = re.compile(r"^[^\n]*\.shared \.align \d+ \.b8 (__dynamic_shmem__\d+)(?:\[\d*\])?;\n", re.MULTILINE)
+    names = dict.fromkeys(variable.findall(ptx))
+    externs = "".join(f".extern .shared .align 1024 .b8 {name}[];\n" for name in names)
+    return variable.sub("", ptx).replace(".address_size 64\n", f".address_size 64\n\n{externs}", 1)
+
+
+def _kind(name: str) -> str:
+    from tilec.runtime.cuda_define import NUMBA
+
+    return NUMBA[name]
+
+
+def _execute(source: str, entry: str) -> Callable[..., Any]:
+    """The function, from a module of its own whose text tracebacks and `inspect` can show."""
+    import hashlib
+
+    name = f"tilec_kernel_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    filename = f"<{name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    module = ModuleType(name)
+    module.__file__ = filename
+    sys.modules[name] = module  # Numba looks globals up by module name
+    try:
+        exec(compile(source, filename, "exec"), module.__dict__)
+    except Exception as error:
+        raise CompileError(f"the module of {entry} does not execute: {error}", source) from error
+    finally:
+        sys.modules.pop(name, None)
+    return module.__dict__[entry]
+
+
+class _PtxOnly:
+    """Stands where `numba-cuda-mlir` keeps its linker, and links nothing."""
+
+    code = b""
+
+    def recreate_with_lto(self, *_args: Any, **_options: Any) -> _PtxOnly:
+        return self
+
+    def add_ptx(self, ptx: bytes) -> None:
+        pass
+
+    def complete(self) -> _PtxOnly:
+        return self
+
+
+@dataclass(frozen=True)
+class _Numba:
+    types: Any
+    jit: Any
+    compile_mlir: Any
+    optimize: Any
+
+
+@cache
+def _numba() -> _Numba:
+    """The private entry points of `numba-cuda-mlir` 0.6 that are used, and no others."""
+    try:
+        from numba_cuda_mlir import cuda, types
+        from numba_cuda_mlir.descriptor import mlir_target
+        from numba_cuda_mlir.mlir_compiler import compile_mlir
+        from numba_cuda_mlir.mlir_optimization import optimize
+    except ImportError as error:
+        raise NoCompiler(f"GPU kernels need the cuda extra: pip install 'tilec[cuda]' ({error})") from error
+    mlir_target.ensure_initialized()
+    return _Numba(types, cuda.jit, compile_mlir, optimize)
+
+
+@contextmanager
+def _compute_capability(chip: str):
+    """`numba-cuda-mlir` asks the driver for this machine's GPU whatever it compiles for; answer for it."""
+    import numba_cuda_mlir.tools as tools
+
+    saved, number = tools._cached_cc, chip_number(chip)
+    tools._cached_cc = (number // 10, number % 10)
+    try:
+        yield
+    finally:
+        tools._cached_cc = saved

@@ -1,0 +1,72 @@
+"""What emitted CUDA kernels import: device functions by name, made when first asked for.
+
+    from tilec.runtime.cuda_intrinsics import barrier, cuda, float32, load_f32x4, shuffle_xor_f32, wgmma
+
+    wgmma_n128 = wgmma("bf16", n=128, steps=4)
+
+Addresses are int64, in global and in shared memory alike. The families:
+
+| names | module |
+|---|---|
+| `[shared_]load_T`, `load_TxN`, `store_...`, `_nc`, `_stream` | `cuda_memory` |
+| `exp2_approx`, `tanh_f32`, `maximum_f32`, `shuffle_xor_f32`, `barrier`, clusters, counters | `cuda_scalar` |
+| `cp_async_16`, `mbarrier_*`, `bulk_*`, `tma_load(2)`, `set_registers(240, more=True)` | `cuda_async` |
+| `ldmatrix_x4`, `mma_bf16`, `wgmma(...)`, `wgmma_wait(...)` | `cuda_matrix` |
+| `cuda`, `int32`, `float32`, ... | Numba's own |
+
+Nothing of `numba-cuda-mlir` is imported before the first name is looked up.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tilec.runtime.cuda_async import ASYNC, bulk_wait, cp_async_wait, set_registers, tma_load, tma_store
+from tilec.runtime.cuda_define import NUMBA, define, ptx
+from tilec.runtime.cuda_matrix import MATRIX, wgmma, wgmma_wait
+from tilec.runtime.cuda_memory import WIDTH, load, load_vector, store, store_vector
+from tilec.runtime.cuda_scalar import SCALAR
+
+__all__ = [
+    "bulk_wait",
+    "cp_async_wait",
+    "define",
+    "ptx",
+    "set_registers",
+    "tma_load",
+    "tma_store",
+    "wgmma",
+    "wgmma_wait",
+]
+
+_TABLE = {**SCALAR, **ASYNC, **MATRIX}
+_ACCESS = re.compile(rf"(shared_)?(load|store)_({'|'.join(WIDTH)})(?:x(\d+))?(?:_(nc|stream))?")
+
+
+def __getattr__(name: str) -> Any:
+    """The device function of this name. Not kept here: a few differ between chips, and definitions are cached."""
+    if name in _TABLE:
+        return _TABLE[name]()
+    if name in NUMBA.values():
+        from numba_cuda_mlir import types
+
+        return getattr(types, name)
+    if name == "cuda":
+        from numba_cuda_mlir import cuda
+
+        return cuda
+    if match := _ACCESS.fullmatch(name):
+        return _access(*match.groups())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _access(shared: str | None, action: str, dtype: str, count: str | None, hint: str | None) -> Any:
+    space = "shared" if shared else "global"
+    if shared and hint:
+        raise AttributeError(f"shared memory accesses have no hint {hint!r}")
+    if action == "store" and hint == "nc":
+        raise AttributeError("the read-only path has no stores")
+    if count is None:
+        return (load if action == "load" else store)(dtype, space, hint or "")
+    return (load_vector if action == "load" else store_vector)(dtype, int(count), space, hint or "")

@@ -1,0 +1,284 @@
+"""Loads cubins and launches them, with as little as possible between the call and the driver.
+
+A launch packs its arguments into one prepared buffer and calls `cuLaunchKernelEx` on a prepared configuration.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from tilec.runtime import cuda_driver as driver
+
+# Parameter kinds: struct format, size. A tensor map is 128 bytes on a multiple of 64.
+_KINDS = {"i64": ("q", 8), "u64": ("Q", 8), "f64": ("d", 8), "i32": ("i", 4), "u32": ("I", 4), "f32": ("f", 4)}
+_KINDS |= {"tensor_map": ("128s", 128)}
+_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 13  # CUfunction_attribute
+_LARGEST_PORTABLE_CLUSTER = 8
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: a kind, and a value of 64 bytes."""
+
+    _fields_ = (("kind", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+_CLUSTER_DIMENSION = 4
+
+
+class Kernel:
+    """A loaded cubin's entry. It belongs to no context: the driver loads it into each device that it is launched on."""
+
+    def __init__(self, image: bytes, entry: str, parameters: Sequence[str]):
+        self.image, self.entry, self.parameters = image, entry, tuple(parameters)
+        self._library, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
+        none, no_options = None, ctypes.c_uint(0)
+        driver.call(
+            "cuLibraryLoadData", ctypes.byref(self._library), image, none, none, no_options, none, none, no_options
+        )
+        driver.call("cuLibraryGetKernel", ctypes.byref(self.handle), self._library, entry.encode())
+
+    def configure(self, shared: int, cluster: int, device: int) -> None:
+        """Lets the kernel have more than 48 KiB of dynamic shared memory, and clusters of more than 8 blocks."""
+        if shared:
+            self._set(_MAX_DYNAMIC_SHARED, shared, device)
+        if cluster > _LARGEST_PORTABLE_CLUSTER:
+            self._set(_NON_PORTABLE_CLUSTER, 1, device)
+
+    def _set(self, attribute: int, value: int, device: int) -> None:
+        driver.call("cuKernelSetAttribute", attribute, value, self.handle, device)
+
+    def __del__(self) -> None:
+        if getattr(self, "_library", None) and not sys.is_finalizing():
+            driver.library().cuLibraryUnload(self._library)
+
+
+class Launcher:
+    """A kernel with everything fixed but its arguments and the stream.
+
+    `launch(stream, *arguments)` takes integers, floats and tensor maps as the kernel's parameters say. It is safe in many
+    threads at once.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        grid: Sequence[int],
+        block: Sequence[int],
+        shared: int = 0,
+        cluster: Sequence[int] = (1, 1, 1),
+        device: int = 0,
+    ):
+        self.kernel, self.device = kernel, device
+        self.empty = 0 in grid  # the driver refuses empty grids
+        driver.use_device(device)
+        blocks = cluster[0] * cluster[1] * cluster[2]
+        kernel.configure(shared, blocks, device)
+        self._config = _Config(tuple(grid), tuple(block), shared)
+        if blocks > 1:
+            self._attribute = _Attribute(_CLUSTER_DIMENSION, 0, tuple(cluster))
+            self._config.attributes = ctypes.addressof(self._attribute)
+            self._config.attribute_count = 1
+        self._prepare(kernel.parameters)
+        self._lock = threading.Lock()
+        self._switch = driver.device_count() > 1
+
+    def _prepare(self, kinds: tuple[str, ...]) -> None:
+        layout = struct.Struct(parameter_format(kinds))
+        self._arguments = ctypes.create_string_buffer(layout.size + 64)
+        # The driver copies the buffer, so its own alignment does not matter.
+        self._size = ctypes.c_size_t(layout.size)
+        self._extra = (ctypes.c_void_p * 5)(
+            1, ctypes.addressof(self._arguments), 2, ctypes.addressof(self._size), 0
+        )  # CU_LAUNCH_PARAM_BUFFER_POINTER, ..._SIZE, ..._END
+        self._pack = layout.pack_into
+        self._launch = driver.library().cuLaunchKernelEx
+        self._fixed = (ctypes.byref(self._config), self.kernel.handle, None, self._extra)
+
+    def launch(self, stream: int, *arguments: Any) -> None:
+        """Queues the kernel. Faults of the kernel itself show at a later call, as `KernelFault`."""
+        if self.empty:
+            return
+        if self._switch and driver.current_device() != self.device:
+            driver.use_device(self.device)
+        with self._lock:
+            self._pack(self._arguments, 0, *arguments)
+            self._config.stream = stream
+            code = self._launch(*self._fixed)
+        if code:
+            self._recover(code, stream, arguments)
+
+    def _recover(self, code: int, stream: int, arguments: tuple[Any, ...]) -> None:
+        """A thread without a context gets the device's, once."""
+        if code != 201:  # CUDA_ERROR_INVALID_CONTEXT
+            raise driver.failure(f"launch of {self.kernel.entry}", code)
+        driver.use_device(self.device)
+        with self._lock:
+            self._pack(self._arguments, 0, *arguments)
+            self._config.stream = stream
+            code = self._launch(*self._fixed)
+        if code:
+            raise driver.failure(f"launch of {self.kernel.entry}", code)
+
+
+@cache
+def parameter_format(kinds: tuple[str, ...]) -> str:
+    """The `struct` format of a kernel's parameter buffer: each at a multiple of its size, tensor maps of 64."""
+    text, offset = "<", 0
+    for kind in kinds:
+        code, size = _KINDS[kind]
+        gap = -offset % min(size, 64)
+        text += f"{gap}x{code}" if gap else code
+        offset += gap + size
+    return text
+
+
+# Streams
+
+
+def stream_handle(stream: Any) -> int:
+    """The driver's handle of an int, a PyTorch or CuPy stream, or anything with `__cuda_stream__`."""
+    if isinstance(stream, int):
+        return stream
+    if (protocol := getattr(stream, "__cuda_stream__", None)) is not None:
+        version, handle = protocol() if callable(protocol) else protocol
+        if version == 0:
+            return int(handle)
+    for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, cuda.core
+        if (handle := getattr(stream, name, None)) is not None:
+            return int(handle)
+    raise TypeError(f"{type(stream).__name__} is no CUDA stream: pass its handle, or an object with __cuda_stream__")
+
+
+def current_stream(device: int = 0, owner: Any = None) -> int:
+    """The stream that `owner`'s library would use now: CuPy's for CuPy arrays, else PyTorch's, else the default."""
+    if (cupy := sys.modules.get("cupy")) is not None and (isinstance(owner, cupy.ndarray) or "torch" not in sys.modules):
+        return cupy.cuda.get_current_stream(device).ptr
+    if (raw := _torch_stream()) is not None:
+        return raw(device)
+    return 0
+
+
+def _torch_stream() -> Callable[[int], int] | None:
+    """PyTorch's own short way; `torch.cuda.current_stream()` takes several microseconds."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return torch._C._cuda_getCurrentRawStream
+
+
+# Tensor maps (TMA)
+
+_TENSOR_TYPES = {"u8": 0, "u16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
+_TENSOR_TYPES |= {"i8": 0, "bool": 0, "f8e4m3": 0, "f8e5m2": 0, "i16": 1}
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+
+
+def tensor_map(
+    pointer: int,
+    dtype: str,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    swizzle: int = 0,
+    item_bytes: int = 2,
+) -> bytes:
+    """The 128 bytes that describe a tensor to TMA (`cuTensorMapEncodeTiled`): row-major, `strides` in elements.
+
+    The last stride is 1, the others make multiples of 16 bytes; what lies outside the shape reads as zeros.
+    """
+    rank = len(shape)
+    sizes = (ctypes.c_uint64 * rank)(*reversed(shape))
+    pitches = (ctypes.c_uint64 * max(rank - 1, 1))(*(s * item_bytes for s in reversed(list(strides)[:-1])))
+    boxes, ones = (ctypes.c_uint32 * rank)(*reversed(box)), (ctypes.c_uint32 * rank)(*[1] * rank)
+    raw = ctypes.create_string_buffer(128 + 64)
+    aligned = ctypes.addressof(raw) + -ctypes.addressof(raw) % 64
+    driver.call(
+        "cuTensorMapEncodeTiled",
+        ctypes.c_void_p(aligned),
+        _TENSOR_TYPES[dtype],
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(pointer),
+        sizes,
+        pitches,
+        boxes,
+        ones,
+        0,
+        _SWIZZLES[swizzle],
+        2,  # fetch 128 bytes into L2
+        0,
+    )
+    return ctypes.string_at(aligned, 128)
+
+
+# Timing
+
+
+def time_kernel(
+    launch: Callable[[int], None],
+    stream: int = 0,
+    *,
+    repeats: int = 30,
+    warmup: int = 5,
+    flush: bool = True,
+    device: int = 0,
+) -> list[float]:
+    """Seconds of each of `repeats` calls of `launch(stream)`, by events on the GPU. `flush` empties the L2 between them."""
+    driver.use_device(device)
+    scratch, size = ctypes.c_uint64(), ctypes.c_size_t(2 * driver.l2_bytes(device) if flush else 0)
+    events = [(_event(), _event()) for _ in range(repeats)]
+    handle = ctypes.c_void_p(stream)
+    try:
+        if flush:
+            driver.call("cuMemAlloc_v2", ctypes.byref(scratch), size)
+        for _ in range(warmup):
+            launch(stream)
+        for begin, end in events:
+            if flush:
+                driver.call("cuMemsetD8Async", scratch, ctypes.c_ubyte(0), size, handle)
+            driver.call("cuEventRecord", begin, handle)
+            launch(stream)
+            driver.call("cuEventRecord", end, handle)
+        driver.call("cuStreamSynchronize", handle)
+        return [_elapsed(begin, end) for begin, end in events]
+    finally:
+        for event in (e for pair in events for e in pair):
+            driver.library().cuEventDestroy_v2(event)
+        if scratch.value:
+            driver.library().cuMemFree_v2(scratch)
+
+
+def _event() -> ctypes.c_void_p:
+    event = ctypes.c_void_p()
+    driver.call("cuEventCreate", ctypes.byref(event), 0)
+    return event
+
+
+def _elapsed(begin: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
+    milliseconds = ctypes.c_float()
+    name = "cuEventElapsedTime_v2" if hasattr(driver.library(), "cuEventElapsedTime_v2") else "cuEventElapsedTime"
+    driver.call(name, ctypes.byref(milliseconds), begin, end)
+    return milliseconds.value / 1e3
+
+
+def device_info() -> driver.SystemInfo:
+    """What GPUs there are, or why there are none: for `tilec doctor`."""
+    return driver.device_info()

@@ -1,0 +1,192 @@
+"""Matrix instructions: ldmatrix, stmatrix and mma.sync (sm_80), wgmma (sm_90a). Fragments are local arrays.
+
+A fragment of 16-bit or narrower elements is an int32 array, two or four elements a word; accumulators are float32 or int32.
+Layouts of fragments: PTX ISA, "Matrix Fragments for mma.m16n8k*" and "Register Fragments for wgmma.mma_async.m64nNk*".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tilec.runtime.cuda_define import Array, Parameter, asm, define, extract, indices, read, write
+
+_LETTER = {"f32": "f", "i32": "r"}
+
+
+def ldmatrix(count: int, transposed: bool = False) -> Any:
+    """`(array, at, shared)`: `count` 8x8 matrices of 16-bit elements into `count` words; each lane names one row."""
+    targets = ", ".join(f"${j}" for j in range(count))
+    kind = ".trans" if transposed else ""
+    text = f"ldmatrix.sync.aligned.m8n8.x{count}{kind}.shared.b16 {{{targets}}}, [${count}];"
+    body = f"""{indices("array", "at", count)}
+      %narrow = arith.trunci %address : i64 to i32
+      %loaded = {asm(text, "r" * count, [("r", "%narrow")])}
+      {extract("%loaded", "r" * count, "word")}
+      {write("array", "i32", [f"%word{j}" for j in range(count)])}"""
+    name = f"ldmatrix_x{count}" + ("_trans" if transposed else "")
+    return define(name, {"array": Array("i32"), "at": "i64", "address": "i64"}, None, body)
+
+
+def stmatrix(count: int, transposed: bool = False) -> Any:
+    """`(array, at, shared)`: the opposite of `ldmatrix` (sm_90)."""
+    sources = ", ".join(f"${j + 1}" for j in range(count))
+    kind = ".trans" if transposed else ""
+    text = f"stmatrix.sync.aligned.m8n8.x{count}{kind}.shared.b16 [$0], {{{sources}}};"
+    body = f"""{indices("array", "at", count)}
+      {read("array", "i32", count)}
+      %narrow = arith.trunci %address : i64 to i32
+      {asm(text, "", [("r", "%narrow"), *(("r", f"%array_v{j}") for j in range(count))])}"""
+    name = f"stmatrix_x{count}" + ("_trans" if transposed else "")
+    return define(name, {"array": Array("i32"), "at": "i64", "address": "i64"}, None, body)
+
+
+# dtype: shape, types of the instruction, words of A and of B, element type of the accumulators
+_MMA = {
+    "bf16": ("m16n8k16", "f32.bf16.bf16.f32", 4, 2, "f32"),
+    "f16": ("m16n8k16", "f32.f16.f16.f32", 4, 2, "f32"),
+    "tf32": ("m16n8k8", "f32.tf32.tf32.f32", 4, 2, "f32"),
+    "i8": ("m16n8k32", "s32.s8.s8.s32", 4, 2, "i32"),
+    "u8": ("m16n8k32", "s32.u8.u8.s32", 4, 2, "i32"),
+    "f8e4m3": ("m16n8k32", "f32.e4m3.e4m3.f32", 4, 2, "f32"),  # sm_89
+    "f8e5m2": ("m16n8k32", "f32.e5m2.e5m2.f32", 4, 2, "f32"),
+}
+
+
+def mma(dtype: str) -> Any:
+    """`mma_bf16(acc, acc_at, a, a_at, b, b_at)`: acc[0:4] += A (4 words) x B (2 words), one warp, row times column."""
+    shape, kinds, words_a, words_b, element = _MMA[dtype]
+    letter = _LETTER[element]
+
+    def group(first: int, count: int) -> str:
+        return "{" + ", ".join(f"${first + j}" for j in range(count)) + "}"
+
+    text = f"mma.sync.aligned.{shape}.row.col.{kinds} {group(0, 4)}, {group(8, words_a)}, "
+    text += f"{group(8 + words_a, words_b)}, {group(0, 4)};"
+    inputs = [(letter, f"%acc_v{j}") for j in range(4)]
+    inputs += [("r", f"%a_v{j}") for j in range(words_a)] + [("r", f"%b_v{j}") for j in range(words_b)]
+    body = f"""{indices("acc", "acc_at", 4)}
+      {indices("a", "a_at", words_a)}
+      {indices("b", "b_at", words_b)}
+      {read("acc", element, 4)}
+      {read("a", "i32", words_a)}
+      {read("b", "i32", words_b)}
+      %product = {asm(text, letter * 4, inputs, pure=True, ties=4)}
+      {extract("%product", letter * 4, "new")}
+      {write("acc", element, [f"%new{j}" for j in range(4)])}"""
+    parameters: dict[str, Parameter] = {"acc": Array(element), "acc_at": "i64"}
+    parameters |= {"a": Array("i32"), "a_at": "i64", "b": Array("i32"), "b_at": "i64"}
+    return define(f"mma_{dtype}", parameters, None, body)
+
+
+# dtype: k of one instruction, its types, element type of the accumulators, and whether operands may be transposed
+_WGMMA = {
+    "bf16": (16, "f32.bf16.bf16", "f32", True),
+    "f16": (16, "f32.f16.f16", "f32", True),
+    "tf32": (8, "f32.tf32.tf32", "f32", False),
+    "f8e4m3": (32, "f32.e4m3.e4m3", "f32", False),
+    "f8e5m2": (32, "f32.e5m2.e5m2", "f32", False),
+    "i8": (32, "s32.s8.s8", "i32", False),
+}
+
+
+def wgmma(
+    dtype: str,
+    n: int,
+    *,
+    steps: int = 1,
+    registers: bool = False,
+    step_a: int = 2,
+    step_b: int = 2,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> Any:
+    """`steps` products m64 n k(16, 8 or 32) by one warpgroup, into n/2 accumulators: fence, products, commit.
+
+    `f(acc, at, a, b, keep)`: descriptors `a` and `b` of tiles in shared memory advance by `step_a`, `step_b` (units of 16
+    bytes) per step; `keep` 0 begins from zero. With `registers`, A comes from an int32 array, 4 words per step:
+    `f(acc, at, a, a_at, b, keep)`. The result is there only after a `wgmma_wait` that names the same accumulators.
+    One assembly block ties the accumulators to the same registers before and after, so nothing moves between the steps.
+    """
+    k, kinds, element, transposable = _WGMMA[dtype]
+    if n % 8 or not 8 <= n <= 256 or ((transpose_a or transpose_b) and not transposable) or (transpose_a and registers):
+        raise ValueError(f"no wgmma m64n{n}k{k} of {dtype} with these operands")
+    count, letter = n // 2, _LETTER[element]
+    words_a = 4 * steps if registers else 1
+    first_a = 2 * count
+    b, keep = first_a + words_a, first_a + words_a + 1
+    scale = "" if element == "i32" else ", 1, 1"
+    turn = (f", {int(transpose_b)}" if registers else f", {int(transpose_a)}, {int(transpose_b)}") if transposable else ""
+    accumulators = ", ".join(f"${i}" for i in range(count))
+    text = f"{{\n.reg .b64 da, db;\n.reg .pred p;\nsetp.ne.b32 p, ${keep}, 0;\nwgmma.fence.sync.aligned;\n"
+    for step in range(steps):
+        text += f"add.s64 db, ${b}, {step_b * step};\n"
+        if registers:
+            operand = "{" + ", ".join(f"${first_a + 4 * step + j}" for j in range(4)) + "}"
+        else:
+            text += f"add.s64 da, ${first_a}, {step_a * step};\n"
+            operand = "da"
+        text += f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{kinds} {{{accumulators}}}, {operand}, db, "
+        text += f"{'p' if step == 0 else '1'}{scale}{turn};\n"
+    text += "wgmma.commit_group.sync.aligned;\n}"
+    inputs = [(letter, f"%acc_v{i}") for i in range(count)]
+    inputs += [("r", f"%a_v{i}") for i in range(words_a)] if registers else [("l", "%a")]
+    inputs += [("l", "%b"), ("r", "%keep")]
+    body = [indices("acc", "at", count), read("acc", element, count)]
+    if registers:
+        body += [indices("a", "a_at", words_a), read("a", "i32", words_a)]
+    body += [
+        f"%product = {asm(text, letter * count, inputs, ties=count)}",
+        extract("%product", letter * count, "new"),
+        write("acc", element, [f"%new{i}" for i in range(count)]),
+    ]
+    operand_a: dict[str, Parameter] = {"a": Array("i32"), "a_at": "i64"} if registers else {"a": "i64"}
+    parameters: dict[str, Parameter] = {"acc": Array(element), "at": "i64", **operand_a, "b": "i64", "keep": "i32"}
+    name = f"wgmma_{dtype}_n{n}_s{steps}_{step_a}_{step_b}_{int(transpose_a)}{int(transpose_b)}{'r' * registers}"
+    return define(name, parameters, None, "\n".join(body))
+
+
+def wgmma_wait(groups: int, accumulators: int, element: str = "f32", words: int = 0) -> Any:
+    """`f(acc, at)`: waits until at most `groups` newest groups run, and hands the accumulators through.
+
+    What an asynchronous product writes must pass through the wait's own assembly as tied operands, or LLVM, which sees
+    values and not the hardware, moves their uses above it. With `words`, `f(acc, at, a, a_at)` also hands through an A
+    operand in registers, which must not be overwritten before its product is over.
+    """
+    letter = _LETTER[element]
+    letters = letter * accumulators + "r" * words
+    inputs = [(letter, f"%acc_v{i}") for i in range(accumulators)] + [("r", f"%a_v{i}") for i in range(words)]
+    text = f"wgmma.wait_group.sync.aligned {groups};"
+    body = [indices("acc", "at", accumulators), read("acc", element, accumulators)]
+    parameters: dict[str, Parameter] = {"acc": Array(element), "at": "i64"}
+    if words:
+        parameters |= {"a": Array("i32"), "a_at": "i64"}
+        body += [indices("a", "a_at", words), read("a", "i32", words)]
+    body += [f"%held = {asm(text, letters, inputs, ties=len(letters))}", extract("%held", letters, "new")]
+    body.append(write("acc", element, [f"%new{i}" for i in range(accumulators)]))
+    if words:
+        body.append(write("a", "i32", [f"%new{accumulators + i}" for i in range(words)]))
+    return define(f"wgmma_wait_{groups}_{accumulators}_{element}_{words}", parameters, None, "\n".join(body))
+
+
+def pack(dtype: str) -> Any:
+    """`pack_bf16(low, high) -> int32`: two float32 rounded to a word of a fragment."""
+    text = f"cvt.rn.{dtype}x2.f32 $0, $2, $1;"
+    body = f"%result = {asm(text, 'r', [('f', '%low'), ('f', '%high')], pure=True)}"
+    return define(f"pack_{dtype}", {"low": "f32", "high": "f32"}, "i32", body)
+
+
+def _round_tf32() -> Any:
+    """float32 to the bits of tf32, ties away from zero (the only rounding before sm_90)."""
+    body = f"%result = {asm('cvt.rna.tf32.f32 $0, $1;', 'r', [('f', '%a')], pure=True)}"
+    return define("round_tf32", {"a": "f32"}, "i32", body)
+
+
+MATRIX: dict[str, Callable[[], Any]] = {
+    **{f"ldmatrix_x{c}{s}": partial(ldmatrix, c, bool(s)) for c in (1, 2, 4) for s in ("", "_trans")},
+    **{f"stmatrix_x{c}{s}": partial(stmatrix, c, bool(s)) for c in (1, 2, 4) for s in ("", "_trans")},
+    **{f"mma_{dtype}": partial(mma, dtype) for dtype in _MMA},
+    **{f"pack_{dtype}": partial(pack, dtype) for dtype in ("bf16", "f16")},
+    "round_tf32": _round_tf32,
+}

@@ -1,0 +1,420 @@
+"""Printing mapped IR as Python: what the CPU and the CUDA emitter share.
+
+A value that is used once, by an operation of its own block, is printed inside that use; every other value gets a variable.
+Loads always get one, so that no load moves past a store. Memory is a base pointer, an offset and strides: subviews cost
+nothing and leave no trace. Names come from `tilec.name` hints reduced to identifiers, with a number behind.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tilec import mlir
+from tilec.diagnostics import InternalError
+from tilec.functions import FUNCTIONS
+from tilec.mlir import ir
+
+COMPARE_FLOAT = {  # cmpf predicates by number: text over {a}, {b}
+    0: "False", 1: "{a} == {b}", 2: "{a} > {b}", 3: "{a} >= {b}", 4: "{a} < {b}", 5: "{a} <= {b}",
+    6: "({a} < {b}) | ({a} > {b})", 7: "({a} == {a}) & ({b} == {b})", 8: "not (({a} < {b}) | ({a} > {b}))",
+    9: "not ({a} <= {b})", 10: "not ({a} < {b})", 11: "not ({a} >= {b})", 12: "not ({a} > {b})", 13: "{a} != {b}",
+    14: "({a} != {a}) | ({b} != {b})", 15: "True",
+}  # fmt: skip
+COMPARE_INTEGER = {0: "==", 1: "!=", 2: "<", 3: "<=", 4: ">", 5: ">=", 6: "<", 7: "<=", 8: ">", 9: ">="}
+BINARY = {
+    "arith.addf": "+", "arith.subf": "-", "arith.mulf": "*", "arith.divf": "/",
+    "arith.addi": "+", "arith.subi": "-", "arith.muli": "*", "arith.andi": "&", "arith.ori": "|", "arith.xori": "^",
+    "arith.floordivsi": "//", "arith.divui": "//", "arith.remui": "%", "arith.shli": "<<", "arith.shrsi": ">>",
+}  # fmt: skip
+EXTREMA = {
+    "arith.maxsi": "max", "arith.minsi": "min", "arith.maxui": "max", "arith.minui": "min",
+    "arith.maximumf": "maximum", "arith.minimumf": "minimum", "arith.maxnumf": "maximum", "arith.minnumf": "minimum",
+}  # fmt: skip
+UNSIGNED = {"arith.divui", "arith.remui", "arith.maxui", "arith.minui", "arith.extui", "arith.uitofp"}
+NARROW = ("bf16", "f16", "f8E4M3FN", "f8E5M2")
+PURE = ("arith.", "math.", "affine.apply", "affine.min", "affine.max", "memref.dim")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where a memref lies: elements of a named base. Strides and offset are texts or numbers, in elements."""
+
+    base: str
+    offset: str | int
+    strides: tuple[str | int, ...]
+    element: str
+    shape: tuple[str | int, ...] = ()
+    space: str = "global"
+
+
+class Printer:
+    """Prints one kernel's body. Subclasses say how memory is reached and what the hardware's operations are called."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 1
+        self.text: dict[ir.Value, str] = {}
+        self.memory: dict[ir.Value, Memory] = {}
+        self.counts: dict[str, int] = {}
+        self.loops = 0
+        self.used: set[str] = set()
+        self.sites: list[str] = []
+        self.comment: str | None = None
+
+    # ---- what a backend supplies -------------------------------------------------------------------------------------
+
+    def load(self, memory: Memory, index: str | int) -> str:
+        raise NotImplementedError
+
+    def store(self, memory: Memory, index: str | int, value: str) -> None:
+        raise NotImplementedError
+
+    def function(self, name: str, arguments: list[str], element: str) -> str:
+        """A call of the intrinsic that computes a `math` operation or an extremum."""
+        raise NotImplementedError
+
+    def backend_operation(self, op: ir.Operation) -> None:
+        raise InternalError(f"no way to print '{op.name}'", "emit", str(op))
+
+    # ---- lines and names ---------------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def fresh(self, hint: str) -> str:
+        """A new identifier made of letters of the hint, which may be a user's name, and a number."""
+        stem = re.sub(r"[^A-Za-z0-9]", "_", hint.encode("ascii", "ignore").decode()).strip("_")[:24] or "v"
+        stem = stem if stem[0].isalpha() else f"v{stem}"
+        self.counts[stem] = self.counts.get(stem, 0) + 1
+        return f"{stem}_{self.counts[stem]}"
+
+    def use(self, name: str) -> str:
+        """A name that the module must import."""
+        self.used.add(name)
+        return name
+
+    def bind(self, value: ir.Value, text: str, hint: str = "v") -> None:
+        name = self.fresh(hint)
+        self.line(f"{name} = {text}")
+        self.text[value] = name
+
+    def say_where(self, op: ir.Operation) -> None:
+        """A comment with the source line, when it changes."""
+        where = mlir.source_line(op)
+        name = mlir.get_string(op, "tilec.name")
+        if where is None and name is None:
+            return
+        parts = [re.sub(r"[^\w.,\- ]", "_", name)[:60]] if name else []
+        if where:
+            file = re.sub(r"[^-\w.]", "_", where[0].rsplit("/", 1)[-1])
+            parts.append(f"{file}:{where[1]}")
+        comment = ", ".join(parts)
+        if comment != self.comment:
+            self.line(f"# {comment}")
+            self.comment = comment
+
+    # ---- operations --------------------------------------------------------------------------------------------------
+
+    def block(self, block: ir.Block) -> None:
+        for op in block.operations:
+            self.operation(op.operation)
+
+    def operation(self, op: ir.Operation) -> None:
+        match op.name:
+            case "arith.constant":
+                self.text[op.results[0]] = self.constant(op)
+            case "memref.load":
+                memory, place = self.address(op.operands[0], list(op.operands)[1:])
+                self.bind(op.results[0], self.load(memory, place), memory.base.rsplit("_", 1)[0])
+            case "memref.store":
+                memory, place = self.address(op.operands[1], list(op.operands)[2:])
+                self.store(memory, place, self.expr(op.operands[0]))
+            case "memref.subview":
+                self.subview(op)
+            case "memref.cast" | "memref.reinterpret_cast":
+                self.memory[op.results[0]] = self.memory[op.operands[0]]
+            case "scf.for":
+                self.for_loop(op)
+            case "scf.if":
+                self.branch(op)
+            case "scf.yield" | "scf.forall.in_parallel" | "func.return" | "memref.dealloc" | "memref.assume_alignment":
+                pass
+            case name if name.startswith(PURE):
+                self.pure(op)
+            case _:
+                self.backend_operation(op)
+
+    def pure(self, op: ir.Operation) -> None:
+        text = self.expression(op)
+        (result,) = op.results
+        users = mlir.uses(result)
+        if len(users) == 1 and users[0].block == op.block and len(text) < 90 and users[0].name != "scf.yield":
+            self.text[result] = text if re.fullmatch(r"[\w.]+(\([^()]*\))?|\(.*\)", text) and _balanced(text) else f"({text})"
+        else:
+            self.bind(result, text)
+
+    def expr(self, value: ir.Value) -> str:
+        return self.text[value]
+
+    def for_loop(self, op: ir.Operation) -> None:
+        block = op.regions[0].blocks[0]
+        low, high, step = (self.expr(v) for v in list(op.operands)[:3])
+        initial = list(op.operands)[3:]
+        variable, *states = block.arguments
+        if "tilec.name" in op.attributes:
+            self.say_where(op)
+        names = [self.fresh(self.hint(op)) for _ in states]
+        for name, state, value in zip(names, states, initial):
+            self.line(f"{name} = {self.expr(value)}")
+            self.text[state] = name
+        self.text[variable] = "ijklmnpq"[self.loops % 8] + ("" if self.loops < 8 else str(self.loops // 8))
+        bounds = high if low == "0" and step == "1" else f"{low}, {high}" if step == "1" else f"{low}, {high}, {step}"
+        self.line(f"for {self.text[variable]} in range({bounds}):")
+        self.indent(block, names)
+        for result, name in zip(op.results, names):
+            self.text[result] = name
+
+    def indent(self, block: ir.Block, states: list[str]) -> None:
+        self.depth += 1
+        self.loops += 1
+        before = len(self.lines)
+        self.block(block)
+        terminator = list(block.operations)[-1].operation
+        new = [self.expr(v) for v in terminator.operands] if terminator.name == "scf.yield" else []
+        changed = [(s, v) for s, v in zip(states, new) if s != v]
+        if changed:
+            self.line(f"{', '.join(s for s, _ in changed)} = {', '.join(v for _, v in changed)}")
+        if len(self.lines) == before:
+            self.line("pass")
+        self.depth -= 1
+        self.loops -= 1
+
+    def branch(self, op: ir.Operation) -> None:
+        names = [self.fresh("v") for _ in op.results]
+        self.line(f"if {self.expr(op.operands[0])}:")
+        self.indent(op.regions[0].blocks[0], names)
+        if len(op.regions[1].blocks):
+            self.line("else:")
+            self.indent(op.regions[1].blocks[0], names)
+        for result, name in zip(op.results, names):
+            self.text[result] = name
+
+    def hint(self, op: ir.Operation) -> str:
+        while op is not None and op.name != "func.func":
+            if "tilec.name" in op.attributes:
+                return mlir.get_string(op, "tilec.name").split(",")[-1]
+            op = op.parent.operation if op.parent is not None else None
+        return "acc"
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def address(self, value: ir.Value, indices: list[ir.Value]) -> tuple[Memory, str | int]:
+        memory = self.memory[value]
+        place: str | int = memory.offset
+        for index, stride in zip(indices, memory.strides):
+            place = plus(place, times(self.index(index), stride))
+        return memory, place
+
+    def index(self, value: ir.Value) -> str | int:
+        known = mlir.constant_value(value)
+        return self.expr(value) if known is None else int(known)
+
+    def subview(self, op: ir.Operation) -> None:
+        source = self.memory[op.operands[0]]
+        dynamic = list(op.operands)[1:]
+        place, strides, shape = source.offset, [], []
+        entries = [list(ir.DenseI64ArrayAttr(op.attributes[f"static_{n}"])) for n in ("offsets", "sizes", "strides")]
+        texts = [[self.index(dynamic.pop(0)) if e == mlir.DYNAMIC else e for e in group] for group in entries]
+        for offset, size, step, stride in zip(*texts, source.strides):
+            place = plus(place, times(offset, stride))
+            strides.append(times(step, stride))
+            shape.append(size)
+        kept = _kept_dims(op)
+        self.memory[op.results[0]] = Memory(
+            source.base, place, tuple(strides[d] for d in kept), source.element, tuple(shape[d] for d in kept), source.space
+        )
+
+    # ---- expressions -------------------------------------------------------------------------------------------------
+
+    def constant(self, op: ir.Operation) -> str:
+        value, type_ = op.attributes["value"], str(op.results[0].type)
+        match type_:
+            case "index" | "i64":
+                return str(ir.IntegerAttr(value).value)
+            case "i1":
+                return "True" if str(value) in ("true", "1 : i1") else "False"
+            case "f32" | "f64":
+                return self.float_constant(ir.FloatAttr(value).value, type_)
+            case "bf16" | "f16" | "f8E4M3FN" | "f8E5M2":
+                return self.narrow(self.float_constant(ir.FloatAttr(value).value, "f32"), "f32", type_)
+        return f"{self.use(type_)}({ir.IntegerAttr(value).value})"
+
+    def float_constant(self, value: float, type_: str) -> str:
+        text = repr(float(value))
+        if text in ("inf", "-inf", "nan"):
+            text = text.replace("inf", self.use("inf")) if "inf" in text else self.use("nan")
+        return f"{self.use('f32')}({text})" if type_ == "f32" else f"{self.use('f64')}({text})"
+
+    def expression(self, op: ir.Operation) -> str:
+        name, operands = op.name, [v for v in op.operands]
+        type_ = str(op.results[0].type)
+        if name in ("affine.apply", "affine.min", "affine.max"):
+            return self.affine(op)
+        if name == "memref.dim":
+            return str(self.memory[operands[0]].shape[int(mlir.constant_value(operands[1]))])
+        texts = [self.expr(v) for v in operands]
+        if name in UNSIGNED and str(operands[0].type) not in ("i1", "index"):
+            texts = [f"{self.use('u' + str(v.type)[1:])}({t})" for v, t in zip(operands, texts)]
+        if name in BINARY:
+            return self.binary(op, name, texts, type_)
+        if name in EXTREMA:
+            text = self.function(EXTREMA[name], texts, type_)
+            return f"{self.use(type_)}({text})" if name in UNSIGNED else text
+        match name:
+            case "arith.negf":
+                return f"-{texts[0]}"
+            case "arith.select":
+                return self.select(*texts, type_)
+            case "arith.cmpf":
+                return COMPARE_FLOAT[ir.IntegerAttr(op.attributes["predicate"]).value].format(a=texts[0], b=texts[1])
+            case "arith.cmpi":
+                return self.compare_integers(op, texts)
+            case "arith.index_cast" | "arith.index_castui":
+                return f"{self.use('i64')}({texts[0]})" if str(operands[0].type) not in ("index", "i64") else texts[0]
+            case "arith.remf":
+                return self.function("fmod", texts, type_)
+            case "arith.extf" | "arith.truncf":
+                return self.narrow(texts[0], str(operands[0].type), type_)
+            case "arith.extui" | "arith.extsi" | "arith.trunci" | "arith.sitofp" | "arith.uitofp" | "arith.fptosi":
+                return self.convert(texts[0], str(operands[0].type), type_)
+            case "arith.fptoui":
+                return f"{self.use(type_)}({self.use('u' + type_[1:])}({texts[0]}))"
+            case "math.absi":
+                return f"{self.use(type_)}(abs({texts[0]}))"
+            case "math.ipowi":
+                return self.function("ipow", texts, type_)
+            case "math.powf":
+                return self.function("pow", texts, type_)
+            case "math.fma":
+                return self.function("fma", texts, type_)
+        if name in _MATH:
+            return self.function(_MATH[name], texts, type_)
+        raise InternalError(f"no way to print '{name}'", "emit", str(op))
+
+    def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
+        if type_ == "i1" and name == "arith.xori" and "True" in texts:
+            return f"not {texts[0] if texts[1] == 'True' else texts[1]}"
+        if name in ("arith.addf", "arith.mulf") and "reassoc" in str(op.attributes["fastmath"]):
+            return self.reassociable("add" if name == "arith.addf" else "mul", texts)
+        text = f"{texts[0]} {BINARY[name]} {texts[1]}"
+        return f"{self.use(type_)}({text})" if type_ in ("i8", "i16", "i32") or name in UNSIGNED else text
+
+    def reassociable(self, name: str, texts: list[str]) -> str:
+        return f"{texts[0]} {'+' if name == 'add' else '*'} {texts[1]}"
+
+    def select(self, condition: str, then: str, otherwise: str, type_: str) -> str:
+        return f"{self.use('select')}({condition}, {then}, {otherwise})"
+
+    def compare_integers(self, op: ir.Operation, texts: list[str]) -> str:
+        predicate = ir.IntegerAttr(op.attributes["predicate"]).value
+        type_ = str(op.operands[0].type)
+        if predicate >= 6 and type_ != "i1":
+            unsigned = "u64" if type_ == "index" else "u" + type_[1:]
+            texts = [f"{self.use(unsigned)}({t})" for t in texts]
+        return f"{texts[0]} {COMPARE_INTEGER[predicate]} {texts[1]}"
+
+    def convert(self, text: str, source: str, target: str) -> str:
+        return f"{self.use(target)}({text})"
+
+    def narrow(self, text: str, source: str, target: str) -> str:
+        """Between float types: narrow ones are bit patterns that only conversions touch."""
+        names = {"f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}
+        source, target = names.get(source, source), names.get(target, target)
+        if source in ("f32", "f64") and target in ("f32", "f64"):
+            return f"{self.use(target)}({text})"
+        if source not in ("f32", "f64"):
+            text = f"{self.use(f'f32_from_{source}')}({text})"
+            return text if target == "f32" else self.narrow(text, "f32", target)
+        text = f"{self.use('f32')}({text})" if source == "f64" else text
+        return f"{self.use(f'{target}_from_f32')}({text})"
+
+    def affine(self, op: ir.Operation) -> str:
+        map_ = ir.AffineMapAttr(op.attributes["map"]).value
+        operands = [self.index(v) for v in op.operands]
+        texts = [str(_affine(e, operands, map_.n_dims)) for e in map_.results]
+        return texts[0] if op.name == "affine.apply" else f"{op.name[-3:]}({', '.join(texts)})"
+
+
+_MATH = {row.mlir: row.cpu for row in FUNCTIONS.values() if row.mlir.startswith("math.")}
+
+
+def _affine(expr: ir.AffineExpr, operands: list[str | int], dims: int) -> str | int:
+    match expr:
+        case ir.AffineConstantExpr():
+            return expr.value
+        case ir.AffineDimExpr():
+            return operands[expr.position]
+        case ir.AffineSymbolExpr():
+            return operands[dims + expr.position]
+    left, right = _affine(expr.lhs, operands, dims), _affine(expr.rhs, operands, dims)
+    match expr:
+        case ir.AffineAddExpr():
+            return plus(left, right)
+        case ir.AffineMulExpr():
+            return times(left, right)
+        case ir.AffineModExpr():
+            return f"({_group(left)} % {_group(right)})"
+        case ir.AffineFloorDivExpr():
+            return f"({_group(left)} // {_group(right)})"
+        case ir.AffineCeilDivExpr():
+            return f"-(-{_group(left)} // {_group(right)})"
+    raise AssertionError(expr)
+
+
+def plus(a: str | int, b: str | int) -> str | int:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    if a == 0 or b == 0:
+        return b if a == 0 else a
+    if isinstance(b, int) and b < 0:
+        return f"{a} - {-b}"
+    return f"{a} + {b}"
+
+
+def times(a: str | int, b: str | int) -> str | int:
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    if a == 0 or b == 0:
+        return 0
+    if a == 1 or b == 1:
+        return b if a == 1 else a
+    return f"{_group(a)} * {_group(b)}"
+
+
+def _group(text: str | int) -> str:
+    return str(text) if isinstance(text, int) or re.fullmatch(r"\w+|\([^()]*\)", text) else f"({text})"
+
+
+def _balanced(text: str) -> bool:
+    """Whether the first bracket closes at the end: `(a) + (b)` is no unit."""
+    start = text.find("(")
+    depth = 0
+    for position, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and position >= start >= 0 and position < len(text) - 1:
+            return False
+    return True
+
+
+def _kept_dims(op: ir.Operation) -> list[int]:
+    """Source dimensions that a subview keeps: a rank-reducing one drops some of size 1."""
+    sizes = list(ir.DenseI64ArrayAttr(op.attributes["static_sizes"]))
+    shape = list(ir.ShapedType(op.results[0].type).shape)
+    kept, wanted = [], list(shape)
+    for d, size in enumerate(sizes):
+        droppable = size == 1 and len(sizes) - d > len(wanted)
+        if wanted and size == wanted[0] and not droppable:
+            kept.append(d)
+            wanted.pop(0)
+    return kept

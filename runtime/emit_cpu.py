@@ -1,0 +1,147 @@
+"""emit, for the CPU: every kernel becomes a Python function that Numba compiles, one call of it a block.
+
+    def softmax_y(block, args, scratch):
+        x = f32_pointer(args[0])
+        y = f32_pointer(args[1])
+        ...
+
+`args` holds addresses, `scratch` is memory of the calling thread. The parallel loop over blocks (`prange`) is the same for
+all kernels, so it is compiled once and for all (`cpu_launch`), and a kernel compiles serially in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilec import mlir
+from tilec.grouping import element_bytes
+from tilec.mlir import ir
+from tilec.runtime.emit import NARROW, Memory, Printer, plus
+from tilec.runtime.program import Emitted, KernelSource, read_steps
+
+STORAGE = {"i1": "bool", "bf16": "u16", "f16": "u16", "f8E4M3FN": "u8", "f8E5M2": "u8", "index": "i64"}
+ALIGN = 64
+
+
+def emit_cpu(module: ir.Module) -> Emitted:
+    name, steps, temporaries = read_steps(module)
+    kernels, used = [], set()
+    for function in mlir.functions(module):
+        if "tilec.kernel" in function.attributes:
+            printer = _CpuPrinter()
+            kernels.append(printer.kernel(function))
+            used |= printer.used
+    header = [f'"""Kernels of {kernels[0].name if kernels else "an empty program"}, printed by tilec."""', ""]
+    if used:
+        header += ["from tilec.runtime.cpu_support import (", *(f"    {n}," for n in sorted(used)), ")", "", ""]
+    text = "\n".join(header) + "\n\n\n".join(k.text for k in kernels) + "\n"
+    return Emitted(name, text, tuple(kernels), steps, temporaries)
+
+
+class _CpuPrinter(Printer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scratch = 0
+        self.parameters = 0
+
+    def kernel(self, function: ir.Operation) -> KernelSource:
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        block = mlir.entry(function)
+        self.parameters = len(block.arguments)
+        self.arguments(function, block)
+        grid = 1
+        for op in block.operations:
+            if op.operation.name == "scf.forall":
+                grid = self.forall(op.operation)
+            else:
+                self.operation(op.operation)
+        head = [f"def {name}(block, args, scratch):"]
+        text = "\n".join(head + (self.lines or ["    pass"]))
+        return KernelSource(name, text, grid, self.parameters, scratch=self.scratch, sites=tuple(self.sites))
+
+    def arguments(self, function: ir.Operation, block: ir.Block) -> None:
+        names = list(ir.ArrayAttr(function.attributes["arg_attrs"]))
+        for n, (argument, attributes) in enumerate(zip(block.arguments, names)):
+            hint = ir.StringAttr(ir.DictAttr(attributes)["tilec.name"]).value
+            shaped = ir.ShapedType(argument.type)
+            element = str(shaped.element_type)
+            base = self.fresh(hint)
+            shape = tuple(shaped.shape)
+            sizes = "x".join(map(str, shape)) or "scalar"
+            self.line(f"{base} = {self.use(_storage(element) + '_pointer')}(args[{n}])  # {element} {sizes}")
+            self.memory[argument] = Memory(base, 0, strides_of(argument.type), element, shape)
+
+    def forall(self, op: ir.Operation) -> int:
+        counts = list(ir.DenseI64ArrayAttr(op.attributes["staticUpperBound"]))
+        variables = list(op.regions[0].blocks[0].arguments)[: len(counts)]
+        rest = "block"
+        for n, (count, variable) in enumerate(zip(counts, variables)):
+            below = prod(counts[n + 1 :])
+            if count == 1:
+                self.text[variable] = "0"
+            elif below == 1:
+                self.bind(variable, rest, "b")
+            else:
+                self.bind(variable, f"{rest} // {below}", "b")
+                rest = f"(block % {below})"
+        self.block(op.regions[0].blocks[0])
+        return prod(counts)
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def load(self, memory: Memory, index: str | int) -> str:
+        return f"{memory.base}[{index}]"
+
+    def store(self, memory: Memory, index: str | int, value: str) -> None:
+        self.line(f"{memory.base}[{index}] = {value}")
+
+    def backend_operation(self, op: ir.Operation) -> None:
+        match op.name:
+            case "memref.alloc" | "memref.alloca":
+                self.allocate(op)
+            case "cf.assert":
+                self.check(op)
+            case _:
+                super().backend_operation(op)
+
+    def allocate(self, op: ir.Operation) -> None:
+        """Block-local memory is a piece of the thread's scratch: its place is known now."""
+        type_ = op.results[0].type
+        element, shape = str(type_.element_type), tuple(type_.shape)
+        base = self.fresh("tile")
+        place = plus("scratch", self.scratch)
+        sizes = "x".join(map(str, shape)) or "scalar"
+        self.line(f"{base} = {self.use(_storage(element) + '_pointer')}({place})  # {element} {sizes}")
+        self.memory[op.results[0]] = Memory(base, 0, strides_of(type_), element, shape, "scratch")
+        size = prod(shape) * element_bytes(type_.element_type)
+        self.scratch += -(-size // ALIGN) * ALIGN
+
+    def check(self, op: ir.Operation) -> None:
+        """A failed check leaves its number in the word behind the arguments; the launch raises the error."""
+        self.sites.append(ir.StringAttr(op.attributes["msg"]).value)
+        self.line(f"if not {self.expr(op.operands[0])}:")
+        self.line(f"    args[{self.parameters}] = {len(self.sites)}")
+
+    # ---- operations --------------------------------------------------------------------------------------------------
+
+    def function(self, name: str, arguments: list[str], element: str) -> str:
+        if name in ("max", "min") and element not in ("f32", "f64"):
+            text = f"{name}({', '.join(arguments)})"
+            return text if element in ("index", "i64") else f"{self.use(element)}({text})"
+        return f"{self.use(name)}({', '.join(arguments)})"
+
+    def reassociable(self, name: str, texts: list[str]) -> str:
+        return f"{self.use('reassoc_' + name)}({', '.join(texts)})"
+
+
+def _storage(element: str) -> str:
+    return STORAGE.get(element, element)
+
+
+def strides_of(type_: ir.Type) -> tuple[int, ...]:
+    """Row-major strides in elements, or those that the type names."""
+    strides, _ = ir.MemRefType(type_).get_strides_and_offset()
+    return tuple(strides)
+
+
+__all__ = ["NARROW", "emit_cpu", "strides_of"]

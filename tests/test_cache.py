@@ -1,0 +1,182 @@
+"""The disk cache: whole entries or none, for many writers, on any kind of broken disk, and never from a shared directory."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tilec.runtime import cache
+
+KEY = cache.make_key("source", "sm_90a")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    path = tmp_path / "cache"
+    monkeypatch.setenv(cache.VARIABLE, str(path))
+    cache._checked.cache_clear()
+    return path
+
+
+def test_saves_and_loads(folder):
+    assert cache.load(KEY) is None
+    assert cache.save(KEY, {"registers": 32}, {"cubin": b"\x7fELF", "ptx": b".version 8.0"})
+    assert cache.load(KEY) == ({"registers": 32}, {"cubin": b"\x7fELF", "ptx": b".version 8.0"})
+    assert (folder.stat().st_mode & 0o777) == 0o700
+    assert all((p.stat().st_mode & 0o077) == 0 for p in folder.rglob("*"))
+    assert cache.usage()[0] == 3
+    assert cache.clear() == 3 and cache.load(KEY) is None
+
+
+def test_keys_count_the_length_of_each_part():
+    assert cache.make_key("ab", "c") != cache.make_key("a", "bc")
+    assert cache.make_key("a") == cache.make_key(b"a")
+
+
+@pytest.mark.parametrize("damage", ["cubin", "truncated", "missing", "json", "list", "binary", "digest", "other key"])
+def test_corrupted_entries_are_as_if_absent(folder, damage):
+    cache.save(KEY, {"a": 1}, {"cubin": b"x" * 1000})
+    entries = folder / "entries"
+    index, blob = entries / f"{KEY}.json", next(entries.glob("*.bin"))
+    match damage:
+        case "cubin":
+            blob.write_bytes(b"y" * 1000)
+        case "truncated":
+            blob.write_bytes(b"x" * 10)
+        case "missing":
+            blob.unlink()
+        case "json":
+            index.write_text("{")
+        case "list":
+            index.write_text("[[[]]]")
+        case "binary":
+            index.write_bytes(bytes(range(256)))
+        case "digest":
+            index.write_text(json.dumps(json.loads(index.read_text()) | {"files": {"cubin": "../../etc/passwd"}}))
+        case "other key":
+            index.write_text(index.read_text().replace(KEY, "0" * 64))
+    assert cache.load(KEY) is None
+    assert cache.save(KEY, {"a": 1}, {"cubin": b"x" * 1000})
+    assert cache.load(KEY) == ({"a": 1}, {"cubin": b"x" * 1000})
+
+
+WRITER = """
+import sys
+from tilec.runtime import cache
+key = cache.make_key("shared")
+for i in range(40):
+    content = bytes([int(sys.argv[1])]) * 50_000
+    assert cache.save(key, {"writer": int(sys.argv[1])}, {"cubin": content})
+    found = cache.load(key)
+    assert found is not None, "no entry"
+    properties, files = found
+    assert files["cubin"] == bytes([properties["writer"]]) * 50_000
+    path = cache.module_path(key, "x = 1" * 1000)
+    assert path.read_text() == "x = 1" * 1000
+"""
+
+
+def test_many_writers_see_whole_entries(folder):
+    workers = [subprocess.Popen([sys.executable, "-c", WRITER, str(n)]) for n in range(6)]
+    assert [w.wait(120) for w in workers] == [0] * 6
+    assert not list(folder.rglob(".writing-*"))
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_directory_that_others_can_write_is_refused(folder, mode):
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.warns(cache.CacheWarning, match="writable by others"):
+        assert cache.directory() is None
+    assert not cache.save(KEY, {}, {"cubin": b""}) and cache.load(KEY) is None
+    assert cache.module_path(KEY, "x = 1").read_text() == "x = 1"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        assert cache.directory() is None
+
+
+def test_a_parent_that_others_can_write_is_refused_unless_sticky(folder, tmp_path):
+    tmp_path.chmod(0o777)
+    folder.mkdir(mode=0o700)
+    assert "above the cache" in cache.refusal(folder)
+    tmp_path.chmod(0o1777)
+    assert cache.refusal(folder) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a directory away")
+def test_a_directory_of_someone_else_is_refused(folder, tmp_path):
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 12345, 12345)
+    assert "belongs to user 12345" in cache.refusal(folder)
+    inside = folder / "cache"
+    inside.mkdir(mode=0o700)
+    assert "belongs to user 12345" in cache.refusal(inside)
+
+
+def test_a_link_is_judged_by_where_it_leads(folder, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "open" / "target").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "open" / "target")
+    with pytest.warns(cache.CacheWarning, match="above the cache"):
+        assert cache.directory() is None
+
+
+def test_linked_folders_inside_are_not_followed(folder, tmp_path):
+    folder.mkdir(mode=0o700)
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "entries").symlink_to(tmp_path / "elsewhere")
+    assert not cache.save(KEY, {}, {"cubin": b""})
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_turned_off(folder, monkeypatch):
+    monkeypatch.setenv(cache.VARIABLE, "")
+    assert cache.directory() is None
+    assert not cache.save(KEY, {}, {}) and cache.load(KEY) is None
+
+
+@pytest.mark.parametrize("failing", ["os.replace", "os.fsync", "tempfile.mkstemp"])
+def test_full_or_read_only_disks_mean_no_cache(folder, monkeypatch, failing):
+    def fail(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    cache.directory()
+    monkeypatch.setattr(failing, fail)
+    assert not cache.save(KEY, {}, {"cubin": b"x"})
+    assert cache.load(KEY) is None
+    assert not list(folder.rglob("*.json")) and not list(folder.rglob(".writing-*"))
+    if failing != "tempfile.mkstemp":
+        assert cache.module_path(KEY, "y = 2").read_text() == "y = 2"
+
+
+def test_a_read_only_cache_is_read(folder):
+    cache.save(KEY, {"a": 1}, {"cubin": b"x"})
+    try:
+        for path in (folder / "entries", folder):
+            path.chmod(0o500)
+        assert cache.load(KEY) == ({"a": 1}, {"cubin": b"x"})
+    finally:
+        for path in (folder, folder / "entries"):
+            path.chmod(0o700)
+
+
+def test_unusable_places_warn(folder, tmp_path):
+    folder.write_text("a file")
+    with pytest.warns(cache.CacheWarning):
+        assert cache.directory() is None
+
+
+def test_modules_have_stable_private_paths(folder):
+    path = cache.module_path(KEY, "x = 1\n", "softmax")
+    assert path.name == "softmax.py" and path.read_text() == "x = 1\n" and folder in path.parents
+    assert cache.module_path(KEY, "x = 1\n", "softmax") == path
+    assert cache.module_path(KEY, "x = 2\n", "softmax") != path
+    path.write_text("tampered")
+    assert cache.module_path(KEY, "x = 1\n", "softmax").read_text() == "x = 1\n"
+    with pytest.raises(ValueError):
+        cache.module_path(KEY, "", "../escape")

@@ -1,0 +1,320 @@
+"""The cost model against figures measured on an H200, hand-computed occupancies, and laws that any model must
+obey.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilec.cost import (
+    BlockTile,
+    CacheTile,
+    Contraction,
+    Rows,
+    Work,
+    balance,
+    choose,
+    contraction_cost,
+    home_level,
+    occupancy,
+    predict,
+    row_candidates,
+    row_cost,
+    row_work,
+)  # fmt: skip
+from tilec.target import BUILT_IN, load, read
+
+H200 = load("h200")
+CPU = read(BUILT_IN / "cpu.toml")
+CARDS = [load(n) for n in ("h200", "h100", "a100", "l4", "rtx4090", "rtx3090", "b200", "sm_90")]
+GIB = 1 << 30
+COPY = Work(
+    dram_read=2 * GIB, dram_write=2 * GIB, blocks=1 << 17, threads=256, registers=32, bytes_in_flight=64
+)
+
+
+def tflops(n, prediction):
+    return 2 * n**3 / prediction.time_us / 1e6
+
+
+# ---- against measurements ----
+
+
+def test_copy_runs_at_the_measured_rate():
+    p = predict(COPY, H200)
+    assert 4 * GIB / p.time_us / 1e6 == pytest.approx(4.25, rel=0.05)
+    assert (p.bound, p.limiter) == ("memory", "dram") and p.roofline_share > 0.95
+
+
+@pytest.mark.parametrize(("n", "cublas"), [(2048, 611), (4096, 737), (8192, 697), (16384, 698)])
+def test_matmul_is_compute_bound_and_near_cublas(n, cublas):
+    best = choose(H200, Contraction(n, n, n))[0]
+    assert best.prediction.bound == "compute" and best.prediction.intensity > best.prediction.ridge
+    assert best.tile.instruction == "wgmma"
+    assert tflops(n, best.prediction) == pytest.approx(cublas, rel=0.1)
+
+
+def test_f32_matmul_is_near_cublas():
+    best = choose(H200, Contraction(4096, 4096, 4096, dtype="f32"))[0]
+    assert best.tile.instruction == "fma"
+    assert tflops(4096, best.prediction) == pytest.approx(51, rel=0.1)
+    assert choose(H200, Contraction(4096, 4096, 4096, dtype="f32", tf32=True))[0].tile.instruction == "wgmma"
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "threads", "cluster", "measured"),
+    [
+        (65536, 4096, 64, 1, 3.95),
+        (16384, 16384, 256, 1, 3.86),
+        (4096, 65536, 256, 4, 2.95),
+        (2048, 131072, 256, 8, 2.86),
+    ],
+)
+def test_softmax_rows_are_near_the_measured_rate(rows, length, threads, cluster, measured):
+    problem = Rows(rows, length, 2, passes=3, flops={"special": 1, "fma.f32": 6})
+    tile = next(
+        t for t in row_candidates(H200, problem)
+        if (t.threads, t.cluster, t.rows_per_block, t.keep) == (threads, cluster, 1, "registers")
+    )  # fmt: skip
+    assert tile.vectors == 8
+    assert 4 * rows * length / row_cost(H200, problem, tile).time_us / 1e6 == pytest.approx(measured, rel=0.1)
+
+
+def test_an_empty_kernel_is_bound_by_its_launch():
+    p = predict(Work(), H200)
+    assert p.bound == "launch" and p.time_us == H200.launch.overhead_us
+    assert predict(Work(launches=3), H200).time_us == 3 * p.time_us
+
+
+# ---- occupancy, by hand from the rules of NVIDIA's calculator ----
+
+
+@pytest.mark.parametrize(
+    ("card", "threads", "registers", "shared", "blocks", "limiter"),
+    [
+        ("h200", 256, 32, 0, 8, "threads"),  # 2048 / 256
+        ("h200", 128, 64, 0, 8, "registers"),  # 65536 / (64 x 32) = 32 warps; / 4
+        ("h200", 128, 65, 0, 7, "registers"),  # 65 x 32 rounds up to 2304: 28 warps; / 4
+        ("h200", 384, 168, 0, 1, "registers"),  # 5376 a warp: 12 warps; / 12
+        ("h200", 32, 16, 0, 32, "blocks"),
+        ("h200", 128, 32, 48 * 1024, 4, "shared"),  # 228 / (48 + 1)
+        ("h200", 128, 32, 227 * 1024, 1, "shared"),
+        ("h200", 128, 32, 227 * 1024 + 1, 0, "shared"),
+        ("h200", 1024, 128, 0, 0, "registers"),
+        ("h200", 1056, 16, 0, 0, "threads"),
+        ("h200", 128, 256, 0, 0, "registers"),
+        ("a100", 128, 32, 40 * 1024, 4, "shared"),  # 164 / (40 + 1)
+        ("rtx4090", 512, 32, 0, 3, "threads"),  # 1536 / 512
+        ("rtx4090", 32, 16, 0, 24, "blocks"),
+        ("rtx3090", 32, 16, 0, 16, "blocks"),
+        ("h200", 48, 32, 0, 32, "threads"),  # two warps
+    ],
+)
+def test_occupancy(card, threads, registers, shared, blocks, limiter):
+    occ = occupancy(load(card), threads, registers, shared)
+    assert (occ.blocks, occ.limiter) == (blocks, limiter)
+    assert 0 <= occ.fraction <= 1
+
+
+def test_a_block_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="does not fit h200: too many registers"):
+        predict(Work(threads=1024, registers=128), H200)
+
+
+# ---- laws ----
+
+amounts = st.floats(0, 1e12)
+works = st.builds(
+    Work,
+    dram_read=amounts,
+    dram_write=amounts,
+    l2_bytes=amounts,
+    shared_bytes=amounts,
+    flops=st.dictionaries(st.sampled_from(["fma.f32", "tensor.bf16", "special", "int"]), amounts),
+    blocks=st.integers(1, 10**6),
+    threads=st.sampled_from([32, 64, 128, 256]),
+    registers=st.integers(16, 200),
+    bytes_in_flight=st.floats(1, 256),
+)
+GROWING = ("dram_read", "dram_write", "l2_bytes", "shared_bytes", "stall_ns", "serial_us")
+
+
+@given(works, st.sampled_from([*CARDS, CPU]))
+def test_predictions_are_sane(work, card):
+    if card is CPU:
+        work = replace(work, flops={u: n for u, n in work.flops.items() if not u.startswith("tensor")})
+    p = predict(work, card)
+    assert all(t >= 0 for t in p.terms.values())
+    assert p.time_us >= max(p.terms.values()) and p.time_us < float("inf")
+    assert 0 <= p.roofline_share <= 1 and 0 < p.wave_efficiency <= 1
+    assert p.bound in ("memory", "compute", "launch") and p.limiter in p.terms
+
+
+@given(works, st.sampled_from(GROWING), st.floats(1, 1e9))
+def test_more_of_anything_takes_no_less_time(work, name, more):
+    grown = replace(work, **{name: getattr(work, name) + more})
+    if name == "dram_write":  # passes through L2, where loads wait and writes do not
+        grown = replace(grown, l2_bytes=work.l2_bytes + more)
+    assert predict(grown, H200).time_us >= predict(work, H200).time_us * (1 - 1e-9)
+
+
+@given(works, st.sampled_from(["fma.f32", "tensor.bf16", "special", "int"]), st.floats(1, 1e12))
+def test_more_operations_take_no_less_time(work, unit, more):
+    grown = replace(work, flops={**work.flops, unit: work.flops.get(unit, 0) + more})
+    assert predict(grown, H200).time_us >= predict(work, H200).time_us
+
+
+@given(works, st.floats(1, 8))
+def test_a_better_machine_takes_no_longer(work, factor):
+    faster = replace(
+        H200,
+        dram=replace(H200.dram, bandwidth_gbs=H200.dram.bandwidth_gbs * factor),
+        fma={t: r * factor for t, r in H200.fma.items()},
+    )
+    assert predict(work, faster).time_us <= predict(work, H200).time_us * (1 + 1e-9)
+
+
+@given(works, st.floats(1, 8))
+def test_more_bytes_in_flight_take_no_longer(work, factor):
+    more = replace(work, bytes_in_flight=work.bytes_in_flight * factor)
+    assert predict(more, H200).time_us <= predict(work, H200).time_us * (1 + 1e-9)
+
+
+def test_littles_law():
+    few = predict(replace(COPY, dram_write=0, bytes_in_flight=1), H200)
+    flight, latency = 132 * 2048 * 1, 800e-9
+    assert 2 * GIB / (1e-6 * few.terms["dram"]) == pytest.approx(flight / latency, rel=0.02)
+
+
+def test_wave_quantisation():
+    assert balance(132, 132) == balance(264, 132) == 1
+    assert balance(133, 132) == pytest.approx(133 / 264)
+    assert balance(1, 132) == pytest.approx(1 / 132)
+
+
+def test_working_set_decides_the_level():
+    assert home_level(CPU, 0) == "dram"
+    assert [home_level(CPU, s) for s in (1 << 14, 1 << 20, 6 << 20, 1 << 30)] == ["l1", "l2", "l3", "dram"]
+    cold = predict(Work(dram_read=1e6, blocks=4), CPU).time_us
+    assert predict(Work(dram_read=1e6, blocks=4, working_set=1e6), CPU).time_us < cold
+
+
+# ---- choices ----
+
+sizes = st.integers(1, 20000)
+contractions = st.builds(
+    Contraction, m=sizes, n=sizes, k=sizes, batch=st.integers(1, 8),
+    dtype=st.sampled_from(["bf16", "f16", "f32", "f64", "f8e4m3", "i8", "i32"]), tf32=st.booleans(),
+)  # fmt: skip
+rows = st.builds(
+    Rows, rows=st.integers(1, 10**6), length=st.integers(1, 300000),
+    element_bytes=st.sampled_from([1, 2, 4, 8]), reads=st.integers(1, 3), writes=st.integers(0, 2),
+    live=st.integers(1, 3), passes=st.integers(1, 3),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(contractions, st.sampled_from(CARDS))
+def test_chosen_block_tiles_fit(problem, card):
+    choices = choose(card, problem)
+    assert choices and all(a.rank <= b.rank + 1e-4 for a, b in pairwise(choices))
+    for tile in (c.tile for c in choices):
+        assert isinstance(tile, BlockTile)
+        assert tile.shared <= card.sm.shared_per_block and tile.registers <= card.sm.registers_per_thread
+        assert tile.stages * (tile.bm + tile.bn) * tile.bk * problem.bytes <= tile.shared
+        assert tile.threads <= card.sm.threads_per_block
+        assert occupancy(card, tile.threads, tile.registers, tile.shared).blocks >= 1
+        assert tile.cluster == 1 or card.has("clusters")
+        assert tile.instruction == "fma" or tile.instruction in card.instructions(problem.unit_type)
+
+
+@settings(max_examples=60, deadline=None)
+@given(contractions)
+def test_chosen_cache_tiles_fit(problem):
+    choices = choose(CPU, problem)
+    assert choices
+    size = max(4, problem.bytes)
+    for tile in (c.tile for c in choices):
+        assert isinstance(tile, CacheTile)
+        vectors = tile.nr * size // CPU.core.simd_bytes
+        assert tile.mr * vectors + vectors + 1 <= CPU.core.vector_registers
+        assert tile.kc <= problem.k and tile.mc % tile.mr == 0 and tile.nc % tile.nr == 0
+        assert tile.kc * (tile.nr + 2 * tile.mr) * size <= CPU.l1.bytes or tile.kc <= 32
+        assert tile.mc * tile.kc * size <= CPU.l2.bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows, st.sampled_from([*CARDS, CPU]))
+def test_chosen_row_tiles_fit_and_cover(problem, card):
+    choices = choose(card, problem)
+    assert choices
+    for tile in (c.tile for c in choices):
+        assert tile.threads * tile.cluster * tile.vectors * tile.vector >= problem.length
+        if card.kind == "cuda":
+            assert problem.length % tile.vector == 0 and tile.vector * problem.element_bytes <= 16
+            assert occupancy(card, tile.threads * tile.rows_per_block, tile.registers).blocks >= 1
+
+
+def test_only_instructions_that_can_be_emitted():
+    problem = Contraction(4096, 4096, 4096)
+    assert {c.tile.instruction for c in choose(H200, problem, ["mma.sync"])} == {"mma.sync"}
+    assert {c.tile.instruction for c in choose(H200, problem, [])} == {"fma"}
+
+
+def test_clusters_relieve_l2():
+    """A kernel of 128 x 256 tiles without clusters was measured at 610 TFLOP/s, cuBLAS (clusters of 2) at
+    722.
+    """
+    problem = Contraction(4096, 4096, 4096)
+    alone, pair = (
+        BlockTile(128, 256, 64, 4, "wgmma", 8, 1, 4, cluster, registers=168, shared=4 * 384 * 128)
+        for cluster in (1, 2)
+    )
+    assert tflops(4096, contraction_cost(H200, problem, alone)) == pytest.approx(610, rel=0.05)
+    assert tflops(4096, contraction_cost(H200, problem, pair)) == pytest.approx(722, rel=0.05)
+
+
+def test_a_tall_reduction_is_split():
+    best = choose(H200, Contraction(128, 128, 1 << 18))[0]
+    assert best.tile.split_k > 1
+
+
+def test_register_tiles_are_those_of_the_libraries():
+    """AVX2: 6 x 16 (BLIS) and 4 x 24, which both hide four clocks on two units with 16 registers."""
+    choices = choose(CPU, Contraction(1152, 1152, 1152, dtype="f32"))
+    assert {(c.tile.mr, c.tile.nr) for c in choices[:8]} <= {(6, 16), (4, 24)}
+    assert choices[0].prediction.bound == "compute"
+
+
+def test_softmax_rows_as_found_by_hand():
+    for length, threads in ((4096, 64), (16384, 256)):
+        tile = choose(H200, Rows((1 << 28) // length, length, 2, passes=3, flops={"special": 1}))[0].tile
+        assert (tile.threads, tile.vector, tile.vectors, tile.cluster, tile.keep) == (
+            threads,
+            8,
+            8,
+            1,
+            "registers",
+        )
+
+
+def test_rows_that_nothing_keeps_are_read_again():
+    problem = Rows(4096, 65536, 2, passes=3)
+    kept, again = (
+        next(t for t in row_candidates(H200, problem) if t.keep == keep) for keep in ("registers", "memory")
+    )
+    assert (
+        row_work(H200, problem, again).dram_read > row_work(H200, problem, kept).dram_read == 2 * 4096 * 65536
+    )
+
+
+def test_costs_are_reproducible():
+    problem = Contraction(777, 3000, 512)
+    first, second = choose(H200, problem), choose(H200, problem)
+    assert first == second
+    assert contraction_cost(H200, problem, first[0].tile) == first[0].prediction

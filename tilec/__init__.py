@@ -1,0 +1,24 @@
+"""tilec: a tensor compiler that shows its reasons. `compile` a `.tile` program, call the result."""
+
+from __future__ import annotations
+
+from tilec.diagnostics import CallError, Diagnostic, InternalError, TileError
+
+__all__ = ["CallError", "Diagnostic", "InternalError", "Op", "TileError", "compile", "reference"]
+
+
+def __getattr__(name: str):
+    """Loads the compiler when it is first asked for: importing tilec costs next to nothing."""
+    if name in ("compile", "Op"):
+        from tilec import api
+
+        return getattr(api, name)
+    if name == "reference":
+        from tilec.reference import reference
+
+        return reference
+    if name == "__version__":
+        from tilec.version import VERSION
+
+        return VERSION
+    raise AttributeError(f"module 'tilec' has no attribute '{name}'")

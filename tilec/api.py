@@ -1,0 +1,243 @@
+"""tilec from Python: `compile` a program, call what it returns.
+
+    softmax = tilec.compile("softmax.tile")
+    y = softmax(x)
+
+A compiled op specialises itself to the sizes and types of a call, keeps what it built, and shows how it came about.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilec.diagnostics import CallError, Diagnostic, Source, Span, TileError
+from tilec.dtypes import DTYPES, DType
+from tilec.target import Target, load
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of a compiled op: its Numba source and how it is launched. `predicted_us` is the cost model's time."""
+
+    name: str
+    source: str
+    grid: int
+    block: int
+    sram_bytes: int
+    predicted_us: float
+
+
+class Op:
+    """A program's op, ready to be called. Made by `compile`; safe to call from several threads."""
+
+    def __init__(self, program, name: str | None, sizes: Mapping[str, int], target: str | None, schedule):
+        self._program, self._name, self._sizes = program, name, dict(sizes)
+        self._target, self._schedule = target, schedule
+        self._built: dict[tuple, Any] = {}
+        self._latest: Any = None
+        self._lock = threading.Lock()
+        from tilec.dsl.specialise import choose_op
+
+        self._declared = choose_op(program, name)
+
+    def __repr__(self) -> str:
+        return f"<tilec op {self.name}, {len(self._built)} specialisations>"
+
+    @property
+    def name(self) -> str:
+        return self._declared.name
+
+    # ---- calling -----------------------------------------------------------------------------------------------------
+
+    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None) -> Any:
+        """Runs the op. Returns an array of the inputs' kind on their device, or a named tuple for several results.
+
+        `out` is an array, or a sequence of them, to write results into; it may not overlap an input. `stream` orders GPU
+        work: an integer handle, or a torch, CuPy or cuda.core stream. Raises CallError for arguments that do not fit.
+        """
+        from tilec.runtime import buffers
+
+        views = [buffers.view(a) for a in arrays]
+        device = self._device(views)
+        executable = self._executable(tuple((v.dtype, tuple(v.shape)) for v in views), device)
+        outs, results = self._outputs(executable, arrays, views, out, device)
+        executable.run(views, outs, stream)
+        return results
+
+    def _outputs(self, executable, arrays, views, out, device):
+        from tilec.runtime import buffers
+
+        shapes = executable.outputs
+        if out is None:
+            example = arrays[0] if arrays else None
+            made = [buffers.empty_like_kind(example, shape, dtype, device) for _, dtype, shape in shapes]
+        else:
+            made = [out] if len(shapes) == 1 and not isinstance(out, (list, tuple)) else list(out)
+            if len(made) != len(shapes):
+                raise CallError(f"{self.name} has {len(shapes)} results, out= holds {len(made)}")
+        outs = [buffers.view(m) for m in made]
+        if out is not None:
+            self._check_outs(shapes, outs, views)
+        if len(made) == 1:
+            return outs, made[0]
+        return outs, _result_tuple(self.name, tuple(name for name, _, _ in shapes))(*made)
+
+    def _check_outs(self, shapes, outs, views) -> None:
+        from tilec.runtime import buffers
+
+        for (name, dtype, shape), buffer in zip(shapes, outs):
+            if buffer.dtype != dtype or tuple(buffer.shape) != shape:
+                raise CallError(
+                    f"out= for '{name}' must be {dtype}{list(shape)}, got {buffer.dtype}{list(buffer.shape)}"
+                )
+            if buffer.readonly:
+                raise CallError(f"out= for '{name}' is read-only")
+            for v in views:
+                if buffers.overlaps(buffer, v):
+                    raise CallError(f"out= for '{name}' overlaps an input; results are written while inputs are read")
+        for n, a in enumerate(outs):
+            if any(buffers.overlaps(a, b) for b in outs[:n]):
+                raise CallError("the arrays in out= overlap each other")
+
+    def _device(self, views: Sequence[Any]) -> str | int:
+        devices = {v.device for v in views if not getattr(v, "is_scalar", False)}
+        if len(devices) > 1:
+            raise CallError(f"the arguments are on different devices: {', '.join(sorted(map(str, devices)))}")
+        return next(iter(devices), "cpu")
+
+    # ---- building ----------------------------------------------------------------------------------------------------
+
+    def _executable(self, key: tuple, device: str | int):
+        full = (key, device)
+        found = self._built.get(full)
+        if found is None:
+            with self._lock:
+                found = self._built.get(full)
+                if found is None:
+                    found = self._built[full] = self._build(list(key), device)
+        self._latest = found
+        return found
+
+    def _build(self, inputs: list[tuple[DType, tuple[int, ...]]] | None, device: str | int):
+        from tilec.dsl.specialise import specialise
+        from tilec.executable import build_executable
+
+        target = self._resolve(device)
+        if target.kind == "cpu" and device != "cpu":
+            raise CallError(f"target '{target.name}' runs on the CPU, the arguments are on GPU {device}")
+        specialised = specialise(self._program, self._name, inputs, self._sizes)
+        return build_executable(specialised, target, self._schedule)
+
+    def _resolve(self, device: str | int) -> Target:
+        if self._target is not None:
+            return load(self._target)
+        return load("cpu" if device == "cpu" else "cuda")
+
+    def build(self, **sizes: int) -> Op:
+        """Compiles for the given sizes now rather than at the first call; an op with declared types needs no arrays."""
+        merged = {**self._sizes, **sizes}
+        from tilec.dsl.specialise import specialise
+        from tilec.executable import build_executable
+
+        specialised = specialise(self._program, self._name, None, merged)
+        target = self._resolve("cpu" if self._target is None else "any")
+        with self._lock:
+            self._latest = build_executable(specialised, target, self._schedule)
+            key = tuple((t.dtype, tuple(s.value for s in t.shape)) for t in specialised.inputs)
+            self._built[key, "cpu" if target.kind == "cpu" else 0] = self._latest
+        return self
+
+    # ---- looking inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def _last(self):
+        if self._latest is None:
+            self.build()
+        return self._latest
+
+    @property
+    def stages(self) -> dict[str, str]:
+        """MLIR text after every stage of the latest specialisation, by stage name."""
+        return dict(self._last.lowered.texts)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return self._last.kernels
+
+    @property
+    def plan(self):
+        """The decisions behind the latest specialisation: a `tilec.plan.Plan`."""
+        return self._last.lowered.plan
+
+    def explain(self) -> str:
+        """Every kernel's predicted time and bound, and every decision with its reason."""
+        from tilec.explain import explain
+
+        return explain(self._last.lowered.plan, self._last.specialised)
+
+
+def _result_tuple(name: str, fields: tuple[str, ...]):
+    return namedtuple(name, fields, rename=True)
+
+
+def compile(  # noqa: A001 - the name that users expect
+    source: str | Path, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
+    schedule: str | Path | None = None,
+) -> Op:  # fmt: skip
+    """Reads a program and returns its op, ready to call.
+
+    `source`: path of a `.tile` file, or program text in full or short form. `op`: which op of the file, needed if it has
+    several. `sizes`: values for some or all symbolic sizes. `target`: "cpu", "cuda", a chip, a model, or the path of a
+    target file; by default what the arguments of a call are on. `schedule`: a schedule file to obey.
+
+    Raises TileError for what is wrong with the program, with every mistake's place; CallError for what is wrong with the
+    options.
+    """
+    from tilec.dsl.parse import parse
+
+    text = read_source(source)
+    program = parse(text)
+    _check(program, text)
+    for name, value in (sizes or {}).items():
+        if not isinstance(value, int) or value < 0:
+            raise CallError(f"size {name} must be a whole number from 0, got {value!r}")
+    if target is not None:
+        load(target)
+    loaded = None
+    if schedule is not None:
+        from tilec.schedule import read_schedule
+
+        loaded = read_schedule(schedule)
+    return Op(program, op, sizes or {}, target, loaded)
+
+
+def _check(program, text: Source) -> None:
+    from tilec.dsl.check import check
+
+    errors = [d for d in check(program) if d.severity == "error"]
+    if errors:
+        raise TileError(errors)
+
+
+def read_source(source: str | Path) -> Source:
+    """The program behind a path, or the text itself: what ends in `.tile` and has one line is a path."""
+    if isinstance(source, Path) or ("\n" not in source and source.strip().endswith(".tile")):
+        path = Path(source)
+        try:
+            return Source(str(path), path.read_bytes().decode("utf-8"))
+        except FileNotFoundError:
+            raise TileError(Diagnostic(f"there is no file '{path}'", Span.none())) from None
+        except UnicodeDecodeError as error:
+            message = f"'{path}' is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
+            raise TileError(Diagnostic(message, Span.none())) from None
+        except OSError as error:
+            raise TileError(Diagnostic(f"cannot read '{path}': {error.strerror}", Span.none())) from None
+    return Source("<program>", str(source))
+
+
+__all__ = ["DTYPES", "Kernel", "Op", "compile", "read_source"]

@@ -1,0 +1,120 @@
+"""Source positions and what is said about them: one type for every message that a user's mistake causes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text and the name that messages call it by (a path, or `<program>`)."""
+
+    name: str
+    text: str = field(repr=False)
+
+    def position(self, offset: int) -> tuple[int, int]:
+        """1-based line and column of a character offset."""
+        before = self.text[:offset]
+        return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
+
+    def line(self, number: int) -> str:
+        lines = self.text.split("\n")
+        return lines[number - 1] if 1 <= number <= len(lines) else ""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters `start` to `end` (half-open) of a source."""
+
+    source: Source
+    start: int
+    end: int
+
+    @staticmethod
+    def none() -> Span:
+        return _NOWHERE
+
+    @property
+    def line(self) -> int:
+        return self.source.position(self.start)[0]
+
+    @property
+    def column(self) -> int:
+        return self.source.position(self.start)[1]
+
+    def __str__(self) -> str:
+        return f"{self.source.name}:{self.line}:{self.column}"
+
+
+_NOWHERE = Span(Source("<nowhere>", ""), 0, 0)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A further place that explains a mistake ("M is 4 here")."""
+
+    message: str
+    span: Span
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One mistake: where, what, and where possible what to do."""
+
+    message: str
+    span: Span
+    notes: tuple[Note, ...] = ()
+    hint: str | None = None
+    severity: str = "error"
+
+    def __str__(self) -> str:
+        parts = [f"{self.span}: {self.severity}: {self.message}", *_excerpt(self.span)]
+        for note in self.notes:
+            parts += [f"{note.span}: note: {note.message}", *_excerpt(note.span)]
+        if self.hint:
+            parts.append(f"hint: {self.hint}")
+        return "\n".join(parts)
+
+
+def _excerpt(span: Span) -> list[str]:
+    """The source line and carets under the span, cut to its first line."""
+    if span is _NOWHERE or not span.source.text:
+        return []
+    line, column = span.source.position(span.start)
+    text = span.source.line(line)
+    width = max(1, min(span.end - span.start, len(text) - column + 1))
+    window, shown = text, column
+    if len(text) > 160:  # a megabyte on one line is still a readable message
+        first = max(0, column - 61)
+        window, shown = text[first : first + 120], column - first
+        width = min(width, len(window) - shown + 1)
+    indent = "".join("\t" if c == "\t" else " " for c in window[: shown - 1])
+    gutter = f"{line} | "
+    return [gutter + window, " " * (len(gutter) - 2) + "| " + indent + "^" * max(1, width)]
+
+
+class TileError(Exception):
+    """The user's mistake, of one or more diagnostics. `str()` is the whole message."""
+
+    def __init__(self, diagnostics: Diagnostic | list[Diagnostic] | tuple[Diagnostic, ...]):
+        self.diagnostics = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
+        super().__init__("\n".join(str(d) for d in self.diagnostics))
+
+
+class CallError(TileError, ValueError):
+    """A call's arguments do not fit the program: wrong rank, type, size, device or an overlapping `out=`."""
+
+    def __init__(self, message: str, span: Span | None = None, notes: tuple[Note, ...] = (), hint: str | None = None):
+        super().__init__(Diagnostic(message, span or Span.none(), notes, hint))
+
+    def __str__(self) -> str:
+        (d,) = self.diagnostics
+        return str(d) if d.span is not Span.none() else d.message + (f"\nhint: {d.hint}" if d.hint else "")
+
+
+class InternalError(Exception):
+    """A defect of tilec. Carries the stage that failed and the IR it failed on, which the CLI saves."""
+
+    def __init__(self, message: str, stage: str | None = None, ir: str | None = None):
+        super().__init__(message)
+        self.stage, self.ir = stage, ir

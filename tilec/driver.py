@@ -1,0 +1,111 @@
+"""The straight line from a specialised op to kernels: one MLIR pass manager runs the stages and this watches.
+
+Every stage's text is kept (that is what `dump` and `op.stages` show), each can be the input again, and a failure carries
+the stage that failed and the IR it failed on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tilec import mlir
+from tilec.diagnostics import InternalError, TileError
+from tilec.mlir import PassManager, ir
+from tilec.passes import NAMES, Stage, stages
+from tilec.plan import Plan, annotate, make_plan
+from tilec.target import Target
+
+
+@dataclass
+class Lowered:
+    """The IR after every stage that ran, by name, and what the stages took."""
+
+    texts: dict[str, str]
+    plan: Plan | None
+    seconds: dict[str, float] = field(default_factory=dict)
+    emitted: object | None = None
+
+
+def lower(
+    module: ir.Module, target: Target, *, schedule: Callable[[Plan], Plan] | None = None, begin: str = "simplify",
+    end: str = "map", locations: bool = True, tree: Path | None = None, emit: bool = True,
+) -> Lowered:  # fmt: skip
+    """Runs the stages `begin` to `end` on a module, in the current MLIR context.
+
+    `schedule` may change the plan before it is written into the IR; `tree` is a folder for MLIR's own per-pass files.
+    """
+    lowered = Lowered({}, None)
+
+    def plan(op: ir.Operation) -> None:
+        (function,) = [f for f in mlir.functions(op) if "tilec.kernel" not in f.attributes]
+        decided = make_plan(function, target)
+        lowered.plan = schedule(decided) if schedule else decided
+        annotate(op, function, lowered.plan)
+
+    chosen = [s for s in stages(plan) if NAMES.index(begin) <= NAMES.index(s.name) <= NAMES.index(end)]
+    if begin == "simplify":
+        lowered.texts["build"] = mlir.text(module, locations)
+    state = _State("build", lowered.texts.get("build", ""))
+    manager = PassManager("builtin.module")
+    if tree is not None:
+        manager.enable_ir_printing(tree_printing_dir_path=str(tree), enable_debug_info=locations)
+    for stage in chosen:
+        _add_stage(manager, stage, lowered, state, locations)
+    try:
+        manager.run(module.operation)
+    except (TileError, InternalError) as error:
+        if isinstance(error, InternalError):
+            error.stage, error.ir = error.stage or state.name, error.ir or state.text
+        raise
+    except Exception as error:
+        raise InternalError(f"stage '{state.name}' failed: {error}", state.name, state.text) from error
+    if emit and end == "map":
+        lowered.emitted = _emit(module, lowered)
+    return lowered
+
+
+@dataclass
+class _State:
+    """The stage that runs, and the IR that went into it."""
+
+    name: str
+    text: str
+    start: float = 0.0
+
+
+def _add_stage(manager: PassManager, stage: Stage, lowered: Lowered, state: _State, locations: bool) -> None:
+    def begin(op: ir.Operation, _pass) -> None:
+        state.name, state.start = stage.name, time.perf_counter()
+
+    def finish(op: ir.Operation, _pass) -> None:
+        lowered.seconds[stage.name] = time.perf_counter() - state.start
+        state.text = lowered.texts[stage.name] = op.get_asm(enable_debug_info=locations)
+
+    manager.add(begin, f"tilec-before-{stage.name}")
+    for step in stage.steps:
+        if isinstance(step, str):
+            manager.add(step)
+        else:
+            manager.add(lambda op, _pass, step=step: step(op), f"tilec-{step.__name__}")
+    manager.add(finish, f"tilec-after-{stage.name}")
+
+
+def _emit(module: ir.Module, lowered: Lowered):
+    start = time.perf_counter()
+    backend = ir.StringAttr(module.operation.attributes["tilec.backend"]).value
+    try:
+        if backend == "cuda":
+            from tilec.runtime.emit_cuda import emit_cuda as emit
+        else:
+            from tilec.runtime.emit_cpu import emit_cpu as emit
+        return emit(module)
+    except InternalError as error:
+        error.stage, error.ir = error.stage or "emit", error.ir or str(module)
+        raise
+    except Exception as error:
+        raise InternalError(f"stage 'emit' failed: {error}", "emit", str(module)) from error
+    finally:
+        lowered.seconds["emit"] = time.perf_counter() - start

@@ -1,0 +1,127 @@
+"""The scalar functions of the language: one row each, read by the checker, the reference, the builders and printers.
+
+Functions keep the type of floats (those narrower than f32 are computed in f32). On integers those with `integer`
+operations keep the type, too; the others compute in f32. A NaN among the arguments of `min`, `max` and `clamp` is the
+result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Ulp(NamedTuple):
+    """The largest error of the compiled function on the CPU, in units in the last place of the exact result."""
+
+    f32: float
+    f64: float
+
+
+class Arity(NamedTuple):
+    """How many arguments a function takes; `most` is None where there is no limit. `n in arity` asks."""
+
+    least: int
+    most: int | None
+
+    def __contains__(self, count: object) -> bool:
+        return isinstance(count, int) and self.least <= count and (self.most is None or count <= self.most)
+
+    def __str__(self) -> str:
+        if self.most is None:
+            return f"{self.least} or more"
+        return str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
+
+
+class Integer(NamedTuple):
+    """The operations on signed and unsigned integers; `IDENTITY` where the function changes nothing."""
+
+    signed: str
+    unsigned: str
+
+
+IDENTITY = "identity"
+EXACT = Ulp(0, 0)
+ROUNDED = Ulp(0.5, 0.5)
+ONE, THREE, MANY = Arity(1, 1), Arity(3, 3), Arity(2, None)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A scalar function.
+
+    `reference` is the meaning, on NumPy arrays. `mlir` is the upstream operation on floats; where `expansion` is set it
+    is the last of the several operations that build the function. `integer` holds its operations on integers, None
+    where integers are cast to f32 first. `cost` counts floating-point operations for the cost model (a division is 8).
+    `cpu` is the name in `tilec.runtime.cpu_math`, `cuda` that in `tilec.runtime.cuda_intrinsics` without its type suffix;
+    None where only the expansion exists. A function of many arguments (`min`, `max`) folds its operation from the left.
+    """
+
+    name: str
+    arity: Arity
+    reference: Callable[..., np.ndarray]
+    mlir: str
+    cost: float
+    cpu: str | None
+    cuda: str | None
+    ulp: Ulp
+    integer: Integer | None = None
+    expansion: str = ""
+
+
+def _fold(binary: np.ufunc) -> Callable[..., np.ndarray]:
+    return lambda *arguments: reduce(binary, arguments)
+
+
+def _clamp(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """`high` wins where the bounds cross."""
+    return np.minimum(np.maximum(x, low), high)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    """Of a non-positive exponent only, which cannot overflow and keeps its precision in the left tail."""
+    e = np.exp(-np.abs(x))
+    return np.where(np.asarray(x) < 0, e, 1) / (1 + e)
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+_UNCHANGED = Integer(IDENTITY, IDENTITY)
+_MIN = Integer("arith.minsi", "arith.minui")
+_MAX = Integer("arith.maxsi", "arith.maxui")
+
+_ROWS = [
+    Function("abs", ONE, np.abs, "math.absf", 1, "absolute", "fabs", EXACT, Integer("math.absi", IDENTITY)),
+    Function("ceil", ONE, np.ceil, "math.ceil", 1, "ceil", "ceil", EXACT, _UNCHANGED),
+    Function("floor", ONE, np.floor, "math.floor", 1, "floor", "floor", EXACT, _UNCHANGED),
+    # half to even, in MLIR, NumPy and C's rint alike
+    Function("round", ONE, np.round, "math.roundeven", 1, "round_even", "rint", EXACT, _UNCHANGED),
+    Function("exp", ONE, np.exp, "math.exp", 12, "exp", "exp", Ulp(1, 1)),
+    Function("exp2", ONE, np.exp2, "math.exp2", 11, "exp2", "exp2", Ulp(1, 1)),
+    Function("expm1", ONE, np.expm1, "math.expm1", 16, "expm1", "expm1", Ulp(2, 2)),
+    Function("log", ONE, np.log, "math.log", 20, "log", "log", Ulp(1, 1)),
+    Function("log2", ONE, np.log2, "math.log2", 20, "log2", "log2", Ulp(1, 1)),
+    Function("log1p", ONE, np.log1p, "math.log1p", 26, "log1p", "log1p", Ulp(2, 2)),
+    Function("sqrt", ONE, np.sqrt, "math.sqrt", 8, "sqrt", "sqrt", ROUNDED),
+    Function("rsqrt", ONE, lambda x: 1 / np.sqrt(x), "math.rsqrt", 16, "rsqrt", "rsqrt", Ulp(2, 2)),
+    Function("sin", ONE, np.sin, "math.sin", 14, "sin", "sin", Ulp(2, 2)),
+    Function("cos", ONE, np.cos, "math.cos", 14, "cos", "cos", Ulp(2, 2)),
+    Function("tan", ONE, np.tan, "math.tan", 26, "tan", "tan", Ulp(2, 2)),
+    Function("tanh", ONE, np.tanh, "math.tanh", 22, "tanh", "tanh", Ulp(2, 2)),
+    Function("erf", ONE, _erf, "math.erf", 24, "erf", "erf", Ulp(2, 2)),
+    Function(
+        "sigmoid", ONE, _sigmoid, "arith.divf", 22, "sigmoid", None, Ulp(2, 2), expansion="1 / (1 + exp(-x))"
+    ),
+    Function("min", MANY, _fold(np.minimum), "arith.minimumf", 1, "minimum", "minimum", EXACT, _MIN),
+    Function("max", MANY, _fold(np.maximum), "arith.maximumf", 1, "maximum", "maximum", EXACT, _MAX),
+    Function(
+        "clamp", THREE, _clamp, "arith.minimumf", 2, None, None, EXACT, _MIN, expansion="min(max(x, low), high)"
+    ),
+]
+
+FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}

@@ -1,0 +1,210 @@
+"""What the planner sees of a program: its operations, what each reads where, and how much work each is.
+
+Built from the `linalg.generic` operations of one function and never changed into IR again: a decision refers to an
+operation by its `tilec.name`, which is unique in a function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from tilec import mlir
+from tilec.mlir import ir
+
+# Floating-point operations (or issue slots) of one operation; what is not named costs 1.
+_COST = {"arith.divf": 8, "arith.remf": 20, "math.sqrt": 8, "math.rsqrt": 8, "math.powf": 60, "math.tanh": 25, "math.erf": 25}
+_FREE = {"linalg.index", "linalg.yield", "arith.constant", "arith.index_cast", "affine.apply", "arith.extf", "arith.truncf"}
+_SPECIAL = {"math.exp", "math.exp2", "math.expm1", "math.log", "math.log2", "math.log1p", "math.sin", "math.cos", "math.tan"}
+
+
+@dataclass(frozen=True)
+class Read:
+    """An operand read at bare indices: dimension `dims[p]` of the operation subscripts dimension p of `value`."""
+
+    value: ir.Value
+    dims: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Node:
+    """One operation. `extracts` are tensors that its body reads at computed subscripts."""
+
+    name: str
+    op: ir.Operation
+    extents: tuple[int, ...]
+    reduced: frozenset[int]
+    reads: list[Read]
+    extracts: list[ir.Value]
+    results: list[Read]
+    flops: float
+    special: float
+    scan: int | None
+    line: tuple[str, int] | None
+    inlined: bool = False
+    contraction: Contraction | None = None
+
+    @property
+    def iterations(self) -> int:
+        return prod(self.extents)
+
+    @property
+    def elementwise(self) -> bool:
+        return not self.reduced
+
+    @property
+    def operations(self) -> float:
+        """Scalar operations in all, special functions counted as what they expand to."""
+        return self.iterations * (self.flops + 15 * self.special)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A sum of products of two factors: which dimensions only the left, only the right, both or neither keep.
+
+    `left` and `right` are the factors as values in the body; `m`, `n`, `batch` are parallel dimensions, `k` reduced ones.
+    """
+
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
+    batch: tuple[int, ...]
+    left: ir.Value
+    right: ir.Value
+
+
+@dataclass
+class Graph:
+    """The operations of one function in order, and which of its values are results."""
+
+    nodes: list[Node]
+    producer: dict[ir.Value, Node]
+    returned: list[ir.Value]
+    inputs: list[ir.Value]
+    names: dict[ir.Value, str] = field(default_factory=dict)
+
+    def consumers(self, node: Node) -> list[Node]:
+        """Those that read a result of `node`, in order; what is inlined reads through those it is inlined into."""
+        results = {r.value for r in node.results}
+        return [
+            n
+            for n in self.nodes
+            if not n.inlined and (any(r.value in results for r in n.reads) or any(v in results for v in n.extracts))
+        ]
+
+    def producers(self, node: Node) -> list[Node]:
+        values = [r.value for r in node.reads] + node.extracts
+        return list(dict.fromkeys(self.producer[v] for v in values if v in self.producer))
+
+    def is_returned(self, node: Node) -> bool:
+        return any(r.value in self.returned for r in node.results)
+
+
+def build_graph(function: ir.Operation) -> Graph:
+    block = function.regions[0].blocks[0]
+    nodes, returned = [], []
+    for view in block.operations:
+        op = view.operation
+        if mlir.is_generic(op):
+            nodes.append(_node(op))
+        elif op.name == "func.return":
+            returned = list(op.operands)
+    producer = {r.value: n for n in nodes for r in n.results}
+    return Graph(nodes, producer, returned, list(block.arguments))
+
+
+def _node(op: ir.Operation) -> Node:
+    inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
+    iterators = mlir.iterators_of(op)
+    body = list(mlir.body_of(op).operations)
+    reads = [Read(v, tuple(mlir.map_dims(m))) for v, m in zip(inputs, maps) if not _is_empty(v)]
+    used = {v for inner in mlir.walk(op) for v in inner.operands}
+    live = [r for r, a in zip(_padded(inputs, maps), mlir.body_of(op).arguments) if a in used and not _is_empty(r.value)]
+    node = Node(
+        name=mlir.get_string(op, "tilec.name") or "op",
+        op=op,
+        extents=tuple(mlir.extents_of(op)),
+        reduced=frozenset(d for d, kind in enumerate(iterators) if kind == "reduction"),
+        reads=live or reads[:0],
+        extracts=[inner.operation.operands[0] for inner in body if inner.operation.name == "tensor.extract"],
+        results=[Read(v, tuple(mlir.map_dims(m))) for v, m in zip(op.results, maps[len(inputs) :])],
+        flops=sum(_cost(inner.operation) for inner in body),
+        special=sum(inner.operation.name in _SPECIAL for inner in body),
+        scan=mlir.get_integer(op, "tilec.scan"),
+        line=mlir.source_line(op),
+    )
+    node.contraction = _contraction(node)
+    return node
+
+
+def _padded(inputs: list[ir.Value], maps: list[ir.AffineMap]) -> list[Read]:
+    return [Read(v, tuple(mlir.map_dims(m))) for v, m in zip(inputs, maps)]
+
+
+def _is_empty(value: ir.Value) -> bool:
+    owner = mlir.definition(value)
+    return owner is not None and owner.name == "tensor.empty"
+
+
+def _cost(op: ir.Operation) -> float:
+    if op.name in _FREE or op.name in _SPECIAL:
+        return 0
+    return _COST.get(op.name, 1)
+
+
+# ---- contractions ----------------------------------------------------------------------------------------------------
+
+
+def _contraction(node: Node) -> Contraction | None:
+    """Recognises `sum(f * g)` where f and g each keep dimensions that the other does not: data that tiles can reuse."""
+    if mlir.get_string(node.op, "tilec.reduce") != "sum" or node.scan is not None or len(node.results) != 1:
+        return None
+    block = mlir.body_of(node.op)
+    (total,) = list(block.operations)[-1].operation.operands
+    state = list(block.arguments)[-1]
+    term = _other_operand(total, state)
+    product = None if term is None else mlir.definition(term)
+    if product is None or product.name != "arith.mulf":
+        return None
+    left, right = product.operands
+    dims = [_dims_of(v, node, {}) for v in (left, right)]
+    parallel = set(range(len(node.extents))) - node.reduced
+    k = dims[0] & dims[1] & node.reduced
+    if not k or (dims[0] | dims[1]) & node.reduced != node.reduced or k != node.reduced:
+        return None
+    m, n = (dims[0] - dims[1]) & parallel, (dims[1] - dims[0]) & parallel
+    if not m or not n:
+        return None
+    batch = parallel - m - n
+    return Contraction(tuple(sorted(m)), tuple(sorted(n)), tuple(sorted(k)), tuple(sorted(batch)), left, right)
+
+
+def _other_operand(total: ir.Value, state: ir.Value) -> ir.Value | None:
+    owner = mlir.definition(total)
+    if owner is None or owner.name != "arith.addf" or state not in list(owner.operands):
+        return None
+    a, b = owner.operands
+    return b if a == state else a
+
+
+def _dims_of(value: ir.Value, node: Node, known: dict[ir.Value, frozenset[int]]) -> frozenset[int]:
+    """The iteration dimensions that a value of the body depends on."""
+    if value in known:
+        return known[value]
+    owner = mlir.definition(value)
+    if owner is None:
+        arguments = list(value.owner.arguments)
+        found = frozenset()
+        if value.owner == mlir.body_of(node.op):
+            found = frozenset(mlir.map_dims(mlir.maps_of(node.op)[arguments.index(value)]))
+    elif owner.name == "linalg.index":
+        found = frozenset([ir.IntegerAttr(owner.attributes["dim"]).value])
+    elif owner.block != mlir.body_of(node.op):
+        found = frozenset()
+    else:
+        found = frozenset().union(*(_dims_of(v, node, known) for v in owner.operands))
+    known[value] = found
+    return found

@@ -1,0 +1,283 @@
+"""The one door to MLIR: the bindings that numba-cuda-mlir carries, and small helpers over them.
+
+Nothing else in tilec imports the bindings, so that another copy of them is one edit away. Importing this module costs
+0.4 s; the rest of tilec imports it when a program is first compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from numba_cuda_mlir._mlir import ir
+from numba_cuda_mlir._mlir.dialects import (
+    affine,
+    arith,
+    bufferization,
+    cf,
+    func,
+    gpu,
+    linalg,
+    math,
+    memref,
+    scf,
+    tensor,
+    vector,
+)
+from numba_cuda_mlir._mlir.passmanager import PassManager
+
+from tilec.diagnostics import InternalError, Source, Span
+
+__all__ = [
+    "PassManager", "affine", "arith", "bufferization", "cf", "func", "gpu", "ir", "linalg", "math", "memref", "scf",
+    "tensor", "vector",
+]  # fmt: skip
+
+DYNAMIC = ir.ShapedType.get_dynamic_size()
+
+
+def context() -> ir.Context:
+    """A fresh context that knows upstream's dialects and keeps silent: diagnostics come back as exceptions."""
+    return ir.Context()
+
+
+def parse(text: str, name: str = "<mlir>") -> ir.Module:
+    """The module that a dump holds, in the current context. Raises ir.MLIRError with MLIR's own message."""
+    return ir.Module.parse(text)
+
+
+def text(module: ir.Module, locations: bool = False) -> str:
+    return module.operation.get_asm(enable_debug_info=locations, pretty_debug_info=False) + ("\n" if locations else "")
+
+
+def verify(module: ir.Module, stage: str) -> None:
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        raise InternalError(f"invalid IR after stage '{stage}': {error}", stage, str(module)) from error
+
+
+# ---- locations -------------------------------------------------------------------------------------------------------
+
+
+def location(span: Span) -> ir.Location:
+    if span is Span.none():
+        return ir.Location.unknown()
+    return ir.Location.file(span.source.name, span.line, span.column)
+
+
+def source_line(op: ir.Operation) -> tuple[str, int] | None:
+    """File and line of the innermost source position of an operation's location."""
+    return _file_line(op.location)
+
+
+def _file_line(loc: ir.Location) -> tuple[str, int] | None:
+    match loc:
+        case ir.FileLineColLoc():
+            return loc.filename, loc.start_line
+        case ir.NameLoc():
+            return _file_line(loc.child_loc)
+        case ir.FusedLoc():
+            return next((found for inner in loc.locations if (found := _file_line(inner))), None)
+    return None
+
+
+def fused_location(ops: Iterable[ir.Operation]) -> ir.Location:
+    """All source positions of several operations, the last one first: it names the result that the source defines."""
+    locations = list(dict.fromkeys(op.location for op in ops))
+    return locations[-1] if len(locations) == 1 else ir.Location.fused(locations[::-1])
+
+
+# ---- types, constants, attributes ------------------------------------------------------------------------------------
+
+
+def index_type() -> ir.Type:
+    return ir.IndexType.get()
+
+
+def type_of(name: str) -> ir.Type:
+    return ir.Type.parse(name)
+
+
+def tensor_type(shape: Sequence[int], element: ir.Type) -> ir.RankedTensorType:
+    return ir.RankedTensorType.get(list(shape), element)
+
+
+def constant(value: int | float | bool, type_: ir.Type) -> ir.Value:
+    if isinstance(type_, (ir.IndexType, ir.IntegerType)):
+        width = 64 if isinstance(type_, ir.IndexType) else type_.width
+        value = int(value)
+        if value >= 1 << (width - 1):  # signless: the bits are what counts
+            value -= 1 << width
+        return arith.ConstantOp(type_, ir.IntegerAttr.get(type_, value)).result
+    return arith.ConstantOp(type_, ir.FloatAttr.get(type_, float(value))).result
+
+
+def definition(value: ir.Value) -> ir.Operation | None:
+    """The operation that makes a value; None for the arguments of blocks."""
+    return None if isinstance(value.owner, ir.Block) else value.owner.operation
+
+
+def constant_value(value: ir.Value) -> int | float | None:
+    """The number that a value is known to be."""
+    owner = definition(value)
+    if owner is None or owner.name != "arith.constant":
+        return None
+    attribute = owner.attributes["value"]
+    return attribute.value if hasattr(attribute, "value") else None
+
+
+def index(value: int) -> ir.Value:
+    return constant(value, index_type())
+
+
+def string(value: str) -> ir.Attribute:
+    return ir.StringAttr.get(value)
+
+
+def integers(values: Iterable[int]) -> ir.Attribute:
+    return ir.DenseI64ArrayAttr.get(list(values))
+
+
+def integer(value: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+
+
+def get_string(op: ir.Operation, name: str) -> str | None:
+    return ir.StringAttr(op.attributes[name]).value if name in op.attributes else None
+
+
+def get_integer(op: ir.Operation, name: str) -> int | None:
+    return ir.IntegerAttr(op.attributes[name]).value if name in op.attributes else None
+
+
+def get_integers(op: ir.Operation, name: str) -> list[int] | None:
+    return list(ir.DenseI64ArrayAttr(op.attributes[name])) if name in op.attributes else None
+
+
+# ---- linalg.generic --------------------------------------------------------------------------------------------------
+
+
+def projection(rank: int, dims: Sequence[int]) -> ir.AffineMap:
+    """(d0, ..., d{rank-1}) -> (d_i for i in dims)."""
+    return ir.AffineMap.get(rank, 0, [ir.AffineDimExpr.get(d) for d in dims])
+
+
+def map_dims(map_: ir.AffineMap) -> list[int]:
+    """The dimensions that a projected permutation picks; tilec builds no other operand maps."""
+    return [ir.AffineDimExpr(e).position for e in map_.results]
+
+
+def generic(
+    results: Sequence[ir.Type],
+    inputs: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
+    maps: Sequence[ir.AffineMap],
+    iterators: Sequence[str],
+    loc: ir.Location | None = None,
+) -> tuple[ir.OpView, ir.Block]:
+    """An empty linalg.generic and its block, whose arguments are the elements of inputs, then outputs."""
+    op = linalg.GenericOp(
+        results,
+        inputs,
+        outputs,
+        ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
+        ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{i}>") for i in iterators]),
+        loc=loc,
+    )
+    elements = [ir.ShapedType(v.type).element_type for v in (*inputs, *outputs)]
+    block = op.regions[0].blocks.append(*elements)
+    return op, block
+
+
+def is_generic(op: ir.Operation) -> bool:
+    return op.name == "linalg.generic"
+
+
+def maps_of(op: ir.Operation) -> list[ir.AffineMap]:
+    return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes["indexing_maps"])]
+
+
+def iterators_of(op: ir.Operation) -> list[str]:
+    return [
+        "reduction" if "reduction" in str(a) else "parallel" for a in ir.ArrayAttr(op.attributes["iterator_types"])
+    ]
+
+
+def inputs_of(op: ir.Operation) -> list[ir.Value]:
+    return list(op.operands)[: _segments(op)[0]]
+
+
+def outputs_of(op: ir.Operation) -> list[ir.Value]:
+    return list(op.operands)[_segments(op)[0] :]
+
+
+def _segments(op: ir.Operation) -> list[int]:
+    return list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
+
+
+def body_of(op: ir.Operation) -> ir.Block:
+    return op.regions[0].blocks[0]
+
+
+def extents_of(op: ir.Operation) -> list[int]:
+    """Static trip count of every iteration dimension (DYNAMIC where it is not static)."""
+    maps = maps_of(op)
+    extents = [0] * maps[0].n_dims
+    for value, map_ in zip(op.operands, maps):
+        for position, dim in enumerate(map_dims(map_)):
+            extents[dim] = ir.ShapedType(value.type).shape[position]
+    return extents
+
+
+def clone_body(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> list[ir.Value]:
+    """Copies a block's operations except its terminator to the insertion point; returns what the terminator yields.
+
+    `mapping` takes old values to new ones and is extended on the way.
+    """
+    for op in block.operations:
+        if op.operation.name in ("linalg.yield", "scf.yield"):
+            return [mapping.get(v, v) for v in op.operands]
+        clone_op(op.operation, mapping)
+    return []
+
+
+def clone_op(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> ir.Operation:
+    """Copies one operation to the insertion point with its operands (those inside its regions too) mapped."""
+    copy = op.clone()
+    if mapping:
+        _map_operands(copy, mapping)
+    for old, new in zip(op.results, copy.results):
+        mapping[old] = new
+    return copy
+
+
+def _map_operands(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> None:
+    for position, value in enumerate(op.operands):
+        if value in mapping:
+            op.operands[position] = mapping[value]
+    for region in op.regions:
+        for block in region:
+            for inner in block.operations:
+                _map_operands(inner.operation, mapping)
+
+
+def walk(op: ir.Operation) -> Iterator[ir.Operation]:
+    """All operations inside `op`, outer before inner."""
+    for region in op.regions:
+        for block in region:
+            for inner in block.operations:
+                yield inner.operation
+                yield from walk(inner.operation)
+
+
+def functions(module: ir.Module | ir.Operation) -> list[ir.Operation]:
+    """The functions of a module, which a pass gets as a plain operation."""
+    return [op.operation for op in module.operation.regions[0].blocks[0].operations if op.operation.name == "func.func"]
+
+
+def uses(value: ir.Value) -> list[ir.Operation]:
+    return [use.owner.operation if hasattr(use.owner, "operation") else use.owner for use in value.uses]
+
+
+def entry(function: ir.Operation) -> ir.Block:
+    return function.regions[0].blocks[0]

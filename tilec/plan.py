@@ -1,0 +1,160 @@
+"""The decisions: which operations form a kernel, how its space is cut, what stays on chip. Everything that weighs cost.
+
+`make_plan` reads the IR of one function and a target and returns a `Plan`; `annotate` writes it into the IR as `tilec.*`
+attributes, which is all that the passes after it obey:
+
+| attribute | on | meaning |
+|---|---|---|
+| `tilec.inline` | operation | computed again inside each of its readers, never stored |
+| `tilec.kernel` | operation | the kernel it belongs to |
+| `tilec.sweep` | operation | operations of a kernel with one number walk their space together, as one loop nest |
+| `tilec.dims` | operation | the kernel dimension of each of its dimensions |
+| `tilec.loops` | operation | its own dimensions in the order of loops, outermost first |
+| `tilec.kernels` | module | per kernel: its grid dimensions and their tile sizes, threads, predicted time |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tilec import mlir
+from tilec.cost import Prediction, Work, predict
+from tilec.graph import Graph, Node, build_graph
+from tilec.grouping import Group, Remark, group, outputs_of, work_of
+from tilec.mlir import ir
+from tilec.target import Target
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel. `grid` lists kernel dimensions, `tile` their sizes in a block; `options` are the backend's numbers."""
+
+    name: str
+    nodes: tuple[str, ...]
+    dims: dict[str, tuple[int, ...]]
+    extents: dict[int, int]
+    grid: tuple[int, ...]
+    tile: tuple[int, ...]
+    sweeps: dict[str, int]
+    loops: dict[str, tuple[int, ...]]
+    options: dict[str, int | str | tuple[int, ...]]
+    outputs: tuple[str, ...]
+    work: Work
+    prediction: Prediction
+    lines: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        count = 1
+        for d, t in zip(self.grid, self.tile):
+            count *= -(-self.extents[d] // max(1, t))
+        return count
+
+
+@dataclass(frozen=True)
+class Plan:
+    target: Target
+    kernels: tuple[KernelPlan, ...]
+    inlined: tuple[str, ...]
+    remarks: tuple[Remark, ...] = field(default=())
+
+    @property
+    def time_us(self) -> float:
+        return sum(k.prediction.time_us for k in self.kernels)
+
+
+def make_plan(function: ir.Operation, target: Target) -> Plan:
+    """Decides everything for one function of `linalg` on tensors."""
+    if target.kind == "cuda":
+        from tilec.plan_cuda import choose
+    else:
+        from tilec.plan_cpu import choose
+    graph = build_graph(function)
+    groups, remarks = group(graph, target)
+    stem = ir.StringAttr(function.attributes["sym_name"]).value
+    kernels = []
+    for g in groups:
+        kernel, why = choose(_start(g, graph, _kernel_name(stem, g, graph), target), g, graph, target)
+        kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
+        remarks += why
+    return Plan(target, tuple(kernels), tuple(n.name for n in graph.nodes if n.inlined), tuple(remarks))
+
+
+def _kernel_name(stem: str, g: Group, graph: Graph) -> str:
+    values = outputs_of(g.nodes, graph)
+    names = [n.name.replace(".", "_") for n in g.nodes if any(r.value in values for r in n.results)]
+    return f"{stem}_{'_'.join(names[:3])}"
+
+
+def _start(g: Group, graph: Graph, name: str, target: Target) -> KernelPlan:
+    """The kernel's plan before the backend's choices."""
+    space = g.space
+    work = work_of(g.nodes, graph, space, target)
+    outputs = outputs_of(g.nodes, graph)
+    return KernelPlan(
+        name=name,
+        nodes=tuple(n.name for n in g.nodes),
+        dims={n.name: space.dims[n] for n in g.nodes},
+        extents=dict(space.extents),
+        grid=space.grid,
+        tile=tuple(space.extents[d] for d in space.grid),
+        sweeps=number_sweeps(g.nodes, graph),
+        loops={},
+        options={},
+        outputs=tuple(n.name for n in g.nodes for r in n.results if r.value in outputs),
+        work=work,
+        prediction=predict(work, target),
+        lines=tuple(dict.fromkeys(n.line for n in g.nodes if n.line)),
+    )
+
+
+def number_sweeps(nodes: list[Node], graph: Graph) -> dict[str, int]:
+    """The earliest walk that an operation can join: after those whose complete reductions it reads.
+
+    Operations may share a walk only if they walk the same dimensions; others of the same number follow one another.
+    """
+    number: dict[Node, int] = {}
+    for node in nodes:
+        number[node] = 0
+        for producer in graph.producers(node):
+            if producer in number:
+                number[node] = max(number[node], number[producer] + bool(producer.reduced))
+    return {n.name: s for n, s in number.items()}
+
+
+# ---- the plan as attributes ------------------------------------------------------------------------------------------
+
+
+def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
+    """Writes the plan into the IR, where the passes read it and a person can edit it."""
+    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(function) if mlir.is_generic(op)}
+    for name in plan.inlined:
+        by_name[name].attributes["tilec.inline"] = ir.UnitAttr.get()
+    table = {}
+    for kernel in plan.kernels:
+        for name in kernel.nodes:
+            op = by_name[name]
+            op.attributes["tilec.kernel"] = mlir.string(kernel.name)
+            op.attributes["tilec.sweep"] = mlir.integer(kernel.sweeps[name])
+            op.attributes["tilec.dims"] = mlir.integers(kernel.dims[name])
+            if name in kernel.loops:
+                op.attributes["tilec.loops"] = mlir.integers(kernel.loops[name])
+        entry = {
+            "grid": mlir.integers(kernel.grid),
+            "tile": mlir.integers(kernel.tile),
+            "predicted_us": ir.FloatAttr.get(ir.F64Type.get(), round(kernel.prediction.time_us, 3)),
+        }
+        entry |= {key: _attribute(value) for key, value in kernel.options.items()}
+        table[kernel.name] = ir.DictAttr.get(entry)
+    module.attributes["tilec.kernels"] = ir.DictAttr.get(table)
+    module.attributes["tilec.target"] = mlir.string(plan.target.name)
+    module.attributes["tilec.backend"] = mlir.string(plan.target.kind)
+
+
+def _attribute(value: int | str | tuple[int, ...]) -> ir.Attribute:
+    match value:
+        case int():
+            return mlir.integer(value)
+        case str():
+            return mlir.string(value)
+    return mlir.integers(value)

@@ -1,0 +1,123 @@
+"""Tile sizes and loop orders for CPU kernels.
+
+A block is one task of the parallel loop. Its tile is large enough that starting it costs little, small enough that what
+it keeps stays in the core's L2 cache, and there are several blocks a core where there is work for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, prod
+
+from tilec.graph import Graph, Node
+from tilec.grouping import Group, Remark, kept_bytes
+from tilec.mlir import ir
+from tilec.plan import KernelPlan
+from tilec.target import Target
+
+BLOCK_ELEMENTS = 1 << 15  # elements of work a block: some ten microseconds
+TRANSPOSE_TILE = 64  # square tiles where operands disagree on the direction of memory: 64 lines of 64 bytes fit L1
+
+
+def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
+    tile, why = _tile(kernel, g, graph, target)
+    kernel = replace(kernel, tile=tile, loops={n.name: loop_order(n) for n in g.nodes})
+    kernel = replace(kernel, work=replace(kernel.work, blocks=kernel.blocks))
+    return kernel, [Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
+
+
+def _tile(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[tuple[int, ...], str]:
+    points = max(1, g.space.parallelism)
+    operations = sum(n.operations for n in g.nodes)
+    launch = 1e-6 * target.launch.overhead_us
+    serial = max(operations / (target.peak("fma.f32") / target.units), _bytes(kernel) / _core_bandwidth(target))
+    if serial < 2 * launch:
+        return tuple(kernel.extents[d] for d in kernel.grid), f"one block: {1e6 * serial:.1f} us of work, a parallel loop costs {1e6 * launch:.0f}"
+    a_point = max(1.0, sum(n.iterations + n.operations / 8 for n in g.nodes) / points)
+    budget = max(1, int(BLOCK_ELEMENTS / a_point))
+    kept = kept_bytes(g.nodes, graph, g.space)
+    if kept:
+        budget = max(1, min(budget, target.l2.bytes // 4 // kept))
+    budget = max(1, min(budget, ceil(points / (4 * target.units))))
+    order = _inner_first(kernel, g)
+    tile = {d: 1 for d in kernel.grid}
+    directions = [d for d in _directions(g) if d in tile]
+    if len(directions) > 1:
+        for d in directions:
+            tile[d] = min(kernel.extents[d], TRANSPOSE_TILE)
+        budget = max(1, budget // prod(tile.values()))
+    for d in order:
+        grow = min(ceil(kernel.extents[d] / tile[d]), budget)
+        tile[d] = min(kernel.extents[d], tile[d] * grow)
+        budget = max(1, budget // grow)
+    sizes = tuple(tile[d] for d in kernel.grid)
+    return sizes, f"tiles of {sizes} of {tuple(kernel.extents[d] for d in kernel.grid)}: about {BLOCK_ELEMENTS} elements, {kept * prod(sizes)} bytes kept"
+
+
+def _bytes(kernel: KernelPlan) -> float:
+    return kernel.work.dram_read + kernel.work.dram_write
+
+
+def _core_bandwidth(target: Target) -> float:
+    return 1e9 * (target.l2.unit_gbs or target.l2.bandwidth_gbs / target.units)
+
+
+def _directions(g: Group) -> list[int]:
+    """The kernel dimensions that are contiguous in memory in some operand or result."""
+    found = {}
+    for node in g.nodes:
+        for read in (*node.reads, *node.results):
+            if read.dims and ir.ShapedType(read.value.type).shape[-1] > 1:
+                found[g.space.dims[node][read.dims[-1]]] = None
+    return list(found)
+
+
+def _inner_first(kernel: KernelPlan, g: Group) -> list[int]:
+    """Grid dimensions, those that memory is contiguous along first, then from the last to the first."""
+    directions = _directions(g)
+    return sorted(kernel.grid, key=lambda d: (d not in directions, -d))
+
+
+def loop_order(node: Node) -> tuple[int, ...]:
+    """The node's own dimensions, outermost first: the one that most operands are contiguous along goes innermost.
+
+    Reductions stand inside parallel loops, so that a sum stays in a register, unless the contiguous dimension is parallel:
+    then the reductions stand just outside it and the sums are a row in cache, which SIMD adds to.
+    """
+    rank = len(node.extents)
+    if rank == 0:
+        return ()
+    score = [0.0] * rank
+    for read in (*node.reads, *node.results):
+        if read.dims:
+            score[read.dims[-1]] += 1
+    for d, weight in _extract_directions(node).items():
+        score[d] += weight
+    if node.scan is not None:
+        inner = node.scan
+    else:
+        inner = max(range(rank), key=lambda d: (score[d] if node.extents[d] > 1 else -1, d))
+    parallel = [d for d in range(rank) if d not in node.reduced and d != inner]
+    reduced = [d for d in range(rank) if d in node.reduced and d != inner]
+    return (*parallel, *reduced, inner)
+
+
+def _extract_directions(node: Node) -> dict[int, float]:
+    """Dimensions that move the last subscript of a computed access by one."""
+    found: dict[int, float] = {}
+    for view in node.op.regions[0].blocks[0].operations:
+        op = view.operation
+        if op.name != "tensor.extract" or len(op.operands) < 2:
+            continue
+        for d in _index_dims(list(op.operands)[-1]):
+            found[d] = found.get(d, 0) + 0.5
+    return found
+
+
+def _index_dims(value: ir.Value) -> set[int]:
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return set()
+    if owner.name == "linalg.index":
+        return {ir.IntegerAttr(owner.attributes["dim"]).value}
+    return set().union(*(_index_dims(v) for v in owner.operands)) if len(owner.operands) else set()
