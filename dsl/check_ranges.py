@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilec.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
 from tilec.dsl.ranges import Atom, Facts, Poly, divide, indices_of, interval, nonnegative, size_poly
 
-Shape = tuple[Poly, ...]
+from tilec.diagnostics import Note, Span
+
+_MAX_TERMS = 400  # a subscript with larger products is treated like data
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class RangeChecker:
             self._collect(equation.value, frozenset(), frozenset(bound), uses)
         if declared is not None and declared.shape is not None:
             if len(declared.shape) != len(main.indices):
-                message = f"`{main.name}` has {len(declared.shape)} dimensions, but {len(main.indices)} indices"
+                message = (
+                    f"`{main.name}` has {len(declared.shape)} dimensions, but {len(main.indices)} indices"
+                )
                 self.report.error(message, main.span, [Note("it is declared here", declared.span)])
                 return None
             for k, index in enumerate(main.indices):
@@ -60,14 +63,20 @@ class RangeChecker:
                 uses.setdefault(index, []).append(use)
         found: dict[str, ast.Range] = {}
         for index, span in bound.items():
-            range_ = self._written(explicit[index]) if index in explicit else self._from_uses(index, span, uses.get(index, []))
+            range_ = (
+                self._written(explicit[index])
+                if index in explicit
+                else self._from_uses(index, span, uses.get(index, []))
+            )
             if range_ is not None:
                 found[index] = range_
         for index in main.indices:
             self._starts_at_zero(index, found.get(index), explicit.get(index))
         return found if self.report.count == mistakes else None
 
-    def _collect(self, expr: ast.Expr, soft: frozenset[str], bound: frozenset[str], uses: dict[str, list[_Use]]) -> None:
+    def _collect(
+        self, expr: ast.Expr, soft: frozenset[str], bound: frozenset[str], uses: dict[str, list[_Use]]
+    ) -> None:
         match expr:
             case ast.Access(tensor=tensor, subscripts=subscripts):
                 info = self.tensors.get(tensor)
@@ -111,7 +120,9 @@ class RangeChecker:
         written = self._written(range_)
         if written is not None and self._differ(size_poly(written.high, {}), use.extent):
             message = f"`{range_.index}` runs to {_size_text(written.high)} here, but `{use.tensor}` has {use.extent}"
-            self.report.error(message, range_.span, [Note(f"dimension {use.dimension} is {use.extent}", use.span)])
+            self.report.error(
+                message, range_.span, [Note(f"dimension {use.dimension} is {use.extent}", use.span)]
+            )
 
     def _from_uses(self, index: str, span: Span, uses: list[_Use]) -> ast.Range | None:
         """The extent that all bare uses agree on."""
@@ -127,7 +138,9 @@ class RangeChecker:
                 notes = [Note(f"{_dimension(use)} is {use.extent}", use.span) for use in (first, other)]
                 message = f"index `{index}` runs over sizes that differ: {first.extent} and {other.extent}"
                 hint = f"give its range with `where {index} in 0:N`, or say in the types that the sizes are equal"
-                self.report.error(message, other.span if other.span.source is span.source else span, notes, hint)
+                self.report.error(
+                    message, other.span if other.span.source is span.source else span, notes, hint
+                )
                 return None
         return ast.Range(index, ast.SizeNumber(0), to_size(first.extent), first.span)
 
@@ -172,7 +185,9 @@ class RangeChecker:
                 inner = facts.binding({r.index: bounds[r.index] for r in ranges})
                 return replace(expr, body=self._prove(body, inner, bounds))
             case ast.Scan(body=body):  # takes in all that came before, whatever an `if` around it says
-                return replace(expr, body=self._prove(body, Facts({i: bounds[i] for i in facts.bounds}), bounds))
+                return replace(
+                    expr, body=self._prove(body, Facts({i: bounds[i] for i in facts.bounds}), bounds)
+                )
             case _:
                 return ast.with_children(expr, tuple(map(go, ast.children(expr))))
 
@@ -195,7 +210,9 @@ class RangeChecker:
     def _outside(self, access: ast.Access, k: int, p: Poly, extent: Poly, facts: Facts) -> None:
         """Reports an access that is not inside; with sizes open, only if it is outside for all of them."""
         low, high = interval(p, facts.bounds)
-        numeric = extent.constant is not None and all(isinstance(v, Atom) or v in facts.bounds for v in p.variables)
+        numeric = extent.constant is not None and all(
+            isinstance(v, Atom) or v in facts.bounds for v in p.variables
+        )
         if not numeric and not self._surely_outside(p, low, high, extent, facts):
             return
         subscript = access.subscripts[k]
@@ -204,15 +221,23 @@ class RangeChecker:
         message += f", and dimension {k} of `{access.tensor}` has size {extent}"
         info = self.tensors[access.tensor]
         at = text_of(subscript)
-        tests = [f"{at} >= 0"] * (not facts.proves(p)) + [f"{at} < {extent}"] * (not facts.proves(extent - 1 - p))
+        tests = [f"{at} >= 0"] * (not facts.proves(p)) + [f"{at} < {extent}"] * (
+            not facts.proves(extent - 1 - p)
+        )
         hint = f"write `pad({text_of(access)}, 0)`, or guard it: `… if {' and '.join(tests)} else 0`"
         self.report.error(message, access.span, [Note(f"`{access.tensor}` is defined here", info.span)], hint)
 
-    def _surely_outside(self, p: Poly, low: Poly | None, high: Poly | None, extent: Poly, facts: Facts) -> bool:
+    def _surely_outside(
+        self, p: Poly, low: Poly | None, high: Poly | None, extent: Poly, facts: Facts
+    ) -> bool:
         """Corners are reached where nothing is rounded, no condition is in the way and no range can be empty."""
         if facts.known or low is None or high is None or any(isinstance(v, Atom) for v in p.variables):
             return False
-        if any("." in v for v in (extent.variables | high.variables) if isinstance(v, str) and v not in facts.bounds):
+        if any(
+            "." in v
+            for v in (extent.variables | high.variables)
+            if isinstance(v, str) and v not in facts.bounds
+        ):
             return False
         nonempty = all(nonnegative(b - a) for a, b in facts.bounds.values())
         return nonempty and (nonnegative(high - extent) or nonnegative(-low - 1))
@@ -225,7 +250,11 @@ class RangeChecker:
         if p is None:
             return None
         for monomial, _ in p.terms:
-            moving = [v for v in monomial if v in facts.bounds or isinstance(v, Atom) and indices_of(v.left, facts.bounds)]
+            moving = [
+                v
+                for v in monomial
+                if v in facts.bounds or (isinstance(v, Atom) and indices_of(v.left, facts.bounds))
+            ]
             if len(moving) > 1:
                 return None
         return p
@@ -253,7 +282,7 @@ class RangeChecker:
             case "-":
                 return a - b
             case "*":
-                return a * b
+                return a * b if len(a.terms) * len(b.terms) <= _MAX_TERMS else None
             case "//" | "%":
                 if b == Poly():
                     self.report.error("division by zero", expr.span)

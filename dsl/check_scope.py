@@ -6,10 +6,13 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tilec.diagnostics import Diagnostic, Note, Span
 from tilec.dsl import ast
 from tilec.dsl.ranges import Poly
+
+from tilec.diagnostics import Diagnostic, Note, Span
 from tilec.dtypes import DType
+
+MAX_DIAGNOSTICS = 100
 
 
 class Report:
@@ -17,9 +20,18 @@ class Report:
 
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
-        self.count = 0  # repetitions included: whether something is wrong must not depend on what was said before
+        self.count = (
+            0  # repetitions included: whether something is wrong must not depend on what was said before
+        )
         self._seen: set[tuple[str, Span]] = set()
-        self.context: Span | None = None  # the equation being checked: noted where the mistake shows in another place
+        self.context: Span | None = (
+            None  # the equation being checked: noted where the mistake shows in another place
+        )
+
+    @property
+    def full(self) -> bool:
+        """Whether more mistakes would help nobody."""
+        return len(self.diagnostics) >= MAX_DIAGNOSTICS
 
     def error(self, message: str, span: Span, notes: Iterable[Note] = (), hint: str | None = None) -> None:
         self.count += 1
@@ -27,6 +39,8 @@ class Report:
         if key in self._seen:
             return
         self._seen.add(key)
+        if self.full:
+            return
         notes = tuple(notes)
         if self.context is not None and span.source is not self.context.source:
             notes += (Note("called from here", self.context),)
@@ -55,7 +69,7 @@ class TensorInfo:
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:
     """`did you mean …?` for a name that nothing is called by."""
-    close = difflib.get_close_matches(name, list(known)[:2000], n=1)
+    close = difflib.get_close_matches(name, list(known)[:500], n=1)
     return f"did you mean `{close[0]}`?" if close else None
 
 

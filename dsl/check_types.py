@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.diagnostics import Note
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, text_of
 from tilec.dsl.ranges import Poly
+
+from tilec.diagnostics import Note
 from tilec.dtypes import BOOL, F32, I32, I64, DType, compute_type, join
 from tilec.functions import FUNCTIONS
 
@@ -59,7 +60,9 @@ class Typer:
         self.tensors, self.sizes, self.report = tensors, sizes, report
         self.ranges: Mapping[str, ast.Range] = {}
 
-    def equation(self, equation: ast.Equation, ranges: Mapping[str, ast.Range], declared: DType | None) -> ast.Equation:
+    def equation(
+        self, equation: ast.Equation, ranges: Mapping[str, ast.Range], declared: DType | None
+    ) -> ast.Equation:
         """The equation with types; its own is the declared one, or else what its value has."""
         self.ranges = ranges
         value = self._expr(equation.value)
@@ -95,7 +98,9 @@ class Typer:
             case ast.Binary(left=left, right=right):
                 return replace(expr, left=self._settle(left, to), right=self._settle(right, to), dtype=to)
             case ast.Conditional(then=then, otherwise=otherwise):
-                return replace(expr, then=self._settle(then, to), otherwise=self._settle(otherwise, to), dtype=to)
+                return replace(
+                    expr, then=self._settle(then, to), otherwise=self._settle(otherwise, to), dtype=to
+                )
             case ast.Call(arguments=arguments):
                 return replace(expr, arguments=tuple(self._settle(a, to) for a in arguments), dtype=to)
         return ast.Cast(expr, to, expr.span)
@@ -107,7 +112,7 @@ class Typer:
             return ast.Number(float(value) if abs(value) < math.inf else value, to, expr.span)
         low = 0 if to.kind == "uint" else -(1 << (to.bits - 1))
         high = (1 << (to.bits - (to.kind == "int"))) - 1
-        if isinstance(value, float) and not value.is_integer() or not low <= value <= high:
+        if (isinstance(value, float) and not value.is_integer()) or not low <= value <= high:
             self.report.error(f"{value} is no value of {to}", expr.span, hint=f"{to} holds {low} to {high}")
             value = 0
         return ast.Number(int(value), to, expr.span)
@@ -117,7 +122,9 @@ class Typer:
 
     def _condition(self, expr: ast.Expr, what: str) -> ast.Expr:
         if expr.dtype not in (BOOL, UNKNOWN):
-            self.report.error(f"{what} is bool, and `{text_of(expr)}` is {expr.dtype}", expr.span, hint=_COUNTS)
+            self.report.error(
+                f"{what} is bool, and `{text_of(expr)}` is {expr.dtype}", expr.span, hint=_COUNTS
+            )
         return expr
 
     # ---- one case per node ----
@@ -182,7 +189,9 @@ class Typer:
             if value.dtype is WEAK_FLOAT and access.dtype.is_integer:
                 self.report.error(f"the value is no {access.dtype}", expr.value.span)
                 value = replace(value, dtype=UNKNOWN)
-            return self._computed(replace(expr, access=access, value=self._coerce(value, access.dtype), dtype=access.dtype))
+            return self._computed(
+                replace(expr, access=access, value=self._coerce(value, access.dtype), dtype=access.dtype)
+            )
         if meet(access.dtype, value.dtype) is access.dtype or access.dtype is UNKNOWN:
             return replace(expr, access=access, value=self._coerce(value, access.dtype), dtype=access.dtype)
         then, otherwise = self._same(self._computed(replace(access, guarded=True)), value)
@@ -240,7 +249,13 @@ class Typer:
         condition = self._condition(self._expr(expr.condition), "the condition of `if`")
         then, otherwise = self._expr(expr.then), self._expr(expr.otherwise)
         if then.dtype in _WEAK and otherwise.dtype in _WEAK:
-            return replace(expr, condition=condition, then=then, otherwise=otherwise, dtype=meet(then.dtype, otherwise.dtype))
+            return replace(
+                expr,
+                condition=condition,
+                then=then,
+                otherwise=otherwise,
+                dtype=meet(then.dtype, otherwise.dtype),
+            )
         then, otherwise = self._same(then, otherwise)
         return replace(expr, condition=condition, then=then, otherwise=otherwise, dtype=then.dtype)
 
@@ -278,10 +293,13 @@ class Typer:
             return BOOL
         if written is None or body.dtype is UNKNOWN:
             return written or accumulator_of(body.dtype)
-        if body.dtype.is_float and not written.is_float or written.kind == "bool":
+        if (body.dtype.is_float and not written.is_float) or written.kind == "bool":
             self.report.error(f"{written} cannot accumulate {body.dtype}", expr.span)
         elif written.is_float and written.bits < 32:
-            hint = "types narrower than f32 are for storage: write `name[…]: " + f"{written} = …` to round the result"
+            hint = (
+                "types narrower than f32 are for storage: write `name[…]: "
+                + f"{written} = …` to round the result"
+            )
             self.report.error(f"{written} is no accumulator", expr.span, hint=hint)
         return written
 
@@ -291,7 +309,9 @@ class Typer:
         ranges = self._ranges(expr.ranges)
         product = isinstance(body, ast.Binary) and body.op == "*"
         if expr.multiplicand and not (expr.kind == "sum" and product and body.dtype in (F32, UNKNOWN)):
-            self.report.error("`using` is for sums of products of f32", expr.span, hint="`sum[k](a[k] * b[k]) using tf32`")
+            self.report.error(
+                "`using` is for sums of products of f32", expr.span, hint="`sum[k](a[k] * b[k]) using tf32`"
+            )
         body = self._coerce(body, accumulator)
         if expr.kind == "mean":
             return self._mean(expr, ranges, body, accumulator)
@@ -301,13 +321,19 @@ class Typer:
         dtype = I64 if is_arg else accumulator
         return replace(expr, ranges=ranges, body=body, accumulator=accumulator, dtype=dtype)
 
-    def _mean(self, expr: ast.Reduce, ranges: tuple[ast.Range, ...], body: ast.Expr, accumulator: DType) -> ast.Expr:
+    def _mean(
+        self, expr: ast.Reduce, ranges: tuple[ast.Range, ...], body: ast.Expr, accumulator: DType
+    ) -> ast.Expr:
         """The sum, divided by how many there are; integers divide as f32."""
-        total = replace(expr, kind="sum", ranges=ranges, body=body, accumulator=accumulator, dtype=accumulator)
+        total = replace(
+            expr, kind="sum", ranges=ranges, body=body, accumulator=accumulator, dtype=accumulator
+        )
         dtype = accumulator if accumulator.is_float else F32
         counts = [_count(r) for r in ranges]
         count = math.nan if None in counts else float(math.prod(max(0, n) for n in counts))
-        return ast.Binary("/", self._coerce(total, dtype), ast.Number(count, dtype, expr.span), dtype, expr.span)
+        return ast.Binary(
+            "/", self._coerce(total, dtype), ast.Number(count, dtype, expr.span), dtype, expr.span
+        )
 
     def _scan(self, expr: ast.Scan) -> ast.Expr:
         body = self._strong(self._expr(expr.body))

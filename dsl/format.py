@@ -10,16 +10,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lark import Token
-
-from tilec.diagnostics import Source
 from tilec.dsl import ast
 from tilec.dsl.parse import lex, parse
+
+from tilec.diagnostics import Source
 
 _INDENT = "    "
 _NO_SPACE_BEFORE = {",", ")", "]", ";", ":"}
 _NO_SPACE_AFTER = {"(", "["}
 _BINARY = {"+", "-", "*", "/", "//", "%", "**", "^"}
-_OPERATOR_WORDS = {"not", "and", "or", "if", "else", "in", "return", "using", "where", "expect", "->", "=", ":"}
+_OPERATOR_WORDS = {
+    "not",
+    "and",
+    "or",
+    "if",
+    "else",
+    "in",
+    "return",
+    "using",
+    "where",
+    "expect",
+    "->",
+    "=",
+    ":",
+}
 _ALIGN_LIMIT = 24  # a left side longer than the others by more than this is not worth lining up with
 
 
@@ -83,10 +97,9 @@ def _lines(tokens: list[Token], starts: set[int], one_liners: set[int]) -> list[
     for token in tokens:
         if token.type == "COMMENT":
             comment = token.value.rstrip()
-            if newlines and (lines[-1].tokens or lines[-1].comment is not None or newlines > 1):
+            if (newlines and (lines[-1].tokens or lines[-1].comment is not None or newlines > 1)) or lines[-1].comment is not None:
                 fresh(depth)
-            elif lines[-1].comment is not None:
-                fresh(depth)
+            brace = brace and bool(lines[-1].tokens)
             lines[-1].comment = comment
             newlines = 0
             continue
@@ -99,7 +112,7 @@ def _lines(tokens: list[Token], starts: set[int], one_liners: set[int]) -> list[
         closes = token.value == "}" and not flat
         depth -= closes
         begins = token.start_pos in starts or (token.value == "return" and not flat) or closes
-        if begins and not (flat and token.start_pos not in one_liners) or brace and not flat:
+        if (begins and not (flat and token.start_pos not in one_liners)) or (brace and not flat):
             if closes:
                 newlines = min(newlines, 1)
             fresh(depth)
@@ -153,7 +166,9 @@ def _spaced(tokens: list[Token], k: int, nesting: list[str]) -> bool:
     if before.value == ":":
         return not _is_range(tokens, k - 1)
     if token.value in ("(", "["):
-        return before.type not in ("NAME", "RSQB") and before.value not in ("]",) and not _is_sign(tokens, k - 1)
+        return (
+            before.type not in ("NAME", "RSQB") and before.value not in ("]",) and not _is_sign(tokens, k - 1)
+        )
     return not _is_sign(tokens, k - 1)
 
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from tilec.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Module, Report, TensorInfo, free_indices, suggestion
 from tilec.dsl.ranges import Poly
+
+from tilec.diagnostics import Note, Span
 from tilec.functions import FUNCTIONS
 
-_MAX_EQUATIONS = 2000
+_MAX_CALLS = 1000
 _MAX_NODES = 100_000
-_MAX_NESTED = 250
+_MAX_NESTED = 150
 _SMALL = 32  # nodes: below this, an argument inside a reduction is computed in place rather than stored
 
 
@@ -56,15 +57,18 @@ class _Instance:
 class Inliner:
     """Resolves the equations of one op, in order."""
 
-    def __init__(self, module: Module, tensors: dict[str, TensorInfo], sizes: dict[str, Poly], report: Report):
+    def __init__(
+        self, module: Module, tensors: dict[str, TensorInfo], sizes: dict[str, Poly], report: Report
+    ):
         self.module, self.tensors, self.sizes, self.report = module, tensors, sizes, report
         self.later: dict[str, Span] = {}  # names that the op defines further down
         self.instances: dict[str, int] = {}
-        self.nodes = 0
+        self.nodes = self.calls = self.depth = 0
 
     def equation(self, equation: ast.Equation) -> list[ast.Equation] | None:
         """The group of an equation, itself last; None where it has a mistake."""
         mistakes = self.report.count
+        self.nodes = self.calls = self.depth = 0
         self.group: list[ast.Equation] = []
         self.main = equation
         self.bound: dict[str, tuple | None] = {i: None for i in equation.indices}
@@ -82,13 +86,16 @@ class Inliner:
         for r in equation.ranges:
             if r.index not in equation.indices and not self._reduced_somewhere(r.index, value):
                 known = self.bound
-                self.report.error(f"nothing runs over index `{r.index}`", r.span, hint=suggestion(r.index, known))
-        if self.report.count > mistakes or not self._affordable(value, equation):
+                self.report.error(
+                    f"nothing runs over index `{r.index}`", r.span, hint=suggestion(r.index, known)
+                )
+        if self.report.count > mistakes:
             return None
         return [*self.group, replace(equation, value=value)]
 
     def function(self, function: ast.Def) -> None:
         """Only the names in a function, its parameters standing for some number."""
+        self.nodes = self.calls = self.depth = 0
         self.group, self.bound, self.where = [], {i: None for i in function.indices}, {}
         self.main = ast.Equation(function.name, function.indices, function.result, span=function.span)
         values: dict[str, ast.Expr] = {p: ast.Number(0, span=function.span) for p in function.parameters}
@@ -113,22 +120,32 @@ class Inliner:
             for node in ast.walk(expression)
         )
 
-    def _affordable(self, value: ast.Expr, equation: ast.Equation) -> bool:
+    def _affordable(self, value: ast.Expr, span: Span) -> bool:
         """Functions that call functions multiply; past the limit that is a mistake, not a program."""
-        self.nodes += sum(1 for _ in ast.walk(value))
         stack, deepest = [(value, 1)], 0
         while stack:
             node, depth = stack.pop()
             deepest = max(deepest, depth)
+            self.nodes += 1
             stack.extend((child, depth + 1) for child in ast.children(node))
-        if self.nodes > _MAX_NODES or deepest > _MAX_NESTED or len(self.group) > _MAX_EQUATIONS:
-            self.report.error("the functions called here unfold to too much", equation.span)
-            return False
-        return True
+        if deepest <= _MAX_NESTED and self.nodes <= _MAX_NODES and self.calls <= _MAX_CALLS:
+            return True
+        self.report.error("the functions called here unfold to too much", self.main.span)
+        return False
 
     # ---- expressions ----
 
     def _resolve(self, expr: ast.Expr, scope: Scope) -> ast.Expr:
+        if self.depth >= _MAX_NESTED:
+            self.report.error("functions and expressions are nested too deep", self.main.span)
+            return expr
+        self.depth += 1
+        try:
+            return self._resolve_one(expr, scope)
+        finally:
+            self.depth -= 1
+
+    def _resolve_one(self, expr: ast.Expr, scope: Scope) -> ast.Expr:
         match expr:
             case ast.Number() | ast.Boolean():
                 return expr
@@ -164,7 +181,9 @@ class Inliner:
             if info.shape:
                 dots = ", ".join("…" for _ in info.shape)
                 hint = f"write `{name}[{dots}]`"
-                self.report.error(f"`{name}` has {_plural(len(info.shape), 'dimension')}", expr.span, hint=hint)
+                self.report.error(
+                    f"`{name}` has {_plural(len(info.shape), 'dimension')}", expr.span, hint=hint
+                )
             return ast.Access(name, (), span=expr.span)
         self._unknown(name, expr.span, scope)
         return expr
@@ -215,7 +234,9 @@ class Inliner:
         while stack:
             match stack.pop():
                 case ast.SizeName(name=name, span=span) if name not in self.sizes:
-                    what = "an index" if name in indices else "a tensor" if name in self.tensors else "no size"
+                    what = (
+                        "an index" if name in indices else "a tensor" if name in self.tensors else "no size"
+                    )
                     hint = suggestion(name, self.sizes)
                     if what == "an index":
                         hint = f"a triangle is written with `if`: `sum[k](x[k] if k < {name} else 0)`"
@@ -304,11 +325,21 @@ class Inliner:
         stand_in = ast.Number(0, span=span)
         if not self._fits(function, ranges, arguments, span, scope):
             return stand_in
+        self.calls += 1
+        result = self._unfold(function, home, ranges, arguments, span, scope)
+        return result if self._affordable(result, span) else stand_in
+
+    def _unfold(
+        self, function: ast.Def, home: Module, ranges: tuple[ast.Range, ...], arguments: tuple[ast.Expr, ...],
+        span: Span, scope: Scope,
+    ) -> ast.Expr:  # fmt: skip
         given = tuple(self._call_index(r, scope) for r in ranges)
         written = {r.index: g.index for r, g in zip(ranges, given)}
         outside = replace(scope, indices=scope.indices | written)
         instance = _Instance(self, function.name)
-        reduces = any(isinstance(n, ast.Reduce | ast.Scan | ast.Call) for e in _bodies(function) for n in ast.walk(e))
+        reduces = any(
+            isinstance(n, ast.Reduce | ast.Scan | ast.Call) for e in _bodies(function) for n in ast.walk(e)
+        )
         values: dict[str, ast.Expr] = {}
         for parameter, argument in zip(function.parameters, arguments):
             value = self._resolve(argument, outside)
@@ -325,7 +356,9 @@ class Inliner:
         for index in free_indices(result, written.values()):
             if index not in scope.indices.values():
                 message = f"`{function.name}` keeps index `{index}`, which is not on the left side"
-                self.report.error(message, span, hint=f"add `{index}` on the left side, or reduce: `sum[{index}](…)`")
+                self.report.error(
+                    message, span, hint=f"add `{index}` on the left side, or reduce: `sum[{index}](…)`"
+                )
         return result
 
     def _call_index(self, item: ast.Range, scope: Scope) -> ast.Range:
@@ -339,12 +372,20 @@ class Inliner:
         if function in scope.calls:
             self.report.error(f"`{name}` calls itself", span, [note])
         if len(ranges) != len(function.indices):
-            message = f"`{name}` takes {_plural(len(function.indices), 'index', 'indices')}, not {len(ranges)}"
-            hint = f"write `{name}[{', '.join(function.indices)}](…)`" if function.indices else f"write `{name}(…)`"
+            message = (
+                f"`{name}` takes {_plural(len(function.indices), 'index', 'indices')}, not {len(ranges)}"
+            )
+            hint = (
+                f"write `{name}[{', '.join(function.indices)}](…)`"
+                if function.indices
+                else f"write `{name}(…)`"
+            )
             self.report.error(message, span, [note], hint)
         if len(arguments) != len(function.parameters):
             message = f"`{name}` takes {_plural(len(function.parameters), 'argument')}, not {len(arguments)}"
             self.report.error(message, span, [note])
+        if self.calls >= _MAX_CALLS or self.nodes >= _MAX_NODES:
+            self.report.error("the functions called here unfold to too much", self.main.span)
         return self.report.count == mistakes
 
     def _share(self, value: ast.Expr, instance: _Instance, local: str, scope: Scope) -> ast.Expr:
@@ -379,7 +420,9 @@ class Inliner:
 def _rename_values(scope: Scope, ranges: tuple[ast.Range, ...], names: dict[str, str]) -> dict[str, ast.Expr]:
     """Parameters and locals speak of an index parameter by the call's name; a reduction may have had to rename it."""
     changed = {
-        scope.ranges[w].index: new for w, new in names.items() if w in scope.ranges and scope.ranges[w].index != new
+        scope.ranges[w].index: new
+        for w, new in names.items()
+        if w in scope.ranges and scope.ranges[w].index != new
     }
     if not changed:
         return scope.values
@@ -413,7 +456,9 @@ def _bodies(function: ast.Def) -> tuple[ast.Expr, ...]:
 
 
 def _uses(function: ast.Def, parameter: str) -> int:
-    return sum(isinstance(n, ast.Name) and n.name == parameter for e in _bodies(function) for n in ast.walk(e))
+    return sum(
+        isinstance(n, ast.Name) and n.name == parameter for e in _bodies(function) for n in ast.walk(e)
+    )
 
 
 def _trivial(value: ast.Expr) -> bool:
@@ -422,7 +467,9 @@ def _trivial(value: ast.Expr) -> bool:
         case ast.Number() | ast.Boolean() | ast.Name():
             return True
         case ast.Access(subscripts=subscripts):
-            return all(isinstance(n, ast.Name | ast.Number | ast.Binary) for s in subscripts for n in ast.walk(s))
+            return all(
+                isinstance(n, ast.Name | ast.Number | ast.Binary) for s in subscripts for n in ast.walk(s)
+            )
         case ast.Cast(operand=operand) | ast.Unary(operand=operand):
             return _trivial(operand)
     return False

@@ -7,10 +7,11 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from tilec.diagnostics import Note, Source, TileError
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Module, Report
 from tilec.dsl.parse import MAX_BYTES, REDUCTIONS, SCANS, parse
+
+from tilec.diagnostics import Note, Source, TileError
 from tilec.dtypes import DTYPES
 from tilec.functions import FUNCTIONS
 
@@ -38,7 +39,9 @@ def standard_library() -> Module:
     return module
 
 
-def load(program: ast.Program, report: Report, loader: Loader = load_file, above: tuple[str, ...] = ()) -> Module:
+def load(
+    program: ast.Program, report: Report, loader: Loader = load_file, above: tuple[str, ...] = ()
+) -> Module:
     """The module of a program, its imports loaded; what is wrong with them is reported."""
     module = Module(program, dict(standard_library().defs))
     above = (*above, _identity(program.span.source))
@@ -55,7 +58,9 @@ def _identity(source: Source) -> str:
     return str(Path(source.name).resolve()) if source.name[:1] != "<" else source.name
 
 
-def _import(import_: ast.Import, importer: Source, report: Report, loader: Loader, above: tuple[str, ...]) -> Module | None:
+def _import(
+    import_: ast.Import, importer: Source, report: Report, loader: Loader, above: tuple[str, ...]
+) -> Module | None:
     try:
         source = loader(import_.path, importer)
     except (OSError, UnicodeDecodeError, ValueError) as error:
@@ -74,7 +79,9 @@ def _import(import_: ast.Import, importer: Source, report: Report, loader: Loade
         for d in error.diagnostics:
             report.error(d.message, d.span, d.notes, d.hint)
         return None
-    if any(op.name == "main" and not op.span.source.text[op.span.start :].startswith("op") for op in program.ops):
+    if any(
+        op.name == "main" and not op.span.source.text[op.span.start :].startswith("op") for op in program.ops
+    ):
         report.error(f"`{import_.path}` is in the short form: it holds no op to import", import_.span)
         return None
     return load(program, report, loader, above)

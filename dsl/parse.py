@@ -10,15 +10,16 @@ import math
 import re
 from functools import cache
 from importlib.resources import files
+from itertools import islice
 
 from lark import Lark, Token, Tree, UnexpectedInput
 from lark.tree import Meta
 from lark.visitors import Transformer_NonRecursive, v_args
-
-from tilec.diagnostics import Diagnostic, Source, Span, TileError
 from tilec.dsl import ast
 from tilec.dsl.parse_errors import GiveUp, Insert, Replace, Words, recover
 from tilec.dsl.shortform import main_op
+
+from tilec.diagnostics import Diagnostic, Source, Span, TileError
 from tilec.dtypes import DTYPES
 
 MAX_BYTES = 1 << 20
@@ -26,6 +27,7 @@ MAX_TOKENS = 150_000
 MAX_DEPTH = 100
 MAX_RANK = 16
 MAX_NAMES = 10_000
+MAX_SIZE_WORDS = 64
 MAX_DIAGNOSTICS = 50
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "mean", "argmin", "argmax", "logsumexp")
@@ -34,7 +36,18 @@ _RIGHT_WORD = {"&&": "and", "||": "or", "!": "not", "^": "**"}
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 
 _LEGAL = re.compile(r'#[^\n]*|"[^"\n]*"|[A-Za-z0-9_ \t\r\n\f]+|->|[()\[\]{}:;,.<>=+\-*/%^]+|!|&&|\|\|')
-_LOOKALIKE = {"−": "-", "–": "-", "×": "*", "·": "*", "÷": "/", "≤": "<=", "≥": ">=", "≠": "!=", "“": '"', "”": '"'}
+_LOOKALIKE = {
+    "−": "-",
+    "–": "-",
+    "×": "*",
+    "·": "*",
+    "÷": "/",
+    "≤": "<=",
+    "≥": ">=",
+    "≠": "!=",
+    "“": '"',
+    "”": '"',
+}
 
 
 def parse(source: Source) -> ast.Program:
@@ -100,6 +113,10 @@ def _tree(source: Source, text: str, problems: list[Diagnostic]) -> Tree:
     if len(tokens) > MAX_TOKENS:
         where = Span(source, tokens[MAX_TOKENS].start_pos, tokens[MAX_TOKENS].end_pos)
         raise TileError([*problems, Diagnostic(f"the file has more than {MAX_TOKENS} words", where)])
+    if len({token.value for token in tokens if token.type == "NAME"}) > MAX_NAMES:
+        raise TileError(
+            [*problems, Diagnostic(f"the file has more than {MAX_NAMES} names", Span(source, 0, 1))]
+        )
     near = tokens[-1] if tokens else Token("$END", "", 0, 1, 1, 1, 1, 0)
     tokens.append(Token.new_borrow_pos("$END", "", near))
     words = Words(source, tokens)
@@ -136,7 +153,6 @@ class _Builder(Transformer_NonRecursive):
         super().__init__()
         self.source, self.problems = source, problems
         self.depths: dict[int, tuple[ast.Expr, int]] = {}
-        self.seen: set[str] = set()
 
     # ---- helpers ----
 
@@ -148,12 +164,6 @@ class _Builder(Transformer_NonRecursive):
     def _report(self, message: str, span: Span, hint: str | None = None) -> None:
         if len(self.problems) < 4 * MAX_DIAGNOSTICS:
             self.problems.append(Diagnostic(message, span, hint=hint))
-
-    def _name(self, token: Token) -> str:
-        self.seen.add(str(token))
-        if len(self.seen) > MAX_NAMES:
-            raise TileError(Diagnostic(f"more than {MAX_NAMES} names", self._span(token)))
-        return str(token)
 
     def _deep(self, node: ast.Expr) -> ast.Expr:
         """The node, or a stand-in once the expression is nested so deep that walks over it would fail."""
@@ -169,15 +179,21 @@ class _Builder(Transformer_NonRecursive):
     def _depth(self, node: ast.Expr) -> float:
         return self.depths.get(id(node), (node, 1))[1]
 
-    def _size(self, expr: ast.Expr | ast.Range, what: str) -> ast.Size:
+    def _size(self, expr: ast.Expr, what: str) -> ast.Size:
         """An expression as a size."""
+        if sum(1 for _ in islice(ast.walk(expr), MAX_SIZE_WORDS + 1)) > MAX_SIZE_WORDS:
+            self._report(f"{what} has more than {MAX_SIZE_WORDS} words", expr.span)
+            return ast.SizeNumber(1, expr.span)
+        return self._size_of(expr, what)
+
+    def _size_of(self, expr: ast.Expr, what: str) -> ast.Size:
         match expr:
             case ast.Number(value=int(value), span=span):
                 return ast.SizeNumber(value, span)
             case ast.Name(name=name, span=span):
                 return ast.SizeName(name, span)
             case ast.Binary(op="+" | "-" | "*" | "//" as op, left=left, right=right, span=span):
-                return ast.SizeBinary(op, self._size(left, what), self._size(right, what), span)
+                return ast.SizeBinary(op, self._size_of(left, what), self._size_of(right, what), span)
             case ast.Unary(op="-", operand=ast.Number(value=int(value)), span=span):
                 return ast.SizeNumber(-value, span)
         hint = "a triangle is written with `if`" if what == "a bound" else None
@@ -214,7 +230,7 @@ class _Builder(Transformer_NonRecursive):
         (token,) = children
         if token in _CONSTANTS:
             return ast.Number(_CONSTANTS[token], span=self._span(token))
-        return ast.Name(self._name(token), span=self._span(token))
+        return ast.Name(str(token), span=self._span(token))
 
     def group(self, meta, children):
         return children[0]
@@ -252,7 +268,7 @@ class _Builder(Transformer_NonRecursive):
         subscripts = [ast.Name(i.index, span=i.span) if isinstance(i, ast.Range) else i for i in subscripts]
         if len(subscripts) > MAX_RANK:
             self._report(f"more than {MAX_RANK} subscripts", self._span(meta))
-        return self._deep(ast.Access(self._name(name), tuple(subscripts), span=self._span(meta)))
+        return self._deep(ast.Access(str(name), tuple(subscripts), span=self._span(meta)))
 
     def brackets(self, meta, children):
         return (self._span(meta), children) if children else None
@@ -284,12 +300,12 @@ class _Builder(Transformer_NonRecursive):
             if brackets:
                 self._report(f"`{name}` takes no indices", brackets[0], f"write `{name}(…)`")
             return self._deep(self._cast_or_pad(name, arguments, span))
-        if name in REDUCTIONS and name not in ("max", "min") or name in SCANS:
+        if (name in REDUCTIONS and name not in ("max", "min")) or name in SCANS:
             self._report(f"`{name}` needs the index it runs over", self._span(token), f"write `{name}[k](…)`")
         elif name in ("max", "min") and len(arguments) == 1:
             hint = f"write `{name}[k](…)` to reduce over `k`, `{name}(a, b)` to compare two values"
             self._report(f"`{name}` of one value", self._span(token), hint)
-        return self._deep(ast.Call(self._name(token), ranges, arguments, span=span))
+        return self._deep(ast.Call(str(token), ranges, arguments, span=span))
 
     def _reduction(self, name, ranges, arguments, in_type, multiply, span) -> ast.Expr:
         if len(arguments) != 1:
@@ -320,13 +336,15 @@ class _Builder(Transformer_NonRecursive):
                 return item
             case ast.Name(name=name, span=span):
                 return ast.Range(name, None, None, span)
-        self._report("the brackets before `(` list index names", item.span, "write `sum[k](…)` or `sum[k in 0:4](…)`")
+        self._report(
+            "the brackets before `(` list index names", item.span, "write `sum[k](…)` or `sum[k in 0:4](…)`"
+        )
         return ast.Range("_", None, None, item.span)
 
     def range(self, meta, children):
         index, low, high = children
         low, high = self._size(low, "a bound"), self._size(high, "a bound")
-        return ast.Range(self._name(index), low, high, self._span(meta))
+        return ast.Range(str(index), low, high, self._span(meta))
 
     # ---- statements ----
 
@@ -362,20 +380,26 @@ class _Builder(Transformer_NonRecursive):
     def _defined(self, token: Token) -> str:
         if token in _CONSTANTS:
             self._report(f"`{token}` is a number", self._span(token), "choose another name")
-        return self._name(token)
+        return str(token)
 
     def op_call(self, meta, children):
         *names, value = children
         arguments: list[str] = []
         if not isinstance(value, ast.Call):
-            self._report("only a call of an op defines several names", value.span, "write `a, b = other_op(x)`")
+            self._report(
+                "only a call of an op defines several names", value.span, "write `a, b = other_op(x)`"
+            )
             return ast.OpCall(tuple(map(self._defined, names)), "", (), self._span(meta))
         for argument in value.arguments:
             if isinstance(argument, ast.Name):
                 arguments.append(argument.name)
             else:
-                self._report("an op is called with whole tensors", argument.span, "give the value a name first")
-        return ast.OpCall(tuple(map(self._defined, names)), value.function, tuple(arguments), self._span(meta))
+                self._report(
+                    "an op is called with whole tensors", argument.span, "give the value a name first"
+                )
+        return ast.OpCall(
+            tuple(map(self._defined, names)), value.function, tuple(arguments), self._span(meta)
+        )
 
     def expect(self, meta, children):
         return ast.Expect(children[0], self._span(meta))

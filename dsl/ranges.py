@@ -74,8 +74,16 @@ class Poly:
     def __str__(self) -> str:
         parts: list[str] = []
         for monomial, factor in sorted(self.terms, key=lambda term: (term[0] == (), str(term[0]))):
-            names = " * ".join(f"({v})" if isinstance(v, Atom) and len(monomial) > 1 else str(v) for v in monomial)
-            size = names if abs(factor) == 1 and names else f"{abs(factor)} * {names}" if names else str(abs(factor))
+            names = " * ".join(
+                f"({v})" if isinstance(v, Atom) and len(monomial) > 1 else str(v) for v in monomial
+            )
+            size = (
+                names
+                if abs(factor) == 1 and names
+                else f"{abs(factor)} * {names}"
+                if names
+                else str(abs(factor))
+            )
             sign = ("- " if factor < 0 else "+ ") if parts else ("-" if factor < 0 else "")
             parts.append(sign + size)
         return " ".join(parts) or "0"
@@ -225,7 +233,7 @@ def interval(p: Poly, bounds: Bounds) -> tuple[Poly | None, Poly | None]:
 def _extreme(p: Poly, bounds: Bounds, side: int) -> Poly | None:
     """One end: each index is replaced by the end of its range that the sign of its factor asks for."""
     for v in sorted(p.variables, key=lambda v: (isinstance(v, str), str(v))):
-        if isinstance(v, str) and v not in bounds or not _depends(v, bounds):
+        if (isinstance(v, str) and v not in bounds) or not _depends(v, bounds):
             continue
         if (parts := p.split(v)) is None:
             return None

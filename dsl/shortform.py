@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilec.diagnostics import Span
 from tilec.dsl import ast
+
+from tilec.diagnostics import Span
 
 
 def main_op(statements: list[ast.Statement], span: Span) -> ast.Op:
@@ -14,12 +15,10 @@ def main_op(statements: list[ast.Statement], span: Span) -> ast.Op:
     defined: dict[str, ast.Tensor] = {}
     for statement in statements:
         match statement:
-            case ast.Equation(name=name, indices=indices, span=where):
-                for read in _reads(statement):
-                    rank = len(read.subscripts) if isinstance(read, ast.Access) else None
-                    if read_name(read) not in reads:
-                        reads[read_name(read)] = ast.Tensor(read_name(read), None, _open(rank), read.span)
-                defined.setdefault(name, ast.Tensor(name, statement.dtype, _open(len(indices)), where))
+            case ast.Equation(name=name, dtype=dtype, span=where):
+                for read, span in _reads(statement):
+                    reads.setdefault(read, ast.Tensor(read, None, None, span))
+                defined.setdefault(name, ast.Tensor(name, dtype, None, where))
             case ast.OpCall(names=names, arguments=arguments, span=where):
                 for argument in arguments:
                     reads.setdefault(argument, ast.Tensor(argument, None, None, where))
@@ -32,16 +31,7 @@ def main_op(statements: list[ast.Statement], span: Span) -> ast.Op:
     return ast.Op("main", inputs, outputs, tuple(statements), span)
 
 
-def _open(rank: int | None) -> None:
-    """Shapes are bound by the call; a rank follows again from the subscripts."""
-    return None
-
-
-def read_name(read: ast.Access | ast.Name) -> str:
-    return read.tensor if isinstance(read, ast.Access) else read.name
-
-
-def _reads(equation: ast.Equation) -> Iterator[ast.Access | ast.Name]:
+def _reads(equation: ast.Equation) -> Iterator[tuple[str, Span]]:
     """The tensors that an equation reads, in source order: accesses, and bare names that are neither index nor size."""
     own = {*equation.indices, *(r.index for r in equation.ranges), *_sizes(equation.ranges)}
     for node in ast.walk(equation.value):
@@ -51,8 +41,11 @@ def _reads(equation: ast.Equation) -> Iterator[ast.Access | ast.Name]:
             case ast.Scan(range=range_):
                 own |= {range_.index} | _sizes((range_,))
     for node in ast.walk(equation.value):
-        if isinstance(node, ast.Access) or (isinstance(node, ast.Name) and node.name not in own):
-            yield node
+        match node:
+            case ast.Access(tensor=name, span=span):
+                yield name, span
+            case ast.Name(name=name, span=span) if name not in own:
+                yield name, span
 
 
 def _sizes(ranges: tuple[ast.Range, ...]) -> set[str]:

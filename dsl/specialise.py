@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilec.diagnostics import CallError, TileError
 from tilec.dsl import ast
 from tilec.dsl.bind import Binding
 from tilec.dsl.check import (
@@ -17,9 +16,11 @@ from tilec.dsl.check import (
     size_names,
     subscript_ranks,
 )
-from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
+from tilec.dsl.check_scope import Report, TensorInfo, suggestion
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.ranges import Poly
+
+from tilec.diagnostics import CallError, TileError
 from tilec.dtypes import DType
 
 Argument = tuple[DType, tuple[int, ...]]
@@ -60,7 +61,11 @@ def specialise(
     tensors: dict[str, TensorInfo] = {}
     for k, tensor in enumerate(chosen.inputs):
         dtype = tensor.dtype or inputs[k][0]
-        shape = declared_shape(tensor, bound, report) if tensor.shape is not None else tuple(map(Poly.of, inputs[k][1]))
+        shape = (
+            declared_shape(tensor, bound, report)
+            if tensor.shape is not None
+            else tuple(map(Poly.of, inputs[k][1]))
+        )
         tensors[tensor.name] = TensorInfo(tensor.name, dtype, shape, tensor.span)
     elaborator = Elaborator(chosen, module, tensors, bound, report, decided=True)
     _raise(report)
@@ -96,7 +101,9 @@ def choose_op(program: ast.Program, name: str | None) -> ast.Op:
         raise CallError(f"the program has no op `{name}`", hint=suggestion(name, ops) or _list(ops))
     if len(ops) == 1:
         return next(iter(ops.values()))
-    raise CallError("the program has several ops: name one" if ops else "the program has no op", hint=_list(ops))
+    raise CallError(
+        "the program has several ops: name one" if ops else "the program has no op", hint=_list(ops)
+    )
 
 
 def _list(ops: Mapping[str, ast.Op]) -> str | None:
@@ -128,7 +135,9 @@ def _bind(op: ast.Op, inputs: Sequence[Argument] | None, given: dict[str, int]) 
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
         hint = "give them by name: `sizes={" + ", ".join(f'"{name}": …' for name in missing) + "}`"
-        raise CallError(f"nothing says what {names} {'is' if len(missing) == 1 else 'are'}", known[missing[0]], hint=hint)
+        raise CallError(
+            f"nothing says what {names} {'is' if len(missing) == 1 else 'are'}", known[missing[0]], hint=hint
+        )
     return binding.sizes
 
 
@@ -153,7 +162,10 @@ def _arguments_fit(op: ast.Op, inputs: Sequence[Argument]) -> None:
 
 
 def describe_ranges(
-    program: ast.Program, op: str | None = None, sizes: Mapping[str, int] | None = None, loader: Loader = load_file
+    program: ast.Program,
+    op: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    loader: Loader = load_file,
 ) -> list[Described]:
     """What is inferred of each name of an op: type, shape and the ranges of its indices; open sizes stay names."""
     report = Report()

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from tilec import mlir
 from tilec.mlir import ir
 
 OPTIONS = ("thread_order", "thread_counts", "vectors", "steps")
@@ -44,7 +45,7 @@ class Layout:
         return prod(self.threads[d] for d in self.order)
 
     def stride(self, d: int) -> int:
-        """What one step along `d` adds to the thread's number."""
+        """What one place along `d` adds to the thread's number."""
         return prod(self.threads[e] for e in self.order[: self.order.index(d)])
 
     def span(self, d: int) -> int:
@@ -56,6 +57,11 @@ class Layout:
 
     def chunks(self, d: int) -> int:
         return -(-self.extents[d] // self.chunk(d))
+
+    @property
+    def lane_dim(self) -> int | None:
+        """The one dimension along which memory is accessed in vectors."""
+        return next((d for d, v in enumerate(self.vectors) if v > 1), None)
 
     def whole(self, dims) -> bool:
         """Whether a thread holds all its elements over these dimensions at once."""
@@ -83,10 +89,20 @@ def options(layout: Layout) -> dict[str, tuple[int, ...] | int]:
 
 
 def read(plan: ir.DictAttr, extents: dict[int, int]) -> Layout:
-    """The layout that `plan` wrote; `extents` of all kernel dimensions, which grid dimensions replace by their tile."""
-    tile = dict(zip(_integers(plan["grid"]), _integers(plan["tile"])))
-    sizes = [max(0, min(tile.get(d, extents[d]), extents[d])) for d in range(len(extents))]
-    return make(sizes, *(_integers(plan[name]) for name in OPTIONS))
+    """The layout that `plan` wrote. `extents` are the sizes of the block's tile, by kernel dimension."""
+    order, *numbers = (_integers(plan[name]) for name in OPTIONS)
+    sizes = [extents.get(d, 1) for d in range(len(numbers[0]))]
+    return make(sizes, order, *numbers)
+
+
+def tile_extents(ops, plan: ir.DictAttr) -> dict[int, int]:
+    """The sizes of a block's tile by kernel dimension: of the operations where static, else the plan's."""
+    found = dict(zip(_integers(plan["grid"]), _integers(plan["tile"])))
+    for op in ops:
+        for d, extent in zip(mlir.get_integers(op, "tilec.dims"), mlir.extents_of(op)):
+            if extent != mlir.DYNAMIC:
+                found[d] = extent
+    return found
 
 
 def _integers(attribute: ir.Attribute) -> list[int]:

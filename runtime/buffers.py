@@ -1,7 +1,8 @@
 """Arrays of the outside world: NumPy, PyTorch, CuPy, and whatever speaks DLPack or the CUDA array interface.
 
-`view` describes an array's memory without copying it. PyTorch and CuPy are never imported here, only recognised when the
-program has imported them. The paths for NumPy and PyTorch are on every call of a compiled program: they are short.
+`view` describes an array's memory without copying it. PyTorch and CuPy are never imported here, only
+recognised when the program has imported them. The paths for NumPy and PyTorch are on every call of a compiled
+program: they are short.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Buffer(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """Whether elements follow one another in row-major order; strides of dimensions of size 1 do not matter."""
+        """Whether elements follow one another in row-major order; strides of dimensions of size 1 do not
+        matter."""
         step = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides)):
             if size == 0:
@@ -63,9 +65,11 @@ class Buffer(NamedTuple):
 
 
 def view(array: Any, stream: int | None = None) -> Buffer:
-    """Describes `array`. Python numbers become 0-d f32, i64 or bool. `stream` is where the memory will be used.
+    """Describes `array`. Python numbers become 0-d f32, i64 or bool. `stream` is where the memory will be
+    used.
 
-    Raises `CallError` for what a program cannot take: objects, complex numbers, tensors that record gradients, ...
+    Raises `CallError` for what a program cannot take: objects, complex numbers, tensors that record
+    gradients, ...
     """
     if isinstance(array, np.ndarray):
         return _view_numpy(array)
@@ -115,9 +119,13 @@ def _view_torch(tensor: Any, torch: Any) -> Buffer:
     elif tensor.is_cpu:
         device = "cpu"
     else:
-        raise CallError(f"the tensor is on {tensor.device}", hint="move it with tensor.cpu() or tensor.cuda()")
+        raise CallError(
+            f"the tensor is on {tensor.device}", hint="move it with tensor.cpu() or tensor.cuda()"
+        )
     if tensor.layout is not torch.strided or tensor.is_neg():
-        raise CallError("the tensor is not plain strided memory", hint="pass tensor.to_dense() or tensor.resolve_neg()")
+        raise CallError(
+            "the tensor is not plain strided memory", hint="pass tensor.to_dense() or tensor.resolve_neg()"
+        )
     return Buffer(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), dtype, device, False, tensor)
 
 
@@ -168,7 +176,9 @@ def _view_dlpack(array: Any, stream: int | None) -> Buffer:
         _refuse_dtype(found.type_name)
     strides = _row_major(found.shape) if found.strides is None else found.strides
     place: Device = int(device) if on_gpu else "cpu"
-    return Buffer(found.pointer, found.shape, strides, found.dtype, place, found.readonly, (array, found.capsule))
+    return Buffer(
+        found.pointer, found.shape, strides, found.dtype, place, found.readonly, (array, found.capsule)
+    )
 
 
 def _elements(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
@@ -222,11 +232,14 @@ def _to_torch(dtype: DType) -> Any:
 def empty_like_kind(example: Any, shape: tuple[int, ...], dtype: DType, device: Device) -> Any:
     """A new, unset array of the kind of `example` (NumPy, PyTorch, CuPy) on `device`.
 
-    Numbers and CPU arrays of other kinds give NumPy arrays; GPU arrays of other kinds give what the program has imported.
+    Numbers and CPU arrays of other kinds give NumPy arrays; GPU arrays of other kinds give what the program
+    has imported.
     """
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(example, torch.Tensor):
-        return torch.empty(shape, dtype=_to_torch(dtype), device="cpu" if device == "cpu" else f"cuda:{device}")
+        return torch.empty(
+            shape, dtype=_to_torch(dtype), device="cpu" if device == "cpu" else f"cuda:{device}"
+        )
     if device == "cpu":
         return np.empty(shape, dtype.numpy)
     if cupy is not None and (torch is None or isinstance(example, cupy.ndarray)):
@@ -256,7 +269,8 @@ class _Memory:
 
 
 def wrap(buffer: Buffer) -> np.ndarray:
-    """CPU memory of any kind as a NumPy array, not copied: what a CPU kernel takes. It keeps the owner alive."""
+    """CPU memory of any kind as a NumPy array, not copied: what a CPU kernel takes. It keeps the owner
+    alive."""
     if buffer.device != "cpu":
         raise ValueError(f"the memory is on CUDA device {buffer.device}")
     if isinstance(buffer.owner, np.ndarray) and buffer.owner.dtype == buffer.dtype.numpy:
@@ -269,7 +283,8 @@ def wrap(buffer: Buffer) -> np.ndarray:
 def overlaps(a: Buffer, b: Buffer) -> bool:
     """Whether an element of `a` shares memory with one of `b`. In doubt (a hard Diophantine problem), yes.
 
-    Exact for slices and transposes of one array: `x[::2]` and `x[1::2]` do not overlap, nor do halves of columns.
+    Exact for slices and transposes of one array: `x[::2]` and `x[1::2]` do not overlap, nor do halves of
+    columns.
     """
     if a.device != b.device:
         return False

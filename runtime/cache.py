@@ -1,8 +1,9 @@
 """The disk cache: compiled kernels and generated modules, in one private directory.
 
-An entry is a JSON file that names its binaries by their digests. Nothing is ever unpickled, and nothing is loaded from a
-directory that someone else could have written: who can write a cubin or a module there can run code here. Every failure
-(full disk, read-only, corrupted, refused) means working without the cache, never an error.
+An entry is a JSON file that names its binaries by their digests. Nothing is ever unpickled, and nothing is
+loaded from a directory that someone else could have written: who can write a cubin or a module there can run
+code here. Every failure (full disk, read-only, corrupted, refused) means working without the cache, never an
+error.
 """
 
 from __future__ import annotations
@@ -59,15 +60,17 @@ def _checked(named: str | None) -> Path | None:
         reason = str(error)
     if reason is None:
         return path
-    warnings.warn(f"working without a cache: {reason}; {VARIABLE} names another directory", CacheWarning, stacklevel=4)
+    warnings.warn(
+        f"working without a cache: {reason}; {VARIABLE} names another directory", CacheWarning, stacklevel=4
+    )
     return None
 
 
 def refusal(path: Path) -> str | None:
     """Why others could put files into the (resolved) directory `path`, or None if they cannot.
 
-    It must be ours and not writable by others. Whoever can write to a parent can exchange what is below it, so parents
-    must belong to us or to root and be either not writable by others or sticky, as /tmp is.
+    It must be ours and not writable by others. Whoever can write to a parent can exchange what is below it,
+    so parents must belong to us or to root and be either not writable by others or sticky, as /tmp is.
     """
     if not hasattr(os, "geteuid"):  # Windows: the profile directory is private by its access list
         return None
@@ -96,7 +99,8 @@ def _open_to_others(status: os.stat_result) -> bool:
 
 
 def _own_group(gid: int) -> bool:
-    """Whether the group is the one that many systems make for each user alone, of the user's name; or root's."""
+    """Whether the group is the one that many systems make for each user alone, of the user's name; or
+    root's."""
     import grp
     import pwd
 
@@ -138,8 +142,8 @@ def load(key: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
 def save(key: str, properties: dict[str, Any], files: dict[str, bytes]) -> bool:
     """Saves JSON-able `properties` and named binaries under `key`; whether that worked.
 
-    Binaries are named by their contents and come before the index, so that readers and other writers of the same key see
-    an entry that is whole, or none.
+    Binaries are named by their contents and come before the index, so that readers and other writers of the
+    same key see an entry that is whole, or none.
     """
     folder = _folder("entries")
     if folder is None:
@@ -170,8 +174,8 @@ def _load_blob(folder: Path, digest: str) -> bytes:
 def module_path(key: str, text: str, name: str = "kernel") -> Path:
     """Writes a generated Python module and returns its path, the same for the same key and text.
 
-    It has a directory of its own, where Numba keeps its index and object files beside it. Without a cache, that is a
-    temporary directory which goes with the process.
+    It has a directory of its own, where Numba keeps its index and object files beside it. Without a cache,
+    that is a temporary directory which goes with the process.
     """
     if not name.isidentifier():
         raise ValueError(f"{name!r} is no module name")
@@ -222,7 +226,9 @@ def _folder(*names: str) -> Path | None:
 def _write(path: Path, data: bytes) -> None:
     """All or nothing: a temporary file in the same directory, flushed to disk, then renamed over the old."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".writing-", dir=path.parent)  # mode 0600, never an existing file
+    descriptor, temporary = tempfile.mkstemp(
+        prefix=".writing-", dir=path.parent
+    )  # mode 0600, never an existing file
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import math
 
-from tilec.runtime.cpu_math_exp import LN2, LOG2_E, expm1_of_reduced, parts, scaled
+from tilec.runtime.cpu_math_exp import LN2, parts
 from tilec.runtime.cpu_math_tables import LOG_F32, LOG_F64
 from tilec.runtime.cpu_math_values import (
     F32,
-    F64,
-    Float,
     Value,
-    absolute,
     bits,
-    clamp,
-    convert,
     copysign,
     floats,
     fma,
     from_bits,
     horner,
-    nearest,
     select,
     to_float,
     two_to,
@@ -94,7 +88,8 @@ def log1p(x: Value) -> Value:
     """log(1 + x): the k of 1 + x, then 1 + f = 2^-k + x 2^-k, which leaves f = x where k = 0."""
     u = x + 1
     k = exponent(u)
-    power = two_to(-k, x.kind)
-    f = fma(x, power, power - 1)
+    some = k >> 1  # 2^-k in two factors, as the one may be subnormal
+    power, rest = two_to(-some, x.kind), two_to(some - k, x.kind)
+    f = fma(x * power, rest, power * rest - 1)
     result = copysign(combine(to_float(k, x.kind), *tail(f)), x)
     return special(u, select(u < math.inf, result, u))

@@ -18,20 +18,22 @@ loop again with the full form if it came out true.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from decimal import Decimal
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from numba import types
 
-from tilec.runtime.cpu_math_exp import parts
 from tilec.runtime.cpu_math_tables import COS_F32, COS_F64, SIN_F32, SIN_F64
 from tilec.runtime.cpu_math_values import (
     F32,
+    F64,
     Float,
     Value,
     absolute,
     bits,
+    call,
+    convert,
+    copysign,
     floats,
     fma,
     from_bits,
@@ -76,16 +78,16 @@ def split_integer(number: int, digits: Sequence[int]) -> list[float]:
     return result
 
 
-# ---- reduction: q and r with x = (q - shift) pi + r; shift is 0 or 1/2 ------------------------------------------------
+# ---- reduction: q and r with x = (q - shift) pi / pieces + r, |r| <= pi / (2 pieces) and a little --------------------------
 
 
-def quick_reduction(x: Value, shift: float, turn: int = 1) -> tuple[Value, Value]:
-    """By multiples of pi / turn; |r| <= pi / (2 turn) and a little."""
-    whole, q = nearest(fma(x, turn / math.pi, shift) if shift else x * (turn / math.pi))
+def quick_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value]:
+    """By multiples of pi in three parts."""
+    whole, q = nearest(fma(x, pieces / math.pi, shift) if shift else x * (pieces / math.pi))
     if shift:
         whole = whole - shift
     for part in split_integer(pi_scaled(), [x.kind.fraction + 1] * 3):
-        x = fma(whole, -part / turn, x)
+        x = fma(whole, -part / pieces, x)
     return q, x
 
 
@@ -95,12 +97,11 @@ def residues(kind: Float) -> list[tuple[float, ...]]:
     inverse, two = (1 << 2 * _PI_BITS) // pi_scaled(), 2 << _PI_BITS
     rows = []
     for e in range(-_first(kind), kind.bias - kind.fraction + 1):
-        rest = ((inverse << _first(kind)) << e + _first(kind) >> _first(kind)) % two
         rest = ((inverse << e) if e >= 0 else inverse >> -e) % two
         rest -= two if rest > two // 2 else 0
         if kind == F32:
-            first = (rest + (1 << _PI_BITS - 30) >> _PI_BITS - 29) << _PI_BITS - 29
-            rows.append((math.ldexp(first, -_PI_BITS), *split_integer(rest - first, [53])))
+            first = rest + (1 << _PI_BITS - 30) >> _PI_BITS - 29
+            rows.append((math.ldexp(first, -29), *split_integer(rest - (first << _PI_BITS - 29), [53])))
         else:
             rows.append(tuple(split_integer(rest, [53] * 4)))
     return list(zip(*rows))
@@ -123,18 +124,16 @@ def integer_form(x: Value) -> tuple[Value, list[Value]]:
     return convert(copysign(m, x), F64), [lookup(part, e, F64) for part in residues(kind)]
 
 
-def full_reduction_f32(x: Value, shift: float) -> tuple[Value, Value]:
+def full_reduction_f32(x: Value, shift: float, pieces: int) -> tuple[Value, Value]:
     """In f64: the first part has 29 bits after the point, so its product with m is exact; the second adds 2^-59."""
     m, (first, second) = integer_form(x)
-    product = m * first
-    product = product - nearest(product * 0.5)[0] * 2
-    turns = fma(m, second, product)
-    whole, q = nearest(turns + shift)
-    r = convert((turns - (whole - shift)) * math.pi, F32)
+    turns = fma(m, second, even_part_removed(m * first))
+    whole, q = nearest(fma(turns, pieces, shift))
+    r = convert((turns - (whole - shift) * (1 / pieces)) * math.pi, F32)
     return Value(x.builder, x.builder.trunc(q.llvm, F32.integer)), r
 
 
-def full_reduction_f64(x: Value, shift: float) -> tuple[Value, Value]:
+def full_reduction_f64(x: Value, shift: float, pieces: int) -> tuple[Value, Value]:
     """The sum of m times each part modulo 2, largest first, and every rounding error kept (D. E. Knuth's two-sum)."""
     m, (first, second, third, fourth) = integer_form(x)
     high, high_rest = two_product(m, first)
@@ -142,8 +141,8 @@ def full_reduction_f64(x: Value, shift: float) -> tuple[Value, Value]:
     low, low_rest = two_product(m, third)
     turns, error_1 = two_sum(even_part_removed(high), high_rest)
     turns, error_2 = two_sum(even_part_removed(turns), middle)
-    whole, q = nearest(turns + shift)
-    turns = turns - (whole - shift)
+    whole, q = nearest(fma(turns, pieces, shift))
+    turns = turns - (whole - shift) * (1 / pieces)
     errors, rest_1 = two_sum(error_1, error_2)
     products, rest_2 = two_sum(middle_rest, low)
     smaller, rest_3 = two_sum(errors, products)
@@ -172,10 +171,10 @@ def two_product(a: Value, b: Value) -> tuple[Value, Value]:
     return product, fma(a, b, -product)
 
 
-def full_reduction(x: Value, shift: float) -> tuple[Value, Value]:
+def full_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value]:
     """The quick reduction where it holds, else Payne and Hanek's. Infinities become NaN."""
-    quick_q, quick_r = quick_reduction(x, shift)
-    q, r = (full_reduction_f32 if x.kind == F32 else full_reduction_f64)(x, shift)
+    quick_q, quick_r = quick_reduction(x, shift, pieces)
+    q, r = (full_reduction_f32 if x.kind == F32 else full_reduction_f64)(x, shift, pieces)
     near = absolute(x) <= QUICK_LIMIT[x.kind.name]
     r = select(absolute(x) < math.inf, r, math.nan)
     return select(near, quick_q, q), select(near, quick_r, r)
@@ -195,31 +194,28 @@ def signed(x: Value, q: Value) -> Value:
     return from_bits(bits(x) ^ (q << x.kind.bits - 1), x.kind)
 
 
-Reduction = Callable[[Value, float], tuple[Value, Value]]
+Reduction = Callable[[Value, float, int], tuple[Value, Value]]
 
 
 def sin_of(x: Value, reduction: Reduction) -> Value:
-    q, r = reduction(x, 0)
-    return signed(sine(r), q)
+    q, r = reduction(x, 0, 1)
+    return select(x == 0, x, signed(sine(r), q))  # -0 stays -0
 
 
 def cos_of(x: Value, reduction: Reduction) -> Value:
     """x = (q - 1/2) pi + r, so cos(x) = (-1)^q cos(r - pi/2) = (-1)^q sin(r)."""
-    q, r = reduction(x, 0.5)
+    q, r = reduction(x, 0.5, 1)
     return signed(sine(r), q)
 
 
 def tan_of(x: Value, reduction: Reduction) -> Value:
-    """With |r| <= pi/2: sin over cos, of r where |r| <= pi/4, else of the rest to pi/2, the other way round."""
-    _, r = reduction(x, 0)
-    half, half_rest = (p / 2 for p in split_integer(pi_scaled(), [r.kind.fraction + 1] * 2))
-    far = absolute(r) > math.pi / 4
-    other = (half - absolute(r)) + half_rest
-    small = select(far, other, absolute(r))
-    z = small * small
-    s = sine(small)
+    """x = q pi/2 + r with |r| <= pi/4: sin(r) / cos(r), or where q is odd -cos(r) / sin(r)."""
+    q, r = reduction(x, 0, 2)
+    z = r * r
+    s = sine(r)
     c = fma(z * z, horner(z, COS_F32 if r.kind == F32 else COS_F64), fma(z, -0.5, 1))
-    return from_bits(bits(select(far, c, s) / select(far, s, c)) ^ (bits(r) & r.kind.sign), r.kind)
+    odd = (q & 1) != 0
+    return select(x == 0, x, select(odd, -c, s) / select(odd, s, c))
 
 
 @floats
@@ -259,4 +255,12 @@ def tan_quick(x: Value) -> Value:
 
 
 def _boolean(x: types.Type) -> types.Type | None:
-    return types.boolean(x) if isinstance(x, types.Float) else None
+    return types.boolean if isinstance(x, types.Float) else None
+
+
+def _beyond_quick(x: Value) -> Value:
+    """Whether the quick forms do not hold for x; NaN is not beyond: it stays NaN."""
+    return absolute(x) > QUICK_LIMIT[x.kind.name]
+
+
+beyond_quick = typed(_beyond_quick, _boolean)

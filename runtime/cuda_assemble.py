@@ -1,7 +1,8 @@
 """Assembles PTX to a cubin and reads what it needs: registers, stack, spills, warnings.
 
-By the `ptxas` program where the toolkit has one, else by the nvJitLink library. Both come with the `cuda` extra. nvJitLink
-compiles PTX as for later linking, where `setmaxnreg` is ignored (C7504) and 1 KiB of shared memory is set aside.
+By the `ptxas` program where the toolkit has one, else by the nvJitLink library. Both come with the `cuda`
+extra. nvJitLink compiles PTX as for later linking, where `setmaxnreg` is ignored (C7504) and 1 KiB of shared
+memory is set aside.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cubin:
-    """A kernel for one chip, and what it needs there: per thread `registers`, `stack` and `spills` (bytes stored and
-    loaded); per block `shared` bytes, without dynamic shared memory."""
+    """A kernel for one chip, and what it needs there: per thread `registers`, `stack` and `spills` (bytes
+    stored and loaded); per block `shared` bytes, without dynamic shared memory."""
 
     image: bytes = field(repr=False)
     ptx: str = field(repr=False)
@@ -78,10 +79,14 @@ def assemble(
 ) -> Cubin:
     """Assembles PTX text, which may be one that a person has edited. `begin` is when the work on it began."""
     begin = time.perf_counter() if begin is None else begin
+    if max_registers:  # ptxas's own option gives way to launch bounds, this directive does not
+        ptx = re.sub(r"^(\.maxntid [^\n]*)$", rf"\1\n.maxnreg {max_registers}", ptx, flags=re.MULTILINE)
     try:
-        image, log = _ptxas(ptx, chip, max_registers) if ptxas_path() else _nvjitlink(ptx, chip, max_registers)
+        image, log = _ptxas(ptx, chip) if ptxas_path() else _nvjitlink(ptx, chip)
     except _Refused as error:
-        raise CompileError(f"{entry} for {chip} does not assemble:\n{error}", source or ptx, str(error)) from None
+        raise CompileError(
+            f"{entry} for {chip} does not assemble:\n{error}", source or ptx, str(error)
+        ) from None
     return Cubin(image, ptx, entry, chip, **_usage(log, entry), seconds=round(time.perf_counter() - begin, 4))
 
 
@@ -99,11 +104,10 @@ def ptxas_path() -> str | None:
     return find_nvidia_binary_utility("ptxas")
 
 
-def _ptxas(ptx: str, chip: str, max_registers: int | None) -> tuple[bytes, str]:
+def _ptxas(ptx: str, chip: str) -> tuple[bytes, str]:
     with tempfile.TemporaryDirectory(prefix="tilec-") as folder:
         target = Path(folder) / "kernel.cubin"
         command = [ptxas_path() or "ptxas", f"-arch={chip}", "-v", "-", "-o", str(target)]
-        command += [f"--maxrregcount={max_registers}"] if max_registers else []
         done = subprocess.run(command, input=ptx, capture_output=True, text=True, check=False)
         log = done.stdout + done.stderr
         if done.returncode:
@@ -111,12 +115,12 @@ def _ptxas(ptx: str, chip: str, max_registers: int | None) -> tuple[bytes, str]:
         return target.read_bytes(), log
 
 
-def _nvjitlink(ptx: str, chip: str, max_registers: int | None) -> tuple[bytes, str]:
+def _nvjitlink(ptx: str, chip: str) -> tuple[bytes, str]:
     try:
         from cuda.core import Linker, LinkerOptions, ObjectCode
     except ImportError as error:
         raise NoCompiler(f"GPU kernels need the cuda extra: pip install 'tilec[cuda]' ({error})") from error
-    options = LinkerOptions(arch=chip, verbose=True, optimization_level=3, max_register_count=max_registers)
+    options = LinkerOptions(arch=chip, verbose=True, optimization_level=3)
     linker = None
     try:
         linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
@@ -135,7 +139,9 @@ def _usage(log: str, entry: str) -> dict[str, Any]:
         found = re.search(pattern, own)
         return int(found[1]) if found else 0
 
-    warned = [line.strip() for line in log.splitlines() if re.search(r"\bC7\d{3}\b|warning", line, re.IGNORECASE)]
+    warned = [
+        line.strip() for line in log.splitlines() if re.search(r"\bC7\d{3}\b|warning", line, re.IGNORECASE)
+    ]
     return {
         "registers": number(r"Used (\d+) registers"),
         "stack": number(r"(\d+) bytes stack frame"),

@@ -1,4 +1,5 @@
-"""Copies that run beside the arithmetic, and what waits for them: cp.async (sm_80), mbarrier, bulk copies and TMA (sm_90).
+"""Copies that run beside the arithmetic, and what waits for them: cp.async (sm_80), mbarrier, bulk copies and
+TMA (sm_90).
 
 Shared-memory addresses are int64 in kernels, as all addresses are; PTX takes their low 32 bits.
 """
@@ -13,7 +14,8 @@ from tilec.runtime.cuda_define import ptx
 
 
 def cp_async(size: int) -> Any:
-    """`cp_async_16(shared, address, bytes)`: copies `bytes` (0 to `size`) and fills the rest of `size` with zeros.
+    """`cp_async_16(shared, address, bytes)`: copies `bytes` (0 to `size`) and fills the rest of `size` with
+    zeros.
 
     16 bytes go past L1 (`.cg`), smaller sizes through it (`.ca`), as PTX requires.
     """
@@ -27,10 +29,11 @@ def cp_async_wait(groups: int) -> Any:
 
 
 def tma_load(rank: int, multicast: bool = False) -> Any:
-    """`(shared, tensor map, mbarrier, c0, c1, ...)`: loads a box of 1 to 5 dimensions, innermost coordinate first.
+    """`(shared, tensor map, mbarrier, c0, c1, ...)`: loads a box of 1 to 5 dimensions, innermost coordinate
+    first.
 
-    With `multicast`, a 16-bit mask of the cluster's blocks comes last: each gets the box at the same shared address, and the
-    bytes at the same mbarrier.
+    With `multicast`, a 16-bit mask of the cluster's blocks comes last: each gets the box at the same shared
+    address, and the bytes at the same mbarrier.
     """
     coordinates = ", ".join(f"${3 + i}" for i in range(rank))
     many = ".multicast::cluster" if multicast else ""
@@ -41,14 +44,16 @@ def tma_load(rank: int, multicast: bool = False) -> Any:
 
 
 def tma_store(rank: int) -> Any:
-    """`(tensor map, shared, c0, c1, ...)`: stores a box; `fence_async_shared` first, commit and wait after."""
+    """`(tensor map, shared, c0, c1, ...)`: stores a box; `fence_async_shared` first, commit and wait
+    after."""
     coordinates = ", ".join(f"${2 + i}" for i in range(rank))
     text = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group [$0, {{{coordinates}}}], [$1];"
     return ptx(f"tma_store_{rank}d", text, "lr" + "r" * rank)
 
 
 def bulk_wait(groups: int, read: bool = True) -> Any:
-    """Waits for bulk stores: until shared memory has been read (`read`), or until the data has been written."""
+    """Waits for bulk stores: until shared memory has been read (`read`), or until the data has been
+    written."""
     kind = ".read" if read else ""
     return ptx(f"bulk_wait{'_read' if read else ''}_{groups}", f"cp.async.bulk.wait_group{kind} {groups};")
 

@@ -1,8 +1,9 @@
 """Compiles emitted kernel source to a cubin, for any chip, with or without a GPU in the machine.
 
-`numba-cuda-mlir` turns the Python function into PTX; `cuda_assemble` does the rest, because only the assembler's verbose
-log says how many registers a kernel uses and whether it spills. A kernel that spills, that has a stack frame or that ptxas
-warns about is refused unless the caller allows it: all three mean that it is slow.
+`numba-cuda-mlir` turns the Python function into PTX; `cuda_assemble` does the rest, because only the
+assembler's verbose log says how many registers a kernel uses and whether it spills. A kernel that spills,
+that has a stack frame or that ptxas warns about is refused unless the caller allows it: all three mean that
+it is slow.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = [
     "NoCompiler",
     "ResourceError",
     "assemble",
+    "cached_kernel",
     "chip_number",
     "compile_kernel",
     "versions",
@@ -49,12 +51,15 @@ def compile_kernel(
 ) -> Cubin:
     """Compiles function `entry` of the module text `source` for `chip` ("sm_80", "sm_90a", ...).
 
-    `parameters` are type names ("i64", "i32", "f32", "f64"); by default all are "i64". `threads` a block and
-    `min_blocks` a multiprocessor bound the registers (`setmaxnreg` is ignored without both). `allow` names faults to let through: "spills", "stack",
+    `parameters` are type names ("i64", "i32", "f32", "f64", or "tensor_map": 128 bytes by value, an address
+    in the kernel); by default all are "i64". `threads` a block and `min_blocks` a multiprocessor bound the
+    registers (`setmaxnreg` is ignored without both). `allow` names faults to let through: "spills", "stack",
     "warnings". Raises `ResourceError` for others, `CompileError` if the source is wrong.
     """
     if chip_number(chip) < OLDEST_CHIP:
-        raise ValueError(f"{chip} is too old: kernels use instructions of sm_{OLDEST_CHIP} (Ampere) and newer")
+        raise ValueError(
+            f"{chip} is too old: kernels use instructions of sm_{OLDEST_CHIP} (Ampere) and newer"
+        )
     begin = time.perf_counter()
     with _LOCK:
         text = _to_ptx(source, entry, chip, threads, parameters, min_blocks)
@@ -62,6 +67,27 @@ def compile_kernel(
     if set(cubin.faults) - set(allow):
         raise ResourceError(cubin)
     return cubin
+
+
+def cached_kernel(source: str, entry: str, chip: str, threads: int, **options: Any) -> tuple[Cubin, bool]:
+    """`compile_kernel` through the disk cache, and whether it was there."""
+    from tilec.runtime import cache
+
+    written = repr(sorted((k, tuple(v) if isinstance(v, (list, tuple)) else v) for k, v in options.items()))
+    key = cache.make_key("cubin", source, entry, chip, str(threads), written, *versions())
+    if (found := cache.load(key)) is not None and (cubin := _from_cache(*found)) is not None:
+        return cubin, True
+    cubin = compile_kernel(source, entry, chip, threads, **options)
+    cache.save(key, cubin.properties(), {"cubin": cubin.image, "ptx": cubin.ptx.encode()})
+    return cubin, False
+
+
+def _from_cache(properties: dict[str, Any], files: dict[str, bytes]) -> Cubin | None:
+    try:
+        warnings = tuple(properties.pop("warnings"))
+        return Cubin(files["cubin"], files["ptx"].decode(), warnings=warnings, **properties)
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def chip_number(chip: str) -> int:
@@ -112,17 +138,35 @@ def _to_ptx(
         except Exception as error:
             raise CompileError(f"{entry} does not compile for {chip}: {error}", source) from error
     symbol = re.escape(result.metadata["func_name"])
-    return _dynamic_shared(re.sub(rf"{symbol}(?=\W|_param_)", entry, result.metadata["ptx"]))
+    ptx = re.sub(rf"{symbol}(?=\W|_param_)", entry, result.metadata["ptx"])
+    maps = [i for i, name in enumerate(names) if name == "tensor_map"]
+    return _tensor_maps(_dynamic_shared(ptx), entry, maps)
+
+
+def _tensor_maps(ptx: str, entry: str, positions: Sequence[int]) -> str:
+    """Makes a parameter 128 bytes by value and its use the address of it, as `__grid_constant__` does in CUDA
+    C++.
+
+    So a tensor map travels with the launch, and needs no device memory that outlives it.
+    """
+    for i in positions:
+        name = rf"{entry}_param_{i}"
+        ptx = re.sub(rf"\.param \.[ub]64 {name}(?=[,\s])", f".param .align 64 .b8 {name}[128]", ptx)
+        load = rf"ld\.param\.[ub]64\s+(%\w+), \[{name}\];"
+        ptx = re.sub(load, rf"mov.b64 \1, {name};\n\tcvta.param.u64 \1, \1;", ptx)
+    return ptx
 
 
 def _dynamic_shared(ptx: str) -> str:
     """Declares dynamic shared memory as what it is.
 
-    `cuda.shared.array(0, ...)` arrives as a static variable of one byte, which moves what follows it and counts against
-    the limit of a block. As an external array of no size it begins where dynamic shared memory does, on a multiple of
-    1024 bytes as the 128-byte swizzle of TMA and wgmma needs.
+    `cuda.shared.array(0, ...)` arrives as a static variable of one byte, which moves what follows it and
+    counts against the limit of a block. As an external array of no size it begins where dynamic shared memory
+    does, on a multiple of 1024 bytes as the 128-byte swizzle of TMA and wgmma needs.
     """
-    variable = re.compile(r"^[^\n]*\.shared \.align \d+ \.b8 (__dynamic_shmem__\d+)(?:\[\d*\])?;\n", re.MULTILINE)
+    variable = re.compile(
+        r"^[^\n]*\.shared \.align \d+ \.b8 (__dynamic_shmem__\d+)(?:\[\d*\])?;\n", re.MULTILINE
+    )
     names = dict.fromkeys(variable.findall(ptx))
     externs = "".join(f".extern .shared .align 1024 .b8 {name}[];\n" for name in names)
     return variable.sub("", ptx).replace(".address_size 64\n", f".address_size 64\n\n{externs}", 1)
@@ -131,7 +175,7 @@ def _dynamic_shared(ptx: str) -> str:
 def _kind(name: str) -> str:
     from tilec.runtime.cuda_define import NUMBA
 
-    return NUMBA[name]
+    return "int64" if name == "tensor_map" else NUMBA[name]
 
 
 def _execute(source: str, entry: str) -> Callable[..., Any]:

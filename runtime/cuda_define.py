@@ -1,8 +1,8 @@
 """How a device function is defined: a few lines of MLIR, or one piece of PTX, under a name and a signature.
 
-`numba-cuda-mlir` links the MLIR text of such a function into the kernel and inlines it. This is the only module that
-touches that private mechanism. Signatures are given here rather than read back from the MLIR, because MLIR integers have
-no sign and Numba's do.
+`numba-cuda-mlir` links the MLIR text of such a function into the kernel and inlines it. This is the only
+module that touches that private mechanism. Signatures are given here rather than read back from the MLIR,
+because MLIR integers have no sign and Numba's do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def mlir_type(name: str) -> str:
 def memref(element: str) -> str:
     """The type by which a device function receives a `cuda.local.array`.
 
-    The array is read and written at constant indices only, so that it is promoted to registers after inlining.
+    The array is read and written at constant indices only, so that it is promoted to registers after
+    inlining.
     """
     return f"memref<?x{mlir_type(element)}, strided<[1], offset: ?>>"
 
@@ -66,7 +67,8 @@ Parameter = str | Array
 
 
 def define(name: str, parameters: dict[str, Parameter], result: str | None, body: str) -> Any:
-    """A function callable in kernels. `body` is MLIR that refers to `%name` of each parameter and returns `%result`.
+    """A function callable in kernels. `body` is MLIR that refers to `%name` of each parameter and returns
+    `%result`.
 
     Equal definitions are one object, so a kernel may import a function many times.
     """
@@ -92,7 +94,9 @@ def _define(name: str, parameters: tuple[tuple[str, Parameter], ...], result: st
     arguments = ", ".join(f"%{n}: {mlir(p)}" for n, p in parameters)
     returns = f" -> {mlir(result)}" if result else ""
     end = f"return %result : {mlir(result)}" if result else "return"
-    text = f"func.func private @{name}({arguments}){returns} attributes {{always_inline}} {{\n{body}\n{end}\n}}"
+    text = (
+        f"func.func private @{name}({arguments}){returns} attributes {{always_inline}} {{\n{body}\n{end}\n}}"
+    )
     return getattr(ExternMLIRLibrary({name: signature}, text), name)
 
 
@@ -106,8 +110,8 @@ def _initialize() -> None:
 def asm(text: str, outs: str, ins: list[tuple[str, str]], *, pure: bool = False, ties: int = 0) -> str:
     """The operation `llvm.inline_asm`; `outs` and `ins` are constraint letters, `ins` with the value's name.
 
-    `pure` assembly may be moved, merged and dropped; all other is ordered with memory accesses. The first `ties` inputs
-    share a register with the output of the same number.
+    `pure` assembly may be moved, merged and dropped; all other is ordered with memory accesses. The first
+    `ties` inputs share a register with the output of the same number.
     """
     constraints = [f"={c}" for c in outs]
     constraints += [str(i) if i < ties else letter for i, (letter, _) in enumerate(ins)]
@@ -131,7 +135,9 @@ def ptx(name: str, text: str, ins: str = "", outs: str = "", *, pure: bool = Fal
     """A function that is one piece of PTX on scalars: `$0` counts the output first, then the inputs."""
     parameters: dict[str, Parameter] = {f"x{i}": _LETTER[c] for i, c in enumerate(ins)}
     operation = asm(text, outs, [(c, f"%x{i}") for i, c in enumerate(ins)], pure=pure)
-    return define(name, parameters, _LETTER[outs] if outs else None, ("%result = " if outs else "") + operation)
+    return define(
+        name, parameters, _LETTER[outs] if outs else None, ("%result = " if outs else "") + operation
+    )
 
 
 def indices(array: str, at: str, count: int) -> str:
@@ -145,12 +151,16 @@ def indices(array: str, at: str, count: int) -> str:
 
 def read(array: str, element: str, count: int) -> str:
     """MLIR that loads `%array_v0`, ... from the array at its indices."""
-    return "\n".join(f"%{array}_v{j} = memref.load %{array}[%{array}_{j}] : {memref(element)}" for j in range(count))
+    return "\n".join(
+        f"%{array}_v{j} = memref.load %{array}[%{array}_{j}] : {memref(element)}" for j in range(count)
+    )
 
 
 def write(array: str, element: str, values: list[str]) -> str:
     """MLIR that stores the values to the array at its indices."""
-    return "\n".join(f"memref.store {v}, %{array}[%{array}_{j}] : {memref(element)}" for j, v in enumerate(values))
+    return "\n".join(
+        f"memref.store {v}, %{array}[%{array}_{j}] : {memref(element)}" for j, v in enumerate(values)
+    )
 
 
 def extract(value: str, letters: str, prefix: str) -> str:

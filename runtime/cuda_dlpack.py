@@ -1,6 +1,8 @@
-"""Reads a DLPack capsule without copying: pointer, shape, strides, type, device (dlpack.h, versions 0.8 and 1.x).
+"""Reads a DLPack capsule without copying: pointer, shape, strides, type, device (dlpack.h, versions 0.8 and
+1.x).
 
-Used for arrays that are neither NumPy's, PyTorch's nor CuPy's. NumPy's own reader knows no bfloat16, no float8, no device.
+Used for arrays that are neither NumPy's, PyTorch's nor CuPy's. NumPy's own reader knows no bfloat16, no
+float8, no device.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.
 
 
 def read(array: Any, stream: int | None) -> Described:
-    """What `array.__dlpack__()` says. The capsule is not consumed: its own destructor frees the tensor with it.
+    """What `array.__dlpack__()` says. The capsule is not consumed: its own destructor frees the tensor with
+    it.
 
     `stream` is the stream that will use the memory; the array's owner makes it wait for what is under way.
     """

@@ -1,7 +1,7 @@
 """The CUDA driver by ctypes: what launching needs, and errors that say what to do.
 
-By ctypes rather than by a binding because a launch through prepared C structures costs a fraction of the binding's 4 us, and
-because a machine with nothing but a driver can then run cached kernels.
+By ctypes rather than by a binding because a launch through prepared C structures costs a fraction of the
+binding's 4 us, and because a machine with nothing but a driver can then run cached kernels.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _KNOWN: dict[int, tuple[type[CudaError], str]] = {
     715: (KernelFault, "a kernel executed an illegal instruction"),
     716: (KernelFault, "a kernel accessed a misaligned address; run under compute-sanitizer"),
     719: (KernelFault, "a kernel failed; run under compute-sanitizer"),
-    912: (CudaError, "the other cubins of the cluster do not fit"),
+    912: (CudaError, "the cluster is larger than this GPU takes"),
 }
 
 
@@ -114,7 +114,8 @@ def compute_capability(device: int = 0) -> tuple[int, int]:
 
 
 def chip_of(device: int = 0) -> str:
-    """The chip to compile for: with "a" where there are instructions of this one chip only (wgmma, tcgen05)."""
+    """The chip to compile for: with "a" where there are instructions of this one chip only (wgmma,
+    tcgen05)."""
     major, minor = compute_capability(device)
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 

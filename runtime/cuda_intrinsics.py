@@ -45,7 +45,8 @@ _ACCESS = re.compile(rf"(shared_)?(load|store)_({'|'.join(WIDTH)})(?:x(\d+))?(?:
 
 
 def __getattr__(name: str) -> Any:
-    """The device function of this name. Not kept here: a few differ between chips, and definitions are cached."""
+    """The device function of this name. Not kept here: a few differ between chips, and definitions are
+    cached."""
     if name in _TABLE:
         return _TABLE[name]()
     if name in NUMBA.values():

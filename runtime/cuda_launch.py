@@ -1,6 +1,7 @@
 """Loads cubins and launches them, with as little as possible between the call and the driver.
 
-A launch packs its arguments into one prepared buffer and calls `cuLaunchKernelEx` on a prepared configuration.
+A launch packs its arguments into one prepared buffer and calls `cuLaunchKernelEx` on a prepared
+configuration.
 """
 
 from __future__ import annotations
@@ -16,9 +17,16 @@ from typing import Any
 from tilec.runtime import cuda_driver as driver
 
 # Parameter kinds: struct format, size. A tensor map is 128 bytes on a multiple of 64.
-_KINDS = {"i64": ("q", 8), "u64": ("Q", 8), "f64": ("d", 8), "i32": ("i", 4), "u32": ("I", 4), "f32": ("f", 4)}
+_KINDS = {
+    "i64": ("q", 8),
+    "u64": ("Q", 8),
+    "f64": ("d", 8),
+    "i32": ("i", 4),
+    "u32": ("I", 4),
+    "f32": ("f", 4),
+}
 _KINDS |= {"tensor_map": ("128s", 128)}
-_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 13  # CUfunction_attribute
+_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
 _LARGEST_PORTABLE_CLUSTER = 8
 
 
@@ -45,19 +53,32 @@ _CLUSTER_DIMENSION = 4
 
 
 class Kernel:
-    """A loaded cubin's entry. It belongs to no context: the driver loads it into each device that it is launched on."""
+    """A loaded cubin's entry. It belongs to no context: the driver loads it into each device that it is
+    launched on.
+
+    It is never unloaded: a launch may still run when the last reference goes, and cubins are small.
+    """
 
     def __init__(self, image: bytes, entry: str, parameters: Sequence[str]):
         self.image, self.entry, self.parameters = image, entry, tuple(parameters)
         self._library, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
         none, no_options = None, ctypes.c_uint(0)
         driver.call(
-            "cuLibraryLoadData", ctypes.byref(self._library), image, none, none, no_options, none, none, no_options
+            "cuLibraryLoadData",
+            ctypes.byref(self._library),
+            image,
+            none,
+            none,
+            no_options,
+            none,
+            none,
+            no_options,
         )
         driver.call("cuLibraryGetKernel", ctypes.byref(self.handle), self._library, entry.encode())
 
     def configure(self, shared: int, cluster: int, device: int) -> None:
-        """Lets the kernel have more than 48 KiB of dynamic shared memory, and clusters of more than 8 blocks."""
+        """Lets the kernel have more than 48 KiB of dynamic shared memory, and clusters of more than 8
+        blocks."""
         if shared:
             self._set(_MAX_DYNAMIC_SHARED, shared, device)
         if cluster > _LARGEST_PORTABLE_CLUSTER:
@@ -66,16 +87,12 @@ class Kernel:
     def _set(self, attribute: int, value: int, device: int) -> None:
         driver.call("cuKernelSetAttribute", attribute, value, self.handle, device)
 
-    def __del__(self) -> None:
-        if getattr(self, "_library", None) and not sys.is_finalizing():
-            driver.library().cuLibraryUnload(self._library)
-
 
 class Launcher:
     """A kernel with everything fixed but its arguments and the stream.
 
-    `launch(stream, *arguments)` takes integers, floats and tensor maps as the kernel's parameters say. It is safe in many
-    threads at once.
+    `launch(stream, *arguments)` takes integers, floats and tensor maps as the kernel's parameters say. It is
+    safe in many threads at once.
     """
 
     def __init__(
@@ -141,7 +158,8 @@ class Launcher:
 
 @cache
 def parameter_format(kinds: tuple[str, ...]) -> str:
-    """The `struct` format of a kernel's parameter buffer: each at a multiple of its size, tensor maps of 64."""
+    """The `struct` format of a kernel's parameter buffer: each at a multiple of its size, tensor maps of
+    64."""
     text, offset = "<", 0
     for kind in kinds:
         code, size = _KINDS[kind]
@@ -165,12 +183,17 @@ def stream_handle(stream: Any) -> int:
     for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, cuda.core
         if (handle := getattr(stream, name, None)) is not None:
             return int(handle)
-    raise TypeError(f"{type(stream).__name__} is no CUDA stream: pass its handle, or an object with __cuda_stream__")
+    raise TypeError(
+        f"{type(stream).__name__} is no CUDA stream: pass its handle, or an object with __cuda_stream__"
+    )
 
 
 def current_stream(device: int = 0, owner: Any = None) -> int:
-    """The stream that `owner`'s library would use now: CuPy's for CuPy arrays, else PyTorch's, else the default."""
-    if (cupy := sys.modules.get("cupy")) is not None and (isinstance(owner, cupy.ndarray) or "torch" not in sys.modules):
+    """The stream that `owner`'s library would use now: CuPy's for CuPy arrays, else PyTorch's, else the
+    default."""
+    if (cupy := sys.modules.get("cupy")) is not None and (
+        isinstance(owner, cupy.ndarray) or "torch" not in sys.modules
+    ):
         return cupy.cuda.get_current_stream(device).ptr
     if (raw := _torch_stream()) is not None:
         return raw(device)
@@ -187,7 +210,18 @@ def _torch_stream() -> Callable[[int], int] | None:
 
 # Tensor maps (TMA)
 
-_TENSOR_TYPES = {"u8": 0, "u16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
+_TENSOR_TYPES = {
+    "u8": 0,
+    "u16": 1,
+    "u32": 2,
+    "i32": 3,
+    "u64": 4,
+    "i64": 5,
+    "f16": 6,
+    "f32": 7,
+    "f64": 8,
+    "bf16": 9,
+}
 _TENSOR_TYPES |= {"i8": 0, "bool": 0, "f8e4m3": 0, "f8e5m2": 0, "i16": 1}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 
@@ -201,7 +235,8 @@ def tensor_map(
     swizzle: int = 0,
     item_bytes: int = 2,
 ) -> bytes:
-    """The 128 bytes that describe a tensor to TMA (`cuTensorMapEncodeTiled`): row-major, `strides` in elements.
+    """The 128 bytes that describe a tensor to TMA (`cuTensorMapEncodeTiled`): row-major, `strides` in
+    elements.
 
     The last stride is 1, the others make multiples of 16 bytes; what lies outside the shape reads as zeros.
     """
@@ -241,7 +276,8 @@ def time_kernel(
     flush: bool = True,
     device: int = 0,
 ) -> list[float]:
-    """Seconds of each of `repeats` calls of `launch(stream)`, by events on the GPU. `flush` empties the L2 between them."""
+    """Seconds of each of `repeats` calls of `launch(stream)`, by events on the GPU. `flush` empties the L2
+    between them."""
     driver.use_device(device)
     scratch, size = ctypes.c_uint64(), ctypes.c_size_t(2 * driver.l2_bytes(device) if flush else 0)
     events = [(_event(), _event()) for _ in range(repeats)]
@@ -274,7 +310,11 @@ def _event() -> ctypes.c_void_p:
 
 def _elapsed(begin: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
     milliseconds = ctypes.c_float()
-    name = "cuEventElapsedTime_v2" if hasattr(driver.library(), "cuEventElapsedTime_v2") else "cuEventElapsedTime"
+    name = (
+        "cuEventElapsedTime_v2"
+        if hasattr(driver.library(), "cuEventElapsedTime_v2")
+        else "cuEventElapsedTime"
+    )
     driver.call(name, ctypes.byref(milliseconds), begin, end)
     return milliseconds.value / 1e3
 

@@ -1,7 +1,8 @@
 """Matrix instructions: ldmatrix, stmatrix and mma.sync (sm_80), wgmma (sm_90a). Fragments are local arrays.
 
-A fragment of 16-bit or narrower elements is an int32 array, two or four elements a word; accumulators are float32 or int32.
-Layouts of fragments: PTX ISA, "Matrix Fragments for mma.m16n8k*" and "Register Fragments for wgmma.mma_async.m64nNk*".
+A fragment of 16-bit or narrower elements is an int32 array, two or four elements a word; accumulators are
+float32 or int32. Layouts of fragments: PTX ISA, "Matrix Fragments for mma.m16n8k*" and "Register Fragments
+for wgmma.mma_async.m64nNk*".
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _LETTER = {"f32": "f", "i32": "r"}
 
 
 def ldmatrix(count: int, transposed: bool = False) -> Any:
-    """`(array, at, shared)`: `count` 8x8 matrices of 16-bit elements into `count` words; each lane names one row."""
+    """`(array, at, shared)`: `count` 8x8 matrices of 16-bit elements into `count` words; each lane names one
+    row."""
     targets = ", ".join(f"${j}" for j in range(count))
     kind = ".trans" if transposed else ""
     text = f"ldmatrix.sync.aligned.m8n8.x{count}{kind}.shared.b16 {{{targets}}}, [${count}];"
@@ -55,7 +57,8 @@ _MMA = {
 
 
 def mma(dtype: str) -> Any:
-    """`mma_bf16(acc, acc_at, a, a_at, b, b_at)`: acc[0:4] += A (4 words) x B (2 words), one warp, row times column."""
+    """`mma_bf16(acc, acc_at, a, a_at, b, b_at)`: acc[0:4] += A (4 words) x B (2 words), one warp, row times
+    column."""
     shape, kinds, words_a, words_b, element = _MMA[dtype]
     letter = _LETTER[element]
 
@@ -80,7 +83,8 @@ def mma(dtype: str) -> Any:
     return define(f"mma_{dtype}", parameters, None, body)
 
 
-# dtype: k of one instruction, its types, element type of the accumulators, and whether operands may be transposed
+# dtype: k of one instruction, its types, element type of the accumulators, and whether operands may be
+# transposed
 _WGMMA = {
     "bf16": (16, "f32.bf16.bf16", "f32", True),
     "f16": (16, "f32.f16.f16", "f32", True),
@@ -104,20 +108,30 @@ def wgmma(
 ) -> Any:
     """`steps` products m64 n k(16, 8 or 32) by one warpgroup, into n/2 accumulators: fence, products, commit.
 
-    `f(acc, at, a, b, keep)`: descriptors `a` and `b` of tiles in shared memory advance by `step_a`, `step_b` (units of 16
-    bytes) per step; `keep` 0 begins from zero. With `registers`, A comes from an int32 array, 4 words per step:
-    `f(acc, at, a, a_at, b, keep)`. The result is there only after a `wgmma_wait` that names the same accumulators.
-    One assembly block ties the accumulators to the same registers before and after, so nothing moves between the steps.
+    `f(acc, at, a, b, keep)`: descriptors `a` and `b` of tiles in shared memory advance by `step_a`, `step_b`
+    (units of 16 bytes) per step; `keep` 0 begins from zero. With `registers`, A comes from an int32 array, 4
+    words per step: `f(acc, at, a, a_at, b, keep)`. The result is there only after a `wgmma_wait` that names
+    the same accumulators. One assembly block ties the accumulators to the same registers before and after, so
+    nothing moves between the steps.
     """
     k, kinds, element, transposable = _WGMMA[dtype]
-    if n % 8 or not 8 <= n <= 256 or ((transpose_a or transpose_b) and not transposable) or (transpose_a and registers):
+    if (
+        n % 8
+        or not 8 <= n <= 256
+        or ((transpose_a or transpose_b) and not transposable)
+        or (transpose_a and registers)
+    ):
         raise ValueError(f"no wgmma m64n{n}k{k} of {dtype} with these operands")
     count, letter = n // 2, _LETTER[element]
     words_a = 4 * steps if registers else 1
     first_a = 2 * count
     b, keep = first_a + words_a, first_a + words_a + 1
     scale = "" if element == "i32" else ", 1, 1"
-    turn = (f", {int(transpose_b)}" if registers else f", {int(transpose_a)}, {int(transpose_b)}") if transposable else ""
+    turn = (
+        (f", {int(transpose_b)}" if registers else f", {int(transpose_a)}, {int(transpose_b)}")
+        if transposable
+        else ""
+    )
     accumulators = ", ".join(f"${i}" for i in range(count))
     text = f"{{\n.reg .b64 da, db;\n.reg .pred p;\nsetp.ne.b32 p, ${keep}, 0;\nwgmma.fence.sync.aligned;\n"
     for step in range(steps):
@@ -142,17 +156,25 @@ def wgmma(
         write("acc", element, [f"%new{i}" for i in range(count)]),
     ]
     operand_a: dict[str, Parameter] = {"a": Array("i32"), "a_at": "i64"} if registers else {"a": "i64"}
-    parameters: dict[str, Parameter] = {"acc": Array(element), "at": "i64", **operand_a, "b": "i64", "keep": "i32"}
-    name = f"wgmma_{dtype}_n{n}_s{steps}_{step_a}_{step_b}_{int(transpose_a)}{int(transpose_b)}{'r' * registers}"
+    parameters: dict[str, Parameter] = {
+        "acc": Array(element),
+        "at": "i64",
+        **operand_a,
+        "b": "i64",
+        "keep": "i32",
+    }
+    name = (
+        f"wgmma_{dtype}_n{n}_s{steps}_{step_a}_{step_b}_{int(transpose_a)}{int(transpose_b)}{'r' * registers}"
+    )
     return define(name, parameters, None, "\n".join(body))
 
 
 def wgmma_wait(groups: int, accumulators: int, element: str = "f32", words: int = 0) -> Any:
     """`f(acc, at)`: waits until at most `groups` newest groups run, and hands the accumulators through.
 
-    What an asynchronous product writes must pass through the wait's own assembly as tied operands, or LLVM, which sees
-    values and not the hardware, moves their uses above it. With `words`, `f(acc, at, a, a_at)` also hands through an A
-    operand in registers, which must not be overwritten before its product is over.
+    What an asynchronous product writes must pass through the wait's own assembly as tied operands, or LLVM,
+    which sees values and not the hardware, moves their uses above it. With `words`, `f(acc, at, a, a_at)`
+    also hands through an A operand in registers, which must not be overwritten before its product is over.
     """
     letter = _LETTER[element]
     letters = letter * accumulators + "r" * words

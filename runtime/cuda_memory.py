@@ -1,9 +1,10 @@
 """Loads and stores by address, of one element or of a vector of up to 16 bytes, in global and shared memory.
 
-Floats narrower than 32 bits are float32 in registers; the conversion is part of the load or the store and rounds to nearest
-even, as ml_dtypes does. Plain accesses are LLVM's own loads and stores, which it may merge, reorder and fold into address
-modes. `_nc` reads through the read-only path (PTX ISA, `ld.global.nc`): only for memory that nobody writes while the
-kernel runs. `_stream` also leaves no line in L1, for data that is touched once.
+Floats narrower than 32 bits are float32 in registers; the conversion is part of the load or the store and
+rounds to nearest even, as ml_dtypes does. Plain accesses are LLVM's own loads and stores, which it may merge,
+reorder and fold into address modes. `_nc` reads through the read-only path (PTX ISA, `ld.global.nc`): only
+for memory that nobody writes while the kernel runs. `_stream` also leaves no line in L1, for data that is
+touched once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ WIDTH = {
     **{"bool": 8, "f8e4m3": 8, "f8e5m2": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64},
 }
 _SPACE = {"global": 1, "shared": 3}
-_F8 = {"f8e4m3": (3, 7, 464.0), "f8e5m2": (2, 15, 61440.0)}  # mantissa bits, exponent bias, last value before overflow
+_F8 = {
+    "f8e4m3": (3, 7, 464.0),
+    "f8e5m2": (2, 15, 61440.0),
+}  # mantissa bits, exponent bias, last value before overflow
 
 
 def in_register(dtype: str) -> str:
@@ -66,7 +70,8 @@ def store(dtype: str, space: str = "global", hint: str = "") -> Any:
 
 
 def load_vector(dtype: str, count: int, space: str = "global", hint: str = "") -> Any:
-    """`load_f32x4(array, at, address)` fills `array[at : at + 4]`; `address` is a multiple of the vector's size."""
+    """`load_f32x4(array, at, address)` fills `array[at : at + 4]`; `address` is a multiple of the vector's
+    size."""
     bits, element = WIDTH[dtype], in_array(dtype)
     size = _vector_bytes(dtype, count)
     word = min(size * 8, max(32, bits))
@@ -80,7 +85,8 @@ def load_vector(dtype: str, count: int, space: str = "global", hint: str = "") -
 
 
 def store_vector(dtype: str, count: int, space: str = "global", hint: str = "") -> Any:
-    """`store_f32x4(array, at, address)` writes `array[at : at + 4]`; `address` is a multiple of the vector's size."""
+    """`store_f32x4(array, at, address)` writes `array[at : at + 4]`; `address` is a multiple of the vector's
+    size."""
     bits, element = WIDTH[dtype], in_array(dtype)
     size = _vector_bytes(dtype, count)
     word = min(size * 8, max(32, bits))
@@ -128,7 +134,9 @@ def _load_words(address: str, size: int, word: int, space: str, hint: str) -> st
     kind = _word(word) if count == 1 else f"vector<{count}x{_word(word)}>"
     lines = [_pointer(address, space)]
     target = "%word0" if count == 1 else "%words"
-    lines.append(f"{target} = llvm.load %pointer {{alignment = {size} : i64}} : !llvm.ptr<{_SPACE[space]}> -> {kind}")
+    lines.append(
+        f"{target} = llvm.load %pointer {{alignment = {size} : i64}} : !llvm.ptr<{_SPACE[space]}> -> {kind}"
+    )
     for j in range(count if count > 1 else 0):
         lines.append(f"%n{j} = llvm.mlir.constant({j} : i32) : i32")
         lines.append(f"%word{j} = llvm.extractelement %words[%n{j} : i32] : {kind}")
@@ -161,7 +169,9 @@ def _store_words(address: str, words: list[str], word: int, space: str, hint: st
             lines.append(f"%packed{j + 1} = llvm.insertelement {item}, %packed{j}[%n{j} : i32] : {whole}")
         value = f"%packed{count}"
     size = count * word // 8
-    lines.append(f"llvm.store {value}, %pointer {{alignment = {size} : i64}} : {whole}, !llvm.ptr<{_SPACE[space]}>")
+    lines.append(
+        f"llvm.store {value}, %pointer {{alignment = {size} : i64}} : {whole}, !llvm.ptr<{_SPACE[space]}>"
+    )
     return "\n".join(lines)
 
 
@@ -205,9 +215,14 @@ def _decode(value: str, dtype: str, name: str, kind: str) -> str:
         case "f32" | "f64":
             return f"%{name} = arith.bitcast {value} : {kind} to {dtype}"
         case "f16":
-            return f"%{name}_h = arith.bitcast {value} : i16 to f16\n%{name} = arith.extf %{name}_h : f16 to f32"
+            return (
+                f"%{name}_h = arith.bitcast {value} : i16 to f16\n%{name} = arith.extf %{name}_h : f16 to f32"
+            )
         case "bf16":
-            return _shifted(value, "i16", 16, f"{name}_b", "i32") + f"\n%{name} = arith.bitcast %{name}_b : i32 to f32"
+            return (
+                _shifted(value, "i16", 16, f"{name}_b", "i32")
+                + f"\n%{name} = arith.bitcast %{name}_b : i32 to f32"
+            )
         case "f8e5m2":  # the upper byte of a float16
             return (
                 _shifted(value, "i8", 8, f"{name}_b", "i16")
@@ -226,7 +241,8 @@ def _shifted(value: str, kind: str, shift: int, name: str, wide: str) -> str:
 
 
 def _decode_f8e4m3(value: str, n: str) -> str:
-    """Exponent and mantissa moved to where float32 has them, times 2^120 for the biases; 0x7f is the only NaN.
+    """Exponent and mantissa moved to where float32 has them, times 2^120 for the biases; 0x7f is the only
+    NaN.
 
     Two integer operations, a product and a select: no slower than the two conversions through f16x2 of sm_89.
     """
@@ -291,7 +307,8 @@ def _encode_one(value: str, dtype: str, name: str) -> str:
 
 
 def _encode_f8(value: str, dtype: str, n: str) -> str:
-    """Rounded to nearest even; beyond the range e4m3 becomes NaN and e5m2 infinity, as in ml_dtypes and PyTorch.
+    """Rounded to nearest even; beyond the range e4m3 becomes NaN and e5m2 infinity, as in ml_dtypes and
+    PyTorch.
 
     PTX has only the saturating conversion, hence the select after it.
     """
@@ -323,8 +340,8 @@ def _round_f8_cvt(value: str, dtype: str, n: str) -> str:
 
 
 def _round_f8_emulated(dtype: str, n: str) -> str:
-    """Normal numbers: add half of the last place, shift, rebias. Subnormal ones: float32's own addition rounds them
-    when the sum's last place is the smallest subnormal."""
+    """Normal numbers: add half of the last place, shift, rebias. Subnormal ones: float32's own addition
+    rounds them when the sum's last place is the smallest subnormal."""
     mantissa, bias, _ = _F8[dtype]
     drop = 23 - mantissa
     magic = (127 + 23 - mantissa - bias + 1) << 23  # 2^(23 + smallest exponent)

@@ -11,8 +11,42 @@ from typing import Any
 
 from tilec.runtime.cuda_define import asm, define, ptx
 
-# libdevice's accurate functions (largest errors: CUDA Programming Guide, "Mathematical Functions"), not `.approx` ones.
-_LIBDEVICE = ["acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "cos", "cosh", "erf", "erfc", "exp", "exp10", "exp2", "expm1", "floor", "lgamma", "log", "log10", "log1p", "log2", "rint", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "tgamma", "trunc", "fabs"]
+# libdevice's accurate functions (largest errors: CUDA Programming Guide, "Mathematical Functions"), not
+# `.approx` ones.
+_LIBDEVICE = [
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "cbrt",
+    "ceil",
+    "cos",
+    "cosh",
+    "erf",
+    "erfc",
+    "exp",
+    "exp10",
+    "exp2",
+    "expm1",
+    "floor",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "rint",
+    "rsqrt",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "tgamma",
+    "trunc",
+    "fabs",
+]
 _LIBDEVICE_2 = ["atan2", "copysign", "fmod", "hypot", "pow"]
 
 # One instruction each, float32, with the error that PTX ISA states for it.
@@ -37,7 +71,8 @@ _PTX: dict[str, tuple[str, str, str]] = {
 }
 
 _PTX_EFFECTS: dict[str, tuple[str, str, str]] = {
-    # `.aligned`: every thread of the warp is there together. `barrier_any` is for code that may have diverged.
+    # `.aligned`: every thread of the warp is there together. `barrier_any` is for code that may have
+    # diverged.
     "barrier": ("bar.sync 0;", "", ""),
     "barrier_any": ("barrier.sync 0;", "", ""),
     "named_barrier": ("bar.sync $0, $1;", "rr", ""),  # (barrier 1..15, threads)
@@ -115,8 +150,8 @@ _SHUFFLES = {"xor": "bfly", "up": "up", "down": "down", "index": "idx"}
 def _shuffle(mode: str, dtype: str) -> Any:
     """`shuffle_xor_f32(value, lane mask)`: the value of another lane of the warp (PTX ISA, `shfl.sync`).
 
-    All 32 lanes take part. For "up" and "down" a lane whose source is outside the warp keeps its own value. Values of 64
-    bits move as two halves.
+    All 32 lanes take part. For "up" and "down" a lane whose source is outside the warp keeps its own value.
+    Values of 64 bits move as two halves.
     """
     kind = _SHUFFLES[mode]
     clamp = 0 if mode == "up" else 31
@@ -158,7 +193,8 @@ def _shared_address() -> Any:
 
 
 def _map_shared() -> Any:
-    """`map_shared(address, rank)`: this block's shared address as seen in block `rank` of the cluster (`mapa`)."""
+    """`map_shared(address, rank)`: this block's shared address as seen in block `rank` of the cluster
+    (`mapa`)."""
     text = "mapa.shared::cluster.u32 $0, $1, $2;"
     body = f"""%narrow = arith.trunci %address : i64 to i32
       %remote = {asm(text, "r", [("r", "%narrow"), ("r", "%rank")], pure=True)}

@@ -1,0 +1,177 @@
+"""stage, for CUDA: what a block keeps gets its memory space; what global memory need not see twice is kept.
+
+    x = subview %x                              x = subview %x
+    m = alloc                                   x1 = alloc private          // kept: two sweeps read x
+    generic max ins(x) outs(m)          ->      generic copy ins(x) outs(x1)
+    generic exp ins(x, m) outs(y)               m = alloc private
+                                                generic max ins(x1) outs(m)
+                                                generic exp ins(x1, m) outs(y)
+
+A private tile still has the block's shape here: `map` deals it out to the threads. It needs a layout in which every thread
+holds all its elements at once (`Layout.whole`); other tiles go to workgroup memory, where each thread reads only what it
+wrote. Reductions accumulate in tiles, never in global memory, and are copied out when complete.
+"""
+
+from __future__ import annotations
+
+from tilec import mlir
+from tilec.mlir import ir, linalg, memref
+from tilec.passes.layout import Layout, read, tile_extents
+
+SPACES = ("private", "workgroup")
+
+
+def stage_cuda(module: ir.Operation) -> None:
+    if "tilec.kernels" not in module.attributes:
+        return
+    table = ir.DictAttr(module.attributes["tilec.kernels"])
+    for function in mlir.functions(module):
+        if "tilec.kernel" in function.attributes:
+            plan = ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])
+            _stage(function, plan)
+
+
+def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
+    generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+    layout = read(plan, tile_extents(generics, plan))
+    for op in generics:
+        for n in range(len(mlir.inputs_of(op)), len(op.operands)):
+            _keep_output(op, n, layout)
+    if ir.IntegerAttr(plan["keep"]).value:
+        _keep_inputs(generics, layout)
+    generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+    for op in list(mlir.walk(function)):
+        if op.name == "memref.alloc":
+            _place(op.results[0], generics, layout)
+
+
+def places_of(op: ir.Operation) -> list[list[int]]:
+    """The kernel dimensions that subscript each operand."""
+    dims = mlir.get_integers(op, "tilec.dims")
+    return [[dims[d] for d in mlir.map_dims(m)] for m in mlir.maps_of(op)]
+
+
+def root(value: ir.Value) -> ir.Value:
+    """The memory that a view is part of."""
+    while not isinstance(value.owner, ir.Block) and value.owner.name in ("memref.subview", "memref.cast"):
+        value = value.owner.operands[0]
+    return value
+
+
+def is_local(value: ir.Value) -> bool:
+    """Whether it is memory of the block."""
+    return not isinstance(root(value).owner, ir.Block)
+
+
+def space_of(value: ir.Value) -> str | None:
+    """ "private", "workgroup", or None for global memory."""
+    space = str(ir.MemRefType(root(value).type).memory_space or "")
+    return next((name for name in SPACES if name in space), None)
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def _keep_output(op: ir.Operation, n: int, layout: Layout) -> None:
+    """Accumulates a reduction's result, and holds what later operations read again, in a tile of the block's own."""
+    value, dims = op.operands[n], places_of(op)[n]
+    if is_local(value):
+        return
+    later = [user for user in mlir.uses(value) if mlir.is_generic(user) and value in mlir.inputs_of(user)]
+    reduced = _is_state(op, n)
+    if not reduced and not (later and layout.whole(dims)):
+        return
+    with op.location:
+        with ir.InsertionPoint(_first_user(op, value)):
+            tile = _tile_like(value, dims, layout)
+        for user in [u for u in mlir.uses(value) if u.name != "memref.subview"]:
+            for position, operand in enumerate(user.operands):
+                if operand == value:
+                    user.operands[position] = tile
+        with ir.InsertionPoint(_next(op)):
+            _copy(tile, value, dims, op)
+
+
+def _is_state(op: ir.Operation, n: int) -> bool:
+    """Whether a result is carried through a reduction: it lacks a reduced dimension."""
+    reduced = {d for d, kind in enumerate(mlir.iterators_of(op)) if kind == "reduction"}
+    return bool(reduced - set(mlir.map_dims(mlir.maps_of(op)[n])))
+
+
+def _keep_inputs(generics: list[ir.Operation], layout: Layout) -> None:
+    readers: dict[tuple[ir.Value, tuple[int, ...]], list[ir.Operation]] = {}
+    for op in generics:
+        used = _used_arguments(op)
+        for value, dims, live in zip(mlir.inputs_of(op), places_of(op), used):
+            if live and not is_local(value) and layout.whole(dims):
+                readers.setdefault((value, tuple(dims)), []).append(op)
+    for (value, dims), ops in readers.items():
+        if len(ops) < 2:
+            continue
+        with ir.InsertionPoint(ops[0]), ops[0].location:
+            tile = _tile_like(value, list(dims), layout)
+            _copy(value, tile, list(dims), None)
+        for op in ops:
+            for n, (operand, places) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
+                if operand == value and tuple(places) == dims:
+                    op.operands[n] = tile
+
+
+def _used_arguments(op: ir.Operation) -> list[bool]:
+    used = {v for inner in mlir.walk(op) for v in inner.operands}
+    return [a in used for a in mlir.body_of(op).arguments]
+
+
+def _tile_like(value: ir.Value, dims: list[int], layout: Layout) -> ir.Value:
+    """A new tile of the block's shape for `value`, cut to its sizes at the edge of the grid."""
+    shaped = ir.ShapedType(value.type)
+    shape = [layout.extents[d] for d in dims]
+    tile = memref.AllocOp(ir.MemRefType.get(shape, shaped.element_type), [], []).result
+    sizes = list(shaped.shape)
+    if mlir.DYNAMIC not in sizes:
+        return tile
+    dynamic = [memref.DimOp(value, mlir.index(n)).result for n, s in enumerate(sizes) if s == mlir.DYNAMIC]
+    strides = ir.MemRefType(tile.type).get_strides_and_offset()[0]
+    type_ = ir.MemRefType.get(sizes, shaped.element_type, ir.StridedLayoutAttr.get(0, strides))
+    ones = [1] * len(sizes)
+    return memref.SubViewOp(type_, tile, [], dynamic, [], [0] * len(sizes), sizes, ones).result
+
+
+def _copy(source: ir.Value, target: ir.Value, dims: list[int], op: ir.Operation | None) -> None:
+    rank = len(dims)
+    identity = mlir.projection(rank, range(rank))
+    copy, block = mlir.generic([], [source], [target], [identity, identity], ["parallel"] * rank)
+    copy.attributes["tilec.dims"] = mlir.integers(dims)
+    if op is not None and "tilec.name" in op.attributes:
+        copy.attributes["tilec.name"] = op.attributes["tilec.name"]
+    with ir.InsertionPoint(block):
+        linalg.YieldOp([block.arguments[0]])
+
+
+def _first_user(op: ir.Operation, value: ir.Value) -> ir.Operation:
+    """The first operation of the block that touches `value`: its fill, or `op`."""
+    users = {u for u in mlir.uses(value) if u.name != "memref.subview"}
+    return next(o.operation for o in op.block.operations if o.operation in users)
+
+
+def _next(op: ir.Operation) -> ir.Operation:
+    operations = [o.operation for o in op.block.operations]
+    return operations[operations.index(op) + 1]
+
+
+# ---- memory spaces ---------------------------------------------------------------------------------------------------
+
+
+def _place(alloc: ir.Value, generics: list[ir.Operation], layout: Layout) -> None:
+    """Registers where every thread holds all its elements at once, else workgroup memory."""
+    dims = next((p for op in generics for v, p in zip(op.operands, places_of(op)) if root(v) == alloc), None)
+    space = "private" if dims is None or layout.whole(dims) else "workgroup"
+    _set_space(alloc, ir.Attribute.parse(f"#gpu.address_space<{space}>"))
+
+
+def _set_space(value: ir.Value, space: ir.Attribute) -> None:
+    type_ = ir.MemRefType(value.type)
+    value.set_type(ir.MemRefType.get(type_.shape, type_.element_type, type_.layout, space))
+    for user in mlir.uses(value):
+        if user.name in ("memref.subview", "memref.cast"):
+            _set_space(user.results[0], space)

@@ -1,0 +1,50 @@
+"""The language's functions for emitted CPU kernels: Numba intrinsics of f32 and f64 that are inlined without branches.
+
+Loops over them vectorise. Methods and sources stand in the modules they come from, error bounds in `tilec.functions`.
+Denormals count; every function gives NaN for NaN, and the limits at infinities and zeros that C99 (annex F) lists.
+"""
+
+from __future__ import annotations
+
+from tilec.runtime.cpu_math_exp import erf, exp, exp2, expm1, sigmoid, tanh
+from tilec.runtime.cpu_math_log import log, log1p, log2
+from tilec.runtime.cpu_math_trig import beyond_quick, cos, cos_quick, sin, sin_quick, tan, tan_quick
+from tilec.runtime.cpu_math_values import Value, call, floats
+
+__all__ = [
+    "absolute", "beyond_quick", "ceil", "cos", "cos_quick", "erf", "exp", "exp2", "expm1", "floor", "log", "log1p",
+    "log2", "round_even", "rsqrt", "sigmoid", "sin", "sin_quick", "sqrt", "tan", "tan_quick", "tanh",
+]  # fmt: skip
+
+
+@floats
+def sqrt(x: Value) -> Value:
+    """The square root, correctly rounded."""
+    return call("llvm.sqrt", x)
+
+
+@floats
+def rsqrt(x: Value) -> Value:
+    """1 / sqrt(x), each correctly rounded: 1.5 units together, where estimates would need steps and special cases."""
+    return 1 / call("llvm.sqrt", x)
+
+
+@floats
+def ceil(x: Value) -> Value:
+    return call("llvm.ceil", x)
+
+
+@floats
+def floor(x: Value) -> Value:
+    return call("llvm.floor", x)
+
+
+@floats
+def round_even(x: Value) -> Value:
+    """To the nearest integer, halves to the even one."""
+    return call("llvm.rint", x)
+
+
+@floats
+def absolute(x: Value) -> Value:
+    return call("llvm.fabs", x)
