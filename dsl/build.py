@@ -83,8 +83,18 @@ class _Builder:
     # ---- reductions and scans become operations of their own ---------------------------------------------------------
 
     def hoist(self, expr: ast.Expr, name: str, whole: tuple[str, ...] | None = None) -> ast.Expr:
-        """`expr` with every reduction and scan in it replaced by an access to a tensor that now holds it."""
+        """`expr` with every reduction and scan in it replaced by an access to a tensor that now holds it.
+
+        A reduction under an `if` is computed for every element, but its accesses are guarded as they were in the branch:
+        `sum[d](t[ids[i], d]) if c else 0` sums `t[ids[i], d] if c else 0`.
+        """
         match expr:
+            case ast.Conditional():
+                condition = self.hoist(expr.condition, name)
+                negated = ast.Unary("not", condition, BOOL, condition.span)
+                then = self.hoist(_guarded(expr.then, condition), name)
+                otherwise = self.hoist(_guarded(expr.otherwise, negated), name)
+                return replace(expr, condition=condition, then=then, otherwise=otherwise)
             case ast.Reduce() | ast.Scan():
                 part = name if whole is not None else f"{name}.{expr.kind}"
                 body = self.hoist(expr.body, name)
@@ -408,6 +418,16 @@ def combine_arg(kind: str, new: tuple[ir.Value, ir.Value], old: tuple[ir.Value, 
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _guarded(expr: ast.Expr, condition: ast.Expr) -> ast.Expr:
+    """`expr` with the bodies of its outermost reductions evaluated only where `condition` holds."""
+    if isinstance(expr, (ast.Reduce, ast.Scan)):
+        if not any(isinstance(e, ast.Access) and e.guarded for e in walk(expr.body)):
+            return expr
+        zero = ast.Boolean(False, BOOL) if expr.body.dtype == BOOL else ast.Number(0, expr.body.dtype)
+        return replace(expr, body=ast.Conditional(condition, expr.body, zero, expr.body.dtype, expr.body.span))
+    return map_children(expr, lambda child: _guarded(child, condition))
 
 
 def _index(r: ast.Range) -> Index:

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from tilec.diagnostics import Diagnostic, Note, Span
 from tilec.dsl import ast
 from tilec.dsl.bind import Binding
 from tilec.dsl.check_ranges import RangeChecker
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
+from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
 from tilec.dsl.check_types import UNKNOWN, Typer
-from tilec.dsl.inline import Inliner, written_ranges
+from tilec.dsl.inline import Inliner
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.ranges import Poly, size_poly
-
-from tilec.diagnostics import Diagnostic, Note, Span
 
 _PLAN_NAMES = {"kernels", "traffic", "minimal"}
 
@@ -74,75 +74,6 @@ def elaborate_open(
     elaborator = Elaborator(op, module, inputs, known, report, decided=False)
     elaborator.run()
     return elaborator
-
-
-def size_names(op: ast.Op) -> dict[str, Span]:
-    """The names of sizes that an op mentions, in its types and in bounds, with where they stand first."""
-    names: dict[str, Span] = {}
-    for tensor in (*op.inputs, *op.outputs):
-        for size in tensor.shape or ():
-            _add_names(size, names)
-    bounds: dict[str, Span] = {}
-    taken = {t.name for t in (*op.inputs, *op.outputs)}
-    for statement in op.body:
-        if not isinstance(statement, ast.Equation):
-            continue
-        taken |= {statement.name, *statement.indices}
-        for range_ in (*statement.ranges, *written_ranges(statement.value)):
-            taken.add(range_.index)
-            for bound in (range_.low, range_.high):
-                if bound is not None:
-                    _add_names(bound, bounds)
-    return names | {name: span for name, span in bounds.items() if name not in taken and name not in names}
-
-
-def _add_names(size: ast.Size, names: dict[str, Span]) -> None:
-    match size:
-        case ast.SizeNumber():
-            pass
-        case ast.SizeName(name=name, span=span):
-            names.setdefault(name, span)
-        case ast.SizeBinary(left=left, right=right):
-            _add_names(left, names)
-            _add_names(right, names)
-        case _:
-            assert_never(size)
-
-
-def declared_shape(tensor: ast.Tensor, sizes: Mapping[str, Poly], report: Report) -> tuple[Poly, ...] | None:
-    shape: list[Poly] = []
-    for size in tensor.shape or ():
-        try:
-            extent = size_poly(size, sizes)
-        except ZeroDivisionError:
-            report.error("division by zero in a size", size.span)
-            return None
-        if (value := extent.constant) is not None and value < 0:
-            report.error(f"the size is {value}", size.span)
-            return None
-        shape.append(extent)
-    return tuple(shape)
-
-
-def subscript_ranks(op: ast.Op) -> dict[str, int]:
-    """Ranks of the short form's tensors, from their subscripts."""
-    ranks: dict[str, int] = {}
-    called: set[str] = set()
-    for statement in op.body:
-        match statement:
-            case ast.Equation(value=value):
-                if isinstance(value, ast.Call):
-                    called |= {a.name for a in value.arguments if isinstance(a, ast.Name)}
-                for node in ast.walk(value):
-                    if isinstance(node, ast.Access):
-                        ranks.setdefault(node.tensor, len(node.subscripts))
-                    elif isinstance(node, ast.Name) and node.name not in called:
-                        ranks.setdefault(node.name, 0)
-            case ast.OpCall() | ast.Expect():
-                pass
-            case _:
-                assert_never(statement)
-    return ranks
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tilec.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
 from tilec.dsl.ranges import Atom, Facts, Poly, divide, indices_of, interval, nonnegative, size_poly
-
-from tilec.diagnostics import Note, Span
 
 _MAX_TERMS = 400  # a subscript with larger products is treated like data
 
@@ -40,7 +39,7 @@ class RangeChecker:
         explicit = {r.index: r for r in main.ranges}
         uses: dict[str, list[_Use]] = {}
         bound: dict[str, Span] = {}
-        for equation in group:
+        for equation in (main, *group[:-1]):
             for index in equation.indices:
                 bound.setdefault(index, equation.span)
             for r in _bound_ranges(equation.value):

@@ -6,10 +6,9 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tilec.diagnostics import Diagnostic, Note, Span
 from tilec.dsl import ast
 from tilec.dsl.ranges import Poly
-
-from tilec.diagnostics import Diagnostic, Note, Span
 from tilec.dtypes import DType
 
 MAX_DIAGNOSTICS = 100

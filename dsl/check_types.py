@@ -10,11 +10,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilec.diagnostics import Note
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, text_of
 from tilec.dsl.ranges import Poly
-
-from tilec.diagnostics import Note
 from tilec.dtypes import BOOL, F32, I32, I64, DType, compute_type, join
 from tilec.functions import FUNCTIONS
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lark import Token
-from tilec.dsl import ast
-from tilec.dsl.parse import lex, parse
 
 from tilec.diagnostics import Source
+from tilec.dsl import ast
+from tilec.dsl.parse import lex, parse
 
 _INDENT = "    "
 _NO_SPACE_BEFORE = {",", ")", "]", ";", ":"}

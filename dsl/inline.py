@@ -12,14 +12,14 @@ that nothing is computed twice. Within a group an index name means one range, as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from tilec.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Module, Report, TensorInfo, free_indices, suggestion
+from tilec.dsl.notation import bodies, logsumexp, plural, rename, trivial, uses
 from tilec.dsl.ranges import Poly
-
-from tilec.diagnostics import Note, Span
 from tilec.functions import FUNCTIONS
 
 _MAX_CALLS = 1000
@@ -182,7 +182,7 @@ class Inliner:
                 dots = ", ".join("…" for _ in info.shape)
                 hint = f"write `{name}[{dots}]`"
                 self.report.error(
-                    f"`{name}` has {_plural(len(info.shape), 'dimension')}", expr.span, hint=hint
+                    f"`{name}` has {plural(len(info.shape), 'dimension')}", expr.span, hint=hint
                 )
             return ast.Access(name, (), span=expr.span)
         self._unknown(name, expr.span, scope)
@@ -199,7 +199,7 @@ class Inliner:
         elif info is None:
             self._unknown(name, expr.span, scope)
         elif info.shape is not None and len(info.shape) != len(subscripts):
-            message = f"`{name}` has {_plural(len(info.shape), 'dimension')}, but {len(subscripts)} stand in the brackets"
+            message = f"`{name}` has {plural(len(info.shape), 'dimension')}, but {len(subscripts)} stand in the brackets"
             self.report.error(message, expr.span, [Note(f"`{name}` is defined here", info.span)])
         return replace(expr, subscripts=subscripts)
 
@@ -269,7 +269,7 @@ class Inliner:
 
     def _reduce(self, expr: ast.Reduce, scope: Scope) -> ast.Expr:
         if expr.kind == "logsumexp":
-            return self._inline(_logsumexp(expr), scope.module, expr.ranges, (expr.body,), expr.span, scope)
+            return self._inline(logsumexp(expr), scope.module, expr.ranges, (expr.body,), expr.span, scope)
         ranges = tuple(self._bind(r, scope) for r in expr.ranges)
         names = {written.index: bound.index for written, bound in zip(expr.ranges, ranges)}
         inner = replace(
@@ -338,12 +338,12 @@ class Inliner:
         outside = replace(scope, indices=scope.indices | written)
         instance = _Instance(self, function.name)
         reduces = any(
-            isinstance(n, ast.Reduce | ast.Scan | ast.Call) for e in _bodies(function) for n in ast.walk(e)
+            isinstance(n, ast.Reduce | ast.Scan | ast.Call) for e in bodies(function) for n in ast.walk(e)
         )
         values: dict[str, ast.Expr] = {}
         for parameter, argument in zip(function.parameters, arguments):
             value = self._resolve(argument, outside)
-            once = not reduces and _uses(function, parameter) <= 1
+            once = not reduces and uses(function, parameter) <= 1
             values[parameter] = value if once else self._share(value, instance, parameter, scope)
         inner = Scope(
             home, dict(zip(function.indices, (g.index for g in given))), values, dict(zip(function.indices, given)),
@@ -373,7 +373,7 @@ class Inliner:
             self.report.error(f"`{name}` calls itself", span, [note])
         if len(ranges) != len(function.indices):
             message = (
-                f"`{name}` takes {_plural(len(function.indices), 'index', 'indices')}, not {len(ranges)}"
+                f"`{name}` takes {plural(len(function.indices), 'index', 'indices')}, not {len(ranges)}"
             )
             hint = (
                 f"write `{name}[{', '.join(function.indices)}](…)`"
@@ -382,7 +382,7 @@ class Inliner:
             )
             self.report.error(message, span, [note], hint)
         if len(arguments) != len(function.parameters):
-            message = f"`{name}` takes {_plural(len(function.parameters), 'argument')}, not {len(arguments)}"
+            message = f"`{name}` takes {plural(len(function.parameters), 'argument')}, not {len(arguments)}"
             self.report.error(message, span, [note])
         if self.calls >= _MAX_CALLS or self.nodes >= _MAX_NODES:
             self.report.error("the functions called here unfold to too much", self.main.span)
@@ -390,7 +390,7 @@ class Inliner:
 
     def _share(self, value: ast.Expr, instance: _Instance, local: str, scope: Scope) -> ast.Expr:
         """The value itself where repeating it costs nothing, else an access to an equation that computes it once."""
-        if _trivial(value):
+        if trivial(value):
             return value
         free = free_indices(value, self.bound)
         plain = not any(isinstance(node, ast.Reduce | ast.Scan) for node in ast.walk(value))
@@ -427,76 +427,3 @@ def _rename_values(scope: Scope, ranges: tuple[ast.Range, ...], names: dict[str,
     if not changed:
         return scope.values
     return {name: rename(value, changed) for name, value in scope.values.items()}
-
-
-def rename(expr: ast.Expr, names: dict[str, str]) -> ast.Expr:
-    """The expression with free indices renamed."""
-    match expr:
-        case ast.Name(name=name):
-            return replace(expr, name=names.get(name, name))
-        case ast.Reduce(ranges=ranges):
-            names = {old: new for old, new in names.items() if all(r.index != old for r in ranges)}
-        case ast.Scan(range=range_):
-            expr = replace(expr, range=replace(range_, index=names.get(range_.index, range_.index)))
-    return ast.with_children(expr, tuple(rename(child, names) for child in ast.children(expr)))
-
-
-def written_ranges(expr: ast.Expr) -> Iterator[ast.Range]:
-    """What stands in brackets before a `(`."""
-    for node in ast.walk(expr):
-        match node:
-            case ast.Reduce(ranges=ranges) | ast.Call(indices=ranges):
-                yield from ranges
-            case ast.Scan(range=range_):
-                yield range_
-
-
-def _bodies(function: ast.Def) -> tuple[ast.Expr, ...]:
-    return (*(local.value for local in function.locals), function.result)
-
-
-def _uses(function: ast.Def, parameter: str) -> int:
-    return sum(
-        isinstance(n, ast.Name) and n.name == parameter for e in _bodies(function) for n in ast.walk(e)
-    )
-
-
-def _trivial(value: ast.Expr) -> bool:
-    """A name, a number, or a load of one element: repeating it computes nothing."""
-    match value:
-        case ast.Number() | ast.Boolean() | ast.Name():
-            return True
-        case ast.Access(subscripts=subscripts):
-            return all(
-                isinstance(n, ast.Name | ast.Number | ast.Binary) for s in subscripts for n in ast.walk(s)
-            )
-        case ast.Cast(operand=operand) | ast.Unary(operand=operand):
-            return _trivial(operand)
-    return False
-
-
-def _plural(count: int, one: str, many: str | None = None) -> str:
-    return f"{count} {one if count == 1 else many or one + 's'}"
-
-
-def _logsumexp(expr: ast.Reduce) -> ast.Def:
-    """`logsumexp` as a function: `z + log(sum(exp(x - z)))` with z the maximum, or 0 where that is infinite.
-
-    So an empty range and one of all -inf give log(0) = -inf, a +inf gives +inf, and a NaN is the maximum and stays.
-    """
-    at = expr.span
-    indices = tuple(r.index for r in expr.ranges)
-    ranges = tuple(ast.Range(i, None, None, at) for i in indices)
-    x, m, z = (ast.Name(name, span=at) for name in ("x", "m", "z"))
-    zero, infinity = ast.Number(0, span=at), ast.Number(float("inf"), span=at)
-    finite = ast.Compare("!=", ast.Call("abs", (), (m,), span=at), infinity, span=at)
-    maximum = ast.Reduce("max", ranges, x, expr.accumulator, span=at)
-    terms = ast.Call("exp", (), (ast.Binary("-", x, z, span=at),), span=at)
-    total = ast.Reduce("sum", ranges, terms, expr.accumulator, span=at)
-    locals_ = (
-        ast.Local("m", maximum, at),
-        ast.Local("z", ast.Conditional(finite, m, zero, span=at), at),
-        ast.Local("s", total, at),
-    )
-    result = ast.Binary("+", z, ast.Call("log", (), (ast.Name("s", span=at),), span=at), span=at)
-    return ast.Def("logsumexp", indices, ("x",), locals_, result, at)

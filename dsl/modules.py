@@ -7,11 +7,11 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from tilec.diagnostics import Note, Source, TileError
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Module, Report
-from tilec.dsl.parse import MAX_BYTES, REDUCTIONS, SCANS, parse
-
-from tilec.diagnostics import Note, Source, TileError
+from tilec.dsl.parse import MAX_BYTES, parse
+from tilec.dsl.parse_tree import REDUCTIONS, SCANS
 from tilec.dtypes import DTYPES
 from tilec.functions import FUNCTIONS
 

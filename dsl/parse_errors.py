@@ -114,7 +114,7 @@ def _foreign(words: Words, at: int, parser: InteractiveParser):
     """Words of other languages: loops, declarations."""
     for k in (at - 1, at):
         text = words.tokens[k].value if k >= 0 and words.tokens[k].type in ("NAME", "IF", "RETURN") else None
-        if text in _LOOPS and not words.tokens[k - 1].type == "DEF":
+        if text in _LOOPS and words.tokens[k - 1].type != "DEF":
             message = f"`{text}`: there are no loops in the language"
             hint = "an equation runs over all values of its indices: `y[i] = 2 * x[i]`; a sum is `sum[k](…)`"
             return Diagnostic(message, words.span(k), hint=hint), _skip_loop(words, at, parser)

@@ -84,9 +84,17 @@ def binary(op: str, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
 
 def _floor_divide(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
     if dtype.is_float:
-        return math.floor(arith.divf(left, right))
+        return _floor_divide_floats(left, right, dtype)
     divide = arith.divui if dtype.kind == "uint" else arith.floordivsi
     return _guard_divisor(divide, left, right, dtype)
+
+
+def _floor_divide_floats(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+    """Python's: (a - a % b) / b, rounded to the whole number that it is up to rounding, so that 1.0 // 0.1 is 9."""
+    exact = arith.divf(left, right)
+    quotient = arith.divf(arith.subf(left, _modulo(left, right, dtype)), right)
+    whole = math.roundeven(quotient)
+    return arith.select(compare("==", right, number(0, dtype), dtype), exact, whole)
 
 
 def _guard_divisor(divide, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:

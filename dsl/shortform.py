@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilec.dsl import ast
-
 from tilec.diagnostics import Span
+from tilec.dsl import ast
 
 
 def main_op(statements: list[ast.Statement], span: Span) -> ast.Op:

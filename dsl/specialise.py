@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilec.diagnostics import CallError, TileError
 from tilec.dsl import ast
 from tilec.dsl.bind import Binding
-from tilec.dsl.check import (
-    Described,
-    Elaborator,
-    check_module,
-    declared_shape,
-    elaborate_open,
-    size_names,
-    subscript_ranks,
-)
+from tilec.dsl.check import Described, Elaborator, check_module, elaborate_open
 from tilec.dsl.check_scope import Report, TensorInfo, suggestion
+from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.ranges import Poly
-
-from tilec.diagnostics import CallError, TileError
 from tilec.dtypes import DType
 
 Argument = tuple[DType, tuple[int, ...]]

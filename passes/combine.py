@@ -44,10 +44,18 @@ class Combiner:
         return [sorted(g) for g in groups]
 
     def _reads(self, value: ir.Value, state: ir.Value) -> bool:
-        if value == state:
-            return True
-        owner = value.owner
-        return not isinstance(owner, ir.Block) and owner.block == self.block and any(self._reads(v, state) for v in owner.operands)
+        """Whether `value` is computed from `state`."""
+        seen: set[ir.Value] = set()
+        stack = [value]
+        while stack:
+            value = stack.pop()
+            if value == state:
+                return True
+            owner = value.owner
+            if value not in seen and not isinstance(owner, ir.Block) and owner.block == self.block:
+                seen.add(value)
+                stack += owner.operands
+        return False
 
     def combine(self, group: list[int], a: list[ir.Value], b: list[ir.Value]) -> list[ir.Value]:
         """Builds the combination of the states `a` and `b` of one group at the insertion point."""

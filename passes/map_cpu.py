@@ -28,6 +28,13 @@ def map_cpu(module: ir.Operation) -> None:
 
 
 def _generic(op: ir.Operation) -> None:
+    names = (mlir.get_string(op, "tilec.name") or "t").split(",")
+    for name, out in zip(names, mlir.outputs_of(op)):
+        owner = mlir.definition(out)
+        if owner is not None and owner.name == "memref.subview":  # the used part of a tile at the edge of the grid
+            owner = mlir.definition(owner.operands[0])
+        if owner is not None and owner.name == "memref.alloc":
+            owner.attributes["tilec.name"] = mlir.string(name)  # what a person reading the kernel calls it
     with ir.InsertionPoint(op), op.location:
         outermost = _Nest(op).build()
         if outermost is not None:

@@ -222,8 +222,13 @@ def _torch_dtypes() -> dict[Any, DType]:
 
 
 @cache
-def _to_torch(dtype: DType) -> Any:
-    return next(there for there, here in _torch_dtypes().items() if here == dtype)
+def _to_torch(name: str) -> Any:
+    return next(there for there, here in _torch_dtypes().items() if here.name == name)
+
+
+@cache
+def _torch_device(device: Device) -> Any:
+    return sys.modules["torch"].device("cpu" if device == "cpu" else f"cuda:{device}")
 
 
 # Results
@@ -237,16 +242,14 @@ def empty_like_kind(example: Any, shape: tuple[int, ...], dtype: DType, device: 
     """
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(example, torch.Tensor):
-        return torch.empty(
-            shape, dtype=_to_torch(dtype), device="cpu" if device == "cpu" else f"cuda:{device}"
-        )
+        return torch.empty(shape, dtype=_to_torch(dtype.name), device=_torch_device(device))
     if device == "cpu":
         return np.empty(shape, dtype.numpy)
     if cupy is not None and (torch is None or isinstance(example, cupy.ndarray)):
         with cupy.cuda.Device(device):
             return cupy.empty(shape, dtype.numpy)
     if torch is not None:
-        return torch.empty(shape, dtype=_to_torch(dtype), device=f"cuda:{device}")
+        return torch.empty(shape, dtype=_to_torch(dtype.name), device=_torch_device(device))
     raise CallError(
         f"there is no way to make a result like a {_kind(example)}",
         hint="pass out=, or import torch or cupy, which can allocate on the GPU",

@@ -82,7 +82,7 @@ def assemble(
     if max_registers:  # ptxas's own option gives way to launch bounds, this directive does not
         ptx = re.sub(r"^(\.maxntid [^\n]*)$", rf"\1\n.maxnreg {max_registers}", ptx, flags=re.MULTILINE)
     try:
-        image, log = _ptxas(ptx, chip) if ptxas_path() else _nvjitlink(ptx, chip)
+        image, log = _image(ptx, chip)
     except _Refused as error:
         raise CompileError(
             f"{entry} for {chip} does not assemble:\n{error}", source or ptx, str(error)
@@ -92,6 +92,17 @@ def assemble(
 
 class _Refused(Exception):
     """The assembler's log."""
+
+
+def _image(ptx: str, chip: str) -> tuple[bytes, str]:
+    if ptxas_path() is None:
+        return _nvjitlink(ptx, chip)
+    try:
+        return _ptxas(ptx, chip)
+    except _Refused as error:
+        if "Unsupported .version" in str(error):  # a ptxas of an older toolkit than the PTX's
+            return _nvjitlink(ptx, chip)
+        raise
 
 
 @cache

@@ -226,7 +226,8 @@ def _decode(value: str, dtype: str, name: str, kind: str) -> str:
         case "f8e5m2":  # the upper byte of a float16
             return (
                 _shifted(value, "i8", 8, f"{name}_b", "i16")
-                + f"\n%{name}_h = arith.bitcast %{name}_b : i16 to f16\n%{name} = arith.extf %{name}_h : f16 to f32"
+                + f"\n%{name}_h = arith.bitcast %{name}_b : i16 to f16"
+                + f"\n%{name} = arith.extf %{name}_h : f16 to f32"
             )
         case "f8e4m3":
             return _decode_f8e4m3(value, name)
@@ -298,7 +299,8 @@ def _encode_one(value: str, dtype: str, name: str) -> str:
         case "f32" | "f64":
             return f"%{name} = arith.bitcast {value} : {dtype} to i{WIDTH[dtype]}"
         case "f16":
-            return f"%{name}_h = arith.truncf {value} : f32 to f16\n%{name} = arith.bitcast %{name}_h : f16 to i16"
+            narrow = f"%{name}_h = arith.truncf {value} : f32 to f16"
+            return f"{narrow}\n%{name} = arith.bitcast %{name}_h : f16 to i16"
         case "bf16":
             return f"%{name} = {asm('cvt.rn.bf16.f32 $0, $1;', 'h', [('f', value)], pure=True)}"
         case "f8e4m3" | "f8e5m2":

@@ -108,7 +108,7 @@ class _CpuPrinter(Printer):
         """Block-local memory is a piece of the thread's scratch: its place is known now."""
         type_ = op.results[0].type
         element, shape = str(type_.element_type), tuple(type_.shape)
-        base = self.fresh("tile")
+        base = self.fresh(mlir.get_string(op, "tilec.name") or "tile")
         place = plus("scratch", self.scratch)
         sizes = "x".join(map(str, shape)) or "scalar"
         self.line(f"{base} = {self.use(_storage(element) + '_pointer')}({place})  # {element} {sizes}")

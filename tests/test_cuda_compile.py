@@ -1,13 +1,9 @@
 """Every device function compiles for every chip it is for, without spills or stack; on a GPU, it also does
 the right thing."""
 
-import os
-import struct
 import subprocess
 import sys
 
-import ml_dtypes
-import numpy as np
 import pytest
 
 pytest.importorskip("numba_cuda_mlir")
@@ -15,10 +11,7 @@ pytest.importorskip("cuda.core")
 
 from tilec.runtime import cache, cuda_async, cuda_matrix, cuda_scalar
 from tilec.runtime.cuda_compile import CompileError, ResourceError, cached_kernel, compile_kernel
-from tilec.runtime.cuda_launch import Kernel, Launcher, current_stream, parameter_format, stream_handle
 from tilec.runtime.cuda_memory import WIDTH, in_array
-
-from tilec.dtypes import DTYPES
 
 CHIPS = ("sm_80", "sm_90a")
 BASICS = "cuda, int8, int32, int64, float32, float64, shared_address"
@@ -122,8 +115,8 @@ if is_nan_f32(u) or not_equal_f32(u, fma_f32(u, u, u)):
     store_f32(y + 8, from_bits_f32(bits_f32(u) ^ 1))
 store_f32(y + 16, round_bf16(u) + round_f16(u) + round_f8e4m3(u) + round_f8e5m2(u))
 """
-    names = "load_f64 store_f64 store_f32 fma_f64 fma_f32 maximum_f64 minimum_f64 bits_f64 from_bits_f64 is_nan_f64"
-    names += " not_equal_f64 not_equal_f32 is_nan_f32 bits_f32 from_bits_f32"
+    names = "load_f64 store_f64 store_f32 fma_f64 fma_f32 maximum_f64 minimum_f64 bits_f64 from_bits_f64"
+    names += " is_nan_f64 not_equal_f64 not_equal_f32 is_nan_f32 bits_f32 from_bits_f32"
     check(kernel(body, *names.split(), *(f"round_{t}" for t in ("bf16", "f16", "f8e4m3", "f8e5m2"))))
 
 
@@ -187,7 +180,8 @@ cp_async_arrive(base + 16384)
 barrier()
 store_f32(y, shared_load_f32(base + 16))
 """
-    names = "cp_async_16 cp_async_8 cp_async_4 cp_async_commit cp_async_wait cp_async_arrive mbarrier_init barrier"
+    names = "cp_async_16 cp_async_8 cp_async_4 cp_async_commit cp_async_wait cp_async_arrive"
+    names += " mbarrier_init barrier"
     before = "wait1, wait0 = cp_async_wait(1), cp_async_wait(0)"
     check(kernel(SHARED + body, *names.split(), "store_f32", "shared_load_f32", before=before))
 
@@ -297,9 +291,8 @@ if tid == 0:
     before += "many, store2, wait_read = tma_load(2, multicast=True), tma_store(2), bulk_wait(0)\n"
     before += "more, fewer = set_registers(240, more=True), set_registers(40, more=False)"
     names = [n for n in cuda_async.ASYNC if f"{n}(" in body]
-    source = kernel(
-        SHARED + body, *names, *["tma_load", "tma_store", "bulk_wait", "set_registers", "barrier"], before=before
-    )
+    names += ["tma_load", "tma_store", "bulk_wait", "set_registers", "barrier"]
+    source = kernel(SHARED + body, *names, before=before)
     cubin = check(source, ("sm_90a", "sm_100a"), threads=384, parameters=("tensor_map", "i64", "i32"))
     assert (
         ".param .align 64 .b8 kernel_param_0[128]" in cubin.ptx
@@ -362,7 +355,7 @@ store_f32(y, acc[0])
 def test_wrong_sources_say_why():
     with pytest.raises(CompileError, match="no_such_name"):
         compile_kernel(kernel("no_such_name(x)"), "kernel", "sm_90a", 128)
-    with pytest.raises(CompileError, match="has no attribute|cannot import"):
+    with pytest.raises(CompileError, match="cannot import"):
         compile_kernel(kernel("pass", "load_f33"), "kernel", "sm_90a", 128)
     with pytest.raises(CompileError, match="does not assemble"):
         check(kernel("multiply(x, y)", "ptx", before="multiply = ptx('multiply', 'nonsense $0, $1;', 'll')"))
@@ -392,245 +385,3 @@ def test_imports_are_lazy():
     )
     code += "print([m for m in ('numba_cuda_mlir', 'cuda', 'torch', 'numba') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
-def test_parameter_layout():
-    assert struct.calcsize(parameter_format(("i64", "i32", "f64"))) == 24
-    assert struct.calcsize(parameter_format(("i64", "tensor_map", "i32"))) == 64 + 128 + 4
-    assert parameter_format(("i32", "i64")) == "<i4xq"
-
-
-def test_stream_handles():
-    class Protocol:
-        def __cuda_stream__(self):
-            return 0, 77
-
-    class Torch:
-        cuda_stream = 78
-
-    assert [stream_handle(s) for s in (5, Protocol(), Torch())] == [5, 77, 78]
-    with pytest.raises(TypeError, match="no CUDA stream"):
-        stream_handle("text")
-
-
-# On a GPU
-
-
-@pytest.fixture(scope="module")
-def torch():
-    module = pytest.importorskip("torch")
-    if not module.cuda.is_available():
-        pytest.skip("no GPU")
-    return module
-
-
-def run(
-    source: str,
-    *arguments,
-    threads: int = 128,
-    shared: int = 0,
-    grid=(1, 1, 1),
-    cluster=(1, 1, 1),
-    kinds=None,
-):
-    from tilec.runtime.cuda_driver import chip_of
-
-    kinds = kinds or ["i64"] * len(arguments)
-    cubin = compile_kernel(source, "kernel", chip_of(), threads, parameters=kinds, allow=("stack",))
-    launcher = Launcher(Kernel(cubin.image, "kernel", kinds), grid, (threads, 1, 1), shared, cluster)
-    launcher.launch(current_stream(), *arguments)
-    return launcher
-
-
-def random_bits(torch, dtype: str, count: int):
-    """All bit patterns of narrow types; for wide ones a sample with infinities and NaN."""
-    bits = np.random.default_rng(0).integers(0, 256, count * max(1, WIDTH[dtype] // 8), np.uint8)
-    if dtype == "bool":
-        bits &= 1
-    return torch.from_numpy(bits).cuda()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", WIDTH)
-def test_gpu_copies(torch, dtype):
-    """Load and store, scalar and vector, through registers and shared memory, give the same values back."""
-    size, count = WIDTH[dtype] // 8, 16 * 8 // WIDTH[dtype]
-    x = random_bits(torch, dtype, 128 * count)
-    element = in_array(dtype)
-    array = {"f": "float", "i": "int", "u": "uint"}[element[0]] + element[1:]
-    vector = f"""
-a = cuda.local.array({count}, {array})
-load_{dtype}x{count}{{hint}}(a, 0, x + tid * 16)
-shared_store_{dtype}x{count}(a, 0, base + tid * 16)
-shared_load_{dtype}x{count}(a, 0, base + tid * 16)
-store_{dtype}x{count}{{end}}(a, 0, y + tid * 16)
-"""
-    scalar = f"for i in range({count}):\n    at = (i * 128 + tid) * {size}\n"
-    scalar += f"    store_{dtype}{{end}}(y + at, load_{dtype}{{hint}}(x + at))"
-    for hint, end in (("", ""), ("_nc", "_stream"), ("_stream", "_stream")):
-        for body in (vector, scalar):
-            y = torch.zeros_like(x)
-            text = body.format(hint=hint, end=end)
-            names = {
-                w.split("(")[0] for w in text.replace("(", "( ").split() if "load_" in w or "store_" in w
-            }
-            run(
-                kernel(SHARED + text, *names, array, parameters="x, y"),
-                x.data_ptr(),
-                y.data_ptr(),
-                shared=2048,
-            )
-            torch.cuda.synchronize()
-            values = [t.cpu().numpy().view(DTYPES[dtype].numpy) for t in (x, y)]
-            wide = [v.astype(np.float64) if DTYPES[dtype].is_float else v for v in values]
-            np.testing.assert_array_equal(*wide)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("chip", ["sm_80", None])
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f8e4m3", "f8e5m2"])
-def test_gpu_rounding_is_that_of_ml_dtypes(torch, dtype, chip, monkeypatch):
-    """Both the instruction and the emulation for older chips, on values around every representable one."""
-    bits = np.arange(1 << WIDTH[dtype], dtype=f"uint{WIDTH[dtype]}").view(DTYPES[dtype].numpy)
-    exact = bits.astype(np.float32)
-    ulps = np.arange(-2, 3)[:, None]
-    with np.errstate(all="ignore"):
-        between = (exact[:-1].astype(np.float64) + exact[1:]).astype(np.float32) / 2
-        near = [(v.view(np.int32) + ulps).astype(np.int32).view(np.float32).ravel() for v in (exact, between)]
-    values = np.concatenate([*near, np.float32([0, -0.0, 1e-45, 1e30, -1e30, np.inf, -np.inf, np.nan])])
-    values = np.concatenate([values, np.zeros(-len(values) % 128, np.float32)])
-    x, y = torch.from_numpy(values).cuda(), torch.zeros(len(values), dtype=torch.float32, device="cuda")
-    if chip:
-        from tilec.runtime import cuda_memory
-
-        monkeypatch.setattr(cuda_memory, "chip_number", lambda: 80)
-        from tilec.runtime.cuda_define import _define
-
-        _define.cache_clear()
-    body = "at = (int64(cuda.blockIdx.x) * 128 + tid) * 4\n"
-    body += f"store_f32(y + at, round_{dtype}(load_f32(x + at)))"
-    names = ("load_f32", "store_f32", f"round_{dtype}")
-    run(kernel(body, *names, parameters="x, y"), x.data_ptr(), y.data_ptr(), grid=(len(values) // 128, 1, 1))
-    with np.errstate(all="ignore"):
-        expected = values.astype(DTYPES[dtype].numpy).astype(np.float32)
-    np.testing.assert_array_equal(y.cpu().numpy(), expected)
-
-
-@pytest.mark.gpu
-def test_gpu_dynamic_shared_memory_is_aligned(torch):
-    from tilec.runtime.cuda_driver import shared_limit
-
-    y = torch.zeros(1, dtype=torch.int64, device="cuda")
-    run(
-        kernel(SHARED + "store_i64(y, base)", "store_i64", parameters="y"),
-        y.data_ptr(),
-        shared=shared_limit(),
-    )
-    assert y.item() % 1024 == 0
-
-
-@pytest.mark.gpu
-def test_gpu_math(torch):
-    x = torch.linspace(-10, 10, 1024, device="cuda")
-    for name in ("sin", "cos", "exp", "tanh", "erf", "expm1", "log1p"):
-        y = torch.zeros_like(x)
-        body = f"for i in range(8):\n    store_f32(y + (i * 128 + tid) * 4, {name}_f32(load_f32(x + (i * 128 + tid) * 4)))"
-        run(
-            kernel(body, f"{name}_f32", "load_f32", "store_f32", parameters="x, y"),
-            x.data_ptr(),
-            y.data_ptr(),
-        )
-        expected = getattr(torch, name)(x.double()).float()
-        torch.testing.assert_close(y, expected, rtol=5e-7, atol=1e-7, equal_nan=True)
-
-
-@pytest.mark.gpu
-def test_gpu_tensor_map(torch):
-    if torch.cuda.get_device_capability()[0] < 9:
-        pytest.skip("no TMA")
-    from tilec.runtime.cuda_launch import tensor_map
-
-    x = torch.arange(64 * 64, device="cuda", dtype=torch.float32).reshape(64, 64)
-    y = torch.zeros(16, 32, device="cuda")
-    body = """
-if tid == 0:
-    mbarrier_init(base, 1)
-    mbarrier_fence()
-barrier()
-if tid == 0:
-    mbarrier_expect(base, 2048)
-    load(base + 1024, x, base, 8, 4)
-mbarrier_wait(base, 0)
-for i in range(4):
-    store_f32(y + (i * 128 + tid) * 4, shared_load_f32(base + 1024 + (i * 128 + tid) * 4))
-"""
-    names = "mbarrier_init mbarrier_fence mbarrier_expect mbarrier_wait barrier tma_load store_f32 shared_load_f32"
-    source = kernel(SHARED + body, *names.split(), before="load = tma_load(2)", parameters="x, y")
-    described = tensor_map(x.data_ptr(), "f32", (64, 64), (64, 1), (16, 32), item_bytes=4)
-    run(source, described, y.data_ptr(), shared=4096, kinds=["tensor_map", "i64"])
-    assert torch.equal(y, x[4:20, 8:40])
-
-
-@pytest.mark.gpu
-def test_gpu_launches(torch):
-    """Streams, threads, host time, timing, and errors."""
-    import threading
-    import time
-
-    from tilec.runtime import cuda_driver
-    from tilec.runtime.cuda_launch import time_kernel
-
-    x, y = torch.randn(128, device="cuda"), torch.zeros(128, device="cuda")
-    launcher = run(COPY, x.data_ptr(), y.data_ptr())
-    torch.cuda.synchronize()
-    assert torch.equal(x, y)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        assert current_stream() == side.cuda_stream == stream_handle(side)
-    outputs = [torch.zeros(128, device="cuda") for _ in range(8)]
-
-    def work(out):
-        for _ in range(200):
-            launcher.launch(0, x.data_ptr(), out.data_ptr())
-
-    workers = [threading.Thread(target=work, args=(o,)) for o in outputs]
-    [w.start() for w in workers]
-    [w.join() for w in workers]
-    torch.cuda.synchronize()
-    assert all(torch.equal(o, x) for o in outputs)
-    pointers = x.data_ptr(), y.data_ptr()
-    best = float("inf")
-    for _ in range(20):
-        begin = time.perf_counter()
-        for _ in range(100):
-            launcher.launch(0, *pointers)
-        best = min(best, (time.perf_counter() - begin) / 100)
-        torch.cuda.synchronize()
-    print(f"launch: {best * 1e6:.2f} us")
-    assert best < 20e-6
-    seconds = time_kernel(lambda s: launcher.launch(s, *pointers), repeats=5)
-    assert len(seconds) == 5 and all(0 < s < 1e-2 for s in seconds)
-    with pytest.raises(cuda_driver.CudaError, match="more than this GPU takes"):
-        run(COPY, *pointers, shared=1 << 20)
-    assert cuda_driver.device_info().devices[0].chip == cuda_driver.chip_of()
-
-
-@pytest.mark.gpu
-def test_gpu_faults_are_told(torch):
-    code = (
-        f"from tilec.runtime.cuda_compile import compile_kernel\nimport tilec.runtime.cuda_launch as l\n"
-        f"from tilec.runtime import cuda_driver as d\nsource = {COPY!r}\n"
-        "c = compile_kernel(source, 'kernel', d.chip_of(), 128)\nk = l.Kernel(c.image, 'kernel', ['i64', 'i64'])\n"
-        "l.Launcher(k, (1, 1, 1), (128, 1, 1)).launch(0, 8, 8)\n"
-        "try:\n    d.synchronize_stream(0)\nexcept d.KernelFault as e:\n    print('told', e)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=False
-    )
-    assert "told" in done.stdout and "compute-sanitizer" in done.stdout, done.stderr
-
-
-def test_bf16_rounds_like_ml_dtypes_on_the_host():
-    """The reference of the GPU tests."""
-    assert float(ml_dtypes.float8_e4m3fn(464.0)) == 448 and np.isnan(float(ml_dtypes.float8_e4m3fn(465.0)))
-    assert np.isinf(float(ml_dtypes.float8_e5m2(61440.0)))

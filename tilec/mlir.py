@@ -232,11 +232,14 @@ def extents_of(op: ir.Operation) -> list[int]:
 def clone_body(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> list[ir.Value]:
     """Copies a block's operations except its terminator to the insertion point; returns what the terminator yields.
 
-    `mapping` takes old values to new ones and is extended on the way.
+    `mapping` takes old values to new ones and is extended on the way; an operation whose result it has already is not
+    copied (that is how `linalg.index` is replaced).
     """
     for op in block.operations:
         if op.operation.name in ("linalg.yield", "scf.yield"):
             return [mapping.get(v, v) for v in op.operands]
+        if len(op.results) and op.results[0] in mapping:
+            continue
         clone_op(op.operation, mapping)
     return []
 

@@ -1,0 +1,81 @@
+"""Small rewrites and questions about expressions, for the inliner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilec.dsl import ast
+
+
+def rename(expr: ast.Expr, names: dict[str, str]) -> ast.Expr:
+    """The expression with free indices renamed."""
+    match expr:
+        case ast.Name(name=name):
+            return replace(expr, name=names.get(name, name))
+        case ast.Reduce(ranges=ranges):
+            names = {old: new for old, new in names.items() if all(r.index != old for r in ranges)}
+        case ast.Scan(range=range_):
+            expr = replace(expr, range=replace(range_, index=names.get(range_.index, range_.index)))
+    return ast.with_children(expr, tuple(rename(child, names) for child in ast.children(expr)))
+
+
+def written_ranges(expr: ast.Expr) -> Iterator[ast.Range]:
+    """What stands in brackets before a `(`."""
+    for node in ast.walk(expr):
+        match node:
+            case ast.Reduce(ranges=ranges) | ast.Call(indices=ranges):
+                yield from ranges
+            case ast.Scan(range=range_):
+                yield range_
+
+
+def bodies(function: ast.Def) -> tuple[ast.Expr, ...]:
+    return (*(local.value for local in function.locals), function.result)
+
+
+def uses(function: ast.Def, parameter: str) -> int:
+    return sum(
+        isinstance(n, ast.Name) and n.name == parameter for e in bodies(function) for n in ast.walk(e)
+    )
+
+
+def trivial(value: ast.Expr) -> bool:
+    """A name, a number, or a load of one element: repeating it computes nothing."""
+    match value:
+        case ast.Number() | ast.Boolean() | ast.Name():
+            return True
+        case ast.Access(subscripts=subscripts):
+            return all(
+                isinstance(n, ast.Name | ast.Number | ast.Binary) for s in subscripts for n in ast.walk(s)
+            )
+        case ast.Cast(operand=operand) | ast.Unary(operand=operand):
+            return trivial(operand)
+    return False
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def logsumexp(expr: ast.Reduce) -> ast.Def:
+    """`logsumexp` as a function: `z + log(sum(exp(x - z)))` with z the maximum, or 0 where that is infinite.
+
+    So an empty range and one of all -inf give log(0) = -inf, a +inf gives +inf, and a NaN is the maximum and stays.
+    """
+    at = expr.span
+    indices = tuple(r.index for r in expr.ranges)
+    ranges = tuple(ast.Range(i, None, None, at) for i in indices)
+    x, m, z = (ast.Name(name, span=at) for name in ("x", "m", "z"))
+    zero, infinity = ast.Number(0, span=at), ast.Number(float("inf"), span=at)
+    finite = ast.Compare("!=", ast.Call("abs", (), (m,), span=at), infinity, span=at)
+    maximum = ast.Reduce("max", ranges, x, expr.accumulator, span=at)
+    terms = ast.Call("exp", (), (ast.Binary("-", x, z, span=at),), span=at)
+    total = ast.Reduce("sum", ranges, terms, expr.accumulator, span=at)
+    locals_ = (
+        ast.Local("m", maximum, at),
+        ast.Local("z", ast.Conditional(finite, m, zero, span=at), at),
+        ast.Local("s", total, at),
+    )
+    result = ast.Binary("+", z, ast.Call("log", (), (ast.Name("s", span=at),), span=at), span=at)
+    return ast.Def("logsumexp", indices, ("x",), locals_, result, at)

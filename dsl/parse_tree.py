@@ -1,0 +1,340 @@
+"""Lark's tree to the AST, without recursion, with the mistakes of form that the grammar leaves through."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+
+from lark import Token
+from lark.tree import Meta
+from lark.visitors import Transformer_NonRecursive, v_args
+
+from tilec.diagnostics import Diagnostic, Source, Span
+from tilec.dsl import ast
+from tilec.dsl.shortform import main_op
+from tilec.dtypes import DTYPES
+
+MAX_DEPTH = 100
+MAX_RANK = 16
+MAX_SIZE_WORDS = 64
+_MAX_REPORTS = 200
+
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "mean", "argmin", "argmax", "logsumexp")
+SCANS = ("cumsum", "cumprod", "cummax", "cummin")
+_RIGHT_WORD = {"&&": "and", "||": "or", "!": "not", "^": "**"}
+_CONSTANTS = {"inf": math.inf, "nan": math.nan}
+
+
+@v_args(meta=True)
+class TreeBuilder(Transformer_NonRecursive):
+    """One method per rule of the grammar; children arrive already built."""
+
+    def __init__(self, source: Source, problems: list[Diagnostic]):
+        super().__init__()
+        self.source, self.problems = source, problems
+        self.depths: dict[int, tuple[ast.Expr, int]] = {}
+
+    # ---- helpers ----
+
+    def _span(self, at: Meta | Token) -> Span:
+        if isinstance(at, Meta) and at.empty:
+            return Span(self.source, 0, 0)
+        return Span(self.source, at.start_pos, at.end_pos)
+
+    def _report(self, message: str, span: Span, hint: str | None = None) -> None:
+        if len(self.problems) < _MAX_REPORTS:
+            self.problems.append(Diagnostic(message, span, hint=hint))
+
+    def _deep(self, node: ast.Expr) -> ast.Expr:
+        """The node, or a stand-in once the expression is nested so deep that walks over it would fail."""
+        depth = 1 + max((self._depth(child) for child in ast.children(node)), default=0)
+        if depth > MAX_DEPTH:
+            if depth < math.inf:
+                hint = "give a part of it a name of its own"
+                self._report(f"the expression is nested more than {MAX_DEPTH} deep", node.span, hint)
+            node, depth = ast.Number(0, span=node.span), math.inf
+        self.depths[id(node)] = (node, depth)
+        return node
+
+    def _depth(self, node: ast.Expr) -> float:
+        return self.depths.get(id(node), (node, 1))[1]
+
+    def _size(self, expr: ast.Expr, what: str) -> ast.Size:
+        """An expression as a size."""
+        if sum(1 for _ in islice(ast.walk(expr), MAX_SIZE_WORDS + 1)) > MAX_SIZE_WORDS:
+            self._report(f"{what} has more than {MAX_SIZE_WORDS} words", expr.span)
+            return ast.SizeNumber(1, expr.span)
+        return self._size_of(expr, what)
+
+    def _size_of(self, expr: ast.Expr, what: str) -> ast.Size:
+        match expr:
+            case ast.Number(value=int(value), span=span):
+                return ast.SizeNumber(value, span)
+            case ast.Name(name=name, span=span):
+                return ast.SizeName(name, span)
+            case ast.Binary(op="+" | "-" | "*" | "//" as op, left=left, right=right, span=span):
+                return ast.SizeBinary(op, self._size_of(left, what), self._size_of(right, what), span)
+            case ast.Unary(op="-", operand=ast.Number(value=int(value)), span=span):
+                return ast.SizeNumber(-value, span)
+        hint = "a triangle is written with `if`" if what == "a bound" else None
+        if isinstance(expr, ast.Binary) and expr.op == "/":
+            hint = "write `//` for a whole number"
+        self._report(f"{what} is made of names, whole numbers and `+ - * //` only", expr.span, hint)
+        return ast.SizeNumber(1, expr.span)
+
+    def _dtype(self, token: Token, names: dict = DTYPES):
+        if (dtype := names.get(str(token))) is None:
+            self._report(f"unknown type `{token}`", self._span(token), "the types are: " + " ".join(names))
+        return dtype
+
+    # ---- expressions ----
+
+    def number(self, meta, children):
+        (token,) = children
+        if token.isdigit():
+            if len(token) > 20 or int(token) >= 1 << 64:
+                self._report(f"`{token[:24]}…` does not fit 64 bits", self._span(token))
+                return ast.Number(0, span=self._span(token))
+            return ast.Number(int(token), span=self._span(token))
+        if math.isinf(value := float(token)):
+            self._report(f"`{token[:24]}` does not fit f64", self._span(token), "write `inf` for infinity")
+        return ast.Number(value, span=self._span(token))
+
+    def true(self, meta, children):
+        return ast.Boolean(True, span=self._span(meta))
+
+    def false(self, meta, children):
+        return ast.Boolean(False, span=self._span(meta))
+
+    def name(self, meta, children):
+        (token,) = children
+        if token in _CONSTANTS:
+            return ast.Number(_CONSTANTS[token], span=self._span(token))
+        return ast.Name(str(token), span=self._span(token))
+
+    def group(self, meta, children):
+        return children[0]
+
+    def binary(self, meta, children):
+        left, op, right = children
+        return self._deep(ast.Binary(self._word(op), left, right, span=self._span(meta)))
+
+    def unary(self, meta, children):
+        op, operand = children
+        return self._deep(ast.Unary(self._word(op), operand, span=self._span(meta)))
+
+    def _word(self, op: Token) -> str:
+        if op in _RIGHT_WORD:
+            hint = f"write `{_RIGHT_WORD[op]}`"
+            self._report(f"`{op}` is not an operator of the language", self._span(op), hint)
+        return _RIGHT_WORD.get(op, str(op))
+
+    def compare(self, meta, children):
+        left, op, right = children
+        if isinstance(left, ast.Compare) and left.span.start == meta.start_pos:
+            hint = "write `a < b and b < c`"
+            self._report("comparisons do not chain", self._span(meta), hint)
+        return self._deep(ast.Compare(str(op), left, right, span=self._span(meta)))
+
+    def conditional(self, meta, children):
+        then, condition, otherwise = children
+        return self._deep(ast.Conditional(condition, then, otherwise, span=self._span(meta)))
+
+    def access(self, meta, children):
+        name, *subscripts = children
+        for item in subscripts:
+            if isinstance(item, ast.Range):
+                self._report("`in` stands in the brackets of reductions only", item.span)
+        subscripts = [ast.Name(i.index, span=i.span) if isinstance(i, ast.Range) else i for i in subscripts]
+        if len(subscripts) > MAX_RANK:
+            self._report(f"more than {MAX_RANK} subscripts", self._span(meta))
+        return self._deep(ast.Access(str(name), tuple(subscripts), span=self._span(meta)))
+
+    def brackets(self, meta, children):
+        return (self._span(meta), children) if children else None
+
+    def arguments(self, meta, children):
+        return tuple(children)
+
+    def accumulator(self, meta, children):
+        return children[0] if children else None
+
+    multiplicand = accumulator
+
+    def application(self, meta, children):
+        """`name[…](…)`: a cast, a reduction, a scan, a `pad` or a call, by its name."""
+        token, brackets, arguments, accumulator, multiplicand = children
+        name, span = str(token), self._span(meta)
+        ranges = tuple(self._range_item(item) for item in brackets[1]) if brackets else ()
+        in_type = self._dtype(accumulator) if accumulator else None
+        using = {"tf32": ast.TF32, "bf16": DTYPES["bf16"]}
+        multiply = self._dtype(multiplicand, using) if multiplicand else None
+        if len(ranges) > MAX_RANK:
+            self._report(f"more than {MAX_RANK} indices", span)
+        extra = next((word for word in (accumulator, multiplicand) if word), None)
+        if extra and name not in REDUCTIONS and name not in SCANS:
+            self._report(f"`{name}` is no reduction: it has no accumulator", self._span(extra))
+        if (name in REDUCTIONS or name in SCANS) and ranges:
+            return self._deep(self._reduction(name, ranges, arguments, in_type, multiply, span))
+        if name in DTYPES or name == "pad":
+            if brackets:
+                self._report(f"`{name}` takes no indices", brackets[0], f"write `{name}(…)`")
+            return self._deep(self._cast_or_pad(name, arguments, span))
+        if (name in REDUCTIONS and name not in ("max", "min")) or name in SCANS:
+            self._report(f"`{name}` needs the index it runs over", self._span(token), f"write `{name}[k](…)`")
+        elif name in ("max", "min") and len(arguments) == 1:
+            hint = f"write `{name}[k](…)` to reduce over `k`, `{name}(a, b)` to compare two values"
+            self._report(f"`{name}` of one value", self._span(token), hint)
+        return self._deep(ast.Call(str(token), ranges, arguments, span=span))
+
+    def _reduction(self, name, ranges, arguments, in_type, multiply, span) -> ast.Expr:
+        if len(arguments) != 1:
+            self._report(f"`{name}` takes one expression, not {len(arguments)}", span)
+        body = arguments[0] if arguments else ast.Number(0, span=span)
+        for k, range_ in enumerate(ranges):
+            if any(range_.index == other.index for other in ranges[:k]):
+                self._report(f"index `{range_.index}` stands twice", range_.span)
+        if len(ranges) > 1 and (name.startswith("arg") or name in SCANS):
+            self._report(f"`{name}` takes one index", ranges[1].span)
+        if name in SCANS:
+            return ast.Scan(name, ranges[0], body, in_type, span=span)
+        return ast.Reduce(name, ranges, body, in_type, multiply, span=span)
+
+    def _cast_or_pad(self, name: str, arguments: tuple[ast.Expr, ...], span: Span) -> ast.Expr:
+        if name == "pad":
+            if len(arguments) == 2 and isinstance(arguments[0], ast.Access):
+                return ast.Pad(arguments[0], arguments[1], span=span)
+            self._report("`pad` takes an access and a value", span, "write `pad(x[i - 1], 0)`")
+        elif len(arguments) != 1:
+            self._report(f"the cast `{name}` takes one value", span)
+        value = arguments[0] if arguments else ast.Number(0, span=span)
+        return value if name == "pad" else ast.Cast(value, DTYPES[name], span)
+
+    def _range_item(self, item: ast.Expr | ast.Range) -> ast.Range:
+        match item:
+            case ast.Range():
+                return item
+            case ast.Name(name=name, span=span):
+                return ast.Range(name, None, None, span)
+        self._report(
+            "the brackets before `(` list index names", item.span, "write `sum[k](…)` or `sum[k in 0:4](…)`"
+        )
+        return ast.Range("_", None, None, item.span)
+
+    def range(self, meta, children):
+        index, low, high = children
+        low, high = self._size(low, "a bound"), self._size(high, "a bound")
+        return ast.Range(str(index), low, high, self._span(meta))
+
+    # ---- statements ----
+
+    def subscripts(self, meta, children):
+        """The left side's indices, each with its span."""
+        indices: list[tuple[str, Span]] = []
+        for item in children:
+            if not isinstance(item, ast.Name):
+                hint = "shift the accesses on the right instead: the left side runs over all its values"
+                self._report("the left side lists index names", item.span, hint)
+            elif any(item.name == name for name, _ in indices):
+                hint = "a diagonal is written with `if` on the right"
+                self._report(f"index `{item.name}` stands twice on the left side", item.span, hint)
+            else:
+                indices.append((item.name, item.span))
+        if len(children) > MAX_RANK:
+            self._report(f"more than {MAX_RANK} subscripts", self._span(meta))
+        return tuple(name for name, _ in indices)
+
+    def declared(self, meta, children):
+        return self._dtype(children[0]) if children else None
+
+    def where(self, meta, children):
+        for k, range_ in enumerate(children):
+            if any(range_.index == other.index for other in children[:k]):
+                self._report(f"index `{range_.index}` stands twice in `where`", range_.span)
+        return tuple(children)
+
+    def equation(self, meta, children):
+        name, indices, dtype, value, ranges = children
+        return ast.Equation(self._defined(name), indices, value, dtype, ranges, self._span(meta))
+
+    def _defined(self, token: Token) -> str:
+        if token in _CONSTANTS:
+            self._report(f"`{token}` is a number", self._span(token), "choose another name")
+        return str(token)
+
+    def op_call(self, meta, children):
+        *names, value = children
+        arguments: list[str] = []
+        if not isinstance(value, ast.Call):
+            self._report(
+                "only a call of an op defines several names", value.span, "write `a, b = other_op(x)`"
+            )
+            return ast.OpCall(tuple(map(self._defined, names)), "", (), self._span(meta))
+        for argument in value.arguments:
+            if isinstance(argument, ast.Name):
+                arguments.append(argument.name)
+            else:
+                self._report(
+                    "an op is called with whole tensors", argument.span, "give the value a name first"
+                )
+        return ast.OpCall(
+            tuple(map(self._defined, names)), value.function, tuple(arguments), self._span(meta)
+        )
+
+    def expect(self, meta, children):
+        return ast.Expect(children[0], self._span(meta))
+
+    # ---- declarations ----
+
+    def sizes(self, meta, children):
+        for item in children[MAX_RANK:]:
+            self._report(f"more than {MAX_RANK} dimensions", item.span)
+            break
+        return tuple(self._size(item, "a size") for item in children[:MAX_RANK])
+
+    def type(self, meta, children):
+        token, sizes = children
+        return self._dtype(token), sizes
+
+    def parameter(self, meta, children):
+        name, (dtype, shape) = children
+        return ast.Tensor(self._defined(name), dtype, shape, self._span(meta))
+
+    def parameters(self, meta, children):
+        return tuple(children)
+
+    def names(self, meta, children):
+        for k, token in enumerate(children):
+            if token in children[:k]:
+                self._report(f"`{token}` stands twice", self._span(token))
+        return tuple(map(self._defined, children))
+
+    indices = names
+
+    def local(self, meta, children):
+        name, value = children
+        return ast.Local(self._defined(name), value, self._span(meta))
+
+    def def_(self, meta, children):
+        name, indices, parameters, *locals_, result = children
+        return ast.Def(str(name), indices, parameters, tuple(locals_), result, self._span(meta))
+
+    def op(self, meta, children):
+        name, inputs, outputs, *body = children
+        return ast.Op(str(name), inputs, outputs, tuple(body), self._span(meta))
+
+    def import_(self, meta, children):
+        return ast.Import(str(children[0])[1:-1], self._span(meta))
+
+    def start(self, meta, children):
+        span = Span(self.source, 0, len(self.source.text))
+        groups: dict[type, list] = {ast.Import: [], ast.Def: [], ast.Op: []}
+        statements: list[ast.Statement] = []
+        for child in children:
+            groups.get(type(child), statements).append(child)
+        ops = groups[ast.Op]
+        if ops and statements:
+            self._report("a statement outside an op", statements[0].span, "move it into an `op`")
+        elif statements:
+            ops = [main_op(statements, span)]
+        return ast.Program(tuple(groups[ast.Import]), tuple(groups[ast.Def]), tuple(ops), span)

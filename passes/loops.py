@@ -1,0 +1,156 @@
+"""The loops in which a thread walks its elements: steps unrolled by the compiler below, guards where a tile is not full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from tilec import mlir
+from tilec.mlir import affine, arith, gpu, ir, scf
+from tilec.passes.layout import Layout
+
+
+@contextmanager
+def loop(extent: int, always: bool = False) -> Iterator[ir.Value]:
+    """A loop of `extent` iterations; of one iteration none, unless `always`."""
+    if extent == 1 and not always:
+        yield mlir.index(0)
+        return
+    made = scf.ForOp(mlir.index(0), mlir.index(extent), mlir.index(1))
+    with ir.InsertionPoint(made.body):
+        yield made.induction_variable
+        scf.YieldOp([])
+
+
+@contextmanager
+def when(condition: ir.Value) -> Iterator[None]:
+    made = scf.IfOp(condition)
+    with ir.InsertionPoint(made.then_block):
+        yield
+        scf.YieldOp([])
+
+
+def sum_of(terms: list[tuple[ir.Value, int]], constant: int = 0) -> ir.Value:
+    """constant + the sum of value * factor, as one `affine.apply`; known values are folded."""
+    kept = []
+    for value, factor in terms:
+        known = mlir.constant_value(value)
+        if known is None:
+            kept.append((value, factor))
+        else:
+            constant += int(known) * factor
+    if not kept:
+        return mlir.index(constant)
+    if len(kept) == 1 and kept[0][1] == 1 and constant == 0:
+        return kept[0][0]
+    expression = ir.AffineConstantExpr.get(constant)
+    for n, (_, factor) in enumerate(kept):
+        expression = ir.AffineDimExpr.get(n) * factor + expression
+    return affine.AffineApplyOp(ir.AffineMap.get(len(kept), 0, [expression]), [v for v, _ in kept]).result
+
+
+def delinearise(number: ir.Value, counts: list[int]) -> list[ir.Value]:
+    """A number's digits in the mixed radix `counts`, the last the fastest."""
+    digits: list[ir.Value] = []
+    below = 1
+    for n in range(len(counts) - 1, -1, -1):
+        digit = number if below == 1 else arith.divui(number, mlir.index(below))
+        if counts[n] == 1:
+            digit = mlir.index(0)
+        elif any(c > 1 for c in counts[:n]):
+            digit = arith.remui(digit, mlir.index(counts[n]))
+        digits.append(digit)
+        below *= counts[n]
+    return digits[::-1]
+
+
+@dataclass
+class Place:
+    """One slot of a thread: step and lane along every dimension of a loop nest, and where that is in the block's tile."""
+
+    layout: Layout
+    steps: dict[int, ir.Value]
+    bases: dict[int, ir.Value]
+    lane: ir.Value | None
+
+    def slot(self, dims: tuple[int, ...], lane: int = 0) -> list[ir.Value]:
+        """Indices of this slot in a private tile over `dims`."""
+        at = [self.steps[d] for d in dims]
+        if self.layout.lane_dim in dims:
+            at.append(mlir.index(lane) if self.lane is None else self.lane)
+        return at
+
+    def coordinate(self, d: int, lane: int = 0) -> ir.Value:
+        if d != self.layout.lane_dim:
+            return self.bases[d]
+        return sum_of([(self.bases[d], 1)] if self.lane is None else [(self.bases[d], 1), (self.lane, 1)], lane)
+
+    def coordinates(self, dims: tuple[int, ...], lane: int = 0) -> list[ir.Value]:
+        """Indices of this slot in the block's tile over `dims`."""
+        return [self.coordinate(d, lane) for d in dims]
+
+
+class Threads:
+    """This thread's place along every dimension."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+        self.number = gpu.ThreadIdOp(gpu.Dimension.x).result
+        self.place = {d: self._place(d) for d in layout.order}
+        self.start = {d: sum_of([(v, layout.vectors[d])]) for d, v in self.place.items()}
+
+    def _place(self, d: int) -> ir.Value:
+        """A few bits of the thread's number. Thread counts are powers of two."""
+        layout, value = self.layout, self.number
+        if layout.threads[d] == 1:
+            return mlir.index(0)
+        if layout.stride(d) > 1:
+            value = arith.shrui(value, mlir.index(layout.stride(d).bit_length() - 1))
+        if layout.stride(d) * layout.threads[d] < layout.block:
+            value = arith.andi(value, mlir.index(layout.threads[d] - 1))
+        return value
+
+    def first(self, dims: list[int]) -> ir.Value | None:
+        """Whether this thread is the first along `dims`, and none that only repeats others' work."""
+        bits = sum((self.layout.threads[d] - 1) * self.layout.stride(d) for d in dims)
+        bits |= self.layout.block - self.layout.used  # both powers of two: the bits above those in use
+        if bits == 0:
+            return None
+        masked = self.number
+        if bits != self.layout.block - 1:
+            masked = arith.andi(self.number, mlir.index(bits))
+        return arith.cmpi(arith.CmpIPredicate.eq, masked, mlir.index(0))
+
+    @contextmanager
+    def slots(
+        self, dims: tuple[int, ...], chunk: dict[int, ir.Value], sizes: dict[int, int | ir.Value] | None, *,
+        lanes: bool, owner: ir.Value | None = None,
+    ) -> Iterator[Place]:  # fmt: skip
+        """Loops over this thread's steps and lanes along `dims`, guarded to `sizes` where they are given.
+
+        Where vectors are used every vector is inside or outside as a whole, so that one guard a step is enough.
+        """
+        layout = self.layout
+        place = Place(layout, {}, {}, None)
+        with ExitStack() as stack:
+            if owner is not None:
+                stack.enter_context(when(owner))
+            for d in dims:
+                step = place.steps[d] = stack.enter_context(loop(layout.steps[d]))
+                start = [(self.start[d], 1)] if d in self.start else []
+                outer = [(chunk[d], layout.chunk(d))] if d in chunk else []
+                place.bases[d] = sum_of([*outer, *start, (step, layout.span(d))])
+                if sizes is not None and self._partial(d, sizes[d]):
+                    size = sizes[d] if isinstance(sizes[d], ir.Value) else mlir.index(sizes[d])
+                    inside = arith.cmpi(arith.CmpIPredicate.slt, place.bases[d], size)
+                    stack.enter_context(when(inside))
+            if lanes and layout.lane_dim in dims:
+                place.lane = stack.enter_context(loop(layout.vectors[layout.lane_dim]))
+            yield place
+
+    def _partial(self, d: int, size: int | ir.Value) -> bool:
+        return isinstance(size, ir.Value) or size % self.layout.chunk(d) != 0
+
+
+__all__ = ["Place", "Threads", "delinearise", "loop", "sum_of", "when"]

@@ -1,0 +1,305 @@
+"""map, for CUDA: a block's operations become what each of its threads does.
+
+    generic [parallel, reduction] ins(x) outs(s) { add }   ->   s1 = 0
+                                                                for chunk { for step { x1[step] = load x[...]  (a vector) }
+                                                                            for step, lane { s1 = s1 + x1[step, lane] } }
+                                                                s1 = s1 + shuffle(s1), ...
+
+The layout (`passes/layout.py`) says which elements are a thread's. A private tile shrinks to a thread's part of it. Every
+operation loads what it needs of global memory first, computes on registers, and stores last: several independent loads are
+then in flight. A reduction over threads is finished by shuffles within a warp and workgroup memory across warps, in an
+order that never varies; every thread of the reduced dimensions then holds the result.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilec import mlir
+from tilec.diagnostics import InternalError
+from tilec.mlir import affine, arith, gpu, ir, memref, vector
+from tilec.passes.combine import Combiner
+from tilec.passes.layout import Layout, read, tile_extents
+from tilec.passes.loops import Place, Threads, delinearise, loop
+from tilec.passes.reduce_cuda import across_threads
+from tilec.passes.stage_cuda import is_local, places_of, root, space_of
+
+
+def map_cuda(module: ir.Operation) -> None:
+    if "tilec.kernels" not in module.attributes:
+        return
+    table = ir.DictAttr(module.attributes["tilec.kernels"])
+    for function in mlir.functions(module):
+        if "tilec.kernel" in function.attributes:
+            plan = ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])
+            _Kernel(function, plan).build()
+
+
+class _Kernel:
+    """Maps one kernel. `tiles` takes a block's private memory to this thread's part of it, and the dimensions of that."""
+
+    def __init__(self, function: ir.Operation, plan: ir.DictAttr):
+        self.function = function
+        generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+        self.layout = read(plan, tile_extents(generics, plan))
+        self.tiles: dict[ir.Value, tuple[ir.Value, tuple[int, ...]]] = {}
+        self.fills: dict[ir.Value, ir.Value] = {}
+        self.threads: Threads | None = None
+
+    def build(self) -> None:
+        function, block = self.function, mlir.entry(self.function)
+        function.attributes["tilec.blocks"] = mlir.integer(self._blocks())
+        function.attributes["tilec.threads"] = mlir.integer(self.layout.block)
+        for op in [o.operation for o in block.operations]:
+            if op.name == "linalg.generic":
+                with ir.InsertionPoint(op), _named(op):
+                    _Generic(self, op).build()
+                op.erase()
+            elif op.name == "linalg.fill":
+                self.fills[root(op.operands[1])] = op.operands[0]
+                op.erase()
+            elif op.name in ("memref.copy", "linalg.copy"):
+                raise InternalError(f"a block copies memory: {op}", "map")
+        for op in reversed([o.operation for o in block.operations]):
+            if op.name in ("memref.alloc", "memref.subview") and not any(mlir.uses(op.results[0])):
+                op.erase()
+
+    def _blocks(self) -> int:
+        """The loop over blocks becomes this block's number; returns how many there are."""
+        with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), self.function.location:
+            self.threads = Threads(self.layout)
+        forall = next((o for o in mlir.entry(self.function).operations if o.operation.name == "scf.forall"), None)
+        if forall is None:
+            return 1
+        counts = list(ir.DenseI64ArrayAttr(forall.attributes["staticUpperBound"]))
+        block = forall.operation.regions[0].blocks[0]
+        with ir.InsertionPoint(forall), self.function.location:
+            number = gpu.BlockIdOp(gpu.Dimension.x).result
+            mapping = dict(zip(block.arguments, delinearise(number, counts)))
+            for op in block.operations:
+                if op.operation.name != "scf.forall.in_parallel":
+                    mlir.clone_op(op.operation, mapping)
+        forall.operation.erase()
+        return prod(counts)
+
+    def private(self, dims: tuple[int, ...], element: ir.Type) -> ir.Value:
+        """Registers for a thread's part of a tile over `dims`: by step of each dimension, then lane."""
+        shape = [self.layout.steps[d] for d in dims]
+        shape += [self.layout.vectors[d] for d in dims if d == self.layout.lane_dim]
+        space = ir.Attribute.parse("#gpu.address_space<private>")
+        with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)):
+            return memref.AllocaOp(ir.MemRefType.get(shape, element, None, space), [], []).result
+
+    def tile(self, value: ir.Value, dims: tuple[int, ...]) -> ir.Value:
+        """This thread's part of private memory of the block."""
+        key = root(value)
+        if key not in self.tiles:
+            self.tiles[key] = self.private(dims, ir.MemRefType(key.type).element_type), dims
+        found, known = self.tiles[key]
+        if known != dims:
+            raise InternalError(f"a tile over dimensions {known} is read over {dims}", "map", str(self.function))
+        return found
+
+
+def _named(op: ir.Operation) -> ir.Location:
+    name = mlir.get_string(op, "tilec.name")
+    return ir.Location.name(name, op.location) if name else op.location
+
+
+class _Generic:
+    """Maps one operation."""
+
+    def __init__(self, kernel: _Kernel, op: ir.Operation):
+        self.kernel, self.op, self.layout = kernel, op, kernel.layout
+        self.block = mlir.body_of(op)
+        self.dims = tuple(mlir.get_integers(op, "tilec.dims"))
+        self.places = [tuple(p) for p in places_of(op)]
+        self.operands = list(op.operands)
+        self.count = len(mlir.inputs_of(op))
+        kinds = dict(zip(self.dims, mlir.iterators_of(op)))
+        self.reduced = [d for d in self.dims if kinds[d] == "reduction"]
+        self.loops = [d for d in self.dims if self.layout.chunks(d) != 1 and d not in self.reduced]
+        self.reduced_loops = [d for d in self.reduced if self.layout.chunks(d) != 1]
+        used = {v for inner in mlir.walk(op) for v in inner.operands}
+        self.live = [a in used for a in self.block.arguments]
+        outs = range(self.count, len(self.operands))
+        self.states = [n for n in outs if set(self.reduced) - set(self.places[n])]
+        self.tiles: dict[int, ir.Value] = {}
+        self.chunk: dict[int, ir.Value] = {}
+        self.sizes = self._sizes()
+
+    # ---- the order of things -----------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        self._load([n for n in range(self.count) if self.layout.whole(self.places[n])])
+        self._enter(self.loops, self._reduce)
+
+    def _reduce(self) -> None:
+        """One chunk of the parallel dimensions: states start, elements are added, threads' states combined and stored."""
+        for n in self.states:
+            self._start(n)
+        self._load([n for n in range(self.count) if n not in self.tiles and not set(self.places[n]) & set(self.reduced_loops)])
+        self._enter(self.reduced_loops, self._chunk)
+        if self.states and "tilec.scan" not in self.op.attributes:
+            across_threads(self, Combiner(self.op, self.states))
+        for n in self.states:
+            self._finish(n)
+
+    def _chunk(self) -> None:
+        """One chunk of all dimensions: load, compute, store."""
+        held = dict(self.tiles)
+        self._load([n for n in range(self.count) if n not in self.tiles])
+        stores = [n for n in range(self.count, len(self.operands)) if n not in self.states]
+        for n in stores:
+            if space_of(self.operands[n]) != "workgroup":
+                self.tiles[n] = self._out_tile(n)
+        with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True) as place:
+            self._compute(place)
+        for n in stores:
+            if space_of(self.operands[n]) is None:
+                self._store(n)
+        self.tiles = held
+
+    def _enter(self, loops: list[int], body) -> None:
+        """Loops over the chunks of some dimensions around `body`."""
+        if not loops:
+            return body()
+        d, *rest = loops
+        with loop(self.layout.chunks(d), always=True) as self.chunk[d]:
+            tiles = dict(self.tiles)
+            self._enter(rest, body)
+            self.tiles = tiles
+        del self.chunk[d]
+
+    @property
+    def threads(self) -> Threads:
+        return self.kernel.threads
+
+    def _sizes(self) -> dict[int, int | ir.Value]:
+        """How much of the block's tile there is along each dimension."""
+        sizes: dict[int, int | ir.Value] = {}
+        for value, places in zip(self.operands, self.places):
+            for n, (d, size) in enumerate(zip(places, ir.ShapedType(value.type).shape)):
+                if d not in sizes:
+                    sizes[d] = memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
+        return sizes
+
+    # ---- states ------------------------------------------------------------------------------------------------------
+
+    def _start(self, n: int) -> None:
+        """The identity into every slot of a state."""
+        value = self.operands[n]
+        self.tiles[n] = self._state_tile(n)
+        initial = self.kernel.fills.get(root(value))
+        if initial is None:
+            raise InternalError(f"a reduction without an initial value: {self.op}", "map")
+        with self.threads.slots(self.places[n], {}, None, lanes=True) as place:
+            memref.StoreOp(initial, self.tiles[n], place.slot(self.places[n]))
+
+    def _state_tile(self, n: int) -> ir.Value:
+        if space_of(self.operands[n]) == "private":
+            return self.kernel.tile(self.operands[n], self.places[n])
+        return self.kernel.private(self.places[n], ir.MemRefType(self.operands[n].type).element_type)
+
+    def _finish(self, n: int) -> None:
+        """A complete state into workgroup memory, where it does not stay in registers."""
+        if space_of(self.operands[n]) == "private":
+            return
+        with self.threads.slots(self.places[n], self.chunk, self.sizes, lanes=True) as place:
+            value = memref.LoadOp(self.tiles[n], place.slot(self.places[n])).result
+            memref.StoreOp(value, self.operands[n], place.coordinates(self.places[n]))
+
+    # ---- loads and stores --------------------------------------------------------------------------------------------
+
+    def _load(self, operands: list[int]) -> None:
+        """Private tiles, and this thread's part of what is in global memory, into `tiles`."""
+        seen: dict[tuple, ir.Value] = {}
+        for n in operands:
+            value, dims = self.operands[n], self.places[n]
+            if not self.live[n]:
+                continue
+            if space_of(value) == "private":
+                self.tiles[n] = self.kernel.tile(value, dims)
+            elif space_of(value) is None:
+                if (value, dims) not in seen:
+                    seen[value, dims] = self._fetch(value, dims)
+                self.tiles[n] = seen[value, dims]
+
+    def _fetch(self, value: ir.Value, dims: tuple[int, ...]) -> ir.Value:
+        tile = self.kernel.private(dims, ir.MemRefType(value.type).element_type)
+        width = self._vector(value, dims)
+        with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1) as place:
+            for lane in self._pieces(dims, width):
+                if width > 1:
+                    type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
+                    element = vector.LoadOp(type_, value, place.coordinates(dims, lane)).result
+                    vector.StoreOp(element, tile, place.slot(dims, lane))
+                else:
+                    element = memref.LoadOp(value, place.coordinates(dims)).result
+                    memref.StoreOp(element, tile, place.slot(dims))
+        return tile
+
+    def _store(self, n: int) -> None:
+        """This thread's part of a result into global memory; where threads hold the same, the first stores it."""
+        value, dims, tile = self.operands[n], self.places[n], self.tiles[n]
+        width = self._vector(value, dims)
+        read_again = any(mlir.is_generic(u) and value in mlir.inputs_of(u) for u in mlir.uses(value))
+        owner = None if read_again else self.threads.first([d for d in self.layout.order if d not in dims])
+        with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1, owner=owner) as place:
+            for lane in self._pieces(dims, width):
+                if width > 1:
+                    type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
+                    element = vector.LoadOp(type_, tile, place.slot(dims, lane)).result
+                    vector.StoreOp(element, value, place.coordinates(dims, lane))
+                else:
+                    element = memref.LoadOp(tile, place.slot(dims)).result
+                    memref.StoreOp(element, value, place.coordinates(dims))
+
+    def _out_tile(self, n: int) -> ir.Value:
+        if space_of(self.operands[n]) == "private":
+            return self.kernel.tile(self.operands[n], self.places[n])
+        return self.kernel.private(self.places[n], ir.MemRefType(self.operands[n].type).element_type)
+
+    def _vector(self, value: ir.Value, dims: tuple[int, ...]) -> int:
+        """Elements that one access may move: up to 16 bytes side by side, every one of them inside and aligned."""
+        lane_dim = self.layout.lane_dim
+        if lane_dim is None or not dims or dims[-1] != lane_dim or lane_dim in dims[:-1] or is_local(value):
+            return 1
+        whole = ir.MemRefType(root(value).type).shape[-1]
+        bits = ir.MemRefType(value.type).element_type
+        size = max(8, bits.width)
+        width = min(self.layout.vectors[lane_dim], 128 // size)
+        return width if whole % self.layout.vectors[lane_dim] == 0 else 1
+
+    def _pieces(self, dims: tuple[int, ...], width: int) -> range:
+        """Where the accesses of one step begin among its lanes."""
+        return range(0, self.layout.vectors[self.layout.lane_dim], width) if width > 1 else range(1)
+
+    # ---- the body ----------------------------------------------------------------------------------------------------
+
+    def _compute(self, place: Place) -> None:
+        mapping: dict[ir.Value, ir.Value] = {}
+        for n, argument in enumerate(self.block.arguments):
+            if self.live[n]:
+                mapping[argument] = self._element(n, place)
+        for inner in self.block.operations:
+            if inner.operation.name == "linalg.index":
+                mapping[inner.results[0]] = place.coordinate(self.dims[ir.IntegerAttr(inner.attributes["dim"]).value])
+        for inner in self.block.operations:
+            if inner.operation.name not in ("linalg.index", "linalg.yield"):
+                copy = mlir.clone_op(inner.operation, mapping)
+                copy.location  # noqa: B018 (keeps the source's line)
+        for n, value in enumerate(list(self.block.operations)[-1].operands, self.count):
+            result = mapping.get(value, value)
+            if n in self.tiles:
+                memref.StoreOp(result, self.tiles[n], place.slot(self.places[n]))
+            else:
+                memref.StoreOp(result, self.operands[n], place.coordinates(self.places[n]))
+
+    def _element(self, n: int, place: Place) -> ir.Value:
+        if n in self.tiles:
+            return memref.LoadOp(self.tiles[n], place.slot(self.places[n])).result
+        return memref.LoadOp(self.operands[n], place.coordinates(self.places[n])).result
+
+
+__all__ = ["affine", "arith", "map_cuda"]

@@ -1,0 +1,125 @@
+"""Finishing reductions over threads: every thread's partial state becomes the state of all, in a fixed order.
+
+Within a warp by a butterfly of shuffles, in which both lanes of a pair compute the same combination; across warps through
+workgroup memory. The combination is the operation's own (`passes/combine.py`), so it holds for a (value, place) pair as
+it does for a sum.
+"""
+
+from __future__ import annotations
+
+from tilec import mlir
+from tilec.mlir import arith, gpu, ir, memref
+from tilec.passes.combine import Combiner
+from tilec.passes.loops import sum_of
+
+WARP = 32
+
+
+def across_threads(generic, combiner: Combiner) -> None:
+    """Combines the states in `generic.tiles` over the threads of all reduced dimensions."""
+    layout = generic.layout
+    reduced = [d for d in layout.order if d in generic.reduced and layout.threads[d] > 1]
+    for d in reduced:
+        for group in combiner.groups():
+            lanes, warps = _split(layout.stride(d), layout.threads[d])
+            if lanes:
+                _shuffle(generic, combiner, group, lanes)
+            if warps > 1:
+                _exchange(generic, combiner, group, d, warps)
+
+
+def _split(stride: int, threads: int) -> tuple[list[int], int]:
+    """The lane masks of a dimension's threads within a warp, and how many warps it spans."""
+    masks = [stride << n for n in range(threads.bit_length() - 1)]
+    lanes = [m for m in masks if m < WARP]
+    return lanes, 1 << (len(masks) - len(lanes))
+
+
+def _slots(generic, group: list[int]):
+    """The loop over the slots of a group's states; they have one shape."""
+    dims = generic.places[group[0]]
+    return generic.threads.slots(dims, {}, None, lanes=True)
+
+
+def _shuffle(generic, combiner: Combiner, group: list[int], masks: list[int]) -> None:
+    dims = generic.places[group[0]]
+    with _slots(generic, group) as place:
+        at = place.slot(dims)
+        values = [memref.LoadOp(generic.tiles[n], at).result for n in group]
+        for value, n in zip(butterfly(combiner, group, values, masks), group):
+            memref.StoreOp(value, generic.tiles[n], at)
+
+
+def butterfly(combiner: Combiner, group: list[int], values: list[ir.Value], masks: list[int]) -> list[ir.Value]:
+    """Combines over the lanes whose numbers differ in `masks`, the farthest first; all of them get the result."""
+    for mask in reversed(masks):
+        others = [_from_lane(v, mask) for v in values]
+        values = combiner.combine(group, values, others)
+    return values
+
+
+def _from_lane(value: ir.Value, mask: int) -> ir.Value:
+    """Another lane's value. Narrow integers travel as 32 bits."""
+    i32 = ir.IntegerType.get_signless(32)
+    type_ = value.type
+    narrow = isinstance(type_, ir.IntegerType) and type_.width < 32
+    if narrow:
+        value = arith.extui(i32, value)
+    moved = gpu.ShuffleOp(value, mlir.constant(mask, i32), mlir.constant(WARP, i32), gpu.ShuffleMode.XOR)
+    result = moved.operation.results[0]
+    return arith.trunci(type_, result) if narrow else result
+
+
+def _exchange(generic, combiner: Combiner, group: list[int], d: int, warps: int) -> None:
+    """Across warps: all write, wait, and combine what the warps wrote.
+
+    Where a warp's lanes all belong to the reduction, lane n takes the state of warp n and a butterfly follows; else
+    each thread goes through the warps one by one.
+    """
+    layout, dims = generic.layout, generic.places[group[0]]
+    stride = layout.stride(d)
+    low = max(stride, WARP)  # the thread's number moves by this much from warp to warp
+    count = layout.slots(dims)
+    buffers = [_buffer(generic.tiles[n], count, layout.block) for n in group]
+    number = generic.threads.number
+    if generic.chunk:  # an earlier round's reading is over
+        gpu.BarrierOp()
+    with _slots(generic, group) as place:
+        slot = _flat(place, dims, layout)
+        for n, buffer in zip(group, buffers):
+            memref.StoreOp(memref.LoadOp(generic.tiles[n], place.slot(dims)).result, buffer, [slot, number])
+    gpu.BarrierOp()
+    with _slots(generic, group) as place:
+        slot, at = _flat(place, dims, layout), place.slot(dims)
+        if stride == 1 and warps <= WARP:
+            lane = arith.andi(number, mlir.index(warps - 1))
+            above = arith.andi(number, mlir.index(layout.block - low * warps)) if low * warps < layout.block else None
+            source = sum_of([(lane, low), *([(above, 1)] if above is not None else [])])
+            values = [memref.LoadOp(b, [slot, source]).result for b in buffers]
+            masks = [1 << n for n in range(warps.bit_length() - 1)]
+            values = butterfly(combiner, group, values, masks)
+        else:
+            rest = arith.andi(number, mlir.index(layout.block - 1 - low * (warps - 1)))
+            values = [memref.LoadOp(b, [slot, rest]).result for b in buffers]
+            for w in range(1, warps):
+                source = sum_of([(rest, 1)], w * low)
+                others = [memref.LoadOp(b, [slot, source]).result for b in buffers]
+                values = combiner.combine(group, values, others)
+        for value, n in zip(values, group):
+            memref.StoreOp(value, generic.tiles[n], at)
+
+
+def _buffer(tile: ir.Value, slots: int, threads: int) -> ir.Value:
+    space = ir.Attribute.parse("#gpu.address_space<workgroup>")
+    element = ir.MemRefType(tile.type).element_type
+    return memref.AllocOp(ir.MemRefType.get([slots, threads], element, None, space), [], []).result
+
+
+def _flat(place, dims: tuple[int, ...], layout) -> ir.Value:
+    """The number of a slot among those of its tile."""
+    sizes = [layout.steps[d] for d in dims] + [layout.vectors[d] for d in dims if d == layout.lane_dim]
+    terms, below = [], 1
+    for index, size in reversed(list(zip(place.slot(dims), sizes))):
+        terms.append((index, below))
+        below *= size
+    return sum_of(terms)
