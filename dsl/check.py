@@ -48,20 +48,14 @@ def check_function(function: ast.Def, module: Module, report: Report) -> None:
             report.error(f"`{name}` is both index and parameter", function.span)
     for local in function.locals:
         if local.name in seen:
-            report.error(
-                f"`{local.name}` is defined twice", local.span, [Note("first here", seen[local.name])]
-            )
+            report.error(f"`{local.name}` is defined twice", local.span, [Note("first here", seen[local.name])])
         seen.setdefault(local.name, local.span)
     Inliner(module, {}, {}, report).function(function)
 
 
-def elaborate_open(
-    op: ast.Op, module: Module, report: Report, sizes: Mapping[str, int] | None = None
-) -> Elaborator:
+def elaborate_open(op: ast.Op, module: Module, report: Report, sizes: Mapping[str, int] | None = None) -> Elaborator:
     """The op with its sizes left open, except those given."""
-    known = {name: Poly.of(name) for name in size_names(op)} | {
-        n: Poly.of(v) for n, v in (sizes or {}).items()
-    }
+    known = {name: Poly.of(name) for name in size_names(op)} | {n: Poly.of(v) for n, v in (sizes or {}).items()}
     ranks = subscript_ranks(op)
     inputs: dict[str, TensorInfo] = {}
     for tensor in op.inputs:
@@ -244,9 +238,7 @@ class Elaborator:
             return None
         if equation.indices or equation.ranges or equation.dtype is not None:
             hint = f"write `{equation.name} = {value.function}(…)`"
-            self.report.error(
-                "an op is called with whole tensors, and gives whole tensors", equation.span, hint=hint
-            )
+            self.report.error("an op is called with whole tensors, and gives whole tensors", equation.span, hint=hint)
         names: list[str] = []
         for argument in value.arguments:
             if isinstance(argument, ast.Name):
@@ -283,9 +275,7 @@ class Elaborator:
             info = TensorInfo(name, result.dtype, shape, call.span)
             self._result_agrees(info, call)
             declared = self.results.get(name)
-            self.tensors[name] = (
-                info if declared is None else replace(info, dtype=declared.dtype or info.dtype)
-            )
+            self.tensors[name] = info if declared is None else replace(info, dtype=declared.dtype or info.dtype)
             self._describe(self.tensors[name], {})
         if self.decided and self.report.count == mistakes:
             self._splice(call, callee, home, binding)
@@ -306,9 +296,7 @@ class Elaborator:
             ("arguments", call.arguments, callee.inputs), ("results", call.names, callee.outputs)
         ):  # fmt: skip
             if len(given) != len(wanted):
-                self.report.error(
-                    f"`{callee.name}` has {len(wanted)} {what}, not {len(given)}", call.span, note
-                )
+                self.report.error(f"`{callee.name}` has {len(wanted)} {what}, not {len(given)}", call.span, note)
                 return None
         binding = Binding(callee)
         for name, parameter in zip(call.arguments, callee.inputs):
@@ -328,12 +316,12 @@ class Elaborator:
             self.report.error(f"{problem.message} in the call of `{callee.name}`", call.span, problem.notes)
         return binding
 
-    def _argument_agrees(
-        self, info: TensorInfo, parameter: ast.Tensor, callee: ast.Op, call: ast.OpCall
-    ) -> None:
+    def _argument_agrees(self, info: TensorInfo, parameter: ast.Tensor, callee: ast.Op, call: ast.OpCall) -> None:
         notes = [Note(f"the parameter `{parameter.name}`", parameter.span)]
         if None not in (info.dtype, parameter.dtype) and info.dtype != parameter.dtype:
-            message = f"`{callee.name}` takes {parameter.dtype} as `{parameter.name}`, and `{info.name}` is {info.dtype}"
+            message = (
+                f"`{callee.name}` takes {parameter.dtype} as `{parameter.name}`, and `{info.name}` is {info.dtype}"
+            )
             hint = f"declare its type: `{info.name}[…]: {parameter.dtype} = …`"
             self.report.error(message, call.span, notes, hint)
         if info.shape is not None and parameter.shape is not None and len(info.shape) != len(parameter.shape):
@@ -356,9 +344,7 @@ class Elaborator:
     def _splice(self, call: ast.OpCall, callee: ast.Op, home: Module, binding: Binding) -> None:
         """The callee's equations, under names of their own; its results under the caller's."""
         inputs = {
-            p.name: replace(
-                self.tensors[a], name=p.name, dtype=p.dtype or self.tensors[a].dtype, hoisted=False
-            )
+            p.name: replace(self.tensors[a], name=p.name, dtype=p.dtype or self.tensors[a].dtype, hoisted=False)
             for a, p in zip(call.arguments, callee.inputs)
         }
         inner = Elaborator(callee, home, inputs, binding.sizes, self.report, True, self.callers)

@@ -50,9 +50,7 @@ class RangeChecker:
             self._collect(equation.value, frozenset(), frozenset(bound), uses)
         if declared is not None and declared.shape is not None:
             if len(declared.shape) != len(main.indices):
-                message = (
-                    f"`{main.name}` has {len(declared.shape)} dimensions, but {len(main.indices)} indices"
-                )
+                message = f"`{main.name}` has {len(declared.shape)} dimensions, but {len(main.indices)} indices"
                 self.report.error(message, main.span, [Note("it is declared here", declared.span)])
                 return None
             for k, index in enumerate(main.indices):
@@ -119,9 +117,7 @@ class RangeChecker:
         written = self._written(range_)
         if written is not None and self._differ(size_poly(written.high, {}), use.extent):
             message = f"`{range_.index}` runs to {_size_text(written.high)} here, but `{use.tensor}` has {use.extent}"
-            self.report.error(
-                message, range_.span, [Note(f"dimension {use.dimension} is {use.extent}", use.span)]
-            )
+            self.report.error(message, range_.span, [Note(f"dimension {use.dimension} is {use.extent}", use.span)])
 
     def _from_uses(self, index: str, span: Span, uses: list[_Use]) -> ast.Range | None:
         """The extent that all bare uses agree on."""
@@ -137,9 +133,7 @@ class RangeChecker:
                 notes = [Note(f"{_dimension(use)} is {use.extent}", use.span) for use in (first, other)]
                 message = f"index `{index}` runs over sizes that differ: {first.extent} and {other.extent}"
                 hint = f"give its range with `where {index} in 0:N`, or say in the types that the sizes are equal"
-                self.report.error(
-                    message, other.span if other.span.source is span.source else span, notes, hint
-                )
+                self.report.error(message, other.span if other.span.source is span.source else span, notes, hint)
                 return None
         return ast.Range(index, ast.SizeNumber(0), to_size(first.extent), first.span)
 
@@ -184,9 +178,7 @@ class RangeChecker:
                 inner = facts.binding({r.index: bounds[r.index] for r in ranges})
                 return replace(expr, body=self._prove(body, inner, bounds))
             case ast.Scan(body=body):  # takes in all that came before, whatever an `if` around it says
-                return replace(
-                    expr, body=self._prove(body, Facts({i: bounds[i] for i in facts.bounds}), bounds)
-                )
+                return replace(expr, body=self._prove(body, Facts({i: bounds[i] for i in facts.bounds}), bounds))
             case _:
                 return ast.with_children(expr, tuple(map(go, ast.children(expr))))
 
@@ -209,9 +201,7 @@ class RangeChecker:
     def _outside(self, access: ast.Access, k: int, p: Poly, extent: Poly, facts: Facts) -> None:
         """Reports an access that is not inside; with sizes open, only if it is outside for all of them."""
         low, high = interval(p, facts.bounds)
-        numeric = extent.constant is not None and all(
-            isinstance(v, Atom) or v in facts.bounds for v in p.variables
-        )
+        numeric = extent.constant is not None and all(isinstance(v, Atom) or v in facts.bounds for v in p.variables)
         if not numeric and not self._surely_outside(p, low, high, extent, facts):
             return
         subscript = access.subscripts[k]
@@ -220,23 +210,15 @@ class RangeChecker:
         message += f", and dimension {k} of `{access.tensor}` has size {extent}"
         info = self.tensors[access.tensor]
         at = text_of(subscript)
-        tests = [f"{at} >= 0"] * (not facts.proves(p)) + [f"{at} < {extent}"] * (
-            not facts.proves(extent - 1 - p)
-        )
+        tests = [f"{at} >= 0"] * (not facts.proves(p)) + [f"{at} < {extent}"] * (not facts.proves(extent - 1 - p))
         hint = f"write `pad({text_of(access)}, 0)`, or guard it: `… if {' and '.join(tests)} else 0`"
         self.report.error(message, access.span, [Note(f"`{access.tensor}` is defined here", info.span)], hint)
 
-    def _surely_outside(
-        self, p: Poly, low: Poly | None, high: Poly | None, extent: Poly, facts: Facts
-    ) -> bool:
+    def _surely_outside(self, p: Poly, low: Poly | None, high: Poly | None, extent: Poly, facts: Facts) -> bool:
         """Corners are reached where nothing is rounded, no condition is in the way and no range can be empty."""
         if facts.known or low is None or high is None or any(isinstance(v, Atom) for v in p.variables):
             return False
-        if any(
-            "." in v
-            for v in (extent.variables | high.variables)
-            if isinstance(v, str) and v not in facts.bounds
-        ):
+        if any("." in v for v in (extent.variables | high.variables) if isinstance(v, str) and v not in facts.bounds):
             return False
         nonempty = all(nonnegative(b - a) for a, b in facts.bounds.values())
         return nonempty and (nonnegative(high - extent) or nonnegative(-low - 1))
@@ -250,9 +232,7 @@ class RangeChecker:
             return None
         for monomial, _ in p.terms:
             moving = [
-                v
-                for v in monomial
-                if v in facts.bounds or (isinstance(v, Atom) and indices_of(v.left, facts.bounds))
+                v for v in monomial if v in facts.bounds or (isinstance(v, Atom) and indices_of(v.left, facts.bounds))
             ]
             if len(moving) > 1:
                 return None

@@ -19,13 +19,9 @@ class Report:
 
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
-        self.count = (
-            0  # repetitions included: whether something is wrong must not depend on what was said before
-        )
+        self.count = 0  # repetitions included: whether something is wrong must not depend on what was said before
         self._seen: set[tuple[str, Span]] = set()
-        self.context: Span | None = (
-            None  # the equation being checked: noted where the mistake shows in another place
-        )
+        self.context: Span | None = None  # the equation being checked: noted where the mistake shows in another place
 
     @property
     def full(self) -> bool:

@@ -59,9 +59,7 @@ class Typer:
         self.tensors, self.sizes, self.report = tensors, sizes, report
         self.ranges: Mapping[str, ast.Range] = {}
 
-    def equation(
-        self, equation: ast.Equation, ranges: Mapping[str, ast.Range], declared: DType | None
-    ) -> ast.Equation:
+    def equation(self, equation: ast.Equation, ranges: Mapping[str, ast.Range], declared: DType | None) -> ast.Equation:
         """The equation with types; its own is the declared one, or else what its value has."""
         self.ranges = ranges
         value = self._expr(equation.value)
@@ -97,9 +95,7 @@ class Typer:
             case ast.Binary(left=left, right=right):
                 return replace(expr, left=self._settle(left, to), right=self._settle(right, to), dtype=to)
             case ast.Conditional(then=then, otherwise=otherwise):
-                return replace(
-                    expr, then=self._settle(then, to), otherwise=self._settle(otherwise, to), dtype=to
-                )
+                return replace(expr, then=self._settle(then, to), otherwise=self._settle(otherwise, to), dtype=to)
             case ast.Call(arguments=arguments):
                 return replace(expr, arguments=tuple(self._settle(a, to) for a in arguments), dtype=to)
         return ast.Cast(expr, to, expr.span)
@@ -121,9 +117,7 @@ class Typer:
 
     def _condition(self, expr: ast.Expr, what: str) -> ast.Expr:
         if expr.dtype not in (BOOL, UNKNOWN):
-            self.report.error(
-                f"{what} is bool, and `{text_of(expr)}` is {expr.dtype}", expr.span, hint=_COUNTS
-            )
+            self.report.error(f"{what} is bool, and `{text_of(expr)}` is {expr.dtype}", expr.span, hint=_COUNTS)
         return expr
 
     # ---- one case per node ----
@@ -295,10 +289,7 @@ class Typer:
         if (body.dtype.is_float and not written.is_float) or written.kind == "bool":
             self.report.error(f"{written} cannot accumulate {body.dtype}", expr.span)
         elif written.is_float and written.bits < 32:
-            hint = (
-                "types narrower than f32 are for storage: write `name[…]: "
-                + f"{written} = …` to round the result"
-            )
+            hint = "types narrower than f32 are for storage: write `name[…]: " + f"{written} = …` to round the result"
             self.report.error(f"{written} is no accumulator", expr.span, hint=hint)
         return written
 
@@ -320,19 +311,13 @@ class Typer:
         dtype = I64 if is_arg else accumulator
         return replace(expr, ranges=ranges, body=body, accumulator=accumulator, dtype=dtype)
 
-    def _mean(
-        self, expr: ast.Reduce, ranges: tuple[ast.Range, ...], body: ast.Expr, accumulator: DType
-    ) -> ast.Expr:
+    def _mean(self, expr: ast.Reduce, ranges: tuple[ast.Range, ...], body: ast.Expr, accumulator: DType) -> ast.Expr:
         """The sum, divided by how many there are; integers divide as f32."""
-        total = replace(
-            expr, kind="sum", ranges=ranges, body=body, accumulator=accumulator, dtype=accumulator
-        )
+        total = replace(expr, kind="sum", ranges=ranges, body=body, accumulator=accumulator, dtype=accumulator)
         dtype = accumulator if accumulator.is_float else F32
         counts = [_count(r) for r in ranges]
         count = math.nan if None in counts else float(math.prod(max(0, n) for n in counts))
-        return ast.Binary(
-            "/", self._coerce(total, dtype), ast.Number(count, dtype, expr.span), dtype, expr.span
-        )
+        return ast.Binary("/", self._coerce(total, dtype), ast.Number(count, dtype, expr.span), dtype, expr.span)
 
     def _scan(self, expr: ast.Scan) -> ast.Expr:
         body = self._strong(self._expr(expr.body))

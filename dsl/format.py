@@ -97,7 +97,9 @@ def _lines(tokens: list[Token], starts: set[int], one_liners: set[int]) -> list[
     for token in tokens:
         if token.type == "COMMENT":
             comment = token.value.rstrip()
-            if (newlines and (lines[-1].tokens or lines[-1].comment is not None or newlines > 1)) or lines[-1].comment is not None:
+            if (newlines and (lines[-1].tokens or lines[-1].comment is not None or newlines > 1)) or lines[
+                -1
+            ].comment is not None:
                 fresh(depth)
             brace = brace and bool(lines[-1].tokens)
             lines[-1].comment = comment
@@ -166,9 +168,7 @@ def _spaced(tokens: list[Token], k: int, nesting: list[str]) -> bool:
     if before.value == ":":
         return not _is_range(tokens, k - 1)
     if token.value in ("(", "["):
-        return (
-            before.type not in ("NAME", "RSQB") and before.value not in ("]",) and not _is_sign(tokens, k - 1)
-        )
+        return before.type not in ("NAME", "RSQB") and before.value not in ("]",) and not _is_sign(tokens, k - 1)
     return not _is_sign(tokens, k - 1)
 
 

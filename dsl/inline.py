@@ -57,9 +57,7 @@ class _Instance:
 class Inliner:
     """Resolves the equations of one op, in order."""
 
-    def __init__(
-        self, module: Module, tensors: dict[str, TensorInfo], sizes: dict[str, Poly], report: Report
-    ):
+    def __init__(self, module: Module, tensors: dict[str, TensorInfo], sizes: dict[str, Poly], report: Report):
         self.module, self.tensors, self.sizes, self.report = module, tensors, sizes, report
         self.later: dict[str, Span] = {}  # names that the op defines further down
         self.instances: dict[str, int] = {}
@@ -86,9 +84,7 @@ class Inliner:
         for r in equation.ranges:
             if r.index not in equation.indices and not self._reduced_somewhere(r.index, value):
                 known = self.bound
-                self.report.error(
-                    f"nothing runs over index `{r.index}`", r.span, hint=suggestion(r.index, known)
-                )
+                self.report.error(f"nothing runs over index `{r.index}`", r.span, hint=suggestion(r.index, known))
         if self.report.count > mistakes:
             return None
         return [*self.group, replace(equation, value=value)]
@@ -181,9 +177,7 @@ class Inliner:
             if info.shape:
                 dots = ", ".join("…" for _ in info.shape)
                 hint = f"write `{name}[{dots}]`"
-                self.report.error(
-                    f"`{name}` has {plural(len(info.shape), 'dimension')}", expr.span, hint=hint
-                )
+                self.report.error(f"`{name}` has {plural(len(info.shape), 'dimension')}", expr.span, hint=hint)
             return ast.Access(name, (), span=expr.span)
         self._unknown(name, expr.span, scope)
         return expr
@@ -199,7 +193,9 @@ class Inliner:
         elif info is None:
             self._unknown(name, expr.span, scope)
         elif info.shape is not None and len(info.shape) != len(subscripts):
-            message = f"`{name}` has {plural(len(info.shape), 'dimension')}, but {len(subscripts)} stand in the brackets"
+            message = (
+                f"`{name}` has {plural(len(info.shape), 'dimension')}, but {len(subscripts)} stand in the brackets"
+            )
             self.report.error(message, expr.span, [Note(f"`{name}` is defined here", info.span)])
         return replace(expr, subscripts=subscripts)
 
@@ -234,9 +230,7 @@ class Inliner:
         while stack:
             match stack.pop():
                 case ast.SizeName(name=name, span=span) if name not in self.sizes:
-                    what = (
-                        "an index" if name in indices else "a tensor" if name in self.tensors else "no size"
-                    )
+                    what = "an index" if name in indices else "a tensor" if name in self.tensors else "no size"
                     hint = suggestion(name, self.sizes)
                     if what == "an index":
                         hint = f"a triangle is written with `if`: `sum[k](x[k] if k < {name} else 0)`"
@@ -301,8 +295,14 @@ class Inliner:
             self._not_a_function(expr, scope)
         elif expr.indices:
             self.report.error(f"`{expr.function}` takes no indices", expr.indices[0].span)
+        elif expr.function in ("max", "min") and len(arguments) == 1:
+            name = expr.function
+            hint = f"write `{name}[k](…)` to reduce over `k`, `{name}(a, b)` to compare two values"
+            self.report.error(f"`{name}` of one value", expr.span, hint=hint)
         elif len(arguments) not in row.arity:
-            message = f"`{expr.function}` takes {row.arity} argument{'s' * (str(row.arity) != '1')}, not {len(arguments)}"
+            message = (
+                f"`{expr.function}` takes {row.arity} argument{'s' * (str(row.arity) != '1')}, not {len(arguments)}"
+            )
             self.report.error(message, expr.span)
         return replace(expr, arguments=arguments)
 
@@ -337,9 +337,7 @@ class Inliner:
         written = {r.index: g.index for r, g in zip(ranges, given)}
         outside = replace(scope, indices=scope.indices | written)
         instance = _Instance(self, function.name)
-        reduces = any(
-            isinstance(n, ast.Reduce | ast.Scan | ast.Call) for e in bodies(function) for n in ast.walk(e)
-        )
+        reduces = any(isinstance(n, ast.Reduce | ast.Scan | ast.Call) for e in bodies(function) for n in ast.walk(e))
         values: dict[str, ast.Expr] = {}
         for parameter, argument in zip(function.parameters, arguments):
             value = self._resolve(argument, outside)
@@ -356,9 +354,7 @@ class Inliner:
         for index in free_indices(result, written.values()):
             if index not in scope.indices.values():
                 message = f"`{function.name}` keeps index `{index}`, which is not on the left side"
-                self.report.error(
-                    message, span, hint=f"add `{index}` on the left side, or reduce: `sum[{index}](…)`"
-                )
+                self.report.error(message, span, hint=f"add `{index}` on the left side, or reduce: `sum[{index}](…)`")
         return result
 
     def _call_index(self, item: ast.Range, scope: Scope) -> ast.Range:
@@ -372,14 +368,8 @@ class Inliner:
         if function in scope.calls:
             self.report.error(f"`{name}` calls itself", span, [note])
         if len(ranges) != len(function.indices):
-            message = (
-                f"`{name}` takes {plural(len(function.indices), 'index', 'indices')}, not {len(ranges)}"
-            )
-            hint = (
-                f"write `{name}[{', '.join(function.indices)}](…)`"
-                if function.indices
-                else f"write `{name}(…)`"
-            )
+            message = f"`{name}` takes {plural(len(function.indices), 'index', 'indices')}, not {len(ranges)}"
+            hint = f"write `{name}[{', '.join(function.indices)}](…)`" if function.indices else f"write `{name}(…)`"
             self.report.error(message, span, [note], hint)
         if len(arguments) != len(function.parameters):
             message = f"`{name}` takes {plural(len(function.parameters), 'argument')}, not {len(arguments)}"
@@ -420,9 +410,7 @@ class Inliner:
 def _rename_values(scope: Scope, ranges: tuple[ast.Range, ...], names: dict[str, str]) -> dict[str, ast.Expr]:
     """Parameters and locals speak of an index parameter by the call's name; a reduction may have had to rename it."""
     changed = {
-        scope.ranges[w].index: new
-        for w, new in names.items()
-        if w in scope.ranges and scope.ranges[w].index != new
+        scope.ranges[w].index: new for w, new in names.items() if w in scope.ranges and scope.ranges[w].index != new
     }
     if not changed:
         return scope.values

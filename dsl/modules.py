@@ -39,9 +39,7 @@ def standard_library() -> Module:
     return module
 
 
-def load(
-    program: ast.Program, report: Report, loader: Loader = load_file, above: tuple[str, ...] = ()
-) -> Module:
+def load(program: ast.Program, report: Report, loader: Loader = load_file, above: tuple[str, ...] = ()) -> Module:
     """The module of a program, its imports loaded; what is wrong with them is reported."""
     module = Module(program, dict(standard_library().defs))
     above = (*above, _identity(program.span.source))
@@ -79,9 +77,7 @@ def _import(
         for d in error.diagnostics:
             report.error(d.message, d.span, d.notes, d.hint)
         return None
-    if any(
-        op.name == "main" and not op.span.source.text[op.span.start :].startswith("op") for op in program.ops
-    ):
+    if any(op.name == "main" and not op.span.source.text[op.span.start :].startswith("op") for op in program.ops):
         report.error(f"`{import_.path}` is in the short form: it holds no op to import", import_.span)
         return None
     return load(program, report, loader, above)

@@ -35,9 +35,7 @@ def bodies(function: ast.Def) -> tuple[ast.Expr, ...]:
 
 
 def uses(function: ast.Def, parameter: str) -> int:
-    return sum(
-        isinstance(n, ast.Name) and n.name == parameter for e in bodies(function) for n in ast.walk(e)
-    )
+    return sum(isinstance(n, ast.Name) and n.name == parameter for e in bodies(function) for n in ast.walk(e))
 
 
 def trivial(value: ast.Expr) -> bool:
@@ -46,9 +44,7 @@ def trivial(value: ast.Expr) -> bool:
         case ast.Number() | ast.Boolean() | ast.Name():
             return True
         case ast.Access(subscripts=subscripts):
-            return all(
-                isinstance(n, ast.Name | ast.Number | ast.Binary) for s in subscripts for n in ast.walk(s)
-            )
+            return all(isinstance(n, ast.Name | ast.Number | ast.Binary) for s in subscripts for n in ast.walk(s))
         case ast.Cast(operand=operand) | ast.Unary(operand=operand):
             return trivial(operand)
     return False

@@ -101,9 +101,7 @@ def _tree(source: Source, text: str, problems: list[Diagnostic]) -> Tree:
         where = Span(source, tokens[MAX_TOKENS].start_pos, tokens[MAX_TOKENS].end_pos)
         raise TileError([*problems, Diagnostic(f"the file has more than {MAX_TOKENS} words", where)])
     if len({token.value for token in tokens if token.type == "NAME"}) > MAX_NAMES:
-        raise TileError(
-            [*problems, Diagnostic(f"the file has more than {MAX_NAMES} names", Span(source, 0, 1))]
-        )
+        raise TileError([*problems, Diagnostic(f"the file has more than {MAX_NAMES} names", Span(source, 0, 1))])
     near = tokens[-1] if tokens else Token("$END", "", 0, 1, 1, 1, 1, 0)
     tokens.append(Token.new_borrow_pos("$END", "", near))
     words = Words(source, tokens)

@@ -120,19 +120,14 @@ def _foreign(words: Words, at: int, parser: InteractiveParser):
             return Diagnostic(message, words.span(k), hint=hint), _skip_loop(words, at, parser)
         if text in _FOREIGN:
             give_up = _give_up(words, at, parser)
-            return Diagnostic(
-                f"`{text}` is not a word of the language", words.span(k), hint=_FOREIGN[text]
-            ), give_up
+            return Diagnostic(f"`{text}` is not a word of the language", words.span(k), hint=_FOREIGN[text]), give_up
     return None
 
 
 def _skip_loop(words: Words, at: int, parser: InteractiveParser) -> GiveUp:
     """Past the whole loop, with its body: what stands in it would only repeat the mistake."""
     k = at
-    while (
-        words.tokens[k].type not in ("LBRACE", *_DECLARATIONS)
-        and words.tokens[k].line <= words.tokens[at].line
-    ):
+    while words.tokens[k].type not in ("LBRACE", *_DECLARATIONS) and words.tokens[k].line <= words.tokens[at].line:
         k += 1
     if words.tokens[k].type != "LBRACE":
         return _give_up(words, at, parser)
@@ -183,9 +178,7 @@ def _missing_comma(words: Words, at: int, expected: set[str]):
     return Diagnostic("missing `,`", words.span(at)), Insert(_token("COMMA", ",", token))
 
 
-def _plain(
-    words: Words, at: int, expected: set[str], parser: InteractiveParser
-) -> tuple[Diagnostic, Recovery]:
+def _plain(words: Words, at: int, expected: set[str], parser: InteractiveParser) -> tuple[Diagnostic, Recovery]:
     token, before = words.tokens[at], words.tokens[at - 1] if at else None
     hint = None
     if token.type == "$END":
@@ -196,12 +189,7 @@ def _plain(
         message = "`}` without `{`"
     elif token.type == "RBRACE" and "RETURN" in expected:
         message, hint = "a function ends with `return expression`", None
-    elif (
-        token.type == "NAME"
-        and before is not None
-        and before.type == "NUMBER"
-        and before.end_pos == token.start_pos
-    ):
+    elif token.type == "NAME" and before is not None and before.type == "NUMBER" and before.end_pos == token.start_pos:
         message, hint = f"`{before.value}{token.value}` is no name", "a name begins with a letter or `_`"
     elif token.type == "SEMICOLON":
         message, hint = "`;` in the middle of a statement", "`;` stands between statements only"
@@ -212,11 +200,7 @@ def _plain(
         )
     elif token.value == "+" and expected & {"NUMBER"}:
         message, hint = "there is no unary `+`", "leave it out"
-    elif (
-        token.value in ("=", "*", "+", "-", "/")
-        and before is not None
-        and before.value in ("+", "-", "*", "/")
-    ):
+    elif token.value in ("=", "*", "+", "-", "/") and before is not None and before.value in ("+", "-", "*", "/"):
         message, hint = (
             f"`{before.value}{token.value}` is not an operator",
             "a name is defined once: `name[i] = …`",
@@ -256,9 +240,7 @@ def _give_up(words: Words, at: int, parser: InteractiveParser) -> GiveUp:
     left_declaration = _unwind(parser)
     k = at
     while words.tokens[k].type not in _DECLARATIONS:
-        if not left_declaration and (
-            words.tokens[k].type == "RBRACE" or (k > at and words.starts_statement(k))
-        ):
+        if not left_declaration and (words.tokens[k].type == "RBRACE" or (k > at and words.starts_statement(k))):
             return GiveUp(k if words.tokens[k].type != "RBRACE" or "RBRACE" in parser.accepts() else k + 1)
         if not left_declaration and k == at and words.starts_statement(k) and words.first_of_line(k):
             return GiveUp(k)

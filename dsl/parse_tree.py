@@ -182,9 +182,6 @@ class TreeBuilder(Transformer_NonRecursive):
             return self._deep(self._cast_or_pad(name, arguments, span))
         if (name in REDUCTIONS and name not in ("max", "min")) or name in SCANS:
             self._report(f"`{name}` needs the index it runs over", self._span(token), f"write `{name}[k](…)`")
-        elif name in ("max", "min") and len(arguments) == 1:
-            hint = f"write `{name}[k](…)` to reduce over `k`, `{name}(a, b)` to compare two values"
-            self._report(f"`{name}` of one value", self._span(token), hint)
         return self._deep(ast.Call(str(token), ranges, arguments, span=span))
 
     def _reduction(self, name, ranges, arguments, in_type, multiply, span) -> ast.Expr:
@@ -216,9 +213,7 @@ class TreeBuilder(Transformer_NonRecursive):
                 return item
             case ast.Name(name=name, span=span):
                 return ast.Range(name, None, None, span)
-        self._report(
-            "the brackets before `(` list index names", item.span, "write `sum[k](…)` or `sum[k in 0:4](…)`"
-        )
+        self._report("the brackets before `(` list index names", item.span, "write `sum[k](…)` or `sum[k in 0:4](…)`")
         return ast.Range("_", None, None, item.span)
 
     def range(self, meta, children):
@@ -266,20 +261,14 @@ class TreeBuilder(Transformer_NonRecursive):
         *names, value = children
         arguments: list[str] = []
         if not isinstance(value, ast.Call):
-            self._report(
-                "only a call of an op defines several names", value.span, "write `a, b = other_op(x)`"
-            )
+            self._report("only a call of an op defines several names", value.span, "write `a, b = other_op(x)`")
             return ast.OpCall(tuple(map(self._defined, names)), "", (), self._span(meta))
         for argument in value.arguments:
             if isinstance(argument, ast.Name):
                 arguments.append(argument.name)
             else:
-                self._report(
-                    "an op is called with whole tensors", argument.span, "give the value a name first"
-                )
-        return ast.OpCall(
-            tuple(map(self._defined, names)), value.function, tuple(arguments), self._span(meta)
-        )
+                self._report("an op is called with whole tensors", argument.span, "give the value a name first")
+        return ast.OpCall(tuple(map(self._defined, names)), value.function, tuple(arguments), self._span(meta))
 
     def expect(self, meta, children):
         return ast.Expect(children[0], self._span(meta))

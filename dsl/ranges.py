@@ -74,16 +74,8 @@ class Poly:
     def __str__(self) -> str:
         parts: list[str] = []
         for monomial, factor in sorted(self.terms, key=lambda term: (term[0] == (), str(term[0]))):
-            names = " * ".join(
-                f"({v})" if isinstance(v, Atom) and len(monomial) > 1 else str(v) for v in monomial
-            )
-            size = (
-                names
-                if abs(factor) == 1 and names
-                else f"{abs(factor)} * {names}"
-                if names
-                else str(abs(factor))
-            )
+            names = " * ".join(f"({v})" if isinstance(v, Atom) and len(monomial) > 1 else str(v) for v in monomial)
+            size = names if abs(factor) == 1 and names else f"{abs(factor)} * {names}" if names else str(abs(factor))
             sign = ("- " if factor < 0 else "+ ") if parts else ("-" if factor < 0 else "")
             parts.append(sign + size)
         return " ".join(parts) or "0"

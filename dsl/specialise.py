@@ -53,11 +53,7 @@ def specialise(
     tensors: dict[str, TensorInfo] = {}
     for k, tensor in enumerate(chosen.inputs):
         dtype = tensor.dtype or inputs[k][0]
-        shape = (
-            declared_shape(tensor, bound, report)
-            if tensor.shape is not None
-            else tuple(map(Poly.of, inputs[k][1]))
-        )
+        shape = declared_shape(tensor, bound, report) if tensor.shape is not None else tuple(map(Poly.of, inputs[k][1]))
         tensors[tensor.name] = TensorInfo(tensor.name, dtype, shape, tensor.span)
     elaborator = Elaborator(chosen, module, tensors, bound, report, decided=True)
     _raise(report)
@@ -93,9 +89,7 @@ def choose_op(program: ast.Program, name: str | None) -> ast.Op:
         raise CallError(f"the program has no op `{name}`", hint=suggestion(name, ops) or _list(ops))
     if len(ops) == 1:
         return next(iter(ops.values()))
-    raise CallError(
-        "the program has several ops: name one" if ops else "the program has no op", hint=_list(ops)
-    )
+    raise CallError("the program has several ops: name one" if ops else "the program has no op", hint=_list(ops))
 
 
 def _list(ops: Mapping[str, ast.Op]) -> str | None:

@@ -17,7 +17,7 @@ from math import prod
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
-from tilec.mlir import affine, arith, gpu, ir, memref, vector
+from tilec.mlir import gpu, ir, memref, vector
 from tilec.passes.combine import Combiner
 from tilec.passes.layout import Layout, read, tile_extents
 from tilec.passes.loops import Place, Threads, delinearise, loop
@@ -82,13 +82,21 @@ class _Kernel:
         forall.operation.erase()
         return prod(counts)
 
-    def private(self, dims: tuple[int, ...], element: ir.Type) -> ir.Value:
+    def private(self, dims: tuple[int, ...], element: ir.Type, name: str | None = None) -> ir.Value:
         """Registers for a thread's part of a tile over `dims`: by step of each dimension, then lane."""
         shape = [self.layout.steps[d] for d in dims]
         shape += [self.layout.vectors[d] for d in dims if d == self.layout.lane_dim]
         space = ir.Attribute.parse("#gpu.address_space<private>")
-        with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)):
+        location = ir.Location.name(name) if name else ir.Location.current
+        with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), location:
             return memref.AllocaOp(ir.MemRefType.get(shape, element, None, space), [], []).result
+
+    def name_of(self, value: ir.Value) -> str | None:
+        """The source's name of global memory."""
+        argument = root(value)
+        attributes = ir.ArrayAttr(self.function.attributes["arg_attrs"])
+        names = ir.DictAttr(attributes[ir.BlockArgument(argument).arg_number])
+        return ir.StringAttr(names["tilec.name"]).value if "tilec.name" in names else None
 
     def tile(self, value: ir.Value, dims: tuple[int, ...]) -> ir.Value:
         """This thread's part of private memory of the block."""
@@ -226,7 +234,7 @@ class _Generic:
                 self.tiles[n] = seen[value, dims]
 
     def _fetch(self, value: ir.Value, dims: tuple[int, ...]) -> ir.Value:
-        tile = self.kernel.private(dims, ir.MemRefType(value.type).element_type)
+        tile = self.kernel.private(dims, ir.MemRefType(value.type).element_type, self.kernel.name_of(value))
         width = self._vector(value, dims)
         with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1) as place:
             for lane in self._pieces(dims, width):
@@ -287,8 +295,7 @@ class _Generic:
                 mapping[inner.results[0]] = place.coordinate(self.dims[ir.IntegerAttr(inner.attributes["dim"]).value])
         for inner in self.block.operations:
             if inner.operation.name not in ("linalg.index", "linalg.yield"):
-                copy = mlir.clone_op(inner.operation, mapping)
-                copy.location  # noqa: B018 (keeps the source's line)
+                mlir.clone_op(inner.operation, mapping)
         for n, value in enumerate(list(self.block.operations)[-1].operands, self.count):
             result = mapping.get(value, value)
             if n in self.tiles:
@@ -300,6 +307,3 @@ class _Generic:
         if n in self.tiles:
             return memref.LoadOp(self.tiles[n], place.slot(self.places[n])).result
         return memref.LoadOp(self.operands[n], place.coordinates(self.places[n])).result
-
-
-__all__ = ["affine", "arith", "map_cuda"]

@@ -71,42 +71,48 @@ def _from_lane(value: ir.Value, mask: int) -> ir.Value:
 
 
 def _exchange(generic, combiner: Combiner, group: list[int], d: int, warps: int) -> None:
-    """Across warps: all write, wait, and combine what the warps wrote.
-
-    Where a warp's lanes all belong to the reduction, lane n takes the state of warp n and a butterfly follows; else
-    each thread goes through the warps one by one.
-    """
-    layout, dims = generic.layout, generic.places[group[0]]
-    stride = layout.stride(d)
-    low = max(stride, WARP)  # the thread's number moves by this much from warp to warp
-    count = layout.slots(dims)
-    buffers = [_buffer(generic.tiles[n], count, layout.block) for n in group]
-    number = generic.threads.number
+    """Across warps: all write, wait, and combine what the warps of the reduction wrote."""
+    dims = generic.places[group[0]]
+    by_lanes = generic.layout.stride(d) == 1 and warps <= WARP
+    read = _read_by_lanes if by_lanes else _read_in_turn
+    shift = WARP.bit_length() - 1 if by_lanes else 0  # one state a warp, or one a thread
+    number, block = generic.threads.number, generic.layout.block
+    mine = arith.shrui(number, mlir.index(shift)) if shift else number
+    buffers = [_buffer(generic.tiles[n], generic.layout.slots(dims), block >> shift) for n in group]
     if generic.chunk:  # an earlier round's reading is over
         gpu.BarrierOp()
     with _slots(generic, group) as place:
-        slot = _flat(place, dims, layout)
+        slot = _flat(place, dims, generic.layout)
         for n, buffer in zip(group, buffers):
-            memref.StoreOp(memref.LoadOp(generic.tiles[n], place.slot(dims)).result, buffer, [slot, number])
+            memref.StoreOp(memref.LoadOp(generic.tiles[n], place.slot(dims)).result, buffer, [slot, mine])
     gpu.BarrierOp()
     with _slots(generic, group) as place:
-        slot, at = _flat(place, dims, layout), place.slot(dims)
-        if stride == 1 and warps <= WARP:
-            lane = arith.andi(number, mlir.index(warps - 1))
-            above = arith.andi(number, mlir.index(layout.block - low * warps)) if low * warps < layout.block else None
-            source = sum_of([(lane, low), *([(above, 1)] if above is not None else [])])
-            values = [memref.LoadOp(b, [slot, source]).result for b in buffers]
-            masks = [1 << n for n in range(warps.bit_length() - 1)]
-            values = butterfly(combiner, group, values, masks)
-        else:
-            rest = arith.andi(number, mlir.index(layout.block - 1 - low * (warps - 1)))
-            values = [memref.LoadOp(b, [slot, rest]).result for b in buffers]
-            for w in range(1, warps):
-                source = sum_of([(rest, 1)], w * low)
-                others = [memref.LoadOp(b, [slot, source]).result for b in buffers]
-                values = combiner.combine(group, values, others)
-        for value, n in zip(values, group):
-            memref.StoreOp(value, generic.tiles[n], at)
+        slot = _flat(place, dims, generic.layout)
+        for value, n in zip(read(generic, combiner, group, buffers, slot, d, warps), group):
+            memref.StoreOp(value, generic.tiles[n], place.slot(dims))
+
+
+def _read_by_lanes(generic, combiner, group, buffers, slot, d: int, warps: int) -> list[ir.Value]:
+    """Every warp belongs to one reduction as a whole: lane n takes the state of its warp n, and a butterfly follows."""
+    number, block = generic.threads.number, generic.layout.block
+    source = arith.andi(number, mlir.index(warps - 1))
+    if WARP * warps < block:  # several reductions a block: skip the warps of those before
+        warp = arith.shrui(number, mlir.index(WARP.bit_length() - 1))
+        source = sum_of([(arith.andi(warp, mlir.index(block // WARP - warps)), 1), (source, 1)])
+    values = [memref.LoadOp(b, [slot, source]).result for b in buffers]
+    return butterfly(combiner, group, values, [1 << n for n in range(warps.bit_length() - 1)])
+
+
+def _read_in_turn(generic, combiner, group, buffers, slot, d: int, warps: int) -> list[ir.Value]:
+    """A warp works on several reductions: each thread goes through the warps one by one."""
+    low = max(generic.layout.stride(d), WARP)  # what lies between one warp's state and the next
+    rest = arith.andi(generic.threads.number, mlir.index(generic.layout.block - 1 - low * (warps - 1)))
+    values = [memref.LoadOp(b, [slot, rest]).result for b in buffers]
+    for w in range(1, warps):
+        source = sum_of([(rest, 1)], w * low)
+        others = [memref.LoadOp(b, [slot, source]).result for b in buffers]
+        values = combiner.combine(group, values, others)
+    return values
 
 
 def _buffer(tile: ir.Value, slots: int, threads: int) -> ir.Value:

@@ -92,17 +92,26 @@ def expm1(x: Value) -> Value:
 
 @floats
 def tanh(x: Value) -> Value:
-    """(e^2x - 1) / (e^2x + 1), whose parts are 2^n p + (2^n - 1) and 2^n p + (2^n + 1); 1 from 9.1 (f64: 19.1) on."""
-    n, _, p = reduced(clamp(absolute(x) * 2, 0, 20 if x.kind == F32 else 40))
+    """(e^2|x| - 1) / (e^2|x| + 1), whose parts are 2^n p + (2^n - 1) and 2^n p + (2^n + 1); from 0.55 on it is better
+    had as 1 - 2 / (e^2|x| + 1)."""
+    magnitude = absolute(x)
+    n, _, p = reduced(clamp(magnitude * 2, 0, 20 if x.kind == F32 else 40))
     power = two_to(n, x.kind)
-    return copysign(fma(power, p, power - 1) / fma(power, p, power + 1), x)
+    large = magnitude > 0.55
+    quotient = select(large, -2, fma(power, p, power - 1)) / fma(power, p, power + 1)
+    return copysign(quotient + select(large, x.like(1), 0), x)
 
 
 @floats
 def sigmoid(x: Value) -> Value:
-    """1 / (1 + e^-x), of negative exponents only, so that the left tail keeps its precision."""
-    e = exp_of(-absolute(x))
-    return select(x < 0, e, 1) / (e + 1)
+    """1 / (1 + e^-|x|), times e^-|x| on the left, where what its rounding 1 + p lost is put back."""
+    n, _, p = reduced(clamp(-absolute(x), -104 if x.kind == F32 else -746, 0))
+    mantissa = p + 1
+    lost = (1 - mantissa) + p
+    e = scaled(mantissa, n)
+    left = x < 0
+    quotient = select(left, e, 1) / (e + 1)
+    return select(left, fma(quotient, lost, quotient), quotient)
 
 
 @floats

@@ -38,8 +38,12 @@ def _sin(z: mp.mpf) -> mp.mpf:
     return mp.nsum(lambda n: (-z) ** int(n) / -mp.factorial(2 * n + 3), [0, 40], method="direct")
 
 
-def _cos(z: mp.mpf) -> mp.mpf:
-    return mp.nsum(lambda n: (-z) ** int(n) / mp.factorial(2 * n + 4), [0, 40], method="direct")
+def _tan(z: mp.mpf) -> mp.mpf:
+    return (mp.tan(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
+
+
+def _tan_weight(z: mp.mpf) -> mp.mpf:
+    return z * mp.sqrt(z) / mp.tan(mp.sqrt(z))
 
 
 def _log(z: mp.mpf) -> mp.mpf:
@@ -66,13 +70,17 @@ FITS = {
         "sin(r) = r + r^3 P(r^2) for |r| <= pi/2",
         _sin, lambda z: z, mp.mpf(0), _HALF**2, (4, 8),
     ),
-    "COS": Fit(
-        "cos(r) = 1 - r^2 / 2 + r^4 P(r^2) for |r| <= pi/4",
-        _cos, lambda z: z * z, mp.mpf(0), _QUARTER**2, (3, 6),
+    "TAN": Fit(
+        "tan(r) = r + r^3 P(r^2) for |r| <= pi/4",
+        _tan, _tan_weight, mp.mpf(2) ** -40, _QUARTER**2, (6, 14),
     ),
     "LOG": Fit(
         "log((1 + s) / (1 - s)) = 2 s + s^3 P(s^2) for s^2 <= (3 - 2 sqrt 2)^2",
         _log, lambda z: z, mp.mpf(0), _LOG, (3, 7),
+    ),
+    "LOG_LONG": Fit(
+        "the same for pow, which needs more of it; the first coefficient is 2/3 and is used so",
+        _log, lambda z: z, mp.mpf(0), _LOG, (0, 9),
     ),
 }  # fmt: skip
 ERF = (
@@ -136,7 +144,7 @@ def main() -> None:
     print('"""Coefficients of the polynomials of `cpu_math`, lowest first. Printed by `cpu_math_fit`."""\n')
     for name, fit in FITS.items():
         print(f"# {fit.meaning}")
-        print(_row(name, fit, fit.terms[0], np.float32) + _row(name, fit, fit.terms[1], np.float64))
+        print("".join(_row(name, fit, n, t) for n, t in zip(fit.terms, (np.float32, np.float64)) if n))
     print(f"# {ERF[0].meaning}")
     print(_row("ERF", ERF[0], ERF[0].terms[0], np.float32) + _row("ERF", ERF[1], ERF[1].terms[1], np.float64), end="")
 

@@ -8,20 +8,30 @@ Subnormal arguments are scaled up first.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from decimal import Decimal
 
-from tilec.runtime.cpu_math_exp import LN2, parts
-from tilec.runtime.cpu_math_tables import LOG_F32, LOG_F64
+from tilec.runtime.cpu_math_exp import LN2, LOG2_E, expm1_of_reduced, parts, scaled
+from tilec.runtime.cpu_math_tables import LOG_F32, LOG_F64, LOG_LONG_F64
 from tilec.runtime.cpu_math_values import (
     F32,
+    F64,
     Value,
+    absolute,
     bits,
+    call,
+    clamp,
+    convert,
     copysign,
     floats,
     fma,
     from_bits,
     horner,
+    nearest,
     select,
     to_float,
+    two_product,
+    two_sum,
     two_to,
 )
 
@@ -93,3 +103,68 @@ def log1p(x: Value) -> Value:
     f = fma(x * power, rest, power * rest - 1)
     result = copysign(combine(to_float(k, x.kind), *tail(f)), x)
     return special(u, select(u < math.inf, result, u))
+
+
+# ---- powers ----------------------------------------------------------------------------------------------------------
+
+
+def log2_pair(x: Value) -> tuple[Value, Value]:
+    """log2 of a positive f64 as a sum of two, to about 2^-63: pow multiplies its error by up to 1074.
+
+    As above, with s, s^2 and the first coefficient 2/3 in two parts each.
+    """
+    k, f = split(x)
+    below, below_rest = two_sum(f, f.like(2))
+    s = f / below
+    s_rest = (fma(-s, below, f) - s * below_rest) / below
+    z, z_rest = two_product(s, s)
+    z_rest = fma(s * 2, s_rest, z_rest)
+    two_thirds, two_thirds_rest = parts(Decimal(2) / 3, F64)
+    first, first_rest = two_product(z, two_thirds)
+    first_rest = first_rest + fma(z, two_thirds_rest, z_rest * two_thirds)
+    series, series_rest = two_sum(first, z * z * horner(z, LOG_LONG_F64[1:]))
+    series_rest = series_rest + first_rest
+    term, term_rest = two_product(s, series)
+    term_rest = term_rest + fma(s, series_rest, s_rest * series)
+    natural, natural_rest = two_sum(s * 2, term)
+    natural_rest = natural_rest + (term_rest + s_rest * 2)
+    inverse, inverse_rest = parts(1 / LN2, F64)
+    product, product_rest = two_product(natural, inverse)
+    product_rest = product_rest + fma(natural, inverse_rest, natural_rest * inverse)
+    total, total_rest = two_sum(k, product)
+    return total, total_rest + product_rest
+
+
+def log2_single(x: Value) -> tuple[Value, Value]:
+    """log2 of a positive f64 to f64 precision: enough for a pow of f32."""
+    k, f = split(x)
+    leading, rest = tail(f)
+    return fma(leading + rest, LOG2_E, k), x.like(0)
+
+
+def power(x: Value, y: Value, log2_of: Callable[[Value], tuple[Value, Value]]) -> Value:
+    """x^y of f64: 2^(y log2 |x|), then the sign, then C99's special values."""
+    magnitude = absolute(x)
+    log, log_rest = log2_of(magnitude)
+    regular = (magnitude > 0) & (magnitude < math.inf)
+    log = select(regular, log, select(magnitude == 0, -math.inf, magnitude))
+    wanted = select(log == 0, 0, y * log)
+    n_and_fraction = clamp(wanted, -1100, 1100)
+    rest = fma(y, log, -n_and_fraction) + y * log_rest
+    rest = select(regular & (n_and_fraction == wanted), rest, 0)
+    whole, n = nearest(n_and_fraction)
+    r = (n_and_fraction - whole + rest) * float(LN2)
+    result = scaled(expm1_of_reduced(r) + 1, n)
+    is_whole, half = call("llvm.rint", y) == y, y * 0.5
+    odd = is_whole & (call("llvm.rint", half) != half)
+    result = select(odd, copysign(result, x), result)
+    result = select((x < 0) & (x > -math.inf) & (is_whole ^ True), math.nan, result)
+    return select((y == 0) | (x == 1), 1, result)
+
+
+@floats
+def pow(x: Value, y: Value) -> Value:
+    """x^y; f32 by way of f64."""
+    if x.kind == F64:
+        return power(x, y, log2_pair)
+    return convert(power(convert(x, F64), convert(y, F64), log2_single), F32)

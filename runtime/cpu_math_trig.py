@@ -23,7 +23,7 @@ from functools import cache
 
 from numba import types
 
-from tilec.runtime.cpu_math_tables import COS_F32, COS_F64, SIN_F32, SIN_F64
+from tilec.runtime.cpu_math_tables import SIN_F32, SIN_F64, TAN_F32, TAN_F64
 from tilec.runtime.cpu_math_values import (
     F32,
     F64,
@@ -41,6 +41,8 @@ from tilec.runtime.cpu_math_values import (
     lookup,
     nearest,
     select,
+    two_product,
+    two_sum,
     typed,
 )
 
@@ -78,17 +80,19 @@ def split_integer(number: int, digits: Sequence[int]) -> list[float]:
     return result
 
 
-# ---- reduction: q and r with x = (q - shift) pi / pieces + r, |r| <= pi / (2 pieces) and a little --------------------------
+# ---- reduction: q, r and what r lacks: x = (q - shift) pi / pieces + r + rest --------------------------
 
 
-def quick_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value]:
-    """By multiples of pi in three parts."""
+def quick_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value, Value]:
+    """By pi in three parts; |r| <= pi / (2 pieces) and a little. The first step is exact."""
     whole, q = nearest(fma(x, pieces / math.pi, shift) if shift else x * (pieces / math.pi))
     if shift:
         whole = whole - shift
-    for part in split_integer(pi_scaled(), [x.kind.fraction + 1] * 3):
-        x = fma(whole, -part / pieces, x)
-    return q, x
+    first, second, third = (-p / pieces for p in split_integer(pi_scaled(), [x.kind.fraction + 1] * 3))
+    leading = fma(whole, first, x)
+    middle = fma(whole, second, leading)
+    r = fma(whole, third, middle)
+    return q, r, fma(whole, second, leading - middle) + fma(whole, third, middle - r)
 
 
 @cache
@@ -124,17 +128,18 @@ def integer_form(x: Value) -> tuple[Value, list[Value]]:
     return convert(copysign(m, x), F64), [lookup(part, e, F64) for part in residues(kind)]
 
 
-def full_reduction_f32(x: Value, shift: float, pieces: int) -> tuple[Value, Value]:
+def full_reduction_f32(x: Value, shift: float, pieces: int) -> tuple[Value, Value, Value]:
     """In f64: the first part has 29 bits after the point, so its product with m is exact; the second adds 2^-59."""
     m, (first, second) = integer_form(x)
     turns = fma(m, second, even_part_removed(m * first))
     whole, q = nearest(fma(turns, pieces, shift))
-    r = convert((turns - (whole - shift) * (1 / pieces)) * math.pi, F32)
-    return Value(x.builder, x.builder.trunc(q.llvm, F32.integer)), r
+    exact = (turns - (whole - shift) * (1 / pieces)) * math.pi
+    r = convert(exact, F32)
+    return Value(x.builder, x.builder.trunc(q.llvm, F32.integer)), r, convert(exact - convert(r, F64), F32)
 
 
-def full_reduction_f64(x: Value, shift: float, pieces: int) -> tuple[Value, Value]:
-    """The sum of m times each part modulo 2, largest first, and every rounding error kept (D. E. Knuth's two-sum)."""
+def full_reduction_f64(x: Value, shift: float, pieces: int) -> tuple[Value, Value, Value]:
+    """The sum of m times each part modulo 2, largest first, and every rounding error kept."""
     m, (first, second, third, fourth) = integer_form(x)
     high, high_rest = two_product(m, first)
     middle, middle_rest = two_product(m, second)
@@ -149,8 +154,8 @@ def full_reduction_f64(x: Value, shift: float, pieces: int) -> tuple[Value, Valu
     turns, rest_4 = two_sum(turns, smaller)
     rest = rest_4 + (rest_3 + (rest_1 + (rest_2 + fma(m, fourth, low_rest))))
     pi, pi_rest = split_integer(pi_scaled(), [53, 53])
-    r, r_rest = two_product(turns, turns.like(pi))
-    return q, r + fma(turns, pi_rest, fma(rest, pi, r_rest))
+    product, product_rest = two_product(turns, pi)
+    return q, *two_sum(product, fma(turns, pi_rest, fma(rest, pi, product_rest)))
 
 
 def even_part_removed(x: Value) -> Value:
@@ -158,26 +163,13 @@ def even_part_removed(x: Value) -> Value:
     return x - call("llvm.rint", x * 0.5) * 2
 
 
-def two_sum(a: Value, b: Value) -> tuple[Value, Value]:
-    """a + b rounded, and the error."""
-    total = a + b
-    there = total - a
-    return total, (a - (total - there)) + (b - there)
-
-
-def two_product(a: Value, b: Value) -> tuple[Value, Value]:
-    """a * b rounded, and the error."""
-    product = a * b
-    return product, fma(a, b, -product)
-
-
-def full_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value]:
+def full_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value, Value]:
     """The quick reduction where it holds, else Payne and Hanek's. Infinities become NaN."""
-    quick_q, quick_r = quick_reduction(x, shift, pieces)
-    q, r = (full_reduction_f32 if x.kind == F32 else full_reduction_f64)(x, shift, pieces)
+    quick = quick_reduction(x, shift, pieces)
+    q, r, rest = (full_reduction_f32 if x.kind == F32 else full_reduction_f64)(x, shift, pieces)
+    full = q, select(absolute(x) < math.inf, r, math.nan), rest
     near = absolute(x) <= QUICK_LIMIT[x.kind.name]
-    r = select(absolute(x) < math.inf, r, math.nan)
-    return select(near, quick_q, q), select(near, quick_r, r)
+    return tuple(select(near, a, b) for a, b in zip(quick, full))
 
 
 # ---- functions of the reduced argument --------------------------------------------------------------------------------
@@ -194,28 +186,27 @@ def signed(x: Value, q: Value) -> Value:
     return from_bits(bits(x) ^ (q << x.kind.bits - 1), x.kind)
 
 
-Reduction = Callable[[Value, float, int], tuple[Value, Value]]
+Reduction = Callable[[Value, float, int], tuple[Value, Value, Value]]
 
 
 def sin_of(x: Value, reduction: Reduction) -> Value:
-    q, r = reduction(x, 0, 1)
+    q, r, _ = reduction(x, 0, 1)
     return select(x == 0, x, signed(sine(r), q))  # -0 stays -0
 
 
 def cos_of(x: Value, reduction: Reduction) -> Value:
     """x = (q - 1/2) pi + r, so cos(x) = (-1)^q cos(r - pi/2) = (-1)^q sin(r)."""
-    q, r = reduction(x, 0.5, 1)
+    q, r, _ = reduction(x, 0.5, 1)
     return signed(sine(r), q)
 
 
 def tan_of(x: Value, reduction: Reduction) -> Value:
-    """x = q pi/2 + r with |r| <= pi/4: sin(r) / cos(r), or where q is odd -cos(r) / sin(r)."""
-    q, r = reduction(x, 0, 2)
+    """x = q pi/2 + r with |r| <= pi/4: t = tan(r), or where q is odd -1 / t, which doubles errors: so r's rest counts."""
+    q, r, rest = reduction(x, 0, 2)
     z = r * r
-    s = sine(r)
-    c = fma(z * z, horner(z, COS_F32 if r.kind == F32 else COS_F64), fma(z, -0.5, 1))
+    t = r + fma(z * r, horner(z, TAN_F32 if r.kind == F32 else TAN_F64), fma(rest, z, rest))
     odd = (q & 1) != 0
-    return select(x == 0, x, select(odd, -c, s) / select(odd, s, c))
+    return select(x == 0, x, select(odd, t.like(-1), t) / select(odd, t, 1))
 
 
 @floats

@@ -213,6 +213,19 @@ def nearest(x: Value) -> tuple[Value, Value]:
     return shifted - x.kind.magic, bits(shifted) - bits(x.like(x.kind.magic))
 
 
+def two_sum(a: Value, b: Value) -> tuple[Value, Value]:
+    """a + b rounded, and the error (D. E. Knuth, The Art of Computer Programming, volume 2)."""
+    total = a + b
+    there = total - a
+    return total, (a - (total - there)) + (b - there)
+
+
+def two_product(a: Value, b: Value | float) -> tuple[Value, Value]:
+    """a * b rounded, and the error."""
+    product = a * b
+    return product, fma(a, b, -product)
+
+
 def horner(x: Value, coefficients: Sequence[float]) -> Value:
     """The polynomial with these coefficients, lowest first."""
     result = x.like(coefficients[-1])

@@ -76,9 +76,7 @@ def test_expressions(text, tree):
 def test_a_reduction_with_everything():
     reduce = expression("sum[k in 0:2 * K](x[k]) in f64 using bf16")
     high = ast.SizeBinary("*", ast.SizeNumber(2), ast.SizeName("K"))
-    assert reduce == ast.Reduce(
-        "sum", (ast.Range("k", ast.SizeNumber(0), high),), ast.Access("x", (k,)), F64, BF16
-    )
+    assert reduce == ast.Reduce("sum", (ast.Range("k", ast.SizeNumber(0), high),), ast.Access("x", (k,)), F64, BF16)
     assert expression("sum[k](a * b) using tf32").multiplicand is ast.TF32
 
 

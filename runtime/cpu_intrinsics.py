@@ -1,0 +1,296 @@
+"""What emitted CPU kernels are made of beside Python's operators: pointers, narrow floats, and exact forms of arithmetic.
+
+Kernels work on raw addresses: `x = f32_pointer(args[0])`, then `x[i]` and `x[i] = v` are plain loads and stores, with no
+wraparound and no checks of bounds. All of this is inlined without branches, so loops vectorise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, register_jitable
+
+from tilec.runtime.cpu_math_values import (
+    F32,
+    Value,
+    absolute,
+    bits,
+    call,
+    floats,
+    from_bits,
+    select as select_value,
+    to_float,
+    typed,
+)
+
+_POINTED = {
+    "bool": types.boolean,
+    **{f"i{b}": getattr(types, f"int{b}") for b in (8, 16, 32, 64)},
+    **{f"u{b}": getattr(types, f"uint{b}") for b in (8, 16, 32, 64)},
+    "f32": types.float32,
+    "f64": types.float64,
+}
+
+
+def _pointer(element: types.Type) -> Callable:
+    """The intrinsic that makes an address a pointer to elements of this type."""
+
+    @intrinsic
+    def pointer(typingctx, address):
+        if not isinstance(types.unliteral(address), types.Integer):
+            return None
+
+        def generate(context, builder, signature, arguments):
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(element)(types.intp), generate
+
+    return pointer
+
+
+bool_pointer = _pointer(_POINTED["bool"])
+i8_pointer, i16_pointer = _pointer(_POINTED["i8"]), _pointer(_POINTED["i16"])
+i32_pointer, i64_pointer = _pointer(_POINTED["i32"]), _pointer(_POINTED["i64"])
+u8_pointer, u16_pointer = _pointer(_POINTED["u8"]), _pointer(_POINTED["u16"])
+u32_pointer, u64_pointer = _pointer(_POINTED["u32"]), _pointer(_POINTED["u64"])
+f32_pointer, f64_pointer = _pointer(_POINTED["f32"]), _pointer(_POINTED["f64"])
+
+
+# ---- arithmetic ------------------------------------------------------------------------------------------------------
+
+_REORDERED = ("reassoc", "nsz")
+
+
+@floats
+def reassoc_add(a: Value, b: Value) -> Value:
+    """a + b in a sum whose order LLVM may choose: of this operation only, so that the loop's reduction vectorises."""
+    return Value(a.builder, a.builder.fadd(a.llvm, b.llvm, flags=_REORDERED))
+
+
+@floats
+def reassoc_mul(a: Value, b: Value) -> Value:
+    """a * b in a product whose order LLVM may choose."""
+    return Value(a.builder, a.builder.fmul(a.llvm, b.llvm, flags=_REORDERED))
+
+
+@floats
+def fma(a: Value, b: Value, c: Value) -> Value:
+    """a * b + c, rounded once."""
+    return call("llvm.fma", a, b, c)
+
+
+@floats
+def fmod(a: Value, b: Value) -> Value:
+    """The remainder with the sign of a, exact; a call of the C library, so loops of it stay scalar."""
+    return Value(a.builder, a.builder.frem(a.llvm, b.llvm))
+
+
+def _same(*arguments: types.Type) -> types.Type | None:
+    return arguments[0] if isinstance(arguments[0], types.Number) and len(set(arguments)) == 1 else None
+
+
+def _same_integer(*arguments: types.Type) -> types.Type | None:
+    return _same(*arguments) if isinstance(arguments[0], types.Integer) else None
+
+
+@floats
+def maximum(a: Value, b: Value) -> Value:
+    """The larger; a NaN on either side is the result, and 0 is above -0."""
+    return call("llvm.maximum", a, b)
+
+
+@floats
+def minimum(a: Value, b: Value) -> Value:
+    """The smaller; a NaN on either side is the result, and -0 is below 0."""
+    return call("llvm.minimum", a, b)
+
+
+@intrinsic
+def select(typingctx, condition, then, otherwise):
+    """One of two values of one type, both computed."""
+    then, otherwise = types.unliteral(then), types.unliteral(otherwise)
+    if then != otherwise or not isinstance(types.unliteral(condition), types.Boolean):
+        return None
+
+    def generate(context, builder, signature, arguments):
+        return builder.select(*arguments)
+
+    return then(types.boolean, then, then), generate
+
+
+def _divided(a, b, signed: bool) -> tuple[Value, Value]:
+    """Quotient and remainder towards zero; of a divisor of -1 the negation, which the machine's division may trap on."""
+    build = a.builder
+    divide, remain = (build.sdiv, build.srem) if signed else (build.udiv, build.urem)
+    return Value(build, divide(a.llvm, b.llvm)), Value(build, remain(a.llvm, b.llvm))
+
+
+def _floor_intrinsic(finish: Callable, name: str, doc: str) -> Callable:
+    @intrinsic
+    def divide(typingctx, a, b):
+        type_ = types.unliteral(a)
+        if _same_integer(type_, types.unliteral(b)) is None:
+            return None
+
+        def generate(context, builder, signature, arguments):
+            a, b = (Value(builder, v) for v in arguments)
+            quotient, remainder = _divided(a, b, type_.signed)
+            apart = ((remainder ^ b) < 0) & (remainder != 0) if type_.signed else None
+            return finish(quotient, remainder, b, apart).llvm
+
+        return type_(type_, type_), generate
+
+    divide.__doc__ = doc
+    return divide
+
+
+def _finish_quotient(quotient: Value, remainder: Value, b: Value, apart: Value | None) -> Value:
+    return quotient if apart is None else select_value(apart, quotient - 1, quotient)
+
+
+def _finish_remainder(quotient: Value, remainder: Value, b: Value, apart: Value | None) -> Value:
+    return remainder if apart is None else select_value(apart, remainder + b, remainder)
+
+
+floor_divide = _floor_intrinsic(
+    _finish_quotient, "floor_divide", "a // b of integers of one type, rounded down; b must be neither 0 nor overflow."
+)
+floor_modulo = _floor_intrinsic(
+    _finish_remainder, "floor_modulo", "a % b of integers of one type, with the sign of b; b must not be 0."
+)
+
+
+@register_jitable
+def ipow(base, exponent):
+    """Powers of integers by squaring, modulo 2^bits; those with a negative exponent are rounded towards zero."""
+    if exponent < 0:
+        if base == 1 or base == -1:
+            exponent = -exponent
+        else:
+            return base * 0
+    result = base * 0 + 1
+    while exponent > 0:
+        if exponent & 1:
+            result = result * base
+        base = base * base
+        exponent >>= 1
+    return result
+
+
+# ---- narrow floats: their bits are u8 and u16 ------------------------------------------------------------------------
+
+_WORD = ir.IntType(32)
+
+
+def _storing(source: types.Type, result: types.Type) -> Callable[[types.Type], types.Type | None]:
+    return lambda argument: result if argument == source else None
+
+
+def _decoder(bits_type: types.Type) -> Callable[[Callable], Callable]:
+    return lambda body: typed(body, _storing(bits_type, types.float32))
+
+
+def _encoder(bits_type: types.Type) -> Callable[[Callable], Callable]:
+    return lambda body: typed(body, _storing(types.float32, bits_type))
+
+
+def _widened(x: Value) -> Value:
+    return Value(x.builder, x.builder.zext(x.llvm, _WORD))
+
+
+def _narrowed(x: Value, width: int) -> Value:
+    return Value(x.builder, x.builder.trunc(x.llvm, ir.IntType(width)))
+
+
+def _magnitude(x: Value) -> Value:
+    return bits(absolute(x))
+
+
+def _sign(x: Value, at: int) -> Value:
+    """The sign as the bit of this number."""
+    return bits(x) >> 31 & 1 << at
+
+
+def _rounded_shift(x: Value, count: int) -> Value:
+    """x / 2^count to the nearest, ties to even, of a non-negative integer."""
+    return x + ((1 << count - 1) - 1) + (x >> count & 1) >> count
+
+
+@_decoder(types.uint16)
+def f32_from_bf16(x: Value) -> Value:
+    return from_bits(_widened(x) << 16, F32)
+
+
+@_encoder(types.uint16)
+def bf16_from_f32(x: Value) -> Value:
+    """To nearest even; every NaN becomes the quiet one."""
+    magnitude = _magnitude(x)
+    stored = select_value(magnitude > 0x7F800000, 0x7FC0, _rounded_shift(magnitude, 16))
+    return _narrowed(stored | _sign(x, 15), 16)
+
+
+@_decoder(types.uint16)
+def f32_from_f16(x: Value) -> Value:
+    half = x.builder.bitcast(x.llvm, ir.HalfType())
+    return Value(x.builder, x.builder.fpext(half, F32.llvm))
+
+
+@_encoder(types.uint16)
+def f16_from_f32(x: Value) -> Value:
+    """To nearest even; infinity beyond 65520."""
+    half = x.builder.fptrunc(x.llvm, ir.HalfType())
+    return Value(x.builder, x.builder.bitcast(half, ir.IntType(16)))
+
+
+def _f8_from_f32(x: Value, fraction: int, bias: int) -> Value:
+    """Rounded magnitude bits without regard to overflow. Adding 2^(23 - digits) rounds what will be subnormal."""
+    magnitude = _magnitude(x)
+    shift = 23 - fraction
+    normal = _rounded_shift(magnitude, shift) - (127 - bias << fraction)
+    unit = 2.0 ** (24 - bias - fraction)
+    subnormal = bits(absolute(x) + unit) - bits(x.like(unit))
+    return select_value(magnitude < 128 - bias << 23, subnormal, normal)
+
+
+@_decoder(types.uint8)
+def f32_from_f8e4m3(x: Value) -> Value:
+    """Of the variant without infinities (e4m3fn), in which all ones are NaN."""
+    word = _widened(x)
+    magnitude = word & 0x7F
+    normal = (magnitude << 20) + (120 << 23)
+    subnormal = bits(to_float(magnitude, F32) * 2.0**-9)
+    value = select_value(magnitude < 8, subnormal, normal)
+    value = select_value(magnitude == 0x7F, 0x7FC00000, value)
+    return from_bits(value | (word & 0x80) << 24, F32)
+
+
+@_encoder(types.uint8)
+def f8e4m3_from_f32(x: Value) -> Value:
+    """To nearest even. There is no infinity: what rounds beyond 448 is NaN, as in ml_dtypes."""
+    stored = select_value(absolute(x) <= 464, _f8_from_f32(x, 3, 7), 0x7F)
+    return _narrowed(stored | _sign(x, 7), 8)
+
+
+@_decoder(types.uint8)
+def f32_from_f8e5m2(x: Value) -> Value:
+    """The upper byte of an f16."""
+    half = x.builder.bitcast(x.builder.trunc((_widened(x) << 8).llvm, ir.IntType(16)), ir.HalfType())
+    return Value(x.builder, x.builder.fpext(half, F32.llvm))
+
+
+@_encoder(types.uint8)
+def f8e5m2_from_f32(x: Value) -> Value:
+    """To nearest even; infinity from 61440 on."""
+    stored = select_value(absolute(x) < 61440, _f8_from_f32(x, 2, 15), 0x7C)
+    stored = select_value(x != x, 0x7E, stored)
+    return _narrowed(stored | _sign(x, 7), 8)
+
+
+__all__ = [
+    *(f"{name}_pointer" for name in _POINTED),
+    *(f"f32_from_{t}" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
+    *(f"{t}_from_f32" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
+    "floor_divide", "floor_modulo", "fma", "fmod", "ipow", "maximum", "minimum", "reassoc_add", "reassoc_mul", "select",
+]  # fmt: skip

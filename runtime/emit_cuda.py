@@ -1,0 +1,331 @@
+"""emit, for CUDA: every kernel becomes a Python function that Numba-CUDA compiles, run by every thread.
+
+    def softmax_y(x, y):                                    # addresses, int64
+        block = int64(cuda.blockIdx.x)
+        thread = int64(cuda.threadIdx.x)
+        ...
+
+Global and workgroup memory are addresses; a thread's private tiles are `cuda.local.array`s at indices that are constant
+once loops are unrolled, which puts them in registers, or plain variables where they have one slot. Floats narrower than
+32 bits are float32 in registers: loads widen them, stores round them.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilec import mlir
+from tilec.functions import FUNCTIONS
+from tilec.grouping import element_bytes
+from tilec.mlir import ir
+from tilec.runtime.cuda_define import NUMBA
+from tilec.runtime.emit import NARROW, Memory, Printer, plus, times
+from tilec.runtime.emit_cpu import strides_of
+from tilec.runtime.program import Emitted, KernelSource, read_steps
+
+NAMES = {"i1": "bool", "index": "i64", "f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}
+CUDA_FUNCTION = {row.cpu: row.cuda for row in FUNCTIONS.values() if row.cpu and row.cuda}
+ALIGN = 16
+
+
+def emit_cuda(module: ir.Module) -> Emitted:
+    name, steps, temporaries = read_steps(module)
+    kernels, used = [], set()
+    for function in mlir.functions(module):
+        if "tilec.kernel" in function.attributes:
+            printer = _CudaPrinter()
+            kernels.append(printer.kernel(function))
+            used |= printer.used
+    header = [f'"""Kernels of {kernels[0].name if kernels else "an empty program"}, printed by tilec."""', ""]
+    constants = sorted(used & {"inf", "nan"})
+    if constants:
+        header.append(f"from math import {', '.join(constants)}")
+    header += ["from tilec.runtime.cuda_intrinsics import (", *(f"    {n}," for n in sorted(used - {"inf", "nan"})), ")"]
+    text = "\n".join([*header, "", ""]) + "\n\n\n".join(k.text for k in kernels) + "\n"
+    return Emitted(name, text, tuple(kernels), steps, temporaries)
+
+
+class _CudaPrinter(Printer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = 0
+        self.pending: dict[ir.Operation, str] = {}
+        self.vectors: dict[ir.Value, tuple[Memory, str | int]] = {}
+
+    def kernel(self, function: ir.Operation) -> KernelSource:
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        block = mlir.entry(function)
+        parameters = self.arguments(function, block)
+        threads = mlir.get_integer(function, "tilec.threads")
+        count = len(parameters)
+        for view in block.operations:
+            op = view.operation
+            self.declare(op)
+            if op.name not in ("arith.constant", "memref.alloca", "func.return"):
+                self.say_where(op)
+            self.operation(op)
+        if self.sites:
+            parameters.append("errors")
+        body = self.lines
+        if self.shared:
+            array = f"{self.use('cuda')}.shared.array(0, {self.use('i8')})"
+            body = [f"    shared = {self.use('shared_address')}({array})  # {self.shared} bytes", *body]
+        text = "\n".join([f"def {name}({', '.join(parameters)}):", *(body or ["    pass"])])
+        blocks = mlir.get_integer(function, "tilec.blocks")
+        return KernelSource(name, text, blocks, count, threads, shared=self.shared, sites=tuple(self.sites))
+
+    def arguments(self, function: ir.Operation, block: ir.Block) -> list[str]:
+        names = list(ir.ArrayAttr(function.attributes["arg_attrs"]))
+        bases = []
+        for argument, attributes in zip(block.arguments, names):
+            base = self.fresh(ir.StringAttr(ir.DictAttr(attributes)["tilec.name"]).value)
+            shaped = ir.ShapedType(argument.type)
+            element, shape = str(shaped.element_type), tuple(shaped.shape)
+            self.memory[argument] = Memory(base, 0, strides_of(argument.type), element, shape)
+            bases.append(base)
+            self.line(f"# {base}: {element} {'x'.join(map(str, shape)) or 'scalar'}")
+        return bases
+
+    def use(self, name: str) -> str:
+        return super().use(NUMBA.get(NAMES.get(name, name), name))
+
+    def say_where(self, op: ir.Operation) -> None:
+        """A comment with the names and the source lines of what follows, when they change."""
+        name = _location_name(op.location)
+        where = mlir.source_line(op)
+        parts = [_plain(name)] if name else []
+        if where:
+            parts.append(f"{_plain(where[0].rsplit('/', 1)[-1])}:{where[1]}")
+        comment = ", ".join(parts)
+        if comment and comment != self.comment:
+            self.line(f"# {comment}")
+            self.comment = comment
+
+    # ---- operations --------------------------------------------------------------------------------------------------
+
+    def operation(self, op: ir.Operation) -> None:
+        match op.name:
+            case "memref.load" if self.load_in_place(op):
+                pass
+            case _:
+                super().operation(op)
+
+    def backend_operation(self, op: ir.Operation) -> None:
+        match op.name:
+            case "memref.alloca":
+                self.pending[op] = _location_name(op.location) or "v"
+            case "memref.alloc":
+                self.allocate_shared(op)
+            case "gpu.thread_id" | "gpu.block_id":
+                name = "thread" if op.name == "gpu.thread_id" else "block"
+                self.line(f"{name} = {self.use('i64')}({self.use('cuda')}.{name}Idx.x)")
+                self.text[op.results[0]] = name
+            case "gpu.barrier":
+                self.line(f"{self.use('cuda')}.syncthreads()")
+            case "gpu.shuffle":
+                self.shuffle(op)
+            case "vector.load":
+                self.vectors[op.results[0]] = self.address(op.operands[0], list(op.operands)[1:])
+            case "vector.store":
+                self.vector_store(op)
+            case "cf.assert":
+                self.check(op)
+            case _:
+                super().backend_operation(op)
+
+    def shuffle(self, op: ir.Operation) -> None:
+        value, mask = op.operands[0], op.operands[1]
+        element = str(value.type)
+        distance = mlir.constant_value(mask)
+        self.bind(op.results[0], f"{self.use(f'shuffle_xor_{element}')}({self.expr(value)}, {distance})", "other")
+
+    def check(self, op: ir.Operation) -> None:
+        """A failed check leaves its number in the word at `errors`; the launch raises the error."""
+        self.sites.append(ir.StringAttr(op.attributes["msg"]).value)
+        self.line(f"if not {self.expr(op.operands[0])}:")
+        self.line(f"    {self.use('store_i32')}(errors, {self.use('i32')}({len(self.sites)}))")
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def declare(self, op: ir.Operation) -> None:
+        """Private tiles, just before the first operation of the kernel that touches them."""
+        touched = {v for inner in (op, *mlir.walk(op)) for v in inner.operands}
+        for alloca in [a for a in self.pending if a.results[0] in touched]:
+            hint = self.pending.pop(alloca)
+            value = alloca.results[0]
+            type_ = ir.MemRefType(value.type)
+            element, slots = str(type_.element_type), prod(type_.shape)
+            base = self.fresh(hint)
+            kind = "f32" if element in NARROW else element
+            if slots > 1:
+                kind = "u8" if element == "i1" else kind
+                self.line(f"{base} = {self.use('cuda')}.local.array({slots}, {self.use(kind)})")
+            elif not (op.name == "memref.store" and op.operands[1] == value):
+                self.line(f"{base} = {'False' if kind == 'i1' else f'{self.use(kind)}(0)'}")
+            space = "array" if slots > 1 else "variable"
+            self.memory[value] = Memory(base, 0, strides_of(type_), element, tuple(type_.shape), space)
+
+    def allocate_shared(self, op: ir.Operation) -> None:
+        type_ = ir.MemRefType(op.results[0].type)
+        size = prod(type_.shape) * element_bytes(type_.element_type)
+        base = str(plus("shared", self.shared))
+        self.shared += -(-size // ALIGN) * ALIGN
+        element = str(type_.element_type)
+        self.memory[op.results[0]] = Memory(base, 0, strides_of(type_), element, tuple(type_.shape), "shared")
+
+    def load_in_place(self, op: ir.Operation) -> bool:
+        """A register is named where it is used, if nothing writes it before the last use."""
+        value = op.operands[0]
+        memory, place = self.address(value, list(op.operands)[1:])
+        once = memory.space == "variable" or (memory.space == "array" and len(mlir.uses(op.results[0])) == 1)
+        if once and _unchanged(op, value):
+            self.text[op.results[0]] = self.load(memory, place)
+            return True
+        return False
+
+    def load(self, memory: Memory, index: str | int) -> str:
+        match memory.space:
+            case "variable":
+                return memory.base
+            case "array":
+                return f"{memory.base}[{index}]" + (" != 0" if memory.element == "i1" else "")
+        prefix = "shared_" if memory.space == "shared" else ""
+        return f"{self.use(f'{prefix}load_{_dtype(memory.element)}')}({_bytes(memory, index)})"
+
+    def store(self, memory: Memory, index: str | int, value: str) -> None:
+        match memory.space:
+            case "variable":
+                self.line(f"{memory.base} = {value}")
+            case "array":
+                value = f"{self.use('u8')}({value})" if memory.element == "i1" else value
+                self.line(f"{memory.base}[{index}] = {value}")
+            case _:
+                prefix = "shared_" if memory.space == "shared" else ""
+                name = self.use(f"{prefix}store_{_dtype(memory.element)}")
+                self.line(f"{name}({_bytes(memory, index)}, {value})")
+
+    def vector_store(self, op: ir.Operation) -> None:
+        """A vector moves between a private tile and memory, never through variables."""
+        source, place = self.vectors[op.operands[0]]
+        target, at = self.address(op.operands[1], list(op.operands)[2:])
+        kind = f"{_dtype(source.element)}x{prod(ir.VectorType(op.operands[0].type).shape)}"
+        if target.space == "array":
+            self.line(f"{self.use(f'load_{kind}')}({target.base}, {at}, {_bytes(source, place)})")
+        else:
+            self.line(f"{self.use(f'store_{kind}')}({source.base}, {place}, {_bytes(target, at)})")
+
+    # ---- expressions -------------------------------------------------------------------------------------------------
+
+    def constant(self, op: ir.Operation) -> str:
+        value, type_ = op.attributes["value"], str(op.results[0].type)
+        if type_ in NARROW:
+            return self.float_constant(ir.FloatAttr(value).value, "f32")
+        return super().constant(op)
+
+    def expression(self, op: ir.Operation) -> str:
+        match op.name:
+            case "arith.cmpf":
+                predicate = ir.IntegerAttr(op.attributes["predicate"]).value
+                a, b = (self.expr(v) for v in op.operands)
+                element = str(op.operands[0].type)
+                if predicate == 13:  # Numba's own != is false for a NaN
+                    return f"{self.use(f'not_equal_{element}')}({a}, {b})"
+                if predicate == 14:
+                    return " | ".join(f"{self.use(f'is_nan_{element}')}({t})" for t in dict.fromkeys((a, b)))
+            case "arith.truncf" if self.rounded_later(op):
+                source = str(op.operands[0].type)
+                text = self.expr(op.operands[0])
+                return f"{self.use('f32')}({text})" if source == "f64" else text
+            case "arith.shrui" if str(op.results[0].type) == "index":
+                return f"{self.expr(op.operands[0])} >> {self.expr(op.operands[1])}"
+        return super().expression(op)
+
+    def rounded_later(self, op: ir.Operation) -> bool:
+        """Whether a conversion to a narrow float only feeds stores that round by themselves."""
+        if str(op.results[0].type) not in NARROW:
+            return False
+        return all(u.name == "memref.store" and not _read_as_scalar(u.operands[1]) for u in mlir.uses(op.results[0]))
+
+    def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
+        if type_ == "index" and name in ("arith.divui", "arith.remui"):
+            divisor = mlir.constant_value(op.operands[1])
+            if divisor and divisor & (divisor - 1) == 0:  # of numbers that are not negative
+                shift = divisor.bit_length() - 1
+                return f"{texts[0]} >> {shift}" if name == "arith.divui" else f"{texts[0]} & {divisor - 1}"
+            return f"{texts[0]} {'//' if name == 'arith.divui' else '%'} {texts[1]}"
+        return super().binary(op, name, texts, type_)
+
+    def select(self, condition: str, then: str, otherwise: str, type_: str) -> str:
+        return f"({then} if {condition} else {otherwise})"
+
+    def narrow(self, text: str, source: str, target: str) -> str:
+        """Narrow floats are float32 that happen to be representable."""
+        if source == "f64" and target != "f64":
+            text = f"{self.use('f32')}({text})"
+        if target == "f64":
+            return f"{self.use('f64')}({text})"
+        return f"{self.use(f'round_{_dtype(target)}')}({text})" if target in NARROW else text
+
+    def function(self, name: str, arguments: list[str], element: str) -> str:
+        inner = ", ".join(arguments)
+        if element in ("f32", "f64"):
+            return f"{self.use(f'{CUDA_FUNCTION.get(name, name)}_{element}')}({inner})"
+        if name == "ipow":
+            return f"{self.use(element)}({arguments[0]} ** {arguments[1]})"
+        return f"{self.use(element)}({name}({inner}))" if element != "i1" else f"{name}({inner})"
+
+
+def _dtype(element: str) -> str:
+    return NAMES.get(element, element)
+
+
+def _bytes(memory: Memory, index: str | int) -> str:
+    """The address of an element."""
+    size = element_bytes(ir.Type.parse(memory.element))
+    return str(plus(memory.base, times(index, size)))
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "_.,- " else "_" for c in text)[:60]
+
+
+def _location_name(location: ir.Location) -> str | None:
+    return location.name_str if isinstance(location, ir.NameLoc) else None
+
+
+def _read_as_scalar(memory: ir.Value) -> bool:
+    """Whether elements of private memory are read other than by a vector that goes to memory."""
+    space = str(ir.MemRefType(memory.type).memory_space or "")
+    if "private" not in space:
+        return False
+    return any(not _goes_to_memory(u) for u in mlir.uses(memory) if u.name == "memref.load")
+
+
+def _goes_to_memory(load: ir.Operation) -> bool:
+    users = mlir.uses(load.results[0])
+    return all(
+        u.name == "memref.store" and u.operands[0] == load.results[0]
+        and "private" not in str(ir.MemRefType(u.operands[1].type).memory_space or "")
+        for u in users
+    )  # fmt: skip
+
+
+def _unchanged(load: ir.Operation, memory: ir.Value) -> bool:
+    """Whether no store to `memory` lies between a load and the last use of what it loaded, all within one block."""
+    users = set(mlir.uses(load.results[0]))
+    operations = [o.operation for o in load.block.operations]
+    written = False
+    for op in operations[operations.index(load) + 1 :]:
+        inside = {op, *mlir.walk(op)}
+        if users & inside:
+            if written:
+                return False
+            users -= inside
+            if not users:
+                return not (len(inside) > 1 and any(_writes(o, memory) for o in inside))
+        written = written or any(_writes(o, memory) for o in inside)
+    return False
+
+
+def _writes(op: ir.Operation, memory: ir.Value) -> bool:
+    return op.name in ("memref.store", "vector.store") and op.operands[1] == memory
