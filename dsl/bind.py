@@ -92,6 +92,8 @@ class Binding:
             origin, span = self.origins[names[0]]
             first += f" by {origin}" if isinstance(d.size, ast.SizeName) else ""
             notes = [Note(f"`{names[0]}` is {self.sizes[names[0]]} by {origin}", span)]
+        elif isinstance(d.size, ast.SizeNumber):
+            first = f"the size must be {p}"
         notes.append(Note(f"{d.place} is {d.extent}", d.span))
         open_ = d.extent.constant is None or p.constant is None
         self.conflicts.append(Conflict(f"{first}, but {d.place} is {d.extent}", d.span, tuple(notes), open_))

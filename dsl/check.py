@@ -217,7 +217,7 @@ class Elaborator:
             match node:
                 case ast.Call(function="fused", arguments=arguments):
                     for argument in arguments:
-                        if not isinstance(argument, ast.Name) or argument.name not in self.tensors:
+                        if not isinstance(argument, ast.Name):
                             self.report.error("`fused` takes names of tensors", argument.span)
                 case ast.Call(function=name, span=span) if name not in ("min", "max", "abs"):
                     self.report.error(f"`{name}` means nothing in `expect`", span, hint="`fused(a, b)` does")

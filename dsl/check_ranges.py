@@ -25,7 +25,7 @@ class _Use:
 
 
 class RangeChecker:
-    """Ranges of the groups of one op. With numbers for sizes it decides; with names it refuses only what is always wrong."""
+    """Ranges of the groups of one op; with names for sizes it refuses only what is always wrong."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Poly], report: Report):
         self.tensors, self.sizes, self.report = tensors, sizes, report

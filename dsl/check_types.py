@@ -73,9 +73,9 @@ class Typer:
 
     def _coerce(self, expr: ast.Expr, to: DType) -> ast.Expr:
         """The expression as a value of type `to`."""
-        if expr.dtype is to or UNKNOWN in (to, expr.dtype):
+        if expr.dtype is to or UNKNOWN in (to, expr.dtype) or (expr.dtype in _WEAK and to in _WEAK):
             return expr
-        if expr.dtype in _WEAK and to not in _WEAK:
+        if expr.dtype in _WEAK:
             return self._settle(expr, to)
         if isinstance(expr, ast.Cast) and expr.operand.dtype is to and compute_type(to) is expr.dtype:
             return expr.operand  # widened only to be computed with: narrowing it again is exact

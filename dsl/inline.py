@@ -30,7 +30,7 @@ _SMALL = 32  # nodes: below this, an argument inside a reduction is computed in 
 
 @dataclass(frozen=True)
 class Scope:
-    """What names mean at a place. In a function, `values` are its parameters and locals, and nothing else is visible."""
+    """What names mean at a place; in a function, `values` are its parameters and locals, and all there is."""
 
     module: Module
     indices: dict[str, str]  # as written -> as in the group
@@ -190,6 +190,8 @@ class Inliner:
             self.report.error(f"`{name}` takes no subscripts here", expr.span, hint=hint)
         elif info is None and name in scope.indices:
             self.report.error(f"`{name}` is an index, not a tensor", expr.span)
+        elif info is None and scope.function is None and name in self.sizes:
+            self.report.error(f"`{name}` is a size, not a tensor", expr.span)
         elif info is None:
             self._unknown(name, expr.span, scope)
         elif info.shape is not None and len(info.shape) != len(subscripts):

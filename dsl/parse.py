@@ -105,6 +105,7 @@ def _tree(source: Source, text: str, problems: list[Diagnostic]) -> Tree:
     near = tokens[-1] if tokens else Token("$END", "", 0, 1, 1, 1, 1, 0)
     tokens.append(Token.new_borrow_pos("$END", "", near))
     words = Words(source, tokens)
+    illegal = {d.span.line for d in problems}  # what stood there is blanked out: its line misleads
     parser = _lark().parse_interactive("")
     at, stuck = 0, (-1, 0)
     while at < len(tokens):
@@ -115,7 +116,8 @@ def _tree(source: Source, text: str, problems: list[Diagnostic]) -> Tree:
         except UnexpectedInput:
             stuck = (at, stuck[1] + 1 if stuck[0] == at else 1)
         diagnostic, recovery = recover(words, at, parser)
-        if not (problems and stuck[1] > 1 and problems[-1].span.line == diagnostic.span.line):
+        again = stuck[1] > 1 and problems and problems[-1].span.line == diagnostic.span.line
+        if not again and diagnostic.span.line not in illegal:
             problems.append(diagnostic)
         if len(problems) >= MAX_DIAGNOSTICS or stuck[1] > 200:
             raise TileError(sorted(problems, key=lambda d: d.span.start))

@@ -26,6 +26,7 @@ _FOREIGN = {
     "fn": "functions are written `def name(x) { return … }`, ops `op name(x: f32[N]) -> (y: f32[N]) { … }`",
     "function": "functions are written `def name(x) { return … }`, ops `op name(x: f32[N]) -> (y: f32[N]) { … }`",
 }
+_ARITHMETIC = ("+", "-", "*", "/")
 _SPOKEN = {
     "NAME": "a name", "NUMBER": "a number", "STRING": "a file name in quotes", "$END": "the end of the file",
     "COMMA": "`,`", "COLON": "`:`", "EQUAL": "`=`", "LPAR": "`(`", "RPAR": "`)`", "LSQB": "`[`", "RSQB": "`]`",
@@ -78,6 +79,8 @@ class Words:
         token, after = self.tokens[at], self.tokens[min(at + 1, len(self.tokens) - 1)]
         if token.type in ("EXPECT", "RETURN"):
             return True
+        if token.value in _LOOPS or token.value in _FOREIGN:
+            return self.first_of_line(at)
         if token.type != "NAME" or after.type not in ("LSQB", "EQUAL", "COLON", "COMMA"):
             return False
         return self.first_of_line(at) or self.tokens[at - 1].type in ("SEMICOLON", "LBRACE")
@@ -179,36 +182,47 @@ def _missing_comma(words: Words, at: int, expected: set[str]):
 
 
 def _plain(words: Words, at: int, expected: set[str], parser: InteractiveParser) -> tuple[Diagnostic, Recovery]:
-    token, before = words.tokens[at], words.tokens[at - 1] if at else None
-    hint = None
-    if token.type == "$END":
-        message = "the file ends in the middle of a statement"
-    elif expected == {"ELSE"} or ("ELSE" in expected and words.starts_statement(at)):
-        message, hint = "`if` without `else`", "an expression always has a value: `a if condition else b`"
-    elif token.type == "RBRACE" and not expected & {"RBRACE"} and words.opener(at, "RBRACE") is None:
-        message = "`}` without `{`"
-    elif token.type == "RBRACE" and "RETURN" in expected:
-        message, hint = "a function ends with `return expression`", None
-    elif token.type == "NAME" and before is not None and before.type == "NUMBER" and before.end_pos == token.start_pos:
-        message, hint = f"`{before.value}{token.value}` is no name", "a name begins with a letter or `_`"
-    elif token.type == "SEMICOLON":
-        message, hint = "`;` in the middle of a statement", "`;` stands between statements only"
-    elif token.type == "IF" and (at == 0 or words.first_of_line(at)):
-        message, hint = (
-            "`if` cannot start a statement",
-            "`if` is part of an expression: `y[i] = a if condition else b`",
-        )
-    elif token.value == "+" and expected & {"NUMBER"}:
-        message, hint = "there is no unary `+`", "leave it out"
-    elif token.value in ("=", "*", "+", "-", "/") and before is not None and before.value in ("+", "-", "*", "/"):
-        message, hint = (
-            f"`{before.value}{token.value}` is not an operator",
-            "a name is defined once: `name[i] = …`",
-        )
+    """What no repair fits: say what is wrong as closely as the words around it tell, and go to the next statement."""
+    if expected == {"ELSE"} or ("ELSE" in expected and words.starts_statement(at)):
+        place = next((k for k in range(at - 1, -1, -1) if words.tokens[k].type == "IF"), at)
+        hint = "an expression always has a value: `a if condition else b`"
+        diagnostic = Diagnostic("`if` without `else`", words.span(place), hint=hint)
     else:
-        message = f"unexpected {_speak(token)}" + _wanted(expected)
-    span = words.span(at)
-    return Diagnostic(message, span, hint=hint), _give_up(words, at, parser)
+        message, hint = _name_it(words, at, expected) or _operator(words, at, expected)
+        diagnostic = Diagnostic(message, words.span(at), hint=hint)
+    return diagnostic, _give_up(words, at, parser)
+
+
+def _name_it(words: Words, at: int, expected: set[str]) -> tuple[str, str | None] | None:
+    """Words in places where people are known to put them."""
+    token, before = words.tokens[at], words.tokens[at - 1] if at else None
+    match token.type:
+        case "$END":
+            return "the file ends in the middle of a statement", None
+        case "RBRACE" if "RBRACE" not in expected and words.opener(at, "RBRACE") is None:
+            return "`}` without `{`", None
+        case "RBRACE" if "RETURN" in expected:
+            return "a function ends with `return expression`", None
+        case "NAME" if before is not None and before.type == "NUMBER" and before.end_pos == token.start_pos:
+            return f"`{before.value}{token.value}` is no name", "a name begins with a letter or `_`"
+        case "SEMICOLON":
+            return "`;` in the middle of a statement", "`;` stands between statements only"
+        case "IF" if words.first_of_line(at):
+            hint = "`if` is part of an expression: `y[i] = a if condition else b`"
+            return "`if` cannot start a statement", hint
+    return None
+
+
+def _operator(words: Words, at: int, expected: set[str]) -> tuple[str, str | None]:
+    """Operators that the language does not have; or just the word, and what would have fitted."""
+    value = words.tokens[at].value
+    if value in _ARITHMETIC and words.tokens[at + 1].value == "=":
+        return f"`{value}=` is not an operator", "a name is defined once: `name[i] = …`"
+    if value in _ARITHMETIC and at and words.tokens[at - 1].value == value:
+        return f"`{value}{value}` is not an operator", None
+    if value == "+" and "NUMBER" in expected:
+        return "there is no unary `+`", "leave it out"
+    return f"unexpected {_speak(words.tokens[at])}" + _wanted(expected), None
 
 
 def _speak(token: Token) -> str:

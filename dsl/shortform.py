@@ -1,4 +1,4 @@
-"""The short form: statements alone. What is read and never defined comes in, what is defined and never read goes out."""
+"""The short form: what is read and never defined comes in, what is defined and never read goes out."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Argument = tuple[DType, tuple[int, ...]]
 class Specialised:
     """One op with numbers for sizes: no calls but scalar functions, every type, range and conversion explicit.
 
-    The last equations of the names in `outputs` define the results; names with a dot come from inlined functions and ops.
+    The equations named as `outputs` are the results; names with a dot come from inlined functions and ops.
     """
 
     name: str

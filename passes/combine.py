@@ -52,7 +52,7 @@ class Combiner:
             if value == state:
                 return True
             owner = value.owner
-            if value not in seen and not isinstance(owner, ir.Block) and owner.block == self.block:
+            if value not in seen and not isinstance(owner, ir.Block) and owner.operation.block == self.block:
                 seen.add(value)
                 stack += owner.operands
         return False
@@ -90,11 +90,11 @@ class Combiner:
             if owner == self.block:
                 raise InternalError(f"the update of {self.name} is no combination of states", "map")
             return value
-        if owner.block != self.block:
+        if owner.operation.block != self.block:
             return value
         for operand in owner.operands:
             self._build(operand, mapping)
-        mlir.clone_op(owner.operation if hasattr(owner, "operation") else owner, mapping)
+        mlir.clone_op(owner.operation, mapping)
         return mapping[value]
 
     def _error(self, n: int) -> InternalError:

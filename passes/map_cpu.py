@@ -11,7 +11,10 @@ reduction's state are marked `reassoc`, all others are computed as written.
 from __future__ import annotations
 
 from tilec import mlir
-from tilec.mlir import ir, memref, scf
+from tilec.mlir import arith, ir, math, memref, scf
+
+TRIGONOMETRIC = ("math.sin", "math.cos", "math.tan")
+QUICK_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}  # of the quick forms in runtime/cpu_math_trig.py
 
 
 def map_cpu(module: ir.Operation) -> None:
@@ -63,6 +66,9 @@ class _Nest:
         self.variables: dict[int, ir.Value] = {}
         self.elements: dict[int, ir.Value] = {}
         self.first: ir.OpView | None = None
+        self.trigonometric = any(o.operation.name in TRIGONOMETRIC for o in self.block.operations)
+        self.accumulates = any(self.read[n] and n not in self.carried for n in outs)
+        self.quick = False
 
     def build(self) -> ir.OpView | None:
         self._enter(0)
@@ -78,7 +84,7 @@ class _Nest:
                 return mlir.index(size)
         raise AssertionError("a dimension without an operand")
 
-    def _load_ready(self, depth: int) -> None:
+    def _load_ready(self) -> None:
         """Loads the inputs whose subscripts are all known now and were not before."""
         for n in range(self.count):
             if self.read[n] and n not in self.elements and all(d in self.variables for d in self.maps[n]):
@@ -96,25 +102,64 @@ class _Nest:
         self.variables[d] = loop.induction_variable
         return loop
 
+    def _leave(self, d: int) -> None:
+        """Forgets a dimension's loop, which has ended, and what was loaded in it."""
+        del self.variables[d]
+        self.elements = {n: value for n, value in self.elements.items() if d not in self.maps[n]}
+
     def _enter(self, depth: int) -> None:
         """The loops over `outer`, then the reductions."""
-        self._load_ready(depth)
+        self._load_ready()
         if depth < len(self.outer):
+            if not self.inner and depth == len(self.outer) - 1:
+                self._quick_first(lambda states: self._last_loop(depth, states), [])
+                return
             loop = self._loop(self.outer[depth], [])
             with ir.InsertionPoint(loop.body):
                 self._enter(depth + 1)
                 scf.YieldOp([])
             return
         states = [self._load(n) for n in self.carried]
-        for value, n in zip(self._reduce(0, states), self.carried):
+        results = self._quick_first(lambda states: self._reduce(0, states), states) if self.inner else self._body(states)
+        for value, n in zip(results, self.carried):
             self._store(value, n)
 
+    def _last_loop(self, depth: int, states: list[ir.Value]) -> list[ir.Value]:
+        """The innermost loop of an operation without reductions; its only state is the flag of `_quick_first`."""
+        loop = self._loop(self.outer[depth], states)
+        with ir.InsertionPoint(loop.body):
+            self._load_ready()
+            scf.YieldOp(self._body(list(loop.inner_iter_args)))
+        self._leave(self.outer[depth])
+        return list(loop.results)
+
+    def _quick_first(self, build, states: list[ir.Value]) -> list[ir.Value]:
+        """Trigonometric functions have a quick form for arguments that are not huge: run the innermost loops with it,
+        look whether any argument was, and run them again with the full form if so.
+
+            for j { y[j] = cos(x[j]) }   ->   far = for j { y[j] = cos_quick(x[j]); far | (|x[j]| > limit) }
+                                              if far { for j { y[j] = cos(x[j]) } }
+        """
+        if not self.trigonometric or self.accumulates:
+            return build(states)
+        self.quick = True
+        *results, far = build([*states, mlir.constant(False, ir.IntegerType.get_signless(1))])
+        self.quick = False
+        again = scf.IfOp(far, [s.type for s in states], has_else=bool(states))
+        with ir.InsertionPoint(again.then_block):
+            scf.YieldOp(build(states))
+        if states:
+            with ir.InsertionPoint(again.else_block):
+                scf.YieldOp(results)
+        return list(again.results)
+
     def _reduce(self, depth: int, states: list[ir.Value]) -> list[ir.Value]:
-        self._load_ready(len(self.outer) + depth)
+        self._load_ready()
         if depth < len(self.inner):
             loop = self._loop(self.inner[depth], states)
             with ir.InsertionPoint(loop.body):
                 scf.YieldOp(self._reduce(depth + 1, list(loop.inner_iter_args)))
+            self._leave(self.inner[depth])
             return list(loop.results)
         return self._body(states)
 
@@ -130,16 +175,25 @@ class _Nest:
                 mapping[inner.results[0]] = self.variables[ir.IntegerAttr(inner.attributes["dim"]).value]
         kept = [o for o in self.block.operations if o.operation.name not in ("linalg.index", "linalg.yield")]
         outs = set(self.arguments[self.count :])
+        flags = states[len(self.carried) :]
         for inner in kept:
             combines = inner.operation.name in ("arith.addf", "arith.mulf") and any(v in outs for v in inner.operands)
             copy = mlir.clone_op(inner.operation, mapping)
             if combines:
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
+            if self.quick and inner.operation.name in TRIGONOMETRIC:
+                copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<afn>")
+                flags = [arith.ori(flags[0], _beyond_quick(copy.operands[0]))]
         results = [mapping.get(v, v) for v in list(self.block.operations)[-1].operands]
         for n, value in enumerate(results, self.count):
             if n not in self.carried:
                 self._store(value, n)
-        return [results[n - self.count] for n in self.carried]
+        return [results[n - self.count] for n in self.carried] + flags
+
+
+def _beyond_quick(x: ir.Value) -> ir.Value:
+    limit = mlir.constant(QUICK_LIMIT[str(x.type)], x.type)
+    return arith.cmpf(arith.CmpFPredicate.OGT, math.absf(x), limit)
 
 
 def _fill(op: ir.Operation) -> None:

@@ -15,6 +15,7 @@ wrote. Reductions accumulate in tiles, never in global memory, and are copied ou
 from __future__ import annotations
 
 from tilec import mlir
+from tilec.diagnostics import InternalError
 from tilec.mlir import ir, linalg, memref
 from tilec.passes.layout import Layout, read, tile_extents
 
@@ -32,6 +33,8 @@ def stage_cuda(module: ir.Operation) -> None:
 
 
 def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
+    for op in [o for o in mlir.walk(function) if o.name == "memref.copy"]:
+        _copy_of_fill(op)
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
     layout = read(plan, tile_extents(generics, plan))
     for op in generics:
@@ -43,6 +46,17 @@ def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
     for op in list(mlir.walk(function)):
         if op.name == "memref.alloc":
             _place(op.results[0], generics, layout)
+
+
+def _copy_of_fill(op: ir.Operation) -> None:
+    """Bufferization shares one filled tile between reductions and copies it: each gets a fill of its own."""
+    source, target = op.operands
+    fills = [u for u in mlir.uses(source) if u.name == "linalg.fill"]
+    if len(fills) != 1:
+        raise InternalError(f"a block copies memory: {op}", "stage")
+    with ir.InsertionPoint(op), op.location:
+        linalg.fill(fills[0].operands[0], outs=[target])
+    op.erase()
 
 
 def places_of(op: ir.Operation) -> list[list[int]]:

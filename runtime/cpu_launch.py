@@ -7,9 +7,12 @@ every block. Numba keeps compiled kernels on disk beside the generated module (`
 from __future__ import annotations
 
 import importlib.util
+import re
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -95,8 +98,9 @@ def _serialised() -> bool:
 
 def load_kernels(emitted: Emitted, path: str) -> dict[str, CpuKernel]:
     """Imports the generated module at `path` and compiles its kernels, or finds them in Numba's cache beside it."""
-    spec = importlib.util.spec_from_file_location(f"tilec_kernels_{emitted.name}", path)
-    module = importlib.util.module_from_spec(spec)
+    name = "tilec_kernels_" + re.sub(r"\W", "_", Path(path).parent.name)
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # Numba's cache imports a function's module by name
     spec.loader.exec_module(module)
     decorate = numba.cfunc(SIGNATURE, cache=True, nopython=True, error_model="numpy")
     return {k.name: CpuKernel(k, decorate(getattr(module, k.name))) for k in emitted.kernels}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from tilec.runtime.cpu_math_tables import ERF_F32, ERF_F64, EXPM1_F32, EXPM1_F64
+from tilec.runtime.cpu_math_tables import ERF_F32, ERF_F64, EXPM1_F32, EXPM1_F64, TANH_F32, TANH_F64
 from tilec.runtime.cpu_math_values import (
     F32,
     Float,
@@ -92,14 +92,14 @@ def expm1(x: Value) -> Value:
 
 @floats
 def tanh(x: Value) -> Value:
-    """(e^2|x| - 1) / (e^2|x| + 1), whose parts are 2^n p + (2^n - 1) and 2^n p + (2^n + 1); from 0.55 on it is better
-    had as 1 - 2 / (e^2|x| + 1)."""
+    """x + x^3 P(x^2) near 0; 1 - 2 / (e^2|x| + 1) from 0.55 on, with e^2|x| + 1 as 2^n p + (2^n + 1)."""
     magnitude = absolute(x)
     n, _, p = reduced(clamp(magnitude * 2, 0, 20 if x.kind == F32 else 40))
     power = two_to(n, x.kind)
-    large = magnitude > 0.55
-    quotient = select(large, -2, fma(power, p, power - 1)) / fma(power, p, power + 1)
-    return copysign(quotient + select(large, x.like(1), 0), x)
+    far = 1 - 2 / fma(power, p, power + 1)
+    z = x * x
+    near = fma(z * magnitude, horner(z, TANH_F32 if x.kind == F32 else TANH_F64), magnitude)
+    return copysign(select(magnitude < 0.55, near, far), x)
 
 
 @floats

@@ -10,7 +10,7 @@ Muller, Elementary Functions, chapter 3). Weights turn the error of P into the r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mpmath as mp
 import numpy as np
@@ -46,6 +46,14 @@ def _tan_weight(z: mp.mpf) -> mp.mpf:
     return z * mp.sqrt(z) / mp.tan(mp.sqrt(z))
 
 
+def _tanh(z: mp.mpf) -> mp.mpf:
+    return (mp.tanh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z
+
+
+def _tanh_weight(z: mp.mpf) -> mp.mpf:
+    return z * mp.sqrt(z) / mp.tanh(mp.sqrt(z))
+
+
 def _log(z: mp.mpf) -> mp.mpf:
     return mp.nsum(lambda n: 2 * z ** int(n) / (2 * n + 3), [0, 110], method="direct")
 
@@ -58,39 +66,44 @@ def _erf_weight(x: mp.mpf) -> mp.mpf:
     return x * mp.erfc(x) / mp.erf(x)
 
 
+_TINY = mp.mpf(2) ** -40
 _HALF_LN2, _QUARTER = mp.log(2) / 2 * mp.mpf("1.001"), mp.pi / 4 * mp.mpf("1.01")
 _HALF, _LOG = mp.pi / 2 * mp.mpf("1.01"), (3 - 2 * mp.sqrt(2)) ** 2
 
 FITS = {
     "EXPM1": Fit(
         "exp(r) = 1 + r + r^2 P(r) for |r| <= ln 2 / 2",
-        _expm1, lambda r: abs(r), -_HALF_LN2, _HALF_LN2, (5, 10),
+        _expm1, lambda r: abs(r), -_HALF_LN2, _HALF_LN2, (6, 11),
+    ),
+    "TANH": Fit(
+        "tanh(x) = x + x^3 P(x^2) for |x| <= 0.55",
+        _tanh, _tanh_weight, _TINY, mp.mpf("0.305"), (5, 11),
     ),
     "SIN": Fit(
         "sin(r) = r + r^3 P(r^2) for |r| <= pi/2",
-        _sin, lambda z: z, mp.mpf(0), _HALF**2, (4, 8),
+        _sin, lambda z: z, _TINY, _HALF**2, (4, 8),
     ),
     "TAN": Fit(
         "tan(r) = r + r^3 P(r^2) for |r| <= pi/4",
-        _tan, _tan_weight, mp.mpf(2) ** -40, _QUARTER**2, (6, 14),
+        _tan, _tan_weight, _TINY, _QUARTER**2, (6, 14),
     ),
     "LOG": Fit(
         "log((1 + s) / (1 - s)) = 2 s + s^3 P(s^2) for s^2 <= (3 - 2 sqrt 2)^2",
-        _log, lambda z: z, mp.mpf(0), _LOG, (3, 7),
+        _log, lambda z: z, _TINY, _LOG, (3, 7),
     ),
     "LOG_LONG": Fit(
         "the same for pow, which needs more of it; the first coefficient is 2/3 and is used so",
-        _log, lambda z: z, mp.mpf(0), _LOG, (0, 9),
+        _log, lambda z: z, _TINY, _LOG, (0, 9),
     ),
 }  # fmt: skip
 ERF = (
     Fit("1 - erf(x) = exp(-x - x P(x)) for 0 <= x <= 4 (f32), 6 (f64)",
-        _erf, _erf_weight, mp.mpf(2) ** -60, mp.mpf(4), (9, 0)),
-    Fit("", _erf, _erf_weight, mp.mpf(2) ** -60, mp.mpf(6), (0, 24)),
+        _erf, _erf_weight, _TINY, mp.mpf(4), (9, 0)),
+    Fit("", _erf, _erf_weight, _TINY, mp.mpf(6), (0, 24)),
 )  # fmt: skip
 
 
-def remez(fit: Fit, terms: int, rounds: int = 12, points: int = 1500) -> tuple[list[mp.mpf], mp.mpf]:
+def remez(fit: Fit, terms: int, rounds: int = 12, points: int = 1501) -> tuple[list[mp.mpf], mp.mpf]:
     """Coefficients, lowest first, and the error reached; extrema are looked for on a Chebyshev grid."""
     centre, half = (fit.low + fit.high) / 2, (fit.high - fit.low) / 2
     grid = [centre - half * mp.cos(mp.pi * i / points) for i in range(points + 1)]
@@ -134,8 +147,29 @@ def _shifted(scaled: list[mp.mpf], centre: mp.mpf, half: mp.mpf) -> list[mp.mpf]
     return result[: len(scaled)]
 
 
+def rounded(fit: Fit, terms: int, dtype: type) -> tuple[list[mp.mpf], mp.mpf]:
+    """Coefficients that are f32: rounded one by one, lowest first, and those after it fitted again to make up for it."""
+    coefficients: list[mp.mpf] = []
+    if dtype is np.float64:  # their rounding counts less than that of the evaluation
+        return remez(fit, terms)
+    while len(coefficients) < terms:
+        rest, error = remez(_without(fit, coefficients), terms - len(coefficients))
+        coefficients.append(mp.mpf(float(dtype(float(rest[0])))))
+    return coefficients, error
+
+
+def _without(fit: Fit, known: list[mp.mpf]) -> Fit:
+    """The fit of what is left of the polynomial: P = known + t^n Q, so Q's error weighs t^n as much."""
+    n = len(known)
+    return replace(
+        fit,
+        function=lambda t: (fit.function(t) - mp.polyval(known[::-1], t)) / t**n if n else fit.function(t),
+        weight=lambda t: fit.weight(t) * abs(t) ** n,
+    )
+
+
 def _row(name: str, fit: Fit, terms: int, dtype: type) -> str:
-    coefficients, error = remez(fit, terms)
+    coefficients, error = rounded(fit, terms, dtype)
     numbers = "".join(f"    {float(dtype(float(c)))!r},\n" for c in coefficients)
     return f"{name}_{np.dtype(dtype).name.replace('float', 'F')} = (  # error 2^{float(mp.log(error, 2)):.1f}\n{numbers})\n"
 

@@ -151,7 +151,7 @@ def power(x: Value, y: Value, log2_of: Callable[[Value], tuple[Value, Value]]) -
     wanted = select(log == 0, 0, y * log)
     n_and_fraction = clamp(wanted, -1100, 1100)
     rest = fma(y, log, -n_and_fraction) + y * log_rest
-    rest = select(regular & (n_and_fraction == wanted), rest, 0)
+    rest = select(regular & (log != 0) & (n_and_fraction == wanted), rest, 0)
     whole, n = nearest(n_and_fraction)
     r = (n_and_fraction - whole + rest) * float(LN2)
     result = scaled(expm1_of_reduced(r) + 1, n)

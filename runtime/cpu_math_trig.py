@@ -84,15 +84,18 @@ def split_integer(number: int, digits: Sequence[int]) -> list[float]:
 
 
 def quick_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value, Value]:
-    """By pi in three parts; |r| <= pi / (2 pieces) and a little. The first step is exact."""
+    """By pi in three parts; |r| <= pi / (2 pieces) and a little. The first step is exact; the others are rounded, which
+    `pieces` of 2 keeps track of."""
     whole, q = nearest(fma(x, pieces / math.pi, shift) if shift else x * (pieces / math.pi))
     if shift:
         whole = whole - shift
     first, second, third = (-p / pieces for p in split_integer(pi_scaled(), [x.kind.fraction + 1] * 3))
     leading = fma(whole, first, x)
-    middle = fma(whole, second, leading)
-    r = fma(whole, third, middle)
-    return q, r, fma(whole, second, leading - middle) + fma(whole, third, middle - r)
+    if pieces == 1:
+        return q, fma(whole, third, fma(whole, second, leading)), x.like(0)
+    step, step_rest = two_product(whole, second)
+    middle, middle_rest = two_sum(leading, step)
+    return q, *two_sum(middle, fma(whole, third, middle_rest + step_rest))
 
 
 @cache

@@ -245,7 +245,9 @@ def lookup(table: Sequence[float], index: Value, kind: Float) -> Value:
         variable.initializer = ir.Constant(type_, [kind.llvm(float(v)) for v in table])
         variable.global_constant, variable.linkage = True, "internal"
     address = builder.gep(variable, [ir.IntType(32)(0), index.llvm], inbounds=True)
-    return Value(builder, builder.load(address))
+    element = builder.load(address)
+    element.set_metadata("invariant.load", builder.module.add_metadata([]))  # no store of the loop aliases it
+    return Value(builder, element)
 
 
 # ---- intrinsics ------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def compile_kernel(
             f"{chip} is too old: kernels use instructions of sm_{OLDEST_CHIP} (Ampere) and newer"
         )
     begin = time.perf_counter()
-    with _LOCK:
+    with _LOCK, _operator_values():
         text = _to_ptx(source, entry, chip, threads, parameters, min_blocks)
     cubin = assemble(text, entry, chip, max_registers=max_registers, source=source, begin=begin)
     if set(cubin.faults) - set(allow):
@@ -232,6 +232,30 @@ def _numba() -> _Numba:
         raise NoCompiler(f"GPU kernels need the cuda extra: pip install 'tilec[cuda]' ({error})") from error
     mlir_target.ensure_initialized()
     return _Numba(types, cuda.jit, compile_mlir, optimize)
+
+
+@contextmanager
+def _operator_values():
+    """Lets MLIR values have the operators that `numba-cuda-mlir` gives them for its own use, within only.
+
+    They are global to the process, and `==` is among them: it builds a comparison, where the passes ask whether two
+    values are the same one.
+    """
+    from numba_cuda_mlir._mlir import ir
+    from numba_cuda_mlir._mlir._mlir_libs._mlir import register_value_caster
+    from numba_cuda_mlir.mlir.dialect_exts.arith import ScalarValue
+    from numba_cuda_mlir.mlir.dialect_exts.memref import MemRefValue
+    from numba_cuda_mlir.mlir.dialect_exts.tensor import TensorValue
+
+    scalars = (ir.BF16Type, ir.F16Type, ir.F32Type, ir.F64Type, ir.IndexType, ir.IntegerType, ir.ComplexType)
+    casters = {t: ScalarValue for t in scalars} | {ir.RankedTensorType: TensorValue, ir.MemRefType: MemRefValue}
+    for kind, caster in casters.items():
+        register_value_caster(kind.static_typeid, replace=True)(caster)
+    try:
+        yield
+    finally:
+        for kind in casters:
+            register_value_caster(kind.static_typeid, replace=True)(lambda value: value)
 
 
 @contextmanager

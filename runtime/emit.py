@@ -299,7 +299,8 @@ class Printer:
             case "math.fma":
                 return self.function("fma", texts, type_)
         if name in _MATH:
-            return self.function(_MATH[name], texts, type_)
+            quick = "_quick" if "afn" in str(op.attributes["fastmath"]) else ""
+            return self.function(_MATH[name] + quick, texts, type_)
         raise InternalError(f"no way to print '{name}'", "emit", str(op))
 
     def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:

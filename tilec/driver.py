@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tilec import mlir
@@ -36,19 +36,21 @@ def lower(
     """Runs the stages `begin` to `end` on a module, in the current MLIR context.
 
     `schedule` may change the plan before it is written into the IR; `tree` is a folder for MLIR's own per-pass files.
+    `begin="emit"` runs no stage and prints the kernels of a module that `map` made.
     """
     lowered = Lowered({}, None)
 
     def plan(op: ir.Operation) -> None:
         (function,) = [f for f in mlir.functions(op) if "tilec.kernel" not in f.attributes]
         decided = make_plan(function, target)
-        lowered.plan = schedule(decided) if schedule else decided
+        lowered.plan = replace(schedule(decided) if schedule else decided, regroup=None)
         annotate(op, function, lowered.plan)
 
-    chosen = [s for s in stages(plan) if NAMES.index(begin) <= NAMES.index(s.name) <= NAMES.index(end)]
+    order = (*NAMES, "emit")
+    chosen = [s for s in stages(plan) if order.index(begin) <= order.index(s.name) <= order.index(end)]
     if begin == "simplify":
         lowered.texts["build"] = mlir.text(module, locations)
-    state = _State("build", lowered.texts.get("build", ""))
+    state = _State(begin, lowered.texts.get("build") or mlir.text(module, locations))
     manager = PassManager("builtin.module")
     if tree is not None:
         manager.enable_ir_printing(tree_printing_dir_path=str(tree), enable_debug_info=locations)
@@ -58,7 +60,7 @@ def lower(
         manager.run(module.operation)
     except (TileError, InternalError) as error:
         if isinstance(error, InternalError):
-            error.stage, error.ir = error.stage or state.name, error.ir or state.text
+            error.stage, error.ir = error.stage or state.name, state.text or error.ir
         raise
     except Exception as error:
         raise InternalError(f"stage '{state.name}' failed: {error}", state.name, state.text) from error
@@ -103,9 +105,9 @@ def _emit(module: ir.Module, lowered: Lowered):
             from tilec.runtime.emit_cpu import emit_cpu as emit
         return emit(module)
     except InternalError as error:
-        error.stage, error.ir = error.stage or "emit", error.ir or str(module)
+        error.stage, error.ir = "emit", lowered.texts.get("map") or str(module)
         raise
     except Exception as error:
-        raise InternalError(f"stage 'emit' failed: {error}", "emit", str(module)) from error
+        raise InternalError(f"stage 'emit' failed: {error}", "emit", lowered.texts.get("map") or str(module)) from error
     finally:
         lowered.seconds["emit"] = time.perf_counter() - start

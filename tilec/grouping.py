@@ -84,7 +84,7 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
             joined = Group(nodes, outcome)
             for n in nodes:
                 member[n] = joined
-    return _ordered(graph, member), remarks
+    return ordered(graph, member), remarks
 
 
 def _neighbours(node: Node, graph: Graph, member: dict[Node, Group]) -> list[Node]:
@@ -95,17 +95,17 @@ def _neighbours(node: Node, graph: Graph, member: dict[Node, Group]) -> list[Nod
     return list(dict.fromkeys(near + siblings))
 
 
-def _ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:
+def ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:
     """Groups such that each comes after those it reads from."""
     pending = list({id(g): g for n in graph.nodes if (g := member.get(n))}.values())
     done: set[Node] = set()
-    ordered: list[Group] = []
+    result: list[Group] = []
     while pending:
         ready = next(g for g in pending if all(p in done or p in g.nodes for n in g.nodes for p in graph.producers(n)))
         pending.remove(ready)
-        ordered.append(ready)
+        result.append(ready)
         done |= set(ready.nodes)
-    return ordered
+    return result
 
 
 # ---- inlining: recompute instead of store ----------------------------------------------------------------------------
@@ -133,13 +133,13 @@ def _inline(graph: Graph, remarks: list[Remark]) -> None:
             remarks.append(Remark("kept", node.name, why, node.line))
             continue
         for consumer in consumers:
-            _inline_into(node, consumer)
+            inline_into(node, consumer)
         node.inlined = True
         where = ", ".join(c.name for c in consumers)
         remarks.append(Remark("inlined", f"{node.name} into {where}", f"{operations:.0f} operations, no store, no load", node.line))
 
 
-def _inline_into(node: Node, consumer: Node) -> None:
+def inline_into(node: Node, consumer: Node) -> None:
     (result,) = node.results
     reads = []
     for read in consumer.reads:

@@ -15,10 +15,13 @@ attributes, which is all that the passes after it obey:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tilec import mlir
 from tilec.cost import Prediction, Work, predict
+from tilec.given import Fixed, group_as
 from tilec.graph import Graph, Node, build_graph
 from tilec.grouping import Group, Remark, group, outputs_of, work_of
 from tilec.mlir import ir
@@ -53,31 +56,50 @@ class KernelPlan:
 
 @dataclass(frozen=True)
 class Plan:
+    """All kernels of a program. `signature` says of which, with its shapes.
+
+    `regroup` plans once more with given groups. It reads the IR that the plan was made of, so it is there only while that
+    is unchanged: for the schedule, which the driver asks before any pass goes on.
+    """
+
     target: Target
     kernels: tuple[KernelPlan, ...]
     inlined: tuple[str, ...]
     remarks: tuple[Remark, ...] = field(default=())
+    signature: str = ""
+    regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
 
     @property
     def time_us(self) -> float:
         return sum(k.prediction.time_us for k in self.kernels)
 
 
-def make_plan(function: ir.Operation, target: Target) -> Plan:
-    """Decides everything for one function of `linalg` on tensors."""
+def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None) -> Plan:
+    """Decides everything for one function of `linalg` on tensors; its kernels too, unless `fixed` gives them."""
     if target.kind == "cuda":
         from tilec.plan_cuda import choose
     else:
         from tilec.plan_cpu import choose
     graph = build_graph(function)
-    groups, remarks = group(graph, target)
+    groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
     stem = ir.StringAttr(function.attributes["sym_name"]).value
     kernels = []
     for g in groups:
         kernel, why = choose(_start(g, graph, _kernel_name(stem, g, graph), target), g, graph, target)
         kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
         remarks += why
-    return Plan(target, tuple(kernels), tuple(n.name for n in graph.nodes if n.inlined), tuple(remarks))
+    inlined = tuple(n.name for n in graph.nodes if n.inlined)
+    regroup = partial(make_plan, function, target)
+    return Plan(target, tuple(kernels), inlined, tuple(remarks), _signature(function), regroup)
+
+
+def _signature(function: ir.Operation) -> str:
+    """`softmax(x: f32[512, 64])`: what a schedule is for."""
+    attributes = ir.ArrayAttr(function.attributes["arg_attrs"]) if "arg_attrs" in function.attributes else []
+    names = [ir.StringAttr(a["tilec.name"]).value for a in attributes]
+    types = [ir.ShapedType(a.type) for a in mlir.entry(function).arguments]
+    inputs = [f"{n}: {t.element_type}{list(t.shape) if t.rank else ''}" for n, t in zip(names, types)]
+    return f"{ir.StringAttr(function.attributes['sym_name']).value}({', '.join(inputs)})"
 
 
 def _kernel_name(stem: str, g: Group, graph: Graph) -> str:

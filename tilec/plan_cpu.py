@@ -46,6 +46,9 @@ def _tile(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[t
         for d in directions:
             tile[d] = min(kernel.extents[d], TRANSPOSE_TILE)
         budget = max(1, budget // prod(tile.values()))
+    elif (d := _innermost(g)) in tile:  # at least some cache lines along memory, however much work stands behind each element
+        tile[d] = min(kernel.extents[d], max(64, min(1024, kernel.extents[d] // (4 * target.units))))
+        budget = max(1, budget // tile[d])
     for d in order:
         grow = min(ceil(kernel.extents[d] / tile[d]), budget)
         tile[d] = min(kernel.extents[d], tile[d] * grow)
@@ -70,6 +73,13 @@ def _directions(g: Group) -> list[int]:
             if read.dims and ir.ShapedType(read.value.type).shape[-1] > 1:
                 found[g.space.dims[node][read.dims[-1]]] = None
     return list(found)
+
+
+def _innermost(g: Group) -> int | None:
+    """The kernel dimension that the longest operation's innermost loop walks."""
+    node = max(g.nodes, key=lambda n: n.iterations)
+    order = loop_order(node)
+    return g.space.dims[node][order[-1]] if order else None
 
 
 def _inner_first(kernel: KernelPlan, g: Group) -> list[int]:

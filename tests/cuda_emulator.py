@@ -1,0 +1,211 @@
+"""Runs emitted CUDA kernels without a GPU: they are plain Python, so every CUDA thread becomes a thread of this process.
+
+Device functions are stand-ins that keep their types (float32 stays float32, integers wrap) and check addresses: an access
+outside an array, or a vector that is not aligned, is an error. Blocks run one after another.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import threading
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+
+from tilec.dtypes import DTYPES
+
+ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(?:nc|stream))?$")
+SHARED = 1 << 40
+NUMPY = {
+    **{f"int{b}": np.dtype(f"int{b}").type for b in (8, 16, 32, 64)},
+    **{f"uint{b}": np.dtype(f"uint{b}").type for b in (8, 16, 32, 64)},
+    "float32": np.float32, "float64": np.float64, "boolean": np.bool_,
+}  # fmt: skip
+
+
+class Failed(Exception):
+    """Another thread of the block failed."""
+
+
+class Memory:
+    """Arrays at made-up addresses, far from each other."""
+
+    def __init__(self) -> None:
+        self.arrays: list[np.ndarray] = []
+
+    def add(self, array: np.ndarray) -> int:
+        self.arrays.append(array.reshape(-1).view(np.uint8) if array.size else np.zeros(0, np.uint8))
+        return len(self.arrays) << 32
+
+    def bytes_at(self, address: int, count: int) -> np.ndarray:
+        number, offset = int(address) >> 32, int(address) & 0xFFFFFFFF
+        assert 0 < number <= len(self.arrays), f"{address:#x} is no array's address"
+        array = self.arrays[number - 1]
+        assert 0 <= offset <= len(array) - count, f"{count} bytes at {offset} of {len(array)}"
+        return array[offset : offset + count]
+
+
+class Block:
+    """One block while it runs: its shared memory, and where its threads meet."""
+
+    def __init__(self, threads: int, shared: int, memory: Memory):
+        self.shared = np.full(shared, 0xA5, np.uint8)
+        self.memory = memory
+        self.barrier = threading.Barrier(threads)
+        self.warps = [threading.Barrier(min(32, threads - 32 * w)) for w in range(-(-threads // 32))]
+        self.lanes = [None] * threads
+
+    def bytes_at(self, address: int, count: int) -> np.ndarray:
+        if address < SHARED:
+            return self.memory.bytes_at(address, count)
+        offset = int(address) - SHARED
+        assert 0 <= offset <= len(self.shared) - count, f"{count} bytes at {offset} of shared memory"
+        return self.shared[offset : offset + count]
+
+    def access(self, dtype, count: int, address: int) -> np.ndarray:
+        assert address % (count * dtype.itemsize) == 0, f"{count} x {dtype} at {address:#x} is not aligned"
+        return self.bytes_at(address, count * dtype.itemsize).view(dtype)
+
+
+class Intrinsics(ModuleType):
+    """Stands where `tilec.runtime.cuda_intrinsics` does; `state` holds each thread's block and number."""
+
+    def __init__(self) -> None:
+        super().__init__("tilec.runtime.cuda_intrinsics")
+        self.state = threading.local()
+        local = SimpleNamespace(array=lambda n, kind: np.full(n, 77, kind))
+        shared = SimpleNamespace(array=lambda n, kind: None)
+        index = lambda name: property(lambda _: SimpleNamespace(x=np.int32(getattr(self.state, name))))  # noqa: E731
+        kind = type("Cuda", (), {"threadIdx": index("thread"), "blockIdx": index("number")})
+        self.cuda = kind()
+        self.cuda.local, self.cuda.shared = local, shared
+        self.cuda.syncthreads = lambda: self._meet(self.state.block.barrier)
+        self.shared_address = lambda _: SHARED
+
+    def _meet(self, barrier: threading.Barrier) -> None:
+        try:
+            barrier.wait()
+        except threading.BrokenBarrierError as error:
+            raise Failed from error
+
+    def __getattr__(self, name: str):
+        if name in NUMPY:
+            return NUMPY[name]
+        if match := ACCESS.match(name):
+            return self._access(*match.groups())
+        if name.startswith("shuffle_xor_"):
+            return self._shuffle
+        stem, _, kind = name.rpartition("_")
+        if kind in ("f32", "f64", "bf16", "f16", "f8e4m3", "f8e5m2") and stem in SCALAR:
+            return _typed(SCALAR[stem], kind)
+        if stem == "round":
+            return lambda value: np.float32(np.float32(value).astype(DTYPES[kind].numpy))
+        raise AttributeError(name)
+
+    def _access(self, shared, action, dtype, count, *_):
+        kind, register = DTYPES[dtype].numpy, np.float32 if DTYPES[dtype].bits < 32 and DTYPES[dtype].is_float else None
+
+        def cells(address, n=1):
+            assert (address >= SHARED) == bool(shared)
+            return self.state.block.access(kind, n, int(address))
+
+        def load(address):
+            return (register or kind.type)(cells(address)[0])
+
+        def store(address, value):
+            cells(address)[0] = value
+
+        def load_vector(array, at, address):
+            array[at : at + int(count)] = cells(address, int(count))
+
+        def store_vector(array, at, address):
+            cells(address, int(count))[:] = array[at : at + int(count)].astype(kind)
+
+        if count:
+            return load_vector if action == "load" else store_vector
+        return load if action == "load" else store
+
+    def _shuffle(self, value, mask):
+        block, thread = self.state.block, self.state.thread
+        block.lanes[thread] = value
+        self._meet(block.warps[thread // 32])
+        other = block.lanes[thread ^ int(mask)]
+        self._meet(block.warps[thread // 32])
+        return other
+
+
+def _typed(function, kind: str):
+    wide = np.float64 if kind == "f64" else np.float32
+    return lambda *values: _cast(function(*(np.float64(v) for v in values)), wide)
+
+
+def _cast(value, kind):
+    return bool(value) if isinstance(value, (bool, np.bool_)) else kind(value)
+
+
+SCALAR = {
+    **{n: getattr(np, n) for n in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos", "tan", "tanh")},
+    **{n: getattr(np, n) for n in ("fabs", "ceil", "floor", "rint", "maximum", "minimum", "fmod")},
+    "rsqrt": lambda x: 1 / np.sqrt(x), "erf": lambda x: math.erf(x) if x == x else x, "pow": np.power,
+    "fma": lambda a, b, c: a * b + c, "not_equal": lambda a, b: bool(a != b), "is_nan": lambda a: bool(a != a),
+}  # fmt: skip
+
+
+def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> list[int]:
+    """Runs a program; returns the sites of failed checks, by kernel launch."""
+    memory, module = Memory(), Intrinsics()
+    slots = {
+        "input": [memory.add(np.ascontiguousarray(a)) for a in inputs],
+        "output": [memory.add(a) for a in outputs],
+        "temporary": [memory.add(np.zeros(n, np.uint8)) for n in emitted.temporaries],
+    }
+    saved = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        namespace: dict = {}
+        exec(compile(emitted.module, "<kernels>", "exec"), namespace)
+    finally:
+        sys.modules[module.__name__] = saved
+        if saved is None:
+            del sys.modules[module.__name__]
+    kernels, failed = {k.name: k for k in emitted.kernels}, []
+    for step in emitted.steps:
+        addresses = [slots[s.kind][s.number] for s in step.slots]
+        if step.kernel is None:
+            memory.bytes_at(addresses[1], step.bytes)[:] = memory.bytes_at(addresses[0], step.bytes)
+            continue
+        kernel, errors = kernels[step.kernel], np.zeros(1, np.int32)
+        if kernel.sites:
+            addresses.append(memory.add(errors))
+        for number in range(kernel.grid):
+            _run_block(module, namespace[kernel.name], kernel, number, addresses, memory)
+        failed.append(int(errors[0]))
+    return failed
+
+
+def _run_block(module: Intrinsics, function, kernel, number: int, addresses: list[int], memory: Memory) -> None:
+    block = Block(kernel.threads, kernel.shared, memory)
+    problems: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        module.state.block, module.state.thread, module.state.number = block, thread, number
+        try:
+            with np.errstate(all="ignore"):
+                function(*addresses)
+        except Failed:
+            pass
+        except BaseException as error:
+            problems.append(error)
+            block.barrier.abort()
+            for warp in block.warps:
+                warp.abort()
+
+    threads = [threading.Thread(target=work, args=(t,)) for t in range(kernel.threads)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if problems:
+        raise problems[0]
