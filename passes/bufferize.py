@@ -70,11 +70,19 @@ def _program(function: ir.Operation) -> None:
             for op in old.operations:
                 if op.operation.name == "func.call":
                     _call(op.operation, memory)
+                elif op.operation.name == "tensor.expand_shape":
+                    memory[op.results[0]] = _expand(op, memory[op.operands[0]])
             for value, out in zip(results, outs):
                 if memory[value] != out:  # an input, or a result that is returned twice
                     memref.CopyOp(memory[value], out)
             func.ReturnOp([])
     function.erase()
+
+
+def _expand(op: ir.OpView, source: ir.Value) -> ir.Value:
+    """One dimension written as two: the same memory."""
+    type_ = memory_type(op.results[0].type)
+    return memref.ExpandShapeOp(type_, source, op.attributes["reassociation"], [], list(type_.shape)).result
 
 
 def _call(call: ir.Operation, memory: dict[ir.Value, ir.Value]) -> None:

@@ -7,7 +7,7 @@
       y = generic e / s   {sweep 2}            return y
     }                                        }
 
-Producers marked `tilec.inline` are computed inside their readers; operations of one sweep that walk the same dimensions
+Reductions marked `tilec.split` become two. Producers marked `tilec.inline` are computed inside their readers; operations of one sweep that walk the same dimensions
 become one; then each kernel's operations move into a function that takes its inputs and the tensors to write
 (destination style) and returns what it wrote. What is left in the program's function is the order of calls.
 """
@@ -18,10 +18,14 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import func, ir, tensor
 from tilec.passes.merge import inline, merge, refuse_inline
+from tilec.passes.split import split
+
+PLACEMENT = ("kernel", "sweep", "dims", "loops")  # what the plan writes on every operation
 
 
 def fuse(module: ir.Operation) -> None:
     (function,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
+    _split_all(function)
     _inline_all(function)
     order = _kernels(function)
     for name in order:
@@ -32,6 +36,19 @@ def fuse(module: ir.Operation) -> None:
 
 def _generics(function: ir.Operation) -> list[ir.Operation]:
     return [op.operation for op in mlir.entry(function).operations if mlir.is_generic(op.operation)]
+
+
+def _split_all(function: ir.Operation) -> None:
+    for op in _generics(function):
+        if "tilec.split" in op.attributes:
+            table = ir.DictAttr(op.attributes["tilec.split"])
+            placed = {f"tilec.{k}": op.attributes[f"tilec.{k}"] for k in PLACEMENT if f"tilec.{k}" in op.attributes}
+            partial, combine = split(op, ir.IntegerAttr(table["dim"]).value, ir.IntegerAttr(table["parts"]).value)
+            for key in PLACEMENT:
+                if key in table:
+                    partial.attributes[f"tilec.{key}"] = table[key]
+            for key, value in placed.items():
+                combine.attributes[key] = value
 
 
 def _inline_all(function: ir.Operation) -> None:
@@ -172,9 +189,11 @@ def _clone_local(value: ir.Value, mapping: dict[ir.Value, ir.Value]) -> None:
 
 def _names(value: ir.Value, function: ir.Operation) -> ir.Attribute:
     """The source's name of a tensor: `%0` says little in a kernel that a person reads."""
-    owner = value.owner
-    if isinstance(owner, ir.Block):
+    owner = mlir.definition(value)
+    if owner is None:
         return ir.ArrayAttr(function.attributes["arg_attrs"])[value.arg_number]
+    if owner.name == "tensor.expand_shape":
+        return _names(owner.operands[0], function)
     names = (mlir.get_string(owner, "tilec.name") or "t").split(",")
     if "call" in owner.name:
         callee = str(ir.FlatSymbolRefAttr(owner.attributes["callee"]).value)

@@ -98,7 +98,7 @@ def _keep_output(op: ir.Operation, n: int, layout: Layout) -> None:
     with op.location:
         with ir.InsertionPoint(_first_user(op, value)):
             tile = _tile_like(value, dims, layout)
-        for user in [u for u in mlir.uses(value) if u.name != "memref.subview"]:
+        for user in [u for u in mlir.uses(value) if u.name.startswith("linalg.")]:
             for position, operand in enumerate(user.operands):
                 if operand == value:
                     user.operands[position] = tile
@@ -164,7 +164,7 @@ def _copy(source: ir.Value, target: ir.Value, dims: list[int], op: ir.Operation 
 
 def _first_user(op: ir.Operation, value: ir.Value) -> ir.Operation:
     """The first operation of the block that touches `value`: its fill, or `op`."""
-    users = {u for u in mlir.uses(value) if u.name != "memref.subview"}
+    users = {u for u in mlir.uses(value) if u.name.startswith("linalg.")}
     return next(o.operation for o in op.block.operations if o.operation in users)
 
 

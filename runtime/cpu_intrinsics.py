@@ -43,7 +43,11 @@ def _pointer(element: types.Type) -> Callable:
             return None
 
         def generate(context, builder, signature, arguments):
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+            type_ = context.get_value_type(signature.return_type)
+            # an empty instruction rather than `inttoptr`: LLVM takes what a call returns for apart from its own constant
+            # tables, which loops with gathers from them need to vectorise
+            empty = ir.InlineAsm(ir.FunctionType(type_, [arguments[0].type]), "", "=r,0", side_effect=False)
+            return builder.call(empty, arguments)
 
         return types.CPointer(element)(types.intp), generate
 

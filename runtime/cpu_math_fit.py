@@ -150,7 +150,7 @@ def _shifted(scaled: list[mp.mpf], centre: mp.mpf, half: mp.mpf) -> list[mp.mpf]
 def rounded(fit: Fit, terms: int, dtype: type) -> tuple[list[mp.mpf], mp.mpf]:
     """Coefficients that are f32: rounded one by one, lowest first, and those after it fitted again to make up for it."""
     coefficients: list[mp.mpf] = []
-    if dtype is np.float64:  # their rounding counts less than that of the evaluation
+    if dtype is np.float64 or fit.low < 0:  # their rounding counts less than that of the evaluation
         return remez(fit, terms)
     while len(coefficients) < terms:
         rest, error = remez(_without(fit, coefficients), terms - len(coefficients))

@@ -72,6 +72,8 @@ def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[int, ...
                 shaped = ir.ShapedType(op.results[0].type)
                 slots[op.results[0]] = Slot("temporary", len(temporaries))
                 temporaries.append(_bytes(shaped))
+            case "memref.expand_shape":  # the same memory, seen with another shape
+                slots[op.results[0]] = slots[op.operands[0]]
             case "func.call":
                 callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
                 steps.append(Step(callee, tuple(slots[v] for v in op.operands)))

@@ -9,6 +9,7 @@ attributes, which is all that the passes after it obey:
 | `tilec.kernel` | operation | the kernel it belongs to |
 | `tilec.sweep` | operation | operations of a kernel with one number walk their space together, as one loop nest |
 | `tilec.dims` | operation | the kernel dimension of each of its dimensions |
+| `tilec.split` | operation | a reduction that is cut into parts, and where the operation that makes them belongs |
 | `tilec.loops` | operation | its own dimensions in the order of loops, outermost first |
 | `tilec.kernels` | module | per kernel: its grid dimensions and their tile sizes, threads, predicted time |
 """
@@ -25,6 +26,7 @@ from tilec.given import Fixed, group_as
 from tilec.graph import Graph, Node, build_graph
 from tilec.grouping import Group, Remark, group, outputs_of, work_of
 from tilec.mlir import ir
+from tilec.splitting import Split, apply_splits, choose_splits
 from tilec.target import Target
 
 
@@ -67,6 +69,7 @@ class Plan:
     inlined: tuple[str, ...]
     remarks: tuple[Remark, ...] = field(default=())
     signature: str = ""
+    splits: tuple[Split, ...] = ()
     regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -81,7 +84,13 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     else:
         from tilec.plan_cpu import choose
     graph = build_graph(function)
-    groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
+    groups, remarks = group(graph, target)
+    splits, why = choose_splits(groups, graph, target)
+    planned = apply_splits(function, splits) if splits else function  # what `fuse` will make of it
+    if splits or fixed:
+        graph = build_graph(planned)
+        groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
+    remarks = why + remarks
     stem = ir.StringAttr(function.attributes["sym_name"]).value
     kernels = []
     for g in groups:
@@ -90,7 +99,7 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         remarks += why
     inlined = tuple(n.name for n in graph.nodes if n.inlined)
     regroup = partial(make_plan, function, target)
-    return Plan(target, tuple(kernels), inlined, tuple(remarks), _signature(function), regroup)
+    return Plan(target, tuple(kernels), inlined, tuple(remarks), _signature(function), tuple(splits), regroup)
 
 
 def _signature(function: ir.Operation) -> str:
@@ -152,15 +161,17 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(function) if mlir.is_generic(op)}
     for name in plan.inlined:
         by_name[name].attributes["tilec.inline"] = ir.UnitAttr.get()
+    parts = {f"{s.name}.partial": s for s in plan.splits}
     table = {}
     for kernel in plan.kernels:
         for name in kernel.nodes:
-            op = by_name[name]
-            op.attributes["tilec.kernel"] = mlir.string(kernel.name)
-            op.attributes["tilec.sweep"] = mlir.integer(kernel.sweeps[name])
-            op.attributes["tilec.dims"] = mlir.integers(kernel.dims[name])
-            if name in kernel.loops:
-                op.attributes["tilec.loops"] = mlir.integers(kernel.loops[name])
+            placed = _placement(kernel, name)
+            if name in parts:
+                split = {"dim": mlir.integer(parts[name].dim), "parts": mlir.integer(parts[name].parts)}
+                by_name[parts[name].name].attributes["tilec.split"] = ir.DictAttr.get(split | placed)
+                continue
+            for key, value in placed.items():
+                by_name[name].attributes[f"tilec.{key}"] = value
         entry = {
             "grid": mlir.integers(kernel.grid),
             "tile": mlir.integers(kernel.tile),
@@ -171,6 +182,16 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     module.attributes["tilec.kernels"] = ir.DictAttr.get(table)
     module.attributes["tilec.target"] = mlir.string(plan.target.name)
     module.attributes["tilec.backend"] = mlir.string(plan.target.kind)
+
+
+def _placement(kernel: KernelPlan, name: str) -> dict[str, ir.Attribute]:
+    """What the plan says of one operation of a kernel."""
+    placed = {
+        "kernel": mlir.string(kernel.name),
+        "sweep": mlir.integer(kernel.sweeps[name]),
+        "dims": mlir.integers(kernel.dims[name]),
+    }
+    return placed | ({"loops": mlir.integers(kernel.loops[name])} if name in kernel.loops else {})
 
 
 def _attribute(value: int | str | tuple[int, ...]) -> ir.Attribute:

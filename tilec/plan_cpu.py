@@ -98,9 +98,9 @@ def loop_order(node: Node) -> tuple[int, ...]:
     if rank == 0:
         return ()
     score = [0.0] * rank
-    for read in (*node.reads, *node.results):
+    for read in (*node.reads, *node.results):  # a row's sum says little beside the row
         if read.dims:
-            score[read.dims[-1]] += 1
+            score[read.dims[-1]] += prod(node.extents[d] for d in read.dims) / max(1, node.iterations)
     for d, weight in _extract_directions(node).items():
         score[d] += weight
     if node.scan is not None:

@@ -1,13 +1,296 @@
+"""Layouts for CUDA kernels: how a block's threads share its tile, and what they keep in registers.
+
+A layout (`passes/layout.py`) says, by kernel dimension, how many threads lie along it, how many elements one access moves,
+and how many steps are unrolled. Three shapes cover all operations:
+
+- *rows*: memory is contiguous along a dimension that a block reduces or walks as a whole. Its threads share a row, or
+  several rows; what the sweeps read again stays in registers.
+- *columns*: memory is contiguous along a grid dimension, and there is something to reduce across it. Threads lie along
+  both; those along the reduction combine their states at the end.
+- *points*: the same without a reduction.
+"""
+
 from __future__ import annotations
-from dataclasses import replace
-from tilec.passes.layout import make, options
-def choose(kernel, g, graph, target):
-    n=len(kernel.extents)
-    tile={d:1 for d in kernel.grid}
-    ext=[tile.get(d, kernel.extents[d]) for d in range(n)]
-    last=n-1
-    threads=[1]*n; vectors=[1]*n; steps=[4]*n
-    threads[last]=256 if kernel.extents[last]>256 else 32
-    if last in tile: tile[last]=ext[last]=min(kernel.extents[last],threads[last]*4)
-    lay=make(ext,[last],threads,vectors,steps)
-    return replace(kernel, tile=tuple(tile[d] for d in kernel.grid), options=options(lay)|{"keep":1}), []
+
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from tilec import cost
+from tilec.graph import Graph, Node
+from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
+from tilec.mlir import ir
+from tilec.passes.layout import Layout, make, options
+from tilec.plan import KernelPlan
+from tilec.plan_cpu import _extract_directions as extract_directions
+from tilec.target import Target
+
+THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
+LOADS = 4  # independent 16-byte loads a thread has in flight: 32 KB an SM, see Little's law in cost.py
+HELD = 96  # registers that a thread may hold of the tile; the rest of 128 to 255 is for addresses and arithmetic
+WIDE = 16  # bytes of the widest memory access
+UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tensor that the kernel reads or writes in global memory, subscripted by kernel dimensions."""
+
+    dims: tuple[int, ...]
+    bytes: int
+    element: int
+    written: bool
+    sweeps: int = 1  # operations that read it
+
+
+@dataclass(frozen=True)
+class View:
+    """What the choice looks at."""
+
+    kernel: KernelPlan
+    group: Group
+    graph: Graph
+    target: Target
+    accesses: tuple[Access, ...]
+
+    @property
+    def extents(self) -> list[int]:
+        return [self.kernel.extents[d] for d in range(len(self.kernel.extents))]
+
+    @property
+    def reduced(self) -> list[int]:
+        return [d for d in range(len(self.extents)) if d not in self.kernel.grid]
+
+    @property
+    def scanned(self) -> set[int]:
+        return {self.group.space.dims[n][n.scan] for n in self.group.nodes if n.scan is not None}
+
+
+def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
+    """Tile sizes and the layout of one kernel."""
+    view = View(kernel, g, graph, target, tuple(_accesses(kernel, g, graph)))
+    lane = _lane_dim(view)
+    if lane is None:
+        tile, layout, why = {}, _make(view, {}, {}, {}, {}), "one thread computes a scalar"
+    elif lane in kernel.grid:
+        tile, layout, why = _columns(view, lane)
+    else:
+        tile, layout, why = _rows(view, lane)
+    sizes = tuple(tile.get(d, 1) for d in kernel.grid)
+    kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1})
+    kernel = replace(kernel, work=_work(kernel, view, layout))
+    return kernel, [Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
+
+
+def _accesses(kernel: KernelPlan, g: Group, graph: Graph):
+    written = outputs_of(g.nodes, graph)
+    for node in g.nodes:
+        for result in node.results:
+            if result.value in written:
+                yield _access(g, node, result.value, result.dims, True, 1)
+    for value in inputs_of(g.nodes):
+        readers = [(n, r) for n in g.nodes for r in n.reads if r.value == value]
+        seen: dict[tuple[int, ...], int] = {}
+        for node, read in readers:
+            places = tuple(g.space.dims[node][d] for d in read.dims)
+            seen[places] = seen.get(places, 0) + 1
+        for node, read in readers:
+            places = tuple(g.space.dims[node][d] for d in read.dims)
+            if sweeps := seen.pop(places, 0):
+                yield _access(g, node, value, read.dims, False, sweeps)
+
+
+def _access(g: Group, node: Node, value: ir.Value, dims: tuple[int, ...], written: bool, sweeps: int) -> Access:
+    shaped = ir.ShapedType(value.type)
+    size = element_bytes(shaped.element_type)
+    return Access(tuple(g.space.dims[node][d] for d in dims), prod(shaped.shape) * size, size, written, sweeps)
+
+
+# ---- the contiguous dimension ----------------------------------------------------------------------------------------
+
+
+def _lane_dim(view: View) -> int | None:
+    """The dimension along which most bytes are contiguous: neighbouring threads take neighbouring elements of it."""
+    score: dict[int, float] = {}
+    for access in view.accesses:
+        if (d := _contiguous(access, view)) is not None:
+            score[d] = score.get(d, 0) + access.bytes * (1.25 if access.written else 1)
+    for node in view.group.nodes:
+        for d, weight in extract_directions(node).items():
+            k = view.group.space.dims[node][d]
+            score[k] = score.get(k, 0) + weight * node.iterations
+    if not score:
+        wide = [d for d, e in enumerate(view.extents) if e > 1]
+        return wide[-1] if wide else None
+    return max(score, key=lambda d: (score[d], d))
+
+
+def _contiguous(access: Access, view: View) -> int | None:
+    """The last dimension, where it is longer than one element."""
+    if not access.dims or view.extents[access.dims[-1]] <= 1:
+        return None
+    return access.dims[-1]
+
+
+def _vector(view: View, lane: int) -> int:
+    """Elements side by side that one thread takes: 16 bytes of the narrowest operand that matters.
+
+    1 where rows are no multiple of that, so that vectors would be cut or unaligned, and where most is read at computed
+    subscripts: those are single elements, which neighbouring threads should take one by one.
+    """
+    along = [a for a in view.accesses if _contiguous(a, view) == lane]
+    extracted = sum(n.iterations for n in view.group.nodes for _ in n.extracts)
+    plain = sum(a.bytes // a.element for a in along if not a.written)
+    if not along or extracted > plain:
+        return 1
+    most = max(a.bytes for a in along)
+    vector = min(8, WIDE // min(a.element for a in along if 4 * a.bytes >= most))
+    while vector > 1 and view.extents[lane] % vector:
+        vector //= 2
+    return vector
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
+    """Threads share a row; several short rows share a block."""
+    length, vector = view.extents[lane], _vector(view, lane)
+    rows = max(1, prod(view.extents[d] for d in view.kernel.grid))
+    if lane in view.scanned:
+        return _serial_rows(view, lane)
+    problem = _row_problem(view, lane, rows)
+    fits = [c for c in cost.choose(view.target, problem) if c.tile.cluster == 1 and c.tile.threads <= 1024]
+    held = _held(view, lane)
+    best = next((c for c in fits if _suits(c.tile, length, vector, held)), None)
+    threads = best.tile.threads if best else min(1024, _power(length / (vector * LOADS)))
+    together = best.tile.rows_per_block if best else 1
+    steps = ceil(length / (threads * vector))
+    whole = steps * vector * held <= HELD
+    if not whole:
+        threads = min(1024, _power(length / (vector * LOADS)))
+        together, steps = max(1, THREADS // threads), LOADS
+    across = view.kernel.grid[-1] if view.kernel.grid else None
+    counts = {lane: threads}
+    if across is not None and together > 1:
+        counts[across] = _power(min(together, view.extents[across]))
+    step = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: steps}
+    layout = _make(view, counts, {lane: vector}, step, dict.fromkeys(view.kernel.grid, 1) | counts)
+    keep = "in registers" if layout.whole([lane]) else "read again by every sweep"
+    why = f"{threads} threads a row of {length}, {vector} elements an access, {counts.get(across, 1)} rows a block, rows {keep}"
+    return {across: counts.get(across, 1)} if across is not None else {}, layout, why
+
+
+def _serial_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
+    """A scan along rows: every thread walks a row of its own."""
+    across = view.kernel.grid[-1] if view.kernel.grid else None
+    counts = {across: min(32, _power(view.extents[across]))} if across is not None else {}
+    steps = {d: min(view.extents[d], UNROLLED) for d in view.reduced}
+    layout = _make(view, counts, {lane: _vector(view, lane)}, steps, dict.fromkeys(view.kernel.grid, 1) | counts)
+    return dict(counts), layout, "a scan: one thread a row"
+
+
+def _row_problem(view: View, lane: int, rows: int) -> cost.Rows:
+    along = [a for a in view.accesses if lane in a.dims and len(a.dims) > 1] or list(view.accesses)
+    reads, writes = [a for a in along if not a.written], [a for a in along if a.written]
+    nodes = [n for n in view.group.nodes if lane in view.group.space.dims[n]]
+    flops = {"fma.f32": sum(n.flops for n in nodes), "special": sum(n.special for n in nodes)}
+    size = max((a.element for a in reads), default=4)
+    sweeps = 1 + max(view.kernel.sweeps[n.name] for n in nodes)
+    return cost.Rows(rows, view.extents[lane], size, len(reads), len(writes), _held(view, lane), sweeps, flops)
+
+
+def _suits(tile: cost.RowTile, length: int, vector: int, held: int) -> bool:
+    """Whether a thread can hold its part of a row, in accesses of our width."""
+    steps = ceil(length / (tile.threads * vector))
+    return tile.threads * vector <= max(vector, 2 * length) and steps * vector * held <= HELD
+
+
+def _held(view: View, lane: int) -> int:
+    """32-bit registers that an element along `lane` takes at most: what is live at a time, of inputs and intermediates."""
+    nodes = view.group.nodes
+    spans: list[tuple[int, int, int]] = []
+    for value in dict.fromkeys(r.value for n in nodes for r in (*n.reads, *n.results)):
+        uses = [i for i, n in enumerate(nodes) for r in (*n.reads, *n.results) if r.value == value and _has(view, n, r, lane)]
+        if uses:
+            words = max(1, element_bytes(ir.ShapedType(value.type).element_type) // 4)
+            spans.append((uses[0], uses[-1], words))
+    return max((sum(w for first, last, w in spans if first <= i < max(last, first + 1)) for i in range(len(nodes))), default=1) or 1
+
+
+def _has(view: View, node: Node, read, lane: int) -> bool:
+    return lane in (view.group.space.dims[node][d] for d in read.dims)
+
+
+# ---- columns and points ----------------------------------------------------------------------------------------------
+
+
+def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
+    """Threads along the contiguous grid dimension, then along a reduction that needs them, then along other grid
+    dimensions; steps keep several loads in flight."""
+    kernel, extents, vector = view.kernel, view.extents, _vector(view, lane)
+    reads = max(1, sum(not a.written and lane in a.dims for a in view.accesses) + sum(len(n.extracts) for n in view.group.nodes))
+    splits = [d for d in view.reduced if d not in view.scanned and extents[d] > UNROLLED]
+    points = prod(extents[d] for d in kernel.grid)
+    counts: dict[int, int] = {}
+    budget = THREADS
+    narrow = _split(view, points // vector) if splits else 1
+    counts[lane] = min(max(32, budget // narrow) if narrow > 1 else budget, _power(extents[lane] / vector))
+    budget //= counts[lane]
+    if narrow > 1:
+        longest = max(splits, key=lambda d: extents[d])
+        counts[longest] = min(max(budget, 2 * budget), _power(extents[longest] / 2))
+        budget = max(1, budget // counts[longest])
+    for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
+        counts[d] = min(budget, _power(extents[d]))
+        budget //= counts[d]
+    steps = {d: LOADS if d in splits else min(extents[d], UNROLLED) for d in view.reduced}
+    tile = {d: counts.get(d, 1) * (vector if d == lane else 1) for d in kernel.grid}
+    if not view.reduced:
+        _more_steps(view, lane, tile, steps, max(1, ceil(LOADS / reads)))
+    layout = _make(view, counts, {lane: vector}, steps, tile)
+    shape = " x ".join(str(counts[d]) for d in layout.order)
+    return tile, layout, f"{shape} threads, {vector} elements an access, tiles of {tuple(tile[d] for d in kernel.grid)}"
+
+
+def _split(view: View, threads: int) -> int:
+    """Over how many threads a reduction is spread so that all SMs have enough to do."""
+    wanted = view.target.units * 1024
+    return min(32, _power(wanted / max(1, threads))) if threads < wanted else 1
+
+
+def _more_steps(view: View, lane: int, tile: dict[int, int], steps: dict[int, int], wanted: int) -> None:
+    """Lets a thread take several places, along the contiguous dimension or the next one, while blocks remain for all SMs."""
+    blocks = prod(ceil(view.extents[d] / t) for d, t in tile.items())
+    for d in (lane, *sorted((d for d in tile if d != lane), reverse=True)):
+        while wanted > 1 and 2 * tile[d] <= view.extents[d] and blocks >= 8 * view.target.units:
+            tile[d], steps[d] = 2 * tile[d], 2 * steps.get(d, 1)
+            wanted, blocks = wanted // 2, blocks // 2
+
+
+# ---- the result ------------------------------------------------------------------------------------------------------
+
+
+def _make(view: View, counts: dict[int, int], vectors: dict[int, int], steps: dict[int, int], tile: dict[int, int]) -> Layout:
+    """`counts` lists dimensions in the order of threads, the fastest first."""
+    extents = [min(tile.get(d, 1), e) if d in view.kernel.grid else e for d, e in enumerate(view.extents)]
+    dims = range(len(extents))
+    return make(
+        extents, [d for d, c in counts.items() if c > 1], [counts.get(d, 1) for d in dims],
+        [vectors.get(d, 1) for d in dims], [steps.get(d, 1) for d in dims],
+    )  # fmt: skip
+
+
+def _power(value: float) -> int:
+    """The least power of two that is not below `value`."""
+    return 1 << max(0, ceil(value) - 1).bit_length()
+
+
+def _work(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
+    """What the kernel does, laid out so."""
+    again = sum(a.bytes * (a.sweeps - 1) for a in view.accesses if not a.written and not layout.whole(a.dims))
+    flight = sum(min(WIDE, layout.slots(a.dims) * a.element) if layout.slots(a.dims) else 0 for a in view.accesses if not a.written)
+    held = max((layout.slots(a.dims) * a.element // 4 for a in view.accesses), default=0)
+    return replace(
+        kernel.work, blocks=kernel.blocks, threads=layout.block, registers=min(255, 32 + held), shared_per_block=0,
+        dram_read=kernel.work.dram_read + again, bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
+    )  # fmt: skip

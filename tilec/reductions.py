@@ -1,4 +1,4 @@
-"""The reductions of the language: one row each, read by the checker, the reference, the builders and printers.
+"""The reductions of the language: one row each, read by checker, reference, builders and printers.
 
 A NaN in the range makes `max` and `min` NaN, and `argmax` and `argmin` give the place of the first one.
 """
@@ -18,14 +18,13 @@ from tilec.dtypes import DType
 class Reduction:
     """A reduction.
 
-    `reference(array, axis)` is the meaning, in the array's own type. `identity(dtype)` is what an empty range gives, and
-    what an accumulator starts from. The others name the upstream operation that combines two values, by type; None where
-    the type does not take part. `any` and `all` are of bool.
+    `reference(array, axis)` is the meaning, in the array's own type. `identity(dtype)` is what an empty range
+    gives, and what an accumulator starts from. The others name the upstream operation that combines two values, by
+    type; None where the type does not take part. `any` and `all` are of bool.
 
-    The state of `argmax` and `argmin` is a value and its index. It starts from the identity and `NO_PLACE`, and the later
-    of two states wins where `takes` says so. So a NaN beats every number, and of equals the smaller index stays: indices
-    come in ascending order in a loop, and where they do not (a tree over threads) equal values need the comparison of
-    indices that `takes` makes.
+    The state of `argmax` and `argmin` is a value and its index. It starts from the identity and `NO_PLACE`; `takes`
+    says whether a state replaces another. Indices come in ascending order in a loop, where equals lose; in a tree
+    over threads they may not, so equals compare their indices.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Reduction:
 
 
 NO_PLACE = 2**63 - 1
-"""The index of a state that has seen nothing: any real one is smaller, so a first value that is the identity wins."""
+"""The index of a state that has seen nothing: a real one is smaller, so a first value like the identity wins."""
 
 
 def lowest(dtype: DType) -> int | float | bool:
@@ -103,7 +102,7 @@ def _extreme(dtype: np.dtype, high: bool) -> object:
 _max = _numpy(np.maximum, partial(_extreme, high=False))
 _min = _numpy(np.minimum, partial(_extreme, high=True))
 
-# NumPy's argmax and argmin keep the language's rules already: the first NaN, else the first of equals, else ValueError
+# NumPy's argmax and argmin keep the language's rules: the first NaN, else the first of equals, else ValueError
 _ROWS = [
     Reduction("sum", _numpy(np.add), _number(0), "arith.addf", "arith.addi", "arith.addi"),
     Reduction("prod", _numpy(np.multiply), _number(1), "arith.mulf", "arith.muli", "arith.muli"),
@@ -117,7 +116,5 @@ _ROWS = [
 
 REDUCTIONS: dict[str, Reduction] = {row.name: row for row in _ROWS}
 
-SCANS: dict[str, Reduction] = {
-    f"cum{kind}": REDUCTIONS[kind] for kind in ("sum", "prod", "max", "min")
-}
+SCANS: dict[str, Reduction] = {f"cum{kind}": REDUCTIONS[kind] for kind in ("sum", "prod", "max", "min")}
 """Inclusive scans, by the reduction that gives each prefix."""

@@ -1,0 +1,61 @@
+# make demo    sets up .venv, then compiles and runs a transformer block
+# make test    sets up .venv, then runs the tests that this machine can run
+# make bench   times tilec beside the peers that are installed (PEERS="torch jax" installs them first)
+# make lint    ruff
+# make docs    rewrites the figures and tables of README.md and docs/ from the code and benchmarks/results/
+#
+# Everything happens in $(VENV); PYTHON is what makes it. Where an NVIDIA driver is loaded, the GPU compiler is
+# installed, too (EXTRAS= leaves it out).
+
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= $(shell n=$$(nproc 2>/dev/null || sysctl -n hw.ncpu); echo $$(( n > 8 ? 8 : n )))
+EXTRAS ?= $(if $(wildcard /proc/driver/nvidia/version /dev/dxg),cuda)
+PEERS  ?=
+SUITE  ?= cpu
+comma  := ,
+
+BIN  := $(VENV)/bin
+RUN  := $(BIN)/python
+BASE := $(VENV)/.base$(addprefix -,$(EXTRAS))
+TEST := $(VENV)/.test$(addprefix -,$(EXTRAS))
+
+.PHONY: demo test bench lint docs clean
+.DEFAULT_GOAL := demo
+
+demo: $(BASE)
+	$(RUN) examples/demo.py
+
+test: $(TEST)
+	$(RUN) -m pytest -q -n $(JOBS) $(ARGS)
+
+bench: $(BASE)
+	$(if $(PEERS),$(RUN) -m pip install -q $(PEERS))
+	$(RUN) -m benchmarks $(SUITE) $(ARGS)
+
+lint: $(TEST)
+	$(BIN)/ruff check .
+
+docs: $(TEST)
+	$(RUN) -m pip install -q "matplotlib>=3.9"
+	$(RUN) docs/make_pipeline.py
+	$(RUN) -m benchmarks docs
+
+clean:
+	rm -rf $(VENV) *.egg-info build
+
+# Editable: with the folders mapped into one package (pyproject.toml), a plain install is shadowed by the sources as soon
+# as Python starts in this folder.
+$(BASE): pyproject.toml | $(RUN)
+	$(RUN) -m pip install -q -e ".$(if $(EXTRAS),[$(EXTRAS)])"
+	@touch $@
+
+$(TEST): pyproject.toml | $(RUN)
+	$(RUN) -m pip install -q -e ".[test$(addprefix $(comma),$(EXTRAS))]"
+	@touch $@ $(BASE)
+
+$(RUN):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "tilec needs Python 3.11 or later; this is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "cannot make $(VENV): on Debian and Ubuntu, apt install python3-venv"; exit 1; }

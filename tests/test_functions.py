@@ -1,0 +1,91 @@
+"""The tables of scalar functions and reductions: complete, consistent, and true to the language's rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilec import dtypes
+from tilec.functions import FUNCTIONS, IDENTITY
+from tilec.mlir import arith, math
+from tilec.reductions import NO_PLACE, REDUCTIONS, SCANS, takes
+
+NAMES = """abs ceil floor round exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan tanh erf sigmoid min max clamp""".split()
+
+
+def _is_upstream(operation: str) -> bool:
+    dialect, name = operation.split(".")
+    return hasattr({"arith": arith, "math": math}[dialect], name)
+
+
+def test_every_function_of_the_language_has_a_row():
+    assert list(FUNCTIONS) == NAMES
+    assert all(name == row.name for name, row in FUNCTIONS.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operations_exist_upstream(name):
+    row = FUNCTIONS[name]
+    assert _is_upstream(row.mlir)
+    assert all(operation == IDENTITY or _is_upstream(operation) for operation in row.integer or ())
+
+
+def test_arity():
+    assert [n for n in range(6) if n in FUNCTIONS["exp"].arity] == [1]
+    assert [n for n in range(6) if n in FUNCTIONS["clamp"].arity] == [3]
+    assert [n for n in range(6) if n in FUNCTIONS["max"].arity] == [2, 3, 4, 5]
+    assert str(FUNCTIONS["max"].arity) == "2 or more"
+
+
+def test_round_goes_to_even():
+    np.testing.assert_array_equal(FUNCTIONS["round"].reference([0.5, 1.5, 2.5, -0.5]), [0, 2, 2, 0])
+
+
+def test_nan_propagates():
+    for name, arguments in (("min", (1.0, np.nan, 2.0)), ("max", (np.nan, 1.0)), ("clamp", (1.0, np.nan, 2.0))):
+        assert np.isnan(FUNCTIONS[name].reference(*arguments))
+
+
+def test_sigmoid_keeps_its_left_tail():
+    np.testing.assert_allclose(FUNCTIONS["sigmoid"].reference([-700.0, 0, 800]), [np.exp(-700.0), 0.5, 1])
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("dtype", dtypes.DTYPES.values(), ids=str)
+def test_identity_is_the_reduction_of_nothing(name, dtype):
+    row = REDUCTIONS[name]
+    if name in ("any", "all") and dtype != dtypes.BOOL or row.is_arg or dtype.bits < 32 and dtype.is_float:
+        return
+    empty = row.reference(np.zeros((2, 0), dtype.numpy), 1)
+    np.testing.assert_array_equal(empty, [row.identity(dtype)] * 2)
+
+
+def test_empty_argmax_has_no_place():
+    for name in ("argmax", "argmin"):
+        with pytest.raises(ValueError):
+            REDUCTIONS[name].reference(np.zeros((2, 0)), 1)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.F32, dtypes.I8, dtypes.U16], ids=str)
+def test_combining_operations(dtype):
+    for name in ("sum", "prod", "max", "min"):
+        assert _is_upstream(REDUCTIONS[name].combine(dtype))
+    assert REDUCTIONS["max"].combine(dtypes.U16) == "arith.maxui"
+    assert REDUCTIONS["any"].combine(dtypes.BOOL) == "arith.ori"
+
+
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_takes_agrees_with_numpy_in_any_order(kind, backwards):
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        values = rng.choice([-np.inf, -1, 0, 0, 1, np.inf, np.nan], size=5, p=[0.2, 0.2, 0.1, 0.1, 0.1, 0.2, 0.1])
+        best, place = REDUCTIONS[kind].identity(dtypes.F64), NO_PLACE
+        for i in reversed(range(5)) if backwards else range(5):
+            if takes(kind, values[i], i, best, place):
+                best, place = values[i], i
+        assert place == REDUCTIONS[kind].reference(values, 0)
+
+
+def test_scans_refer_to_reductions():
+    assert {name: row.name for name, row in SCANS.items()} == {f"cum{n}": n for n in ("sum", "prod", "max", "min")}

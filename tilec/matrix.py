@@ -1,0 +1,36 @@
+"""What a contraction's factors may be rounded to: the question that decides whether matrix units can compute it.
+
+Matrix units multiply narrow numbers exactly and add in float32. So a product of bf16 tensors, which the language computes
+in f32, loses nothing there; a product of f32 tensors would lose 16 bits of every factor, and goes there only where the
+source allows it (`using bf16`).
+"""
+
+from __future__ import annotations
+
+from tilec import mlir
+from tilec.graph import Node
+from tilec.mlir import ir
+
+_EXACT = {  # stored type: the multiplicand that holds all of its values
+    "bf16": "bf16", "f16": "f16", "f8E4M3FN": "f16", "f8E5M2": "f16",
+}  # fmt: skip
+
+
+def multiplicand_of(node: Node) -> str:
+    """The type that both factors of a contraction may be rounded to without a loss that the source does not allow."""
+    assert node.contraction is not None
+    left, right = node.contraction.left, node.contraction.right
+    product = str(left.type)
+    allowed = mlir.get_string(node.op, "tilec.multiplicand")
+    if product != "f32":
+        return {"f64": "f64"}.get(product, product)
+    if allowed is not None:
+        return allowed
+    kinds = {_EXACT.get(str(stored(f).type), "f32") for f in (left, right)}
+    return kinds.pop() if len(kinds) == 1 else "f32"
+
+
+def stored(factor: ir.Value) -> ir.Value:
+    """A factor before it was widened: `extf` loses nothing, so matrix units can take what it widens."""
+    owner = mlir.definition(factor)
+    return stored(owner.operands[0]) if owner is not None and owner.name == "arith.extf" else factor

@@ -1,0 +1,250 @@
+"""Obeying a schedule file: its plan for the program at hand is checked, carried out, predicted, and compared.
+
+Everything that a file says is checked against what the planner found: unknown names, tiles that are none, groups that
+cannot be one kernel. Where the compiler would choose otherwise, a remark says so with both times.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tilec.cost import predict
+from tilec.diagnostics import CallError, Source, Span, TileError
+from tilec.given import Fixed
+from tilec.grouping import Remark
+from tilec.plan import KernelPlan, Plan
+
+_PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
+_KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, "options": dict}
+_WORDS = {str: "a string", list: "a list", dict: "a table"}
+
+
+def read_schedule(path: str | Path) -> Callable[[Plan], Plan]:
+    """The file as what `compile` and `lower` take. Raises CallError where it cannot be read or is no schedule."""
+    import tomllib
+
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except OSError as error:
+        raise CallError(f"cannot read schedule '{path}': {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CallError(f"schedule '{path}' is not UTF-8 text") from None
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CallError(f"{path}: not TOML: {error}") from None
+    schedule = Schedule(Source(str(path), text), table)
+    schedule.validate()
+    return schedule
+
+
+class Schedule:
+    """A schedule file's text and tables. Called with the compiler's plan, it returns the plan that obeys the file."""
+
+    def __init__(self, source: Source, table: dict[str, Any]):
+        self.source, self.table = source, table
+
+    # ---- what the file says by itself --------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Every key known, every value of its kind."""
+        self._keys(self.table, {"plan": list}, ())
+        for number, plan in enumerate(self.table.get("plan", [])):
+            self._keys(plan, _PLAN_KEYS, (number,))
+            for key in ("program", "target"):
+                if key not in plan:
+                    self.fail(f"a plan needs `{key}`", number)
+            self._list_of(str, plan.get("inline", []), "inline", number)
+            for name, kernel in plan.get("kernels", {}).items():
+                self._kernel(kernel, number, name)
+
+    def _kernel(self, kernel: Any, number: int, name: str) -> None:
+        if not isinstance(kernel, dict):
+            self.fail(f"`kernels.{name}` must be a table", number, name)
+        self._keys(kernel, _KERNEL_KEYS, (number, name))
+        self._list_of(str, kernel.get("operations", []), "operations", number, name)
+        self._list_of(int, kernel.get("tile", []), "tile", number, name)
+        for operation, order in kernel.get("loops", {}).items():
+            self._list_of(int, order, operation, number, name)
+
+    def _keys(self, table: Any, known: dict[str, type], where: tuple) -> None:
+        for key, value in table.items():
+            if key not in known:
+                self.fail(f"unknown key `{key}`", *where, key, hint=_suggest(key, known))
+            if not isinstance(value, known[key]):
+                self.fail(f"`{key}` must be {_WORDS[known[key]]}", *where, key)
+
+    def _list_of(self, kind: type, value: Any, key: str, *where) -> None:
+        if not isinstance(value, list) or any(type(v) is not kind for v in value):
+            self.fail(f"`{key}` must be a list of {'names' if kind is str else 'whole numbers'}", *where, key)
+
+    # ---- obeying it --------------------------------------------------------------------------------------------------
+
+    def __call__(self, own: Plan) -> Plan:
+        for number, section in enumerate(self.table.get("plan", [])):
+            if section["program"] == own.signature and section["target"] == own.target.name:
+                return self._obey(own, section, number)
+        what = f"no plan for {own.signature} on {own.target.name} in {self.source.name}: the compiler decided"
+        return replace(own, remarks=(*own.remarks, Remark("ignored", "schedule", what)))
+
+    def _obey(self, own: Plan, section: dict[str, Any], number: int) -> Plan:
+        plan = self._regroup(own, section, number)
+        tables = self._tables(plan, section, number)
+        kernels = []
+        remarks = list(plan.remarks)
+        for kernel in plan.kernels:
+            name, table = tables.get(frozenset(kernel.nodes), (kernel.name, {}))
+            obeyed = _Edit(self, number, name, table, plan).apply(replace(kernel, name=name))
+            kernels.append(obeyed)
+            remarks += self._difference(kernel, obeyed)
+        plan = replace(plan, kernels=tuple(kernels), remarks=())
+        if Fixed(_groups(plan), plan.inlined).same_as(Fixed(_groups(own), own.inlined)):
+            return replace(plan, remarks=tuple(remarks))
+        return replace(plan, remarks=(*remarks, self._other_groups(own, plan)))
+
+    def _regroup(self, own: Plan, section: dict[str, Any], number: int) -> Plan:
+        """The plan with the file's kernels, where it names their operations."""
+        lists = [k["operations"] for k in section.get("kernels", {}).values() if "operations" in k]
+        if not lists and "inline" not in section:
+            return own
+        fixed = Fixed(
+            tuple(map(tuple, lists)) if lists else _groups(own), tuple(section.get("inline", own.inlined))
+        )
+        if fixed.same_as(Fixed(_groups(own), own.inlined)):
+            return own
+        assert own.regroup is not None, "a plan is regrouped while its stage runs"
+        try:
+            return own.regroup(fixed)
+        except TileError as error:
+            self.fail(error.diagnostics[0].message, number, hint=error.diagnostics[0].hint)
+
+    def _tables(self, plan: Plan, section, number: int) -> dict[frozenset[str], tuple[str, dict]]:
+        """The file's kernels by their operations; those that list none are found by name."""
+        named = {k.name: frozenset(k.nodes) for k in plan.kernels}
+        tables: dict[frozenset[str], tuple[str, dict]] = {}
+        for name, table in section.get("kernels", {}).items():
+            if "operations" not in table and name not in named:
+                self.fail(f"there is no kernel `{name}`", number, name, hint=_suggest(name, named))
+            if not name.isidentifier() or not name.isascii():
+                self.fail(f"`{name}` is no name for a kernel: letters, digits and `_`", number, name)
+            tables[frozenset(table["operations"]) if "operations" in table else named[name]] = (name, table)
+        taken = [name for name, _ in tables.values()]
+        for kernel in plan.kernels:
+            if frozenset(kernel.nodes) not in tables and kernel.name in taken:
+                self.fail(f"`{kernel.name}` is another kernel's name", number, kernel.name)
+        return tables
+
+    def _difference(self, own: KernelPlan, obeyed: KernelPlan) -> Iterable[Remark]:
+        """A remark for what the compiler would choose differently in a kernel."""
+        told = [
+            f"{what} {getattr(obeyed, what)} as {self.source.name} says, not {getattr(own, what)}"
+            for what in ("tile", "loops", "options")
+            if getattr(obeyed, what) != getattr(own, what)
+        ]
+        if told:
+            times = obeyed.prediction.time_us, own.prediction.time_us
+            reason = f"{'; '.join(told)}: {times[0]:.1f} us, the compiler's choice {times[1]:.1f} us"
+            alternatives = (("the schedule's", times[0]), ("the compiler's", times[1]))
+            line = obeyed.lines[-1] if obeyed.lines else None
+            yield Remark("obeyed", obeyed.name, reason, line, alternatives)
+
+    def _other_groups(self, own: Plan, plan: Plan) -> Remark:
+        def shown(p: Plan) -> str:
+            kernels = " | ".join(", ".join(k.nodes) for k in p.kernels)
+            return kernels + (f"; inline {', '.join(p.inlined)}" if p.inlined else "")
+
+        reason = f"kernels {shown(plan)} as {self.source.name} says: {plan.time_us:.1f} us; "
+        reason += f"the compiler's choice {shown(own)}: {own.time_us:.1f} us"
+        alternatives = (("the schedule's", plan.time_us), ("the compiler's", own.time_us))
+        return Remark("obeyed", "kernels", reason, None, alternatives)
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+
+    def fail(self, message: str, *where: int | str, hint: str | None = None):
+        raise CallError(message, self.span(*where), hint=hint)
+
+    def span(self, *where: int | str) -> Span:
+        """Where a key stands: the number of its plan, then names, each looked for behind the one before."""
+        text, at, end = self.source.text, 0, 0
+        for step in where:
+            wanted = ("[[plan]]", step + 1) if isinstance(step, int) else (step, 1)
+            for _ in range(wanted[1]):
+                found = text.find(wanted[0], end)
+                if found >= 0:
+                    at, end = found, found + len(wanted[0])
+        return Span(self.source, at, end)
+
+
+class _Edit:
+    """One kernel's table, applied to the kernel."""
+
+    def __init__(self, schedule: Schedule, number: int, name: str, table: dict[str, Any], plan: Plan):
+        self.schedule, self.where, self.table, self.plan = schedule, (number, name), table, plan
+
+    def fail(self, message: str, *where: str, hint: str | None = None):
+        self.schedule.fail(message, *self.where, *where, hint=hint)
+
+    def apply(self, kernel: KernelPlan) -> KernelPlan:
+        """The kernel as the table has it, with a new prediction."""
+        edited = replace(kernel, tile=self.tile(kernel), loops=self.loops(kernel), options=self.options(kernel))
+        if edited == kernel:
+            return kernel
+        threads = edited.options.get("threads", edited.work.threads)
+        work = replace(edited.work, blocks=edited.blocks, threads=threads)
+        try:
+            return replace(edited, work=work, prediction=predict(work, self.plan.target))
+        except ValueError as error:
+            self.fail(str(error), "tile")
+
+    def tile(self, kernel: KernelPlan) -> tuple[int, ...]:
+        tile = tuple(self.table.get("tile", kernel.tile))
+        extents = tuple(kernel.extents[d] for d in kernel.grid)
+        if len(tile) != len(extents):
+            self.fail(f"`tile` has {len(tile)} numbers, and the grid {len(extents)}: {list(extents)}", "tile")
+        for size, extent in zip(tile, extents):
+            if not 1 <= size <= max(1, extent):
+                self.fail(f"a tile of {size} does not fit a dimension of {extent}", "tile")
+        return tile
+
+    def loops(self, kernel: KernelPlan) -> dict[str, tuple[int, ...]]:
+        loops = dict(kernel.loops)
+        for operation, order in self.table.get("loops", {}).items():
+            if operation not in kernel.dims:
+                hint = _suggest(operation, kernel.nodes)
+                self.fail(f"`{operation}` is no operation of this kernel", "loops", operation, hint=hint)
+            dims = range(len(kernel.dims[operation]))
+            if sorted(order) != list(dims):
+                self.fail(f"the loops of `{operation}` must be {list(dims)} in some order", "loops", operation)
+            loops[operation] = tuple(order)
+        return loops
+
+    def options(self, kernel: KernelPlan) -> dict[str, Any]:
+        options = dict(kernel.options)
+        for key, value in self.table.get("options", {}).items():
+            if key not in options:
+                self.fail(f"`{self.plan.target.kind}` has no option `{key}`", "options", key, hint=_suggest(key, options))
+            value = tuple(value) if isinstance(value, list) else value
+            if type(value) is not type(options[key]) or (isinstance(value, tuple) and not _numbers(value)):
+                self.fail(f"the option `{key}` must be like {options[key]!r}", "options", key)
+            options[key] = value
+        return options
+
+
+def _numbers(values: tuple) -> bool:
+    return all(type(v) is int for v in values)
+
+
+def _groups(plan: Plan) -> tuple[tuple[str, ...], ...]:
+    return tuple(k.nodes for k in plan.kernels)
+
+
+def _suggest(name: str, known: Iterable[str]) -> str | None:
+    known = list(known)
+    close = difflib.get_close_matches(name, known, 1)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"known: {', '.join(known)}" if known else None

@@ -1,0 +1,77 @@
+"""Which reductions are cut into parts, so that enough blocks have work: a sum of everything, a few long rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, isqrt
+
+from tilec import mlir
+from tilec.cost import predict
+from tilec.graph import Graph, Node
+from tilec.grouping import Group, Remark, work_of
+from tilec.mlir import ir
+from tilec.passes.split import refuse_split, split
+from tilec.target import Target
+
+MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of the second pass
+
+
+@dataclass(frozen=True)
+class Split:
+    """Dimension `dim` of operation `name` becomes `parts` parts."""
+
+    name: str
+    dim: int
+    parts: int
+
+
+def choose_splits(groups: list[Group], graph: Graph, target: Target) -> tuple[list[Split], list[Remark]]:
+    """A split for every kernel that is one long reduction with too few blocks to fill the machine."""
+    splits, remarks = [], []
+    for g in groups:
+        node = max(g.nodes, key=lambda n: n.iterations)
+        if not node.reduced or node.scan is not None or node.contraction is not None:
+            continue
+        if any(p in g.nodes for p in graph.producers(node)) or node.iterations < 2 * MIN_PART:
+            continue
+        found = _split(node, g, graph, target)
+        if isinstance(found, Split):
+            splits.append(found)
+            cost = predict(work_of(g.nodes, graph, g.space, target), target).time_us
+            reason = f"{found.parts} parts of dimension {found.dim}: {g.space.parallelism} blocks take {cost:.1f} us"
+            remarks.append(Remark("split", node.name, reason, node.line))
+        elif found:
+            remarks.append(Remark("refused", f"to split {node.name}", found, node.line))
+    return splits, remarks
+
+
+def _split(node: Node, g: Group, graph: Graph, target: Target) -> Split | str | None:
+    """The split, why there is none, or None where there are blocks enough."""
+    blocks = (4 if target.kind == "cpu" else 8) * target.units
+    inner = max((e for d, e in enumerate(node.extents) if d not in node.reduced), default=1)
+    points = max(1, g.space.parallelism if target.kind == "cpu" else ceil(g.space.parallelism / max(1, min(inner, 256))))
+    want = min(ceil(blocks / points), node.iterations // points // MIN_PART)
+    if want < 2:
+        return None
+    if sum(n.iterations for n in g.nodes if n is not node and n.reduced) > node.iterations // 4:
+        return "other reductions of its kernel read the same data again"
+    best = max(((_divisor(node.extents[d], want), -d) for d in node.reduced), key=lambda c: c[0])
+    parts, dim = best[0], -best[1]
+    if parts < 2:
+        return f"no extent among {[node.extents[d] for d in sorted(node.reduced)]} has a divisor up to {want}"
+    return refuse_split(node.op, dim, parts) or Split(node.name, dim, parts)
+
+
+def _divisor(extent: int, limit: int) -> int:
+    """The largest divisor up to `limit`."""
+    small = {d for d in range(1, isqrt(extent) + 1) if extent % d == 0} if extent else {1}
+    return max(d for d in small | {extent // d for d in small} if d <= limit)
+
+
+def apply_splits(function: ir.Operation, splits: list[Split]) -> ir.Operation:
+    """A copy of the function with the splits carried out: what the planner goes on to look at."""
+    copy = function.clone()
+    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(copy) if mlir.is_generic(op)}
+    for s in splits:
+        split(by_name[s.name], s.dim, s.parts)
+    return copy
