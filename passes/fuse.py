@@ -25,8 +25,8 @@ PLACEMENT = ("kernel", "sweep", "dims", "loops")  # what the plan writes on ever
 
 def fuse(module: ir.Operation) -> None:
     (function,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
+    inline_all(function)
     _split_all(function)
-    _inline_all(function)
     order = _kernels(function)
     for name in order:
         _merge_sweeps(function, name)
@@ -51,7 +51,7 @@ def _split_all(function: ir.Operation) -> None:
                 combine.attributes[key] = value
 
 
-def _inline_all(function: ir.Operation) -> None:
+def inline_all(function: ir.Operation) -> None:
     """Producers in order; a consumer is made anew each time, so both are looked up afresh."""
     while producer := next((op for op in _generics(function) if "tilec.inline" in op.attributes), None):
         while consumer := next((_outermost(user) for user in mlir.uses(producer.results[0])), None):
@@ -69,7 +69,8 @@ def _kernels(function: ir.Operation) -> list[str]:
         members.setdefault(mlir.get_string(op, "tilec.kernel"), []).append(op)
     made = {r: name for name, ops in members.items() for op in ops for r in op.results}
     needs = {
-        name: {made[v] for op in ops for v in _read(op) if v in made and made[v] != name} for name, ops in members.items()
+        name: {made[v] for op in ops for v in map(mlir.source_of, _read(op)) if v in made and made[v] != name}
+        for name, ops in members.items()
     }
     order: list[str] = []
     while len(order) < len(members):
@@ -139,7 +140,11 @@ def _outline(function: ir.Operation, name: str) -> None:
                 for key in ("tilec.kernel", "tilec.sweep"):
                     del copy.attributes[key]
             func.ReturnOp([mapping[v] for v in outputs])
-        with ir.InsertionPoint.at_block_terminator(mlir.entry(function)):
+        terminator = list(mlir.entry(function).operations)[-1]
+        for value in inputs:  # shapes of what earlier calls returned
+            if (shape := mlir.definition(value)) is not None and shape.name == "tensor.expand_shape":
+                shape.move_before(terminator.operation)
+        with ir.InsertionPoint(terminator):
             fresh = [tensor.EmptyOp(list(v.type.shape), v.type.element_type).result for v in outputs]
             call = func.CallOp([v.type for v in outputs], name, [*inputs, *fresh])
     for old, new in zip(outputs, call.results):

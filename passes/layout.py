@@ -63,6 +63,11 @@ class Layout:
         """The one dimension along which memory is accessed in vectors."""
         return next((d for d, v in enumerate(self.vectors) if v > 1), None)
 
+    @property
+    def lane(self) -> int | None:
+        """The dimension along which the fastest threads lie."""
+        return self.order[0] if self.order else None
+
     def whole(self, dims) -> bool:
         """Whether a thread holds all its elements over these dimensions at once."""
         return all(self.chunks(d) == 1 for d in dims)
@@ -80,6 +85,16 @@ def make(extents, order, threads, vectors, steps) -> Layout:
     """A layout whose steps stop where the tile does."""
     least = [max(1, min(s, -(-e // (t * v)))) for e, t, v, s in zip(extents, threads, vectors, steps)]
     return Layout(tuple(extents), tuple(order), tuple(threads), tuple(vectors), tuple(least))
+
+
+def turn(layout: Layout, d: int) -> Layout:
+    """The layout in which the fastest threads, and the vectors, of `layout` lie along `d` instead."""
+    fast = layout.order[0]
+    threads, vectors = list(layout.threads), [1] * len(layout.vectors)
+    threads[d], threads[fast] = threads[fast], threads[d]
+    order = (d, *(e for e in layout.order if e not in (d, fast)), fast)
+    order = tuple(e for e in order if threads[e] > 1)
+    return make(layout.extents, order, threads, vectors, layout.extents)
 
 
 def options(layout: Layout) -> dict[str, tuple[int, ...] | int]:

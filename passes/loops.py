@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from tilec import mlir
@@ -141,13 +141,28 @@ class Threads:
                 start = [(self.start[d], 1)] if d in self.start else []
                 outer = [(chunk[d], layout.chunk(d))] if d in chunk else []
                 place.bases[d] = sum_of([*outer, *start, (step, layout.span(d))])
-                if sizes is not None and self._partial(d, sizes[d]):
-                    size = sizes[d] if isinstance(sizes[d], ir.Value) else mlir.index(sizes[d])
-                    inside = arith.cmpi(arith.CmpIPredicate.slt, place.bases[d], size)
-                    stack.enter_context(when(inside))
+                if sizes is not None:
+                    stack.enter_context(self._guard(place, d, sizes[d]))
             if lanes and layout.lane_dim in dims:
                 place.lane = stack.enter_context(loop(layout.vectors[layout.lane_dim]))
             yield place
+
+    @contextmanager
+    def lanes(self, place: Place, sizes: dict[int, int | ir.Value]) -> Iterator[Place]:
+        """The lanes of one step, where it is inside."""
+        with ExitStack() as stack:
+            for d in place.bases:
+                stack.enter_context(self._guard(place, d, sizes[d]))
+            inner = Place(self.layout, place.steps, place.bases, None)
+            if self.layout.lane_dim in place.bases:
+                inner.lane = stack.enter_context(loop(self.layout.vectors[self.layout.lane_dim]))
+            yield inner
+
+    def _guard(self, place: Place, d: int, size: int | ir.Value):
+        if not self._partial(d, size):
+            return nullcontext()
+        limit = size if isinstance(size, ir.Value) else mlir.index(size)
+        return when(arith.cmpi(arith.CmpIPredicate.slt, place.bases[d], limit))
 
     def _partial(self, d: int, size: int | ir.Value) -> bool:
         return isinstance(size, ir.Value) or size % self.layout.chunk(d) != 0

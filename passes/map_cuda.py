@@ -19,9 +19,10 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import gpu, ir, memref, vector
 from tilec.passes.combine import Combiner
-from tilec.passes.layout import Layout, read, tile_extents
+from tilec.passes.layout import Layout, read, tile_extents, turn
 from tilec.passes.loops import Place, Threads, delinearise, loop
 from tilec.passes.reduce_cuda import across_threads
+from tilec.passes.scan_cuda import scan
 from tilec.passes.stage_cuda import is_local, places_of, root, space_of
 
 
@@ -45,15 +46,17 @@ class _Kernel:
         self.tiles: dict[ir.Value, tuple[ir.Value, tuple[int, ...]]] = {}
         self.fills: dict[ir.Value, ir.Value] = {}
         self.threads: Threads | None = None
+        self.made_as: dict[ir.Value, str] = {}  # the source's name of what a tile holds
 
     def build(self) -> None:
         function, block = self.function, mlir.entry(self.function)
         function.attributes["tilec.blocks"] = mlir.integer(self._blocks())
         function.attributes["tilec.threads"] = mlir.integer(self.layout.block)
+        self._name_tiles([o.operation for o in block.operations if mlir.is_generic(o.operation)])
         for op in [o.operation for o in block.operations]:
             if op.name == "linalg.generic":
                 with ir.InsertionPoint(op), _named(op):
-                    _Generic(self, op).build()
+                    self._generic(op)
                 op.erase()
             elif op.name == "linalg.fill":
                 self.fills[root(op.operands[1])] = op.operands[0]
@@ -63,6 +66,18 @@ class _Kernel:
         for op in reversed([o.operation for o in block.operations]):
             if op.name in ("memref.alloc", "memref.subview") and not any(mlir.uses(op.results[0])):
                 op.erase()
+
+    def _generic(self, op: ir.Operation) -> None:
+        """One operation; a copy marked `tilec.turn` in a layout of its own, for all threads to see."""
+        turned = mlir.get_integer(op, "tilec.turn")
+        if turned is None:
+            return _Generic(self, op, self.threads).build()
+        layout = turn(self.layout, turned)
+        with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)):
+            threads = Threads(layout)
+        _Generic(self, op, threads).build()
+        gpu.BarrierOp()
+        return None
 
     def _blocks(self) -> int:
         """The loop over blocks becomes this block's number; returns how many there are."""
@@ -82,10 +97,22 @@ class _Kernel:
         forall.operation.erase()
         return prod(counts)
 
-    def private(self, dims: tuple[int, ...], element: ir.Type, name: str | None = None) -> ir.Value:
+    def _name_tiles(self, generics: list[ir.Operation]) -> None:
+        for op in generics:
+            names = (mlir.get_string(op, "tilec.name") or "").split(",")
+            for n, value in enumerate(mlir.outputs_of(op)):
+                if names[0] and is_local(value):
+                    self.made_as.setdefault(root(value), names[min(n, len(names) - 1)])
+                elif is_local(value) and not is_local(op.operands[0]):
+                    self.made_as.setdefault(root(value), self.name_of(op.operands[0]))
+
+    def private(
+        self, dims: tuple[int, ...], element: ir.Type, name: str | None = None, layout: Layout | None = None
+    ) -> ir.Value:
         """Registers for a thread's part of a tile over `dims`: by step of each dimension, then lane."""
-        shape = [self.layout.steps[d] for d in dims]
-        shape += [self.layout.vectors[d] for d in dims if d == self.layout.lane_dim]
+        layout = layout or self.layout
+        shape = [layout.steps[d] for d in dims]
+        shape += [layout.vectors[d] for d in dims if d == layout.lane_dim]
         space = ir.Attribute.parse("#gpu.address_space<private>")
         location = ir.Location.name(name) if name else ir.Location.current
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), location:
@@ -102,7 +129,7 @@ class _Kernel:
         """This thread's part of private memory of the block."""
         key = root(value)
         if key not in self.tiles:
-            self.tiles[key] = self.private(dims, ir.MemRefType(key.type).element_type), dims
+            self.tiles[key] = self.private(dims, ir.MemRefType(key.type).element_type, self.made_as.get(key)), dims
         found, known = self.tiles[key]
         if known != dims:
             raise InternalError(f"a tile over dimensions {known} is read over {dims}", "map", str(self.function))
@@ -117,8 +144,8 @@ def _named(op: ir.Operation) -> ir.Location:
 class _Generic:
     """Maps one operation."""
 
-    def __init__(self, kernel: _Kernel, op: ir.Operation):
-        self.kernel, self.op, self.layout = kernel, op, kernel.layout
+    def __init__(self, kernel: _Kernel, op: ir.Operation, threads: Threads):
+        self.kernel, self.op, self.threads, self.layout = kernel, op, threads, threads.layout
         self.block = mlir.body_of(op)
         self.dims = tuple(mlir.get_integers(op, "tilec.dims"))
         self.places = [tuple(p) for p in places_of(op)]
@@ -132,6 +159,8 @@ class _Generic:
         self.live = [a in used for a in self.block.arguments]
         outs = range(self.count, len(self.operands))
         self.states = [n for n in outs if set(self.reduced) - set(self.places[n])]
+        along = mlir.get_integer(op, "tilec.scan")
+        self.scanned = None if along is None else self.dims[along]
         self.tiles: dict[int, ir.Value] = {}
         self.chunk: dict[int, ir.Value] = {}
         self.sizes = self._sizes()
@@ -139,8 +168,24 @@ class _Generic:
     # ---- the order of things -----------------------------------------------------------------------------------------
 
     def build(self) -> None:
+        if self._is_copy() and self._copy():
+            return
         self._load([n for n in range(self.count) if self.layout.whole(self.places[n])])
         self._enter(self.loops, self._reduce)
+
+    def _is_copy(self) -> bool:
+        (*body, end) = self.block.operations
+        return not body and list(end.operands) == [self.block.arguments[0]] and self.places[0] == self.places[1]
+
+    def _copy(self) -> bool:
+        """Between a private tile and memory a copy needs no tile of its own."""
+        spaces = [space_of(v) for v in self.operands]
+        if spaces == [None, "private"]:
+            self._fetch(self.operands[0], self.places[0], self.kernel.tile(self.operands[1], self.places[1]))
+        elif spaces == ["private", None]:
+            self.tiles[1] = self.kernel.tile(self.operands[0], self.places[0])
+            self._store(1)
+        return spaces in ([None, "private"], ["private", None])
 
     def _reduce(self) -> None:
         """One chunk of the parallel dimensions: states start, elements are added, threads' states combined and stored."""
@@ -148,7 +193,7 @@ class _Generic:
             self._start(n)
         self._load([n for n in range(self.count) if n not in self.tiles and not set(self.places[n]) & set(self.reduced_loops)])
         self._enter(self.reduced_loops, self._chunk)
-        if self.states and "tilec.scan" not in self.op.attributes:
+        if self.states and self.scanned is None:
             across_threads(self, Combiner(self.op, self.states))
         for n in self.states:
             self._finish(n)
@@ -161,8 +206,11 @@ class _Generic:
         for n in stores:
             if space_of(self.operands[n]) != "workgroup":
                 self.tiles[n] = self._out_tile(n)
-        with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True) as place:
-            self._compute(place)
+        if self.scanned is not None and self.layout.threads[self.scanned] > 1:
+            scan(self, self.scanned)
+        else:
+            with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True) as place:
+                self.compute(place)
         for n in stores:
             if space_of(self.operands[n]) is None:
                 self._store(n)
@@ -179,10 +227,6 @@ class _Generic:
             self.tiles = tiles
         del self.chunk[d]
 
-    @property
-    def threads(self) -> Threads:
-        return self.kernel.threads
-
     def _sizes(self) -> dict[int, int | ir.Value]:
         """How much of the block's tile there is along each dimension."""
         sizes: dict[int, int | ir.Value] = {}
@@ -196,13 +240,16 @@ class _Generic:
 
     def _start(self, n: int) -> None:
         """The identity into every slot of a state."""
-        value = self.operands[n]
         self.tiles[n] = self._state_tile(n)
-        initial = self.kernel.fills.get(root(value))
+        with self.threads.slots(self.places[n], {}, None, lanes=True) as place:
+            memref.StoreOp(self.identity(n), self.tiles[n], place.slot(self.places[n]))
+
+    def identity(self, n: int) -> ir.Value:
+        """What a state starts from."""
+        initial = self.kernel.fills.get(root(self.operands[n]))
         if initial is None:
             raise InternalError(f"a reduction without an initial value: {self.op}", "map")
-        with self.threads.slots(self.places[n], {}, None, lanes=True) as place:
-            memref.StoreOp(initial, self.tiles[n], place.slot(self.places[n]))
+        return initial
 
     def _state_tile(self, n: int) -> ir.Value:
         if space_of(self.operands[n]) == "private":
@@ -233,14 +280,17 @@ class _Generic:
                     seen[value, dims] = self._fetch(value, dims)
                 self.tiles[n] = seen[value, dims]
 
-    def _fetch(self, value: ir.Value, dims: tuple[int, ...]) -> ir.Value:
-        tile = self.kernel.private(dims, ir.MemRefType(value.type).element_type, self.kernel.name_of(value))
+    def _fetch(self, value: ir.Value, dims: tuple[int, ...], tile: ir.Value | None = None) -> ir.Value:
+        if tile is None:
+            element = ir.MemRefType(value.type).element_type
+            tile = self.kernel.private(dims, element, self.kernel.name_of(value), self.layout)
+        once = set(dims) == set(range(len(self.layout.extents)))  # no other block or thread reads an element again
         width = self._vector(value, dims)
         with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1) as place:
             for lane in self._pieces(dims, width):
                 if width > 1:
                     type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
-                    element = vector.LoadOp(type_, value, place.coordinates(dims, lane)).result
+                    element = vector.LoadOp(type_, value, place.coordinates(dims, lane), nontemporal=once).result
                     vector.StoreOp(element, tile, place.slot(dims, lane))
                 else:
                     element = memref.LoadOp(value, place.coordinates(dims)).result
@@ -258,7 +308,7 @@ class _Generic:
                 if width > 1:
                     type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
                     element = vector.LoadOp(type_, tile, place.slot(dims, lane)).result
-                    vector.StoreOp(element, value, place.coordinates(dims, lane))
+                    vector.StoreOp(element, value, place.coordinates(dims, lane), nontemporal=not read_again)
                 else:
                     element = memref.LoadOp(tile, place.slot(dims)).result
                     memref.StoreOp(element, value, place.coordinates(dims))
@@ -285,11 +335,11 @@ class _Generic:
 
     # ---- the body ----------------------------------------------------------------------------------------------------
 
-    def _compute(self, place: Place) -> None:
+    def compute(self, place: Place) -> None:
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.block.arguments):
             if self.live[n]:
-                mapping[argument] = self._element(n, place)
+                mapping[argument] = self.element(n, place)
         for inner in self.block.operations:
             if inner.operation.name == "linalg.index":
                 mapping[inner.results[0]] = place.coordinate(self.dims[ir.IntegerAttr(inner.attributes["dim"]).value])
@@ -297,13 +347,15 @@ class _Generic:
             if inner.operation.name not in ("linalg.index", "linalg.yield"):
                 mlir.clone_op(inner.operation, mapping)
         for n, value in enumerate(list(self.block.operations)[-1].operands, self.count):
-            result = mapping.get(value, value)
-            if n in self.tiles:
-                memref.StoreOp(result, self.tiles[n], place.slot(self.places[n]))
-            else:
-                memref.StoreOp(result, self.operands[n], place.coordinates(self.places[n]))
+            self.put(n, place, mapping.get(value, value))
 
-    def _element(self, n: int, place: Place) -> ir.Value:
+    def put(self, n: int, place: Place, value: ir.Value) -> None:
+        if n in self.tiles:
+            memref.StoreOp(value, self.tiles[n], place.slot(self.places[n]))
+        else:
+            memref.StoreOp(value, self.operands[n], place.coordinates(self.places[n]))
+
+    def element(self, n: int, place: Place) -> ir.Value:
         if n in self.tiles:
             return memref.LoadOp(self.tiles[n], place.slot(self.places[n])).result
         return memref.LoadOp(self.operands[n], place.coordinates(self.places[n])).result

@@ -40,11 +40,13 @@ def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
     for op in generics:
         for n in range(len(mlir.inputs_of(op)), len(op.operands)):
             _keep_output(op, n, layout)
+    for op in generics:
+        _turn_inputs(op, list(ir.DenseI64ArrayAttr(plan["turn"])), layout)
     if ir.IntegerAttr(plan["keep"]).value:
         _keep_inputs(generics, layout)
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
     for op in list(mlir.walk(function)):
-        if op.name == "memref.alloc":
+        if op.name == "memref.alloc" and space_of(op.results[0]) is None:
             _place(op.results[0], generics, layout)
 
 
@@ -131,18 +133,32 @@ def _keep_inputs(generics: list[ir.Operation], layout: Layout) -> None:
                     op.operands[n] = tile
 
 
+def _turn_inputs(op: ir.Operation, along: list[int], layout: Layout) -> None:
+    """Inputs that are contiguous along a dimension of `along` pass through workgroup memory: there the threads that read
+    neighbours are not those that use neighbours. One element more a row spreads a column over all banks."""
+    for n, (value, dims) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
+        if is_local(value) or not dims or dims[-1] not in along or layout.lane not in dims:
+            continue
+        with ir.InsertionPoint(op), op.location:
+            tile = _tile_like(value, dims, layout, pad=1)
+            _copy(value, tile, dims, None).attributes["tilec.turn"] = mlir.integer(dims[-1])
+        _set_space(root(tile), ir.Attribute.parse("#gpu.address_space<workgroup>"))
+        op.operands[n] = tile
+
+
 def _used_arguments(op: ir.Operation) -> list[bool]:
     used = {v for inner in mlir.walk(op) for v in inner.operands}
     return [a in used for a in mlir.body_of(op).arguments]
 
 
-def _tile_like(value: ir.Value, dims: list[int], layout: Layout) -> ir.Value:
+def _tile_like(value: ir.Value, dims: list[int], layout: Layout, pad: int = 0) -> ir.Value:
     """A new tile of the block's shape for `value`, cut to its sizes at the edge of the grid."""
     shaped = ir.ShapedType(value.type)
     shape = [layout.extents[d] for d in dims]
-    tile = memref.AllocOp(ir.MemRefType.get(shape, shaped.element_type), [], []).result
+    whole = [*shape[:-1], shape[-1] + pad] if shape else shape
+    tile = memref.AllocOp(ir.MemRefType.get(whole, shaped.element_type), [], []).result
     sizes = list(shaped.shape)
-    if mlir.DYNAMIC not in sizes:
+    if sizes == whole:
         return tile
     dynamic = [memref.DimOp(value, mlir.index(n)).result for n, s in enumerate(sizes) if s == mlir.DYNAMIC]
     strides = ir.MemRefType(tile.type).get_strides_and_offset()[0]
@@ -151,7 +167,7 @@ def _tile_like(value: ir.Value, dims: list[int], layout: Layout) -> ir.Value:
     return memref.SubViewOp(type_, tile, [], dynamic, [], [0] * len(sizes), sizes, ones).result
 
 
-def _copy(source: ir.Value, target: ir.Value, dims: list[int], op: ir.Operation | None) -> None:
+def _copy(source: ir.Value, target: ir.Value, dims: list[int], op: ir.Operation | None) -> ir.OpView:
     rank = len(dims)
     identity = mlir.projection(rank, range(rank))
     copy, block = mlir.generic([], [source], [target], [identity, identity], ["parallel"] * rank)
@@ -160,6 +176,7 @@ def _copy(source: ir.Value, target: ir.Value, dims: list[int], op: ir.Operation 
         copy.attributes["tilec.name"] = op.attributes["tilec.name"]
     with ir.InsertionPoint(block):
         linalg.YieldOp([block.arguments[0]])
+    return copy
 
 
 def _first_user(op: ir.Operation, value: ir.Value) -> ir.Operation:

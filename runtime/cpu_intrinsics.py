@@ -1,7 +1,7 @@
-"""What emitted CPU kernels are made of beside Python's operators: pointers, narrow floats, and exact forms of arithmetic.
+"""What emitted CPU kernels use beside operators: pointers, narrow floats, and exact forms of arithmetic.
 
-Kernels work on raw addresses: `x = f32_pointer(args[0])`, then `x[i]` and `x[i] = v` are plain loads and stores, with no
-wraparound and no checks of bounds. All of this is inlined without branches, so loops vectorise.
+Kernels work on raw addresses: `x = f32_pointer(args[0])`, then `x[i]` and `x[i] = v` are plain loads and stores, with
+no wraparound and no checks of bounds. All of this is inlined without branches, so loops vectorise.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
-
+from tilec.runtime import cpu_math_values
 from tilec.runtime.cpu_math_values import (
     F32,
     Value,
@@ -20,10 +20,11 @@ from tilec.runtime.cpu_math_values import (
     call,
     floats,
     from_bits,
-    select as select_value,
     to_float,
     typed,
 )
+
+_choose = cpu_math_values.select
 
 _POINTED = {
     "bool": types.boolean,
@@ -44,8 +45,8 @@ def _pointer(element: types.Type) -> Callable:
 
         def generate(context, builder, signature, arguments):
             type_ = context.get_value_type(signature.return_type)
-            # an empty instruction rather than `inttoptr`: LLVM takes what a call returns for apart from its own constant
-            # tables, which loops with gathers from them need to vectorise
+            # an empty instruction rather than `inttoptr`: LLVM knows that what a call returns does not point into
+            # constant tables, and so vectorises loops that gather from them
             empty = ir.InlineAsm(ir.FunctionType(type_, [arguments[0].type]), "", "=r,0", side_effect=False)
             return builder.call(empty, arguments)
 
@@ -125,13 +126,13 @@ def select(typingctx, condition, then, otherwise):
 
 
 def _divided(a, b, signed: bool) -> tuple[Value, Value]:
-    """Quotient and remainder towards zero; of a divisor of -1 the negation, which the machine's division may trap on."""
+    """Quotient and remainder, rounded towards zero."""
     build = a.builder
     divide, remain = (build.sdiv, build.srem) if signed else (build.udiv, build.urem)
     return Value(build, divide(a.llvm, b.llvm)), Value(build, remain(a.llvm, b.llvm))
 
 
-def _floor_intrinsic(finish: Callable, name: str, doc: str) -> Callable:
+def _floor_intrinsic(finish: Callable, doc: str) -> Callable:
     @intrinsic
     def divide(typingctx, a, b):
         type_ = types.unliteral(a)
@@ -151,18 +152,18 @@ def _floor_intrinsic(finish: Callable, name: str, doc: str) -> Callable:
 
 
 def _finish_quotient(quotient: Value, remainder: Value, b: Value, apart: Value | None) -> Value:
-    return quotient if apart is None else select_value(apart, quotient - 1, quotient)
+    return quotient if apart is None else _choose(apart, quotient - 1, quotient)
 
 
 def _finish_remainder(quotient: Value, remainder: Value, b: Value, apart: Value | None) -> Value:
-    return remainder if apart is None else select_value(apart, remainder + b, remainder)
+    return remainder if apart is None else _choose(apart, remainder + b, remainder)
 
 
 floor_divide = _floor_intrinsic(
-    _finish_quotient, "floor_divide", "a // b of integers of one type, rounded down; b must be neither 0 nor overflow."
+    _finish_quotient, "a // b of integers of one type, rounded down; b must not be 0, and the quotient must fit."
 )
 floor_modulo = _floor_intrinsic(
-    _finish_remainder, "floor_modulo", "a % b of integers of one type, with the sign of b; b must not be 0."
+    _finish_remainder, "a % b of integers of one type, with the sign of b; b must not be 0."
 )
 
 
@@ -231,7 +232,7 @@ def f32_from_bf16(x: Value) -> Value:
 def bf16_from_f32(x: Value) -> Value:
     """To nearest even; every NaN becomes the quiet one."""
     magnitude = _magnitude(x)
-    stored = select_value(magnitude > 0x7F800000, 0x7FC0, _rounded_shift(magnitude, 16))
+    stored = _choose(magnitude > 0x7F800000, 0x7FC0, _rounded_shift(magnitude, 16))
     return _narrowed(stored | _sign(x, 15), 16)
 
 
@@ -255,7 +256,7 @@ def _f8_from_f32(x: Value, fraction: int, bias: int) -> Value:
     normal = _rounded_shift(magnitude, shift) - (127 - bias << fraction)
     unit = 2.0 ** (24 - bias - fraction)
     subnormal = bits(absolute(x) + unit) - bits(x.like(unit))
-    return select_value(magnitude < 128 - bias << 23, subnormal, normal)
+    return _choose(magnitude < 128 - bias << 23, subnormal, normal)
 
 
 @_decoder(types.uint8)
@@ -265,15 +266,15 @@ def f32_from_f8e4m3(x: Value) -> Value:
     magnitude = word & 0x7F
     normal = (magnitude << 20) + (120 << 23)
     subnormal = bits(to_float(magnitude, F32) * 2.0**-9)
-    value = select_value(magnitude < 8, subnormal, normal)
-    value = select_value(magnitude == 0x7F, 0x7FC00000, value)
+    value = _choose(magnitude < 8, subnormal, normal)
+    value = _choose(magnitude == 0x7F, 0x7FC00000, value)
     return from_bits(value | (word & 0x80) << 24, F32)
 
 
 @_encoder(types.uint8)
 def f8e4m3_from_f32(x: Value) -> Value:
     """To nearest even. There is no infinity: what rounds beyond 448 is NaN, as in ml_dtypes."""
-    stored = select_value(absolute(x) <= 464, _f8_from_f32(x, 3, 7), 0x7F)
+    stored = _choose(absolute(x) <= 464, _f8_from_f32(x, 3, 7), 0x7F)
     return _narrowed(stored | _sign(x, 7), 8)
 
 
@@ -287,8 +288,8 @@ def f32_from_f8e5m2(x: Value) -> Value:
 @_encoder(types.uint8)
 def f8e5m2_from_f32(x: Value) -> Value:
     """To nearest even; infinity from 61440 on."""
-    stored = select_value(absolute(x) < 61440, _f8_from_f32(x, 2, 15), 0x7C)
-    stored = select_value(x != x, 0x7E, stored)
+    stored = _choose(absolute(x) < 61440, _f8_from_f32(x, 2, 15), 0x7C)
+    stored = _choose(x != x, 0x7E, stored)
     return _narrowed(stored | _sign(x, 7), 8)
 
 

@@ -148,7 +148,7 @@ def _shifted(scaled: list[mp.mpf], centre: mp.mpf, half: mp.mpf) -> list[mp.mpf]
 
 
 def rounded(fit: Fit, terms: int, dtype: type) -> tuple[list[mp.mpf], mp.mpf]:
-    """Coefficients that are f32: rounded one by one, lowest first, and those after it fitted again to make up for it."""
+    """Of f32: coefficients are rounded one by one, lowest first, and the rest fitted again to make up for it."""
     coefficients: list[mp.mpf] = []
     if dtype is np.float64 or fit.low < 0:  # their rounding counts less than that of the evaluation
         return remez(fit, terms)
@@ -171,7 +171,8 @@ def _without(fit: Fit, known: list[mp.mpf]) -> Fit:
 def _row(name: str, fit: Fit, terms: int, dtype: type) -> str:
     coefficients, error = rounded(fit, terms, dtype)
     numbers = "".join(f"    {float(dtype(float(c)))!r},\n" for c in coefficients)
-    return f"{name}_{np.dtype(dtype).name.replace('float', 'F')} = (  # error 2^{float(mp.log(error, 2)):.1f}\n{numbers})\n"
+    bits = np.dtype(dtype).name.replace("float", "F")
+    return f"{name}_{bits} = (  # error 2^{float(mp.log(error, 2)):.1f}\n{numbers})\n"
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """log, log2, log1p and pow.
 
-x = 2^k (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2), and with s = f / (2 + f) the series log(1 + f) = 2 s + s^3 P(s^2), summed
-as f - (f^2/2 - s (f^2/2 + s^2 P)), where the exact f carries the leading bits (K. C. Ng's method in FDLIBM, 1993).
-Subnormal arguments are scaled up first.
+x = 2^k (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2), and with s = f / (2 + f) the series log(1 + f) = 2 s + s^3 P(s^2),
+summed as f - (f^2/2 - s (f^2/2 + s^2 P)), where the exact f carries the leading bits (K. C. Ng's method in FDLIBM,
+1993). Subnormal arguments are scaled up first.
 """
 
 from __future__ import annotations

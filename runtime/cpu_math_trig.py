@@ -1,18 +1,17 @@
 """sin, cos and tan.
 
-Quick: x = q pi + r with r by three steps of Cody and Waite with FMA: the first is exact, as x and q times the first part of
-pi are multiples of the last bit of |r| < 2 (see J.-M. Muller et al., Handbook of Floating-Point Arithmetic, chapter 11).
+Quick: x = q pi + r by three steps of Cody and Waite with FMA. The first is exact, as x and q times the first part of
+pi are multiples of the last bit of |r| < 2 (J.-M. Muller et al., Handbook of Floating-Point Arithmetic, chapter 11).
 Then sin(x) = (-1)^q sin(r), one odd polynomial on [-pi/2, pi/2]; cos likewise with half a period's shift. There are no
 octants to select from, so that a cosine is about 16 instructions.
 
-Beyond `QUICK_LIMIT`: M. H. Payne and R. N. Hanek (Radian Reduction for Trigonometric Functions, 1983): x is an integer
-times 2^e, and of 2^e / pi only what is left modulo 2 matters; a table
-holds that for every e, as four f64 whose products are added without error; of f32, whose integers have 24 bits, as two
-f64 of which the first product is exact.
+Beyond `QUICK_LIMIT`: M. H. Payne and R. N. Hanek (Radian Reduction for Trigonometric Functions, 1983). x is an integer
+times 2^e, and of 2^e / pi only what is left modulo 2 matters. A table holds that for every e: for f64 as four f64 whose
+products are added without error; for f32, whose integers have 24 bits, as two f64, the first with an exact product.
 
-`sin`, `cos` and `tan` hold on the full range: they compute both and select, which costs about three times the quick form.
-`sin_quick`, `cos_quick`, `tan_quick` are for loops that look first: collect `beyond_quick(x)` with `|`, and do the
-loop again with the full form if it came out true.
+`sin`, `cos` and `tan` hold on the full range: they compute both and select, which takes about six times as long as the
+quick form. `sin_quick`, `cos_quick`, `tan_quick` are for loops that look: collect `beyond_quick(x)` with `|`, and do
+the loop again with the full form if it came out true.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from numba import types
-
 from tilec.runtime.cpu_math_tables import SIN_F32, SIN_F64, TAN_F32, TAN_F64
 from tilec.runtime.cpu_math_values import (
     F32,
@@ -80,12 +78,11 @@ def split_integer(number: int, digits: Sequence[int]) -> list[float]:
     return result
 
 
-# ---- reduction: q, r and what r lacks: x = (q - shift) pi / pieces + r + rest --------------------------
+# ---- reductions: q, r and rest with x = (q - shift) pi / pieces + r + rest; shift is 0 or 1/2, pieces 1 or 2 ---------
 
 
 def quick_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value, Value]:
-    """By pi in three parts; |r| <= pi / (2 pieces) and a little. The first step is exact; the others are rounded, which
-    `pieces` of 2 keeps track of."""
+    """By pi in three parts; |r| <= pi / (2 pieces) and a little. Only tan (2 pieces) needs what rounding r lost."""
     whole, q = nearest(fma(x, pieces / math.pi, shift) if shift else x * (pieces / math.pi))
     if shift:
         whole = whole - shift
@@ -175,7 +172,7 @@ def full_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value, V
     return tuple(select(near, a, b) for a, b in zip(quick, full))
 
 
-# ---- functions of the reduced argument --------------------------------------------------------------------------------
+# ---- functions of the reduced argument -------------------------------------------------------------------------------
 
 
 def sine(r: Value) -> Value:
@@ -204,7 +201,7 @@ def cos_of(x: Value, reduction: Reduction) -> Value:
 
 
 def tan_of(x: Value, reduction: Reduction) -> Value:
-    """x = q pi/2 + r with |r| <= pi/4: t = tan(r), or where q is odd -1 / t, which doubles errors: so r's rest counts."""
+    """x = q pi/2 + r: tan(r), or where q is odd -1 / tan(r), which doubles errors: so what r lacks counts."""
     q, r, rest = reduction(x, 0, 2)
     z = r * r
     t = r + fma(z * r, horner(z, TAN_F32 if r.kind == F32 else TAN_F64), fma(rest, z, rest))

@@ -272,7 +272,8 @@ def typed(body: Body, result: Callable[..., types.Type | None]) -> Callable:
     define.__name__, define.__doc__ = body.__name__, body.__doc__
     define.__module__, define.__qualname__ = body.__module__, body.__qualname__
     parameters = [inspect.Parameter(p, inspect.Parameter.POSITIONAL_ONLY) for p in inspect.signature(body).parameters]
-    define.__signature__ = inspect.Signature([inspect.Parameter("typingctx", inspect.Parameter.POSITIONAL_ONLY), *parameters])
+    context = inspect.Parameter("typingctx", inspect.Parameter.POSITIONAL_ONLY)
+    define.__signature__ = inspect.Signature([context, *parameters])
     return intrinsic(define)
 
 

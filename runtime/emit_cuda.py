@@ -51,6 +51,7 @@ class _CudaPrinter(Printer):
         self.shared = 0
         self.pending: dict[ir.Operation, str] = {}
         self.vectors: dict[ir.Value, tuple[Memory, str | int]] = {}
+        self.written: set[str] = set()
 
     def kernel(self, function: ir.Operation) -> KernelSource:
         name = ir.StringAttr(function.attributes["sym_name"]).value
@@ -58,6 +59,7 @@ class _CudaPrinter(Printer):
         parameters = self.arguments(function, block)
         threads = mlir.get_integer(function, "tilec.threads")
         count = len(parameters)
+        self.written = {self.memory[v].base for v in _stored(function) if v in self.memory}
         for view in block.operations:
             op = view.operation
             self.declare(op)
@@ -107,6 +109,9 @@ class _CudaPrinter(Printer):
         match op.name:
             case "memref.load" if self.load_in_place(op):
                 pass
+            case "memref.load" if self.memory[op.operands[0]].space == "shared":
+                memory, place = self.address(op.operands[0], list(op.operands)[1:])
+                self.bind(op.results[0], self.load(memory, place), "part")
             case _:
                 super().operation(op)
 
@@ -134,10 +139,15 @@ class _CudaPrinter(Printer):
                 super().backend_operation(op)
 
     def shuffle(self, op: ir.Operation) -> None:
-        value, mask = op.operands[0], op.operands[1]
-        element = str(value.type)
-        distance = mlir.constant_value(mask)
-        self.bind(op.results[0], f"{self.use(f'shuffle_xor_{element}')}({self.expr(value)}, {distance})", "other")
+        value, lane = op.operands[0], op.operands[1]
+        mode = str(op.attributes["mode"]).split()[-1].strip(">").replace("idx", "index")
+        known = mlir.constant_value(lane)
+        distance = f"{self.use('i32')}({self.expr(lane)})" if known is None else str(known)
+        text = f"{self.use(f'shuffle_{mode}_{value.type}')}({self.expr(value)}, {distance})"
+        if len(mlir.uses(op.results[0])) == 1:
+            self.text[op.results[0]] = text
+        else:
+            self.bind(op.results[0], text, "other")
 
     def check(self, op: ir.Operation) -> None:
         """A failed check leaves its number in the word at `errors`; the launch raises the error."""
@@ -210,9 +220,11 @@ class _CudaPrinter(Printer):
         target, at = self.address(op.operands[1], list(op.operands)[2:])
         kind = f"{_dtype(source.element)}x{prod(ir.VectorType(op.operands[0].type).shape)}"
         if target.space == "array":
-            self.line(f"{self.use(f'load_{kind}')}({target.base}, {at}, {_bytes(source, place)})")
+            read_only = "" if source.base in self.written else "_stream" if _is_once(op.operands[0].owner) else "_nc"
+            self.line(f"{self.use(f'load_{kind}{read_only}')}({target.base}, {at}, {_bytes(source, place)})")
         else:
-            self.line(f"{self.use(f'store_{kind}')}({source.base}, {place}, {_bytes(target, at)})")
+            once = "_stream" if _is_once(op) else ""
+            self.line(f"{self.use(f'store_{kind}{once}')}({source.base}, {place}, {_bytes(target, at)})")
 
     # ---- expressions -------------------------------------------------------------------------------------------------
 
@@ -283,6 +295,18 @@ def _bytes(memory: Memory, index: str | int) -> str:
     """The address of an element."""
     size = element_bytes(ir.Type.parse(memory.element))
     return str(plus(memory.base, times(index, size)))
+
+
+def _is_once(op) -> bool:
+    """Whether what a vector moves is touched once, so that a cache near the thread need not keep it."""
+    return "nontemporal" in op.attributes and ir.BoolAttr(op.attributes["nontemporal"]).value
+
+
+def _stored(function: ir.Operation) -> set[ir.Value]:
+    """The function's arguments that it writes."""
+    from tilec.passes.stage_cuda import root
+
+    return {root(op.operands[1]) for op in mlir.walk(function) if op.name in ("memref.store", "vector.store")}
 
 
 def _plain(text: str) -> str:

@@ -10,6 +10,7 @@ import math
 import re
 import sys
 import threading
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -95,8 +96,8 @@ class Intrinsics(ModuleType):
             return NUMPY[name]
         if match := ACCESS.match(name):
             return self._access(*match.groups())
-        if name.startswith("shuffle_xor_"):
-            return self._shuffle
+        if name.startswith("shuffle_"):
+            return partial(self._shuffle, name.split("_")[1])
         stem, _, kind = name.rpartition("_")
         if kind in ("f32", "f64", "bf16", "f16", "f8e4m3", "f8e5m2") and stem in SCALAR:
             return _typed(SCALAR[stem], kind)
@@ -127,11 +128,13 @@ class Intrinsics(ModuleType):
             return load_vector if action == "load" else store_vector
         return load if action == "load" else store
 
-    def _shuffle(self, value, mask):
+    def _shuffle(self, mode, value, mask):
         block, thread = self.state.block, self.state.thread
+        lane, mask = thread % 32, int(mask)
+        source = {"xor": lane ^ mask, "up": lane - mask if lane >= mask else lane, "index": mask}[mode]
         block.lanes[thread] = value
         self._meet(block.warps[thread // 32])
-        other = block.lanes[thread ^ int(mask)]
+        other = block.lanes[thread - lane + source]
         self._meet(block.warps[thread // 32])
         return other
 

@@ -133,7 +133,7 @@ CASES = {
     "triangle": ("y[i, j] = x[i, j] if j <= i else 0", [X], lambda x: np.tril(x)),
     # 5. expressions
     "indices and sizes are values": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = f32(i) * N + j + x[i, j] * 0 }", [X],
-                                     lambda x: np.arange(x.shape[0])[:, None] * x.shape[1] + np.arange(x.shape[1])),
+                                     lambda x: np.arange(x.shape[0])[:, None] * float(x.shape[1]) + np.arange(x.shape[1])),
     "arithmetic": ("y[i, j] = (x[i, j] + 1.5) * 2 - x[i, j] / 4 + -x[i, j]", [X], lambda x: (x + 1.5) * 2 - x / 4 - x),
     "powers": ("y[i, j] = x[i, j] ** 2 + x[i, j] ** 3 + abs(x[i, j]) ** 0.5 + (1 + abs(x[i, j])) ** -2", [X],
                lambda x: x**2 + x**3 + abs(x) ** 0.5 + (1 + abs(x)) ** -2.0),
@@ -227,6 +227,9 @@ CASES["split a dimension"] = (*CASES["split a dimension"][:2], "split")
 CASES["no input"] = (*CASES["no input"][:2], "places")
 
 
+GIVEN = {"no input": "MN", "split a dimension": "MKN"}  # sizes that no argument tells
+
+
 def _inputs(rng, described, z):
     extents = {**z, "1": 1, "KN": z["K"] * z["N"], "N2": z["N"] + 2, "M1": z["M"] + 1}
     arrays = []
@@ -257,7 +260,7 @@ def test_case(name, size, rng):
         expected = numpy(*wide)
     if expected is None:
         pytest.skip("NumPy has no value for this size")
-    given = {n: v for n, v in z.items()} if name in ("no input", "split a dimension") else None
+    given = {n: z[n] for n in GIVEN.get(name, "")}
     results = run(program, *arrays, sizes=given, op="f" if program.count("op ") > 1 else None)
     results, expected = (r if isinstance(r, tuple) else (r,) for r in (results, expected))
     bound = Bound(rtol=1e-5, atol=1e-5 * max(1, math.sqrt(z["N"] * max(z["M"], 1))))

@@ -9,12 +9,12 @@ import ml_dtypes
 import numba
 import numpy as np
 import pytest
-
-from tilec.functions import FUNCTIONS
 from tilec.runtime import cpu_intrinsics, cpu_math
 from tilec.runtime.cpu_math_trig import QUICK_LIMIT
 
-POLYNOMIALS = "exp exp2 expm1 log log2 log1p rsqrt sqrt sin cos tan tanh erf sigmoid".split()
+from tilec.functions import FUNCTIONS
+
+POLYNOMIALS = [name for name, row in FUNCTIONS.items() if row.ulp.f32 > 0]
 QUICK = ["sin_quick", "cos_quick", "tan_quick"]
 TYPES = [np.float32, np.float64]
 INF, NAN = math.inf, math.nan
@@ -47,7 +47,7 @@ def loop(name: str, result: type | None = None):
 def exact(name: str, x: np.ndarray) -> np.ndarray:
     """The function to more digits than x has: in f64 for f32, in long double for f64."""
     wide = np.float64 if x.dtype == np.float32 else np.longdouble
-    name = name.removesuffix("_quick")
+    name = {"round_even": "round"}.get(name, name.removesuffix("_quick"))
     with np.errstate(all="ignore"):
         if name == "erf" and wide is np.longdouble:
             mpmath = pytest.importorskip("mpmath")
@@ -58,8 +58,8 @@ def exact(name: str, x: np.ndarray) -> np.ndarray:
 
 def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     """Distances in units in the last place of the wanted values; inf where only one of the two is NaN or infinite."""
-    near = want.astype(got.dtype)
     with np.errstate(all="ignore"):
+        near = want.astype(got.dtype)
         error = np.abs(got.astype(want.dtype) - want) / np.abs(np.spacing(near)).astype(want.dtype)
         next_to_inf = np.isinf(near) != np.isinf(got)
     error = np.where(np.isfinite(near) & np.isfinite(got), error, INF)
@@ -73,12 +73,14 @@ def samples(dtype: type, count: int) -> np.ndarray:
     """All exponents, the ranges where the functions live, and the neighbourhoods of 1 and of multiples of pi / 2."""
     rng = np.random.default_rng(7)
     word = np.uint32 if dtype is np.float32 else np.uint64
-    return np.concatenate([
+    parts = [
         rng.integers(0, np.iinfo(word).max, count, dtype=word).view(dtype),
         rng.standard_normal(count), 20 * rng.standard_normal(count), 1 + rng.standard_normal(count) / 100,
         rng.uniform(-110, 110, count), rng.uniform(-760, 760, count), rng.uniform(-1e5, 1e5, count),
         np.arange(-3000, 3000) * np.pi / 2, [0.0, -0.0, 1, -1, 0.5, INF, -INF, NAN],
-    ]).astype(dtype)  # fmt: skip
+    ]  # fmt: skip
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return np.concatenate(parts).astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -92,7 +94,7 @@ def test_documented_bound(name, dtype):
     error = ulps(loop(name)(x), exact(name, x))
     worst = np.argmax(error)
     bound = FUNCTIONS[name.removesuffix("_quick")].ulp
-    assert error[worst] <= (bound.f32 if dtype is np.float32 else bound.f64), (x[worst], loop(name)(x[worst : worst + 1]))
+    assert error[worst] <= (bound.f32 if dtype is np.float32 else bound.f64), x[worst]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -123,13 +125,14 @@ def test_documented_bound(name, dtype):
 def test_special_values(name, x, want, dtype):
     got = loop(name)(np.array([*x, NAN], dtype))
     np.testing.assert_array_equal(got, np.array([*want, NAN], dtype))
-    np.testing.assert_array_equal(np.signbit(got[:-1]), np.signbit(np.array(want)) & ~np.isnan(want) | np.isnan(want) & np.signbit(got[:-1]))
+    numbers = ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(got[:-1])[numbers], np.signbit(want)[numbers])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_odd_functions_of_tiny_arguments(dtype):
     tiny = np.array([np.finfo(dtype).smallest_subnormal, np.finfo(dtype).tiny], dtype)
-    for name in ("expm1", "log1p", "sin", "tan", "tanh"):
+    for name in ("log1p", "sin", "tan", "tanh"):
         np.testing.assert_array_equal(loop(name)(tiny), tiny)
 
 
@@ -160,7 +163,8 @@ def test_pow_special_values(dtype):
     for x in np.array(values, dtype):
         for y in np.array(values, dtype):
             got = loop("pow")(np.array([x]), np.array([y]))[0]
-            want = dtype(_c_pow(float(x), float(y)))
+            with np.errstate(over="ignore"):
+                want = dtype(_c_pow(float(x), float(y)))
             np.testing.assert_allclose(got, want, rtol=1e-6)
             assert np.isnan(want) or np.signbit(got) == np.signbit(want), (x, y)
 

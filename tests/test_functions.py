@@ -10,7 +10,10 @@ from tilec.functions import FUNCTIONS, IDENTITY
 from tilec.mlir import arith, math
 from tilec.reductions import NO_PLACE, REDUCTIONS, SCANS, takes
 
-NAMES = """abs ceil floor round exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan tanh erf sigmoid min max clamp""".split()
+NAMES = [
+    "abs", "ceil", "floor", "round", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt",
+    "sin", "cos", "tan", "tanh", "erf", "sigmoid", "min", "max", "clamp",
+]  # fmt: skip
 
 
 def _is_upstream(operation: str) -> bool:
@@ -50,12 +53,16 @@ def test_sigmoid_keeps_its_left_tail():
     np.testing.assert_allclose(FUNCTIONS["sigmoid"].reference([-700.0, 0, 800]), [np.exp(-700.0), 0.5, 1])
 
 
-@pytest.mark.parametrize("name", REDUCTIONS)
-@pytest.mark.parametrize("dtype", dtypes.DTYPES.values(), ids=str)
+COMPUTED = [dtype for dtype in dtypes.DTYPES.values() if dtype == dtypes.compute_type(dtype)]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(n, t) for n in ("sum", "prod", "max", "min") for t in COMPUTED] + [(n, dtypes.BOOL) for n in ("any", "all")],
+    ids=str,
+)
 def test_identity_is_the_reduction_of_nothing(name, dtype):
     row = REDUCTIONS[name]
-    if name in ("any", "all") and dtype != dtypes.BOOL or row.is_arg or dtype.bits < 32 and dtype.is_float:
-        return
     empty = row.reference(np.zeros((2, 0), dtype.numpy), 1)
     np.testing.assert_array_equal(empty, [row.identity(dtype)] * 2)
 

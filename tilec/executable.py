@@ -13,6 +13,7 @@ from tilec.driver import Lowered, lower
 from tilec.dsl.build import build
 from tilec.dsl.specialise import Specialised
 from tilec.dtypes import DType
+from tilec.expectations_check import check_expectations
 from tilec.mlir import ir
 from tilec.runtime import cache
 from tilec.target import Target
@@ -23,6 +24,7 @@ def build_executable(specialised: Specialised, target: Target, schedule=None) ->
     """Compiles one op for one set of sizes and types. Raises TileError for what the program or target cannot do."""
     with mlir.context(), ir.Location.unknown():
         lowered = lower(build(specialised), target, schedule=schedule)
+    check_expectations(specialised, lowered.plan)
     kind = CpuExecutable if target.kind == "cpu" else _cuda()
     return kind(specialised, target, lowered)
 

@@ -25,6 +25,17 @@ _OPERATORS = {
 _BROKEN_BY = ("obeyed", "refused", "kept")
 
 
+def traffic(plan: Plan) -> float:
+    """Bytes that the kernels read and write."""
+    return sum(k.work.dram_read + k.work.dram_write for k in plan.kernels)
+
+
+def minimal_traffic(specialised: Specialised) -> int:
+    """Bytes of the inputs, read once, and of the outputs, written once."""
+    tensors = (*specialised.inputs, *specialised.outputs)
+    return sum(t.dtype.bytes * prod(s.value for s in t.shape) for t in tensors)
+
+
 def check_expectations(specialised: Specialised, plan: Plan) -> None:
     """Raises TileError with every `expect` that the plan does not meet, and the decisions that broke it."""
     failed = [_failure(e, specialised, plan) for e in specialised.expects if not _Plan(specialised, plan).value(e.condition)]
@@ -109,13 +120,12 @@ class _Plan:
                 self.stored |= {n for k in self.plan.kernels for n in k.outputs}
                 shown = str(value)
             case "traffic":
-                value = sum(k.work.dram_read + k.work.dram_write for k in self.plan.kernels)
+                value = traffic(self.plan)
                 results = {t.name for t in self.specialised.outputs}
                 self.stored |= {n for k in self.plan.kernels for n in k.outputs} - results
                 shown = f"{value:.0f} bytes"
             case "minimal":
-                tensors = (*self.specialised.inputs, *self.specialised.outputs)
-                value = sum(t.dtype.bytes * prod(s.value for s in t.shape) for t in tensors)
+                value = minimal_traffic(self.specialised)
                 shown = f"{value} bytes"
             case _:
                 return self.specialised.sizes.get(name, 0)

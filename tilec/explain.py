@@ -6,17 +6,17 @@ The cost model's terms stand beside each other, because they overlap: the larges
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from math import isinf, prod
+from math import isinf
 
 from tilec.dsl.specialise import Specialised
-from tilec.expectations_check import describe_expectations
+from tilec.expectations_check import describe_expectations, minimal_traffic, traffic
 from tilec.grouping import Remark
 from tilec.plan import KernelPlan, Plan
 from tilec.provenance import Provenance, short_place
 from tilec.target import Target
 
 BAR = 24  # characters of the longest bar
-LABEL = 13
+LABEL = 15
 
 
 def explain(plan: Plan, specialised: Specialised, measured: Mapping[str, float] | None = None) -> str:
@@ -46,17 +46,6 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
     yield _row("traffic", f"{amount(moved)}B{share}")
     for line in describe_expectations(specialised, plan):
         yield _row("expect", line)
-
-
-def traffic(plan: Plan) -> float:
-    """Bytes that the kernels read and write."""
-    return sum(k.work.dram_read + k.work.dram_write for k in plan.kernels)
-
-
-def minimal_traffic(specialised: Specialised) -> int:
-    """Bytes of the inputs, read once, and of the outputs, written once."""
-    tensors = (*specialised.inputs, *specialised.outputs)
-    return sum(t.dtype.bytes * prod(s.value for s in t.shape) for t in tensors)
 
 
 # ---- a kernel --------------------------------------------------------------------------------------------------------

@@ -115,15 +115,10 @@ _ROWS = [
     Function("tan", ONE, np.tan, "math.tan", 40, "tan", "tan", Ulp(2, 2)),
     Function("tanh", ONE, np.tanh, "math.tanh", 36, "tanh", "tanh", Ulp(1.5, 1.5)),
     Function("erf", ONE, _erf, "math.erf", 36, "erf", "erf", Ulp(1.8, 1.8)),
-    Function(
-        "sigmoid", ONE, _sigmoid, "arith.divf", 34, "sigmoid", None, Ulp(2.2, 2.2), expansion="1 / (1 + exp(-x))"
-    ),
+    Function("sigmoid", ONE, _sigmoid, "arith.divf", 34, "sigmoid", None, Ulp(2.2, 2.2), expansion="1 / (1 + exp(-x))"),
     Function("min", MANY, _fold(np.minimum), "arith.minimumf", 1, "minimum", "minimum", EXACT, _MIN),
     Function("max", MANY, _fold(np.maximum), "arith.maximumf", 1, "maximum", "maximum", EXACT, _MAX),
-    Function(
-        "clamp", THREE, _clamp, "arith.minimumf", 2, None, None, EXACT, _MIN,
-        expansion="min(max(x, low), high)",
-    ),  # fmt: skip
+    Function("clamp", THREE, _clamp, "arith.minimumf", 2, None, None, EXACT, _MIN, expansion="min(max(x, low), high)"),
 ]
 
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}

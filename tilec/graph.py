@@ -123,13 +123,15 @@ def _node(op: ir.Operation) -> Node:
     reads = [Read(v, tuple(mlir.map_dims(m))) for v, m in zip(inputs, maps) if not _is_empty(v)]
     used = {v for inner in mlir.walk(op) for v in inner.operands}
     live = [r for r, a in zip(_padded(inputs, maps), mlir.body_of(op).arguments) if a in used and not _is_empty(r.value)]
+    reshaped = [v for v in (mlir.source_of(r.value) for r in live if mlir.source_of(r.value) != r.value) if mlir.definition(v)]
     node = Node(
         name=mlir.get_string(op, "tilec.name") or "op",
         op=op,
         extents=tuple(mlir.extents_of(op)),
         reduced=frozenset(d for d, kind in enumerate(iterators) if kind == "reduction"),
         reads=live or reads[:0],
-        extracts=[inner.operation.operands[0] for inner in body if inner.operation.name == "tensor.extract"],
+        # what is read in another shape must be in memory, as must what is read at computed subscripts
+        extracts=[inner.operation.operands[0] for inner in body if inner.operation.name == "tensor.extract"] + reshaped,
         results=[Read(v, tuple(mlir.map_dims(m))) for v, m in zip(op.results, maps[len(inputs) :])],
         flops=sum(_cost(inner.operation) for inner in body),
         special=sum(inner.operation.name in _SPECIAL for inner in body),

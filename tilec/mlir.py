@@ -19,6 +19,8 @@ from numba_cuda_mlir._mlir.dialects import (
     linalg,
     math,
     memref,
+    nvgpu,
+    nvvm,
     scf,
     tensor,
     vector,
@@ -28,8 +30,8 @@ from numba_cuda_mlir._mlir.passmanager import PassManager
 from tilec.diagnostics import InternalError, Source, Span
 
 __all__ = [
-    "PassManager", "affine", "arith", "bufferization", "cf", "func", "gpu", "ir", "linalg", "math", "memref", "scf",
-    "tensor", "vector",
+    "PassManager", "affine", "arith", "bufferization", "cf", "func", "gpu", "ir", "linalg", "math", "memref", "nvgpu", "nvvm",
+    "scf", "tensor", "vector",
 ]  # fmt: skip
 
 DYNAMIC = ir.ShapedType.get_dynamic_size()
@@ -115,6 +117,13 @@ def constant(value: int | float | bool, type_: ir.Type) -> ir.Value:
 def definition(value: ir.Value) -> ir.Operation | None:
     """The operation that makes a value; None for the arguments of blocks."""
     return None if isinstance(value.owner, ir.Block) else value.owner.operation
+
+
+def source_of(value: ir.Value) -> ir.Value:
+    """The tensor behind a value that only shows it with another shape."""
+    while (owner := definition(value)) is not None and owner.name == "tensor.expand_shape":
+        value = owner.operands[0]
+    return value
 
 
 def constant_value(value: ir.Value) -> int | float | None:

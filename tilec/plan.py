@@ -86,9 +86,9 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     graph = build_graph(function)
     groups, remarks = group(graph, target)
     splits, why = choose_splits(groups, graph, target)
-    planned = apply_splits(function, splits) if splits else function  # what `fuse` will make of it
+    before = [n.name for n in graph.nodes if n.inlined] if splits else []
     if splits or fixed:
-        graph = build_graph(planned)
+        graph = build_graph(apply_splits(function, splits, before) if splits else function)  # what `fuse` will make of it
         groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
     remarks = why + remarks
     stem = ir.StringAttr(function.attributes["sym_name"]).value
@@ -97,7 +97,7 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         kernel, why = choose(_start(g, graph, _kernel_name(stem, g, graph), target), g, graph, target)
         kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
         remarks += why
-    inlined = tuple(n.name for n in graph.nodes if n.inlined)
+    inlined = (*before, *(n.name for n in graph.nodes if n.inlined))
     regroup = partial(make_plan, function, target)
     return Plan(target, tuple(kernels), inlined, tuple(remarks), _signature(function), tuple(splits), regroup)
 

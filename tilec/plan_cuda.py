@@ -68,15 +68,20 @@ class View:
 def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
     """Tile sizes and the layout of one kernel."""
     view = View(kernel, g, graph, target, tuple(_accesses(kernel, g, graph)))
-    lane = _lane_dim(view)
-    if lane is None:
+    lane, turn = _lane_dim(view), ()
+    contraction = next((n for n in g.nodes if n.contraction is not None), None)
+    if contraction is not None:
+        tile, layout, why = _contraction(view, contraction)
+    elif lane is None:
         tile, layout, why = {}, _make(view, {}, {}, {}, {}), "one thread computes a scalar"
+    elif turn := _turned(view, lane):
+        tile, layout, why = _transpose(view, lane, turn[0])
     elif lane in kernel.grid:
         tile, layout, why = _columns(view, lane)
     else:
         tile, layout, why = _rows(view, lane)
     sizes = tuple(tile.get(d, 1) for d in kernel.grid)
-    kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1})
+    kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn})
     kernel = replace(kernel, work=_work(kernel, view, layout))
     return kernel, [Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
 
@@ -157,7 +162,7 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     length, vector = view.extents[lane], _vector(view, lane)
     rows = max(1, prod(view.extents[d] for d in view.kernel.grid))
     if lane in view.scanned:
-        return _serial_rows(view, lane)
+        return _scan_rows(view, lane)
     problem = _row_problem(view, lane, rows)
     fits = [c for c in cost.choose(view.target, problem) if c.tile.cluster == 1 and c.tile.threads <= 1024]
     held = _held(view, lane)
@@ -180,13 +185,17 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     return {across: counts.get(across, 1)} if across is not None else {}, layout, why
 
 
-def _serial_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
-    """A scan along rows: every thread walks a row of its own."""
+def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
+    """A scan along rows: the lanes of a warp share a row, several rows a block."""
+    vector = _vector(view, lane)
     across = view.kernel.grid[-1] if view.kernel.grid else None
-    counts = {across: min(32, _power(view.extents[across]))} if across is not None else {}
-    steps = {d: min(view.extents[d], UNROLLED) for d in view.reduced}
-    layout = _make(view, counts, {lane: _vector(view, lane)}, steps, dict.fromkeys(view.kernel.grid, 1) | counts)
-    return dict(counts), layout, "a scan: one thread a row"
+    counts = {lane: min(32, _power(view.extents[lane] / vector))}
+    if across is not None:
+        counts[across] = min(THREADS // counts[lane], _power(view.extents[across] / 2))
+    steps = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: LOADS}
+    layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(view.kernel.grid, 1) | counts)
+    why = f"a scan: {counts[lane]} lanes a row, {vector} elements an access, {counts.get(across, 1)} rows a block"
+    return {d: c for d, c in counts.items() if d != lane}, layout, why
 
 
 def _row_problem(view: View, lane: int, rows: int) -> cost.Rows:
@@ -267,6 +276,53 @@ def _more_steps(view: View, lane: int, tile: dict[int, int], steps: dict[int, in
             wanted, blocks = wanted // 2, blocks // 2
 
 
+# ---- transposes ------------------------------------------------------------------------------------------------------
+
+
+def _turned(view: View, lane: int) -> tuple[int, ...]:
+    """Dimensions other than `lane` along which a large input is contiguous: it is turned in shared memory."""
+    if view.reduced or lane not in view.kernel.grid:
+        return ()
+    large = [a for a in view.accesses if not a.written and lane in a.dims and a.dims[-1] != lane]
+    found = {a.dims[-1] for a in large if min(view.extents[a.dims[-1]], view.extents[lane]) >= 16}
+    return tuple(sorted(found, key=lambda d: -view.extents[d]))
+
+
+def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layout, str]:
+    """Square tiles: whole lines of memory in both directions, and 16 loads a thread in flight."""
+    side = {d: min(64, _power(view.extents[d])) for d in (lane, other)}
+    counts = {lane: min(32, side[lane]), other: min(8, side[other])}
+    steps = {d: side[d] // counts[d] for d in side}
+    layout = _make(view, counts, {}, steps, side)
+    return side, layout, f"tiles of {side[lane]} x {side[other]} turned in shared memory"
+
+
+# ---- contractions ----------------------------------------------------------------------------------------------------
+
+
+def _contraction(view: View, node: Node) -> tuple[dict[int, int], Layout, str]:
+    """Outer products in registers: a thread has some rows and columns of the result, and loads their factors.
+
+    The matrix units' path takes over where it applies; this one is for every type and every form of the factors.
+    """
+    places, c = view.group.space.dims[node], node.contraction
+    sides = [[places[d] for d in side] for side in (c.m, c.n)]
+    outs = [a.dims[-1] for a in view.accesses if a.written and a.dims]
+    lane = next((d for d in outs if d in sides[0] + sides[1]), sides[1][-1])
+    other = max(sides[0] if lane in sides[1] else sides[1], key=lambda d: (view.extents[d], d))
+    vector = 4
+    while vector > 1 and view.extents[lane] % vector:
+        vector //= 2
+    counts = {lane: min(16, _power(view.extents[lane] / vector))}
+    counts[other] = min(THREADS // counts[lane], _power(view.extents[other] / 4))
+    rows = min(4, _power(view.extents[other] / counts[other]))
+    wide = 4 // vector
+    steps = {d: 1 for d in view.reduced} | {places[c.k[-1]]: 4, other: rows, lane: wide}
+    tile = {lane: counts[lane] * vector * wide, other: counts[other] * rows}
+    layout = _make(view, counts, {lane: vector}, steps, tile)
+    return tile, layout, f"{rows} x {wide * vector} results a thread, {tile[other]} x {tile[lane]} a block, scalar units"
+
+
 # ---- the result ------------------------------------------------------------------------------------------------------
 
 
@@ -290,7 +346,14 @@ def _work(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     again = sum(a.bytes * (a.sweeps - 1) for a in view.accesses if not a.written and not layout.whole(a.dims))
     flight = sum(min(WIDE, layout.slots(a.dims) * a.element) if layout.slots(a.dims) else 0 for a in view.accesses if not a.written)
     held = max((layout.slots(a.dims) * a.element // 4 for a in view.accesses), default=0)
+    gathered = sum(min(n.iterations * 4, _value_bytes(v)) for n in view.group.nodes for v in dict.fromkeys(n.extracts))
+    read = sum(a.bytes for a in view.accesses if not a.written) + gathered
     return replace(
         kernel.work, blocks=kernel.blocks, threads=layout.block, registers=min(255, 32 + held), shared_per_block=0,
-        dram_read=kernel.work.dram_read + again, bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
+        dram_read=read + again, bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
     )  # fmt: skip
+
+
+def _value_bytes(value: ir.Value) -> int:
+    shaped = ir.ShapedType(value.type)
+    return prod(shaped.shape) * element_bytes(shaped.element_type)

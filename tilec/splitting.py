@@ -10,6 +10,7 @@ from tilec.cost import predict
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark, work_of
 from tilec.mlir import ir
+from tilec.passes.fuse import inline_all
 from tilec.passes.split import refuse_split, split
 from tilec.target import Target
 
@@ -68,9 +69,13 @@ def _divisor(extent: int, limit: int) -> int:
     return max(d for d in small | {extent // d for d in small} if d <= limit)
 
 
-def apply_splits(function: ir.Operation, splits: list[Split]) -> ir.Operation:
-    """A copy of the function with the splits carried out: what the planner goes on to look at."""
+def apply_splits(function: ir.Operation, splits: list[Split], inlined: list[str]) -> ir.Operation:
+    """A copy of the function with the splits carried out, after inlining as `fuse` does it: what is planned further."""
     copy = function.clone()
+    for op in mlir.walk(copy):
+        if mlir.get_string(op, "tilec.name") in inlined:
+            op.attributes["tilec.inline"] = ir.UnitAttr.get()
+    inline_all(copy)
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(copy) if mlir.is_generic(op)}
     for s in splits:
         split(by_name[s.name], s.dim, s.parts)

@@ -1,0 +1,83 @@
+"""Where a benchmark ran, and with what: facts for the JSON."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("tilec", "numpy", "numba", "numba-cuda-mlir", "cuda-core", "cuda-bindings", "torch", "triton", "jax")
+
+
+def _first(pattern: str, path: str) -> str:
+    try:
+        found = re.search(pattern, Path(path).read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    return found[1].strip() if found else ""
+
+
+@cache
+def gpu() -> str:
+    """The first GPU's name, or nothing."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return lines[0].strip() if lines else ""
+
+
+def machine() -> dict:
+    from tilec.calibrate import available_cores
+
+    return {
+        "cpu": _first(r"^model name\s*:\s*(.*)", "/proc/cpuinfo") or platform.processor(),
+        "cores": available_cores(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "gpu": gpu(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def short_name(suite: str) -> str:
+    """For file names: the GPU, or the architecture and the number of cores."""
+    facts = machine()
+    if suite == "gpu":
+        return re.sub(r"[^a-z0-9]+", "-", facts["gpu"].split(",")[0].lower().removeprefix("nvidia ")).strip("-") or "gpu"
+    return f"{platform.machine()}-{facts['cores']}cores"
+
+
+def versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found | {"commit": commit()}
+
+
+def commit() -> str:
+    """What is checked out, with `+` where files differ from it."""
+    try:
+        run = lambda *words: subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()  # noqa: E731
+        return run("rev-parse", "--short", "HEAD") + ("+" if run("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def has(module: str) -> bool:
+    """Whether a peer can be imported here."""
+    try:
+        importlib.import_module(module)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,93 @@
+"""Timing several ways of doing one thing: in interleaved rounds, so that a change of the machine meets them all.
+
+A round runs every candidate some times and keeps its median; the result is the median over rounds. One candidate may be
+given twice under two names: the difference of their times is the noise.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds: the median of the rounds, and the fastest and slowest round."""
+
+    median: float
+    low: float
+    high: float
+
+
+def _times(rounds: list[float]) -> Times:
+    return Times(statistics.median(rounds), min(rounds), max(rounds))
+
+
+def on_cpu(candidates: dict[str, Callable], rounds: int = 9, budget: float = 0.03) -> dict[str, Times]:
+    """`budget` seconds for a candidate in a round, at least two calls. The first call of a turn is not timed."""
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    for call in candidates.values():
+        call()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for name, call in candidates.items():
+                call()
+                taken: list[float] = []
+                while len(taken) < 2 or (sum(taken) < budget and len(taken) < 200):
+                    start = time.perf_counter()
+                    call()
+                    taken.append(time.perf_counter() - start)
+                samples[name].append(1e6 * statistics.median(taken))
+    finally:
+        gc.enable()
+    return {name: _times(s) for name, s in samples.items()}
+
+
+def on_gpu(candidates: dict[str, Callable], rounds: int = 4, budget: float = 0.1, cold: bool = True) -> dict[str, Times]:
+    """By CUDA events on the current stream; `cold` writes over the L2 cache before every call."""
+    import torch
+
+    flush = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda") if cold else None
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    counts: dict[str, int] = {}
+    for name, call in candidates.items():
+        call()
+        counts[name] = max(3, min(200, int(budget / max(1e-6, _events(call, 3, flush) / 1e6))))
+    for _ in range(rounds):
+        for name, call in candidates.items():
+            samples[name].append(_events(call, counts[name], flush))
+    return {name: _times(s) for name, s in samples.items()}
+
+
+def _events(call: Callable, count: int, flush) -> float:
+    """Median microseconds of `count` calls."""
+    import torch
+
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    for begin, end in pairs:
+        if flush is not None:
+            flush.zero_()
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(b.elapsed_time(e) for b, e in pairs)
+
+
+def host_time(call: Callable, synchronise: Callable, count: int = 2000) -> float:
+    """Microseconds that the host is busy with one call, the device running behind."""
+    for _ in range(50):
+        call()
+    rounds = []
+    for _ in range(5):
+        synchronise()
+        start = time.perf_counter()
+        for _ in range(count // 5):
+            call()
+        rounds.append(1e6 * (time.perf_counter() - start) / (count // 5))
+        synchronise()
+    return statistics.median(rounds)

@@ -1,0 +1,103 @@
+"""Runs the rows of a suite in a process of their own. If it dies or hangs, that row has failed and the next begins anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+MARK = "\x1e"  # begins a line of the worker that is for the parent
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: `run` gives its facts. `seconds` is how long it may take."""
+
+    name: str
+    run: Callable[[], dict]
+    seconds: float = 180.0
+    tags: frozenset[str] = field(default_factory=frozenset)
+
+
+def work(rows: list[Row], names: list[str]) -> None:
+    """In the worker: runs the rows named, each result a line of JSON."""
+    by_name = {r.name: r for r in rows}
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print goes to stderr
+    for name in names:
+        try:
+            facts = by_name[name].run()
+        except Exception as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            facts = {"error": f"{type(error).__name__}: {' | '.join(lines[:3])[:300]}"}
+            traceback.print_exc(limit=-6)
+        print(MARK + json.dumps({"name": name, **facts}), file=output, flush=True)
+        if facts.get("error") and _device_lost():
+            os._exit(3)
+
+
+def _device_lost() -> bool:
+    """After an illegal access nothing more runs in this process."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
+
+
+def run(command: list[str], rows: list[Row], deadline: float) -> Iterator[dict]:
+    """In the parent: `command` and the rows' names start a worker. After `deadline` no further row begins."""
+    waiting = list(rows)
+    while waiting and time.monotonic() < deadline:
+        worker = subprocess.Popen([*command, *(r.name for r in waiting)], stdout=subprocess.PIPE, text=True)
+        lines = _listen(worker)
+        try:
+            for row in list(waiting):
+                if time.monotonic() > deadline:
+                    break
+                facts = _next(worker, lines, row, min(row.seconds, max(1.0, deadline + 60 - time.monotonic())))
+                waiting.remove(row)
+                yield facts
+                if facts.get("fatal"):
+                    break
+        finally:
+            worker.kill()
+            worker.wait()
+    for row in waiting:
+        yield {"name": row.name, "error": "not run: no time left"}
+
+
+def _listen(worker: subprocess.Popen) -> queue.Queue:
+    """The worker's lines, and None when it has ended."""
+    lines: queue.Queue = queue.Queue()
+
+    def read() -> None:
+        for line in worker.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def _next(worker: subprocess.Popen, lines: queue.Queue, row: Row, seconds: float) -> dict:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            line = lines.get(timeout=max(0.01, end - time.monotonic()))
+        except queue.Empty:
+            return {"name": row.name, "error": f"no answer within {seconds:.0f} s", "fatal": True}
+        if line is None:
+            return {"name": row.name, "error": f"the process died, status {worker.wait()}", "fatal": True}
+        if line.startswith(MARK):
+            return json.loads(line[1:])

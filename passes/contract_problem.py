@@ -1,0 +1,285 @@
+"""A contraction kernel as its passes see it: the plan's numbers, the operation, and what each of its values needs.
+
+A block computes C[r, c] += left[r, k] * right[c, k]. Rows r, columns c and the reduced k are numbers that run over boxes of
+the program's dimensions, outermost first: a convolution's row is a place (n, h, w), its k a place (c, r, s) of the window.
+A factor is a value of the operation's body; it is computed wherever its dimensions are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from math import prod
+
+from tilec import mlir
+from tilec.matrix import stored
+from tilec.mlir import arith, gpu, ir, memref
+from tilec.passes.loops import delinearise
+
+PRIVATE, SHARED = "private", "workgroup"
+
+
+def local(shape: list[int], element: ir.Type, space: str) -> ir.MemRefType:
+    """Memory of a thread (`PRIVATE`) or of a block (`SHARED`)."""
+    return ir.MemRefType.get(shape, element, None, ir.Attribute.parse(f"#gpu.address_space<{space}>"))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `plan_cuda_contraction` wrote."""
+
+    instruction: str
+    multiplicand: str
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    inner: tuple[int, ...]
+    block: tuple[int, int, int]
+    warps: tuple[int, int]
+    threads: int
+    stages: int
+    raster: int
+    left_copy: str
+    left_major: int
+    right_copy: str
+    right_major: int
+    persistent: int = 0
+
+    @staticmethod
+    def read(plan: ir.DictAttr) -> Options:
+        found = {}
+        for name, kind in Options.__annotations__.items():
+            if name in plan:
+                attribute = plan[name]
+                match kind:
+                    case "str":
+                        found[name] = ir.StringAttr(attribute).value
+                    case "int":
+                        found[name] = ir.IntegerAttr(attribute).value
+                    case _:
+                        found[name] = tuple(ir.DenseI64ArrayAttr(attribute))
+        return Options(**found)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One factor: its rows (or columns), how many a block has, and how it reaches shared memory."""
+
+    name: str
+    dims: tuple[int, ...]  # kernel dimensions
+    box: tuple[int, ...]
+    size: int
+    copy: str
+    major: int
+
+    @property
+    def full(self) -> bool:
+        """Whether all of the block's rows are in the box."""
+        return prod(self.box) == self.size
+
+
+class Problem:
+    """The contraction of one block, after its grid coordinates are known."""
+
+    def __init__(self, options: Options, tiles: dict[int, int], op: ir.Operation):
+        self.options, self.op = options, op
+        self.body = mlir.body_of(op)
+        self.dims = mlir.get_integers(op, "tilec.dims")
+        self.operands = list(op.operands)
+        self.places = [mlir.map_dims(m) for m in mlir.maps_of(op)]
+        bm, bn, self.depth = options.block
+        self.left = Side("left", options.rows, tuple(tiles[d] for d in options.rows), bm, options.left_copy, options.left_major)
+        self.right = Side(
+            "right", options.columns, tuple(tiles[d] for d in options.columns), bn, options.right_copy, options.right_major
+        )
+        extents = dict(zip(self.dims, mlir.extents_of(op)))
+        self.inner = [extents[d] for d in options.inner]
+        self.length = prod(self.inner)
+        self.batch = [d for d in self.dims if d not in (*options.rows, *options.columns, *options.inner)]
+
+    @property
+    def steps(self) -> int:
+        """Tiles of k."""
+        return -(-self.length // self.depth)
+
+    @cached_property
+    def element(self) -> ir.Type:
+        """The type of staged factors."""
+        return mlir.type_of(self.options.multiplicand)
+
+    @cached_property
+    def accumulator(self) -> ir.Type:
+        return ir.MemRefType(self.operands[-1].type).element_type
+
+    @cached_property
+    def sizes(self) -> dict[int, int | ir.Value]:
+        """How much of a block's box there is along each kernel dimension; less than the box at the edge of the grid."""
+        sizes: dict[int, int | ir.Value] = {}
+        for value, places in zip(self.operands, self.places):
+            for n, (d, size) in enumerate(zip(places, ir.ShapedType(value.type).shape)):
+                if self.dims[d] not in sizes:
+                    sizes[self.dims[d]] = memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
+        return sizes
+
+    # ---- coordinates -------------------------------------------------------------------------------------------------
+
+    def coordinates(self, *parts: tuple[Side | None, ir.Value]) -> dict[int, ir.Value]:
+        """Kernel dimensions from row and column numbers; of a k number where the side is None."""
+        found = {d: mlir.index(0) for d in self.batch}
+        for side, number in parts:
+            if side is None:
+                found |= zip(self.options.inner, delinearise(number, self.inner))
+            else:
+                found |= zip(side.dims, delinearise(number, list(side.box)))
+        return found
+
+    def inside(self, side: Side, at: dict[int, ir.Value]) -> list[ir.Value]:
+        """Conditions under which a row or column exists."""
+        found = []
+        for n, d in enumerate(side.dims):
+            size = self.sizes[d]
+            if isinstance(size, ir.Value) or (n == 0 and not side.full):
+                found.append(below(at[d], size))
+        return found
+
+    def inside_k(self, number: ir.Value) -> list[ir.Value]:
+        return [below(number, self.length)] if self.length % self.depth else []
+
+    # ---- factors -----------------------------------------------------------------------------------------------------
+
+    def factor(self, side: Side) -> ir.Value:
+        """The factor of a side, in the type in which it is staged where it has that already."""
+        value = self._factors[side.name]
+        return stored(value) if stored(value).type == self.element else value
+
+    @cached_property
+    def _factors(self) -> dict[str, ir.Value]:
+        (total,) = list(self.body.operations)[-1].operation.operands
+        state = list(self.body.arguments)[-1]
+        a, b = mlir.definition(total).operands
+        first, second = mlir.definition(b if a == state else a).operands
+        rows = set(self.options.rows)
+        swapped = bool({self.dims[d] for d in self.dims_of(second)} & rows)
+        return {"left": second, "right": first} if swapped else {"left": first, "right": second}
+
+    def dims_of(self, value: ir.Value) -> set[int]:
+        """The operation's dimensions that a value of its body depends on."""
+        found: set[int] = set()
+        for v in [value, *(o for op in self.slice(value) for o in (*op.operands, *op.results))]:
+            if isinstance(v.owner, ir.Block) and v.owner == self.body:
+                found |= set(self.places[ir.BlockArgument(v).arg_number])
+            elif mlir.definition(v) is not None and mlir.definition(v).name == "linalg.index":
+                found.add(ir.IntegerAttr(mlir.definition(v).attributes["dim"]).value)
+        return found
+
+    def slice(self, value: ir.Value) -> list[ir.Operation]:
+        """The operations of the body that a value depends on, in order."""
+        needed, pending = set(), [value]
+        while pending:
+            owner = mlir.definition(pending.pop())
+            if owner is not None and owner.block == self.body and owner not in needed:
+                needed.add(owner)
+                pending += list(owner.operands)
+                pending += [v for inner in mlir.walk(owner) for v in inner.operands]
+        return [o.operation for o in self.body.operations if o.operation in needed]
+
+    def arguments(self, value: ir.Value) -> list[int]:
+        """Numbers of the operands whose elements a value of the body reads at bare indices."""
+        values = [value, *(v for op in self.slice(value) for o in (op, *mlir.walk(op)) for v in o.operands)]
+        mine = [v for v in values if isinstance(v.owner, ir.Block) and v.owner == self.body]
+        return sorted({ir.BlockArgument(v).arg_number for v in mine})
+
+    def subscripts(self, n: int, at: dict[int, ir.Value]) -> list[ir.Value]:
+        return [at[self.dims[d]] for d in self.places[n]]
+
+    def evaluate(self, value: ir.Value, at: dict[int, ir.Value], elements: dict[int, ir.Value] | None = None) -> ir.Value:
+        """Computes a value of the body at coordinates, in the staged type; `elements` are those that were loaded already."""
+        mapping: dict[ir.Value, ir.Value] = {}
+        for n in self.arguments(value):
+            known = (elements or {}).get(n)
+            mapping[self.body.arguments[n]] = memref.LoadOp(self.operands[n], self.subscripts(n, at)).result if known is None else known
+        for op in self.slice(value):
+            if op.name == "linalg.index":
+                mapping[op.results[0]] = at[self.dims[ir.IntegerAttr(op.attributes["dim"]).value]]
+            else:
+                mlir.clone_op(op, mapping)
+        result = mapping[value]
+        return result if result.type == self.element else arith.truncf(self.element, result)
+
+    def plain(self, side: Side) -> int | None:
+        """The number of the operand whose element a factor is; None where it is computed."""
+        value = self.factor(side)
+        if isinstance(value.owner, ir.Block) and value.owner == self.body and value.type == self.element:
+            return ir.BlockArgument(value).arg_number
+        return None
+
+
+def below(value: ir.Value, limit: ir.Value | int) -> ir.Value:
+    limit = mlir.index(limit) if isinstance(limit, int) else limit
+    return arith.cmpi(arith.CmpIPredicate.slt, value, limit)
+
+
+def all_of(conditions: list[ir.Value]) -> ir.Value | None:
+    return reduce(arith.andi, conditions) if conditions else None
+
+
+class Thread:
+    """This thread's number, its warp and lane."""
+
+    def __init__(self) -> None:
+        self.number = gpu.ThreadIdOp(gpu.Dimension.x).result
+        self.warp = arith.shrui(self.number, mlir.index(5))
+        self.lane = arith.andi(self.number, mlir.index(31))
+
+
+class Blocks:
+    """The grid of a kernel: which tile of C a number means, and the operations of that tile."""
+
+    def __init__(self, function: ir.Operation, options: Options):
+        self.function, self.options = function, options
+        view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
+        self.forall = view.operation
+        self.counts = list(ir.DenseI64ArrayAttr(self.forall.attributes["staticUpperBound"]))
+
+    @property
+    def count(self) -> int:
+        return prod(self.counts)
+
+    def enter(self, number: ir.Value, grid: list[int]) -> list[ir.Operation]:
+        """Copies what the block computes to the insertion point, at the tile of this number; returns the copies."""
+        block = self.forall.regions[0].blocks[0]
+        mapping = dict(zip(block.arguments, self._raster(number, grid)))
+        operations = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
+        return [mlir.clone_op(op, mapping) for op in operations]
+
+    def _raster(self, number: ir.Value, grid: list[int]) -> list[ir.Value]:
+        """Batches one after another; in each, `raster` rows of tiles are walked column by column.
+
+        Blocks that run at one time then cover about a square of C, and share its rows' and columns' factors in L2.
+        """
+        count = dict(zip(grid, self.counts))
+        rows, columns = ([d for d in grid if d in dims] for dims in (self.options.rows, self.options.columns))
+        batch = [d for d in grid if d not in (*rows, *columns)]
+        high, wide = prod(count[d] for d in rows), prod(count[d] for d in columns)
+        which, rest = _divide(number, high * wide, prod(count[d] for d in batch))
+        group = min(self.options.raster, high)
+        band, place = _divide(rest, group * wide, -(-high // group))
+        first = arith.muli(band, mlir.index(group))
+        tall = mlir.index(group)
+        if high % group:
+            tall = arith.minsi(arith.subi(mlir.index(high), first), tall)
+        row = arith.addi(first, arith.remui(place, tall))
+        column = arith.divui(place, tall)
+        found = dict(zip(batch, delinearise(which, [count[d] for d in batch])))
+        found |= zip(rows, delinearise(row, [count[d] for d in rows]))
+        found |= zip(columns, delinearise(column, [count[d] for d in columns]))
+        return [found[d] for d in grid]
+
+
+def _divide(number: ir.Value, by: int, quotients: int) -> tuple[ir.Value, ir.Value]:
+    """Quotient and remainder; 0 and the number itself where there is one quotient only."""
+    if quotients == 1:
+        return mlir.index(0), number
+    return arith.divui(number, mlir.index(by)), arith.remui(number, mlir.index(by))
+
+
+__all__ = ["PRIVATE", "SHARED", "Blocks", "Options", "Problem", "Side", "Thread", "all_of", "below", "local"]

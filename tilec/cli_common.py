@@ -1,0 +1,270 @@
+"""What the subcommands share: options, programs made ready, output to terminals and files.
+
+Nothing heavy is imported at the top: `tilec --help` must come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilec.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError
+
+STAGES = "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES`, whose import takes half a second
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def sizes(text: str) -> dict[str, int]:
+    """`M=4096`, or several with commas between."""
+    found = {}
+    for item in text.split(","):
+        name, equals, value = item.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise argparse.ArgumentTypeError(f"'{item}' is not NAME=NUMBER")
+        try:
+            found[name.strip()] = int(value)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{value}' is no whole number, in '{item}'") from None
+        if found[name.strip()] < 0:
+            raise argparse.ArgumentTypeError(f"a size is at least 0, in '{item}'")
+    return found
+
+
+def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
+    """The program, and what makes it one set of kernels."""
+    parser.add_argument("file", metavar="FILE", type=Path, help="a .tile program")
+    parser.add_argument("--op", metavar="NAME", help="which op, where the file has several")
+    parser.add_argument(
+        "-D", "--define", metavar="M=4096", type=sizes, action="append", default=[], help="the value of a size"
+    )
+    parser.add_argument(
+        "--target", metavar="TARGET", default="cpu",
+        help="cpu (default), cuda, a chip (sm_80, sm_90a, sm_100a), a model (h200), or a .toml file",
+    )  # fmt: skip
+    if schedule:
+        group = parser.add_mutually_exclusive_group()
+        group.add_argument("--schedule", metavar="FILE", type=Path, help="obey this schedule file")
+        group.add_argument("--no-schedule", action="store_true", help="ignore FILE.sched.toml beside the program")
+
+
+def add_output(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("-o", "--output", metavar="PATH", type=Path, help=what)
+
+
+def stage_name(text: str, extra: tuple[str, ...] = ()) -> str:
+    """A stage that there is. Raises CallError."""
+    from difflib import get_close_matches
+
+    known = (*STAGES.split(), *extra)
+    if text in known:
+        return text
+    close = get_close_matches(text, known, 1)
+    hint = f"did you mean '{close[0]}'?" if close else f"the stages are {', '.join(known)}"
+    raise CallError(f"there is no stage '{text}'", hint=hint)
+
+
+# ---- programs --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Loaded:
+    """A program's op with sizes, the machine to compile it for, and the schedule to obey."""
+
+    specialised: Any
+    target: Any
+    schedule: Any = None
+
+
+def read_text(path: Path) -> Source:
+    """A source; `-` is what comes in."""
+    if str(path) == "-":
+        try:
+            return Source("<stdin>", sys.stdin.buffer.read().decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise CallError(f"what comes in is not UTF-8 text, from byte {error.start}") from None
+    from tilec.api import read_source
+
+    return read_source(path)
+
+
+def parse_checked(path: Path):
+    """The syntax tree of a program without mistakes. Raises TileError with all of them."""
+    from tilec.dsl.check import check
+    from tilec.dsl.parse import parse
+
+    program = parse(read_text(path))
+    if errors := [d for d in check(program) if d.severity == "error"]:
+        raise TileError(errors)
+    return program
+
+
+def defined(args: argparse.Namespace) -> dict[str, int]:
+    return {name: value for group in args.define for name, value in group.items()}
+
+
+def prepare(args: argparse.Namespace) -> Loaded:
+    """The program of the command line, for the sizes and the target given there."""
+    from tilec.target import load
+
+    target = load(args.target)
+    program = parse_checked(args.file)
+    return Loaded(specialise_given(program, args.op, defined(args)), target, find_schedule(args))
+
+
+def specialise_given(program, op: str | None, given: dict[str, int], inputs=None):
+    """`specialise`, whose message about missing sizes is put in the command line's words."""
+    from tilec.dsl.check_sizes import size_names
+    from tilec.dsl.specialise import choose_op, specialise
+
+    chosen = choose_op(program, op)
+    missing = [n for n in size_names(chosen) if n not in given] if inputs is None else []
+    wrong = [n for n in given if n not in size_names(chosen)]
+    if missing and not wrong:
+        names = ", ".join(f"`{n}`" for n in missing)
+        hint = "give " + ("them" if len(missing) > 1 else "it") + ": " + " ".join(f"-D {n}=…" for n in missing)
+        what = f"nothing says what {names} {'are' if len(missing) > 1 else 'is'}"
+        raise CallError(what, size_names(chosen)[missing[0]], hint=hint)
+    return specialise(program, op, inputs, given)
+
+
+def find_schedule(args: argparse.Namespace):
+    """The schedule that is named, or that lies beside the program."""
+    if args.no_schedule:
+        return None
+    path = args.schedule or args.file.with_suffix(".sched.toml")
+    if args.schedule is None and not path.is_file():
+        return None
+    from tilec.schedule_read import read_schedule
+
+    if args.schedule is None:
+        note(f"obeying {path} (--no-schedule ignores it)")
+    return read_schedule(path)
+
+
+def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool = True, expect: bool = True):
+    """Runs the stages; what a schedule changed is told on the standard error."""
+    from tilec import mlir
+    from tilec.driver import lower as run_stages
+    from tilec.dsl.build import build
+    from tilec.expectations_check import check_expectations
+
+    with working(f"compiling {loaded.specialised.name}"), mlir.context(), mlir.ir.Location.unknown():
+        try:
+            module = build(loaded.specialised)
+        except (TileError, InternalError):
+            raise
+        except Exception as error:
+            raise InternalError(f"stage 'build' failed: {error}", "build") from error
+        lowered = run_stages(
+            module, loaded.target, schedule=loaded.schedule, end=end, locations=locations, emit=emit
+        )
+    tell_schedule(lowered.plan)
+    if expect and lowered.plan is not None:
+        check_expectations(loaded.specialised, lowered.plan)
+    return lowered
+
+
+def tell_schedule(plan) -> None:
+    for remark in plan.remarks if plan else ():
+        if remark.verb in ("obeyed", "ignored"):
+            note(str(remark))
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
+
+_STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36, "strong red": "1;31"}
+
+
+def coloured(stream) -> bool:
+    """Whether a stream is a terminal that takes colours."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, style: str) -> str:
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text else text
+
+
+def paint_matches(text: str, rules: list[tuple[str, str]]) -> str:
+    """Every match of a pattern in its style; the first pattern that matches a line's place wins."""
+    pattern = re.compile("|".join(f"(?P<g{n}>{p})" for n, (p, _) in enumerate(rules)), re.MULTILINE)
+    return pattern.sub(lambda m: paint(m[0], rules[int(m.lastgroup[1:])][1]), text)
+
+
+def say(text: str, rules: list[tuple[str, str]] | None = None) -> None:
+    """To the standard output, with its line end; `rules` colour a terminal."""
+    sys.stdout.write((paint_matches(text, rules) if rules and coloured(sys.stdout) else text).rstrip("\n") + "\n")
+
+
+_MESSAGE = [(r"\berror:", "strong red"), (r"\bnote:|^hint:", "cyan"), (r"^ *\|? *\^+$|(?<=\| )\s*\^+", "green")]
+
+
+def note(text: str, kind: str = "note") -> None:
+    """To the standard error."""
+    text = f"{kind}: {text}" if kind else text
+    print(paint_matches(text, _MESSAGE) if coloured(sys.stderr) else text, file=sys.stderr, flush=True)
+
+
+def show_error(error: TileError) -> None:
+    for diagnostic in error.diagnostics:
+        note(error_text(diagnostic), kind="")
+
+
+def error_text(d: Diagnostic) -> str:
+    """A diagnostic; one that has no place in a program says so by saying none."""
+    if d.span is not Span.none():
+        return str(d)
+    return f"{d.severity}: {d.message}" + (f"\nhint: {d.hint}" if d.hint else "")
+
+
+@contextmanager
+def _spinner(message: str) -> Iterator[None]:
+    from rich.console import Console
+
+    with Console(stderr=True).status(message):
+        yield
+
+
+def working(message: str):
+    """Says on a terminal that something takes its time; in a pipe, nothing."""
+    return _spinner(message) if coloured(sys.stderr) else nullcontext()
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path | None, content: str | bytes) -> None:
+    """To a file, all or nothing; to the standard output where the path is None or `-`."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    if path is None or str(path) == "-":
+        sys.stdout.flush()
+        if isinstance(content, str):
+            sys.stdout.write(content)
+        else:
+            sys.stdout.buffer.write(data)
+        return
+    write_file(path, data)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A new file beside the old one takes its name, so that no reader sees half of it. Links and modes stay."""
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+        if target.exists():
+            os.chmod(temporary, target.stat().st_mode & 0o7777)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise CallError(f"cannot write '{path}': {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)

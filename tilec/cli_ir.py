@@ -1,0 +1,210 @@
+"""`tilec dump`, `tilec opt` and `tilec emit`: the IR after every stage, carrying on from any of it, and its end.
+
+A dumped text begins with a line that says where it stands, which is all that `opt` needs besides the text:
+
+    // tilec stage: tile, target: cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from pathlib import Path
+
+from tilec import cli_common as common
+from tilec.cli_common import STAGES, coloured, paint, prepare, say, stage_name, write, write_file
+from tilec.diagnostics import CallError, InternalError
+
+_HEADER = re.compile(r"^// tilec stage: (\w+), target: (.+)$", re.MULTILINE)
+
+
+def header(stage: str, target: str) -> str:
+    return f"// tilec stage: {stage}, target: {target}\n"
+
+
+# ---- dump ------------------------------------------------------------------------------------------------------------
+
+
+def dump(args: argparse.Namespace) -> int:
+    after = args.after and stage_name(args.after, ("emit",))
+    loaded = prepare(args)
+    keep = args.locations or args.output is not None
+    lowered = common.lower(loaded, locations=keep)
+    texts = {name: header(name, args.target) + text for name, text in lowered.texts.items()}
+    kernels = lowered.emitted.module
+    if args.output is not None:
+        _dump_files(args.output, {n: t for n, t in texts.items() if after in (None, n)}, kernels)
+    elif after:
+        write(None, kernels if after == "emit" else texts[after])
+    elif coloured(sys.stdout):
+        _show_changes(lowered, kernels)
+    else:
+        write(None, "// -----\n".join(texts.values()))
+    return 0
+
+
+def _dump_files(folder: Path, texts: dict[str, str], kernels: str) -> None:
+    """`00-build.mlir` to `07-map.mlir`, and `kernels.py`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CallError(f"cannot make the folder '{folder}': {error.strerror}") from None
+    numbers = {name: n for n, name in enumerate(STAGES.split())}
+    for name, text in texts.items():
+        write_file(folder / f"{numbers[name]:02}-{name}.mlir", text.encode())
+    write_file(folder / "kernels.py", kernels.encode())
+
+
+def _show_changes(lowered, kernels: str) -> None:
+    """Every stage on a terminal: new and changed lines are green."""
+    from tilec.passes import stages
+
+    summaries = {s.name: s.summary for s in stages(lambda op: None)}
+    before: list[str] = []
+    for name, text in lowered.texts.items():
+        lines = text.rstrip("\n").split("\n")
+        fresh, gone = changed_lines(before, lines)
+        took = f"{1e3 * lowered.seconds[name]:.1f} ms, " if name in lowered.seconds else ""
+        change = f"{took}{len(fresh)} new lines, {gone} gone" if before else f"{len(lines)} lines"
+        say(paint(f"── {name}: {summaries.get(name, 'the program as written')}", "bold") + paint(f"  ({change})", "dim"))
+        for number, line in enumerate(lines):
+            say(paint(line, "green") if before and number in fresh else line)
+        say("")
+        before = lines
+    say(paint("── emit: the kernels", "bold"))
+    say(kernels)
+
+
+def changed_lines(before: list[str], after: list[str]) -> tuple[set[int], int]:
+    """Which lines of `after` are new, and how many of `before` are gone; numbers of values do not count."""
+    old, new = ([re.sub(r"%[\w#:]+|#map\d*", "%", line.strip()) for line in lines] for lines in (before, after))
+    fresh, gone = set(), 0
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind != "equal":
+            fresh |= set(range(c, d))
+            gone += b - a
+    return fresh, gone
+
+
+# ---- opt -------------------------------------------------------------------------------------------------------------
+
+
+def opt(args: argparse.Namespace) -> int:
+    """Reads a dumped file and goes on behind its stage."""
+    text = common.read_text(args.file).text
+    found = _HEADER.search(text)
+    start = args.from_ or (found[1] if found else None)
+    target = args.target or (found[2] if found else "cpu")
+    if args.passes is not None:
+        result = _upstream(text, args.passes)
+        write(args.output, (header(found[1], target) if found else "") + result)
+        return 0
+    if start is None:
+        hint = "say after which stage it was dumped: --from STAGE"
+        raise CallError(f"'{args.file}' has no line `// tilec stage: …`", hint=hint)
+    end = stage_name(args.to or "emit", ("emit",))
+    write(args.output, _carry_on(text, stage_name(start), end, target))
+    return 0
+
+
+def _carry_on(text: str, start: str, end: str, target: str) -> str:
+    """The IR after stage `end`, or for "emit" the kernels."""
+    from tilec import mlir
+    from tilec.driver import lower
+    from tilec.target import load
+
+    order = (*STAGES.split(), "emit")
+    if order.index(end) <= order.index(start):
+        raise CallError(f"stage '{end}' does not come after '{start}'")
+    following = order[order.index(start) + 1]
+    with common.working(f"{following} to {end}"), mlir.context(), mlir.ir.Location.unknown():
+        module = _parse(text)
+        last = "map" if end == "emit" else end
+        lowered = lower(module, load(target), begin=following, end=last, emit=end == "emit")
+    return lowered.emitted.module if end == "emit" else header(end, target) + lowered.texts[end]
+
+
+def _parse(text: str):
+    from tilec import mlir
+
+    try:
+        return mlir.parse(text)
+    except mlir.ir.MLIRError as error:
+        raise CallError(f"this is no valid MLIR: {_first_messages(error)}") from None
+
+
+def _first_messages(error: Exception) -> str:
+    return "\n".join(str(error).strip().splitlines()[:12])
+
+
+def _upstream(text: str, passes: str) -> str:
+    """The IR after passes of upstream's, by their registered names."""
+    from tilec import mlir
+
+    with mlir.context(), mlir.ir.Location.unknown():
+        module = _parse(text)
+        try:
+            manager = mlir.PassManager.parse(f"builtin.module({passes})")
+        except (ValueError, mlir.ir.MLIRError) as error:
+            raise CallError(f"no such pipeline '{passes}': {_first_messages(error)}") from None
+        try:
+            manager.run(module.operation)
+        except mlir.ir.MLIRError as error:
+            raise CallError(f"'{passes}' failed: {_first_messages(error)}") from None
+        return mlir.text(module, locations=True)
+
+
+# ---- emit ------------------------------------------------------------------------------------------------------------
+
+
+def emit(args: argparse.Namespace) -> int:
+    loaded = prepare(args)
+    if args.form in ("ptx", "cubin") and loaded.target.kind != "cuda":
+        hint = "give a GPU: --target cuda, sm_80, sm_90a, h200, …"
+        raise CallError(f"there is no {args.form} for the target '{loaded.target.name}'", hint=hint)
+    lowered = common.lower(loaded)
+    match args.form:
+        case "mlir":
+            content: str | bytes = header("map", args.target) + lowered.texts["map"]
+        case "numba":
+            content = _chosen(lowered.emitted, args.kernel)[0].text + "\n" if args.kernel else lowered.emitted.module
+        case "ptx":
+            cubins = [_compile(lowered.emitted, k, loaded.target.chip) for k in _chosen(lowered.emitted, args.kernel)]
+            content = "\n".join(c.ptx for c in cubins)
+        case _:
+            content = _cubin(lowered.emitted, args, loaded.target.chip)
+    write(args.output, content)
+    return 0
+
+
+def _chosen(emitted, name: str | None) -> list:
+    kernels = {k.name: k for k in emitted.kernels}
+    if name is None:
+        return list(kernels.values())
+    if name not in kernels:
+        raise CallError(f"there is no kernel '{name}'", hint=f"there is {', '.join(kernels)}")
+    return [kernels[name]]
+
+
+def _cubin(emitted, args: argparse.Namespace, chip: str) -> bytes:
+    kernels = _chosen(emitted, args.kernel)
+    if len(kernels) != 1:
+        names = ", ".join(k.name for k in kernels)
+        raise CallError(f"a cubin holds one kernel, and there are {len(kernels)}", hint=f"--kernel, one of {names}")
+    if args.output is None and sys.stdout.isatty():
+        raise CallError("a cubin is no text", hint="-o FILE")
+    return _compile(emitted, kernels[0], chip).image
+
+
+def _compile(emitted, kernel, chip: str):
+    from tilec.runtime.cuda_compile import CompileError, NoCompiler, ResourceError, cached_kernel
+
+    try:
+        with common.working(f"compiling {kernel.name} for {chip}"):
+            return cached_kernel(emitted.module, kernel.name, chip, kernel.threads, allow=("spills", "stack", "warnings"))[0]
+    except NoCompiler as error:
+        raise CallError(str(error)) from None
+    except (CompileError, ResourceError) as error:
+        raise InternalError(f"kernel {kernel.name} does not compile: {error}", "emit") from error

@@ -1,0 +1,145 @@
+"""A specialised op on a GPU: cubins compiled for the target's chip, loaded when first run, launched on the caller's stream."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tilec.diagnostics import CallError
+from tilec.driver import Lowered
+from tilec.dsl.specialise import Specialised
+from tilec.executable import Executable
+from tilec.runtime.program import KernelSource
+from tilec.target import Target
+
+ALIGN = 256
+
+
+class CudaExecutable(Executable):
+    """Compiles on any machine; running needs a driver and arrays on a GPU."""
+
+    def __init__(self, specialised: Specialised, target: Target, lowered: Lowered):
+        super().__init__(specialised, target, lowered)
+        self._devices: dict[int, _OnDevice] = {}
+        self._lock = threading.Lock()
+
+    @cached_property
+    def cubins(self) -> dict[str, Any]:
+        """Every kernel's cubin by kernel name, from the disk cache where it was compiled before."""
+        from tilec.runtime.cuda_compile import cached_kernel
+
+        return {
+            k.name: cached_kernel(
+                self.emitted.module, k.name, self.target.chip, k.threads,
+                parameters=_parameters(k), allow=("stack", "spills", "warnings"),
+            )[0]
+            for k in self.emitted.kernels
+        }  # fmt: skip
+
+    def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+        device = next((b.device for b in (*inputs, *outputs) if b.device != "cpu"), None)
+        if device is None:
+            raise CallError(f"target '{self.target.name}' runs on a GPU, the arguments are on the CPU")
+        for buffer in (*inputs, *outputs):
+            if not buffer.contiguous or buffer.pointer % 16:
+                raise CallError("arrays on the GPU must be contiguous and 16-byte aligned: call .contiguous() first")
+        self._on(device).run(inputs, outputs, stream)
+
+    def _on(self, device: int) -> _OnDevice:
+        found = self._devices.get(device)
+        if found is None:
+            with self._lock:
+                found = self._devices.setdefault(device, _OnDevice(self, device))
+        return found
+
+
+def _parameters(kernel: KernelSource) -> list[str]:
+    return ["i64"] * (kernel.parameters + bool(kernel.sites))
+
+
+@dataclass
+class _Workspace:
+    """Temporaries of one stream, which runs calls one after another, so that they can share them."""
+
+    memory: int
+    errors: Any
+
+
+class _OnDevice:
+    """The kernels on one device."""
+
+    def __init__(self, executable: CudaExecutable, device: int):
+        from tilec.runtime import cuda_driver
+        from tilec.runtime.cuda_launch import Kernel, Launcher
+
+        self.device, self.emitted, self.driver = device, executable.emitted, cuda_driver
+        cuda_driver.use_device(device)
+        self.launchers = {}
+        self.sites: dict[str, tuple[str, ...]] = {}
+        for k in executable.emitted.kernels:
+            cubin = executable.cubins[k.name]
+            kernel = Kernel(cubin.image, cubin.entry, _parameters(k))
+            self.launchers[k.name] = Launcher(kernel, (k.grid, 1, 1), (k.threads, 1, 1), k.shared, device=device)
+            self.sites[k.name] = k.sites
+        self.offsets, self.bytes = [], 0
+        for size in executable.emitted.temporaries:
+            self.offsets.append(self.bytes)
+            self.bytes += -(-size // ALIGN) * ALIGN
+        self.workspaces: dict[int, _Workspace] = {}
+        self.lock = threading.Lock()
+
+    def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+        from tilec.runtime.cuda_launch import current_stream, stream_handle
+
+        handle = current_stream(self.device, inputs[0].owner if inputs else None) if stream is None else stream_handle(stream)
+        space = self._workspace(handle)
+        memory = {
+            "input": [b.pointer for b in inputs],
+            "output": [b.pointer for b in outputs],
+            "temporary": [space.memory + offset for offset in self.offsets],
+        }
+        for step in self.emitted.steps:
+            addresses = [memory[slot.kind][slot.number] for slot in step.slots]
+            if step.kernel is None:
+                self._copy(addresses[1], addresses[0], step.bytes, handle)
+            elif self.sites[step.kernel]:
+                self._checked(step.kernel, addresses, space, handle)
+            else:
+                self.launchers[step.kernel].launch(handle, *addresses)
+
+    def _checked(self, name: str, addresses: list[int], space: _Workspace, handle: int) -> None:
+        """A kernel with run-time checks: the host waits for it, to raise what it found."""
+        space.errors[0] = 0
+        self.launchers[name].launch(handle, *addresses, ctypes.addressof(space.errors))
+        self.driver.synchronize_stream(handle)
+        if failed := space.errors[0]:
+            raise CallError(self.sites[name][failed - 1])
+
+    def _copy(self, target: int, source: int, count: int, handle: int) -> None:
+        self.driver.call(
+            "cuMemcpyDtoDAsync_v2", ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(count), ctypes.c_void_p(handle)
+        )
+
+    def _workspace(self, handle: int) -> _Workspace:
+        found = self.workspaces.get(handle)
+        if found is None:
+            with self.lock:
+                found = self.workspaces.setdefault(handle, self._allocate())
+        return found
+
+    def _allocate(self) -> _Workspace:
+        self.driver.use_device(self.device)
+        memory = ctypes.c_uint64(0)
+        if self.bytes:
+            self.driver.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(self.bytes))
+        errors = None
+        if any(self.sites.values()):  # host memory that kernels write, so that reading it needs no copy
+            pointer = ctypes.c_void_p()
+            self.driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(64))
+            errors = (ctypes.c_int32 * 16).from_address(pointer.value)
+        return _Workspace(memory.value, errors)
+
+
