@@ -27,6 +27,8 @@ def cast(value: ir.Value, source: DType, target: DType) -> ir.Value:
     if source == target:
         return value
     to = mlir_type(target)
+    if source.is_float != target.is_float and min(t.bits for t in (source, target) if t.is_float) < 32:
+        return cast(cast(value, source, F32), F32, target)
     if target == BOOL:
         return compare("!=", value, number(0, source), source)
     if source.is_float and target.is_float:

@@ -19,6 +19,7 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import gpu, ir, memref, vector
 from tilec.passes.combine import Combiner
+from tilec.passes.contract_cuda import is_contraction, map_contraction
 from tilec.passes.layout import Layout, read, tile_extents, turn
 from tilec.passes.loops import Place, Threads, delinearise, loop
 from tilec.passes.reduce_cuda import across_threads
@@ -33,7 +34,7 @@ def map_cuda(module: ir.Operation) -> None:
     for function in mlir.functions(module):
         if "tilec.kernel" in function.attributes:
             plan = ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])
-            _Kernel(function, plan).build()
+            map_contraction(function, plan) if is_contraction(plan) else _Kernel(function, plan).build()
 
 
 class _Kernel:

@@ -10,3 +10,7 @@ def stage(module: ir.Operation) -> None:
         from tilec.passes.stage_cuda import stage_cuda
 
         stage_cuda(module)
+    else:
+        from tilec.passes.stage_cpu import stage_cpu
+
+        stage_cpu(module)

@@ -29,7 +29,8 @@ def stage_cuda(module: ir.Operation) -> None:
     for function in mlir.functions(module):
         if "tilec.kernel" in function.attributes:
             plan = ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])
-            _stage(function, plan)
+            if "instruction" not in plan:  # contractions are staged where their pipeline is made, see contract_cuda
+                _stage(function, plan)
 
 
 def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:

@@ -98,6 +98,8 @@ class _Tiler:
         sizes = [self.sizes.get(d, extent) for d, extent in zip(dims, shape)]
         if all(o == 0 and s == e for o, s, e in zip(offsets, sizes, shape)):
             return value
+        if 0 in shape:  # nothing to take a slice of
+            return tensor.empty(sizes, ir.ShapedType(value.type).element_type)
         static = [s if isinstance(s, int) else mlir.DYNAMIC for s in sizes]
         type_ = ir.RankedTensorType.get(static, ir.ShapedType(value.type).element_type)
         dynamic = mlir.DYNAMIC
@@ -170,6 +172,8 @@ class _Tiler:
 
     def insert(self, value: ir.Value) -> None:
         place, target = self.dims[value], self.shared[value]
+        if 0 in ir.ShapedType(target.type).shape:
+            return
         offsets = [self.offsets.get(d, 0) for d in place]
         sizes = [self.sizes.get(d, e) for d, e in zip(place, ir.ShapedType(target.type).shape)]
         tensor.ParallelInsertSliceOp(

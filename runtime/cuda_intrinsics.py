@@ -23,6 +23,7 @@ import re
 from typing import Any
 
 from tilec.runtime.cuda_async import ASYNC, bulk_wait, cp_async_wait, set_registers, tma_load, tma_store
+from tilec.runtime.cuda_contract import contract
 from tilec.runtime.cuda_define import NUMBA, define, ptx
 from tilec.runtime.cuda_matrix import MATRIX, wgmma, wgmma_wait
 from tilec.runtime.cuda_memory import WIDTH, load, load_vector, store, store_vector
@@ -30,6 +31,7 @@ from tilec.runtime.cuda_scalar import SCALAR
 
 __all__ = [
     "bulk_wait",
+    "contract",
     "cp_async_wait",
     "define",
     "ptx",

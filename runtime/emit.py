@@ -164,9 +164,10 @@ class Printer:
         variable, *states = block.arguments
         if "tilec.name" in op.attributes:
             self.say_where(op)
-        names = [self.fresh(self.hint(op)) for _ in states]
+        names = [self.expr(v) if _becomes_state(v, op) else self.fresh(self.hint(op)) for v in initial]
         for name, state, value in zip(names, states, initial):
-            self.line(f"{name} = {self.expr(value)}")
+            if name != self.expr(value):
+                self.line(f"{name} = {self.expr(value)}")
             self.text[state] = name
         self.text[variable] = "ijklmnpq"[self.loops % 8] + ("" if self.loops < 8 else str(self.loops // 8))
         bounds = high if low == "0" and step == "1" else f"{low}, {high}" if step == "1" else f"{low}, {high}, {step}"
@@ -326,6 +327,11 @@ class Printer:
         return f"{texts[0]} {COMPARE_INTEGER[predicate]} {texts[1]}"
 
     def convert(self, text: str, source: str, target: str) -> str:
+        """Between integers and floats; narrow floats go by way of f32."""
+        if target in NARROW:
+            return self.narrow(self.convert(text, source, "f32"), "f32", target)
+        if source in NARROW:
+            text = self.narrow(text, source, "f32")
         return f"{self.use(target)}({text})"
 
     def narrow(self, text: str, source: str, target: str) -> str:
@@ -395,6 +401,12 @@ def times(a: str | int, b: str | int) -> str | int:
 
 def _group(text: str | int) -> str:
     return str(text) if isinstance(text, int) or re.fullmatch(r"\w+|\([^()]*\)", text) else f"({text})"
+
+
+def _becomes_state(value: ir.Value, loop: ir.Operation) -> bool:
+    """Whether a vector, which always has a variable, is read by nothing but the loop that goes on from it."""
+    owner = mlir.definition(value)
+    return isinstance(value.type, ir.VectorType) and owner is not None and owner.block == loop.block and len(mlir.uses(value)) == 1
 
 
 def _balanced(text: str) -> bool:

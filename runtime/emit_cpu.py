@@ -11,6 +11,7 @@ all kernels, so it is compiled once and for all (`cpu_launch`), and a kernel com
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from tilec import mlir
@@ -19,8 +20,9 @@ from tilec.mlir import ir
 from tilec.runtime.emit import NARROW, Memory, Printer, plus
 from tilec.runtime.program import Emitted, KernelSource, read_steps
 
-STORAGE = {"i1": "bool", "bf16": "u16", "f16": "u16", "f8E4M3FN": "u8", "f8E5M2": "u8", "index": "i64"}
+STORAGE = {"i1": "u8", "bf16": "u16", "f16": "u16", "f8E4M3FN": "u8", "f8E5M2": "u8", "index": "i64"}
 ALIGN = 64
+MANY = 4  # uses of a subview from which on its start is worth a variable
 
 
 def emit_cpu(module: ir.Module) -> Emitted:
@@ -90,9 +92,11 @@ class _CpuPrinter(Printer):
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def load(self, memory: Memory, index: str | int) -> str:
-        return f"{memory.base}[{index}]"
+        text = f"{memory.base}[{index}]"
+        return f"{text} != 0" if memory.element == "i1" else text
 
     def store(self, memory: Memory, index: str | int, value: str) -> None:
+        value = f"{self.use('u8')}({value})" if memory.element == "i1" else value
         self.line(f"{memory.base}[{index}] = {value}")
 
     def backend_operation(self, op: ir.Operation) -> None:
@@ -101,6 +105,8 @@ class _CpuPrinter(Printer):
                 self.allocate(op)
             case "cf.assert":
                 self.check(op)
+            case "vector.load" | "vector.store" | "vector.broadcast" | "vector.fma":
+                self.vector(op)
             case _:
                 super().backend_operation(op)
 
@@ -122,6 +128,38 @@ class _CpuPrinter(Printer):
         self.line(f"if not {self.expr(op.operands[0])}:")
         self.line(f"    args[{self.parameters}] = {len(self.sites)}")
 
+    # ---- vectors -----------------------------------------------------------------------------------------------------
+
+    def subview(self, op: ir.Operation) -> None:
+        """Where a view starts gets a variable if much is read there: Numba's time goes with the operators it sees."""
+        super().subview(op)
+        view = self.memory[op.results[0]]
+        if isinstance(view.offset, str) and not view.offset.isidentifier() and len(mlir.uses(op.results[0])) >= MANY:
+            name = self.fresh("at")
+            self.line(f"{name} = {view.offset}")
+            self.memory[op.results[0]] = replace(view, offset=name)
+
+    def vector(self, op: ir.Operation) -> None:
+        """The operations of `cpu_vector`, by its names."""
+        type_ = ir.VectorType((op.operands[0] if op.name == "vector.store" else op.results[0]).type)
+        kind = f"{type_.element_type}x{type_.shape[0]}"
+        match op.name:
+            case "vector.load":
+                memory, place = self.address(op.operands[0], list(op.operands)[1:])
+                self.bind(op.results[0], f"{self.use(f'load_{kind}')}({memory.base}, {place})", memory.base.rsplit("_", 1)[0])
+            case "vector.store":
+                memory, place = self.address(op.operands[1], list(op.operands)[2:])
+                self.line(f"{self.use(f'store_{kind}')}({memory.base}, {place}, {self.expr(op.operands[0])})")
+            case "vector.broadcast":
+                self.bind(op.results[0], f"{self.use(f'splat_{kind}')}({self.expr(op.operands[0])})", "all")
+            case "vector.fma":
+                text = f"{self.use(f'fma_{kind}')}({', '.join(self.expr(v) for v in op.operands)})"
+                if _continues(op):
+                    self.text[op.results[0]] = self.expr(op.operands[2])
+                    self.line(f"{self.expr(op.operands[2])} = {text}")
+                else:
+                    self.bind(op.results[0], text)
+
     # ---- operations --------------------------------------------------------------------------------------------------
 
     def function(self, name: str, arguments: list[str], element: str) -> str:
@@ -132,6 +170,16 @@ class _CpuPrinter(Printer):
 
     def reassociable(self, name: str, texts: list[str]) -> str:
         return f"{self.use('reassoc_' + name)}({', '.join(texts)})"
+
+
+def _continues(op: ir.Operation) -> bool:
+    """Whether a sum is its loop's state and becomes the next: then its variable is assigned in place."""
+    state, users = op.operands[2], mlir.uses(op.results[0])
+    if not isinstance(state.owner, ir.Block) or state.owner != op.block or len(users) != 1 or len(mlir.uses(state)) != 1:
+        return False
+    if users[0].name != "scf.yield" or users[0].block != op.block:
+        return False
+    return list(users[0].operands).index(op.results[0]) == ir.BlockArgument(state).arg_number - 1
 
 
 def _storage(element: str) -> str:

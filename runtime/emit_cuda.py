@@ -21,6 +21,7 @@ from tilec.mlir import ir
 from tilec.runtime.cuda_define import NUMBA
 from tilec.runtime.emit import NARROW, Memory, Printer, plus, times
 from tilec.runtime.emit_cpu import strides_of
+from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
 from tilec.runtime.program import Emitted, KernelSource, read_steps
 
 NAMES = {"i1": "bool", "index": "i64", "f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}
@@ -30,17 +31,19 @@ ALIGN = 16
 
 def emit_cuda(module: ir.Module) -> Emitted:
     name, steps, temporaries = read_steps(module)
-    kernels, used = [], set()
+    kernels, used, definitions = [], set(), {}
     for function in mlir.functions(module):
         if "tilec.kernel" in function.attributes:
             printer = _CudaPrinter()
             kernels.append(printer.kernel(function))
             used |= printer.used
+            definitions |= printer.definitions
     header = [f'"""Kernels of {kernels[0].name if kernels else "an empty program"}, printed by tilec."""', ""]
     constants = sorted(used & {"inf", "nan"})
     if constants:
         header.append(f"from math import {', '.join(constants)}")
     header += ["from tilec.runtime.cuda_intrinsics import (", *(f"    {n}," for n in sorted(used - {"inf", "nan"})), ")"]
+    header += ["", *(f"{n} = {call}" for n, call in definitions.items())] if definitions else []
     text = "\n".join([*header, "", ""]) + "\n\n\n".join(k.text for k in kernels) + "\n"
     return Emitted(name, text, tuple(kernels), steps, temporaries)
 
@@ -52,6 +55,7 @@ class _CudaPrinter(Printer):
         self.pending: dict[ir.Operation, str] = {}
         self.vectors: dict[ir.Value, tuple[Memory, str | int]] = {}
         self.written: set[str] = set()
+        self.definitions: dict[str, str] = {}
 
     def kernel(self, function: ir.Operation) -> KernelSource:
         name = ir.StringAttr(function.attributes["sym_name"]).value
@@ -90,6 +94,14 @@ class _CudaPrinter(Printer):
 
     def use(self, name: str) -> str:
         return super().use(NUMBA.get(NAMES.get(name, name), name))
+
+    def define(self, name: str, maker: str, arguments: str) -> str:
+        """A device function that the module makes for its own numbers: `name = maker(...)`."""
+        self.definitions[name] = f"{self.use(maker)}{arguments}"
+        return name
+
+    def bytes(self, memory: Memory, index: str | int) -> str:
+        return _bytes(memory, index)
 
     def say_where(self, op: ir.Operation) -> None:
         """A comment with the names and the source lines of what follows, when they change."""
@@ -135,6 +147,8 @@ class _CudaPrinter(Printer):
                 self.vector_store(op)
             case "cf.assert":
                 self.check(op)
+            case _ if contract_operation(self, op):
+                pass
             case _:
                 super().backend_operation(op)
 
@@ -166,6 +180,9 @@ class _CudaPrinter(Printer):
             type_ = ir.MemRefType(value.type)
             element, slots = str(type_.element_type), prod(type_.shape)
             base = self.fresh(hint)
+            if "tilec.packed" in alloca.attributes:
+                self.memory[value] = packed(self, alloca, base)
+                continue
             kind = "f32" if element in NARROW else element
             if slots > 1:
                 kind = "u8" if element == "i1" else kind
@@ -216,10 +233,15 @@ class _CudaPrinter(Printer):
 
     def vector_store(self, op: ir.Operation) -> None:
         """A vector moves between a private tile and memory, never through variables."""
+        if store_made(self, op):
+            return
         source, place = self.vectors[op.operands[0]]
         target, at = self.address(op.operands[1], list(op.operands)[2:])
         kind = f"{_dtype(source.element)}x{prod(ir.VectorType(op.operands[0].type).shape)}"
-        if target.space == "array":
+        if "shared" in (source.space, target.space):
+            array, at, action, cell = (target, at, "load", (source, place)) if target.space == "array" else (source, place, "store", (target, at))
+            self.line(f"{self.use(f'shared_{action}_{kind}')}({array.base}, {at}, {_bytes(*cell)})")
+        elif target.space == "array":
             read_only = "" if source.base in self.written else "_stream" if _is_once(op.operands[0].owner) else "_nc"
             self.line(f"{self.use(f'load_{kind}{read_only}')}({target.base}, {at}, {_bytes(source, place)})")
         else:

@@ -37,12 +37,12 @@ NOTHING = {  # sizes that may be 0, one at a time
     **{name: ["N"] for name in ("transpose", "gelu", "variance")},
     "batched_einsum": ["B", "I", "J"],
     "attention": ["B", "S"],
-    "causal_attention": ["B", "S"],
+    "causal_attention": ["B", "H"],
     "rotary": ["B", "S"],
     "embedding": ["B", "D"],
     "conv2d": ["N", "K"],
     "max_pool": ["N", "C"],
-    "transformer_block": ["B", "S"],
+    "transformer_block": ["B"],
 }
 
 

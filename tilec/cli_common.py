@@ -34,8 +34,8 @@ def sizes(text: str) -> dict[str, int]:
             found[name.strip()] = int(value)
         except ValueError:
             raise argparse.ArgumentTypeError(f"'{value}' is no whole number, in '{item}'") from None
-        if found[name.strip()] < 0:
-            raise argparse.ArgumentTypeError(f"a size is at least 0, in '{item}'")
+        if not 0 <= found[name.strip()] < 1 << 63:
+            raise argparse.ArgumentTypeError(f"a size is a number from 0, of 63 bits, not '{value}'")
     return found
 
 
@@ -145,8 +145,6 @@ def find_schedule(args: argparse.Namespace):
         return None
     from tilec.schedule_read import read_schedule
 
-    if args.schedule is None:
-        note(f"obeying {path} (--no-schedule ignores it)")
     return read_schedule(path)
 
 
@@ -167,16 +165,21 @@ def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool =
         lowered = run_stages(
             module, loaded.target, schedule=loaded.schedule, end=end, locations=locations, emit=emit
         )
-    tell_schedule(lowered.plan)
+    tell_schedule(loaded, lowered.plan)
     if expect and lowered.plan is not None:
         check_expectations(loaded.specialised, lowered.plan)
     return lowered
 
 
-def tell_schedule(plan) -> None:
-    for remark in plan.remarks if plan else ():
-        if remark.verb in ("obeyed", "ignored"):
-            note(str(remark))
+def tell_schedule(loaded: Loaded, plan) -> None:
+    """That a schedule was obeyed, though nobody may have asked for it, and what it changed."""
+    if loaded.schedule is None or plan is None:
+        return
+    told = [r for r in plan.remarks if r.verb in ("obeyed", "ignored")]
+    if not any(r.verb == "ignored" for r in told):
+        note(f"obeying {loaded.schedule.source.name} (--no-schedule ignores it)")
+    for remark in told:
+        note(str(remark) if remark.verb == "obeyed" else remark.reason)
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------

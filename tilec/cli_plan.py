@@ -17,7 +17,8 @@ def plan(args: argparse.Namespace) -> int:
     args.schedule, args.no_schedule = None, True
     loaded = prepare(args)
     lowered = common.lower(loaded, end="plan", emit=False, expect=False)
-    path: Path = args.output or args.file.with_suffix(".sched.toml")
+    beside = Path("-") if str(args.file) == "-" else args.file.with_suffix(".sched.toml")
+    path: Path = args.output or beside
     if str(path) == "-" or not path.exists():
         text, replaced = write_schedule(lowered.plan, loaded.specialised), False
     else:
@@ -27,7 +28,8 @@ def plan(args: argparse.Namespace) -> int:
         raise CallError(what, hint="--force puts the compiler's in its place; -o - prints it")
     write(path, text)
     if str(path) != "-":
-        note(f"wrote {path}: {len(lowered.plan.kernels)} kernels, {lowered.plan.time_us:.1f} us predicted", kind="")
+        count = len(lowered.plan.kernels)
+        note(f"wrote {path}: {count} kernel{'s' * (count != 1)}, {lowered.plan.time_us:.1f} us predicted", kind="")
     return 0
 
 

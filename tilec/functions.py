@@ -112,7 +112,7 @@ _ROWS = [
     Function("rsqrt", ONE, lambda x: 1 / np.sqrt(x), "math.rsqrt", 16, "rsqrt", "rsqrt", Ulp(1.5, 1.5)),
     Function("sin", ONE, np.sin, "math.sin", 18, "sin", "sin", Ulp(2.1, 2)),
     Function("cos", ONE, np.cos, "math.cos", 18, "cos", "cos", Ulp(2.1, 2)),
-    Function("tan", ONE, np.tan, "math.tan", 40, "tan", "tan", Ulp(2, 2)),
+    Function("tan", ONE, np.tan, "math.tan", 40, "tan", "tan", Ulp(2.1, 2)),
     Function("tanh", ONE, np.tanh, "math.tanh", 36, "tanh", "tanh", Ulp(1.5, 1.5)),
     Function("erf", ONE, _erf, "math.erf", 36, "erf", "erf", Ulp(1.8, 1.8)),
     Function("sigmoid", ONE, _sigmoid, "arith.divf", 34, "sigmoid", None, Ulp(2.2, 2.2), expansion="1 / (1 + exp(-x))"),

@@ -13,6 +13,7 @@ from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark, kept_bytes
 from tilec.mlir import ir
 from tilec.plan import KernelPlan
+from tilec.plan_cpu_contraction import choose_contraction
 from tilec.target import Target
 
 BLOCK_ELEMENTS = 1 << 15  # elements of work a block: some ten microseconds
@@ -22,8 +23,14 @@ TRANSPOSE_TILE = 64  # square tiles where operands disagree on the direction of 
 def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
     tile, why = _tile(kernel, g, graph, target)
     kernel = replace(kernel, tile=tile, loops={n.name: loop_order(n) for n in g.nodes})
-    kernel = replace(kernel, work=replace(kernel.work, blocks=kernel.blocks))
-    return kernel, [Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
+    kernel = replace(kernel, work=replace(kernel.work, blocks=max(1, kernel.blocks)))
+    refused = []
+    if any(n.contraction is not None for n in g.nodes):
+        kernel, remarks = choose_contraction(kernel, g, graph, target)
+        if "registers" in kernel.options:
+            return kernel, remarks
+        refused = remarks
+    return kernel, [*refused, Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
 
 
 def _tile(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[tuple[int, ...], str]:
@@ -101,7 +108,7 @@ def loop_order(node: Node) -> tuple[int, ...]:
     for read in (*node.reads, *node.results):  # a row's sum says little beside the row
         if read.dims:
             score[read.dims[-1]] += prod(node.extents[d] for d in read.dims) / max(1, node.iterations)
-    for d, weight in _extract_directions(node).items():
+    for d, weight in extract_directions(node).items():
         score[d] += weight
     if node.scan is not None:
         inner = node.scan
@@ -112,7 +119,7 @@ def loop_order(node: Node) -> tuple[int, ...]:
     return (*parallel, *reduced, inner)
 
 
-def _extract_directions(node: Node) -> dict[int, float]:
+def extract_directions(node: Node) -> dict[int, float]:
     """Dimensions that move the last subscript of a computed access by one."""
     found: dict[int, float] = {}
     for view in node.op.regions[0].blocks[0].operations:

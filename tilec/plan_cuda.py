@@ -21,7 +21,8 @@ from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
 from tilec.mlir import ir
 from tilec.passes.layout import Layout, make, options
 from tilec.plan import KernelPlan
-from tilec.plan_cpu import _extract_directions as extract_directions
+from tilec.plan_cuda_contraction import choose_contraction
+from tilec.plan_cpu import extract_directions
 from tilec.target import Target
 
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
@@ -70,6 +71,8 @@ def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[
     view = View(kernel, g, graph, target, tuple(_accesses(kernel, g, graph)))
     lane, turn = _lane_dim(view), ()
     contraction = next((n for n in g.nodes if n.contraction is not None), None)
+    if contraction is not None and (planned := choose_contraction(kernel, g, graph, target)):
+        return planned
     if contraction is not None:
         tile, layout, why = _contraction(view, contraction)
     elif lane is None:

@@ -28,7 +28,7 @@ from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
 from tilec.matrix import multiplicand_of, stored
 from tilec.mlir import ir
 from tilec.plan import KernelPlan
-from tilec.plan_cpu import _extract_directions as extract_directions
+from tilec.plan_cpu import extract_directions
 from tilec.target import Target
 
 WIDE = 16  # bytes of the widest memory access
@@ -48,8 +48,8 @@ class Feed:
     major: int
 
 
-def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
-    """The tile of a kernel that has a contraction."""
+def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]] | None:
+    """The tile of a kernel that has a contraction; None where no tile fits."""
     (node,) = [n for n in g.nodes if n.contraction is not None]
     roles = _roles(node, g, graph)
     kind = multiplicand_of(node)
@@ -57,8 +57,9 @@ def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Targe
     feeds = {side: _feed(node, factor, side, roles, kind, graph, target) for side, factor in roles.factors.items()}
     problem = _problem(node, roles, kind, kernel, g, graph)
     choices = [c for c in cost.choose(target, problem, _instructions(kind, feeds, target)) if _buildable(c.tile, feeds, kind)]
-    best = choices[0]
-    tile = _whole(best.tile, feeds)
+    if not choices:
+        return None
+    tile = _whole(choices[0].tile, feeds)
     rows, columns = (_box([kernel.extents[d] for d in dims], size) for dims, size in ((roles.rows, tile.bm), (roles.columns, tile.bn)))
     sizes = dict(zip(roles.rows, rows)) | dict(zip(roles.columns, columns))
     feeds = {s: f if tile.instruction == "wgmma" or f.copy != "tma" else replace(f, copy="async") for s, f in feeds.items()}

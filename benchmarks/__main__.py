@@ -1,0 +1,62 @@
+"""python -m benchmarks cpu|gpu [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
+python -m benchmarks docs
+
+Each row is timed and checked in a worker process: a row that fails or hangs does not stop the others. The results go to
+benchmarks/results/<date>-<machine>-<suite>.json, or to FILE. `docs` writes the figures of the newest results, and the tables
+that the code determines, into README.md and docs/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import report, runner
+
+
+def rows_of(suite: str, compiled: bool) -> list[runner.Row]:
+    if suite == "cpu":
+        from benchmarks.cpu import suite as rows
+
+        return rows()
+    from benchmarks.gpu import suite as gpu_rows
+
+    return gpu_rows(compiled)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", usage=__doc__)
+    parser.add_argument("suite", choices=("cpu", "gpu", "docs"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu)")
+    parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.suite == "docs":
+        from benchmarks.docs import write
+
+        return write()
+    rows = rows_of(options.suite, not options.no_compile)
+    if options.worker is not None:
+        runner.work(rows, options.worker)
+        return 0
+    rows = [r for r in rows if not options.only or any(o in r.name for o in options.only)]
+    console, facts, machine = Console(), [], report.started()
+    command = [sys.executable, "-m", "benchmarks", options.suite, *(["--no-compile"] if options.no_compile else []), "--worker"]
+    for found in runner.run(command, rows, time.monotonic() + options.limit):
+        facts.append(found)
+        path = report.save(options.suite, facts, options.json, machine)
+        ours = next((t for k, t in report.times(found).items() if k.startswith("tilec")), None)
+        console.print(f"{found['name']:40} {report.time_text(ours) or found.get('error', '')}", highlight=False)
+    report.show(options.suite, facts, console)
+    console.print(f"written to {path}")
+    return int(any(f.get("error") or f.get("right") is False for f in facts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

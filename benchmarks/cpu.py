@@ -1,0 +1,217 @@
+"""The CPU suite: what fits into main memory but not into a cache, products, and what compiling costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+
+
+import numpy as np
+
+from benchmarks import workloads as w
+from benchmarks.machine import has
+from benchmarks.measure import Times, on_cpu
+from benchmarks.runner import Row
+
+SHAPE = (4096, 4096)
+AGAIN = "tilec again"
+
+
+def suite() -> list[Row]:
+    rows = [Row(load.name, lambda load=load: compare(load), 240) for load in _workloads()]
+    rows += [Row(f"compile {name}", lambda name=name: compile_times(name), 240) for name in ("softmax", "transformer_block")]
+    return rows
+
+
+def _workloads() -> list[w.Workload]:
+    m, n = SHAPE
+    tag = f"{m}x{n} f32"
+    return [
+        w.chain(f"cos {tag}", "cos(x[i, j])", lambda x: x.cos(), "f32", SHAPE, numpy=np.cos, exact=np.cos,
+                numpy_out=lambda x, out: np.cos(x, out=out), torch_out=lambda x, out: w.torch.cos(x, out=out),
+                jax=lambda x: w.jnp().cos(x)),
+        w.chain(f"cos(cos) {tag}", "cos(cos(x[i, j]))", lambda x: x.cos().cos(), "f32", SHAPE,
+                numpy=lambda x: np.cos(np.cos(x)), exact=lambda x: np.cos(np.cos(x)),
+                numpy_out=lambda x, out: np.cos(np.cos(x, out=out), out=out),
+                torch_out=lambda x, out: w.torch.cos(w.torch.cos(x, out=out), out=out),
+                jax=lambda x: w.jnp().cos(w.jnp().cos(x))),
+        w.softmax("f32", m, n, torch_out=lambda x, out: w.torch.softmax(x, -1, out=out)),
+        w.layernorm("f32", m, n),
+        w.rmsnorm("f32", m, n),
+        w.chain(f"gelu (tanh) {tag}", "gelu_tanh(x[i, j])", lambda x: w.functional().gelu(x, approximate="tanh"), "f32",
+                SHAPE, numpy=w.np_gelu_tanh, exact=w.np_gelu_tanh, rows=256,
+                jax=lambda x: __import__("jax").nn.gelu(x, approximate=True)),
+        w.chain(f"gelu (erf) {tag}", "gelu(x[i, j])", lambda x: w.functional().gelu(x), "f32", SHAPE,
+                exact=w.np_gelu_exact, rows=64, jax=lambda x: __import__("jax").nn.gelu(x, approximate=False)),
+        w.sums("rows", "f32", m, n),
+        w.sums("columns", "f32", m, n),
+        w.transpose("f32", m, n),
+        w.matmul("f32", 1024),
+        w.matmul("f32", 2048),
+    ]  # fmt: skip
+
+
+# ---- one workload ----------------------------------------------------------------------------------------------------
+
+
+def compare(load: w.Workload) -> dict:
+    """Times all ways of computing it, with memory given and with memory allocated, and checks tilec's result."""
+    import tilec
+
+    arrays = load.draw(np.random.default_rng(0))
+    op = tilec.compile(load.program, op=load.op, target="cpu")
+    result = op(*arrays)
+    facts = {"group": "cpu", "sizes": load.sizes, "flops": load.flops, "kernels": len(op.kernels)} | check(load, arrays, result)
+    facts["bytes"] = float(sum(a.nbytes for a in arrays) + result.nbytes)
+    given: dict[str, Callable] = {"tilec": lambda: op(*arrays, out=result)}
+    fresh: dict[str, Callable] = {"tilec": lambda: op(*arrays)}
+    if load.numpy is not None:
+        fresh["numpy"] = lambda: load.numpy(*arrays)
+    if load.numpy_out is not None:
+        out = np.empty_like(result)
+        given["numpy"] = lambda: load.numpy_out(*arrays, out)
+    notes: dict[str, str] = {}
+    for name, add in (("torch", _add_torch), ("torch.compile", _add_compiled), ("jax", _add_jax)):
+        if not has(name.split(".")[0]):
+            continue
+        try:
+            add(load, arrays, result, given, fresh)
+        except Exception as error:
+            notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    given[AGAIN], fresh[AGAIN] = given["tilec"], fresh["tilec"]
+    times = on_cpu({f"{name}, out=": call for name, call in given.items()} | fresh)
+    return facts | {"times_us": {k: t.median for k, t in times.items()}, "range_us": {k: (t.low, t.high) for k, t in times.items()},
+                    "noise": _noise(times), "notes": notes}  # fmt: skip
+
+
+def _noise(times: dict[str, Times]) -> float:
+    pairs = [(times["tilec" + end], times[AGAIN + end]) for end in (", out=", "")]
+    return max(abs(a.median / b.median - 1) for a, b in pairs)
+
+
+def check(load: w.Workload, arrays: list[np.ndarray], result: np.ndarray) -> dict:
+    """The largest share of the allowed error that tilec's result uses."""
+    if load.exact is None:
+        return {}
+    inputs = [a.astype(np.float64) for a in arrays]
+    actual = result.astype(np.float64)
+    if load.rows is not None:
+        inputs[0], actual = inputs[0][: load.rows], actual[: load.rows]
+    expected = load.exact(*inputs)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        excess = np.abs(actual - expected) / (load.bound.rtol * np.abs(expected) + load.bound.atol)
+    share = float(np.max(np.where(actual == expected, 0, excess), initial=0))
+    return {"right": bool(share <= 1), "error_share": share}
+
+
+def _add_torch(load, arrays, result, given, fresh) -> None:
+    import torch
+
+    torch.set_num_threads(_cores())
+    tensors = [torch.from_numpy(a) for a in arrays]
+    fresh["torch"] = lambda: load.torch(*tensors)
+    if load.torch_out is not None:
+        out = torch.empty(result.shape)
+        given["torch"] = lambda: load.torch_out(*tensors, out)
+
+
+def _add_compiled(load, arrays, result, given, fresh) -> None:
+    import torch
+
+    if load.flops:
+        return  # calls the same product
+    torch._dynamo.reset()  # or the eighth row is refused, and runs eagerly
+    tensors, out = [torch.from_numpy(a) for a in arrays], torch.empty(result.shape)
+    allocate = torch.compile(load.torch, dynamic=False)
+    store = torch.compile(lambda target, *inputs: target.copy_(load.torch(*inputs)), dynamic=False)
+    allocate(*tensors)
+    store(out, *tensors)
+    fresh["torch.compile"] = lambda: allocate(*tensors)
+    given["torch.compile"] = lambda: store(out, *tensors)
+
+
+def _add_jax(load, arrays, result, given, fresh) -> None:
+    import jax
+
+    if load.jax is None:
+        return
+    inputs, compiled = [jax.device_put(a) for a in arrays], jax.jit(load.jax)
+    fresh["jax"] = lambda: compiled(*inputs).block_until_ready()
+
+
+def _cores() -> int:
+    from tilec.calibrate import available_cores
+
+    return available_cores()
+
+
+# ---- compiling -------------------------------------------------------------------------------------------------------
+
+TILEC = """
+import json, sys, time
+import numpy as np
+t0 = time.perf_counter()
+import tilec
+sys.path.insert(0, "examples")
+from expectations import EXAMPLES
+
+t1 = time.perf_counter()
+e = EXAMPLES[NAME]
+x = list(e.inputs(np.random.default_rng(0)).values())
+t2 = time.perf_counter()
+op = tilec.compile(e.path, op=e.op, target="cpu")
+op(*x)
+t3 = time.perf_counter()
+other = list(e.inputs(np.random.default_rng(0), {k: v + 2 for k, v in e.sizes.items()}).values())
+t4 = time.perf_counter()
+op(*other)
+t5 = time.perf_counter()
+print(json.dumps({"import": t1 - t0, "first call": t3 - t2, "next shape": t5 - t4}))
+"""
+TORCH = """
+import json, sys, time
+import numpy as np
+t0 = time.perf_counter()
+import torch
+sys.path.insert(0, "examples")
+from expectations import EXAMPLES
+t1 = time.perf_counter()
+e = EXAMPLES[NAME]
+def tensors(sizes):
+    arrays = e.inputs(np.random.default_rng(0), sizes).values()
+    return [torch.from_numpy(a.astype(np.float32)).to(torch.bfloat16 if a.dtype.name == "bfloat16" else torch.float32) for a in arrays]
+x = tensors(e.sizes)
+t2 = time.perf_counter()
+f = torch.compile(e.torch_eager, dynamic=False)
+f(*x)
+t3 = time.perf_counter()
+other = tensors({k: v + 2 for k, v in e.sizes.items()})
+t4 = time.perf_counter()
+f(*other)
+t5 = time.perf_counter()
+print(json.dumps({"import": t1 - t0, "first call": t3 - t2, "next shape": t5 - t4}))
+"""
+
+
+def compile_times(name: str) -> dict:
+    """Seconds in a fresh process with an empty cache, and in a second one that finds what the first has left."""
+    times: dict[str, float] = {}
+    scripts = {"tilec": TILEC} | ({"torch.compile": TORCH} if has("torch") else {})
+    for who, script in scripts.items():
+        with tempfile.TemporaryDirectory() as folder:
+            variables = os.environ | {"TILEC_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": folder, "PYTHONDONTWRITEBYTECODE": ""}
+            for state in ("fresh", "cached"):
+                command = [sys.executable, "-c", f"NAME = {name!r}\n{script}"]
+                done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise RuntimeError(done.stderr.strip().splitlines()[-1])
+                seconds = json.loads(done.stdout.splitlines()[-1])
+                times |= {f"{who}, {state}, {what}": 1e6 * value for what, value in seconds.items()}
+    return {"group": "compile", "times_us": times}
+
+
+__all__ = ["check", "compare", "suite"]

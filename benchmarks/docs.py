@@ -1,0 +1,160 @@
+"""What README.md and docs/ say that code or measurements determine: written between markers, never by hand.
+
+    <!-- generated: stages -->
+    ...
+    <!-- end -->
+
+`python -m benchmarks docs` rewrites the sections; tests/test_docs.py fails where one is not current.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from benchmarks import report
+
+ROOT = Path(__file__).parents[1]
+FILES = ["README.md", *(f"docs/{n}.md" for n in ("language", "architecture", "extending", "numerics"))]
+SECTION = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def write() -> int:
+    """Rewrites every section of every file, and says which files changed."""
+    for name, text, current in pages():
+        if text != current:
+            (ROOT / name).write_text(current, encoding="utf-8")
+            print(f"rewrote {name}")
+    return 0
+
+
+def pages() -> Iterable[tuple[str, str, str]]:
+    """Each file's name, its text, and the text that it should have."""
+    for name in FILES:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        yield name, text, SECTION.sub(lambda found: found[1] + GENERATORS[found[2]]().strip() + "\n" + found[3], text)
+
+
+def table(headings: list[str], rows: Iterable[Iterable[str]], right: Iterable[int] = ()) -> str:
+    right = set(right)
+    rule = ["---:" if n in right else "---" for n in range(len(headings))]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (headings, rule, *rows))
+
+
+# ---- what was measured -----------------------------------------------------------------------------------------------
+
+
+def newest(suite: str) -> tuple[Path, dict] | None:
+    files = sorted(report.RESULTS.glob(f"*-{suite}.json"))
+    return (files[-1], json.loads(files[-1].read_text())) if files else None
+
+
+def results(suite: str) -> str:
+    found = newest(suite)
+    if found is None:
+        return f"No results yet: `python -m benchmarks {suite}` writes them."
+    path, facts = found
+    machine, versions = facts["machine"], facts["versions"]
+    where = machine["gpu"] if suite == "gpu" else f"{machine['cpu']}, {machine['cores']} cores"
+    with_ = ", ".join(f"{k} {v}" for k, v in versions.items() if k in ("numpy", "torch", "jax", "triton", "numba"))
+    parts = [
+        f"{where}; {with_}; {path.name[:10]}, commit {versions['commit']}, from "
+        f"[`{path.relative_to(ROOT)}`]({path.relative_to(ROOT)})."
+    ]
+    rows = facts["rows"]
+    for end, meaning in report.WAYS[suite].items():
+        headings, cells = report.grid(suite, report.in_tables(rows), end)
+        parts.append(f"Medians, {meaning}:")
+        parts.append(table(headings, cells, range(1, len(headings))))
+    if lines := report.others(rows):
+        parts.append("\n".join(f"- {line}" for line in lines))
+    reached = report.targets(suite, rows)
+    if missed := [f"{what} ({value:.2f}, wanted {wanted:.2f})" for what, value, wanted, met in reached if not met]:
+        parts.append(f"Of {len(reached)} targets {len(missed)} are missed: " + "; ".join(missed) + ".")
+    elif reached:
+        parts.append(f"All {len(reached)} targets are met.")
+    return "\n\n".join(parts)
+
+
+# ---- what the code says ----------------------------------------------------------------------------------------------
+
+
+def stages() -> str:
+    from tilec.passes import NAMES
+    from tilec.passes import stages as of
+
+    def plan(op):
+        """Stands for the driver's."""
+
+    listed = {s.name: s for s in of(plan)}
+    assert ("build", *listed) == NAMES
+    rows = [["`build`", "the syntax tree becomes MLIR: `linalg` on tensors, with locations", "`dsl/build.py`"]]
+    for stage in listed.values():
+        steps = [f"`{s}`" if isinstance(s, str) else f"`{s.__name__}`" for s in stage.steps]
+        rows.append([f"`{stage.name}`", stage.summary, ", ".join(steps)])
+    rows.append(["`emit`", "prints Numba kernels and the order of their launches", "`runtime/emit.py`"])
+    return table(["stage", "what it does", "steps"], rows)
+
+
+def attributes() -> str:
+    import tilec.plan
+
+    return "\n".join(line for line in tilec.plan.__doc__.splitlines() if line.startswith("|"))
+
+
+def functions() -> str:
+    from tilec.functions import FUNCTIONS
+
+    rows = [[f"`{f.name}`", str(f.arity), _ulp(f.ulp.f32), _ulp(f.ulp.f64), f.expansion and f"`{f.expansion}`"] for f in FUNCTIONS.values()]
+    return table(["function", "arguments", "f32, ulp", "f64, ulp", "computed as"], rows, (2, 3))
+
+
+def _ulp(value: float) -> str:
+    return "exact" if value == 0 else f"{value:g}"
+
+
+def types() -> str:
+    from tilec.dtypes import DTYPES, compute_type
+    from tilec.dsl.check_types import accumulator_of
+
+    rows = [
+        [f"`{t}`", f"{t.bytes}", f"`{compute_type(t)}`", f"`{accumulator_of(t)}`", f"2^-{t.mantissa}" if t.mantissa else ""]
+        for t in DTYPES.values()
+    ]
+    return table(["type", "bytes", "computed in", "sums accumulate in", "unit roundoff"], rows, (1,))
+
+
+def library() -> str:
+    from tilec.dsl import std
+
+    text = (Path(std.__file__).parent / "std.tile").read_text(encoding="utf-8")
+    names = re.findall(r"^def (\w+(?:\[\w+\])?)\(([^)]*)\)", text, re.MULTILINE)
+    return ", ".join(f"`{name}({arguments})`" for name, arguments in names) + "."
+
+
+def reductions() -> str:
+    from tilec.dtypes import F32
+    from tilec.reductions import REDUCTIONS, SCANS
+
+    def nothing(r) -> str:
+        if r.is_arg:
+            return "an error"
+        value = r.identity(F32) if r.name not in ("any", "all") else r.name == "all"
+        return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+    rows = [[f"`{r.name}`", nothing(r), f"`cum{r.name}`" if f"cum{r.name}" in SCANS else ""] for r in REDUCTIONS.values()]
+    return table(["reduction", "of nothing", "scan"], [*rows, ["`mean`", "nan", ""], ["`logsumexp`", "-inf", ""]])
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "cpu results": lambda: results("cpu"),
+    "gpu results": lambda: results("gpu"),
+    "stages": stages,
+    "attributes": attributes,
+    "functions": functions,
+    "types": types,
+    "library": library,
+    "reductions": reductions,
+}

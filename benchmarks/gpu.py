@@ -1,0 +1,186 @@
+"""The GPU suite: copy, chains, rows, sums, products, attention, every example at its bench sizes, and the host's part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import workloads as w
+from benchmarks.cpu import AGAIN
+from benchmarks.machine import has
+from benchmarks.measure import host_time, on_gpu
+from benchmarks.runner import Row
+
+CHAIN = (16384, 16384)
+ROWS = [(16384, 1024), (16384, 4096), (16384, 16384), (4096, 65536)]
+COMPILE_LIMIT = 60.0
+
+
+def suite(compiled: bool = True) -> list[Row]:
+    rows = [Row("copy f32 1 GiB", copy)]
+    rows += [Row(x.name, lambda x=x: compare(x, compiled)) for x in _chains()]
+    rows += [Row(f"example {name}", lambda e=e: example(e, compiled), 300) for name, e in w.EXAMPLES.items()]
+    rows += [Row(x.name, lambda x=x: compare(x, compiled)) for x in _matrices()]
+    rows += [Row(x.name, lambda x=x: compare(x, compiled)) for x in _rows()]
+    rows += [Row("host time of a call", host)]
+    return rows
+
+
+def _chains() -> list[w.Workload]:
+    tag = f"{CHAIN[0]}x{CHAIN[1]}"
+    gelu = lambda x: w.functional().gelu(x, approximate="tanh")  # noqa: E731
+    return [
+        w.chain(f"copy + 1 {tag} f32", "x[i, j] + 1", lambda x: x + 1, "f32", CHAIN),
+        w.chain(f"cos {tag} f32", "cos(x[i, j])", lambda x: x.cos(), "f32", CHAIN),
+        w.chain(f"cos(cos) {tag} f32", "cos(cos(x[i, j]))", lambda x: x.cos().cos(), "f32", CHAIN),
+        w.chain(f"gelu (tanh) {tag} f32", "gelu_tanh(x[i, j])", gelu, "f32", CHAIN),
+        w.chain(f"gelu (tanh) {tag} bf16", "gelu_tanh(x[i, j])", gelu, "bf16", CHAIN),
+        w.chain(f"five steps {tag} bf16", "tanh(x[i, j] * 2 + 1) * sigmoid(x[i, j]) - exp(-abs(x[i, j]))",
+                lambda x: (x * 2 + 1).tanh() * x.sigmoid() - (-x.abs()).exp(), "bf16", CHAIN),
+    ]  # fmt: skip
+
+
+def _rows() -> list[w.Workload]:
+    loads = [w.softmax("bf16", m, n) for m, n in ROWS] + [w.softmax("f32", 16384, 4096)]
+    loads += [make("bf16", m, n) for make in (w.layernorm, w.rmsnorm) for m, n in ROWS]
+    return loads + [w.sums(kind, "f32", *CHAIN) for kind in ("rows", "columns", "all")] + [w.transpose("f32", *CHAIN)]
+
+
+def _matrices() -> list[w.Workload]:
+    loads = [w.matmul("bf16", n) for n in (1024, 2048, 4096, 8192, 16384)]
+    loads += [w.linear("bf16", n) for n in (4096, 8192)]
+    loads += [w.matmul("f32", 4096), w.matmul("f32", 4096, " using tf32", "tf32")]
+    return loads + [w.attention(1, 32, 8192, 128, causal) for causal in (False, True)]
+
+
+# ---- one row ---------------------------------------------------------------------------------------------------------
+
+
+def to_device(array: np.ndarray):
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
+    return torch.from_numpy(array).cuda()
+
+
+def copy() -> dict:
+    import torch
+
+    x = torch.randn(2**28, device="cuda")
+    y = torch.empty_like(x)
+    times = on_gpu({"torch": lambda: y.copy_(x), "torch again": lambda: y.copy_(x)})
+    noise = abs(times["torch"].median / times["torch again"].median - 1)
+    return {"group": "copy", "bytes": 2.0 * x.nbytes, "times_us": {"torch": times["torch"].median}, "noise": noise, "right": True}
+
+
+def compare(load: w.Workload, compiled: bool) -> dict:
+    tensors = [to_device(a) for a in load.draw(w.FastNormal(np.random.default_rng(0)))]
+    facts = _compare(load.program, load.op, tensors, load.torch, load.bound, compiled, tf32="tf32" in load.name)
+    group = "matrix" if load.flops else "rows" if any(load.name.startswith(x) for x in ("softmax", "layer", "rms", "sum", "trans")) else "chain"
+    return facts | {"group": group, "sizes": load.sizes, "flops": load.flops}
+
+
+def example(e, compiled: bool) -> dict:
+    """An example: at small odd sizes against NumPy, then at its bench sizes against PyTorch in wider types, timed."""
+    import tilec
+
+    small = e.inputs(np.random.default_rng(0))
+    results = tilec.compile(e.path, op=e.op)(*(to_device(a) for a in small.values()))
+    results = list(results) if isinstance(results, tuple) else [results]
+    share = max(_share(r.double().cpu().numpy(), x, e.bound()) for r, x in zip(results, e.expected(small), strict=True))
+    fast = w.FastNormal(np.random.default_rng(0))
+    tensors = [to_device(a) for a in e.inputs(fast, e.bench_sizes).values()]
+    facts = _compare(e.path, e.op, tensors, e.torch_eager, e.bound(e.bench_sizes), compiled)
+    facts |= {"group": "example", "sizes": " ".join(f"{k}={v}" for k, v in e.bench_sizes.items()), "small_error_share": share}
+    return facts | {"right": facts["right"] and share <= 1}
+
+
+def _compare(program: str | Path, name: str | None, tensors: list, peer: Callable, bound, compiled: bool, tf32=False) -> dict:
+    import torch
+
+    import tilec
+
+    start = time.perf_counter()
+    op = tilec.compile(program, op=name)
+    result = op(*tensors)
+    torch.cuda.synchronize()
+    facts: dict = {"compile_s": {"tilec": time.perf_counter() - start}, "kernels": len(op.kernels), "notes": {}}
+    results = list(result) if isinstance(result, tuple) else [result]
+    facts["bytes"] = float(sum(t.nbytes for t in (*tensors, *results)))
+    facts["predicted_us"] = sum(k.predicted_us for k in op.kernels)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    facts["error_share"], facts["right"] = _against_wide(peer, tensors, results, bound)
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    out = result if len(results) == 1 else results
+    calls = {"tilec": lambda: op(*tensors, out=out), "torch": lambda: peer(*tensors)}
+    if compiled and has("triton"):
+        try:
+            torch._dynamo.reset()  # or the eighth row is refused, and runs eagerly
+            start = time.perf_counter()
+            fast = torch.compile(peer, dynamic=False)
+            fast(*tensors)
+            torch.cuda.synchronize()
+            facts["compile_s"]["torch.compile"] = time.perf_counter() - start
+            calls["torch.compile"] = lambda: fast(*tensors)
+        except Exception as error:
+            facts["notes"]["torch.compile"] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    calls[AGAIN] = calls["tilec"]
+    times = on_gpu(calls)
+    facts["times_us"] = {k: t.median for k, t in times.items()}
+    facts["range_us"] = {k: (t.low, t.high) for k, t in times.items()}
+    return facts | {"noise": abs(times["tilec"].median / times[AGAIN].median - 1)}
+
+
+def _against_wide(peer: Callable, tensors: list, results: list, bound) -> tuple[float, bool]:
+    """The error's share of what is allowed, against PyTorch: 16-bit inputs as f32, f32 as f64."""
+    import torch
+
+    wider = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
+    expected = peer(*(t.to(wider.get(t.dtype, t.dtype)) for t in tensors))
+    expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
+    worst = 0.0
+    for result, value in zip(results, expected, strict=True):
+        if result.shape != value.shape:
+            return float("inf"), False
+        if not result.dtype.is_floating_point:
+            worst = max(worst, 0.0 if torch.equal(result, value.to(result.dtype)) else float("inf"))
+            continue
+        for a, b in zip(_pieces(result), _pieces(value)):
+            # PyTorch's f32 is itself off by as much again
+            slack = 2 if value.dtype == torch.float32 else 1
+            allowed = slack * (bound.rtol * b.double().abs() + bound.atol)
+            error = (a.double() - b.double()).abs()
+            share = torch.where(a == b, 0.0, error / allowed)
+            worst = max(worst, float(torch.nan_to_num(share, nan=float("inf")).max()) if share.numel() else 0.0)
+    return worst, worst <= 1
+
+
+def _pieces(tensor, size: int = 2**26):
+    return tensor.reshape(-1).split(size) if tensor.ndim else (tensor,)
+
+
+def _share(actual: np.ndarray, expected: np.ndarray, bound) -> float:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.abs(actual - expected) / (bound.rtol * np.abs(expected) + bound.atol)
+    return float(np.nan_to_num(np.where(actual == expected, 0, share), nan=np.inf).max(initial=0))
+
+
+def host() -> dict:
+    """Host microseconds of one call on small tensors, with `out=` and without."""
+    import torch
+
+    import tilec
+
+    x = torch.randn(32, 32, device="cuda")
+    op = tilec.compile("y[i, j] = cos(cos(x[i, j])) + 1")
+    y = op(x)
+    calls = {"tilec": lambda: op(x, out=y), "tilec, allocated": lambda: op(x), "torch": lambda: x.cos().cos() + 1}
+    if has("triton"):
+        fast = torch.compile(lambda x: x.cos().cos() + 1)
+        fast(x)
+        calls["torch.compile"] = lambda: fast(x)
+    return {"group": "host", "times_us": {k: host_time(c, torch.cuda.synchronize) for k, c in calls.items()}}

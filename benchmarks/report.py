@@ -1,0 +1,187 @@
+"""Rows of facts as tables for a terminal, as JSON, and as Markdown."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import machine, short_name, versions
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def save(suite: str, rows: list[dict], path: Path | None, started: dict) -> Path:
+    path = path or RESULTS / f"{datetime.date.today().isoformat()}-{short_name(suite)}-{suite}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"suite": suite, "machine": started, "versions": versions(), "rows": rows}
+    path.write_text(json.dumps(facts, indent=1) + "\n")
+    return path
+
+
+def time_text(us: float | None) -> str:
+    if us is None:
+        return ""
+    if us >= 1e6:
+        return f"{us / 1e6:.2f} s"
+    return f"{us / 1e3:.2f} ms" if us >= 1000 else f"{us:.1f} us"
+
+
+def ratio(over: float | None, under: float | None) -> float | None:
+    return over / under if over and under else None
+
+
+def times(row: dict) -> dict[str, float]:
+    return row.get("times_us", {})
+
+
+def best_peer(row: dict, end: str = "") -> float | None:
+    """The fastest of the others, in the same way of calling; on the GPU that is the only way."""
+    peers = [t for k, t in times(row).items() if k.endswith(end) and ("out=" in k) == bool(end) and not k.startswith("tilec")]
+    return min(peers, default=None)
+
+
+def speed(row: dict, us: float | None) -> str:
+    if not us:
+        return ""
+    if row.get("flops"):
+        rate = row["flops"] / us / 1e3  # GFLOP/s
+        return f"{rate / 1e3:.1f} TFLOP/s" if rate > 1e4 else f"{rate:.0f} GFLOP/s"
+    if row.get("bytes"):
+        rate = row["bytes"] / us / 1e3  # GB/s
+        return f"{rate / 1e3:.2f} TB/s" if rate > 1e3 else f"{rate:.1f} GB/s"
+    return ""
+
+
+# ---- targets ---------------------------------------------------------------------------------------------------------
+
+FUSED = ("softmax", "layernorm", "gelu")
+
+
+def targets(suite: str, rows: list[dict]) -> list[tuple[str, float, float, bool]]:
+    """What the project wants to reach: (what, reached, wanted, whether)."""
+    return _cpu_targets(rows) if suite == "cpu" else _gpu_targets(rows)
+
+
+def _cpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
+    found = []
+    by_start = {r["name"].split(" ")[0]: r for r in rows if times(r)}
+    if "cos" in by_start and "cos(cos)" in by_start:
+        value = ratio(times(by_start["cos(cos)"]).get("tilec, out="), times(by_start["cos"]).get("tilec, out="))
+        found.append(("cos(cos(x)) over cos(x), at most", value, 1.05, bool(value and value <= 1.05)))
+    for row in rows:
+        t = times(row)
+        if row["name"].startswith(FUSED):
+            if value := ratio(t.get("numpy"), t.get("tilec")):
+                found.append((f"{row['name']}: NumPy's time over ours", value, 2.0, value >= 2))
+            if value := ratio(best_peer(row), t.get("tilec")):
+                found.append((f"{row['name']}: best peer's time over ours", value, 1.0, value >= 1))
+        if row["name"].startswith("matmul"):
+            for end in (", out=", ""):
+                if value := ratio(t.get("numpy" + end), t.get("tilec" + end)):
+                    found.append((f"{row['name']}{end}: NumPy's time over ours", value, 0.7, value >= 0.7))
+    return found
+
+
+def _gpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
+    found = []
+    copy = next((r["bytes"] / times(r)["torch"] for r in rows if r.get("group") == "copy" and times(r)), None)
+    for row in rows:
+        t = times(row)
+        if row.get("group") == "chain" and t and copy:
+            value = row["bytes"] / t["tilec"] / copy
+            found.append((f"{row['name']}: of copy", value, 0.95, value >= 0.95))
+        if row.get("group") in ("example", "rows", "matrix") and (value := ratio(t.get("torch"), t.get("tilec"))):
+            found.append((f"{row['name']}: eager's time over ours", value, 0.5, value >= 0.5))
+    return found
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+WAYS = {  # how the calls of a table are made: the ending of their names, and what it means
+    "cpu": {", out=": "into memory that is given (`out=`)", "": "with a result allocated by each call"},
+    "gpu": {"": "by CUDA events, the L2 cache cold"},
+}
+
+
+def columns(rows: list[dict], end: str) -> list[str]:
+    """Names of candidates, ours first; the second timing of ours is only noise."""
+    names = dict.fromkeys(k.removesuffix(end) for r in rows for k in times(r) if k.endswith(end) and ("out=" in k) == bool(end))
+    return sorted((n for n in names if "again" not in n), key=lambda n: n != "tilec")
+
+
+def grid(suite: str, rows: list[dict], end: str) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of one table: times, speed, ratios over which more is better, noise, and whether it is right."""
+    names = columns(rows, end)
+    cells = []
+    for row in rows:
+        t = times(row)
+        ours = t.get("tilec" + end)
+        if not t:
+            cells.append([row["name"], "failed", *[""] * (len(names) + 4)])
+            continue
+        base = t.get(("numpy" if suite == "cpu" else "torch") + end)
+        right = {True: "yes", False: "NO"}.get(row.get("right"), "")
+        line = [row["name"], *(time_text(t.get(n + end)) for n in names), speed(row, ours or t.get("torch"))]
+        cells.append([*line, _times(ratio(base, ours)), _times(ratio(best_peer(row, end), ours)), _percent(row.get("noise")), right])
+    base = "NumPy" if suite == "cpu" else "eager"
+    return ["", *names, "speed", f"over {base}", "over best", "noise", "right"], cells
+
+
+def others(rows: list[dict]) -> list[str]:
+    """Lines for the rows that have no place in a table."""
+    lines = []
+    for row in rows:
+        if row.get("group") in ("compile", "host") and times(row):
+            lines.append(f"{row['name']}: " + "; ".join(f"{k} {time_text(t)}" for k, t in times(row).items()))
+        if row.get("error"):
+            lines.append(f"{row['name']}: {row['error']}")
+        lines += [f"{row['name']}: {who}: {note}" for who, note in row.get("notes", {}).items()]
+    return lines
+
+
+def in_tables(rows: list[dict]) -> list[dict]:
+    return [r for r in rows if r.get("group") not in ("compile", "host")]
+
+
+def show(suite: str, rows: list[dict], console: Console) -> None:
+    console.width = max(console.width, 150)
+    for end, meaning in WAYS[suite].items():
+        headings, cells = grid(suite, in_tables(rows), end)
+        table = Table(title=f"{suite}, {meaning}", title_justify="left")
+        for n, heading in enumerate(headings):
+            table.add_column(heading, justify="right" if n else "left", no_wrap=not n)
+        for line in cells:
+            table.add_row(*line)
+        console.print(table)
+    for line in others(rows):
+        console.print(line, highlight=False, markup=False)
+    reached = targets(suite, rows)
+    if reached:
+        table = Table(title="targets", title_justify="left")
+        for heading, justify in (("", "left"), ("reached", "right"), ("wanted", "right"), ("", "left")):
+            table.add_column(heading, justify=justify)
+        for what, value, wanted, met in reached:
+            table.add_row(what, f"{value:.2f}", f"{wanted:.2f}", "" if met else "missed")
+        console.print(table)
+    wrong = [r["name"] for r in rows if r.get("right") is False]
+    failed = [r["name"] for r in rows if r.get("error")]
+    console.print(f"{len(rows)} rows, {len(failed)} failed{': ' + ', '.join(failed) if failed else ''}; "
+                  f"{len(wrong)} wrong{': ' + ', '.join(wrong) if wrong else ''}; "
+                  f"{sum(not t[3] for t in reached)} of {len(reached)} targets missed")  # fmt: skip
+
+
+def _times(value: float | None) -> str:
+    return f"{value:.2f}" if value else ""
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}%"
+
+
+def started() -> dict:
+    return machine()

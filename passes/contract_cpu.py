@@ -1,0 +1,291 @@
+"""A contraction in one block of a CPU kernel: its factors, packed into panels.
+
+A block computes C[r, c] += left[r, k] * right[c, k]. Rows, columns and k run over boxes of the program's dimensions: a
+convolution's column may be a place (n, h, w), its k a place (c, r, s) of the window. A factor is a value of the
+operation's body; packing computes it once for each place and lays it out as the register kernel reads it:
+
+    for p { for lane { panels[panel, p, lane] = factor(row = panel * width + lane, k = p) } }
+
+So whatever a factor is (converted, scaled, padded, gathered, transposed), the kernel reads contiguous memory: im2col
+is packing. A panel's lanes are `width` places along one dimension, the side's last; lanes beyond its end are 0.
+
+Source: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import prod
+
+from tilec import mlir
+from tilec.diagnostics import InternalError
+from tilec.mlir import affine, ir, memref, scf
+from tilec.passes.loops import sum_of
+
+Size = int | ir.Value
+
+
+@dataclass(frozen=True)
+class Side:
+    """One factor and the dimensions that it alone keeps, the last the lanes' one. `box` is the size of a whole tile.
+
+    `sizes` is how much of the box this block has; `along` the dimension along which the factor lies in memory.
+    """
+
+    factor: ir.Value
+    dims: tuple[int, ...]
+    box: tuple[int, ...]
+    sizes: tuple[Size, ...]
+    width: int
+    along: int
+
+    @property
+    def row(self) -> int:
+        """Panels along the last dimension."""
+        return -(-self.box[-1] // self.width)
+
+    @property
+    def panels(self) -> int:
+        return prod(self.box[:-1]) * self.row
+
+
+class Contraction:
+    """The operation and its numbers; all dimensions are the operation's own."""
+
+    def __init__(self, op: ir.Operation, plan: ir.DictAttr):
+        def option(name: str) -> list[int]:
+            return list(ir.DenseI64ArrayAttr(plan[name]))
+
+        self.op, self.body = op, mlir.body_of(op)
+        own = {k: d for d, k in enumerate(mlir.get_integers(op, "tilec.dims"))}
+        self.operands, self.places = list(op.operands), [mlir.map_dims(m) for m in mlir.maps_of(op)]
+        tile = {own[k]: t for k, t in zip(option("grid"), option("tile")) if k in own}
+        sizes = self._sizes()
+        rows, columns, inner = (tuple(own[k] for k in option(name)) for name in ("rows", "columns", "inner"))
+        width, along = option("registers"), [own[k] for k in option("along")]
+        factors = self._factors(rows)
+        self.left, self.right = (
+            Side(f, dims, tuple(min(tile[d], self._limit(sizes[d])) for d in dims), tuple(sizes[d] for d in dims), w, a)
+            for f, dims, w, a in zip(factors, (rows, columns), width, along)
+        )
+        self.inner, self.depths = inner, [max(1, d) for d in option("depths")]
+        self.k = [sizes[d] for d in inner]
+        self.batch = {d: sizes[d] for d in self.places[-1] if d not in (*rows, *columns)}
+        self.lanes = ir.IntegerAttr(plan["lanes"]).value
+
+    @property
+    def element(self) -> ir.Type:
+        return self.left.factor.type
+
+    @property
+    def depth(self) -> int:
+        """Products of a whole panel."""
+        return prod(self.depths)
+
+    @staticmethod
+    def _limit(size: Size) -> int:
+        return size if isinstance(size, int) else 1 << 62
+
+    def _sizes(self) -> dict[int, Size]:
+        sizes: dict[int, Size] = {}
+        for value, places in zip(self.operands, self.places):
+            for n, (d, size) in enumerate(zip(places, ir.ShapedType(value.type).shape)):
+                if d not in sizes:
+                    sizes[d] = memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
+        return sizes
+
+    # ---- the body ----------------------------------------------------------------------------------------------------
+
+    def _factors(self, rows: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
+        """Left and right: the left depends on rows."""
+        (total,) = list(self.body.operations)[-1].operation.operands
+        state = list(self.body.arguments)[-1]
+        a, b = mlir.definition(total).operands
+        product = mlir.definition(b if a == state else a)
+        if product is None or product.name != "arith.mulf":
+            raise InternalError(f"{mlir.get_string(self.op, 'tilec.name')} is no sum of products", "stage")
+        first, second = product.operands
+        return (second, first) if self.dims_of(second) & set(rows) else (first, second)
+
+    def slice(self, value: ir.Value) -> list[ir.Operation]:
+        """The operations of the body that a value depends on, in order."""
+        needed, pending = set(), [value]
+        while pending:
+            owner = mlir.definition(pending.pop())
+            if owner is not None and owner.block == self.body and owner not in needed:
+                needed.add(owner)
+                pending += reads(owner)
+        return [o.operation for o in self.body.operations if o.operation in needed]
+
+    def arguments(self, value: ir.Value) -> list[int]:
+        """Numbers of the operands whose elements a value reads at bare indices."""
+        values = [value, *(v for op in self.slice(value) for v in reads(op))]
+        return sorted({ir.BlockArgument(v).arg_number for v in values if self.is_argument(v)})
+
+    def is_argument(self, value: ir.Value) -> bool:
+        return isinstance(value.owner, ir.Block) and value.owner == self.body
+
+    def dims_of(self, value: ir.Value) -> set[int]:
+        indices = {index_dim(op) for op in self.slice(value) if op.name == "linalg.index"}
+        return indices.union(*(self.places[n] for n in self.arguments(value)))
+
+
+def reads(op: ir.Operation) -> list[ir.Value]:
+    """What an operation and those inside it use."""
+    return [*op.operands, *(v for inner in mlir.walk(op) for v in inner.operands)]
+
+
+def index_dim(op: ir.Operation) -> int:
+    return ir.IntegerAttr(op.attributes["dim"]).value
+
+
+class Evaluation:
+    """Builds a factor part by part: each in the outermost loop that knows all it depends on."""
+
+    def __init__(self, contraction: Contraction, factor: ir.Value, at: dict[int, ir.Value]):
+        self.contraction, self.factor = contraction, factor
+        self.pending, self.arguments = contraction.slice(factor), contraction.arguments(factor)
+        self.at, self.mapping = dict(at), {}
+        self._advance()
+
+    def enter(self, d: int, index: ir.Value) -> None:
+        self.at[d] = index
+        self._advance()
+
+    @property
+    def value(self) -> ir.Value:
+        return self.mapping.get(self.factor, self.factor)
+
+    def _advance(self) -> None:
+        c = self.contraction
+        for n in self.arguments:
+            if c.body.arguments[n] not in self.mapping and all(d in self.at for d in c.places[n]):
+                place = [self.at[d] for d in c.places[n]]
+                self.mapping[c.body.arguments[n]] = memref.LoadOp(c.operands[n], place).result
+        waiting = []
+        for op in self.pending:
+            if op.name == "linalg.index" and index_dim(op) in self.at:
+                self.mapping[op.results[0]] = self.at[index_dim(op)]
+            elif op.name != "linalg.index" and all(self._known(v, op) for v in reads(op)):
+                mlir.clone_op(op, self.mapping)
+            else:
+                waiting.append(op)
+        self.pending = waiting
+
+    def _known(self, value: ir.Value, user: ir.Operation) -> bool:
+        body = self.contraction.body
+        if isinstance(value.owner, ir.Block):
+            return value.owner != body or value in self.mapping
+        return mlir.definition(value).block != body or value in self.mapping
+
+
+# ---- loops -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def loop(low: Size, high: Size, step: int = 1) -> Iterator[ir.Value]:
+    """for i in range(low, high, step); no loop where there is one iteration."""
+    if isinstance(low, int) and isinstance(high, int) and low < high <= low + step:
+        yield mlir.index(low)
+        return
+    made = scf.ForOp(_value(low), _value(high), mlir.index(step))
+    with ir.InsertionPoint(made.body):
+        yield made.induction_variable
+        scf.YieldOp([])
+
+
+def _value(size: Size) -> ir.Value:
+    return mlir.index(size) if isinstance(size, int) else size
+
+
+def panels_in(size: Size, width: int) -> Size:
+    if isinstance(size, int):
+        return -(-size // width)
+    up = ir.AffineExpr.get_ceil_div(ir.AffineDimExpr.get(0), width)
+    return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [up]), [size]).result
+
+
+def rest(size: Size, start: ir.Value, limit: int) -> Size:
+    """min(limit, size - start) of a `start` that is a multiple of `limit` below `size`."""
+    if isinstance(size, int) and size % limit == 0:
+        return limit
+    known = mlir.constant_value(start)
+    if isinstance(size, int) and known is not None:
+        return min(limit, size - int(known))
+    d0, d1 = ir.AffineDimExpr.get(0), ir.AffineDimExpr.get(1)
+    least = [ir.AffineConstantExpr.get(limit), d1 - d0]
+    return affine.AffineMinOp(ir.AffineMap.get(2, 0, least), [start, _value(size)]).result
+
+
+@contextmanager
+def loops(sizes: dict[int, Size], at: dict[int, ir.Value]) -> Iterator[None]:
+    """A nest over dimensions, whose indices go into `at`."""
+    with ExitStack() as stack:
+        for d, size in sizes.items():
+            at[d] = stack.enter_context(loop(0, size))
+        yield
+
+
+@contextmanager
+def panels_of(side: Side) -> Iterator[tuple[dict[int, ir.Value], ir.Value, ir.Value]]:
+    """A nest over the panels of a side: its outer dimensions' indices, where the lanes start, the panel's number."""
+    at: dict[int, ir.Value] = {}
+    with loops(dict(zip(side.dims[:-1], side.sizes)), at), loop(0, panels_in(side.sizes[-1], side.width)) as t:
+        terms, below = [(t, 1)], side.row
+        for d, extent in list(zip(side.dims, side.box))[-2::-1]:
+            terms.append((at[d], below))
+            below *= extent
+        yield at, sum_of([(t, side.width)]), sum_of(terms)
+
+
+# ---- packing ---------------------------------------------------------------------------------------------------------
+
+
+class Block:
+    """A step along k: `start` of each inner dimension, how far it goes, and so how many products there are."""
+
+    def __init__(self, contraction: Contraction, start: dict[int, ir.Value]):
+        c = self.contraction = contraction
+        self.start = start
+        self.extents = {d: rest(e, start[d], depth) for d, e, depth in zip(c.inner, c.k, c.depths)}
+        self.strides = {d: prod(c.depths[n + 1 :]) for n, d in enumerate(c.inner)}
+
+    @property
+    def count(self) -> Size:
+        """Products in all: a dimension that the step cuts has all inner ones whole, and outer ones one at a time."""
+        count, cut = 1, None
+        for d, size in self.extents.items():
+            if isinstance(size, int):
+                count *= size
+            else:
+                assert cut is None
+                cut = size
+        return count if cut is None else sum_of([(cut, count)])
+
+    def pack(self, side: Side, panels: ir.Value, at: dict[int, ir.Value]) -> None:
+        """Fills all panels of one factor; `at` are the indices of the batch."""
+        zero = mlir.constant(0, self.contraction.element)
+        with panels_of(side) as (outer, first, number):
+            valid = rest(side.sizes[-1], first, side.width)
+            self._fill(side, panels, number, first, valid, at | outer)
+            if valid != side.width:
+                with loop(0, self.count) as p, loop(valid, side.width) as lane:
+                    memref.StoreOp(zero, panels, [number, p, lane])
+
+    def _fill(self, side: Side, panels, number, first, valid: Size, at: dict[int, ir.Value]) -> None:
+        c = self.contraction
+        evaluation = Evaluation(c, side.factor, at)
+        lane, sizes = side.dims[-1], self.extents | {side.dims[-1]: valid}
+        order = [*c.inner, lane] if side.along not in c.inner else [lane, *(d for d in c.inner if d != side.along), side.along]
+        steps: dict[int, ir.Value] = {}
+        with ExitStack() as stack:
+            for d in order:
+                steps[d] = stack.enter_context(loop(0, sizes[d]))
+                evaluation.enter(d, sum_of([(first if d == lane else self.start[d], 1), (steps[d], 1)]))
+            p = sum_of([(steps[d], stride) for d, stride in self.strides.items()])
+            memref.StoreOp(evaluation.value, panels, [number, p, steps[lane]])
+
+
+__all__ = ["Block", "Contraction", "Side", "loop", "loops", "panels_of"]

@@ -1,0 +1,185 @@
+"""Factors in shared memory: where their elements lie there, and how a block's threads bring them.
+
+    for i { cp.async stage[slot, line, column ^ swizzle], x[row, k] }          // a plain tensor: 16 bytes past the registers
+    for i { held[i] = gelu(x[row, k]) } ... for i { stage[...] = held[i] }     // computed: fetched before, put after the products
+
+A tile lies in lines in the direction in which the factor is contiguous: lines of k, one a row (`major` 1), or lines of rows,
+one a k. Matrix units load 8 lines at a time at the same columns: their 16-byte pieces are exchanged within 128 bytes by
+exclusive or with the line's number, so that the 8 pieces lie in different banks. Threads that multiply themselves read
+along lines, and short lines get a padding instead.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from tilec import mlir
+from tilec.mlir import arith, ir, memref, nvgpu, scf, vector
+from tilec.passes.contract_problem import PRIVATE, SHARED, Problem, Side, Thread, all_of, local
+from tilec.passes.loops import loop, sum_of, when
+from tilec.passes.stage_cuda import is_local, root
+
+WIDE = 16  # bytes of the widest access
+
+
+class Stage:
+    """One factor's tiles in shared memory. `move(slot, number, ...)` brings tile `number` of k to a slot."""
+
+    def __init__(self, problem: Problem, side: Side, thread: Thread, slots: int):
+        self.problem, self.side, self.thread = problem, side, thread
+        self.bytes = problem.element.width // 8
+        self.lines, self.width = (side.size, problem.depth) if side.major else (problem.depth, side.size)
+        self.swizzled = problem.options.instruction != "fma"
+        pad = WIDE // self.bytes if side.major and not self.swizzled else 0
+        self.tile = memref.AllocOp(local([slots, self.lines, self.width + pad], problem.element, SHARED), [], []).result
+        self.asynchronous = side.copy == "async"
+        self.vector = WIDE // self.bytes if self.asynchronous else self._fetched_vector()
+        self.held: ir.Value | None = None
+
+    # ---- places ------------------------------------------------------------------------------------------------------
+
+    def column(self, line: ir.Value, column: ir.Value) -> ir.Value:
+        """Where an element (or a piece of 16 bytes) of a line lies in it."""
+        if not self.swizzled:
+            return column
+        per_line = self.width * self.bytes // WIDE
+        pieces = min(8, per_line)
+        mixed = line
+        if pieces < 8:  # shorter lines: several share 128 bytes, and differ by where they are in them
+            mixed = arith.shrui(line, mlir.index((8 // pieces).bit_length() - 1))
+        which = arith.andi(mixed, mlir.index(pieces - 1))
+        return arith.xori(column, arith.muli(which, mlir.index(WIDE // self.bytes)))
+
+    @property
+    def _share(self) -> tuple[int, int]:
+        """Vectors in all, and of one thread."""
+        total = self.lines * self.width // self.vector
+        return total, -(-total // self.problem.options.threads)
+
+    def _place(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], list[ir.Value]]:
+        """Line and column of this thread's vector `i`, its coordinates in tile `number`, and when it is inside."""
+        per_line = self.width // self.vector
+        total, _ = self._share
+        index = sum_of([(i, self.problem.options.threads), (self.thread.number, 1)])
+        line = arith.divui(index, mlir.index(per_line))
+        column = arith.muli(arith.remui(index, mlir.index(per_line)), mlir.index(self.vector))
+        row, k = (line, column) if self.side.major else (column, line)
+        k = sum_of([(number, self.problem.depth), (k, 1)])
+        at = self.problem.coordinates((self.side, row), (None, k))
+        return line, column, at, self.problem.inside(self.side, at) + self.problem.inside_k(k)
+
+    def _mine(self, stack: ExitStack, i: ir.Value) -> None:
+        """Threads beyond the last vector do nothing."""
+        total, _ = self._share
+        if total % self.problem.options.threads:
+            index = sum_of([(i, self.problem.options.threads), (self.thread.number, 1)])
+            stack.enter_context(when(arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(total))))
+
+    # ---- asynchronous copies -----------------------------------------------------------------------------------------
+
+    def copy(self, slot: ir.Value, number: ir.Value) -> None:
+        """Starts the copy of a tile; what is outside becomes zeros."""
+        n = self.problem.plain(self.side)
+        _, count = self._share
+        with ExitStack() as stack:
+            i = stack.enter_context(loop(count))
+            self._mine(stack, i)
+            line, column, at, inside = self._place(i, number)
+            condition = all_of(inside)
+            elements = None
+            if condition is not None:
+                elements = arith.select(condition, mlir.index(self.vector), mlir.index(0))
+            nvgpu.DeviceAsyncCopyOp(
+                self.tile, [slot, line, self.column(line, column)],
+                self.problem.operands[n], self.problem.subscripts(n, at), self.vector, srcElements=elements, bypassL1=True,
+            )  # fmt: skip
+
+    # ---- through registers -------------------------------------------------------------------------------------------
+
+    def fetch(self, number: ir.Value) -> None:
+        """Computes this thread's part of a tile into registers."""
+        _, count = self._share
+        if self.held is None:
+            with ir.InsertionPoint.at_block_begin(self.thread.number.owner.block):
+                self.held = memref.AllocaOp(local([count, self.vector], self.problem.element, PRIVATE), [], []).result
+        zero = mlir.constant(0, self.problem.element)
+        with ExitStack() as stack:
+            i = stack.enter_context(loop(count))
+            self._mine(stack, i)
+            _, _, at, inside = self._place(i, number)
+            condition = all_of(inside)
+            if condition is not None:
+                choice = scf.IfOp(condition, has_else=True)
+                with ir.InsertionPoint(choice.else_block):
+                    with loop(self.vector) as lane:
+                        memref.StoreOp(zero, self.held, [i, lane])
+                    scf.YieldOp([])
+                stack.enter_context(ir.InsertionPoint(choice.then_block))
+            self._evaluate(i, at)
+            if condition is not None:
+                scf.YieldOp([])
+
+    def _evaluate(self, i: ir.Value, at: dict[int, ir.Value]) -> None:
+        factor = self.problem.factor(self.side)
+        if self.vector == 1:
+            memref.StoreOp(self.problem.evaluate(factor, at), self.held, [i, mlir.index(0)])
+            return
+        fetched = {n: self._vector_of(n, at) for n in self.problem.arguments(factor)}
+        with loop(self.vector) as lane:
+            elements = {n: memref.LoadOp(tile, [lane]).result for n, tile in fetched.items() if tile is not None}
+            along = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
+            memref.StoreOp(self.problem.evaluate(factor, along, elements), self.held, [i, lane])
+
+    def _vector_of(self, n: int, at: dict[int, ir.Value]) -> ir.Value | None:
+        """An operand's elements along a vector in registers; None where it is the same for all of them."""
+        value = self.problem.operands[n]
+        if self._along not in [self.problem.dims[d] for d in self.problem.places[n]]:
+            return None
+        element = ir.MemRefType(value.type).element_type
+        with ir.InsertionPoint.at_block_begin(self.thread.number.owner.block):
+            tile = memref.AllocaOp(local([self.vector], element, PRIVATE), [], []).result
+        width = min(self.vector, WIDE * 8 // max(8, element.width))
+        for begin in range(0, self.vector, width):
+            place = self.problem.subscripts(n, {**at, self._along: sum_of([(at[self._along], 1)], begin)})
+            loaded = vector.LoadOp(ir.VectorType.get([width], element), value, place).result
+            vector.StoreOp(loaded, tile, [mlir.index(begin)])
+        return tile
+
+    @property
+    def _along(self) -> int:
+        """The kernel dimension in which lines run."""
+        return self.problem.options.inner[-1] if self.side.major else self.side.dims[-1]
+
+    def _fetched_vector(self) -> int:
+        """Elements that a thread may fetch side by side: all that it reads is contiguous, inside and aligned together."""
+        problem, side = self.problem, self.side
+        factor = problem.factor(side)
+        extent = problem.inner[-1] if side.major else side.box[-1]
+        if any(o.name in ("memref.load", "linalg.index", "scf.if") for o in problem.slice(factor)):
+            return 1
+        width = WIDE // self.bytes
+        lengths = [extent] if side.major or len(side.dims) == 1 else [extent, side.size]
+        for n in problem.arguments(factor):
+            places = [problem.dims[d] for d in problem.places[n]]
+            value = problem.operands[n]
+            if self._along in places:
+                if places[-1] != self._along or is_local(value):
+                    return 1
+                lengths.append(ir.MemRefType(root(value).type).shape[-1])
+        total = self.lines * self.width
+        fits = total % (width * problem.options.threads) == 0
+        return width if fits and all(e % width == 0 for e in lengths) else 1
+
+    def put(self, slot: ir.Value, number: ir.Value) -> None:
+        """What was fetched into shared memory."""
+        _, count = self._share
+        with ExitStack() as stack:
+            i = stack.enter_context(loop(count))
+            self._mine(stack, i)
+            line, column, _, _ = self._place(i, number)
+            place = [slot, line, self.column(line, column)]
+            if self.vector == 1:
+                memref.StoreOp(memref.LoadOp(self.held, [i, mlir.index(0)]).result, self.tile, place)
+            else:
+                type_ = ir.VectorType.get([self.vector], self.problem.element)
+                vector.StoreOp(vector.LoadOp(type_, self.held, [i, mlir.index(0)]).result, self.tile, place)

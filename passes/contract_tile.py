@@ -1,0 +1,173 @@
+"""The product of two staged tiles, by thread: on the vector units, or by `mma.sync` on the matrix units.
+
+Each says which elements of C a thread holds, `slots`, and adds one staged tile of k to them, `multiply`.
+
+    fma:       a[8 x 4] = 8 loads of 4 k   b[4 x 8] = 8 loads of 4 columns      c[8 x 8] += a b            (vector.contract)
+    mma.sync:  a = ldmatrix of 16x16       b = ldmatrix of 16x16                c[16 x 8] += a b           (nvgpu.mma.sync)
+
+Fragments of mma.sync: PTX ISA, "Matrix Fragments for mma.m16n8k16", and "ldmatrix" for which lane names which row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tilec import mlir
+from tilec.mlir import arith, ir, memref, nvgpu, vector
+from tilec.passes.contract_problem import PRIVATE, Problem, Side, Thread, local
+from tilec.passes.contract_stage import Stage
+from tilec.passes.loops import loop, sum_of
+
+Slot = tuple[ir.Value, ir.Value, list[ir.Value]]
+"""Row, first column, and the indices of the accumulator of the first column; the last index counts columns."""
+
+
+class FmaTile:
+    """A thread holds `high` x `wide` elements; 4 x 8 threads are a warp's, so that few of them share a bank.
+
+    Where a factor is staged in lines of rows, a thread has groups of 4 adjacent ones, else every so manieth row.
+    """
+
+    def __init__(self, problem: Problem, thread: Thread):
+        self.problem = problem
+        warps_m, warps_n = problem.options.warps
+        self.tall, self.broad = 4 * warps_m, 8 * warps_n  # threads along rows and columns
+        self.high, self.wide = problem.left.size // self.tall, problem.right.size // self.broad
+        self.group = min(4, 16 // (problem.element.width // 8))  # elements of a shared load
+        warp_row, warp_column = arith.divui(thread.warp, mlir.index(warps_n)), arith.remui(thread.warp, mlir.index(warps_n))
+        self.row = sum_of([(warp_row, 4), (arith.divui(thread.lane, mlir.index(8)), 1)])
+        self.column = sum_of([(warp_column, 8), (arith.remui(thread.lane, mlir.index(8)), 1)])
+        self.sums = memref.AllocaOp(local([self.high, self.wide], problem.accumulator, PRIVATE), [], []).result
+        self.parts = {
+            "left": self._part(problem.left, self.high), "right": self._part(problem.right, self.wide)
+        }  # fmt: skip
+        self.vector = 1 if problem.right.major else self.group
+
+    def _part(self, side: Side, count: int) -> ir.Value:
+        shape = [count, self.group] if side.major else [self.group, count]
+        return memref.AllocaOp(local(shape, self.problem.element, PRIVATE), [], []).result
+
+    def clear(self, value: ir.Value) -> None:
+        with loop(self.high) as i, loop(self.wide) as j:
+            memref.StoreOp(value, self.sums, [i, j])
+
+    def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
+        with loop(self.problem.depth // self.group) as step:
+            k = arith.muli(step, mlir.index(self.group))
+            self._load(left, self.row, self.tall, self.high, slot, k)
+            self._load(right, self.column, self.broad, self.wide, slot, k)
+            self._contract()
+
+    def _load(self, stage: Stage, mine: ir.Value, threads: int, count: int, slot: ir.Value, k: ir.Value) -> None:
+        part, zero = self.parts[stage.side.name], mlir.index(0)
+        type_ = ir.VectorType.get([self.group], self.problem.element)
+        if stage.side.major:
+            with loop(count) as i:
+                line = sum_of([(i, threads), (mine, 1)])
+                vector.StoreOp(vector.LoadOp(type_, stage.tile, [slot, line, k]).result, part, [i, zero])
+            return
+        with loop(self.group) as i, loop(count // self.group) as j:
+            at = sum_of([(j, threads * self.group), (mine, self.group)])
+            loaded = vector.LoadOp(type_, stage.tile, [slot, sum_of([(k, 1), (i, 1)]), at]).result
+            vector.StoreOp(loaded, part, [i, arith.muli(j, mlir.index(self.group))])
+
+    def _contract(self) -> None:
+        """sums[i, j] += sum of left[i, k] * right[j, k] over the group's k."""
+        i, j, k = (ir.AffineDimExpr.get(n) for n in range(3))
+        left = (i, k) if self.problem.left.major else (k, i)
+        right = (j, k) if self.problem.right.major else (k, j)
+        maps = [ir.AffineMapAttr.get(ir.AffineMap.get(3, 0, list(e))) for e in (left, right, (i, j))]
+        kinds = [ir.Attribute.parse(f"#vector.iterator_type<{t}>") for t in ("parallel", "parallel", "reduction")]
+        a, b, c = (whole(v) for v in (self.parts["left"], self.parts["right"], self.sums))
+        total = vector.ContractionOp(c.type, a, b, c, ir.ArrayAttr.get(maps), ir.ArrayAttr.get(kinds)).result
+        vector.StoreOp(total, self.sums, [mlir.index(0)] * 2)
+
+    @contextmanager
+    def slots(self) -> Iterator[Slot]:
+        with loop(self.high) as i, loop(self.wide // self.vector) as j:
+            if self.problem.left.major:
+                row = sum_of([(i, self.tall), (self.row, 1)])
+            else:
+                g, rest = arith.divui(i, mlir.index(self.group)), arith.remui(i, mlir.index(self.group))
+                row = sum_of([(g, self.group * self.tall), (self.row, self.group), (rest, 1)])
+            column = sum_of([(j, self.broad * self.vector), (self.column, self.vector)])
+            yield row, column, [i, arith.muli(j, mlir.index(self.vector))]
+
+
+class MmaTile:
+    """A warp holds `high` x `wide` fragments of 16 x 8; a thread two adjacent columns of each, in two rows."""
+
+    K = 16
+    vector = 2
+
+    def __init__(self, problem: Problem, thread: Thread):
+        self.problem, self.thread = problem, thread
+        warps_m, warps_n = problem.options.warps
+        self.rows, self.columns = problem.left.size // warps_m, problem.right.size // warps_n
+        self.high, self.wide = self.rows // 16, self.columns // 8
+        self.row = arith.muli(arith.divui(thread.warp, mlir.index(warps_n)), mlir.index(self.rows))
+        self.column = arith.muli(arith.remui(thread.warp, mlir.index(warps_n)), mlir.index(self.columns))
+        self.sums = memref.AllocaOp(local([self.high, self.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
+        self.parts = {"left": self._part(4 * self.high), "right": self._part(2 * self.wide)}
+
+    def _part(self, words: int) -> ir.Value:
+        part = memref.AllocaOp(local([words, 2], self.problem.element, PRIVATE), [], [])
+        part.operation.attributes["tilec.packed"] = ir.UnitAttr.get()
+        return part.result
+
+    def clear(self, value: ir.Value) -> None:
+        with loop(self.high) as i, loop(self.wide) as j, loop(2) as half, loop(2) as lane:
+            memref.StoreOp(value, self.sums, [i, j, half, lane])
+
+    def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
+        with loop(self.problem.depth // self.K) as step:
+            k = arith.muli(step, mlir.index(self.K))
+            self._load(left, self.row, self.high, slot, k, rows_first=True)
+            self._load(right, self.column, self.wide // 2, slot, k, rows_first=False)
+            with loop(self.high) as i, loop(self.wide) as j:
+                self._multiply(i, j)
+
+    def _load(self, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool) -> None:
+        """Four 8x8 matrices, 16 rows by 16 k, at a time; for the left factor the rows' halves follow one another first.
+
+        Lane l names row l % 8 of matrix l / 8. A tile that lies in lines of rows is transposed on the way.
+        """
+        lane = self.thread.lane
+        inner = arith.andi(lane, mlir.index(7))
+        low = arith.andi(arith.shrui(lane, mlir.index(3)), mlir.index(1))
+        high = arith.shrui(lane, mlir.index(4))
+        row_half, k_half = (low, high) if rows_first else (high, low)
+        type_ = ir.VectorType.get([4, 2], self.problem.element)
+        with loop(count) as i:
+            row = sum_of([(start, 1), (i, 16), (row_half, 8)] + ([(inner, 1)] if stage.side.major else []))
+            depth = sum_of([(k, 1), (k_half, 8)] + ([] if stage.side.major else [(inner, 1)]))
+            line, column = (row, depth) if stage.side.major else (depth, row)
+            place = [slot, line, stage.column(line, column)]
+            loaded = nvgpu.LdMatrixOp(type_, stage.tile, place, not stage.side.major, 4).result
+            vector.StoreOp(loaded, self.parts[stage.side.name], [arith.muli(i, mlir.index(4)), mlir.index(0)])
+
+    def _multiply(self, i: ir.Value, j: ir.Value) -> None:
+        zero, element = mlir.index(0), self.problem.element
+        a = vector.LoadOp(ir.VectorType.get([4, 2], element), self.parts["left"], [arith.muli(i, mlir.index(4)), zero])
+        b = vector.LoadOp(ir.VectorType.get([2, 2], element), self.parts["right"], [arith.muli(j, mlir.index(2)), zero])
+        place = [i, j, zero, zero]
+        type_ = ir.VectorType.get([2, 2], self.problem.accumulator)
+        c = vector.LoadOp(type_, self.sums, place)
+        shape = ir.ArrayAttr.get([mlir.integer(n) for n in (16, 8, self.K)])
+        total = nvgpu.MmaSyncOp(type_, a.result, b.result, c.result, shape).result
+        vector.StoreOp(total, self.sums, place)
+
+    @contextmanager
+    def slots(self) -> Iterator[Slot]:
+        with loop(self.high) as i, loop(2) as half, loop(self.wide) as j:
+            row = sum_of([(self.row, 1), (i, 16), (half, 8), (arith.shrui(self.thread.lane, mlir.index(2)), 1)])
+            column = sum_of([(self.column, 1), (j, 8), (arith.andi(self.thread.lane, mlir.index(3)), 2)])
+            yield row, column, [i, j, half, mlir.index(0)]
+
+
+def whole(memory: ir.Value) -> ir.Value:
+    """All of private memory as one vector."""
+    type_ = ir.MemRefType(memory.type)
+    vector_type = ir.VectorType.get(type_.shape, type_.element_type)
+    return vector.LoadOp(vector_type, memory, [mlir.index(0)] * len(type_.shape)).result

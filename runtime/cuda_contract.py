@@ -1,0 +1,37 @@
+"""The product of two small tiles in registers, as one device function: every index is constant, so arrays are registers.
+
+Loops over it in the kernel's own source would be unrolled by LLVM or not, as it sees fit; where it does not, the sums land
+in local memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilec.runtime.cuda_define import Array, define, memref
+
+
+def contract(dtype: str, m: int, n: int, k: int, left_major: int, right_major: int) -> Any:
+    """`f(sums, left, right)`: sums[i, j] += left[i, p] * right[j, p] for every p, rounded once (`fma`).
+
+    `sums` is m x n. `left` is m x k where `left_major`, else k x m; `right` likewise n x k or k x n.
+    """
+
+    def left(i: int, p: int) -> int:
+        return i * k + p if left_major else p * m + i
+
+    def right(j: int, p: int) -> int:
+        return j * k + p if right_major else p * n + j
+
+    lines = [f"%c{i} = arith.constant {i} : index" for i in range(max(m * n, m * k, n * k))]
+    for name, count in (("left", m * k), ("right", n * k), ("sums", m * n)):
+        lines += [f"%{name}{i} = memref.load %{name}[%c{i}] : {memref(dtype)}" for i in range(count)]
+    held = {(i, j): f"%sums{i * n + j}" for i in range(m) for j in range(n)}
+    for p in range(k):
+        for (i, j), value in held.items():
+            held[i, j] = f"%s{i}_{j}_{p}"
+            lines.append(f"%s{i}_{j}_{p} = math.fma %left{left(i, p)}, %right{right(j, p)}, {value} : {dtype}")
+    lines += [f"memref.store {v}, %sums[%c{i * n + j}] : {memref(dtype)}" for (i, j), v in held.items()]
+    name = f"contract_{dtype}_{m}x{n}x{k}_{left_major}{right_major}"
+    parameters = {"sums": Array(dtype), "left": Array(dtype), "right": Array(dtype)}
+    return define(name, parameters, None, "\n".join(lines))

@@ -1,0 +1,97 @@
+"""README.md and docs/: what they show runs, what is generated is current, and links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilec.dsl.check import check
+from tilec.dsl.parse import parse
+from tilec.diagnostics import Source
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+MAIN = "import sys; from tilec.cli import main; sys.exit(main())"
+
+
+def text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return [body for name, body in BLOCK.findall(text(page)) if name == language]
+
+
+def _commands():
+    for page in PAGES:
+        for body in blocks(page, "sh"):
+            for line in body.replace("\\\n", " ").splitlines():
+                if line.startswith("tilec "):
+                    yield pytest.param(line, id=f"{Path(page).stem}: {line}")
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")])
+def test_python_runs(page, monkeypatch, capsys):
+    """The blocks of a page follow one another, in the repository's root."""
+    monkeypatch.chdir(ROOT)
+    names: dict = {"__name__": "__docs__"}
+    for body in blocks(page, "python"):
+        line = text(page)[: text(page).index(body)].count("\n")
+        exec(compile("\n" * line + body, page, "exec"), names)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "tile")])
+def test_programs_are_right(page):
+    for body in blocks(page, "tile"):
+        assert check(parse(Source(page, body))) == []
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_command_succeeds(command, tmp_path):
+    """On copies: what a command writes stays out of the repository."""
+    for folder in ("examples", "tilec/targets"):
+        for path in (ROOT / folder).glob("*.t*ml" if folder != "examples" else "*.tile"):
+            copy = tmp_path / folder / path.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    for path in (ROOT / "examples").glob("*.tile"):  # pages of the commands name programs without their folder
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    words = shlex.split(command, comments=True)[1:]
+    done = subprocess.run([sys.executable, "-c", MAIN, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for body in blocks(page, "sh"):
+            for name in re.findall(r"^make (\w+)", body, re.MULTILINE):
+                assert name in targets, f"{page}: make {name}"
+
+
+def test_generated_sections_are_current():
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.docs import pages
+
+    stale = [name for name, now, current in pages() if now != current]
+    assert not stale, f"run `python -m benchmarks docs`: {stale}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", BLOCK.sub("", text(page))):
+        if "://" not in target:
+            assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_anchors_exist(page):
+    headings = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text(page), re.MULTILINE)}
+    for anchor in re.findall(r"\]\(#([\w-]+)\)", text(page)):
+        assert anchor in headings, f"{page}: #{anchor}"

@@ -1,0 +1,297 @@
+"""The `tilec` command: subcommands as a table of parsers, and what errors and interruptions become.
+
+Exit status: 0; 1 for a mistake in what was given; 2 for a wrong use of the command line; 70 for a defect of tilec, which
+leaves the IR it failed on in a file; 130 when interrupted. Commands live in `cli_*.py` and are imported when they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from tilec.cli_common import STAGES, add_output, add_program, note, show_error, sizes, write_file
+from tilec.diagnostics import InternalError, TileError
+
+OK, MISTAKE, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 70, 130, 141
+ERROR_FILE = "tilec-error.mlir"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(argv)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to fail
+    try:
+        status = _run(args)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader has gone: nothing may be written at exit, either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except TileError as error:
+        show_error(error)
+        return MISTAKE
+    except Exception as error:
+        if os.environ.get("TILEC_DEBUG"):
+            import traceback
+
+            traceback.print_exc()
+        if _is_environment(error):
+            note(str(error) or type(error).__name__, "error")
+            return MISTAKE
+        _report_defect(error, args, argv)
+        return DEFECT
+
+
+def _run(args: argparse.Namespace) -> int:
+    module, _, function = args.command.partition(":")
+    return getattr(import_module(f"tilec.{module}"), function)(args)
+
+
+def _is_environment(error: Exception) -> bool:
+    """Whether the machine is at fault: no driver, no memory, no space. Classes are looked up where already imported."""
+    names = (("tilec.runtime.cuda_driver", "CudaError"), ("tilec.runtime.cuda_assemble", "NoCompiler"))
+    kinds = [getattr(sys.modules[m], n) for m, n in names if m in sys.modules]
+    return isinstance(error, (*kinds, OSError, MemoryError))
+
+
+# ---- defects ---------------------------------------------------------------------------------------------------------
+
+
+def _report_defect(error: Exception, args: argparse.Namespace, argv: list[str]) -> None:
+    """Says what failed where, and leaves what is needed to see it again."""
+    stage, ir = (error.stage, error.ir) if isinstance(error, InternalError) else (None, None)
+    told = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
+    note(f"{told}\nThis is a defect of tilec, not of the program.", "internal error")
+    if stage:
+        note(f"in stage '{stage}'", "where")
+    elif place := _place(error):
+        note(place, "where")
+    if ir:
+        before = _stage_before(stage)
+        path = _save(f"// tilec stage: {before}, target: {_target(args)}\n{ir}")
+        note(f"{path} holds the IR that went into the stage", "saved")
+        note(f"tilec opt {shlex.quote(str(path))} --from {before}", "to reproduce")
+    else:
+        note(f"tilec {shlex.join(argv)}", "to reproduce")
+    if not os.environ.get("TILEC_DEBUG"):
+        note("TILEC_DEBUG=1 shows the traceback", "hint")
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of ours in a traceback."""
+    places = []
+    frame = error.__traceback__
+    while frame is not None:
+        places.append((frame.tb_frame.f_code.co_filename, frame.tb_lineno))
+        frame = frame.tb_next
+    return f"{places[-1][0]}:{places[-1][1]}" if places else ""
+
+
+def _stage_before(stage: str | None) -> str:
+    names = [*STAGES.split(), "emit"]
+    return names[max(0, names.index(stage) - 1)] if stage in names else "build"
+
+
+def _target(args: argparse.Namespace) -> str:
+    return getattr(args, "target", None) or "cpu"
+
+
+def _save(text: str) -> Path:
+    """Here, or where that is not allowed in the directory for temporary files."""
+    path = Path(ERROR_FILE)
+    try:
+        write_file(path, text.encode())
+    except TileError:
+        path = Path(tempfile.mkdtemp(prefix="tilec-")) / ERROR_FILE
+        write_file(path, text.encode())
+    return path
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """`-o, --output PATH` in every version of Python."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        return f"{', '.join(action.option_strings)} {self._format_args(action, action.dest.upper())}"
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        "tilec", "tilec COMMAND ...", formatter_class=_Help,
+        description="A tensor compiler that shows its reasons.",
+        epilog="tilec COMMAND --help tells more, with examples.\nTILEC_DEBUG=1 shows the traceback of an internal error.",
+    )  # fmt: skip
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = top.add_subparsers(metavar="COMMAND", required=True, title="commands")
+    for add in (_check, _fmt, _plan, _explain, _dump, _opt, _emit, _run_op, _doctor):
+        add(commands)
+    return top
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        from tilec.version import VERSION
+
+        print(f"tilec {VERSION}")
+        parser.exit()
+
+
+def _command(commands, name: str, command: str, usage: str, summary: str, text: str, examples: str):
+    lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
+    made = commands.add_parser(
+        name, prog=f"tilec {name}", usage=f"tilec {name} {usage}", help=summary, formatter_class=_Help,
+        description=text, epilog=f"examples:\n{lines}",
+    )  # fmt: skip
+    made.set_defaults(command=command)
+    return made
+
+
+def _check(commands) -> None:
+    p = _command(
+        commands, "check", "cli_source:check", "[options] FILE...", "report every mistake of a program",
+        "Reports every mistake that can be known without running, each with its place; says nothing where there is none.",
+        """tilec check softmax.tile
+        tilec check --ranges attention.tile --op attention
+        tilec check --ranges softmax.tile -D N=1024""",
+    )  # fmt: skip
+    p.add_argument("files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - reads the standard input")
+    p.add_argument("--ranges", action="store_true", help="print the inferred ranges, sizes and types")
+    p.add_argument("--op", metavar="NAME", help="with --ranges: this op only")
+    p.add_argument(
+        "-D", "--define", metavar="M=4096", type=sizes, action="append", default=[],
+        help="with --ranges: the value of a size; others stay names",
+    )  # fmt: skip
+
+
+def _fmt(commands) -> None:
+    p = _command(
+        commands, "fmt", "cli_source:fmt", "[--check] FILE...", "format programs in place",
+        "Rewrites programs in the canonical form. Comments stay; what does not parse stays as it is.",
+        """tilec fmt *.tile
+        tilec fmt --check softmax.tile
+        tilec fmt - < softmax.tile""",
+    )  # fmt: skip
+    p.add_argument("files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - is standard input to output")
+    p.add_argument("--check", action="store_true", help="write nothing: show what would change, exit 1 if anything")
+
+
+def _plan(commands) -> None:
+    p = _command(
+        commands, "plan", "cli_plan:plan", "[options] FILE", "write the schedule file, to be edited",
+        "Writes what the compiler decides (kernels, tiles, loop orders, options) into FILE.sched.toml, which\n"
+        "dump, explain, emit and run obey from then on. Plans for other targets and sizes in the file stay.",
+        """tilec plan softmax.tile -D M=4096 -D N=1024
+        tilec plan attention.tile --op attention -D B=1,H=8,S=1024,T=1024,D=64 --target h200
+        tilec plan softmax.tile -D M=4096,N=1024 -o -""",
+    )  # fmt: skip
+    add_program(p, schedule=False)
+    add_output(p, "the schedule file; - prints it (default: FILE.sched.toml)")
+    p.add_argument("--force", action="store_true", help="replace a plan that was edited")
+
+
+def _explain(commands) -> None:
+    p = _command(
+        commands, "explain", "cli_plan:explain", "[options] FILE", "say why: costs, decisions, refusals",
+        "Tells of every kernel what bounds it and what it costs, and of every decision what it was weighed against.",
+        """tilec explain softmax.tile -D M=4096 -D N=1024
+        tilec explain mlp.tile -D M=512,D=1024,F=4096 --target h200""",
+    )  # fmt: skip
+    add_program(p)
+
+
+def _dump(commands) -> None:
+    p = _command(
+        commands, "dump", "cli_ir:dump", "[options] FILE", "print the IR after every stage",
+        f"Prints the IR after every stage; a terminal shows in colour what the stage changed.\nStages: {STAGES}.\n"
+        "Every dump is an input of `tilec opt`; files keep source locations.",
+        """tilec dump softmax.tile -D M=512,N=512
+        tilec dump softmax.tile -D M=512,N=512 --after tile
+        tilec dump softmax.tile -D M=512,N=512 -o ir/""",
+    )  # fmt: skip
+    add_program(p)
+    p.add_argument("--after", metavar="STAGE", help="only the IR after this stage; emit: the kernels")
+    p.add_argument("--locations", action="store_true", help="print source locations, too")
+    add_output(p, "a folder for 00-build.mlir to 07-map.mlir and kernels.py")
+
+
+def _opt(commands) -> None:
+    p = _command(
+        commands, "opt", "cli_ir:opt", "[options] FILE", "carry on from dumped IR",
+        f"Reads the IR that a stage left (dumped, perhaps edited) and runs the stages after it.\nStages: {STAGES}.",
+        """tilec opt ir/03-fuse.mlir
+        tilec opt ir/02-plan.mlir --to tile -o tiled.mlir
+        tilec opt ir/00-build.mlir --passes canonicalize,cse
+        tilec dump softmax.tile -D M=8,N=8 --after plan | tilec opt -""",
+    )  # fmt: skip
+    p.add_argument("file", metavar="FILE", type=Path, help="MLIR as `tilec dump` writes it; - reads the standard input")
+    p.add_argument("--from", metavar="STAGE", dest="from_", help="the stage that FILE is after (default: its first line says)")
+    p.add_argument("--to", metavar="STAGE", help="the last stage to run (default: emit, which prints the kernels)")
+    p.add_argument("--passes", metavar="LIST", help="run these upstream passes instead, on the module")
+    p.add_argument("--target", metavar="TARGET", help="the machine (default: the first line of FILE says)")
+    add_output(p, "where to (default: standard output)")
+
+
+def _emit(commands) -> None:
+    p = _command(
+        commands, "emit", "cli_ir:emit", "--as FORM [options] FILE", "print the kernels: MLIR, Numba, PTX or a cubin",
+        "Compiles to one form: mlir (after the last stage), numba (Python source), ptx or cubin (GPU targets;\n"
+        "needs the toolkit of tilec[cuda], no GPU).",
+        """tilec emit --as numba softmax.tile -D M=512,N=512
+        tilec emit --as mlir softmax.tile -D M=512,N=512 -o softmax.mlir
+        tilec emit --as ptx --target sm_90a softmax.tile -D M=512,N=512""",
+    )  # fmt: skip
+    p.add_argument(
+        "--as", dest="form", metavar="FORM", required=True, choices=("mlir", "numba", "ptx", "cubin"),
+        help="mlir, numba, ptx or cubin",
+    )  # fmt: skip
+    add_program(p)
+    p.add_argument("--kernel", metavar="NAME", help="one kernel only")
+    add_output(p, "where to (default: standard output)")
+
+
+def _run_op(commands) -> None:
+    p = _command(
+        commands, "run", "cli_run:run", "[options] FILE", "run an op, check it, time it",
+        "Runs an op on random inputs, or on arrays from files, whose shapes then give the sizes.\n"
+        "--check holds the results against the program evaluated at f64, within the bound in docs/cli.md.",
+        """tilec run softmax.tile -D M=512,N=512 --check
+        tilec run softmax.tile -D M=4096,N=1024 --time
+        tilec run softmax.tile --input x=x.npy --save y.npz""",
+    )  # fmt: skip
+    add_program(p)
+    p.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs (default: 0)")
+    p.add_argument(
+        "--input", metavar="NAME=FILE", action="append", default=[], help="an input from a .npy or .npz file; an .npz alone gives several"
+    )
+    p.add_argument("--check", action="store_true", help="compare with the reference; exit 1 where out of bounds")
+    p.add_argument("--time", action="store_true", help="time it, and compare with the roofline")
+    p.add_argument("--save", metavar="OUT.npz", type=Path, help="write the results")
+
+
+def _doctor(commands) -> None:
+    p = _command(
+        commands, "doctor", "doctor:doctor", "[--calibrate]", "tell what was found and what is missing",
+        "Tells of Python, the system, CPU, GPU, driver, toolkit, dependencies and the cache; exit status 1 where\n"
+        "something that the CPU needs is missing.",
+        """tilec doctor
+        tilec doctor --calibrate""",
+    )  # fmt: skip
+    p.add_argument("--calibrate", action="store_true", help="measure this CPU for the cost model first (five seconds)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""`tilec run`: one op, executed on random or given inputs, held against the reference, timed against the roofline."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from tilec import cli_common as common
+from tilec.cli_common import Loaded, note, say, working, write_file
+from tilec.diagnostics import CallError
+from tilec.run_data import Arrays, compare, fit_types, random_inputs, read_inputs, saved, shape_of
+
+
+def run(args: argparse.Namespace) -> int:
+    loaded, given = _prepare(args)
+    if loaded.target.kind == "cuda":
+        _need_gpu()
+    specialised = loaded.specialised
+    inputs = random_inputs(specialised, args.seed, given)
+    executable = _build(loaded)
+    from tilec.run_device import open_device
+
+    with open_device(loaded.target.kind, inputs, executable.outputs) as device:
+        with working("running"):
+            device.run(executable)
+        results = device.results()
+        seconds = _measure(device, executable) if args.time else None
+    say(f"{specialised.name} on {loaded.target}", [(r"^\S+", "bold")])
+    for tensor in specialised.inputs:
+        origin = "given" if tensor.name in given else f"random, seed {args.seed}"
+        _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  {origin}")
+    for tensor in specialised.outputs:
+        _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  result")
+    within = _check(loaded, inputs, results) if args.check else True
+    if seconds is not None:
+        _tell_time(loaded, executable.lowered.plan, seconds)
+    if args.save is not None:
+        _save(args, results)
+    return 0 if within else 1
+
+
+def _prepare(args: argparse.Namespace) -> tuple[Loaded, Arrays]:
+    """The program for the sizes that are given, by name or by the arrays in files."""
+    from tilec.dsl.specialise import choose_op
+    from tilec.dtypes import from_numpy
+    from tilec.target import load
+
+    target = load(args.target)
+    program = common.parse_checked(args.file)
+    op = choose_op(program, args.op)
+    given = fit_types(read_inputs(args.input), op.inputs)
+    sizes = _sizes_of(op, given) | common.defined(args)
+    types = None
+    if given and all(t.name in given for t in op.inputs):
+        types = [(from_numpy(given[t.name].dtype), given[t.name].shape) for t in op.inputs]
+        if wrong := next((t.name for t, (dtype, _) in zip(op.inputs, types) if dtype is None), None):
+            raise CallError(f"`{wrong}` is an array of {given[wrong].dtype}, which the language does not have")
+        sizes = common.defined(args)
+    specialised = common.specialise_given(program, args.op, sizes, types)
+    for tensor in specialised.inputs:
+        if tensor.name in given and given[tensor.name].shape != shape_of(tensor):
+            shapes = f"{_shape(shape_of(tensor))}, and its file holds {_shape(given[tensor.name].shape)}"
+            raise CallError(f"`{tensor.name}` is {tensor.dtype}{shapes}")
+    return Loaded(specialised, target, common.find_schedule(args)), given
+
+
+def _sizes_of(op, given: Arrays) -> dict[str, int]:
+    """The sizes that arrays tell by themselves."""
+    from tilec.dsl.ast import SizeName
+
+    found: dict[str, int] = {}
+    for tensor in op.inputs:
+        if tensor.name in given:
+            for size, extent in zip(tensor.shape or (), given[tensor.name].shape):
+                if isinstance(size, SizeName):
+                    found.setdefault(size.name, extent)
+    return found
+
+
+def _need_gpu() -> None:
+    from tilec.runtime.cuda_driver import device_info
+
+    info = device_info()
+    if not info.devices:
+        raise CallError(f"there is no GPU to run on: {info.problem}", hint="--target cpu runs here; `tilec doctor` tells more")
+
+
+def _build(loaded: Loaded):
+    from tilec.executable import build_executable
+
+    with working(f"compiling {loaded.specialised.name}"):
+        executable = build_executable(loaded.specialised, loaded.target, loaded.schedule)
+    common.tell_schedule(loaded, executable.lowered.plan)
+    return executable
+
+
+# ---- checking --------------------------------------------------------------------------------------------------------
+
+
+def _check(loaded: Loaded, inputs: Arrays, results: Arrays) -> bool:
+    with working("evaluating the reference at f64"):
+        comparisons = compare(loaded.specialised, inputs, results)
+    for name, c in comparisons.items():
+        verdict = "within the bound" if c.within else "OUT OF BOUNDS"
+        _row("error", f"{name}: {c.error:.2g} of {c.allowed:.2g} allowed, {verdict}")
+    return all(c.within for c in comparisons.values())
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+def _measure(device, executable, budget: float = 1.0) -> list[float]:
+    """Seconds of single calls, as many as fit in the budget, three at least."""
+    with working("timing"):
+        start = perf_counter()
+        device.run(executable)
+        repeats = max(3, min(200, int(budget / max(1e-6, perf_counter() - start))))
+        return device.time(executable, repeats)
+
+
+def _tell_time(loaded: Loaded, plan, seconds: list[float]) -> None:
+    from tilec.explain import amount
+    from tilec.expectations_check import minimal_traffic
+
+    middle, least = median(seconds), minimal_traffic(loaded.specialised)
+    operations = sum(sum(k.work.flops.values()) for k in plan.kernels)
+    spread = f"best {_time(min(seconds))}, {len(seconds)} calls, {_time(plan.time_us * 1e-6)} predicted"
+    _row("time", f"{_time(middle)} ({spread})")
+    _row("speed", f"{amount(least / middle)}B/s of inputs and outputs, {amount(operations / middle)}FLOP/s")
+    _row("roofline", f"{_roofline_seconds(loaded, plan) / middle:.0%} of the least time that {loaded.target.name} allows")
+
+
+def _roofline_seconds(loaded: Loaded, plan) -> float:
+    """Inputs and outputs moved once at the memory's rate, or the operations at their peaks: the longer.
+
+    The memory is the level that inputs and outputs stay in from call to call, as in the cost model.
+    """
+    from tilec.cost import home_level
+    from tilec.expectations_check import minimal_traffic
+
+    target, least = loaded.target, minimal_traffic(loaded.specialised)
+    units: dict[str, float] = {}
+    for kernel in plan.kernels:
+        for unit, amount in kernel.work.flops.items():
+            units[unit] = units.get(unit, 0) + amount
+    busy = max((n / target.peak(u) for u, n in units.items()), default=0.0)
+    level = "dram" if target.kind == "cuda" else home_level(target, least)
+    return max(busy, least / getattr(target, level).rate(target.units))
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+def _save(args: argparse.Namespace, results: Arrays) -> None:
+    if args.save.suffix != ".npz":
+        raise CallError(f"results go into a .npz file, not '{args.save}'")
+    buffer = io.BytesIO()
+    np.savez(buffer, **saved(results))
+    write_file(args.save, buffer.getvalue())
+    note(f"wrote {args.save}: {', '.join(results)}", kind="")
+
+
+def _row(label: str, text: str) -> None:
+    rules = [(r"within the bound", "green"), (r"OUT OF BOUNDS", "strong red")]
+    say(f"  {label:<10} {text}", rules)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]" if shape else ""
+
+
+def _time(seconds: float) -> str:
+    us = 1e6 * seconds
+    return f"{us / 1e3:.2f} ms" if us >= 1e4 else f"{us:.1f} us"

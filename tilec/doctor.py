@@ -1,0 +1,164 @@
+"""`tilec doctor`: what this machine has for compiling and running, and what to install for what it lacks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from tilec.cli_common import note, say, working
+
+_LABEL = 18
+_GPU = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-nvjitlink")
+_OPTIONAL = ("torch", "cupy-cuda13x", "cupy-cuda12x", "matplotlib")
+
+
+def doctor(args: argparse.Namespace) -> int:
+    if args.calibrate:
+        _calibrate()
+    lines = [*_python(), "", *_cpu(), "", *_gpu(), "", *_cache()]
+    problems = list(_problems())
+    lines += ["", *([f"problem: {p}" for p in problems] or ["nothing is missing for the CPU"])]
+    say("\n".join(lines), [(r"^\w[^:\n]*$", "bold"), (r"\bmissing\b.*$|^problem:", "yellow")])
+    return 1 if problems else 0
+
+
+def _calibrate() -> None:
+    from tilec.calibrate import calibrate
+    from tilec.target import calibrated_path
+
+    with working("measuring this CPU: five seconds, best with nothing else running"):
+        calibrate()
+    note(f"wrote {calibrated_path()}", kind="")
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label:<{_LABEL}} {text}"
+
+
+def _python() -> Iterator[str]:
+    from tilec.version import VERSION
+
+    yield "software"
+    yield _row("tilec", VERSION)
+    yield _row("Python", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}")
+    yield _row("system", f"{platform.platform()}, {platform.machine()}")
+    for name in _required():
+        yield _row(name, _version(name) or f"missing: pip install {name}")
+    for name in _OPTIONAL:
+        if found := _version(name):
+            yield _row(name, f"{found} (optional)")
+
+
+def _required() -> list[str]:
+    """The dependencies that tilec's own metadata names, extras left out."""
+    import re
+
+    try:
+        found = requires("tilec") or []
+    except PackageNotFoundError:
+        return ["lark", "numba", "numba-cuda-mlir", "numpy", "ml_dtypes", "rich", "platformdirs", "tomlkit", "filelock"]
+    return [re.match(r"[\w.-]+", r)[0] for r in found if "extra ==" not in r]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> Iterator[str]:
+    from tilec.target import calibrated_path, load
+
+    yield "CPU"
+    target = load("cpu")
+    yield _row("model", str(target))
+    yield _row("chip", f"{target.chip} ({', '.join(target.features)})")
+    caches = ((n, getattr(target, n)) for n in ("l1", "l2", "l3"))
+    yield _row("caches", ", ".join(f"{n.upper()} {_size(c.bytes)}" for n, c in caches if c))
+    yield _row("peak", f"{1e3 * target.fma['f32']:.0f} GFLOP/s f32, memory {target.dram.bandwidth_gbs:.0f} GB/s")
+    measured = calibrated_path().is_file() and not target.note
+    figures = f"measured ({calibrated_path()})" if measured else target.note or "estimated"
+    yield _row("figures", figures)
+    yield _row("threads", _threads())
+
+
+def _threads() -> str:
+    """What Numba runs parallel loops on."""
+    try:
+        import numba
+
+        return f"{numba.config.NUMBA_NUM_THREADS}, of {os.cpu_count()} logical processors"
+    except ImportError as error:
+        return f"missing: {error}"
+
+
+def _gpu() -> Iterator[str]:
+    yield "GPU"
+    info = _gpu_info()
+    if isinstance(info, str):
+        yield _row("driver", f"missing: {info}")
+        return
+    for d in info.devices:
+        yield _row(f"device {d.index}", f"{d.name}, {d.chip}, {d.multiprocessors} SMs, {_size(d.memory)}")
+    yield _row("driver", info.driver or f"missing: {info.problem}")
+    for name in _GPU:
+        yield _row(name, _version(name) or "missing: pip install 'tilec[cuda]'")
+    yield _row("assembler", info.assembler)
+    if info.driver and info.problem:
+        yield _row("problem", info.problem)
+
+
+def _gpu_info():
+    """The driver's `SystemInfo`, or why it cannot be asked."""
+    try:
+        from tilec.runtime.cuda_driver import device_info
+
+        return device_info()
+    except Exception as error:  # whatever a broken installation throws is what the user came to read
+        return f"{type(error).__name__}: {error}"
+
+
+def _cache() -> Iterator[str]:
+    import warnings
+
+    from tilec.runtime import cache
+
+    yield "cache"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        folder = cache.directory()
+    if folder is None:
+        told = str(caught[0].message) if caught else f"off: {cache.VARIABLE} is empty, or the directory was refused"
+        yield _row("directory", told)
+        return
+    files, size = cache.usage()
+    yield _row("directory", f"{folder} ({'writable' if os.access(folder, os.W_OK) else 'read-only'})")
+    yield _row("content", f"{files} files, {_size(size)}; {cache.VARIABLE} names another directory")
+
+
+def _problems() -> Iterator[str]:
+    """What keeps programs from compiling for the CPU; a missing GPU is none."""
+    if sys.version_info < (3, 11):
+        yield f"Python {platform.python_version()} is too old: 3.11 or newer"
+    for name in _required():
+        if _version(name) is None:
+            yield f"{name} is not installed: pip install {name}"
+    try:
+        from tilec import mlir
+
+        mlir.context()
+    except Exception as error:
+        yield f"the MLIR bindings do not load: {error}"
+
+
+def _size(n: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            return f"{n:.0f} {unit}" if n >= 10 or unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return ""
