@@ -85,14 +85,13 @@ def stages() -> str:
     from tilec.passes import NAMES
     from tilec.passes import stages as of
 
-    def plan(op):
-        """Stands for the driver's."""
+    from tilec.plan import make_plan as plan
 
     listed = {s.name: s for s in of(plan)}
     assert ("build", *listed) == NAMES
     rows = [["`build`", "the syntax tree becomes MLIR: `linalg` on tensors, with locations", "`dsl/build.py`"]]
     for stage in listed.values():
-        steps = [f"`{s}`" if isinstance(s, str) else f"`{s.__name__}`" for s in stage.steps]
+        steps = [s if isinstance(s, str) else f"`{s.__module__.rpartition('.')[2]}.{s.__name__}`" for s in stage.steps]
         rows.append([f"`{stage.name}`", stage.summary, ", ".join(steps)])
     rows.append(["`emit`", "prints Numba kernels and the order of their launches", "`runtime/emit.py`"])
     return table(["stage", "what it does", "steps"], rows)

@@ -263,6 +263,8 @@ class RangeChecker:
             case "*":
                 return a * b if len(a.terms) * len(b.terms) <= _MAX_TERMS else None
             case "//" | "%":
+                if b == Poly() and _empty(facts):  # never computed
+                    return Poly()
                 if b == Poly():
                     self.report.error("division by zero", expr.span)
                 if b == Poly() or indices_of(b, facts.bounds):
@@ -342,3 +344,8 @@ def _dimension(use: _Use) -> str:
 
 def _or_unknown(p: Poly | None) -> str:
     return "?" if p is None else str(p)
+
+
+def _empty(facts: Facts) -> bool:
+    """Whether an index has no value at all: then nothing here is ever evaluated."""
+    return any((width := high - low).constant is not None and width.constant < 0 for low, high in facts.bounds.values())

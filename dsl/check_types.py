@@ -234,7 +234,7 @@ class Typer:
             dtype = WEAK_FLOAT if dtype is WEAK_INT else F32
         if expr.op == "**" and dtype.is_integer and _negative(right):
             dtype = WEAK_FLOAT if dtype is WEAK_INT else F32
-        if expr.op in ("//", "%") and isinstance(right, ast.Number) and right.value == 0 and dtype.is_integer:
+        if expr.op in ("//", "%") and isinstance(expr.right, ast.Number) and expr.right.value == 0 and dtype.is_integer:
             self.report.error("division by zero", expr.span)
         return replace(expr, left=self._coerce(left, dtype), right=self._coerce(right, dtype), dtype=dtype)
 

@@ -74,7 +74,7 @@ def _starts(program: ast.Program) -> set[int]:
 
 
 def _short(op: ast.Op) -> bool:
-    return op.span.start == 0 and op.span.end == len(op.span.source.text)
+    return bool(op.outputs) and all(t.dtype is None for t in op.outputs)
 
 
 def _one_liners(program: ast.Program, text: str) -> set[int]:

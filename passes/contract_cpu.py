@@ -21,7 +21,7 @@ from math import prod
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
-from tilec.mlir import affine, ir, memref, scf
+from tilec.mlir import affine, arith, ir, memref, scf
 from tilec.passes.loops import sum_of
 
 Size = int | ir.Value
@@ -265,27 +265,57 @@ class Block:
         return count if cut is None else sum_of([(cut, count)])
 
     def pack(self, side: Side, panels: ir.Value, at: dict[int, ir.Value]) -> None:
-        """Fills all panels of one factor; `at` are the indices of the batch."""
-        zero = mlir.constant(0, self.contraction.element)
-        with panels_of(side) as (outer, first, number):
-            valid = rest(side.sizes[-1], first, side.width)
-            self._fill(side, panels, number, first, valid, at | outer)
-            if valid != side.width:
-                with loop(0, self.count) as p, loop(valid, side.width) as lane:
-                    memref.StoreOp(zero, panels, [number, p, lane])
+        """Fills all panels of one factor; `at` are the indices of the batch.
 
-    def _fill(self, side: Side, panels, number, first, valid: Size, at: dict[int, ir.Value]) -> None:
-        c = self.contraction
-        evaluation = Evaluation(c, side.factor, at)
-        lane, sizes = side.dims[-1], self.extents | {side.dims[-1]: valid}
-        order = [*c.inner, lane] if side.along not in c.inner else [lane, *(d for d in c.inner if d != side.along), side.along]
-        steps: dict[int, ir.Value] = {}
-        with ExitStack() as stack:
-            for d in order:
-                steps[d] = stack.enter_context(loop(0, sizes[d]))
+        The loops over lanes have `width` iterations, which is what SIMD compilers do best, with zeros for missing lanes.
+        """
+        c, lane = self.contraction, side.dims[-1]
+        with panels_of(side) as (outer, first, number):
+            evaluation = Evaluation(c, side.factor, at | outer)
+            steps: dict[int, ir.Value] = {}
+
+            def enter(d: int) -> None:
                 evaluation.enter(d, sum_of([(first if d == lane else self.start[d], 1), (steps[d], 1)]))
-            p = sum_of([(steps[d], stride) for d, stride in self.strides.items()])
-            memref.StoreOp(evaluation.value, panels, [number, p, steps[lane]])
+
+            def store(value: ir.Value) -> None:
+                p = sum_of([(steps[d], stride) for d, stride in self.strides.items()])
+                memref.StoreOp(value, panels, [number, p, steps[lane]])
+
+            def walk(dims: list[int]) -> None:
+                if not dims:
+                    return store(evaluation.value)
+                with loop(0, side.width if dims[0] == lane else self.extents[dims[0]]) as steps[dims[0]]:
+                    if dims[0] == lane and rest(side.sizes[-1], first, side.width) != side.width:
+                        guarded(dims[1:])
+                    else:
+                        enter(dims[0])
+                        walk(dims[1:])
+
+            def guarded(dims: list[int]) -> None:
+                """The loops inside that of the lanes, some of which may be beyond the end."""
+                inside = arith.cmpi(arith.CmpIPredicate.slt, sum_of([(first, 1), (steps[lane], 1)]), _value(side.sizes[-1]))
+                zero = mlir.constant(0, c.element)
+                branch = scf.IfOp(inside, [] if dims else [c.element], has_else=True)
+                with ir.InsertionPoint(branch.then_block):
+                    enter(lane)
+                    walk(dims) if dims else None
+                    scf.YieldOp([] if dims else [evaluation.value])
+                with ir.InsertionPoint(branch.else_block):
+                    if dims:
+                        with loops({d: self.extents[d] for d in dims}, steps):
+                            store(zero)
+                    scf.YieldOp([] if dims else [zero])
+                if not dims:
+                    store(branch.results[0])
+
+            walk(self._order(side))
+
+    def _order(self, side: Side) -> list[int]:
+        """Loops such that the innermost goes along memory: along the lanes, or along one dimension of k."""
+        inner, lane = self.contraction.inner, side.dims[-1]
+        if side.along not in inner:
+            return [*inner, lane]
+        return [lane, *(d for d in inner if d != side.along), side.along]
 
 
 __all__ = ["Block", "Contraction", "Side", "loop", "loops", "panels_of"]

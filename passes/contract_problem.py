@@ -114,10 +114,11 @@ class Problem:
     def sizes(self) -> dict[int, int | ir.Value]:
         """How much of a block's box there is along each kernel dimension; less than the box at the edge of the grid."""
         sizes: dict[int, int | ir.Value] = {}
-        for value, places in zip(self.operands, self.places):
-            for n, (d, size) in enumerate(zip(places, ir.ShapedType(value.type).shape)):
-                if self.dims[d] not in sizes:
-                    sizes[self.dims[d]] = memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
+        with ir.InsertionPoint(self.op):
+            for value, places in zip(self.operands, self.places):
+                for n, (d, size) in enumerate(zip(places, ir.ShapedType(value.type).shape)):
+                    if self.dims[d] not in sizes:
+                        sizes[self.dims[d]] = memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
         return sizes
 
     # ---- coordinates -------------------------------------------------------------------------------------------------
@@ -223,9 +224,10 @@ def all_of(conditions: list[ir.Value]) -> ir.Value | None:
 
 
 class Thread:
-    """This thread's number, its warp and lane."""
+    """This thread's number, its warp and lane; and the kernel's block of operations, where registers are declared."""
 
     def __init__(self) -> None:
+        self.block = ir.InsertionPoint.current.block
         self.number = gpu.ThreadIdOp(gpu.Dimension.x).result
         self.warp = arith.shrui(self.number, mlir.index(5))
         self.lane = arith.andi(self.number, mlir.index(31))

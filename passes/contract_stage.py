@@ -100,7 +100,7 @@ class Stage:
         """Computes this thread's part of a tile into registers."""
         _, count = self._share
         if self.held is None:
-            with ir.InsertionPoint.at_block_begin(self.thread.number.owner.block):
+            with ir.InsertionPoint.at_block_begin(self.thread.block):
                 self.held = memref.AllocaOp(local([count, self.vector], self.problem.element, PRIVATE), [], []).result
         zero = mlir.constant(0, self.problem.element)
         with ExitStack() as stack:
@@ -136,7 +136,7 @@ class Stage:
         if self._along not in [self.problem.dims[d] for d in self.problem.places[n]]:
             return None
         element = ir.MemRefType(value.type).element_type
-        with ir.InsertionPoint.at_block_begin(self.thread.number.owner.block):
+        with ir.InsertionPoint.at_block_begin(self.thread.block):
             tile = memref.AllocaOp(local([self.vector], element, PRIVATE), [], []).result
         width = min(self.vector, WIDE * 8 // max(8, element.width))
         for begin in range(0, self.vector, width):

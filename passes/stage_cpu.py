@@ -23,6 +23,7 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir, linalg, memref, scf, vector
 from tilec.passes.contract_cpu import Block, Contraction, Side, loop, loops, panels_of
+from tilec.passes.guard import guard_loads
 
 
 def stage_cpu(module: ir.Operation) -> None:
@@ -35,6 +36,7 @@ def stage_cpu(module: ir.Operation) -> None:
         plan = ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])
         if "registers" in plan:
             (op,) = [o for o in mlir.walk(function) if mlir.is_generic(o) and "reduction" in mlir.iterators_of(o)]
+            guard_loads(mlir.body_of(op))
             with ir.InsertionPoint(op), op.location:
                 _contract(Contraction(op, plan))
             op.erase()

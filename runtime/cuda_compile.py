@@ -241,21 +241,20 @@ def _operator_values():
     They are global to the process, and `==` is among them: it builds a comparison, where the passes ask whether two
     values are the same one.
     """
-    from numba_cuda_mlir._mlir import ir
-    from numba_cuda_mlir._mlir._mlir_libs._mlir import register_value_caster
     from numba_cuda_mlir.mlir.dialect_exts.arith import ScalarValue
     from numba_cuda_mlir.mlir.dialect_exts.memref import MemRefValue
     from numba_cuda_mlir.mlir.dialect_exts.tensor import TensorValue
 
-    scalars = (ir.BF16Type, ir.F16Type, ir.F32Type, ir.F64Type, ir.IndexType, ir.IntegerType, ir.ComplexType)
-    casters = {t: ScalarValue for t in scalars} | {ir.RankedTensorType: TensorValue, ir.MemRefType: MemRefValue}
-    for kind, caster in casters.items():
-        register_value_caster(kind.static_typeid, replace=True)(caster)
+    from tilec.mlir import VALUE_TYPES, ir, plain_values
+
+    made = {"arith": ScalarValue, "tensor": TensorValue, "memref": MemRefValue}
+    for module, kinds in VALUE_TYPES.items():
+        for kind in kinds:
+            ir.register_value_caster(kind.static_typeid, replace=True)(made[module])
     try:
         yield
     finally:
-        for kind in casters:
-            register_value_caster(kind.static_typeid, replace=True)(lambda value: value)
+        plain_values()
 
 
 @contextmanager

@@ -386,6 +386,8 @@ def plus(a: str | int, b: str | int) -> str | int:
         return b if a == 0 else a
     if isinstance(b, int) and b < 0:
         return f"{a} - {-b}"
+    if isinstance(b, int) and (end := re.search(r" \+ (\d+)$", str(a))):
+        return f"{a[: end.start()]} + {int(end[1]) + b}"
     return f"{a} + {b}"
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from math import prod
 
 from tilec import mlir
+from tilec.diagnostics import InternalError
 from tilec.grouping import element_bytes
 from tilec.mlir import ir
 from tilec.runtime.emit import NARROW, Memory, Printer, plus
@@ -114,6 +115,8 @@ class _CpuPrinter(Printer):
         """Block-local memory is a piece of the thread's scratch: its place is known now."""
         type_ = op.results[0].type
         element, shape = str(type_.element_type), tuple(type_.shape)
+        if mlir.DYNAMIC in shape:
+            raise InternalError(f"the size of {op} is not known", "emit")
         base = self.fresh(mlir.get_string(op, "tilec.name") or "tile")
         place = plus("scratch", self.scratch)
         sizes = "x".join(map(str, shape)) or "scalar"

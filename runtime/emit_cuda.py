@@ -22,7 +22,7 @@ from tilec.runtime.cuda_define import NUMBA
 from tilec.runtime.emit import NARROW, Memory, Printer, plus, times
 from tilec.runtime.emit_cpu import strides_of
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
-from tilec.runtime.program import Emitted, KernelSource, read_steps
+from tilec.runtime.program import Emitted, KernelSource, TensorMap, read_steps
 
 NAMES = {"i1": "bool", "index": "i64", "f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}
 CUDA_FUNCTION = {row.cpu: row.cuda for row in FUNCTIONS.values() if row.cpu and row.cuda}
@@ -56,11 +56,13 @@ class _CudaPrinter(Printer):
         self.vectors: dict[ir.Value, tuple[Memory, str | int]] = {}
         self.written: set[str] = set()
         self.definitions: dict[str, str] = {}
+        self.maps: dict[str, TensorMap] = {}
+        self.parameters: list[str] = []
 
     def kernel(self, function: ir.Operation) -> KernelSource:
         name = ir.StringAttr(function.attributes["sym_name"]).value
         block = mlir.entry(function)
-        parameters = self.arguments(function, block)
+        parameters = self.parameters = self.arguments(function, block)
         threads = mlir.get_integer(function, "tilec.threads")
         count = len(parameters)
         self.written = {self.memory[v].base for v in _stored(function) if v in self.memory}
@@ -70,6 +72,7 @@ class _CudaPrinter(Printer):
             if op.name not in ("arith.constant", "memref.alloca", "func.return"):
                 self.say_where(op)
             self.operation(op)
+        parameters = [*parameters, *self.maps]
         if self.sites:
             parameters.append("errors")
         body = self.lines
@@ -78,7 +81,8 @@ class _CudaPrinter(Printer):
             body = [f"    shared = {self.use('shared_address')}({array})  # {self.shared} bytes", *body]
         text = "\n".join([f"def {name}({', '.join(parameters)}):", *(body or ["    pass"])])
         blocks = mlir.get_integer(function, "tilec.blocks")
-        return KernelSource(name, text, blocks, count, threads, shared=self.shared, sites=tuple(self.sites))
+        maps = tuple(self.maps.values())
+        return KernelSource(name, text, blocks, count, threads, shared=self.shared, sites=tuple(self.sites), maps=maps)
 
     def arguments(self, function: ir.Operation, block: ir.Block) -> list[str]:
         names = list(ir.ArrayAttr(function.attributes["arg_attrs"]))
@@ -158,10 +162,7 @@ class _CudaPrinter(Printer):
         known = mlir.constant_value(lane)
         distance = f"{self.use('i32')}({self.expr(lane)})" if known is None else str(known)
         text = f"{self.use(f'shuffle_{mode}_{value.type}')}({self.expr(value)}, {distance})"
-        if len(mlir.uses(op.results[0])) == 1:
-            self.text[op.results[0]] = text
-        else:
-            self.bind(op.results[0], text, "other")
+        self.bind(op.results[0], text, "other")  # never inside another expression: all lanes must get here
 
     def check(self, op: ir.Operation) -> None:
         """A failed check leaves its number in the word at `errors`; the launch raises the error."""
@@ -195,10 +196,14 @@ class _CudaPrinter(Printer):
     def allocate_shared(self, op: ir.Operation) -> None:
         type_ = ir.MemRefType(op.results[0].type)
         size = prod(type_.shape) * element_bytes(type_.element_type)
+        base, element = self.reserve(size), str(type_.element_type)
+        self.memory[op.results[0]] = Memory(base, 0, strides_of(type_), element, tuple(type_.shape), "shared")
+
+    def reserve(self, size: int) -> str:
+        """The address of further bytes of shared memory."""
         base = str(plus("shared", self.shared))
         self.shared += -(-size // ALIGN) * ALIGN
-        element = str(type_.element_type)
-        self.memory[op.results[0]] = Memory(base, 0, strides_of(type_), element, tuple(type_.shape), "shared")
+        return base
 
     def load_in_place(self, op: ir.Operation) -> bool:
         """A register is named where it is used, if nothing writes it before the last use."""

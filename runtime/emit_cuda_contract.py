@@ -13,6 +13,7 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir
 from tilec.runtime.emit import Memory, times
+from tilec.runtime.emit_cuda_hopper import HOPPER
 
 if TYPE_CHECKING:
     from tilec.runtime.emit_cuda import _CudaPrinter
@@ -41,6 +42,8 @@ def contract_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
             count = ir.IntegerAttr(op.attributes["n"]).value
             name = printer.define(f"cp_async_wait_{count}", "cp_async_wait", f"({count})")
             printer.line(f"{name}()")
+        case name if name in HOPPER:
+            HOPPER[name](printer, op)
         case _:
             return False
     return True

@@ -28,9 +28,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """A tensor that TMA loads boxes of (CUDA): the kernel's parameter that it starts at, its shape, and the box's."""
+
+    parameter: int
+    dtype: str
+    item_bytes: int
+    shape: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class KernelSource:
     """A kernel as Python text. `grid` blocks; `scratch` bytes of private memory a block needs (CPU); `shared` bytes of
-    dynamic SRAM and `threads` a block has (CUDA); `sites` are the messages of its run-time checks, by number from 1."""
+    dynamic SRAM and `threads` a block has (CUDA); `sites` are the messages of its run-time checks, by number from 1; `maps`
+    are further parameters, behind the pointers."""
 
     name: str
     text: str
@@ -40,6 +52,7 @@ class KernelSource:
     scratch: int = 0
     shared: int = 0
     sites: tuple[str, ...] = ()
+    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ class Block:
     def __init__(self, threads: int, shared: int, memory: Memory):
         self.shared = np.full(shared, 0xA5, np.uint8)
         self.memory = memory
-        self.barrier = threading.Barrier(threads)
-        self.warps = [threading.Barrier(min(32, threads - 32 * w)) for w in range(-(-threads // 32))]
+        self.barrier = threading.Barrier(threads, timeout=60)
+        self.warps = [threading.Barrier(min(32, threads - 32 * w), timeout=60) for w in range(-(-threads // 32))]
         self.lanes = [None] * threads
 
     def bytes_at(self, address: int, count: int) -> np.ndarray:
@@ -156,9 +156,9 @@ SCALAR = {
 }  # fmt: skip
 
 
-def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> list[int]:
+def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics: type = Intrinsics) -> list[int]:
     """Runs a program; returns the sites of failed checks, by kernel launch."""
-    memory, module = Memory(), Intrinsics()
+    memory, module = Memory(), intrinsics()
     slots = {
         "input": [memory.add(np.ascontiguousarray(a)) for a in inputs],
         "output": [memory.add(a) for a in outputs],
@@ -180,6 +180,7 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> list[in
             memory.bytes_at(addresses[1], step.bytes)[:] = memory.bytes_at(addresses[0], step.bytes)
             continue
         kernel, errors = kernels[step.kernel], np.zeros(1, np.int32)
+        addresses += [(m, addresses[m.parameter]) for m in kernel.maps]
         if kernel.sites:
             addresses.append(memory.add(errors))
         for number in range(kernel.grid):

@@ -1,6 +1,8 @@
-"""`docs/cli.md`, executed: every command in a `console` block runs, and prints what stands below it (`...`: anything).
+"""`docs/cli.md`, executed: every command in a `console` block runs, and prints what stands below it (`...`:
+anything).
 
-Blocks run in order in one folder with the examples. A comment `# exit status 1` behind a command says how it ends.
+Blocks of a section run in order in one folder with the examples. A comment `# exit status 1` behind a command
+says how it ends.
 """
 
 import os
@@ -14,13 +16,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 
 
-def commands(block: str) -> list[tuple[str, int, str]]:
+def commands(section: str) -> list[tuple[str, int, str]]:
     """Command, exit status and expected output."""
+    blocks = "".join(re.findall(r"^```console\n(.*?)^```", section, re.MULTILINE | re.DOTALL))
     found = []
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^\$ ", blocks, flags=re.MULTILINE)[1:]:
         command, _, output = part.partition("\n")
         status = re.search(r"# exit status (\d+)$", command)
         found.append((command, int(status[1]) if status else 0, output))
@@ -32,22 +35,18 @@ def matches(expected: str, found: str) -> bool:
     return re.fullmatch(pattern.replace(re.escape("..."), ".*?"), found.rstrip("\n"), re.DOTALL) is not None
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("docs")
+@pytest.mark.skipif(
+    os.name == "nt" or not shutil.which("bash"), reason="the page is written for a POSIX shell"
+)
+@pytest.mark.parametrize("section", SECTIONS)
+def test_section(section, tmp_path):
     for program in (ROOT / "examples").glob("*.tile"):
-        shutil.copy(program, path)
-    return path
-
-
-@pytest.mark.skipif(os.name == "nt" or not shutil.which("bash"), reason="the page is written for a POSIX shell")
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.split("\n")[0][2:40])
-def test_block(block, folder):
-    environment = {**os.environ, "TILEC_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": ""}
-    for command, status, expected in commands(block):
+        shutil.copy(program, tmp_path)
+    environment = {**os.environ, "TILEC_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ""}
+    for command, status, expected in commands(SECTIONS[section]):
         script = f'tilec() {{ "{sys.executable}" -m tilec.cli "$@"; }}\n{command}\n'
         done = subprocess.run(
-            ["bash", "-c", script], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
+            ["bash", "-c", script], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert done.returncode == status, f"{command}\n{done.stdout}"

@@ -1,7 +1,8 @@
 """The `tilec` command: subcommands as a table of parsers, and what errors and interruptions become.
 
-Exit status: 0; 1 for a mistake in what was given; 2 for a wrong use of the command line; 70 for a defect of tilec, which
-leaves the IR it failed on in a file; 130 when interrupted. Commands live in `cli_*.py` and are imported when they run.
+Exit status: 0; 1 for a mistake in what was given; 2 for a wrong use of the command line; 70 for a defect of
+tilec, which leaves the IR it failed on in a file; 130 when interrupted. Commands live in `cli_*.py` and are
+imported when they run.
 """
 
 from __future__ import annotations
@@ -58,13 +59,15 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _is_environment(error: Exception) -> bool:
-    """Whether the machine is at fault: no driver, no memory, no space. Classes are looked up where already imported."""
+    """Whether the machine is at fault: no driver, no memory, no space. Classes are looked up where already
+    imported.
+    """
     names = (("tilec.runtime.cuda_driver", "CudaError"), ("tilec.runtime.cuda_assemble", "NoCompiler"))
     kinds = [getattr(sys.modules[m], n) for m, n in names if m in sys.modules]
     return isinstance(error, (*kinds, OSError, MemoryError))
 
 
-# ---- defects ---------------------------------------------------------------------------------------------------------
+# ---- defects ---------------------------------------------------------------------------------------------
 
 
 def _report_defect(error: Exception, args: argparse.Namespace, argv: list[str]) -> None:
@@ -117,7 +120,7 @@ def _save(text: str) -> Path:
     return path
 
 
-# ---- the command line ------------------------------------------------------------------------------------------------
+# ---- the command line ------------------------------------------------------------------------------------
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -133,7 +136,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         "tilec", "tilec COMMAND ...", formatter_class=_Help,
         description="A tensor compiler that shows its reasons.",
-        epilog="tilec COMMAND --help tells more, with examples.\nTILEC_DEBUG=1 shows the traceback of an internal error.",
+        epilog="tilec COMMAND --help tells more, with examples.\n"
+        "TILEC_DEBUG=1 shows the traceback of an internal error.",
     )  # fmt: skip
     top.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = top.add_subparsers(metavar="COMMAND", required=True, title="commands")
@@ -163,12 +167,15 @@ def _command(commands, name: str, command: str, usage: str, summary: str, text: 
 def _check(commands) -> None:
     p = _command(
         commands, "check", "cli_source:check", "[options] FILE...", "report every mistake of a program",
-        "Reports every mistake that can be known without running, each with its place; says nothing where there is none.",
+        "Reports every mistake that can be known without running, each with its place; where there is\n"
+        "none, it says nothing.",
         """tilec check softmax.tile
         tilec check --ranges attention.tile --op attention
         tilec check --ranges softmax.tile -D N=1024""",
     )  # fmt: skip
-    p.add_argument("files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - reads the standard input")
+    p.add_argument(
+        "files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - reads the standard input"
+    )
     p.add_argument("--ranges", action="store_true", help="print the inferred ranges, sizes and types")
     p.add_argument("--op", metavar="NAME", help="with --ranges: this op only")
     p.add_argument(
@@ -185,15 +192,19 @@ def _fmt(commands) -> None:
         tilec fmt --check softmax.tile
         tilec fmt - < softmax.tile""",
     )  # fmt: skip
-    p.add_argument("files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - is standard input to output")
-    p.add_argument("--check", action="store_true", help="write nothing: show what would change, exit 1 if anything")
+    p.add_argument(
+        "files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - is standard input to output"
+    )
+    p.add_argument(
+        "--check", action="store_true", help="write nothing: show what would change, exit 1 if anything"
+    )
 
 
 def _plan(commands) -> None:
     p = _command(
         commands, "plan", "cli_plan:plan", "[options] FILE", "write the schedule file, to be edited",
-        "Writes what the compiler decides (kernels, tiles, loop orders, options) into FILE.sched.toml, which\n"
-        "dump, explain, emit and run obey from then on. Plans for other targets and sizes in the file stay.",
+        "Writes what the compiler decides (kernels, tiles, loop orders, options) into FILE.sched.toml,\n"
+        "which dump, explain, emit and run obey from then on. Plans for other targets and sizes stay.",
         """tilec plan softmax.tile -D M=4096 -D N=1024
         tilec plan attention.tile --op attention -D B=1,H=8,S=1024,T=1024,D=64 --target h200
         tilec plan softmax.tile -D M=4096,N=1024 -o -""",
@@ -206,7 +217,8 @@ def _plan(commands) -> None:
 def _explain(commands) -> None:
     p = _command(
         commands, "explain", "cli_plan:explain", "[options] FILE", "say why: costs, decisions, refusals",
-        "Tells of every kernel what bounds it and what it costs, and of every decision what it was weighed against.",
+        "Tells of every kernel what bounds it and what it costs, and of every decision what it was\n"
+        "weighed against.",
         """tilec explain softmax.tile -D M=4096 -D N=1024
         tilec explain mlp.tile -D M=512,D=1024,F=4096 --target h200""",
     )  # fmt: skip
@@ -216,7 +228,8 @@ def _explain(commands) -> None:
 def _dump(commands) -> None:
     p = _command(
         commands, "dump", "cli_ir:dump", "[options] FILE", "print the IR after every stage",
-        f"Prints the IR after every stage; a terminal shows in colour what the stage changed.\nStages: {STAGES}.\n"
+        "Prints the IR after every stage; a terminal shows in colour what the stage changed.\n"
+        f"Stages: {STAGES}.\n"
         "Every dump is an input of `tilec opt`; files keep source locations.",
         """tilec dump softmax.tile -D M=512,N=512
         tilec dump softmax.tile -D M=512,N=512 --after tile
@@ -231,15 +244,25 @@ def _dump(commands) -> None:
 def _opt(commands) -> None:
     p = _command(
         commands, "opt", "cli_ir:opt", "[options] FILE", "carry on from dumped IR",
-        f"Reads the IR that a stage left (dumped, perhaps edited) and runs the stages after it.\nStages: {STAGES}.",
+        "Reads the IR that a stage left (dumped, perhaps edited) and runs the stages after it.\n"
+        f"Stages: {STAGES}.",
         """tilec opt ir/03-fuse.mlir
         tilec opt ir/02-plan.mlir --to tile -o tiled.mlir
         tilec opt ir/00-build.mlir --passes canonicalize,cse
         tilec dump softmax.tile -D M=8,N=8 --after plan | tilec opt -""",
     )  # fmt: skip
-    p.add_argument("file", metavar="FILE", type=Path, help="MLIR as `tilec dump` writes it; - reads the standard input")
-    p.add_argument("--from", metavar="STAGE", dest="from_", help="the stage that FILE is after (default: its first line says)")
-    p.add_argument("--to", metavar="STAGE", help="the last stage to run (default: emit, which prints the kernels)")
+    p.add_argument(
+        "file", metavar="FILE", type=Path, help="MLIR as `tilec dump` writes it; - reads the standard input"
+    )
+    p.add_argument(
+        "--from",
+        metavar="STAGE",
+        dest="from_",
+        help="the stage that FILE is after (default: its first line says)",
+    )
+    p.add_argument(
+        "--to", metavar="STAGE", help="the last stage to run (default: emit, which prints the kernels)"
+    )
     p.add_argument("--passes", metavar="LIST", help="run these upstream passes instead, on the module")
     p.add_argument("--target", metavar="TARGET", help="the machine (default: the first line of FILE says)")
     add_output(p, "where to (default: standard output)")
@@ -247,9 +270,10 @@ def _opt(commands) -> None:
 
 def _emit(commands) -> None:
     p = _command(
-        commands, "emit", "cli_ir:emit", "--as FORM [options] FILE", "print the kernels: MLIR, Numba, PTX or a cubin",
-        "Compiles to one form: mlir (after the last stage), numba (Python source), ptx or cubin (GPU targets;\n"
-        "needs the toolkit of tilec[cuda], no GPU).",
+        commands, "emit", "cli_ir:emit", "--as FORM [options] FILE",
+        "print the kernels: MLIR, Numba, PTX or a cubin",
+        "Compiles to one form: mlir (after the last stage), numba (Python source), ptx or cubin (for GPU\n"
+        "targets; needs the toolkit of tilec[cuda], no GPU).",
         """tilec emit --as numba softmax.tile -D M=512,N=512
         tilec emit --as mlir softmax.tile -D M=512,N=512 -o softmax.mlir
         tilec emit --as ptx --target sm_90a softmax.tile -D M=512,N=512""",
@@ -275,9 +299,15 @@ def _run_op(commands) -> None:
     add_program(p)
     p.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs (default: 0)")
     p.add_argument(
-        "--input", metavar="NAME=FILE", action="append", default=[], help="an input from a .npy or .npz file; an .npz alone gives several"
+        "--input",
+        metavar="NAME=FILE",
+        action="append",
+        default=[],
+        help="an input from a .npy or .npz file; an .npz alone gives several",
     )
-    p.add_argument("--check", action="store_true", help="compare with the reference; exit 1 where out of bounds")
+    p.add_argument(
+        "--check", action="store_true", help="compare with the reference; exit 1 where out of bounds"
+    )
     p.add_argument("--time", action="store_true", help="time it, and compare with the roofline")
     p.add_argument("--save", metavar="OUT.npz", type=Path, help="write the results")
 
@@ -285,12 +315,14 @@ def _run_op(commands) -> None:
 def _doctor(commands) -> None:
     p = _command(
         commands, "doctor", "doctor:doctor", "[--calibrate]", "tell what was found and what is missing",
-        "Tells of Python, the system, CPU, GPU, driver, toolkit, dependencies and the cache; exit status 1 where\n"
-        "something that the CPU needs is missing.",
+        "Tells of Python, the system, CPU, GPU, driver, toolkit, dependencies and the cache; exit status 1\n"
+        "where something that the CPU needs is missing.",
         """tilec doctor
         tilec doctor --calibrate""",
     )  # fmt: skip
-    p.add_argument("--calibrate", action="store_true", help="measure this CPU for the cost model first (five seconds)")
+    p.add_argument(
+        "--calibrate", action="store_true", help="measure this CPU for the cost model first (five seconds)"
+    )
 
 
 if __name__ == "__main__":

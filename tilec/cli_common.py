@@ -17,10 +17,12 @@ from typing import Any
 
 from tilec.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError
 
-STAGES = "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES`, whose import takes half a second
+STAGES = (
+    "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES`, whose import takes half a second
+)
 
 
-# ---- options ---------------------------------------------------------------------------------------------------------
+# ---- options ---------------------------------------------------------------------------------------------
 
 
 def sizes(text: str) -> dict[str, int]:
@@ -44,7 +46,13 @@ def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="a .tile program")
     parser.add_argument("--op", metavar="NAME", help="which op, where the file has several")
     parser.add_argument(
-        "-D", "--define", metavar="M=4096", type=sizes, action="append", default=[], help="the value of a size"
+        "-D",
+        "--define",
+        metavar="M=4096",
+        type=sizes,
+        action="append",
+        default=[],
+        help="the value of a size",
     )
     parser.add_argument(
         "--target", metavar="TARGET", default="cpu",
@@ -53,7 +61,9 @@ def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
     if schedule:
         group = parser.add_mutually_exclusive_group()
         group.add_argument("--schedule", metavar="FILE", type=Path, help="obey this schedule file")
-        group.add_argument("--no-schedule", action="store_true", help="ignore FILE.sched.toml beside the program")
+        group.add_argument(
+            "--no-schedule", action="store_true", help="ignore FILE.sched.toml beside the program"
+        )
 
 
 def add_output(parser: argparse.ArgumentParser, what: str) -> None:
@@ -72,7 +82,7 @@ def stage_name(text: str, extra: tuple[str, ...] = ()) -> str:
     raise CallError(f"there is no stage '{text}'", hint=hint)
 
 
-# ---- programs --------------------------------------------------------------------------------------------------------
+# ---- programs --------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -130,7 +140,9 @@ def specialise_given(program, op: str | None, given: dict[str, int], inputs=None
     wrong = [n for n in given if n not in size_names(chosen)]
     if missing and not wrong:
         names = ", ".join(f"`{n}`" for n in missing)
-        hint = "give " + ("them" if len(missing) > 1 else "it") + ": " + " ".join(f"-D {n}=…" for n in missing)
+        hint = (
+            "give " + ("them" if len(missing) > 1 else "it") + ": " + " ".join(f"-D {n}=…" for n in missing)
+        )
         what = f"nothing says what {names} {'are' if len(missing) > 1 else 'is'}"
         raise CallError(what, size_names(chosen)[missing[0]], hint=hint)
     return specialise(program, op, inputs, given)
@@ -182,7 +194,7 @@ def tell_schedule(loaded: Loaded, plan) -> None:
         note(str(remark) if remark.verb == "obeyed" else remark.reason)
 
 
-# ---- what is printed -------------------------------------------------------------------------------------------------
+# ---- what is printed -------------------------------------------------------------------------------------
 
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36, "strong red": "1;31"}
 
@@ -204,10 +216,16 @@ def paint_matches(text: str, rules: list[tuple[str, str]]) -> str:
 
 def say(text: str, rules: list[tuple[str, str]] | None = None) -> None:
     """To the standard output, with its line end; `rules` colour a terminal."""
-    sys.stdout.write((paint_matches(text, rules) if rules and coloured(sys.stdout) else text).rstrip("\n") + "\n")
+    sys.stdout.write(
+        (paint_matches(text, rules) if rules and coloured(sys.stdout) else text).rstrip("\n") + "\n"
+    )
 
 
-_MESSAGE = [(r"\berror:", "strong red"), (r"\bnote:|^hint:", "cyan"), (r"^ *\|? *\^+$|(?<=\| )\s*\^+", "green")]
+_MESSAGE = [
+    (r"\berror:", "strong red"),
+    (r"\bnote:|^hint:", "cyan"),
+    (r"^ *\|? *\^+$|(?<=\| )\s*\^+", "green"),
+]
 
 
 def note(text: str, kind: str = "note") -> None:
@@ -241,7 +259,7 @@ def working(message: str):
     return _spinner(message) if coloured(sys.stderr) else nullcontext()
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------
 
 
 def write(path: Path | None, content: str | bytes) -> None:

@@ -1,4 +1,5 @@
-"""`tilec dump`, `tilec opt` and `tilec emit`: the IR after every stage, carrying on from any of it, and its end.
+"""`tilec dump`, `tilec opt` and `tilec emit`: the IR after every stage, carrying on from any of it, and its
+end.
 
 A dumped text begins with a line that says where it stands, which is all that `opt` needs besides the text:
 
@@ -24,7 +25,7 @@ def header(stage: str, target: str) -> str:
     return f"// tilec stage: {stage}, target: {target}\n"
 
 
-# ---- dump ------------------------------------------------------------------------------------------------------------
+# ---- dump ------------------------------------------------------------------------------------------------
 
 
 def dump(args: argparse.Namespace) -> int:
@@ -68,7 +69,10 @@ def _show_changes(lowered, kernels: str) -> None:
         fresh, gone = changed_lines(before, lines)
         took = f"{1e3 * lowered.seconds[name]:.1f} ms, " if name in lowered.seconds else ""
         change = f"{took}{len(fresh)} new lines, {gone} gone" if before else f"{len(lines)} lines"
-        say(paint(f"── {name}: {summaries.get(name, 'the program as written')}", "bold") + paint(f"  ({change})", "dim"))
+        say(
+            paint(f"── {name}: {summaries.get(name, 'the program as written')}", "bold")
+            + paint(f"  ({change})", "dim")
+        )
         for number, line in enumerate(lines):
             say(paint(line, "green") if before and number in fresh else line)
         say("")
@@ -79,7 +83,9 @@ def _show_changes(lowered, kernels: str) -> None:
 
 def changed_lines(before: list[str], after: list[str]) -> tuple[set[int], int]:
     """Which lines of `after` are new, and how many of `before` are gone; numbers of values do not count."""
-    old, new = ([re.sub(r"%[\w#:]+|#map\d*", "%", line.strip()) for line in lines] for lines in (before, after))
+    old, new = (
+        [re.sub(r"%[\w#:]+|#map\d*", "%", line.strip()) for line in lines] for lines in (before, after)
+    )
     fresh, gone = set(), 0
     for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if kind != "equal":
@@ -88,7 +94,7 @@ def changed_lines(before: list[str], after: list[str]) -> tuple[set[int], int]:
     return fresh, gone
 
 
-# ---- opt -------------------------------------------------------------------------------------------------------------
+# ---- opt -------------------------------------------------------------------------------------------------
 
 
 def opt(args: argparse.Namespace) -> int:
@@ -156,7 +162,7 @@ def _upstream(text: str, passes: str) -> str:
         return mlir.text(module, locations=True)
 
 
-# ---- emit ------------------------------------------------------------------------------------------------------------
+# ---- emit ------------------------------------------------------------------------------------------------
 
 
 def emit(args: argparse.Namespace) -> int:
@@ -169,9 +175,16 @@ def emit(args: argparse.Namespace) -> int:
         case "mlir":
             content: str | bytes = header("map", args.target) + lowered.texts["map"]
         case "numba":
-            content = _chosen(lowered.emitted, args.kernel)[0].text + "\n" if args.kernel else lowered.emitted.module
+            content = (
+                _chosen(lowered.emitted, args.kernel)[0].text + "\n"
+                if args.kernel
+                else lowered.emitted.module
+            )
         case "ptx":
-            cubins = [_compile(lowered.emitted, k, loaded.target.chip) for k in _chosen(lowered.emitted, args.kernel)]
+            cubins = [
+                _compile(lowered.emitted, k, loaded.target.chip)
+                for k in _chosen(lowered.emitted, args.kernel)
+            ]
             content = "\n".join(c.ptx for c in cubins)
         case _:
             content = _cubin(lowered.emitted, args, loaded.target.chip)
@@ -192,7 +205,9 @@ def _cubin(emitted, args: argparse.Namespace, chip: str) -> bytes:
     kernels = _chosen(emitted, args.kernel)
     if len(kernels) != 1:
         names = ", ".join(k.name for k in kernels)
-        raise CallError(f"a cubin holds one kernel, and there are {len(kernels)}", hint=f"--kernel, one of {names}")
+        raise CallError(
+            f"a cubin holds one kernel, and there are {len(kernels)}", hint=f"--kernel, one of {names}"
+        )
     if args.output is None and sys.stdout.isatty():
         raise CallError("a cubin is no text", hint="-o FILE")
     return _compile(emitted, kernels[0], chip).image
@@ -203,7 +218,9 @@ def _compile(emitted, kernel, chip: str):
 
     try:
         with common.working(f"compiling {kernel.name} for {chip}"):
-            return cached_kernel(emitted.module, kernel.name, chip, kernel.threads, allow=("spills", "stack", "warnings"))[0]
+            return cached_kernel(
+                emitted.module, kernel.name, chip, kernel.threads, allow=("spills", "stack", "warnings")
+            )[0]
     except NoCompiler as error:
         raise CallError(str(error)) from None
     except (CompileError, ResourceError) as error:

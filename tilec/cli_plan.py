@@ -11,7 +11,9 @@ from tilec.diagnostics import CallError
 
 
 def plan(args: argparse.Namespace) -> int:
-    """Writes what the compiler decides into the schedule file; a plan that was edited is kept without `--force`."""
+    """Writes what the compiler decides into the schedule file; a plan that was edited is kept without
+    `--force`.
+    """
     from tilec.schedule import merge_schedule, write_schedule
 
     args.schedule, args.no_schedule = None, True
@@ -29,7 +31,10 @@ def plan(args: argparse.Namespace) -> int:
     write(path, text)
     if str(path) != "-":
         count = len(lowered.plan.kernels)
-        note(f"wrote {path}: {count} kernel{'s' * (count != 1)}, {lowered.plan.time_us:.1f} us predicted", kind="")
+        note(
+            f"wrote {path}: {count} kernel{'s' * (count != 1)}, {lowered.plan.time_us:.1f} us predicted",
+            kind="",
+        )
     return 0
 
 

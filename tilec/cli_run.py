@@ -1,4 +1,6 @@
-"""`tilec run`: one op, executed on random or given inputs, held against the reference, timed against the roofline."""
+"""`tilec run`: one op, executed on random or given inputs, held against the reference, timed against the
+roofline.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def _prepare(args: argparse.Namespace) -> tuple[Loaded, Arrays]:
     if given and all(t.name in given for t in op.inputs):
         types = [(from_numpy(given[t.name].dtype), given[t.name].shape) for t in op.inputs]
         if wrong := next((t.name for t, (dtype, _) in zip(op.inputs, types) if dtype is None), None):
-            raise CallError(f"`{wrong}` is an array of {given[wrong].dtype}, which the language does not have")
+            raise CallError(
+                f"`{wrong}` is an array of {given[wrong].dtype}, which the language does not have"
+            )
         sizes = common.defined(args)
     specialised = common.specialise_given(program, args.op, sizes, types)
     for tensor in specialised.inputs:
@@ -86,7 +90,10 @@ def _need_gpu() -> None:
 
     info = device_info()
     if not info.devices:
-        raise CallError(f"there is no GPU to run on: {info.problem}", hint="--target cpu runs here; `tilec doctor` tells more")
+        raise CallError(
+            f"there is no GPU to run on: {info.problem}",
+            hint="--target cpu runs here; `tilec doctor` tells more",
+        )
 
 
 def _build(loaded: Loaded):
@@ -98,7 +105,7 @@ def _build(loaded: Loaded):
     return executable
 
 
-# ---- checking --------------------------------------------------------------------------------------------------------
+# ---- checking --------------------------------------------------------------------------------------------
 
 
 def _check(loaded: Loaded, inputs: Arrays, results: Arrays) -> bool:
@@ -110,7 +117,7 @@ def _check(loaded: Loaded, inputs: Arrays, results: Arrays) -> bool:
     return all(c.within for c in comparisons.values())
 
 
-# ---- timing ----------------------------------------------------------------------------------------------------------
+# ---- timing ----------------------------------------------------------------------------------------------
 
 
 def _measure(device, executable, budget: float = 1.0) -> list[float]:
@@ -123,15 +130,18 @@ def _measure(device, executable, budget: float = 1.0) -> list[float]:
 
 
 def _tell_time(loaded: Loaded, plan, seconds: list[float]) -> None:
-    from tilec.explain import amount
     from tilec.expectations_check import minimal_traffic
+    from tilec.explain import amount
 
     middle, least = median(seconds), minimal_traffic(loaded.specialised)
     operations = sum(sum(k.work.flops.values()) for k in plan.kernels)
     spread = f"best {_time(min(seconds))}, {len(seconds)} calls, {_time(plan.time_us * 1e-6)} predicted"
     _row("time", f"{_time(middle)} ({spread})")
     _row("speed", f"{amount(least / middle)}B/s of inputs and outputs, {amount(operations / middle)}FLOP/s")
-    _row("roofline", f"{_roofline_seconds(loaded, plan) / middle:.0%} of the least time that {loaded.target.name} allows")
+    _row(
+        "roofline",
+        f"{_roofline_seconds(loaded, plan) / middle:.0%} of the least time that {loaded.target.name} allows",
+    )
 
 
 def _roofline_seconds(loaded: Loaded, plan) -> float:
@@ -152,7 +162,7 @@ def _roofline_seconds(loaded: Loaded, plan) -> float:
     return max(busy, least / getattr(target, level).rate(target.units))
 
 
-# ---- output ----------------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------
 
 
 def _save(args: argparse.Namespace, results: Arrays) -> None:

@@ -7,7 +7,17 @@ import difflib
 import sys
 from pathlib import Path
 
-from tilec.cli_common import defined, parse_checked, paint, coloured, read_text, say, show_error, write, write_file
+from tilec.cli_common import (
+    coloured,
+    defined,
+    paint,
+    parse_checked,
+    read_text,
+    say,
+    show_error,
+    write,
+    write_file,
+)
 from tilec.diagnostics import TileError
 
 
@@ -73,7 +83,9 @@ def _format(path: Path, check_only: bool) -> int:
 
 
 def _show_difference(name: str, before: str, after: str) -> None:
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), name, f"{name}, formatted", lineterm="")
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), name, f"{name}, formatted", lineterm=""
+    )
     for line in lines:
         style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
         say(paint(line, style) if style and coloured(sys.stdout) else line)

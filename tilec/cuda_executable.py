@@ -12,7 +12,7 @@ from tilec.diagnostics import CallError
 from tilec.driver import Lowered
 from tilec.dsl.specialise import Specialised
 from tilec.executable import Executable
-from tilec.runtime.program import KernelSource
+from tilec.runtime.program import KernelSource, TensorMap
 from tilec.target import Target
 
 ALIGN = 256
@@ -57,7 +57,18 @@ class CudaExecutable(Executable):
 
 
 def _parameters(kernel: KernelSource) -> list[str]:
-    return ["i64"] * (kernel.parameters + bool(kernel.sites))
+    return ["i64"] * kernel.parameters + ["tensor_map"] * len(kernel.maps) + ["i64"] * bool(kernel.sites)
+
+
+def _tensor_map(kernel_map: TensorMap, pointer: int) -> bytes:
+    """What describes a tensor at this address to the hardware."""
+    from tilec.runtime.cuda_launch import tensor_map
+
+    strides = [1]
+    for extent in reversed(kernel_map.shape[1:]):
+        strides.insert(0, strides[0] * extent)
+    m = kernel_map
+    return tensor_map(pointer, m.dtype, m.shape, strides, m.box, swizzle=128, item_bytes=m.item_bytes)
 
 
 @dataclass
@@ -79,11 +90,14 @@ class _OnDevice:
         cuda_driver.use_device(device)
         self.launchers = {}
         self.sites: dict[str, tuple[str, ...]] = {}
+        self.maps: dict[str, tuple[TensorMap, ...]] = {}
+        self.encoded: dict[tuple[TensorMap, int], bytes] = {}  # by address: the same tensors come again and again
         for k in executable.emitted.kernels:
             cubin = executable.cubins[k.name]
             kernel = Kernel(cubin.image, cubin.entry, _parameters(k))
             self.launchers[k.name] = Launcher(kernel, (k.grid, 1, 1), (k.threads, 1, 1), k.shared, device=device)
             self.sites[k.name] = k.sites
+            self.maps[k.name] = k.maps
         self.offsets, self.bytes = [], 0
         for size in executable.emitted.temporaries:
             self.offsets.append(self.bytes)
@@ -103,12 +117,22 @@ class _OnDevice:
         }
         for step in self.emitted.steps:
             addresses = [memory[slot.kind][slot.number] for slot in step.slots]
+            if maps := self.maps.get(step.kernel):
+                addresses += [self._map(m, addresses[m.parameter]) for m in maps]
             if step.kernel is None:
                 self._copy(addresses[1], addresses[0], step.bytes, handle)
             elif self.sites[step.kernel]:
                 self._checked(step.kernel, addresses, space, handle)
             else:
                 self.launchers[step.kernel].launch(handle, *addresses)
+
+    def _map(self, kernel_map: TensorMap, pointer: int) -> bytes:
+        found = self.encoded.get((kernel_map, pointer))
+        if found is None:
+            if len(self.encoded) > 4096:
+                self.encoded.clear()
+            found = self.encoded[kernel_map, pointer] = _tensor_map(kernel_map, pointer)
+        return found
 
     def _checked(self, name: str, addresses: list[int], space: _Workspace, handle: int) -> None:
         """A kernel with run-time checks: the host waits for it, to raise what it found."""

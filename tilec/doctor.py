@@ -44,7 +44,9 @@ def _python() -> Iterator[str]:
 
     yield "software"
     yield _row("tilec", VERSION)
-    yield _row("Python", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}")
+    yield _row(
+        "Python", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}"
+    )
     yield _row("system", f"{platform.platform()}, {platform.machine()}")
     for name in _required():
         yield _row(name, _version(name) or f"missing: pip install {name}")
@@ -60,7 +62,17 @@ def _required() -> list[str]:
     try:
         found = requires("tilec") or []
     except PackageNotFoundError:
-        return ["lark", "numba", "numba-cuda-mlir", "numpy", "ml_dtypes", "rich", "platformdirs", "tomlkit", "filelock"]
+        return [
+            "lark",
+            "numba",
+            "numba-cuda-mlir",
+            "numpy",
+            "ml_dtypes",
+            "rich",
+            "platformdirs",
+            "tomlkit",
+            "filelock",
+        ]
     return [re.match(r"[\w.-]+", r)[0] for r in found if "extra ==" not in r]
 
 
@@ -80,7 +92,9 @@ def _cpu() -> Iterator[str]:
     yield _row("chip", f"{target.chip} ({', '.join(target.features)})")
     caches = ((n, getattr(target, n)) for n in ("l1", "l2", "l3"))
     yield _row("caches", ", ".join(f"{n.upper()} {_size(c.bytes)}" for n, c in caches if c))
-    yield _row("peak", f"{1e3 * target.fma['f32']:.0f} GFLOP/s f32, memory {target.dram.bandwidth_gbs:.0f} GB/s")
+    yield _row(
+        "peak", f"{1e3 * target.fma['f32']:.0f} GFLOP/s f32, memory {target.dram.bandwidth_gbs:.0f} GB/s"
+    )
     measured = calibrated_path().is_file() and not target.note
     figures = f"measured ({calibrated_path()})" if measured else target.note or "estimated"
     yield _row("figures", figures)
@@ -133,7 +147,11 @@ def _cache() -> Iterator[str]:
         warnings.simplefilter("always")
         folder = cache.directory()
     if folder is None:
-        told = str(caught[0].message) if caught else f"off: {cache.VARIABLE} is empty, or the directory was refused"
+        told = (
+            str(caught[0].message)
+            if caught
+            else f"off: {cache.VARIABLE} is empty, or the directory was refused"
+        )
         yield _row("directory", told)
         return
     files, size = cache.usage()
@@ -143,8 +161,6 @@ def _cache() -> Iterator[str]:
 
 def _problems() -> Iterator[str]:
     """What keeps programs from compiling for the CPU; a missing GPU is none."""
-    if sys.version_info < (3, 11):
-        yield f"Python {platform.python_version()} is too old: 3.11 or newer"
     for name in _required():
         if _version(name) is None:
             yield f"{name} is not installed: pip install {name}"

@@ -1,7 +1,8 @@
-"""`expect` statements, held against the plan: what the compiled program is like, and which decision made it so.
+"""`expect` statements, held against the plan: what the compiled program is like, and which decision made it
+so.
 
-`kernels` is the number of kernels, `traffic` the bytes that they move, `minimal` the bytes of inputs and outputs;
-`fused(a, b)` says that the tensors are computed by one kernel, those but the last never stored.
+`kernels` is the number of kernels, `traffic` the bytes that they move, `minimal` the bytes of inputs and
+outputs; `fused(a, b)` says that the tensors are computed by one kernel, those but the last never stored.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tilec.plan import Plan
 from tilec.provenance import Provenance
 
 _OPERATORS = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+    ">": operator.gt, ">=": operator.ge,
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
     "%": operator.mod, "**": operator.pow,
 }  # fmt: skip
@@ -38,7 +40,11 @@ def minimal_traffic(specialised: Specialised) -> int:
 
 def check_expectations(specialised: Specialised, plan: Plan) -> None:
     """Raises TileError with every `expect` that the plan does not meet, and the decisions that broke it."""
-    failed = [_failure(e, specialised, plan) for e in specialised.expects if not _Plan(specialised, plan).value(e.condition)]
+    failed = [
+        _failure(e, specialised, plan)
+        for e in specialised.expects
+        if not _Plan(specialised, plan).value(e.condition)
+    ]
     if failed:
         raise TileError(failed)
 
@@ -81,7 +87,9 @@ class _Plan:
         self.stored: set[str] = set()
 
     def told(self) -> str:
-        return ", ".join(f"{name} {'is ' if not text.startswith('`') else ''}{text}" for name, text in self.asked.items())
+        return ", ".join(
+            f"{name} {'is ' if not text.startswith('`') else ''}{text}" for name, text in self.asked.items()
+        )
 
     def value(self, expr: ast.Expr) -> float | bool:
         match expr:
@@ -104,7 +112,9 @@ class _Plan:
             case ast.Call(function="fused", arguments=arguments):
                 return self.fused([a.name for a in arguments if isinstance(a, ast.Name)])
             case ast.Call(function=("min" | "max" | "abs") as function, arguments=arguments):
-                return {"min": min, "max": max, "abs": lambda v: abs(v[0])}[function]([self.value(a) for a in arguments])
+                return {"min": min, "max": max, "abs": lambda v: abs(v[0])}[function](
+                    [self.value(a) for a in arguments]
+                )
         raise TileError(Diagnostic("`expect` does not understand this", expr.span))
 
     def apply(self, op: str, left: float, right: float, span: Span) -> float | bool:
@@ -133,7 +143,9 @@ class _Plan:
         return value
 
     def fused(self, names: list[str]) -> bool:
-        """One kernel makes the last tensor; all others are made in it or inside their readers, and none is stored."""
+        """One kernel makes the last tensor; all others are made in it or inside their readers, and none is
+        stored.
+        """
         home = next((k for k in self.plan.kernels if names and names[-1] in k.nodes), None)
         results = {t.name for t in self.specialised.outputs}
         met = True

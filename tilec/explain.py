@@ -1,6 +1,8 @@
-"""The reasons behind a plan, as text: what each kernel costs and why, and every decision with what it was weighed against.
+"""The reasons behind a plan, as text: what each kernel costs and why, and every decision with what it was
+weighed against.
 
-The cost model's terms stand beside each other, because they overlap: the largest is the time, and says what to change.
+The cost model's terms stand beside each other, because they overlap: the largest is the time, and says what
+to change.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ LABEL = 15
 
 
 def explain(plan: Plan, specialised: Specialised, measured: Mapping[str, float] | None = None) -> str:
-    """The whole report. `measured` are microseconds by kernel name, or under the op's name for the whole program."""
+    """The whole report. `measured` are microseconds by kernel name, or under the op's name for the whole
+    program.
+    """
     where = Provenance(specialised)
     parts = [_summary(plan, specialised, measured or {})]
     parts += [_kernel(kernel, plan, where, (measured or {}).get(kernel.name)) for kernel in plan.kernels]
@@ -28,7 +32,7 @@ def explain(plan: Plan, specialised: Specialised, measured: Mapping[str, float] 
     return "\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n"
 
 
-# ---- the program -----------------------------------------------------------------------------------------------------
+# ---- the program -----------------------------------------------------------------------------------------
 
 
 def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]) -> Iterator[str]:
@@ -48,7 +52,7 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
         yield _row("expect", line)
 
 
-# ---- a kernel --------------------------------------------------------------------------------------------------------
+# ---- a kernel --------------------------------------------------------------------------------------------
 
 
 def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float | None) -> Iterator[str]:
@@ -73,7 +77,9 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float |
 
 def _bound(kernel: KernelPlan) -> str:
     p = kernel.prediction
-    return {"memory": f"memory ({p.limiter})", "launch": "launch overhead"}.get(p.bound, f"{p.bound} ({p.limiter})")
+    return {"memory": f"memory ({p.limiter})", "launch": "launch overhead"}.get(
+        p.bound, f"{p.bound} ({p.limiter})"
+    )
 
 
 def _grid(kernel: KernelPlan, where: Provenance) -> str:
@@ -81,7 +87,9 @@ def _grid(kernel: KernelPlan, where: Provenance) -> str:
     cut = [f"{names[d]} = {kernel.extents[d]} in tiles of {t}" for d, t in zip(kernel.grid, kernel.tile)]
     rest = [f"{names[d]} = {e}" for d, e in kernel.extents.items() if d not in kernel.grid]
     inside = f"; inside a block {', '.join(rest)}" if rest else ""
-    return f"{kernel.blocks} block{'s' * (kernel.blocks != 1)}" + (f": {', '.join(cut)}" if cut else "") + inside
+    return (
+        f"{kernel.blocks} block{'s' * (kernel.blocks != 1)}" + (f": {', '.join(cut)}" if cut else "") + inside
+    )
 
 
 def _walks(kernel: KernelPlan) -> str:
@@ -106,7 +114,8 @@ def _intensity(kernel: KernelPlan) -> str:
 
 def _occupancy(kernel: KernelPlan, target: Target) -> str:
     p = kernel.prediction
-    blocks = f"{p.occupancy.blocks} blocks of {kernel.work.threads} threads an SM, limited by {p.occupancy.limiter}"
+    blocks = f"{p.occupancy.blocks} blocks of {kernel.work.threads} threads an SM"
+    blocks += f", limited by {p.occupancy.limiter}"
     waves = f"{p.waves:.2f} waves on {target.units} SMs, {p.wave_efficiency:.0%} of their time used"
     return f"{p.occupancy.fraction:.0%}: {blocks}; {waves}"
 
@@ -121,7 +130,7 @@ def _terms(kernel: KernelPlan) -> Iterator[str]:
         label = ""
 
 
-# ---- decisions -------------------------------------------------------------------------------------------------------
+# ---- decisions -------------------------------------------------------------------------------------------
 
 
 def _decisions(plan: Plan, where: Provenance) -> Iterator[str]:
@@ -151,7 +160,7 @@ def _alternatives(remark: Remark) -> Iterable[str]:
             yield f"             {name}: {_time(time_us)}"
 
 
-# ---- numbers ---------------------------------------------------------------------------------------------------------
+# ---- numbers ---------------------------------------------------------------------------------------------
 
 
 def _row(label: str, text: str) -> str:

@@ -1,4 +1,6 @@
-"""Groups that are given rather than chosen: what a schedule file says about kernels, checked like the planner's own."""
+"""Groups that are given rather than chosen: what a schedule file says about kernels, checked like the
+planner's own.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,8 @@ class Fixed:
 
     def same_as(self, other: Fixed) -> bool:
         """Whether both say the same, in whatever order."""
-        return set(map(frozenset, self.kernels)) == set(map(frozenset, other.kernels)) and set(self.inlined) == set(
-            other.inlined
-        )
+        mine, theirs = (sorted(map(sorted, f.kernels)) for f in (self, other))
+        return mine == theirs and sorted(self.inlined) == sorted(other.inlined)
 
 
 def group_as(graph: Graph, target: Target, fixed: Fixed) -> tuple[list[Group], list[Remark]]:

@@ -6,6 +6,7 @@ Nothing else in tilec imports the bindings, so that another copy of them is one 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from numba_cuda_mlir._mlir import ir
@@ -39,7 +40,23 @@ DYNAMIC = ir.ShapedType.get_dynamic_size()
 
 def context() -> ir.Context:
     """A fresh context that knows upstream's dialects and keeps silent: diagnostics come back as exceptions."""
+    plain_values()
     return ir.Context()
+
+
+_SCALARS = (ir.BF16Type, ir.F16Type, ir.F32Type, ir.F64Type, ir.IndexType, ir.IntegerType, ir.ComplexType)
+VALUE_TYPES = {"arith": _SCALARS, "tensor": (ir.RankedTensorType,), "memref": (ir.MemRefType,)}
+
+
+def plain_values() -> None:
+    """Takes back the operators that Numba's compiler, where it is imported, gives to values in the whole process.
+
+    `==` is among them: it builds a comparison, where the passes ask whether two values are the same one.
+    """
+    for module, kinds in VALUE_TYPES.items():
+        if f"numba_cuda_mlir.mlir.dialect_exts.{module}" in sys.modules:
+            for kind in kinds:
+                ir.register_value_caster(kind.static_typeid, replace=True)(lambda value: value)
 
 
 def parse(text: str, name: str = "<mlir>") -> ir.Module:
@@ -283,8 +300,9 @@ def walk(op: ir.Operation) -> Iterator[ir.Operation]:
 
 
 def functions(module: ir.Module | ir.Operation) -> list[ir.Operation]:
-    """The functions of a module, which a pass gets as a plain operation."""
-    return [op.operation for op in module.operation.regions[0].blocks[0].operations if op.operation.name == "func.func"]
+    """The functions of a module, which a pass gets as a plain operation; not those that are only declared."""
+    found = [op.operation for op in module.operation.regions[0].blocks[0].operations if op.operation.name == "func.func"]
+    return [op for op in found if len(op.regions[0].blocks)]
 
 
 def uses(value: ir.Value) -> list[ir.Operation]:

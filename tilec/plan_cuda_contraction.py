@@ -32,6 +32,7 @@ from tilec.plan_cpu import extract_directions
 from tilec.target import Target
 
 WIDE = 16  # bytes of the widest memory access
+STAGES = 8  # the deepest pipeline of wgmma
 BYTES = {"bf16": 2, "f16": 2, "f64": 8}
 
 
@@ -54,12 +55,12 @@ def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Targe
     roles = _roles(node, g, graph)
     kind = multiplicand_of(node)
     kind = kind if kind in BYTES else "f32"
-    feeds = {side: _feed(node, factor, side, roles, kind, graph, target) for side, factor in roles.factors.items()}
+    feeds = {side: _feed(node, factor, side, roles, kind, g, graph, target) for side, factor in roles.factors.items()}
     problem = _problem(node, roles, kind, kernel, g, graph)
     choices = [c for c in cost.choose(target, problem, _instructions(kind, feeds, target)) if _buildable(c.tile, feeds, kind)]
-    if not choices:
+    if not choices or 0 in kernel.extents.values():
         return None
-    tile = _whole(choices[0].tile, feeds)
+    tile = _whole(choices[0].tile, feeds, kind, target)
     rows, columns = (_box([kernel.extents[d] for d in dims], size) for dims, size in ((roles.rows, tile.bm), (roles.columns, tile.bn)))
     sizes = dict(zip(roles.rows, rows)) | dict(zip(roles.columns, columns))
     feeds = {s: f if tile.instruction == "wgmma" or f.copy != "tma" else replace(f, copy="async") for s, f in feeds.items()}
@@ -70,7 +71,7 @@ def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Targe
         "stages": tile.stages, "raster": tile.group,
         **{f"{side}_copy": f.copy for side, f in feeds.items()}, **{f"{side}_major": f.major for side, f in feeds.items()},
     }  # fmt: skip
-    if tile.instruction == "wgmma":
+    if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
         options["persistent"] = target.units
     kernel = replace(kernel, tile=tuple(sizes.get(d, 1) for d in kernel.grid), options=options)
     kernel = replace(kernel, work=cost.contraction_work(target, problem, tile))
@@ -102,6 +103,9 @@ class Roles:
     inner: tuple[int, ...]
     factors: dict[str, ir.Value]
 
+    def order(self, side: str) -> tuple[int, ...]:
+        return self.rows if side == "left" else self.columns
+
 
 def _roles(node: Node, g: Group, graph: Graph) -> Roles:
     """Columns are the factor's dimensions along which the result is contiguous."""
@@ -128,8 +132,8 @@ def _result_dims(node: Node, g: Group, graph: Graph) -> list[int]:
 # ---- feeds -----------------------------------------------------------------------------------------------------------
 
 
-def _feed(node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, graph: Graph, target: Target) -> Feed:
-    own = node.contraction
+def _feed(node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target) -> Feed:
+    own, dims = node.contraction, g.space.dims[node]
     plain = stored(factor)
     read = _read_of(plain, node)
     if read is None or (read.value in graph.producer and graph.producer[read.value].inlined):
@@ -142,8 +146,9 @@ def _feed(node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, grap
     same = str(plain.type) == kind and element_bytes(plain.type) == BYTES.get(kind, 4)
     if not same or not single or shape[-1] * size % WIDE or last is None or not target.has("cp_async"):
         return Feed("registers", major)
-    kept = [d for d in (own.m + own.n) if d in wide]
-    tma = target.has("tma") and kind in ("bf16", "f16") and len(kept) == 1
+    kept = [d for d in read.dims if d in wide and d not in own.k and d not in own.batch]
+    tma = target.has("tma") and kind in ("bf16", "f16") and len(shape) <= 5 and (major or len(kept) == 1)
+    tma = tma and kept == sorted(kept, key=lambda d: roles.order(side).index(dims[d]))
     return Feed("tma" if tma else "async", major)
 
 
@@ -213,11 +218,16 @@ def _buildable(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> bool:
     return tile.bk % 4 == 0 and tile.bk >= 8
 
 
-def _whole(tile: BlockTile, feeds: dict[str, Feed]) -> BlockTile:
-    """Two stages where nothing arrives on its own: threads fetch the next tile while they compute this one."""
+def _whole(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) -> BlockTile:
+    """The tile with its stages: two where nothing arrives on its own, since threads then fetch the next tile while they
+    compute this one; all that fit for wgmma, whose results go from registers to memory."""
+    stage = (tile.bm + tile.bn) * tile.bk * BYTES.get(kind, 4)
+    stages = tile.stages
     if all(f.copy == "registers" for f in feeds.values()):
-        return replace(tile, stages=2, shared=tile.shared * 2 // tile.stages)
-    return tile
+        stages = 2
+    elif tile.instruction == "wgmma":
+        stages = min(STAGES, (target.sm.shared_per_block - 1024) // stage)
+    return replace(tile, stages=stages, shared=stages * stage)
 
 
 def _box(extents: list[int], size: int) -> tuple[int, ...]:

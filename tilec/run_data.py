@@ -1,4 +1,6 @@
-"""The data of `tilec run`: seeded or given inputs, the reference's results, and how far a result may be from them."""
+"""The data of `tilec run`: seeded or given inputs, the reference's results, and how far a result may be from
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ Arrays = dict[str, np.ndarray]
 STEPS = 16  # roundings of the scalar operations and functions on the way to one element
 
 
-# ---- inputs ----------------------------------------------------------------------------------------------------------
+# ---- inputs ----------------------------------------------------------------------------------------------
 
 
 def random_inputs(specialised: Specialised, seed: int, given: Mapping[str, np.ndarray]) -> Arrays:
@@ -66,11 +68,13 @@ def shape_of(tensor: ast.Tensor) -> tuple[int, ...]:
     return tuple(s.value for s in tensor.shape)
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------
 
 
 def read_inputs(items: list[str]) -> Arrays:
-    """`x=file.npy`, `x=file.npz` (its array of that name, or its only one), or `file.npz` for all that it holds."""
+    """`x=file.npy`, `x=file.npz` (its array of that name, or its only one), or `file.npz` for all that it
+    holds.
+    """
     arrays: Arrays = {}
     for item in items:
         name, equals, path = item.partition("=")
@@ -134,10 +138,13 @@ def _converted(array: np.ndarray, dtype: DType, name: str) -> np.ndarray:
 
 def saved(results: Arrays) -> Arrays:
     """What a .npz file can hold: floats narrower than f16 as f32, which keeps their values."""
-    return {n: a.astype(np.float32) if a.dtype.kind == "V" or a.dtype.name not in np.sctypeDict else a for n, a in results.items()}
+    return {
+        n: a.astype(np.float32) if a.dtype.kind == "V" or a.dtype.name not in np.sctypeDict else a
+        for n, a in results.items()
+    }
 
 
-# ---- how far from the reference --------------------------------------------------------------------------------------
+# ---- how far from the reference --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -152,9 +159,10 @@ class Comparison:
 def compare(specialised: Specialised, inputs: Arrays, results: Arrays) -> dict[str, Comparison]:
     """Results against the reference at f64.
 
-    A float may be off by u(output) * |reference| for its own rounding, and by (n + 16) * u(f32) * max |reference| for the
-    arithmetic before it, n being the longest chain of reductions; where names on the way are declared narrower, by four
-    times what rounding them changes in the reference. Integers and bools must be equal.
+    A float may be off by u(output) * |reference| for its own rounding, and by (n + 16) * u(f32) * max
+    |reference| for the arithmetic before it, n being the longest chain of reductions; where names on the way
+    are declared narrower, by four times what rounding them changes in the reference. Integers and bools must
+    be equal.
     """
     from tilec.reference import evaluate
 
@@ -163,12 +171,16 @@ def compare(specialised: Specialised, inputs: Arrays, results: Arrays) -> dict[s
     chain = _chains(specialised)
     unit = _unit(specialised)
     return {
-        t.name: _compare(results[t.name], exact[t.name], rounded[t.name], t.dtype, (chain[t.name] + STEPS) * unit)
+        t.name: _compare(
+            results[t.name], exact[t.name], rounded[t.name], t.dtype, (chain[t.name] + STEPS) * unit
+        )
         for t in specialised.outputs
     }
 
 
-def _compare(actual: np.ndarray, exact: np.ndarray, rounded: np.ndarray, dtype: DType, relative: float) -> Comparison:
+def _compare(
+    actual: np.ndarray, exact: np.ndarray, rounded: np.ndarray, dtype: DType, relative: float
+) -> Comparison:
     if actual.size == 0:
         return Comparison(0.0, 0.0, True)
     if not dtype.is_float:
@@ -222,7 +234,9 @@ def _chains(specialised: Specialised) -> dict[str, int]:
 
 
 def _unit(specialised: Specialised) -> float:
-    """The unit roundoff of the arithmetic: that of f32, unless all floats are f64; more where `using` allows it."""
+    """The unit roundoff of the arithmetic: that of f32, unless all floats are f64; more where `using` allows
+    it.
+    """
     nodes = [n for e in specialised.equations for n in ast.walk(e.value)]
     floats = {n.dtype for n in nodes if n.dtype is not None and n.dtype.is_float}
     unit = 2.0 ** -(F64 if floats == {F64} else F32).mantissa

@@ -1,4 +1,5 @@
-"""The schedule file: a plan's decisions as TOML that a person reads, diffs and edits, and that the compiler obeys.
+"""The schedule file: a plan's decisions as TOML that a person reads, diffs and edits, and that the compiler
+obeys.
 
     [[plan]]
     program = "softmax(x: f32[512, 512])"   # M = 512, N = 512
@@ -9,12 +10,15 @@
     operations = ["m", "e", "s", "y"]
     tile = [8]                              # i = 512: 64 blocks
 
-A file holds any number of plans, each for one program with its shapes and one target. `write_schedule` prints a plan,
-`merge_schedule` puts it into a file's text, `read_schedule` (in `schedule_read`) makes a plan obey a file.
+A file holds any number of plans, each for one program with its shapes and one target. `write_schedule` prints
+a plan, `merge_schedule` puts it into a file's text, `read_schedule` (in `schedule_read`) makes a plan obey a
+file.
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
 from typing import Any
 
 import tomlkit
@@ -28,8 +32,8 @@ from tilec.schedule_read import read_schedule
 __all__ = ["merge_schedule", "read_schedule", "write_schedule"]
 
 HEADER = """\
-A schedule: how programs are compiled, for one target and one set of shapes each. Written by `tilec plan`, and yours to
-edit: the compiler does what stands here, or says why it cannot. Times are the cost model's predictions.
+A schedule: how programs are compiled, for one target and one set of shapes each. Written by `tilec plan`,
+and yours to edit: the compiler does what stands here, or says why it cannot. Times are predictions.
   operations  share the kernel; move a name to another kernel's list, or a new one's, to fuse otherwise
   inline      operations that are computed again inside each of their readers, never stored
   tile        a block's part of each dimension of the grid
@@ -40,6 +44,10 @@ What is left out of a kernel's table is the compiler's choice.
 
 def write_schedule(plan: Plan, specialised: Specialised) -> str:
     """The text of a schedule file with this one plan."""
+    return tomlkit.dumps(_document(plan, specialised))
+
+
+def _document(plan: Plan, specialised: Specialised) -> tomlkit.TOMLDocument:
     document = tomlkit.document()
     for line in HEADER.splitlines():
         document.add(tomlkit.comment(line))
@@ -47,22 +55,25 @@ def write_schedule(plan: Plan, specialised: Specialised) -> str:
     plans = tomlkit.aot()
     plans.append(_plan(plan, specialised))
     document.add("plan", plans)
-    return tomlkit.dumps(document)
+    return document
 
 
 def merge_schedule(text: str, plan: Plan, specialised: Specialised) -> tuple[str, bool]:
-    """A file's text with this plan in it, and whether it takes the place of a different one."""
-    document = tomlkit.parse(text)
-    new = _plan(plan, specialised)
-    plans = document.setdefault("plan", tomlkit.aot())
-    for number, old in enumerate(plans):
-        if (old.get("program"), old.get("target")) == (new["program"], new["target"]):
-            if old.unwrap() == new.unwrap():
+    """A file's text with this plan in it, and whether it takes the place of a different one.
+
+    Other plans keep every byte, which editing the parsed document would not promise.
+    """
+    head, *sections = re.split(r"^(?=[ \t]*\[\[[ \t]*plan[ \t]*\]\])", text, flags=re.MULTILINE)
+    new = "[[plan]]\n" + tomlkit.dumps(_document(plan, specialised)).partition("[[plan]]\n")[2]
+    (wanted,) = tomllib.loads(new)["plan"]
+    for number, section in enumerate(sections):
+        (old,) = tomllib.loads(section)["plan"]
+        if (old["program"], old["target"]) == (wanted["program"], wanted["target"]):
+            if old == wanted:
                 return text, False
-            plans[number] = new
-            return tomlkit.dumps(document), True
-    plans.append(new)
-    return tomlkit.dumps(document), False
+            sections[number] = new + "\n" * (number + 1 < len(sections))
+            return head + "".join(sections), True
+    return text.rstrip("\n") + "\n\n" + new, False
 
 
 def _plan(plan: Plan, specialised: Specialised) -> Table:

@@ -1,12 +1,13 @@
 """Obeying a schedule file: its plan for the program at hand is checked, carried out, predicted, and compared.
 
-Everything that a file says is checked against what the planner found: unknown names, tiles that are none, groups that
-cannot be one kernel. Where the compiler would choose otherwise, a remark says so with both times.
+Everything that a file says is checked against what the planner found: unknown names, tiles that are none,
+groups that cannot be one kernel. Where the compiler would choose otherwise, a remark says so with both times.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,15 @@ from tilec.plan import KernelPlan, Plan
 
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, "options": dict}
+_PLAN_HEADER = r"^[ \t]*(\[\[[ \t]*plan[ \t]*\]\])"
+_KEY = r"""(?:^[ \t]*|[.{{,][ \t]*)(["']?{}["']?)(?=[ \t]*[=\].])"""  # in a line, header or inline table
 _WORDS = {str: "a string", list: "a list", dict: "a table"}
 
 
 def read_schedule(path: str | Path) -> Callable[[Plan], Plan]:
-    """The file as what `compile` and `lower` take. Raises CallError where it cannot be read or is no schedule."""
+    """The file as what `compile` and `lower` take. Raises CallError where it cannot be read or is no
+    schedule.
+    """
     import tomllib
 
     try:
@@ -43,12 +48,14 @@ def read_schedule(path: str | Path) -> Callable[[Plan], Plan]:
 
 
 class Schedule:
-    """A schedule file's text and tables. Called with the compiler's plan, it returns the plan that obeys the file."""
+    """A schedule file's text and tables. Called with the compiler's plan, it returns the plan that obeys the
+    file.
+    """
 
     def __init__(self, source: Source, table: dict[str, Any]):
         self.source, self.table = source, table
 
-    # ---- what the file says by itself --------------------------------------------------------------------------------
+    # ---- what the file says by itself ---------------------------------------------------------------------
 
     def validate(self) -> None:
         """Every key known, every value of its kind."""
@@ -82,7 +89,7 @@ class Schedule:
         if not isinstance(value, list) or any(type(v) is not kind for v in value):
             self.fail(f"`{key}` must be a list of {'names' if kind is str else 'whole numbers'}", *where, key)
 
-    # ---- obeying it --------------------------------------------------------------------------------------------------
+    # ---- obeying it ---------------------------------------------------------------------------------------
 
     def __call__(self, own: Plan) -> Plan:
         for number, section in enumerate(self.table.get("plan", [])):
@@ -162,20 +169,19 @@ class Schedule:
         alternatives = (("the schedule's", plan.time_us), ("the compiler's", own.time_us))
         return Remark("obeyed", "kernels", reason, None, alternatives)
 
-    # ---- messages ----------------------------------------------------------------------------------------------------
+    # ---- messages -----------------------------------------------------------------------------------------
 
     def fail(self, message: str, *where: int | str, hint: str | None = None):
         raise CallError(message, self.span(*where), hint=hint)
 
     def span(self, *where: int | str) -> Span:
         """Where a key stands: the number of its plan, then names, each looked for behind the one before."""
-        text, at, end = self.source.text, 0, 0
+        at = end = 0
         for step in where:
-            wanted = ("[[plan]]", step + 1) if isinstance(step, int) else (step, 1)
-            for _ in range(wanted[1]):
-                found = text.find(wanted[0], end)
-                if found >= 0:
-                    at, end = found, found + len(wanted[0])
+            pattern = _PLAN_HEADER if isinstance(step, int) else _KEY.format(re.escape(step))
+            found = list(re.compile(pattern, re.MULTILINE).finditer(self.source.text, end))
+            if found:
+                at, end = found[step if isinstance(step, int) else 0].span(1)
         return Span(self.source, at, end)
 
 
@@ -190,7 +196,9 @@ class _Edit:
 
     def apply(self, kernel: KernelPlan) -> KernelPlan:
         """The kernel as the table has it, with a new prediction."""
-        edited = replace(kernel, tile=self.tile(kernel), loops=self.loops(kernel), options=self.options(kernel))
+        edited = replace(
+            kernel, tile=self.tile(kernel), loops=self.loops(kernel), options=self.options(kernel)
+        )
         if edited == kernel:
             return kernel
         threads = edited.options.get("threads", edited.work.threads)
@@ -218,7 +226,9 @@ class _Edit:
                 self.fail(f"`{operation}` is no operation of this kernel", "loops", operation, hint=hint)
             dims = range(len(kernel.dims[operation]))
             if sorted(order) != list(dims):
-                self.fail(f"the loops of `{operation}` must be {list(dims)} in some order", "loops", operation)
+                self.fail(
+                    f"the loops of `{operation}` must be {list(dims)} in some order", "loops", operation
+                )
             loops[operation] = tuple(order)
         return loops
 
@@ -226,7 +236,12 @@ class _Edit:
         options = dict(kernel.options)
         for key, value in self.table.get("options", {}).items():
             if key not in options:
-                self.fail(f"`{self.plan.target.kind}` has no option `{key}`", "options", key, hint=_suggest(key, options))
+                self.fail(
+                    f"`{self.plan.target.kind}` has no option `{key}`",
+                    "options",
+                    key,
+                    hint=_suggest(key, options),
+                )
             value = tuple(value) if isinstance(value, list) else value
             if type(value) is not type(options[key]) or (isinstance(value, tuple) and not _numbers(value)):
                 self.fail(f"the option `{key}` must be like {options[key]!r}", "options", key)

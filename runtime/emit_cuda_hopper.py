@@ -1,0 +1,139 @@
+"""emit, for CUDA contractions on Hopper: TMA copies, barriers that count them, and products of warpgroups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING
+
+from tilec import mlir
+from tilec.diagnostics import InternalError
+from tilec.mlir import ir
+from tilec.runtime.emit import Memory
+from tilec.runtime.program import TensorMap
+
+if TYPE_CHECKING:
+    from tilec.runtime.emit_cuda import _CudaPrinter
+
+LINE = 128  # bytes of a swizzled line
+WGMMA = re.compile(r"wgmma_64x(\d+)x(\d+)_(\w+?)_(mk|km)_(nk|kn)")
+
+
+def _descriptor_map(printer: _CudaPrinter, op: ir.Operation) -> None:
+    """A tensor map is made by the host and comes as a parameter."""
+    memory = printer.memory[op.operands[0]]
+    box = tuple(int(mlir.constant_value(v)) for v in list(op.operands)[1:])
+    number = next(n for n, m in enumerate(printer.parameters) if m == memory.base)
+    size = ir.UnrankedMemRefType(op.operands[0].type).element_type.width // 8
+    side = sum(name.startswith(memory.base) for name in printer.maps)
+    name = f"{memory.base}_map" + ("" if side == 0 else f"_{side + 1}")
+    printer.maps[name] = TensorMap(number, memory.element, size, memory.shape, box)
+    printer.text[op.results[0]] = name
+
+
+def _create(printer: _CudaPrinter, op: ir.Operation) -> None:
+    """Barriers are 64-bit words in shared memory."""
+    count = int(re.search(r"num_barriers = (\d+)", str(op.results[0].type))[1])
+    printer.memory[op.results[0]] = Memory(printer.reserve(8 * count), 0, (1,), "i64", (count,), "shared")
+
+
+def _barrier(printer: _CudaPrinter, barriers: ir.Value, number: ir.Value) -> str:
+    memory, place = printer.address(barriers, [number])
+    return printer.bytes(memory, place)
+
+
+def _init(printer: _CudaPrinter, op: ir.Operation) -> None:
+    barriers, count, number = op.operands
+    printer.line(f"{printer.use('mbarrier_init')}({_barrier(printer, barriers, number)}, {printer.expr(count)})")
+
+
+def _expect(printer: _CudaPrinter, op: ir.Operation) -> None:
+    barriers, count, number = op.operands
+    printer.line(f"{printer.use('mbarrier_expect')}({_barrier(printer, barriers, number)}, {printer.expr(count)})")
+
+
+def _arrive(printer: _CudaPrinter, op: ir.Operation) -> None:
+    printer.line(f"{printer.use('mbarrier_arrive')}({_barrier(printer, *op.operands)})")
+
+
+def _wait(printer: _CudaPrinter, op: ir.Operation) -> None:
+    barriers, phase, _, number = op.operands
+    place = _barrier(printer, barriers, number)
+    printer.line(f"{printer.use('mbarrier_wait')}({place}, {printer.use('i32')}({printer.expr(phase)}))")
+
+
+def _load(printer: _CudaPrinter, op: ir.Operation) -> None:
+    """`tma_load_2d(shared address, map, barrier, innermost coordinate, ...)`."""
+    target, barriers, map_, *rest = op.operands
+    segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
+    coordinates, number = rest[: segments[3]], rest[segments[3]]
+    name = printer.define(f"tma_load_{len(coordinates)}d", "tma_load", f"({len(coordinates)})")
+    memory = printer.memory[target]
+    arguments = [printer.bytes(memory, memory.offset), printer.expr(map_), _barrier(printer, barriers, number)]
+    printer.line(f"{name}({', '.join([*arguments, *(str(printer.index(c)) for c in coordinates)])})")
+
+
+def _expand(printer: _CudaPrinter, op: ir.Operation) -> None:
+    source, type_ = printer.memory[op.operands[0]], ir.MemRefType(op.results[0].type)
+    strides = tuple(prod(type_.shape[n + 1 :]) for n in range(len(type_.shape)))
+    printer.memory[op.results[0]] = Memory(source.base, source.offset, strides, source.element, tuple(type_.shape), source.space)
+
+
+def _registers(printer: _CudaPrinter, op: ir.Operation) -> None:
+    count = ir.IntegerAttr(op.attributes["regCount"]).value
+    more = "increase" in str(op.attributes["action"])
+    name = printer.define(f"{'more' if more else 'fewer'}_registers", "set_registers", f"({count}, more={more})")
+    printer.line(f"{name}()")
+
+
+def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
+    callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+    sums = printer.memory[op.operands[0]]
+    count = prod(sums.shape)
+    if callee.startswith("wgmma_wait_"):
+        name = printer.define(f"{callee}_{count}", "wgmma_wait", f'({callee.rsplit("_", 1)[1]}, {count}, "{sums.element}")')
+        printer.line(f"{name}({sums.base}, 0)")
+        return
+    match = WGMMA.fullmatch(callee)
+    if match is None:
+        raise InternalError(f"no device function '{callee}'", "emit", str(op))
+    n, depth, kind, left, right = match.groups()
+    turned = left == "km", right == "kn"
+    steps = [depth_step(t) for t in turned]
+    arguments = f'"{kind}", {n}, steps={int(depth) // 16}, step_a={steps[0]}, step_b={steps[1]}'
+    arguments += f", transpose_a={turned[0]}, transpose_b={turned[1]}"
+    name = printer.define(f"wgmma_{n}_{left}_{right}", "wgmma", f"({arguments})")
+    views = [printer.memory[v] for v in list(op.operands)[1:3]]
+    texts = [f"{descriptor(t, int(depth)):#x} | ({printer.bytes(m, m.offset)} >> 4)" for t, m in zip(turned, views)]
+    printer.line(f"{name}({sums.base}, 0, {texts[0]}, {texts[1]}, {printer.expr(op.operands[3])})")
+
+
+def depth_step(turned: bool) -> int:
+    """What 16 of k add to a descriptor, in units of 16 bytes: 32 bytes along a line, or 16 lines."""
+    return 16 * LINE // 16 if turned else 2
+
+
+def descriptor(turned: bool, depth: int) -> int:
+    """The upper bits of a matrix descriptor (PTX ISA, "Matrix-Descriptor Format"); tiles begin at multiples of 1024 bytes.
+
+    Swizzle of 128 bytes (1 at bit 62); from 8 lines to the next 8, 1024 bytes (bit 32). Lines of rows lie in slabs of 64
+    rows, each `depth` lines (bit 16); lines of k have no second slab.
+    """
+    leading = depth * LINE if turned else 16
+    return 1 << 62 | (8 * LINE >> 4) << 32 | (leading >> 4) << 16
+
+
+HOPPER: dict[str, Callable[[_CudaPrinter, ir.Operation], None]] = {
+    "nvgpu.tma.create.descriptor": _descriptor_map,
+    "nvgpu.mbarrier.create": _create,
+    "nvgpu.mbarrier.init": _init,
+    "nvgpu.mbarrier.arrive.expect_tx": _expect,
+    "nvgpu.mbarrier.arrive": _arrive,
+    "nvgpu.mbarrier.try_wait.parity": _wait,
+    "nvgpu.tma.async.load": _load,
+    "nvvm.fence.mbarrier.init": lambda printer, op: printer.line(f"{printer.use('mbarrier_fence')}()"),
+    "nvvm.setmaxregister": _registers,
+    "memref.expand_shape": _expand,
+    "func.call": _call,
+}

@@ -1,0 +1,203 @@
+"""The emulator's stand-ins for asynchronous copies and matrix units.
+
+Copies are late on purpose: `cp.async` data lands when the thread waits for its group, so that a missing wait shows.
+Shared memory begins as garbage, which a product that reads too early turns into a wrong result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from itertools import product
+
+import numpy as np
+from cuda_emulator import SHARED, Intrinsics
+
+from tilec.dtypes import DTYPES
+
+
+class MatrixIntrinsics(Intrinsics):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cp_async_commit = lambda: self._mine("groups").append(self._take("copies"))
+        self.cp_async_wait = lambda count: lambda: self._land(count)
+        self.cp_async_16 = lambda target, source, size: self._mine("copies").append((int(target), int(source), int(size)))
+        self.contract = _contract
+        self.mbarrier_fence = lambda: None
+        self.set_registers = lambda count, more: lambda: None
+        self.tma_load = lambda rank: self._tma_load
+        self.wgmma = lambda dtype, n, **options: lambda sums, at, a, b, keep: self._wgmma(dtype, n, options, sums, at, a, b, keep)
+        self.wgmma_wait = lambda *_: lambda sums, at: None
+
+    def __getattr__(self, name: str):
+        if name.startswith("ldmatrix_x4"):
+            return lambda array, at, address: self._ldmatrix(array, at, address, name.endswith("trans"))
+        if name in ("mma_bf16", "mma_f16"):
+            return lambda *operands: self._mma(DTYPES[name[4:]].numpy, *operands)
+        return super().__getattr__(name)
+
+    # ---- cp.async ----------------------------------------------------------------------------------------------------
+
+    def _mine(self, name: str) -> list:
+        """A list of this thread's own, which begins empty in every block."""
+        if getattr(self.state, "owner", None) is not self.state.block:
+            self.state.owner, self.state.lists = self.state.block, defaultdict(list)
+        return self.state.lists[name]
+
+    def _take(self, name: str) -> list:
+        taken = list(self._mine(name))
+        self._mine(name).clear()
+        return taken
+
+    def _land(self, count: int) -> None:
+        groups = self._mine("groups")
+        while len(groups) > count:
+            for target, source, size in groups.pop(0):
+                assert target % 16 == 0 and source % 16 == 0 or size == 0
+                cells = self.state.block.bytes_at(target, 16)
+                cells[:] = 0
+                if size:
+                    cells[:size] = self.state.block.bytes_at(source, size)
+
+    # ---- warps -------------------------------------------------------------------------------------------------------
+
+    def _together(self, width: int, mine, compute):
+        """All threads of a group of `width` give `mine`; one computes, and all get the result."""
+        block, thread = self.state.block, self.state.thread
+        group = thread // width
+        rooms = block.__dict__.setdefault("rooms", {})
+        room = rooms.setdefault((width, group), ([None] * width, threading.Barrier(width), [None]))
+        room[0][thread % width] = mine
+        block.warps.append(room[1]) if thread % width == 0 and room[1] not in block.warps else None
+        self._meet(room[1])
+        if thread % width == 0:
+            room[2][0] = compute(room[0])
+        self._meet(room[1])
+        result = room[2][0]
+        self._meet(room[1])
+        return result
+
+    def _ldmatrix(self, array, at, address, transposed: bool) -> None:
+        def load(addresses):
+            rows = np.stack([self.state.block.access(np.dtype(np.uint16), 8, a) for a in addresses]).reshape(4, 8, 8)
+            return rows.transpose(0, 2, 1) if transposed else rows
+
+        lane = self.state.thread % 32
+        matrices = self._together(32, int(address), load)
+        for j in range(4):
+            pair = matrices[j, lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2]
+            array[at + j] = np.ascontiguousarray(pair).view(np.int32)[0]
+
+    def _mma(self, dtype, sums, at, a, a_at, b, b_at) -> None:
+        def multiply(words):
+            left, right = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
+            for lane, (x, y) in enumerate(words):
+                g, t = lane // 4, 2 * (lane % 4)
+                for j, pair in enumerate(x.view(dtype).reshape(4, 2)):
+                    left[g + 8 * (j % 2), t + 8 * (j // 2) : t + 8 * (j // 2) + 2] = pair
+                for j, pair in enumerate(y.view(dtype).reshape(2, 2)):
+                    right[t + 8 * j : t + 8 * j + 2, g] = pair
+            return left @ right
+
+        result = self._together(32, (a[a_at : a_at + 4].copy(), b[b_at : b_at + 2].copy()), multiply)
+        lane = self.state.thread % 32
+        for half, column in product(range(2), range(2)):
+            sums[at + 2 * half + column] += result[lane // 4 + 8 * half, 2 * (lane % 4) + column]
+
+    # ---- barriers and TMA --------------------------------------------------------------------------------------------
+
+    def _barrier(self, address: int) -> _Barrier:
+        return self.state.block.__dict__.setdefault("barriers", {}).setdefault(int(address), _Barrier())
+
+    def mbarrier_init(self, address, count) -> None:
+        self._barrier(address).expected = self._barrier(address).left = int(count)
+
+    def mbarrier_expect(self, address, size) -> None:
+        self._barrier(address).change(1, int(size))
+
+    def mbarrier_arrive(self, address) -> None:
+        self._barrier(address).change(1, 0)
+
+    def mbarrier_wait(self, address, parity) -> None:
+        self._barrier(address).wait(int(parity))
+
+    def _tma_load(self, target, tensor, barrier, *coordinates) -> None:
+        description, pointer = tensor
+        dtype = DTYPES[description.dtype].numpy
+        count = int(np.prod(description.shape)) * dtype.itemsize
+        whole = self.state.block.bytes_at(pointer, count).view(dtype).reshape(description.shape)
+        box, start = np.zeros(description.box, dtype), [int(c) for c in reversed(coordinates)]
+        inside = [slice(s, max(s, min(s + b, e))) for s, b, e in zip(start, description.box, description.shape)]
+        part = whole[tuple(inside)]
+        box[tuple(slice(0, n) for n in part.shape)] = part
+        assert int(target) % 1024 == 0
+        for line, values in enumerate(box.reshape(-1, description.box[-1]).view(np.uint8).reshape(-1, 8, 16)):
+            for piece, data in enumerate(values):
+                self.state.block.bytes_at(_swizzled(int(target) + 128 * line + 16 * piece), 16)[:] = data
+        self._barrier(barrier).change(0, -box.nbytes)
+
+    def _wgmma(self, dtype, n, options, sums, at, a, b, keep) -> None:
+        kind = DTYPES[dtype].numpy
+
+        def multiply(_):
+            total = np.zeros((64, n), np.float32)
+            for step in range(options["steps"]):
+                left = self._operand(a + step * options["step_a"], 64, kind, options["transpose_a"])
+                right = self._operand(b + step * options["step_b"], n, kind, options["transpose_b"])
+                total += left.astype(np.float32) @ right.astype(np.float32).T
+            return total
+
+        total = self._together(128, None, multiply)
+        warp, lane = self.state.thread % 128 // 32, self.state.thread % 32
+        for j, half, column in product(range(n // 8), range(2), range(2)):
+            place = at + 4 * j + 2 * half + column
+            value = total[16 * warp + 8 * half + lane // 4, 8 * j + 2 * (lane % 4) + column]
+            sums[place] = value if int(keep) == 0 else sums[place] + value
+
+    def _operand(self, descriptor: int, rows: int, dtype, transposed: bool) -> np.ndarray:
+        """rows x 16 elements by a matrix descriptor, as PTX defines it for 128 bytes of swizzle."""
+        descriptor = int(descriptor) & ~(SHARED >> 4)
+        assert descriptor >> 62 == 1
+        start, leading, stride = ((descriptor >> bits & 0x3FFF) << 4 for bits in (0, 16, 32))
+        result = np.zeros((rows, 16), dtype)
+        for r, k in product(range(rows), range(16)):
+            across, along = (k, r) if transposed else (r, k)
+            offset = across // 8 * stride + across % 8 * 128 + along % 64 * 2 + along // 64 * leading
+            result[r, k] = self.state.block.bytes_at(_swizzled(SHARED + start + offset), 2).view(dtype)[0]
+        return result
+
+
+class _Barrier:
+    """An mbarrier: a phase ends when all have arrived and all announced bytes have."""
+
+    def __init__(self) -> None:
+        self.expected = self.left = self.bytes = self.phase = 0
+        self.condition = threading.Condition()
+
+    def change(self, arrivals: int, size: int) -> None:
+        with self.condition:
+            self.left -= arrivals
+            self.bytes += size
+            if self.left == 0 and self.bytes == 0:
+                self.phase += 1
+                self.left = self.expected
+                self.condition.notify_all()
+
+    def wait(self, parity: int) -> None:
+        """Until the phase of this parity is over; the phase before the first counts as one of parity 1."""
+        with self.condition:
+            if not self.condition.wait_for(lambda: self.phase % 2 != parity, timeout=60):
+                raise AssertionError("an mbarrier that never comes")
+
+
+def _swizzled(address: int) -> int:
+    return address ^ (address >> 7 & 7) << 4
+
+
+def _contract(dtype: str, m: int, n: int, k: int, left_major: int, right_major: int):
+    def multiply(sums, left, right) -> None:
+        a = left.reshape(m, k) if left_major else left.reshape(k, m).T
+        b = right.reshape(n, k) if right_major else right.reshape(k, n).T
+        sums += (a @ b.T).reshape(-1)
+
+    return multiply

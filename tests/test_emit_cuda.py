@@ -1,0 +1,92 @@
+"""Emitted CUDA kernels: what they look like, and that they compile to something fast, without a GPU."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from expectations import EXAMPLES
+
+from tilec import mlir
+from tilec.driver import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+from tilec.mlir import ir
+from tilec.reference import read_source
+from tilec.target import load
+
+pytest.importorskip("numba_cuda_mlir.cuda")
+ALL = [pytest.param(example, id=name) for name, example in EXAMPLES.items()]
+TRIGONOMETRIC = re.compile(r"\b(sin|cos|tan)_f")
+"""Functions whose reduction of huge arguments keeps a table in local memory, on a path that is never taken else."""
+
+
+def emitted(source, op=None, sizes=None, target="h200"):
+    with mlir.context(), ir.Location.unknown():
+        special = specialise(parse(read_source(source)), op, None, sizes)
+        return lower(build(special), load(target), locations=True).emitted
+
+
+def compiled(program, chip):
+    from tilec.runtime.cuda_compile import compile_kernel
+
+    for kernel in program.kernels:
+        allow = ("stack",) if TRIGONOMETRIC.search(kernel.text) else ()
+        yield kernel, compile_kernel(program.module, kernel.name, chip, kernel.threads, allow=allow)
+
+
+@pytest.mark.parametrize("chip, target", [("sm_80", "a100"), ("sm_90a", "h200")])
+@pytest.mark.parametrize("example", ALL)
+def test_examples_compile_without_spills_or_stack(example, chip, target):
+    program = emitted(example.path, example.op, example.bench_sizes, target)
+    for kernel, cubin in compiled(program, chip):
+        assert cubin.registers * kernel.threads <= 65536
+
+
+SOFTMAX = """op softmax(x: f32[M, N]) -> (y: f32[M, N]) {
+    m[i] = max[j](x[i, j])
+    e[i, j] = exp(x[i, j] - m[i])
+    s[i] = sum[j](e[i, j])
+    y[i, j] = e[i, j] / s[i]
+}"""
+
+
+def test_softmax_reads_its_row_once_in_vectors():
+    (kernel,) = emitted(SOFTMAX, None, {"M": 4096, "N": 4096}).kernels
+    assert len(re.findall(r"load_f32x4\w*\(", kernel.text)) == 1
+    assert len(re.findall(r"store_f32x4\w*\(", kernel.text)) == 1
+    assert kernel.text.count("syncthreads") == 2
+    assert not re.search(r"\bload_f32\(", kernel.text)
+
+
+@pytest.mark.parametrize("length", [31, 1000, 4096, 16384, 40000])
+def test_rows_of_any_length_compile(length):
+    program = emitted(SOFTMAX, None, {"M": 256, "N": length})
+    assert all(cubin.stack == 0 for _, cubin in compiled(program, "sm_90a"))
+
+
+def test_kernels_name_their_sources():
+    (kernel,) = emitted(EXAMPLES["softmax"].path, None, {"M": 64, "N": 64}).kernels
+    assert re.search(r"# m, softmax\.tile:\d+", kernel.text) and re.search(r"# y, softmax\.tile:\d+", kernel.text)
+
+
+def test_names_of_the_source_never_become_code():
+    source = "op print(exec: f32[cuda, N]) -> (thread: f32[cuda, N]) { thread[float32, i] = exec[float32, i] * 2 }"
+    program = emitted(source, None, {"cuda": 8, "N": 32})
+    functions = [n for n in ast.walk(ast.parse(program.module)) if isinstance(n, ast.FunctionDef)]
+    assert all(re.fullmatch(r"\w+_\d+", a.arg) for f in functions for a in f.args.args)
+    assert all(cubin.spills == 0 for _, cubin in compiled(program, "sm_90a"))
+
+
+def test_modules_import_what_they_use():
+    module = emitted(EXAMPLES["layernorm"].path, None, {"M": 64, "N": 4096}).module
+    imported = {a.name for n in ast.walk(ast.parse(module)) if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert imported == {n for n in imported if re.search(rf"\b{n}\b", module.split(")", 1)[1])}
+
+
+def test_a_failed_check_stores_its_number():
+    (kernel,) = emitted(EXAMPLES["embedding"].path, None, EXAMPLES["embedding"].sizes).kernels
+    assert "store_i32(errors, int32(1))" in kernel.text and len(kernel.sites) == 1
+    assert "embedding.tile" in kernel.sites[0]

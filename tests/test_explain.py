@@ -1,0 +1,175 @@
+"""`explain` and `expect`: the report holds the plan's numbers and reasons; an expectation fails with what
+broke it.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+
+import tilec
+from tilec import mlir
+from tilec.diagnostics import Source, TileError
+from tilec.driver import lower
+from tilec.expectations_check import check_expectations, minimal_traffic, traffic
+from tilec.explain import amount, explain
+from tilec.mlir import ir
+from tilec.target import load
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SOFTMAX = """op softmax(x: f32[M, N]) -> (y: f32[M, N]) {
+    m[i]    = max[j](x[i, j])
+    e[i, j] = exp(x[i, j] - m[i])
+    s[i]    = sum[j](e[i, j])
+    y[i, j] = e[i, j] / s[i]
+    EXPECT
+}
+"""
+MLP = """op mlp(x: f32[M, D], w: f32[D, F], v: f32[F, D]) -> (y: f32[M, D]) {
+    h[m, f] = exp(sum[d](x[m, d] * w[d, f]))
+    y[m, d] = sum[f](h[m, f] * v[f, d])
+    EXPECT
+}
+"""
+
+
+def planned(text: str, sizes: dict[str, int], target: str = "cpu", name: str = "program.tile"):
+    specialised = specialise(parse(Source(name, text)), None, None, sizes)
+    with mlir.context(), ir.Location.unknown():
+        return specialised, lower(build(specialised), load(target), end="plan", emit=False).plan
+
+
+def failure(text: str, expect: str, sizes: dict[str, int], target: str = "cpu") -> str | None:
+    specialised, plan = planned(text.replace("EXPECT", f"expect {expect}"), sizes, target)
+    try:
+        check_expectations(specialised, plan)
+    except TileError as error:
+        return str(error)
+    return None
+
+
+# ---- explain ---------------------------------------------------------------------------------------------
+
+
+def test_every_kernel_and_every_remark_is_told():
+    specialised, plan = planned((EXAMPLES / "mlp.tile").read_text(), {"M": 64, "D": 32, "F": 48})
+    text = explain(plan, specialised)
+    for kernel in plan.kernels:
+        assert f"kernel {kernel.name}: " in text
+        for term in (t for t, us in kernel.prediction.terms.items() if us > 0):
+            assert re.search(rf"^ .*\b{term} +[\d.]+ [um]s +#+$", text, re.MULTILINE)
+    for remark in plan.remarks:
+        assert f"    {remark.verb:<8} {remark.subject}: {remark.reason}" in text
+
+
+def test_decisions_stand_under_their_source_lines():
+    specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 64, "N": 64})
+    lines = explain(plan, specialised).splitlines()
+    place = lines.index("  program.tile:3  e[i, j] = exp(x[i, j] - m[i])")
+    assert lines[place + 1].startswith("    kept     e: ")
+
+
+def test_the_summary_adds_up():
+    specialised, plan = planned(MLP.replace("EXPECT", ""), {"M": 64, "D": 32, "F": 48})
+    text = explain(plan, specialised)
+    assert minimal_traffic(specialised) == 4 * (64 * 32 + 32 * 48 + 48 * 32 + 64 * 32)
+    assert (
+        f"{amount(traffic(plan))}B, {traffic(plan) / minimal_traffic(specialised):.2f} of the least" in text
+    )
+    assert f"{plan.time_us:.1f} us predicted" in text
+
+
+def test_measured_times_stand_beside_the_predicted():
+    specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 64, "N": 64})
+    (kernel,) = plan.kernels
+    text = explain(plan, specialised, {kernel.name: 2 * kernel.prediction.time_us, "softmax": 33.0})
+    assert "measured (50% of it predicted)" in text and "33.0 us measured" in text
+
+
+def test_bounds_are_said_in_words():
+    small = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 2, "N": 2})))
+    assert "bound by launch overhead" in small
+    large = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 1 << 14, "N": 1 << 12}, "h200")))
+    assert "bound by memory (dram)" in large and "occupancy" in large
+
+
+def test_index_names_are_the_sources():
+    specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 512, "N": 256})
+    assert re.search(
+        r"grid +\d+ blocks: i = 512 in tiles of \d+; inside a block j = 256", explain(plan, specialised)
+    )
+
+
+def test_more_than_two_alternatives_are_listed():
+    specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 64, "N": 64})
+    remark = replace(plan.remarks[-1], alternatives=(("tile 1", 9.0), ("tile 2", 3.0), ("tile 4", 5.0)))
+    text = explain(replace(plan, remarks=(remark,)), specialised)
+    assert re.search(r"tile 2: 3.0 us\n +tile 4: 5.0 us\n +tile 1: 9.0 us", text)
+
+
+def test_an_op_explains_itself():
+    op = tilec.compile(EXAMPLES / "softmax.tile", target="cpu", sizes={"M": 8, "N": 8})
+    assert "kernel softmax_y: " in op.explain()
+
+
+# ---- expect ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expect", [
+    "kernels == 1", "fused(m, e, s, y)", "fused(e, y)", "traffic <= 1.05 * minimal",
+    "kernels < 2 and not kernels == 3", "kernels == 2 or traffic > 0",
+    "max(kernels, 3) == 3 and abs(0 - kernels) == 1", "kernels <= M", "true",
+])  # fmt: skip
+def test_expectations_that_hold(expect):
+    assert failure(SOFTMAX, expect, {"M": 512, "N": 512}) is None
+
+
+def test_a_failed_count_names_the_refusal():
+    message = failure(MLP, "kernels == 1", {"M": 64, "D": 32, "F": 48})
+    assert message.startswith(
+        "program.tile:4:5: error: the plan does not meet this expectation: kernels is 2\n4 |"
+    )
+    assert "program.tile:3:5: note: refused h with y: each is a contraction" in message
+
+
+def test_a_tensor_that_is_stored_is_named():
+    message = failure(MLP, "fused(h, y)", {"M": 64, "D": 32, "F": 48})
+    assert "`h` is computed in kernel mlp_h, apart from mlp_y" in message
+    assert "note: refused h with y" in message
+
+
+def test_traffic_is_told_in_bytes():
+    message = failure(MLP, "traffic <= 1.05 * minimal", {"M": 64, "D": 32, "F": 48})
+    assert re.search(r"traffic is \d+ bytes, minimal is 28672 bytes", message)
+
+
+def test_a_part_that_is_stored_counts():
+    """The sum inside `s` is written, though `s` itself is computed in its readers."""
+    text = (
+        (EXAMPLES / "attention.tile")
+        .read_text()
+        .split("\n\nop causal")[0]
+        .replace("\n}", "\n    expect fused(s, p)\n}", 1)
+    )
+    specialised, plan = planned(text, {"B": 1, "H": 1, "S": 32, "T": 32, "D": 16})
+    with pytest.raises(TileError, match=r"s\.sum|s` is computed"):
+        check_expectations(specialised, plan)
+
+
+def test_an_input_is_never_fused():
+    assert "`x` is an input" in failure(SOFTMAX, "fused(x, y)", {"M": 8, "N": 8})
+
+
+def test_all_that_fail_are_told_and_compile_refuses():
+    text = MLP.replace("EXPECT", "expect kernels == 1\n    expect fused(h, y)\n    expect kernels == 2")
+    with pytest.raises(TileError) as error:
+        tilec.compile(text, target="cpu").build(M=8, D=8, F=8)
+    assert len(error.value.diagnostics) == 2
+
+
+def test_dividing_by_nothing_is_a_mistake():
+    assert "this is no number" in failure(SOFTMAX, "kernels / 0 > 1", {"M": 8, "N": 8})

@@ -1,0 +1,224 @@
+"""Schedule files: what `plan` writes is read back as the same plan; edits are obeyed, predicted, or refused
+with reasons.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+
+from tilec import mlir
+from tilec.api import read_source
+from tilec.diagnostics import CallError
+from tilec.driver import lower
+from tilec.given import Fixed
+from tilec.mlir import ir
+from tilec.schedule import merge_schedule, read_schedule, write_schedule
+from tilec.target import load
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SIZES = {
+    "softmax": {"M": 512, "N": 512},
+    "mlp": {"M": 64, "D": 32, "F": 48},
+    "attention": {"B": 2, "H": 2, "S": 32, "T": 48, "D": 16},
+    "variance": {"M": 300, "N": 200},
+}
+
+
+def lowered(name: str, schedule=None, target: str = "cpu", sizes=None):
+    program = parse(read_source(EXAMPLES / f"{name}.tile"))
+    op = "attention" if name == "attention" else None
+    specialised = specialise(program, op, None, sizes or SIZES[name])
+    with mlir.context(), ir.Location.unknown():
+        return specialised, lower(build(specialised), load(target), schedule=schedule)
+
+
+def written(name: str, **options) -> str:
+    specialised, result = lowered(name, **options)
+    return write_schedule(result.plan, specialised)
+
+
+@pytest.fixture
+def obeyed(tmp_path):
+    """Lowers a program with the text of a schedule file."""
+
+    def run(name: str, text: str, **options):
+        path = tmp_path / f"{name}.sched.toml"
+        path.write_text(text)
+        return lowered(name, read_schedule(path), **options)[1]
+
+    return run
+
+
+def edited(text: str, *changes: tuple[str, str]) -> str:
+    for pattern, new in changes:
+        assert re.search(pattern, text, re.MULTILINE), pattern
+        text = re.sub(pattern, new, text, count=1, flags=re.MULTILINE)
+    return text
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_what_is_written_is_read_back(name, obeyed):
+    specialised, own = lowered(name)
+    again = obeyed(name, write_schedule(own.plan, specialised))
+    assert again.plan == own.plan
+    assert again.emitted == own.emitted
+
+
+def test_the_file_is_for_people():
+    text = written("softmax")
+    assert 'program = "softmax(x: f32[512, 512])" # M = 512, N = 512' in text
+    assert re.search(r"^\[plan.kernels.softmax_y\] # [\d.]+ us, bound by \w+$", text, re.MULTILINE)
+    assert re.search(
+        r"^# softmax.tile:4: fused m with e: [\d.]+ us as one kernel, [\d.]+ us as two$", text, re.MULTILINE
+    )
+    assert re.search(r"^tile = \[\d+\] # of i = 512: \d+ blocks$", text, re.MULTILINE)
+
+
+def test_a_tile_is_obeyed(obeyed):
+    result = obeyed("softmax", edited(written("softmax"), (TILE, "tile = [2]")))
+    (kernel,) = result.plan.kernels
+    assert kernel.tile == (2,) and kernel.blocks == kernel.work.blocks == 256
+    assert result.emitted.kernels[0].grid == 256
+    (remark,) = [r for r in result.plan.remarks if r.verb == "obeyed"]
+    assert "tile (2,) as" in remark.reason and "the compiler's choice" in remark.reason
+    assert dict(remark.alternatives)["the schedule's"] == kernel.prediction.time_us
+
+
+def test_loops_are_obeyed(obeyed):
+    result = obeyed(
+        "variance",
+        edited(written("variance"), (r"^mu = \[\d, \d\]|^\"mu.sum\" = \[\d, \d\]", '"mu.sum" = [0, 1]')),
+    )
+    assert any(k.loops.get("mu.sum") == (0, 1) for k in result.plan.kernels)
+
+
+def test_groups_are_obeyed(obeyed):
+    """An operation moved to a new table is a kernel of that name; what it reads goes through memory."""
+    text = edited(
+        written("softmax"),
+        (r"operations = .*$", 'operations = ["m", "e", "s"]'),
+        (r"^tile = .*$", ""),
+        (r"^y = .*\n", ""),
+    )
+    result = obeyed("softmax", text + '\n[plan.kernels.divide]\noperations = ["y"]\n')
+    assert [(k.name, k.nodes) for k in result.plan.kernels] == [
+        ("softmax_y", ("m", "e", "s")),
+        ("divide", ("y",)),
+    ]
+    assert [k.name for k in result.emitted.kernels] == ["softmax_y", "divide"]
+    (remark,) = [r for r in result.plan.remarks if r.subject == "kernels"]
+    assert "m, e, s | y as" in remark.reason and "the compiler's choice m, e, s, y" in remark.reason
+
+
+def test_inlining_is_obeyed(obeyed):
+    text = edited(
+        written("softmax"),
+        (r"^inline = .*$", 'inline = ["e"]'),
+        (r"^operations = .*$", 'operations = ["m", "s", "y"]'),
+        (r"^e = .*\n", ""),
+    )
+    result = obeyed("softmax", text)
+    assert result.plan.inlined == ("e",)
+    assert result.emitted.module.count("exp(") == 2
+
+
+def test_other_shapes_and_targets_are_not_meant(obeyed):
+    text = edited(written("softmax"), (TILE, "tile = [2]"))
+    result = obeyed("softmax", text, sizes={"M": 64, "N": 512})
+    assert "the compiler decided" in result.plan.remarks[-1].reason
+    assert [replace(k) for k in result.plan.kernels] == list(
+        lowered("softmax", sizes={"M": 64, "N": 512})[1].plan.kernels
+    )
+
+
+def test_plans_are_merged():
+    specialised, small = lowered("softmax", sizes={"M": 8, "N": 8})
+    text = written("softmax")
+    both, replaced = merge_schedule(text, small.plan, specialised)
+    assert not replaced and both.count("[[plan]]") == 2
+    assert merge_schedule(both, small.plan, specialised) == (both, False)
+    changed = both.replace("tile = [8] # of i = 8", "tile = [4] # of i = 8")
+    assert changed != both
+    again, replaced = merge_schedule(changed, small.plan, specialised)
+    assert replaced and again.count("[[plan]]") == 2
+
+
+TILE = r"^tile = \[\d+\]"
+MISTAKES = {
+    "unknown operation": ([(r'"m", "e"', '"m", "ee"')], "there is no operation `ee`", "did you mean `e`?"),
+    "operation left out": ([(r'"m", "e", ', '"m", ')], "the operation `e` is in no kernel", "under a kernel"),
+    "operation twice": ([(r'"m", "e"', '"m", "e", "e"')], "the operation `e` stands in two places", ""),
+    "unknown kernel": (
+        [(r"^operations = .*$", ""), (r"(?s)softmax_y\](.*)softmax_y.loops", r"softmax]\1softmax.loops")],
+        "there is no kernel `softmax`", "softmax_y",
+    ),
+    "tile of another rank": ([(TILE, "tile = [8, 8]")], "`tile` has 2 numbers, and the grid 1: [512]", ""),
+    "tile too large": ([(TILE, "tile = [513]")], "a tile of 513 does not fit a dimension of 512", ""),
+    "tile of nothing": ([(TILE, "tile = [0]")], "a tile of 0 does not fit", ""),
+    "tile of text": ([(TILE, 'tile = ["a"]')], "`tile` must be a list of whole numbers", ""),
+    "loops": ([(r"^m = .*$", "m = [0, 0]")], "the loops of `m` must be [0, 1] in some order", ""),
+    "loops of another": ([(r"^m = .*$", "mm = [0, 1]")], "`mm` is no operation of this", "did you mean `m`?"),
+    "unknown key": ([(r"^tile = ", "tiles = ")], "unknown key `tiles`", "did you mean `tile`?"),
+    "no target": ([(r"^target = .*$", "")], "a plan needs `target`", ""),
+    "option": (
+        [(r"\Z", "\n[plan.kernels.softmax_y.options]\nthreads = 3\n")], "`cpu` has no option `threads`", "",
+    ),
+    "inlined reduction": (
+        [(r"^inline = .*$", 'inline = ["s"]'), (r'"e", "s", "y"', '"e", "y"')],
+        "`s` cannot be computed inside its readers: it reduces", "",
+    ),
+    "inlined result": (
+        [(r"^inline = .*$", 'inline = ["y"]'), (r'"s", "y"', '"s"')],
+        "`y` cannot be computed inside its readers: it is a result", "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_named(mistake, obeyed):
+    changes, message, hint = MISTAKES[mistake]
+    with pytest.raises(CallError) as error:
+        obeyed("softmax", edited(written("softmax"), *changes))
+    (diagnostic,) = error.value.diagnostics
+    assert message in diagnostic.message
+    assert hint in (diagnostic.hint or "")
+    assert (
+        diagnostic.span.source.name.endswith("softmax.sched.toml") and diagnostic.span.line > 8
+    )  # behind the header
+
+
+def test_illegal_fusion_has_the_planners_reason(obeyed):
+    own = lowered("mlp")[1].plan
+    nodes = [n for k in own.kernels for n in k.nodes]
+    text = (
+        f'[[plan]]\nprogram = "{own.signature}"\ntarget = "cpu"\n[plan.kernels.all]\noperations = {nodes}\n'
+    )
+    with pytest.raises(CallError, match="cannot be one kernel: each is a contraction"):
+        obeyed("mlp", text)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("plan = 3", "`plan` must be a list"),
+    ("x =", "not TOML"),
+    ("[[plan]]\nkernels = 3\nprogram=''\ntarget=''", "`kernels` must be a table"),
+    ("[[plan]]\nprogram=''\ntarget=''\nkernels.a = 3", "must be a table"),
+    ("[[plan]]\nprogram=''\ntarget=''\nkernels.a.loops = {x=1}", "whole numbers"),
+])  # fmt: skip
+def test_a_file_that_is_none(tmp_path, text, message):
+    path = tmp_path / "s.toml"
+    path.write_text(text)
+    with pytest.raises(CallError, match=re.escape(message)):
+        read_schedule(path)
+    with pytest.raises(CallError, match="cannot read"):
+        read_schedule(tmp_path / "none.toml")
+
+
+def test_same_groups_in_another_order():
+    one = Fixed((("a", "b"), ("c",)), ("d", "e"))
+    assert one.same_as(Fixed((("c",), ("b", "a")), ("e", "d")))
+    assert not one.same_as(Fixed((("a",), ("b", "c")), ("d", "e")))
