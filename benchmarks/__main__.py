@@ -2,8 +2,8 @@
 python -m benchmarks docs
 
 Each row is timed and checked in a worker process: a row that fails or hangs does not stop the others. The results go to
-benchmarks/results/<date>-<machine>-<suite>.json, or to FILE. `docs` writes the figures of the newest results, and the tables
-that the code determines, into README.md and docs/.
+benchmarks/results/<date>-<machine>-<suite>.json, or to FILE. `docs` writes the figures of the newest results, and the
+tables that the code determines, into README.md and docs/.
 """
 
 from __future__ import annotations
@@ -47,7 +47,14 @@ def main() -> int:
         return 0
     rows = [r for r in rows if not options.only or any(o in r.name for o in options.only)]
     console, facts, machine = Console(), [], report.started()
-    command = [sys.executable, "-m", "benchmarks", options.suite, *(["--no-compile"] if options.no_compile else []), "--worker"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        options.suite,
+        *(["--no-compile"] if options.no_compile else []),
+        "--worker",
+    ]
     for found in runner.run(command, rows, time.monotonic() + options.limit):
         facts.append(found)
         path = report.save(options.suite, facts, options.json, machine)

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 
-
 import numpy as np
 
 from benchmarks import workloads as w
@@ -23,7 +22,9 @@ AGAIN = "tilec again"
 
 def suite() -> list[Row]:
     rows = [Row(load.name, lambda load=load: compare(load), 240) for load in _workloads()]
-    rows += [Row(f"compile {name}", lambda name=name: compile_times(name), 240) for name in ("softmax", "transformer_block")]
+    rows += [
+        Row(f"compile {name}", lambda name=name: compile_times(name), 240) for name in ("softmax", "transformer_block")
+    ]
     return rows
 
 
@@ -44,9 +45,9 @@ def _workloads() -> list[w.Workload]:
         w.rmsnorm("f32", m, n),
         w.chain(f"gelu (tanh) {tag}", "gelu_tanh(x[i, j])", lambda x: w.functional().gelu(x, approximate="tanh"), "f32",
                 SHAPE, numpy=w.np_gelu_tanh, exact=w.np_gelu_tanh, rows=256,
-                jax=lambda x: __import__("jax").nn.gelu(x, approximate=True)),
+                jax=lambda x: w.jnn().gelu(x, approximate=True)),
         w.chain(f"gelu (erf) {tag}", "gelu(x[i, j])", lambda x: w.functional().gelu(x), "f32", SHAPE,
-                exact=w.np_gelu_exact, rows=64, jax=lambda x: __import__("jax").nn.gelu(x, approximate=False)),
+                exact=w.np_gelu_exact, rows=64, jax=lambda x: w.jnn().gelu(x, approximate=False)),
         w.sums("rows", "f32", m, n),
         w.sums("columns", "f32", m, n),
         w.transpose("f32", m, n),
@@ -65,7 +66,9 @@ def compare(load: w.Workload) -> dict:
     arrays = load.draw(np.random.default_rng(0))
     op = tilec.compile(load.program, op=load.op, target="cpu")
     result = op(*arrays)
-    facts = {"group": "cpu", "sizes": load.sizes, "flops": load.flops, "kernels": len(op.kernels)} | check(load, arrays, result)
+    facts = {"group": "cpu", "sizes": load.sizes, "flops": load.flops, "kernels": len(op.kernels)} | check(
+        load, arrays, result
+    )
     facts["bytes"] = float(sum(a.nbytes for a in arrays) + result.nbytes)
     given: dict[str, Callable] = {"tilec": lambda: op(*arrays, out=result)}
     fresh: dict[str, Callable] = {"tilec": lambda: op(*arrays)}
@@ -84,8 +87,9 @@ def compare(load: w.Workload) -> dict:
             notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
     given[AGAIN], fresh[AGAIN] = given["tilec"], fresh["tilec"]
     times = on_cpu({f"{name}, out=": call for name, call in given.items()} | fresh)
-    return facts | {"times_us": {k: t.median for k, t in times.items()}, "range_us": {k: (t.low, t.high) for k, t in times.items()},
-                    "noise": _noise(times), "notes": notes}  # fmt: skip
+    facts["times_us"] = {k: t.median for k, t in times.items()}
+    facts["range_us"] = {k: (t.low, t.high) for k, t in times.items()}
+    return facts | {"noise": _noise(times), "notes": notes}
 
 
 def _noise(times: dict[str, Times]) -> float:
@@ -183,7 +187,8 @@ t1 = time.perf_counter()
 e = EXAMPLES[NAME]
 def tensors(sizes):
     arrays = e.inputs(np.random.default_rng(0), sizes).values()
-    return [torch.from_numpy(a.astype(np.float32)).to(torch.bfloat16 if a.dtype.name == "bfloat16" else torch.float32) for a in arrays]
+    kinds = {"bfloat16": torch.bfloat16}
+    return [torch.from_numpy(a.astype(np.float32)).to(kinds.get(a.dtype.name, torch.float32)) for a in arrays]
 x = tensors(e.sizes)
 t2 = time.perf_counter()
 f = torch.compile(e.torch_eager, dynamic=False)
@@ -203,7 +208,11 @@ def compile_times(name: str) -> dict:
     scripts = {"tilec": TILEC} | ({"torch.compile": TORCH} if has("torch") else {})
     for who, script in scripts.items():
         with tempfile.TemporaryDirectory() as folder:
-            variables = os.environ | {"TILEC_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": folder, "PYTHONDONTWRITEBYTECODE": ""}
+            variables = os.environ | {
+                "TILEC_CACHE_DIR": folder,
+                "TORCHINDUCTOR_CACHE_DIR": folder,
+                "PYTHONDONTWRITEBYTECODE": "",
+            }
             for state in ("fresh", "cached"):
                 command = [sys.executable, "-c", f"NAME = {name!r}\n{script}"]
                 done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)

@@ -40,7 +40,9 @@ def pages() -> Iterable[tuple[str, str, str]]:
 def table(headings: list[str], rows: Iterable[Iterable[str]], right: Iterable[int] = ()) -> str:
     right = set(right)
     rule = ["---:" if n in right else "---" for n in range(len(headings))]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (headings, rule, *rows))
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (headings, rule, *rows)
+    )
 
 
 # ---- what was measured -----------------------------------------------------------------------------------------------
@@ -68,6 +70,10 @@ def results(suite: str) -> str:
         headings, cells = report.grid(suite, report.in_tables(rows), end)
         parts.append(f"Medians, {meaning}:")
         parts.append(table(headings, cells, range(1, len(headings))))
+    headings, cells = report.compile_grid(rows)
+    if cells:
+        parts.append("Compiling, in a new process (small sizes; *next shape* is the same program for other sizes):")
+        parts.append(table(headings, cells, range(3, len(headings))))
     if lines := report.others(rows):
         parts.append("\n".join(f"- {line}" for line in lines))
     reached = report.targets(suite, rows)
@@ -106,7 +112,10 @@ def attributes() -> str:
 def functions() -> str:
     from tilec.functions import FUNCTIONS
 
-    rows = [[f"`{f.name}`", str(f.arity), _ulp(f.ulp.f32), _ulp(f.ulp.f64), f.expansion and f"`{f.expansion}`"] for f in FUNCTIONS.values()]
+    rows = [
+        [f"`{f.name}`", str(f.arity), _ulp(f.ulp.f32), _ulp(f.ulp.f64), f.expansion and f"`{f.expansion}`"]
+        for f in FUNCTIONS.values()
+    ]
     return table(["function", "arguments", "f32, ulp", "f64, ulp", "computed as"], rows, (2, 3))
 
 
@@ -115,11 +124,18 @@ def _ulp(value: float) -> str:
 
 
 def types() -> str:
-    from tilec.dtypes import DTYPES, compute_type
     from tilec.dsl.check_types import accumulator_of
 
+    from tilec.dtypes import DTYPES, compute_type
+
     rows = [
-        [f"`{t}`", f"{t.bytes}", f"`{compute_type(t)}`", f"`{accumulator_of(t)}`", f"2^-{t.mantissa}" if t.mantissa else ""]
+        [
+            f"`{t}`",
+            f"{t.bytes}",
+            f"`{compute_type(t)}`",
+            f"`{accumulator_of(t)}`",
+            f"2^-{t.mantissa}" if t.mantissa else "",
+        ]
         for t in DTYPES.values()
     ]
     return table(["type", "bytes", "computed in", "sums accumulate in", "unit roundoff"], rows, (1,))
@@ -143,7 +159,9 @@ def reductions() -> str:
         value = r.identity(F32) if r.name not in ("any", "all") else r.name == "all"
         return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
-    rows = [[f"`{r.name}`", nothing(r), f"`cum{r.name}`" if f"cum{r.name}" in SCANS else ""] for r in REDUCTIONS.values()]
+    rows = [
+        [f"`{r.name}`", nothing(r), f"`cum{r.name}`" if f"cum{r.name}" in SCANS else ""] for r in REDUCTIONS.values()
+    ]
     return table(["reduction", "of nothing", "scan"], [*rows, ["`mean`", "nan", ""], ["`logsumexp`", "-inf", ""]])
 
 

@@ -1,4 +1,4 @@
-"""The GPU suite: copy, chains, rows, sums, products, attention, every example at its bench sizes, and the host's part."""
+"""The GPU suite: copy, chains, rows, sums, products, attention, every example at its bench sizes, host time."""
 
 from __future__ import annotations
 
@@ -74,13 +74,25 @@ def copy() -> dict:
     y = torch.empty_like(x)
     times = on_gpu({"torch": lambda: y.copy_(x), "torch again": lambda: y.copy_(x)})
     noise = abs(times["torch"].median / times["torch again"].median - 1)
-    return {"group": "copy", "bytes": 2.0 * x.nbytes, "times_us": {"torch": times["torch"].median}, "noise": noise, "right": True}
+    return {
+        "group": "copy",
+        "bytes": 2.0 * x.nbytes,
+        "times_us": {"torch": times["torch"].median},
+        "noise": noise,
+        "right": True,
+    }
 
 
 def compare(load: w.Workload, compiled: bool) -> dict:
     tensors = [to_device(a) for a in load.draw(w.FastNormal(np.random.default_rng(0)))]
     facts = _compare(load.program, load.op, tensors, load.torch, load.bound, compiled, tf32="tf32" in load.name)
-    group = "matrix" if load.flops else "rows" if any(load.name.startswith(x) for x in ("softmax", "layer", "rms", "sum", "trans")) else "chain"
+    group = (
+        "matrix"
+        if load.flops
+        else "rows"
+        if any(load.name.startswith(x) for x in ("softmax", "layer", "rms", "sum", "trans"))
+        else "chain"
+    )
     return facts | {"group": group, "sizes": load.sizes, "flops": load.flops}
 
 
@@ -95,11 +107,17 @@ def example(e, compiled: bool) -> dict:
     fast = w.FastNormal(np.random.default_rng(0))
     tensors = [to_device(a) for a in e.inputs(fast, e.bench_sizes).values()]
     facts = _compare(e.path, e.op, tensors, e.torch_eager, e.bound(e.bench_sizes), compiled)
-    facts |= {"group": "example", "sizes": " ".join(f"{k}={v}" for k, v in e.bench_sizes.items()), "small_error_share": share}
+    facts |= {
+        "group": "example",
+        "sizes": " ".join(f"{k}={v}" for k, v in e.bench_sizes.items()),
+        "small_error_share": share,
+    }
     return facts | {"right": facts["right"] and share <= 1}
 
 
-def _compare(program: str | Path, name: str | None, tensors: list, peer: Callable, bound, compiled: bool, tf32=False) -> dict:
+def _compare(
+    program: str | Path, name: str | None, tensors: list, peer: Callable, bound, compiled: bool, tf32=False
+) -> dict:
     import torch
 
     import tilec

@@ -51,7 +51,9 @@ def short_name(suite: str) -> str:
     """For file names: the GPU, or the architecture and the number of cores."""
     facts = machine()
     if suite == "gpu":
-        return re.sub(r"[^a-z0-9]+", "-", facts["gpu"].split(",")[0].lower().removeprefix("nvidia ")).strip("-") or "gpu"
+        return (
+            re.sub(r"[^a-z0-9]+", "-", facts["gpu"].split(",")[0].lower().removeprefix("nvidia ")).strip("-") or "gpu"
+        )
     return f"{platform.machine()}-{facts['cores']}cores"
 
 
@@ -65,11 +67,15 @@ def versions() -> dict[str, str]:
     return found | {"commit": commit()}
 
 
+def _git(*words: str) -> str:
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def commit() -> str:
     """What is checked out, with `+` where files differ from it."""
     try:
-        run = lambda *words: subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()  # noqa: E731
-        return run("rev-parse", "--short", "HEAD") + ("+" if run("status", "--porcelain", "--untracked-files=no") else "")
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+        return _git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 

@@ -47,7 +47,9 @@ def on_cpu(candidates: dict[str, Callable], rounds: int = 9, budget: float = 0.0
     return {name: _times(s) for name, s in samples.items()}
 
 
-def on_gpu(candidates: dict[str, Callable], rounds: int = 4, budget: float = 0.1, cold: bool = True) -> dict[str, Times]:
+def on_gpu(
+    candidates: dict[str, Callable], rounds: int = 4, budget: float = 0.1, cold: bool = True
+) -> dict[str, Times]:
     """By CUDA events on the current stream; `cold` writes over the L2 cache before every call."""
     import torch
 

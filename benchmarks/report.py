@@ -40,7 +40,9 @@ def times(row: dict) -> dict[str, float]:
 
 def best_peer(row: dict, end: str = "") -> float | None:
     """The fastest of the others, in the same way of calling; on the GPU that is the only way."""
-    peers = [t for k, t in times(row).items() if k.endswith(end) and ("out=" in k) == bool(end) and not k.startswith("tilec")]
+    peers = [
+        t for k, t in times(row).items() if k.endswith(end) and ("out=" in k) == bool(end) and not k.startswith("tilec")
+    ]
     return min(peers, default=None)
 
 
@@ -74,15 +76,15 @@ def _cpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
         found.append(("cos(cos(x)) over cos(x), at most", value, 1.05, bool(value and value <= 1.05)))
     for row in rows:
         t = times(row)
-        if row["name"].startswith(FUSED):
-            if value := ratio(t.get("numpy"), t.get("tilec")):
-                found.append((f"{row['name']}: NumPy's time over ours", value, 2.0, value >= 2))
-            if value := ratio(best_peer(row), t.get("tilec")):
-                found.append((f"{row['name']}: best peer's time over ours", value, 1.0, value >= 1))
-        if row["name"].startswith("matmul"):
-            for end in (", out=", ""):
-                if value := ratio(t.get("numpy" + end), t.get("tilec" + end)):
-                    found.append((f"{row['name']}{end}: NumPy's time over ours", value, 0.7, value >= 0.7))
+        for end in WAYS["cpu"]:
+            name, ours = row["name"] + end, t.get("tilec" + end)
+            numpy, best = ratio(t.get("numpy" + end), ours), ratio(best_peer(row, end), ours)
+            if row["name"].startswith(FUSED) and numpy:
+                found.append((f"{name}: NumPy's time over ours", numpy, 2.0, numpy >= 2))
+            if row["name"].startswith(FUSED) and best:
+                found.append((f"{name}: best peer's time over ours", best, 1.0, best >= 1))
+            if row["name"].startswith("matmul") and numpy:
+                found.append((f"{name}: NumPy's time over ours", numpy, 0.7, numpy >= 0.7))
     return found
 
 
@@ -110,12 +112,14 @@ WAYS = {  # how the calls of a table are made: the ending of their names, and wh
 
 def columns(rows: list[dict], end: str) -> list[str]:
     """Names of candidates, ours first; the second timing of ours is only noise."""
-    names = dict.fromkeys(k.removesuffix(end) for r in rows for k in times(r) if k.endswith(end) and ("out=" in k) == bool(end))
+    names = dict.fromkeys(
+        k.removesuffix(end) for r in rows for k in times(r) if k.endswith(end) and ("out=" in k) == bool(end)
+    )
     return sorted((n for n in names if "again" not in n), key=lambda n: n != "tilec")
 
 
 def grid(suite: str, rows: list[dict], end: str) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of one table: times, speed, ratios over which more is better, noise, and whether it is right."""
+    """Headings and cells of one table: times, speed, ratios (more is better), noise, and whether it is right."""
     names = columns(rows, end)
     cells = []
     for row in rows:
@@ -127,16 +131,39 @@ def grid(suite: str, rows: list[dict], end: str) -> tuple[list[str], list[list[s
         base = t.get(("numpy" if suite == "cpu" else "torch") + end)
         right = {True: "yes", False: "NO"}.get(row.get("right"), "")
         line = [row["name"], *(time_text(t.get(n + end)) for n in names), speed(row, ours or t.get("torch"))]
-        cells.append([*line, _times(ratio(base, ours)), _times(ratio(best_peer(row, end), ours)), _percent(row.get("noise")), right])
+        cells.append(
+            [
+                *line,
+                _times(ratio(base, ours)),
+                _times(ratio(best_peer(row, end), ours)),
+                _percent(row.get("noise")),
+                right,
+            ]
+        )
     base = "NumPy" if suite == "cpu" else "eager"
     return ["", *names, "speed", f"over {base}", "over best", "noise", "right"], cells
+
+
+def compile_grid(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the table of compile times: `times_us` has keys "who, state, what"."""
+    whats: dict[str, None] = {}
+    lines: dict[tuple[str, str, str], dict[str, float]] = {}
+    for row in rows:
+        for key, t in times(row).items() if row.get("group") == "compile" else ():
+            who, state, what = key.split(", ")
+            whats[what] = None
+            lines.setdefault((row["name"].removeprefix("compile "), who, state), {})[what] = t
+    return ["program", "", "cache on disk", *whats], [
+        [name, who, {"fresh": "empty", "cached": "filled"}[state], *(time_text(t.get(w)) for w in whats)]
+        for (name, who, state), t in lines.items()
+    ]
 
 
 def others(rows: list[dict]) -> list[str]:
     """Lines for the rows that have no place in a table."""
     lines = []
     for row in rows:
-        if row.get("group") in ("compile", "host") and times(row):
+        if row.get("group") == "host" and times(row):
             lines.append(f"{row['name']}: " + "; ".join(f"{k} {time_text(t)}" for k, t in times(row).items()))
         if row.get("error"):
             lines.append(f"{row['name']}: {row['error']}")
@@ -148,26 +175,30 @@ def in_tables(rows: list[dict]) -> list[dict]:
     return [r for r in rows if r.get("group") not in ("compile", "host")]
 
 
+def _print(console: Console, title: str, headings: list[str], cells: list[list[str]], left: int = 1) -> None:
+    table = Table(title=title, title_justify="left")
+    for n, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if n < left else "right", no_wrap=not n)
+    for line in cells:
+        table.add_row(*line)
+    console.print(table)
+
+
 def show(suite: str, rows: list[dict], console: Console) -> None:
     console.width = max(console.width, 150)
     for end, meaning in WAYS[suite].items():
-        headings, cells = grid(suite, in_tables(rows), end)
-        table = Table(title=f"{suite}, {meaning}", title_justify="left")
-        for n, heading in enumerate(headings):
-            table.add_column(heading, justify="right" if n else "left", no_wrap=not n)
-        for line in cells:
-            table.add_row(*line)
-        console.print(table)
+        _print(console, f"{suite}, {meaning}", *grid(suite, in_tables(rows), end))
+    headings, cells = compile_grid(rows)
+    if cells:
+        _print(console, "compiling, in a new process", headings, cells, 3)
     for line in others(rows):
         console.print(line, highlight=False, markup=False)
     reached = targets(suite, rows)
     if reached:
-        table = Table(title="targets", title_justify="left")
-        for heading, justify in (("", "left"), ("reached", "right"), ("wanted", "right"), ("", "left")):
-            table.add_column(heading, justify=justify)
-        for what, value, wanted, met in reached:
-            table.add_row(what, f"{value:.2f}", f"{wanted:.2f}", "" if met else "missed")
-        console.print(table)
+        cells = [
+            [what, f"{value:.2f}", f"{wanted:.2f}", "" if met else "missed"] for what, value, wanted, met in reached
+        ]
+        _print(console, "targets", ["", "reached", "wanted", ""], cells)
     wrong = [r["name"] for r in rows if r.get("right") is False]
     failed = [r["name"] for r in rows if r.get("error")]
     console.print(f"{len(rows)} rows, {len(failed)} failed{': ' + ', '.join(failed) if failed else ''}; "

@@ -1,4 +1,4 @@
-"""Runs the rows of a suite in a process of their own. If it dies or hangs, that row has failed and the next begins anew."""
+"""Runs the rows of a suite in a process of their own. If it dies or hangs, the next row begins anew."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Workload:
-    """`numpy_out` writes into its last argument, where plain NumPy can. `exact` is the result at f64; `rows` limits it to
-    the first rows where all of them would take long. `bound` is the error allowed."""
+    """`numpy_out` writes into its last argument, where plain NumPy can. `exact` is the result at f64; `rows` limits it
+    to the first rows where all of them would take long. `bound` is the error allowed."""
 
     name: str
     program: str | Path
@@ -152,14 +152,23 @@ def jnp():
     return jax.numpy
 
 
+def jnn():
+    import jax.nn
+
+    return jax.nn
+
+
 def chain(name: str, expression: str, torch_fn: Callable, dtype: str, shape: tuple[int, int], **more) -> Workload:
-    return Workload(name, elementwise(expression, dtype), (Input(dtype, shape),), torch_fn, limit(dtype, magnitude=4), **more)
+    return Workload(
+        name, elementwise(expression, dtype), (Input(dtype, shape),), torch_fn, limit(dtype, magnitude=4), **more
+    )
 
 
 def softmax(dtype: str, m: int, n: int, **more) -> Workload:
     return Workload(
         f"softmax {m}x{n} {dtype}", rows_program("softmax", dtype), (Input(dtype, (m, n)),), lambda x: x.softmax(-1),
-        limit(dtype, n), np_softmax, exact=np_softmax, rows=256, jax=lambda x: __import__("jax").nn.softmax(x, -1), **more)  # fmt: skip
+        limit(dtype, n), np_softmax, exact=np_softmax, rows=256,
+        jax=lambda x: jnn().softmax(x, -1), **more)  # fmt: skip
 
 
 def layernorm(dtype: str, m: int, n: int, **more) -> Workload:
@@ -168,7 +177,8 @@ def layernorm(dtype: str, m: int, n: int, **more) -> Workload:
         (Input(dtype, (m, n), mean=1), Input(dtype, (n,)), Input(dtype, (n,))),
         lambda x, g, b: functional().layer_norm(x, x.shape[-1:], g, b, 1e-5), limit(dtype, n, 8), np_layernorm,
         exact=np_layernorm, rows=256,
-        jax=lambda x, g, b: (x - x.mean(-1, keepdims=True)) / jnp().sqrt(x.var(-1, keepdims=True) + 1e-5) * g + b, **more)  # fmt: skip
+        jax=lambda x, g, b: (x - x.mean(-1, keepdims=True)) * (x.var(-1, keepdims=True) + 1e-5) ** -0.5 * g + b,
+        **more)  # fmt: skip
 
 
 def rmsnorm(dtype: str, m: int, n: int, **more) -> Workload:
@@ -199,7 +209,8 @@ def transpose(dtype: str, m: int, n: int) -> Workload:
 
     program = f"op transpose(x: {dtype}[M, N]) -> (y: {dtype}[N, M]) {{ y[j, i] = x[i, j] }}"
     return Workload(
-        f"transpose {m}x{n} {dtype}", program, (Input(dtype, (m, n)),), lambda x: x.t().contiguous(), Bound(), exact, copy,
+        f"transpose {m}x{n} {dtype}", program, (Input(dtype, (m, n)),), lambda x: x.t().contiguous(), Bound(), exact,
+        copy,
         lambda x, out: out.copy_(x.t()), lambda x: jnp().copy(x.T), exact)  # fmt: skip
 
 
@@ -209,9 +220,11 @@ def matmul(dtype: str, n: int, using: str = "", label: str = "") -> Workload:
     bound = limit(dtype, n / 8, 4)
     bound = Bound(bound.rtol + rounded, bound.atol + 4 * rounded)
     return Workload(
-        f"matmul {n} {label or dtype}", matmul_program(dtype, using), (Input(dtype, (n, n)), Input(dtype, (n, n), scale)),
+        f"matmul {n} {label or dtype}", matmul_program(dtype, using),
+        (Input(dtype, (n, n)), Input(dtype, (n, n), scale)),
         lambda a, b: a @ b, bound, np.matmul, lambda a, b, out: np.matmul(a, b, out=out),
-        lambda a, b, out: torch.matmul(a, b, out=out), lambda a, b: a @ b, lambda a, b: a[:64] @ b, 64, 2.0 * n**3)  # fmt: skip
+        lambda a, b, out: torch.matmul(a, b, out=out), lambda a, b: a @ b, lambda a, b: a[:64] @ b, 64,
+        2.0 * n**3)  # fmt: skip
 
 
 def linear(dtype: str, n: int) -> Workload:
@@ -222,7 +235,8 @@ def linear(dtype: str, n: int) -> Workload:
     return Workload(
         f"matmul + bias + gelu {n} {dtype}", program,
         (Input(dtype, (n, n)), Input(dtype, (n, n), 1 / math.sqrt(n)), Input(dtype, (n,))),
-        lambda x, w, b: functional().gelu(torch.addmm(b, x, w), approximate="tanh"), limit(dtype, n / 8, 4), flops=2.0 * n**3)  # fmt: skip
+        lambda x, w, b: functional().gelu(torch.addmm(b, x, w), approximate="tanh"), limit(dtype, n / 8, 4),
+        flops=2.0 * n**3)  # fmt: skip
 
 
 def attention(b: int, h: int, s: int, d: int, causal: bool) -> Workload:

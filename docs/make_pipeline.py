@@ -40,7 +40,9 @@ def main() -> None:
     arrow = {"arrowstyle": "-|>", "color": INK, "lw": 1.3, "shrinkA": 0, "shrinkB": 0}
     for n, (name, holds, colour) in enumerate(BOXES):
         x, y = place(n)
-        axes.add_patch(FancyBboxPatch((x, y), WIDTH, HEIGHT, boxstyle="round,pad=0,rounding_size=0.09", fc=colour, ec=INK, lw=1.1))
+        axes.add_patch(
+            FancyBboxPatch((x, y), WIDTH, HEIGHT, boxstyle="round,pad=0,rounding_size=0.09", fc=colour, ec=INK, lw=1.1)
+        )
         axes.text(x + WIDTH / 2, y + 0.77, name, ha="center", va="center", weight="bold", size=11, color=INK)
         axes.text(x + WIDTH / 2, y + 0.34, holds, ha="center", va="center", size=9, color=INK, linespacing=1.15)
         if n % 5:
@@ -56,14 +58,25 @@ def main() -> None:
         edge = y + HEIGHT if up else y
         tip = edge + (0.3 if up else -0.3)
         begin, end = (tip, edge) if up else (edge, tip)  # what is above goes in, what is below comes out
-        axes.annotate("", (x + WIDTH / 2, end), (x + WIDTH / 2, begin), arrowprops={**arrow, "color": QUIET, "lw": 1, "ls": "--"})
-        axes.text(x + WIDTH / 2, tip + (0.07 if up else -0.07), text, ha="center", va="bottom" if up else "top", size=9, color=QUIET)
+        axes.annotate(
+            "", (x + WIDTH / 2, end), (x + WIDTH / 2, begin), arrowprops={**arrow, "color": QUIET, "lw": 1, "ls": "--"}
+        )
+        axes.text(
+            x + WIDTH / 2,
+            tip + (0.07 if up else -0.07),
+            text,
+            ha="center",
+            va="bottom" if up else "top",
+            size=9,
+            color=QUIET,
+        )
 
     note(0, "softmax.tile", True)
     note(3, "schedule file, target file:\nthe only place that weighs cost", True)
     note(9, "CPU: Numba cfunc, parallel blocks\nGPU: cubin, launched by the driver", False)
     axes.text(place(6)[0] + WIDTH + GAP / 2, place(5)[1] - 0.37,
-              "MLIR, upstream dialects only, from build to map.\nEvery stage's text is a dump that can be read back and run.",
+              "MLIR, upstream dialects only, from build to map.\n"
+              "Every stage's text is a dump that can be read back and run.",
               ha="center", va="top", size=9, color=QUIET)  # fmt: skip
     right = place(4)[0] + WIDTH
     axes.set_xlim(-0.15, right + 0.15)

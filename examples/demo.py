@@ -69,7 +69,13 @@ class GpuArray:
 
     @property
     def __cuda_array_interface__(self) -> dict:
-        return {"version": 3, "shape": self.like.shape, "typestr": "|V2", "data": (self.pointer, False), "strides": None}
+        return {
+            "version": 3,
+            "shape": self.like.shape,
+            "typestr": "|V2",
+            "data": (self.pointer, False),
+            "strides": None,
+        }
 
 
 def to_gpu(array: np.ndarray):
@@ -111,10 +117,13 @@ def main() -> None:
     example = EXAMPLES["transformer_block"]
     sizes = SIZES[device] | {k: int(v) for k, v in (s.split("=") for s in options.sizes.split(",") if s)}
 
-    console.print(f"[bold]{example.path.name}[/]: causal attention with rotary positions and a gated MLP, bf16, for the {device.upper()}")
+    console.print(
+        f"[bold]{example.path.name}[/]: causal attention with rotary positions and a gated MLP, bf16, "
+        f"for the {device.upper()}"
+    )
     rng = np.random.default_rng(0)
     op = tilec.compile(example.path, op=example.op, target=device)
-    for checked in ([CHECKED, sizes] if device == "cuda" and not options.sizes else [sizes]):
+    for checked in [CHECKED, sizes] if device == "cuda" and not options.sizes else [sizes]:
         inputs = example.inputs(rng, checked)
         arrays = [to_gpu(a) if device == "cuda" else a for a in inputs.values()]
         out = to_gpu(np.zeros_like(inputs["x"])) if device == "cuda" else None
@@ -138,7 +147,12 @@ def main() -> None:
     for heading, justify in (("kernel", "left"), ("computes", "left"), ("blocks", "right"), ("predicted", "right")):
         table.add_column(heading, justify=justify)
     for kernel, planned in zip(op.kernels, op.plan.kernels):
-        table.add_row(kernel.name.removeprefix("transformer_block_"), ", ".join(planned.nodes), str(kernel.grid), f"{kernel.predicted_us:.0f} us")
+        table.add_row(
+            kernel.name.removeprefix("transformer_block_"),
+            ", ".join(planned.nodes),
+            str(kernel.grid),
+            f"{kernel.predicted_us:.0f} us",
+        )
     console.print(table)
     if op.plan.inlined:
         console.print(f"computed where they are read, never stored: {', '.join(op.plan.inlined)}")
@@ -147,7 +161,9 @@ def main() -> None:
     console.print(f"sizes      {' '.join(f'{n}={v}' for n, v in sizes.items())}")
     console.print(f"result     [green]{verdict}[/]")
     console.print(f"first call {first:.2f} s, compiling included; found in the cache it is less")
-    console.print(f"time       {1e3 * median:.2f} ms, {operations / median / 1e9:.1f} GFLOP/s (median of {len(times)} calls)")
+    console.print(
+        f"time       {1e3 * median:.2f} ms, {operations / median / 1e9:.1f} GFLOP/s (median of {len(times)} calls)"
+    )
 
 
 def example_names(op: tilec.Op) -> list[str]:

@@ -1,13 +1,15 @@
 """A contraction in one block of a CPU kernel: its factors, packed into panels.
 
-A block computes C[r, c] += left[r, k] * right[c, k]. Rows, columns and k run over boxes of the program's dimensions: a
-convolution's column may be a place (n, h, w), its k a place (c, r, s) of the window. A factor is a value of the
-operation's body; packing computes it once for each place and lays it out as the register kernel reads it:
+A block computes C[r, c] += left[r, k] * right[c, k]. Rows, columns and k run over boxes of the program's
+dimensions: a convolution's column may be a place (n, h, w), its k a place (c, r, s) of the window. A factor
+is a value of the operation's body; packing computes it once for each place and lays it out as the register
+kernel reads it:
 
     for p { for lane { panels[panel, p, lane] = factor(row = panel * width + lane, k = p) } }
 
-So whatever a factor is (converted, scaled, padded, gathered, transposed), the kernel reads contiguous memory: im2col
-is packing. A panel's lanes are `width` places along one dimension, the side's last; lanes beyond its end are 0.
+So whatever a factor is (converted, scaled, padded, gathered, transposed), the kernel reads contiguous memory:
+im2col is packing. A panel's lanes are `width` places along one dimension, the side's last; lanes beyond its
+end are 0.
 
 Source: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008).
 """
@@ -29,9 +31,11 @@ Size = int | ir.Value
 
 @dataclass(frozen=True)
 class Side:
-    """One factor and the dimensions that it alone keeps, the last the lanes' one. `box` is the size of a whole tile.
+    """One factor and the dimensions that it alone keeps, the last the lanes' one. `box` is the size of a
+    whole tile.
 
-    `sizes` is how much of the box this block has; `along` the dimension along which the factor lies in memory.
+    `sizes` is how much of the box this block has; `along` the dimension along which the factor lies in
+    memory.
     """
 
     factor: ir.Value
@@ -67,7 +71,14 @@ class Contraction:
         width, along = option("registers"), [own[k] for k in option("along")]
         factors = self._factors(rows)
         self.left, self.right = (
-            Side(f, dims, tuple(min(tile[d], self._limit(sizes[d])) for d in dims), tuple(sizes[d] for d in dims), w, a)
+            Side(
+                f,
+                dims,
+                tuple(min(tile[d], self._limit(sizes[d])) for d in dims),
+                tuple(sizes[d] for d in dims),
+                w,
+                a,
+            )
             for f, dims, w, a in zip(factors, (rows, columns), width, along)
         )
         self.inner, self.depths = inner, [max(1, d) for d in option("depths")]
@@ -96,7 +107,7 @@ class Contraction:
                     sizes[d] = memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
         return sizes
 
-    # ---- the body ----------------------------------------------------------------------------------------------------
+    # ---- the body ------------------------------------------------------------------------------------------
 
     def _factors(self, rows: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
         """Left and right: the left depends on rows."""
@@ -181,7 +192,7 @@ class Evaluation:
         return mlir.definition(value).block != body or value in self.mapping
 
 
-# ---- loops -----------------------------------------------------------------------------------------------------------
+# ---- loops -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -230,9 +241,12 @@ def loops(sizes: dict[int, Size], at: dict[int, ir.Value]) -> Iterator[None]:
 
 @contextmanager
 def panels_of(side: Side) -> Iterator[tuple[dict[int, ir.Value], ir.Value, ir.Value]]:
-    """A nest over the panels of a side: its outer dimensions' indices, where the lanes start, the panel's number."""
+    """A nest over the panels of a side: indices of its outer dimensions, where the lanes start, its number."""
     at: dict[int, ir.Value] = {}
-    with loops(dict(zip(side.dims[:-1], side.sizes)), at), loop(0, panels_in(side.sizes[-1], side.width)) as t:
+    with (
+        loops(dict(zip(side.dims[:-1], side.sizes)), at),
+        loop(0, panels_in(side.sizes[-1], side.width)) as t,
+    ):
         terms, below = [(t, 1)], side.row
         for d, extent in list(zip(side.dims, side.box))[-2::-1]:
             terms.append((at[d], below))
@@ -240,11 +254,11 @@ def panels_of(side: Side) -> Iterator[tuple[dict[int, ir.Value], ir.Value, ir.Va
         yield at, sum_of([(t, side.width)]), sum_of(terms)
 
 
-# ---- packing ---------------------------------------------------------------------------------------------------------
+# ---- packing -----------------------------------------------------------------------------------------------
 
 
 class Block:
-    """A step along k: `start` of each inner dimension, how far it goes, and so how many products there are."""
+    """A step along k: the `start` of each inner dimension, how far it goes, how many products that makes."""
 
     def __init__(self, contraction: Contraction, start: dict[int, ir.Value]):
         c = self.contraction = contraction
@@ -254,9 +268,9 @@ class Block:
 
     @property
     def count(self) -> Size:
-        """Products in all: a dimension that the step cuts has all inner ones whole, and outer ones one at a time."""
+        """Products in all: of a dimension that the step cuts, all inner ones are whole, outer ones single."""
         count, cut = 1, None
-        for d, size in self.extents.items():
+        for size in self.extents.values():
             if isinstance(size, int):
                 count *= size
             else:
@@ -264,58 +278,68 @@ class Block:
                 cut = size
         return count if cut is None else sum_of([(cut, count)])
 
-    def pack(self, side: Side, panels: ir.Value, at: dict[int, ir.Value]) -> None:
-        """Fills all panels of one factor; `at` are the indices of the batch.
 
-        The loops over lanes have `width` iterations, which is what SIMD compilers do best, with zeros for missing lanes.
-        """
-        c, lane = self.contraction, side.dims[-1]
-        with panels_of(side) as (outer, first, number):
-            evaluation = Evaluation(c, side.factor, at | outer)
-            steps: dict[int, ir.Value] = {}
+class Packing:
+    """Fills the panels of one factor for a block of k.
 
-            def enter(d: int) -> None:
-                evaluation.enter(d, sum_of([(first if d == lane else self.start[d], 1), (steps[d], 1)]))
+    The loops nest such that the innermost goes along memory: along the lanes, or along one dimension of k.
+    Those over lanes have `width` iterations, which is what SIMD compilers do best, and store 0 for lanes
+    beyond the end.
+    """
 
-            def store(value: ir.Value) -> None:
-                p = sum_of([(steps[d], stride) for d, stride in self.strides.items()])
-                memref.StoreOp(value, panels, [number, p, steps[lane]])
+    def __init__(self, block: Block, side: Side, panels: ir.Value):
+        self.block, self.side, self.panels = block, side, panels
+        self.lane, inner = side.dims[-1], block.contraction.inner
+        along_k = [d for d in inner if d != side.along] + [side.along]
+        self.order = [self.lane, *along_k] if side.along in inner else [*inner, self.lane]
+        self.steps: dict[int, ir.Value] = {}
 
-            def walk(dims: list[int]) -> None:
-                if not dims:
-                    return store(evaluation.value)
-                with loop(0, side.width if dims[0] == lane else self.extents[dims[0]]) as steps[dims[0]]:
-                    if dims[0] == lane and rest(side.sizes[-1], first, side.width) != side.width:
-                        guarded(dims[1:])
-                    else:
-                        enter(dims[0])
-                        walk(dims[1:])
+    def fill(self, at: dict[int, ir.Value]) -> None:
+        """`at` are the indices of the batch."""
+        with panels_of(self.side) as (outer, self.first, self.number):
+            self.full = rest(self.side.sizes[-1], self.first, self.side.width) == self.side.width
+            self.evaluation = Evaluation(self.block.contraction, self.side.factor, at | outer)
+            self._walk(self.order)
 
-            def guarded(dims: list[int]) -> None:
-                """The loops inside that of the lanes, some of which may be beyond the end."""
-                inside = arith.cmpi(arith.CmpIPredicate.slt, sum_of([(first, 1), (steps[lane], 1)]), _value(side.sizes[-1]))
-                zero = mlir.constant(0, c.element)
-                branch = scf.IfOp(inside, [] if dims else [c.element], has_else=True)
-                with ir.InsertionPoint(branch.then_block):
-                    enter(lane)
-                    walk(dims) if dims else None
-                    scf.YieldOp([] if dims else [evaluation.value])
-                with ir.InsertionPoint(branch.else_block):
-                    if dims:
-                        with loops({d: self.extents[d] for d in dims}, steps):
-                            store(zero)
-                    scf.YieldOp([] if dims else [zero])
-                if not dims:
-                    store(branch.results[0])
+    def _walk(self, dims: list[int]) -> None:
+        if not dims:
+            self._store(self.evaluation.value)
+            return
+        d, *others = dims
+        with loop(0, self.side.width if d == self.lane else self.block.extents[d]) as self.steps[d]:
+            if d == self.lane and not self.full:
+                self._lane_or_zero(others)
+            else:
+                self._enter(d)
+                self._walk(others)
 
-            walk(self._order(side))
+    def _enter(self, d: int) -> None:
+        start = self.first if d == self.lane else self.block.start[d]
+        self.evaluation.enter(d, sum_of([(start, 1), (self.steps[d], 1)]))
 
-    def _order(self, side: Side) -> list[int]:
-        """Loops such that the innermost goes along memory: along the lanes, or along one dimension of k."""
-        inner, lane = self.contraction.inner, side.dims[-1]
-        if side.along not in inner:
-            return [*inner, lane]
-        return [lane, *(d for d in inner if d != side.along), side.along]
+    def _lane_or_zero(self, dims: list[int]) -> None:
+        """What the loop over lanes holds where the last panel is not full; `dims` are the loops inside."""
+        element = self.block.contraction.element
+        lane = sum_of([(self.first, 1), (self.steps[self.lane], 1)])
+        inside = arith.cmpi(arith.CmpIPredicate.slt, lane, _value(self.side.sizes[-1]))
+        zero = mlir.constant(0, element)
+        branch = scf.IfOp(inside, [] if dims else [element], has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            self._enter(self.lane)
+            if dims:
+                self._walk(dims)
+            scf.YieldOp([] if dims else [self.evaluation.value])
+        with ir.InsertionPoint(branch.else_block):
+            if dims:
+                with loops({d: self.block.extents[d] for d in dims}, self.steps):
+                    self._store(zero)
+            scf.YieldOp([] if dims else [zero])
+        if not dims:
+            self._store(branch.results[0])
+
+    def _store(self, value: ir.Value) -> None:
+        p = sum_of([(self.steps[d], stride) for d, stride in self.block.strides.items()])
+        memref.StoreOp(value, self.panels, [self.number, p, self.steps[self.lane]])
 
 
-__all__ = ["Block", "Contraction", "Side", "loop", "loops", "panels_of"]
+__all__ = ["Block", "Contraction", "Packing", "Side", "loop", "loops", "panels_of"]

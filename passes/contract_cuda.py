@@ -14,7 +14,7 @@ from __future__ import annotations
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import arith, gpu, ir, nvvm
-from tilec.passes.contract_epilogue import Epilogue
+from tilec.passes.contract_epilogue import Epilogue, buffer
 from tilec.passes.contract_problem import Blocks, Options, Problem, Thread, below
 from tilec.passes.contract_stage import Stage
 from tilec.passes.contract_tile import FmaTile, MmaTile
@@ -55,9 +55,10 @@ def _map(function: ir.Operation, options: Options, blocks: Blocks, grid: list[in
     with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
         _pipeline(problem, tile, stages)
     with (block.after or [block.contraction])[-1].location:
-        epilogue = Epilogue(problem, block.after, tile.sums, tile.vector, mlir.entry(function))
-        with tile.slots() as slot:
-            epilogue.store(slot)
+        gpu.BarrierOp()  # the staged tiles are read for the last time: their memory serves the epilogue
+        chunks = tile.chunks()
+        shared = buffer(chunks, options.threads // 32, problem.accumulator, overlay=True)
+        Epilogue(problem, block.after, thread, shared, thread.warp).store(chunks)
     block.erase()
 
 

@@ -1,9 +1,16 @@
-"""What follows a contraction in its kernel, computed on the elements of C that a thread holds, and stored.
+"""What follows a contraction in its kernel, computed on the elements of C that a warp holds, and stored.
 
-    for row, column { if inside { for lane { y1[lane] = gelu(c[row, column + lane] + b1[lane]) }   y[...] = y1 } }
+    for chunk {                                           // a few rows and columns: every index of a register is constant
+        shared[warp] = c[chunk]                           // in the order in which the matrix units left them
+        for row, column {                                 // in the order of memory: neighbours for one access
+            c1 = shared[warp, row, column : column + 8]
+            for lane { y1[lane] = gelu(c1[lane] + b1[lane]) }
+            y[...] = y1 } }
 
 The operations behind the contraction walk the same elements, so each is computed where its operands are: nothing between
-the contraction and the kernel's results is ever in memory.
+the contraction and the kernel's results is ever in global memory. The way through shared memory gives accesses of 16 bytes
+and keeps the code short: sums in registers can only be named by constants, so what computes on them directly is written
+out as often as a thread has sums.
 """
 
 from __future__ import annotations
@@ -11,9 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilec import mlir
-from tilec.mlir import ir, memref, vector
-from tilec.passes.contract_problem import PRIVATE, Problem, all_of, local
-from tilec.passes.contract_tile import Slot
+from tilec.mlir import arith, ir, memref, nvvm, vector
+from tilec.passes.contract_problem import PRIVATE, SHARED, Problem, Thread, all_of, local
+from tilec.passes.contract_tile import Chunk
 from tilec.passes.loops import loop, sum_of, when
 from tilec.passes.stage_cuda import is_local, root
 
@@ -28,22 +35,59 @@ class Use:
     dims: tuple[int, ...]
 
 
-class Epilogue:
-    """`store(slot)` finishes `width` adjacent elements of C: those of one slot of the tile."""
+def buffer(chunks: list[Chunk], warps: int, element: ir.Type, overlay: bool) -> ir.Value:
+    """Shared memory for one chunk of every warp; with `overlay`, where staged tiles were."""
+    made = memref.AllocOp(local([warps, chunks[0].rows, chunks[0].columns], element, SHARED), [], [])
+    if overlay:
+        made.operation.attributes["tilec.overlay"] = ir.UnitAttr.get()
+    return made.result
 
-    def __init__(self, problem: Problem, after: list[ir.Operation], sums: ir.Value, width: int, where: ir.Block):
-        self.problem, self.after, self.sums, self.where = problem, after, sums, where
+
+class Epilogue:
+    """`store(chunks)` finishes what a warp holds of C."""
+
+    def __init__(self, problem: Problem, after: list[ir.Operation], thread: Thread, buffer: ir.Value, warp: ir.Value):
+        self.problem, self.after, self.thread, self.buffer, self.warp = problem, after, thread, buffer, warp
         self.lane_dim = problem.right.dims[-1]
-        self.width = width
-        self.adjacent = self._adjacent()
         self.result = problem.operands[-1]
         self.tiles: dict[Use, ir.Value] = {}
 
-    def _adjacent(self) -> bool:
-        """Whether a slot's elements are neighbours along one dimension, all inside or all outside."""
-        side, width = self.problem.right, self.width
-        extent = self._extent()
-        return width > 1 and side.box[-1] % width == 0 and extent % width == 0 and (len(side.dims) == 1 or side.size % side.box[-1] == 0)
+    def store(self, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            self._synchronise()  # the chunk before has been read
+            chunk.spill(self._put)
+            self._synchronise()
+            width = self._width(chunk)
+            per_row = chunk.columns // width
+            with loop(chunk.rows * per_row // 32) as i:
+                number = sum_of([(i, 32), (self.thread.lane, 1)])
+                row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
+                self._elements(chunk, row, arith.muli(column, mlir.index(width)), width)
+
+    def _synchronise(self) -> None:
+        nvvm.SyncWarpOp(mlir.constant(-1, ir.IntegerType.get_signless(32)))
+
+    def _place(self, row: ir.Value, column: ir.Value) -> list[ir.Value]:
+        """Rows are turned by 8 columns against each other, so that those that a warp writes at a time lie in other banks."""
+        turns = min(4, ir.MemRefType(self.buffer.type).shape[2] // 8)
+        turned = arith.muli(arith.andi(row, mlir.index(turns - 1)), mlir.index(8))
+        return [self.warp, row, arith.xori(column, turned)]
+
+    def _put(self, value: ir.Value, row: ir.Value, column: ir.Value) -> None:
+        place = self._place(row, column)
+        if isinstance(value.type, ir.VectorType):
+            vector.StoreOp(value, self.buffer, place)
+        else:
+            memref.StoreOp(value, self.buffer, place)
+
+    def _width(self, chunk: Chunk) -> int:
+        """Elements that a thread finishes side by side: neighbours along one dimension, all inside or all outside."""
+        side, extent = self.problem.right, self._extent()
+        written = [u for op in (self.problem.op, *self.after) for u in uses_of(op)[len(mlir.inputs_of(op)) :] if not is_local(u.value)]
+        bits = min(max(8, ir.MemRefType(u.value.type).element_type.width) for u in written)
+        sizes = [side.box[-1], extent, chunk.columns] + ([side.size] if len(side.dims) > 1 else [])
+        widest = min(8, WIDE // bits, chunk.rows * chunk.columns // 32)
+        return next(w for w in (8, 4, 2, 1) if w <= widest and all(s % w == 0 for s in sizes))
 
     def _extent(self) -> int:
         """The whole extent of the innermost column dimension; 1 where it is not known."""
@@ -54,19 +98,12 @@ class Epilogue:
                         return size
         return 1
 
-    def store(self, slot: Slot) -> None:
-        row, column, place = slot
-        if self.adjacent:
-            self._elements(row, column, place, self.width)
-            return
-        with loop(self.width) as lane:
-            at = [*place[:-1], sum_of([(place[-1], 1), (lane, 1)])]
-            self._elements(row, sum_of([(column, 1), (lane, 1)]), at, 1)
-
-    def _elements(self, row: ir.Value, column: ir.Value, place: list[ir.Value], width: int) -> None:
+    def _elements(self, chunk: Chunk, row: ir.Value, column: ir.Value, width: int) -> None:
         problem = self.problem
-        at = problem.coordinates((problem.left, row), (problem.right, column))
+        m, n = chunk.place(row, column)
+        at = problem.coordinates((problem.left, m), (problem.right, n))
         condition = all_of(problem.inside(problem.left, at) + problem.inside(problem.right, at))
+        place = self._place(row, column)
         if condition is None:
             self._finish(at, place, width)
             return
@@ -77,18 +114,40 @@ class Epilogue:
 
     def _finish(self, at: dict[int, ir.Value], place: list[ir.Value], width: int) -> None:
         loaded = self._load(at, width)
+        sums = self._sums(place, width)
         stored: dict[Use, ir.Value] = {}
         with loop(width) as lane:
             along = {**at, self.lane_dim: sum_of([(at[self.lane_dim], 1), (lane, 1)])}
-            value = memref.LoadOp(self.sums, [*place[:-1], sum_of([(place[-1], 1), (lane, 1)])]).result
+            value = memref.LoadOp(sums, [lane]).result
             known = {root(self.result): value}
             (use,) = [u for u in uses_of(self.problem.op) if u.value == self.result]
             self._keep(use, value, along, lane, width, stored)
             for op in self.after:
                 self._operation(op, known, loaded, along, lane, width, stored)
         for use, tile in stored.items():
-            type_ = ir.VectorType.get([width], ir.MemRefType(use.value.type).element_type)
-            vector.StoreOp(vector.LoadOp(type_, tile, [mlir.index(0)]).result, use.value, [at[d] for d in use.dims])
+            for begin, type_, place in self._pieces(use, at, width):
+                vector.StoreOp(vector.LoadOp(type_, tile, [mlir.index(begin)]).result, use.value, place)
+
+    def _pieces(self, use: Use, at: dict[int, ir.Value], width: int):
+        """Accesses of at most 16 bytes: first element, type and place of each."""
+        element = ir.MemRefType(use.value.type).element_type
+        piece = min(width, WIDE // max(8, element.width))
+        for begin in range(0, width, piece):
+            along = {**at, self.lane_dim: sum_of([(at[self.lane_dim], 1)], begin)}
+            yield begin, ir.VectorType.get([piece], element), [along[d] for d in use.dims]
+
+    def _sums(self, place: list[ir.Value], width: int) -> ir.Value:
+        """A thread's sums out of shared memory, by accesses of at most 16 bytes."""
+        element = ir.MemRefType(self.buffer.type).element_type
+        tile = self._tile(Use(self.buffer, (self.lane_dim,)), width)
+        piece = min(width, WIDE // element.width)
+        if width == 1:
+            memref.StoreOp(memref.LoadOp(self.buffer, place).result, tile, [mlir.index(0)])
+        for begin in range(0, width if width > 1 else 0, piece):
+            at = [*place[:-1], sum_of([(place[-1], 1)], begin)]
+            loaded = vector.LoadOp(ir.VectorType.get([piece], element), self.buffer, at).result
+            vector.StoreOp(loaded, tile, [mlir.index(begin)])
+        return tile
 
     def _operation(self, op, known, loaded, at, lane, width, stored) -> None:
         body, count = mlir.body_of(op), len(mlir.inputs_of(op))
@@ -133,10 +192,9 @@ class Epilogue:
             for use, argument in zip(uses_of(op)[: len(mlir.inputs_of(op))], mlir.body_of(op).arguments):
                 if use in found or argument not in live or is_local(use.value) or use.value == self.result or not self._wide(use, width):
                     continue
-                type_ = ir.VectorType.get([width], ir.MemRefType(use.value.type).element_type)
                 found[use] = self._tile(use, width)
-                loaded = vector.LoadOp(type_, use.value, [at[d] for d in use.dims]).result
-                vector.StoreOp(loaded, found[use], [mlir.index(0)])
+                for begin, type_, place in self._pieces(use, at, width):
+                    vector.StoreOp(vector.LoadOp(type_, use.value, place).result, found[use], [mlir.index(begin)])
         return found
 
     def _wide(self, use: Use, width: int) -> bool:
@@ -144,11 +202,11 @@ class Epilogue:
         if not use.dims or use.dims[-1] != self.lane_dim or self.lane_dim in use.dims[:-1]:
             return False
         type_ = ir.MemRefType(root(use.value).type)
-        return type_.shape[-1] % width == 0 and 16 <= width * max(8, type_.element_type.width) <= WIDE
+        return type_.shape[-1] % width == 0 and width * max(8, type_.element_type.width) >= 16
 
     def _tile(self, use: Use, width: int) -> ir.Value:
         if use not in self.tiles:
-            with ir.InsertionPoint.at_block_begin(self.where):
+            with ir.InsertionPoint.at_block_begin(self.thread.block):
                 type_ = local([width], ir.MemRefType(use.value.type).element_type, PRIVATE)
                 self.tiles[use] = memref.AllocaOp(type_, [], []).result
         return self.tiles[use]

@@ -136,9 +136,10 @@ class Problem:
     def inside(self, side: Side, at: dict[int, ir.Value]) -> list[ir.Value]:
         """Conditions under which a row or column exists."""
         found = []
+        outermost = next((n for n, extent in enumerate(side.box) if extent > 1), 0)  # its digit goes on beyond the box
         for n, d in enumerate(side.dims):
             size = self.sizes[d]
-            if isinstance(size, ir.Value) or (n == 0 and not side.full):
+            if isinstance(size, ir.Value) or (n == outermost and not side.full):
                 found.append(below(at[d], size))
         return found
 

@@ -1,6 +1,7 @@
 """The product of two staged tiles, by thread: on the vector units, or by `mma.sync` on the matrix units.
 
-Each says which elements of C a thread holds, `slots`, and adds one staged tile of k to them, `multiply`.
+Each adds one staged tile of k to the sums that a thread holds, `multiply`, and gives them out in pieces, `chunks`: a piece
+is a few rows and columns of C that one warp holds, which it writes to shared memory in one order and reads in another.
 
     fma:       a[8 x 4] = 8 loads of 4 k   b[4 x 8] = 8 loads of 4 columns      c[8 x 8] += a b            (vector.contract)
     mma.sync:  a = ldmatrix of 16x16       b = ldmatrix of 16x16                c[16 x 8] += a b           (nvgpu.mma.sync)
@@ -10,8 +11,9 @@ Fragments of mma.sync: PTX ISA, "Matrix Fragments for mma.m16n8k16", and "ldmatr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from tilec import mlir
 from tilec.mlir import arith, ir, memref, nvgpu, vector
@@ -19,8 +21,16 @@ from tilec.passes.contract_problem import PRIVATE, Problem, Side, Thread, local
 from tilec.passes.contract_stage import Stage
 from tilec.passes.loops import loop, sum_of
 
-Slot = tuple[ir.Value, ir.Value, list[ir.Value]]
-"""Row, first column, and the indices of the accumulator of the first column; the last index counts columns."""
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows and columns of C that a warp holds. `spill(put)` calls `put(value, row, column)` with a thread's part of it, a
+    vector or a scalar; `place(row, column)` is where that is in the block's tile. Columns are neighbours in groups of 8."""
+
+    rows: int
+    columns: int
+    spill: Callable[[Callable[[ir.Value, ir.Value, ir.Value], None]], None]
+    place: Callable[[ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 
 class FmaTile:
@@ -30,14 +40,15 @@ class FmaTile:
     """
 
     def __init__(self, problem: Problem, thread: Thread):
-        self.problem = problem
+        self.problem, self.thread = problem, thread
         warps_m, warps_n = problem.options.warps
         self.tall, self.broad = 4 * warps_m, 8 * warps_n  # threads along rows and columns
         self.high, self.wide = problem.left.size // self.tall, problem.right.size // self.broad
         self.group = min(4, 16 // (problem.element.width // 8))  # elements of a shared load
-        warp_row, warp_column = arith.divui(thread.warp, mlir.index(warps_n)), arith.remui(thread.warp, mlir.index(warps_n))
-        self.row = sum_of([(warp_row, 4), (arith.divui(thread.lane, mlir.index(8)), 1)])
-        self.column = sum_of([(warp_column, 8), (arith.remui(thread.lane, mlir.index(8)), 1)])
+        self.warp_row = arith.divui(thread.warp, mlir.index(warps_n))
+        self.warp_column = arith.remui(thread.warp, mlir.index(warps_n))
+        self.row = sum_of([(self.warp_row, 4), (arith.divui(thread.lane, mlir.index(8)), 1)])
+        self.column = sum_of([(self.warp_column, 8), (arith.remui(thread.lane, mlir.index(8)), 1)])
         self.sums = memref.AllocaOp(local([self.high, self.wide], problem.accumulator, PRIVATE), [], []).result
         self.parts = {
             "left": self._part(problem.left, self.high), "right": self._part(problem.right, self.wide)
@@ -83,23 +94,33 @@ class FmaTile:
         total = vector.ContractionOp(c.type, a, b, c, ir.ArrayAttr.get(maps), ir.ArrayAttr.get(kinds)).result
         vector.StoreOp(total, self.sums, [mlir.index(0)] * 2)
 
-    @contextmanager
-    def slots(self) -> Iterator[Slot]:
-        with loop(self.high) as i, loop(self.wide // self.vector) as j:
-            if self.problem.left.major:
-                row = sum_of([(i, self.tall), (self.row, 1)])
+    def chunks(self) -> list[Chunk]:
+        """One for each of a thread's rows: a warp's 4 threads along rows, all of its columns."""
+        return [Chunk(4, 8 * self.wide, partial(self._spill, i), partial(self._place, i)) for i in range(self.high)]
+
+    def _spill(self, i: int, put) -> None:
+        row = arith.divui(self.thread.lane, mlir.index(8))
+        mine = arith.remui(self.thread.lane, mlir.index(8))
+        with loop(self.wide // self.vector) as j:
+            at = [mlir.index(i), arith.muli(j, mlir.index(self.vector))]
+            if self.vector == 1:
+                value = memref.LoadOp(self.sums, at).result
             else:
-                g, rest = arith.divui(i, mlir.index(self.group)), arith.remui(i, mlir.index(self.group))
-                row = sum_of([(g, self.group * self.tall), (self.row, self.group), (rest, 1)])
-            column = sum_of([(j, self.broad * self.vector), (self.column, self.vector)])
-            yield row, column, [i, arith.muli(j, mlir.index(self.vector))]
+                value = vector.LoadOp(ir.VectorType.get([self.vector], self.problem.accumulator), self.sums, at).result
+            put(value, row, sum_of([(j, 8 * self.vector), (mine, self.vector)]))
+
+    def _place(self, i: int, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
+        group = 1 if self.problem.left.major else self.group
+        mine = sum_of([(self.warp_row, 4 * group), (row, group)], i // group * group * self.tall + i % group)
+        width = 8 * self.vector
+        j, rest = arith.divui(column, mlir.index(width)), arith.remui(column, mlir.index(width))
+        return mine, sum_of([(j, self.broad * self.vector), (self.warp_column, width), (rest, 1)])
 
 
 class MmaTile:
     """A warp holds `high` x `wide` fragments of 16 x 8; a thread two adjacent columns of each, in two rows."""
 
     K = 16
-    vector = 2
 
     def __init__(self, problem: Problem, thread: Thread):
         self.problem, self.thread = problem, thread
@@ -158,12 +179,31 @@ class MmaTile:
         total = nvgpu.MmaSyncOp(type_, a.result, b.result, c.result, shape).result
         vector.StoreOp(total, self.sums, place)
 
-    @contextmanager
-    def slots(self) -> Iterator[Slot]:
-        with loop(self.high) as i, loop(2) as half, loop(self.wide) as j:
-            row = sum_of([(self.row, 1), (i, 16), (half, 8), (arith.shrui(self.thread.lane, mlir.index(2)), 1)])
-            column = sum_of([(self.column, 1), (j, 8), (arith.andi(self.thread.lane, mlir.index(3)), 2)])
-            yield row, column, [i, j, half, mlir.index(0)]
+    def chunks(self) -> list[Chunk]:
+        """16 rows and up to 64 columns each."""
+        columns = chunk_columns(self.columns)
+        parts = [(i, first) for i in range(self.high) for first in range(0, self.columns, columns)]
+        return [Chunk(16, columns, partial(self._spill, i, first, columns), partial(self._place, i, first)) for i, first in parts]
+
+    def _spill(self, i: int, first: int, columns: int, put) -> None:
+        with loop(2) as half, loop(columns // 8) as j:
+            at = [mlir.index(i), sum_of([(j, 1)], first // 8), half, mlir.index(0)]
+            value = vector.LoadOp(ir.VectorType.get([2], self.problem.accumulator), self.sums, at).result
+            put(value, *fragment_place(self.thread, half, j))
+
+    def _place(self, i: int, first: int, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
+        return sum_of([(self.row, 1), (row, 1)], 16 * i), sum_of([(self.column, 1), (column, 1)], first)
+
+
+def chunk_columns(columns: int) -> int:
+    """The widest part of a warp's columns, up to 64, that divides them."""
+    return next(c for c in (64, 32, 16) if columns % c == 0)
+
+
+def fragment_place(thread: Thread, half: ir.Value, j: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Row and first column of a thread's two elements in fragment `j` of 16 x 8, of which it has the upper and lower half."""
+    row = sum_of([(half, 8), (arith.shrui(thread.lane, mlir.index(2)), 1)])
+    return row, sum_of([(j, 8), (arith.andi(thread.lane, mlir.index(3)), 2)])
 
 
 def whole(memory: ir.Value) -> ir.Value:

@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
-from tilec.mlir import arith, func, gpu, ir, memref, nvgpu, nvvm, scf
-from tilec.passes.contract_epilogue import Epilogue
+from tilec.mlir import arith, func, gpu, ir, memref, nvgpu, nvvm, scf, vector
+from tilec.passes.contract_epilogue import Epilogue, buffer
 from tilec.passes.contract_problem import PRIVATE, SHARED, Blocks, Options, Problem, Side, Thread, local
-from tilec.passes.contract_tile import Slot
+from tilec.passes.contract_tile import Chunk, chunk_columns, fragment_place
 from tilec.passes.loops import loop, sum_of, when
 from tilec.passes.stage_cuda import root
 
@@ -67,9 +68,8 @@ def _multiply_tile(function, options: Options, tiles, operations, ring: _Ring, s
     with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
         state[:] = ring.multiply(problem, state)
     with (block.after or [block.contraction])[-1].location:
-        epilogue = Epilogue(problem, block.after, ring.sums, 2, mlir.entry(function))
-        with shape.slots() as slot:
-            epilogue.store(slot)
+        warp = sum_of([(shape.thread.warp, 1)], -4)  # among those that multiply
+        Epilogue(problem, block.after, shape.thread, ring.buffer, warp).store(shape.chunks(ring.sums))
     _erase(operations)
 
 
@@ -111,14 +111,21 @@ class _Shape:
         """Which 64 rows are this warpgroup's."""
         return mlir.index(0) if self.groups == 1 else sum_of([(self.warpgroup, 1)], -1)
 
-    @contextmanager
-    def slots(self) -> Iterator[Slot]:
+    def chunks(self, sums: ir.Value) -> list[Chunk]:
+        """A warp has 16 of its warpgroup's rows and all columns."""
+        columns = chunk_columns(8 * self.wide)
+        firsts = range(0, 8 * self.wide, columns)
+        return [Chunk(16, columns, partial(self._spill, sums, first, columns), partial(self._place, first)) for first in firsts]
+
+    def _spill(self, sums: ir.Value, first: int, columns: int, put) -> None:
+        with loop(2) as half, loop(columns // 8) as j:
+            at = [sum_of([(j, 1)], first // 8), half, mlir.index(0)]
+            value = vector.LoadOp(ir.VectorType.get([2], ir.MemRefType(sums.type).element_type), sums, at).result
+            put(value, *fragment_place(self.thread, half, j))
+
+    def _place(self, first: int, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
         warp = arith.andi(self.thread.warp, mlir.index(3))
-        with loop(2) as half, loop(self.wide) as j:
-            lane_row = arith.shrui(self.thread.lane, mlir.index(2))
-            row = sum_of([(self.half, 64), (warp, 16), (half, 8), (lane_row, 1)])
-            column = sum_of([(j, 8), (arith.andi(self.thread.lane, mlir.index(3)), 2)])
-            yield row, column, [j, half, mlir.index(0)]
+        return sum_of([(self.half, 64), (warp, 16), (row, 1)]), sum_of([(column, 1)], first)
 
 
 @dataclass
@@ -148,6 +155,7 @@ class _Ring:
         kind = f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {self.slots}>"
         self.full, self.empty = (nvgpu.MBarrierCreateOp(ir.Type.parse(kind)).result for _ in range(2))
         self.sums = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
+        self.buffer = buffer(shape.chunks(self.sums), 4 * shape.groups, problem.accumulator, overlay=False)
         with when(arith.cmpi(arith.CmpIPredicate.eq, shape.thread.number, mlir.index(0))):
             with loop(self.slots) as slot:
                 nvgpu.MBarrierInitOp(self.full, mlir.index(1), slot)

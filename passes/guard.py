@@ -4,8 +4,8 @@
     x = load a[i1]                             ->   y = if inside { load a[i] } else { 0 }
     y = select(i >= 0 and i < 10, x, 0)
 
-The clamped form has no branch, but its subscript is no sum of loop variables, so a loop of it becomes a gather. The
-guarded form is one that SIMD compilers turn into a masked load.
+The clamped form has no branch, but its subscript is no sum of loop variables, so a loop of it becomes a
+gather. The guarded form is one that SIMD compilers turn into a masked load.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ def guard_loads(block: ir.Block) -> None:
             continue
         condition, taken, otherwise = op.operands
         load = mlir.definition(taken)
-        if load is not None and load.name == "memref.load" and load.block == block and len(mlir.uses(taken)) == 1:
+        if (
+            load is not None
+            and load.name == "memref.load"
+            and load.block == block
+            and len(mlir.uses(taken)) == 1
+        ):
             _guard(op, load, condition, otherwise)
 
 
@@ -68,7 +73,8 @@ def _unclamped(index: ir.Value, known: set[tuple[ir.Value, bool, int]]) -> ir.Va
     raw = _unclamped(inner, known)
     from_below = upper.name == "arith.maxsi"
     implied = bound is not None and any(
-        value == raw and below == from_below and (at >= bound if below else at <= bound + 1) for value, below, at in known
+        value == raw and below == from_below and (at >= bound if below else at <= bound + 1)
+        for value, below, at in known
     )
     return raw if implied else index
 

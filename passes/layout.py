@@ -4,11 +4,11 @@ Along every kernel dimension a coordinate of the block's tile is
 
     ((chunk * steps + step) * threads + thread) * vector + lane
 
-`thread` is this thread's place along the dimension, a few bits of its number; `vector` elements of one memory access lie
-side by side; `steps` are unrolled, so that what a thread holds of them can be in registers; `chunks` are a loop.
+`thread` is this thread's place along the dimension, a few bits of its number; `vector` elements of one memory access
+lie side by side; `steps` are unrolled, so that what a thread holds of them can be in registers; `chunks` are a loop.
 
-All operations of a kernel use one layout: a value that one operation makes is read by the thread that made it, without a
-barrier. Threads along a dimension that an operation lacks do the same work and hold the same values.
+All operations of a kernel use one layout: a value that one operation makes is read by the thread that made it, without
+a barrier. Threads along a dimension that an operation lacks do the same work and hold the same values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loops in which a thread walks its elements: steps unrolled by the compiler below, guards where a tile is not full."""
+"""The loops in which a thread walks its elements: unrolled steps, and guards where a tile is not full."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def delinearise(number: ir.Value, counts: list[int]) -> list[ir.Value]:
 
 @dataclass
 class Place:
-    """One slot of a thread: step and lane along every dimension of a loop nest, and where that is in the block's tile."""
+    """One slot of a thread: step and lane along every dimension of a loop nest, and where in the block's tile."""
 
     layout: Layout
     steps: dict[int, ir.Value]

@@ -1,14 +1,16 @@
 """map, for CUDA: a block's operations become what each of its threads does.
 
-    generic [parallel, reduction] ins(x) outs(s) { add }   ->   s1 = 0
-                                                                for chunk { for step { x1[step] = load x[...]  (a vector) }
-                                                                            for step, lane { s1 = s1 + x1[step, lane] } }
-                                                                s1 = s1 + shuffle(s1), ...
+    generic [parallel, reduction] ins(x) outs(s) { add }
+    ->
+    s1 = 0
+    for chunk { for step { x1[step] = load x[...]  (a vector) }
+                for step, lane { s1 = s1 + x1[step, lane] } }
+    s1 = s1 + shuffle(s1), ...
 
-The layout (`passes/layout.py`) says which elements are a thread's. A private tile shrinks to a thread's part of it. Every
-operation loads what it needs of global memory first, computes on registers, and stores last: several independent loads are
-then in flight. A reduction over threads is finished by shuffles within a warp and workgroup memory across warps, in an
-order that never varies; every thread of the reduced dimensions then holds the result.
+The layout (`passes/layout.py`) says which elements are a thread's. A private tile shrinks to a thread's part of it.
+Every operation loads what it needs of global memory first, computes on registers, and stores last: several independent
+loads are then in flight. A reduction over threads is finished by shuffles within a warp and workgroup memory across
+warps, in an order that never varies; every thread of the reduced dimensions then holds the result.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def map_cuda(module: ir.Operation) -> None:
 
 
 class _Kernel:
-    """Maps one kernel. `tiles` takes a block's private memory to this thread's part of it, and the dimensions of that."""
+    """Maps one kernel. `tiles` takes a block's private memory to this thread's part of it, and its dimensions."""
 
     def __init__(self, function: ir.Operation, plan: ir.DictAttr):
         self.function = function
@@ -189,10 +191,11 @@ class _Generic:
         return spaces in ([None, "private"], ["private", None])
 
     def _reduce(self) -> None:
-        """One chunk of the parallel dimensions: states start, elements are added, threads' states combined and stored."""
+        """One chunk of the parallel dimensions: states start, elements are added, threads' states are combined."""
         for n in self.states:
             self._start(n)
-        self._load([n for n in range(self.count) if n not in self.tiles and not set(self.places[n]) & set(self.reduced_loops)])
+        outside = [n for n in range(self.count) if not set(self.places[n]) & set(self.reduced_loops)]
+        self._load([n for n in outside if n not in self.tiles])
         self._enter(self.reduced_loops, self._chunk)
         if self.states and self.scanned is None:
             across_threads(self, Combiner(self.op, self.states))

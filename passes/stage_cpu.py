@@ -1,17 +1,18 @@
-"""stage, for the CPU: a contraction's tile is computed from packed panels, by a kernel that holds its sums in registers.
+"""stage, for the CPU: a contraction's tile is computed from packed panels, by a kernel that holds its sums in
+registers.
 
     generic [m, n, k] { add; mul }   ->   for k0 in steps of k {
                                             pack the right factor's panels, then the left one's
                                             for each panel of columns, for each panel of rows {
                                               c = mr x nr sums, loaded from the tile
-                                              for p { b = load right[p]; c += left[p, i] * b }     // vector.fma
+                                              for p { b = load right[p]; c += left[p, i] * b }  // vector.fma
                                               store c } }
 
-A panel of columns stays in L1 while the rows' panels, which are in L2, go by. The tile of sums is the output itself, or
-scratch: where the tile may be no whole number of panels, with room up to the next whole one.
+A panel of columns stays in L1 while the rows' panels, which are in L2, go by. The tile of sums is the output
+itself, or scratch: where the tile may be no whole number of panels, with room up to the next whole one.
 
-Sources: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008); Low et al., "Analytical
-modeling is enough for high-performance BLIS" (TOMS 2016).
+Sources: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008); Low et al.,
+"Analytical modeling is enough for high-performance BLIS" (TOMS 2016).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir, linalg, memref, scf, vector
-from tilec.passes.contract_cpu import Block, Contraction, Side, loop, loops, panels_of
+from tilec.passes.contract_cpu import Block, Contraction, Packing, Side, loop, loops, panels_of
 from tilec.passes.guard import guard_loads
 
 
@@ -35,7 +36,9 @@ def stage_cpu(module: ir.Operation) -> None:
             continue
         plan = ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])
         if "registers" in plan:
-            (op,) = [o for o in mlir.walk(function) if mlir.is_generic(o) and "reduction" in mlir.iterators_of(o)]
+            (op,) = [
+                o for o in mlir.walk(function) if mlir.is_generic(o) and "reduction" in mlir.iterators_of(o)
+            ]
             guard_loads(mlir.body_of(op))
             with ir.InsertionPoint(op), op.location:
                 _contract(Contraction(op, plan))
@@ -48,8 +51,8 @@ def _contract(c: Contraction) -> None:
     at: dict[int, ir.Value] = {}
     with loops(c.batch, at):
         with _steps(c) as block:
-            block.pack(c.right, right, at)
-            block.pack(c.left, left, at)
+            Packing(block, c.right, right).fill(at)
+            Packing(block, c.left, left).fill(at)
             with panels_of(c.right) as (columns, first_column, j), panels_of(c.left) as (rows, first_row, i):
                 place = at | rows | columns | {c.left.dims[-1]: first_row, c.right.dims[-1]: first_column}
                 _registers(c, _corner(c, tile, place), _panel(left, i), _panel(right, j), block.count)
@@ -94,11 +97,11 @@ def _view(source: ir.Value, offsets: list[ir.Value | int], sizes: list[int]) -> 
     return memref.SubViewOp(type_, source, dynamic, [], [], known, sizes, [1] * len(sizes)).result
 
 
-# ---- the register kernel ---------------------------------------------------------------------------------------------
+# ---- the register kernel -----------------------------------------------------------------------------------
 
 
 def _registers(c: Contraction, tile: ir.Value, left: ir.Value, right: ir.Value, count) -> None:
-    """tile += left * right over `count` products. The sums are the loop's variables, each a vector along columns."""
+    """tile += left * right over `count` products. The sums are the loop's variables: vectors along columns."""
     mr, vectors = c.left.width, c.right.width // c.lanes
     type_ = ir.VectorType.get([c.lanes], c.element)
     at = [(i, j) for i in range(mr) for j in range(vectors)]
@@ -114,13 +117,15 @@ def _registers(c: Contraction, tile: ir.Value, left: ir.Value, right: ir.Value, 
         new, column = [], _view(left, [0, p, 0], [1, 1, mr])
         for i in range(mr):
             x = vector.BroadcastOp(type_, memref.LoadOp(column, [zero, zero, mlir.index(i)]).result).result
-            new += [vector.FMAOp(x, b[j], walk.inner_iter_args[i * vectors + j]).result for j in range(vectors)]
+            new += [
+                vector.FMAOp(x, b[j], walk.inner_iter_args[i * vectors + j]).result for j in range(vectors)
+            ]
         scf.YieldOp(new)
     for value, place in zip(walk.results, places):
         vector.StoreOp(value, tile, place)
 
 
-# ---- where the sums are ----------------------------------------------------------------------------------------------
+# ---- where the sums are ------------------------------------------------------------------------------------
 
 
 def _tile_of_sums(c: Contraction) -> tuple[ir.Value, Callable[[], None]]:
@@ -152,7 +157,7 @@ def _whole(c: Contraction, d: int, size: int) -> int:
 
 
 def _fits(c: Contraction, out: ir.Value, shape: list[int]) -> bool:
-    """Whether the register kernel may write whole panels into `out`: it has room, and columns lie side by side."""
+    """Whether the register kernel may write whole panels into `out`: it has room, columns lie side by side."""
     type_ = ir.MemRefType(out.type)
     strides, _ = type_.get_strides_and_offset()
     return list(type_.shape) == shape and strides[c.places[-1].index(c.right.dims[-1])] == 1
@@ -199,7 +204,9 @@ def _take_fill(c: Contraction, tile: ir.Value) -> None:
     """The value that the output was filled with goes to the tile instead."""
     fills = [u for u in mlir.uses(c.operands[-1]) if u.name == "linalg.fill"]
     if len(fills) != 1:
-        raise InternalError(f"{mlir.get_string(c.op, 'tilec.name')} adds to sums that it does not start", "stage")
+        raise InternalError(
+            f"{mlir.get_string(c.op, 'tilec.name')} adds to sums that it does not start", "stage"
+        )
     linalg.fill(fills[0].operands[0], outs=[tile])
     fills[0].erase()
 

@@ -7,9 +7,9 @@
                                                 generic max ins(x1) outs(m)
                                                 generic exp ins(x1, m) outs(y)
 
-A private tile still has the block's shape here: `map` deals it out to the threads. It needs a layout in which every thread
-holds all its elements at once (`Layout.whole`); other tiles go to workgroup memory, where each thread reads only what it
-wrote. Reductions accumulate in tiles, never in global memory, and are copied out when complete.
+A private tile still has the block's shape here: `map` deals it out to the threads. It needs a layout in which every
+thread holds all its elements at once (`Layout.whole`); other tiles go to workgroup memory, where each thread reads only
+what it wrote. Reductions accumulate in tiles, never in global memory, and are copied out when complete.
 """
 
 from __future__ import annotations
@@ -135,8 +135,10 @@ def _keep_inputs(generics: list[ir.Operation], layout: Layout) -> None:
 
 
 def _turn_inputs(op: ir.Operation, along: list[int], layout: Layout) -> None:
-    """Inputs that are contiguous along a dimension of `along` pass through workgroup memory: there the threads that read
-    neighbours are not those that use neighbours. One element more a row spreads a column over all banks."""
+    """Inputs that are contiguous along a dimension of `along` pass through workgroup memory.
+
+    The threads that read neighbours are not those that use them. One element more a row spreads columns over all banks.
+    """
     for n, (value, dims) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
         if is_local(value) or not dims or dims[-1] not in along or layout.lane not in dims:
             continue

@@ -123,6 +123,13 @@ def make_key(*parts: str | bytes) -> str:
     return digest.hexdigest()
 
 
+@cache
+def runtime_digest() -> str:
+    """A hash of this folder's sources: generated kernels are compiled together with the functions they import."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return make_key(*(part for path in sources for part in (path.name, path.read_bytes())))
+
+
 def load(key: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
     """What was saved under `key`, or None if there is nothing whole."""
     folder = _folder("entries")

@@ -1,12 +1,14 @@
-"""SIMD vectors for emitted CPU kernels: a Numba type for each LLVM vector type, and the four operations tiles are made of.
+"""SIMD vectors for emitted CPU kernels: a Numba type for each LLVM vector type, and the four operations tiles
+are made of.
 
     b = load_f32x16(panel, at)              # sixteen elements, of any alignment
     a = splat_f32x16(x)                     # one element in every lane
     c = fma_f32x16(a, b, c)                 # a * b + c, rounded once
     store_f32x16(tile, at, c)
 
-Numba has no vectors of its own, and what its loops become is up to LLVM's vectoriser, which will not keep a tile of sums
-in registers. A variable of these types is one LLVM value, so that a loop over them is the loop that the processor runs.
+Numba has no vectors of its own, and what its loops become is up to LLVM's vectoriser, which will not keep a
+tile of sums in registers. A variable of these types is one LLVM value, so that a loop over them is the loop
+that the processor runs.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def cached_kernel(source: str, entry: str, chip: str, threads: int, **options: A
     from tilec.runtime import cache
 
     written = repr(sorted((k, tuple(v) if isinstance(v, (list, tuple)) else v) for k, v in options.items()))
-    key = cache.make_key("cubin", source, entry, chip, str(threads), written, *versions())
+    key = cache.make_key("cubin", source, entry, chip, str(threads), written, cache.runtime_digest(), *versions())
     if (found := cache.load(key)) is not None and (cubin := _from_cache(*found)) is not None:
         return cubin, True
     cubin = compile_kernel(source, entry, chip, threads, **options)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from tilec.runtime.cuda_define import asm, define, ptx
+from tilec.runtime.cuda_trig import trigonometric
 
 # libdevice's accurate functions (largest errors: CUDA Programming Guide, "Mathematical Functions"), not
 # `.approx` ones.
@@ -232,6 +233,7 @@ def _build() -> dict[str, Callable[[], Any]]:
         table[f"not_equal_{dtype}"] = partial(_compare, "not_equal", "une", dtype)
         for function in (*_LIBDEVICE, *_LIBDEVICE_2):
             table[f"{function}_{dtype}"] = partial(_libdevice, function, dtype)
+    table |= {f"{name}_f32": partial(trigonometric, name) for name in ("sin", "cos")}
     return table
 
 

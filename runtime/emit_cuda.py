@@ -12,6 +12,7 @@ once loops are unrolled, which puts them in registers, or plain variables where 
 
 from __future__ import annotations
 
+import re
 from math import prod
 
 from tilec import mlir
@@ -42,7 +43,9 @@ def emit_cuda(module: ir.Module) -> Emitted:
     constants = sorted(used & {"inf", "nan"})
     if constants:
         header.append(f"from math import {', '.join(constants)}")
-    header += ["from tilec.runtime.cuda_intrinsics import (", *(f"    {n}," for n in sorted(used - {"inf", "nan"})), ")"]
+    printed = set(re.findall(r"\w+", " ".join([*(k.text for k in kernels), *definitions.values()])))
+    names = sorted((used & printed) - {"inf", "nan"})
+    header += ["from tilec.runtime.cuda_intrinsics import (", *(f"    {n}," for n in names), ")"]
     header += ["", *(f"{n} = {call}" for n, call in definitions.items())] if definitions else []
     text = "\n".join([*header, "", ""]) + "\n\n\n".join(k.text for k in kernels) + "\n"
     return Emitted(name, text, tuple(kernels), steps, temporaries)
@@ -196,7 +199,11 @@ class _CudaPrinter(Printer):
     def allocate_shared(self, op: ir.Operation) -> None:
         type_ = ir.MemRefType(op.results[0].type)
         size = prod(type_.shape) * element_bytes(type_.element_type)
-        base, element = self.reserve(size), str(type_.element_type)
+        element = str(type_.element_type)
+        if "tilec.overlay" in op.attributes:  # what lies at the start is no longer in use
+            base, self.shared = "shared", max(self.shared, size)
+        else:
+            base = self.reserve(size)
         self.memory[op.results[0]] = Memory(base, 0, strides_of(type_), element, tuple(type_.shape), "shared")
 
     def reserve(self, size: int) -> str:
@@ -240,18 +247,19 @@ class _CudaPrinter(Printer):
         """A vector moves between a private tile and memory, never through variables."""
         if store_made(self, op):
             return
-        source, place = self.vectors[op.operands[0]]
-        target, at = self.address(op.operands[1], list(op.operands)[2:])
-        kind = f"{_dtype(source.element)}x{prod(ir.VectorType(op.operands[0].type).shape)}"
-        if "shared" in (source.space, target.space):
-            array, at, action, cell = (target, at, "load", (source, place)) if target.space == "array" else (source, place, "store", (target, at))
-            self.line(f"{self.use(f'shared_{action}_{kind}')}({array.base}, {at}, {_bytes(*cell)})")
-        elif target.space == "array":
-            read_only = "" if source.base in self.written else "_stream" if _is_once(op.operands[0].owner) else "_nc"
-            self.line(f"{self.use(f'load_{kind}{read_only}')}({target.base}, {at}, {_bytes(source, place)})")
-        else:
-            once = "_stream" if _is_once(op) else ""
-            self.line(f"{self.use(f'store_{kind}{once}')}({source.base}, {place}, {_bytes(target, at)})")
+        source = self.vectors[op.operands[0]]
+        target = self.address(op.operands[1], list(op.operands)[2:])
+        loads = target[0].space == "array"
+        (array, slot), (memory, at) = (target, source) if loads else (source, target)
+        action, hint, once = "load" if loads else "store", "", _is_once(op.operands[0].owner if loads else op)
+        if memory.space == "shared":
+            action = f"shared_{action}"
+        elif once and not (loads and memory.base in self.written):
+            hint = "_stream"
+        elif loads and memory.base not in self.written:
+            hint = "_nc"
+        kind = f"{_dtype(array.element)}x{prod(ir.VectorType(op.operands[0].type).shape)}"
+        self.line(f"{self.use(f'{action}_{kind}{hint}')}({array.base}, {slot}, {_bytes(memory, at)})")
 
     # ---- expressions -------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ def contract_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
             count = ir.IntegerAttr(op.attributes["n"]).value
             name = printer.define(f"cp_async_wait_{count}", "cp_async_wait", f"({count})")
             printer.line(f"{name}()")
+        case "nvvm.bar.warp.sync":
+            printer.line(f"{printer.use('warp_barrier')}()")
         case name if name in HOPPER:
             HOPPER[name](printer, op)
         case _:

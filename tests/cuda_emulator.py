@@ -1,7 +1,7 @@
-"""Runs emitted CUDA kernels without a GPU: they are plain Python, so every CUDA thread becomes a thread of this process.
+"""Runs emitted CUDA kernels without a GPU: they are plain Python, so every CUDA thread becomes a thread here.
 
-Device functions are stand-ins that keep their types (float32 stays float32, integers wrap) and check addresses: an access
-outside an array, or a vector that is not aligned, is an error. Blocks run one after another.
+Device functions are stand-ins that keep their types (float32 stays float32, integers wrap) and check addresses: an
+access outside an array, or a vector that is not aligned, is an error. Blocks run one after another.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def _cast(value, kind):
 
 
 SCALAR = {
-    **{n: getattr(np, n) for n in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos", "tan", "tanh")},
-    **{n: getattr(np, n) for n in ("fabs", "ceil", "floor", "rint", "maximum", "minimum", "fmod")},
+    **{n: getattr(np, n) for n in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos")},
+    **{n: getattr(np, n) for n in ("tan", "tanh", "fabs", "ceil", "floor", "rint", "maximum", "minimum", "fmod")},
     "rsqrt": lambda x: 1 / np.sqrt(x), "erf": lambda x: math.erf(x) if x == x else x, "pow": np.power,
     "fma": lambda a, b, c: a * b + c, "not_equal": lambda a, b: bool(a != b), "is_nan": lambda a: bool(a != a),
 }  # fmt: skip

@@ -23,6 +23,7 @@ class MatrixIntrinsics(Intrinsics):
         self.cp_async_wait = lambda count: lambda: self._land(count)
         self.cp_async_16 = lambda target, source, size: self._mine("copies").append((int(target), int(source), int(size)))
         self.contract = _contract
+        self.warp_barrier = lambda: self._meet(self.state.block.warps[self.state.thread // 32])
         self.mbarrier_fence = lambda: None
         self.set_registers = lambda count, more: lambda: None
         self.tma_load = lambda rank: self._tma_load

@@ -12,7 +12,7 @@ from expectations import EXAMPLES, Example, Sizes
 import tilec
 
 SHAPES = {
-    # a tile's size, one less and one more; primes; ones. What repeats is cut to the number of sizes that an example has.
+    # Given to an example's sizes in their order, again from the first where there are more sizes.
     "small": None,
     "ones": [1],
     "around a tile": [63, 64, 65, 3, 2],
@@ -33,7 +33,21 @@ EVEN = {"rotary": "D", "transformer_block": "D"}  # a head is made of pairs
 ODD = {"conv2d": "RS"}  # a window has a middle
 SMALL = {"conv2d": {"R": 3, "S": 5}}
 NOTHING = {  # sizes that may be 0, one at a time
-    **{name: ["M"] for name in ("cos_cos", "softmax", "log_softmax", "layernorm", "rmsnorm", "jacobi", "top1", "cumsum", "linear", "mlp")},
+    **{
+        name: ["M"]
+        for name in (
+            "cos_cos",
+            "softmax",
+            "log_softmax",
+            "layernorm",
+            "rmsnorm",
+            "jacobi",
+            "top1",
+            "cumsum",
+            "linear",
+            "mlp",
+        )
+    },
     **{name: ["N"] for name in ("transpose", "gelu", "variance")},
     "batched_einsum": ["B", "I", "J"],
     "attention": ["B", "S"],
@@ -53,7 +67,15 @@ def sizes_of(example: Example, shape: str) -> Sizes:
     sizes = {name: values[n % len(values)] for n, name in enumerate(example.sizes)} | SMALL.get(example.name, {})
     for name in EVEN.get(example.name, ""):
         sizes[name] += sizes[name] % 2
-    if example.name in ("attention", "causal_attention", "transformer_block", "conv2d", "batched_einsum", "max_pool", "rotary"):
+    if example.name in (
+        "attention",
+        "causal_attention",
+        "transformer_block",
+        "conv2d",
+        "batched_einsum",
+        "max_pool",
+        "rotary",
+    ):
         keep = {"B": 2, "H": 3 if "attention" in example.name else sizes.get("H", 1)}
         sizes |= {k: min(v, keep[k]) for k, v in sizes.items() if k in keep and v > 1}
     return sizes
@@ -209,6 +231,6 @@ def test_gather_outside_on_a_gpu(rng):
     torch = pytest.importorskip("torch")
     op = tilec.compile(EXAMPLES["embedding"].path)
     table = torch.zeros((5, 8), dtype=torch.bfloat16, device="cuda")
-    with pytest.raises(tilec.CallError, match="embedding.tile:3"):
+    with pytest.raises(tilec.CallError, match=r"embedding\.tile:3"):
         op(torch.tensor([[1, 5]], dtype=torch.int32, device="cuda"), table)
         torch.cuda.synchronize()

@@ -185,6 +185,6 @@ def test_batches(text, sizes, expected, tile, monkeypatch):
 @pytest.mark.parametrize("text, expected", [(MATMUL, lambda a, b: a @ b), (TURNED, lambda a, b: a.T @ b.T)])
 @pytest.mark.parametrize("tile", [("wgmma", 64, 64, 64, (4, 1)), ("wgmma", 128, 128, 64, (8, 1))])
 def test_wgmma(text, expected, tile, monkeypatch):
-    monkeypatch.setattr(plan_cuda_contraction, "STAGES", 2)
+    monkeypatch.setitem(plan_cuda_contraction.DEEPEST, "wgmma", 2)
     result = check(text, ("bf16", "bf16"), {"M": 136, "N": 72, "K": 200}, tile, expected, monkeypatch)
     assert "tma_load_2d" in result.emitted.module

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tilec.diagnostics import Source
 from tilec.dsl.check import check
 from tilec.dsl.parse import parse
+
+from tilec.diagnostics import Source
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -62,7 +62,9 @@ def test_command_succeeds(command, tmp_path):
     for path in (ROOT / "examples").glob("*.tile"):  # some pages name programs without their folder
         (tmp_path / path.name).write_bytes(path.read_bytes())
     words = shlex.split(command, comments=True)[1:]
-    done = subprocess.run([sys.executable, "-c", MAIN, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -92,6 +94,9 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_anchors_exist(page):
-    headings = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text(page), re.MULTILINE)}
+    headings = {
+        re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-")
+        for h in re.findall(r"^#+ (.*)$", text(page), re.MULTILINE)
+    }
     for anchor in re.findall(r"\]\(#([\w-]+)\)", text(page)):
         assert anchor in headings, f"{page}: #{anchor}"

@@ -173,3 +173,11 @@ def test_all_that_fail_are_told_and_compile_refuses():
 
 def test_dividing_by_nothing_is_a_mistake():
     assert "this is no number" in failure(SOFTMAX, "kernels / 0 > 1", {"M": 8, "N": 8})
+
+
+def test_intensity_is_of_the_unit_that_the_ridge_is_of():
+    """Total operations over a ridge of `exp`s a byte would call this kernel compute-bound."""
+    text = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 4096, "N": 4096}, "h200")))
+    assert re.search(
+        r"intensity +0.1\d special operations a byte, the ridge is at [\d.]+: below it memory", text
+    )

@@ -48,7 +48,9 @@ def check(example, inputs, schedule=None):
 
 
 @pytest.mark.parametrize("example", ALL)
-def test_examples(example, rng):
+def test_examples(example, rng, monkeypatch):
+    """Contractions on scalar units: the emulator has no matrix units."""
+    monkeypatch.setattr(plan_cuda, "choose_contraction", lambda *_: None)
     check(example, example.inputs(rng))
 
 
@@ -68,7 +70,8 @@ def test_any_layout(example, seed, rng, monkeypatch):
     """A plan is a choice: every layout computes the same."""
     monkeypatch.setattr(plan_cuda, "choose_contraction", lambda *_: None)
     draw = np.random.default_rng(seed)
-    check(example, example.inputs(rng), lambda plan: replace(plan, kernels=tuple(_shuffled(k, draw) for k in plan.kernels)))
+    shuffle = lambda plan: replace(plan, kernels=tuple(_shuffled(k, draw) for k in plan.kernels))  # noqa: E731
+    check(example, example.inputs(rng), shuffle)
 
 
 def _shuffled(kernel, draw):
@@ -89,8 +92,9 @@ def _shuffled(kernel, draw):
     tile = tuple(spans[d] * int(draw.integers(1, steps[d] + 1)) for d in kernel.grid)
     order = tuple(d for d in order if counts[d] > 1)
     used = int(np.prod([counts[d] for d in order], initial=1))
-    options = dict(threads=max(32, used), thread_order=order, thread_counts=tuple(counts), vectors=tuple(vectors), steps=tuple(steps))
-    return replace(kernel, tile=tile, options=kernel.options | options | {"turn": ()})
+    options = {"threads": max(32, used), "thread_order": order, "thread_counts": tuple(counts)}
+    options |= {"vectors": tuple(vectors), "steps": tuple(steps), "turn": ()}
+    return replace(kernel, tile=tile, options=kernel.options | options)
 
 
 PROGRAMS = {
@@ -100,7 +104,7 @@ PROGRAMS = {
     "scan down columns": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = cumsum[i](x[i, j]) }", {"x": (37, 12)}),
     "running maximum": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = cummax[j](x[i, j]) }", {"x": (3, 300)}),
     "smallest in columns": ("op f(x: f32[M, N]) -> (y: i64[N]) { y[j] = argmin[i](x[i, j]) }", {"x": (41, 8)}),
-    "transpose of three": ("op f(x: f32[A, B, C]) -> (y: f32[C, B, A]) { y[c, b, a] = x[a, b, c] + 1 }", {"x": (35, 3, 40)}),
+    "cube turned": ("op f(x: f32[A, B, C]) -> (y: f32[C, B, A]) { y[c, b, a] = x[a, b, c] }", {"x": (35, 3, 40)}),
     "row and column": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = x[i, j] - sum[k](x[i, k]) }", {"x": (6, 32)}),
 }  # fmt: skip
 

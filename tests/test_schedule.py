@@ -105,12 +105,12 @@ def test_groups_are_obeyed(obeyed):
         (r"^tile = .*$", ""),
         (r"^y = .*\n", ""),
     )
-    result = obeyed("softmax", text + '\n[plan.kernels.divide]\noperations = ["y"]\n')
+    result = obeyed("softmax", text + '\n[plan.kernels.softmax_divide]\noperations = ["y"]\n')
     assert [(k.name, k.nodes) for k in result.plan.kernels] == [
         ("softmax_y", ("m", "e", "s")),
-        ("divide", ("y",)),
+        ("softmax_divide", ("y",)),
     ]
-    assert [k.name for k in result.emitted.kernels] == ["softmax_y", "divide"]
+    assert [k.name for k in result.emitted.kernels] == ["softmax_y", "softmax_divide"]
     (remark,) = [r for r in result.plan.remarks if r.subject == "kernels"]
     assert "m, e, s | y as" in remark.reason and "the compiler's choice m, e, s, y" in remark.reason
 
@@ -163,6 +163,10 @@ MISTAKES = {
     "tile of text": ([(TILE, 'tile = ["a"]')], "`tile` must be a list of whole numbers", ""),
     "loops": ([(r"^m = .*$", "m = [0, 0]")], "the loops of `m` must be [0, 1] in some order", ""),
     "loops of another": ([(r"^m = .*$", "mm = [0, 1]")], "`mm` is no operation of this", "did you mean `m`?"),
+    "a name that is taken": (
+        [(r"(?s)softmax_y\](.*)softmax_y.loops", r"softmax]\1softmax.loops")],
+        "`softmax` is no name for a kernel of this op", "softmax_softmax",
+    ),
     "unknown key": ([(r"^tile = ", "tiles = ")], "unknown key `tiles`", "did you mean `tile`?"),
     "no target": ([(r"^target = .*$", "")], "a plan needs `target`", ""),
     "option": (
@@ -195,9 +199,8 @@ def test_mistakes_are_named(mistake, obeyed):
 def test_illegal_fusion_has_the_planners_reason(obeyed):
     own = lowered("mlp")[1].plan
     nodes = [n for k in own.kernels for n in k.nodes]
-    text = (
-        f'[[plan]]\nprogram = "{own.signature}"\ntarget = "cpu"\n[plan.kernels.all]\noperations = {nodes}\n'
-    )
+    head = f'[[plan]]\nprogram = "{own.signature}"\ntarget = "cpu"\n'
+    text = f"{head}[plan.kernels.mlp_all]\noperations = {nodes}\n"
     with pytest.raises(CallError, match="cannot be one kernel: each is a contraction"):
         obeyed("mlp", text)
 

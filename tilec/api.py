@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tilec.diagnostics import CallError, Diagnostic, Source, Span, TileError
 from tilec.dtypes import DTYPES, DType
 from tilec.target import Target, load
@@ -62,19 +64,26 @@ class Op:
         """
         from tilec.runtime import buffers
 
-        views = [buffers.view(a) for a in arrays]
+        views = [buffers.view(self._number(n, a)) for n, a in enumerate(arrays)]
         device = self._device(views)
         executable = self._executable(tuple((v.dtype, tuple(v.shape)) for v in views), device)
         outs, results = self._outputs(executable, arrays, views, out, device)
         executable.run(views, outs, stream)
         return results
 
+    def _number(self, position: int, value: Any) -> Any:
+        """A Python number takes the declared type of its parameter; everything else is an array already."""
+        if not isinstance(value, (bool, int, float)) or position >= len(self._declared.inputs):
+            return value
+        dtype = self._declared.inputs[position].dtype
+        return value if dtype is None else np.asarray(value, dtype.numpy)
+
     def _outputs(self, executable, arrays, views, out, device):
         from tilec.runtime import buffers
 
         shapes = executable.outputs
         if out is None:
-            example = arrays[0] if arrays else None
+            example = next((a for a, v in zip(arrays, views) if v.device == device and not isinstance(a, (int, float))), None)
             made = [buffers.empty_like_kind(example, shape, dtype, device) for _, dtype, shape in shapes]
         else:
             made = [out] if len(shapes) == 1 and not isinstance(out, (list, tuple)) else list(out)
@@ -105,7 +114,9 @@ class Op:
                 raise CallError("the arrays in out= overlap each other")
 
     def _device(self, views: Sequence[Any]) -> str | int:
-        devices = {v.device for v in views if not getattr(v, "is_scalar", False)}
+        devices = {v.device for v in views}
+        if len(devices) == 2 and all(v.shape == () for v in views if v.device == "cpu"):
+            devices.remove("cpu")  # numbers go along
         if len(devices) > 1:
             raise CallError(f"the arguments are on different devices: {', '.join(sorted(map(str, devices)))}")
         return next(iter(devices), "cpu")

@@ -74,7 +74,8 @@ def _report_defect(error: Exception, args: argparse.Namespace, argv: list[str]) 
     """Says what failed where, and leaves what is needed to see it again."""
     stage, ir = (error.stage, error.ir) if isinstance(error, InternalError) else (None, None)
     told = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
-    note(f"{told}\nThis is a defect of tilec, not of the program.", "internal error")
+    edited = f", if {args.file} is as a stage left it" if args.command == "cli_ir:opt" else ""
+    note(f"{told}\nThis is a defect of tilec, not of the program{edited}.", "internal error")
     if stage:
         note(f"in stage '{stage}'", "where")
     elif place := _place(error):

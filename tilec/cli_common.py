@@ -276,7 +276,7 @@ def write(path: Path | None, content: str | bytes) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """A new file beside the old one takes its name, so that no reader sees half of it. Links and modes stay."""
+    """A new file takes the old one's name, so that no reader sees half of it. Links and modes stay."""
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -171,57 +171,47 @@ def emit(args: argparse.Namespace) -> int:
         hint = "give a GPU: --target cuda, sm_80, sm_90a, h200, …"
         raise CallError(f"there is no {args.form} for the target '{loaded.target.name}'", hint=hint)
     lowered = common.lower(loaded)
-    match args.form:
-        case "mlir":
-            content: str | bytes = header("map", args.target) + lowered.texts["map"]
-        case "numba":
-            content = (
-                _chosen(lowered.emitted, args.kernel)[0].text + "\n"
-                if args.kernel
-                else lowered.emitted.module
-            )
-        case "ptx":
-            cubins = [
-                _compile(lowered.emitted, k, loaded.target.chip)
-                for k in _chosen(lowered.emitted, args.kernel)
-            ]
-            content = "\n".join(c.ptx for c in cubins)
-        case _:
-            content = _cubin(lowered.emitted, args, loaded.target.chip)
-    write(args.output, content)
+    write(args.output, _form(args, loaded, lowered))
     return 0
 
 
-def _chosen(emitted, name: str | None) -> list:
-    kernels = {k.name: k for k in emitted.kernels}
-    if name is None:
-        return list(kernels.values())
-    if name not in kernels:
-        raise CallError(f"there is no kernel '{name}'", hint=f"there is {', '.join(kernels)}")
-    return [kernels[name]]
-
-
-def _cubin(emitted, args: argparse.Namespace, chip: str) -> bytes:
-    kernels = _chosen(emitted, args.kernel)
-    if len(kernels) != 1:
-        names = ", ".join(k.name for k in kernels)
-        raise CallError(
-            f"a cubin holds one kernel, and there are {len(kernels)}", hint=f"--kernel, one of {names}"
-        )
+def _form(args: argparse.Namespace, loaded: common.Loaded, lowered) -> str | bytes:
+    """The program, or one kernel of it, in the form that was asked for."""
+    names = _chosen(lowered.emitted, args.kernel)
+    match args.form:
+        case "mlir":
+            return header("map", args.target) + lowered.texts["map"]
+        case "numba" if args.kernel:
+            return next(k.text for k in lowered.emitted.kernels if k.name == args.kernel) + "\n"
+        case "numba":
+            return lowered.emitted.module
+        case "ptx":
+            cubins = _cubins(loaded, lowered)
+            return "\n".join(cubins[name].ptx for name in names)
+    if len(names) != 1:
+        what = f"a cubin holds one kernel, and there are {len(names)}"
+        raise CallError(what, hint=f"--kernel, one of {', '.join(names)}")
     if args.output is None and sys.stdout.isatty():
         raise CallError("a cubin is no text", hint="-o FILE")
-    return _compile(emitted, kernels[0], chip).image
+    return _cubins(loaded, lowered)[names[0]].image
 
 
-def _compile(emitted, kernel, chip: str):
-    from tilec.runtime.cuda_compile import CompileError, NoCompiler, ResourceError, cached_kernel
+def _chosen(emitted, name: str | None) -> list[str]:
+    names = [k.name for k in emitted.kernels]
+    if name is not None and name not in names:
+        raise CallError(f"there is no kernel '{name}'", hint=f"there is {', '.join(names)}")
+    return names if name is None else [name]
+
+
+def _cubins(loaded: common.Loaded, lowered):
+    """Every kernel's cubin by name; no GPU is needed."""
+    from tilec.cuda_executable import CudaExecutable
+    from tilec.runtime.cuda_compile import CompileError, NoCompiler, ResourceError
 
     try:
-        with common.working(f"compiling {kernel.name} for {chip}"):
-            return cached_kernel(
-                emitted.module, kernel.name, chip, kernel.threads, allow=("spills", "stack", "warnings")
-            )[0]
+        with common.working(f"compiling for {loaded.target.chip}"):
+            return CudaExecutable(loaded.specialised, loaded.target, lowered).cubins
     except NoCompiler as error:
         raise CallError(str(error)) from None
     except (CompileError, ResourceError) as error:
-        raise InternalError(f"kernel {kernel.name} does not compile: {error}", "emit") from error
+        raise InternalError(str(error), "emit", lowered.texts["map"]) from error

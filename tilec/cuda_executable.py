@@ -43,10 +43,12 @@ class CudaExecutable(Executable):
         device = next((b.device for b in (*inputs, *outputs) if b.device != "cpu"), None)
         if device is None:
             raise CallError(f"target '{self.target.name}' runs on a GPU, the arguments are on the CPU")
-        for buffer in (*inputs, *outputs):
-            if not buffer.contiguous or buffer.pointer % 16:
-                raise CallError("arrays on the GPU must be contiguous and 16-byte aligned: call .contiguous() first")
-        self._on(device).run(inputs, outputs, stream)
+        inputs = [b if b.device == device and _direct(b) else _on_device(b, inputs, device) for b in inputs]
+        targets = [b if _direct(b) else _copy(b) for b in outputs]
+        self._on(device).run(inputs, targets, stream)
+        for buffer, target in zip(outputs, targets):
+            if buffer is not target:
+                buffer.owner[...] = target.owner
 
     def _on(self, device: int) -> _OnDevice:
         found = self._devices.get(device)
@@ -54,6 +56,41 @@ class CudaExecutable(Executable):
             with self._lock:
                 found = self._devices.setdefault(device, _OnDevice(self, device))
         return found
+
+
+def _direct(buffer: Any) -> bool:
+    """Whether kernels can work on the memory as it is: row-major, and in vectors of 16 bytes."""
+    return buffer.contiguous and buffer.pointer % 16 == 0
+
+
+def _on_device(buffer: Any, others: list[Any], device: int) -> Any:
+    """A form of an input that kernels can read: a row-major copy, or a number brought to the device."""
+    if buffer.device == device:
+        return _copy(buffer)
+    from tilec.runtime import buffers
+
+    example = next(b.owner for b in others if b.device == device)
+    made = buffers.empty_like_kind(example, (), buffer.dtype, device)
+    made[...] = buffers.wrap(buffer).item()
+    return buffers.view(made)
+
+
+def _copy(buffer: Any) -> Any:
+    """A row-major copy by the library that the array comes from."""
+    from tilec.runtime import buffers
+
+    copy = getattr(buffer.owner, "clone", None) or getattr(buffer.owner, "copy", None)
+    if copy is None or not hasattr(buffer.owner, "__setitem__"):
+        raise CallError("an array of this kind on the GPU must be row-major and 16-byte aligned")
+    torch_tensor = hasattr(buffer.owner, "clone")
+    made = copy(memory_format=_row_major()) if torch_tensor else copy(order="C")
+    return buffers.view(made)
+
+
+def _row_major() -> Any:
+    import torch
+
+    return torch.contiguous_format
 
 
 def _parameters(kernel: KernelSource) -> list[str]:

@@ -63,7 +63,7 @@ class CpuExecutable(Executable):
         super().__init__(specialised, target, lowered)
         from tilec.runtime.cpu_launch import load_kernels
 
-        key = cache.make_key("cpu", VERSION, self.emitted.module)
+        key = cache.make_key("cpu", VERSION, cache.runtime_digest(), self.emitted.module)
         path = cache.module_path(key, self.emitted.module, "kernels")
         self.functions = load_kernels(self.emitted, str(path))
         self._local = threading.local()

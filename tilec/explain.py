@@ -8,7 +8,6 @@ to change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from math import isinf
 
 from tilec.dsl.specialise import Specialised
 from tilec.expectations_check import describe_expectations, minimal_traffic, traffic
@@ -68,7 +67,7 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float |
         yield _row(key.replace("_", " "), str(value))
     yield _row("bytes", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written")
     yield _row("operations", _operations(kernel))
-    yield _row("intensity", _intensity(kernel))
+    yield _row("intensity", _intensity(kernel, plan.target))
     yield _row("roofline", f"{p.roofline_share:.0%} of what this intensity allows")
     if plan.target.kind == "cuda":
         yield _row("occupancy", _occupancy(kernel, plan.target))
@@ -104,12 +103,17 @@ def _operations(kernel: KernelPlan) -> str:
     return ", ".join(parts) or "none"
 
 
-def _intensity(kernel: KernelPlan) -> str:
-    p = kernel.prediction
-    if isinf(p.intensity):
+def _intensity(kernel: KernelPlan, target: Target) -> str:
+    """Operations of the busiest unit a byte, against where that unit and memory take the same time."""
+    moved, flops = kernel.work.dram_read + kernel.work.dram_write, kernel.work.flops
+    if not moved:
         return "no memory traffic"
-    side = "below it memory limits" if p.intensity < p.ridge else "above it arithmetic limits"
-    return f"{p.intensity:.2f} operations a byte, the ridge is at {p.ridge:.1f}: {side}"
+    unit = max(flops, key=lambda u: flops[u] / target.peak(u), default=None)
+    if unit is None or not flops[unit]:
+        return "no operations"
+    found, ridge = flops[unit] / moved, kernel.prediction.ridge
+    side = "below it memory limits" if found < ridge else "above it arithmetic limits"
+    return f"{found:.2f} {unit} operations a byte, the ridge is at {ridge:.1f}: {side}"
 
 
 def _occupancy(kernel: KernelPlan, target: Target) -> str:

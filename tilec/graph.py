@@ -210,3 +210,27 @@ def _dims_of(value: ir.Value, node: Node, known: dict[ir.Value, frozenset[int]])
         found = frozenset().union(*(_dims_of(v, node, known) for v in owner.operands))
     known[value] = found
     return found
+
+
+# ---- directions of memory --------------------------------------------------------------------------------------------
+
+
+def extract_directions(node: Node) -> dict[int, float]:
+    """Dimensions that move the last subscript of a computed access by one."""
+    found: dict[int, float] = {}
+    for view in node.op.regions[0].blocks[0].operations:
+        op = view.operation
+        if op.name != "tensor.extract" or len(op.operands) < 2:
+            continue
+        for d in _index_dims(list(op.operands)[-1]):
+            found[d] = found.get(d, 0) + 0.5
+    return found
+
+
+def _index_dims(value: ir.Value) -> set[int]:
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return set()
+    if owner.name == "linalg.index":
+        return {ir.IntegerAttr(owner.attributes["dim"]).value}
+    return set().union(*(_index_dims(v) for v in owner.operands)) if len(owner.operands) else set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
-from tilec.graph import Graph, Node
+from tilec.graph import Graph, Node, extract_directions
 from tilec.grouping import Group, Remark, kept_bytes
 from tilec.mlir import ir
 from tilec.plan import KernelPlan
@@ -117,24 +117,3 @@ def loop_order(node: Node) -> tuple[int, ...]:
     parallel = [d for d in range(rank) if d not in node.reduced and d != inner]
     reduced = [d for d in range(rank) if d in node.reduced and d != inner]
     return (*parallel, *reduced, inner)
-
-
-def extract_directions(node: Node) -> dict[int, float]:
-    """Dimensions that move the last subscript of a computed access by one."""
-    found: dict[int, float] = {}
-    for view in node.op.regions[0].blocks[0].operations:
-        op = view.operation
-        if op.name != "tensor.extract" or len(op.operands) < 2:
-            continue
-        for d in _index_dims(list(op.operands)[-1]):
-            found[d] = found.get(d, 0) + 0.5
-    return found
-
-
-def _index_dims(value: ir.Value) -> set[int]:
-    owner = value.owner
-    if isinstance(owner, ir.Block):
-        return set()
-    if owner.name == "linalg.index":
-        return {ir.IntegerAttr(owner.attributes["dim"]).value}
-    return set().union(*(_index_dims(v) for v in owner.operands)) if len(owner.operands) else set()

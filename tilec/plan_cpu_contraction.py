@@ -1,9 +1,10 @@
 """Tiles for CPU kernels that are a contraction and its epilogue.
 
-A block computes a box of C: rows are the dimensions that only the left factor keeps, columns those of the right one, and C
-is contiguous along columns. It packs both factors, a part of k at a time, and computes registers' tiles from the panels
-(`passes/contract_cpu.py`, `passes/stage_cpu.py`). What is weighed here: lanes without work, packing, which all blocks of a
-row or column repeat, blocks for every core, and the plain loops, which small sizes leave nothing to gain over.
+A block computes a box of C: rows are the dimensions that only the left factor keeps, columns those of the
+right one, and C is contiguous along columns. It packs both factors, a part of k at a time, and computes
+registers' tiles from the panels (`passes/contract_cpu.py`, `passes/stage_cpu.py`). What is weighed here:
+lanes without work, packing, which all blocks of a row or column repeat, blocks for every core, and the plain
+loops, which small sizes leave nothing to gain over.
 
 | option | meaning |
 |---|---|
@@ -12,8 +13,8 @@ row or column repeat, blocks for every core, and the plain loops, which small si
 | `depths` | how much of each reduced dimension is packed at a time |
 | `along` | the dimension along which the left, the right factor lies in memory |
 
-Sources: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008); Low et al., "Analytical
-modeling is enough for high-performance BLIS" (TOMS 2016).
+Sources: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008); Low et al.,
+"Analytical modeling is enough for high-performance BLIS" (TOMS 2016).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from itertools import product
 from math import ceil, prod
 
 from tilec import cost
-from tilec.graph import Graph, Node
+from tilec.graph import Graph, Node, extract_directions
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
 from tilec.plan import KernelPlan
@@ -33,7 +34,7 @@ from tilec.target import Target
 SUMS = 16  # vectors of sums: enough to hide an FMA's latency; more would be more text for Numba to compile
 PACK_NS = {True: 0.25, False: 0.7}  # an element of a factor that lies along its lanes, or does not; measured
 GATHER_NS = 1.5  # an element at computed subscripts
-PLAIN_NS = 0.12  # a product in plain loops that vectorise
+PLAIN_NS = 0.08  # a product in plain loops that vectorise, on one core
 GAIN_US = 10  # what the panels must save: kernels that pack take longer to compile
 BLOCK_US = 0.3
 
@@ -60,11 +61,13 @@ class Blocking:
     depth: int
 
     def __str__(self) -> str:
-        boxes = " of ".join("x".join(map(str, box)) for box in (self.rows, self.columns))
-        return f"{boxes}, k {self.depth}, {self.mr}x{self.nr} in registers"
+        rows, columns = ("x".join(map(str, box)) for box in (self.rows, self.columns))
+        return f"blocks of {rows} rows and {columns} columns, {self.depth} products deep, {self.mr}x{self.nr} sums in registers"
 
 
-def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
+def choose_contraction(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target
+) -> tuple[KernelPlan, list[Remark]]:
     """The kernel with panels, or unchanged where they cannot be or are not worth it; the remarks say why."""
     node = next(n for n in g.nodes if n.contraction is not None)
     element = str(ir.ShapedType(node.results[0].value.type).element_type)
@@ -72,25 +75,42 @@ def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Targe
     if isinstance(roles, str):
         return kernel, [Remark("refused", f"panels for {node.name}", roles, node.line)]
     size = 8 if element == "f64" else 4
-    weighed = sorted(((_time_us(b, node, roles, size, target), b) for b in _candidates(node, roles, size, target)), key=lambda c: c[0])
-    plain = 1e-3 * PLAIN_NS * size / 4 * node.iterations
+    candidates = dict.fromkeys(_candidates(node, roles, size, target))
+    weighed = sorted(((_time_us(b, node, roles, size, target), b) for b in candidates), key=lambda c: c[0])
+    plain = _plain_us(node, size, target)
     alternatives = (*((str(b), t) for t, b in weighed[:4]), ("plain loops", plain))
     if not weighed or weighed[0][0] + GAIN_US > plain:
-        return kernel, [Remark("refused", f"panels for {node.name}", "plain loops are as fast at this size", node.line, alternatives)]
+        return kernel, [
+            Remark(
+                "refused",
+                f"panels for {node.name}",
+                "plain loops are as fast at this size",
+                node.line,
+                alternatives,
+            )
+        ]
     best = weighed[0][1]
-    return _planned(kernel, g, node, roles, best, element, target), [Remark("tiled", kernel.name, str(best), node.line, alternatives)]
+    return _planned(kernel, g, node, roles, best, element, target), [
+        Remark("tiled", kernel.name, str(best), node.line, alternatives)
+    ]
 
 
-def _planned(kernel: KernelPlan, g: Group, node: Node, roles: Roles, best: Blocking, element: str, target: Target) -> KernelPlan:
+def _planned(
+    kernel: KernelPlan, g: Group, node: Node, roles: Roles, best: Blocking, element: str, target: Target
+) -> KernelPlan:
     place = g.space.dims[node]
     tile = {place[d]: t for d, t in zip((*roles.rows, *roles.columns), (*best.rows, *best.columns))}
-    named = {name: tuple(place[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")}
+    named = {
+        name: tuple(place[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")
+    }
     options = named | {
         "registers": (best.mr, best.nr),
         "lanes": _lanes(target, 8 if element == "f64" else 4),
         "depths": _depths([node.extents[d] for d in roles.inner], best.depth),
     }
-    sizes = (prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch))
+    sizes = (
+        prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch)
+    )
     problem = cost.Contraction(*sizes, dtype=element)
     blocking = cost.CacheTile(prod(best.rows), best.depth, prod(best.columns), best.mr, best.nr)
     work = cost.contraction_work(target, problem, blocking)
@@ -98,7 +118,7 @@ def _planned(kernel: KernelPlan, g: Group, node: Node, roles: Roles, best: Block
     return replace(kernel, tile=tiles, options=kernel.options | options, work=work)
 
 
-# ---- roles -----------------------------------------------------------------------------------------------------------
+# ---- roles -------------------------------------------------------------------------------------------------
 
 
 def _roles(node: Node) -> Roles | str:
@@ -117,8 +137,6 @@ def _roles(node: Node) -> Roles | str:
 
 def _along(node: Node, mine: tuple[int, ...], other: tuple[int, ...]) -> int:
     """The dimension along which most of what a factor reads is contiguous: of its own or a reduced one."""
-    from tilec.plan_cpu import extract_directions
-
     score = dict.fromkeys((mine[-1], *mine[:-1], *node.contraction.k), 0.0)  # the lanes' dimension wins ties
     for read in node.reads:
         wide = [d for d in read.dims if node.extents[d] > 1]
@@ -130,7 +148,7 @@ def _along(node: Node, mine: tuple[int, ...], other: tuple[int, ...]) -> int:
     return max(score, key=lambda d: score[d])
 
 
-# ---- what is weighed -------------------------------------------------------------------------------------------------
+# ---- what is weighed ---------------------------------------------------------------------------------------
 
 
 def _lanes(target: Target, size: int) -> int:
@@ -139,7 +157,9 @@ def _lanes(target: Target, size: int) -> int:
 
 def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator[Blocking]:
     lanes = _lanes(target, size)
-    rows, columns, inner = ([node.extents[d] for d in dims] for dims in (roles.rows, roles.columns, roles.inner))
+    rows, columns, inner = (
+        [node.extents[d] for d in dims] for dims in (roles.rows, roles.columns, roles.inner)
+    )
     if prod((*rows, *columns, *inner)) == 0:
         return
     for v in (1, 2, 4):
@@ -184,13 +204,22 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
     for own, box in zip(extents, (b.rows, b.columns)):
         blocks *= prod(ceil(e / t) for e, t in zip(own, box))
     k = prod(node.extents[d] for d in roles.inner)
-    m, n = (prod(box[:-1]) * -(-box[-1] // width) * width for box, width in ((b.rows, b.mr), (b.columns, b.nr)))
+    m, n = (
+        prod(box[:-1]) * -(-box[-1] // width) * width for box, width in ((b.rows, b.mr), (b.columns, b.nr))
+    )
     passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, target)
-    packing = k * (m * _pack_ns(node, roles.rows, roles.along[0]) + n * _pack_ns(node, roles.columns, roles.along[1]))
+    packing = k * (
+        m * _pack_ns(node, roles.rows, roles.along[0]) + n * _pack_ns(node, roles.columns, roles.along[1])
+    )
     sums = 2 * m * n * size * ceil(k / b.depth) / (target.l2.unit_gbs or 32)
     rounds = ceil(blocks / target.units)
     start = target.launch.overhead_us if blocks > 1 else 0
     return start + rounds * (BLOCK_US + 1e-3 * (passes + packing + sums))
+
+
+def _plain_us(node: Node, size: int, target: Target) -> float:
+    alone = 1e-3 * PLAIN_NS * size / 4 * node.iterations
+    return min(alone, target.launch.overhead_us + alone / target.units)
 
 
 def _step_ns(b: Blocking, size: int, target: Target) -> float:

@@ -1,13 +1,14 @@
 """Layouts for CUDA kernels: how a block's threads share its tile, and what they keep in registers.
 
-A layout (`passes/layout.py`) says, by kernel dimension, how many threads lie along it, how many elements one access moves,
-and how many steps are unrolled. Three shapes cover all operations:
+A layout (`passes/layout.py`) says, by kernel dimension, how many threads lie along it, how many elements one access
+moves, and how many steps are unrolled. Few shapes cover all operations:
 
 - *rows*: memory is contiguous along a dimension that a block reduces or walks as a whole. Its threads share a row, or
   several rows; what the sweeps read again stays in registers.
 - *columns*: memory is contiguous along a grid dimension, and there is something to reduce across it. Threads lie along
   both; those along the reduction combine their states at the end.
-- *points*: the same without a reduction.
+- *points*: the same without a reduction; *transposes*: points whose input is turned in shared memory on the way.
+- *contractions* without matrix units: outer products in registers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tilec.target import Target
 
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
 LOADS = 4  # independent 16-byte loads a thread has in flight: 32 KB an SM, see Little's law in cost.py
-HELD = 96  # registers that a thread may hold of the tile; the rest of 128 to 255 is for addresses and arithmetic
+HELD = 64  # elements that a thread may hold of a tile, twice where sweeps pass them on: 40 to 170 registers
 WIDE = 16  # bytes of the widest memory access
 UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
 
@@ -163,29 +164,41 @@ def _vector(view: View, lane: int) -> int:
 def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     """Threads share a row; several short rows share a block."""
     length, vector = view.extents[lane], _vector(view, lane)
-    rows = max(1, prod(view.extents[d] for d in view.kernel.grid))
     if lane in view.scanned:
         return _scan_rows(view, lane)
-    problem = _row_problem(view, lane, rows)
-    fits = [c for c in cost.choose(view.target, problem) if c.tile.cluster == 1 and c.tile.threads <= 1024]
-    held = _held(view, lane)
-    best = next((c for c in fits if _suits(c.tile, length, vector, held)), None)
-    threads = best.tile.threads if best else min(1024, _power(length / (vector * LOADS)))
-    together = best.tile.rows_per_block if best else 1
-    steps = ceil(length / (threads * vector))
-    whole = steps * vector * held <= HELD
-    if not whole:
-        threads = min(1024, _power(length / (vector * LOADS)))
-        together, steps = max(1, THREADS // threads), LOADS
+    problem = _row_problem(view, lane)
+    candidates = [cost.Choice(t, cost.row_cost(view.target, problem, t)) for t in _row_tiles(view, problem, vector)]
+    tile = min(candidates, key=lambda c: (round(c.rank, 2), c.tile.threads * c.tile.rows_per_block)).tile
     across = view.kernel.grid[-1] if view.kernel.grid else None
-    counts = {lane: threads}
-    if across is not None and together > 1:
-        counts[across] = _power(min(together, view.extents[across]))
-    step = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: steps}
+    counts = {lane: tile.threads}
+    if across is not None and tile.rows_per_block > 1:
+        counts[across] = _power(min(tile.rows_per_block, view.extents[across]))
+    beside = counts.get(across, 1)
+    step = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: tile.vectors}
     layout = _make(view, counts, {lane: vector}, step, dict.fromkeys(view.kernel.grid, 1) | counts)
-    keep = "in registers" if layout.whole([lane]) else "read again by every sweep"
-    why = f"{threads} threads a row of {length}, {vector} elements an access, {counts.get(across, 1)} rows a block, rows {keep}"
-    return {across: counts.get(across, 1)} if across is not None else {}, layout, why
+    keep = "in registers" if layout.whole([lane]) else "read by every sweep"
+    why = f"{tile.threads} threads a row of {length}, {vector} elements an access, {beside} rows a block, rows {keep}"
+    return {across: beside} if across is not None else {}, layout, why
+
+
+def _row_tiles(view: View, p: cost.Rows, vector: int):
+    """The ways to deal rows out that fit registers; a thread walks a row in turns where it cannot hold its part."""
+    words = max(1, p.element_bytes // 4) * (2 if p.passes > 1 else 1)
+    most = _power(p.length / vector)
+    streams = sum(not a.dims or a.dims[-1] in view.reduced for a in view.accesses)  # of which each has a part of HELD
+    some = min(2 * LOADS, max(1, HELD // (vector * max(1, streams))))
+    for threads in (1 << n for n in range(11)):
+        if threads > most or (threads < most and threads < 8):
+            continue
+        steps = ceil(p.length / (threads * vector))
+        for rows in {max(1, size // threads) for size in (threads, 128, 256)}:
+            for held, keep in ((steps, "registers"), (min(steps, some), "memory")):
+                own = 40 if keep == "registers" else 72  # loops that run need more for addresses and guards
+                registers = -(-(own + held * vector * words) // 8) * 8
+                block = max(32, threads * rows)
+                fits = held * vector * words <= 2 * HELD and cost.occupancy(view.target, block, registers).blocks
+                if fits and (keep == "registers" or held < steps) and (rows <= p.rows or rows == 1):
+                    yield cost.RowTile(threads, vector, rows, held, 1, keep, registers)
 
 
 def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
@@ -201,36 +214,15 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     return {d: c for d, c in counts.items() if d != lane}, layout, why
 
 
-def _row_problem(view: View, lane: int, rows: int) -> cost.Rows:
+def _row_problem(view: View, lane: int) -> cost.Rows:
+    rows = max(1, prod(view.extents[d] for d in view.kernel.grid))
     along = [a for a in view.accesses if lane in a.dims and len(a.dims) > 1] or list(view.accesses)
     reads, writes = [a for a in along if not a.written], [a for a in along if a.written]
     nodes = [n for n in view.group.nodes if lane in view.group.space.dims[n]]
     flops = {"fma.f32": sum(n.flops for n in nodes), "special": sum(n.special for n in nodes)}
     size = max((a.element for a in reads), default=4)
     sweeps = 1 + max(view.kernel.sweeps[n.name] for n in nodes)
-    return cost.Rows(rows, view.extents[lane], size, len(reads), len(writes), _held(view, lane), sweeps, flops)
-
-
-def _suits(tile: cost.RowTile, length: int, vector: int, held: int) -> bool:
-    """Whether a thread can hold its part of a row, in accesses of our width."""
-    steps = ceil(length / (tile.threads * vector))
-    return tile.threads * vector <= max(vector, 2 * length) and steps * vector * held <= HELD
-
-
-def _held(view: View, lane: int) -> int:
-    """32-bit registers that an element along `lane` takes at most: what is live at a time, of inputs and intermediates."""
-    nodes = view.group.nodes
-    spans: list[tuple[int, int, int]] = []
-    for value in dict.fromkeys(r.value for n in nodes for r in (*n.reads, *n.results)):
-        uses = [i for i, n in enumerate(nodes) for r in (*n.reads, *n.results) if r.value == value and _has(view, n, r, lane)]
-        if uses:
-            words = max(1, element_bytes(ir.ShapedType(value.type).element_type) // 4)
-            spans.append((uses[0], uses[-1], words))
-    return max((sum(w for first, last, w in spans if first <= i < max(last, first + 1)) for i in range(len(nodes))), default=1) or 1
-
-
-def _has(view: View, node: Node, read, lane: int) -> bool:
-    return lane in (view.group.space.dims[node][d] for d in read.dims)
+    return cost.Rows(rows, view.extents[lane], size, max(1, len(reads)), len(writes), 1, sweeps, flops)
 
 
 # ---- columns and points ----------------------------------------------------------------------------------------------
@@ -240,13 +232,15 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     """Threads along the contiguous grid dimension, then along a reduction that needs them, then along other grid
     dimensions; steps keep several loads in flight."""
     kernel, extents, vector = view.kernel, view.extents, _vector(view, lane)
-    reads = max(1, sum(not a.written and lane in a.dims for a in view.accesses) + sum(len(n.extracts) for n in view.group.nodes))
+    extracts = sum(len(n.extracts) for n in view.group.nodes)
+    reads = max(1, sum(not a.written and lane in a.dims for a in view.accesses) + extracts)
     splits = [d for d in view.reduced if d not in view.scanned and extents[d] > UNROLLED]
     points = prod(extents[d] for d in kernel.grid)
     counts: dict[int, int] = {}
     budget = THREADS
     narrow = _split(view, points // vector) if splits else 1
-    counts[lane] = min(max(32, budget // narrow) if narrow > 1 else budget, _power(extents[lane] / vector))
+    line = 16 if points // vector < 64 * view.target.units else 32  # lanes: 256 bytes of a row, or 512
+    counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, _power(extents[lane] / vector))
     budget //= counts[lane]
     if narrow > 1:
         longest = max(splits, key=lambda d: extents[d])
@@ -255,7 +249,7 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
         counts[d] = min(budget, _power(extents[d]))
         budget //= counts[d]
-    steps = {d: LOADS if d in splits else min(extents[d], UNROLLED) for d in view.reduced}
+    steps = {d: 2 * LOADS if d in splits else min(extents[d], UNROLLED) for d in view.reduced}
     tile = {d: counts.get(d, 1) * (vector if d == lane else 1) for d in kernel.grid}
     if not view.reduced:
         _more_steps(view, lane, tile, steps, max(1, ceil(LOADS / reads)))
@@ -271,7 +265,7 @@ def _split(view: View, threads: int) -> int:
 
 
 def _more_steps(view: View, lane: int, tile: dict[int, int], steps: dict[int, int], wanted: int) -> None:
-    """Lets a thread take several places, along the contiguous dimension or the next one, while blocks remain for all SMs."""
+    """Lets a thread take several places, along the contiguous dimension or the next, while all SMs have blocks."""
     blocks = prod(ceil(view.extents[d] / t) for d, t in tile.items())
     for d in (lane, *sorted((d for d in tile if d != lane), reverse=True)):
         while wanted > 1 and 2 * tile[d] <= view.extents[d] and blocks >= 8 * view.target.units:
@@ -323,13 +317,16 @@ def _contraction(view: View, node: Node) -> tuple[dict[int, int], Layout, str]:
     steps = {d: 1 for d in view.reduced} | {places[c.k[-1]]: 4, other: rows, lane: wide}
     tile = {lane: counts[lane] * vector * wide, other: counts[other] * rows}
     layout = _make(view, counts, {lane: vector}, steps, tile)
-    return tile, layout, f"{rows} x {wide * vector} results a thread, {tile[other]} x {tile[lane]} a block, scalar units"
+    return tile, layout, f"{rows} x {wide * vector} results a thread, {tile[other]} x {tile[lane]} a block"
 
 
 # ---- the result ------------------------------------------------------------------------------------------------------
 
 
-def _make(view: View, counts: dict[int, int], vectors: dict[int, int], steps: dict[int, int], tile: dict[int, int]) -> Layout:
+Numbers = dict[int, int]  # by kernel dimension
+
+
+def _make(view: View, counts: Numbers, vectors: Numbers, steps: Numbers, tile: Numbers) -> Layout:
     """`counts` lists dimensions in the order of threads, the fastest first."""
     extents = [min(tile.get(d, 1), e) if d in view.kernel.grid else e for d, e in enumerate(view.extents)]
     dims = range(len(extents))
@@ -347,13 +344,14 @@ def _power(value: float) -> int:
 def _work(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     """What the kernel does, laid out so."""
     again = sum(a.bytes * (a.sweeps - 1) for a in view.accesses if not a.written and not layout.whole(a.dims))
-    flight = sum(min(WIDE, layout.slots(a.dims) * a.element) if layout.slots(a.dims) else 0 for a in view.accesses if not a.written)
-    held = max((layout.slots(a.dims) * a.element // 4 for a in view.accesses), default=0)
-    gathered = sum(min(n.iterations * 4, _value_bytes(v)) for n in view.group.nodes for v in dict.fromkeys(n.extracts))
+    flight = sum(min(WIDE, layout.slots(a.dims) * a.element) for a in view.accesses if not a.written)
+    held = max((layout.slots(a.dims) * max(1, a.element // 4) for a in view.accesses), default=0)
+    gathered = sum(min(n.iterations * 4, _value_bytes(v)) for n in view.group.nodes for v in set(n.extracts))
     read = sum(a.bytes for a in view.accesses if not a.written) + gathered
     return replace(
-        kernel.work, blocks=kernel.blocks, threads=layout.block, registers=min(255, 32 + held), shared_per_block=0,
-        dram_read=read + again, bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
+        kernel.work, blocks=kernel.blocks, threads=layout.block, shared_per_block=0, dram_read=read + again,
+        registers=min(168, 65536 // layout.block, 40 + held),
+        bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
     )  # fmt: skip
 
 

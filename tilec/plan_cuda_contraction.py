@@ -32,7 +32,8 @@ from tilec.plan_cpu import extract_directions
 from tilec.target import Target
 
 WIDE = 16  # bytes of the widest memory access
-STAGES = 8  # the deepest pipeline of wgmma
+DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}  # stages; more hide no more latency
+HELD = 168  # registers of a thread for data; those for addresses come to them
 BYTES = {"bf16": 2, "f16": 2, "f64": 8}
 
 
@@ -60,7 +61,7 @@ def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Targe
     choices = [c for c in cost.choose(target, problem, _instructions(kind, feeds, target)) if _buildable(c.tile, feeds, kind)]
     if not choices or 0 in kernel.extents.values():
         return None
-    tile = _whole(choices[0].tile, feeds, kind, target)
+    tile = _staged(choices[0].tile, feeds, kind, target)
     rows, columns = (_box([kernel.extents[d] for d in dims], size) for dims, size in ((roles.rows, tile.bm), (roles.columns, tile.bn)))
     sizes = dict(zip(roles.rows, rows)) | dict(zip(roles.columns, columns))
     feeds = {s: f if tile.instruction == "wgmma" or f.copy != "tma" else replace(f, copy="async") for s, f in feeds.items()}
@@ -154,7 +155,7 @@ def _feed(node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: G
 
 def _read_of(value: ir.Value, node: Node):
     """The tensor and its subscripts, where a value of the body is an element of one."""
-    if not isinstance(value.owner, ir.Block):
+    if not isinstance(value.owner, ir.Block) or value.owner != mlir.body_of(node.op):
         return None
     number = ir.BlockArgument(value).arg_number
     tensor = mlir.inputs_of(node.op)[number]
@@ -177,9 +178,9 @@ def _computed_major(factor: ir.Value, node: Node) -> int:
             pending += list(owner.operands)
             if owner.name == "tensor.extract":
                 score |= {d: score.get(d, 0) + w for d, w in computed.items()}
-    kept = {d: s for d, s in score.items() if node.extents[d] > 1}
-    parallel = max((s for d, s in kept.items() if d not in node.reduced), default=0)
-    return int(max((s for d, s in kept.items() if d in node.reduced), default=0) > parallel)
+    run = {d: s * min(32, node.extents[d]) for d, s in score.items() if node.extents[d] > 1}  # neighbours in a warp's access
+    parallel = max((s for d, s in run.items() if d not in node.reduced), default=0)
+    return int(max((s for d, s in run.items() if d in node.reduced), default=0) > parallel)
 
 
 # ---- the tile --------------------------------------------------------------------------------------------------------
@@ -205,8 +206,8 @@ def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str
 
 
 def _buildable(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> bool:
-    """Whether the passes have the code for a tile."""
-    if tile.split_k > 1 or tile.cluster > 1:
+    """Whether the passes have the code for a tile, and its threads the registers."""
+    if tile.split_k > 1 or tile.cluster > 1 or _held(tile, feeds, kind) > HELD:
         return False
     match tile.instruction:
         case "wgmma":
@@ -214,19 +215,40 @@ def _buildable(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> bool:
             return majors and tile.bm in (64, 128) and tile.bn % 16 == 0
         case "mma.sync":
             m, n = tile.bm // tile.warp_m, tile.bn // tile.warp_n
-            return m % 16 == 0 and n % 16 == 0 and tile.bk * 2 >= 64 and m * n <= 64 * 64 and tile.threads >= 64
+            return m % 16 == 0 and n % 16 == 0 and tile.bk * 2 >= 64
     return tile.bk % 4 == 0 and tile.bk >= 8
 
 
-def _whole(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) -> BlockTile:
-    """The tile with its stages: two where nothing arrives on its own, since threads then fetch the next tile while they
-    compute this one; all that fit for wgmma, whose results go from registers to memory."""
-    stage = (tile.bm + tile.bn) * tile.bk * BYTES.get(kind, 4)
-    stages = tile.stages
-    if all(f.copy == "registers" for f in feeds.values()):
-        stages = 2
-    elif tile.instruction == "wgmma":
-        stages = min(STAGES, (target.sm.shared_per_block - 1024) // stage)
+def _held(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> int:
+    """Registers of a thread for sums, for the factors of one step, and for what it fetches ahead."""
+    words, threads = max(1, BYTES.get(kind, 4) // 4), 32 * tile.warps
+    sums = tile.bm * tile.bn // threads
+    fetched = sum(size * tile.bk // threads for f, size in zip(feeds.values(), (tile.bm, tile.bn)) if f.copy == "registers")
+    match tile.instruction:
+        case "wgmma":
+            return sums
+        case "mma.sync":
+            return sums + fetched + tile.bm // tile.warp_m // 4 + tile.bn // tile.warp_n // 4
+    group = WIDE // (4 * words)
+    return words * (sums + fetched + group * (tile.bm // (4 * tile.warp_m) + tile.bn // (8 * tile.warp_n)))
+
+
+def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) -> BlockTile:
+    """The tile with the stages that the passes' own use of shared memory leaves room for.
+
+    Two where nothing arrives on its own, since threads then fetch the next tile while they compute this one. Lines of k for
+    the vector units have a padding; wgmma keeps an epilogue's buffer beside its stages, the others lay it over them.
+    """
+    size = BYTES.get(kind, 4)
+    pads = [WIDE // size if tile.instruction == "fma" and f.major else 0 for f in feeds.values()]
+    lines = [(n, tile.bk + p) if f.major else (tile.bk, n) for n, p, f in zip((tile.bm, tile.bn), pads, feeds.values())]
+    stage = size * sum(a * b for a, b in lines)
+    room = target.sm.shared_per_block - 256  # barriers
+    if tile.instruction == "wgmma":
+        room -= 4 * tile.bm * next(c for c in (64, 32, 16) if tile.bn % c == 0)
+    deepest = 2 if all(f.copy == "registers" for f in feeds.values()) else DEEPEST[tile.instruction]
+    deepest = deepest if tile.instruction == "wgmma" else min(deepest, max(2, tile.stages))
+    stages = min(deepest, room // stage)
     return replace(tile, stages=stages, shared=stages * stage)
 
 

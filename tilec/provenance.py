@@ -34,7 +34,7 @@ class Provenance:
         return Span(source, start + len(text) - len(text.lstrip()), start + len(text.rstrip()))
 
     def indices(self, operation: str, extents: list[int]) -> tuple[str, ...]:
-        """What the source calls the dimensions of an operation; `d0`, ... where it has no names of its own."""
+        """What the source calls an operation's dimensions; `d0`, ... where it has no names of its own."""
         equation = self.equations.get(operation) or self.equations.get(operation.rpartition(".")[0])
         names = _index_names(equation) if equation else ()
         return (

@@ -149,7 +149,7 @@ def saved(results: Arrays) -> Arrays:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The largest error of an output, what is allowed there, and whether every element is within its bound."""
+    """An output's worst error, what is allowed there, and whether every element is within its bound."""
 
     error: float
     allowed: float

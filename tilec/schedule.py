@@ -34,7 +34,7 @@ __all__ = ["merge_schedule", "read_schedule", "write_schedule"]
 HEADER = """\
 A schedule: how programs are compiled, for one target and one set of shapes each. Written by `tilec plan`,
 and yours to edit: the compiler does what stands here, or says why it cannot. Times are predictions.
-  operations  share the kernel; move a name to another kernel's list, or a new one's, to fuse otherwise
+  operations  share the kernel; move a name to another kernel, or to a new one (OP_...), to fuse otherwise
   inline      operations that are computed again inside each of their readers, never stored
   tile        a block's part of each dimension of the grid
   loops       each operation's own dimensions, by number, outermost loop first

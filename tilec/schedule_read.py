@@ -133,11 +133,12 @@ class Schedule:
         """The file's kernels by their operations; those that list none are found by name."""
         named = {k.name: frozenset(k.nodes) for k in plan.kernels}
         tables: dict[frozenset[str], tuple[str, dict]] = {}
+        stem = plan.signature.partition("(")[0]
         for name, table in section.get("kernels", {}).items():
             if "operations" not in table and name not in named:
                 self.fail(f"there is no kernel `{name}`", number, name, hint=_suggest(name, named))
-            if not name.isidentifier() or not name.isascii():
-                self.fail(f"`{name}` is no name for a kernel: letters, digits and `_`", number, name)
+            if not re.fullmatch(rf"{stem}_\w+", name, re.ASCII):  # nothing else in the module is called so
+                self.fail(f"`{name}` is no name for a kernel of this op", number, name, hint=f"{stem}_{name}")
             tables[frozenset(table["operations"]) if "operations" in table else named[name]] = (name, table)
         taken = [name for name, _ in tables.values()]
         for kernel in plan.kernels:

@@ -1,0 +1,70 @@
+"""sin and cos of float32 for CUDA: a dozen instructions for arguments that are not huge, libdevice's for the others.
+
+libdevice's own functions take some forty instructions an element, so that two in a row are slower than memory. Here, as in
+`cpu_math_trig`: x = q pi + r by three steps of Cody and Waite with FMA, sin(x) = (-1)^q sin(r) by one odd polynomial on
+[-pi/2, pi/2], and a cosine half a period on. Beyond `LIMIT` a branch that no ordinary data takes calls libdevice. The same
+coefficients as on the CPU, and the same bound in `tilec.functions`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilec.runtime.cpu_math_tables import SIN_F32
+from tilec.runtime.cuda_define import define
+
+LIMIT = 2.0**17
+_PI = (3.1415927410125732, -8.742277657347586e-08, -3.4302490200117637e-15)  # pi as a sum of three floats of 24 bits
+_MAGIC = 12582912.0  # 1.5 * 2^23: adding it leaves a float's integer part in its last bits
+
+
+def trigonometric(name: str) -> Any:
+    """`sin_f32` or `cos_f32`: a device function of float32."""
+    lines = [
+        _constant("limit", LIMIT),
+        "%size = math.absf %x : f32",
+        "%far = arith.cmpf ogt, %size, %limit : f32",
+        "%result = scf.if %far -> f32 {",
+        f"  %slow = math.{name} %x : f32",
+        "  scf.yield %slow : f32",
+        "} else {",
+        *("  " + line for line in _quick(0.5 if name == "cos" else 0.0)),
+        "  scf.yield %quick : f32",
+        "}",
+    ]
+    return define(f"{name}_f32", {"x": "f32"}, "f32", "\n".join(lines))
+
+
+def _quick(shift: float) -> list[str]:
+    lines = [_constant("inverse", 1 / math.pi), _constant("shift", shift), _constant("magic", _MAGIC)]
+    lines += [
+        "%turns = math.fma %x, %inverse, %shift : f32",
+        "%sum = arith.addf %turns, %magic : f32",
+        "%nearest = arith.subf %sum, %magic : f32",
+        "%whole = arith.subf %nearest, %shift : f32",
+    ]
+    rest = "%x"
+    for n, piece in enumerate(_PI):
+        lines += [_constant(f"pi{n}", -piece), f"%rest{n} = math.fma %whole, %pi{n}, {rest} : f32"]
+        rest = f"%rest{n}"
+    lines += [f"%square = arith.mulf {rest}, {rest} : f32", _constant("p0", SIN_F32[-1])]
+    value = "%p0"
+    for n, coefficient in enumerate(reversed(SIN_F32[:-1]), 1):
+        lines += [_constant(f"p{n}", coefficient), f"%q{n} = math.fma {value}, %square, %p{n} : f32"]
+        value = f"%q{n}"
+    lines += [
+        f"%cube = arith.mulf %square, {rest} : f32",
+        f"%sine = math.fma {value}, %cube, {rest} : f32",
+        "%bits = arith.bitcast %sum : f32 to i32",
+        "%last = arith.constant 31 : i32",
+        "%sign = arith.shli %bits, %last : i32",
+        "%plain = arith.bitcast %sine : f32 to i32",
+        "%signed = arith.xori %plain, %sign : i32",
+        "%quick = arith.bitcast %signed : i32 to f32",
+    ]
+    return lines
+
+
+def _constant(name: str, value: float) -> str:
+    return f"%{name} = arith.constant {value!r} : f32" if "e" not in repr(value) else f"%{name} = arith.constant {value:.17e} : f32"

@@ -1,0 +1,37 @@
+"""What the tests of the command line share: a folder with the examples, and the command in this process."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tilec import cli
+
+ROOT = Path(__file__).parents[1]
+SOFTMAX = ["softmax.tile", "-D", "M=40,N=50"]
+
+
+@pytest.fixture(name="folder", autouse=True)
+def examples_folder(tmp_path, monkeypatch):
+    """A folder with the examples, where the command runs."""
+    for program in (ROOT / "examples").glob("*.tile"):
+        shutil.copy(program, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("TILEC_DEBUG", raising=False)
+    return tmp_path
+
+
+@pytest.fixture(name="tilec")
+def tilec_command(capfd):
+    """Runs the command; returns its status, output and error output."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        try:
+            status = cli.main([str(a) for a in arguments])
+        except SystemExit as done:
+            status = done.code or 0
+        captured = capfd.readouterr()
+        return status, captured.out, captured.err
+
+    return run

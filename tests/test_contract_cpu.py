@@ -1,0 +1,187 @@
+"""Contractions on the CPU from packed panels: results within a bound for many forms, the plan's choice, the
+staged IR.
+
+The bound is that of a sum of k products in any order, each operation rounded once: |error| <= (k + 2) u |A| |B|
+(Higham, "Accuracy and stability of numerical algorithms", section 3.1), and a rounding of the result.
+"""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilec
+from tilec import mlir, plan_cpu_contraction
+from tilec.diagnostics import Source
+from tilec.driver import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+from tilec.mlir import ir
+from tilec.target import BUILT_IN, load
+
+MATMUL = "op f(a: f32[M, K], b: f32[K, N]) -> (c: f32[M, N]) { c[m, n] = sum[k](a[m, k] * b[k, n]) }"
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Panels whatever they cost, so that small shapes test them."""
+    monkeypatch.setattr(plan_cpu_contraction, "GAIN_US", -np.inf)
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    def compile_(text: str):
+        path = tmp_path / "f.tile"
+        path.write_text(text)
+        return tilec.compile(path, target="cpu")
+
+    return compile_
+
+
+def has_panels(op) -> bool:
+    return any("fma_f" in k.source for k in op.kernels)
+
+
+def assert_within(got, want, size, k: int, unit: float = 2.0**-24, rounded: float = 0.0) -> None:
+    """`size` is the same contraction of absolute values, so the largest that partial sums can be."""
+    allowed = (k + 2) * unit * size + rounded * np.abs(want)
+    assert np.asarray(got).shape == want.shape
+    assert (np.abs(np.asarray(got, np.float64) - want) <= allowed).all()
+
+
+SHAPES = [
+    (0, 5, 7), (5, 0, 7), (5, 7, 0), (1, 1, 1), (1, 40, 3), (40, 1, 3), (7, 31, 13), (8, 32, 64), (9, 33, 65),
+    (15, 63, 1), (97, 101, 103), (128, 256, 511), (130, 258, 513),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_matmul(m, n, k, rng, compiled, always):
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    wide = a.astype(np.float64), b.astype(np.float64)
+    op = compiled(MATMUL)
+    assert_within(op(a, b), wide[0] @ wide[1], abs(wide[0]) @ abs(wide[1]), k)
+    np.testing.assert_array_equal(op(a, b), op(a, b))  # the order of sums is fixed
+    assert has_panels(op) == (m * n * k > 0)
+
+
+FORMS = {  # inputs, result and body of the op; shapes of its inputs; the same as an einsum
+    "transposed_left": (
+        "a: f32[K, M], b: f32[K, N]", "c: f32[M, N]", "c[m, n] = sum[k](a[k, m] * b[k, n])",
+        [(70, 45), (70, 53)], "km,kn->mn",
+    ),
+    "transposed_right": (
+        "a: f32[M, K], b: f32[N, K]", "c: f32[M, N]", "c[m, n] = sum[k](a[m, k] * b[n, k])",
+        [(45, 70), (53, 70)], "mk,nk->mn",
+    ),
+    "transposed_result": (
+        "a: f32[M, K], b: f32[N, K]", "c: f32[N, M]", "c[n, m] = sum[k](a[m, k] * b[n, k])",
+        [(45, 70), (53, 70)], "mk,nk->nm",
+    ),
+    "double": (
+        "a: f64[M, K], b: f64[K, N]", "c: f64[M, N]", "c[m, n] = sum[k](a[m, k] * b[k, n])",
+        [(45, 600), (600, 53)], "mk,kn->mn",
+    ),
+    "batched": (
+        "a: f32[Z, M, K], b: f32[Z, K, N]", "c: f32[Z, M, N]", "c[z, m, n] = sum[k](a[z, m, k] * b[z, k, n])",
+        [(3, 45, 30), (3, 30, 53)], "zmk,zkn->zmn",
+    ),
+    "two_rows_two_columns": (
+        "a: f32[M, P, K], b: f32[K, N, Q]", "c: f32[M, N, P, Q]", "c[m, n, p, q] = sum[k](a[m, p, k] * b[k, n, q])",
+        [(5, 19, 30), (30, 7, 33)], "mpk,knq->mnpq",
+    ),
+    "two_reduced": (
+        "a: f32[M, K, L], b: f32[L, N, K]", "c: f32[M, N]", "c[m, n] = sum[k, l](a[m, k, l] * b[l, n, k])",
+        [(45, 40, 30), (30, 53, 40)], "mkl,lnk->mn",
+    ),
+    "rounded_inputs": (
+        "a: bf16[M, K], b: bf16[K, N]", "c: bf16[M, N]", "c[m, n] = sum[k](a[m, k] * b[k, n])",
+        [(45, 30), (30, 53)], "mk,kn->mn",
+    ),
+}  # fmt: skip
+TYPES = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(name, rng, compiled, always):
+    inputs, result, body, shapes, einsum = FORMS[name]
+    text = f"op f({inputs}) -> ({result}) {{ {body} }}"
+    type_ = inputs.split(": ")[1].split("[")[0]
+    inputs = [rng.standard_normal(s).astype(TYPES[type_]) for s in shapes]
+    wide = [x.astype(np.float64) for x in inputs]
+    op = compiled(text)
+    unit, rounded = (2.0**-53, 0) if type_ == "f64" else (2.0**-24, 2.0**-8 if type_ == "bf16" else 0)
+    k = np.prod([extent for d, extent in zip(einsum, shapes[0]) if d not in einsum.split("->")[1]])
+    assert_within(op(*inputs), np.einsum(einsum, *wide), np.einsum(einsum, *map(abs, wide)), k, unit, rounded)
+    assert has_panels(op)
+
+
+def test_prologue_gather_and_epilogue(rng, compiled, always):
+    text = """
+    op f(t: f32[V, K], i: i32[M], g: f32[K], w: f32[K, N], b: f32[N]) -> (c: f32[M, N], d: f32[M, N]) {
+        c[m, n] = sum[k]((t[i[m], k] * g[k] + 1.0) * w[k, n])
+        d[m, n] = max(c[m, n] + b[n], 0.0)
+    }"""
+    t, g, w, b = (rng.standard_normal(s, np.float32) for s in ((9, 70), (70,), (70, 53), (53,)))
+    i = rng.integers(0, 9, 45).astype(np.int32)
+    op = compiled(text)
+    c, d = op(t, i, g, w, b)
+    left = t.astype(np.float64)[i] * g + 1
+    want, size = left @ w, (abs(t.astype(np.float64)[i] * g) + 1) @ abs(w)
+    assert_within(c, want, size, 74)
+    assert_within(d, np.maximum(want + b, 0), size + abs(b), 74)
+    assert has_panels(op)
+
+
+@pytest.mark.parametrize(("h", "w", "c", "k"), [(9, 11, 3, 5), (7, 33, 17, 16), (1, 64, 2, 3)])
+def test_convolution_is_packed_as_im2col(h, w, c, k, rng, compiled, always):
+    text = """op f(x: f32[N, C, H, W], f: f32[K, C, R, S]) -> (y: f32[N, K, H, W]) {
+        y[n, k, h, w] = sum[c, r, s](pad(x[n, c, h + r - R // 2, w + s - S // 2], 0) * f[k, c, r, s])
+    }"""
+    x, f = rng.standard_normal((2, c, h, w), np.float32), rng.standard_normal((k, c, 3, 5), np.float32)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (2, 2)))
+    want, size = np.zeros((2, k, h, w)), np.zeros((2, k, h, w))
+    for r, s in itertools.product(range(3), range(5)):
+        part, tap = padded[:, :, r : r + h, s : s + w], f[:, :, r, s].astype(np.float64)
+        want += np.einsum("nchw,kc->nkhw", part, tap)
+        size += np.einsum("nchw,kc->nkhw", abs(part), abs(tap))
+    op = compiled(text)
+    assert_within(op(x, f), want, size, c * 15)
+    assert has_panels(op)
+
+
+# ---- the plan's choice and the staged IR -------------------------------------------------------------------
+
+
+def lowered(text: str, end: str = "map", **sizes: int):
+    """For a machine of 16 registers of 32 bytes, whatever the host is."""
+    specialised = specialise(parse(Source("f.tile", text)), None, None, sizes)
+    with mlir.context(), ir.Location.unknown():
+        return lower(build(specialised), load(BUILT_IN / "cpu.toml"), end=end, locations=False)
+
+
+def test_small_sizes_are_plain_loops():
+    small, large = (lowered(MATMUL, "stage", M=n, N=n, K=n) for n in (16, 256))
+    assert "vector.fma" not in small.texts["stage"] and "vector.fma" in large.texts["stage"]
+    (remark,) = [r for r in small.plan.remarks if r.verb == "refused"]
+    assert "plain loops" in dict(remark.alternatives)
+
+
+def test_integers_are_plain_loops():
+    text = lowered(MATMUL.replace("f32", "i32"), "stage", M=256, N=256, K=256).texts["stage"]
+    assert "linalg.generic" in text and "vector." not in text
+
+
+def test_staged_text():
+    """mr x nr sums in registers, both factors in panels of these widths; the text can be read again."""
+    text = lowered(MATMUL, "stage", M=480, N=512, K=512).texts["stage"]
+    assert "linalg.generic" not in text
+    plan = text[text.index("registers = array<i64: ") :]
+    mr, nr = (int(v) for v in plan[plan.index(":") + 2 : plan.index(">")].split(","))
+    assert text.count("vector.fma") == mr * nr // 8  # AVX2: 8 lanes
+    assert f"x{mr}xf32>" in text and f"x{nr}xf32>" in text
+    assert text.index('tilec.name = "left"') < text.index("vector.load") < text.index("vector.store")
+    with mlir.context(), ir.Location.unknown():
+        assert mlir.parse(text).operation.get_asm() == text
