@@ -241,7 +241,7 @@ def loops(sizes: dict[int, Size], at: dict[int, ir.Value]) -> Iterator[None]:
 
 @contextmanager
 def panels_of(side: Side) -> Iterator[tuple[dict[int, ir.Value], ir.Value, ir.Value]]:
-    """A nest over the panels of a side: indices of its outer dimensions, where the lanes start, its number."""
+    """A nest over the panels of a side: indices of its outer dimensions, where lanes start, its number."""
     at: dict[int, ir.Value] = {}
     with (
         loops(dict(zip(side.dims[:-1], side.sizes)), at),

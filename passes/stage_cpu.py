@@ -101,7 +101,7 @@ def _view(source: ir.Value, offsets: list[ir.Value | int], sizes: list[int]) -> 
 
 
 def _registers(c: Contraction, tile: ir.Value, left: ir.Value, right: ir.Value, count) -> None:
-    """tile += left * right over `count` products. The sums are the loop's variables: vectors along columns."""
+    """tile += left * right over `count` products. The sums are loop variables, vectors along columns."""
     mr, vectors = c.left.width, c.right.width // c.lanes
     type_ = ir.VectorType.get([c.lanes], c.element)
     at = [(i, j) for i in range(mr) for j in range(vectors)]
@@ -157,7 +157,7 @@ def _whole(c: Contraction, d: int, size: int) -> int:
 
 
 def _fits(c: Contraction, out: ir.Value, shape: list[int]) -> bool:
-    """Whether the register kernel may write whole panels into `out`: it has room, columns lie side by side."""
+    """Whether the register kernel may write whole panels into `out`: it has room, columns are contiguous."""
     type_ = ir.MemRefType(out.type)
     strides, _ = type_.get_strides_and_offset()
     return list(type_.shape) == shape and strides[c.places[-1].index(c.right.dims[-1])] == 1

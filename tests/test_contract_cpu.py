@@ -1,8 +1,8 @@
 """Contractions on the CPU from packed panels: results within a bound for many forms, the plan's choice, the
 staged IR.
 
-The bound is that of a sum of k products in any order, each operation rounded once: |error| <= (k + 2) u |A| |B|
-(Higham, "Accuracy and stability of numerical algorithms", section 3.1), and a rounding of the result.
+The bound is that of a sum of k products in any order, each operation rounded once: |error| <= (k + 2) u
+|A| |B| (Higham, "Accuracy and stability of numerical algorithms", section 3.1), and a rounding of the result.
 """
 
 import itertools
@@ -89,7 +89,8 @@ FORMS = {  # inputs, result and body of the op; shapes of its inputs; the same a
         [(3, 45, 30), (3, 30, 53)], "zmk,zkn->zmn",
     ),
     "two_rows_two_columns": (
-        "a: f32[M, P, K], b: f32[K, N, Q]", "c: f32[M, N, P, Q]", "c[m, n, p, q] = sum[k](a[m, p, k] * b[k, n, q])",
+        "a: f32[M, P, K], b: f32[K, N, Q]", "c: f32[M, N, P, Q]",
+        "c[m, n, p, q] = sum[k](a[m, p, k] * b[k, n, q])",
         [(5, 19, 30), (30, 7, 33)], "mpk,knq->mnpq",
     ),
     "two_reduced": (

@@ -41,6 +41,7 @@ class Node:
     special: float
     scan: int | None
     line: tuple[str, int] | None
+    part: bool = False  # makes the parts of a split reduction
     inlined: bool = False
     contraction: Contraction | None = None
 
@@ -137,6 +138,7 @@ def _node(op: ir.Operation) -> Node:
         special=sum(inner.operation.name in _SPECIAL for inner in body),
         scan=mlir.get_integer(op, "tilec.scan"),
         line=mlir.source_line(op),
+        part="tilec.part" in op.attributes,
     )
     node.contraction = _contraction(node)
     return node

@@ -161,10 +161,12 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
     """The kernel space of `nodes` as one kernel, or why they cannot be one."""
     made = {r.value for n in nodes for r in n.results}
     for node in nodes:
+        if any(p.part and p in nodes for p in graph.producers(node)):
+            return "the reduction was split so that many blocks share it; its parts are combined afterwards"
         for value in node.extracts:
             if value in made:
                 return f"{node.name} reads it at computed subscripts: other blocks' parts must be in memory first"
-    if cycle := _between(nodes, graph):
+    if cycle := _between(nodes, graph, member):
         return f"{cycle.name} runs between them in another kernel"
     space = space_of(nodes, graph)
     if isinstance(space, str):
@@ -198,20 +200,21 @@ def _refuse_contraction(nodes: list[Node], space: Space) -> Space | str:
     return space
 
 
-def _between(nodes: list[Node], graph: Graph) -> Node | None:
-    """A node outside the set that reads from it and is read by it."""
+def _between(nodes: list[Node], graph: Graph, member: dict[Node, Group]) -> Node | None:
+    """A node of another kernel that would have to run both after a part of this one and before another part.
+
+    A kernel runs as a whole, so what holds for one of its nodes holds for all.
+    """
     inside = set(nodes)
-    tainted: set[Node] = set()
-    for node in graph.nodes:
-        if node.inlined:
-            continue
-        producers = graph.producers(node)
-        if node in inside:
-            if found := next((p for p in producers if p in tainted), None):
-                return found
-        elif any(p in inside or p in tainted for p in producers):
-            tainted.add(node)
-    return None
+    late: set[Node] = set()
+    grown = True
+    while grown:
+        found = {n for n in graph.nodes if not n.inlined and n not in inside and n not in late}
+        found = {n for n in found if any(p in inside or p in late for p in graph.producers(n))}
+        found |= {m for n in found if n in member for m in member[n].nodes if m not in inside}
+        grown = bool(found - late)
+        late |= found
+    return next((p for n in nodes for p in graph.producers(n) if p in late), None)
 
 
 def space_of(nodes: list[Node], graph: Graph) -> Space | str:

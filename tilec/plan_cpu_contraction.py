@@ -8,7 +8,7 @@ loops, which small sizes leave nothing to gain over.
 
 | option | meaning |
 |---|---|
-| `rows`, `columns`, `inner` | kernel dimensions of C's rows and columns, the lanes' one last, and the reduced ones |
+| `rows`, `columns`, `inner` | kernel dimensions of C's rows and columns (the lanes' one last), reduced ones |
 | `registers`, `lanes` | rows and columns whose sums are in registers at a time; columns of one vector |
 | `depths` | how much of each reduced dimension is packed at a time |
 | `along` | the dimension along which the left, the right factor lies in memory |
@@ -41,7 +41,7 @@ BLOCK_US = 0.3
 
 @dataclass(frozen=True)
 class Roles:
-    """Dimensions of the node by role; the last row and column dimensions are the lanes'. `along` as in the options."""
+    """The node's dimensions by role; of rows and columns the last is the lanes'. `along` as above."""
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
@@ -62,7 +62,8 @@ class Blocking:
 
     def __str__(self) -> str:
         rows, columns = ("x".join(map(str, box)) for box in (self.rows, self.columns))
-        return f"blocks of {rows} rows and {columns} columns, {self.depth} products deep, {self.mr}x{self.nr} sums in registers"
+        blocks = f"blocks of {rows} rows and {columns} columns, {self.depth} products deep"
+        return f"{blocks}, {self.mr}x{self.nr} sums in registers"
 
 
 def choose_contraction(
@@ -172,7 +173,7 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
 
 
 def _boxes(extents: list[int], width: int) -> list[tuple[int, ...]]:
-    """Boxes of some sizes: the lanes' dimension first, in whole panels and even parts, then others from the inside."""
+    """Boxes of some sizes: the lanes' dimension first, in whole panels, then others from inside."""
     found = {}
     for size in (32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048):
         *outer, last = extents
@@ -188,7 +189,7 @@ def _boxes(extents: list[int], width: int) -> list[tuple[int, ...]]:
 
 
 def _depths(extents: list[int], budget: int) -> tuple[int, ...]:
-    """How much of each reduced dimension: inner ones whole as long as they fit, of the first that does not an even part."""
+    """How much of each reduced dimension: inner ones whole while they fit, then an even part."""
     depths = []
     for extent in reversed(extents):
         parts = ceil(extent / max(1, budget))
@@ -198,7 +199,7 @@ def _depths(extents: list[int], budget: int) -> tuple[int, ...]:
 
 
 def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -> float:
-    """Of the core with most blocks: register passes, packing, the tile of C in and out for every part of k."""
+    """Of the core with most blocks: register passes, packing, the tile of C for every part of k."""
     extents = [[node.extents[d] for d in dims] for dims in (roles.rows, roles.columns)]
     blocks = prod(node.extents[d] for d in roles.batch)
     for own, box in zip(extents, (b.rows, b.columns)):
@@ -223,7 +224,7 @@ def _plain_us(node: Node, size: int, target: Target) -> float:
 
 
 def _step_ns(b: Blocking, size: int, target: Target) -> float:
-    """One product of a registers' tile: its FMAs, its loads (two a clock), or the latency that a sum waits for the last."""
+    """One product of a registers' tile: its FMAs, its loads (two a clock), or the latency of a sum."""
     core, vectors = target.core, b.nr // _lanes(target, size)
     lanes = _lanes(target, size)
     peak = target.peak("fma.f64" if size == 8 else "fma.f32") / target.units

@@ -216,7 +216,7 @@ def _buildable(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> bool:
         case "mma.sync":
             m, n = tile.bm // tile.warp_m, tile.bn // tile.warp_n
             return m % 16 == 0 and n % 16 == 0 and tile.bk * 2 >= 64
-    return tile.bk % 4 == 0 and tile.bk >= 8
+    return tile.bk >= 16 or (tile.bm, tile.bn) == (32, 32)
 
 
 def _held(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> int:

@@ -49,8 +49,9 @@ def choose_splits(groups: list[Group], graph: Graph, target: Target) -> tuple[li
 def _split(node: Node, g: Group, graph: Graph, target: Target) -> Split | str | None:
     """The split, why there is none, or None where there are blocks enough."""
     blocks = (4 if target.kind == "cpu" else 8) * target.units
-    inner = max((e for d, e in enumerate(node.extents) if d not in node.reduced), default=1)
-    points = max(1, g.space.parallelism if target.kind == "cpu" else ceil(g.space.parallelism / max(1, min(inner, 256))))
+    points = max(1, g.space.parallelism)
+    if target.kind == "cuda" and not _rows(node):
+        points = ceil(points / 256)  # down columns a block takes as many as it has threads and more
     want = min(ceil(blocks / points), node.iterations // points // MIN_PART)
     if want < 2:
         return None
@@ -61,6 +62,12 @@ def _split(node: Node, g: Group, graph: Graph, target: Target) -> Split | str | 
     if parts < 2:
         return f"no extent among {[node.extents[d] for d in sorted(node.reduced)]} has a divisor up to {want}"
     return refuse_split(node.op, dim, parts) or Split(node.name, dim, parts)
+
+
+def _rows(node: Node) -> bool:
+    """Whether memory runs along what is reduced: one row is then work for a whole block."""
+    longest = max(node.reads, key=lambda r: len(r.dims), default=None)
+    return longest is None or not longest.dims or longest.dims[-1] in node.reduced
 
 
 def _divisor(extent: int, limit: int) -> int:
