@@ -1,7 +1,8 @@
 """Timing several ways of doing one thing: in interleaved rounds, so that a change of the machine meets them all.
 
-A round runs every candidate some times and keeps its median; the result is the median over rounds. One candidate may be
-given twice under two names: the difference of their times is the noise.
+A round calls every candidate several times and keeps one figure (on the CPU the fastest call, which other programs
+disturb least; on a GPU the median); the result is the median over the rounds. One candidate may be given twice, under
+two names: the difference of their times is the noise.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def on_cpu(candidates: dict[str, Callable], rounds: int = 9, budget: float = 0.0
                     start = time.perf_counter()
                     call()
                     taken.append(time.perf_counter() - start)
-                samples[name].append(1e6 * statistics.median(taken))
+                samples[name].append(1e6 * min(taken))
     finally:
         gc.enable()
     return {name: _times(s) for name, s in samples.items()}

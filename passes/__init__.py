@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilec.mlir import ir
+from tilec.passes.bounds import fold_bounds
 from tilec.passes.bufferize import bufferize
 from tilec.passes.fuse import fuse
 from tilec.passes.map import map_kernels
@@ -29,7 +30,7 @@ class Stage:
 
 def stages(plan: Callable[[ir.Operation], None]) -> tuple[Stage, ...]:
     return (
-        Stage("simplify", "canonical forms, common subexpressions, algebra", ("canonicalize", "cse", simplify, "canonicalize", "cse")),
+        Stage("simplify", "canonical forms, common subexpressions, algebra", ("canonicalize", "cse", simplify, "canonicalize", "cse", fold_bounds, "canonicalize")),
         Stage("plan", "decides kernels, tiles, memory: attributes only", (plan,)),
         Stage("fuse", "one function per kernel", (fuse, "canonicalize", "cse")),
         # no cse: it would give two tiles of one size the same memory

@@ -17,6 +17,7 @@ from tilec.mlir import arith, gpu, ir, memref
 from tilec.passes.loops import delinearise
 
 PRIVATE, SHARED = "private", "workgroup"
+FLAT = -1  # a kernel dimension: all reduced ones as one
 
 
 def local(shape: list[int], element: ir.Type, space: str) -> ir.MemRefType:
@@ -93,8 +94,30 @@ class Problem:
         )
         extents = dict(zip(self.dims, mlir.extents_of(op)))
         self.inner = [extents[d] for d in options.inner]
+        for n in range(len(mlir.inputs_of(op))):
+            self._flatten(n)
         self.length = prod(self.inner)
-        self.batch = [d for d in self.dims if d not in (*options.rows, *options.columns, *options.inner)]
+        self.batch = [d for d in self.dims if d not in (FLAT, *options.rows, *options.columns, *options.inner)]
+
+    def _flatten(self, n: int) -> None:
+        """An operand that has all reduced dimensions side by side, in their order, is subscripted by k itself."""
+        count, places = len(self.options.inner), [self.dims[d] for d in self.places[n]]
+        if count < 2 or self.options.inner[0] not in places:
+            return
+        first = places.index(self.options.inner[0])
+        if tuple(places[first : first + count]) != self.options.inner:
+            return
+        groups = [[p] for p in range(first)] + [[*range(first, first + count)]] + [[p] for p in range(first + count, len(places))]
+        old = ir.MemRefType(self.operands[n].type)
+        shape, (strides, offset) = list(old.shape), old.get_strides_and_offset()
+        new = [*shape[:first], prod(shape[first : first + count]), *shape[first + count :]]
+        steps = [strides[g[-1]] for g in groups]
+        layout = None if is_identity(old) else ir.StridedLayoutAttr.get(offset, steps)
+        type_ = ir.MemRefType.get(new, old.element_type, layout, old.memory_space)
+        with ir.InsertionPoint(self.op):
+            self.operands[n] = memref.CollapseShapeOp(type_, self.operands[n], groups).result
+        self.dims = [*self.dims, FLAT] if FLAT not in self.dims else self.dims
+        self.places[n] = [*self.places[n][:first], self.dims.index(FLAT), *self.places[n][first + count :]]
 
     @property
     def steps(self) -> int:
@@ -129,6 +152,7 @@ class Problem:
         for side, number in parts:
             if side is None:
                 found |= zip(self.options.inner, delinearise(number, self.inner))
+                found[FLAT] = number
             else:
                 found |= zip(side.dims, delinearise(number, list(side.box)))
         return found
@@ -222,6 +246,10 @@ def below(value: ir.Value, limit: ir.Value | int) -> ir.Value:
 
 def all_of(conditions: list[ir.Value]) -> ir.Value | None:
     return reduce(arith.andi, conditions) if conditions else None
+
+
+def is_identity(type_: ir.MemRefType) -> bool:
+    return not isinstance(type_.layout, ir.StridedLayoutAttr)
 
 
 class Thread:

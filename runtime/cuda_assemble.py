@@ -8,6 +8,7 @@ memory is set aside.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import tempfile
 import time
@@ -111,8 +112,13 @@ def ptxas_path() -> str | None:
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
     except ImportError:
-        return None
-    return find_nvidia_binary_utility("ptxas")
+        return _in_toolkit()
+    return find_nvidia_binary_utility("ptxas") or _in_toolkit()
+
+
+def _in_toolkit() -> str | None:
+    """On the path, or where NVIDIA's packages put a toolkit that is not on it."""
+    return shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
 
 
 def _ptxas(ptx: str, chip: str) -> tuple[bytes, str]:

@@ -214,7 +214,7 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
     )
     sums = 2 * m * n * size * ceil(k / b.depth) / (target.l2.unit_gbs or 32)
     rounds = ceil(blocks / target.units)
-    start = target.launch.overhead_us if blocks > 1 else 0
+    start = 2 * target.launch.overhead_us if blocks > 1 else 0  # twice: a small gain is not sure
     return start + rounds * (BLOCK_US + 1e-3 * (passes + packing + sums))
 
 

@@ -33,7 +33,9 @@ from tilec.target import Target
 
 WIDE = 16  # bytes of the widest memory access
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}  # stages; more hide no more latency
-HELD = 168  # registers of a thread for data; those for addresses come to them
+# registers of a thread for data, beside those for addresses; fewer where it computes factors, or where it finds their
+# elements, since what is known of a place before the loop over k is kept, 64 bits each
+HELD = {"copied": 168, "computed": 144, "gathered": 96}
 BYTES = {"bf16": 2, "f16": 2, "f64": 8}
 
 
@@ -48,6 +50,7 @@ class Feed:
 
     copy: str
     major: int
+    gathers: bool = False  # reads at computed subscripts
 
 
 def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]] | None:
@@ -138,17 +141,21 @@ def _feed(node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: G
     plain = stored(factor)
     read = _read_of(plain, node)
     if read is None or (read.value in graph.producer and graph.producer[read.value].inlined):
-        return Feed("registers", _computed_major(factor, node))
+        return _computed(factor, node)
     shape, size = ir.ShapedType(read.value.type).shape, element_bytes(ir.ShapedType(read.value.type).element_type)
     last = next((d for d, e in zip(reversed(read.dims), reversed(shape)) if e > 1), None)
     major = int(last in own.k)
     wide = {d for d in read.dims if node.extents[d] > 1}
-    single = len(wide & set(own.k)) <= 1
+    reduced = tuple(dims[d] for d in read.dims if d in own.k)
+    place = [n for n, d in enumerate(read.dims) if d in own.k]
+    flat = reduced == roles.inner and place == [*range(place[0], place[0] + len(place))]  # k is one dimension in memory
+    single = len(wide & set(own.k)) <= 1 or flat
     same = str(plain.type) == kind and element_bytes(plain.type) == BYTES.get(kind, 4)
-    if not same or not single or shape[-1] * size % WIDE or last is None or not target.has("cp_async"):
+    run = prod(shape[p] for p in place) if major and flat else shape[-1]  # elements side by side
+    if not same or not single or run * size % WIDE or last is None or not target.has("cp_async"):
         return Feed("registers", major)
     kept = [d for d in read.dims if d in wide and d not in own.k and d not in own.batch]
-    tma = target.has("tma") and kind in ("bf16", "f16") and len(shape) <= 5 and (major or len(kept) == 1)
+    tma = target.has("tma") and kind in ("bf16", "f16") and len(shape) <= 5 and len(wide & set(own.k)) <= 1 and (major or len(kept) == 1)
     tma = tma and kept == sorted(kept, key=lambda d: roles.order(side).index(dims[d]))
     return Feed("tma" if tma else "async", major)
 
@@ -162,8 +169,8 @@ def _read_of(value: ir.Value, node: Node):
     return next((r for r in node.reads if r.value == tensor and r.dims == tuple(mlir.map_dims(mlir.maps_of(node.op)[number]))), None)
 
 
-def _computed_major(factor: ir.Value, node: Node) -> int:
-    """The direction in which most that a computed factor reads is contiguous."""
+def _computed(factor: ir.Value, node: Node) -> Feed:
+    """A factor that threads compute; in the direction in which most that it reads is contiguous."""
     score: dict[int, float] = {}
     pending, seen = [factor], set()
     computed = extract_directions(node)
@@ -180,7 +187,8 @@ def _computed_major(factor: ir.Value, node: Node) -> int:
                 score |= {d: score.get(d, 0) + w for d, w in computed.items()}
     run = {d: s * min(32, node.extents[d]) for d, s in score.items() if node.extents[d] > 1}  # neighbours in a warp's access
     parallel = max((s for d, s in run.items() if d not in node.reduced), default=0)
-    return int(max((s for d, s in run.items() if d in node.reduced), default=0) > parallel)
+    major = max((s for d, s in run.items() if d in node.reduced), default=0) > parallel
+    return Feed("registers", int(major), any(op.name == "tensor.extract" for op in seen))
 
 
 # ---- the tile --------------------------------------------------------------------------------------------------------
@@ -207,7 +215,7 @@ def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str
 
 def _buildable(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> bool:
     """Whether the passes have the code for a tile, and its threads the registers."""
-    if tile.split_k > 1 or tile.cluster > 1 or _held(tile, feeds, kind) > HELD:
+    if tile.split_k > 1 or tile.cluster > 1 or _held(tile, feeds, kind) > HELD[_hardest(feeds)]:
         return False
     match tile.instruction:
         case "wgmma":
@@ -217,6 +225,11 @@ def _buildable(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> bool:
             m, n = tile.bm // tile.warp_m, tile.bn // tile.warp_n
             return m % 16 == 0 and n % 16 == 0 and tile.bk * 2 >= 64
     return tile.bk >= 16 or (tile.bm, tile.bn) == (32, 32)
+
+
+def _hardest(feeds: dict[str, Feed]) -> str:
+    computed = [f for f in feeds.values() if f.copy == "registers"]
+    return "gathered" if any(f.gathers for f in computed) else "computed" if computed else "copied"
 
 
 def _held(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> int:

@@ -1,0 +1,106 @@
+"""Decides what the ranges of indices decide: clamps and comparisons of an index with the end of its own dimension.
+
+    %i = linalg.index 0        (of 32)           %i = linalg.index 0
+    %c = minsi %i, 31                     ->
+    %x = extract %t[%c], if %i < 32              %x = extract %t[%i], if true
+
+A padded window clamps every subscript and checks every one; most are a dimension's own index and never leave it.
+"""
+
+from __future__ import annotations
+
+from tilec import mlir
+from tilec.mlir import ir
+
+Range = tuple[int, int]
+_HOLDS = {  # cmpi predicates: when (a, b) is always true, and when always false
+    2: lambda a, b: (a[1] < b[0], a[0] >= b[1]), 3: lambda a, b: (a[1] <= b[0], a[0] > b[1]),
+    4: lambda a, b: (a[0] > b[1], a[1] <= b[0]), 5: lambda a, b: (a[0] >= b[1], a[1] < b[0]),
+}  # fmt: skip
+
+
+def fold_bounds(module: ir.Operation) -> None:
+    for function in mlir.functions(module):
+        for op in [o for o in mlir.walk(function) if mlir.is_generic(o)]:
+            _Folder(op).fold()
+
+
+class _Folder:
+    def __init__(self, generic: ir.Operation):
+        self.generic, self.extents = generic, mlir.extents_of(generic)
+        self.ranges: dict[ir.Value, Range | None] = {}
+
+    def fold(self) -> None:
+        for view in list(mlir.body_of(self.generic).operations):
+            op = view.operation
+            match op.name:
+                case "arith.minsi" | "arith.maxsi":
+                    self._extremum(op)
+                case "arith.cmpi":
+                    self._comparison(op)
+
+    def _extremum(self, op: ir.Operation) -> None:
+        ranges = [self.range(v) for v in op.operands]
+        if None in ranges:
+            return
+        a, b = ranges
+        smaller = 0 if a[1] <= b[0] else 1 if b[1] <= a[0] else None
+        if smaller is not None:
+            keep = smaller if op.name == "arith.minsi" else 1 - smaller
+            op.results[0].replace_all_uses_with(op.operands[keep])
+
+    def _comparison(self, op: ir.Operation) -> None:
+        holds = _HOLDS.get(ir.IntegerAttr(op.attributes["predicate"]).value)
+        ranges = [self.range(v) for v in op.operands]
+        if holds is None or None in ranges or not isinstance(op.operands[0].type, ir.IndexType):
+            return
+        always, never = holds(*ranges)
+        if always or never:
+            with ir.InsertionPoint(op), op.location:
+                op.results[0].replace_all_uses_with(mlir.constant(always, op.results[0].type))
+
+    def range(self, value: ir.Value) -> Range | None:
+        """The least and the greatest value that an index may have; None where that is not known."""
+        if value not in self.ranges:
+            self.ranges[value] = self._range(value)
+        return self.ranges[value]
+
+    def _range(self, value: ir.Value) -> Range | None:
+        op = mlir.definition(value)
+        if op is None or not isinstance(value.type, ir.IndexType):
+            return None
+        known = mlir.constant_value(value)
+        if known is not None:
+            return int(known), int(known)
+        inner = [self.range(v) for v in op.operands]
+        match op.name:
+            case "linalg.index":
+                extent = self.extents[ir.IntegerAttr(op.attributes["dim"]).value]
+                return (0, extent - 1) if extent > 0 else None
+            case "arith.minsi" | "arith.maxsi" if None not in inner:
+                pick = min if op.name == "arith.minsi" else max
+                return pick(r[0] for r in inner), pick(r[1] for r in inner)
+            case "affine.apply" if None not in inner:
+                map_ = ir.AffineMapAttr(op.attributes["map"]).value
+                return _affine(map_.results[0], inner, map_.n_dims)
+        return None
+
+
+def _affine(expr: ir.AffineExpr, inner: list[Range], dims: int) -> Range | None:
+    """Bounds of sums of dimensions and of products with constants."""
+    match expr:
+        case ir.AffineConstantExpr():
+            return expr.value, expr.value
+        case ir.AffineDimExpr():
+            return inner[expr.position]
+        case ir.AffineSymbolExpr():
+            return inner[dims + expr.position]
+        case ir.AffineAddExpr() | ir.AffineMulExpr():
+            a, b = _affine(expr.lhs, inner, dims), _affine(expr.rhs, inner, dims)
+            if a is None or b is None:
+                return None
+            if isinstance(expr, ir.AffineAddExpr):
+                return a[0] + b[0], a[1] + b[1]
+            ends = [x * y for x in a for y in b]
+            return min(ends), max(ends)
+    return None
