@@ -215,7 +215,10 @@ def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str
 
 def _buildable(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> bool:
     """Whether the passes have the code for a tile, and its threads the registers."""
-    if tile.split_k > 1 or tile.cluster > 1 or _held(tile, feeds, kind) > HELD[_hardest(feeds)]:
+    hardest = _hardest(feeds)
+    if tile.split_k > 1 or tile.cluster > 1 or _held(tile, feeds, kind) > HELD[hardest]:
+        return False
+    if hardest != "copied" and tile.threads > 256:  # 128 registers a thread
         return False
     match tile.instruction:
         case "wgmma":
