@@ -245,11 +245,11 @@ class _Ring:
             slot, parity, before = now
             self._wait(self.full, slot, parity, of=0)
             self._product(slot, step)
-            self._call("wgmma_wait_1", [self.sums])
+            self._wait_for_sums(1)
             with when(arith.cmpi(arith.CmpIPredicate.sgt, step, mlir.index(0))):
                 self._release(before)
             now[:] = [*self._next([slot, parity]), slot]
-        self._call("wgmma_wait_0", [self.sums])
+        self._wait_for_sums(0)
         self._release(whole[2])
         return whole[:2]
 
@@ -271,6 +271,10 @@ class _Ring:
         n = right.side.size
         order = ("mk" if left.side.major else "km") + "_" + ("nk" if right.side.major else "kn")
         self._call(f"wgmma_64x{n}x{self.problem.depth}_{self.problem.element}_{order}", [self.sums, *views, step])
+
+    def _wait_for_sums(self, running: int) -> None:
+        """Until at most so many products run."""
+        self._call(f"wgmma_wait_{running}_{8 * self.shape.wide}", [self.sums])
 
     def _call(self, name: str, arguments: list[ir.Value]) -> None:
         """Calls a device function that is declared at the module's start."""

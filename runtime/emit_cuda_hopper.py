@@ -92,7 +92,8 @@ def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
     sums = printer.memory[op.operands[0]]
     count = prod(sums.shape)
     if callee.startswith("wgmma_wait_"):
-        name = printer.define(f"{callee}_{count}", "wgmma_wait", f'({callee.rsplit("_", 1)[1]}, {count}, "{sums.element}")')
+        running = callee.split("_")[2]
+        name = printer.define(callee, "wgmma_wait", f'({running}, {count}, "{sums.element}")')
         printer.line(f"{name}({sums.base}, 0)")
         return
     match = WGMMA.fullmatch(callee)

@@ -29,15 +29,21 @@ class CudaExecutable(Executable):
     @cached_property
     def cubins(self) -> dict[str, Any]:
         """Every kernel's cubin by kernel name, from the disk cache where it was compiled before."""
+        return {k.name: self._compile(k) for k in self.emitted.kernels}
+
+    def _compile(self, kernel: KernelSource) -> Any:
+        """With the registers that the plan allows, or as many as it takes where those would spill."""
         from tilec.runtime.cuda_compile import cached_kernel
 
-        return {
-            k.name: cached_kernel(
-                self.emitted.module, k.name, self.target.chip, k.threads,
-                parameters=_parameters(k), allow=("stack", "spills", "warnings"),
-            )[0]
-            for k in self.emitted.kernels
-        }  # fmt: skip
+        planned = {k.name: k.options.get("registers") for k in self.lowered.plan.kernels}.get(kernel.name)
+        for registers in dict.fromkeys((planned, None)):
+            cubin, _ = cached_kernel(
+                self.emitted.module, kernel.name, self.target.chip, kernel.threads,
+                parameters=_parameters(kernel), max_registers=registers, allow=("stack", "spills", "warnings"),
+            )  # fmt: skip
+            if not cubin.spills:
+                break
+        return cubin
 
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         device = next((b.device for b in (*inputs, *outputs) if b.device != "cpu"), None)

@@ -27,8 +27,9 @@ from tilec.plan_cpu import extract_directions
 from tilec.target import Target
 
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
-LOADS = 4  # independent 16-byte loads a thread has in flight: 32 KB an SM, see Little's law in cost.py
-HELD = 64  # elements that a thread may hold of a tile, twice where sweeps pass them on: 40 to 170 registers
+POINT_THREADS = 128  # of a block without reductions; small blocks that come and go keep memory busiest (measured, H200)
+LOADS = 4  # independent 16-byte loads a thread has in flight in a loop: 32 KB an SM, see Little's law in cost.py
+HELD = 32  # elements that a thread may hold of a tile, twice where sweeps pass them on: 40 to 110 registers
 WIDE = 16  # bytes of the widest memory access
 UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
 
@@ -87,6 +88,9 @@ def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[
     sizes = tuple(tile.get(d, 1) for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn})
     kernel = replace(kernel, work=_work(kernel, view, layout))
+    if lane is not None and lane in view.reduced and contraction is None:
+        # Left alone, the assembler takes what registers there are, and one block an SM waits at its own barriers.
+        kernel = replace(kernel, options=kernel.options | {"registers": max(64, kernel.work.registers // 8 * 8 - 8)})
     return kernel, [Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
 
 
@@ -232,14 +236,13 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     """Threads along the contiguous grid dimension, then along a reduction that needs them, then along other grid
     dimensions; steps keep several loads in flight."""
     kernel, extents, vector = view.kernel, view.extents, _vector(view, lane)
-    extracts = sum(len(n.extracts) for n in view.group.nodes)
-    reads = max(1, sum(not a.written and lane in a.dims for a in view.accesses) + extracts)
     splits = [d for d in view.reduced if d not in view.scanned and extents[d] > UNROLLED]
     points = prod(extents[d] for d in kernel.grid)
     counts: dict[int, int] = {}
-    budget = THREADS
+    budget = THREADS if view.reduced else POINT_THREADS
     narrow = _split(view, points // vector) if splits else 1
-    line = 16 if points // vector < 64 * view.target.units else 32  # lanes: 256 bytes of a row, or 512
+    blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
+    line = 8 if blocks < 1 else 16 if blocks < 4 else 32
     counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, _power(extents[lane] / vector))
     budget //= counts[lane]
     if narrow > 1:
@@ -251,8 +254,6 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         budget //= counts[d]
     steps = {d: 2 * LOADS if d in splits else min(extents[d], UNROLLED) for d in view.reduced}
     tile = {d: counts.get(d, 1) * (vector if d == lane else 1) for d in kernel.grid}
-    if not view.reduced:
-        _more_steps(view, lane, tile, steps, max(1, ceil(LOADS / reads)))
     layout = _make(view, counts, {lane: vector}, steps, tile)
     shape = " x ".join(str(counts[d]) for d in layout.order)
     return tile, layout, f"{shape} threads, {vector} elements an access, tiles of {tuple(tile[d] for d in kernel.grid)}"
@@ -262,15 +263,6 @@ def _split(view: View, threads: int) -> int:
     """Over how many threads a reduction is spread so that all SMs have enough to do."""
     wanted = view.target.units * 1024
     return min(32, _power(wanted / max(1, threads))) if threads < wanted else 1
-
-
-def _more_steps(view: View, lane: int, tile: dict[int, int], steps: dict[int, int], wanted: int) -> None:
-    """Lets a thread take several places, along the contiguous dimension or the next, while all SMs have blocks."""
-    blocks = prod(ceil(view.extents[d] / t) for d, t in tile.items())
-    for d in (lane, *sorted((d for d in tile if d != lane), reverse=True)):
-        while wanted > 1 and 2 * tile[d] <= view.extents[d] and blocks >= 8 * view.target.units:
-            tile[d], steps[d] = 2 * tile[d], 2 * steps.get(d, 1)
-            wanted, blocks = wanted // 2, blocks // 2
 
 
 # ---- transposes ------------------------------------------------------------------------------------------------------
