@@ -1,10 +1,10 @@
 """Contractions beside PyTorch on the GPU of this machine: right, and how fast.
 
     python -m benchmarks.contractions                   all cases
-    python -m benchmarks.contractions bf16 f32 --quick  cases whose names hold these words, without the largest sizes
+    python -m benchmarks.contractions bf16 --quick      cases whose names hold these words, without n = 8192
 
-One line a case: the tile, registers, spills; the relative error against PyTorch in float64 or float32; medians of both of
-one run, and their ratio. A case that fails is reported, and the others go on.
+One line a case: the tile, registers, spills; the relative error against PyTorch in float64 or float32;
+medians of both of one run, and their ratio. A case that fails is reported, and the others go on.
 """
 
 from __future__ import annotations
@@ -16,20 +16,37 @@ from dataclasses import dataclass
 
 import tilec
 
-MATMUL = "op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {t}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[k, n]){u}\n}}\n"
-TURNED = "op mm(a: {t}[{left}], b: {t}[{right}]) -> (c: {t}[M, N]) {{\n c[m, n] = sum[k](a[{i}] * b[{j}])\n}}\n"
-LINEAR = "op linear(x: bf16[M, K], w: bf16[K, N], b: bf16[N]) -> (y: bf16[M, N]) {\n h[m, n] = sum[k](x[m, k] * w[k, n])\n y[m, n] = gelu(h[m, n] + b[n])\n}\n"
-BATCHED = "op mm(a: bf16[B, M, K], b: bf16[B, N, K]) -> (c: bf16[B, M, N]) {\n c[i, m, n] = sum[k](a[i, m, k] * b[i, n, k])\n}\n"
+MATMUL = (
+    "op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {t}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[k, n]){u}\n}}\n"
+)
+TURNED = (
+    "op mm(a: {t}[{left}], b: {t}[{right}]) -> (c: {t}[M, N]) {{\n c[m, n] = sum[k](a[{i}] * b[{j}])\n}}\n"
+)
+LINEAR = """op linear(x: bf16[M, K], w: bf16[K, N], b: bf16[N]) -> (y: bf16[M, N]) {
+ h[m, n] = sum[k](x[m, k] * w[k, n])
+ y[m, n] = gelu(h[m, n] + b[n])
+}
+"""
+BATCHED = """op mm(a: bf16[B, M, K], b: bf16[B, N, K]) -> (c: bf16[B, M, N]) {
+ c[i, m, n] = sum[k](a[i, m, k] * b[i, n, k])
+}
+"""
 CONV = """op conv(x: {t}[N, C, H, W], f: {t}[K, C, R, S]) -> (y: {t}[N, K, H, W]) {{
  y[n, k, h, w] = sum[c, r, s](pad(x[n, c, h + r - R // 2, w + s - S // 2], 0) * f[k, c, r, s])
 }}
 """
-PROLOGUE = "op mm(a: bf16[M, K], s: f32[M], b: bf16[K, N]) -> (c: bf16[M, N]) {\n p[m, k]: bf16 = a[m, k] * s[m]\n c[m, n] = sum[k](p[m, k] * b[k, n])\n}\n"
+PROLOGUE = """op mm(a: bf16[M, K], s: f32[M], b: bf16[K, N]) -> (c: bf16[M, N]) {
+ p[m, k]: bf16 = a[m, k] * s[m]
+ c[m, n] = sum[k](p[m, k] * b[k, n])
+}
+"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`text` on `shapes` of `types`; `peer` computes the same with PyTorch. `operations` counts a multiply-add as two."""
+    """`text` on `shapes` of `types`; `peer` computes the same with PyTorch. `operations` counts a multiply-
+    add as two.
+    """
 
     name: str
     text: str
@@ -60,16 +77,58 @@ def cases() -> list[Case]:
             text = TURNED.format(t=t, left=left, right=right, i=i, j=j)
             add(f"{t} 4096 [{left}] [{right}]", text, [(4096, 4096)] * 2, [t] * 2, peer, 2 * 4096**3)
     add("f64 2048", MATMUL.format(t="f64", u=""), [(2048, 2048)] * 2, ["f64"] * 2, plain, 2 * 2048**3)
-    add("f32 2048 using bf16", MATMUL.format(t="f32", u=" using bf16"), [(2048, 2048)] * 2, ["f32"] * 2, plain, 2 * 2048**3)
-    add("bf16 odd 2047x1999x2001", MATMUL.format(t="bf16", u=""), [(2047, 2001), (2001, 1999)], ["bf16"] * 2, plain, 2 * 2047 * 1999 * 2001)
-    add("bf16 edges 2040x2008x1992", MATMUL.format(t="bf16", u=""), [(2040, 1992), (1992, 2008)], ["bf16"] * 2, plain, 2 * 2040 * 2008 * 1992)
-    add("f32 odd 1023x1001x999", MATMUL.format(t="f32", u=""), [(1023, 999), (999, 1001)], ["f32"] * 2, plain, 2 * 1023 * 1001 * 999)
+    add(
+        "f32 2048 using bf16",
+        MATMUL.format(t="f32", u=" using bf16"),
+        [(2048, 2048)] * 2,
+        ["f32"] * 2,
+        plain,
+        2 * 2048**3,
+    )
+    add(
+        "bf16 odd 2047x1999x2001",
+        MATMUL.format(t="bf16", u=""),
+        [(2047, 2001), (2001, 1999)],
+        ["bf16"] * 2,
+        plain,
+        2 * 2047 * 1999 * 2001,
+    )
+    add(
+        "bf16 edges 2040x2008x1992",
+        MATMUL.format(t="bf16", u=""),
+        [(2040, 1992), (1992, 2008)],
+        ["bf16"] * 2,
+        plain,
+        2 * 2040 * 2008 * 1992,
+    )
+    add(
+        "f32 odd 1023x1001x999",
+        MATMUL.format(t="f32", u=""),
+        [(1023, 999), (999, 1001)],
+        ["f32"] * 2,
+        plain,
+        2 * 1023 * 1001 * 999,
+    )
     gelu = torch.nn.functional.gelu
     for n in (4096, 8192):
-        add(f"bf16 linear gelu {n}", LINEAR, [(n, n), (n, n), (n,)], ["bf16"] * 3, lambda x, w, b: gelu(x @ w + b), 2 * n**3)
+        add(
+            f"bf16 linear gelu {n}",
+            LINEAR,
+            [(n, n), (n, n), (n,)],
+            ["bf16"] * 3,
+            lambda x, w, b: gelu(x @ w + b),
+            2 * n**3,
+        )
     add("bf16 prologue 4096", PROLOGUE, [(4096, 4096), (4096,), (4096, 4096)], ["bf16", "f32", "bf16"],
         lambda a, s, b: (a * s[:, None]).to(a.dtype) @ b, 2 * 4096**3)  # fmt: skip
-    add("bf16 batched 64x1024x1024x128", BATCHED, [(64, 1024, 128)] * 2, ["bf16"] * 2, lambda a, b: a @ b.transpose(1, 2), 2 * 64 * 1024**2 * 128)
+    add(
+        "bf16 batched 64x1024x1024x128",
+        BATCHED,
+        [(64, 1024, 128)] * 2,
+        ["bf16"] * 2,
+        lambda a, b: a @ b.transpose(1, 2),
+        2 * 64 * 1024**2 * 128,
+    )
     convolve = torch.nn.functional.conv2d
     for t in ("f32", "bf16"):
         add(f"{t} conv 32x256x56x56 3x3", CONV.format(t=t), [(32, 256, 56, 56), (256, 256, 3, 3)], [t] * 2,
@@ -83,7 +142,10 @@ def run(case: Case) -> str:
 
     kinds = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
     torch.manual_seed(0)
-    inputs = [torch.randn(s, device="cuda", dtype=torch.float32).to(kinds[t]) for s, t in zip(case.shapes, case.types)]
+    inputs = [
+        torch.randn(s, device="cuda", dtype=torch.float32).to(kinds[t])
+        for s, t in zip(case.shapes, case.types)
+    ]
     op = tilec.compile(case.text)
     result = op(*inputs)
     out = torch.full_like(result, float("nan"))
@@ -95,8 +157,13 @@ def run(case: Case) -> str:
     mine = do_bench(lambda: op(*inputs, out=out), warmup=100, rep=400, return_mode="median")
     theirs = do_bench(lambda: case.peer(*inputs), warmup=100, rep=400, return_mode="median")
     speed = [case.operations / t / 1e9 for t in (mine, theirs)]
-    verdict = "" if error < (2e-2 if case.types[0] in ("bf16", "f16") or "using" in case.name else 1e-4) else "  WRONG"
-    return f"{case.name:36} error {error:.1e}{verdict}  {speed[0]:7.1f} TFLOP/s, torch {speed[1]:7.1f}, ratio {speed[0] / speed[1]:.2f}   {resources(op)}"
+    verdict = (
+        ""
+        if error < (2e-2 if case.types[0] in ("bf16", "f16") or "using" in case.name else 1e-4)
+        else "  WRONG"
+    )
+    speeds = f"{speed[0]:7.1f} TFLOP/s, torch {speed[1]:7.1f}, ratio {speed[0] / speed[1]:.2f}"
+    return f"{case.name:36} error {error:.1e}{verdict}  {speeds}   {resources(op)}"
 
 
 def resources(op) -> str:
@@ -104,7 +171,10 @@ def resources(op) -> str:
     cubins = op._latest.cubins
     shared = {k.name: k.shared for k in op._latest.emitted.kernels}
     threads = {k.name: k.threads for k in op._latest.emitted.kernels}
-    parts = [f"{c.registers} regs x {threads[n]}, {c.spills} spilled, {shared[n]} B, {c.seconds:.1f} s" for n, c in cubins.items()]
+    parts = [
+        f"{c.registers} regs x {threads[n]}, {c.spills} spilled, {shared[n]} B, {c.seconds:.1f} s"
+        for n, c in cubins.items()
+    ]
     return "; ".join(parts)
 
 

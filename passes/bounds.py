@@ -1,10 +1,12 @@
-"""Decides what the ranges of indices decide: clamps and comparisons of an index with the end of its own dimension.
+"""Decides what the ranges of indices decide: clamps and comparisons of an index with the end of its own
+dimension.
 
     %i = linalg.index 0        (of 32)           %i = linalg.index 0
     %c = minsi %i, 31                     ->
     %x = extract %t[%c], if %i < 32              %x = extract %t[%i], if true
 
-A padded window clamps every subscript and checks every one; most are a dimension's own index and never leave it.
+A padded window clamps every subscript and checks every one; most are a dimension's own index and never leave
+it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""map, for CUDA contractions: a block's tile of C on tensor cores or vector units, its factors staged in shared memory.
+"""map, for CUDA contractions: a block's tile of C on tensor cores or vector units, its factors staged in
+shared memory.
 
-    generic ins(x, w) outs(h) { h + x * w }          a, b = shared tiles of x and w, `stages` of them
-    generic ins(h, b) outs(y) { gelu(h + b) }   ->   for k { wait; barrier; start copies of tile k + stages - 1
+    generic ins(x, w) outs(h) { h + x * w }         a, b = shared tiles of x and w, `stages` of them
+    generic ins(h, b) outs(y) { gelu(h + b) }  ->   for k { wait; barrier; start copies of tile k + stages - 1
                                                              c += a[k] * b[k] }
                                                      for elements of c { y = gelu(c + b) }
 
-One barrier a step is enough: behind it every thread has finished the step before, whose slot the copies that start now
-refill. What cannot be copied as it is goes through registers, one step ahead: fetched before the products, put after them.
+One barrier a step is enough: behind it every thread has finished the step before, whose slot the copies that
+start now refill. What cannot be copied as it is goes through registers, one step ahead: fetched before the
+products, put after them.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def map_contraction(function: ir.Operation, plan: ir.DictAttr) -> None:
     _clean(function)
 
 
-def _map(function: ir.Operation, options: Options, blocks: Blocks, grid: list[int], tiles: dict[int, int]) -> None:
+def _map(
+    function: ir.Operation, options: Options, blocks: Blocks, grid: list[int], tiles: dict[int, int]
+) -> None:
     function.attributes["tilec.blocks"] = mlir.integer(blocks.count)
     function.attributes["tilec.threads"] = mlir.integer(options.threads)
     thread = Thread()
@@ -52,7 +56,9 @@ def _map(function: ir.Operation, options: Options, blocks: Blocks, grid: list[in
     tile = (FmaTile if options.instruction == "fma" else MmaTile)(problem, thread)
     stages = [Stage(problem, side, thread, options.stages) for side in (problem.left, problem.right)]
     tile.clear(block.initial)
-    with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
+    with ir.Location.name(
+        mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location
+    ):
         _pipeline(problem, tile, stages)
     with (block.after or [block.contraction])[-1].location:
         gpu.BarrierOp()  # the staged tiles are read for the last time: their memory serves the epilogue
@@ -63,7 +69,7 @@ def _map(function: ir.Operation, options: Options, blocks: Blocks, grid: list[in
 
 
 class Block:
-    """The operations of one block: the contraction, what follows it, and the value that its sums start from."""
+    """The operations of one block: the contraction, what follows it, and where its sums start from."""
 
     def __init__(self, operations: list[ir.Operation]):
         self.operations = operations
@@ -73,7 +79,9 @@ class Block:
             raise InternalError("a contraction kernel has one contraction, which comes first", "map")
         self.contraction, *self.after = generics
         result = root(list(self.contraction.operands)[-1])
-        self.initial = next(o.operands[0] for o in operations if o.name == "linalg.fill" and root(o.operands[1]) == result)
+        self.initial = next(
+            o.operands[0] for o in operations if o.name == "linalg.fill" and root(o.operands[1]) == result
+        )
 
     def erase(self) -> None:
         for op in reversed(self.operations):
@@ -106,7 +114,9 @@ def _pipeline(problem: Problem, tile, stages: list[Stage]) -> None:
 
 
 def _start(copied: list[Stage], slot: ir.Value, number: ir.Value, steps: int, guarded: bool) -> None:
-    """Starts the copies of a tile of k, if there is one; a group is committed either way, so that counts stay even."""
+    """Starts the copies of a tile of k, if there is one; a group is committed either way, so that counts stay
+    even.
+    """
     if guarded:
         with when(below(number, steps)):
             for stage in copied:

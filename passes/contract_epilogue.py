@@ -1,16 +1,16 @@
 """What follows a contraction in its kernel, computed on the elements of C that a warp holds, and stored.
 
-    for chunk {                                           // a few rows and columns: every index of a register is constant
-        shared[warp] = c[chunk]                           // in the order in which the matrix units left them
-        for row, column {                                 // in the order of memory: neighbours for one access
+    for chunk {                      // a few rows and columns: every index of a register is constant
+        shared[warp] = c[chunk]      // in the order in which the matrix units left them
+        for row, column {            // in the order of memory: neighbours for one access
             c1 = shared[warp, row, column : column + 8]
             for lane { y1[lane] = gelu(c1[lane] + b1[lane]) }
             y[...] = y1 } }
 
-The operations behind the contraction walk the same elements, so each is computed where its operands are: nothing between
-the contraction and the kernel's results is ever in global memory. The way through shared memory gives accesses of 16 bytes
-and keeps the code short: sums in registers can only be named by constants, so what computes on them directly is written
-out as often as a thread has sums.
+The operations behind the contraction walk the same elements, so each is computed where its operands are:
+nothing between the contraction and the kernel's results is ever in global memory. The way through shared
+memory gives accesses of 16 bytes and keeps the code short: sums in registers can only be named by constants,
+so what computes on them directly is written out as often as a thread has sums.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def buffer(chunks: list[Chunk], warps: int, element: ir.Type, overlay: bool) -> 
 class Epilogue:
     """`store(chunks)` finishes what a warp holds of C."""
 
-    def __init__(self, problem: Problem, after: list[ir.Operation], thread: Thread, buffer: ir.Value, warp: ir.Value):
+    def __init__(
+        self, problem: Problem, after: list[ir.Operation], thread: Thread, buffer: ir.Value, warp: ir.Value
+    ):
         self.problem, self.after, self.thread, self.buffer, self.warp = problem, after, thread, buffer, warp
         self.lane_dim = problem.right.dims[-1]
         self.result = problem.operands[-1]
@@ -61,14 +63,19 @@ class Epilogue:
             per_row = chunk.columns // width
             with loop(chunk.rows * per_row // 32) as i:
                 number = sum_of([(i, 32), (self.thread.lane, 1)])
-                row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
+                row, column = (
+                    arith.divui(number, mlir.index(per_row)),
+                    arith.remui(number, mlir.index(per_row)),
+                )
                 self._elements(chunk, row, arith.muli(column, mlir.index(width)), width)
 
     def _synchronise(self) -> None:
         nvvm.SyncWarpOp(mlir.constant(-1, ir.IntegerType.get_signless(32)))
 
     def _place(self, row: ir.Value, column: ir.Value) -> list[ir.Value]:
-        """Rows are turned by 8 columns against each other, so that those that a warp writes at a time lie in other banks."""
+        """Rows are turned by 8 columns against each other, so that those that a warp writes at a time lie in
+        other banks.
+        """
         turns = min(4, ir.MemRefType(self.buffer.type).shape[2] // 8)
         turned = arith.muli(arith.andi(row, mlir.index(turns - 1)), mlir.index(8))
         return [self.warp, row, arith.xori(column, turned)]
@@ -81,9 +88,14 @@ class Epilogue:
             memref.StoreOp(value, self.buffer, place)
 
     def _width(self, chunk: Chunk) -> int:
-        """Elements that a thread finishes side by side: neighbours along one dimension, all inside or all outside."""
+        """Elements that a thread finishes side by side: neighbours along one dimension, inside together."""
         side, extent = self.problem.right, self._extent()
-        written = [u for op in (self.problem.op, *self.after) for u in uses_of(op)[len(mlir.inputs_of(op)) :] if not is_local(u.value)]
+        written = [
+            u
+            for op in (self.problem.op, *self.after)
+            for u in uses_of(op)[len(mlir.inputs_of(op)) :]
+            if not is_local(u.value)
+        ]
         bits = min(max(8, ir.MemRefType(u.value.type).element_type.width) for u in written)
         sizes = [side.box[-1], extent, chunk.columns] + ([side.size] if len(side.dims) > 1 else [])
         widest = min(8, WIDE // bits, chunk.rows * chunk.columns // 32)
@@ -110,7 +122,7 @@ class Epilogue:
         with when(condition):
             self._finish(at, place, width)
 
-    # ---- elements that exist -----------------------------------------------------------------------------------------
+    # ---- elements that exist -------------------------------------------------------------------------------
 
     def _finish(self, at: dict[int, ir.Value], place: list[ir.Value], width: int) -> None:
         loaded = self._load(at, width)
@@ -173,7 +185,7 @@ class Epilogue:
         return memref.LoadOp(use.value, [at[d] for d in use.dims]).result
 
     def _keep(self, use: Use, value: ir.Value, at, lane, width: int, stored) -> None:
-        """A result that leaves the kernel goes to memory, several elements at a time where they are neighbours."""
+        """A result that leaves the kernel goes to memory, several elements at a time where it can."""
         if is_local(use.value):
             return
         if width > 1 and self._wide(use, width):
@@ -190,11 +202,19 @@ class Epilogue:
         for op in self.after:
             live = {v for inner in mlir.walk(op) for v in inner.operands}
             for use, argument in zip(uses_of(op)[: len(mlir.inputs_of(op))], mlir.body_of(op).arguments):
-                if use in found or argument not in live or is_local(use.value) or use.value == self.result or not self._wide(use, width):
+                if (
+                    use in found
+                    or argument not in live
+                    or is_local(use.value)
+                    or use.value == self.result
+                    or not self._wide(use, width)
+                ):
                     continue
                 found[use] = self._tile(use, width)
                 for begin, type_, place in self._pieces(use, at, width):
-                    vector.StoreOp(vector.LoadOp(type_, use.value, place).result, found[use], [mlir.index(begin)])
+                    vector.StoreOp(
+                        vector.LoadOp(type_, use.value, place).result, found[use], [mlir.index(begin)]
+                    )
         return found
 
     def _wide(self, use: Use, width: int) -> bool:

@@ -1,8 +1,10 @@
-"""A contraction kernel as its passes see it: the plan's numbers, the operation, and what each of its values needs.
+"""A contraction kernel as its passes see it: the plan's numbers, the operation, and what each of its values
+needs.
 
-A block computes C[r, c] += left[r, k] * right[c, k]. Rows r, columns c and the reduced k are numbers that run over boxes of
-the program's dimensions, outermost first: a convolution's row is a place (n, h, w), its k a place (c, r, s) of the window.
-A factor is a value of the operation's body; it is computed wherever its dimensions are known.
+A block computes C[r, c] += left[r, k] * right[c, k]. Rows r, columns c and the reduced k are numbers that run
+over boxes of the program's dimensions, outermost first: a convolution's row is a place (n, h, w), its k a
+place (c, r, s) of the window. A factor is a value of the operation's body; it is computed wherever its
+dimensions are known.
 """
 
 from __future__ import annotations
@@ -88,26 +90,44 @@ class Problem:
         self.operands = list(op.operands)
         self.places = [mlir.map_dims(m) for m in mlir.maps_of(op)]
         bm, bn, self.depth = options.block
-        self.left = Side("left", options.rows, tuple(tiles[d] for d in options.rows), bm, options.left_copy, options.left_major)
+        self.left = Side(
+            "left",
+            options.rows,
+            tuple(tiles[d] for d in options.rows),
+            bm,
+            options.left_copy,
+            options.left_major,
+        )
         self.right = Side(
-            "right", options.columns, tuple(tiles[d] for d in options.columns), bn, options.right_copy, options.right_major
+            "right",
+            options.columns,
+            tuple(tiles[d] for d in options.columns),
+            bn,
+            options.right_copy,
+            options.right_major,
         )
         extents = dict(zip(self.dims, mlir.extents_of(op)))
         self.inner = [extents[d] for d in options.inner]
         for n in range(len(mlir.inputs_of(op))):
             self._flatten(n)
         self.length = prod(self.inner)
-        self.batch = [d for d in self.dims if d not in (FLAT, *options.rows, *options.columns, *options.inner)]
+        self.batch = [
+            d for d in self.dims if d not in (FLAT, *options.rows, *options.columns, *options.inner)
+        ]
 
     def _flatten(self, n: int) -> None:
-        """An operand that has all reduced dimensions side by side, in their order, is subscripted by k itself."""
+        """An operand that has all reduced dimensions side by side, in order, is subscripted by k itself."""
         count, places = len(self.options.inner), [self.dims[d] for d in self.places[n]]
         if count < 2 or self.options.inner[0] not in places:
             return
         first = places.index(self.options.inner[0])
         if tuple(places[first : first + count]) != self.options.inner:
             return
-        groups = [[p] for p in range(first)] + [[*range(first, first + count)]] + [[p] for p in range(first + count, len(places))]
+        groups = (
+            [[p] for p in range(first)]
+            + [[*range(first, first + count)]]
+            + [[p] for p in range(first + count, len(places))]
+        )
         old = ir.MemRefType(self.operands[n].type)
         shape, (strides, offset) = list(old.shape), old.get_strides_and_offset()
         new = [*shape[:first], prod(shape[first : first + count]), *shape[first + count :]]
@@ -135,16 +155,20 @@ class Problem:
 
     @cached_property
     def sizes(self) -> dict[int, int | ir.Value]:
-        """How much of a block's box there is along each kernel dimension; less than the box at the edge of the grid."""
+        """How much of a block's box there is along each kernel dimension; less than the box at the edge of
+        the grid.
+        """
         sizes: dict[int, int | ir.Value] = {}
         with ir.InsertionPoint(self.op):
             for value, places in zip(self.operands, self.places):
                 for n, (d, size) in enumerate(zip(places, ir.ShapedType(value.type).shape)):
                     if self.dims[d] not in sizes:
-                        sizes[self.dims[d]] = memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
+                        sizes[self.dims[d]] = (
+                            memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
+                        )
         return sizes
 
-    # ---- coordinates -------------------------------------------------------------------------------------------------
+    # ---- coordinates ---------------------------------------------------------------------------------------
 
     def coordinates(self, *parts: tuple[Side | None, ir.Value]) -> dict[int, ir.Value]:
         """Kernel dimensions from row and column numbers; of a k number where the side is None."""
@@ -160,7 +184,9 @@ class Problem:
     def inside(self, side: Side, at: dict[int, ir.Value]) -> list[ir.Value]:
         """Conditions under which a row or column exists."""
         found = []
-        outermost = next((n for n, extent in enumerate(side.box) if extent > 1), 0)  # its digit goes on beyond the box
+        outermost = next(
+            (n for n, extent in enumerate(side.box) if extent > 1), 0
+        )  # its digit goes on beyond the box
         for n, d in enumerate(side.dims):
             size = self.sizes[d]
             if isinstance(size, ir.Value) or (n == outermost and not side.full):
@@ -170,7 +196,7 @@ class Problem:
     def inside_k(self, number: ir.Value) -> list[ir.Value]:
         return [below(number, self.length)] if self.length % self.depth else []
 
-    # ---- factors -----------------------------------------------------------------------------------------------------
+    # ---- factors -------------------------------------------------------------------------------------------
 
     def factor(self, side: Side) -> ir.Value:
         """The factor of a side, in the type in which it is staged where it has that already."""
@@ -217,12 +243,18 @@ class Problem:
     def subscripts(self, n: int, at: dict[int, ir.Value]) -> list[ir.Value]:
         return [at[self.dims[d]] for d in self.places[n]]
 
-    def evaluate(self, value: ir.Value, at: dict[int, ir.Value], elements: dict[int, ir.Value] | None = None) -> ir.Value:
-        """Computes a value of the body at coordinates, in the staged type; `elements` are those that were loaded already."""
+    def evaluate(
+        self, value: ir.Value, at: dict[int, ir.Value], elements: dict[int, ir.Value] | None = None
+    ) -> ir.Value:
+        """Computes a value of the body at coordinates, in the staged type; `elements` are those that were
+        loaded already.
+        """
         mapping: dict[ir.Value, ir.Value] = {}
         for n in self.arguments(value):
             known = (elements or {}).get(n)
-            mapping[self.body.arguments[n]] = memref.LoadOp(self.operands[n], self.subscripts(n, at)).result if known is None else known
+            mapping[self.body.arguments[n]] = (
+                memref.LoadOp(self.operands[n], self.subscripts(n, at)).result if known is None else known
+            )
         for op in self.slice(value):
             if op.name == "linalg.index":
                 mapping[op.results[0]] = at[self.dims[ir.IntegerAttr(op.attributes["dim"]).value]]
@@ -253,7 +285,9 @@ def is_identity(type_: ir.MemRefType) -> bool:
 
 
 class Thread:
-    """This thread's number, its warp and lane; and the kernel's block of operations, where registers are declared."""
+    """This thread's number, its warp and lane; and the kernel's block of operations, where registers are
+    declared.
+    """
 
     def __init__(self) -> None:
         self.block = ir.InsertionPoint.current.block
@@ -276,7 +310,7 @@ class Blocks:
         return prod(self.counts)
 
     def enter(self, number: ir.Value, grid: list[int]) -> list[ir.Operation]:
-        """Copies what the block computes to the insertion point, at the tile of this number; returns the copies."""
+        """Copies what a block computes to the insertion point, at the tile of this number."""
         block = self.forall.regions[0].blocks[0]
         mapping = dict(zip(block.arguments, self._raster(number, grid)))
         operations = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
@@ -285,7 +319,8 @@ class Blocks:
     def _raster(self, number: ir.Value, grid: list[int]) -> list[ir.Value]:
         """Batches one after another; in each, `raster` rows of tiles are walked column by column.
 
-        Blocks that run at one time then cover about a square of C, and share its rows' and columns' factors in L2.
+        Blocks that run at one time then cover about a square of C, and share its rows' and columns' factors
+        in L2.
         """
         count = dict(zip(grid, self.counts))
         rows, columns = ([d for d in grid if d in dims] for dims in (self.options.rows, self.options.columns))

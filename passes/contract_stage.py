@@ -1,12 +1,12 @@
 """Factors in shared memory: where their elements lie there, and how a block's threads bring them.
 
-    for i { cp.async stage[slot, line, column ^ swizzle], x[row, k] }          // a plain tensor: 16 bytes past the registers
-    for i { held[i] = gelu(x[row, k]) } ... for i { stage[...] = held[i] }     // computed: fetched before, put after the products
+    for i { cp.async stage[slot, line, column ^ swizzle], x[row, k] }      // a plain tensor: 16 bytes each
+    for i { held[i] = gelu(x[row, k]) } ... for i { stage[...] = held[i] } // computed: around the products
 
-A tile lies in lines in the direction in which the factor is contiguous: lines of k, one a row (`major` 1), or lines of rows,
-one a k. Matrix units load 8 lines at a time at the same columns: their 16-byte pieces are exchanged within 128 bytes by
-exclusive or with the line's number, so that the 8 pieces lie in different banks. Threads that multiply themselves read
-along lines, and short lines get a padding instead.
+A tile lies in lines in the direction in which the factor is contiguous: lines of k, one a row (`major` 1), or
+lines of rows, one a k. Matrix units load 8 lines at a time at the same columns: their 16-byte pieces are
+exchanged within 128 bytes by exclusive or with the line's number, so that the 8 pieces lie in different
+banks. Threads that multiply themselves read along lines, and short lines get a padding instead.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ class Stage:
         self.lines, self.width = (side.size, problem.depth) if side.major else (problem.depth, side.size)
         self.swizzled = problem.options.instruction != "fma"
         pad = WIDE // self.bytes if side.major and not self.swizzled else 0
-        self.tile = memref.AllocOp(local([slots, self.lines, self.width + pad], problem.element, SHARED), [], []).result
+        self.tile = memref.AllocOp(
+            local([slots, self.lines, self.width + pad], problem.element, SHARED), [], []
+        ).result
         self.asynchronous = side.copy == "async"
         self.vector = WIDE // self.bytes if self.asynchronous else self._fetched_vector()
         self.held: ir.Value | None = None
 
-    # ---- places ------------------------------------------------------------------------------------------------------
+    # ---- places --------------------------------------------------------------------------------------------
 
     def column(self, line: ir.Value, column: ir.Value) -> ir.Value:
         """Where an element (or a piece of 16 bytes) of a line lies in it."""
@@ -56,10 +58,11 @@ class Stage:
         total = self.lines * self.width // self.vector
         return total, -(-total // self.problem.options.threads)
 
-    def _place(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], list[ir.Value]]:
-        """Line and column of this thread's vector `i`, its coordinates in tile `number`, and when it is inside."""
+    def _place(
+        self, i: ir.Value, number: ir.Value
+    ) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], list[ir.Value]]:
+        """Line and column of this thread's vector `i`, coordinates in tile `number`, when it is inside."""
         per_line = self.width // self.vector
-        total, _ = self._share
         index = sum_of([(i, self.problem.options.threads), (self.thread.number, 1)])
         line = arith.divui(index, mlir.index(per_line))
         column = arith.muli(arith.remui(index, mlir.index(per_line)), mlir.index(self.vector))
@@ -75,7 +78,7 @@ class Stage:
             index = sum_of([(i, self.problem.options.threads), (self.thread.number, 1)])
             stack.enter_context(when(arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(total))))
 
-    # ---- asynchronous copies -----------------------------------------------------------------------------------------
+    # ---- asynchronous copies -------------------------------------------------------------------------------
 
     def copy(self, slot: ir.Value, number: ir.Value) -> None:
         """Starts the copy of a tile; what is outside becomes zeros."""
@@ -91,17 +94,20 @@ class Stage:
                 elements = arith.select(condition, mlir.index(self.vector), mlir.index(0))
             nvgpu.DeviceAsyncCopyOp(
                 self.tile, [slot, line, self.column(line, column)],
-                self.problem.operands[n], self.problem.subscripts(n, at), self.vector, srcElements=elements, bypassL1=True,
+                self.problem.operands[n], self.problem.subscripts(n, at), self.vector,
+                srcElements=elements, bypassL1=True,
             )  # fmt: skip
 
-    # ---- through registers -------------------------------------------------------------------------------------------
+    # ---- through registers ---------------------------------------------------------------------------------
 
     def fetch(self, number: ir.Value) -> None:
         """Computes this thread's part of a tile into registers."""
         _, count = self._share
         if self.held is None:
             with ir.InsertionPoint.at_block_begin(self.thread.block):
-                self.held = memref.AllocaOp(local([count, self.vector], self.problem.element, PRIVATE), [], []).result
+                self.held = memref.AllocaOp(
+                    local([count, self.vector], self.problem.element, PRIVATE), [], []
+                ).result
         zero = mlir.constant(0, self.problem.element)
         with ExitStack() as stack:
             i = stack.enter_context(loop(count))
@@ -126,7 +132,9 @@ class Stage:
             return
         fetched = {n: self._vector_of(n, at) for n in self.problem.arguments(factor)}
         with loop(self.vector) as lane:
-            elements = {n: memref.LoadOp(tile, [lane]).result for n, tile in fetched.items() if tile is not None}
+            elements = {
+                n: memref.LoadOp(tile, [lane]).result for n, tile in fetched.items() if tile is not None
+            }
             along = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
             memref.StoreOp(self.problem.evaluate(factor, along, elements), self.held, [i, lane])
 
@@ -151,7 +159,9 @@ class Stage:
         return self.problem.options.inner[-1] if self.side.major else self.side.dims[-1]
 
     def _fetched_vector(self) -> int:
-        """Elements that a thread may fetch side by side: all that it reads is contiguous, inside and aligned together."""
+        """Elements that a thread may fetch side by side: all that it reads is contiguous, inside and aligned
+        together.
+        """
         problem, side = self.problem, self.side
         factor = problem.factor(side)
         extent = problem.inner[-1] if side.major else side.box[-1]

@@ -1,12 +1,14 @@
 """The product of two staged tiles, by thread: on the vector units, or by `mma.sync` on the matrix units.
 
-Each adds one staged tile of k to the sums that a thread holds, `multiply`, and gives them out in pieces, `chunks`: a piece
-is a few rows and columns of C that one warp holds, which it writes to shared memory in one order and reads in another.
+Each adds one staged tile of k to the sums that a thread holds, `multiply`, and gives them out in pieces,
+`chunks`: a piece is a few rows and columns of C that one warp holds, which it writes to shared memory in one
+order and reads in another.
 
-    fma:       a[8 x 4] = 8 loads of 4 k   b[4 x 8] = 8 loads of 4 columns      c[8 x 8] += a b            (vector.contract)
-    mma.sync:  a = ldmatrix of 16x16       b = ldmatrix of 16x16                c[16 x 8] += a b           (nvgpu.mma.sync)
+    fma:       a[8 x 4] = 8 loads of 4 k  b[4 x 8] = 8 loads of 4 columns  c[8 x 8] += a b   (vector.contract)
+    mma.sync:  a = ldmatrix of 16x16      b = ldmatrix of 16x16            c[16 x 8] += a b  (nvgpu.mma.sync)
 
-Fragments of mma.sync: PTX ISA, "Matrix Fragments for mma.m16n8k16", and "ldmatrix" for which lane names which row.
+Fragments of mma.sync: PTX ISA, "Matrix Fragments for mma.m16n8k16", and "ldmatrix" for which lane names which
+row.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from tilec.passes.loops import loop, sum_of
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows and columns of C that a warp holds. `spill(put)` calls `put(value, row, column)` with a thread's part of it, a
-    vector or a scalar; `place(row, column)` is where that is in the block's tile. Columns are neighbours in groups of 8."""
+    """Rows and columns of C that a warp holds. `spill(put)` calls `put(value, row, column)` with a thread's
+    part of it, a vector or a scalar; `place(row, column)` is where that is in the block's tile. Columns
+    are neighbours in groups of 8.
+    """
 
     rows: int
     columns: int
@@ -36,7 +40,8 @@ class Chunk:
 class FmaTile:
     """A thread holds `high` x `wide` elements; 4 x 8 threads are a warp's, so that few of them share a bank.
 
-    Where a factor is staged in lines of rows, a thread has groups of 4 adjacent ones, else every so manieth row.
+    Where a factor is staged in lines of rows, a thread has groups of 4 adjacent ones, else every so manieth
+    row.
     """
 
     def __init__(self, problem: Problem, thread: Thread):
@@ -49,7 +54,9 @@ class FmaTile:
         self.warp_column = arith.remui(thread.warp, mlir.index(warps_n))
         self.row = sum_of([(self.warp_row, 4), (arith.divui(thread.lane, mlir.index(8)), 1)])
         self.column = sum_of([(self.warp_column, 8), (arith.remui(thread.lane, mlir.index(8)), 1)])
-        self.sums = memref.AllocaOp(local([self.high, self.wide], problem.accumulator, PRIVATE), [], []).result
+        self.sums = memref.AllocaOp(
+            local([self.high, self.wide], problem.accumulator, PRIVATE), [], []
+        ).result
         self.parts = {
             "left": self._part(problem.left, self.high), "right": self._part(problem.right, self.wide)
         }  # fmt: skip
@@ -70,7 +77,9 @@ class FmaTile:
             self._load(right, self.column, self.broad, self.wide, slot, k)
             self._contract()
 
-    def _load(self, stage: Stage, mine: ir.Value, threads: int, count: int, slot: ir.Value, k: ir.Value) -> None:
+    def _load(
+        self, stage: Stage, mine: ir.Value, threads: int, count: int, slot: ir.Value, k: ir.Value
+    ) -> None:
         part, zero = self.parts[stage.side.name], mlir.index(0)
         type_ = ir.VectorType.get([self.group], self.problem.element)
         if stage.side.major:
@@ -89,14 +98,19 @@ class FmaTile:
         left = (i, k) if self.problem.left.major else (k, i)
         right = (j, k) if self.problem.right.major else (k, j)
         maps = [ir.AffineMapAttr.get(ir.AffineMap.get(3, 0, list(e))) for e in (left, right, (i, j))]
-        kinds = [ir.Attribute.parse(f"#vector.iterator_type<{t}>") for t in ("parallel", "parallel", "reduction")]
+        kinds = [
+            ir.Attribute.parse(f"#vector.iterator_type<{t}>") for t in ("parallel", "parallel", "reduction")
+        ]
         a, b, c = (whole(v) for v in (self.parts["left"], self.parts["right"], self.sums))
         total = vector.ContractionOp(c.type, a, b, c, ir.ArrayAttr.get(maps), ir.ArrayAttr.get(kinds)).result
         vector.StoreOp(total, self.sums, [mlir.index(0)] * 2)
 
     def chunks(self) -> list[Chunk]:
         """One for each of a thread's rows: a warp's 4 threads along rows, all of its columns."""
-        return [Chunk(4, 8 * self.wide, partial(self._spill, i), partial(self._place, i)) for i in range(self.high)]
+        return [
+            Chunk(4, 8 * self.wide, partial(self._spill, i), partial(self._place, i))
+            for i in range(self.high)
+        ]
 
     def _spill(self, i: int, put) -> None:
         row = arith.divui(self.thread.lane, mlir.index(8))
@@ -106,7 +120,9 @@ class FmaTile:
             if self.vector == 1:
                 value = memref.LoadOp(self.sums, at).result
             else:
-                value = vector.LoadOp(ir.VectorType.get([self.vector], self.problem.accumulator), self.sums, at).result
+                value = vector.LoadOp(
+                    ir.VectorType.get([self.vector], self.problem.accumulator), self.sums, at
+                ).result
             put(value, row, sum_of([(j, 8 * self.vector), (mine, self.vector)]))
 
     def _place(self, i: int, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -118,7 +134,7 @@ class FmaTile:
 
 
 class MmaTile:
-    """A warp holds `high` x `wide` fragments of 16 x 8; a thread two adjacent columns of each, in two rows."""
+    """A warp holds `high` x `wide` fragments of 16 x 8; a thread two columns of each, in two rows."""
 
     K = 16
 
@@ -129,7 +145,9 @@ class MmaTile:
         self.high, self.wide = self.rows // 16, self.columns // 8
         self.row = arith.muli(arith.divui(thread.warp, mlir.index(warps_n)), mlir.index(self.rows))
         self.column = arith.muli(arith.remui(thread.warp, mlir.index(warps_n)), mlir.index(self.columns))
-        self.sums = memref.AllocaOp(local([self.high, self.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
+        self.sums = memref.AllocaOp(
+            local([self.high, self.wide, 2, 2], problem.accumulator, PRIVATE), [], []
+        ).result
         self.parts = {"left": self._part(4 * self.high), "right": self._part(2 * self.wide)}
 
     def _part(self, words: int) -> ir.Value:
@@ -149,8 +167,11 @@ class MmaTile:
             with loop(self.high) as i, loop(self.wide) as j:
                 self._multiply(i, j)
 
-    def _load(self, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool) -> None:
-        """Four 8x8 matrices, 16 rows by 16 k, at a time; for the left factor the rows' halves follow one another first.
+    def _load(
+        self, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool
+    ) -> None:
+        """Four 8x8 matrices, 16 rows by 16 k, at a time; for the left factor the rows' halves follow one
+        another first.
 
         Lane l names row l % 8 of matrix l / 8. A tile that lies in lines of rows is transposed on the way.
         """
@@ -170,8 +191,12 @@ class MmaTile:
 
     def _multiply(self, i: ir.Value, j: ir.Value) -> None:
         zero, element = mlir.index(0), self.problem.element
-        a = vector.LoadOp(ir.VectorType.get([4, 2], element), self.parts["left"], [arith.muli(i, mlir.index(4)), zero])
-        b = vector.LoadOp(ir.VectorType.get([2, 2], element), self.parts["right"], [arith.muli(j, mlir.index(2)), zero])
+        a = vector.LoadOp(
+            ir.VectorType.get([4, 2], element), self.parts["left"], [arith.muli(i, mlir.index(4)), zero]
+        )
+        b = vector.LoadOp(
+            ir.VectorType.get([2, 2], element), self.parts["right"], [arith.muli(j, mlir.index(2)), zero]
+        )
         place = [i, j, zero, zero]
         type_ = ir.VectorType.get([2, 2], self.problem.accumulator)
         c = vector.LoadOp(type_, self.sums, place)
@@ -183,7 +208,10 @@ class MmaTile:
         """16 rows and up to 64 columns each."""
         columns = chunk_columns(self.columns)
         parts = [(i, first) for i in range(self.high) for first in range(0, self.columns, columns)]
-        return [Chunk(16, columns, partial(self._spill, i, first, columns), partial(self._place, i, first)) for i, first in parts]
+        return [
+            Chunk(16, columns, partial(self._spill, i, first, columns), partial(self._place, i, first))
+            for i, first in parts
+        ]
 
     def _spill(self, i: int, first: int, columns: int, put) -> None:
         with loop(2) as half, loop(columns // 8) as j:
@@ -201,7 +229,9 @@ def chunk_columns(columns: int) -> int:
 
 
 def fragment_place(thread: Thread, half: ir.Value, j: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Row and first column of a thread's two elements in fragment `j` of 16 x 8, of which it has the upper and lower half."""
+    """Row and first column of a thread's two elements in fragment `j` of 16 x 8, of which it has the upper
+    and lower half.
+    """
     row = sum_of([(half, 8), (arith.shrui(thread.lane, mlir.index(2)), 1)])
     return row, sum_of([(j, 8), (arith.andi(thread.lane, mlir.index(3)), 2)])
 

@@ -1,16 +1,17 @@
 """map, for CUDA contractions on Hopper: persistent blocks in which some warps load and the others multiply.
 
     if warpgroup 0 { for tile, k { wait until slot is empty; start the copies of a[k], b[k] into it } }
-    else           { for tile { for k { wait until slot is full; c += a[slot] * b[slot]; the slot before is empty }
-                                c's epilogue } }
+    else { for tile { for k { wait until slot is full; c += a[slot] * b[slot]; the slot before is empty }
+                      c's epilogue } }
 
-One thread of the first warpgroup starts all copies (TMA: boxes of the tensors, swizzled on the way, outside it zeros); it
-runs ahead by the number of slots, over the edge from one tile to the next, so that the epilogue of one is under the loads
-of the other. Each slot has two barriers: `full` counts bytes, `empty` the warpgroups that have finished with it. Both
-sides walk the slots in the same order; a barrier's parity says how often it has been passed.
+One thread of the first warpgroup starts all copies (TMA: boxes of the tensors, swizzled on the way, outside
+it zeros); it runs ahead by the number of slots, over the edge from one tile to the next, so that the epilogue
+of one is under the loads of the other. Each slot has two barriers: `full` counts bytes, `empty` the
+warpgroups that have finished with it. Both sides walk the slots in the same order; a barrier's parity says
+how often it has been passed.
 
-Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (fragments; matrix descriptors, in units of 16 bytes)
-and "cp.async.bulk.tensor"; CUTLASS and fast.cu for the division of work.
+Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (fragments; matrix descriptors, in units
+of 16 bytes) and "cp.async.bulk.tensor"; CUTLASS and fast.cu for the division of work.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from tilec.passes.loops import loop, sum_of, when
 from tilec.passes.stage_cuda import root
 
 SWIZZLE = 128  # bytes of a line in shared memory
-LOADER_REGISTERS, OTHER_REGISTERS = 40, 232  # of a thread that loads, and of one that multiplies: 65536 in all
+LOADS, MULTIPLIES = 40, 232  # registers of a thread that loads, and of one that multiplies, of 168 at launch
 
 
-def map_wgmma(function: ir.Operation, options: Options, blocks: Blocks, grid: list[int], tiles: dict[int, int]) -> None:
+def map_wgmma(
+    function: ir.Operation, options: Options, blocks: Blocks, grid: list[int], tiles: dict[int, int]
+) -> None:
     count = min(options.persistent, blocks.count)
     function.attributes["tilec.blocks"] = mlir.integer(count)
     function.attributes["tilec.threads"] = mlir.integer(options.threads)
@@ -46,26 +49,30 @@ def map_wgmma(function: ir.Operation, options: Options, blocks: Blocks, grid: li
     start = [mlir.index(0), mlir.index(0)]  # the first slot, at parity 0
     choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, shape.warpgroup, mlir.index(0)), has_else=True)
     with ir.InsertionPoint(choice.then_block):
-        _registers(LOADER_REGISTERS, more=False)
-        with when(arith.cmpi(arith.CmpIPredicate.eq, thread.number, mlir.index(0))):
-            with _tiles(blocks, first, count, start) as (number, state):
-                operations = blocks.enter(number, grid)
-                state[:] = ring.load(Problem(options, tiles, _contraction(operations)), state)
-                _erase(operations)
+        shape.registers(LOADS, more=False)
+        only = arith.cmpi(arith.CmpIPredicate.eq, thread.number, mlir.index(0))
+        with when(only), _tiles(blocks, first, count, start) as (number, state):
+            operations = blocks.enter(number, grid)
+            state[:] = ring.load(Problem(options, tiles, _contraction(operations)), state)
+            _erase(operations)
         scf.YieldOp([])
     with ir.InsertionPoint(choice.else_block):
-        _registers(OTHER_REGISTERS, more=True)
+        shape.registers(MULTIPLIES, more=True)
         with _tiles(blocks, first, count, start) as (number, state):
             _multiply_tile(function, options, tiles, blocks.enter(number, grid), ring, shape, state)
         scf.YieldOp([])
 
 
-def _multiply_tile(function, options: Options, tiles, operations, ring: _Ring, shape: _Shape, state: list[ir.Value]) -> None:
+def _multiply_tile(
+    function, options: Options, tiles, operations, ring: _Ring, shape: _Shape, state: list[ir.Value]
+) -> None:
     from tilec.passes.contract_cuda import Block
 
     block = Block(operations)
     problem = Problem(options, tiles, block.contraction)
-    with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
+    with ir.Location.name(
+        mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location
+    ):
         state[:] = ring.multiply(problem, state)
     with (block.after or [block.contraction])[-1].location:
         warp = sum_of([(shape.thread.warp, 1)], -4)  # among those that multiply
@@ -79,7 +86,9 @@ def _contraction(operations: list[ir.Operation]) -> ir.Operation:
 
 def _erase(operations: list[ir.Operation]) -> None:
     for op in reversed(operations):
-        if op.name.startswith("linalg.") or (op.name in ("memref.alloc", "memref.subview") and not any(mlir.uses(op.results[0]))):
+        if op.name.startswith("linalg.") or (
+            op.name in ("memref.alloc", "memref.subview") and not any(mlir.uses(op.results[0]))
+        ):
             op.erase()
 
 
@@ -93,18 +102,21 @@ def _tiles(blocks: Blocks, first: ir.Value, count: int, state: list[ir.Value]) -
         scf.YieldOp(carried)
 
 
-def _registers(count: int, more: bool) -> None:
-    action = ir.Attribute.parse(f"#nvvm<action {'increase' if more else 'decrease'}>")
-    nvvm.SetMaxRegisterOp(count, action)
-
-
 class _Shape:
-    """Who multiplies what: warpgroups from 1 have 64 rows each; a thread two adjacent columns of every 8, in two rows."""
+    """Who multiplies what: warpgroups from 1 have 64 rows each; a thread two adjacent columns of every 8, in
+    two rows.
+    """
 
     def __init__(self, options: Options, thread: Thread):
         self.thread, self.wide = thread, options.block[1] // 8
         self.groups = options.warps[0] * options.warps[1] // 4
         self.warpgroup = arith.shrui(thread.number, mlir.index(7))
+
+    def registers(self, count: int, more: bool) -> None:
+        """Moves registers to those that need them; with one warpgroup that multiplies there are enough."""
+        if self.groups > 1:
+            action = ir.Attribute.parse(f"#nvvm<action {'increase' if more else 'decrease'}>")
+            nvvm.SetMaxRegisterOp(count, action)
 
     @property
     def half(self) -> ir.Value:
@@ -115,12 +127,17 @@ class _Shape:
         """A warp has 16 of its warpgroup's rows and all columns."""
         columns = chunk_columns(8 * self.wide)
         firsts = range(0, 8 * self.wide, columns)
-        return [Chunk(16, columns, partial(self._spill, sums, first, columns), partial(self._place, first)) for first in firsts]
+        return [
+            Chunk(16, columns, partial(self._spill, sums, first, columns), partial(self._place, first))
+            for first in firsts
+        ]
 
     def _spill(self, sums: ir.Value, first: int, columns: int, put) -> None:
         with loop(2) as half, loop(columns // 8) as j:
             at = [sum_of([(j, 1)], first // 8), half, mlir.index(0)]
-            value = vector.LoadOp(ir.VectorType.get([2], ir.MemRefType(sums.type).element_type), sums, at).result
+            value = vector.LoadOp(
+                ir.VectorType.get([2], ir.MemRefType(sums.type).element_type), sums, at
+            ).result
             put(value, *fragment_place(self.thread, half, j))
 
     def _place(self, first: int, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -130,7 +147,9 @@ class _Shape:
 
 @dataclass
 class _Boxes:
-    """One factor's slots: a slot is one box of the tensor, or several of 64 columns where it lies in lines of rows."""
+    """One factor's slots: a slot is one box of the tensor, or several of 64 columns where it lies in lines of
+    rows.
+    """
 
     side: Side
     tile: ir.Value
@@ -147,12 +166,14 @@ class _Boxes:
 
 
 class _Ring:
-    """Slots in shared memory with their barriers. The state that goes round is a slot's number and a parity."""
+    """Slots in shared memory with their barriers. What goes round is a slot's number and a parity."""
 
     def __init__(self, problem: Problem, shape: _Shape, function: ir.Operation):
         self.problem, self.shape, self.function, self.slots = problem, shape, function, problem.options.stages
         self.parts = [self._boxes(side) for side in (problem.left, problem.right)]
-        kind = f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {self.slots}>"
+        kind = (
+            f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {self.slots}>"
+        )
         self.full, self.empty = (nvgpu.MBarrierCreateOp(ir.Type.parse(kind)).result for _ in range(2))
         self.sums = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         self.buffer = buffer(shape.chunks(self.sums), 4 * shape.groups, problem.accumulator, overlay=False)
@@ -171,7 +192,9 @@ class _Ring:
             raise InternalError(f"the {side.name} factor is computed: it is no box of a tensor", "map")
         tensor = root(problem.operands[n])
         line = SWIZZLE * 8 // problem.element.width
-        sizes = dict(zip(side.dims, side.box if side.major else [line])) | dict(zip(problem.options.inner, [problem.depth]))
+        sizes = dict(zip(side.dims, side.box if side.major else [line])) | dict(
+            zip(problem.options.inner, [problem.depth])
+        )
         box = [sizes.get(problem.dims[d], 1) for d in problem.places[n]]
         slabs = 1 if side.major else side.size // line
         element = problem.element
@@ -179,7 +202,9 @@ class _Ring:
         lines = side.size if side.major else slabs * problem.depth
         tile = memref.AllocOp(local([self.slots, lines, line], element, SHARED), [], []).result
         inside = "x".join(map(str, box))
-        kind = f"!nvgpu.tensormap.descriptor<tensor = memref<{inside}x{element}, #gpu.address_space<{SHARED}>>"
+        kind = (
+            f"!nvgpu.tensormap.descriptor<tensor = memref<{inside}x{element}, #gpu.address_space<{SHARED}>>"
+        )
         kind += ", swizzle = swizzle_128b, l2promo = l2promo_128b, oob = zero, interleave = none>"
         unranked = memref.CastOp(ir.Type.parse(f"memref<*x{element}>"), tensor).result
         map_ = nvgpu.TmaCreateDescriptorOp(ir.Type.parse(kind), unranked, [mlir.index(b) for b in box]).result
@@ -207,10 +232,12 @@ class _Ring:
             scf.YieldOp(carried)
         state[:] = list(made.results)
 
-    # ---- loading -----------------------------------------------------------------------------------------------------
+    # ---- loading -------------------------------------------------------------------------------------------
 
     def load(self, problem: Problem, state: list[ir.Value]) -> list[ir.Value]:
-        """All copies of one tile of C. The first wait on an empty slot is for a phase before the first, so it passes."""
+        """All copies of one tile of C. The first wait on an empty slot is for a phase before the first, so it
+        passes.
+        """
         state = list(state)
         with self._steps(state) as (step, now):
             slot, parity = now
@@ -222,7 +249,9 @@ class _Ring:
             now[:] = self._next(now)
         return state
 
-    def _copy(self, problem: Problem, boxes: _Boxes, side: Side, step: ir.Value, slot: ir.Value, slab: ir.Value) -> None:
+    def _copy(
+        self, problem: Problem, boxes: _Boxes, side: Side, step: ir.Value, slot: ir.Value, slab: ir.Value
+    ) -> None:
         n = problem.plain(side)
         lines = boxes.bytes // boxes.slabs // SWIZZLE
         target = _view(boxes.tile, slot, sum_of([(slab, problem.depth)]), lines, boxes.box)
@@ -231,13 +260,17 @@ class _Ring:
         at |= {problem.options.inner[-1]: sum_of([(step, problem.depth)])}
         if not side.major:
             at |= {side.dims[-1]: row}
-        place = [sum_of([(a, 1), (o, 1)]) for a, o in zip(problem.subscripts(n, at), _offsets(problem.operands[n]))]
+        place = [
+            sum_of([(a, 1), (o, 1)]) for a, o in zip(problem.subscripts(n, at), _offsets(problem.operands[n]))
+        ]
         nvgpu.TmaAsyncLoadOp(target, self.full, boxes.map, place[::-1], slot)
 
-    # ---- multiplying -------------------------------------------------------------------------------------------------
+    # ---- multiplying ---------------------------------------------------------------------------------------
 
     def multiply(self, problem: Problem, state: list[ir.Value]) -> list[ir.Value]:
-        """One tile of C. A product may still run when the next is issued; then the slot before is known to be free."""
+        """One tile of C. A product may still run when the next is issued; then the slot before is known to be
+        free.
+        """
         state = list(state)
         last = [mlir.index(0)]
         whole = [*state, *last]
@@ -260,17 +293,22 @@ class _Ring:
             nvgpu.MBarrierArriveOp(self.empty, slot)
 
     def _product(self, slot: ir.Value, step: ir.Value) -> None:
-        """sums (+)= 64 rows of left times all of right, for the k of one slot; the first step starts from zero.
+        """sums (+)= 64 rows of left times all of right, for the k of one slot; from zero in the first step.
 
-        A call of what is no operation upstream: `nvgpu.warpgroup.mma` takes only one order of the right factor's
-        dimensions, and gives no access to its sums.
+        A call of what is no operation upstream: `nvgpu.warpgroup.mma` takes only one order of the right
+        factor's dimensions, and gives no access to its sums.
         """
         left, right = self.parts
         own = 64 if left.side.major else self.problem.depth
-        views = [_view(left.tile, slot, sum_of([(self.shape.half, own)]), own), _view(right.tile, slot, mlir.index(0), None)]
+        views = [
+            _view(left.tile, slot, sum_of([(self.shape.half, own)]), own),
+            _view(right.tile, slot, mlir.index(0), None),
+        ]
         n = right.side.size
         order = ("mk" if left.side.major else "km") + "_" + ("nk" if right.side.major else "kn")
-        self._call(f"wgmma_64x{n}x{self.problem.depth}_{self.problem.element}_{order}", [self.sums, *views, step])
+        self._call(
+            f"wgmma_64x{n}x{self.problem.depth}_{self.problem.element}_{order}", [self.sums, *views, step]
+        )
 
     def _wait_for_sums(self, running: int) -> None:
         """Until at most so many products run."""
@@ -279,14 +317,20 @@ class _Ring:
     def _call(self, name: str, arguments: list[ir.Value]) -> None:
         """Calls a device function that is declared at the module's start."""
         body = self.function.parent.regions[0].blocks[0]
-        known = {ir.StringAttr(o.attributes["sym_name"]).value for o in body.operations if "sym_name" in o.attributes}
+        known = {
+            ir.StringAttr(o.attributes["sym_name"]).value
+            for o in body.operations
+            if "sym_name" in o.attributes
+        }
         if name not in known:
             with ir.InsertionPoint.at_block_begin(body):
                 func.FuncOp(name, ([v.type for v in arguments], []), visibility="private")
         func.CallOp([], name, arguments)
 
 
-def _view(tile: ir.Value, slot: ir.Value, line: ir.Value, lines: int | None, shape: list[int] | None = None) -> ir.Value:
+def _view(
+    tile: ir.Value, slot: ir.Value, line: ir.Value, lines: int | None, shape: list[int] | None = None
+) -> ir.Value:
     """Lines of one slot, as they lie or in the shape of the box that fills them."""
     _, all_lines, width = ir.MemRefType(tile.type).shape
     sizes = [1, lines or all_lines, width]
@@ -304,7 +348,9 @@ def _view(tile: ir.Value, slot: ir.Value, line: ir.Value, lines: int | None, sha
     steps = [1]
     for extent in reversed(shape[1:]):
         steps.insert(0, steps[0] * extent)
-    boxed = ir.MemRefType.get(shape, type_.element_type, ir.StridedLayoutAttr.get(mlir.DYNAMIC, steps), type_.memory_space)
+    boxed = ir.MemRefType.get(
+        shape, type_.element_type, ir.StridedLayoutAttr.get(mlir.DYNAMIC, steps), type_.memory_space
+    )
     return memref.ExpandShapeOp(boxed, view, [[*range(rank - 1)], [rank - 1]], [], shape).result
 
 
@@ -316,4 +362,7 @@ def _offsets(view: ir.Value) -> list[ir.Value]:
     if owner.name != "memref.subview" or mlir.definition(owner.operands[0]) is not None:
         raise InternalError(f"a factor is no part of a tensor: {owner}", "map")
     dynamic = iter(list(owner.operands)[1:])
-    return [next(dynamic) if o == mlir.DYNAMIC else mlir.index(o) for o in ir.DenseI64ArrayAttr(owner.attributes["static_offsets"])]
+    return [
+        next(dynamic) if o == mlir.DYNAMIC else mlir.index(o)
+        for o in ir.DenseI64ArrayAttr(owner.attributes["static_offsets"])
+    ]

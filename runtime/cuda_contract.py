@@ -1,7 +1,8 @@
-"""The product of two small tiles in registers, as one device function: every index is constant, so arrays are registers.
+"""The product of two small tiles in registers, as one device function: every index is constant, so arrays are
+registers.
 
-Loops over it in the kernel's own source would be unrolled by LLVM or not, as it sees fit; where it does not, the sums land
-in local memory.
+Loops over it in the kernel's own source would be unrolled by LLVM or not, as it sees fit; where it does not,
+the sums land in local memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def contract(dtype: str, m: int, n: int, k: int, left_major: int, right_major: i
     for p in range(k):
         for (i, j), value in held.items():
             held[i, j] = f"%s{i}_{j}_{p}"
-            lines.append(f"%s{i}_{j}_{p} = math.fma %left{left(i, p)}, %right{right(j, p)}, {value} : {dtype}")
+            lines.append(
+                f"%s{i}_{j}_{p} = math.fma %left{left(i, p)}, %right{right(j, p)}, {value} : {dtype}"
+            )
     lines += [f"memref.store {v}, %sums[%c{i * n + j}] : {memref(dtype)}" for (i, j), v in held.items()]
     name = f"contract_{dtype}_{m}x{n}x{k}_{left_major}{right_major}"
     parameters = {"sums": Array(dtype), "left": Array(dtype), "right": Array(dtype)}

@@ -76,6 +76,19 @@ class Kernel:
         )
         driver.call("cuLibraryGetKernel", ctypes.byref(self.handle), self._library, entry.encode())
 
+    def layout(self) -> str:
+        """The `struct` format of the parameters as the driver has them: where a tensor map lies depends on where the
+        chip's parameter space begins, which is at no multiple of 64."""
+        parts, end = ["<"], 0
+        for index, kind in enumerate(self.parameters):
+            offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+            driver.call(
+                "cuKernelGetParamInfo", self.handle, ctypes.c_size_t(index), ctypes.byref(offset), ctypes.byref(size)
+            )
+            parts += [f"{offset.value - end}x", _KINDS[kind][0]]
+            end = offset.value + size.value
+        return "".join(parts)
+
     def configure(self, shared: int, cluster: int, device: int) -> None:
         """Lets the kernel have more than 48 KiB of dynamic shared memory, and clusters of more than 8
         blocks."""
@@ -119,7 +132,7 @@ class Launcher:
         self._switch = driver.device_count() > 1
 
     def _prepare(self, kinds: tuple[str, ...]) -> None:
-        layout = struct.Struct(parameter_format(kinds))
+        layout = struct.Struct(self.kernel.layout() if "tensor_map" in kinds else parameter_format(kinds))
         self._arguments = ctypes.create_string_buffer(layout.size + 64)
         # The driver copies the buffer, so its own alignment does not matter.
         self._size = ctypes.c_size_t(layout.size)

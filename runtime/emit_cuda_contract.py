@@ -1,8 +1,8 @@
 """emit, for CUDA contractions: asynchronous copies and the operations of the matrix units.
 
-Vectors never are variables. What makes one is printed where the vector is stored, over the private arrays that its
-operands were loaded from: `mma_bf16(sums, 4 * i, left, 4 * i, right, 2 * j)`. Fragments of 16-bit elements are arrays of
-32-bit words with two elements each (`tilec.packed`).
+Vectors never are variables. What makes one is printed where the vector is stored, over the private arrays
+that its operands were loaded from: `mma_bf16(sums, 4 * i, left, 4 * i, right, 2 * j)`. Fragments of 16-bit
+elements are arrays of 32-bit words with two elements each (`tilec.packed`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def _contract(printer: _CudaPrinter, op: ir.Operation) -> str:
     m, n, k = (size[d] for d in range(3))
     majors = [int(dims[-1] == 2) for dims in maps[:2]]
     element = str(ir.VectorType(op.operands[2].type).element_type)
-    return printer.define(f"multiply_{m}x{n}x{k}", "contract", f'("{element}", {m}, {n}, {k}, {majors[0]}, {majors[1]})')
+    return printer.define(
+        f"multiply_{m}x{n}x{k}", "contract", f'("{element}", {m}, {n}, {k}, {majors[0]}, {majors[1]})'
+    )
 
 
 def _copy(printer: _CudaPrinter, op: ir.Operation) -> None:
@@ -110,7 +112,12 @@ def _copy(printer: _CudaPrinter, op: ir.Operation) -> None:
 def _collapse(printer: _CudaPrinter, op: ir.Operation) -> None:
     """The same memory under fewer subscripts."""
     source, type_ = printer.memory[op.operands[0]], ir.MemRefType(op.results[0].type)
-    groups = [[ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)] for g in ir.ArrayAttr(op.attributes["reassociation"])]
+    groups = [
+        [ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)]
+        for g in ir.ArrayAttr(op.attributes["reassociation"])
+    ]
     strides = tuple(source.strides[g[-1]] for g in groups)
     shape = tuple(source.shape[g[0]] if len(g) == 1 else e for g, e in zip(groups, type_.shape))
-    printer.memory[op.results[0]] = Memory(source.base, source.offset, strides, source.element, shape, source.space)
+    printer.memory[op.results[0]] = Memory(
+        source.base, source.offset, strides, source.element, shape, source.space
+    )

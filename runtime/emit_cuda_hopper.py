@@ -45,12 +45,16 @@ def _barrier(printer: _CudaPrinter, barriers: ir.Value, number: ir.Value) -> str
 
 def _init(printer: _CudaPrinter, op: ir.Operation) -> None:
     barriers, count, number = op.operands
-    printer.line(f"{printer.use('mbarrier_init')}({_barrier(printer, barriers, number)}, {printer.expr(count)})")
+    printer.line(
+        f"{printer.use('mbarrier_init')}({_barrier(printer, barriers, number)}, {printer.expr(count)})"
+    )
 
 
 def _expect(printer: _CudaPrinter, op: ir.Operation) -> None:
     barriers, count, number = op.operands
-    printer.line(f"{printer.use('mbarrier_expect')}({_barrier(printer, barriers, number)}, {printer.expr(count)})")
+    printer.line(
+        f"{printer.use('mbarrier_expect')}({_barrier(printer, barriers, number)}, {printer.expr(count)})"
+    )
 
 
 def _arrive(printer: _CudaPrinter, op: ir.Operation) -> None:
@@ -70,20 +74,28 @@ def _load(printer: _CudaPrinter, op: ir.Operation) -> None:
     coordinates, number = rest[: segments[3]], rest[segments[3]]
     name = printer.define(f"tma_load_{len(coordinates)}d", "tma_load", f"({len(coordinates)})")
     memory = printer.memory[target]
-    arguments = [printer.bytes(memory, memory.offset), printer.expr(map_), _barrier(printer, barriers, number)]
+    arguments = [
+        printer.bytes(memory, memory.offset),
+        printer.expr(map_),
+        _barrier(printer, barriers, number),
+    ]
     printer.line(f"{name}({', '.join([*arguments, *(str(printer.index(c)) for c in coordinates)])})")
 
 
 def _expand(printer: _CudaPrinter, op: ir.Operation) -> None:
     source, type_ = printer.memory[op.operands[0]], ir.MemRefType(op.results[0].type)
     strides = tuple(prod(type_.shape[n + 1 :]) for n in range(len(type_.shape)))
-    printer.memory[op.results[0]] = Memory(source.base, source.offset, strides, source.element, tuple(type_.shape), source.space)
+    printer.memory[op.results[0]] = Memory(
+        source.base, source.offset, strides, source.element, tuple(type_.shape), source.space
+    )
 
 
 def _registers(printer: _CudaPrinter, op: ir.Operation) -> None:
     count = ir.IntegerAttr(op.attributes["regCount"]).value
     more = "increase" in str(op.attributes["action"])
-    name = printer.define(f"{'more' if more else 'fewer'}_registers", "set_registers", f"({count}, more={more})")
+    name = printer.define(
+        f"{'more' if more else 'fewer'}_registers", "set_registers", f"({count}, more={more})"
+    )
     printer.line(f"{name}()")
 
 
@@ -106,7 +118,9 @@ def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
     arguments += f", transpose_a={turned[0]}, transpose_b={turned[1]}"
     name = printer.define(f"wgmma_{n}_{left}_{right}", "wgmma", f"({arguments})")
     views = [printer.memory[v] for v in list(op.operands)[1:3]]
-    texts = [f"{descriptor(t, int(depth)):#x} | ({printer.bytes(m, m.offset)} >> 4)" for t, m in zip(turned, views)]
+    texts = [
+        f"{descriptor(t, int(depth)):#x} | ({printer.bytes(m, m.offset)} >> 4)" for t, m in zip(turned, views)
+    ]
     printer.line(f"{name}({sums.base}, 0, {texts[0]}, {texts[1]}, {printer.expr(op.operands[3])})")
 
 
@@ -116,10 +130,11 @@ def depth_step(turned: bool) -> int:
 
 
 def descriptor(turned: bool, depth: int) -> int:
-    """The upper bits of a matrix descriptor (PTX ISA, "Matrix-Descriptor Format"); tiles begin at multiples of 1024 bytes.
+    """The upper bits of a matrix descriptor (PTX ISA, "Matrix-Descriptor Format"); tiles begin at multiples
+    of 1024 bytes.
 
-    Swizzle of 128 bytes (1 at bit 62); from 8 lines to the next 8, 1024 bytes (bit 32). Lines of rows lie in slabs of 64
-    rows, each `depth` lines (bit 16); lines of k have no second slab.
+    Swizzle of 128 bytes (1 at bit 62); from 8 lines to the next 8, 1024 bytes (bit 32). Lines of rows lie in
+    slabs of 64 rows, each `depth` lines (bit 16); lines of k have no second slab.
     """
     leading = depth * LINE if turned else 16
     return 1 << 62 | (8 * LINE >> 4) << 32 | (leading >> 4) << 16

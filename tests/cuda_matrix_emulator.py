@@ -1,7 +1,7 @@
 """The emulator's stand-ins for asynchronous copies and matrix units.
 
-Copies are late on purpose: `cp.async` data lands when the thread waits for its group, so that a missing wait shows.
-Shared memory begins as garbage, which a product that reads too early turns into a wrong result.
+Copies are late on purpose: `cp.async` data lands when the thread waits for its group, so that a missing wait
+shows. Shared memory begins as garbage, which a product that reads too early turns into a wrong result.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ class MatrixIntrinsics(Intrinsics):
         super().__init__()
         self.cp_async_commit = lambda: self._mine("groups").append(self._take("copies"))
         self.cp_async_wait = lambda count: lambda: self._land(count)
-        self.cp_async_16 = lambda target, source, size: self._mine("copies").append((int(target), int(source), int(size)))
+        self.cp_async_16 = lambda target, source, size: self._mine("copies").append(
+            (int(target), int(source), int(size))
+        )
         self.contract = _contract
         self.warp_barrier = lambda: self._meet(self.state.block.warps[self.state.thread // 32])
         self.mbarrier_fence = lambda: None
         self.set_registers = lambda count, more: lambda: None
         self.tma_load = lambda rank: self._tma_load
-        self.wgmma = lambda dtype, n, **options: lambda sums, at, a, b, keep: self._wgmma(dtype, n, options, sums, at, a, b, keep)
+        self.wgmma = lambda dtype, n, **options: (
+            lambda sums, at, a, b, keep: self._wgmma(dtype, n, options, sums, at, a, b, keep)
+        )
         self.wgmma_wait = lambda *_: lambda sums, at: None
 
     def __getattr__(self, name: str):
@@ -37,7 +41,7 @@ class MatrixIntrinsics(Intrinsics):
             return lambda *operands: self._mma(DTYPES[name[4:]].numpy, *operands)
         return super().__getattr__(name)
 
-    # ---- cp.async ----------------------------------------------------------------------------------------------------
+    # ---- cp.async ------------------------------------------------------------------------------------------
 
     def _mine(self, name: str) -> list:
         """A list of this thread's own, which begins empty in every block."""
@@ -54,13 +58,13 @@ class MatrixIntrinsics(Intrinsics):
         groups = self._mine("groups")
         while len(groups) > count:
             for target, source, size in groups.pop(0):
-                assert target % 16 == 0 and source % 16 == 0 or size == 0
+                assert (target % 16 == 0 and source % 16 == 0) or size == 0
                 cells = self.state.block.bytes_at(target, 16)
                 cells[:] = 0
                 if size:
                     cells[:size] = self.state.block.bytes_at(source, size)
 
-    # ---- warps -------------------------------------------------------------------------------------------------------
+    # ---- warps ---------------------------------------------------------------------------------------------
 
     def _together(self, width: int, mine, compute):
         """All threads of a group of `width` give `mine`; one computes, and all get the result."""
@@ -80,7 +84,9 @@ class MatrixIntrinsics(Intrinsics):
 
     def _ldmatrix(self, array, at, address, transposed: bool) -> None:
         def load(addresses):
-            rows = np.stack([self.state.block.access(np.dtype(np.uint16), 8, a) for a in addresses]).reshape(4, 8, 8)
+            rows = np.stack([self.state.block.access(np.dtype(np.uint16), 8, a) for a in addresses]).reshape(
+                4, 8, 8
+            )
             return rows.transpose(0, 2, 1) if transposed else rows
 
         lane = self.state.thread % 32
@@ -105,7 +111,7 @@ class MatrixIntrinsics(Intrinsics):
         for half, column in product(range(2), range(2)):
             sums[at + 2 * half + column] += result[lane // 4 + 8 * half, 2 * (lane % 4) + column]
 
-    # ---- barriers and TMA --------------------------------------------------------------------------------------------
+    # ---- barriers and TMA ----------------------------------------------------------------------------------
 
     def _barrier(self, address: int) -> _Barrier:
         return self.state.block.__dict__.setdefault("barriers", {}).setdefault(int(address), _Barrier())
@@ -128,7 +134,9 @@ class MatrixIntrinsics(Intrinsics):
         count = int(np.prod(description.shape)) * dtype.itemsize
         whole = self.state.block.bytes_at(pointer, count).view(dtype).reshape(description.shape)
         box, start = np.zeros(description.box, dtype), [int(c) for c in reversed(coordinates)]
-        inside = [slice(s, max(s, min(s + b, e))) for s, b, e in zip(start, description.box, description.shape)]
+        inside = [
+            slice(s, max(s, min(s + b, e))) for s, b, e in zip(start, description.box, description.shape)
+        ]
         part = whole[tuple(inside)]
         box[tuple(slice(0, n) for n in part.shape)] = part
         assert int(target) % 1024 == 0

@@ -1,4 +1,5 @@
-"""Contractions for CUDA: planned, mapped and printed kernels, run by an emulator; on request compiled, or run on a GPU.
+"""Contractions for CUDA: planned, mapped and printed kernels, run by an emulator; on request compiled, or run
+on a GPU.
 
 Every program is small, hangs over the edges of its tiles, and takes several tiles of k.
 """
@@ -19,9 +20,17 @@ from tilec.dtypes import DTYPES
 from tilec.mlir import ir
 from tilec.target import load
 
-MATMUL = "op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[k, n])\n}}\n"
-TURNED = "op mm(a: {t}[K, M], b: {t}[N, K]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[k, m] * b[n, k])\n}}\n"
-TO_COLUMNS = "op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {o}[N, M]) {{\n c[n, m] = sum[k](a[m, k] * b[k, n])\n}}\n"
+MATMUL = """op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {o}[M, N]) {{
+ c[m, n] = sum[k](a[m, k] * b[k, n])
+}}
+"""
+TURNED = """op mm(a: {t}[K, M], b: {t}[N, K]) -> (c: {o}[M, N]) {{
+ c[m, n] = sum[k](a[k, m] * b[n, k])
+}}
+"""
+TO_COLUMNS = (
+    "op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {o}[N, M]) {{\n c[n, m] = sum[k](a[m, k] * b[k, n])\n}}\n"
+)
 LINEAR = """op linear(x: {t}[M, K], w: {t}[K, N], b: {t}[N], z: {o}[M, N]) -> (y: {o}[M, N]) {{
  h[m, n] = sum[k](x[m, k] * w[k, n])
  y[m, n] = tanh(h[m, n] + b[n]) + z[m, n]
@@ -32,15 +41,30 @@ PROLOGUE = """op mm(a: {t}[M, K], s: f32[M], b: {t}[K, N]) -> (c: {o}[M, N]) {{
  c[m, n] = sum[k](p[m, k] * b[k, n])
 }}
 """
-BATCHED = "op mm(a: {t}[B, M, K], b: {t}[B, N, K]) -> (c: {o}[B, M, N]) {{\n c[i, m, n] = sum[k](a[i, m, k] * b[i, n, k])\n}}\n"
-HEADS = "op mm(a: {t}[M, H, K], b: {t}[N, H, K]) -> (c: {o}[M, H, N]) {{\n c[m, h, n] = sum[k](a[m, h, k] * b[n, h, k])\n}}\n"
-TWO_ROWS = "op mm(a: {t}[P, Q, K], b: {t}[N, K]) -> (c: {o}[P, Q, N]) {{\n c[p, q, n] = sum[k](a[p, q, k] * b[n, k])\n}}\n"
-EINSUM = "op mm(a: {t}[B, I, K, L], c: {t}[L, B, K, J]) -> (y: {o}[B, I, J]) {{\n y[b, i, j] = sum[k, l](a[b, i, k, l] * c[l, b, k, j])\n}}\n"
+BATCHED = """op mm(a: {t}[B, M, K], b: {t}[B, N, K]) -> (c: {o}[B, M, N]) {{
+ c[i, m, n] = sum[k](a[i, m, k] * b[i, n, k])
+}}
+"""
+HEADS = """op mm(a: {t}[M, H, K], b: {t}[N, H, K]) -> (c: {o}[M, H, N]) {{
+ c[m, h, n] = sum[k](a[m, h, k] * b[n, h, k])
+}}
+"""
+TWO_ROWS = """op mm(a: {t}[P, Q, K], b: {t}[N, K]) -> (c: {o}[P, Q, N]) {{
+ c[p, q, n] = sum[k](a[p, q, k] * b[n, k])
+}}
+"""
+EINSUM = """op mm(a: {t}[B, I, K, L], c: {t}[L, B, K, J]) -> (y: {o}[B, I, J]) {{
+ y[b, i, j] = sum[k, l](a[b, i, k, l] * c[l, b, k, j])
+}}
+"""
 CONV = """op conv(x: {t}[N, C, H, W], f: {t}[K, C, R, S]) -> (y: {o}[N, K, H, W]) {{
  y[n, k, h, w] = sum[c, r, s](pad(x[n, c, h + r - R // 2, w + s - S // 2], 0) * f[k, c, r, s])
 }}
 """
-USING = "op mm(a: f32[M, K], b: f32[K, N]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[k, n]) using {t}\n}}\n"
+USING = """op mm(a: f32[M, K], b: f32[K, N]) -> (c: {o}[M, N]) {{
+ c[m, n] = sum[k](a[m, k] * b[k, n]) using {t}
+}}
+"""
 
 
 def lowered(text: str, sizes: dict[str, int], target: str, tile: tuple | None = None, monkeypatch=None):
@@ -49,7 +73,11 @@ def lowered(text: str, sizes: dict[str, int], target: str, tile: tuple | None = 
         instruction, *block, warps = tile
 
         def only(found: BlockTile, *_) -> bool:
-            same = (found.instruction, found.bm, found.bn, found.bk, (found.warp_m, found.warp_n)) == (instruction, *block, warps)
+            same = (found.instruction, found.bm, found.bn, found.bk, (found.warp_m, found.warp_n)) == (
+                instruction,
+                *block,
+                warps,
+            )
             return same and found.split_k == found.cluster == 1
 
         monkeypatch.setattr(plan_cuda_contraction, "_buildable", only)
@@ -57,7 +85,10 @@ def lowered(text: str, sizes: dict[str, int], target: str, tile: tuple | None = 
     with mlir.context(), ir.Location.unknown():
         result = lower(build(specialised), load(target))
         again = mlir.parse(result.texts["map"])
-        assert again.operation.verify() and again.operation.get_asm(enable_debug_info=True) == result.texts["map"]
+        assert (
+            again.operation.verify()
+            and again.operation.get_asm(enable_debug_info=True) == result.texts["map"]
+        )
     return specialised, result
 
 
@@ -76,7 +107,9 @@ def check(text, kinds, sizes, tile, expected, monkeypatch, target="h200"):
     options = result.plan.kernels[-1].options
     assert options["instruction"] == tile[0]
     inputs = arrays(specialised)
-    (output,) = [np.zeros([s.value for s in t.shape], DTYPES[str(t.dtype)].numpy) for t in specialised.outputs]
+    (output,) = [
+        np.zeros([s.value for s in t.shape], DTYPES[str(t.dtype)].numpy) for t in specialised.outputs
+    ]
     run(result.emitted, inputs, [output], MatrixIntrinsics)
     rounded = kinds["t"] if kinds["t"] in ("bf16", "f16") else kinds["o"]
     wide = [a.astype(np.float64) for a in inputs]
@@ -96,7 +129,9 @@ def fma(bm=32, bn=64, bk=8, tm=4, tn=4):
     return "fma", bm, bn, bk, (bm // (4 * tm), warps // (bm // (4 * tm)))
 
 
-@pytest.mark.parametrize("sizes", [{"M": 40, "N": 72, "K": 20}, {"M": 33, "N": 65, "K": 19}, {"M": 64, "N": 64, "K": 8}])
+@pytest.mark.parametrize(
+    "sizes", [{"M": 40, "N": 72, "K": 20}, {"M": 33, "N": 65, "K": 19}, {"M": 64, "N": 64, "K": 8}]
+)
 @pytest.mark.parametrize("text, expected", [(MATMUL, lambda a, b: a @ b), (TURNED, lambda a, b: a.T @ b.T)])
 def test_fma(text, expected, sizes, monkeypatch):
     check(text, ("f32", "f32"), sizes, fma(), expected, monkeypatch)
@@ -104,25 +139,54 @@ def test_fma(text, expected, sizes, monkeypatch):
 
 def test_fma_f64(monkeypatch):
     check(MATMUL, ("f64", "f64"), {"M": 40, "N": 70, "K": 20}, fma(), lambda a, b: a @ b, monkeypatch)
-    check(TURNED, ("f64", "f64"), {"M": 40, "N": 70, "K": 20}, fma(tm=8, tn=8, bm=64), lambda a, b: a.T @ b.T, monkeypatch)
+    check(
+        TURNED,
+        ("f64", "f64"),
+        {"M": 40, "N": 70, "K": 20},
+        fma(tm=8, tn=8, bm=64),
+        lambda a, b: a.T @ b.T,
+        monkeypatch,
+    )
 
 
 def test_fma_tiles(monkeypatch):
-    check(MATMUL, ("f32", "f32"), {"M": 72, "N": 136, "K": 36}, fma(64, 128, 16, 8, 8), lambda a, b: a @ b, monkeypatch)
+    check(
+        MATMUL,
+        ("f32", "f32"),
+        {"M": 72, "N": 136, "K": 36},
+        fma(64, 128, 16, 8, 8),
+        lambda a, b: a @ b,
+        monkeypatch,
+    )
     check(TO_COLUMNS, ("f32", "f32"), {"M": 72, "N": 40, "K": 36}, fma(), lambda a, b: (a @ b).T, monkeypatch)
 
 
 def test_fma_convolution(monkeypatch):
     def expected(x, f):
-        n, c, h, w = x.shape
-        k, _, r, s = f.shape
+        (h, w), (r, s) = x.shape[2:], f.shape[2:]
         padded = np.pad(x, ((0, 0), (0, 0), (r // 2, r // 2), (s // 2, s // 2)))
         return sum(
-            np.einsum("nchw,kc->nkhw", padded[:, :, i : i + h, j : j + w], f[:, :, i, j]) for i in range(r) for j in range(s)
+            np.einsum("nchw,kc->nkhw", padded[:, :, i : i + h, j : j + w], f[:, :, i, j])
+            for i in range(r)
+            for j in range(s)
         )
 
-    check(CONV, ("f32", "f32"), {"N": 2, "C": 3, "H": 7, "W": 9, "K": 5, "R": 3, "S": 5}, fma(), expected, monkeypatch)
-    check(CONV, ("bf16", "bf16"), {"N": 2, "C": 3, "H": 7, "W": 9, "K": 5, "R": 3, "S": 5}, mma(), expected, monkeypatch)
+    check(
+        CONV,
+        ("f32", "f32"),
+        {"N": 2, "C": 3, "H": 7, "W": 9, "K": 5, "R": 3, "S": 5},
+        fma(),
+        expected,
+        monkeypatch,
+    )
+    check(
+        CONV,
+        ("bf16", "bf16"),
+        {"N": 2, "C": 3, "H": 7, "W": 9, "K": 5, "R": 3, "S": 5},
+        mma(),
+        expected,
+        monkeypatch,
+    )
 
 
 def test_fma_einsum(monkeypatch):
@@ -142,9 +206,27 @@ def test_mma(text, expected, sizes, monkeypatch):
 
 
 def test_mma_tiles(monkeypatch):
-    check(MATMUL, ("f16", "f32"), {"M": 24, "N": 72, "K": 136}, mma(16, 64, 64, (1, 2)), lambda a, b: a @ b, monkeypatch, "a100")
-    check(TO_COLUMNS, ("f16", "f16"), {"M": 40, "N": 24, "K": 40}, mma(), lambda a, b: (a @ b).T, monkeypatch, "a100")
-    check(MATMUL, ("f8e4m3", "f16"), {"M": 40, "N": 24, "K": 40}, mma(), lambda a, b: a @ b, monkeypatch, "a100")
+    check(
+        MATMUL,
+        ("f16", "f32"),
+        {"M": 24, "N": 72, "K": 136},
+        mma(16, 64, 64, (1, 2)),
+        lambda a, b: a @ b,
+        monkeypatch,
+        "a100",
+    )
+    check(
+        TO_COLUMNS,
+        ("f16", "f16"),
+        {"M": 40, "N": 24, "K": 40},
+        mma(),
+        lambda a, b: (a @ b).T,
+        monkeypatch,
+        "a100",
+    )
+    check(
+        MATMUL, ("f8e4m3", "f16"), {"M": 40, "N": 24, "K": 40}, mma(), lambda a, b: a @ b, monkeypatch, "a100"
+    )
 
 
 def test_mma_allowed_by_the_source(monkeypatch):
@@ -165,7 +247,9 @@ def test_epilogue(tile, target, monkeypatch):
 
 def test_prologue(monkeypatch):
     sizes = {"M": 40, "N": 40, "K": 72}
-    result = check(PROLOGUE, ("bf16", "bf16"), sizes, mma(), lambda a, s, b: (a * s[:, None]) @ b, monkeypatch)
+    result = check(
+        PROLOGUE, ("bf16", "bf16"), sizes, mma(), lambda a, s, b: (a * s[:, None]) @ b, monkeypatch
+    )
     assert len(result.emitted.kernels) == 1
 
 
@@ -188,3 +272,45 @@ def test_wgmma(text, expected, tile, monkeypatch):
     monkeypatch.setitem(plan_cuda_contraction.DEEPEST, "wgmma", 2)
     result = check(text, ("bf16", "bf16"), {"M": 136, "N": 72, "K": 200}, tile, expected, monkeypatch)
     assert "tma_load_2d" in result.emitted.module
+
+
+GELU = """op linear(x: {t}[M, K], w: {t}[K, N], b: {t}[N]) -> (y: {o}[M, N]) {{
+ h[m, n] = sum[k](x[m, k] * w[k, n])
+ y[m, n] = gelu(h[m, n] + b[n])
+}}
+"""
+LARGE = {"M": 4096, "N": 4096, "K": 4096}
+IMAGES = {"N": 32, "C": 256, "H": 56, "W": 56, "K": 256, "R": 3, "S": 3}
+
+
+@pytest.mark.parametrize("target", ["a100", "h200"])
+@pytest.mark.parametrize(
+    "text, kind, sizes",
+    [
+        (MATMUL, "f32", LARGE),
+        (TURNED, "f32", LARGE),
+        (MATMUL, "f64", LARGE),
+        (MATMUL, "bf16", LARGE),
+        (TURNED, "bf16", LARGE),
+        (GELU, "bf16", LARGE),
+        (PROLOGUE, "bf16", LARGE),
+        (MATMUL, "bf16", {"M": 4000, "N": 4001, "K": 4001}),
+        (BATCHED, "bf16", {"B": 64, "M": 1024, "N": 1024, "K": 1024}),
+        (CONV, "f32", IMAGES),
+        (CONV, "bf16", IMAGES),
+    ],
+)
+def test_large_tiles_fit_registers(text, kind, sizes, target):
+    """No spills, no stack, no warning of the assembler, at the sizes that matter."""
+    pytest.importorskip("cuda.core")
+    from tilec.cuda_executable import _parameters
+    from tilec.runtime.cuda_compile import compile_kernel
+
+    _, result = lowered(text.format(t=kind, o=kind), sizes, target)
+    (kernel,) = result.emitted.kernels
+    cubin = compile_kernel(
+        result.emitted.module, kernel.name, load(target).chip, kernel.threads, parameters=_parameters(kernel)
+    )
+    instruction = {"mma.sync": "mma.sync", "wgmma": "wgmma.mma_async", "fma": "fma.rn"}
+    assert instruction[result.plan.kernels[0].options["instruction"]] in cubin.ptx
+    assert kernel.shared <= load(target).sm.shared_per_block

@@ -1,8 +1,9 @@
-"""What a contraction's factors may be rounded to: the question that decides whether matrix units can compute it.
+"""What a contraction's factors may be rounded to: the question that decides whether matrix units can compute
+it.
 
-Matrix units multiply narrow numbers exactly and add in float32. So a product of bf16 tensors, which the language computes
-in f32, loses nothing there; a product of f32 tensors would lose 16 bits of every factor, and goes there only where the
-source allows it (`using bf16`).
+Matrix units multiply narrow numbers exactly and add in float32. So a product of bf16 tensors, which the
+language computes in f32, loses nothing there; a product of f32 tensors would lose 16 bits of every factor,
+and goes there only where the source allows it (`using bf16`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ _EXACT = {  # stored type: the multiplicand that holds all of its values
 
 
 def multiplicand_of(node: Node) -> str:
-    """The type that both factors of a contraction may be rounded to without a loss that the source does not allow."""
+    """The type that both factors of a contraction may be rounded to without a loss that the source does not
+    allow.
+    """
     assert node.contraction is not None
     left, right = node.contraction.left, node.contraction.right
     product = str(left.type)

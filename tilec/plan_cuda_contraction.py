@@ -1,8 +1,9 @@
 """Tiles and instructions for CUDA kernels that are a contraction and its epilogue.
 
-The tile comes from `cost.choose`, among those that the passes can build; here it is laid over the dimensions of the
-program: rows of C are the dimensions that only the left factor keeps, columns those of the right one, and a block takes a
-box of each with at most `bm` and `bn` points. The roles are such that C is contiguous along columns.
+The tile comes from `cost.choose`, among those that the passes can build; here it is laid over the dimensions
+of the program: rows of C are the dimensions that only the left factor keeps, columns those of the right one,
+and a block takes a box of each with at most `bm` and `bn` points. The roles are such that C is contiguous
+along columns.
 
 | option | meaning |
 |---|---|
@@ -33,8 +34,8 @@ from tilec.target import Target
 
 WIDE = 16  # bytes of the widest memory access
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}  # stages; more hide no more latency
-# registers of a thread for data, beside those for addresses; fewer where it computes factors, or where it finds their
-# elements, since what is known of a place before the loop over k is kept, 64 bits each
+# Registers of a thread for data, beside those for addresses; fewer where it computes factors, or finds their
+# elements, since what is known of a place before the loop over k is kept, 64 bits each.
 HELD = {"copied": 168, "computed": 144, "gathered": 96}
 BYTES = {"bf16": 2, "f16": 2, "f64": 8}
 
@@ -43,9 +44,10 @@ BYTES = {"bf16": 2, "f16": 2, "f64": 8}
 class Feed:
     """How a factor reaches shared memory.
 
-    `copy`: "tma" (a box at a time, by the hardware), "async" (16 bytes a thread, past the registers) or "registers", where
-    threads compute it: a prologue, a gather, a conversion. `major`: 1 where it lies in shared memory with k contiguous, 0
-    with rows (or columns) contiguous; the direction in which it is contiguous in global memory.
+    `copy`: "tma" (a box at a time, by the hardware), "async" (16 bytes a thread, past the registers) or
+    "registers", where threads compute it: a prologue, a gather, a conversion. `major`: 1 where it lies in
+    shared memory with k contiguous, 0 with rows (or columns) contiguous; the direction in which it is
+    contiguous in global memory.
     """
 
     copy: str
@@ -53,27 +55,43 @@ class Feed:
     gathers: bool = False  # reads at computed subscripts
 
 
-def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]] | None:
+def choose_contraction(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target
+) -> tuple[KernelPlan, list[Remark]] | None:
     """The tile of a kernel that has a contraction; None where no tile fits."""
     (node,) = [n for n in g.nodes if n.contraction is not None]
     roles = _roles(node, g, graph)
     kind = multiplicand_of(node)
     kind = kind if kind in BYTES else "f32"
-    feeds = {side: _feed(node, factor, side, roles, kind, g, graph, target) for side, factor in roles.factors.items()}
+    feeds = {
+        side: _feed(node, factor, side, roles, kind, g, graph, target)
+        for side, factor in roles.factors.items()
+    }
     problem = _problem(node, roles, kind, kernel, g, graph)
-    choices = [c for c in cost.choose(target, problem, _instructions(kind, feeds, target)) if _buildable(c.tile, feeds, kind)]
+    choices = [
+        c
+        for c in cost.choose(target, problem, _instructions(kind, feeds, target))
+        if _buildable(c.tile, feeds, kind)
+    ]
     if not choices or 0 in kernel.extents.values():
         return None
     tile = _staged(choices[0].tile, feeds, kind, target)
-    rows, columns = (_box([kernel.extents[d] for d in dims], size) for dims, size in ((roles.rows, tile.bm), (roles.columns, tile.bn)))
+    rows, columns = (
+        _box([kernel.extents[d] for d in dims], size)
+        for dims, size in ((roles.rows, tile.bm), (roles.columns, tile.bn))
+    )
     sizes = dict(zip(roles.rows, rows)) | dict(zip(roles.columns, columns))
-    feeds = {s: f if tile.instruction == "wgmma" or f.copy != "tma" else replace(f, copy="async") for s, f in feeds.items()}
+    feeds = {
+        s: f if tile.instruction == "wgmma" or f.copy != "tma" else replace(f, copy="async")
+        for s, f in feeds.items()
+    }
     options = {
         "instruction": tile.instruction, "multiplicand": kind,
         "rows": roles.rows, "columns": roles.columns, "inner": roles.inner,
         "block": (tile.bm, tile.bn, tile.bk), "warps": (tile.warp_m, tile.warp_n), "threads": tile.threads,
         "stages": tile.stages, "raster": tile.group,
-        **{f"{side}_copy": f.copy for side, f in feeds.items()}, **{f"{side}_major": f.major for side, f in feeds.items()},
+        **{f"{side}_copy": f.copy for side, f in feeds.items()},
+        **{f"{side}_major": f.major for side, f in feeds.items()},
     }  # fmt: skip
     if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
         options["persistent"] = target.units
@@ -95,7 +113,7 @@ def _describe(tile: BlockTile) -> str:
     return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}"
 
 
-# ---- roles -----------------------------------------------------------------------------------------------------------
+# ---- roles -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -133,29 +151,42 @@ def _result_dims(node: Node, g: Group, graph: Graph) -> list[int]:
     return [g.space.dims[maker][d] for d in result.dims]
 
 
-# ---- feeds -----------------------------------------------------------------------------------------------------------
+# ---- feeds -------------------------------------------------------------------------------------------------
 
 
-def _feed(node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target) -> Feed:
+def _feed(
+    node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target
+) -> Feed:
     own, dims = node.contraction, g.space.dims[node]
     plain = stored(factor)
     read = _read_of(plain, node)
     if read is None or (read.value in graph.producer and graph.producer[read.value].inlined):
         return _computed(factor, node)
-    shape, size = ir.ShapedType(read.value.type).shape, element_bytes(ir.ShapedType(read.value.type).element_type)
+    shape, size = (
+        ir.ShapedType(read.value.type).shape,
+        element_bytes(ir.ShapedType(read.value.type).element_type),
+    )
     last = next((d for d, e in zip(reversed(read.dims), reversed(shape)) if e > 1), None)
     major = int(last in own.k)
     wide = {d for d in read.dims if node.extents[d] > 1}
     reduced = tuple(dims[d] for d in read.dims if d in own.k)
     place = [n for n, d in enumerate(read.dims) if d in own.k]
-    flat = reduced == roles.inner and place == [*range(place[0], place[0] + len(place))]  # k is one dimension in memory
+    flat = reduced == roles.inner and place == [
+        *range(place[0], place[0] + len(place))
+    ]  # k is one dimension in memory
     single = len(wide & set(own.k)) <= 1 or flat
     same = str(plain.type) == kind and element_bytes(plain.type) == BYTES.get(kind, 4)
     run = prod(shape[p] for p in place) if major and flat else shape[-1]  # elements side by side
     if not same or not single or run * size % WIDE or last is None or not target.has("cp_async"):
         return Feed("registers", major)
     kept = [d for d in read.dims if d in wide and d not in own.k and d not in own.batch]
-    tma = target.has("tma") and kind in ("bf16", "f16") and len(shape) <= 5 and len(wide & set(own.k)) <= 1 and (major or len(kept) == 1)
+    tma = (
+        target.has("tma")
+        and kind in ("bf16", "f16")
+        and len(shape) <= 5
+        and len(wide & set(own.k)) <= 1
+        and (major or len(kept) == 1)
+    )
     tma = tma and kept == sorted(kept, key=lambda d: roles.order(side).index(dims[d]))
     return Feed("tma" if tma else "async", major)
 
@@ -166,7 +197,14 @@ def _read_of(value: ir.Value, node: Node):
         return None
     number = ir.BlockArgument(value).arg_number
     tensor = mlir.inputs_of(node.op)[number]
-    return next((r for r in node.reads if r.value == tensor and r.dims == tuple(mlir.map_dims(mlir.maps_of(node.op)[number]))), None)
+    return next(
+        (
+            r
+            for r in node.reads
+            if r.value == tensor and r.dims == tuple(mlir.map_dims(mlir.maps_of(node.op)[number]))
+        ),
+        None,
+    )
 
 
 def _computed(factor: ir.Value, node: Node) -> Feed:
@@ -185,23 +223,38 @@ def _computed(factor: ir.Value, node: Node) -> Feed:
             pending += list(owner.operands)
             if owner.name == "tensor.extract":
                 score |= {d: score.get(d, 0) + w for d, w in computed.items()}
-    run = {d: s * min(32, node.extents[d]) for d, s in score.items() if node.extents[d] > 1}  # neighbours in a warp's access
+    run = {
+        d: s * min(32, node.extents[d]) for d, s in score.items() if node.extents[d] > 1
+    }  # neighbours in a warp's access
     parallel = max((s for d, s in run.items() if d not in node.reduced), default=0)
     major = max((s for d, s in run.items() if d in node.reduced), default=0) > parallel
     return Feed("registers", int(major), any(op.name == "tensor.extract" for op in seen))
 
 
-# ---- the tile --------------------------------------------------------------------------------------------------------
+# ---- the tile ----------------------------------------------------------------------------------------------
 
 
-def _problem(node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, graph: Graph) -> cost.Contraction:
+def _problem(
+    node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, graph: Graph
+) -> cost.Contraction:
     m, n, k = (prod(kernel.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner))
     written = outputs_of(g.nodes, graph)
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in written)
-    epilogue = {"fma.f32": sum(x.flops for x in g.nodes if x is not node), "special": sum(x.special for x in g.nodes if x is not node)}
-    others = [v for x in g.nodes if x is not node for v in inputs_of([x]) if v not in graph.producer or graph.producer[v] not in g.nodes]
+    epilogue = {
+        "fma.f32": sum(x.flops for x in g.nodes if x is not node),
+        "special": sum(x.special for x in g.nodes if x is not node),
+    }
+    others = [
+        v
+        for x in g.nodes
+        if x is not node
+        for v in inputs_of([x])
+        if v not in graph.producer or graph.producer[v] not in g.nodes
+    ]
     points = prod(node.extents[d] for d in range(len(node.extents)) if d not in node.reduced)
-    reads = sum(prod(ir.ShapedType(v.type).shape) * element_bytes(ir.ShapedType(v.type).element_type) for v in others) / max(1, points)
+    reads = sum(
+        prod(ir.ShapedType(v.type).shape) * element_bytes(ir.ShapedType(v.type).element_type) for v in others
+    ) / max(1, points)
     result = {2: "bf16", 8: "f64"}.get(out, "f32")
     return cost.Contraction(m, n, k, points // (m * n), kind, result, reads=reads, epilogue=epilogue)
 
@@ -239,7 +292,11 @@ def _held(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> int:
     """Registers of a thread for sums, for the factors of one step, and for what it fetches ahead."""
     words, threads = max(1, BYTES.get(kind, 4) // 4), 32 * tile.warps
     sums = tile.bm * tile.bn // threads
-    fetched = sum(size * tile.bk // threads for f, size in zip(feeds.values(), (tile.bm, tile.bn)) if f.copy == "registers")
+    fetched = sum(
+        size * tile.bk // threads
+        for f, size in zip(feeds.values(), (tile.bm, tile.bn))
+        if f.copy == "registers"
+    )
     match tile.instruction:
         case "wgmma":
             return sums
@@ -252,12 +309,16 @@ def _held(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> int:
 def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) -> BlockTile:
     """The tile with the stages that the passes' own use of shared memory leaves room for.
 
-    Two where nothing arrives on its own, since threads then fetch the next tile while they compute this one. Lines of k for
-    the vector units have a padding; wgmma keeps an epilogue's buffer beside its stages, the others lay it over them.
+    Two where nothing arrives on its own, since threads then fetch the next tile while they compute this one.
+    Lines of k for the vector units have a padding; wgmma keeps an epilogue's buffer beside its stages, the
+    others lay it over them.
     """
     size = BYTES.get(kind, 4)
     pads = [WIDE // size if tile.instruction == "fma" and f.major else 0 for f in feeds.values()]
-    lines = [(n, tile.bk + p) if f.major else (tile.bk, n) for n, p, f in zip((tile.bm, tile.bn), pads, feeds.values())]
+    lines = [
+        (n, tile.bk + p) if f.major else (tile.bk, n)
+        for n, p, f in zip((tile.bm, tile.bn), pads, feeds.values())
+    ]
     stage = size * sum(a * b for a, b in lines)
     room = target.sm.shared_per_block - 256  # barriers
     if tile.instruction == "wgmma":
@@ -269,8 +330,13 @@ def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) 
 
 
 def _box(extents: list[int], size: int) -> tuple[int, ...]:
-    """Sizes of a box of at most `size` points, such that the fewest boxes cover the extents; then the longest inside."""
-    best = min(_boxes(extents, size), key=lambda box: (prod(ceil(e / t) for e, t in zip(extents, box)), [-t for t in reversed(box)]))
+    """Sizes of a box of at most `size` points, such that the fewest boxes cover the extents; then the longest
+    inside.
+    """
+    best = min(
+        _boxes(extents, size),
+        key=lambda box: (prod(ceil(e / t) for e, t in zip(extents, box)), [-t for t in reversed(box)]),
+    )
     return tuple(best)
 
 
