@@ -254,6 +254,8 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         budget //= counts[d]
     steps = {d: 2 * LOADS if d in splits else min(extents[d], UNROLLED) for d in view.reduced}
     tile = {d: counts.get(d, 1) * (vector if d == lane else 1) for d in kernel.grid}
+    if not view.reduced and vector == 1:
+        _more_steps(view, lane, tile, steps, LOADS)  # single elements: several of them in flight
     layout = _make(view, counts, {lane: vector}, steps, tile)
     shape = " x ".join(str(counts[d]) for d in layout.order)
     return tile, layout, f"{shape} threads, {vector} elements an access, tiles of {tuple(tile[d] for d in kernel.grid)}"
@@ -263,6 +265,15 @@ def _split(view: View, threads: int) -> int:
     """Over how many threads a reduction is spread so that all SMs have enough to do."""
     wanted = view.target.units * 1024
     return min(32, _power(wanted / max(1, threads))) if threads < wanted else 1
+
+
+def _more_steps(view: View, lane: int, tile: dict[int, int], steps: dict[int, int], wanted: int) -> None:
+    """Lets a thread take several places, along the contiguous dimension or the next, while all SMs have blocks."""
+    blocks = prod(ceil(view.extents[d] / t) for d, t in tile.items())
+    for d in (lane, *sorted((d for d in tile if d != lane), reverse=True)):
+        while wanted > 1 and 2 * tile[d] <= view.extents[d] and blocks >= 8 * view.target.units:
+            tile[d], steps[d] = 2 * tile[d], 2 * steps.get(d, 1)
+            wanted, blocks = wanted // 2, blocks // 2
 
 
 # ---- transposes ------------------------------------------------------------------------------------------------------
