@@ -16,12 +16,8 @@ from dataclasses import dataclass
 
 import tilec
 
-MATMUL = (
-    "op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {t}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[k, n]){u}\n}}\n"
-)
-TURNED = (
-    "op mm(a: {t}[{left}], b: {t}[{right}]) -> (c: {t}[M, N]) {{\n c[m, n] = sum[k](a[{i}] * b[{j}])\n}}\n"
-)
+MATMUL = "op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {t}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[k, n]){u}\n}}\n"
+TURNED = "op mm(a: {t}[{left}], b: {t}[{right}]) -> (c: {t}[M, N]) {{\n c[m, n] = sum[k](a[{i}] * b[{j}])\n}}\n"
 LINEAR = """op linear(x: bf16[M, K], w: bf16[K, N], b: bf16[N]) -> (y: bf16[M, N]) {
  h[m, n] = sum[k](x[m, k] * w[k, n])
  y[m, n] = gelu(h[m, n] + b[n])
@@ -142,10 +138,7 @@ def run(case: Case) -> str:
 
     kinds = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
     torch.manual_seed(0)
-    inputs = [
-        torch.randn(s, device="cuda", dtype=torch.float32).to(kinds[t])
-        for s, t in zip(case.shapes, case.types)
-    ]
+    inputs = [torch.randn(s, device="cuda", dtype=torch.float32).to(kinds[t]) for s, t in zip(case.shapes, case.types)]
     op = tilec.compile(case.text)
     result = op(*inputs)
     out = torch.full_like(result, float("nan"))
@@ -157,11 +150,7 @@ def run(case: Case) -> str:
     mine = do_bench(lambda: op(*inputs, out=out), warmup=100, rep=400, return_mode="median")
     theirs = do_bench(lambda: case.peer(*inputs), warmup=100, rep=400, return_mode="median")
     speed = [case.operations / t / 1e9 for t in (mine, theirs)]
-    verdict = (
-        ""
-        if error < (2e-2 if case.types[0] in ("bf16", "f16") or "using" in case.name else 1e-4)
-        else "  WRONG"
-    )
+    verdict = "" if error < (2e-2 if case.types[0] in ("bf16", "f16") or "using" in case.name else 1e-4) else "  WRONG"
     speeds = f"{speed[0]:7.1f} TFLOP/s, torch {speed[1]:7.1f}, ratio {speed[0] / speed[1]:.2f}"
     return f"{case.name:36} error {error:.1e}{verdict}  {speeds}   {resources(op)}"
 

@@ -90,7 +90,6 @@ def results(suite: str) -> str:
 def stages() -> str:
     from tilec.passes import NAMES
     from tilec.passes import stages as of
-
     from tilec.plan import make_plan as plan
 
     listed = {s.name: s for s in of(plan)}
@@ -125,7 +124,6 @@ def _ulp(value: float) -> str:
 
 def types() -> str:
     from tilec.dsl.check_types import accumulator_of
-
     from tilec.dtypes import DTYPES, compute_type
 
     rows = [

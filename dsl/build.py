@@ -129,7 +129,9 @@ class _Builder:
         (result,) = self.operation(name, dims, [], value, [out], [list(range(len(dims)))], lambda v, _: [v])
         return result
 
-    def reduce(self, name: str, free: tuple[str, ...], inner: tuple[str, ...], expr: ast.Reduce, body: ast.Expr) -> ir.Value:
+    def reduce(
+        self, name: str, free: tuple[str, ...], inner: tuple[str, ...], expr: ast.Reduce, body: ast.Expr
+    ) -> ir.Value:
         dims = [self.scope[i] for i in (*free, *inner)]
         row = REDUCTIONS[expr.kind]
         kept = list(range(len(free)))
@@ -151,7 +153,8 @@ class _Builder:
         kept = list(range(outer))
         kind = "max" if expr.kind == "argmax" else "min"
         values = linalg.fill(
-            scalars.number(REDUCTIONS[kind].identity(body.dtype), body.dtype), outs=[self.empty(dims[:outer], body.dtype)]
+            scalars.number(REDUCTIONS[kind].identity(body.dtype), body.dtype),
+            outs=[self.empty(dims[:outer], body.dtype)],
         )
         # a place past every real one: a first element that equals the identity still wins by coming earlier
         places = linalg.fill(scalars.number(2**63 - 1, I64), outs=[self.empty(dims[:outer], I64)])
@@ -335,13 +338,17 @@ class _Body:
         expression = self.affine(expr)
         if expression is None:
             return arith.index_cast(mlir.index_type(), self.value(expr))
-        used = sorted({self.position[e.name] for e in walk(expr) if isinstance(e, ast.Name) and e.name in self.position})
+        used = sorted(
+            {self.position[e.name] for e in walk(expr) if isinstance(e, ast.Name) and e.name in self.position}
+        )
         if not used:
             return mlir.index(ir.AffineConstantExpr(expression).value)
         renamed = {d: ir.AffineDimExpr.get(n) for n, d in enumerate(used)}
         operands = [linalg.IndexOp(d).result for d in used]
         compact = expression.compose(
-            ir.AffineMap.get(len(used), 0, [renamed.get(d, ir.AffineConstantExpr.get(0)) for d in range(len(self.dims))])
+            ir.AffineMap.get(
+                len(used), 0, [renamed.get(d, ir.AffineConstantExpr.get(0)) for d in range(len(self.dims))]
+            )
         )
         return affine.AffineApplyOp(ir.AffineMap.get(len(used), 0, [compact]), operands).result
 
@@ -400,7 +407,9 @@ def combine_one(kind: str, value: ir.Value, state: ir.Value, dtype: DType) -> ir
     raise AssertionError(kind)
 
 
-def combine_arg(kind: str, new: tuple[ir.Value, ir.Value], old: tuple[ir.Value, ir.Value], dtype: DType) -> list[ir.Value]:
+def combine_arg(
+    kind: str, new: tuple[ir.Value, ir.Value], old: tuple[ir.Value, ir.Value], dtype: DType
+) -> list[ir.Value]:
     """The better of two (value, place) states: NaN before all, then the extremum, then the smaller place.
 
     Associative and commutative, so that partial states may be combined in any order.

@@ -261,9 +261,7 @@ ROWS, BENCH_ROWS = {"M": 7, "N": 37}, {"M": 8192, "N": 8192}
 HEADS, BENCH_HEADS = {"B": 2, "H": 3, "S": 13, "D": 10}, {"B": 4, "H": 16, "S": 4096, "D": 128}
 
 
-def example(
-    name, numpy, torch_eager, limit, draws=X, sizes=ROWS, bench_sizes=BENCH_ROWS, op=None, file=None
-) -> None:
+def example(name, numpy, torch_eager, limit, draws=X, sizes=ROWS, bench_sizes=BENCH_ROWS, op=None, file=None) -> None:
     """Adds an entry; `op` and `file` are for an op and a `.tile` file of another name."""
     path = Path(__file__).with_name(f"{file or name}.tile")
     EXAMPLES[name] = Example(name, path, op or name, sizes, bench_sizes, draws, numpy, torch_eager, limit)

@@ -30,12 +30,18 @@ class Stage:
 
 def stages(plan: Callable[[ir.Operation], None]) -> tuple[Stage, ...]:
     return (
-        Stage("simplify", "canonical forms, common subexpressions, algebra", ("canonicalize", "cse", simplify, "canonicalize", "cse", fold_bounds, "canonicalize")),
+        Stage(
+            "simplify", "canonical forms, common subexpressions, algebra",
+            ("canonicalize", "cse", simplify, "canonicalize", "cse", fold_bounds, "canonicalize"),
+        ),
         Stage("plan", "decides kernels, tiles, memory: attributes only", (plan,)),
         Stage("fuse", "one function per kernel", (fuse, "canonicalize", "cse")),
         # no cse: it would give two tiles of one size the same memory
         Stage("tile", "cuts each kernel's space into blocks", (tile, "canonicalize")),
-        Stage("bufferize", "tensors become memory", (bufferize, "one-shot-bufferize{allow-unknown-ops=1}", "canonicalize", "cse", "canonicalize")),
+        Stage(
+            "bufferize", "tensors become memory",
+            (bufferize, "one-shot-bufferize{allow-unknown-ops=1}", "canonicalize", "cse", "canonicalize"),
+        ),
         Stage("stage", "what is kept in SRAM and registers, and packing", (stage, "canonicalize", "cse")),
         Stage("map", "loops, threads, vectors", (map_kernels, "canonicalize", "cse", "canonicalize")),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 from tilec import mlir
 from tilec.mlir import bufferization, func, ir, memref
 
+
 def bufferize(module: ir.Operation) -> None:
     for function in mlir.functions(module):
         if "tilec.kernel" in function.attributes:
@@ -41,7 +42,9 @@ def _kernel(function: ir.Operation) -> None:
     results = list(list(old.operations)[-1].operation.operands)
     inputs = len(old.arguments) - len(results)
     with ir.InsertionPoint(function), function.location:
-        _, block = _signature(function, [a.type for a in old.arguments], list(ir.ArrayAttr(function.attributes["arg_attrs"])))
+        _, block = _signature(
+            function, [a.type for a in old.arguments], list(ir.ArrayAttr(function.attributes["arg_attrs"]))
+        )
         with ir.InsertionPoint(block):
             mapping: dict[ir.Value, ir.Value] = {}
             for n, (before, now) in enumerate(zip(old.arguments, block.arguments)):
@@ -58,7 +61,12 @@ def _program(function: ir.Operation) -> None:
     """What is left of the program is a list of kernel calls: each result is an output's memory or a buffer of its own."""
     old = mlir.entry(function)
     results = list(list(old.operations)[-1].operation.operands)
-    names = [a for key in ("arg_attrs", "res_attrs") if key in function.attributes for a in ir.ArrayAttr(function.attributes[key])]
+    names = [
+        a
+        for key in ("arg_attrs", "res_attrs")
+        if key in function.attributes
+        for a in ir.ArrayAttr(function.attributes[key])
+    ]
     with ir.InsertionPoint(function), function.location:
         new, block = _signature(function, [*(a.type for a in old.arguments), *(r.type for r in results)], names)
         new.attributes["tilec.inputs"] = mlir.integer(len(old.arguments))

@@ -1,7 +1,7 @@
 """How two partial states of a reduction become one, read from the body that adds one element to a state.
 
-    body: (x, s) -> s + f(x)                          combine: (a, b) -> a + b
-    body: (x, s, p) -> (better ? f(x) : s, ...)       combine: (a, b) -> better of the two (value, place) pairs
+body: (x, s) -> s + f(x)                          combine: (a, b) -> a + b
+body: (x, s, p) -> (better ? f(x) : s, ...)       combine: (a, b) -> better of the two (value, place) pairs
 """
 
 from __future__ import annotations

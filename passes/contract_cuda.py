@@ -45,9 +45,7 @@ def map_contraction(function: ir.Operation, plan: ir.DictAttr) -> None:
     _clean(function)
 
 
-def _map(
-    function: ir.Operation, options: Options, blocks: Blocks, grid: list[int], tiles: dict[int, int]
-) -> None:
+def _map(function: ir.Operation, options: Options, blocks: Blocks, grid: list[int], tiles: dict[int, int]) -> None:
     function.attributes["tilec.blocks"] = mlir.integer(blocks.count)
     function.attributes["tilec.threads"] = mlir.integer(options.threads)
     thread = Thread()
@@ -56,9 +54,7 @@ def _map(
     tile = (FmaTile if options.instruction == "fma" else MmaTile)(problem, thread)
     stages = [Stage(problem, side, thread, options.stages) for side in (problem.left, problem.right)]
     tile.clear(block.initial)
-    with ir.Location.name(
-        mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location
-    ):
+    with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
         _pipeline(problem, tile, stages)
     with (block.after or [block.contraction])[-1].location:
         gpu.BarrierOp()  # the staged tiles are read for the last time: their memory serves the epilogue

@@ -46,9 +46,7 @@ def buffer(chunks: list[Chunk], warps: int, element: ir.Type, overlay: bool) -> 
 class Epilogue:
     """`store(chunks)` finishes what a warp holds of C."""
 
-    def __init__(
-        self, problem: Problem, after: list[ir.Operation], thread: Thread, buffer: ir.Value, warp: ir.Value
-    ):
+    def __init__(self, problem: Problem, after: list[ir.Operation], thread: Thread, buffer: ir.Value, warp: ir.Value):
         self.problem, self.after, self.thread, self.buffer, self.warp = problem, after, thread, buffer, warp
         self.lane_dim = problem.right.dims[-1]
         self.result = problem.operands[-1]
@@ -212,9 +210,7 @@ class Epilogue:
                     continue
                 found[use] = self._tile(use, width)
                 for begin, type_, place in self._pieces(use, at, width):
-                    vector.StoreOp(
-                        vector.LoadOp(type_, use.value, place).result, found[use], [mlir.index(begin)]
-                    )
+                    vector.StoreOp(vector.LoadOp(type_, use.value, place).result, found[use], [mlir.index(begin)])
         return found
 
     def _wide(self, use: Use, width: int) -> bool:

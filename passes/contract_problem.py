@@ -111,9 +111,7 @@ class Problem:
         for n in range(len(mlir.inputs_of(op))):
             self._flatten(n)
         self.length = prod(self.inner)
-        self.batch = [
-            d for d in self.dims if d not in (FLAT, *options.rows, *options.columns, *options.inner)
-        ]
+        self.batch = [d for d in self.dims if d not in (FLAT, *options.rows, *options.columns, *options.inner)]
 
     def _flatten(self, n: int) -> None:
         """An operand that has all reduced dimensions side by side, in order, is subscripted by k itself."""
@@ -184,9 +182,7 @@ class Problem:
     def inside(self, side: Side, at: dict[int, ir.Value]) -> list[ir.Value]:
         """Conditions under which a row or column exists."""
         found = []
-        outermost = next(
-            (n for n, extent in enumerate(side.box) if extent > 1), 0
-        )  # its digit goes on beyond the box
+        outermost = next((n for n, extent in enumerate(side.box) if extent > 1), 0)  # its digit goes on beyond the box
         for n, d in enumerate(side.dims):
             size = self.sizes[d]
             if isinstance(size, ir.Value) or (n == outermost and not side.full):

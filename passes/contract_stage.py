@@ -31,9 +31,7 @@ class Stage:
         self.lines, self.width = (side.size, problem.depth) if side.major else (problem.depth, side.size)
         self.swizzled = problem.options.instruction != "fma"
         pad = WIDE // self.bytes if side.major and not self.swizzled else 0
-        self.tile = memref.AllocOp(
-            local([slots, self.lines, self.width + pad], problem.element, SHARED), [], []
-        ).result
+        self.tile = memref.AllocOp(local([slots, self.lines, self.width + pad], problem.element, SHARED), [], []).result
         self.asynchronous = side.copy == "async"
         self.vector = WIDE // self.bytes if self.asynchronous else self._fetched_vector()
         self.held: ir.Value | None = None
@@ -58,9 +56,7 @@ class Stage:
         total = self.lines * self.width // self.vector
         return total, -(-total // self.problem.options.threads)
 
-    def _place(
-        self, i: ir.Value, number: ir.Value
-    ) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], list[ir.Value]]:
+    def _place(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], list[ir.Value]]:
         """Line and column of this thread's vector `i`, coordinates in tile `number`, when it is inside."""
         per_line = self.width // self.vector
         index = sum_of([(i, self.problem.options.threads), (self.thread.number, 1)])
@@ -105,9 +101,7 @@ class Stage:
         _, count = self._share
         if self.held is None:
             with ir.InsertionPoint.at_block_begin(self.thread.block):
-                self.held = memref.AllocaOp(
-                    local([count, self.vector], self.problem.element, PRIVATE), [], []
-                ).result
+                self.held = memref.AllocaOp(local([count, self.vector], self.problem.element, PRIVATE), [], []).result
         zero = mlir.constant(0, self.problem.element)
         with ExitStack() as stack:
             i = stack.enter_context(loop(count))
@@ -132,9 +126,7 @@ class Stage:
             return
         fetched = {n: self._vector_of(n, at) for n in self.problem.arguments(factor)}
         with loop(self.vector) as lane:
-            elements = {
-                n: memref.LoadOp(tile, [lane]).result for n, tile in fetched.items() if tile is not None
-            }
+            elements = {n: memref.LoadOp(tile, [lane]).result for n, tile in fetched.items() if tile is not None}
             along = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
             memref.StoreOp(self.problem.evaluate(factor, along, elements), self.held, [i, lane])
 

@@ -54,9 +54,7 @@ class FmaTile:
         self.warp_column = arith.remui(thread.warp, mlir.index(warps_n))
         self.row = sum_of([(self.warp_row, 4), (arith.divui(thread.lane, mlir.index(8)), 1)])
         self.column = sum_of([(self.warp_column, 8), (arith.remui(thread.lane, mlir.index(8)), 1)])
-        self.sums = memref.AllocaOp(
-            local([self.high, self.wide], problem.accumulator, PRIVATE), [], []
-        ).result
+        self.sums = memref.AllocaOp(local([self.high, self.wide], problem.accumulator, PRIVATE), [], []).result
         self.parts = {
             "left": self._part(problem.left, self.high), "right": self._part(problem.right, self.wide)
         }  # fmt: skip
@@ -77,9 +75,7 @@ class FmaTile:
             self._load(right, self.column, self.broad, self.wide, slot, k)
             self._contract()
 
-    def _load(
-        self, stage: Stage, mine: ir.Value, threads: int, count: int, slot: ir.Value, k: ir.Value
-    ) -> None:
+    def _load(self, stage: Stage, mine: ir.Value, threads: int, count: int, slot: ir.Value, k: ir.Value) -> None:
         part, zero = self.parts[stage.side.name], mlir.index(0)
         type_ = ir.VectorType.get([self.group], self.problem.element)
         if stage.side.major:
@@ -98,19 +94,14 @@ class FmaTile:
         left = (i, k) if self.problem.left.major else (k, i)
         right = (j, k) if self.problem.right.major else (k, j)
         maps = [ir.AffineMapAttr.get(ir.AffineMap.get(3, 0, list(e))) for e in (left, right, (i, j))]
-        kinds = [
-            ir.Attribute.parse(f"#vector.iterator_type<{t}>") for t in ("parallel", "parallel", "reduction")
-        ]
+        kinds = [ir.Attribute.parse(f"#vector.iterator_type<{t}>") for t in ("parallel", "parallel", "reduction")]
         a, b, c = (whole(v) for v in (self.parts["left"], self.parts["right"], self.sums))
         total = vector.ContractionOp(c.type, a, b, c, ir.ArrayAttr.get(maps), ir.ArrayAttr.get(kinds)).result
         vector.StoreOp(total, self.sums, [mlir.index(0)] * 2)
 
     def chunks(self) -> list[Chunk]:
         """One for each of a thread's rows: a warp's 4 threads along rows, all of its columns."""
-        return [
-            Chunk(4, 8 * self.wide, partial(self._spill, i), partial(self._place, i))
-            for i in range(self.high)
-        ]
+        return [Chunk(4, 8 * self.wide, partial(self._spill, i), partial(self._place, i)) for i in range(self.high)]
 
     def _spill(self, i: int, put) -> None:
         row = arith.divui(self.thread.lane, mlir.index(8))
@@ -120,9 +111,7 @@ class FmaTile:
             if self.vector == 1:
                 value = memref.LoadOp(self.sums, at).result
             else:
-                value = vector.LoadOp(
-                    ir.VectorType.get([self.vector], self.problem.accumulator), self.sums, at
-                ).result
+                value = vector.LoadOp(ir.VectorType.get([self.vector], self.problem.accumulator), self.sums, at).result
             put(value, row, sum_of([(j, 8 * self.vector), (mine, self.vector)]))
 
     def _place(self, i: int, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -145,9 +134,7 @@ class MmaTile:
         self.high, self.wide = self.rows // 16, self.columns // 8
         self.row = arith.muli(arith.divui(thread.warp, mlir.index(warps_n)), mlir.index(self.rows))
         self.column = arith.muli(arith.remui(thread.warp, mlir.index(warps_n)), mlir.index(self.columns))
-        self.sums = memref.AllocaOp(
-            local([self.high, self.wide, 2, 2], problem.accumulator, PRIVATE), [], []
-        ).result
+        self.sums = memref.AllocaOp(local([self.high, self.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         self.parts = {"left": self._part(4 * self.high), "right": self._part(2 * self.wide)}
 
     def _part(self, words: int) -> ir.Value:
@@ -167,9 +154,7 @@ class MmaTile:
             with loop(self.high) as i, loop(self.wide) as j:
                 self._multiply(i, j)
 
-    def _load(
-        self, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool
-    ) -> None:
+    def _load(self, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool) -> None:
         """Four 8x8 matrices, 16 rows by 16 k, at a time; for the left factor the rows' halves follow one
         another first.
 
@@ -191,12 +176,8 @@ class MmaTile:
 
     def _multiply(self, i: ir.Value, j: ir.Value) -> None:
         zero, element = mlir.index(0), self.problem.element
-        a = vector.LoadOp(
-            ir.VectorType.get([4, 2], element), self.parts["left"], [arith.muli(i, mlir.index(4)), zero]
-        )
-        b = vector.LoadOp(
-            ir.VectorType.get([2, 2], element), self.parts["right"], [arith.muli(j, mlir.index(2)), zero]
-        )
+        a = vector.LoadOp(ir.VectorType.get([4, 2], element), self.parts["left"], [arith.muli(i, mlir.index(4)), zero])
+        b = vector.LoadOp(ir.VectorType.get([2, 2], element), self.parts["right"], [arith.muli(j, mlir.index(2)), zero])
         place = [i, j, zero, zero]
         type_ = ir.VectorType.get([2, 2], self.problem.accumulator)
         c = vector.LoadOp(type_, self.sums, place)

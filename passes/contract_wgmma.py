@@ -34,9 +34,7 @@ SWIZZLE = 128  # bytes of a line in shared memory
 LOADS, MULTIPLIES = 40, 232  # registers of a thread that loads, and of one that multiplies, of 168 at launch
 
 
-def map_wgmma(
-    function: ir.Operation, options: Options, blocks: Blocks, grid: list[int], tiles: dict[int, int]
-) -> None:
+def map_wgmma(function: ir.Operation, options: Options, blocks: Blocks, grid: list[int], tiles: dict[int, int]) -> None:
     count = min(options.persistent, blocks.count)
     function.attributes["tilec.blocks"] = mlir.integer(count)
     function.attributes["tilec.threads"] = mlir.integer(options.threads)
@@ -70,9 +68,7 @@ def _multiply_tile(
 
     block = Block(operations)
     problem = Problem(options, tiles, block.contraction)
-    with ir.Location.name(
-        mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location
-    ):
+    with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
         state[:] = ring.multiply(problem, state)
     with (block.after or [block.contraction])[-1].location:
         warp = sum_of([(shape.thread.warp, 1)], -4)  # among those that multiply
@@ -135,9 +131,7 @@ class _Shape:
     def _spill(self, sums: ir.Value, first: int, columns: int, put) -> None:
         with loop(2) as half, loop(columns // 8) as j:
             at = [sum_of([(j, 1)], first // 8), half, mlir.index(0)]
-            value = vector.LoadOp(
-                ir.VectorType.get([2], ir.MemRefType(sums.type).element_type), sums, at
-            ).result
+            value = vector.LoadOp(ir.VectorType.get([2], ir.MemRefType(sums.type).element_type), sums, at).result
             put(value, *fragment_place(self.thread, half, j))
 
     def _place(self, first: int, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -171,9 +165,7 @@ class _Ring:
     def __init__(self, problem: Problem, shape: _Shape, function: ir.Operation):
         self.problem, self.shape, self.function, self.slots = problem, shape, function, problem.options.stages
         self.parts = [self._boxes(side) for side in (problem.left, problem.right)]
-        kind = (
-            f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {self.slots}>"
-        )
+        kind = f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {self.slots}>"
         self.full, self.empty = (nvgpu.MBarrierCreateOp(ir.Type.parse(kind)).result for _ in range(2))
         self.sums = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         self.buffer = buffer(shape.chunks(self.sums), 4 * shape.groups, problem.accumulator, overlay=False)
@@ -202,9 +194,7 @@ class _Ring:
         lines = side.size if side.major else slabs * problem.depth
         tile = memref.AllocOp(local([self.slots, lines, line], element, SHARED), [], []).result
         inside = "x".join(map(str, box))
-        kind = (
-            f"!nvgpu.tensormap.descriptor<tensor = memref<{inside}x{element}, #gpu.address_space<{SHARED}>>"
-        )
+        kind = f"!nvgpu.tensormap.descriptor<tensor = memref<{inside}x{element}, #gpu.address_space<{SHARED}>>"
         kind += ", swizzle = swizzle_128b, l2promo = l2promo_128b, oob = zero, interleave = none>"
         unranked = memref.CastOp(ir.Type.parse(f"memref<*x{element}>"), tensor).result
         map_ = nvgpu.TmaCreateDescriptorOp(ir.Type.parse(kind), unranked, [mlir.index(b) for b in box]).result
@@ -260,9 +250,7 @@ class _Ring:
         at |= {problem.options.inner[-1]: sum_of([(step, problem.depth)])}
         if not side.major:
             at |= {side.dims[-1]: row}
-        place = [
-            sum_of([(a, 1), (o, 1)]) for a, o in zip(problem.subscripts(n, at), _offsets(problem.operands[n]))
-        ]
+        place = [sum_of([(a, 1), (o, 1)]) for a, o in zip(problem.subscripts(n, at), _offsets(problem.operands[n]))]
         nvgpu.TmaAsyncLoadOp(target, self.full, boxes.map, place[::-1], slot)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
@@ -306,9 +294,7 @@ class _Ring:
         ]
         n = right.side.size
         order = ("mk" if left.side.major else "km") + "_" + ("nk" if right.side.major else "kn")
-        self._call(
-            f"wgmma_64x{n}x{self.problem.depth}_{self.problem.element}_{order}", [self.sums, *views, step]
-        )
+        self._call(f"wgmma_64x{n}x{self.problem.depth}_{self.problem.element}_{order}", [self.sums, *views, step])
 
     def _wait_for_sums(self, running: int) -> None:
         """Until at most so many products run."""
@@ -317,11 +303,7 @@ class _Ring:
     def _call(self, name: str, arguments: list[ir.Value]) -> None:
         """Calls a device function that is declared at the module's start."""
         body = self.function.parent.regions[0].blocks[0]
-        known = {
-            ir.StringAttr(o.attributes["sym_name"]).value
-            for o in body.operations
-            if "sym_name" in o.attributes
-        }
+        known = {ir.StringAttr(o.attributes["sym_name"]).value for o in body.operations if "sym_name" in o.attributes}
         if name not in known:
             with ir.InsertionPoint.at_block_begin(body):
                 func.FuncOp(name, ([v.type for v in arguments], []), visibility="private")

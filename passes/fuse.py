@@ -7,7 +7,8 @@
       y = generic e / s   {sweep 2}            return y
     }                                        }
 
-Reductions marked `tilec.split` become two. Producers marked `tilec.inline` are computed inside their readers; operations of one sweep that walk the same dimensions
+Reductions marked `tilec.split` become two. Producers marked `tilec.inline` are computed inside their readers; operations
+of one sweep that walk the same dimensions
 become one; then each kernel's operations move into a function that takes its inputs and the tensors to write
 (destination style) and returns what it wrote. What is left in the program's function is the order of calls.
 """
@@ -84,9 +85,7 @@ def _kernels(function: ir.Operation) -> list[str]:
 def _read(op: ir.Operation) -> list[ir.Value]:
     """All that an operation reads from outside: operands, and what its body captures."""
     inside = {r for inner in mlir.walk(op) for r in inner.results}
-    captured = [
-        v for inner in mlir.walk(op) for v in inner.operands if v not in inside and not _is_argument_of(v, op)
-    ]
+    captured = [v for inner in mlir.walk(op) for v in inner.operands if v not in inside and not _is_argument_of(v, op)]
     return [*op.operands, *captured]
 
 

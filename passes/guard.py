@@ -24,12 +24,7 @@ def guard_loads(block: ir.Block) -> None:
             continue
         condition, taken, otherwise = op.operands
         load = mlir.definition(taken)
-        if (
-            load is not None
-            and load.name == "memref.load"
-            and load.block == block
-            and len(mlir.uses(taken)) == 1
-        ):
+        if load is not None and load.name == "memref.load" and load.block == block and len(mlir.uses(taken)) == 1:
             _guard(op, load, condition, otherwise)
 
 

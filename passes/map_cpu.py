@@ -120,7 +120,9 @@ class _Nest:
                 scf.YieldOp([])
             return
         states = [self._load(n) for n in self.carried]
-        results = self._quick_first(lambda states: self._reduce(0, states), states) if self.inner else self._body(states)
+        results = (
+            self._quick_first(lambda states: self._reduce(0, states), states) if self.inner else self._body(states)
+        )
         for value, n in zip(results, self.carried):
             self._store(value, n)
 

@@ -24,8 +24,8 @@ def refuse_inline(producer: ir.Operation, consumer: ir.Operation) -> str | None:
 def inline(producer: ir.Operation, consumer: ir.Operation) -> ir.Operation:
     """Computes an elementwise producer inside its consumer.
 
-        %e = generic(x) { exp }                 ->    %s = generic(x) { exp; add }
-        %s = generic(%e) { add }
+    %e = generic(x) { exp }                 ->    %s = generic(x) { exp; add }
+    %s = generic(%e) { add }
     """
     assert refuse_inline(producer, consumer) is None
     result, block = producer.results[0], mlir.body_of(producer)
@@ -77,8 +77,8 @@ def inline(producer: ir.Operation, consumer: ir.Operation) -> ir.Operation:
 def merge(first: ir.Operation, second: ir.Operation, dims: dict[int, int]) -> ir.Operation:
     """One pass over a common iteration space for two operations; `dims` takes the second's dimensions to the first's.
 
-        %e = generic(x) { exp }                  ->   %e, %s = generic(x) { exp; add }
-        %s = generic(%e) { add }
+    %e = generic(x) { exp }                  ->   %e, %s = generic(x) { exp; add }
+    %s = generic(%e) { add }
     """
     maps1, maps2 = mlir.maps_of(first), mlir.maps_of(second)
     rank = maps1[0].n_dims

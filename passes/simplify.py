@@ -1,7 +1,7 @@
 """simplify: algebra that upstream's canonicalizer does not know.
 
-    x / 2.0          ->  x * 0.5            exact: the divisor is a power of two
-    rsqrt of a sqrt, exp of a log and the like stay as written: they round differently
+x / 2.0          ->  x * 0.5            exact: the divisor is a power of two
+rsqrt of a sqrt, exp of a log and the like stay as written: they round differently
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _expanded(value: ir.Value, at: int, parts: int, chunk: int) -> ir.Value:
     """The tensor with one dimension written as two: no data moves."""
     shaped = ir.ShapedType(value.type)
     shape = list(shaped.shape)
-    new = shape[:at] + [parts, chunk] + shape[at + 1 :]
+    new = [*shape[:at], parts, chunk, *shape[at + 1 :]]
     groups = [[d] if d < at else [at, at + 1] if d == at else [d + 1] for d in range(len(shape))]
     owner = mlir.definition(value)
     if owner is not None and owner.name == "tensor.empty":  # only tells a trip count

@@ -36,9 +36,7 @@ def stage_cpu(module: ir.Operation) -> None:
             continue
         plan = ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])
         if "registers" in plan:
-            (op,) = [
-                o for o in mlir.walk(function) if mlir.is_generic(o) and "reduction" in mlir.iterators_of(o)
-            ]
+            (op,) = [o for o in mlir.walk(function) if mlir.is_generic(o) and "reduction" in mlir.iterators_of(o)]
             guard_loads(mlir.body_of(op))
             with ir.InsertionPoint(op), op.location:
                 _contract(Contraction(op, plan))
@@ -49,13 +47,12 @@ def _contract(c: Contraction) -> None:
     tile, finish = _tile_of_sums(c)
     left, right = (_panels(c, side, name) for side, name in ((c.left, "left"), (c.right, "right")))
     at: dict[int, ir.Value] = {}
-    with loops(c.batch, at):
-        with _steps(c) as block:
-            Packing(block, c.right, right).fill(at)
-            Packing(block, c.left, left).fill(at)
-            with panels_of(c.right) as (columns, first_column, j), panels_of(c.left) as (rows, first_row, i):
-                place = at | rows | columns | {c.left.dims[-1]: first_row, c.right.dims[-1]: first_column}
-                _registers(c, _corner(c, tile, place), _panel(left, i), _panel(right, j), block.count)
+    with loops(c.batch, at), _steps(c) as block:
+        Packing(block, c.right, right).fill(at)
+        Packing(block, c.left, left).fill(at)
+        with panels_of(c.right) as (columns, first_column, j), panels_of(c.left) as (rows, first_row, i):
+            place = at | rows | columns | {c.left.dims[-1]: first_row, c.right.dims[-1]: first_column}
+            _registers(c, _corner(c, tile, place), _panel(left, i), _panel(right, j), block.count)
     finish()
 
 
@@ -117,9 +114,7 @@ def _registers(c: Contraction, tile: ir.Value, left: ir.Value, right: ir.Value, 
         new, column = [], _view(left, [0, p, 0], [1, 1, mr])
         for i in range(mr):
             x = vector.BroadcastOp(type_, memref.LoadOp(column, [zero, zero, mlir.index(i)]).result).result
-            new += [
-                vector.FMAOp(x, b[j], walk.inner_iter_args[i * vectors + j]).result for j in range(vectors)
-            ]
+            new += [vector.FMAOp(x, b[j], walk.inner_iter_args[i * vectors + j]).result for j in range(vectors)]
         scf.YieldOp(new)
     for value, place in zip(walk.results, places):
         vector.StoreOp(value, tile, place)
@@ -204,9 +199,7 @@ def _take_fill(c: Contraction, tile: ir.Value) -> None:
     """The value that the output was filled with goes to the tile instead."""
     fills = [u for u in mlir.uses(c.operands[-1]) if u.name == "linalg.fill"]
     if len(fills) != 1:
-        raise InternalError(
-            f"{mlir.get_string(c.op, 'tilec.name')} adds to sums that it does not start", "stage"
-        )
+        raise InternalError(f"{mlir.get_string(c.op, 'tilec.name')} adds to sums that it does not start", "stage")
     linalg.fill(fills[0].operands[0], outs=[tile])
     fills[0].erase()
 

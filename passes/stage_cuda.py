@@ -70,7 +70,11 @@ def places_of(op: ir.Operation) -> list[list[int]]:
 
 def root(value: ir.Value) -> ir.Value:
     """The memory that a view is part of."""
-    while not isinstance(value.owner, ir.Block) and value.owner.name in ("memref.subview", "memref.cast", "memref.collapse_shape"):
+    while not isinstance(value.owner, ir.Block) and value.owner.name in (
+        "memref.subview",
+        "memref.cast",
+        "memref.collapse_shape",
+    ):
         value = value.owner.operands[0]
     return value
 

@@ -84,7 +84,9 @@ class _Tiler:
     def _place(self, d: int, extent: int, step: int, variable: ir.Value) -> None:
         """Where the block starts along a grid dimension, and how much of its tile lies inside."""
         i = ir.AffineDimExpr.get(0)
-        self.offsets[d] = variable if step == 1 else affine.AffineApplyOp(ir.AffineMap.get(1, 0, [i * step]), [variable]).result
+        self.offsets[d] = (
+            variable if step == 1 else affine.AffineApplyOp(ir.AffineMap.get(1, 0, [i * step]), [variable]).result
+        )
         if extent % step == 0:
             self.sizes[d] = step
         else:

@@ -100,9 +100,7 @@ def _view_numpy(array: np.ndarray) -> Buffer:
         strides = _row_major(array.shape)
     else:
         strides = _elements(array.strides, size)
-    return Buffer(
-        array.__array_interface__["data"][0], array.shape, strides, dtype, "cpu", not flags.writeable, array
-    )
+    return Buffer(array.__array_interface__["data"][0], array.shape, strides, dtype, "cpu", not flags.writeable, array)
 
 
 def _view_torch(tensor: Any, torch: Any) -> Buffer:
@@ -119,13 +117,9 @@ def _view_torch(tensor: Any, torch: Any) -> Buffer:
     elif tensor.is_cpu:
         device = "cpu"
     else:
-        raise CallError(
-            f"the tensor is on {tensor.device}", hint="move it with tensor.cpu() or tensor.cuda()"
-        )
+        raise CallError(f"the tensor is on {tensor.device}", hint="move it with tensor.cpu() or tensor.cuda()")
     if tensor.layout is not torch.strided or tensor.is_neg():
-        raise CallError(
-            "the tensor is not plain strided memory", hint="pass tensor.to_dense() or tensor.resolve_neg()"
-        )
+        raise CallError("the tensor is not plain strided memory", hint="pass tensor.to_dense() or tensor.resolve_neg()")
     return Buffer(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), dtype, device, False, tensor)
 
 
@@ -176,9 +170,7 @@ def _view_dlpack(array: Any, stream: int | None) -> Buffer:
         _refuse_dtype(found.type_name)
     strides = _row_major(found.shape) if found.strides is None else found.strides
     place: Device = int(device) if on_gpu else "cpu"
-    return Buffer(
-        found.pointer, found.shape, strides, found.dtype, place, found.readonly, (array, found.capsule)
-    )
+    return Buffer(found.pointer, found.shape, strides, found.dtype, place, found.readonly, (array, found.capsule))
 
 
 def _elements(strides: tuple[int, ...], size: int) -> tuple[int, ...]:

@@ -60,9 +60,7 @@ def _checked(named: str | None) -> Path | None:
         reason = str(error)
     if reason is None:
         return path
-    warnings.warn(
-        f"working without a cache: {reason}; {VARIABLE} names another directory", CacheWarning, stacklevel=4
-    )
+    warnings.warn(f"working without a cache: {reason}; {VARIABLE} names another directory", CacheWarning, stacklevel=4)
     return None
 
 
@@ -233,9 +231,7 @@ def _folder(*names: str) -> Path | None:
 def _write(path: Path, data: bytes) -> None:
     """All or nothing: a temporary file in the same directory, flushed to disk, then renamed over the old."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(
-        prefix=".writing-", dir=path.parent
-    )  # mode 0600, never an existing file
+    descriptor, temporary = tempfile.mkstemp(prefix=".writing-", dir=path.parent)  # mode 0600, never an existing file
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)

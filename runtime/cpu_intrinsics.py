@@ -11,6 +11,7 @@ from collections.abc import Callable
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, register_jitable
+
 from tilec.runtime import cpu_math_values
 from tilec.runtime.cpu_math_values import (
     F32,

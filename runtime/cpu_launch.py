@@ -100,7 +100,9 @@ def load_kernels(emitted: Emitted, path: str) -> dict[str, CpuKernel]:
     """Imports the generated module at `path` and compiles its kernels, or finds them in Numba's cache beside it."""
     name = "tilec_kernels_" + re.sub(r"\W", "_", Path(path).parent.name)
     spec = importlib.util.spec_from_file_location(name, path)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # Numba's cache imports a function's module by name
+    module = sys.modules[name] = importlib.util.module_from_spec(
+        spec
+    )  # Numba's cache imports a function's module by name
     spec.loader.exec_module(module)
     decorate = numba.cfunc(SIGNATURE, cache=True, nopython=True, error_model="numpy")
     return {k.name: CpuKernel(k, decorate(getattr(module, k.name))) for k in emitted.kernels}

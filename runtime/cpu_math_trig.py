@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from numba import types
+
 from tilec.runtime.cpu_math_tables import SIN_F32, SIN_F64, TAN_F32, TAN_F64
 from tilec.runtime.cpu_math_values import (
     F32,

@@ -85,9 +85,7 @@ def assemble(
     try:
         image, log = _image(ptx, chip)
     except _Refused as error:
-        raise CompileError(
-            f"{entry} for {chip} does not assemble:\n{error}", source or ptx, str(error)
-        ) from None
+        raise CompileError(f"{entry} for {chip} does not assemble:\n{error}", source or ptx, str(error)) from None
     return Cubin(image, ptx, entry, chip, **_usage(log, entry), seconds=round(time.perf_counter() - begin, 4))
 
 
@@ -156,9 +154,7 @@ def _usage(log: str, entry: str) -> dict[str, Any]:
         found = re.search(pattern, own)
         return int(found[1]) if found else 0
 
-    warned = [
-        line.strip() for line in log.splitlines() if re.search(r"\bC7\d{3}\b|warning", line, re.IGNORECASE)
-    ]
+    warned = [line.strip() for line in log.splitlines() if re.search(r"\bC7\d{3}\b|warning", line, re.IGNORECASE)]
     return {
         "registers": number(r"Used (\d+) registers"),
         "stack": number(r"(\d+) bytes stack frame"),

@@ -67,11 +67,7 @@ def set_registers(count: int, more: bool) -> Any:
 
 
 # `${:uid}` is LLVM's number for this use: labels must differ between them.
-_LOOP = (
-    "{\n.reg .pred p;\nW_${:uid}:\n"
-    "mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1;\n"
-    "@!p bra W_${:uid};\n}"
-)
+_LOOP = "{\n.reg .pred p;\nW_${:uid}:\nmbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1;\n@!p bra W_${:uid};\n}"
 
 _PTX: dict[str, tuple[str, str, str]] = {
     "cp_async_commit": ("cp.async.commit_group;", "", ""),

@@ -57,9 +57,7 @@ def compile_kernel(
     "warnings". Raises `ResourceError` for others, `CompileError` if the source is wrong.
     """
     if chip_number(chip) < OLDEST_CHIP:
-        raise ValueError(
-            f"{chip} is too old: kernels use instructions of sm_{OLDEST_CHIP} (Ampere) and newer"
-        )
+        raise ValueError(f"{chip} is too old: kernels use instructions of sm_{OLDEST_CHIP} (Ampere) and newer")
     begin = time.perf_counter()
     with _LOCK, _operator_values():
         text = _to_ptx(source, entry, chip, threads, parameters, min_blocks)
@@ -120,9 +118,7 @@ def _versions() -> tuple[str, ...]:
 # From source to PTX
 
 
-def _to_ptx(
-    source: str, entry: str, chip: str, threads: int, parameters: Sequence[str] | None, min_blocks: int
-) -> str:
+def _to_ptx(source: str, entry: str, chip: str, threads: int, parameters: Sequence[str] | None, min_blocks: int) -> str:
     numba = _numba()
     from tilec.runtime.cuda_define import target
 
@@ -164,9 +160,7 @@ def _dynamic_shared(ptx: str) -> str:
     counts against the limit of a block. As an external array of no size it begins where dynamic shared memory
     does, on a multiple of 1024 bytes as the 128-byte swizzle of TMA and wgmma needs.
     """
-    variable = re.compile(
-        r"^[^\n]*\.shared \.align \d+ \.b8 (__dynamic_shmem__\d+)(?:\[\d*\])?;\n", re.MULTILINE
-    )
+    variable = re.compile(r"^[^\n]*\.shared \.align \d+ \.b8 (__dynamic_shmem__\d+)(?:\[\d*\])?;\n", re.MULTILINE)
     names = dict.fromkeys(variable.findall(ptx))
     externs = "".join(f".extern .shared .align 1024 .b8 {name}[];\n" for name in names)
     return variable.sub("", ptx).replace(".address_size 64\n", f".address_size 64\n\n{externs}", 1)

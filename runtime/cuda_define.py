@@ -94,9 +94,7 @@ def _define(name: str, parameters: tuple[tuple[str, Parameter], ...], result: st
     arguments = ", ".join(f"%{n}: {mlir(p)}" for n, p in parameters)
     returns = f" -> {mlir(result)}" if result else ""
     end = f"return %result : {mlir(result)}" if result else "return"
-    text = (
-        f"func.func private @{name}({arguments}){returns} attributes {{always_inline}} {{\n{body}\n{end}\n}}"
-    )
+    text = f"func.func private @{name}({arguments}){returns} attributes {{always_inline}} {{\n{body}\n{end}\n}}"
     return getattr(ExternMLIRLibrary({name: signature}, text), name)
 
 
@@ -135,9 +133,7 @@ def ptx(name: str, text: str, ins: str = "", outs: str = "", *, pure: bool = Fal
     """A function that is one piece of PTX on scalars: `$0` counts the output first, then the inputs."""
     parameters: dict[str, Parameter] = {f"x{i}": _LETTER[c] for i, c in enumerate(ins)}
     operation = asm(text, outs, [(c, f"%x{i}") for i, c in enumerate(ins)], pure=pure)
-    return define(
-        name, parameters, _LETTER[outs] if outs else None, ("%result = " if outs else "") + operation
-    )
+    return define(name, parameters, _LETTER[outs] if outs else None, ("%result = " if outs else "") + operation)
 
 
 def indices(array: str, at: str, count: int) -> str:
@@ -151,16 +147,12 @@ def indices(array: str, at: str, count: int) -> str:
 
 def read(array: str, element: str, count: int) -> str:
     """MLIR that loads `%array_v0`, ... from the array at its indices."""
-    return "\n".join(
-        f"%{array}_v{j} = memref.load %{array}[%{array}_{j}] : {memref(element)}" for j in range(count)
-    )
+    return "\n".join(f"%{array}_v{j} = memref.load %{array}[%{array}_{j}] : {memref(element)}" for j in range(count))
 
 
 def write(array: str, element: str, values: list[str]) -> str:
     """MLIR that stores the values to the array at its indices."""
-    return "\n".join(
-        f"memref.store {v}, %{array}[%{array}_{j}] : {memref(element)}" for j, v in enumerate(values)
-    )
+    return "\n".join(f"memref.store {v}, %{array}[%{array}_{j}] : {memref(element)}" for j, v in enumerate(values))
 
 
 def extract(value: str, letters: str, prefix: str) -> str:
@@ -168,6 +160,4 @@ def extract(value: str, letters: str, prefix: str) -> str:
     if len(letters) == 1:
         kind = _LETTER[letters]
         return f"%{prefix}0 = llvm.bitcast {value} : {kind} to {kind}"
-    return "\n".join(
-        f"%{prefix}{j} = llvm.extractvalue {value}[{j}] : {struct(letters)}" for j in range(len(letters))
-    )
+    return "\n".join(f"%{prefix}{j} = llvm.extractvalue {value}[{j}] : {struct(letters)}" for j in range(len(letters)))

@@ -196,9 +196,7 @@ def stream_handle(stream: Any) -> int:
     for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, cuda.core
         if (handle := getattr(stream, name, None)) is not None:
             return int(handle)
-    raise TypeError(
-        f"{type(stream).__name__} is no CUDA stream: pass its handle, or an object with __cuda_stream__"
-    )
+    raise TypeError(f"{type(stream).__name__} is no CUDA stream: pass its handle, or an object with __cuda_stream__")
 
 
 def current_stream(device: int = 0, owner: Any = None) -> int:
@@ -323,11 +321,7 @@ def _event() -> ctypes.c_void_p:
 
 def _elapsed(begin: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
     milliseconds = ctypes.c_float()
-    name = (
-        "cuEventElapsedTime_v2"
-        if hasattr(driver.library(), "cuEventElapsedTime_v2")
-        else "cuEventElapsedTime"
-    )
+    name = "cuEventElapsedTime_v2" if hasattr(driver.library(), "cuEventElapsedTime_v2") else "cuEventElapsedTime"
     driver.call(name, ctypes.byref(milliseconds), begin, end)
     return milliseconds.value / 1e3
 

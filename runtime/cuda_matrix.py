@@ -115,12 +115,7 @@ def wgmma(
     nothing moves between the steps.
     """
     k, kinds, element, transposable = _WGMMA[dtype]
-    if (
-        n % 8
-        or not 8 <= n <= 256
-        or ((transpose_a or transpose_b) and not transposable)
-        or (transpose_a and registers)
-    ):
+    if n % 8 or not 8 <= n <= 256 or ((transpose_a or transpose_b) and not transposable) or (transpose_a and registers):
         raise ValueError(f"no wgmma m64n{n}k{k} of {dtype} with these operands")
     count, letter = n // 2, _LETTER[element]
     words_a = 4 * steps if registers else 1
@@ -128,9 +123,7 @@ def wgmma(
     b, keep = first_a + words_a, first_a + words_a + 1
     scale = "" if element == "i32" else ", 1, 1"
     turn = (
-        (f", {int(transpose_b)}" if registers else f", {int(transpose_a)}, {int(transpose_b)}")
-        if transposable
-        else ""
+        (f", {int(transpose_b)}" if registers else f", {int(transpose_a)}, {int(transpose_b)}") if transposable else ""
     )
     accumulators = ", ".join(f"${i}" for i in range(count))
     text = f"{{\n.reg .b64 da, db;\n.reg .pred p;\nsetp.ne.b32 p, ${keep}, 0;\nwgmma.fence.sync.aligned;\n"
@@ -163,9 +156,7 @@ def wgmma(
         "b": "i64",
         "keep": "i32",
     }
-    name = (
-        f"wgmma_{dtype}_n{n}_s{steps}_{step_a}_{step_b}_{int(transpose_a)}{int(transpose_b)}{'r' * registers}"
-    )
+    name = f"wgmma_{dtype}_n{n}_s{steps}_{step_a}_{step_b}_{int(transpose_a)}{int(transpose_b)}{'r' * registers}"
     return define(name, parameters, None, "\n".join(body))
 
 

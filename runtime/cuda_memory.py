@@ -134,9 +134,7 @@ def _load_words(address: str, size: int, word: int, space: str, hint: str) -> st
     kind = _word(word) if count == 1 else f"vector<{count}x{_word(word)}>"
     lines = [_pointer(address, space)]
     target = "%word0" if count == 1 else "%words"
-    lines.append(
-        f"{target} = llvm.load %pointer {{alignment = {size} : i64}} : !llvm.ptr<{_SPACE[space]}> -> {kind}"
-    )
+    lines.append(f"{target} = llvm.load %pointer {{alignment = {size} : i64}} : !llvm.ptr<{_SPACE[space]}> -> {kind}")
     for j in range(count if count > 1 else 0):
         lines.append(f"%n{j} = llvm.mlir.constant({j} : i32) : i32")
         lines.append(f"%word{j} = llvm.extractelement %words[%n{j} : i32] : {kind}")
@@ -169,9 +167,7 @@ def _store_words(address: str, words: list[str], word: int, space: str, hint: st
             lines.append(f"%packed{j + 1} = llvm.insertelement {item}, %packed{j}[%n{j} : i32] : {whole}")
         value = f"%packed{count}"
     size = count * word // 8
-    lines.append(
-        f"llvm.store {value}, %pointer {{alignment = {size} : i64}} : {whole}, !llvm.ptr<{_SPACE[space]}>"
-    )
+    lines.append(f"llvm.store {value}, %pointer {{alignment = {size} : i64}} : {whole}, !llvm.ptr<{_SPACE[space]}>")
     return "\n".join(lines)
 
 
@@ -215,14 +211,9 @@ def _decode(value: str, dtype: str, name: str, kind: str) -> str:
         case "f32" | "f64":
             return f"%{name} = arith.bitcast {value} : {kind} to {dtype}"
         case "f16":
-            return (
-                f"%{name}_h = arith.bitcast {value} : i16 to f16\n%{name} = arith.extf %{name}_h : f16 to f32"
-            )
+            return f"%{name}_h = arith.bitcast {value} : i16 to f16\n%{name} = arith.extf %{name}_h : f16 to f32"
         case "bf16":
-            return (
-                _shifted(value, "i16", 16, f"{name}_b", "i32")
-                + f"\n%{name} = arith.bitcast %{name}_b : i32 to f32"
-            )
+            return _shifted(value, "i16", 16, f"{name}_b", "i32") + f"\n%{name} = arith.bitcast %{name}_b : i32 to f32"
         case "f8e5m2":  # the upper byte of a float16
             return (
                 _shifted(value, "i8", 8, f"{name}_b", "i16")

@@ -67,4 +67,8 @@ def _quick(shift: float) -> list[str]:
 
 
 def _constant(name: str, value: float) -> str:
-    return f"%{name} = arith.constant {value!r} : f32" if "e" not in repr(value) else f"%{name} = arith.constant {value:.17e} : f32"
+    return (
+        f"%{name} = arith.constant {value!r} : f32"
+        if "e" not in repr(value)
+        else f"%{name} = arith.constant {value:.17e} : f32"
+    )

@@ -150,7 +150,9 @@ class Printer:
         (result,) = op.results
         users = mlir.uses(result)
         if len(users) == 1 and users[0].block == op.block and len(text) < 90 and users[0].name != "scf.yield":
-            self.text[result] = text if re.fullmatch(r"[\w.]+(\([^()]*\))?|\(.*\)", text) and _balanced(text) else f"({text})"
+            self.text[result] = (
+                text if re.fullmatch(r"[\w.]+(\([^()]*\))?|\(.*\)", text) and _balanced(text) else f"({text})"
+            )
         else:
             self.bind(result, text)
 
@@ -233,7 +235,12 @@ class Printer:
             shape.append(size)
         kept = _kept_dims(op)
         self.memory[op.results[0]] = Memory(
-            source.base, place, tuple(strides[d] for d in kept), source.element, tuple(shape[d] for d in kept), source.space
+            source.base,
+            place,
+            tuple(strides[d] for d in kept),
+            source.element,
+            tuple(shape[d] for d in kept),
+            source.space,
         )
 
     # ---- expressions -------------------------------------------------------------------------------------------------
@@ -408,7 +415,12 @@ def _group(text: str | int) -> str:
 def _becomes_state(value: ir.Value, loop: ir.Operation) -> bool:
     """Whether a vector, which always has a variable, is read by nothing but the loop that goes on from it."""
     owner = mlir.definition(value)
-    return isinstance(value.type, ir.VectorType) and owner is not None and owner.block == loop.block and len(mlir.uses(value)) == 1
+    return (
+        isinstance(value.type, ir.VectorType)
+        and owner is not None
+        and owner.block == loop.block
+        and len(mlir.uses(value)) == 1
+    )
 
 
 def _balanced(text: str) -> bool:

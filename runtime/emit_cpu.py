@@ -149,7 +149,9 @@ class _CpuPrinter(Printer):
         match op.name:
             case "vector.load":
                 memory, place = self.address(op.operands[0], list(op.operands)[1:])
-                self.bind(op.results[0], f"{self.use(f'load_{kind}')}({memory.base}, {place})", memory.base.rsplit("_", 1)[0])
+                self.bind(
+                    op.results[0], f"{self.use(f'load_{kind}')}({memory.base}, {place})", memory.base.rsplit("_", 1)[0]
+                )
             case "vector.store":
                 memory, place = self.address(op.operands[1], list(op.operands)[2:])
                 self.line(f"{self.use(f'store_{kind}')}({memory.base}, {place}, {self.expr(op.operands[0])})")
@@ -178,7 +180,12 @@ class _CpuPrinter(Printer):
 def _continues(op: ir.Operation) -> bool:
     """Whether a sum is its loop's state and becomes the next: then its variable is assigned in place."""
     state, users = op.operands[2], mlir.uses(op.results[0])
-    if not isinstance(state.owner, ir.Block) or state.owner != op.block or len(users) != 1 or len(mlir.uses(state)) != 1:
+    if (
+        not isinstance(state.owner, ir.Block)
+        or state.owner != op.block
+        or len(users) != 1
+        or len(mlir.uses(state)) != 1
+    ):
         return False
     if users[0].name != "scf.yield" or users[0].block != op.block:
         return False

@@ -112,12 +112,7 @@ def _copy(printer: _CudaPrinter, op: ir.Operation) -> None:
 def _collapse(printer: _CudaPrinter, op: ir.Operation) -> None:
     """The same memory under fewer subscripts."""
     source, type_ = printer.memory[op.operands[0]], ir.MemRefType(op.results[0].type)
-    groups = [
-        [ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)]
-        for g in ir.ArrayAttr(op.attributes["reassociation"])
-    ]
+    groups = [[ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)] for g in ir.ArrayAttr(op.attributes["reassociation"])]
     strides = tuple(source.strides[g[-1]] for g in groups)
     shape = tuple(source.shape[g[0]] if len(g) == 1 else e for g, e in zip(groups, type_.shape))
-    printer.memory[op.results[0]] = Memory(
-        source.base, source.offset, strides, source.element, shape, source.space
-    )
+    printer.memory[op.results[0]] = Memory(source.base, source.offset, strides, source.element, shape, source.space)

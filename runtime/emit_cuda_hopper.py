@@ -45,16 +45,12 @@ def _barrier(printer: _CudaPrinter, barriers: ir.Value, number: ir.Value) -> str
 
 def _init(printer: _CudaPrinter, op: ir.Operation) -> None:
     barriers, count, number = op.operands
-    printer.line(
-        f"{printer.use('mbarrier_init')}({_barrier(printer, barriers, number)}, {printer.expr(count)})"
-    )
+    printer.line(f"{printer.use('mbarrier_init')}({_barrier(printer, barriers, number)}, {printer.expr(count)})")
 
 
 def _expect(printer: _CudaPrinter, op: ir.Operation) -> None:
     barriers, count, number = op.operands
-    printer.line(
-        f"{printer.use('mbarrier_expect')}({_barrier(printer, barriers, number)}, {printer.expr(count)})"
-    )
+    printer.line(f"{printer.use('mbarrier_expect')}({_barrier(printer, barriers, number)}, {printer.expr(count)})")
 
 
 def _arrive(printer: _CudaPrinter, op: ir.Operation) -> None:
@@ -93,9 +89,7 @@ def _expand(printer: _CudaPrinter, op: ir.Operation) -> None:
 def _registers(printer: _CudaPrinter, op: ir.Operation) -> None:
     count = ir.IntegerAttr(op.attributes["regCount"]).value
     more = "increase" in str(op.attributes["action"])
-    name = printer.define(
-        f"{'more' if more else 'fewer'}_registers", "set_registers", f"({count}, more={more})"
-    )
+    name = printer.define(f"{'more' if more else 'fewer'}_registers", "set_registers", f"({count}, more={more})")
     printer.line(f"{name}()")
 
 
@@ -118,9 +112,7 @@ def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
     arguments += f", transpose_a={turned[0]}, transpose_b={turned[1]}"
     name = printer.define(f"wgmma_{n}_{left}_{right}", "wgmma", f"({arguments})")
     views = [printer.memory[v] for v in list(op.operands)[1:3]]
-    texts = [
-        f"{descriptor(t, int(depth)):#x} | ({printer.bytes(m, m.offset)} >> 4)" for t, m in zip(turned, views)
-    ]
+    texts = [f"{descriptor(t, int(depth)):#x} | ({printer.bytes(m, m.offset)} >> 4)" for t, m in zip(turned, views)]
     printer.line(f"{name}({sums.base}, 0, {texts[0]}, {texts[1]}, {printer.expr(op.operands[3])})")
 
 

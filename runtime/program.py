@@ -73,9 +73,7 @@ def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[int, ...
     inputs = mlir.get_integer(program, "tilec.inputs")
     block = mlir.entry(program)
     inputs = len(names) if inputs is None else inputs
-    slots = {
-        a: Slot("input", n) if n < inputs else Slot("output", n - inputs) for n, a in enumerate(block.arguments)
-    }
+    slots = {a: Slot("input", n) if n < inputs else Slot("output", n - inputs) for n, a in enumerate(block.arguments)}
     steps: list[Step] = []
     temporaries: list[int] = []
     for view in block.operations:
@@ -91,7 +89,9 @@ def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[int, ...
                 callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
                 steps.append(Step(callee, tuple(slots[v] for v in op.operands)))
             case "memref.copy":
-                steps.append(Step(None, tuple(slots[v] for v in op.operands), _bytes(ir.ShapedType(op.operands[0].type))))
+                steps.append(
+                    Step(None, tuple(slots[v] for v in op.operands), _bytes(ir.ShapedType(op.operands[0].type)))
+                )
             case "func.return" | "memref.dealloc":
                 pass
             case other:

@@ -84,9 +84,7 @@ class MatrixIntrinsics(Intrinsics):
 
     def _ldmatrix(self, array, at, address, transposed: bool) -> None:
         def load(addresses):
-            rows = np.stack([self.state.block.access(np.dtype(np.uint16), 8, a) for a in addresses]).reshape(
-                4, 8, 8
-            )
+            rows = np.stack([self.state.block.access(np.dtype(np.uint16), 8, a) for a in addresses]).reshape(4, 8, 8)
             return rows.transpose(0, 2, 1) if transposed else rows
 
         lane = self.state.thread % 32
@@ -134,9 +132,7 @@ class MatrixIntrinsics(Intrinsics):
         count = int(np.prod(description.shape)) * dtype.itemsize
         whole = self.state.block.bytes_at(pointer, count).view(dtype).reshape(description.shape)
         box, start = np.zeros(description.box, dtype), [int(c) for c in reversed(coordinates)]
-        inside = [
-            slice(s, max(s, min(s + b, e))) for s, b, e in zip(start, description.box, description.shape)
-        ]
+        inside = [slice(s, max(s, min(s + b, e))) for s, b, e in zip(start, description.box, description.shape)]
         part = whole[tuple(inside)]
         box[tuple(slice(0, n) for n in part.shape)] = part
         assert int(target) % 1024 == 0

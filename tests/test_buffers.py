@@ -6,10 +6,10 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from tilec.runtime.buffers import empty_like_kind, overlaps, view, wrap
 
 from tilec.diagnostics import CallError
 from tilec.dtypes import DTYPES, F32, I64
+from tilec.runtime.buffers import empty_like_kind, overlaps, view, wrap
 
 ALL = list(DTYPES.values())
 

@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+
 from tilec.runtime import cache
 
 KEY = cache.make_key("source", "sm_90a")
@@ -37,9 +38,7 @@ def test_keys_count_the_length_of_each_part():
     assert cache.make_key("a") == cache.make_key(b"a")
 
 
-@pytest.mark.parametrize(
-    "damage", ["cubin", "truncated", "missing", "json", "list", "binary", "digest", "other key"]
-)
+@pytest.mark.parametrize("damage", ["cubin", "truncated", "missing", "json", "list", "binary", "digest", "other key"])
 def test_corrupted_entries_are_as_if_absent(folder, damage):
     cache.save(KEY, {"a": 1}, {"cubin": b"x" * 1000})
     entries = folder / "entries"
@@ -58,9 +57,7 @@ def test_corrupted_entries_are_as_if_absent(folder, damage):
         case "binary":
             index.write_bytes(bytes(range(256)))
         case "digest":
-            index.write_text(
-                json.dumps(json.loads(index.read_text()) | {"files": {"cubin": "../../etc/passwd"}})
-            )
+            index.write_text(json.dumps(json.loads(index.read_text()) | {"files": {"cubin": "../../etc/passwd"}}))
         case "other key":
             index.write_text(index.read_text().replace(KEY, "0" * 64))
     assert cache.load(KEY) is None

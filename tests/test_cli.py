@@ -49,9 +49,7 @@ def test_stage_names_are_the_compilers():
 
 def test_help_imports_nothing_heavy():
     script = "import sys, tilec.cli; tilec.cli.parser().format_help(); print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "numba", "rich", "lark", "tomlkit", "numba_cuda_mlir"} & set(loaded)
 
 
@@ -119,19 +117,13 @@ def test_plan_is_written_and_obeyed(tilec, folder):
     )
     assert "tiles of 2" not in tilec("explain", "softmax.tile", "-D", "M=512,N=512", "--no-schedule")[1]
     shutil.move(path, folder / "other.toml")
-    assert (
-        "tiles of 2" in tilec("explain", "softmax.tile", "-D", "M=512,N=512", "--schedule", "other.toml")[1]
-    )
+    assert "tiles of 2" in tilec("explain", "softmax.tile", "-D", "M=512,N=512", "--schedule", "other.toml")[1]
 
 
 def test_plan_keeps_what_was_edited(tilec, folder):
     tilec("plan", *SOFTMAX)
     path = folder / "softmax.sched.toml"
-    edited = (
-        path.read_text()
-        .replace("operations = ", "# mine\noperations = ")
-        .replace("tile = [40]", "tile = [4]")
-    )
+    edited = path.read_text().replace("operations = ", "# mine\noperations = ").replace("tile = [40]", "tile = [4]")
     path.write_text(edited)
     status, _, err = tilec("plan", *SOFTMAX)
     assert status == 1 and "--force" in err and path.read_text() == edited

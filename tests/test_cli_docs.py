@@ -35,9 +35,7 @@ def matches(expected: str, found: str) -> bool:
     return re.fullmatch(pattern.replace(re.escape("..."), ".*?"), found.rstrip("\n"), re.DOTALL) is not None
 
 
-@pytest.mark.skipif(
-    os.name == "nt" or not shutil.which("bash"), reason="the page is written for a POSIX shell"
-)
+@pytest.mark.skipif(os.name == "nt" or not shutil.which("bash"), reason="the page is written for a POSIX shell")
 @pytest.mark.parametrize("section", SECTIONS)
 def test_section(section, tmp_path):
     for program in (ROOT / "examples").glob("*.tile"):

@@ -46,7 +46,6 @@ def test_mistakes(tilec, folder, arguments, status, message):
 def test_a_defect_leaves_its_ir(tilec, folder, monkeypatch):
     """The file goes on where the stage failed, once the defect is mended."""
     import tilec.passes.tile as tile_pass
-
     from tilec import driver, passes
 
     def broken(op):
@@ -79,11 +78,7 @@ def test_an_unexpected_exception_says_where(tilec, monkeypatch):
     monkeypatch.setattr(explain, "explain", lambda *a: [][0])
     status, _, err = tilec("explain", *SOFTMAX)
     assert status == 70
-    assert (
-        "internal error: IndexError" in err
-        and f"where: {__file__}:" in err
-        and "tilec explain softmax.tile" in err
-    )
+    assert "internal error: IndexError" in err and f"where: {__file__}:" in err and "tilec explain softmax.tile" in err
     monkeypatch.setenv("TILEC_DEBUG", "1")
     assert "Traceback" in tilec("explain", *SOFTMAX)[2]
 
@@ -125,9 +120,7 @@ def test_nothing_half_written(folder, monkeypatch):
 
 
 def process(*arguments: str, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "tilec.cli", *arguments], capture_output=True, text=True, **options
-    )
+    return subprocess.run([sys.executable, "-m", "tilec.cli", *arguments], capture_output=True, text=True, **options)
 
 
 def test_as_a_process():

@@ -53,9 +53,7 @@ def test_run_tells_where_the_error_is(tilec, monkeypatch):
     from tilec import run_device
 
     results = run_device.Host.results
-    monkeypatch.setattr(
-        run_device.Host, "results", lambda self: {n: a + 1e-3 for n, a in results(self).items()}
-    )
+    monkeypatch.setattr(run_device.Host, "results", lambda self: {n: a + 1e-3 for n, a in results(self).items()})
     status, out, _ = tilec("run", *SOFTMAX, "--check")
     assert status == 1 and "OUT OF BOUNDS" in out
 

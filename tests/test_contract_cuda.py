@@ -28,9 +28,7 @@ TURNED = """op mm(a: {t}[K, M], b: {t}[N, K]) -> (c: {o}[M, N]) {{
  c[m, n] = sum[k](a[k, m] * b[n, k])
 }}
 """
-TO_COLUMNS = (
-    "op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {o}[N, M]) {{\n c[n, m] = sum[k](a[m, k] * b[k, n])\n}}\n"
-)
+TO_COLUMNS = "op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {o}[N, M]) {{\n c[n, m] = sum[k](a[m, k] * b[k, n])\n}}\n"
 LINEAR = """op linear(x: {t}[M, K], w: {t}[K, N], b: {t}[N], z: {o}[M, N]) -> (y: {o}[M, N]) {{
  h[m, n] = sum[k](x[m, k] * w[k, n])
  y[m, n] = tanh(h[m, n] + b[n]) + z[m, n]
@@ -85,10 +83,7 @@ def lowered(text: str, sizes: dict[str, int], target: str, tile: tuple | None = 
     with mlir.context(), ir.Location.unknown():
         result = lower(build(specialised), load(target))
         again = mlir.parse(result.texts["map"])
-        assert (
-            again.operation.verify()
-            and again.operation.get_asm(enable_debug_info=True) == result.texts["map"]
-        )
+        assert again.operation.verify() and again.operation.get_asm(enable_debug_info=True) == result.texts["map"]
     return specialised, result
 
 
@@ -107,9 +102,7 @@ def check(text, kinds, sizes, tile, expected, monkeypatch, target="h200"):
     options = result.plan.kernels[-1].options
     assert options["instruction"] == tile[0]
     inputs = arrays(specialised)
-    (output,) = [
-        np.zeros([s.value for s in t.shape], DTYPES[str(t.dtype)].numpy) for t in specialised.outputs
-    ]
+    (output,) = [np.zeros([s.value for s in t.shape], DTYPES[str(t.dtype)].numpy) for t in specialised.outputs]
     run(result.emitted, inputs, [output], MatrixIntrinsics)
     rounded = kinds["t"] if kinds["t"] in ("bf16", "f16") else kinds["o"]
     wide = [a.astype(np.float64) for a in inputs]
@@ -224,9 +217,7 @@ def test_mma_tiles(monkeypatch):
         monkeypatch,
         "a100",
     )
-    check(
-        MATMUL, ("f8e4m3", "f16"), {"M": 40, "N": 24, "K": 40}, mma(), lambda a, b: a @ b, monkeypatch, "a100"
-    )
+    check(MATMUL, ("f8e4m3", "f16"), {"M": 40, "N": 24, "K": 40}, mma(), lambda a, b: a @ b, monkeypatch, "a100")
 
 
 def test_mma_allowed_by_the_source(monkeypatch):
@@ -247,9 +238,7 @@ def test_epilogue(tile, target, monkeypatch):
 
 def test_prologue(monkeypatch):
     sizes = {"M": 40, "N": 40, "K": 72}
-    result = check(
-        PROLOGUE, ("bf16", "bf16"), sizes, mma(), lambda a, s, b: (a * s[:, None]) @ b, monkeypatch
-    )
+    result = check(PROLOGUE, ("bf16", "bf16"), sizes, mma(), lambda a, s, b: (a * s[:, None]) @ b, monkeypatch)
     assert len(result.emitted.kernels) == 1
 
 

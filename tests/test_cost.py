@@ -33,9 +33,7 @@ H200 = load("h200")
 CPU = read(BUILT_IN / "cpu.toml")
 CARDS = [load(n) for n in ("h200", "h100", "a100", "l4", "rtx4090", "rtx3090", "b200", "sm_90")]
 GIB = 1 << 30
-COPY = Work(
-    dram_read=2 * GIB, dram_write=2 * GIB, blocks=1 << 17, threads=256, registers=32, bytes_in_flight=64
-)
+COPY = Work(dram_read=2 * GIB, dram_write=2 * GIB, blocks=1 << 17, threads=256, registers=32, bytes_in_flight=64)
 
 
 def tflops(n, prediction):
@@ -272,8 +270,7 @@ def test_clusters_relieve_l2():
     """
     problem = Contraction(4096, 4096, 4096)
     alone, pair = (
-        BlockTile(128, 256, 64, 4, "wgmma", 8, 1, 4, cluster, registers=168, shared=4 * 384 * 128)
-        for cluster in (1, 2)
+        BlockTile(128, 256, 64, 4, "wgmma", 8, 1, 4, cluster, registers=168, shared=4 * 384 * 128) for cluster in (1, 2)
     )
     assert tflops(4096, contraction_cost(H200, problem, alone)) == pytest.approx(610, rel=0.05)
     assert tflops(4096, contraction_cost(H200, problem, pair)) == pytest.approx(722, rel=0.05)
@@ -305,12 +302,8 @@ def test_softmax_rows_as_found_by_hand():
 
 def test_rows_that_nothing_keeps_are_read_again():
     problem = Rows(4096, 65536, 2, passes=3)
-    kept, again = (
-        next(t for t in row_candidates(H200, problem) if t.keep == keep) for keep in ("registers", "memory")
-    )
-    assert (
-        row_work(H200, problem, again).dram_read > row_work(H200, problem, kept).dram_read == 2 * 4096 * 65536
-    )
+    kept, again = (next(t for t in row_candidates(H200, problem) if t.keep == keep) for keep in ("registers", "memory"))
+    assert row_work(H200, problem, again).dram_read > row_work(H200, problem, kept).dram_read == 2 * 4096 * 65536
 
 
 def test_costs_are_reproducible():

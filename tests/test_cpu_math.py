@@ -9,10 +9,10 @@ import ml_dtypes
 import numba
 import numpy as np
 import pytest
-from tilec.runtime import cpu_intrinsics, cpu_math
-from tilec.runtime.cpu_math_trig import QUICK_LIMIT
 
 from tilec.functions import FUNCTIONS
+from tilec.runtime import cpu_intrinsics, cpu_math
+from tilec.runtime.cpu_math_trig import QUICK_LIMIT
 
 POLYNOMIALS = [name for name, row in FUNCTIONS.items() if row.ulp.f32 > 0]
 QUICK = ["sin_quick", "cos_quick", "tan_quick"]

@@ -162,9 +162,7 @@ cluster_arrive()
 store_f32(y, remote_load_f32(there))
 """
     names = [n for n in (*cuda_scalar.SCALAR, *cuda_async.ASYNC) if n in body.replace("(", " ").split()]
-    check(
-        kernel(SHARED + body, *names, "store_f32", "map_shared", "cluster_rank", "cluster_size"), ("sm_90a",)
-    )
+    check(kernel(SHARED + body, *names, "store_f32", "map_shared", "cluster_rank", "cluster_size"), ("sm_90a",))
 
 
 def test_cp_async():
@@ -201,9 +199,7 @@ for k in range(n):
 store_{short}x4(acc, 0, y + tid * 16)
 """
     chips = ("sm_89", "sm_90a") if dtype.startswith("f8") else (*CHIPS, "sm_120a")
-    check(
-        kernel(SHARED + body, "ldmatrix_x4", "ldmatrix_x2_trans", f"mma_{dtype}", f"store_{short}x4"), chips
-    )
+    check(kernel(SHARED + body, "ldmatrix_x4", "ldmatrix_x2_trans", f"mma_{dtype}", f"store_{short}x4"), chips)
 
 
 def test_stmatrix_and_packing():
@@ -241,9 +237,7 @@ def test_wgmma(dtype, n):
     a = "step | ((base + k * 16384) >> 4), "
     body = WGMMA.format(count=n // 2, element=element, short=short, a=a, words="")
     before = f"multiply, wait = wgmma('{dtype}', {n}, steps=4), wgmma_wait(0, {n // 2}, '{short}')"
-    cubin = check(
-        kernel(SHARED + body, "wgmma", "wgmma_wait", f"store_{short}x4", before=before), ("sm_90a",)
-    )
+    cubin = check(kernel(SHARED + body, "wgmma", "wgmma_wait", f"store_{short}x4", before=before), ("sm_90a",))
     assert cubin.registers < n // 2 + 64
 
 
@@ -336,9 +330,7 @@ for i in range(64):
     loop = "a = cuda.local.array(96, float32)\nfor i in range(96):\n    a[i] = load_f32(x + i * 4)\n"
     loop += "barrier()\nfor i in range(96):\n    store_f32(y + i * 4, a[i])"
     with pytest.raises(ResourceError, match="spills"):
-        compile_kernel(
-            kernel(loop, "load_f32", "store_f32", "barrier"), "kernel", "sm_90a", 128, max_registers=32
-        )
+        compile_kernel(kernel(loop, "load_f32", "store_f32", "barrier"), "kernel", "sm_90a", 128, max_registers=32)
 
 
 def test_serialised_wgmma_is_refused():
@@ -380,8 +372,6 @@ def test_the_cache_gives_the_same_cubin(tmp_path, monkeypatch):
 
 
 def test_imports_are_lazy():
-    code = (
-        "import sys, tilec.runtime.cuda_intrinsics, tilec.runtime.cuda_compile, tilec.runtime.cuda_launch\n"
-    )
+    code = "import sys, tilec.runtime.cuda_intrinsics, tilec.runtime.cuda_compile, tilec.runtime.cuda_launch\n"
     code += "print([m for m in ('numba_cuda_mlir', 'cuda', 'torch', 'numba') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -14,12 +14,12 @@ pytest.importorskip("numba_cuda_mlir")
 pytest.importorskip("cuda.core")
 
 from test_cuda_compile import COPY, SHARED, kernel
+
+from tilec.dtypes import DTYPES
 from tilec.runtime import cuda_driver
 from tilec.runtime.cuda_compile import compile_kernel
 from tilec.runtime.cuda_launch import Kernel, Launcher, current_stream, parameter_format, stream_handle
 from tilec.runtime.cuda_memory import WIDTH, in_array
-
-from tilec.dtypes import DTYPES
 
 
 def test_parameter_layout():
@@ -178,9 +178,7 @@ store_{dtype}x{count}{{end}}(a, 0, y + tid * 16)
         for body in (vector, scalar):
             y = torch.zeros_like(x)
             text = body.format(hint=hint, end=end)
-            names = {
-                w.split("(")[0] for w in text.replace("(", "( ").split() if "load_" in w or "store_" in w
-            }
+            names = {w.split("(")[0] for w in text.replace("(", "( ").split() if "load_" in w or "store_" in w}
             run(
                 kernel(SHARED + text, *names, array, parameters="x, y"),
                 x.data_ptr(),
@@ -333,7 +331,5 @@ def test_gpu_faults_are_told(torch):
         "l.Launcher(k, (1, 1, 1), (128, 1, 1)).launch(0, 8, 8)\n"
         "try:\n    d.synchronize_stream(0)\nexcept d.KernelFault as e:\n    print('told', e)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=False)
     assert "told" in done.stdout and "compute-sanitizer" in done.stdout, done.stderr

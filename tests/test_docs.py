@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tilec.dsl.check import check
-from tilec.dsl.parse import parse
 
 from tilec.diagnostics import Source
+from tilec.dsl.check import check
+from tilec.dsl.parse import parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
 
 import tilec
 from tilec import mlir
 from tilec.diagnostics import Source, TileError
 from tilec.driver import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
 from tilec.expectations_check import check_expectations, minimal_traffic, traffic
 from tilec.explain import amount, explain
 from tilec.mlir import ir
@@ -77,9 +77,7 @@ def test_the_summary_adds_up():
     specialised, plan = planned(MLP.replace("EXPECT", ""), {"M": 64, "D": 32, "F": 48})
     text = explain(plan, specialised)
     assert minimal_traffic(specialised) == 4 * (64 * 32 + 32 * 48 + 48 * 32 + 64 * 32)
-    assert (
-        f"{amount(traffic(plan))}B, {traffic(plan) / minimal_traffic(specialised):.2f} of the least" in text
-    )
+    assert f"{amount(traffic(plan))}B, {traffic(plan) / minimal_traffic(specialised):.2f} of the least" in text
     assert f"{plan.time_us:.1f} us predicted" in text
 
 
@@ -99,9 +97,7 @@ def test_bounds_are_said_in_words():
 
 def test_index_names_are_the_sources():
     specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 512, "N": 256})
-    assert re.search(
-        r"grid +\d+ blocks: i = 512 in tiles of \d+; inside a block j = 256", explain(plan, specialised)
-    )
+    assert re.search(r"grid +\d+ blocks: i = 512 in tiles of \d+; inside a block j = 256", explain(plan, specialised))
 
 
 def test_more_than_two_alternatives_are_listed():
@@ -130,9 +126,7 @@ def test_expectations_that_hold(expect):
 
 def test_a_failed_count_names_the_refusal():
     message = failure(MLP, "kernels == 1", {"M": 64, "D": 32, "F": 48})
-    assert message.startswith(
-        "program.tile:4:5: error: the plan does not meet this expectation: kernels is 2\n4 |"
-    )
+    assert message.startswith("program.tile:4:5: error: the plan does not meet this expectation: kernels is 2\n4 |")
     assert "program.tile:3:5: note: refused h with y: each is a contraction" in message
 
 
@@ -178,6 +172,4 @@ def test_dividing_by_nothing_is_a_mistake():
 def test_intensity_is_of_the_unit_that_the_ridge_is_of():
     """Total operations over a ridge of `exp`s a byte would call this kernel compute-bound."""
     text = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 4096, "N": 4096}, "h200")))
-    assert re.search(
-        r"intensity +0.1\d special operations a byte, the ridge is at [\d.]+: below it memory", text
-    )
+    assert re.search(r"intensity +0.1\d special operations a byte, the ridge is at [\d.]+: below it memory", text)

@@ -27,7 +27,9 @@ FILES = sorted((Path(__file__).parent / "filecheck").glob("*.tile"))
 def stage_text(path: Path, stage: str, sizes: dict[str, int], target: str) -> str:
     specialised = specialise(parse(read_source(path)), None, None, sizes)
     with mlir.context(), ir.Location.unknown():
-        lowered = lower(build(specialised), load(target), end=stage if stage != "build" else "simplify", locations=False, emit=False)
+        lowered = lower(
+            build(specialised), load(target), end=stage if stage != "build" else "simplify", locations=False, emit=False
+        )
     return lowered.texts[stage]
 
 

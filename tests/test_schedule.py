@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
 
 from tilec import mlir
 from tilec.api import read_source
 from tilec.diagnostics import CallError
 from tilec.driver import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
 from tilec.given import Fixed
 from tilec.mlir import ir
 from tilec.schedule import merge_schedule, read_schedule, write_schedule
@@ -191,9 +191,7 @@ def test_mistakes_are_named(mistake, obeyed):
     (diagnostic,) = error.value.diagnostics
     assert message in diagnostic.message
     assert hint in (diagnostic.hint or "")
-    assert (
-        diagnostic.span.source.name.endswith("softmax.sched.toml") and diagnostic.span.line > 8
-    )  # behind the header
+    assert diagnostic.span.source.name.endswith("softmax.sched.toml") and diagnostic.span.line > 8  # behind the header
 
 
 def test_illegal_fusion_has_the_planners_reason(obeyed):

@@ -81,9 +81,7 @@ def test_a_known_device_is_its_file(monkeypatch):
 
 
 def test_an_unknown_device_is_scaled_from_the_nearest(monkeypatch):
-    attributes = _attributes(
-        units=66, major=12, minor=0, shared_bytes=102400, shared_per_block=101376, threads=1536
-    )
+    attributes = _attributes(units=66, major=12, minor=0, shared_bytes=102400, shared_per_block=101376, threads=1536)
     monkeypatch.setattr(target, "_query_driver", lambda: ("GeForce RTX 5555", attributes))
     t, base = target.load("cuda"), target.load("rtx4090")
     assert (t.chip, t.units, t.sm.shared_bytes) == ("sm_120", 66, 102400)

@@ -83,7 +83,9 @@ class Op:
 
         shapes = executable.outputs
         if out is None:
-            example = next((a for a, v in zip(arrays, views) if v.device == device and not isinstance(a, (int, float))), None)
+            example = next(
+                (a for a, v in zip(arrays, views) if v.device == device and not isinstance(a, (int, float))), None
+            )
             made = [buffers.empty_like_kind(example, shape, dtype, device) for _, dtype, shape in shapes]
         else:
             made = [out] if len(shapes) == 1 and not isinstance(out, (list, tuple)) else list(out)
@@ -196,7 +198,7 @@ def _result_tuple(name: str, fields: tuple[str, ...]):
     return namedtuple(name, fields, rename=True)
 
 
-def compile(  # noqa: A001 - the name that users expect
+def compile(
     source: str | Path, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
     schedule: str | Path | None = None,
 ) -> Op:  # fmt: skip

@@ -43,9 +43,7 @@ def estimate() -> Target:
         dram=replace(generic.dram, bytes=_memory_bytes() or generic.dram.bytes),
         l1=_level(generic.l1, sizes.get(1), loads, cores),
         l2=_level(generic.l2, sizes.get(2), loads / 2, cores),
-        l3=_level(generic.l3, sizes.get(3), loads / 4, cores)
-        if generic.l3 and (3 in sizes or not sizes)
-        else None,
+        l3=_level(generic.l3, sizes.get(3), loads / 4, cores) if generic.l3 and (3 in sizes or not sizes) else None,
         fma={"f32": round(peak, 6), "f64": round(peak / 2, 6)},
         rates=replace(
             generic.rates,
@@ -62,9 +60,7 @@ def available_cores() -> int:
     if not hasattr(os, "sched_getaffinity"):
         return int(_sysctl("hw.perflevel0.physicalcpu") or _sysctl("hw.physicalcpu") or os.cpu_count() or 1)
     mine = os.sched_getaffinity(0)
-    siblings = {
-        _text(f"/sys/devices/system/cpu/cpu{c}/topology/thread_siblings_list") or str(c) for c in mine
-    }
+    siblings = {_text(f"/sys/devices/system/cpu/cpu{c}/topology/thread_siblings_list") or str(c) for c in mine}
     quota, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
     limit = max(1, -(-int(quota) // int(period))) if quota.isdigit() and period.isdigit() else len(mine)
     return min(len(siblings), limit)
@@ -86,9 +82,7 @@ def _level(generic: Level, size: tuple[int, int, bool] | None, unit_gbs: float, 
 def _core(flags: set[str], generic: Core) -> Core:
     """Vector width and registers of the instruction set; two FMA units, four on Apple's cores."""
     if "avx512f" in flags:
-        narrow = (
-            _cpuinfo("vendor_id") == "AuthenticAMD" and int(_cpuinfo("cpu family") or 0) < 26
-        )  # before Zen 5
+        narrow = _cpuinfo("vendor_id") == "AuthenticAMD" and int(_cpuinfo("cpu family") or 0) < 26  # before Zen 5
         return replace(generic, simd_bytes=64, vector_registers=32, fma_units=1 if narrow else 2)
     if "neon" in flags:
         return replace(generic, simd_bytes=16, vector_registers=32, fma_units=4 if _is_mac() else 2)

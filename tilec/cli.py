@@ -174,9 +174,7 @@ def _check(commands) -> None:
         tilec check --ranges attention.tile --op attention
         tilec check --ranges softmax.tile -D N=1024""",
     )  # fmt: skip
-    p.add_argument(
-        "files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - reads the standard input"
-    )
+    p.add_argument("files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - reads the standard input")
     p.add_argument("--ranges", action="store_true", help="print the inferred ranges, sizes and types")
     p.add_argument("--op", metavar="NAME", help="with --ranges: this op only")
     p.add_argument(
@@ -193,12 +191,8 @@ def _fmt(commands) -> None:
         tilec fmt --check softmax.tile
         tilec fmt - < softmax.tile""",
     )  # fmt: skip
-    p.add_argument(
-        "files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - is standard input to output"
-    )
-    p.add_argument(
-        "--check", action="store_true", help="write nothing: show what would change, exit 1 if anything"
-    )
+    p.add_argument("files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - is standard input to output")
+    p.add_argument("--check", action="store_true", help="write nothing: show what would change, exit 1 if anything")
 
 
 def _plan(commands) -> None:
@@ -252,18 +246,14 @@ def _opt(commands) -> None:
         tilec opt ir/00-build.mlir --passes canonicalize,cse
         tilec dump softmax.tile -D M=8,N=8 --after plan | tilec opt -""",
     )  # fmt: skip
-    p.add_argument(
-        "file", metavar="FILE", type=Path, help="MLIR as `tilec dump` writes it; - reads the standard input"
-    )
+    p.add_argument("file", metavar="FILE", type=Path, help="MLIR as `tilec dump` writes it; - reads the standard input")
     p.add_argument(
         "--from",
         metavar="STAGE",
         dest="from_",
         help="the stage that FILE is after (default: its first line says)",
     )
-    p.add_argument(
-        "--to", metavar="STAGE", help="the last stage to run (default: emit, which prints the kernels)"
-    )
+    p.add_argument("--to", metavar="STAGE", help="the last stage to run (default: emit, which prints the kernels)")
     p.add_argument("--passes", metavar="LIST", help="run these upstream passes instead, on the module")
     p.add_argument("--target", metavar="TARGET", help="the machine (default: the first line of FILE says)")
     add_output(p, "where to (default: standard output)")
@@ -306,9 +296,7 @@ def _run_op(commands) -> None:
         default=[],
         help="an input from a .npy or .npz file; an .npz alone gives several",
     )
-    p.add_argument(
-        "--check", action="store_true", help="compare with the reference; exit 1 where out of bounds"
-    )
+    p.add_argument("--check", action="store_true", help="compare with the reference; exit 1 where out of bounds")
     p.add_argument("--time", action="store_true", help="time it, and compare with the roofline")
     p.add_argument("--save", metavar="OUT.npz", type=Path, help="write the results")
 
@@ -321,9 +309,7 @@ def _doctor(commands) -> None:
         """tilec doctor
         tilec doctor --calibrate""",
     )  # fmt: skip
-    p.add_argument(
-        "--calibrate", action="store_true", help="measure this CPU for the cost model first (five seconds)"
-    )
+    p.add_argument("--calibrate", action="store_true", help="measure this CPU for the cost model first (five seconds)")
 
 
 if __name__ == "__main__":

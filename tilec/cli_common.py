@@ -17,9 +17,7 @@ from typing import Any
 
 from tilec.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError
 
-STAGES = (
-    "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES`, whose import takes half a second
-)
+STAGES = "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES`, whose import takes half a second
 
 
 # ---- options ---------------------------------------------------------------------------------------------
@@ -61,9 +59,7 @@ def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
     if schedule:
         group = parser.add_mutually_exclusive_group()
         group.add_argument("--schedule", metavar="FILE", type=Path, help="obey this schedule file")
-        group.add_argument(
-            "--no-schedule", action="store_true", help="ignore FILE.sched.toml beside the program"
-        )
+        group.add_argument("--no-schedule", action="store_true", help="ignore FILE.sched.toml beside the program")
 
 
 def add_output(parser: argparse.ArgumentParser, what: str) -> None:
@@ -140,9 +136,7 @@ def specialise_given(program, op: str | None, given: dict[str, int], inputs=None
     wrong = [n for n in given if n not in size_names(chosen)]
     if missing and not wrong:
         names = ", ".join(f"`{n}`" for n in missing)
-        hint = (
-            "give " + ("them" if len(missing) > 1 else "it") + ": " + " ".join(f"-D {n}=…" for n in missing)
-        )
+        hint = "give " + ("them" if len(missing) > 1 else "it") + ": " + " ".join(f"-D {n}=…" for n in missing)
         what = f"nothing says what {names} {'are' if len(missing) > 1 else 'is'}"
         raise CallError(what, size_names(chosen)[missing[0]], hint=hint)
     return specialise(program, op, inputs, given)
@@ -174,9 +168,7 @@ def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool =
             raise
         except Exception as error:
             raise InternalError(f"stage 'build' failed: {error}", "build") from error
-        lowered = run_stages(
-            module, loaded.target, schedule=loaded.schedule, end=end, locations=locations, emit=emit
-        )
+        lowered = run_stages(module, loaded.target, schedule=loaded.schedule, end=end, locations=locations, emit=emit)
     tell_schedule(loaded, lowered.plan)
     if expect and lowered.plan is not None:
         check_expectations(loaded.specialised, lowered.plan)
@@ -216,9 +208,7 @@ def paint_matches(text: str, rules: list[tuple[str, str]]) -> str:
 
 def say(text: str, rules: list[tuple[str, str]] | None = None) -> None:
     """To the standard output, with its line end; `rules` colour a terminal."""
-    sys.stdout.write(
-        (paint_matches(text, rules) if rules and coloured(sys.stdout) else text).rstrip("\n") + "\n"
-    )
+    sys.stdout.write((paint_matches(text, rules) if rules and coloured(sys.stdout) else text).rstrip("\n") + "\n")
 
 
 _MESSAGE = [

@@ -70,8 +70,7 @@ def _show_changes(lowered, kernels: str) -> None:
         took = f"{1e3 * lowered.seconds[name]:.1f} ms, " if name in lowered.seconds else ""
         change = f"{took}{len(fresh)} new lines, {gone} gone" if before else f"{len(lines)} lines"
         say(
-            paint(f"── {name}: {summaries.get(name, 'the program as written')}", "bold")
-            + paint(f"  ({change})", "dim")
+            paint(f"── {name}: {summaries.get(name, 'the program as written')}", "bold") + paint(f"  ({change})", "dim")
         )
         for number, line in enumerate(lines):
             say(paint(line, "green") if before and number in fresh else line)
@@ -83,9 +82,7 @@ def _show_changes(lowered, kernels: str) -> None:
 
 def changed_lines(before: list[str], after: list[str]) -> tuple[set[int], int]:
     """Which lines of `after` are new, and how many of `before` are gone; numbers of values do not count."""
-    old, new = (
-        [re.sub(r"%[\w#:]+|#map\d*", "%", line.strip()) for line in lines] for lines in (before, after)
-    )
+    old, new = ([re.sub(r"%[\w#:]+|#map\d*", "%", line.strip()) for line in lines] for lines in (before, after))
     fresh, gone = set(), 0
     for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if kind != "equal":

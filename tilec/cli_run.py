@@ -60,9 +60,7 @@ def _prepare(args: argparse.Namespace) -> tuple[Loaded, Arrays]:
     if given and all(t.name in given for t in op.inputs):
         types = [(from_numpy(given[t.name].dtype), given[t.name].shape) for t in op.inputs]
         if wrong := next((t.name for t, (dtype, _) in zip(op.inputs, types) if dtype is None), None):
-            raise CallError(
-                f"`{wrong}` is an array of {given[wrong].dtype}, which the language does not have"
-            )
+            raise CallError(f"`{wrong}` is an array of {given[wrong].dtype}, which the language does not have")
         sizes = common.defined(args)
     specialised = common.specialise_given(program, args.op, sizes, types)
     for tensor in specialised.inputs:

@@ -83,9 +83,7 @@ def _format(path: Path, check_only: bool) -> int:
 
 
 def _show_difference(name: str, before: str, after: str) -> None:
-    lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), name, f"{name}, formatted", lineterm=""
-    )
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), name, f"{name}, formatted", lineterm="")
     for line in lines:
         style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
         say(paint(line, style) if style and coloured(sys.stdout) else line)

@@ -133,9 +133,7 @@ def predict(work: Work, target: Target) -> Prediction:
     resident = work.blocks / max(1, ceil(waves))  # blocks at work at a time, on average over the waves
     issue = 1.0
     if target.sm is not None:
-        issue = min(
-            1.0, min(occ.blocks, ceil(work.blocks / target.units)) * work.threads / (4 * target.sm.warp)
-        )
+        issue = min(1.0, min(occ.blocks, ceil(work.blocks / target.units)) * work.threads / (4 * target.sm.warp))
     terms = _memory_terms(work, target, resident)
     for unit, amount in work.flops.items():
         lanes = 1.0 if unit.startswith("tensor") else work.lanes
@@ -238,13 +236,7 @@ class Contraction:
     @property
     def unit_type(self) -> str:
         """The row of the peak tables: both 8-bit floats are "f8"."""
-        return (
-            "tf32"
-            if self.dtype == "f32" and self.tf32
-            else "f8"
-            if self.dtype.startswith("f8")
-            else self.dtype
-        )
+        return "tf32" if self.dtype == "f32" and self.tf32 else "f8" if self.dtype.startswith("f8") else self.dtype
 
     @property
     def vector_unit(self) -> str:
@@ -332,9 +324,7 @@ def _wgmma_shapes(p: Contraction) -> Iterator[tuple[int, int, int, int, int, int
 def _mma_shapes(p: Contraction) -> Iterator[tuple[int, int, int, int, int, int]]:
     """Warps of at least 16 x 16, at most 64 x 128; every warp loads and computes."""
     sizes = (16, 32, 64, 128, 256)
-    for bm, bn, bk, (wm, wn) in product(
-        sizes, sizes, (64, 128), ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2))
-    ):
+    for bm, bn, bk, (wm, wn) in product(sizes, sizes, (64, 128), ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2))):
         if 16 <= bm // wm <= 64 and 16 <= bn // wn <= 128:
             yield bm, bn, bk // p.bytes, wm, wn, 0
 
@@ -366,9 +356,7 @@ def _staged(
     sm = target.sm
     assert sm is not None
     accumulators = bm * bn * max(4, p.bytes if instruction == "fma" else 4) // 4 // (32 * wm * wn)
-    own = accumulators + (
-        accumulators // 8 + 32 if producers or instruction == "fma" else accumulators // 4 + 48
-    )
+    own = accumulators + (accumulators // 8 + 32 if producers or instruction == "fma" else accumulators // 4 + 48)
     if instruction == "tcgen05":
         own = 128  # the accumulators are in tensor memory, 512 columns of 128 lanes of 4 bytes
     registers = _round_up(-(-(own * wm * wn + 40 * producers) // (wm * wn + producers)), 8)
@@ -384,11 +372,7 @@ def _staged(
         return
     splits = [s for s in (1, 2, 4, 8, 16) if s == 1 or (tiles * s <= 2 * target.units and p.k >= s * 4 * bk)]
     clusters = (1, 2) if producers and target.has("clusters") and ceil(p.m / bm) % 2 == 0 else (1,)
-    depths = (
-        {deepest}
-        if producers
-        else {2, min(3, deepest), min(4, deepest), deepest} & set(range(2, deepest + 1))
-    )
+    depths = {deepest} if producers else {2, min(3, deepest), min(4, deepest), deepest} & set(range(2, deepest + 1))
     for stages, cluster, split in product(sorted(depths), clusters, splits):
         shared = stages * stage + spare
         if occupancy(target, 32 * (wm * wn + producers), registers, shared).blocks:
@@ -414,9 +398,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     loaded = tiles * k * p.bytes * (tile.bm + tile.bn / tile.cluster)  # L2 to SRAM
     staged = tiles * k * p.bytes * (tile.bm + tile.bn)
     result = p.batch * p.m * p.n * p.out_bytes
-    partial = (
-        2 * 4 * tile.split_k * p.batch * p.m * p.n if tile.split_k > 1 else 0
-    )  # written and read again, in f32
+    partial = 2 * 4 * tile.split_k * p.batch * p.m * p.n if tile.split_k > 1 else 0  # written and read again, in f32
     flops = 2.0 * tiles * tile.bm * tile.bn * k
     unit = p.vector_unit if tile.instruction == "fma" else f"tensor.{p.unit_type}@{tile.instruction}"
     other = {u: n * p.batch * p.m * p.n for u, n in p.epilogue.items()}
@@ -425,9 +407,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
         dram_read=_contraction_reads(target, p, tile) + further,
         dram_write=result + (0 if partial <= target.l2.bytes else partial),
         l2_bytes=loaded + result + partial + further,
-        shared_bytes=staged
-        + _operand_reads(tile, tiles * k * p.bytes)
-        + (2 * result if tile.producers else 0),
+        shared_bytes=staged + _operand_reads(tile, tiles * k * p.bytes) + (2 * result if tile.producers else 0),
         flops={unit: flops, **{u: n + (flops if u == unit else 0) for u, n in other.items()}},
         blocks=tiles * tile.split_k,
         threads=tile.threads,
@@ -594,9 +574,7 @@ def _row_tasks(target: Target, p: Rows) -> Iterator[RowTile]:
     row = p.length * p.element_bytes * (p.reads + p.writes)
     keep = home_level(target, row * target.units)
     for tasks in (4, 2, 1, 8, 16, 64):  # a few for each core, so that one held up does not hold up all
-        yield RowTile(
-            1, vector, max(1, ceil(p.rows / (tasks * target.units))), ceil(p.length / vector), 1, keep
-        )
+        yield RowTile(1, vector, max(1, ceil(p.rows / (tasks * target.units))), ceil(p.length / vector), 1, keep)
 
 
 _BARRIER_NS = {"warp": 60, "block": 160, "cluster": 1500}  # a reduction across; the last measured on an H200
@@ -628,9 +606,7 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     if tile.keep == "memory":
         held = occupancy(target, block, tile.registers).blocks * target.units * tile.rows_per_block
         misses = 0.5 if held * p.length * p.element_bytes * p.reads < 0.5 * target.l2.bytes else 1
-        reads *= 1 + misses * (
-            p.passes - 1
-        )  # half at best: a block that reads again asks the memory for nothing new
+        reads *= 1 + misses * (p.passes - 1)  # half at best: a block that reads again asks the memory for nothing new
     return Work(
         dram_read=reads,
         dram_write=written,
@@ -665,9 +641,7 @@ class Choice:
         return self.prediction.time_us + 0.1 * (sum(terms.values()) - max(terms.values()))
 
 
-def choose(
-    target: Target, problem: Contraction | Rows, instructions: Collection[str] | None = None
-) -> list[Choice]:
+def choose(target: Target, problem: Contraction | Rows, instructions: Collection[str] | None = None) -> list[Choice]:
     """All candidates, cheapest first: by the predicted time and a tenth of the other terms, which never hide
     wholly.
     """

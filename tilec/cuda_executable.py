@@ -151,7 +151,11 @@ class _OnDevice:
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         from tilec.runtime.cuda_launch import current_stream, stream_handle
 
-        handle = current_stream(self.device, inputs[0].owner if inputs else None) if stream is None else stream_handle(stream)
+        handle = (
+            current_stream(self.device, inputs[0].owner if inputs else None)
+            if stream is None
+            else stream_handle(stream)
+        )
         space = self._workspace(handle)
         memory = {
             "input": [b.pointer for b in inputs],
@@ -187,7 +191,11 @@ class _OnDevice:
 
     def _copy(self, target: int, source: int, count: int, handle: int) -> None:
         self.driver.call(
-            "cuMemcpyDtoDAsync_v2", ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(count), ctypes.c_void_p(handle)
+            "cuMemcpyDtoDAsync_v2",
+            ctypes.c_uint64(target),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(count),
+            ctypes.c_void_p(handle),
         )
 
     def _workspace(self, handle: int) -> _Workspace:
@@ -208,5 +216,3 @@ class _OnDevice:
             self.driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(64))
             errors = (ctypes.c_int32 * 16).from_address(pointer.value)
         return _Workspace(memory.value, errors)
-
-

@@ -44,9 +44,7 @@ def _python() -> Iterator[str]:
 
     yield "software"
     yield _row("tilec", VERSION)
-    yield _row(
-        "Python", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}"
-    )
+    yield _row("Python", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}")
     yield _row("system", f"{platform.platform()}, {platform.machine()}")
     for name in _required():
         yield _row(name, _version(name) or f"missing: pip install {name}")
@@ -92,9 +90,7 @@ def _cpu() -> Iterator[str]:
     yield _row("chip", f"{target.chip} ({', '.join(target.features)})")
     caches = ((n, getattr(target, n)) for n in ("l1", "l2", "l3"))
     yield _row("caches", ", ".join(f"{n.upper()} {_size(c.bytes)}" for n, c in caches if c))
-    yield _row(
-        "peak", f"{1e3 * target.fma['f32']:.0f} GFLOP/s f32, memory {target.dram.bandwidth_gbs:.0f} GB/s"
-    )
+    yield _row("peak", f"{1e3 * target.fma['f32']:.0f} GFLOP/s f32, memory {target.dram.bandwidth_gbs:.0f} GB/s")
     measured = calibrated_path().is_file() and not target.note
     figures = f"measured ({calibrated_path()})" if measured else target.note or "estimated"
     yield _row("figures", figures)
@@ -147,11 +143,7 @@ def _cache() -> Iterator[str]:
         warnings.simplefilter("always")
         folder = cache.directory()
     if folder is None:
-        told = (
-            str(caught[0].message)
-            if caught
-            else f"off: {cache.VARIABLE} is empty, or the directory was refused"
-        )
+        told = str(caught[0].message) if caught else f"off: {cache.VARIABLE} is empty, or the directory was refused"
         yield _row("directory", told)
         return
     files, size = cache.usage()

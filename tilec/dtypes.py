@@ -51,7 +51,9 @@ def _numpy(name: str) -> np.dtype:
         case "bf16" | "f8e4m3" | "f8e5m2":
             import ml_dtypes
 
-            return np.dtype({"bf16": ml_dtypes.bfloat16, "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2}[name])
+            return np.dtype(
+                {"bf16": ml_dtypes.bfloat16, "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2}[name]
+            )
     return np.dtype({"i": "int", "u": "uint", "f": "float"}[name[0]] + name[1:])
 
 

@@ -49,7 +49,8 @@ class Executable:
     def kernels(self) -> tuple[Kernel, ...]:
         predicted = {k.name: k.prediction.time_us for k in self.lowered.plan.kernels}
         return tuple(
-            Kernel(k.name, k.text, k.grid, k.threads, k.shared, predicted.get(k.name, 0.0)) for k in self.emitted.kernels
+            Kernel(k.name, k.text, k.grid, k.threads, k.shared, predicted.get(k.name, 0.0))
+            for k in self.emitted.kernels
         )
 
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:

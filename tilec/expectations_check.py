@@ -41,9 +41,7 @@ def minimal_traffic(specialised: Specialised) -> int:
 def check_expectations(specialised: Specialised, plan: Plan) -> None:
     """Raises TileError with every `expect` that the plan does not meet, and the decisions that broke it."""
     failed = [
-        _failure(e, specialised, plan)
-        for e in specialised.expects
-        if not _Plan(specialised, plan).value(e.condition)
+        _failure(e, specialised, plan) for e in specialised.expects if not _Plan(specialised, plan).value(e.condition)
     ]
     if failed:
         raise TileError(failed)

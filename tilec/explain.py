@@ -76,9 +76,7 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float |
 
 def _bound(kernel: KernelPlan) -> str:
     p = kernel.prediction
-    return {"memory": f"memory ({p.limiter})", "launch": "launch overhead"}.get(
-        p.bound, f"{p.bound} ({p.limiter})"
-    )
+    return {"memory": f"memory ({p.limiter})", "launch": "launch overhead"}.get(p.bound, f"{p.bound} ({p.limiter})")
 
 
 def _grid(kernel: KernelPlan, where: Provenance) -> str:
@@ -86,9 +84,7 @@ def _grid(kernel: KernelPlan, where: Provenance) -> str:
     cut = [f"{names[d]} = {kernel.extents[d]} in tiles of {t}" for d, t in zip(kernel.grid, kernel.tile)]
     rest = [f"{names[d]} = {e}" for d, e in kernel.extents.items() if d not in kernel.grid]
     inside = f"; inside a block {', '.join(rest)}" if rest else ""
-    return (
-        f"{kernel.blocks} block{'s' * (kernel.blocks != 1)}" + (f": {', '.join(cut)}" if cut else "") + inside
-    )
+    return f"{kernel.blocks} block{'s' * (kernel.blocks != 1)}" + (f": {', '.join(cut)}" if cut else "") + inside
 
 
 def _walks(kernel: KernelPlan) -> str:

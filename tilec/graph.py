@@ -13,9 +13,35 @@ from tilec import mlir
 from tilec.mlir import ir
 
 # Floating-point operations (or issue slots) of one operation; what is not named costs 1.
-_COST = {"arith.divf": 8, "arith.remf": 20, "math.sqrt": 8, "math.rsqrt": 8, "math.powf": 60, "math.tanh": 25, "math.erf": 25}
-_FREE = {"linalg.index", "linalg.yield", "arith.constant", "arith.index_cast", "affine.apply", "arith.extf", "arith.truncf"}
-_SPECIAL = {"math.exp", "math.exp2", "math.expm1", "math.log", "math.log2", "math.log1p", "math.sin", "math.cos", "math.tan"}
+_COST = {
+    "arith.divf": 8,
+    "arith.remf": 20,
+    "math.sqrt": 8,
+    "math.rsqrt": 8,
+    "math.powf": 60,
+    "math.tanh": 25,
+    "math.erf": 25,
+}
+_FREE = {
+    "linalg.index",
+    "linalg.yield",
+    "arith.constant",
+    "arith.index_cast",
+    "affine.apply",
+    "arith.extf",
+    "arith.truncf",
+}
+_SPECIAL = {
+    "math.exp",
+    "math.exp2",
+    "math.expm1",
+    "math.log",
+    "math.log2",
+    "math.log1p",
+    "math.sin",
+    "math.cos",
+    "math.tan",
+}
 
 
 @dataclass(frozen=True)
@@ -123,8 +149,12 @@ def _node(op: ir.Operation) -> Node:
     body = list(mlir.body_of(op).operations)
     reads = [Read(v, tuple(mlir.map_dims(m))) for v, m in zip(inputs, maps) if not _is_empty(v)]
     used = {v for inner in mlir.walk(op) for v in inner.operands}
-    live = [r for r, a in zip(_padded(inputs, maps), mlir.body_of(op).arguments) if a in used and not _is_empty(r.value)]
-    reshaped = [v for v in (mlir.source_of(r.value) for r in live if mlir.source_of(r.value) != r.value) if mlir.definition(v)]
+    live = [
+        r for r, a in zip(_padded(inputs, maps), mlir.body_of(op).arguments) if a in used and not _is_empty(r.value)
+    ]
+    reshaped = [
+        v for v in (mlir.source_of(r.value) for r in live if mlir.source_of(r.value) != r.value) if mlir.definition(v)
+    ]
     node = Node(
         name=mlir.get_string(op, "tilec.name") or "op",
         op=op,

@@ -136,7 +136,9 @@ def _inline(graph: Graph, remarks: list[Remark]) -> None:
             inline_into(node, consumer)
         node.inlined = True
         where = ", ".join(c.name for c in consumers)
-        remarks.append(Remark("inlined", f"{node.name} into {where}", f"{operations:.0f} operations, no store, no load", node.line))
+        remarks.append(
+            Remark("inlined", f"{node.name} into {where}", f"{operations:.0f} operations, no store, no load", node.line)
+        )
 
 
 def inline_into(node: Node, consumer: Node) -> None:
@@ -281,7 +283,9 @@ def _unite_shared_inputs(nodes: list[Node], graph: Graph, parent, find) -> None:
 
 def _extent_clash(nodes: list[Node], find) -> bool:
     sizes: dict = {}
-    return any(sizes.setdefault(find((n, d)), n.extents[d]) != n.extents[d] for n in nodes for d in range(len(n.extents)))
+    return any(
+        sizes.setdefault(find((n, d)), n.extents[d]) != n.extents[d] for n in nodes for d in range(len(n.extents))
+    )
 
 
 # ---- what a kernel costs ---------------------------------------------------------------------------------------------
@@ -304,7 +308,9 @@ def outputs_of(nodes: list[Node], graph: Graph) -> list[ir.Value]:
         for result in node.results:
             readers = [
                 n for n in graph.nodes
-                if not n.inlined and n not in inside and (result.value in n.extracts or any(r.value == result.value for r in n.reads))
+                if not n.inlined
+                and n not in inside
+                and (result.value in n.extracts or any(r.value == result.value for r in n.reads))
             ]  # fmt: skip
             if readers or result.value in graph.returned:
                 found.append(result.value)
@@ -355,7 +361,12 @@ def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Wo
         threads = max(32, min(256, cooperate))
         blocks = max(1, space.parallelism * min(cooperate, threads) // threads)
         return Work(
-            dram_read=reads, dram_write=writes, flops=flops, blocks=blocks, threads=threads, shared_per_block=min(kept, onchip_bytes(target))
+            dram_read=reads,
+            dram_write=writes,
+            flops=flops,
+            blocks=blocks,
+            threads=threads,
+            shared_per_block=min(kept, onchip_bytes(target)),
         )
     work = max(1, sum(n.iterations for n in nodes))
     blocks = max(1, min(space.parallelism, work // 16384))
@@ -372,4 +383,3 @@ def _unit(node: Node, target: Target) -> str:
         if name in ("bf16", "f16", "tf32", "f8", "i8"):
             return f"tensor.{name}"
     return "fma.f64" if wide else "fma.f32"
-

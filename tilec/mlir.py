@@ -28,7 +28,7 @@ from numba_cuda_mlir._mlir.dialects import (
 )
 from numba_cuda_mlir._mlir.passmanager import PassManager
 
-from tilec.diagnostics import InternalError, Source, Span
+from tilec.diagnostics import InternalError, Span
 
 __all__ = [
     "PassManager", "affine", "arith", "bufferization", "cf", "func", "gpu", "ir", "linalg", "math", "memref", "nvgpu", "nvvm",
@@ -224,9 +224,7 @@ def maps_of(op: ir.Operation) -> list[ir.AffineMap]:
 
 
 def iterators_of(op: ir.Operation) -> list[str]:
-    return [
-        "reduction" if "reduction" in str(a) else "parallel" for a in ir.ArrayAttr(op.attributes["iterator_types"])
-    ]
+    return ["reduction" if "reduction" in str(a) else "parallel" for a in ir.ArrayAttr(op.attributes["iterator_types"])]
 
 
 def inputs_of(op: ir.Operation) -> list[ir.Value]:
@@ -301,7 +299,9 @@ def walk(op: ir.Operation) -> Iterator[ir.Operation]:
 
 def functions(module: ir.Module | ir.Operation) -> list[ir.Operation]:
     """The functions of a module, which a pass gets as a plain operation; not those that are only declared."""
-    found = [op.operation for op in module.operation.regions[0].blocks[0].operations if op.operation.name == "func.func"]
+    found = [
+        op.operation for op in module.operation.regions[0].blocks[0].operations if op.operation.name == "func.func"
+    ]
     return [op for op in found if len(op.regions[0].blocks)]
 
 

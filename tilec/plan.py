@@ -88,7 +88,9 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     splits, why = choose_splits(groups, graph, target)
     before = [n.name for n in graph.nodes if n.inlined] if splits else []
     if splits or fixed:
-        graph = build_graph(apply_splits(function, splits, before) if splits else function)  # what `fuse` will make of it
+        graph = build_graph(
+            apply_splits(function, splits, before) if splits else function
+        )  # what `fuse` will make of it
         groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
     remarks = why + remarks
     stem = ir.StringAttr(function.attributes["sym_name"]).value

@@ -39,7 +39,9 @@ def _tile(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[t
     launch = 1e-6 * target.launch.overhead_us
     serial = max(operations / (target.peak("fma.f32") / target.units), _bytes(kernel) / _core_bandwidth(target))
     if serial < 2 * launch:
-        return tuple(kernel.extents[d] for d in kernel.grid), f"one block: {1e6 * serial:.1f} us of work, a parallel loop costs {1e6 * launch:.0f}"
+        return tuple(
+            kernel.extents[d] for d in kernel.grid
+        ), f"one block: {1e6 * serial:.1f} us of work, a parallel loop costs {1e6 * launch:.0f}"
     a_point = max(1.0, sum(n.iterations + n.operations / 8 for n in g.nodes) / points)
     budget = max(1, int(BLOCK_ELEMENTS / a_point))
     kept = kept_bytes(g.nodes, graph, g.space)
@@ -53,7 +55,9 @@ def _tile(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[t
         for d in directions:
             tile[d] = min(kernel.extents[d], TRANSPOSE_TILE)
         budget = max(1, budget // prod(tile.values()))
-    elif (d := _innermost(g)) in tile:  # at least some cache lines along memory, however much work stands behind each element
+    elif (
+        d := _innermost(g)
+    ) in tile:  # at least some cache lines along memory, however much work stands behind each element
         tile[d] = min(kernel.extents[d], max(64, min(1024, kernel.extents[d] // (4 * target.units))))
         budget = max(1, budget // tile[d])
     for d in order:
@@ -61,7 +65,11 @@ def _tile(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[t
         tile[d] = min(kernel.extents[d], tile[d] * grow)
         budget = max(1, budget // grow)
     sizes = tuple(tile[d] for d in kernel.grid)
-    return sizes, f"tiles of {sizes} of {tuple(kernel.extents[d] for d in kernel.grid)}: about {BLOCK_ELEMENTS} elements, {kept * prod(sizes)} bytes kept"
+    return (
+        sizes,
+        f"tiles of {sizes} of {tuple(kernel.extents[d] for d in kernel.grid)}: about {BLOCK_ELEMENTS} elements, "
+        f"{kept * prod(sizes)} bytes kept",
+    )
 
 
 def _bytes(kernel: KernelPlan) -> float:

@@ -66,9 +66,7 @@ class Blocking:
         return f"{blocks}, {self.mr}x{self.nr} sums in registers"
 
 
-def choose_contraction(
-    kernel: KernelPlan, g: Group, graph: Graph, target: Target
-) -> tuple[KernelPlan, list[Remark]]:
+def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
     """The kernel with panels, or unchanged where they cannot be or are not worth it; the remarks say why."""
     node = next(n for n in g.nodes if n.contraction is not None)
     element = str(ir.ShapedType(node.results[0].value.type).element_type)
@@ -101,17 +99,13 @@ def _planned(
 ) -> KernelPlan:
     place = g.space.dims[node]
     tile = {place[d]: t for d, t in zip((*roles.rows, *roles.columns), (*best.rows, *best.columns))}
-    named = {
-        name: tuple(place[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")
-    }
+    named = {name: tuple(place[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")}
     options = named | {
         "registers": (best.mr, best.nr),
         "lanes": _lanes(target, 8 if element == "f64" else 4),
         "depths": _depths([node.extents[d] for d in roles.inner], best.depth),
     }
-    sizes = (
-        prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch)
-    )
+    sizes = (prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch))
     problem = cost.Contraction(*sizes, dtype=element)
     blocking = cost.CacheTile(prod(best.rows), best.depth, prod(best.columns), best.mr, best.nr)
     work = cost.contraction_work(target, problem, blocking)
@@ -158,9 +152,7 @@ def _lanes(target: Target, size: int) -> int:
 
 def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator[Blocking]:
     lanes = _lanes(target, size)
-    rows, columns, inner = (
-        [node.extents[d] for d in dims] for dims in (roles.rows, roles.columns, roles.inner)
-    )
+    rows, columns, inner = ([node.extents[d] for d in dims] for dims in (roles.rows, roles.columns, roles.inner))
     if prod((*rows, *columns, *inner)) == 0:
         return
     for v in (1, 2, 4):
@@ -205,13 +197,9 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
     for own, box in zip(extents, (b.rows, b.columns)):
         blocks *= prod(ceil(e / t) for e, t in zip(own, box))
     k = prod(node.extents[d] for d in roles.inner)
-    m, n = (
-        prod(box[:-1]) * -(-box[-1] // width) * width for box, width in ((b.rows, b.mr), (b.columns, b.nr))
-    )
+    m, n = (prod(box[:-1]) * -(-box[-1] // width) * width for box, width in ((b.rows, b.mr), (b.columns, b.nr)))
     passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, target)
-    packing = k * (
-        m * _pack_ns(node, roles.rows, roles.along[0]) + n * _pack_ns(node, roles.columns, roles.along[1])
-    )
+    packing = k * (m * _pack_ns(node, roles.rows, roles.along[0]) + n * _pack_ns(node, roles.columns, roles.along[1]))
     sums = 2 * m * n * size * ceil(k / b.depth) / (target.l2.unit_gbs or 32)
     rounds = ceil(blocks / target.units)
     start = 2 * target.launch.overhead_us if blocks > 1 else 0  # twice: a small gain is not sure

@@ -22,8 +22,8 @@ from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
 from tilec.mlir import ir
 from tilec.passes.layout import Layout, make, options
 from tilec.plan import KernelPlan
-from tilec.plan_cuda_contraction import choose_contraction
 from tilec.plan_cpu import extract_directions
+from tilec.plan_cuda_contraction import choose_contraction
 from tilec.target import Target
 
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers

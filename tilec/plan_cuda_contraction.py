@@ -63,15 +63,10 @@ def choose_contraction(
     roles = _roles(node, g, graph)
     kind = multiplicand_of(node)
     kind = kind if kind in BYTES else "f32"
-    feeds = {
-        side: _feed(node, factor, side, roles, kind, g, graph, target)
-        for side, factor in roles.factors.items()
-    }
+    feeds = {side: _feed(node, factor, side, roles, kind, g, graph, target) for side, factor in roles.factors.items()}
     problem = _problem(node, roles, kind, kernel, g, graph)
     choices = [
-        c
-        for c in cost.choose(target, problem, _instructions(kind, feeds, target))
-        if _buildable(c.tile, feeds, kind)
+        c for c in cost.choose(target, problem, _instructions(kind, feeds, target)) if _buildable(c.tile, feeds, kind)
     ]
     if not choices or 0 in kernel.extents.values():
         return None
@@ -82,8 +77,7 @@ def choose_contraction(
     )
     sizes = dict(zip(roles.rows, rows)) | dict(zip(roles.columns, columns))
     feeds = {
-        s: f if tile.instruction == "wgmma" or f.copy != "tma" else replace(f, copy="async")
-        for s, f in feeds.items()
+        s: f if tile.instruction == "wgmma" or f.copy != "tma" else replace(f, copy="async") for s, f in feeds.items()
     }
     options = {
         "instruction": tile.instruction, "multiplicand": kind,
@@ -171,9 +165,7 @@ def _feed(
     wide = {d for d in read.dims if node.extents[d] > 1}
     reduced = tuple(dims[d] for d in read.dims if d in own.k)
     place = [n for n, d in enumerate(read.dims) if d in own.k]
-    flat = reduced == roles.inner and place == [
-        *range(place[0], place[0] + len(place))
-    ]  # k is one dimension in memory
+    flat = reduced == roles.inner and place == [*range(place[0], place[0] + len(place))]  # k is one dimension in memory
     single = len(wide & set(own.k)) <= 1 or flat
     same = str(plain.type) == kind and element_bytes(plain.type) == BYTES.get(kind, 4)
     run = prod(shape[p] for p in place) if major and flat else shape[-1]  # elements side by side
@@ -198,11 +190,7 @@ def _read_of(value: ir.Value, node: Node):
     number = ir.BlockArgument(value).arg_number
     tensor = mlir.inputs_of(node.op)[number]
     return next(
-        (
-            r
-            for r in node.reads
-            if r.value == tensor and r.dims == tuple(mlir.map_dims(mlir.maps_of(node.op)[number]))
-        ),
+        (r for r in node.reads if r.value == tensor and r.dims == tuple(mlir.map_dims(mlir.maps_of(node.op)[number]))),
         None,
     )
 
@@ -234,9 +222,7 @@ def _computed(factor: ir.Value, node: Node) -> Feed:
 # ---- the tile ----------------------------------------------------------------------------------------------
 
 
-def _problem(
-    node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, graph: Graph
-) -> cost.Contraction:
+def _problem(node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, graph: Graph) -> cost.Contraction:
     m, n, k = (prod(kernel.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner))
     written = outputs_of(g.nodes, graph)
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in written)
@@ -293,9 +279,7 @@ def _held(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> int:
     words, threads = max(1, BYTES.get(kind, 4) // 4), 32 * tile.warps
     sums = tile.bm * tile.bn // threads
     fetched = sum(
-        size * tile.bk // threads
-        for f, size in zip(feeds.values(), (tile.bm, tile.bn))
-        if f.copy == "registers"
+        size * tile.bk // threads for f, size in zip(feeds.values(), (tile.bm, tile.bn)) if f.copy == "registers"
     )
     match tile.instruction:
         case "wgmma":
@@ -315,10 +299,7 @@ def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) 
     """
     size = BYTES.get(kind, 4)
     pads = [WIDE // size if tile.instruction == "fma" and f.major else 0 for f in feeds.values()]
-    lines = [
-        (n, tile.bk + p) if f.major else (tile.bk, n)
-        for n, p, f in zip((tile.bm, tile.bn), pads, feeds.values())
-    ]
+    lines = [(n, tile.bk + p) if f.major else (tile.bk, n) for n, p, f in zip((tile.bm, tile.bn), pads, feeds.values())]
     stage = size * sum(a * b for a, b in lines)
     room = target.sm.shared_per_block - 256  # barriers
     if tile.instruction == "wgmma":

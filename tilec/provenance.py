@@ -37,11 +37,7 @@ class Provenance:
         """What the source calls an operation's dimensions; `d0`, ... where it has no names of its own."""
         equation = self.equations.get(operation) or self.equations.get(operation.rpartition(".")[0])
         names = _index_names(equation) if equation else ()
-        return (
-            names[: len(extents)]
-            if len(names) >= len(extents)
-            else tuple(f"d{k}" for k in range(len(extents)))
-        )
+        return names[: len(extents)] if len(names) >= len(extents) else tuple(f"d{k}" for k in range(len(extents)))
 
     def dimensions(self, kernel: KernelPlan) -> dict[int, str]:
         """A name for every dimension of a kernel: what the first operation that has it calls it."""

@@ -367,9 +367,7 @@ def _take(tensor: np.ndarray, subscripts: list[np.ndarray]) -> np.ndarray:
     return np.asarray(tensor[tuple(np.clip(s, 0, n - 1) for s, n in zip(subscripts, tensor.shape))])
 
 
-def _outside(
-    expr: ast.Access, shape: tuple[int, ...], subscripts: list[np.ndarray], outside: np.ndarray
-) -> Diagnostic:
+def _outside(expr: ast.Access, shape: tuple[int, ...], subscripts: list[np.ndarray], outside: np.ndarray) -> Diagnostic:
     """What to say of the first place where an access is outside."""
     first = np.argmax(outside)
     for dimension, (subscript, extent) in enumerate(zip(subscripts, shape)):

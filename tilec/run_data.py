@@ -171,16 +171,12 @@ def compare(specialised: Specialised, inputs: Arrays, results: Arrays) -> dict[s
     chain = _chains(specialised)
     unit = _unit(specialised)
     return {
-        t.name: _compare(
-            results[t.name], exact[t.name], rounded[t.name], t.dtype, (chain[t.name] + STEPS) * unit
-        )
+        t.name: _compare(results[t.name], exact[t.name], rounded[t.name], t.dtype, (chain[t.name] + STEPS) * unit)
         for t in specialised.outputs
     }
 
 
-def _compare(
-    actual: np.ndarray, exact: np.ndarray, rounded: np.ndarray, dtype: DType, relative: float
-) -> Comparison:
+def _compare(actual: np.ndarray, exact: np.ndarray, rounded: np.ndarray, dtype: DType, relative: float) -> Comparison:
     if actual.size == 0:
         return Comparison(0.0, 0.0, True)
     if not dtype.is_float:

@@ -84,9 +84,7 @@ class Gpu(Host):
     def upload(self, array: np.ndarray) -> Buffer:
         buffer = self.allocate(array)
         host = ctypes.c_void_p(array.ctypes.data)
-        self.driver.call(
-            "cuMemcpyHtoD_v2", ctypes.c_uint64(buffer.pointer), host, ctypes.c_size_t(array.nbytes)
-        )
+        self.driver.call("cuMemcpyHtoD_v2", ctypes.c_uint64(buffer.pointer), host, ctypes.c_size_t(array.nbytes))
         return buffer
 
     def run(self, executable) -> None:
@@ -101,9 +99,7 @@ class Gpu(Host):
         self.driver.synchronize_stream(0)
         for array, buffer in zip(self.arrays.values(), self.outputs):
             host = ctypes.c_void_p(array.ctypes.data)
-            self.driver.call(
-                "cuMemcpyDtoH_v2", host, ctypes.c_uint64(buffer.pointer), ctypes.c_size_t(array.nbytes)
-            )
+            self.driver.call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(buffer.pointer), ctypes.c_size_t(array.nbytes))
         return self.arrays
 
     def close(self) -> None:

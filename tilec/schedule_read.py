@@ -118,9 +118,7 @@ class Schedule:
         lists = [k["operations"] for k in section.get("kernels", {}).values() if "operations" in k]
         if not lists and "inline" not in section:
             return own
-        fixed = Fixed(
-            tuple(map(tuple, lists)) if lists else _groups(own), tuple(section.get("inline", own.inlined))
-        )
+        fixed = Fixed(tuple(map(tuple, lists)) if lists else _groups(own), tuple(section.get("inline", own.inlined)))
         if fixed.same_as(Fixed(_groups(own), own.inlined)):
             return own
         assert own.regroup is not None, "a plan is regrouped while its stage runs"
@@ -197,9 +195,7 @@ class _Edit:
 
     def apply(self, kernel: KernelPlan) -> KernelPlan:
         """The kernel as the table has it, with a new prediction."""
-        edited = replace(
-            kernel, tile=self.tile(kernel), loops=self.loops(kernel), options=self.options(kernel)
-        )
+        edited = replace(kernel, tile=self.tile(kernel), loops=self.loops(kernel), options=self.options(kernel))
         if edited == kernel:
             return kernel
         threads = edited.options.get("threads", edited.work.threads)
@@ -227,9 +223,7 @@ class _Edit:
                 self.fail(f"`{operation}` is no operation of this kernel", "loops", operation, hint=hint)
             dims = range(len(kernel.dims[operation]))
             if sorted(order) != list(dims):
-                self.fail(
-                    f"the loops of `{operation}` must be {list(dims)} in some order", "loops", operation
-                )
+                self.fail(f"the loops of `{operation}` must be {list(dims)} in some order", "loops", operation)
             loops[operation] = tuple(order)
         return loops
 

@@ -242,9 +242,7 @@ def _host() -> Target:
         measured = read(path)
         if (measured.units, measured.chip) == (host.units, host.chip):
             return measured
-        return replace(
-            host, note=f"{path} was measured with other cores: run `tilec doctor --calibrate` again"
-        )
+        return replace(host, note=f"{path} was measured with other cores: run `tilec doctor --calibrate` again")
     return host
 
 
@@ -281,9 +279,7 @@ def _parse(kind: Any, value: Any, where: str, key: str) -> Any:
         items = _expect(value, dict, where, key).items()
         return {k: _parse(get_args(kind)[1], v, where, f"{key}.{k}") for k, v in items}
     if get_origin(kind) is tuple:
-        return tuple(
-            _expect(v, str, where, f"{key}[{i}]") for i, v in enumerate(_expect(value, list, where, key))
-        )
+        return tuple(_expect(v, str, where, f"{key}[{i}]") for i, v in enumerate(_expect(value, list, where, key)))
     value = _expect(value, kind, where, key)
     if kind in (int, float) and not 0 <= value < float("inf"):
         raise CallError(f"{where}: `{key}` is {value}, which is no size or rate")
@@ -356,10 +352,7 @@ def _adjusted(base: Target, name: str, a: dict[str, int]) -> Target:
     chip = f"sm_{a['major']}{a['minor']}"
     base = base if base.chip.rstrip("a") == chip else _retargeted(base, chip, base.name)
     assert base.sm is not None
-    sm = {
-        f: a[f]
-        for f in ("shared_bytes", "shared_per_block", "registers", "threads", "threads_per_block", "blocks")
-    }
+    sm = {f: a[f] for f in ("shared_bytes", "shared_per_block", "registers", "threads", "threads_per_block", "blocks")}
     return replace(
         base,
         name=name.lower().replace(" ", "-"),
