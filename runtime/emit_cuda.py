@@ -45,7 +45,8 @@ def emit_cuda(module: ir.Module) -> Emitted:
         header.append(f"from math import {', '.join(constants)}")
     printed = set(re.findall(r"\w+", " ".join([*(k.text for k in kernels), *definitions.values()])))
     names = sorted((used & printed) - {"inf", "nan"})
-    header += ["from tilec.runtime.cuda_intrinsics import (", *(f"    {n}," for n in names), ")"]
+    if names:
+        header += ["from tilec.runtime.cuda_intrinsics import (", *(f"    {n}," for n in names), ")"]
     header += ["", *(f"{n} = {call}" for n, call in definitions.items())] if definitions else []
     text = "\n".join([*header, "", ""]) + "\n\n\n".join(k.text for k in kernels) + "\n"
     return Emitted(name, text, tuple(kernels), steps, temporaries)

@@ -149,4 +149,5 @@ def test_interruption_is_quiet():
     time.sleep(3)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=60)
-    assert child.returncode == 130 and "Traceback" not in err
+    # while LLVM is at work its own handler ends the process by the signal, which a shell reports as 130, too
+    assert child.returncode in (130, -signal.SIGINT) and "Traceback" not in err

@@ -60,6 +60,11 @@ class FakeDriver:
 
         return function
 
+    def cuKernelGetParamInfo(self, handle, index, offset, size):
+        """A tensor map lies at a multiple of 64 of the chip's parameter space, which begins at 528 on sm_90."""
+        offset._obj.value, size._obj.value = [(0, 8), (8, 4), (48, 128), (176, 4)][index.value]
+        return 0
+
     def cuLaunchKernelEx(self, config, handle, parameters, extra):
         config, size = config._obj, ctypes.c_size_t.from_address(extra[3]).value
         attributes = (ctypes.c_uint * 5).from_address(config.attributes) if config.attribute_count else ()
@@ -89,7 +94,7 @@ def test_launch_packs_arguments_and_configuration(driver):
     grid, block, shared, stream, cluster, data = driver.launches[0]
     assert (grid, block, shared, stream) == ((7, 2, 1), (128, 1, 1), 4096, 99)
     assert cluster == (4, 0, 16, 1, 1)
-    assert data == struct.pack("<qi52x128sf", 0x7F00_0000_1000, -5, described, 1.5)
+    assert data == struct.pack("<qi36x128sf", 0x7F00_0000_1000, -5, described, 1.5)
 
 
 def test_empty_grids_are_not_launched(driver):

@@ -352,7 +352,7 @@ def _work(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     gathered = sum(min(n.iterations * 4, _value_bytes(v)) for n in view.group.nodes for v in set(n.extracts))
     read = sum(a.bytes for a in view.accesses if not a.written) + gathered
     return replace(
-        kernel.work, blocks=kernel.blocks, threads=layout.block, shared_per_block=0, dram_read=read + again,
+        kernel.work, blocks=max(1, kernel.blocks), threads=layout.block, shared_per_block=0, dram_read=read + again,
         registers=min(168, 65536 // layout.block, 40 + held),
         bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
     )  # fmt: skip
