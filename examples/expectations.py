@@ -413,7 +413,7 @@ example(
     "transformer_block",
     np_transformer_block,
     torch_transformer_block,
-    lambda z: bound(BF16, terms=2 * z["E"] + z["S"] + z["F"], steps=64, magnitude=4, rounded=8),
+    lambda z: bound(BF16, terms=2 * z["E"] + z["S"] + z["F"], steps=64, magnitude=10, rounded=8),
     {
         "x": normal("bf16", "B S E"),
         **{name: normal("bf16", "E", mean=1) for name in ("attn_gain", "mlp_gain")},

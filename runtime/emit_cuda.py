@@ -52,6 +52,11 @@ def emit_cuda(module: ir.Module) -> Emitted:
     return Emitted(name, text, tuple(kernels), steps, temporaries)
 
 
+def _does_something(lines: list[str]) -> bool:
+    """Whether there is more than comments: Python wants a statement in every function."""
+    return any(not line.lstrip().startswith("#") for line in lines)
+
+
 class _CudaPrinter(Printer):
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +88,9 @@ class _CudaPrinter(Printer):
         if self.shared:
             array = f"{self.use('cuda')}.shared.array(0, {self.use('i8')})"
             body = [f"    shared = {self.use('shared_address')}({array})  # {self.shared} bytes", *body]
-        text = "\n".join([f"def {name}({', '.join(parameters)}):", *(body or ["    pass"])])
+        text = "\n".join(
+            [f"def {name}({', '.join(parameters)}):", *body, *([] if _does_something(body) else ["    pass"])]
+        )
         blocks = mlir.get_integer(function, "tilec.blocks")
         maps = tuple(self.maps.values())
         return KernelSource(name, text, blocks, count, threads, shared=self.shared, sites=tuple(self.sites), maps=maps)
