@@ -13,8 +13,8 @@ simple form to fuse and tile, and still see each subscript as an `affine.apply` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from tilec import mlir
 from tilec.dsl import ast, scalars
@@ -75,7 +75,7 @@ class _Builder:
 
     def equation(self, equation: ast.Equation) -> None:
         self.scope = {r.index: _index(r) for r in equation.ranges}
-        self.scope |= {r.index: _index(r) for e in walk(equation.value) for r in _ranges(e)}
+        self.scope |= {r.index: _index(r) for e in ast.walk(equation.value) for r in _ranges(e)}
         with mlir.location(equation.span):
             value = self.hoist(equation.value, equation.name, whole=equation.indices)
             self.tensors[equation.name] = self.pointwise(equation.name, equation.indices, value)
@@ -114,10 +114,10 @@ class _Builder:
                 hidden = f"%{self.hoisted}"
                 self.tensors[hidden] = value
                 return ast.Access(hidden, tuple(ast.Name(i, I64) for i in free), expr.dtype, False, expr.span)
-        return map_children(expr, lambda child: self.hoist(child, name))
+        return _changed(expr, lambda child: self.hoist(child, name))
 
     def free(self, expr: ast.Expr) -> set[str]:
-        return {e.name for e in walk(expr) if isinstance(e, ast.Name) and e.name in self.scope}
+        return {e.name for e in ast.walk(expr) if isinstance(e, ast.Name) and e.name in self.scope}
 
     # ---- the three shapes of an operation ----------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class _Builder:
     def operands(self, value: ast.Expr, dims: list[Index]) -> list[tuple[str, tuple[int, ...]]]:
         """The accesses that can be operands: distinct bare indices over the full extent of what they subscript."""
         found: dict[tuple[str, tuple[int, ...]], None] = {}
-        for expr in walk(value):
+        for expr in ast.walk(value):
             if isinstance(expr, ast.Access) and (picked := self.projected(expr, dims)) is not None:
                 found[expr.tensor, picked] = None
         return list(found)
@@ -339,7 +339,7 @@ class _Body:
         if expression is None:
             return arith.index_cast(mlir.index_type(), self.value(expr))
         used = sorted(
-            {self.position[e.name] for e in walk(expr) if isinstance(e, ast.Name) and e.name in self.position}
+            {self.position[e.name] for e in ast.walk(expr) if isinstance(e, ast.Name) and e.name in self.position}
         )
         if not used:
             return mlir.index(ir.AffineConstantExpr(expression).value)
@@ -432,11 +432,11 @@ def combine_arg(
 def _guarded(expr: ast.Expr, condition: ast.Expr) -> ast.Expr:
     """`expr` with the bodies of its outermost reductions evaluated only where `condition` holds."""
     if isinstance(expr, (ast.Reduce, ast.Scan)):
-        if not any(isinstance(e, ast.Access) and e.guarded for e in walk(expr.body)):
+        if not any(isinstance(e, ast.Access) and e.guarded for e in ast.walk(expr.body)):
             return expr
         zero = ast.Boolean(False, BOOL) if expr.body.dtype == BOOL else ast.Number(0, expr.body.dtype)
         return replace(expr, body=ast.Conditional(condition, expr.body, zero, expr.body.dtype, expr.body.span))
-    return map_children(expr, lambda child: _guarded(child, condition))
+    return _changed(expr, lambda child: _guarded(child, condition))
 
 
 def _index(r: ast.Range) -> Index:
@@ -471,32 +471,6 @@ def _inside(subscripts: list[ir.Value], extents: list[int]) -> ir.Value:
     return result
 
 
-def walk(expr: ast.Expr) -> Iterator[ast.Expr]:
-    """An expression and all that it holds, outer before inner."""
-    stack = [expr]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack += reversed(_children(node))
-
-
-def _children(expr: ast.Expr) -> list[ast.Expr]:
-    found = []
-    for field in fields(expr):
-        value = getattr(expr, field.name)
-        for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, ast.Expr):
-                found.append(item)
-    return found
-
-
-def map_children(expr: ast.Expr, change) -> ast.Expr:
-    """A copy of `expr` whose direct subexpressions are changed."""
-    updates = {}
-    for field in fields(expr):
-        value = getattr(expr, field.name)
-        if isinstance(value, tuple) and any(isinstance(item, ast.Expr) for item in value):
-            updates[field.name] = tuple(change(item) for item in value)
-        elif is_dataclass(value) and isinstance(value, ast.Expr):
-            updates[field.name] = change(value)
-    return replace(expr, **updates) if updates else expr
+def _changed(expr: ast.Expr, change: Callable[[ast.Expr], ast.Expr]) -> ast.Expr:
+    """`expr` with its direct subexpressions changed."""
+    return ast.with_children(expr, tuple(change(child) for child in ast.children(expr)))
