@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tilec
 from tilec import mlir
 from tilec.api import read_source
 from tilec.diagnostics import CallError
@@ -87,6 +88,16 @@ def test_a_tile_is_obeyed(obeyed):
     (remark,) = [r for r in result.plan.remarks if r.verb == "obeyed"]
     assert "tile (2,) as" in remark.reason and "the compiler's choice" in remark.reason
     assert dict(remark.alternatives)["the schedule's"] == kernel.prediction.time_us
+
+
+def test_a_file_beside_the_program_is_obeyed(tmp_path):
+    """From Python as from the shell; a plan for other sizes says nothing of these."""
+    program = tmp_path / "softmax.tile"
+    program.write_text((EXAMPLES / "softmax.tile").read_text())
+    text = edited(written("softmax"), (TILE, "tile = [2]"))
+    (tmp_path / "softmax.sched.toml").write_text(text)
+    assert tilec.compile(program, target="cpu").build(M=512, N=512).kernels[0].grid == 256
+    assert tilec.compile(program, target="cpu").build(M=300, N=512).kernels[0].grid != 150
 
 
 def test_loops_are_obeyed(obeyed):

@@ -206,7 +206,8 @@ def compile(
 
     `source`: path of a `.tile` file, or program text in full or short form. `op`: which op of the file, needed if it has
     several. `sizes`: values for some or all symbolic sizes. `target`: "cpu", "cuda", a chip, a model, or the path of a
-    target file; by default what the arguments of a call are on. `schedule`: a schedule file to obey.
+    target file; by default what the arguments of a call are on. `schedule`: a schedule file to obey; by default the one
+    beside the program, if there is one.
 
     Raises TileError for what is wrong with the program, with every mistake's place; CallError for what is wrong with the
     options.
@@ -221,12 +222,20 @@ def compile(
             raise CallError(f"size {name} must be a whole number from 0, got {value!r}")
     if target is not None:
         load(target)
+    schedule = schedule if schedule is not None else _schedule_beside(text)
     loaded = None
     if schedule is not None:
         from tilec.schedule import read_schedule
 
         loaded = read_schedule(schedule)
     return Op(program, op, sizes or {}, target, loaded)
+
+
+def _schedule_beside(text: Source) -> Path | None:
+    """`softmax.sched.toml` where the program is `softmax.tile` and there is one."""
+    path = Path(text.name)
+    beside = path.with_suffix(".sched.toml")
+    return beside if path.suffix == ".tile" and beside.is_file() else None
 
 
 def _check(program, text: Source) -> None:
