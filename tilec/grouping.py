@@ -263,9 +263,10 @@ def _clash(nodes: list[Node], find) -> str | None:
 def _unite_shared_inputs(nodes: list[Node], graph: Graph, parent, find) -> None:
     """Two operations that read one input in the same places walk it together, where that makes no clash."""
     seen: dict[ir.Value, tuple[Node, tuple[int, ...]]] = {}
+    inside = set(nodes)
     for node in nodes:
         for read in node.reads:
-            if read.value in graph.producer:
+            if graph.producer.get(read.value) in inside:
                 continue
             if read.value not in seen:
                 seen[read.value] = (node, read.dims)
