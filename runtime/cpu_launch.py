@@ -10,7 +10,6 @@ import importlib.util
 import re
 import sys
 import threading
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -108,17 +107,4 @@ def load_kernels(emitted: Emitted, path: str) -> dict[str, CpuKernel]:
     return {k.name: CpuKernel(k, decorate(getattr(module, k.name))) for k in emitted.kernels}
 
 
-def time_kernel(launch: Callable[[], object], repeat: int = 7) -> float:
-    """Median microseconds of one call."""
-    from time import perf_counter_ns
-
-    launch()
-    samples = []
-    for _ in range(repeat):
-        start = perf_counter_ns()
-        launch()
-        samples.append(perf_counter_ns() - start)
-    return sorted(samples)[repeat // 2] / 1e3
-
-
-__all__ = ["CpuKernel", "load_kernels", "time_kernel"]
+__all__ = ["CpuKernel", "load_kernels"]

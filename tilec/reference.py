@@ -19,11 +19,11 @@ import os
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
-from tilec.diagnostics import CallError, Diagnostic, Source, TileError
+from tilec.api import read_source
+from tilec.diagnostics import CallError, Diagnostic, TileError
 from tilec.dsl import ast
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import Specialised, choose_op, specialise
@@ -61,13 +61,6 @@ def reference(
         return _results(special, evaluate(special, arrays, rounded), rounded)
 
     return call
-
-
-def read_source(source: str | os.PathLike[str]) -> Source:
-    """Program text, or the file that a path or a string ending in `.tile` names."""
-    if isinstance(source, str) and not source.endswith(".tile"):
-        return Source("<program>", source)
-    return Source(str(source), Path(source).read_text(encoding="utf-8"))
 
 
 def _arrays(inputs: tuple[ast.Tensor, ...], arguments: tuple, named: dict[str, object]) -> Tensors:
