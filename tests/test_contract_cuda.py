@@ -10,7 +10,7 @@ from cuda_emulator import run
 from cuda_matrix_emulator import MatrixIntrinsics
 
 from tilec import mlir, plan_cuda_contraction
-from tilec.cost import BlockTile
+from tilec.cost_contraction import BlockTile
 from tilec.diagnostics import Source
 from tilec.driver import lower
 from tilec.dsl.build import build
@@ -117,7 +117,7 @@ MMA = ("mma.sync", 32, 32, 32, (1, 1))
 
 
 def fma(bm=32, bn=64, bk=8, tm=4, tn=4):
-    """The tile that `cost._fma_shapes` makes of these numbers."""
+    """The tile that `cost_contraction._fma_shapes` makes of these numbers."""
     warps = bm * bn // (32 * tm * tn)
     return "fma", bm, bn, bk, (bm // (4 * tm), warps // (bm // (4 * tm)))
 

@@ -11,22 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilec.cost import (
-    BlockTile,
-    CacheTile,
-    Contraction,
-    Rows,
-    Work,
-    balance,
-    choose,
-    contraction_cost,
-    home_level,
-    occupancy,
-    predict,
-    row_candidates,
-    row_cost,
-    row_work,
-)  # fmt: skip
+from tilec import cost_contraction, cost_rows
+from tilec.cost import Work, balance, home_level, occupancy, predict
+from tilec.cost_contraction import BlockTile, CacheTile, Contraction, contraction_cost
+from tilec.cost_rows import Rows, row_candidates, row_cost, row_work
 from tilec.target import BUILT_IN, load, read
 
 H200 = load("h200")
@@ -51,17 +39,20 @@ def test_copy_runs_at_the_measured_rate():
 
 @pytest.mark.parametrize(("n", "cublas"), [(2048, 611), (4096, 737), (8192, 697), (16384, 698)])
 def test_matmul_is_compute_bound_and_near_cublas(n, cublas):
-    best = choose(H200, Contraction(n, n, n))[0]
+    best = cost_contraction.choose(H200, Contraction(n, n, n))[0]
     assert best.prediction.bound == "compute" and best.prediction.intensity > best.prediction.ridge
     assert best.tile.instruction == "wgmma"
     assert tflops(n, best.prediction) == pytest.approx(cublas, rel=0.1)
 
 
 def test_f32_matmul_is_near_cublas():
-    best = choose(H200, Contraction(4096, 4096, 4096, dtype="f32"))[0]
+    best = cost_contraction.choose(H200, Contraction(4096, 4096, 4096, dtype="f32"))[0]
     assert best.tile.instruction == "fma"
     assert tflops(4096, best.prediction) == pytest.approx(51, rel=0.1)
-    assert choose(H200, Contraction(4096, 4096, 4096, dtype="f32", tf32=True))[0].tile.instruction == "wgmma"
+    assert (
+        cost_contraction.choose(H200, Contraction(4096, 4096, 4096, dtype="f32", tf32=True))[0].tile.instruction
+        == "wgmma"
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +210,7 @@ rows = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(contractions, st.sampled_from(CARDS))
 def test_chosen_block_tiles_fit(problem, card):
-    choices = choose(card, problem)
+    choices = cost_contraction.choose(card, problem)
     assert choices and all(a.rank <= b.rank + 1e-4 for a, b in pairwise(choices))
     for tile in (c.tile for c in choices):
         assert isinstance(tile, BlockTile)
@@ -234,7 +225,7 @@ def test_chosen_block_tiles_fit(problem, card):
 @settings(max_examples=60, deadline=None)
 @given(contractions)
 def test_chosen_cache_tiles_fit(problem):
-    choices = choose(CPU, problem)
+    choices = cost_contraction.choose(CPU, problem)
     assert choices
     size = max(4, problem.bytes)
     for tile in (c.tile for c in choices):
@@ -249,7 +240,7 @@ def test_chosen_cache_tiles_fit(problem):
 @settings(max_examples=60, deadline=None)
 @given(rows, st.sampled_from([*CARDS, CPU]))
 def test_chosen_row_tiles_fit_and_cover(problem, card):
-    choices = choose(card, problem)
+    choices = cost_rows.choose(card, problem)
     assert choices
     for tile in (c.tile for c in choices):
         assert tile.threads * tile.cluster * tile.vectors * tile.vector >= problem.length
@@ -260,8 +251,8 @@ def test_chosen_row_tiles_fit_and_cover(problem, card):
 
 def test_only_instructions_that_can_be_emitted():
     problem = Contraction(4096, 4096, 4096)
-    assert {c.tile.instruction for c in choose(H200, problem, ["mma.sync"])} == {"mma.sync"}
-    assert {c.tile.instruction for c in choose(H200, problem, [])} == {"fma"}
+    assert {c.tile.instruction for c in cost_contraction.choose(H200, problem, ["mma.sync"])} == {"mma.sync"}
+    assert {c.tile.instruction for c in cost_contraction.choose(H200, problem, [])} == {"fma"}
 
 
 def test_clusters_relieve_l2():
@@ -277,20 +268,20 @@ def test_clusters_relieve_l2():
 
 
 def test_a_tall_reduction_is_split():
-    best = choose(H200, Contraction(128, 128, 1 << 18))[0]
+    best = cost_contraction.choose(H200, Contraction(128, 128, 1 << 18))[0]
     assert best.tile.split_k > 1
 
 
 def test_register_tiles_are_those_of_the_libraries():
     """AVX2: 6 x 16 (BLIS) and 4 x 24, which both hide four clocks on two units with 16 registers."""
-    choices = choose(CPU, Contraction(1152, 1152, 1152, dtype="f32"))
+    choices = cost_contraction.choose(CPU, Contraction(1152, 1152, 1152, dtype="f32"))
     assert {(c.tile.mr, c.tile.nr) for c in choices[:8]} <= {(6, 16), (4, 24)}
     assert choices[0].prediction.bound == "compute"
 
 
 def test_softmax_rows_as_found_by_hand():
     for length, threads in ((4096, 64), (16384, 256)):
-        tile = choose(H200, Rows((1 << 28) // length, length, 2, passes=3, flops={"special": 1}))[0].tile
+        tile = cost_rows.choose(H200, Rows((1 << 28) // length, length, 2, passes=3, flops={"special": 1}))[0].tile
         assert (tile.threads, tile.vector, tile.vectors, tile.cluster, tile.keep) == (
             threads,
             8,
@@ -308,6 +299,6 @@ def test_rows_that_nothing_keeps_are_read_again():
 
 def test_costs_are_reproducible():
     problem = Contraction(777, 3000, 512)
-    first, second = choose(H200, problem), choose(H200, problem)
+    first, second = cost_contraction.choose(H200, problem), cost_contraction.choose(H200, problem)
     assert first == second
     assert contraction_cost(H200, problem, first[0].tile) == first[0].prediction

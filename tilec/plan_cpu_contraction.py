@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
-from tilec import cost
+from tilec import cost_contraction
 from tilec.graph import Graph, Node, extract_directions
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
@@ -106,9 +106,9 @@ def _planned(
         "depths": _depths([node.extents[d] for d in roles.inner], best.depth),
     }
     sizes = (prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch))
-    problem = cost.Contraction(*sizes, dtype=element)
-    blocking = cost.CacheTile(prod(best.rows), best.depth, prod(best.columns), best.mr, best.nr)
-    work = cost.contraction_work(target, problem, blocking)
+    problem = cost_contraction.Contraction(*sizes, dtype=element)
+    blocking = cost_contraction.CacheTile(prod(best.rows), best.depth, prod(best.columns), best.mr, best.nr)
+    work = cost_contraction.contraction_work(target, problem, blocking)
     tiles = tuple(tile.get(d, 1) for d in kernel.grid)
     return replace(kernel, tile=tiles, options=kernel.options | options, work=work)
 

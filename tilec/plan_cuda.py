@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from tilec import cost
+from tilec import cost, cost_rows
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
 from tilec.mlir import ir
@@ -171,7 +171,9 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     if lane in view.scanned:
         return _scan_rows(view, lane)
     problem = _row_problem(view, lane)
-    candidates = [cost.Choice(t, cost.row_cost(view.target, problem, t)) for t in _row_tiles(view, problem, vector)]
+    candidates = [
+        cost.Choice(t, cost_rows.row_cost(view.target, problem, t)) for t in _row_tiles(view, problem, vector)
+    ]
     tile = min(candidates, key=lambda c: (round(c.rank, 2), c.tile.threads * c.tile.rows_per_block)).tile
     across = view.kernel.grid[-1] if view.kernel.grid else None
     counts = {lane: tile.threads}
@@ -185,7 +187,7 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     return {across: beside} if across is not None else {}, layout, why
 
 
-def _row_tiles(view: View, p: cost.Rows, vector: int):
+def _row_tiles(view: View, p: cost_rows.Rows, vector: int):
     """The ways to deal rows out that fit registers; a thread walks a row in turns where it cannot hold its part."""
     words = max(1, p.element_bytes // 4) * (2 if p.passes > 1 else 1)
     most = _power(p.length / vector)
@@ -202,7 +204,7 @@ def _row_tiles(view: View, p: cost.Rows, vector: int):
                 block = max(32, threads * rows)
                 fits = held * vector * words <= 2 * HELD and cost.occupancy(view.target, block, registers).blocks
                 if fits and (keep == "registers" or held < steps) and (rows <= p.rows or rows == 1):
-                    yield cost.RowTile(threads, vector, rows, held, 1, keep, registers)
+                    yield cost_rows.RowTile(threads, vector, rows, held, 1, keep, registers)
 
 
 def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
@@ -218,7 +220,7 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     return {d: c for d, c in counts.items() if d != lane}, layout, why
 
 
-def _row_problem(view: View, lane: int) -> cost.Rows:
+def _row_problem(view: View, lane: int) -> cost_rows.Rows:
     rows = max(1, prod(view.extents[d] for d in view.kernel.grid))
     along = [a for a in view.accesses if lane in a.dims and len(a.dims) > 1] or list(view.accesses)
     reads, writes = [a for a in along if not a.written], [a for a in along if a.written]
@@ -226,7 +228,7 @@ def _row_problem(view: View, lane: int) -> cost.Rows:
     flops = {"fma.f32": sum(n.flops for n in nodes), "special": sum(n.special for n in nodes)}
     size = max((a.element for a in reads), default=4)
     sweeps = 1 + max(view.kernel.sweeps[n.name] for n in nodes)
-    return cost.Rows(rows, view.extents[lane], size, max(1, len(reads)), len(writes), 1, sweeps, flops)
+    return cost_rows.Rows(rows, view.extents[lane], size, max(1, len(reads)), len(writes), 1, sweeps, flops)
 
 
 # ---- columns and points ----------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Tiles and instructions for CUDA kernels that are a contraction and its epilogue.
 
-The tile comes from `cost.choose`, among those that the passes can build; here it is laid over the dimensions
+The tile comes from `cost_contraction.choose`, among those that the passes can build; here it is laid over the dimensions
 of the program: rows of C are the dimensions that only the left factor keeps, columns those of the right one,
 and a block takes a box of each with at most `bm` and `bn` points. The roles are such that C is contiguous
 along columns.
@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from tilec import cost, mlir
-from tilec.cost import BlockTile
+from tilec import cost_contraction, mlir
+from tilec.cost_contraction import BlockTile
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
 from tilec.matrix import multiplicand_of, stored
@@ -66,7 +66,9 @@ def choose_contraction(
     feeds = {side: _feed(node, factor, side, roles, kind, g, graph, target) for side, factor in roles.factors.items()}
     problem = _problem(node, roles, kind, kernel, g, graph)
     choices = [
-        c for c in cost.choose(target, problem, _instructions(kind, feeds, target)) if _buildable(c.tile, feeds, kind)
+        c
+        for c in cost_contraction.choose(target, problem, _instructions(kind, feeds, target))
+        if _buildable(c.tile, feeds, kind)
     ]
     if not choices or 0 in kernel.extents.values():
         return None
@@ -90,7 +92,7 @@ def choose_contraction(
     if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
         options["persistent"] = target.units
     kernel = replace(kernel, tile=tuple(sizes.get(d, 1) for d in kernel.grid), options=options)
-    kernel = replace(kernel, work=cost.contraction_work(target, problem, tile))
+    kernel = replace(kernel, work=cost_contraction.contraction_work(target, problem, tile))
     return kernel, _remarks(kernel, kind, tile, feeds, choices)
 
 
@@ -222,7 +224,9 @@ def _computed(factor: ir.Value, node: Node) -> Feed:
 # ---- the tile ----------------------------------------------------------------------------------------------
 
 
-def _problem(node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, graph: Graph) -> cost.Contraction:
+def _problem(
+    node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, graph: Graph
+) -> cost_contraction.Contraction:
     m, n, k = (prod(kernel.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner))
     written = outputs_of(g.nodes, graph)
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in written)
@@ -242,7 +246,7 @@ def _problem(node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, 
         prod(ir.ShapedType(v.type).shape) * element_bytes(ir.ShapedType(v.type).element_type) for v in others
     ) / max(1, points)
     result = {2: "bf16", 8: "f64"}.get(out, "f32")
-    return cost.Contraction(m, n, k, points // (m * n), kind, result, reads=reads, epilogue=epilogue)
+    return cost_contraction.Contraction(m, n, k, points // (m * n), kind, result, reads=reads, epilogue=epilogue)
 
 
 def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str]:
