@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from tilec import mlir
 from tilec.mlir import arith, ir, math, memref, scf
+from tilec.passes.turn_cpu import map_transpose
 
 TRIGONOMETRIC = ("math.sin", "math.cos", "math.tan")
 QUICK_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}  # of the quick forms in runtime/cpu_math_trig.py
@@ -28,6 +29,8 @@ def map_cpu(module: ir.Operation) -> None:
                         _fill(op)
                     case "memref.copy":
                         _copy(op)
+                    case "linalg.transpose":
+                        map_transpose(op)
 
 
 def _generic(op: ir.Operation) -> None:

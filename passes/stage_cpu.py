@@ -25,6 +25,7 @@ from tilec.diagnostics import InternalError
 from tilec.mlir import ir, linalg, memref, scf, vector
 from tilec.passes.contract_cpu import Block, Contraction, Packing, Side, loop, loops, panels_of
 from tilec.passes.guard import guard_loads
+from tilec.passes.turn_cpu import stage_turns
 
 
 def stage_cpu(module: ir.Operation) -> None:
@@ -41,6 +42,9 @@ def stage_cpu(module: ir.Operation) -> None:
             with ir.InsertionPoint(op), op.location:
                 _contract(Contraction(op, plan))
             op.erase()
+        elif "turn" in plan:
+            for op in [o for o in mlir.walk(function) if mlir.is_generic(o)]:
+                stage_turns(op, plan)
 
 
 def _contract(c: Contraction) -> None:

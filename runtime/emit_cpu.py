@@ -106,6 +106,10 @@ class _CpuPrinter(Printer):
                 self.allocate(op)
             case "cf.assert":
                 self.check(op)
+            case "vector.transpose":
+                self.bind(op.results[0], f"{self.use('transpose')}({self.expr(op.operands[0])})", "turned")
+            case "vector.load" | "vector.store" if _vector_type(op).rank == 2:
+                self.square(op)
             case "vector.load" | "vector.store" | "vector.broadcast" | "vector.fma":
                 self.vector(op)
             case _:
@@ -144,7 +148,7 @@ class _CpuPrinter(Printer):
 
     def vector(self, op: ir.Operation) -> None:
         """The operations of `cpu_vector`, by its names."""
-        type_ = ir.VectorType((op.operands[0] if op.name == "vector.store" else op.results[0]).type)
+        type_ = _vector_type(op)
         kind = f"{type_.element_type}x{type_.shape[0]}"
         match op.name:
             case "vector.load":
@@ -165,6 +169,16 @@ class _CpuPrinter(Printer):
                 else:
                     self.bind(op.results[0], text)
 
+    def square(self, op: ir.Operation) -> None:
+        """The operations of `cpu_tile`, by its names."""
+        store = op.name == "vector.store"
+        memory, place = self.address(op.operands[int(store)], list(op.operands)[1 + store :])
+        where = f"{memory.base}, {place}, {memory.strides[-2]}"
+        if store:
+            self.line(f"{self.use('store_tile')}({where}, {self.expr(op.operands[0])})")
+        else:
+            self.bind(op.results[0], f"{self.use(f'load_tile_{_vector_type(op).shape[0]}')}({where})", "square")
+
     # ---- operations --------------------------------------------------------------------------------------------------
 
     def function(self, name: str, arguments: list[str], element: str) -> str:
@@ -175,6 +189,10 @@ class _CpuPrinter(Printer):
 
     def reassociable(self, name: str, texts: list[str]) -> str:
         return f"{self.use('reassoc_' + name)}({', '.join(texts)})"
+
+
+def _vector_type(op: ir.Operation) -> ir.VectorType:
+    return ir.VectorType((op.operands[0] if op.name == "vector.store" else op.results[0]).type)
 
 
 def _continues(op: ir.Operation) -> bool:

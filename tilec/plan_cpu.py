@@ -17,12 +17,16 @@ from tilec.plan_cpu_contraction import choose_contraction
 from tilec.target import Target
 
 BLOCK_ELEMENTS = 1 << 15  # elements of work a block: some ten microseconds
+SQUARE = 16  # the longest side of a tile that is turned in registers
 TRANSPOSE_TILE = 64  # square tiles where operands disagree on the direction of memory: 64 lines of 64 bytes fit L1
 
 
 def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
-    tile, why = _tile(kernel, g, graph, target)
+    turn = _turned(kernel, g)
+    tile, why = _tile(kernel, g, graph, target, turn)
     kernel = replace(kernel, tile=tile, loops={n.name: loop_order(n) for n in g.nodes})
+    if turn:
+        kernel = replace(kernel, options={"turn": turn, "lanes": _square(g, target)})
     kernel = replace(kernel, work=replace(kernel.work, blocks=max(1, kernel.blocks)))
     refused = []
     if any(n.contraction is not None for n in g.nodes):
@@ -33,12 +37,43 @@ def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[
     return kernel, [*refused, Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
 
 
-def _tile(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[tuple[int, ...], str]:
+def _turned(kernel: KernelPlan, g: Group) -> tuple[int, ...]:
+    """The kernel dimensions along which operands are contiguous that the innermost loop does not walk: blocks turn these
+    operands in registers. Not predicates: a vector of them has no bytes.
+    """
+    found: dict[int, None] = {}
+    for node in g.nodes:
+        order, places = loop_order(node), g.space.dims[node]
+        for read in (*node.reads, *(() if node.reduced else node.results)):
+            if len(read.dims) < 2 or read.dims[-1] == order[-1] or order[-1] not in read.dims:
+                continue
+            pair = [places[d] for d in (read.dims[-1], order[-1])]
+            if all(d in kernel.grid and kernel.extents[d] >= SQUARE for d in pair) and _bits(read.value) >= 8:
+                found[pair[0]] = None
+    return tuple(found)
+
+
+def _square(g: Group, target: Target) -> int:
+    """The side of a tile in registers: a vector of the widest element that is read."""
+    assert target.core is not None
+    widest = max(_bits(read.value) for node in g.nodes for read in (*node.reads, *node.results)) // 8
+    return max(2, min(SQUARE, target.core.simd_bytes // widest))
+
+
+def _bits(value: ir.Value) -> int:
+    element = ir.ShapedType(value.type).element_type
+    return 64 if str(element) == "index" else element.width
+
+
+def _tile(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, turn: tuple[int, ...]
+) -> tuple[tuple[int, ...], str]:
     points = max(1, g.space.parallelism)
     operations = sum(n.operations for n in g.nodes)
     launch = 1e-6 * target.launch.overhead_us
     serial = max(operations / (target.peak("fma.f32") / target.units), _bytes(kernel) / _core_bandwidth(target))
-    if serial < 2 * launch:
+    small = not turn or all(kernel.extents[d] <= TRANSPOSE_TILE for d in _directions(g))
+    if serial < 2 * launch and small:
         return tuple(
             kernel.extents[d] for d in kernel.grid
         ), f"one block: {1e6 * serial:.1f} us of work, a parallel loop costs {1e6 * launch:.0f}"
@@ -60,16 +95,14 @@ def _tile(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[t
     ) in tile:  # at least some cache lines along memory, however much work stands behind each element
         tile[d] = min(kernel.extents[d], max(64, min(1024, kernel.extents[d] // (4 * target.units))))
         budget = max(1, budget // tile[d])
-    for d in order:
+    for d in (d for d in order if d not in directions or len(directions) < 2):  # square tiles use whole pages of both
         grow = min(ceil(kernel.extents[d] / tile[d]), budget)
         tile[d] = min(kernel.extents[d], tile[d] * grow)
         budget = max(1, budget // grow)
     sizes = tuple(tile[d] for d in kernel.grid)
-    return (
-        sizes,
-        f"tiles of {sizes} of {tuple(kernel.extents[d] for d in kernel.grid)}: about {BLOCK_ELEMENTS} elements, "
-        f"{kept * prod(sizes)} bytes kept",
-    )
+    why = "squares, turned in registers" if turn else f"about {BLOCK_ELEMENTS} elements"
+    extents = tuple(kernel.extents[d] for d in kernel.grid)
+    return sizes, f"tiles of {sizes} of {extents}: {why}, {kept * prod(sizes)} bytes kept"
 
 
 def _bytes(kernel: KernelPlan) -> float:

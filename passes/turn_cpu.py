@@ -1,0 +1,137 @@
+"""Memory that lies along another dimension than the loop walks: turned in registers, tile by tile.
+
+At `stage` such an input goes through scratch of the block, which lies as the loop walks, and such a result likewise:
+
+    generic ins(x[j, i]) outs(y[i, j])   ->   tile = alloc [i, j]; transpose ins(x) outs(tile)
+                                              generic ins(tile[i, j]) outs(y[i, j])
+
+At `map` the transpose becomes loops over square tiles of vectors, and over single elements at the edges:
+
+    store(tile[i:i+16, j:j+16], transpose(load(x[j:j+16, i:i+16])))
+"""
+
+from __future__ import annotations
+
+from tilec import mlir
+from tilec.mlir import affine, ir, linalg, memref, vector
+from tilec.passes.contract_cpu import Size, loop, loops
+
+
+def stage_turns(op: ir.Operation, plan: ir.DictAttr) -> None:
+    """Puts a turned copy in place of each operand of a linalg.generic that is contiguous along one of the kernel's
+    dimensions `turn` of the plan, where the innermost loop walks another. Reductions' results stay as they are.
+    """
+    along = list(ir.DenseI64ArrayAttr(plan["turn"]))
+    names, maps = mlir.get_integers(op, "tilec.dims"), mlir.maps_of(op)
+    order = mlir.get_integers(op, "tilec.loops") or list(range(len(names)))
+    inputs = len(mlir.inputs_of(op))
+    for n, value in enumerate(op.operands):
+        dims = mlir.map_dims(maps[n])
+        if not dims or names[dims[-1]] not in along or order[-1] not in dims[:-1]:
+            continue
+        if n >= inputs and "reduction" in mlir.iterators_of(op):
+            continue
+        place = dims.index(order[-1])
+        swap = list(range(len(dims)))
+        swap[place], swap[-1] = swap[-1], swap[place]
+        with ir.InsertionPoint(op), op.location:
+            tile = _tile(value, swap, [names[d] for d in dims], plan)
+            pair = (value, tile) if n < inputs else (tile, value)
+            turn = _transpose(*pair, swap)
+        turn.attributes["tilec.lanes"] = plan["lanes"]
+        if n >= inputs:
+            turn.move_after(op)
+        op.operands[n] = tile
+        maps[n] = mlir.projection(maps[n].n_dims, [dims[d] for d in swap])
+    op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])
+
+
+def _transpose(source: ir.Value, target: ir.Value, swap: list[int]) -> ir.Operation:
+    linalg.transpose(source, outs=[target], permutation=swap)
+    return next(u for u in mlir.uses(target) if u.name == "linalg.transpose" and u.operands[0] == source)
+
+
+def _tile(value: ir.Value, swap: list[int], dims: list[int], plan: ir.DictAttr) -> ir.Value:
+    """Scratch for the turned `value`, as large as in a whole block and cut to what this block has of it."""
+    sizes = dict(zip(*(list(ir.DenseI64ArrayAttr(plan[name])) for name in ("grid", "tile"))))
+    type_ = ir.MemRefType(value.type)
+    shape = list(type_.shape)
+    room = [sizes.get(dims[d], shape[d]) for d in swap]
+    alloc = memref.AllocOp(ir.MemRefType.get(room, type_.element_type), [], [], alignment=64)
+    alloc.attributes["tilec.name"] = mlir.string("turned")
+    used = [shape[d] for d in swap]
+    if used == room:
+        return alloc.result
+    layout = ir.StridedLayoutAttr.get(0, ir.MemRefType(alloc.result.type).get_strides_and_offset()[0])
+    cut = ir.MemRefType.get(used, type_.element_type, layout)
+    dynamic = [memref.DimOp(value, mlir.index(d)).result for d in swap if shape[d] == mlir.DYNAMIC]
+    return memref.SubViewOp(cut, alloc, [], dynamic, [], [0] * len(used), used, [1] * len(used)).result
+
+
+def map_transpose(op: ir.Operation) -> None:
+    """A linalg.transpose of two dimensions, one of them its source's last, as loops over tiles of vectors."""
+    source, target = op.operands
+    swap, lanes = list(ir.DenseI64ArrayAttr(op.attributes["permutation"])), mlir.get_integer(op, "tilec.lanes")
+    rank = len(swap)
+    row, column = swap[-1], rank - 1  # the source's dimension that becomes the last, and its last
+    with ir.InsertionPoint(op), op.location:
+        sizes = {d: _size(source, d) for d in range(rank)}
+        at: dict[int, ir.Value] = {}
+        with loops({d: n for d, n in sizes.items() if d not in (row, column)}, at):
+            planes = [
+                _plane(source, at, row, column, sizes),
+                _plane(target, {swap.index(d): i for d, i in at.items()}, row, column, [sizes[d] for d in swap]),
+            ]
+            _turn_plane(*planes, sizes[row], sizes[column], lanes)
+    op.erase()
+
+
+def _turn_plane(source: ir.Value, target: ir.Value, rows: Size, columns: Size, lanes: int) -> None:
+    type_ = ir.VectorType.get([lanes, lanes], ir.MemRefType(source.type).element_type)
+    whole_rows, whole_columns = _whole(rows, lanes), _whole(columns, lanes)
+    with loop(0, whole_rows, lanes) as r, loop(0, whole_columns, lanes) as c:
+        square = vector.LoadOp(type_, source, [r, c]).result
+        vector.StoreOp(vector.TransposeOp(type_, square, [1, 0]).result, target, [c, r])
+    _turn_elements(source, target, (0, whole_rows), (whole_columns, columns))
+    _turn_elements(source, target, (whole_rows, rows), (0, columns))
+
+
+def _turn_elements(source: ir.Value, target: ir.Value, rows: tuple[Size, Size], columns: tuple[Size, Size]) -> None:
+    if any(isinstance(a, int) and a == b for a, b in (rows, columns)):
+        return
+    with loop(*rows) as r, loop(*columns) as c:
+        memref.StoreOp(memref.LoadOp(source, [r, c]).result, target, [c, r])
+
+
+def _plane(value: ir.Value, at: dict[int, ir.Value], row: int, column: int, sizes) -> ir.Value:
+    """The two-dimensional part of `value` where its other dimensions are `at`."""
+    type_ = ir.MemRefType(value.type)
+    if not at:
+        return value
+    strides, _ = type_.get_strides_and_offset()
+    kept = [d for d in range(type_.rank) if d in (row, column)]
+    shape = [type_.shape[d] for d in kept]
+    layout = ir.StridedLayoutAttr.get(mlir.DYNAMIC, [strides[d] for d in kept])
+    part = ir.MemRefType.get(shape, type_.element_type, layout)
+    offsets = [0 if d in kept else mlir.DYNAMIC for d in range(type_.rank)]
+    counts = [type_.shape[d] if d in kept else 1 for d in range(type_.rank)]
+    dynamic = [sizes[d] for d in kept if type_.shape[d] == mlir.DYNAMIC]
+    ones = [1] * type_.rank
+    places = [at[d] for d in range(type_.rank) if d not in kept]
+    return memref.SubViewOp(part, value, places, dynamic, [], offsets, counts, ones).result
+
+
+def _size(value: ir.Value, d: int) -> Size:
+    size = ir.MemRefType(value.type).shape[d]
+    return memref.DimOp(value, mlir.index(d)).result if size == mlir.DYNAMIC else size
+
+
+def _whole(size: Size, lanes: int) -> Size:
+    """The largest multiple of `lanes` up to `size`."""
+    if isinstance(size, int):
+        return size // lanes * lanes
+    down = ir.AffineExpr.get_mul(ir.AffineExpr.get_floor_div(ir.AffineDimExpr.get(0), lanes), lanes)
+    return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [down]), [size]).result
+
+
+__all__ = ["map_transpose", "stage_turns"]

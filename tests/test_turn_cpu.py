@@ -1,0 +1,44 @@
+"""Operands that lie along another index than the loop walks: turned in registers, whatever their size and type."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilec
+
+PROGRAMS = {
+    "input": ("y[j, i] = x[i, j] + w[j, i]", lambda x, w, z: x.T + w),
+    "result": ("y[j, i] = x[i, j] + v[i, j]", lambda x, v, z: (x + v).T),
+    "outer and inner": ("y[j, k, i] = z[i, k, j]", lambda x, w, z: z.transpose(2, 1, 0)),
+    "two ranks": ("y[k, j, i] = z[i, k, j] + x[i, j]", lambda x, w, z: (z + x[:, None]).transpose(1, 2, 0)),
+    "between sweeps": (
+        "t[j, i] = x[i, j] + w[j, i]; m[j] = max[i](t[j, i]); y[j, i] = t[j, i] - m[j]",
+        lambda x, w, z: (x.T + w) - (x.T + w).max(1)[:, None],
+    ),
+}
+
+
+@pytest.mark.parametrize("sizes", [(16, 16, 1), (17, 33, 5), (64, 64, 3), (100, 300, 2), (523, 1031, 1)])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_turned_operands(name, sizes):
+    m, n, k = sizes
+    text, plain = PROGRAMS[name]
+    rng = np.random.default_rng(0)
+    for dtype in (np.float32, np.int8, np.int16, np.float64):
+        x, z, w = ((rng.standard_normal(s) * 9).astype(dtype) for s in ((m, n), (m, k, n), (n, m)))
+        known = {"x": x, "z": z, "w": w, "v": x}
+        op = tilec.compile(text)
+        read = [name for name in known if f"{name}[" in text]
+        used = [known[name] for name in sorted(read, key=text.index)]
+        expected = plain(x, x if "v[" in text else w, z)
+        np.testing.assert_array_equal(op(*used), expected.astype(op(*used).dtype))
+
+
+def test_the_plan_says_so():
+    op = tilec.compile("y[j, i] = x[i, j]")
+    op(np.ones((512, 512), np.float32))
+    (kernel,) = op.plan.kernels
+    assert kernel.options["turn"] == (0,) or kernel.options["turn"] == (1,)
+    assert "turned in registers" in op.explain()
+    assert "transpose(" in op.kernels[0].source
