@@ -1,0 +1,236 @@
+"""The algebra of reductions that read earlier ones: carried states, walked in chunks, give what the program means.
+
+Expressions are evaluated in NumPy here, so nothing of any backend takes part.
+"""
+
+import numpy as np
+import pytest
+
+from tilec import mlir, online
+from tilec.diagnostics import Source
+from tilec.driver import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+from tilec.expression import Expr, Reader, Unreadable
+from tilec.mlir import ir
+from tilec.reference import reference
+from tilec.target import load
+
+SIZES = {"M": 3, "T": 23, "D": 5}
+HEAD = "op f(x: f32[M, T], v: f32[T, D], w: f32[M, T]) -> "
+
+CARRIED = {
+    "softmax": HEAD + "(y: f32[M, D]) { p[i, j] = softmax[j](x[i, j])\n y[i, d] = sum[j](p[i, j] * v[j, d]) }",
+    "exp2": HEAD
+    + """(y: f32[M, D]) { m[i] = max[j](x[i, j])
+ e[i, j] = exp2((x[i, j] - m[i]) * 1.5)
+ s[i] = sum[j](e[i, j])
+ y[i, d] = sum[j](e[i, j] * v[j, d]) / s[i] }""",
+    "scaled and masked": HEAD
+    + """(y: f32[M, D]) { s[i, j] = x[i, j] / 3 if j <= 5 * i else -inf
+ p[i, j] = softmax[j](s[i, j])
+ y[i, d] = sum[j](p[i, j] * v[j, d]) }""",
+    "mask around the exponential": HEAD
+    + """(y: f32[M]) { m[i] = max[j](x[i, j] if w[i, j] > 0 else -inf)
+ e[i, j] = exp(x[i, j] - m[i]) if w[i, j] > 0 else 0
+ y[i] = sum[j](e[i, j] * w[i, j]) / sum[j](e[i, j]) }""",
+    "smallest first": HEAD
+    + """(y: f32[M]) { m[i] = min[j](x[i, j])
+ y[i] = sum[j](exp(2 * (m[i] - x[i, j])) * w[i, j]) }""",
+    "log-sum-exp": HEAD
+    + """(y: f32[M]) { m[i] = max[j](x[i, j])
+ y[i] = m[i] + log(sum[j](exp(x[i, j] - m[i]))) }""",
+    "no maximum": HEAD + "(y: f32[M]) { y[i] = sum[j](exp(x[i, j]) * w[i, j] / sum[k](exp(x[i, k]))) }",
+    "a mean weighted by a norm": HEAD
+    + """(y: f32[M]) { n[i] = sum[j](x[i, j] * x[i, j])
+ y[i] = sum[j](w[i, j] * rsqrt(n[i]) - x[i, j] * rsqrt(n[i])) }""",
+}
+
+REFUSED = {
+    "variance": (
+        HEAD + "(y: f32[M]) { a[i] = mean[j](x[i, j])\n y[i] = sum[j]((x[i, j] - a[i]) * (x[i, j] - a[i])) }",
+        "different factors",
+    ),
+    "not its maximum": (
+        HEAD + "(y: f32[M]) { m[i] = max[j](abs(x[i, j]))\n y[i] = sum[j](exp(x[i, j] - m[i])) }",
+        "not bounded",
+    ),
+    "the maximum of another scale": (
+        HEAD + "(y: f32[M]) { m[i] = max[j](x[i, j])\n y[i] = sum[j](exp(2 * x[i, j] - m[i])) }",
+        "not bounded",
+    ),
+    "a second maximum": (
+        HEAD + "(y: f32[M]) { m[i] = max[j](x[i, j])\n y[i] = max[j](tanh(x[i, j]) - m[i]) }",
+        "no sum",
+    ),
+    "rounded": (
+        HEAD
+        + """(y: f32[M]) { m[i] = max[j](x[i, j])
+ e[i, j]: bf16 = exp(x[i, j] - m[i])
+ y[i] = sum[j](e[i, j] * w[i, j]) }""",
+        "rounded to bf16",
+    ),
+    "through a tanh": (
+        HEAD + "(y: f32[M]) { m[i] = max[j](x[i, j])\n y[i] = sum[j](tanh(x[i, j] - m[i])) }",
+        "tanh",
+    ),
+    "squared": (
+        HEAD
+        + """(y: f32[M]) { m[i] = max[j](x[i, j])
+ e[i, j] = exp(x[i, j] - m[i])
+ y[i] = sum[j](e[i, j] * e[i, j]) }""",
+        "product of exponentials",
+    ),
+}
+
+
+def read(text: str):
+    """The program's reductions, its result, and the reader's names of dimensions: j is the one that is reduced."""
+    specialised = specialise(parse(Source("t.tile", text)), None, None, SIZES)
+    module = build(specialised)
+    from tilec.graph import build_graph
+    from tilec.grouping import space_of
+
+    simplified = mlir.parse(lower(module, load("h200")).texts["simplify"])
+    function = mlir.functions(simplified)[0]
+    graph = build_graph(function)
+    space = space_of(graph.nodes, graph)
+    places = {n.op: space.dims[n] for n in graph.nodes}
+    made = {r.value: (n.op, k) for n in graph.nodes for k, r in enumerate(n.results)}
+    reader = Reader(places, lambda v: made.get(v))
+    (result,) = graph.returned
+    operation, number = made[result]
+    output = reader.result(operation, number)
+    streams = {d for t in reader.totals for d in t.reduced}
+    return simplified, function, reader, output, streams
+
+
+NUMPY = {
+    "arith.addf": np.add, "arith.subf": np.subtract, "arith.mulf": np.multiply, "arith.divf": np.divide,
+    "arith.negf": np.negative, "math.exp": np.exp, "math.exp2": np.exp2, "math.log": np.log, "arith.select": np.where,
+    "math.fma": lambda a, b, c: a * b + c, "arith.maximumf": np.maximum, "arith.minimumf": np.minimum,
+    "math.rsqrt": lambda a: 1 / np.sqrt(a), "arith.index_cast": lambda a: a, "arith.muli": np.multiply,
+    "arith.extf": lambda a: a,
+}  # fmt: skip
+
+
+def evaluate(x: Expr, env: dict, at: dict[int, np.ndarray]):
+    """An expression over the index arrays `at`, which broadcast against each other."""
+    if (x.op, x.key) in env:
+        return env[x.op, x.key]
+    match x.op:
+        case "constant":
+            return x.key
+        case "index":
+            return at[x.place[0]]
+        case "element":
+            return env["inputs"][x.key][tuple(at[d] for d in x.place)]
+    args = [evaluate(a, env, at) for a in x.args]
+    if x.op == "arith.cmpi":
+        return {"2": np.less, "3": np.less_equal, "4": np.greater}[x.key.split("predicate=")[1][0]](*args)
+    if x.op == "arith.cmpf":
+        return {"2": np.greater, "4": np.less}[x.key.split("predicate=")[1][0]](*args)
+    return NUMPY[x.op](*args)
+
+
+def walk(found: online.Online, output: Expr, extents: dict[int, int], inputs, rng, dims) -> np.ndarray:
+    """Brings the states up to date chunk by chunk, as the module says."""
+    stream = found.stream
+    others = [d for d in extents if d != stream]
+    shape = [extents[d] for d in others]
+    grid = {d: g[..., None] for d, g in zip(others, np.meshgrid(*map(np.arange, shape), indexing="ij"))}
+    env: dict = {"inputs": inputs}
+    states = {c.total.number: np.full(shape, c.identity) for c in found.carried}
+    old = {s.number: np.full(shape, np.inf) for s in found.shifts}
+    start = 0
+    while start < extents[stream]:
+        end = min(extents[stream], start + int(rng.integers(1, 7)))
+        at = {**grid, stream: np.arange(start, end)}
+        for c in found.carried:
+            state = states[c.total.number]
+            if c.shift is not None:
+                env |= {("state", n): v[..., None] for n, v in states.items()}
+                row = evaluate(found.final(c.shift.row), env, grid)[..., 0]
+                new = np.where(row == np.inf, 0.0, row)
+                state = state * np.exp2(new - old[c.shift.number])
+                env["reference", c.shift.number] = new[..., None]
+            terms = np.broadcast_to(evaluate(c.term, env, at), (*shape, end - start))
+            states[c.total.number] = NUMPY[c.total.combine](
+                state, NUMPY[c.total.combine].reduce(terms, axis=-1)
+            )
+        for s in found.shifts:
+            env |= {("state", n): v[..., None] for n, v in states.items()}
+            old[s.number] = evaluate(found.final(s.row), env, grid)[..., 0]
+        start = end
+    env |= {("state", n): v[..., None] for n, v in states.items()}
+    result = evaluate(found.final(output), env, grid)[..., 0]
+    return result[tuple(slice(None) if d in dims else 0 for d in others)]
+
+
+def inputs_for(case: str, rng) -> list[np.ndarray]:
+    x = rng.standard_normal((3, 23)) * 3
+    v, w = rng.standard_normal((23, 5)), rng.standard_normal((3, 23))
+    match case:
+        case "infinite":
+            x[0], x[1, :9], x[2, 4] = -np.inf, -np.inf, np.inf
+        case "nan":
+            x[0, 20], w[1, 3] = np.nan, np.nan
+        case "large":
+            x[:, :5] -= 3000
+            x[1] += 2000
+    return [a.astype(np.float32) for a in (x, v, w)]
+
+
+@pytest.mark.parametrize("case", ["plain", "infinite", "nan", "large"])
+@pytest.mark.parametrize("name", CARRIED)
+def test_carried(name, case):
+    rng = np.random.default_rng(len(name))
+    with mlir.context(), ir.Location.unknown(), np.errstate(all="ignore"):
+        keep, function, reader, output, streams = read(CARRIED[name])
+        found = online.derive(reader.totals, *streams)
+        assert not isinstance(found, str), found
+        arrays = inputs_for(case, rng)
+        arguments = list(mlir.entry(function).arguments)
+        kinds = [tuple(a.type.shape) for a in arguments]
+        given = {a: x.astype(np.float64) for a, x in zip(arguments, arrays)}
+        extents = {}
+        for node, places in reader.dims.items():
+            extents |= zip(places, mlir.extents_of(node))
+        assert kinds == [a.shape for a in arrays]
+        got = walk(found, output, extents, given, rng, output.dims)
+        expected = reference(CARRIED[name])(*arrays)
+        bad = ~np.isfinite(expected)
+        assert (np.isfinite(got) == ~bad).all(), (got, expected)
+        np.testing.assert_allclose(got[~bad], expected[~bad], rtol=1e-9, atol=1e-12)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    text, reason = REFUSED[name]
+    with mlir.context(), ir.Location.unknown():
+        try:
+            keep, _, reader, _, streams = read(text)
+            found = online.derive(reader.totals, min(streams))
+        except Unreadable as error:
+            found = str(error)
+    assert isinstance(found, str) and reason in found, found
+
+
+def test_softmax_is_one_rescaled_state():
+    with mlir.context(), ir.Location.unknown():
+        keep, _, reader, _, streams = read(CARRIED["softmax"])
+        m, s, y = online.derive(reader.totals, *streams).carried
+    assert (m.shift, m.total.combine) == (None, "arith.maximumf")
+    assert s.shift is y.shift and s.shift is not None
+    assert s.term.op == "math.exp2" and y.term.op == "arith.mulf" and y.term.args[0] == s.term
+    assert y.final.op == "arith.divf" and y.final.args[1] == s.final  # the division comes once, at the end
+
+
+def test_a_positive_factor_is_applied_to_the_maximum_once():
+    with mlir.context(), ir.Location.unknown():
+        keep, _, reader, _, streams = read(CARRIED["scaled and masked"])
+        m, *_ = online.derive(reader.totals, *streams).carried
+    assert m.term.op == "arith.select" and m.term.args[1].op == "element"
+    assert m.final.op == "arith.divf" and m.final.args[0].op == "state"

@@ -1,0 +1,343 @@
+"""Reductions whose terms read earlier reductions over the same index, carried as one partial state in one walk.
+
+    m = max_j x_j              state m                                  m' = max(m, x)
+    l = sum_j exp(x_j - m)     exp(x - m') = exp(x - m) exp(m - m')     l' = l exp(m - m') + exp(x - m')
+    o = sum_j exp(x_j - m) / l v_j                                      o' = o exp(m - m') + exp(x - m') v;  o / l last
+
+A term may depend on a value that changes during the walk through a *factor* that is the same for all elements. Sums
+distribute over such a factor, so it can be exchanged, old for new, on the sum so far:
+
+- a factor exp(a) of a row's value `a`, inside an exponential with the element's own part: the state is kept relative to
+  the newest `a` (its *reference*), and rescaled when that moves; no intermediate is larger than the terms are.
+- a row's value as a multiplicand or divisor is left out, and applied to the complete sum (*postponed*).
+
+All is read off how expressions depend on the reductions; no operation is known by name. The recurrence is that of
+Milakov & Gimelshein, "Online normalizer calculation for softmax" (2018), in the generality of Rabe & Staats,
+"Self-attention does not need O(n^2) memory" (2021).
+
+Infinities. While nothing but -inf has been seen, `a` = -m is +inf. The reference is then 0, at which all terms so far
+are exp(-inf) = 0, as they are at any other finite reference; this is why the element's part must be bounded by the
+maximum that is subtracted from it. At the end the state is moved from the reference to `a` itself: by exp(0) = 1, or
+by exp(+inf) from 0 to NaN, which is what the definition gives for a row of -inf. A NaN stays one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, isclose, log2, e as EULER
+
+from tilec.expression import Expr, Total, constant
+
+LOG2E = log2(EULER)
+_IDENTITY = {"arith.addf": 0.0, "arith.maximumf": -inf, "arith.minimumf": inf}
+
+
+class _Refused(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Shift:
+    """An exponent that a state is relative to: `row`, in units of log2, of complete reductions so far."""
+
+    number: int
+    row: Expr
+
+
+@dataclass(frozen=True)
+class Carried:
+    """One reduction as it is carried: `term` is combined with the state for every element.
+
+    In `term`, the leaf "reference" is the reference of a shift. In `final`, the value that the reduction has, there
+    is also "state", the carried one. A state with a `shift` is multiplied by exp2(new - old) when its reference moves.
+    """
+
+    total: Total
+    term: Expr
+    final: Expr
+    shift: Shift | None
+
+    @property
+    def identity(self) -> float:
+        return _IDENTITY[self.total.combine]
+
+
+@dataclass(frozen=True)
+class Online:
+    """The states of a walk along dimension `stream`, in the order in which they are brought up to date."""
+
+    stream: int
+    carried: tuple[Carried, ...]
+    shifts: tuple[Shift, ...]
+
+    def final(self, expression: Expr) -> Expr:
+        """An expression of complete reductions, in terms of states and references."""
+        finals = {c.total.number: c.final for c in self.carried}
+        return expression.replace(lambda x: finals.get(x.key) if x.op == "total" else None)
+
+
+def derive(totals: Sequence[Total], stream: int) -> Online | str:
+    """How the reductions over `stream` among `totals`, each after those it reads, are carried; or why they cannot be."""
+    carrier = _Carrier(stream, {t.number: t for t in totals})
+    try:
+        for total in totals:
+            if stream in total.reduced:
+                carrier.add(total)
+    except _Refused as refused:
+        return str(refused)
+    return Online(stream, tuple(carrier.carried.values()), tuple(carrier.shifts.values()))
+
+
+class _Carrier:
+    def __init__(self, stream: int, totals: dict[int, Total]):
+        self.stream, self.totals = stream, totals
+        self.carried: dict[int, Carried] = {}
+        self.shifts: dict[Expr, Shift] = {}
+        self.assumed: list[Expr] = []  # conditions that hold where the part that is looked at is used
+
+    # ---- what an expression depends on ---------------------------------------------------------------------
+
+    def running(self, x: Expr) -> bool:
+        """Whether it depends on a reduction that is not complete during the walk."""
+        return bool(x.totals & self.carried.keys())
+
+    def row(self, x: Expr) -> bool:
+        """Whether it is the same for all elements of the walk."""
+        return self.stream not in x.dims
+
+    def names(self, x: Expr) -> str:
+        return ", ".join(self.totals[n].name for n in sorted(x.totals & self.carried.keys()))
+
+    # ---- reductions ----------------------------------------------------------------------------------------
+
+    def add(self, total: Total) -> None:
+        if total.reduced != {self.stream}:
+            raise _Refused(f"{total.name} reduces over more than the walk's own index")
+        if total.combine not in _IDENTITY or total.term.type != "f32":
+            raise _Refused(f"{total.name} is no f32 sum, maximum or minimum")
+        state = Expr("state", key=total.number, place=total.place)
+        if not self.running(total.term):
+            term, final = total.term, state
+            if total.combine != "arith.addf":
+                term, final = _inside(total.term, state)
+            self.carried[total.number] = Carried(total, term, final, None)
+            return
+        if total.combine != "arith.addf":
+            raise _Refused(f"{total.name} is no sum, and its terms depend on {self.names(total.term)}")
+        factor = self.factor(total.term)
+        shift = next(iter(factor.exponents.values()), None)
+        final = state
+        if shift is not None:
+            at = Expr("math.exp2", (Expr("arith.subf", (self.current(shift.row), _reference(shift))),))
+            final = Expr("arith.mulf", (state, at))
+        for value, divides in factor.postponed:
+            final = Expr("arith.divf" if divides else "arith.mulf", (final, self.current(value)))
+        self.carried[total.number] = Carried(total, self.strip(total.term), final, shift)
+
+    def current(self, x: Expr) -> Expr:
+        """An expression of reductions in terms of their states."""
+        finals = {n: c.final for n, c in self.carried.items()}
+        return x.replace(lambda part: finals.get(part.key) if part.op == "total" else None)
+
+    # ---- factors -------------------------------------------------------------------------------------------
+
+    def factor(self, x: Expr) -> _Factor:
+        """The part of `x` as a product that depends on running reductions and not on the element."""
+        if not self.running(x):
+            return _Factor({}, ())
+        if self.row(x):
+            return _Factor({}, ((x, False),))
+        match x.op:
+            case "arith.mulf":
+                return self.factor(x.args[0]).times(self.factor(x.args[1]))
+            case "arith.divf" if self.row(x.args[1]) and self.running(x.args[1]):
+                return self.factor(x.args[0]).times(_Factor({}, ((x.args[1], True),)))
+            case "arith.divf" if not self.running(x.args[1]):
+                return self.factor(x.args[0])
+            case "arith.negf":
+                return self.factor(x.args[0])
+            case "math.exp" | "math.exp2":
+                _, shift = self.exponent(x)
+                return _Factor({shift.row: shift}, ())
+            case "arith.addf" | "arith.subf":
+                return self._common(x, [self.factor(a) for a in x.args])
+            case "arith.select" if not self.running(x.args[0]):
+                return self._common(x, [f for a, f in zip(x.args[1:], self._branches(x, self.factor)) if a.number != 0])
+        if x.op in ("arith.extf", "arith.truncf"):
+            type_ = x.type if x.op == "arith.truncf" else x.args[0].type
+            raise _Refused(f"what depends on {self.names(x)} is rounded to {type_} before it is scaled")
+        raise _Refused(f"what depends on {self.names(x)} is no factor of the sum: it goes through {_short(x)}")
+
+    def _branches(self, x: Expr, action):
+        """`action` on both branches of a select, on the first where its condition holds."""
+        self.assumed.append(x.args[0])
+        taken = action(x.args[1])
+        self.assumed.pop()
+        return [taken, action(x.args[2])]
+
+    def _common(self, x: Expr, factors: Sequence[_Factor]) -> _Factor:
+        if any(f != factors[0] for f in factors):
+            raise _Refused(f"terms that are added depend on {self.names(x)} by different factors")
+        return factors[0]
+
+    def exponent(self, x: Expr) -> tuple[Expr, Shift]:
+        """An exponential's element part as an exponent of 2, and the shift that is added to it."""
+        scale = LOG2E if x.op == "math.exp" else 1.0
+        element, row = self.parts(x.args[0])
+        if row is None or element is None:
+            raise _Refused(f"the exponent is {self.names(x)} alone")
+        if not self.bounded(element, row):
+            raise _Refused(
+                f"an exponent is not bounded: {self.names(x)} is not the maximum of what it is subtracted from"
+            )
+        row = _scaled(row, scale)
+        if row not in self.shifts:
+            self.shifts[row] = Shift(len(self.shifts), row)
+        z, c = _linear(element)
+        made = Expr("math.fma", (z, constant(c * scale), _reference(self.shifts[row])))
+        return made, self.shifts[row]
+
+    def parts(self, x: Expr) -> tuple[Expr | None, Expr | None]:
+        """`x` as a sum of what depends on the element and what depends on running reductions."""
+        if not self.running(x):
+            return x, None
+        if self.row(x):
+            return None, x
+        match x.op:
+            case "arith.addf" | "arith.subf":
+                (e1, r1), (e2, r2) = (self.parts(a) for a in x.args)
+                return _both(x.op, e1, e2), _both(x.op, r1, r2)
+            case "arith.negf":
+                return tuple(p and Expr("arith.negf", (p,)) for p in self.parts(x.args[0]))
+            case "arith.mulf" | "arith.divf":
+                a, b = x.args
+                if x.op == "arith.mulf" and a.number is not None:
+                    a, b = b, a
+                if b.number is not None:
+                    return tuple(p and Expr(x.op, (p, b)) for p in self.parts(a))
+        raise _Refused(f"an exponent is no sum of an element's part and {self.names(x)}: it goes through {_short(x)}")
+
+    def bounded(self, element: Expr, row: Expr) -> bool:
+        """Whether the element's part plus `row` is never above 0: `row` takes away the maximum of just that part.
+
+        A condition outside of which the maximum counts no element may stand around the exponential instead.
+        """
+        leaf, c = _linear(row)
+        if leaf.op != "total" or leaf.key not in self.carried:
+            return False
+        source = self.totals[leaf.key]
+        wanted = {"arith.maximumf": c < 0, "arith.minimumf": c > 0}.get(source.combine, False)
+        if not wanted:
+            return False
+        (z, a), (y, b) = (_linear(self._taken(part)) for part in (element, source.term))
+        return z == y and isclose(a, -c * b, rel_tol=1e-6)
+
+    def _taken(self, x: Expr) -> Expr:
+        """`x` where the assumed conditions hold."""
+        return x.replace(
+            lambda part: self._taken(part.args[1]) if part.op == "arith.select" and part.args[0] in self.assumed else None
+        )
+
+    # ---- terms ---------------------------------------------------------------------------------------------
+
+    def strip(self, x: Expr) -> Expr:
+        """A term without its postponed factors, and relative to references."""
+        if not self.running(x):
+            return x
+        if self.row(x):
+            return constant(1.0)
+        match x.op:
+            case "arith.mulf":
+                left, right = (self.strip(a) for a in x.args)
+                return right if left.number == 1 else left if right.number == 1 else Expr(x.op, (left, right))
+            case "arith.divf" if self.row(x.args[1]) and self.running(x.args[1]):
+                return self.strip(x.args[0])
+            case "math.exp" | "math.exp2":
+                return Expr("math.exp2", (self.exponent(x)[0],))
+            case "arith.select":
+                args = (x.args[0], *self._branches(x, self.strip))
+                return Expr(x.op, args, x.key, x.place, x.type, x.template)
+        return Expr(x.op, tuple(self.strip(a) for a in x.args), x.key, x.place, x.type, x.template)
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """exp2 of the `exponents` times the `postponed` values (divided by those marked so)."""
+
+    exponents: dict[Expr, Shift]
+    postponed: tuple[tuple[Expr, bool], ...]
+
+    def times(self, other: _Factor) -> _Factor:
+        if self.exponents and other.exponents:
+            raise _Refused("a product of exponentials, each of which depends on earlier reductions")
+        return _Factor(self.exponents | other.exponents, self.postponed + other.postponed)
+
+
+def _reference(shift: Shift) -> Expr:
+    return Expr("reference", key=shift.number, place=tuple(sorted(shift.row.dims)))
+
+
+def _scaled(x: Expr, by: float) -> Expr:
+    return x if by == 1 else Expr("arith.mulf", (x, constant(by)))
+
+
+def _both(op: str, a: Expr | None, b: Expr | None) -> Expr | None:
+    if b is None:
+        return a
+    if a is None:
+        return b if op == "arith.addf" else Expr("arith.negf", (b,))
+    return Expr(op, (a, b))
+
+
+def _linear(x: Expr) -> tuple[Expr, float]:
+    """(z, c) with x = c z for a number c; a condition's -inf (+inf) stays what it is under a positive c."""
+    match x.op:
+        case "arith.mulf" | "arith.divf":
+            a, b = x.args
+            if x.op == "arith.mulf" and a.number is not None:
+                a, b = b, a
+            if b.number:
+                z, c = _linear(a)
+                return z, c * b.number if x.op == "arith.mulf" else c / b.number
+        case "arith.negf":
+            z, c = _linear(x.args[0])
+            return z, -c
+        case "arith.select":
+            condition, a, b = x.args
+            for inside, outside, order in ((a, b, 1), (b, a, -1)):
+                if outside.number in (inf, -inf):
+                    z, c = _linear(inside)
+                    if c > 0:
+                        return Expr(x.op, (condition, *(z, outside)[::order]), x.key, x.place, x.type, x.template), c
+    return x, 1.0
+
+
+def _inside(x: Expr, state: Expr) -> tuple[Expr, Expr]:
+    """A maximum's term without a positive factor, and that factor applied to the maximum: rounding keeps order, so
+    this is exact."""
+    z, c = _linear(x)
+    if c == 1 or c <= 0:
+        return x, state
+    return z, _wrapped(x, state)
+
+
+def _wrapped(x: Expr, state: Expr) -> Expr:
+    """The multiplications and divisions that `_linear` takes off `x`, around `state`."""
+    match x.op:
+        case "arith.mulf" | "arith.divf":
+            a, b = x.args
+            if x.op == "arith.mulf" and a.number is not None:
+                a, b = b, a
+            if b.number:
+                return Expr(x.op, (_wrapped(a, state), b))
+        case "arith.negf":
+            return Expr(x.op, (_wrapped(x.args[0], state),))
+        case "arith.select":
+            _, a, b = x.args
+            return _wrapped(b if a.number in (inf, -inf) else a, state)
+    return state
+
+
+def _short(x: Expr) -> str:
+    return f"'{x.op.split('.')[-1]}'"
