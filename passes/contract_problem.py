@@ -108,8 +108,9 @@ class Problem:
         )
         extents = dict(zip(self.dims, mlir.extents_of(op)))
         self.inner = [extents[d] for d in options.inner]
-        for n in range(len(mlir.inputs_of(op))):
-            self._flatten(n)
+        if options.instruction != "wgmma":  # a box is of the tensor as it is
+            for n in range(len(mlir.inputs_of(op))):
+                self._flatten(n)
         self.length = prod(self.inner)
         self.batch = [d for d in self.dims if d not in (FLAT, *options.rows, *options.columns, *options.inner)]
 

@@ -27,7 +27,7 @@ from tilec.mlir import arith, func, gpu, ir, memref, nvgpu, nvvm, scf, vector
 from tilec.passes.contract_epilogue import Epilogue, buffer
 from tilec.passes.contract_problem import PRIVATE, SHARED, Blocks, Options, Problem, Side, Thread, local
 from tilec.passes.contract_tile import Chunk, chunk_columns, fragment_place
-from tilec.passes.loops import loop, sum_of, when
+from tilec.passes.loops import delinearise, loop, sum_of, when
 from tilec.passes.stage_cuda import root
 
 SWIZZLE = 128  # bytes of a line in shared memory
@@ -184,9 +184,8 @@ class _Ring:
             raise InternalError(f"the {side.name} factor is computed: it is no box of a tensor", "map")
         tensor = root(problem.operands[n])
         line = SWIZZLE * 8 // problem.element.width
-        sizes = dict(zip(side.dims, side.box if side.major else [line])) | dict(
-            zip(problem.options.inner, [problem.depth])
-        )
+        sizes = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
+        sizes |= {problem.options.inner[-1]: problem.depth}
         box = [sizes.get(problem.dims[d], 1) for d in problem.places[n]]
         slabs = 1 if side.major else side.size // line
         element = problem.element
@@ -245,11 +244,10 @@ class _Ring:
         n = problem.plain(side)
         lines = boxes.bytes // boxes.slabs // SWIZZLE
         target = _view(boxes.tile, slot, sum_of([(slab, problem.depth)]), lines, boxes.box)
-        row = sum_of([(slab, SWIZZLE * 8 // problem.element.width)])
         at = {d: mlir.index(0) for d in problem.dims}
-        at |= {problem.options.inner[-1]: sum_of([(step, problem.depth)])}
+        at |= zip(problem.options.inner, delinearise(sum_of([(step, problem.depth)]), problem.inner))
         if not side.major:
-            at |= {side.dims[-1]: row}
+            at |= zip(side.dims, delinearise(sum_of([(slab, SWIZZLE * 8 // problem.element.width)]), list(side.box)))
         place = [sum_of([(a, 1), (o, 1)]) for a, o in zip(problem.subscripts(n, at), _offsets(problem.operands[n]))]
         nvgpu.TmaAsyncLoadOp(target, self.full, boxes.map, place[::-1], slot)
 

@@ -129,6 +129,8 @@ def _inline(graph: Graph, remarks: list[Remark]) -> None:
             why = f"{operations:.0f} operations would be computed {repeats} times"
         if why is None and len(node.extracts) and repeats > 1:
             why = "its computed subscripts would be evaluated more than once"
+        if why is None and (maker := _finished(node, graph)):
+            why = f"it finishes the elements of {maker.name}, of which it stores no more bytes"
         if why is not None:
             remarks.append(Remark("kept", node.name, why, node.line))
             continue
@@ -139,6 +141,18 @@ def _inline(graph: Graph, remarks: list[Remark]) -> None:
         remarks.append(
             Remark("inlined", f"{node.name} into {where}", f"{operations:.0f} operations, no store, no load", node.line)
         )
+
+
+def _finished(node: Node, graph: Graph) -> Node | None:
+    """The contraction of which an operation is the last step: what it stores instead is no larger, and read as often."""
+    (result,) = node.results
+    for producer in graph.producers(node):
+        if producer.contraction is None or graph.consumers(producer) != [node]:
+            continue
+        (made,) = producer.results
+        if len(made.dims) == len(node.extents) and bytes_of(result.value) <= bytes_of(made.value):
+            return producer
+    return None
 
 
 def inline_into(node: Node, consumer: Node) -> None:

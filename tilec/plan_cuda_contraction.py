@@ -19,40 +19,27 @@ along columns.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from math import ceil, prod
 
-from tilec import cost_contraction, mlir
-from tilec.cost_contraction import BlockTile
+from tilec import cost_contraction
+from tilec.cost_contraction import BlockTile, Contraction
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
-from tilec.matrix import multiplicand_of, stored
+from tilec.matrix import multiplicand_of
 from tilec.mlir import ir
 from tilec.plan import KernelPlan
-from tilec.plan_cpu import extract_directions
+from tilec.plan_cuda_feed import BYTES, LINE, WIDE, Feed, Roles, arrange
 from tilec.target import Target
 
-WIDE = 16  # bytes of the widest memory access
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}  # stages; more hide no more latency
 # Registers of a thread for data, beside those for addresses; fewer where it computes factors, or finds their
 # elements, since what is known of a place before the loop over k is kept, 64 bits each.
 HELD = {"copied": 168, "computed": 144, "gathered": 96}
-BYTES = {"bf16": 2, "f16": 2, "f64": 8}
 
 
-@dataclass(frozen=True)
-class Feed:
-    """How a factor reaches shared memory.
-
-    `copy`: "tma" (a box at a time, by the hardware), "async" (16 bytes a thread, past the registers) or
-    "registers", where threads compute it: a prologue, a gather, a conversion. `major`: 1 where it lies in
-    shared memory with k contiguous, 0 with rows (or columns) contiguous; the direction in which it is
-    contiguous in global memory.
-    """
-
-    copy: str
-    major: int
-    gathers: bool = False  # reads at computed subscripts
+Sizes = dict[int, int]  # by kernel dimension
 
 
 def choose_contraction(
@@ -60,24 +47,22 @@ def choose_contraction(
 ) -> tuple[KernelPlan, list[Remark]] | None:
     """The tile of a kernel that has a contraction; None where no tile fits."""
     (node,) = [n for n in g.nodes if n.contraction is not None]
-    roles = _roles(node, g, graph)
     kind = multiplicand_of(node)
     kind = kind if kind in BYTES else "f32"
-    feeds = {side: _feed(node, factor, side, roles, kind, g, graph, target) for side, factor in roles.factors.items()}
+    roles, feeds = arrange(node, kind, g, graph, target)
     problem = _problem(node, roles, kind, kernel, g, graph)
-    choices = [
-        c
-        for c in cost_contraction.choose(target, problem, _instructions(kind, feeds, target))
-        if _buildable(c.tile, feeds, kind)
-    ]
-    if not choices or 0 in kernel.extents.values():
+    if 0 in kernel.extents.values():
         return None
+    boxes = partial(_boxes_of, kernel=kernel, roles=roles, feeds=feeds, kind=kind)
+    choices = sorted(
+        (c for c in cost_contraction.choose(target, problem, _instructions(kind, feeds, target))
+         if _buildable(c.tile, feeds, kind) and boxes(c.tile)),
+        key=lambda c: c.rank * _overhang(boxes(c.tile), c.tile, problem, kernel, roles),
+    )  # fmt: skip
+    if not choices:
+        return None
+    sizes = boxes(choices[0].tile)
     tile = _staged(choices[0].tile, feeds, kind, target)
-    rows, columns = (
-        _box([kernel.extents[d] for d in dims], size)
-        for dims, size in ((roles.rows, tile.bm), (roles.columns, tile.bn))
-    )
-    sizes = dict(zip(roles.rows, rows)) | dict(zip(roles.columns, columns))
     feeds = {
         s: f if tile.instruction == "wgmma" or f.copy != "tma" else replace(f, copy="async") for s, f in feeds.items()
     }
@@ -109,124 +94,12 @@ def _describe(tile: BlockTile) -> str:
     return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}"
 
 
-# ---- roles -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Kernel dimensions by role, outermost first, and the factors: `left` has the rows."""
-
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    inner: tuple[int, ...]
-    factors: dict[str, ir.Value]
-
-    def order(self, side: str) -> tuple[int, ...]:
-        return self.rows if side == "left" else self.columns
-
-
-def _roles(node: Node, g: Group, graph: Graph) -> Roles:
-    """Columns are the factor's dimensions along which the result is contiguous."""
-    dims, c = g.space.dims[node], node.contraction
-    order = _result_dims(node, g, graph)
-
-    def kernel_dims(own) -> tuple[int, ...]:
-        return tuple(sorted((dims[d] for d in own), key=lambda d: order.index(d) if d in order else d))
-
-    m, n, k = kernel_dims(c.m), kernel_dims(c.n), tuple(dims[d] for d in c.k)
-    if order and order[-1] in m:
-        return Roles(n, m, k, {"left": c.right, "right": c.left})
-    return Roles(m, n, k, {"left": c.left, "right": c.right})
-
-
-def _result_dims(node: Node, g: Group, graph: Graph) -> list[int]:
-    """The kernel dimensions of the largest tensor that the kernel writes, in its order."""
-    written = outputs_of(g.nodes, graph)
-    results = [(n, r) for n in g.nodes for r in n.results if r.value in written] or [(node, node.results[0])]
-    maker, result = max(results, key=lambda pair: len(pair[1].dims))
-    return [g.space.dims[maker][d] for d in result.dims]
-
-
-# ---- feeds -------------------------------------------------------------------------------------------------
-
-
-def _feed(
-    node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target
-) -> Feed:
-    own, dims = node.contraction, g.space.dims[node]
-    plain = stored(factor)
-    read = _read_of(plain, node)
-    if read is None or (read.value in graph.producer and graph.producer[read.value].inlined):
-        return _computed(factor, node)
-    shape, size = (
-        ir.ShapedType(read.value.type).shape,
-        element_bytes(ir.ShapedType(read.value.type).element_type),
-    )
-    last = next((d for d, e in zip(reversed(read.dims), reversed(shape)) if e > 1), None)
-    major = int(last in own.k)
-    wide = {d for d in read.dims if node.extents[d] > 1}
-    reduced = tuple(dims[d] for d in read.dims if d in own.k)
-    place = [n for n, d in enumerate(read.dims) if d in own.k]
-    flat = reduced == roles.inner and place == [*range(place[0], place[0] + len(place))]  # k is one dimension in memory
-    single = len(wide & set(own.k)) <= 1 or flat
-    same = str(plain.type) == kind and element_bytes(plain.type) == BYTES.get(kind, 4)
-    run = prod(shape[p] for p in place) if major and flat else shape[-1]  # elements side by side
-    if not same or not single or run * size % WIDE or last is None or not target.has("cp_async"):
-        return Feed("registers", major)
-    kept = [d for d in read.dims if d in wide and d not in own.k and d not in own.batch]
-    tma = (
-        target.has("tma")
-        and kind in ("bf16", "f16")
-        and len(shape) <= 5
-        and len(wide & set(own.k)) <= 1
-        and (major or len(kept) == 1)
-    )
-    tma = tma and kept == sorted(kept, key=lambda d: roles.order(side).index(dims[d]))
-    return Feed("tma" if tma else "async", major)
-
-
-def _read_of(value: ir.Value, node: Node):
-    """The tensor and its subscripts, where a value of the body is an element of one."""
-    if not isinstance(value.owner, ir.Block) or value.owner != mlir.body_of(node.op):
-        return None
-    number = ir.BlockArgument(value).arg_number
-    tensor = mlir.inputs_of(node.op)[number]
-    return next(
-        (r for r in node.reads if r.value == tensor and r.dims == tuple(mlir.map_dims(mlir.maps_of(node.op)[number]))),
-        None,
-    )
-
-
-def _computed(factor: ir.Value, node: Node) -> Feed:
-    """A factor that threads compute; in the direction in which most that it reads is contiguous."""
-    score: dict[int, float] = {}
-    pending, seen = [factor], set()
-    computed = extract_directions(node)
-    while pending:
-        value = pending.pop()
-        owner = mlir.definition(value)
-        if owner is None:
-            if (read := _read_of(value, node)) and read.dims:
-                score[read.dims[-1]] = score.get(read.dims[-1], 0) + 1
-        elif owner not in seen and owner.block == mlir.body_of(node.op):
-            seen.add(owner)
-            pending += list(owner.operands)
-            if owner.name == "tensor.extract":
-                score |= {d: score.get(d, 0) + w for d, w in computed.items()}
-    run = {
-        d: s * min(32, node.extents[d]) for d, s in score.items() if node.extents[d] > 1
-    }  # neighbours in a warp's access
-    parallel = max((s for d, s in run.items() if d not in node.reduced), default=0)
-    major = max((s for d, s in run.items() if d in node.reduced), default=0) > parallel
-    return Feed("registers", int(major), any(op.name == "tensor.extract" for op in seen))
-
-
 # ---- the tile ----------------------------------------------------------------------------------------------
 
 
 def _problem(
     node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, graph: Graph
-) -> cost_contraction.Contraction:
+) -> Contraction:
     m, n, k = (prod(kernel.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner))
     written = outputs_of(g.nodes, graph)
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in written)
@@ -246,7 +119,7 @@ def _problem(
         prod(ir.ShapedType(v.type).shape) * element_bytes(ir.ShapedType(v.type).element_type) for v in others
     ) / max(1, points)
     result = {2: "bf16", 8: "f64"}.get(out, "f32")
-    return cost_contraction.Contraction(m, n, k, points // (m * n), kind, result, reads=reads, epilogue=epilogue)
+    return Contraction(m, n, k, points // (m * n), kind, result, reads=reads, epilogue=epilogue)
 
 
 def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str]:
@@ -314,15 +187,37 @@ def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) 
     return replace(tile, stages=stages, shared=stages * stage)
 
 
-def _box(extents: list[int], size: int) -> tuple[int, ...]:
-    """Sizes of a box of at most `size` points, such that the fewest boxes cover the extents; then the longest
-    inside.
+def _boxes_of(tile: BlockTile, kernel: KernelPlan, roles: Roles, feeds: dict[str, Feed], kind: str) -> Sizes | None:
+    """The block's part of every dimension of C; None where a factor's pieces would not lie inside it."""
+    sizes: Sizes = {}
+    for side, points in (("left", tile.bm), ("right", tile.bn)):
+        order, feed = roles.order(side), feeds[side]
+        piece = 1 if feed.major or feed.copy == "registers" else LINE if tile.instruction == "wgmma" else WIDE
+        box = _box([kernel.extents[d] for d in order], points, max(1, piece // BYTES.get(kind, 4)))
+        if box is None:
+            return None
+        sizes |= zip(order, box)
+    return sizes
+
+
+def _overhang(sizes: Sizes, tile: BlockTile, problem: Contraction, kernel: KernelPlan, roles: Roles) -> float:
+    """How many times as many blocks the boxes take as tiles of a flat C would."""
+    taken = prod(ceil(kernel.extents[d] / sizes[d]) for d in (*roles.rows, *roles.columns))
+    return taken / (ceil(problem.m / tile.bm) * ceil(problem.n / tile.bn))
+
+
+def _box(extents: list[int], size: int, piece: int = 1) -> tuple[int, ...] | None:
+    """Sizes of a box of at most `size` points, such that the fewest boxes cover the extents; then the longest inside.
+
+    Runs along the last dimension consist of whole pieces, or the box is one run.
     """
+    fitting = [b for b in _boxes(extents, size) if b[-1] % piece == 0 or prod(b[:-1]) == 1]
     best = min(
-        _boxes(extents, size),
+        fitting,
         key=lambda box: (prod(ceil(e / t) for e, t in zip(extents, box)), [-t for t in reversed(box)]),
+        default=None,
     )
-    return tuple(best)
+    return None if best is None else tuple(best)
 
 
 def _boxes(extents: list[int], size: int) -> Iterator[list[int]]:

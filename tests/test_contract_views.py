@@ -1,0 +1,83 @@
+"""Contractions whose factors lie in memory in another order than C does, or have several reduced dimensions."""
+
+import numpy as np
+import pytest
+from test_contract_cuda import check, fma, mma
+
+PROJECTION = """op project(o: {t}[B, H, S, D], w: {t}[H, D, E]) -> (r: {o}[B, S, E]) {{
+ r[b, s, e] = sum[h, d](o[b, h, s, d] * w[h, d, e])
+}}
+"""
+TO_HEADS = """op heads(n: {t}[B, S, E], w: {t}[E, H, D]) -> (q: {o}[B, H, S, D]) {{
+ q[b, h, s, d] = sum[e](n[b, s, e] * w[e, h, d])
+}}
+"""
+WGMMA = ("wgmma", 64, 128, 64, (4, 1))
+
+
+def projected(o, w):
+    return np.einsum("bhsd,hde->bse", o, w)
+
+
+@pytest.mark.parametrize("tile", [mma(), WGMMA])
+def test_two_reduced_dimensions(tile, monkeypatch):
+    sizes = {"B": 2, "H": 2, "S": 40, "D": 64, "E": 72}
+    result = check(PROJECTION, ("bf16", "bf16"), sizes, tile, projected, monkeypatch)
+    assert ("tma_load" if tile is WGMMA else "cp_async_16") in result.emitted.module
+
+
+def test_two_reduced_dimensions_that_pieces_cross(monkeypatch):
+    """With D = 12, a piece of 16 bytes would hold elements of two heads: threads load that factor."""
+    sizes = {"B": 2, "H": 3, "S": 20, "D": 12, "E": 40}
+    check(PROJECTION, ("bf16", "bf16"), sizes, mma(), projected, monkeypatch)
+    check(PROJECTION, ("f32", "f32"), sizes, fma(), projected, monkeypatch)
+
+
+@pytest.mark.parametrize("tile", [mma(32, 64, 32, (1, 2)), WGMMA])
+def test_two_dimensions_of_columns(tile, monkeypatch):
+    sizes = {"B": 2, "S": 24, "E": 72, "H": 3, "D": 64}
+    result = check(TO_HEADS, ("bf16", "bf16"), sizes, tile, lambda n, w: np.einsum("bse,ehd->bhsd", n, w), monkeypatch)
+    assert ("tma_load" if tile is WGMMA else "cp_async_16") in result.emitted.module
+
+
+@pytest.mark.parametrize("kind, tile", [("bf16", mma()), ("f32", fma())])
+def test_contiguous_along_the_batch(kind, tile, monkeypatch):
+    text = """op mm(a: {t}[M, K, B], w: {t}[K, N, B]) -> (c: {o}[B, M, N]) {{
+     c[b, m, n] = sum[k](a[m, k, b] * w[k, n, b])
+    }}
+    """
+    sizes = {"B": 8, "M": 20, "N": 24, "K": 40}
+    check(text, (kind, kind), sizes, tile, lambda a, w: np.einsum("mkb,knb->bmn", a, w), monkeypatch)
+
+
+@pytest.mark.parametrize("kind, tile", [("bf16", mma()), ("f32", fma())])
+def test_contiguous_along_an_outer_dimension_of_rows(kind, tile, monkeypatch):
+    text = """op mm(a: {t}[K, Q, P], w: {t}[K, N]) -> (c: {o}[P, Q, N]) {{
+     c[p, q, n] = sum[k](a[k, q, p] * w[k, n])
+    }}
+    """
+    sizes = {"P": 8, "Q": 5, "N": 24, "K": 40}
+    check(text, (kind, kind), sizes, tile, lambda a, w: np.einsum("kqp,kn->pqn", a, w), monkeypatch)
+
+
+@pytest.mark.parametrize("kind, tile", [("bf16", mma()), ("f32", fma())])
+def test_pieces_lie_inside_a_row_of_the_box(kind, tile, monkeypatch):
+    text = """op mm(a: {t}[K, P, Q], w: {t}[K, N]) -> (c: {o}[P, Q, N]) {{
+     c[p, q, n] = sum[k](a[k, p, q] * w[k, n])
+    }}
+    """
+    sizes = {"P": 5, "Q": 24, "N": 24, "K": 40}
+    check(text, (kind, kind), sizes, tile, lambda a, w: np.einsum("kpq,kn->pqn", a, w), monkeypatch)
+
+
+def test_the_last_step_is_stored_by_the_contraction(monkeypatch):
+    """Rounding and a residual belong to the contraction that they finish, not to each of their readers."""
+    text = """op two(x: bf16[M, K], w: {t}[K, N], v: {t}[N, P]) -> (y: {o}[M, P]) {{
+     h[m, n]: bf16 = sum[k](x[m, k] * w[k, n])
+     y[m, p] = sum[n](h[m, n] * v[n, p])
+    }}
+    """
+    sizes = {"M": 40, "K": 24, "N": 32, "P": 40}
+    result = check(text, ("bf16", "bf16"), sizes, mma(), lambda x, w, v: x @ w @ v, monkeypatch)
+    first, second = result.plan.kernels
+    assert first.outputs == ("h",) and second.options["left_copy"] == "async"
