@@ -109,13 +109,14 @@ def attributes() -> str:
 
 
 def functions() -> str:
-    from tilec.functions import FUNCTIONS
+    from tilec.functions import FUNCTIONS, POWER
 
     rows = [
-        [f"`{f.name}`", str(f.arity), _ulp(f.ulp.f32), _ulp(f.ulp.f64), f.expansion and f"`{f.expansion}`"]
-        for f in FUNCTIONS.values()
+        [f"`{f.name}`", str(f.arity), *map(_ulp, (*f.ulp, *f.cuda_ulp)), f.expansion and f"`{f.expansion}`"]
+        for f in (*FUNCTIONS.values(), POWER)
     ]
-    return table(["function", "arguments", "f32, ulp", "f64, ulp", "computed as"], rows, (2, 3))
+    columns = ["CPU, f32", "CPU, f64", "CUDA, f32", "CUDA, f64"]
+    return table(["function", "arguments", *columns, "computed as"], rows, (2, 3, 4, 5))
 
 
 def _ulp(value: float) -> str:

@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tilec.dtypes import DType
+
 
 class Ulp(NamedTuple):
-    """The largest error of the compiled function on the CPU, in units in the last place of the result."""
+    """The largest error of a compiled function, in units in the last place of the exact result."""
 
     f32: float
     f64: float
@@ -48,6 +50,7 @@ class Integer(NamedTuple):
 IDENTITY = "identity"
 EXACT = Ulp(0, 0)
 ROUNDED = Ulp(0.5, 0.5)
+INF = math.inf
 ONE, THREE, MANY = Arity(1, 1), Arity(3, 3), Arity(2, None)
 
 
@@ -61,6 +64,9 @@ class Function:
     (a division is 8). `cpu` is the name in `tilec.runtime.cpu_support`, `cuda` that in
     `tilec.runtime.cuda_intrinsics` without its type suffix; None where only the expansion exists. A function of
     many arguments (`min`, `max`) folds its operation from the left.
+
+    `ulp` and `cuda_ulp` bound the errors of the compiled function, and `image` what it gives: no error leads out of it.
+    These are the documented bounds, and the only ones: every comparison with the reference goes by them.
     """
 
     name: str
@@ -71,8 +77,15 @@ class Function:
     cpu: str | None
     cuda: str | None
     ulp: Ulp
+    cuda_ulp: Ulp
+    image: tuple[float, float] = (-INF, INF)
     integer: Integer | None = None
     expansion: str = ""
+
+    def units(self, dtype: DType, kind: str | None = None) -> float:
+        """The bound for f32 or f64 on targets of a kind ("cpu", "cuda"), or on all."""
+        bounds = {"cpu": (self.ulp,), "cuda": (self.cuda_ulp,), None: (self.ulp, self.cuda_ulp)}[kind]
+        return max(getattr(bound, dtype.name) for bound in bounds)
 
 
 def _fold(binary: np.ufunc) -> Callable[..., np.ndarray]:
@@ -96,29 +109,36 @@ _UNCHANGED = Integer(IDENTITY, IDENTITY)
 _MIN = Integer("arith.minsi", "arith.minui")
 _MAX = Integer("arith.maxsi", "arith.maxui")
 
+# CUDA's are those of its Programming Guide, "Mathematical Functions", but for sin and cos of f32 (`cuda_trig`)
 _ROWS = [
-    Function("abs", ONE, np.abs, "math.absf", 1, "absolute", "fabs", EXACT, Integer("math.absi", IDENTITY)),
-    Function("ceil", ONE, np.ceil, "math.ceil", 1, "ceil", "ceil", EXACT, _UNCHANGED),
-    Function("floor", ONE, np.floor, "math.floor", 1, "floor", "floor", EXACT, _UNCHANGED),
+    Function("abs", ONE, np.abs, "math.absf", 1, "absolute", "fabs", EXACT, EXACT, (0, INF),
+             Integer("math.absi", IDENTITY)),
+    Function("ceil", ONE, np.ceil, "math.ceil", 1, "ceil", "ceil", EXACT, EXACT, integer=_UNCHANGED),
+    Function("floor", ONE, np.floor, "math.floor", 1, "floor", "floor", EXACT, EXACT, integer=_UNCHANGED),
     # half to even, in MLIR, NumPy and C's rint alike
-    Function("round", ONE, np.round, "math.roundeven", 1, "round_even", "rint", EXACT, _UNCHANGED),
-    Function("exp", ONE, np.exp, "math.exp", 24, "exp", "exp", Ulp(1, 1)),
-    Function("exp2", ONE, np.exp2, "math.exp2", 22, "exp2", "exp2", Ulp(1.1, 1.1)),
-    Function("expm1", ONE, np.expm1, "math.expm1", 20, "expm1", "expm1", Ulp(1.6, 2)),
-    Function("log", ONE, np.log, "math.log", 34, "log", "log", Ulp(1, 1)),
-    Function("log2", ONE, np.log2, "math.log2", 38, "log2", "log2", Ulp(1, 1)),
-    Function("log1p", ONE, np.log1p, "math.log1p", 38, "log1p", "log1p", Ulp(1.5, 1.5)),
-    Function("sqrt", ONE, np.sqrt, "math.sqrt", 8, "sqrt", "sqrt", ROUNDED),
-    Function("rsqrt", ONE, lambda x: 1 / np.sqrt(x), "math.rsqrt", 16, "rsqrt", "rsqrt", Ulp(1.5, 1.5)),
-    Function("sin", ONE, np.sin, "math.sin", 18, "sin", "sin", Ulp(2.1, 2)),
-    Function("cos", ONE, np.cos, "math.cos", 18, "cos", "cos", Ulp(2.1, 2)),
-    Function("tan", ONE, np.tan, "math.tan", 40, "tan", "tan", Ulp(2.1, 2)),
-    Function("tanh", ONE, np.tanh, "math.tanh", 36, "tanh", "tanh", Ulp(1.5, 1.5)),
-    Function("erf", ONE, _erf, "math.erf", 36, "erf", "erf", Ulp(1.8, 1.8)),
-    Function("sigmoid", ONE, _sigmoid, "arith.divf", 34, "sigmoid", None, Ulp(2.2, 2.2), expansion="1 / (1 + exp(-x))"),
-    Function("min", MANY, _fold(np.minimum), "arith.minimumf", 1, "minimum", "minimum", EXACT, _MIN),
-    Function("max", MANY, _fold(np.maximum), "arith.maximumf", 1, "maximum", "maximum", EXACT, _MAX),
-    Function("clamp", THREE, _clamp, "arith.minimumf", 2, None, None, EXACT, _MIN, expansion="min(max(x, low), high)"),
-]
+    Function("round", ONE, np.round, "math.roundeven", 1, "round_even", "rint", EXACT, EXACT, integer=_UNCHANGED),
+    Function("exp", ONE, np.exp, "math.exp", 24, "exp", "exp", Ulp(1, 1), Ulp(2, 1), (0, INF)),
+    Function("exp2", ONE, np.exp2, "math.exp2", 22, "exp2", "exp2", Ulp(1.1, 1.1), Ulp(2, 1), (0, INF)),
+    Function("expm1", ONE, np.expm1, "math.expm1", 20, "expm1", "expm1", Ulp(1.6, 2), Ulp(1, 1), (-1, INF)),
+    Function("log", ONE, np.log, "math.log", 34, "log", "log", Ulp(1, 1), Ulp(1, 1)),
+    Function("log2", ONE, np.log2, "math.log2", 38, "log2", "log2", Ulp(1, 1), Ulp(1, 1)),
+    Function("log1p", ONE, np.log1p, "math.log1p", 38, "log1p", "log1p", Ulp(1.5, 1.5), Ulp(1, 1)),
+    Function("sqrt", ONE, np.sqrt, "math.sqrt", 8, "sqrt", "sqrt", ROUNDED, ROUNDED, (0, INF)),
+    Function("rsqrt", ONE, lambda x: 1 / np.sqrt(x), "math.rsqrt", 16, "rsqrt", "rsqrt", Ulp(1.5, 1.5), Ulp(2, 1)),
+    Function("sin", ONE, np.sin, "math.sin", 18, "sin", "sin", Ulp(2.1, 2), Ulp(2.1, 2), (-1, 1)),
+    Function("cos", ONE, np.cos, "math.cos", 18, "cos", "cos", Ulp(2.1, 2), Ulp(2.1, 2), (-1, 1)),
+    Function("tan", ONE, np.tan, "math.tan", 40, "tan", "tan", Ulp(2.1, 2), Ulp(4, 2)),
+    Function("tanh", ONE, np.tanh, "math.tanh", 36, "tanh", "tanh", Ulp(1.5, 1.5), Ulp(2, 2), (-1, 1)),
+    Function("erf", ONE, _erf, "math.erf", 36, "erf", "erf", Ulp(1.8, 1.8), Ulp(2, 2), (-1, 1)),
+    Function("sigmoid", ONE, _sigmoid, "arith.divf", 34, "sigmoid", None, Ulp(2.2, 2.2), Ulp(4, 3), (0, 1),
+             expansion="1 / (1 + exp(-x))"),
+    Function("min", MANY, _fold(np.minimum), "arith.minimumf", 1, "minimum", "minimum", EXACT, EXACT, integer=_MIN),
+    Function("max", MANY, _fold(np.maximum), "arith.maximumf", 1, "maximum", "maximum", EXACT, EXACT, integer=_MAX),
+    Function("clamp", THREE, _clamp, "arith.minimumf", 2, None, None, EXACT, EXACT, integer=_MIN,
+             expansion="min(max(x, low), high)"),
+]  # fmt: skip
 
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}
+
+POWER = Function("**", Arity(2, 2), np.power, "math.powf", 80, "pow", "pow", Ulp(0.6, 1.5), Ulp(4, 2))
+"""The operator, where its exponent is no small whole number that makes it a product."""
