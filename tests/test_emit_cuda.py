@@ -13,8 +13,8 @@ from tilec.driver import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
+from tilec.evaluate import read_source
 from tilec.mlir import ir
-from tilec.reference import read_source
 from tilec.target import load
 
 pytest.importorskip("numba_cuda_mlir.cuda")

@@ -10,7 +10,7 @@ from conftest import assert_close
 from expectations import EXAMPLES, Bound, unit_roundoff
 
 from tilec.dtypes import F32
-from tilec.reference import reference
+from tilec.evaluate import reference
 
 EXACTLY = Bound(rtol=1e-12, atol=1e-12)
 """What f64 arithmetic in another order may differ by."""

@@ -16,8 +16,8 @@ from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
 from tilec.dtypes import from_numpy
+from tilec.evaluate import read_source, reference
 from tilec.mlir import ir
-from tilec.reference import read_source, reference
 from tilec.target import load
 
 ALL = [pytest.param(example, id=name) for name, example in EXAMPLES.items()]

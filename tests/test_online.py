@@ -12,9 +12,9 @@ from tilec.driver import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
+from tilec.evaluate import reference
 from tilec.expression import Expr, Reader, Unreadable
 from tilec.mlir import ir
-from tilec.reference import reference
 from tilec.target import load
 
 SIZES = {"M": 3, "T": 23, "D": 5}
@@ -156,9 +156,7 @@ def walk(found: online.Online, output: Expr, extents: dict[int, int], inputs, rn
                 state = state * np.exp2(new - old[c.shift.number])
                 env["reference", c.shift.number] = new[..., None]
             terms = np.broadcast_to(evaluate(c.term, env, at), (*shape, end - start))
-            states[c.total.number] = NUMPY[c.total.combine](
-                state, NUMPY[c.total.combine].reduce(terms, axis=-1)
-            )
+            states[c.total.number] = NUMPY[c.total.combine](state, NUMPY[c.total.combine].reduce(terms, axis=-1))
         for s in found.shifts:
             env |= {("state", n): v[..., None] for n, v in states.items()}
             old[s.number] = evaluate(found.final(s.row), env, grid)[..., 0]
@@ -187,7 +185,7 @@ def inputs_for(case: str, rng) -> list[np.ndarray]:
 def test_carried(name, case):
     rng = np.random.default_rng(len(name))
     with mlir.context(), ir.Location.unknown(), np.errstate(all="ignore"):
-        keep, function, reader, output, streams = read(CARRIED[name])
+        _keep, function, reader, output, streams = read(CARRIED[name])
         found = online.derive(reader.totals, *streams)
         assert not isinstance(found, str), found
         arrays = inputs_for(case, rng)
@@ -211,7 +209,7 @@ def test_refused(name):
     text, reason = REFUSED[name]
     with mlir.context(), ir.Location.unknown():
         try:
-            keep, _, reader, _, streams = read(text)
+            _keep, _, reader, _, streams = read(text)
             found = online.derive(reader.totals, min(streams))
         except Unreadable as error:
             found = str(error)
@@ -220,7 +218,7 @@ def test_refused(name):
 
 def test_softmax_is_one_rescaled_state():
     with mlir.context(), ir.Location.unknown():
-        keep, _, reader, _, streams = read(CARRIED["softmax"])
+        _keep, _, reader, _, streams = read(CARRIED["softmax"])
         m, s, y = online.derive(reader.totals, *streams).carried
     assert (m.shift, m.total.combine) == (None, "arith.maximumf")
     assert s.shift is y.shift and s.shift is not None
@@ -230,7 +228,7 @@ def test_softmax_is_one_rescaled_state():
 
 def test_a_positive_factor_is_applied_to_the_maximum_once():
     with mlir.context(), ir.Location.unknown():
-        keep, _, reader, _, streams = read(CARRIED["scaled and masked"])
+        _keep, _, reader, _, streams = read(CARRIED["scaled and masked"])
         m, *_ = online.derive(reader.totals, *streams).carried
     assert m.term.op == "arith.select" and m.term.args[1].op == "element"
     assert m.final.op == "arith.divf" and m.final.args[0].op == "state"

@@ -14,7 +14,7 @@ def __getattr__(name: str):
 
         return getattr(api, name)
     if name == "reference":
-        from tilec.reference import reference
+        from tilec.evaluate import reference
 
         return reference
     if name == "__version__":

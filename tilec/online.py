@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isclose, log2, e as EULER
+from math import e as EULER
+from math import inf, isclose, log2
 
 from tilec.expression import Expr, Total, constant
 
@@ -236,7 +237,9 @@ class _Carrier:
     def _taken(self, x: Expr) -> Expr:
         """`x` where the assumed conditions hold."""
         return x.replace(
-            lambda part: self._taken(part.args[1]) if part.op == "arith.select" and part.args[0] in self.assumed else None
+            lambda part: (
+                self._taken(part.args[1]) if part.op == "arith.select" and part.args[0] in self.assumed else None
+            )
         )
 
     # ---- terms ---------------------------------------------------------------------------------------------

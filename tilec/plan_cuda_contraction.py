@@ -97,9 +97,7 @@ def _describe(tile: BlockTile) -> str:
 # ---- the tile ----------------------------------------------------------------------------------------------
 
 
-def _problem(
-    node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, graph: Graph
-) -> Contraction:
+def _problem(node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, graph: Graph) -> Contraction:
     m, n, k = (prod(kernel.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner))
     written = outputs_of(g.nodes, graph)
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in written)

@@ -12,7 +12,7 @@ from math import prod
 
 from tilec import mlir
 from tilec.graph import Graph, Node, Read, extract_directions
-from tilec.grouping import Group, element_bytes, outputs_of
+from tilec.grouping import Group, outputs_of
 from tilec.matrix import stored
 from tilec.mlir import ir
 from tilec.target import Target
@@ -109,9 +109,7 @@ def _feed(
     run = shape[-1]
     if major and _is_flat(places, roles.inner):
         run = prod(extents[d] for d in roles.inner)
-    elif major and last != roles.inner[-1]:
-        return Feed("registers", major)
-    elif not major and last != roles.order(side)[-1]:
+    elif (major and last != roles.inner[-1]) or (not major and last != roles.order(side)[-1]):
         return Feed("registers", major)
     if run * size % WIDE:
         return Feed("registers", major)

@@ -164,7 +164,7 @@ def compare(specialised: Specialised, inputs: Arrays, results: Arrays) -> dict[s
     are declared narrower, by four times what rounding them changes in the reference. Integers and bools must
     be equal.
     """
-    from tilec.reference import evaluate
+    from tilec.evaluate import evaluate
 
     exact = evaluate(specialised, inputs)
     rounded = evaluate(specialised, inputs, rounded=True) if _rounds_inside(specialised) else exact
