@@ -14,7 +14,7 @@ from tilec.diagnostics import Note
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, text_of
 from tilec.dsl.ranges import Poly
-from tilec.dtypes import BOOL, F32, I32, I64, DType, compute_type, join
+from tilec.dtypes import BOOL, DTYPES, F32, I32, I64, DType, compute_type, join
 from tilec.functions import FUNCTIONS
 
 WEAK_INT = DType("whole number", "int", 0, "")
@@ -263,6 +263,8 @@ class Typer:
 
     def _call(self, expr: ast.Call) -> ast.Expr:
         arguments = [self._expr(a) for a in expr.arguments]
+        if signature := FUNCTIONS[expr.function].signature:
+            return self._call_of(expr, arguments, *(DTYPES[t] for t in signature))
         dtype = arguments[0].dtype
         for argument in arguments[1:]:
             dtype = meet(dtype, argument.dtype)
@@ -270,6 +272,15 @@ class Typer:
         if dtype.is_integer and FUNCTIONS[expr.function].integer is None:
             dtype = WEAK_FLOAT if dtype is WEAK_INT else F32
         return replace(expr, arguments=tuple(self._coerce(a, dtype) for a in arguments), dtype=dtype)
+
+    def _call_of(self, expr: ast.Call, arguments: list[ast.Expr], takes: DType, gives: DType) -> ast.Expr:
+        """A call of a function that has types of its own."""
+        for argument in arguments:
+            if takes.is_integer and argument.dtype is not UNKNOWN and not argument.dtype.is_integer:
+                hint = f"write `{takes}({text_of(argument)})` if dropping its fraction is meant"
+                message = f"`{expr.function}` takes whole numbers, this is {argument.dtype}"
+                self.report.error(message, argument.span, hint=hint)
+        return replace(expr, arguments=tuple(self._coerce(a, takes) for a in arguments), dtype=gives)
 
     # ---- reductions ----
 

@@ -16,7 +16,8 @@ from tilec.dtypes import DTYPES
 from tilec.functions import FUNCTIONS
 
 Loader = Callable[[str, Source], Source]  # the path in the `import`, and the text that holds it
-_BUILT_IN = {*FUNCTIONS, *REDUCTIONS, *SCANS, *DTYPES, "pad"}
+_FUNCTIONS = {name for name, row in FUNCTIONS.items() if row.signature is None}
+_BUILT_IN = {*_FUNCTIONS, *REDUCTIONS, *SCANS, *DTYPES, "pad"}
 
 
 def load_file(path: str, importer: Source) -> Source:

@@ -7,7 +7,7 @@ for a divisor of 0 (as NumPy does), so that a branch not taken may be computed a
 from __future__ import annotations
 
 from tilec.dtypes import BOOL, F32, DType
-from tilec.functions import FUNCTIONS
+from tilec.functions import FUNCTIONS, PHILOX_MULTIPLIER, PHILOX_ROUNDS, PHILOX_WEYL
 from tilec.mlir import arith, constant, constant_value, ir, math, type_of
 
 _COMPARE_FLOAT = {"==": "OEQ", "!=": "UNE", "<": "OLT", "<=": "OLE", ">": "OGT", ">=": "OGE"}
@@ -154,8 +154,10 @@ def _repeated(value: ir.Value, exponent: int, dtype: DType) -> ir.Value:
 
 
 def function(name: str, arguments: list[ir.Value], dtype: DType) -> ir.Value:
-    """A scalar function of the language; all arguments and the result have type `dtype`."""
+    """A scalar function of the language; all arguments and the result have type `dtype`, unless its row says otherwise."""
     match name:
+        case "rand":
+            return _rand(*arguments)
         case "min" | "max":
             result = arguments[0]
             for argument in arguments[1:]:
@@ -172,6 +174,29 @@ def function(name: str, arguments: list[ir.Value], dtype: DType) -> ir.Value:
         case "ceil" | "floor" | "round" if not dtype.is_float:
             return arguments[0]
     return getattr(math, FUNCTIONS[name].mlir.removeprefix("math."))(*arguments)
+
+
+def _rand(seed: ir.Value, counter: ir.Value) -> ir.Value:
+    """See `tilec.functions._rand`: the rounds on 32-bit words, whose products are of 64."""
+    word, wide = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
+    shift, multiplier = constant(32, wide), constant(PHILOX_MULTIPLIER, wide)
+
+    def upper(value: ir.Value) -> ir.Value:
+        return arith.trunci(word, arith.shrui(value, shift))
+
+    key, low, high = arith.trunci(word, seed), arith.trunci(word, counter), upper(arith.xori(counter, seed))
+    for round_ in range(PHILOX_ROUNDS):
+        product = arith.muli(arith.extui(wide, low), multiplier)
+        round_key = arith.addi(key, constant(_signed(round_ * PHILOX_WEYL), word)) if round_ else key
+        low, high = arith.xori(arith.xori(upper(product), high), round_key), arith.trunci(word, product)
+    fraction = arith.shrui(low, constant(8, word))
+    return arith.mulf(arith.sitofp(mlir_type(F32), fraction), constant(2.0**-24, mlir_type(F32)))
+
+
+def _signed(value: int) -> int:
+    """The lower 32 bits, as the number that they are in two's complement."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >> 31 else value
 
 
 def extremum(name: str, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:

@@ -26,12 +26,13 @@ BINARY = {
     "arith.addf": "+", "arith.subf": "-", "arith.mulf": "*", "arith.divf": "/",
     "arith.addi": "+", "arith.subi": "-", "arith.muli": "*", "arith.andi": "&", "arith.ori": "|", "arith.xori": "^",
     "arith.floordivsi": "//", "arith.divui": "//", "arith.remui": "%", "arith.shli": "<<", "arith.shrsi": ">>",
+    "arith.shrui": ">>",
 }  # fmt: skip
 EXTREMA = {
     "arith.maxsi": "max", "arith.minsi": "min", "arith.maxui": "max", "arith.minui": "min",
     "arith.maximumf": "maximum", "arith.minimumf": "minimum", "arith.maxnumf": "maximum", "arith.minnumf": "minimum",
 }  # fmt: skip
-UNSIGNED = {"arith.divui", "arith.remui", "arith.maxui", "arith.minui", "arith.extui", "arith.uitofp"}
+UNSIGNED = {"arith.divui", "arith.remui", "arith.shrui", "arith.maxui", "arith.minui", "arith.extui", "arith.uitofp"}
 NARROW = ("bf16", "f16", "f8E4M3FN", "f8E5M2")
 PURE = ("arith.", "math.", "affine.apply", "affine.min", "affine.max", "memref.dim")
 

@@ -12,7 +12,7 @@ from tilec.reductions import NO_PLACE, REDUCTIONS, SCANS, takes
 
 NAMES = [
     "abs", "ceil", "floor", "round", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt",
-    "sin", "cos", "tan", "tanh", "erf", "sigmoid", "min", "max", "clamp",
+    "sin", "cos", "tan", "tanh", "erf", "sigmoid", "min", "max", "clamp", "rand",
 ]  # fmt: skip
 
 

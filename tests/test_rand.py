@@ -80,7 +80,7 @@ def test_it_counts_in_whole_numbers():
 @pytest.mark.parametrize(("seed", "start"), SEEDS[1:3])
 def test_emitted_cuda_draws_the_same(seed, start):
     x = np.zeros(100, np.float32)
-    (y,) = emulate(UNIFORM, None, [np.array(seed), np.array(start), x])
+    (y,), _ = emulate(UNIFORM, None, {"seed": np.array(seed), "start": np.array(start), "x": x})
     np.testing.assert_array_equal(y, expected(seed, start, 100))
 
 

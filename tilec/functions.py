@@ -47,11 +47,18 @@ class Integer(NamedTuple):
     unsigned: str
 
 
+class Signature(NamedTuple):
+    """The types of the language that a function takes and gives, whatever its arguments' are."""
+
+    takes: str
+    gives: str
+
+
 IDENTITY = "identity"
 EXACT = Ulp(0, 0)
 ROUNDED = Ulp(0.5, 0.5)
 INF = math.inf
-ONE, THREE, MANY = Arity(1, 1), Arity(3, 3), Arity(2, None)
+ONE, TWO, THREE, MANY = Arity(1, 1), Arity(2, 2), Arity(3, 3), Arity(2, None)
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,8 @@ class Function:
     integers, None where integers are cast to f32 first. `cost` counts floating-point operations for the cost model
     (a division is 8). `cpu` is the name in `tilec.runtime.cpu_support`, `cuda` that in
     `tilec.runtime.cuda_intrinsics` without its type suffix; None where only the expansion exists. A function of
-    many arguments (`min`, `max`) folds its operation from the left.
+    many arguments (`min`, `max`) folds its operation from the left. One with a `signature` came after version 1 of
+    the language: a program's own function of the same name takes precedence.
 
     `ulp` and `cuda_ulp` bound the errors of the compiled function, and `image` what it gives: no error leads out of it.
     These are the documented bounds, and the only ones: every comparison with the reference goes by them.
@@ -81,6 +89,7 @@ class Function:
     image: tuple[float, float] = (-INF, INF)
     integer: Integer | None = None
     expansion: str = ""
+    signature: Signature | None = None
 
     def units(self, dtype: DType, kind: str | None = None) -> float:
         """The bound for f32 or f64 on targets of a kind ("cpu", "cuda"), or on all."""
@@ -101,6 +110,27 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     """Of a non-positive exponent only, which cannot overflow and keeps its precision in the left tail."""
     e = np.exp(-np.abs(x))
     return np.where(np.asarray(x) < 0, e, 1) / (1 + e)
+
+
+PHILOX_ROUNDS = 7
+PHILOX_MULTIPLIER, PHILOX_WEYL = 0xD256D193, 0x9E3779B9
+
+
+def _rand(seed: np.ndarray, counter: np.ndarray) -> np.ndarray:
+    """Philox2x32-7: the first word's upper 24 bits, as a fraction of 1.
+
+    Key: the seed's lower word. Block: the counter's lower word, and its upper one xor the seed's upper. Seven rounds are
+    the fewest that pass BigCrush. Source: Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3"
+    (SC 2011).
+    """
+    seed, counter = (np.asarray(v).astype(np.int64).view(np.uint64) for v in (seed, counter))
+    word, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+    key, low, high = seed & word, counter & word, (counter ^ seed) >> shift
+    for _ in range(PHILOX_ROUNDS):
+        product = low * np.uint64(PHILOX_MULTIPLIER)
+        low, high = (product >> shift) ^ key ^ high, product & word
+        key = (key + np.uint64(PHILOX_WEYL)) & word
+    return (low >> np.uint64(8)).astype(np.float64) * 2.0**-24
 
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -136,6 +166,9 @@ _ROWS = [
     Function("max", MANY, _fold(np.maximum), "arith.maximumf", 1, "maximum", "maximum", EXACT, EXACT, integer=_MAX),
     Function("clamp", THREE, _clamp, "arith.minimumf", 2, None, None, EXACT, EXACT, integer=_MIN,
              expansion="min(max(x, low), high)"),
+    # a round is a wide multiplication, two xors and an addition to the key
+    Function("rand", TWO, _rand, "arith.mulf", 4 * PHILOX_ROUNDS + 4, None, None, EXACT, EXACT, (0, 1),
+             expansion="Philox2x32-7", signature=Signature("i64", "f32")),
 ]  # fmt: skip
 
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}
