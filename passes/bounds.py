@@ -12,9 +12,9 @@ it.
 from __future__ import annotations
 
 from tilec import mlir
+from tilec.index_ranges import Range, Ranges
 from tilec.mlir import ir
 
-Range = tuple[int, int]
 _HOLDS = {  # cmpi predicates: when (a, b) is always true, and when always false
     2: lambda a, b: (a[1] < b[0], a[0] >= b[1]), 3: lambda a, b: (a[1] <= b[0], a[0] > b[1]),
     4: lambda a, b: (a[0] > b[1], a[1] <= b[0]), 5: lambda a, b: (a[0] >= b[1], a[1] < b[0]),
@@ -30,7 +30,11 @@ def fold_bounds(module: ir.Operation) -> None:
 class _Folder:
     def __init__(self, generic: ir.Operation):
         self.generic, self.extents = generic, mlir.extents_of(generic)
-        self.ranges: dict[ir.Value, Range | None] = {}
+        self.ranges = Ranges(self._index)
+
+    def _index(self, op: ir.Operation) -> Range | None:
+        extent = self.extents[ir.IntegerAttr(op.attributes["dim"]).value] if op.name == "linalg.index" else 0
+        return (0, extent - 1) if extent > 0 else None
 
     def fold(self) -> None:
         for view in list(mlir.body_of(self.generic).operations):
@@ -42,7 +46,7 @@ class _Folder:
                     self._comparison(op)
 
     def _extremum(self, op: ir.Operation) -> None:
-        ranges = [self.range(v) for v in op.operands]
+        ranges = [self.ranges.of(v) for v in op.operands]
         if None in ranges:
             return
         a, b = ranges
@@ -53,56 +57,10 @@ class _Folder:
 
     def _comparison(self, op: ir.Operation) -> None:
         holds = _HOLDS.get(ir.IntegerAttr(op.attributes["predicate"]).value)
-        ranges = [self.range(v) for v in op.operands]
+        ranges = [self.ranges.of(v) for v in op.operands]
         if holds is None or None in ranges or not isinstance(op.operands[0].type, ir.IndexType):
             return
         always, never = holds(*ranges)
         if always or never:
             with ir.InsertionPoint(op), op.location:
                 op.results[0].replace_all_uses_with(mlir.constant(always, op.results[0].type))
-
-    def range(self, value: ir.Value) -> Range | None:
-        """The least and the greatest value that an index may have; None where that is not known."""
-        if value not in self.ranges:
-            self.ranges[value] = self._range(value)
-        return self.ranges[value]
-
-    def _range(self, value: ir.Value) -> Range | None:
-        op = mlir.definition(value)
-        if op is None or not isinstance(value.type, ir.IndexType):
-            return None
-        known = mlir.constant_value(value)
-        if known is not None:
-            return int(known), int(known)
-        inner = [self.range(v) for v in op.operands]
-        match op.name:
-            case "linalg.index":
-                extent = self.extents[ir.IntegerAttr(op.attributes["dim"]).value]
-                return (0, extent - 1) if extent > 0 else None
-            case "arith.minsi" | "arith.maxsi" if None not in inner:
-                pick = min if op.name == "arith.minsi" else max
-                return pick(r[0] for r in inner), pick(r[1] for r in inner)
-            case "affine.apply" if None not in inner:
-                map_ = ir.AffineMapAttr(op.attributes["map"]).value
-                return _affine(map_.results[0], inner, map_.n_dims)
-        return None
-
-
-def _affine(expr: ir.AffineExpr, inner: list[Range], dims: int) -> Range | None:
-    """Bounds of sums of dimensions and of products with constants."""
-    match expr:
-        case ir.AffineConstantExpr():
-            return expr.value, expr.value
-        case ir.AffineDimExpr():
-            return inner[expr.position]
-        case ir.AffineSymbolExpr():
-            return inner[dims + expr.position]
-        case ir.AffineAddExpr() | ir.AffineMulExpr():
-            a, b = _affine(expr.lhs, inner, dims), _affine(expr.rhs, inner, dims)
-            if a is None or b is None:
-                return None
-            if isinstance(expr, ir.AffineAddExpr):
-                return a[0] + b[0], a[1] + b[1]
-            ends = [x * y for x in a for y in b]
-            return min(ends), max(ends)
-    return None

@@ -132,6 +132,12 @@ def _is_nan(dtype: str) -> Any:
     return define(f"is_nan_{dtype}", {"a": dtype}, "bool", f"%result = arith.cmpf uno, %a, %a : {dtype}")
 
 
+def _within(name: str, extend: str) -> Any:
+    """An index that is known to fit 32 bits (`_i32`), or 31 and not to be negative (`_u31`): so the compiler knows, too."""
+    body = f"%low = arith.trunci %x : i64 to i32\n%result = arith.{extend} %low : i32 to i64"
+    return define(name, {"x": "i64"}, "i64", body)
+
+
 def _bitcast(name: str, source: str, result: str) -> Any:
     return define(name, {"a": source}, result, f"%result = arith.bitcast %a : {source} to {result}")
 
@@ -213,6 +219,8 @@ def _build() -> dict[str, Callable[[], Any]]:
     table: dict[str, Callable[[], Any]] = {
         "shared_address": _shared_address,
         "map_shared": _map_shared,
+        "within_i32": partial(_within, "within_i32", "extsi"),
+        "within_u31": partial(_within, "within_u31", "extui"),
         "maximum_f64": partial(_extremum_f64, "maximum_f64", "ogt"),
         "minimum_f64": partial(_extremum_f64, "minimum_f64", "olt"),
         "bits_f32": partial(_bitcast, "bits_f32", "f32", "i32"),

@@ -8,7 +8,9 @@ nothing and leave no trace. Names come from `tilec.name` hints reduced to identi
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
@@ -160,6 +162,10 @@ class Printer:
     def expr(self, value: ir.Value) -> str:
         return self.text[value]
 
+    def operand(self, op: ir.Operation, value: ir.Value) -> str:
+        """An operand of arithmetic, of which a backend may know more than its text says."""
+        return self.expr(value)
+
     def for_loop(self, op: ir.Operation) -> None:
         block = op.regions[0].blocks[0]
         low, high, step = (self.expr(v) for v in list(op.operands)[:3])
@@ -272,7 +278,7 @@ class Printer:
             return self.affine(op)
         if name == "memref.dim":
             return str(self.memory[operands[0]].shape[int(mlir.constant_value(operands[1]))])
-        texts = [self.expr(v) for v in operands]
+        texts = [self.operand(op, v) for v in operands]
         if name in UNSIGNED and str(operands[0].type) not in ("i1", "index"):
             texts = [f"{self.use('u' + str(v.type)[1:])}({t})" for v, t in zip(operands, texts)]
         if name in BINARY:
@@ -357,14 +363,22 @@ class Printer:
     def affine(self, op: ir.Operation) -> str:
         map_ = ir.AffineMapAttr(op.attributes["map"]).value
         operands = [self.index(v) for v in op.operands]
-        texts = [str(_affine(e, operands, map_.n_dims)) for e in map_.results]
+        divided = partial(self.divided, op, map_.n_dims)
+        texts = [str(_affine(e, operands, map_.n_dims, divided)) for e in map_.results]
         return texts[0] if op.name == "affine.apply" else f"{op.name[-3:]}({', '.join(texts)})"
+
+    def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, text: str | int) -> str | int:
+        """What a division in the affine map of `op` divides: a backend may say that it is small."""
+        return text
 
 
 _MATH = {row.mlir: row.cpu for row in FUNCTIONS.values() if row.mlir.startswith("math.")}
 
 
-def _affine(expr: ir.AffineExpr, operands: list[str | int], dims: int) -> str | int:
+Divided = Callable[[ir.AffineExpr, str | int], str | int]
+
+
+def _affine(expr: ir.AffineExpr, operands: list[str | int], dims: int, divided: Divided) -> str | int:
     match expr:
         case ir.AffineConstantExpr():
             return expr.value
@@ -372,12 +386,14 @@ def _affine(expr: ir.AffineExpr, operands: list[str | int], dims: int) -> str | 
             return operands[expr.position]
         case ir.AffineSymbolExpr():
             return operands[dims + expr.position]
-    left, right = _affine(expr.lhs, operands, dims), _affine(expr.rhs, operands, dims)
+    left, right = (_affine(e, operands, dims, divided) for e in (expr.lhs, expr.rhs))
     match expr:
         case ir.AffineAddExpr():
             return plus(left, right)
         case ir.AffineMulExpr():
             return times(left, right)
+    left = divided(expr.lhs, left)
+    match expr:
         case ir.AffineModExpr():
             return f"({_group(left)} % {_group(right)})"
         case ir.AffineFloorDivExpr():

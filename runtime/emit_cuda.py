@@ -20,9 +20,10 @@ from tilec.functions import FUNCTIONS
 from tilec.grouping import element_bytes
 from tilec.mlir import ir
 from tilec.runtime.cuda_define import NUMBA
-from tilec.runtime.emit import NARROW, Memory, Printer, plus, times
+from tilec.runtime.emit import NARROW, Memory, plus, times
 from tilec.runtime.emit_cpu import strides_of
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
+from tilec.runtime.emit_cuda_index import IndexPrinter
 from tilec.runtime.program import Emitted, KernelSource, TensorMap, read_steps
 
 NAMES = {"i1": "bool", "index": "i64", "f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}
@@ -57,7 +58,7 @@ def _does_something(lines: list[str]) -> bool:
     return any(not line.lstrip().startswith("#") for line in lines)
 
 
-class _CudaPrinter(Printer):
+class _CudaPrinter(IndexPrinter):
     def __init__(self) -> None:
         super().__init__()
         self.shared = 0
@@ -72,7 +73,8 @@ class _CudaPrinter(Printer):
         name = ir.StringAttr(function.attributes["sym_name"]).value
         block = mlir.entry(function)
         parameters = self.parameters = self.arguments(function, block)
-        threads = mlir.get_integer(function, "tilec.threads")
+        threads, blocks = (mlir.get_integer(function, f"tilec.{n}") for n in ("threads", "blocks"))
+        self.grid = {"gpu.thread_id": threads, "gpu.block_id": blocks}
         count = len(parameters)
         self.written = {self.memory[v].base for v in _stored(function) if v in self.memory}
         for view in block.operations:
@@ -91,7 +93,6 @@ class _CudaPrinter(Printer):
         text = "\n".join(
             [f"def {name}({', '.join(parameters)}):", *body, *([] if _does_something(body) else ["    pass"])]
         )
-        blocks = mlir.get_integer(function, "tilec.blocks")
         maps = tuple(self.maps.values())
         return KernelSource(name, text, blocks, count, threads, shared=self.shared, sites=tuple(self.sites), maps=maps)
 
@@ -150,7 +151,7 @@ class _CudaPrinter(Printer):
                 self.allocate_shared(op)
             case "gpu.thread_id" | "gpu.block_id":
                 name = "thread" if op.name == "gpu.thread_id" else "block"
-                self.line(f"{name} = {self.use('i64')}({self.use('cuda')}.{name}Idx.x)")
+                self.line(f"{name} = {self.use('i64')}({self.use('u32')}({self.use('cuda')}.{name}Idx.x))")
                 self.text[op.results[0]] = name
             case "gpu.barrier":
                 self.line(f"{self.use('cuda')}.syncthreads()")
@@ -291,8 +292,6 @@ class _CudaPrinter(Printer):
                 source = str(op.operands[0].type)
                 text = self.expr(op.operands[0])
                 return f"{self.use('f32')}({text})" if source == "f64" else text
-            case "arith.shrui" if str(op.results[0].type) == "index":
-                return f"{self.expr(op.operands[0])} >> {self.expr(op.operands[1])}"
         return super().expression(op)
 
     def rounded_later(self, op: ir.Operation) -> bool:
@@ -300,15 +299,6 @@ class _CudaPrinter(Printer):
         if str(op.results[0].type) not in NARROW:
             return False
         return all(u.name == "memref.store" and not _read_as_scalar(u.operands[1]) for u in mlir.uses(op.results[0]))
-
-    def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
-        if type_ == "index" and name in ("arith.divui", "arith.remui"):
-            divisor = mlir.constant_value(op.operands[1])
-            if divisor and divisor & (divisor - 1) == 0:  # of numbers that are not negative
-                shift = divisor.bit_length() - 1
-                return f"{texts[0]} >> {shift}" if name == "arith.divui" else f"{texts[0]} & {divisor - 1}"
-            return f"{texts[0]} {'//' if name == 'arith.divui' else '%'} {texts[1]}"
-        return super().binary(op, name, texts, type_)
 
     def select(self, condition: str, then: str, otherwise: str, type_: str) -> str:
         return f"({then} if {condition} else {otherwise})"

@@ -85,6 +85,14 @@ class Intrinsics(ModuleType):
         self.cuda.syncthreads = lambda: self._meet(self.state.block.barrier)
         self.shared_address = lambda _: SHARED
 
+    def within_i32(self, index):
+        assert -(2**31) <= index < 2**31, f"the index {index} is not within 32 bits"
+        return np.int64(index)
+
+    def within_u31(self, index):
+        assert 0 <= index < 2**31, f"the index {index} is negative or not within 31 bits"
+        return np.int64(index)
+
     def _meet(self, barrier: threading.Barrier) -> None:
         try:
             barrier.wait()

@@ -1,0 +1,54 @@
+"""Index arithmetic of CUDA kernels: 64 bits, and 32 where what is computed is known to fit and 64 would cost more.
+
+Sums and products stay in 64 bits: an address is their sum with a 64-bit base, one instruction either way, and constants of
+unrolled steps end in the access itself. A 64-bit division by a constant is some thirty instructions, though, a 32-bit one
+five, and shifts, comparisons and extrema are two against one. Their operands are marked with what is known of them:
+
+    v_3 // 7    ->    within_u31(v_3) // 7
+"""
+
+from __future__ import annotations
+
+from tilec import mlir
+from tilec.index_ranges import I32, Range, Ranges
+from tilec.mlir import ir
+from tilec.runtime.emit import Printer
+
+_COSTLY = (
+    "arith.divui", "arith.remui", "arith.floordivsi", "arith.shrui", "arith.minsi", "arith.maxsi", "arith.cmpi",
+)  # fmt: skip
+
+
+class IndexPrinter(Printer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid: dict[str, int] = {}  # how many numbers `gpu.thread_id` and `gpu.block_id` have
+        self.ranges = Ranges(lambda op: (0, self.grid[op.name] - 1) if op.name in self.grid else None)
+
+    def operand(self, op: ir.Operation, value: ir.Value) -> str:
+        costly = op.name in _COSTLY and isinstance(value.type, ir.IndexType) and mlir.constant_value(value) is None
+        return self._small(self.ranges.of(value), self.expr(value)) if costly else self.expr(value)
+
+    def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, text: str | int) -> str | int:
+        ranges = [self.ranges.of(v) for v in op.operands]
+        return text if isinstance(text, int) else self._small(self.ranges.of_affine(expr, ranges, dims), text)
+
+    def _small(self, range_: Range | None, text: str) -> str:
+        """The same number, marked with what is known of it."""
+        if range_ is None or range_[0] < I32[0] or range_[1] > I32[1] or text in ("thread", "block"):
+            return text
+        return f"{self.use('within_u31' if range_[0] >= 0 else 'within_i32')}({text})"
+
+    def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
+        if type_ == "index" and name in ("arith.divui", "arith.remui"):
+            divisor = mlir.constant_value(op.operands[1])
+            if divisor and divisor & (divisor - 1) == 0:  # of numbers that are not negative
+                shift = divisor.bit_length() - 1
+                return f"{texts[0]} >> {shift}" if name == "arith.divui" else f"{texts[0]} & {divisor - 1}"
+            return f"{texts[0]} {'//' if name == 'arith.divui' else '%'} {texts[1]}"
+        return super().binary(op, name, texts, type_)
+
+    def expression(self, op: ir.Operation) -> str:
+        if op.name == "arith.shrui" and isinstance(op.results[0].type, ir.IndexType):
+            return f"{self.operand(op, op.operands[0])} >> {self.expr(op.operands[1])}"
+        return super().expression(op)

@@ -1,0 +1,52 @@
+"""Ranges of index values, and what CUDA kernels make of them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tilec import mlir
+from tilec.index_ranges import Ranges
+from tilec.mlir import ir
+
+LOOP = """func.func @f(%n: index) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c3 = arith.constant 3 : index
+  %c10 = arith.constant 10 : index
+  %t = gpu.thread_id x
+  scf.for %i = %c0 to %c10 step %c1 {
+    %0 = affine.apply affine_map<(a, b) -> (a * 128 + b - 5)>(%i, %t)
+    %1 = arith.divui %i, %c3 : index
+    %2 = arith.remui %0, %c3 : index
+    %3 = affine.min affine_map<(a) -> (a * -8 + 60, 8)>(%i)
+    %4 = affine.apply affine_map<(a) -> (a floordiv 3 + a mod 4)>(%i)
+    %5 = arith.maxsi %0, %c0 : index
+    %6 = arith.addi %i, %n : index
+    %7 = arith.muli %0, %3 : index
+    %8 = arith.andi %0, %c3 : index
+    %9 = arith.shrui %i, %c1 : index
+    %10 = arith.subi %c10, %i : index
+  }
+  return
+}"""
+WANT = [(-5, 1274), (0, 3), (0, 2), (-12, 8), (0, 6), (0, 1274), None, (-15288, 10192), (0, 3), (0, 4), (1, 10)]
+
+
+def test_ranges_follow_arithmetic():
+    with mlir.context(), ir.Location.unknown():
+        module = ir.Module.parse(LOOP)
+        ranges = Ranges(lambda op: (0, 127) if op.name == "gpu.thread_id" else None)
+        (loop,) = [op for op in mlir.walk(module.operation) if op.name == "scf.for"]
+        body = [o.operation for o in loop.regions[0].blocks[0].operations if o.operation.name != "scf.yield"]
+        assert [ranges.of(op.results[0]) for op in body] == WANT
+
+
+@pytest.mark.parametrize(("extent", "marked"), [(2**20, True), (2**33, False)])
+def test_divisions_are_marked_where_they_fit_32_bits(extent, marked):
+    from test_emit_cuda import emitted
+
+    source = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] + x[i // 3] }"
+    (kernel,) = emitted(source, None, {"N": extent}).kernels
+    assert bool(re.search(r"within_u31\(.*\) // 3", kernel.text)) == marked, kernel.text
