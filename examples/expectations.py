@@ -87,6 +87,11 @@ def normal(dtype: str, dims: str, fan_in: str = "", mean: float = 0.0) -> Draw:
     return draw
 
 
+def constant(dtype: str, value: float) -> Draw:
+    """A scalar."""
+    return lambda rng, sizes: np.array(value, DTYPES[dtype].numpy)
+
+
 def ids(dtype: str, dims: str, below: str) -> Draw:
     """Integers from 0 to the size `below`, exclusive."""
     return lambda rng, sizes: rng.integers(0, sizes[below], _shape(dims, sizes)).astype(DTYPES[dtype].numpy)
@@ -153,6 +158,25 @@ def np_softmax(x):
 def np_logsumexp(x):
     m = x.max(-1)
     return m + np.log(np.exp(x - m[..., None]).sum(-1))
+
+
+def np_rand(seed, counters):
+    """Philox2x32 of seven rounds, on Python's integers."""
+    word = 0xFFFFFFFF
+
+    def number(counter):
+        low, high, key = counter & word, (counter ^ seed) >> 32 & word, seed & word
+        for _ in range(7):
+            product = low * 0xD256D193
+            low, high, key = (product >> 32) ^ key ^ high, product & word, (key + 0x9E3779B9) & word
+        return (low >> 8) * 2.0**-24
+
+    return np.array([number(int(n)) for n in counters.ravel()]).reshape(counters.shape)
+
+
+def np_dropout(x, p, seed):
+    kept = np_rand(int(seed), np.arange(x.size).reshape(x.shape)) >= p
+    return np.where(kept, x / (1 - p), 0)
 
 
 def np_layernorm(x, gain, bias):
@@ -222,6 +246,11 @@ def torch_rmsnorm(x, gain):
 
 def torch_attention(q, k, v, causal=False):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def torch_dropout(x, p, seed):
+    """Draws numbers of its own."""
+    return torch.nn.functional.dropout(x, 0.1)
 
 
 def torch_rotary(x):
@@ -372,6 +401,16 @@ example(
     {"x": normal("bf16", "B H S D")},
     HEADS,
     BENCH_HEADS,
+)
+DROPOUT = {"p": constant("f32", 0.1), "seed": constant("i64", 7)}
+example(
+    "dropout",
+    np_dropout,
+    torch_dropout,
+    lambda z: bound(BF16),
+    {"x": normal("bf16", "M N"), **DROPOUT},
+    {"M": 7, "N": 13},
+    {"M": 16384, "N": 8192},
 )
 example(
     "embedding",

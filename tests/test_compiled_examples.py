@@ -100,7 +100,7 @@ def poisoned(op: tilec.Op, results: list[np.ndarray]) -> list[np.ndarray]:
 def strided(array: np.ndarray) -> np.ndarray:
     """The same values, in every other element of larger memory, and read-only."""
     memory = np.zeros(tuple(2 * n for n in array.shape), array.dtype)
-    view = memory[tuple(slice(None, None, 2) for _ in array.shape)]
+    view = memory[(*(slice(None, None, 2) for _ in array.shape), ...)]
     view[...] = array
     view.flags.writeable = False
     return view
