@@ -1,18 +1,16 @@
-"""The disk cache: compiled kernels and generated modules, in one private directory.
+"""The disk cache: compiled programs and kernels, in one private directory.
 
 An entry is a JSON file that names its binaries by their digests. Nothing is ever unpickled, and nothing is
-loaded from a directory that someone else could have written: who can write a cubin or a module there can run
+loaded from a directory that someone else could have written: who can write a kernel there can run
 code here. Every failure (full disk, read-only, corrupted, refused) means working without the cache, never an
 error.
 """
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -128,6 +126,19 @@ def runtime_digest() -> str:
     return make_key(*(part for path in sources for part in (path.name, path.read_bytes())))
 
 
+@cache
+def compiler_digest() -> str:
+    """A hash of all of tilec's sources: what a program becomes depends on each."""
+    import tilec
+    from tilec import dsl
+
+    root, front = Path(tilec.__file__).parent, Path(dsl.__file__).parent
+    folders = (root, front, *(front.parent / name for name in ("passes", "runtime")))
+    kinds = (".py", ".lark", ".tile")
+    sources = sorted(p for folder in folders for p in folder.rglob("*") if p.suffix in kinds)
+    return make_key(*(part for path in sources for part in (path.name, path.read_bytes())))
+
+
 def load(key: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
     """What was saved under `key`, or None if there is nothing whole."""
     folder = _folder("entries")
@@ -173,44 +184,6 @@ def _load_blob(folder: Path, digest: str) -> bytes:
     return data
 
 
-# Modules
-
-
-def module_path(key: str, text: str, name: str = "kernel") -> Path:
-    """Writes a generated Python module and returns its path, the same for the same key and text.
-
-    It has a directory of its own, where Numba keeps its index and object files beside it. Without a cache,
-    that is a temporary directory which goes with the process.
-    """
-    if not name.isidentifier():
-        raise ValueError(f"{name!r} is no module name")
-    folder = _folder("modules", f"{key[:32]}-{make_key(text)[:16]}") or _temporary() / key[:32]
-    path = folder / f"{name}.py"
-    try:
-        if not _holds(path, text.encode()):
-            _write(path, text.encode())
-    except OSError:
-        path = _temporary() / key[:32] / f"{name}.py"
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.write_text(text)
-    return path
-
-
-def _holds(path: Path, data: bytes) -> bool:
-    try:
-        return path.read_bytes() == data
-    except OSError:
-        return False
-
-
-@cache
-def _temporary() -> Path:
-    path = Path(tempfile.mkdtemp(prefix="tilec-"))
-    owner = os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(path, ignore_errors=True))
-    return path
-
-
 # Files
 
 
@@ -251,11 +224,11 @@ def usage() -> tuple[int, int]:
 
 
 def clear(older_than_days: float = 0.0) -> int:
-    """Removes entries and modules not written within so many days; returns how many files went."""
+    """Removes entries not written within so many days; returns how many files went."""
     root, oldest, removed = directory(), time.time() - older_than_days * 86400, 0
     if root is None:
         return 0
-    for path in [p for name in ("entries", "modules") for p in (root / name).rglob("*")]:
+    for path in [p for p in (root / "entries").rglob("*")]:
         try:
             if path.is_file() and path.lstat().st_mtime <= oldest:
                 path.unlink()

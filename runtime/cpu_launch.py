@@ -1,110 +1,132 @@
-"""Compiling emitted CPU kernels and running them: one parallel loop over blocks serves every kernel.
+"""Running compiled CPU kernels: object files are loaded through LLVM, blocks shared out by Numba's thread pool.
 
-A kernel is compiled by Numba as a C function of (block, args, scratch); `run_parallel` calls it through its address for
-every block. Numba keeps compiled kernels on disk beside the generated module (`cache.module_path`).
+Neither needs Numba's compiler, so that a program from the cache starts at once.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import re
-import sys
+import ctypes
 import threading
+from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 
-import numba
-import numpy as np
-from llvmlite import ir
-from numba import njit, prange, types
-from numba.extending import intrinsic
+import llvmlite.binding as llvm
 
-from tilec.runtime.program import Emitted, KernelSource
+from tilec.runtime.host_memory import allocate
+from tilec.runtime.program import KernelSource, Object
 
-SIGNATURE = types.void(types.int64, types.CPointer(types.int64), types.int64)
-
-
-@intrinsic
-def call_kernel(typingctx, kernel, block, args, scratch):
-    """Calls the C function at address `kernel`."""
-
-    def codegen(context, builder, signature, values):
-        kernel, block, args, scratch = values
-        i64 = ir.IntType(64)
-        pointer = ir.FunctionType(ir.VoidType(), [i64, i64.as_pointer(), i64]).as_pointer()
-        builder.call(builder.inttoptr(kernel, pointer), [block, builder.inttoptr(args, i64.as_pointer()), scratch])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+_ADDRESS = ctypes.c_void_p
+_Loop = ctypes.CFUNCTYPE(None, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS)
+_ParallelFor = ctypes.CFUNCTYPE(
+    None, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int
+)
+CACHE_LINE = 128
 
 
-@njit("void(int64, int64, int64, int64)", nogil=True, cache=True)
-def run_serial(kernel, grid, args, scratch):
-    for block in range(grid):
-        call_kernel(kernel, block, args, scratch)
-
-
-@njit("void(int64, int64, int64, int64, int64)", nogil=True, parallel=True, cache=True)
-def run_parallel(kernel, grid, args, scratch, stride):
-    for block in prange(grid):
-        call_kernel(kernel, types.int64(block), args, scratch + numba.get_thread_id() * stride)
+class MissingSymbol(Exception):
+    """Machine code of another time needs a function that this process has not."""
 
 
 # Numba's own "workqueue" threads abort the process when two Python threads enter them at once; omp and tbb do not.
 _one_at_a_time = threading.Lock()
+_loading = threading.Lock()
 
 
 class CpuKernel:
     """A compiled kernel. `launch` runs all its blocks and returns the number of the check that failed, or 0."""
 
-    def __init__(self, source: KernelSource, compiled):
+    def __init__(self, source: KernelSource, machine: Object):
         self.source = source
-        self.address = compiled.address
-        self._keep = compiled  # owns the machine code
+        self.address = _load(machine)
+        self._loop = _Loop(self.address)
         self._local = threading.local()
 
     def launch(self, addresses: list[int]) -> int:
-        source, local = self.source, self._local
-        if not hasattr(local, "args"):
-            local.args = np.zeros(source.parameters + 1, np.int64)
-            local.scratch, local.stride = _scratch(source.scratch, source.grid)
-        args = local.args
-        args[: len(addresses)] = addresses
-        args[-1] = 0
-        if source.grid == 1:
-            run_serial(self.address, 1, args.ctypes.data, local.scratch.ctypes.data)
-        elif _serialised():
-            with _one_at_a_time:
-                run_parallel(self.address, source.grid, args.ctypes.data, local.scratch.ctypes.data, local.stride)
+        local = self._local
+        if not hasattr(local, "state"):
+            local.state = _State(self.source)
+        state = local.state
+        state.args[: len(addresses)] = addresses
+        if self.source.grid == 1:
+            self._loop(state.share, None, None, state.data)
         else:
-            run_parallel(self.address, source.grid, args.ctypes.data, local.scratch.ctypes.data, local.stride)
-        return int(args[-1])
+            self._parallel(state)
+        if not self.source.sites:
+            return 0
+        failed, state.args[-1] = state.args[-1], 0
+        return failed
+
+    def _parallel(self, state: _State) -> None:
+        parallel_for, threads, serialised = _pool()
+        shares = min(threads(), self.source.grid)
+        state.count[0] = state.data[1] = shares
+        call = (self.address, state.share, state.count, state.step, state.data, 0, 1, shares)
+        if serialised:
+            with _one_at_a_time:
+                parallel_for(*call)
+        else:
+            parallel_for(*call)
 
 
-def _scratch(size: int, grid: int) -> tuple[np.ndarray, int]:
-    """Private memory for every thread, each piece on cache lines of its own."""
-    stride = -(-size // 128) * 128
-    threads = 1 if grid == 1 else numba.config.NUMBA_NUM_THREADS
-    raw = np.empty(stride * threads + 64, np.uint8)
-    return raw[-raw.ctypes.data % 64 :], stride
+class _State:
+    """What one Python thread hands to a kernel; `cpu_compile._blocks` reads it."""
+
+    def __init__(self, source: KernelSource):
+        threads = 1 if source.grid == 1 else _most_threads()
+        stride = -(-source.scratch // CACHE_LINE) * CACHE_LINE  # no two threads on one cache line
+        self.memory, scratch = allocate(stride * threads)
+        self.args = (ctypes.c_int64 * (source.parameters + 1))()
+        self.data = (ctypes.c_int64 * 5)(source.grid, 1, ctypes.addressof(self.args), scratch, stride)
+        self.share, self.count, self.step = (ctypes.c_int64 * 1)(0), (ctypes.c_int64 * 1)(1), (ctypes.c_int64 * 1)(1)
+
+
+def _most_threads() -> int:
+    import numba
+
+    return numba.config.NUMBA_NUM_THREADS
 
 
 @cache
-def _serialised() -> bool:
-    run_parallel(0, 0, 0, 0, 0)
-    return numba.threading_layer() == "workqueue"
+def _pool():
+    """Numba's parallel loop, how many threads it may use now, and whether only one thread at a time may enter it."""
+    import numba
+
+    numba.get_num_threads()  # starts them
+    parallel_for = _ParallelFor(llvm.address_of_symbol("numba_parallel_for"))
+    return parallel_for, numba.get_num_threads, numba.threading_layer() == "workqueue"
 
 
-def load_kernels(emitted: Emitted, path: str) -> dict[str, CpuKernel]:
-    """Imports the generated module at `path` and compiles its kernels, or finds them in Numba's cache beside it."""
-    name = "tilec_kernels_" + re.sub(r"\W", "_", Path(path).parent.name)
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = sys.modules[name] = importlib.util.module_from_spec(
-        spec
-    )  # Numba's cache imports a function's module by name
-    spec.loader.exec_module(module)
-    decorate = numba.cfunc(SIGNATURE, cache=True, nopython=True, error_model="numpy")
-    return {k.name: CpuKernel(k, decorate(getattr(module, k.name))) for k in emitted.kernels}
+# ---- machine code ----------------------------------------------------------------------------------------------------
 
 
-__all__ = ["CpuKernel", "load_kernels"]
+@cache
+def _engine() -> llvm.ExecutionEngine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+_addresses: dict[str, int] = {}
+
+
+def _load(machine: Object) -> int:
+    """The address of the loop in an object file. It stays for good: a call may run when the last reference goes."""
+    with _loading:
+        found = _addresses.get(machine.symbol)
+        if found is None:
+            engine = _engine()
+            if missing := [name for name in machine.needs if llvm.address_of_symbol(name) is None]:
+                raise MissingSymbol(", ".join(missing))
+            engine.add_object_file(llvm.ObjectFileRef.from_data(machine.image))
+            engine.finalize_object()
+            found = _addresses[machine.symbol] = engine.get_function_address(machine.symbol)
+        return found
+
+
+def load_kernels(kernels: tuple[KernelSource, ...], machine: Mapping[str, Object]) -> dict[str, CpuKernel]:
+    """Every kernel, ready to run. Raises MissingSymbol for machine code that was made for another process."""
+    return {k.name: CpuKernel(k, machine[k.name]) for k in kernels}
+
+
+__all__ = ["CpuKernel", "MissingSymbol", "load_kernels"]

@@ -5,8 +5,7 @@
         y = f32_pointer(args[1])
         ...
 
-`args` holds addresses, `scratch` is memory of the calling thread. The parallel loop over blocks (`prange`) is the same for
-all kernels, so it is compiled once and for all (`cpu_launch`), and a kernel compiles serially in a fraction of a second.
+`args` holds addresses, `scratch` is memory of the calling thread. Threads share out the blocks (`cpu_compile`, `cpu_launch`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from tilec.diagnostics import InternalError
 from tilec.grouping import element_bytes
 from tilec.mlir import ir
 from tilec.runtime.emit import NARROW, Memory, Printer, plus
-from tilec.runtime.program import Emitted, KernelSource, read_steps
+from tilec.runtime.program import Emitted, KernelSource
+from tilec.runtime.steps import read_steps
 
 STORAGE = {"i1": "u8", "bf16": "u16", "f16": "u16", "f8E4M3FN": "u8", "f8E5M2": "u8", "index": "i64"}
 ALIGN = 64

@@ -24,7 +24,8 @@ from tilec.runtime.emit import NARROW, Memory, plus, times
 from tilec.runtime.emit_cpu import strides_of
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
 from tilec.runtime.emit_cuda_index import IndexPrinter
-from tilec.runtime.program import Emitted, KernelSource, TensorMap, read_steps
+from tilec.runtime.program import Emitted, KernelSource, TensorMap
+from tilec.runtime.steps import read_steps
 
 NAMES = {"i1": "bool", "index": "i64", "f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}
 CUDA_FUNCTION = {row.cpu: row.cuda for row in FUNCTIONS.values() if row.cpu and row.cuda}

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from tilec import mlir
-from tilec.diagnostics import InternalError
-from tilec.grouping import element_bytes
-from tilec.mlir import ir
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,6 +12,18 @@ class Slot:
 
     kind: str  # "input" | "output" | "temporary"
     number: int
+
+
+@dataclass(frozen=True)
+class Temporary:
+    """An intermediate tensor: its bytes, and where it begins in the program's workspace."""
+
+    bytes: int
+    offset: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.bytes
 
 
 @dataclass(frozen=True)
@@ -57,50 +65,43 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A whole program: `module` is the text of one Python module with all kernels; `temporaries` are sizes in bytes."""
+    """A whole program: `module` is the text of one Python module with all kernels."""
 
     name: str
     module: str
     kernels: tuple[KernelSource, ...]
     steps: tuple[Step, ...]
-    temporaries: tuple[int, ...]
+    temporaries: tuple[Temporary, ...]
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that hold all temporaries."""
+        return max((t.end for t in self.temporaries), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(fields: dict[str, Any]) -> Emitted:
+        """Raises KeyError or TypeError for what `to_json` did not make."""
+        return Emitted(
+            fields["name"],
+            fields["module"],
+            tuple(_kernel(k) for k in fields["kernels"]),
+            tuple(Step(s["kernel"], tuple(Slot(**slot) for slot in s["slots"]), s["bytes"]) for s in fields["steps"]),
+            tuple(Temporary(**t) for t in fields["temporaries"]),
+        )
 
 
-def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[int, ...]]:
-    """The program's name, its launches and its temporaries, from the function that only calls kernels."""
-    (program,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
-    names = list(ir.ArrayAttr(program.attributes["arg_attrs"])) if "arg_attrs" in program.attributes else []
-    inputs = mlir.get_integer(program, "tilec.inputs")
-    block = mlir.entry(program)
-    inputs = len(names) if inputs is None else inputs
-    slots = {a: Slot("input", n) if n < inputs else Slot("output", n - inputs) for n, a in enumerate(block.arguments)}
-    steps: list[Step] = []
-    temporaries: list[int] = []
-    for view in block.operations:
-        op = view.operation
-        match op.name:
-            case "memref.alloc":
-                shaped = ir.ShapedType(op.results[0].type)
-                slots[op.results[0]] = Slot("temporary", len(temporaries))
-                temporaries.append(_bytes(shaped))
-            case "memref.expand_shape":  # the same memory, seen with another shape
-                slots[op.results[0]] = slots[op.operands[0]]
-            case "func.call":
-                callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
-                steps.append(Step(callee, tuple(slots[v] for v in op.operands)))
-            case "memref.copy":
-                steps.append(
-                    Step(None, tuple(slots[v] for v in op.operands), _bytes(ir.ShapedType(op.operands[0].type)))
-                )
-            case "func.return" | "memref.dealloc":
-                pass
-            case other:
-                raise InternalError(f"'{other}' cannot stand between kernels", "emit", str(module))
-    return ir.StringAttr(program.attributes["sym_name"]).value, tuple(steps), tuple(temporaries)
+def _kernel(fields: dict[str, Any]) -> KernelSource:
+    maps = tuple(TensorMap(**{**m, "shape": tuple(m["shape"]), "box": tuple(m["box"])}) for m in fields["maps"])
+    return KernelSource(**{**fields, "sites": tuple(fields["sites"]), "maps": maps})
 
 
-def _bytes(shaped: ir.ShapedType) -> int:
-    count = 1
-    for extent in shaped.shape:
-        count *= extent
-    return count * element_bytes(shaped.element_type)
+@dataclass(frozen=True)
+class Object:
+    """A CPU kernel's machine code: an object file, the symbol that it defines, and the names that it needs from outside."""
+
+    image: bytes
+    symbol: str
+    needs: tuple[str, ...]

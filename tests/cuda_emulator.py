@@ -170,7 +170,7 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics
     slots = {
         "input": [memory.add(np.ascontiguousarray(a)) for a in inputs],
         "output": [memory.add(a) for a in outputs],
-        "temporary": [memory.add(np.zeros(n, np.uint8)) for n in emitted.temporaries],
+        "temporary": [memory.add(np.zeros(t.bytes, np.uint8)) for t in emitted.temporaries],
     }
     saved = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module

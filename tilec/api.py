@@ -11,41 +11,32 @@ from __future__ import annotations
 import threading
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilec.diagnostics import CallError, Diagnostic, Source, Span, TileError
-from tilec.dtypes import DTYPES, DType
+from tilec.dtypes import DTYPES
+from tilec.executable import Executable, build_executable
+from tilec.frontend import Program, read_program
+from tilec.kernel import Kernel
+from tilec.recipe import Recipe, Signature
 from tilec.target import Target, load
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One kernel of a compiled op: its Numba source and how it is launched. `predicted_us` is the cost model's time."""
-
-    name: str
-    source: str
-    grid: int
-    block: int
-    sram_bytes: int
-    predicted_us: float
 
 
 class Op:
     """A program's op, ready to be called. Made by `compile`; safe to call from several threads."""
 
-    def __init__(self, program, name: str | None, sizes: Mapping[str, int], target: str | None, schedule):
-        self._program, self._name, self._sizes = program, name, dict(sizes)
+    def __init__(
+        self, program: Program, name: str | None, sizes: Mapping[str, int], target: str | None, schedule: Path | None
+    ):
+        self._program, self._sizes = program, dict(sizes)
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Any] = {}
-        self._latest: Any = None
+        self._latest: Executable | None = None
         self._lock = threading.Lock()
-        from tilec.dsl.specialise import choose_op
-
-        self._declared = choose_op(program, name)
+        self._declared = program.op(name)
 
     def __repr__(self) -> str:
         return f"<tilec op {self.name}, {len(self._built)} specialisations>"
@@ -75,7 +66,7 @@ class Op:
         """A Python number takes the declared type of its parameter; everything else is an array already."""
         if not isinstance(value, (bool, int, float)) or position >= len(self._declared.inputs):
             return value
-        dtype = self._declared.inputs[position].dtype
+        dtype = self._declared.inputs[position][1]
         return value if dtype is None else np.asarray(value, dtype.numpy)
 
     def _outputs(self, executable, arrays, views, out, device):
@@ -132,19 +123,18 @@ class Op:
             with self._lock:
                 found = self._built.get(full)
                 if found is None:
-                    found = self._built[full] = self._build(list(key), device)
+                    found = self._built[full] = self._build(key, device)
         self._latest = found
         return found
 
-    def _build(self, inputs: list[tuple[DType, tuple[int, ...]]] | None, device: str | int):
-        from tilec.dsl.specialise import specialise
-        from tilec.executable import build_executable
-
+    def _build(self, inputs: Signature, device: str | int) -> Executable:
         target = self._resolve(device)
         if target.kind == "cpu" and device != "cpu":
             raise CallError(f"target '{target.name}' runs on the CPU, the arguments are on GPU {device}")
-        specialised = specialise(self._program, self._name, inputs, self._sizes)
-        return build_executable(specialised, target, self._schedule)
+        return build_executable(self._recipe(inputs, self._sizes, target))
+
+    def _recipe(self, inputs: Signature | None, sizes: Mapping[str, int], target: Target) -> Recipe:
+        return Recipe(self._program, self.name, inputs, sizes, target, self._schedule)
 
     def _resolve(self, device: str | int) -> Target:
         if self._target is not None:
@@ -153,30 +143,26 @@ class Op:
 
     def build(self, **sizes: int) -> Op:
         """Compiles for the given sizes now rather than at the first call; an op with declared types needs no arrays."""
-        merged = {**self._sizes, **sizes}
-        from tilec.dsl.specialise import specialise
-        from tilec.executable import build_executable
-
-        specialised = specialise(self._program, self._name, None, merged)
         target = self._resolve("cpu" if self._target is None else "any")
         with self._lock:
-            self._latest = build_executable(specialised, target, self._schedule)
-            key = tuple((t.dtype, tuple(s.value for s in t.shape)) for t in specialised.inputs)
-            self._built[key, "cpu" if target.kind == "cpu" else 0] = self._latest
+            built = build_executable(self._recipe(None, {**self._sizes, **sizes}, target))
+            key = tuple((dtype, shape) for _, dtype, shape in built.compiled.inputs)
+            self._latest = self._built[key, "cpu" if target.kind == "cpu" else 0] = built
         return self
 
     # ---- looking inside ----------------------------------------------------------------------------------------------
 
     @property
-    def _last(self):
+    def _last(self) -> Executable:
         if self._latest is None:
             self.build()
+        assert self._latest is not None
         return self._latest
 
     @property
     def stages(self) -> dict[str, str]:
         """MLIR text after every stage of the latest specialisation, by stage name."""
-        return dict(self._last.lowered.texts)
+        return dict(self._last.recipe.lowered[1].texts)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -185,13 +171,14 @@ class Op:
     @property
     def plan(self):
         """The decisions behind the latest specialisation: a `tilec.plan.Plan`."""
-        return self._last.lowered.plan
+        return self._last.recipe.lowered[1].plan
 
     def explain(self) -> str:
         """Every kernel's predicted time and bound, and every decision with its reason."""
         from tilec.explain import explain
 
-        return explain(self._last.lowered.plan, self._last.specialised)
+        specialised, lowered = self._last.recipe.lowered
+        return explain(lowered.plan, specialised)
 
 
 def _result_tuple(name: str, fields: tuple[str, ...]):
@@ -212,23 +199,19 @@ def compile(
     Raises TileError for what is wrong with the program, with every mistake's place; CallError for what is wrong with the
     options.
     """
-    from tilec.dsl.parse import parse
-
     text = read_source(source)
-    program = parse(text)
-    _check(program, text)
+    program = read_program(text)
     for name, value in (sizes or {}).items():
         if not isinstance(value, int) or value < 0:
             raise CallError(f"size {name} must be a whole number from 0, got {value!r}")
     if target is not None:
         load(target)
-    schedule = schedule if schedule is not None else _schedule_beside(text)
-    loaded = None
-    if schedule is not None:
-        from tilec.schedule import read_schedule
+    path = Path(schedule) if schedule is not None else _schedule_beside(text)
+    if path is not None:
+        from tilec.schedule_read import read_schedule
 
-        loaded = read_schedule(schedule)
-    return Op(program, op, sizes or {}, target, loaded)
+        read_schedule(path)  # says what is wrong with it
+    return Op(program, op, sizes or {}, target, path)
 
 
 def _schedule_beside(text: Source) -> Path | None:
@@ -236,14 +219,6 @@ def _schedule_beside(text: Source) -> Path | None:
     path = Path(text.name)
     beside = path.with_suffix(".sched.toml")
     return beside if path.suffix == ".tile" and beside.is_file() else None
-
-
-def _check(program, text: Source) -> None:
-    from tilec.dsl.check import check
-
-    errors = [d for d in check(program) if d.severity == "error"]
-    if errors:
-        raise TileError(errors)
 
 
 def read_source(source: str | Path) -> Source:

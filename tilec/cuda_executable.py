@@ -9,20 +9,16 @@ from functools import cached_property
 from typing import Any
 
 from tilec.diagnostics import CallError
-from tilec.driver import Lowered
-from tilec.dsl.specialise import Specialised
 from tilec.executable import Executable
+from tilec.recipe import Recipe
 from tilec.runtime.program import KernelSource, TensorMap
-from tilec.target import Target
-
-ALIGN = 256
 
 
 class CudaExecutable(Executable):
     """Compiles on any machine; running needs a driver and arrays on a GPU."""
 
-    def __init__(self, specialised: Specialised, target: Target, lowered: Lowered):
-        super().__init__(specialised, target, lowered)
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
         self._devices: dict[int, _OnDevice] = {}
         self._lock = threading.Lock()
 
@@ -35,7 +31,7 @@ class CudaExecutable(Executable):
         """With the registers that the plan allows, or as many as it takes where those would spill."""
         from tilec.runtime.cuda_compile import cached_kernel
 
-        planned = {k.name: k.options.get("registers") for k in self.lowered.plan.kernels}.get(kernel.name)
+        planned = self.compiled.registers.get(kernel.name)
         for registers in dict.fromkeys((planned, None)):
             cubin, _ = cached_kernel(
                 self.emitted.module, kernel.name, self.target.chip, kernel.threads,
@@ -141,10 +137,8 @@ class _OnDevice:
             self.launchers[k.name] = Launcher(kernel, (k.grid, 1, 1), (k.threads, 1, 1), k.shared, device=device)
             self.sites[k.name] = k.sites
             self.maps[k.name] = k.maps
-        self.offsets, self.bytes = [], 0
-        for size in executable.emitted.temporaries:
-            self.offsets.append(self.bytes)
-            self.bytes += -(-size // ALIGN) * ALIGN
+        self.offsets = [t.offset for t in executable.emitted.temporaries]
+        self.bytes = executable.emitted.workspace
         self.workspaces: dict[int, _Workspace] = {}
         self.lock = threading.Lock()
 

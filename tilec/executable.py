@@ -1,4 +1,4 @@
-"""A specialised op that can run: lowered, printed, compiled, and bound to the way its backend launches."""
+"""An op that can run: compiled to machine code, and bound to the way its backend launches."""
 
 from __future__ import annotations
 
@@ -6,48 +6,31 @@ import threading
 from functools import cached_property
 from typing import Any
 
-from tilec import mlir
-from tilec.api import Kernel
 from tilec.diagnostics import CallError
-from tilec.driver import Lowered, lower
-from tilec.dsl.build import build
-from tilec.dsl.specialise import Specialised
-from tilec.dtypes import DType
-from tilec.expectations_check import check_expectations
-from tilec.mlir import ir
-from tilec.runtime import cache
-from tilec.target import Target
-from tilec.version import VERSION
+from tilec.kernel import Kernel
+from tilec.recipe import Recipe
 
 
-def build_executable(specialised: Specialised, target: Target, schedule=None) -> Executable:
-    """Compiles one op for one set of sizes and types. Raises TileError for what the program or target cannot do."""
-    with mlir.context(), ir.Location.unknown():
-        lowered = lower(build(specialised), target, schedule=schedule)
-    check_expectations(specialised, lowered.plan)
-    kind = CpuExecutable if target.kind == "cpu" else _cuda()
-    return kind(specialised, target, lowered)
-
-
-def _cuda():
+def build_executable(recipe: Recipe) -> Executable:
+    """Compiles an op, or finds it compiled. Raises TileError for what the program or target cannot do."""
+    if recipe.target.kind == "cpu":
+        return CpuExecutable(recipe)
     from tilec.cuda_executable import CudaExecutable
 
-    return CudaExecutable
+    return CudaExecutable(recipe)
 
 
 class Executable:
     """What both backends share: names and shapes of the results, the kernels for people to look at."""
 
-    def __init__(self, specialised: Specialised, target: Target, lowered: Lowered):
-        self.specialised, self.target, self.lowered = specialised, target, lowered
-        self.emitted = lowered.emitted
-        self.outputs: list[tuple[str, DType, tuple[int, ...]]] = [
-            (t.name, t.dtype, tuple(s.value for s in t.shape)) for t in specialised.outputs
-        ]
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.target = recipe, recipe.target
+        self.compiled = recipe.compiled()
+        self.emitted, self.outputs = self.compiled.emitted, self.compiled.outputs
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        predicted = {k.name: k.prediction.time_us for k in self.lowered.plan.kernels}
+        predicted = self.compiled.predicted_us
         return tuple(
             Kernel(k.name, k.text, k.grid, k.threads, k.shared, predicted.get(k.name, 0.0))
             for k in self.emitted.kernels
@@ -60,13 +43,11 @@ class Executable:
 class CpuExecutable(Executable):
     """Kernels compiled by Numba; temporaries are kept from call to call, a set for every thread that calls."""
 
-    def __init__(self, specialised: Specialised, target: Target, lowered: Lowered):
-        super().__init__(specialised, target, lowered)
-        from tilec.runtime.cpu_launch import load_kernels
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        from tilec.runtime.cpu_objects import load_program
 
-        key = cache.make_key("cpu", VERSION, cache.runtime_digest(), self.emitted.module)
-        path = cache.module_path(key, self.emitted.module, "kernels")
-        self.functions = load_kernels(self.emitted, str(path))
+        self.functions = load_program(self.emitted)
         self._local = threading.local()
 
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
@@ -96,6 +77,6 @@ class CpuExecutable(Executable):
         if not hasattr(self._local, "temporaries"):
             from tilec.runtime import host_memory
 
-            self._local.memory = [host_memory.allocate(n) for n in self.emitted.temporaries]
-            self._local.temporaries = [address for _, address in self._local.memory]
+            self._local.memory, start = host_memory.allocate(self.emitted.workspace)
+            self._local.temporaries = [start + t.offset for t in self.emitted.temporaries]
         return self._local.temporaries

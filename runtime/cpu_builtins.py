@@ -1,0 +1,109 @@
+"""Python's `range`, `min` and `max` as emitted CPU kernels use them: on integers, with positive steps.
+
+Numba's own forms serve any program: its `range` checks the step, counts iterations ahead and may raise; its `min` is a
+function of its own to compile. These compile in a fraction of the time to the loop that C has.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import RefType, iternext_impl, lower_builtin
+from numba.extending import intrinsic, models, register_model
+
+_I64, _WORD = types.int64, ir.IntType(64)
+
+
+class Count(types.SimpleIterableType):
+    """`range(start, stop, step)` of 64-bit integers."""
+
+    def __init__(self):
+        super().__init__("tilec_range", CountIterator())
+
+
+class CountIterator(types.SimpleIteratorType):
+    def __init__(self):
+        super().__init__("tilec_range_iterator", _I64)
+
+
+COUNT = Count()
+
+
+@register_model(Count)
+class _CountModel(models.StructModel):
+    def __init__(self, manager, type_):
+        super().__init__(manager, type_, [("start", _I64), ("stop", _I64), ("step", _I64)])
+
+
+@register_model(CountIterator)
+class _IteratorModel(models.StructModel):
+    def __init__(self, manager, type_):
+        members = [("next", types.CPointer(_I64)), ("stop", _I64), ("step", _I64)]
+        super().__init__(manager, type_, members)
+
+
+@intrinsic
+def count(typingctx, first, stop=None, step=None):
+    """`range`, with one to three arguments."""
+    given = [a for a in (first, stop, step) if not isinstance(a, types.Omitted) and a is not None]
+    if not all(isinstance(types.unliteral(a), types.Integer) for a in given):
+        return None
+
+    def generate(context, builder, signature, arguments):
+        values = [context.cast(builder, v, t, _I64) for v, t in zip(arguments, given)]
+        start, stop = (_WORD(0), values[0]) if len(given) == 1 else values[:2]
+        return _record(builder, start, stop, values[2] if len(given) == 3 else _WORD(1))
+
+    return COUNT(*map(types.unliteral, given), *[types.Omitted(None)] * (3 - len(given))), generate
+
+
+@lower_builtin("getiter", Count)
+def _start(context, builder, signature, arguments):
+    start, stop, step = _fields(builder, arguments[0])
+    following = cgutils.alloca_once(builder, _WORD)
+    builder.store(start, following)
+    return _record(builder, following, stop, step)
+
+
+@lower_builtin("iternext", CountIterator)
+@iternext_impl(RefType.UNTRACKED)
+def _next(context, builder, signature, arguments, result):
+    following, stop, step = _fields(builder, arguments[0])
+    value = builder.load(following)
+    valid = builder.icmp_signed("<", value, stop)
+    result.set_valid(valid)
+    with builder.if_then(valid):
+        result.yield_(value)
+        builder.store(builder.add(value, step, flags=["nsw"]), following)
+
+
+def _record(builder, *values):
+    made = ir.Constant(ir.LiteralStructType([v.type for v in values]), ir.Undefined)
+    for position, value in enumerate(values):
+        made = builder.insert_value(made, value, position)
+    return made
+
+
+def _fields(builder, record):
+    return [builder.extract_value(record, position) for position in range(3)]
+
+
+def _choice(comparison: str):
+    @intrinsic
+    def choose(typingctx, a, b):
+        type_ = typingctx.unify_types(types.unliteral(a), types.unliteral(b))
+        if not isinstance(type_, (types.Integer, types.Boolean)):
+            return None
+
+        def generate(context, builder, signature, arguments):
+            signed = getattr(type_, "signed", False)
+            compare = builder.icmp_signed if signed else builder.icmp_unsigned
+            return builder.select(compare(comparison, *arguments), *arguments)
+
+        return type_(type_, type_), generate
+
+    return choose
+
+
+FORMS = {range: count, min: _choice("<"), max: _choice(">")}

@@ -1,0 +1,198 @@
+"""Compiles emitted CPU kernels: all of a program in one unit of Numba's, to one object file.
+
+Numba's own pipeline is made for any Python. Emitted kernels are straight-line code and loops over typed values, so that
+what looks for closures, literals, generators and array expressions is left out, which halves the time. Kernels whose
+bytecode is the same are compiled once.
+
+Beside each kernel stands a loop over its blocks (`_blocks`), in the form that Numba's thread pool calls.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import linecache
+from collections.abc import Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from types import CodeType, FunctionType
+from typing import ClassVar
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import codegen, compiler, registry, types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import PassManager
+from numba.core.typed_passes import (
+    AnnotateTypes,
+    IRLegalization,
+    NativeLowering,
+    NoPythonBackend,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+)
+from numba.core.untyped_passes import FixupArgs, IRProcessing, ReconstructSSA, TranslateByteCode
+
+from tilec.runtime import cpu_builtins
+from tilec.runtime.program import KernelSource, Object
+
+ARGUMENTS = (types.int64, types.CPointer(types.int64), types.int64)
+_I64, _BYTE = ir.IntType(64), ir.IntType(8)
+
+
+class _Library(codegen.AOTCodeLibrary):
+    """Code for an object file rather than for Numba's own engine, optimised once, when it is whole."""
+
+    def _optimize_functions(self, ll_module) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def emit(self, symbol: str) -> Object:
+        self._optimize_final_module()
+        self._finalized = True
+        outside = (*self._final_module.functions, *self._final_module.global_variables)
+        needs = tuple(v.name for v in outside if v.is_declaration and not v.name.startswith("llvm."))
+        return Object(self.codegen._tm.emit_object(self._final_module), symbol, needs)
+
+
+class _Compiler(compiler.CompilerBase):
+    """Numba's passes that emitted kernels need."""
+
+    def define_pipelines(self):
+        passes = PassManager("tilec")
+        for each in (
+            TranslateByteCode, FixupArgs, IRProcessing, ReconstructSSA, NopythonTypeInference, PreLowerStripPhis,
+            IRLegalization, AnnotateTypes, NativeLowering, NoPythonBackend,
+        ):  # fmt: skip
+            passes.add_pass(each, each.__name__)
+        passes.finalize()
+        return [passes]
+
+
+class _Typing(type(registry.cpu_target.typing_context)):
+    """Numba's typing context with `cpu_builtins`, which remembers what a function gives for arguments of some types.
+
+    Numba asks every rule that it has for `+`, NumPy's too, at every `+`. Its rules for operators do not look at the
+    values of literals.
+    """
+
+    known: ClassVar[dict[tuple, object]] = {}
+
+    def __init__(self, context):
+        self.__dict__ = context.__dict__
+
+    def resolve_value_type(self, val):
+        own = cpu_builtins.FORMS.get(val) if isinstance(val, Hashable) else None
+        return super().resolve_value_type(val if own is None else own)
+
+    def resolve_function_type(self, func, args, kws):
+        if kws:
+            return super().resolve_function_type(func, args, kws)
+        if not isinstance(func, types.Type):  # an operator
+            args = tuple(types.unliteral(a) for a in args)
+        found = self.known.get((func, args))
+        if found is None:
+            found = super().resolve_function_type(func, args, kws)
+            if found is not None:
+                self.known[func, args] = found
+        return found
+
+
+def compile_kernels(module: str, kernels: tuple[KernelSource, ...]) -> dict[str, Object]:
+    """Machine code for this processor, by name, of the kernels that stand in the text `module`.
+
+    LLVM works on one kernel, in a thread, while Numba reads the next.
+    """
+    functions = _execute(module)
+    compiled: dict[tuple, Future[Object]] = {}
+    names: dict[str, Future[Object]] = {}
+    with global_compiler_lock, _uncollected(), ThreadPoolExecutor(1, "tilec-llvm") as llvm:
+        for kernel in kernels:
+            function = functions[kernel.name]
+            same = identity(function.__code__)
+            if same not in compiled:
+                symbol = f"tilec_{hashlib.sha256(repr(same).encode()).hexdigest()[:24]}"
+                compiled[same] = llvm.submit(_read(function, symbol).emit, symbol)
+            names[kernel.name] = compiled[same]
+        return {name: future.result() for name, future in names.items()}
+
+
+@contextmanager
+def _uncollected():
+    """Without the garbage collector: Numba makes a great many objects, nearly all of which are in use."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def identity(code: CodeType) -> tuple:
+    """What a function does, whatever it and its variables are called."""
+    return code.co_code, code.co_consts, code.co_names, code.co_nlocals, code.co_argcount
+
+
+def _execute(text: str) -> dict[str, FunctionType]:
+    name = f"<tilec kernels {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)  # for tracebacks
+    space: dict = {"__name__": "tilec_kernels"}
+    exec(compile(text, name, "exec"), space)
+    return space
+
+
+def _read(function: FunctionType, symbol: str) -> _Library:
+    """The kernel in LLVM's hands, not yet optimised."""
+    target = registry.cpu_target
+    library = _Library(target.target_context.codegen(), symbol)
+    flags = compiler.Flags()
+    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.error_model = "numpy"
+    made = compiler.compile_extra(
+        _Typing(target.typing_context), target.target_context, function, ARGUMENTS, types.void, flags, {}, library,
+        _Compiler,
+    )  # fmt: skip
+    _blocks(target.target_context, library, made.fndesc, symbol)
+    return library
+
+
+def _blocks(context, library: _Library, descriptor, symbol: str) -> None:
+    """Adds `symbol`(args, dims, steps, data): runs a share of a kernel's blocks, as Numba's thread pool calls it.
+
+    The pool passes which of the shares in args[0]. `data` is five i64: blocks, shares, and the kernel's arguments: the
+    address of its args, of its scratch memory, and the bytes from one share's scratch to the next's.
+    """
+    module = context.create_module(symbol)
+    pointer = _I64.as_pointer()
+    kernel = ir.Function(module, context.call_conv.get_function_type(types.void, ARGUMENTS), descriptor.llvm_func_name)
+    loop = ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, pointer]), symbol)
+    builder = ir.IRBuilder(loop.append_basic_block())
+    share = builder.load(loop.args[0])
+    blocks, shares, args, scratch, stride = (builder.load(builder.gep(loop.args[3], [_I64(i)])) for i in range(5))
+    first = builder.sdiv(builder.mul(share, blocks), shares)
+    end = builder.sdiv(builder.mul(builder.add(share, _I64(1)), blocks), shares)
+    own = builder.add(scratch, builder.mul(share, stride))
+    counter = builder.alloca(_I64)
+    builder.store(first, counter)
+    head, body, done = (loop.append_basic_block(n) for n in ("head", "body", "done"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    block = builder.load(counter)
+    builder.cbranch(builder.icmp_signed("<", block, end), body, done)
+    builder.position_at_end(body)
+    context.call_conv.call_function(
+        builder, kernel, types.void, ARGUMENTS, [block, builder.inttoptr(args, pointer), own]
+    )
+    builder.store(builder.add(block, _I64(1)), counter)
+    builder.branch(head)
+    builder.position_at_end(done)
+    builder.ret_void()
+    library.add_ir_module(module)
+
+
+def versions() -> tuple[str, ...]:
+    """What has a part in the machine code, for cache keys."""
+    import numba
+
+    processor = registry.cpu_target.target_context.codegen().magic_tuple()
+    return (numba.__version__, *map(str, llvm.llvm_version_info), *map(str, processor))

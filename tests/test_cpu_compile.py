@@ -1,0 +1,122 @@
+"""CPU kernels as Numba compiles them: integer loops and minima, kernels that are the same, checks, threads, workspaces."""
+
+from itertools import combinations
+from threading import Thread
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilec.runtime.cpu_compile import compile_kernels, identity
+from tilec.runtime.cpu_launch import load_kernels
+from tilec.runtime.program import KernelSource, Slot, Step
+from tilec.runtime.steps import place
+
+HEAD = "from tilec.runtime.cpu_support import i64, i64_pointer\n\n"
+
+
+def run(body: str, *arrays: np.ndarray, grid: int = 1, sites: tuple[str, ...] = (), scratch: int = 0) -> int:
+    lines = [f"    a{n} = i64_pointer(args[{n}])" for n in range(len(arrays))] + [f"    {x}" for x in body.splitlines()]
+    text = HEAD + "def kernel(block, args, scratch):\n" + "\n".join(lines) + "\n"
+    kernels = (KernelSource("kernel", text, grid, len(arrays), scratch=scratch, sites=sites),)
+    return load_kernels(kernels, compile_kernels(text, kernels))["kernel"].launch([a.ctypes.data for a in arrays])
+
+
+@pytest.mark.parametrize(
+    "bounds", ["0", "7", "-3", "3, 9", "9, 3", "-5, 5", "2, 17, 3", "2, 18, 4", "5, 5, 2", "-7, -1, 2"]
+)
+def test_loops_count_as_python_does(bounds):
+    expected = list(eval(f"range({bounds})"))
+    out = np.zeros(40, np.int64)
+    run(f"n = 0\nfor i in range({bounds}):\n    a0[n + 1] = i\n    n = n + 1\na0[0] = n", out)
+    assert out[0] == len(expected) and out[1 : 1 + len(expected)].tolist() == expected
+
+
+def test_a_loop_ends_where_a_variable_says():
+    out, n = np.zeros(3, np.int64), np.array([11], np.int64)
+    run("s = 0\nfor i in range(2, a1[0], a1[0] - 8):\n    s = s + i\na0[0] = s", out, n)
+    assert out[0] == sum(range(2, 11, 3))
+
+
+@pytest.mark.parametrize("pair", [(3, -4), (-4, 3), (5, 5), (2**62, -(2**62))])
+def test_minima_and_maxima_of_integers(pair):
+    a, out = np.array(pair, np.int64), np.zeros(4, np.int64)
+    run("a0[0] = min(a1[0], a1[1])\na0[1] = max(a1[0], a1[1])\na0[2] = min(7, a1[0])\na0[3] = max(a1[1], 2)", out, a)
+    assert out.tolist() == [min(pair), max(pair), min(7, pair[0]), max(pair[1], 2)]
+
+
+@pytest.mark.parametrize("grid", [1, 2, 3, 7, 64, 1001])
+def test_every_block_runs_once(grid):
+    out = np.zeros(grid, np.int64)
+    run("a0[block] = a0[block] + block + 1", out, grid=grid)
+    assert out.tolist() == list(range(1, grid + 1))
+
+
+def test_kernels_that_differ_in_names_only_are_compiled_once():
+    one = "def one(block, args, scratch):\n    x = i64_pointer(args[0])  # x: i64\n    x[block] = 5\n"
+    two = "def two(block, args, scratch):\n    y = i64_pointer(args[0])\n    y[block] = 5\n"
+    other = "def other(block, args, scratch):\n    y = i64_pointer(args[0])\n    y[block] = 6\n"
+    kernels = tuple(KernelSource(n, t, 1, 1) for n, t in (("one", one), ("two", two), ("other", other)))
+    made = compile_kernels(HEAD + one + two + other, kernels)
+    assert made["one"] is made["two"] and made["one"].symbol != made["other"].symbol
+    launchers, out = load_kernels(kernels, made), np.zeros(1, np.int64)
+    for name, value in (("one", 5), ("other", 6), ("two", 5)):
+        launchers[name].launch([out.ctypes.data])
+        assert out[0] == value
+
+
+def test_bytecode_tells_kernels_apart():
+    space: dict = {}
+    exec("def f(a, b):\n c = a + b\n return c\ndef g(x, y):\n z = x + y\n return z\ndef h(x, y):\n return x - y", space)
+    f, g, h = (identity(space[n].__code__) for n in "fgh")
+    assert f == g != h
+
+
+def test_a_failed_check_is_told_once():
+    out, text = np.zeros(1, np.int64), "if a0[0] == 0:\n    args[1] = 2\na0[0] = 1"
+    assert run(text, out, sites=("first", "second")) == 2
+    assert run(text, out, sites=("first", "second")) == 0
+
+
+def test_threads_do_not_share_scratch():
+    body = (
+        "own = i64_pointer(scratch)\n"
+        "for i in range(64):\n    own[i] = block\n"
+        "s = 0\nfor i in range(64):\n    s = s + own[i]\n"
+        "a0[block] = s"
+    )
+    lines = (
+        "def kernel(block, args, scratch):\n    a0 = i64_pointer(args[0])\n    " + body.replace("\n", "\n    ") + "\n"
+    )
+    kernels = (KernelSource("kernel", lines, 500, 1, scratch=512),)
+    kernel = load_kernels(kernels, compile_kernels(HEAD + lines, kernels))["kernel"]
+    outs = [np.zeros(500, np.int64) for _ in range(4)]
+    threads = [Thread(target=lambda o=o: [kernel.launch([o.ctypes.data]) for _ in range(20)]) for o in outs]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for out in outs:
+        np.testing.assert_array_equal(out, np.arange(500) * 64)
+
+
+uses = st.lists(st.lists(st.integers(0, 7), max_size=4), min_size=1, max_size=10)
+
+
+@given(st.lists(st.integers(0, 5000), min_size=8, max_size=8), uses)
+def test_intermediates_that_live_together_lie_apart(sizes, uses):
+    steps = [Step("k", tuple(Slot("temporary", n) for n in step)) for step in uses]
+    placed = place(sizes, steps)
+    assert [t.bytes for t in placed] == sizes and all(t.offset % 256 == 0 for t in placed)
+    lives = {n: [i for i, step in enumerate(uses) if n in step] for n in range(8)}
+    for a, b in combinations(range(8), 2):
+        if lives[a] and lives[b] and lives[a][0] <= lives[b][-1] and lives[b][0] <= lives[a][-1]:
+            x, y = placed[a], placed[b]
+            assert x.end <= y.offset or y.end <= x.offset or not x.bytes or not y.bytes
+
+
+def test_a_chain_needs_two_intermediates_at_a_time():
+    steps = [Step("k", tuple(Slot("temporary", n) for n in (i, i + 1) if n < 6)) for i in range(6)]
+    placed = place([1024] * 6, steps)
+    assert max(t.end for t in placed) == 2048

@@ -1,0 +1,132 @@
+"""Programs from the disk cache: a later process runs them without the compiler, and a change of any part is seen."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilec
+from tilec.runtime import cache
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    path = tmp_path / "cache"
+    monkeypatch.setenv(cache.VARIABLE, str(path))
+    cache._checked.cache_clear()
+    return path
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+CALL = """
+import sys
+import numpy as np
+import tilec
+x = np.arange(48, dtype=np.float32).reshape(6, 8)
+y = tilec.compile({path!r})(x)
+e = np.exp(x - x.max(1, keepdims=True))
+np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-6)
+print(sorted(m for m in ("numba", "lark", "numba_cuda_mlir", "tilec.dsl.parse", "tilec.mlir") if m in sys.modules))
+"""
+
+
+def test_a_second_process_needs_no_compiler(folder):
+    code = CALL.format(path=str(EXAMPLES / "softmax.tile"))
+    assert "tilec.mlir" in run(code)
+    assert run(code).strip() == "[]"
+
+
+def test_importing_tilec_loads_nothing_heavy():
+    heavy = ("numba", "lark", "numpy", "numba_cuda_mlir", "llvmlite")
+    assert run(f"import sys, tilec; print([m for m in {heavy} if m in sys.modules])").strip() == "[]"
+
+
+def test_what_is_stored_can_still_be_looked_at(folder):
+    tilec.compile(EXAMPLES / "mlp.tile").build(M=5, D=7, F=9)
+    op = tilec.compile(EXAMPLES / "mlp.tile").build(M=5, D=7, F=9)
+    assert [k.name for k in op.kernels] == [k.name for k in op.plan.kernels]
+    assert all(k.predicted_us > 0 and f"def {k.name}(" in k.source for k in op.kernels)
+    assert next(iter(op.stages)) == "build" and "mlp" in op.explain()
+
+
+def test_an_import_that_changed_is_seen(folder, tmp_path):
+    (tmp_path / "part.tile").write_text("def f(x) { return x * 2.0 }\n")
+    main = tmp_path / "main.tile"
+    main.write_text('import "part.tile"\nop go(x: f32[N]) -> (y: f32[N]) { y[i] = f(x[i]) }\n')
+    x = np.arange(5, dtype=np.float32)
+    np.testing.assert_array_equal(tilec.compile(main)(x), x * 2)
+    (tmp_path / "part.tile").write_text("def f(x) { return x * 3.0 }\n")
+    np.testing.assert_array_equal(tilec.compile(main)(x), x * 3)
+    (tmp_path / "part.tile").unlink()
+    with pytest.raises(tilec.TileError, match="no such file"):
+        tilec.compile(main)
+
+
+def test_a_program_with_mistakes_is_never_stored(folder):
+    for _ in range(2):
+        with pytest.raises(tilec.TileError):
+            tilec.compile("op f(x: f32[N]) -> (y: f32[N]) { y[i] = z[i] }")
+    assert not list(folder.rglob("*.json"))
+
+
+def test_a_schedule_that_changed_is_seen(folder, tmp_path):
+    main, beside = tmp_path / "go.tile", tmp_path / "go.sched.toml"
+    main.write_text("op go(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = x[i, j] + 1.0 }\n")
+    from tilec.schedule import write_schedule
+
+    first = tilec.compile(main).build(M=64, N=64)
+    text = write_schedule(first.plan, first._last.recipe.lowered[0])
+    x = np.ones((64, 64), np.float32)
+    grids = set()
+    for rows in (16, 32):
+        import re
+
+        beside.write_text(re.sub(r"tile = \[\d+", f"tile = [{rows}", text))
+        op = tilec.compile(main)
+        np.testing.assert_array_equal(op(x), x + 1)
+        grids.add(op.kernels[0].grid)
+    assert len(grids) == 2
+
+
+@pytest.mark.parametrize("damage", ["truncate", "fields", "types"])
+def test_damaged_records_are_compiled_again(folder, damage):
+    x = np.ones((3, 4), np.float32)
+    tilec.compile(EXAMPLES / "softmax.tile")(x)
+    for index in (folder / "entries").glob("*.json"):
+        record = json.loads(index.read_text())
+        match damage:
+            case "truncate":
+                index.write_text(index.read_text()[:-20])
+            case "fields":
+                index.write_text(json.dumps(record | {"properties": {}, "files": {}}))
+            case "types":
+                index.write_text(json.dumps(record | {"properties": {k: 1 for k in record["properties"]}}))
+    np.testing.assert_allclose(tilec.compile(EXAMPLES / "softmax.tile")(x), np.full((3, 4), 0.25), rtol=1e-6)
+
+
+def test_machine_code_that_needs_what_is_not_there_is_compiled_again(folder):
+    x = np.ones((3, 4), np.float32)
+    tilec.compile(EXAMPLES / "softmax.tile")(x)
+    changed = 0
+    for index in (folder / "entries").glob("*.json"):
+        record = json.loads(index.read_text())
+        if "needs" in record["properties"]:
+            record["properties"]["needs"] = {k: ["no_such_function"] for k in record["properties"]["needs"]}
+            index.write_text(json.dumps(record))
+            changed += 1
+    assert changed == 1
+    code = CALL.format(path=str(EXAMPLES / "softmax.tile"))  # a process that has not loaded it yet
+    run(code.replace("reshape(6, 8)", "reshape(6, 8)[:3, :4].copy() * 0 + 1"))

@@ -1,0 +1,124 @@
+"""What is compiled and how: a program's op, sizes, types, target, schedule. All that follows is determined by it.
+
+That makes it the key of the disk cache. What is stored there is what running needs: the launches, the kernels' sources, and
+the shapes of the results. `lower` makes everything else again when someone wants to see it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilec.dtypes import DTYPES, DType
+from tilec.frontend import Program
+from tilec.runtime import cache
+from tilec.runtime.program import Emitted
+from tilec.target import Target
+
+if TYPE_CHECKING:
+    from tilec.driver import Lowered
+    from tilec.dsl.specialise import Specialised
+
+Signature = tuple[tuple[DType, tuple[int, ...]], ...]
+Named = tuple[str, DType, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What running an op needs, before machine code. `predicted_us` are the cost model's times by kernel, `registers` what
+    the plan allows a thread of one."""
+
+    inputs: tuple[Named, ...]
+    outputs: tuple[Named, ...]
+    emitted: Emitted
+    predicted_us: dict[str, float]
+    registers: dict[str, int]
+
+
+class Recipe:
+    """One op for one set of sizes and types (`inputs`; None where its declaration says all), on one target."""
+
+    def __init__(
+        self, program: Program, op: str, inputs: Signature | None, sizes: Mapping[str, int], target: Target,
+        schedule: Path | None = None,
+    ):  # fmt: skip
+        self.program, self.op, self.inputs, self.sizes = program, op, inputs, dict(sizes)
+        self.target, self.schedule = target, schedule
+
+    @cached_property
+    def key(self) -> str:
+        shapes = [[d.name, *shape] for d, shape in self.inputs] if self.inputs is not None else None
+        schedule = self.schedule.read_bytes() if self.schedule else b""
+        written = json.dumps([self.op, shapes, self.sizes], sort_keys=True)
+        return cache.make_key("op", self.program.digest, written, repr(self.target), schedule)
+
+    def compiled(self) -> Compiled:
+        """From the disk cache, or by running the compiler. Raises TileError for what the program or target cannot do."""
+        found = cache.load(self.key)
+        if found is not None:
+            try:
+                return _read(json.loads(found[1]["program"]))
+            except (KeyError, TypeError, ValueError, AttributeError):
+                pass
+        made = self._compile()
+        cache.save(self.key, {"op": self.op}, {"program": json.dumps(_written(made)).encode()})
+        return made
+
+    def _compile(self) -> Compiled:
+        specialised, lowered = self.lowered
+        kernels = lowered.plan.kernels
+        registers = {k.name: k.options["registers"] for k in kernels if "registers" in k.options}
+        predicted = {k.name: k.prediction.time_us for k in kernels}
+        inputs, outputs = (_named(tensors) for tensors in (specialised.inputs, specialised.outputs))
+        return Compiled(inputs, outputs, lowered.emitted, predicted, registers)
+
+    @cached_property
+    def lowered(self) -> tuple[Specialised, Lowered]:
+        """The op with numbers for sizes, and its IR after every stage."""
+        from tilec import mlir
+        from tilec.driver import lower
+        from tilec.dsl.build import build
+        from tilec.dsl.specialise import specialise
+        from tilec.expectations_check import check_expectations
+
+        inputs = list(self.inputs) if self.inputs is not None else None
+        specialised = specialise(self.program.tree, self.op, inputs, self.sizes)
+        with mlir.context(), mlir.ir.Location.unknown():
+            lowered = lower(build(specialised), self.target, schedule=_schedule(self.schedule))
+        check_expectations(specialised, lowered.plan)
+        return specialised, lowered
+
+
+def _schedule(path: Path | None):
+    if path is None:
+        return None
+    from tilec.schedule_read import read_schedule
+
+    return read_schedule(path)
+
+
+def _named(tensors) -> tuple[Named, ...]:
+    return tuple((t.name, t.dtype, tuple(s.value for s in t.shape)) for t in tensors)
+
+
+def _written(made: Compiled) -> dict[str, Any]:
+    def tensors(named: tuple[Named, ...]):
+        return [[name, dtype.name, shape] for name, dtype, shape in named]
+
+    return {
+        "inputs": tensors(made.inputs), "outputs": tensors(made.outputs), "emitted": made.emitted.to_json(),
+        "predicted_us": made.predicted_us, "registers": made.registers,
+    }  # fmt: skip
+
+
+def _read(fields: dict[str, Any]) -> Compiled:
+    inputs, outputs = (
+        tuple((name, DTYPES[dtype], tuple(shape)) for name, dtype, shape in fields[which])
+        for which in ("inputs", "outputs")
+    )
+    emitted = Emitted.from_json(fields["emitted"])
+    return Compiled(inputs, outputs, emitted, fields["predicted_us"], fields["registers"])
