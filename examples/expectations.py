@@ -179,6 +179,11 @@ def np_dropout(x, p, seed):
     return np.where(kept, x / (1 - p), 0)
 
 
+def np_residual_block(x, skip, gain, bias, p, seed):
+    total = x + skip
+    return np_dropout(np_gelu(np_layernorm(total, gain, bias)), p, seed), total
+
+
 def np_layernorm(x, gain, bias):
     return (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * gain + bias
 
@@ -251,6 +256,12 @@ def torch_attention(q, k, v, causal=False):
 def torch_dropout(x, p, seed):
     """Draws numbers of its own."""
     return torch.nn.functional.dropout(x, 0.1)
+
+
+def torch_residual_block(x, skip, gain, bias, p, seed):
+    total = x + skip
+    normal = torch.nn.functional.layer_norm(total, total.shape[-1:], gain, bias)
+    return torch_dropout(torch.nn.functional.gelu(normal), p, seed), total
 
 
 def torch_rotary(x):
@@ -411,6 +422,22 @@ example(
     {"x": normal("bf16", "M N"), **DROPOUT},
     {"M": 7, "N": 13},
     {"M": 16384, "N": 8192},
+)
+example(
+    "residual_block",
+    np_residual_block,
+    torch_residual_block,
+    lambda z: bound(BF16, terms=2 * z["N"], steps=40, magnitude=8, rounded=1),
+    {
+        "x": normal("bf16", "M N"),
+        "skip": normal("bf16", "M N"),
+        "gain": normal("bf16", "N", mean=1),
+        "bias": normal("bf16", "N"),
+        **DROPOUT,
+    },
+    {"M": 7, "N": 13},
+    {"M": 16384, "N": 4096},
+    file="dropout",
 )
 example(
     "embedding",

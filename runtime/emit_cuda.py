@@ -23,7 +23,7 @@ from tilec.runtime.cuda_define import NUMBA
 from tilec.runtime.emit import NARROW, Memory, plus, times
 from tilec.runtime.emit_cpu import strides_of
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
-from tilec.runtime.emit_cuda_index import IndexPrinter
+from tilec.runtime.emit_cuda_unroll import UnrollPrinter
 from tilec.runtime.program import Emitted, KernelSource, TensorMap
 from tilec.runtime.steps import read_steps
 
@@ -59,7 +59,7 @@ def _does_something(lines: list[str]) -> bool:
     return any(not line.lstrip().startswith("#") for line in lines)
 
 
-class _CudaPrinter(IndexPrinter):
+class _CudaPrinter(UnrollPrinter):
     def __init__(self) -> None:
         super().__init__()
         self.shared = 0
