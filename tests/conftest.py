@@ -48,6 +48,29 @@ def rng(request) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
+def assert_within(source, inputs, results, op=None, sizes=None, kind=None) -> None:
+    """The results of a program are what it may compute on these inputs (an array, or the outputs in order).
+
+    `source` is what `tilec.compile` takes; `inputs` are arrays in the op's order, or by name.
+    """
+    from tilec.api import read_source
+    from tilec.dsl.parse import parse
+    from tilec.dsl.specialise import choose_op, specialise
+    from tilec.dtypes import from_numpy
+    from tilec.error_bounds import compare
+
+    program = parse(read_source(source))
+    names = [t.name for t in choose_op(program, op).inputs]
+    given = {n: np.asarray(inputs[n]) for n in names} if isinstance(inputs, dict) else dict(zip(names, inputs))
+    special = specialise(program, op, [(from_numpy(a.dtype), a.shape) for a in given.values()], sizes)
+    results = [np.asarray(r) for r in (results if isinstance(results, tuple | list) else [results])]
+    for tensor, found in zip(special.outputs, results, strict=True):
+        assert found.dtype == tensor.dtype.numpy, f"{found.dtype} where `{tensor.name}` is {tensor.dtype}"
+    named = dict(zip([t.name for t in special.outputs], results))
+    for name, found in compare(special, given, named, kind).items():
+        assert found.within, f"{name}: {found}"
+
+
 def assert_close(actual, expected, bound: Bound = EXACT) -> None:
     """`actual` has the shape of `expected` and is within the bound of it; NaN and infinity must be the same.
 

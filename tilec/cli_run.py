@@ -14,7 +14,7 @@ import numpy as np
 from tilec import cli_common as common
 from tilec.cli_common import Loaded, note, say, working, write_file
 from tilec.diagnostics import CallError
-from tilec.run_data import Arrays, compare, fit_types, random_inputs, read_inputs, saved, shape_of
+from tilec.run_data import Arrays, fit_types, random_inputs, read_inputs, saved, shape_of
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  result")
     within = _check(loaded, inputs, results) if args.check else True
     if seconds is not None:
-        _tell_time(loaded, executable.lowered.plan, seconds)
+        _tell_time(loaded, executable.recipe.lowered[1].plan, seconds)
     if args.save is not None:
         _save(args, results)
     return 0 if within else 1
@@ -96,22 +96,23 @@ def _need_gpu() -> None:
 
 def _build(loaded: Loaded):
     from tilec.executable import build_executable
+    from tilec.recipe import Prepared
 
+    lowered = common.lower(loaded)
     with working(f"compiling {loaded.specialised.name}"):
-        executable = build_executable(loaded.specialised, loaded.target, loaded.schedule)
-    common.tell_schedule(loaded, executable.lowered.plan)
-    return executable
+        return build_executable(Prepared(loaded.specialised, lowered, loaded.target))
 
 
 # ---- checking --------------------------------------------------------------------------------------------
 
 
 def _check(loaded: Loaded, inputs: Arrays, results: Arrays) -> bool:
-    with working("evaluating the reference at f64"):
-        comparisons = compare(loaded.specialised, inputs, results)
+    from tilec.error_bounds import compare
+
+    with working("evaluating the program and its error bounds at f64"):
+        comparisons = compare(loaded.specialised, inputs, results, loaded.target.kind)
     for name, c in comparisons.items():
-        verdict = "within the bound" if c.within else "OUT OF BOUNDS"
-        _row("error", f"{name}: {c.error:.2g} of {c.allowed:.2g} allowed, {verdict}")
+        _row("error", f"{name}: {c}")
     return all(c.within for c in comparisons.values())
 
 

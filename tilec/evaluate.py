@@ -104,35 +104,39 @@ def _results(special: Specialised, tensors: Tensors, rounded: bool):
 
 
 def _equation(equation: ast.Equation, tensors: Tensors, sizes: dict[str, int], rounded: bool) -> np.ndarray:
-    """Fills the left side block by block; an index that the right side binds again is never cut."""
-    inner = {r.index: _bounds(r) for r in _bound(equation.value)}
-    outer = {r.index: _bounds(r) for r in equation.ranges}
-    axes = {name: axis for axis, name in enumerate({**outer, **inner})}
-    space = _Space(tensors, sizes, axes, {**outer, **inner}, rounded)
-    result = np.empty([high - low for low, high in outer.values()], _stored(equation.dtype))
-    if result.size == 0:
-        return result
-    cuttable = [name for name in outer if name not in inner]
-
-    def fill(space: _Space) -> None:
-        longest = max(cuttable, key=space.extent, default=None)
-        if longest is not None and space.extent(longest) > 1 and space.width(equation.value)[1] > LARGEST:
-            for half in space.halves(longest):
-                fill(half)
-            return
-        values = space.spread(space.value(equation.value, np.True_), list(range(len(outer))))
-        block = tuple(slice(*space.extents[name]) for name in outer)
-        result[block] = values.reshape(result[block].shape)
-
-    fill(space)
+    extents = extents_of(equation)
+    axes = {name: axis for axis, name in enumerate(extents)}
+    result = np.empty([len(range(*extents[name])) for name in equation.indices], stored(equation.dtype))
+    for part in blocks(equation, Space(tensors, sizes, axes, extents, rounded)):
+        values = part.spread(part.value(equation.value, np.True_), list(range(result.ndim)))
+        part.store(values, result)
     return result
 
 
-def _bounds(r: ast.Range) -> tuple[int, int]:
+def extents_of(equation: ast.Equation) -> dict[str, tuple[int, int]]:
+    """The bounds of an equation's indices: those of its left side first, in order, and then those bound inside."""
+    outer = {r.index: bounds_of(r) for r in equation.ranges}
+    return outer | {r.index: bounds_of(r) for r in bound_in(equation.value) if r.index not in outer}
+
+
+def blocks(equation: ast.Equation, space: Space) -> Iterator[Space]:
+    """The space in blocks small enough to evaluate; an index that the right side binds again is never cut."""
+    if 0 in [space.extent(name) for name in equation.indices]:
+        return
+    inner = {r.index for r in bound_in(equation.value)}
+    longest = max((name for name in equation.indices if name not in inner), key=space.extent, default=None)
+    if longest is None or space.extent(longest) < 2 or space.width(equation.value)[1] <= LARGEST:
+        yield space
+        return
+    for half in space.halves(longest):
+        yield from blocks(equation, half)
+
+
+def bounds_of(r: ast.Range) -> tuple[int, int]:
     return r.low.value, max(r.low.value, r.high.value)
 
 
-def _bound(expr: ast.Expr) -> Iterator[ast.Range]:
+def bound_in(expr: ast.Expr) -> Iterator[ast.Range]:
     """The ranges that the reductions and scans in an expression bind."""
     for node in ast.walk(expr):
         match node:
@@ -142,7 +146,7 @@ def _bound(expr: ast.Expr) -> Iterator[ast.Range]:
                 yield node.range
 
 
-def _stored(dtype: DType) -> np.dtype:
+def stored(dtype: DType) -> np.dtype:
     """The NumPy type that holds a value: f64 for every float."""
     return np.dtype(np.float64) if dtype.is_float else dtype.numpy
 
@@ -151,7 +155,7 @@ def _stored(dtype: DType) -> np.dtype:
 
 
 @dataclass(frozen=True)
-class _Space:
+class Space:
     """A box of indices, over which expressions are evaluated: the axis and the extent of each index.
 
     `mask` in the methods is where the value will be used: elsewhere anything may come out, but no error.
@@ -170,7 +174,7 @@ class _Space:
     def volume(self, indices: set[str]) -> int:
         return math.prod(self.extent(i) for i in indices)
 
-    def halves(self, index: str) -> list[_Space]:
+    def halves(self, index: str) -> list[Space]:
         low, high = self.extents[index]
         middle = (low + high) // 2
         parts = ((low, middle), (middle, high))
@@ -190,6 +194,11 @@ class _Space:
             free |= {expr.range.index}
         return free, max([self.volume(free), *(largest for _, largest in parts)])
 
+    def store(self, values: np.ndarray, result: np.ndarray) -> None:
+        """Puts values of this block, one axis for every index, where they belong in an equation's result."""
+        block = tuple(slice(*extent) for extent in list(self.extents.values())[: result.ndim])
+        result[block] = values.reshape(result[block].shape)
+
     def spread(self, value: np.ndarray, axes: list[int]) -> np.ndarray:
         """The value with one axis for every index, of full length along `axes`."""
         value = np.asarray(value)
@@ -201,7 +210,7 @@ class _Space:
     def value(self, expr: ast.Expr, mask: np.ndarray) -> np.ndarray:
         match expr:
             case ast.Number() | ast.Boolean():
-                return np.asarray(expr.value, _stored(expr.dtype))
+                return np.asarray(expr.value, stored(expr.dtype))
             case ast.Name():
                 return self.name(expr.name)
             case ast.Access():
@@ -218,7 +227,7 @@ class _Space:
                 return self.cast(self.value(operand, mask), dtype)
             case ast.Call():
                 arguments = [self.value(a, mask) for a in expr.arguments]
-                return np.asarray(FUNCTIONS[expr.function].reference(*arguments), _stored(expr.dtype))
+                return np.asarray(FUNCTIONS[expr.function].reference(*arguments), stored(expr.dtype))
             case ast.Reduce():
                 return self.reduce(expr, mask)
             case ast.Scan():
@@ -235,7 +244,7 @@ class _Space:
     def cast(self, value: np.ndarray, dtype: DType) -> np.ndarray:
         if dtype.is_float and self.rounded:
             value = np.asarray(value).astype(dtype.numpy)
-        return np.asarray(value).astype(_stored(dtype))
+        return np.asarray(value).astype(stored(dtype))
 
     def conditional(self, expr: ast.Conditional, mask: np.ndarray) -> np.ndarray:
         """Both branches are computed everywhere; each is used, and so may fail, only where it is taken."""
@@ -250,16 +259,16 @@ class _Space:
         if (view := self.view(expr, tensor)) is not None:
             return view
         subscripts = self.subscripts(expr, mask)
-        outside = mask & ~_inside(subscripts, tensor.shape)
+        outside = mask & ~is_inside(subscripts, tensor.shape)
         if outside.any():
-            raise OutOfRangeError(_outside(expr, tensor.shape, subscripts, outside))
-        return _take(tensor, subscripts)
+            raise OutOfRangeError(outside_error(expr, tensor.shape, subscripts, outside))
+        return take(tensor, subscripts)
 
     def pad(self, expr: ast.Pad, mask: np.ndarray) -> np.ndarray:
         tensor = self.tensors[expr.access.tensor]
         subscripts = self.subscripts(expr.access, mask)
-        inside = _inside(subscripts, tensor.shape)
-        element = self.cast(_take(tensor, subscripts), expr.dtype)
+        inside = is_inside(subscripts, tensor.shape)
+        element = self.cast(take(tensor, subscripts), expr.dtype)
         return np.where(inside, element, self.value(expr.value, mask & ~inside))
 
     def subscripts(self, expr: ast.Access, mask: np.ndarray) -> list[np.ndarray]:
@@ -301,7 +310,7 @@ class _Space:
         """The range to halve of a reduction whose body is large; None if it is not, or has no such range."""
         if expr.kind not in COMBINE or self.width(expr.body)[1] <= LARGEST:
             return None
-        again = {r.index for r in _bound(expr.body)}
+        again = {r.index for r in bound_in(expr.body)}
         names = [r.index for r in expr.ranges if r.index not in again and self.extent(r.index) > 1]
         return max(names, key=self.extent, default=None)
 
@@ -346,21 +355,23 @@ class _Space:
 # ---- arrays ------------------------------------------------------------------------------------------------
 
 
-def _inside(subscripts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+def is_inside(subscripts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     inside = np.True_
     for subscript, extent in zip(subscripts, shape):
         inside = inside & (subscript >= 0) & (subscript < extent)
     return inside
 
 
-def _take(tensor: np.ndarray, subscripts: list[np.ndarray]) -> np.ndarray:
+def take(tensor: np.ndarray, subscripts: list[np.ndarray]) -> np.ndarray:
     """The elements at the subscripts; any element where they are outside."""
     if tensor.size == 0:
         return np.zeros(np.broadcast_shapes(*(s.shape for s in subscripts)), tensor.dtype)
     return np.asarray(tensor[tuple(np.clip(s, 0, n - 1) for s, n in zip(subscripts, tensor.shape))])
 
 
-def _outside(expr: ast.Access, shape: tuple[int, ...], subscripts: list[np.ndarray], outside: np.ndarray) -> Diagnostic:
+def outside_error(
+    expr: ast.Access, shape: tuple[int, ...], subscripts: list[np.ndarray], outside: np.ndarray
+) -> Diagnostic:
     """What to say of the first place where an access is outside."""
     first = np.argmax(outside)
     for dimension, (subscript, extent) in enumerate(zip(subscripts, shape)):

@@ -93,6 +93,16 @@ class Recipe:
         return specialised, lowered
 
 
+class Prepared(Recipe):
+    """An op that is lowered already, so that nothing of the disk cache is asked."""
+
+    def __init__(self, specialised: Specialised, lowered: Lowered, target: Target):
+        self.target, self.lowered = target, (specialised, lowered)
+
+    def compiled(self) -> Compiled:
+        return self._compile()
+
+
 def _schedule(path: Path | None):
     if path is None:
         return None

@@ -1,0 +1,278 @@
+"""The error analysis: what arithmetic in f32 may give is within, what it cannot give is not, and ties stay open."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilec import enclosure as on
+from tilec.api import read_source
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+from tilec.dtypes import BF16, F16, F32, F64, I32, from_numpy
+from tilec.enclosure import Enclosure, point
+from tilec.enclosure_reduce import Total, place, reduce
+from tilec.error_bounds import compare, compare_array, enclose
+from tilec.functions import FUNCTIONS
+
+nan, inf = np.nan, np.inf
+f32 = np.float32
+
+
+def specialised(program: str, **inputs):
+    return specialise(
+        parse(read_source(program)), None, [(from_numpy(a.dtype), a.shape) for a in inputs.values()], None
+    )
+
+
+def of(program: str, **inputs) -> Enclosure:
+    """What the only output may be."""
+    special = specialised(program, **inputs)
+    return enclose(special, inputs)[special.outputs[0].name]
+
+
+def holds(x: Enclosure, value) -> np.ndarray:
+    value = np.asarray(value, np.float64)
+    return (value >= x.low) & (value <= x.high) | np.isnan(x.low) & np.isnan(value) | on.is_anything(x)
+
+
+# ---- sound: values within give results within ------------------------------------------------------------------------
+
+number = st.floats(width=32)
+plain = st.one_of(st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 3.0, inf, -inf, 1e-45, 3e38, -3e38]), number)
+intervals = st.one_of(st.tuples(plain), st.tuples(plain, plain), st.tuples(plain, plain, plain)).map(np.float32)
+
+
+def interval(values: np.ndarray) -> Enclosure:
+    """The smallest that holds some values."""
+    values = values.astype(np.float64)
+    if np.isnan(values).any():
+        return point(np.float64(nan)) if np.isnan(values).all() else on.ANYTHING
+    return Enclosure(values.min(), values.max()) if len(values) > 1 else point(values[0])
+
+
+ARITHMETIC = {
+    "+": (np.add, lambda a, b: on.add(a, b, F32)),
+    "-": (np.subtract, lambda a, b: on.add(a, on.negative(b), F32)),
+    "*": (np.multiply, lambda a, b: on.multiply(a, b, F32)),
+    "/": (np.divide, lambda a, b: on.divide(a, b, F32)),
+    "%": (np.remainder, lambda a, b: on.modulo(a, b, F32)),
+    "**": (lambda a, b: np.power(a.astype(np.float64), b), lambda a, b: on.power(a, b, F32, None)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("op", ARITHMETIC)
+@given(intervals, intervals)
+@settings(deadline=None, max_examples=200)
+def test_arithmetic_of_values_within_is_within(op, a, b):
+    exactly, enclosed = ARITHMETIC[op]
+    found = enclosed(interval(a), interval(b))
+    for x, y in itertools.product(a, b):
+        assert holds(found, f32(exactly(x, y))), (x, y, found)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@given(intervals, intervals, intervals)
+@settings(deadline=None, max_examples=200)
+def test_a_fused_multiplication_and_addition_is_within(a, b, c):
+    found = on.add(on.multiply(interval(a), interval(b), F32), interval(c), F32)
+    for x, y, z in itertools.product(a, b, c):
+        once = f32(float(x) * float(y) + float(z)) if np.isfinite([x, y, z]).all() else x * y + z
+        assert holds(found, once) and holds(found, x * y + z), (x, y, z, found)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", [n for n, row in FUNCTIONS.items() if 1 in row.arity])
+@given(intervals)
+@settings(deadline=None, max_examples=300)
+def test_functions_of_values_within_are_within(name, values):
+    found = on.function(name, [interval(values)], F32)
+    for x in values:
+        assert holds(found, f32(FUNCTIONS[name].reference(np.float64(x)))), (x, found)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", ["sum", "prod", "max", "min"])
+@pytest.mark.parametrize("scan", [False, True])
+def test_any_order_of_a_reduction_is_within(kind, scan, rng):
+    ufunc = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[kind]
+    for trial in range(200):
+        n = int(rng.integers(1, 40))
+        x = (rng.standard_normal(n) * 10.0 ** rng.integers(-3, 20 if trial % 2 else 3)).astype(f32)
+        if trial % 5 == 0:
+            x[rng.integers(0, n)] = rng.choice([0, inf, -inf, nan, 1e-44, 3e38])
+        wide = Enclosure(*(np.float64([np.nextafter(v, f32(s)) for v in x]) for s in (-inf, inf)))
+        wide = Enclosure(*(np.where(np.isnan(x), nan, end) for end in wide)) if trial % 3 else point(np.float64(x))
+        if scan:
+            (found, results) = reduce(kind, wide, Total.scan((n,), 0), F32), [ufunc.accumulate(x)]
+        else:
+            found = reduce(kind, wide, Total.reduction((n,), (0,)), F32).map(lambda end: end.reshape(()))
+            results = [ufunc.reduce(x), *(_serial(ufunc, rng.permutation(x)) for _ in range(5))]
+        for result in results:
+            assert np.all(holds(found, result)), (x, result, found)
+
+
+def _serial(ufunc, x):
+    return ufunc.accumulate(x)[-1]
+
+
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8])
+def test_places_of_values_within_are_within(kind, dtype, rng):
+    choice = getattr(np, kind)
+    for _ in range(300):
+        low = rng.integers(0, 6, 7).astype(dtype)
+        high = low + rng.integers(0, 2, 7).astype(dtype)
+        if dtype is np.float64 and rng.random() < 0.2:
+            low[3] = high[3] = nan
+        found = place(Enclosure(low, high), 0, kind)
+        seen = [choice(np.where(np.isnan(low), low, picks)) for picks in itertools.product(*zip(low, high))]
+        assert (found.low[0], found.high[0]) == (min(seen), max(seen)), (low, high)
+
+
+def test_casts_of_values_within_are_within(rng):
+    x = (rng.standard_normal(1000) * 100).astype(f32)
+    wide = Enclosure(x * (1 - 1e-3 * np.sign(x)), x * (1 + 1e-3 * np.sign(x))).map(np.float64)
+    for dtype in (F16, BF16):
+        assert holds(on.rounded(wide, dtype), x.astype(dtype.numpy)).all()
+
+
+# ---- sharp: what correct compilations cannot give is outside ---------------------------------------------------------
+
+
+def test_exact_arithmetic_has_one_result(rng):
+    x, z = (rng.standard_normal(100).astype(f32) for _ in range(2))
+    programs = {
+        "y[i] = x[i] + z[i]": x + z,
+        "y[i] = x[i] / z[i]": x / z,
+        "y[i] = x[i] - max(x[i], z[i])": x - np.maximum(x, z),
+        "y[i] = x[i] - floor(z[i])": x - np.floor(z),
+        "y[i] = sqrt(abs(x[i])) + 0 * z[i]": np.sqrt(abs(x)),
+        "op f(x: f32[N], z: f32[N]) -> (y: f32[N]) { y[i] = x[i] * z[i] }": x * z,
+        "y[i] = x[i] + z[i] / 3 - 0.1": x + z / f32(3) - f32(0.1),
+    }
+    for program, value in programs.items():
+        found = of(program, x=x, z=z)
+        np.testing.assert_array_equal([found.low, found.high], [value, value])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_unit_too_much_is_noticed(dtype, rng):
+    x = rng.standard_normal(50).astype(dtype)
+    special = specialised("y[i] = 1 / x[i] + 1", x=x)
+    y = 1 / x + 1
+    assert compare(special, {"x": x}, {"y": y})["y"].within
+    y[7] = np.nextafter(y[7], dtype(inf))
+    found = compare(special, {"x": x}, {"y": y})["y"]
+    assert not found.within and found.place == (7,) and found.wrong == 1 and "OUT OF BOUNDS" in str(found)
+
+
+def test_a_lost_element_is_noticed(rng):
+    a, b = rng.standard_normal((40, 300)).astype(f32), rng.standard_normal((300, 30)).astype(f32)
+    special = specialised("y[i, j] = sum[k](a[i, k] * b[k, j])", a=a, b=b)
+    assert compare(special, {"a": a, "b": b}, {"y": a @ b})["y"].within
+    wrong = compare(special, {"a": a, "b": b}, {"y": a[:, 1:] @ b[1:]})["y"]
+    assert not wrong.within and wrong.wrong > 1100
+
+
+def test_nan_and_infinity_are_told_apart():
+    x = np.array([nan, inf, 1.0, 0.0], f32)
+    allowed = of("y[i] = x[i] - x[i] if x[i] != 0 else 1 / x[i]", x=x)
+    assert compare_array(np.array([nan, nan, 0, inf], f32), allowed).within
+    for n, wrong in enumerate([0, inf, nan, -inf]):
+        found = np.array([nan, nan, 0, inf], f32)
+        found[n] = wrong
+        assert not compare_array(found, allowed).within
+
+
+def test_shapes_differ():
+    with pytest.raises(ValueError, match=r"\(3,\).*\(4,\)"):
+        compare_array(np.zeros(3), point(np.zeros(4)))
+
+
+# ---- open: where documented errors decide ----------------------------------------------------------------------------
+
+
+def test_a_tie_of_a_declared_type_has_two_roundings():
+    x = np.array([1.0, 1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8], f32)  # two of them halfway between bf16 numbers
+    program = "op f(x: f32[N]) -> (y: bf16[N]) { y[i] = exp(log(x[i])) }"
+    found = of(program, x=x)
+    np.testing.assert_array_equal(found.low, [1, 1, 1 + 2**-7])
+    np.testing.assert_array_equal(found.high, [1, 1 + 2**-7, 1 + 2**-6])
+    far = of(program, x=np.array([1.0 + 2.0**-9], f32))
+    assert far.low == far.high == 1
+
+
+def test_a_comparison_within_the_error_is_open():
+    x = np.array([0.0, 1.0, -1.0], f32)
+    found = of("y[i] = 5 if sin(x[i]) + 1 - 1 > sin(x[i]) * (1 + 1e-7) else 7", x=x)
+    assert (found.low[1], found.high[1]) == (5, 7)
+    found = of("y[i] = 5 if sin(x[i]) > 0.5 else 7", x=x)
+    np.testing.assert_array_equal(found.low, [7, 5, 7])
+    np.testing.assert_array_equal(found.high, [7, 5, 7])
+
+
+def test_a_whole_number_within_the_error_is_open():
+    x = np.array([8.0, 9.0], f32)
+    found = of("y[i] = i32(floor(log2(x[i])))", x=x)
+    assert (*found.low, *found.high) == (2, 3, 3, 3)
+
+
+def test_places_of_near_equals_are_open():
+    x = np.array([[3.0, 1.0, 3.0, 0.0], [1.0, 2.0, 1.0, 0.0]], f32)
+    found = of("y[i] = argmax[j](exp(x[i, j]))", x=x)
+    np.testing.assert_array_equal([found.low, found.high], [[0, 1], [2, 1]])
+    exact = of("y[i] = argmax[j](x[i, j])", x=x)
+    np.testing.assert_array_equal([exact.low, exact.high], [[0, 1], [0, 1]])
+    table = np.array([10.0, 20.0, 30.0, 40.0], f32)
+    read = of("p[i] = argmax[j](exp(x[i, j])); y[i] = pad(t[p[i]], 0)", x=x, t=table)
+    np.testing.assert_array_equal([read.low, read.high], [[0, 20], [40, 20]])
+
+
+def test_a_square_is_not_negative(rng):
+    x = rng.standard_normal((20, 3)).astype(f32)
+    x[:, 1:] = x[:, :1]
+    found = of("m[i] = mean[j](x[i, j]); v[i] = mean[j]((x[i, j] - m[i]) * (x[i, j] - m[i])); y[i] = sqrt(v[i])", x=x)
+    assert np.isfinite(found.low).all() and (found.low >= 0).all() and (found.high < 1e-6).all()
+
+
+def test_overflow_on_the_way_is_open():
+    x = np.array([1.0, 3e30], f32)  # the square of the second is no f32: inf, unless it is added to unrounded
+    found = of("y[i] = x[i] * x[i] / (1 + x[i] * x[i])", x=x)
+    assert found.low[0] == found.high[0] == 0.5 and on.is_anything(found)[1]
+    assert compare_array(np.array([0.5, nan], f32), found).undetermined == 1
+    certain = of("y[i] = exp(x[i]) / exp(x[i])", x=np.array([100], f32))
+    assert np.isnan(certain.low[0])
+
+
+def test_a_wide_program_of_f64_is_held_to_f64(rng):
+    x = rng.standard_normal((30, 20))
+    special = specialised("y[i] = sum[j](exp(x[i, j]))", x=x)
+    assert compare(special, {"x": x}, {"y": np.exp(x).sum(1)})["y"].within
+    assert not compare(special, {"x": x}, {"y": np.exp(x).sum(1) * (1 + 1e-13)})["y"].within
+
+
+def test_integers_wrap_as_they_do():
+    x = np.array([2**31 - 1, -5], np.int32)
+    found = of("y[i] = x[i] * 2 + 1", x=x)
+    np.testing.assert_array_equal(found.low, x * np.int32(2) + np.int32(1))
+    assert found.is_point and from_numpy(found.low.dtype) is I32
+
+
+def test_bf16_inputs_are_exact(rng):
+    x = rng.standard_normal(30).astype(ml_dtypes.bfloat16)
+    found = of("op f(x: bf16[N]) -> (y: bf16[N]) { y[i] = x[i] * 3 }", x=x)
+    np.testing.assert_array_equal(found.low, (x.astype(f32) * 3).astype(ml_dtypes.bfloat16).astype(np.float64))
+    assert np.array_equal(found.low, found.high)
+
+
+def test_units_in_the_last_place():
+    x = np.array([0.0, 1.0, 1.5, 2.0, 1e-44, 3e38])
+    np.testing.assert_array_equal(on.ulp(x, F32), np.spacing(x.astype(f32)))
+    np.testing.assert_array_equal(on.ulp(x, F64), np.spacing(x))

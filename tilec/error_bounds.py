@@ -1,0 +1,380 @@
+"""What a compiled program may compute: a running error analysis of any program, on the inputs at hand.
+
+Every value of the program becomes an interval that holds whatever a correct compilation may give for it
+(`tilec.enclosure`, `tilec.enclosure_reduce`), from the documented bounds of functions (`tilec.functions`) and of
+reductions alone. `compare` holds results against it, and is the only comparison that tests, `tilec run --check`
+and everything else that looks for wrong results use: no tolerance is chosen anywhere.
+
+The intervals are those of one execution (Wilkinson's running analysis), so they are narrow where the data is well
+conditioned and wide where digits cancel. Where errors may turn a comparison, a rounding or a place, both outcomes
+are within: nothing is said about a value that the documented errors leave undetermined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce as fold
+from typing import Literal, assert_never
+
+import numpy as np
+
+from tilec import enclosure as on
+from tilec.dsl import ast
+from tilec.dsl.specialise import Specialised
+from tilec.dtypes import F64, DType
+from tilec.enclosure import Enclosure, point
+from tilec.enclosure_reduce import Total, place, reduce, sum_of_parts, sum_parts, unit_roundoff
+from tilec.evaluate import (
+    COMBINE,
+    OPERATORS,
+    OutOfRangeError,
+    Space,
+    blocks,
+    extents_of,
+    is_inside,
+    outside_error,
+    stored,
+    take,
+)  # fmt: skip
+
+Kind = Literal["cpu", "cuda"] | None
+"""The kind of target whose functions' bounds count; None for the larger bound of all."""
+
+
+def enclose(special: Specialised, inputs: Mapping[str, np.ndarray], kind: Kind = None) -> dict[str, Enclosure]:
+    """Of every tensor of a specialised op, what its elements may be; floats as f64, outputs rounded to their type."""
+    tensors = {name: point(a if a.dtype.kind in "iub" else a.astype(np.float64)) for name, a in inputs.items()}
+    with np.errstate(all="ignore"):
+        for equation in special.equations:
+            tensors[equation.name] = _equation(equation, tensors, special.sizes, kind)
+        for t in special.outputs:
+            if t.dtype.is_float:
+                tensors[t.name] = on.rounded(tensors[t.name], t.dtype)
+    return tensors
+
+
+# ---- comparison --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output, at its worst element: `error` is the distance from the middle of what is allowed, `allowed` the
+    largest that is within. `undetermined` counts the elements that may be anything.
+    """
+
+    within: bool
+    error: float = 0.0
+    allowed: float = 0.0
+    place: tuple[int, ...] = ()
+    found: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    wrong: int = 0
+    undetermined: int = 0
+
+    def __str__(self) -> str:
+        verdict = "within the bound" if self.within else f"OUT OF BOUNDS, {self.wrong} elements"
+        at = f"{self.found!r} at {list(self.place)}, between {self.low!r} and {self.high!r} allowed"
+        return f"{self.error:.2g} of {self.allowed:.2g} allowed, {verdict}" + ("" if self.within else f": {at}")
+
+
+def compare(
+    special: Specialised, inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray], kind: Kind = None
+) -> dict[str, Comparison]:
+    """The outputs of a compiled op against what it may compute on these inputs."""
+    allowed = enclose(special, inputs, kind)
+    return {t.name: compare_array(results[t.name], allowed[t.name]) for t in special.outputs}
+
+
+def compare_array(found: np.ndarray, allowed: Enclosure) -> Comparison:
+    """Raises ValueError where the shapes differ."""
+    if found.shape != allowed.low.shape:
+        raise ValueError(f"a result of shape {found.shape} where {allowed.low.shape} was expected")
+    if found.size == 0:
+        return Comparison(True)
+    if found.dtype.kind not in "iub":
+        found = found.astype(np.float64)
+    with np.errstate(all="ignore"):
+        low, high = (np.asarray(end).astype(found.dtype) for end in allowed)
+        inside = (found >= low) & (found <= high)
+        undetermined = np.zeros(found.shape, np.bool_)
+        if found.dtype.kind == "f":
+            undetermined = on.is_anything(allowed)
+            inside |= undetermined | (np.isnan(found) & np.isnan(low))
+        wide = [array.astype(np.float64) for array in (found, low, high)]
+        middle = (wide[1] + wide[2]) / 2
+        error, radius = np.abs(wide[0] - middle), (wide[2] - wide[1]) / 2
+        error = np.where(inside & ~np.isfinite(error), 0, error)
+        share = np.where(inside, np.where(radius > 0, error / radius, 0), np.inf)
+        share = np.where(np.isfinite(share) | ~inside, share, 0)
+    worst = np.unravel_index(np.argmax(share), found.shape)
+    return Comparison(
+        bool(inside.all()), float(error[worst]), float(radius[worst]), tuple(map(int, worst)), found[worst].item(),
+        low[worst].item(), high[worst].item(), int(np.count_nonzero(~inside)), int(np.count_nonzero(undetermined)),
+    )  # fmt: skip
+
+
+# ---- one equation ------------------------------------------------------------------------------------------
+
+
+def _equation(equation: ast.Equation, tensors: dict, sizes: dict[str, int], kind: Kind) -> Enclosure:
+    extents = extents_of(equation)
+    axes = {name: axis for axis, name in enumerate(extents)}
+    shape = [len(range(*extents[name])) for name in equation.indices]
+    low, high = (np.empty(shape, stored(equation.dtype)) for _ in range(2))
+    for part in blocks(equation, _Space(tensors, sizes, axes, extents, True, kind)):
+        value = part.enclose(equation.value, np.True_)
+        for end, result in zip(value, (low, high)):
+            part.store(part.spread(end, list(range(len(shape)))), result)
+    same = np.array_equal(low, high, equal_nan=equation.dtype.is_float)
+    return Enclosure(low, low if same else high)
+
+
+@dataclass(frozen=True)
+class _Space(Space):
+    """The reference's box of indices, over which expressions are enclosed instead of evaluated.
+
+    `mask` is where a value is used for certain: there, an index outside its tensor is an error.
+    """
+
+    tensors: dict[str, Enclosure]
+    kind: Kind = None
+
+    def enclose(self, expr: ast.Expr, mask: np.ndarray) -> Enclosure:
+        match expr:
+            case ast.Number():
+                return self.number(expr)
+            case ast.Boolean():
+                return point(expr.value)
+            case ast.Name():
+                return point(self.name(expr.name))
+            case ast.Access():
+                return self.enclose_access(expr, mask)
+            case ast.Pad():
+                return self.enclose_pad(expr, mask)
+            case ast.Unary(op, operand):
+                inner = self.enclose(operand, mask)
+                return on.negative(inner) if op == "-" else Enclosure(~inner.high, ~inner.low)
+            case ast.Binary(op, left, right):
+                same = left == right
+                return self.binary(op, self.enclose(left, mask), self.enclose(right, mask), expr.dtype, same)
+            case ast.Compare(op, left, right):
+                return _compare(op, self.enclose(left, mask), self.enclose(right, mask))
+            case ast.Conditional(condition, then, otherwise):
+                test = self.enclose(condition, mask)
+                first, second = self.enclose(then, mask & test.low), self.enclose(otherwise, mask & ~test.high)
+                return on.select(test, first, second)
+            case ast.Cast(operand, dtype):
+                return _cast(self.enclose(operand, mask), operand.dtype, dtype)
+            case ast.Call(name, _, arguments, dtype):
+                return on.function(name, [self.enclose(a, mask) for a in arguments], dtype, self.kind)
+            case ast.Reduce():
+                return self.enclose_reduce(expr, mask)
+            case ast.Scan():
+                return self.enclose_scan(expr, mask)
+            case _:
+                assert_never(expr)
+
+    def number(self, expr: ast.Number) -> Enclosure:
+        """A literal is of the type that it meets."""
+        value = np.asarray(expr.value, stored(expr.dtype))
+        return point(on.to_nearest(value, expr.dtype) if expr.dtype.is_float else value)
+
+    def binary(self, op: str, a: Enclosure, b: Enclosure, dtype: DType, same: bool) -> Enclosure:
+        if not dtype.is_float:
+            return _of_integers(op, a, b, dtype)
+        match op:
+            case "+":
+                return on.add(a, b, dtype)
+            case "-":
+                return on.add(a, on.negative(b), dtype)
+            case "*":
+                return on.multiply(a, b, dtype, same)
+            case "/":
+                return on.divide(a, b, dtype)
+            case "//":
+                return on.floor_divide(a, b, dtype)
+            case "%":
+                return on.modulo(a, b, dtype)
+            case "**":
+                return on.power(a, b, dtype, self.kind)
+        raise AssertionError(op)
+
+    # ---- accesses ------------------------------------------------------------------------------------------
+
+    def enclose_access(self, expr: ast.Access, mask: np.ndarray) -> Enclosure:
+        tensor = self.tensors[expr.tensor]
+        if self.view(expr, tensor.low) is not None:
+            return tensor.map(lambda end: self.view(expr, end))
+        subscripts, known = self.places(expr, mask)
+        outside = mask & known & ~is_inside(subscripts, tensor.low.shape)
+        if outside.any():
+            raise OutOfRangeError(outside_error(expr, tensor.low.shape, subscripts, outside))
+        found = tensor.map(lambda end: take(end, subscripts))
+        return found if np.all(known) else on.select(point(known), found, _any_of(tensor))
+
+    def enclose_pad(self, expr: ast.Pad, mask: np.ndarray) -> Enclosure:
+        tensor, dtype = self.tensors[expr.access.tensor], expr.access.dtype
+        subscripts, known = self.places(expr.access, mask)
+        inside = is_inside(subscripts, tensor.low.shape)
+        value = self.enclose(expr.value, mask & known & ~inside)
+        found = on.select(point(inside), _cast(tensor.map(lambda e: take(e, subscripts)), dtype, expr.dtype), value)
+        if np.all(known):
+            return found
+        return on.select(point(known), found, on.hull(_cast(_any_of(tensor), dtype, expr.dtype), value))
+
+    def places(self, expr: ast.Access, mask: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """The subscripts, and where all of them are determined."""
+        found = [self.enclose(s, mask) for s in expr.subscripts]
+        known = fold(np.logical_and, (s.low == s.high for s in found if not s.is_point), np.True_)
+        return [s.low.astype(np.int64) for s in found], known
+
+    # ---- reductions ----------------------------------------------------------------------------------------
+
+    def enclose_reduce(self, expr: ast.Reduce, mask: np.ndarray) -> Enclosure:
+        axes = tuple(self.axes[r.index] for r in expr.ranges)
+        count = self.volume({r.index for r in expr.ranges})
+        mask = self.spread(mask, []).any(axis=axes, keepdims=True) & (count > 0)
+        if expr.kind == "sum" and expr.dtype.is_float:
+            return sum_of_parts(self.sums(expr, mask), np.asarray(count), expr.dtype, self.unit(expr))
+        if half := self.halved(expr):
+            first, second = (space.enclose_reduce(expr, mask) for space in self.halves(half))
+            if expr.kind == "prod":
+                return self.binary("*", first, second, expr.dtype, False)
+            return Enclosure(*(COMBINE[expr.kind](*ends) for ends in zip(first, second)))
+        body = self.enclose(expr.body, mask).map(lambda end: self.spread(end, list(axes)))
+        if expr.kind in ("argmax", "argmin"):
+            start = self.extents[expr.ranges[0].index][0]
+            return place(body, axes[0], expr.kind).map(lambda end: end + start)
+        return reduce(expr.kind, body, Total.reduction(body.low.shape, axes), expr.dtype)
+
+    def sums(self, expr: ast.Reduce, mask: np.ndarray) -> list[np.ndarray]:
+        """The parts of a sum (`sum_parts`), by halves where the space is large, without the products of factors."""
+        axes = [self.axes[r.index] for r in expr.ranges]
+        if factors := self.factors(expr):
+            left, right = (self.enclose(f, mask) for f in factors)
+            if all(np.isfinite(end).all() for x in (left, right) for end in x):
+                return self.contraction(left, right, axes, factors[0] == factors[1], _using(expr))
+        if half := self.halved(expr):
+            parts = [space.sums(expr, mask) for space in self.halves(half)]
+            return [a + b for a, b in zip(*parts)]
+        body = self.enclose(expr.body, mask).map(lambda end: self.spread(end, axes))
+        return sum_parts(body, Total.reduction(body.low.shape, tuple(axes)))
+
+    def contraction(self, left, right, axes: list[int], square: bool, using: float) -> list[np.ndarray]:
+        """The parts of `sum(left * right)`: that of the intervals' middles, and how far their radii reach."""
+        (a, da), (b, db) = (_ball(x, using) for x in (left, right))
+        middle, size = self.contract(a, b, axes), self.contract(np.abs(a) + da, np.abs(b) + db, axes)
+        reach = np.zeros_like(middle)
+        if da.any() or db.any():
+            reach = self.contract(np.abs(a), db, axes) + self.contract(da, np.abs(b) + db, axes)
+        low, high = middle - reach, middle + reach
+        negative = (size - low) / 2
+        if square or ((left.low >= 0).all() and (right.low >= 0).all()):
+            low, negative = np.maximum(low, 0), np.zeros_like(size)
+        return [low, high, size, (size + high) / 2, negative, *[np.zeros((), np.int64)] * 6]
+
+    def unit(self, expr: ast.Reduce) -> float:
+        """The unit of a step of a sum. Matrix units, which narrow factors may go to, cut where others round."""
+        factors = self.factors(expr) or ()
+        narrow = all(isinstance(f, ast.Cast) and f.operand.dtype.bits < 32 for f in factors)
+        matrix = expr.dtype is not F64 and factors and (narrow or expr.multiplicand is not None)
+        return unit_roundoff(expr.dtype) * (2 if matrix else 1)
+
+    def enclose_scan(self, expr: ast.Scan, mask: np.ndarray) -> Enclosure:
+        axis = self.axes[expr.range.index]
+        used = np.flip(np.logical_or.accumulate(np.flip(self.spread(mask, [axis]), axis), axis), axis)
+        body = self.enclose(expr.body, used).map(lambda end: self.spread(end, [axis]))
+        return reduce(expr.kind.removeprefix("cum"), body, Total.scan(body.low.shape, axis), expr.dtype)
+
+
+# ---- values ------------------------------------------------------------------------------------------------
+
+
+def _using(expr: ast.Reduce) -> float:
+    return unit_roundoff(expr.multiplicand) if expr.multiplicand is not None else 0.0
+
+
+def _ball(x: Enclosure, relative: float) -> tuple[np.ndarray, np.ndarray]:
+    """Middles and radii; a radius grows by the rounding of multiplicands, and by that of the middle itself."""
+    middle = x.low if x.is_point else (x.low + x.high) / 2
+    radius = np.zeros_like(middle) if x.is_point else (x.high - x.low) / 2 + 2.0**-52 * np.abs(middle)
+    return middle, radius + relative * (np.abs(middle) + radius)
+
+
+def _any_of(tensor: Enclosure) -> Enclosure:
+    """What any element of a tensor may be."""
+    if tensor.low.size == 0:
+        return point(np.zeros((), tensor.low.dtype))
+    if tensor.low.dtype.kind == "f" and np.isnan(tensor.low).any():
+        return on.ANYTHING
+    return Enclosure(tensor.low.min(), tensor.high.max())
+
+
+def _compare(op: str, a: Enclosure, b: Enclosure) -> Enclosure:
+    """Whether a comparison holds for certain, and whether it may."""
+    if a.is_point and b.is_point:
+        return point(OPERATORS[op](a.low, b.low))
+    match op:
+        case "<" | "<=":
+            return Enclosure(OPERATORS[op](a.high, b.low), OPERATORS[op](a.low, b.high))
+        case ">" | ">=":
+            return Enclosure(OPERATORS[op](a.low, b.high), OPERATORS[op](a.high, b.low))
+    sure = (a.low == a.high) & (b.low == b.high) & (a.low == b.low)
+    may = (a.low <= b.high) & (b.low <= a.high)
+    return Enclosure(sure, may) if op == "==" else Enclosure(~may, ~sure)
+
+
+def _cast(x: Enclosure, source: DType, target: DType) -> Enclosure:
+    if source == target:
+        return x
+    if target.kind == "bool":
+        return _compare("!=", x, point(np.zeros((), x.low.dtype)))
+    if target.is_float:
+        wide = x.map(lambda end: end.astype(np.float64))
+        return on.rounded(wide, target) if source.bits >= target.bits or not source.is_float else wide
+    if source.is_float:
+        return _truncated(x, target)
+    if x.is_point or source.kind == "bool":
+        return x.map(lambda end: end.astype(target.numpy))
+    limits = np.iinfo(target.numpy)
+    fits = (x.low == x.high) | ((x.low >= limits.min) & (x.high <= limits.max))
+    return _open(x.map(lambda end: end.astype(target.numpy)), ~fits, target)
+
+
+def _truncated(x: Enclosure, target: DType) -> Enclosure:
+    """A float's whole part; what does not fit is any integer, as the language leaves it undefined."""
+    limits = np.iinfo(target.numpy)
+    whole = x.map(np.trunc)
+    fits = (whole.low >= limits.min) & (whole.high < float(limits.max) + 1)
+    ends = whole.map(lambda end: np.where(fits, end, 0).astype(target.numpy))
+    return ends if fits.all() else _open(ends, ~fits, target)
+
+
+def _open(x: Enclosure, where: np.ndarray, dtype: DType) -> Enclosure:
+    limits = np.iinfo(dtype.numpy)
+    low, high = (np.where(where, np.asarray(n, dtype.numpy), end) for n, end in zip((limits.min, limits.max), x))
+    return Enclosure(low, high)
+
+
+def _of_integers(op: str, a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
+    """Exact on points; sums, differences and products of intervals that stay inside the type; else anything."""
+    if (a.is_point and b.is_point) or op in ("and", "or"):
+        return Enclosure(*_ends(OPERATORS[op], a, b))
+    known = (a.low == a.high) & (b.low == b.high)
+    exact = OPERATORS[op](a.low, b.low)
+    if op not in ("+", "-", "*"):
+        return _open(point(exact), ~known, dtype)
+    values = [OPERATORS[op](x, y) for x in a for y in b]
+    sizes = [np.abs(OPERATORS[op](x.astype(np.float64), y.astype(np.float64))) for x in a for y in b]
+    limits = np.iinfo(dtype.numpy)
+    fits = known | (fold(np.maximum, sizes) < min(limits.max, 2.0**53))
+    fits &= known | (dtype.kind == "int") | (fold(np.minimum, values) <= fold(np.maximum, values))
+    return _open(Enclosure(fold(np.minimum, values), fold(np.maximum, values)), ~fits, dtype)
+
+
+def _ends(operation, a: Enclosure, b: Enclosure) -> Iterator[np.ndarray]:
+    low = operation(a.low, b.low)
+    yield low
+    yield low if a.is_point and b.is_point else operation(a.high, b.high)
