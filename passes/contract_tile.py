@@ -4,7 +4,7 @@ Each adds one staged tile of k to the sums that a thread holds, `multiply`, and 
 `chunks`: a piece is a few rows and columns of C that one warp holds, which it writes to shared memory in one
 order and reads in another.
 
-    fma:       a[8 x 4] = 8 loads of 4 k  b[4 x 8] = 8 loads of 4 columns  c[8 x 8] += a b   (vector.contract)
+    fma:       a[8 x 2] = 8 loads of 2 k  b[2 x 16] = 8 loads of 4 columns  c[8 x 16] += a b  (vector.contract)
     mma.sync:  a = ldmatrix of 16x16      b = ldmatrix of 16x16            c[16 x 8] += a b  (nvgpu.mma.sync)
 
 Fragments of mma.sync: PTX ISA, "Matrix Fragments for mma.m16n8k16", and "ldmatrix" for which lane names which
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tilec import mlir
+from tilec.diagnostics import InternalError
 from tilec.mlir import arith, ir, memref, nvgpu, vector
 from tilec.passes.contract_problem import PRIVATE, Problem, Side, Thread, local
 from tilec.passes.contract_stage import Stage
@@ -37,11 +38,16 @@ class Chunk:
     place: Callable[[ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 
+def fma_group(high: int, wide: int, bits: int) -> int:
+    """k of one group: wide loads where registers allow two groups of them."""
+    return 2 if bits > 32 or high * wide > 32 else 4
+
+
 class FmaTile:
     """A thread holds `high` x `wide` elements; 4 x 8 threads are a warp's, so that few of them share a bank.
 
-    Where a factor is staged in lines of rows, a thread has groups of 4 adjacent ones, else every so manieth
-    row.
+    Where a factor is staged in lines of rows, a thread has pieces of 4 adjacent ones, else every so manieth
+    row. What it multiplies comes in groups of k: the next group is loaded while one is multiplied.
     """
 
     def __init__(self, problem: Problem, thread: Thread):
@@ -49,16 +55,17 @@ class FmaTile:
         warps_m, warps_n = problem.options.warps
         self.tall, self.broad = 4 * warps_m, 8 * warps_n  # threads along rows and columns
         self.high, self.wide = problem.left.size // self.tall, problem.right.size // self.broad
-        self.group = min(4, 16 // (problem.element.width // 8))  # elements of a shared load
+        self.piece = min(4, 16 // (problem.element.width // 8))  # elements of a shared load
+        self.group = fma_group(self.high, self.wide, problem.element.width)
         self.warp_row = arith.divui(thread.warp, mlir.index(warps_n))
         self.warp_column = arith.remui(thread.warp, mlir.index(warps_n))
         self.row = sum_of([(self.warp_row, 4), (arith.divui(thread.lane, mlir.index(8)), 1)])
         self.column = sum_of([(self.warp_column, 8), (arith.remui(thread.lane, mlir.index(8)), 1)])
         self.sums = memref.AllocaOp(local([self.high, self.wide], problem.accumulator, PRIVATE), [], []).result
-        self.parts = {
-            "left": self._part(problem.left, self.high), "right": self._part(problem.right, self.wide)
-        }  # fmt: skip
-        self.vector = 1 if problem.right.major else self.group
+        self.parts = [
+            (self._part(problem.left, self.high), self._part(problem.right, self.wide)) for _ in range(2)
+        ]  # fmt: skip
+        self.vector = 1 if problem.right.major else self.piece
 
     def _part(self, side: Side, count: int) -> ir.Value:
         shape = [count, self.group] if side.major else [self.group, count]
@@ -69,33 +76,50 @@ class FmaTile:
             memref.StoreOp(value, self.sums, [i, j])
 
     def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
-        with loop(self.problem.depth // self.group) as step:
-            k = arith.muli(step, mlir.index(self.group))
-            self._load(left, self.row, self.tall, self.high, slot, k)
-            self._load(right, self.column, self.broad, self.wide, slot, k)
-            self._contract()
+        groups = self.problem.depth // self.group
+        now, following = self.parts
+        self._fetch(now, left, right, slot, mlir.index(0))
+        if groups % 2:
+            raise InternalError(f"{groups} groups of k: they are multiplied in pairs", "map")
+        if groups > 2:
+            with loop(groups // 2 - 1, always=True) as pair:
+                k = arith.muli(pair, mlir.index(2 * self.group))
+                self._fetch(following, left, right, slot, sum_of([(k, 1)], self.group))
+                self._contract(now)
+                self._fetch(now, left, right, slot, sum_of([(k, 1)], 2 * self.group))
+                self._contract(following)
+        self._fetch(following, left, right, slot, mlir.index(self.problem.depth - self.group))
+        self._contract(now)
+        self._contract(following)
 
-    def _load(self, stage: Stage, mine: ir.Value, threads: int, count: int, slot: ir.Value, k: ir.Value) -> None:
-        part, zero = self.parts[stage.side.name], mlir.index(0)
-        type_ = ir.VectorType.get([self.group], self.problem.element)
+    def _fetch(self, parts: tuple[ir.Value, ir.Value], left: Stage, right: Stage, slot: ir.Value, k: ir.Value) -> None:
+        self._load(parts[0], left, self.row, self.tall, self.high, slot, k)
+        self._load(parts[1], right, self.column, self.broad, self.wide, slot, k)
+
+    def _load(
+        self, part: ir.Value, stage: Stage, mine: ir.Value, threads: int, count: int, slot: ir.Value, k: ir.Value
+    ) -> None:
+        zero = mlir.index(0)
         if stage.side.major:
+            type_ = ir.VectorType.get([self.group], self.problem.element)
             with loop(count) as i:
                 line = sum_of([(i, threads), (mine, 1)])
                 vector.StoreOp(vector.LoadOp(type_, stage.tile, [slot, line, k]).result, part, [i, zero])
             return
-        with loop(self.group) as i, loop(count // self.group) as j:
-            at = sum_of([(j, threads * self.group), (mine, self.group)])
+        type_ = ir.VectorType.get([self.piece], self.problem.element)
+        with loop(self.group) as i, loop(count // self.piece) as j:
+            at = sum_of([(j, threads * self.piece), (mine, self.piece)])
             loaded = vector.LoadOp(type_, stage.tile, [slot, sum_of([(k, 1), (i, 1)]), at]).result
-            vector.StoreOp(loaded, part, [i, arith.muli(j, mlir.index(self.group))])
+            vector.StoreOp(loaded, part, [i, arith.muli(j, mlir.index(self.piece))])
 
-    def _contract(self) -> None:
+    def _contract(self, parts: tuple[ir.Value, ir.Value]) -> None:
         """sums[i, j] += sum of left[i, k] * right[j, k] over the group's k."""
         i, j, k = (ir.AffineDimExpr.get(n) for n in range(3))
         left = (i, k) if self.problem.left.major else (k, i)
         right = (j, k) if self.problem.right.major else (k, j)
         maps = [ir.AffineMapAttr.get(ir.AffineMap.get(3, 0, list(e))) for e in (left, right, (i, j))]
         kinds = [ir.Attribute.parse(f"#vector.iterator_type<{t}>") for t in ("parallel", "parallel", "reduction")]
-        a, b, c = (whole(v) for v in (self.parts["left"], self.parts["right"], self.sums))
+        a, b, c = (whole(v) for v in (*parts, self.sums))
         total = vector.ContractionOp(c.type, a, b, c, ir.ArrayAttr.get(maps), ir.ArrayAttr.get(kinds)).result
         vector.StoreOp(total, self.sums, [mlir.index(0)] * 2)
 
@@ -115,7 +139,7 @@ class FmaTile:
             put(value, row, sum_of([(j, 8 * self.vector), (mine, self.vector)]))
 
     def _place(self, i: int, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
-        group = 1 if self.problem.left.major else self.group
+        group = 1 if self.problem.left.major else self.piece
         mine = sum_of([(self.warp_row, 4 * group), (row, group)], i // group * group * self.tall + i % group)
         width = 8 * self.vector
         j, rest = arith.divui(column, mlir.index(width)), arith.remui(column, mlir.index(width))

@@ -134,8 +134,8 @@ def _mma_shapes(p: Contraction) -> Iterator[tuple[int, int, int, int, int, int]]
 
 
 def _fma_shapes(p: Contraction) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """4 x 8 threads a warp with 4 to 8 rows and columns each."""
-    for bm, bn, bk, tm, tn in product((32, 64, 128), (32, 64, 128), (8, 16, 32), (4, 8), (4, 8)):
+    """4 x 8 threads a warp with 4 to 8 rows and 4 to 16 columns each."""
+    for bm, bn, bk, tm, tn in product((32, 64, 128), (32, 64, 128, 256), (8, 16, 32), (4, 8), (4, 8, 16)):
         if bm % (4 * tm) == 0 and bn % (8 * tn) == 0 and 2 <= (warps := bm * bn // (32 * tm * tn)) <= 16:
             yield bm, bn, bk, bm // (4 * tm), warps // (bm // (4 * tm)), 0
 
