@@ -145,8 +145,8 @@ class Problem:
 
     @cached_property
     def element(self) -> ir.Type:
-        """The type of staged factors."""
-        return mlir.type_of(self.options.multiplicand)
+        """The type of staged factors; tf32 is rounded from f32 where it is multiplied."""
+        return mlir.type_of("f32" if self.options.multiplicand == "tf32" else self.options.multiplicand)
 
     @cached_property
     def accumulator(self) -> ir.Type:

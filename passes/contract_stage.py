@@ -6,7 +6,7 @@
 A tile lies in lines in the direction in which the factor is contiguous: lines of k, one a row (`major` 1), or
 lines of rows, one a k. Matrix units load 8 lines at a time at the same columns: their 16-byte pieces are
 exchanged within 128 bytes by exclusive or with the line's number, so that the 8 pieces lie in different
-banks. Threads that multiply themselves read along lines, and short lines get a padding instead.
+banks. Of 32-bit elements in lines of rows, 8 of each of 4 lines are read one by one, and a padding does the same. Threads that multiply themselves read along lines, and short lines get a padding instead.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ from tilec.passes.stage_cuda import is_local, root
 WIDE = 16  # bytes of the widest access
 
 
+def padding(instruction: str, size: int, major: int) -> int:
+    """Elements of `size` bytes that follow a line so that the accesses of a warp lie in different banks."""
+    if instruction == "fma":
+        return WIDE // size if major else 0
+    return 8 if size == 4 and not major else 0
+
+
 class Stage:
     """One factor's tiles in shared memory. `move(slot, number, ...)` brings tile `number` of k to a slot."""
 
@@ -29,8 +36,9 @@ class Stage:
         self.problem, self.side, self.thread = problem, side, thread
         self.bytes = problem.element.width // 8
         self.lines, self.width = (side.size, problem.depth) if side.major else (problem.depth, side.size)
-        self.swizzled = problem.options.instruction != "fma"
-        pad = WIDE // self.bytes if side.major and not self.swizzled else 0
+        matrices = problem.options.instruction != "fma"
+        pad = padding(problem.options.instruction, self.bytes, side.major)
+        self.swizzled = matrices and not pad
         self.tile = memref.AllocOp(local([slots, self.lines, self.width + pad], problem.element, SHARED), [], []).result
         self.asynchronous = side.copy == "async"
         self.vector = WIDE // self.bytes if self.asynchronous else self._fetched_vector()

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from tilec import mlir
-from tilec.diagnostics import InternalError
 from tilec.mlir import arith, ir, memref, nvgpu, vector
 from tilec.passes.contract_problem import PRIVATE, Problem, Side, Thread, local
 from tilec.passes.contract_stage import Stage
@@ -36,6 +35,24 @@ class Chunk:
     columns: int
     spill: Callable[[Callable[[ir.Value, ir.Value, ir.Value], None]], None]
     place: Callable[[ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
+
+
+def overlapped(count: int, parts: list, fetch: Callable, multiply: Callable) -> None:
+    """`fetch(part, number)` and `multiply(part)` for each of `count` groups of k, in turns in two parts of registers: the
+    next group is loaded while one is multiplied.
+    """
+    now, following = parts
+    fetch(now, mlir.index(0))
+    if (pairs := (count - 1) // 2) > 0:
+        with loop(pairs, always=True) as pair:
+            for part, other, ahead in ((now, following, 1), (following, now, 2)):
+                fetch(other, sum_of([(pair, 2)], ahead))
+                multiply(part)
+    if count % 2 == 0:
+        fetch(following, mlir.index(count - 1))
+    multiply(now)
+    if count % 2 == 0:
+        multiply(following)
 
 
 def fma_group(high: int, wide: int, bits: int) -> int:
@@ -76,21 +93,10 @@ class FmaTile:
             memref.StoreOp(value, self.sums, [i, j])
 
     def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
-        groups = self.problem.depth // self.group
-        now, following = self.parts
-        self._fetch(now, left, right, slot, mlir.index(0))
-        if groups % 2:
-            raise InternalError(f"{groups} groups of k: they are multiplied in pairs", "map")
-        if groups > 2:
-            with loop(groups // 2 - 1, always=True) as pair:
-                k = arith.muli(pair, mlir.index(2 * self.group))
-                self._fetch(following, left, right, slot, sum_of([(k, 1)], self.group))
-                self._contract(now)
-                self._fetch(now, left, right, slot, sum_of([(k, 1)], 2 * self.group))
-                self._contract(following)
-        self._fetch(following, left, right, slot, mlir.index(self.problem.depth - self.group))
-        self._contract(now)
-        self._contract(following)
+        def fetch(parts, number: ir.Value) -> None:
+            self._fetch(parts, left, right, slot, arith.muli(number, mlir.index(self.group)))
+
+        overlapped(self.problem.depth // self.group, self.parts, fetch, self._contract)
 
     def _fetch(self, parts: tuple[ir.Value, ir.Value], left: Stage, right: Stage, slot: ir.Value, k: ir.Value) -> None:
         self._load(parts[0], left, self.row, self.tall, self.high, slot, k)
@@ -147,11 +153,13 @@ class FmaTile:
 
 
 class MmaTile:
-    """A warp holds `high` x `wide` fragments of 16 x 8; a thread two columns of each, in two rows."""
+    """A warp holds `high` x `wide` fragments of 16 x 8; a thread two columns of each, in two rows.
 
-    K = 16
+    One instruction multiplies 32 bytes of k: 16 numbers of 16 bits, 8 of tf32, 32 of 8 bits.
+    """
 
     def __init__(self, problem: Problem, thread: Thread):
+        self.half = 16 * 8 // problem.element.width  # elements in 16 bytes
         self.problem, self.thread = problem, thread
         warps_m, warps_n = problem.options.warps
         self.rows, self.columns = problem.left.size // warps_m, problem.right.size // warps_n
@@ -159,11 +167,16 @@ class MmaTile:
         self.row = arith.muli(arith.divui(thread.warp, mlir.index(warps_n)), mlir.index(self.rows))
         self.column = arith.muli(arith.remui(thread.warp, mlir.index(warps_n)), mlir.index(self.columns))
         self.sums = memref.AllocaOp(local([self.high, self.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
-        self.parts = {"left": self._part(4 * self.high), "right": self._part(2 * self.wide)}
+        self.parts = [(self._part(4 * self.high), self._part(2 * self.wide)) for _ in range(2)]
+
+    def _words(self, count: int) -> ir.VectorType:
+        """So many 32-bit words of a fragment."""
+        return ir.VectorType.get([count, 32 // self.problem.element.width], self.problem.element)
 
     def _part(self, words: int) -> ir.Value:
-        part = memref.AllocaOp(local([words, 2], self.problem.element, PRIVATE), [], [])
-        part.operation.attributes["tilec.packed"] = ir.UnitAttr.get()
+        part = memref.AllocaOp(local(self._words(words).shape, self.problem.element, PRIVATE), [], [])
+        if self.problem.element.width < 32:
+            part.operation.attributes["tilec.packed"] = ir.UnitAttr.get()
         return part.result
 
     def clear(self, value: ir.Value) -> None:
@@ -171,42 +184,74 @@ class MmaTile:
             memref.StoreOp(value, self.sums, [i, j, half, lane])
 
     def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
-        with loop(self.problem.depth // self.K) as step:
-            k = arith.muli(step, mlir.index(self.K))
-            self._load(left, self.row, self.high, slot, k, rows_first=True)
-            self._load(right, self.column, self.wide // 2, slot, k, rows_first=False)
+        def fetch(parts, number: ir.Value) -> None:
+            k = arith.muli(number, mlir.index(2 * self.half))
+            self._load(parts[0], left, self.row, self.high, slot, k, rows_first=True)
+            self._load(parts[1], right, self.column, self.wide // 2, slot, k, rows_first=False)
+
+        def multiply(parts) -> None:
             with loop(self.high) as i, loop(self.wide) as j:
-                self._multiply(i, j)
+                self._multiply(parts, i, j)
 
-    def _load(self, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool) -> None:
-        """Four 8x8 matrices, 16 rows by 16 k, at a time; for the left factor the rows' halves follow one
+        overlapped(self.problem.depth // (2 * self.half), self.parts, fetch, multiply)
+
+    def _load(
+        self, part: ir.Value, stage: Stage, start: ir.Value, count: int, slot: ir.Value, k: ir.Value, rows_first: bool
+    ) -> None:
+        """Four matrices of 8 rows by 16 bytes of k at a time; for the left factor the rows' halves follow one
         another first.
-
-        Lane l names row l % 8 of matrix l / 8. A tile that lies in lines of rows is transposed on the way.
         """
+        with loop(count) as i:
+            first = sum_of([(start, 1), (i, 16)])
+            if stage.side.major or self.problem.element.width == 16:
+                self._load_matrices(part, stage, first, slot, k, i, rows_first)
+            else:
+                self._load_words(part, stage, first, slot, k, i, rows_first)
+            if self.problem.options.multiplicand == "tf32":
+                self._round(part, i)
+
+    def _load_matrices(self, part, stage: Stage, first, slot, k, i, rows_first: bool) -> None:
+        """Lane l names row l % 8 of matrix l / 8. A tile that lies in lines of rows is transposed on the way."""
         lane = self.thread.lane
         inner = arith.andi(lane, mlir.index(7))
         low = arith.andi(arith.shrui(lane, mlir.index(3)), mlir.index(1))
         high = arith.shrui(lane, mlir.index(4))
         row_half, k_half = (low, high) if rows_first else (high, low)
-        type_ = ir.VectorType.get([4, 2], self.problem.element)
-        with loop(count) as i:
-            row = sum_of([(start, 1), (i, 16), (row_half, 8)] + ([(inner, 1)] if stage.side.major else []))
-            depth = sum_of([(k, 1), (k_half, 8)] + ([] if stage.side.major else [(inner, 1)]))
-            line, column = (row, depth) if stage.side.major else (depth, row)
-            place = [slot, line, stage.column(line, column)]
-            loaded = nvgpu.LdMatrixOp(type_, stage.tile, place, not stage.side.major, 4).result
-            vector.StoreOp(loaded, self.parts[stage.side.name], [arith.muli(i, mlir.index(4)), mlir.index(0)])
+        row = sum_of([(first, 1), (row_half, 8)] + ([(inner, 1)] if stage.side.major else []))
+        depth = sum_of([(k, 1), (k_half, self.half)] + ([] if stage.side.major else [(inner, 1)]))
+        line, column = (row, depth) if stage.side.major else (depth, row)
+        place = [slot, line, stage.column(line, column)]
+        loaded = nvgpu.LdMatrixOp(self._words(4), stage.tile, place, not stage.side.major, 4).result
+        vector.StoreOp(loaded, part, [arith.muli(i, mlir.index(4)), mlir.index(0)])
 
-    def _multiply(self, i: ir.Value, j: ir.Value) -> None:
-        zero, element = mlir.index(0), self.problem.element
-        a = vector.LoadOp(ir.VectorType.get([4, 2], element), self.parts["left"], [arith.muli(i, mlir.index(4)), zero])
-        b = vector.LoadOp(ir.VectorType.get([2, 2], element), self.parts["right"], [arith.muli(j, mlir.index(2)), zero])
+    def _load_words(self, part, stage: Stage, first, slot, k, i, rows_first: bool) -> None:
+        """32-bit elements in lines of rows, one by one: lane l has row l / 4 of the place l % 4 of k."""
+        group, member = arith.shrui(self.thread.lane, mlir.index(2)), arith.andi(self.thread.lane, mlir.index(3))
+        with loop(2) as high, loop(2) as low:
+            row_half, k_half = (low, high) if rows_first else (high, low)
+            line = sum_of([(k, 1), (k_half, self.half), (member, 1)])
+            row = sum_of([(first, 1), (row_half, 8), (group, 1)])
+            value = memref.LoadOp(stage.tile, [slot, line, stage.column(line, row)]).result
+            memref.StoreOp(value, part, [sum_of([(i, 4), (high, 2), (low, 1)]), mlir.index(0)])
+
+    def _round(self, part: ir.Value, i: ir.Value) -> None:
+        """To the nearest tf32, ties away from zero: the units would cut the last bits off."""
+        place = [arith.muli(i, mlir.index(4)), mlir.index(0)]
+        narrow = ir.VectorType.get(self._words(4).shape, ir.FloatTF32Type.get())
+        away = ir.Attribute.parse("4 : i32")  # arith's to_nearest_away
+        cut = arith.TruncFOp(narrow, vector.LoadOp(self._words(4), part, place).result, roundingmode=away)
+        vector.StoreOp(arith.extf(self._words(4), cut.result), part, place)
+
+    def _multiply(self, parts, i: ir.Value, j: ir.Value) -> None:
+        zero = mlir.index(0)
+        a = vector.LoadOp(self._words(4), parts[0], [arith.muli(i, mlir.index(4)), zero])
+        b = vector.LoadOp(self._words(2), parts[1], [arith.muli(j, mlir.index(2)), zero])
         place = [i, j, zero, zero]
         type_ = ir.VectorType.get([2, 2], self.problem.accumulator)
         c = vector.LoadOp(type_, self.sums, place)
-        shape = ir.ArrayAttr.get([mlir.integer(n) for n in (16, 8, self.K)])
-        total = nvgpu.MmaSyncOp(type_, a.result, b.result, c.result, shape).result
+        shape = ir.ArrayAttr.get([mlir.integer(n) for n in (16, 8, 2 * self.half)])
+        tf32 = self.problem.options.multiplicand == "tf32"
+        total = nvgpu.MmaSyncOp(type_, a.result, b.result, c.result, shape, tf32Enabled=tf32 or None).result
         vector.StoreOp(total, self.sums, place)
 
     def chunks(self) -> list[Chunk]:

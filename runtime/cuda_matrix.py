@@ -16,9 +16,9 @@ from tilec.runtime.cuda_define import Array, Parameter, asm, define, extract, in
 _LETTER = {"f32": "f", "i32": "r"}
 
 
-def ldmatrix(count: int, transposed: bool = False) -> Any:
+def ldmatrix(count: int, transposed: bool = False, element: str = "i32") -> Any:
     """`(array, at, shared)`: `count` 8x8 matrices of 16-bit elements into `count` words; each lane names one
-    row."""
+    row. A row of 16 bytes may as well be 4 elements of 32 bits: then words are of type `element`."""
     targets = ", ".join(f"${j}" for j in range(count))
     kind = ".trans" if transposed else ""
     text = f"ldmatrix.sync.aligned.m8n8.x{count}{kind}.shared.b16 {{{targets}}}, [${count}];"
@@ -26,9 +26,15 @@ def ldmatrix(count: int, transposed: bool = False) -> Any:
       %narrow = arith.trunci %address : i64 to i32
       %loaded = {asm(text, "r" * count, [("r", "%narrow")])}
       {extract("%loaded", "r" * count, "word")}
-      {write("array", "i32", [f"%word{j}" for j in range(count)])}"""
-    name = f"ldmatrix_x{count}" + ("_trans" if transposed else "")
-    return define(name, {"array": Array("i32"), "at": "i64", "address": "i64"}, None, body)
+      {_cast("word", count, "i32", element)}
+      {write("array", element, [f"%word{j}_{element}" for j in range(count)])}"""
+    name = f"ldmatrix_x{count}" + ("_trans" if transposed else "") + ("" if element == "i32" else f"_{element}")
+    return define(name, {"array": Array(element), "at": "i64", "address": "i64"}, None, body)
+
+
+def _cast(name: str, count: int, source: str, target: str) -> str:
+    """`%name0_f32`, ...: the same bits as another type."""
+    return "\n".join(f"%{name}{j}_{target} = arith.bitcast %{name}{j} : {source} to {target}" for j in range(count))
 
 
 def stmatrix(count: int, transposed: bool = False) -> Any:
@@ -60,7 +66,7 @@ def mma(dtype: str) -> Any:
     """`mma_bf16(acc, acc_at, a, a_at, b, b_at)`: acc[0:4] += A (4 words) x B (2 words), one warp, row times
     column."""
     shape, kinds, words_a, words_b, element = _MMA[dtype]
-    letter = _LETTER[element]
+    letter, word = _LETTER[element], "f32" if dtype == "tf32" else "i32"
 
     def group(first: int, count: int) -> str:
         return "{" + ", ".join(f"${first + j}" for j in range(count)) + "}"
@@ -68,18 +74,20 @@ def mma(dtype: str) -> Any:
     text = f"mma.sync.aligned.{shape}.row.col.{kinds} {group(0, 4)}, {group(8, words_a)}, "
     text += f"{group(8 + words_a, words_b)}, {group(0, 4)};"
     inputs = [(letter, f"%acc_v{j}") for j in range(4)]
-    inputs += [("r", f"%a_v{j}") for j in range(words_a)] + [("r", f"%b_v{j}") for j in range(words_b)]
+    inputs += [("r", f"%a_v{j}_i32") for j in range(words_a)] + [("r", f"%b_v{j}_i32") for j in range(words_b)]
     body = f"""{indices("acc", "acc_at", 4)}
       {indices("a", "a_at", words_a)}
       {indices("b", "b_at", words_b)}
       {read("acc", element, 4)}
-      {read("a", "i32", words_a)}
-      {read("b", "i32", words_b)}
+      {read("a", word, words_a)}
+      {read("b", word, words_b)}
+      {_cast("a_v", words_a, word, "i32")}
+      {_cast("b_v", words_b, word, "i32")}
       %product = {asm(text, letter * 4, inputs, pure=True, ties=4)}
       {extract("%product", letter * 4, "new")}
       {write("acc", element, [f"%new{j}" for j in range(4)])}"""
     parameters: dict[str, Parameter] = {"acc": Array(element), "acc_at": "i64"}
-    parameters |= {"a": Array("i32"), "a_at": "i64", "b": Array("i32"), "b_at": "i64"}
+    parameters |= {"a": Array(word), "a_at": "i64", "b": Array(word), "b_at": "i64"}
     return define(f"mma_{dtype}", parameters, None, body)
 
 
@@ -190,10 +198,12 @@ def pack(dtype: str) -> Any:
     return define(f"pack_{dtype}", {"low": "f32", "high": "f32"}, "i32", body)
 
 
-def _round_tf32() -> Any:
-    """float32 to the bits of tf32, ties away from zero (the only rounding before sm_90)."""
-    body = f"%result = {asm('cvt.rna.tf32.f32 $0, $1;', 'r', [('f', '%a')], pure=True)}"
-    return define("round_tf32", {"a": "f32"}, "i32", body)
+def round_tf32(count: int) -> Any:
+    """`(array, at)`: float32 numbers to the nearest tf32, ties away from zero (the only rounding before sm_90)."""
+    cut = [f"%cut{j} = {asm('cvt.rna.tf32.f32 $0, $1;', 'r', [('f', f'%array_v{j}')], pure=True)}" for j in range(count)]
+    body = [indices("array", "at", count), read("array", "f32", count), *cut, _cast("cut", count, "i32", "f32")]
+    body.append(write("array", "f32", [f"%cut{j}_f32" for j in range(count)]))
+    return define(f"round_tf32_x{count}", {"array": Array("f32"), "at": "i64"}, None, "\n".join(body))
 
 
 MATRIX: dict[str, Callable[[], Any]] = {
@@ -201,5 +211,6 @@ MATRIX: dict[str, Callable[[], Any]] = {
     **{f"stmatrix_x{c}{s}": partial(stmatrix, c, bool(s)) for c in (1, 2, 4) for s in ("", "_trans")},
     **{f"mma_{dtype}": partial(mma, dtype) for dtype in _MMA},
     **{f"pack_{dtype}": partial(pack, dtype) for dtype in ("bf16", "f16")},
-    "round_tf32": _round_tf32,
+    "ldmatrix_x4_f32": partial(ldmatrix, 4, element="f32"),
+    "round_tf32_x4": partial(round_tf32, 4),
 }

@@ -138,6 +138,8 @@ class _CudaPrinter(UnrollPrinter):
         match op.name:
             case "memref.load" if self.load_in_place(op):
                 pass
+            case "arith.truncf" | "arith.extf" if isinstance(op.results[0].type, ir.VectorType):
+                pass  # printed by the store of the fragment
             case "memref.load" if self.memory[op.operands[0]].space == "shared":
                 memory, place = self.address(op.operands[0], list(op.operands)[1:])
                 self.bind(op.results[0], self.load(memory, place), "part")

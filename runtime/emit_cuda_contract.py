@@ -18,7 +18,7 @@ from tilec.runtime.emit_cuda_hopper import HOPPER
 if TYPE_CHECKING:
     from tilec.runtime.emit_cuda import _CudaPrinter
 
-MAKERS = ("nvgpu.ldmatrix", "nvgpu.mma.sync", "vector.contract")
+MAKERS = ("nvgpu.ldmatrix", "nvgpu.mma.sync", "vector.contract", "arith.extf")
 
 
 def packed(printer: _CudaPrinter, alloca: ir.Operation, base: str) -> Memory:
@@ -62,15 +62,21 @@ def store_made(printer: _CudaPrinter, op: ir.Operation) -> bool:
     match maker.name:
         case "nvgpu.ldmatrix":
             turn = "_trans" if ir.BoolAttr(maker.attributes["transpose"]).value else ""
+            turn += "_f32" if target.element == "f32" else ""
             name = printer.use(f"ldmatrix_x{ir.IntegerAttr(maker.attributes['numTiles']).value}{turn}")
             source, place = printer.address(maker.operands[0], list(maker.operands)[1:])
             printer.line(f"{name}({target.base}, {at}, {printer.bytes(source, place)})")
         case "nvgpu.mma.sync":
             a, b, c = (printer.vectors[v] for v in maker.operands)
             _same(c, (target, at), op)
-            name = printer.use(f"mma_{ir.VectorType(maker.operands[0].type).element_type}")
+            kind = ir.VectorType(maker.operands[0].type).element_type
+            name = printer.use(f"mma_{'tf32' if 'tf32Enabled' in maker.attributes else kind}")
             parts = ", ".join(f"{memory.base}, {place}" for memory, place in (c, a, b))
             printer.line(f"{name}({parts})")
+        case "arith.extf":  # of what was cut to tf32
+            source = mlir.definition(maker.operands[0]).operands[0]
+            _same(printer.vectors[source], (target, at), op)
+            printer.line(f"{printer.use('round_tf32_x4')}({target.base}, {at})")
         case "vector.contract":
             a, b, c = (printer.vectors[v] for v in maker.operands)
             _same(c, (target, at), op)

@@ -16,6 +16,9 @@ from cuda_emulator import SHARED, Intrinsics
 from tilec.dtypes import DTYPES
 
 
+WORDS = {f"mma_{t}": DTYPES[t].numpy for t in ("bf16", "f16", "i8", "u8")} | {"mma_tf32": np.float32}
+
+
 class MatrixIntrinsics(Intrinsics):
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +40,8 @@ class MatrixIntrinsics(Intrinsics):
     def __getattr__(self, name: str):
         if name.startswith("ldmatrix_x4"):
             return lambda array, at, address: self._ldmatrix(array, at, address, name.endswith("trans"))
-        if name in ("mma_bf16", "mma_f16"):
-            return lambda *operands: self._mma(DTYPES[name[4:]].numpy, *operands)
+        if name in WORDS:
+            return lambda *operands: self._mma(WORDS[name], *operands)
         return super().__getattr__(name)
 
     # ---- cp.async ------------------------------------------------------------------------------------------
@@ -91,17 +94,30 @@ class MatrixIntrinsics(Intrinsics):
         matrices = self._together(32, int(address), load)
         for j in range(4):
             pair = matrices[j, lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2]
-            array[at + j] = np.ascontiguousarray(pair).view(np.int32)[0]
+            array[at + j] = np.ascontiguousarray(pair).view(array.dtype)[0]
+
+    def round_tf32_x4(self, array, at) -> None:
+        """To 10 bits of mantissa, ties away from zero."""
+        bits = array[at : at + 4].view(np.int32)
+        bits[:] = (bits + 0x1000) & ~0x1FFF
 
     def _mma(self, dtype, sums, at, a, a_at, b, b_at) -> None:
+        """A word of a fragment holds neighbours along k; the second half of k comes 16 bytes later."""
+        count = 4 // np.dtype(dtype).itemsize
+        wide = np.int32 if np.dtype(dtype).kind in "iu" else np.float32
+
         def multiply(words):
-            left, right = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32)
+            left, right = np.zeros((16, 8 * count), wide), np.zeros((8 * count, 8), wide)
             for lane, (x, y) in enumerate(words):
-                g, t = lane // 4, 2 * (lane % 4)
-                for j, pair in enumerate(x.view(dtype).reshape(4, 2)):
-                    left[g + 8 * (j % 2), t + 8 * (j // 2) : t + 8 * (j // 2) + 2] = pair
-                for j, pair in enumerate(y.view(dtype).reshape(2, 2)):
-                    right[t + 8 * j : t + 8 * j + 2, g] = pair
+                g, t = lane // 4, count * (lane % 4)
+                for j, part in enumerate(x.view(dtype).reshape(4, count)):
+                    k = t + 4 * count * (j // 2)
+                    left[g + 8 * (j % 2), k : k + count] = part
+                for j, part in enumerate(y.view(dtype).reshape(2, count)):
+                    k = t + 4 * count * j
+                    right[k : k + count, g] = part
+            if dtype is np.float32:
+                assert not (np.concatenate([left.ravel(), right.ravel()]).view(np.int32) & 0x1FFF).any(), "not rounded"
             return left @ right
 
         result = self._together(32, (a[a_at : a_at + 4].copy(), b[b_at : b_at + 2].copy()), multiply)

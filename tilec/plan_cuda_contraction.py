@@ -29,6 +29,7 @@ from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
 from tilec.matrix import multiplicand_of
 from tilec.mlir import ir
+from tilec.passes.contract_stage import padding
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_feed import BYTES, LINE, WIDE, Feed, Roles, arrange
 from tilec.target import Target
@@ -117,13 +118,14 @@ def _problem(node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, 
         prod(ir.ShapedType(v.type).shape) * element_bytes(ir.ShapedType(v.type).element_type) for v in others
     ) / max(1, points)
     result = {2: "bf16", 8: "f64"}.get(out, "f32")
-    return Contraction(m, n, k, points // (m * n), kind, result, reads=reads, epilogue=epilogue)
+    stored, tf32 = ("f32", True) if kind == "tf32" else (kind, False)
+    return Contraction(m, n, k, points // (m * n), stored, result, tf32, reads, epilogue)
 
 
 def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str]:
-    if kind not in ("bf16", "f16"):
+    if kind not in ("bf16", "f16", "tf32"):
         return []
-    boxes = all(f.copy == "tma" for f in feeds.values())
+    boxes = all(f.copy == "tma" for f in feeds.values())  # never of tf32, which is rounded in registers
     return ["mma.sync", "wgmma"] if boxes and "wgmma" in target.instructions(kind) else ["mma.sync"]
 
 
@@ -140,7 +142,7 @@ def _buildable(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> bool:
             return majors and tile.bm in (64, 128) and tile.bn % 16 == 0
         case "mma.sync":
             m, n = tile.bm // tile.warp_m, tile.bn // tile.warp_n
-            return m % 16 == 0 and n % 16 == 0 and tile.bk * 2 >= 64
+            return m % 16 == 0 and n % 16 == 0 and tile.bk * BYTES[kind] >= 64
     return tile.bk >= 16 or (tile.bm, tile.bn) == (32, 32)
 
 
@@ -151,7 +153,7 @@ def _hardest(feeds: dict[str, Feed]) -> str:
 
 def _held(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> int:
     """Registers of a thread for sums, for the factors of one step, and for what it fetches ahead."""
-    words, threads = max(1, BYTES.get(kind, 4) // 4), 32 * tile.warps
+    words, threads = max(1, BYTES[kind] // 4), 32 * tile.warps
     sums = tile.bm * tile.bn // threads
     fetched = sum(
         size * tile.bk // threads for f, size in zip(feeds.values(), (tile.bm, tile.bn)) if f.copy == "registers"
@@ -172,9 +174,9 @@ def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) 
     Lines of k for the vector units have a padding; wgmma keeps an epilogue's buffer beside its stages, the
     others lay it over them.
     """
-    size = BYTES.get(kind, 4)
-    pads = [WIDE // size if tile.instruction == "fma" and f.major else 0 for f in feeds.values()]
-    lines = [(n, tile.bk + p) if f.major else (tile.bk, n) for n, p, f in zip((tile.bm, tile.bn), pads, feeds.values())]
+    size = BYTES[kind]
+    pads = [padding(tile.instruction, size, f.major) for f in feeds.values()]
+    lines = [(n, tile.bk + p) if f.major else (tile.bk, n + p) for n, p, f in zip((tile.bm, tile.bn), pads, feeds.values())]
     stage = size * sum(a * b for a, b in lines)
     room = target.sm.shared_per_block - 256  # barriers
     if tile.instruction == "wgmma":
@@ -191,7 +193,7 @@ def _boxes_of(tile: BlockTile, kernel: KernelPlan, roles: Roles, feeds: dict[str
     for side, points in (("left", tile.bm), ("right", tile.bn)):
         order, feed = roles.order(side), feeds[side]
         piece = 1 if feed.major or feed.copy == "registers" else LINE if tile.instruction == "wgmma" else WIDE
-        box = _box([kernel.extents[d] for d in order], points, max(1, piece // BYTES.get(kind, 4)))
+        box = _box([kernel.extents[d] for d in order], points, max(1, piece // BYTES[kind]))
         if box is None:
             return None
         sizes |= zip(order, box)

@@ -19,7 +19,7 @@ from tilec.target import Target
 
 WIDE = 16  # bytes of the widest memory access
 LINE = 128  # bytes of a line of a swizzled box
-BYTES = {"bf16": 2, "f16": 2, "f64": 8}
+BYTES = {"bf16": 2, "f16": 2, "f32": 4, "tf32": 4, "f64": 8}  # of the multiplicands that are staged
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def _feed(
     places = [g.space.dims[node][d] for d in read.dims]
     last = next((p for p, e in zip(reversed(places), reversed(shape)) if e > 1), None)
     major = int(last in roles.inner)
-    size = BYTES.get(kind, 4)
-    if str(plain.type) != kind or last is None or not target.has("cp_async"):
+    size = BYTES[kind]
+    if str(plain.type) != ("f32" if kind == "tf32" else kind) or last is None or not target.has("cp_async"):
         return Feed("registers", major)
     extents = dict(zip(places, shape))
     wide = [d for d in roles.inner if extents.get(d, 1) > 1]
