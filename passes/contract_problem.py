@@ -16,6 +16,7 @@ from math import prod
 from tilec import mlir
 from tilec.matrix import stored
 from tilec.mlir import arith, gpu, ir, memref
+from tilec.passes.guard import guard_loads
 from tilec.passes.loops import delinearise
 
 PRIVATE, SHARED = "private", "workgroup"
@@ -86,6 +87,7 @@ class Problem:
     def __init__(self, options: Options, tiles: dict[int, int], op: ir.Operation):
         self.options, self.op = options, op
         self.body = mlir.body_of(op)
+        guard_loads(self.body)
         self.dims = mlir.get_integers(op, "tilec.dims")
         self.operands = list(op.operands)
         self.places = [mlir.map_dims(m) for m in mlir.maps_of(op)]

@@ -6,12 +6,14 @@
 A tile lies in lines in the direction in which the factor is contiguous: lines of k, one a row (`major` 1), or
 lines of rows, one a k. Matrix units load 8 lines at a time at the same columns: their 16-byte pieces are
 exchanged within 128 bytes by exclusive or with the line's number, so that the 8 pieces lie in different
-banks. Of 32-bit elements in lines of rows, 8 of each of 4 lines are read one by one, and a padding does the same. Threads that multiply themselves read along lines, and short lines get a padding instead.
+banks. Of 32-bit elements in lines of rows, 8 of each of 4 lines are read one by one, and a padding does the
+same. Threads that multiply themselves read along lines, and short lines get a padding instead.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 
 from tilec import mlir
 from tilec.mlir import arith, ir, memref, nvgpu, scf, vector
@@ -42,6 +44,9 @@ class Stage:
         self.tile = memref.AllocOp(local([slots, self.lines, self.width + pad], problem.element, SHARED), [], []).result
         self.asynchronous = side.copy == "async"
         self.vector = WIDE // self.bytes if self.asynchronous else self._fetched_vector()
+        self.one_by_one = self.vector == 1
+        if self.one_by_one and not self.asynchronous:
+            self.vector = self._run()
         self.held: ir.Value | None = None
 
     # ---- places --------------------------------------------------------------------------------------------
@@ -64,8 +69,8 @@ class Stage:
         total = self.lines * self.width // self.vector
         return total, -(-total // self.problem.options.threads)
 
-    def _place(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], list[ir.Value]]:
-        """Line and column of this thread's vector `i`, coordinates in tile `number`, when it is inside."""
+    def _place(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], ir.Value]:
+        """Line and column of this thread's vector `i`, its coordinates in tile `number`, and its place along k."""
         per_line = self.width // self.vector
         index = sum_of([(i, self.problem.options.threads), (self.thread.number, 1)])
         line = arith.divui(index, mlir.index(per_line))
@@ -73,7 +78,11 @@ class Stage:
         row, k = (line, column) if self.side.major else (column, line)
         k = sum_of([(number, self.problem.depth), (k, 1)])
         at = self.problem.coordinates((self.side, row), (None, k))
-        return line, column, at, self.problem.inside(self.side, at) + self.problem.inside_k(k)
+        return line, column, at, k
+
+    def _inside(self, at: dict[int, ir.Value], k: ir.Value) -> ir.Value | None:
+        """When an element exists; None where all do."""
+        return all_of(self.problem.inside(self.side, at) + self.problem.inside_k(k))
 
     def _mine(self, stack: ExitStack, i: ir.Value) -> None:
         """Threads beyond the last vector do nothing."""
@@ -91,8 +100,8 @@ class Stage:
         with ExitStack() as stack:
             i = stack.enter_context(loop(count))
             self._mine(stack, i)
-            line, column, at, inside = self._place(i, number)
-            condition = all_of(inside)
+            line, column, at, k = self._place(i, number)
+            condition = self._inside(at, k)
             elements = None
             if condition is not None:
                 elements = arith.select(condition, mlir.index(self.vector), mlir.index(0))
@@ -110,28 +119,37 @@ class Stage:
         if self.held is None:
             with ir.InsertionPoint.at_block_begin(self.thread.block):
                 self.held = memref.AllocaOp(local([count, self.vector], self.problem.element, PRIVATE), [], []).result
-        zero = mlir.constant(0, self.problem.element)
         with ExitStack() as stack:
             i = stack.enter_context(loop(count))
             self._mine(stack, i)
-            _, _, at, inside = self._place(i, number)
-            condition = all_of(inside)
-            if condition is not None:
-                choice = scf.IfOp(condition, has_else=True)
-                with ir.InsertionPoint(choice.else_block):
-                    with loop(self.vector) as lane:
-                        memref.StoreOp(zero, self.held, [i, lane])
-                    scf.YieldOp([])
-                stack.enter_context(ir.InsertionPoint(choice.then_block))
-            self._evaluate(i, at)
-            if condition is not None:
-                scf.YieldOp([])
+            _, _, at, k = self._place(i, number)
+            if self.one_by_one:
+                lane = stack.enter_context(loop(self.vector))
+                at = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
+                k = sum_of([(k, 1), (lane, 1)]) if self.side.major else k
+                with self._or_zero(self._inside(at, k), i, [lane]):
+                    memref.StoreOp(self.problem.evaluate(self.problem.factor(self.side), at), self.held, [i, lane])
+            else:
+                with self._or_zero(self._inside(at, k), i, []):
+                    self._evaluate(i, at)
+
+    @contextmanager
+    def _or_zero(self, condition: ir.Value | None, i: ir.Value, lane: list[ir.Value]) -> Iterator[None]:
+        """What is outside is 0: one lane of vector `i`, or all of it."""
+        if condition is None:
+            yield
+            return
+        choice = scf.IfOp(condition, has_else=True)
+        with ir.InsertionPoint(choice.else_block):
+            with nullcontext(lane[0]) if lane else loop(self.vector) as each:
+                memref.StoreOp(mlir.constant(0, self.problem.element), self.held, [i, each])
+            scf.YieldOp([])
+        with ir.InsertionPoint(choice.then_block):
+            yield
+            scf.YieldOp([])
 
     def _evaluate(self, i: ir.Value, at: dict[int, ir.Value]) -> None:
         factor = self.problem.factor(self.side)
-        if self.vector == 1:
-            memref.StoreOp(self.problem.evaluate(factor, at), self.held, [i, mlir.index(0)])
-            return
         fetched = {n: self._vector_of(n, at) for n in self.problem.arguments(factor)}
         with loop(self.vector) as lane:
             elements = {n: memref.LoadOp(tile, [lane]).result for n, tile in fetched.items() if tile is not None}
@@ -179,6 +197,15 @@ class Stage:
         total = self.lines * self.width
         fits = total % (width * problem.options.threads) == 0
         return width if fits and all(e % width == 0 for e in lengths) else 1
+
+    def _run(self) -> int:
+        """Neighbours that a thread takes one by one, but that share what is computed for their line."""
+        extents = (self.problem.inner[-1], self.problem.depth) if self.side.major else (self.side.box[-1],)
+        if any(o.name == "linalg.index" for o in self.problem.slice(self.problem.factor(self.side))):
+            total = self.lines * self.width
+            fits = (w for w in (4, 2) if total % (w * self.problem.options.threads) == 0)
+            return next((w for w in fits if all(e % w == 0 for e in extents)), 1)
+        return 1
 
     def put(self, slot: ir.Value, number: ir.Value) -> None:
         """What was fetched into shared memory."""

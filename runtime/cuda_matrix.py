@@ -200,7 +200,9 @@ def pack(dtype: str) -> Any:
 
 def round_tf32(count: int) -> Any:
     """`(array, at)`: float32 numbers to the nearest tf32, ties away from zero (the only rounding before sm_90)."""
-    cut = [f"%cut{j} = {asm('cvt.rna.tf32.f32 $0, $1;', 'r', [('f', f'%array_v{j}')], pure=True)}" for j in range(count)]
+    cut = [
+        f"%cut{j} = {asm('cvt.rna.tf32.f32 $0, $1;', 'r', [('f', f'%array_v{j}')], pure=True)}" for j in range(count)
+    ]
     body = [indices("array", "at", count), read("array", "f32", count), *cut, _cast("cut", count, "i32", "f32")]
     body.append(write("array", "f32", [f"%cut{j}_f32" for j in range(count)]))
     return define(f"round_tf32_x{count}", {"array": Array("f32"), "at": "i64"}, None, "\n".join(body))

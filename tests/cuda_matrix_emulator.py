@@ -15,7 +15,6 @@ from cuda_emulator import SHARED, Intrinsics
 
 from tilec.dtypes import DTYPES
 
-
 WORDS = {f"mma_{t}": DTYPES[t].numpy for t in ("bf16", "f16", "i8", "u8")} | {"mma_tf32": np.float32}
 
 

@@ -30,16 +30,18 @@ from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
 from tilec.matrix import multiplicand_of
 from tilec.mlir import ir
 from tilec.passes.contract_stage import padding
+from tilec.passes.contract_tile import fma_group
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_feed import BYTES, LINE, WIDE, Feed, Roles, arrange
 from tilec.target import Target
 
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}  # stages; more hide no more latency
 # Registers of a thread for data, beside those for addresses; fewer where it computes factors, or finds their
-# elements, since what is known of a place before the loop over k is kept, 64 bits each.
-HELD = {"copied": 168, "computed": 144, "gathered": 96}
+# elements, since what is known of a place before the loop over k is kept.
+HELD = {"copied": 224, "computed": 176, "gathered": 160}
 
 
+OTHER = 24  # registers of a thread for addresses and loops, at least
 Sizes = dict[int, int]  # by kernel dimension
 
 
@@ -132,9 +134,11 @@ def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str
 def _buildable(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> bool:
     """Whether the passes have the code for a tile, and its threads the registers."""
     hardest = _hardest(feeds)
-    if tile.split_k > 1 or tile.cluster > 1 or _held(tile, feeds, kind) > HELD[hardest]:
-        return False
-    if hardest != "copied" and tile.threads > 256:  # 128 registers a thread
+    if (
+        tile.split_k > 1
+        or tile.cluster > 1
+        or _held(tile, feeds, kind) > min(HELD[hardest], 65536 // tile.threads - OTHER)
+    ):
         return False
     match tile.instruction:
         case "wgmma":
@@ -162,9 +166,9 @@ def _held(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> int:
         case "wgmma":
             return sums
         case "mma.sync":
-            return sums + fetched + tile.bm // tile.warp_m // 4 + tile.bn // tile.warp_n // 4
-    group = WIDE // (4 * words)
-    return words * (sums + fetched + group * (tile.bm // (4 * tile.warp_m) + tile.bn // (8 * tile.warp_n)))
+            return sums + fetched + 2 * (tile.bm // tile.warp_m // 4 + tile.bn // tile.warp_n // 4)
+    high, wide = tile.bm // (4 * tile.warp_m), tile.bn // (8 * tile.warp_n)
+    return words * (sums + fetched + 2 * fma_group(high, wide, 32 * words) * (high + wide))
 
 
 def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) -> BlockTile:
@@ -176,7 +180,9 @@ def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) 
     """
     size = BYTES[kind]
     pads = [padding(tile.instruction, size, f.major) for f in feeds.values()]
-    lines = [(n, tile.bk + p) if f.major else (tile.bk, n + p) for n, p, f in zip((tile.bm, tile.bn), pads, feeds.values())]
+    lines = [
+        (n, tile.bk + p) if f.major else (tile.bk, n + p) for n, p, f in zip((tile.bm, tile.bn), pads, feeds.values())
+    ]
     stage = size * sum(a * b for a, b in lines)
     room = target.sm.shared_per_block - 256  # barriers
     if tile.instruction == "wgmma":
