@@ -9,13 +9,11 @@ Beside each kernel stands a loop over its blocks (`_blocks`), in the form that N
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import linecache
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import ClassVar
 
 import llvmlite.binding as llvm
@@ -34,6 +32,7 @@ from numba.core.typed_passes import (
 from numba.core.untyped_passes import FixupArgs, IRProcessing, ReconstructSSA, TranslateByteCode
 
 from tilec.runtime import cpu_builtins
+from tilec.runtime.generated import identity, uncollected
 from tilec.runtime.program import KernelSource, Object
 
 ARGUMENTS = (types.int64, types.CPointer(types.int64), types.int64)
@@ -105,7 +104,7 @@ def compile_kernels(module: str, kernels: tuple[KernelSource, ...]) -> dict[str,
     functions = _execute(module)
     compiled: dict[tuple, Future[Object]] = {}
     names: dict[str, Future[Object]] = {}
-    with global_compiler_lock, _uncollected(), ThreadPoolExecutor(1, "tilec-llvm") as llvm:
+    with global_compiler_lock, uncollected(), ThreadPoolExecutor(1, "tilec-llvm") as llvm:
         for kernel in kernels:
             function = functions[kernel.name]
             same = identity(function.__code__)
@@ -114,23 +113,6 @@ def compile_kernels(module: str, kernels: tuple[KernelSource, ...]) -> dict[str,
                 compiled[same] = llvm.submit(_read(function, symbol).emit, symbol)
             names[kernel.name] = compiled[same]
         return {name: future.result() for name, future in names.items()}
-
-
-@contextmanager
-def _uncollected():
-    """Without the garbage collector: Numba makes a great many objects, nearly all of which are in use."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-def identity(code: CodeType) -> tuple:
-    """What a function does, whatever it and its variables are called."""
-    return code.co_code, code.co_consts, code.co_names, code.co_nlocals, code.co_argcount
 
 
 def _execute(text: str) -> dict[str, FunctionType]:

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from tilec.runtime.cuda_assemble import CompileError, Cubin, NoCompiler, ResourceError, assemble
+from tilec.runtime.generated import uncollected
 
 __all__ = [
     "CompileError",
@@ -47,21 +48,26 @@ def compile_kernel(
     parameters: Sequence[str] | None = None,
     min_blocks: int = 1,
     max_registers: int | None = None,
+    relax: bool = False,
     allow: Collection[str] = (),
 ) -> Cubin:
     """Compiles function `entry` of the module text `source` for `chip` ("sm_80", "sm_90a", ...).
 
     `parameters` are type names ("i64", "i32", "f32", "f64", or "tensor_map": 128 bytes by value, an address
     in the kernel); by default all are "i64". `threads` a block and `min_blocks` a multiprocessor bound the
-    registers (`setmaxnreg` is ignored without both). `allow` names faults to let through: "spills", "stack",
-    "warnings". Raises `ResourceError` for others, `CompileError` if the source is wrong.
+    registers (`setmaxnreg` is ignored without both). With `relax`, a kernel that would spill within
+    `max_registers` gets as many as it takes. `allow` names faults to let through: "spills", "stack", "warnings".
+    Raises `ResourceError` for others, `CompileError` if the source is wrong. Several threads may compile: the
+    assembler works on one kernel while another becomes PTX.
     """
     if chip_number(chip) < OLDEST_CHIP:
         raise ValueError(f"{chip} is too old: kernels use instructions of sm_{OLDEST_CHIP} (Ampere) and newer")
     begin = time.perf_counter()
-    with _LOCK, _operator_values():
+    with _LOCK, uncollected(), _operator_values():
         text = _to_ptx(source, entry, chip, threads, parameters, min_blocks)
     cubin = assemble(text, entry, chip, max_registers=max_registers, source=source, begin=begin)
+    if relax and max_registers and cubin.spills:
+        cubin = assemble(text, entry, chip, source=source, begin=begin)
     if set(cubin.faults) - set(allow):
         raise ResourceError(cubin)
     return cubin
@@ -122,7 +128,7 @@ def _to_ptx(source: str, entry: str, chip: str, threads: int, parameters: Sequen
     numba = _numba()
     from tilec.runtime.cuda_define import target
 
-    with target(chip), _compute_capability(chip):
+    with target(chip), _compute_capability(chip), _remembered_types():
         function = _execute(source, entry)
         names = parameters or ["i64"] * function.__code__.co_argcount
         kinds = tuple(getattr(numba.types, _kind(name)) for name in names)
@@ -249,6 +255,39 @@ def _operator_values():
         yield
     finally:
         plain_values()
+
+
+_known: dict[tuple[Any, ...], Any] = {}
+
+
+@contextmanager
+def _remembered_types():
+    """Lets Numba's typing remember what a function gives for arguments of some types.
+
+    It asks every rule that it has for `+` at every `+`, when it infers types and again when it lowers. Its rules for
+    operators do not look at the values of literals.
+    """
+    from numba_cuda_mlir.descriptor import mlir_target
+    from numba_cuda_mlir.numba_cuda import types
+
+    context = mlir_target.typing_context
+    plain = context.resolve_function_type
+
+    def remembered(func, args, kws):
+        if kws:
+            return plain(func, args, kws)
+        if not isinstance(func, types.Type):  # an operator
+            args = tuple(map(types.unliteral, args))
+        found = _known.get((func, args))
+        if found is None and (found := plain(func, args, kws)) is not None:
+            _known[func, args] = found
+        return found
+
+    context.resolve_function_type = remembered
+    try:
+        yield
+    finally:
+        del context.resolve_function_type
 
 
 @contextmanager

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilec.runtime.cpu_compile import compile_kernels, identity
+from tilec.runtime.cpu_compile import compile_kernels
 from tilec.runtime.cpu_launch import load_kernels
+from tilec.runtime.generated import identity
 from tilec.runtime.program import KernelSource, Slot, Step
 from tilec.runtime.steps import place
 

@@ -11,7 +11,7 @@ from typing import Any
 from tilec.diagnostics import CallError
 from tilec.executable import Executable
 from tilec.recipe import Recipe
-from tilec.runtime.program import KernelSource, TensorMap
+from tilec.runtime.program import TensorMap
 
 
 class CudaExecutable(Executable):
@@ -24,22 +24,10 @@ class CudaExecutable(Executable):
 
     @cached_property
     def cubins(self) -> dict[str, Any]:
-        """Every kernel's cubin by kernel name, from the disk cache where it was compiled before."""
-        return {k.name: self._compile(k) for k in self.emitted.kernels}
+        """Every kernel's cubin by kernel name."""
+        from tilec.runtime.cuda_cubins import program_cubins
 
-    def _compile(self, kernel: KernelSource) -> Any:
-        """With the registers that the plan allows, or as many as it takes where those would spill."""
-        from tilec.runtime.cuda_compile import cached_kernel
-
-        planned = self.compiled.registers.get(kernel.name)
-        for registers in dict.fromkeys((planned, None)):
-            cubin, _ = cached_kernel(
-                self.emitted.module, kernel.name, self.target.chip, kernel.threads,
-                parameters=_parameters(kernel), max_registers=registers, allow=("stack", "spills", "warnings"),
-            )  # fmt: skip
-            if not cubin.spills:
-                break
-        return cubin
+        return program_cubins(self.emitted, self.target.chip, self.compiled.registers)
 
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         device = next((b.device for b in (*inputs, *outputs) if b.device != "cpu"), None)
@@ -95,10 +83,6 @@ def _row_major() -> Any:
     return torch.contiguous_format
 
 
-def _parameters(kernel: KernelSource) -> list[str]:
-    return ["i64"] * kernel.parameters + ["tensor_map"] * len(kernel.maps) + ["i64"] * bool(kernel.sites)
-
-
 def _tensor_map(kernel_map: TensorMap, pointer: int) -> bytes:
     """What describes a tensor at this address to the hardware."""
     from tilec.runtime.cuda_launch import tensor_map
@@ -123,6 +107,7 @@ class _OnDevice:
 
     def __init__(self, executable: CudaExecutable, device: int):
         from tilec.runtime import cuda_driver
+        from tilec.runtime.cuda_cubins import parameters
         from tilec.runtime.cuda_launch import Kernel, Launcher
 
         self.device, self.emitted, self.driver = device, executable.emitted, cuda_driver
@@ -133,7 +118,7 @@ class _OnDevice:
         self.encoded: dict[tuple[TensorMap, int], bytes] = {}  # by address: the same tensors come again and again
         for k in executable.emitted.kernels:
             cubin = executable.cubins[k.name]
-            kernel = Kernel(cubin.image, cubin.entry, _parameters(k))
+            kernel = Kernel(cubin.image, cubin.entry, parameters(k))
             self.launchers[k.name] = Launcher(kernel, (k.grid, 1, 1), (k.threads, 1, 1), k.shared, device=device)
             self.sites[k.name] = k.sites
             self.maps[k.name] = k.maps

@@ -73,6 +73,11 @@ class Plan:
     regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
 
     @property
+    def registers(self) -> dict[str, int]:
+        """What a thread of a kernel may have (CUDA), where the plan says."""
+        return {k.name: k.options["registers"] for k in self.kernels if "registers" in k.options}
+
+    @property
     def time_us(self) -> float:
         return sum(k.prediction.time_us for k in self.kernels)
 

@@ -70,11 +70,9 @@ class Recipe:
 
     def _compile(self) -> Compiled:
         specialised, lowered = self.lowered
-        kernels = lowered.plan.kernels
-        registers = {k.name: k.options["registers"] for k in kernels if "registers" in k.options}
-        predicted = {k.name: k.prediction.time_us for k in kernels}
+        predicted = {k.name: k.prediction.time_us for k in lowered.plan.kernels}
         inputs, outputs = (_named(tensors) for tensors in (specialised.inputs, specialised.outputs))
-        return Compiled(inputs, outputs, lowered.emitted, predicted, registers)
+        return Compiled(inputs, outputs, lowered.emitted, predicted, lowered.plan.registers)
 
     @cached_property
     def lowered(self) -> tuple[Specialised, Lowered]:
