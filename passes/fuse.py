@@ -101,7 +101,7 @@ def _merge_sweeps(function: ir.Operation, kernel: str) -> None:
             continue
         dims = mlir.get_integers(op, "tilec.dims")
         key = (mlir.get_integer(op, "tilec.sweep"), frozenset(dims))
-        if key not in merged or "tilec.scan" in op.attributes or "tilec.scan" in merged[key].attributes:
+        if key not in merged or _stay_apart(merged[key], op):
             merged[key] = op
             continue
         first = merged[key]
@@ -113,6 +113,24 @@ def _merge_sweeps(function: ir.Operation, kernel: str) -> None:
         if any(kinds):
             joined.attributes["tilec.reduce"] = mlir.string(",".join(k for k in kinds if k))
         merged[key] = joined
+
+
+def _stay_apart(first: ir.Operation, second: ir.Operation) -> bool:
+    """Whether two operations of one sweep need a walk each: scans, and on a GPU reductions of different dimensions.
+
+    There a thread adds up what it walks, and the threads of all reduced dimensions combine their sums in the end: of one
+    dimension for one sum, of another for the other, they are not the same threads.
+    """
+    if any("tilec.scan" in op.attributes for op in (first, second)):
+        return True
+    module = first.parent.operation.parent.operation
+    if mlir.get_string(module, "tilec.backend") != "cuda":
+        return False
+    kinds = (
+        [k for d, k in sorted(zip(mlir.get_integers(o, "tilec.dims"), mlir.iterators_of(o)))] for o in (first, second)
+    )
+    one, other = kinds
+    return "reduction" in one and "reduction" in other and one != other
 
 
 def _outline(function: ir.Operation, name: str) -> None:

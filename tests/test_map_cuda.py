@@ -105,6 +105,10 @@ PROGRAMS = {
     "running maximum": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = cummax[j](x[i, j]) }", {"x": (3, 300)}),
     "smallest in columns": ("op f(x: f32[M, N]) -> (y: i64[N]) { y[j] = argmin[i](x[i, j]) }", {"x": (41, 8)}),
     "cube turned": ("op f(x: f32[A, B, C]) -> (y: f32[C, B, A]) { y[c, b, a] = x[a, b, c] }", {"x": (35, 3, 40)}),
+    "sums both ways": ("op f(x: f32[M, N]) -> (y: f32[N]) { s[i] = sum[j](x[i, j])  t[j] = sum[i](x[i, j])"
+                       "  y[j] = t[j] - sum[i](s[i] * x[i, j]) }", {"x": (5, 37)}),
+    "product without depth": ("op f(x: f32[M, K], z: f32[K, M]) -> (y: f32[M, M]) { y[i, j] = 1 + sum[k](x[i, k] * z[k, j]) }",
+                              {"x": (3, 0), "z": (0, 3)}),
     "row and column": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = x[i, j] - sum[k](x[i, k]) }", {"x": (6, 32)}),
 }  # fmt: skip
 
