@@ -240,7 +240,7 @@ class Printer:
             place = plus(place, times(offset, stride))
             strides.append(times(step, stride))
             shape.append(size)
-        kept = _kept_dims(op)
+        kept = mlir.kept_dims(op)
         self.memory[op.results[0]] = Memory(
             source.base,
             place,
@@ -449,16 +449,3 @@ def _balanced(text: str) -> bool:
         if depth == 0 and position >= start >= 0 and position < len(text) - 1:
             return False
     return True
-
-
-def _kept_dims(op: ir.Operation) -> list[int]:
-    """Source dimensions that a subview keeps: a rank-reducing one drops some of size 1."""
-    sizes = list(ir.DenseI64ArrayAttr(op.attributes["static_sizes"]))
-    shape = list(ir.ShapedType(op.results[0].type).shape)
-    kept, wanted = [], list(shape)
-    for d, size in enumerate(sizes):
-        droppable = size == 1 and len(sizes) - d > len(wanted)
-        if wanted and size == wanted[0] and not droppable:
-            kept.append(d)
-            wanted.pop(0)
-    return kept

@@ -83,3 +83,26 @@ def test_run_needs_a_gpu_for_cuda(tilec, monkeypatch):
     monkeypatch.setattr(cuda_driver, "device_info", lambda: cuda_driver.SystemInfo(problem="no driver here"))
     status, _, err = tilec("run", "--target", "sm_90a", *SOFTMAX)
     assert status == 1 and "there is no GPU to run on: no driver here" in err
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_run_interprets_a_stage(tilec, folder, target):
+    for stage in ("build", "map"):
+        status, out, err = tilec(
+            "run", *SOFTMAX, "--target", target, "--interpret", stage, "--check", "--save", "y.npz"
+        )
+        assert status == 0, out + err
+        assert f"interpreted after {stage}" in out and "within the bound" in out
+        assert np.allclose(np.load("y.npz")["y"].sum(1), 1)
+    assert tilec("run", *SOFTMAX, "--interpret", "mop")[0] == 1
+    assert tilec("run", *SOFTMAX, "--interpret", "map", "--time")[0] == 1
+
+
+def test_run_tells_of_broken_ir_with_what_went_into_the_stage(tilec, folder, monkeypatch):
+    from tilec.passes import contract_cuda, reduce_cuda
+
+    for module in (contract_cuda, reduce_cuda):
+        monkeypatch.setattr(module.gpu, "BarrierOp", lambda: None)
+    status, _, err = tilec("run", "softmax.tile", "-D", "M=2,N=3000", "--target", "sm_80", "--interpret", "map")
+    assert status == 70 and "race: " in err and "softmax.tile:" in err and "in stage 'map'" in err
+    assert (folder / "tilec-error.mlir").read_text().startswith("// tilec stage: stage, target: sm_80")

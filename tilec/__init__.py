@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tilec.diagnostics import CallError, Diagnostic, InternalError, TileError
 
-__all__ = ["CallError", "Diagnostic", "InternalError", "Op", "TileError", "compile", "reference"]
+__all__ = ["CallError", "Diagnostic", "InternalError", "Op", "TileError", "compile", "interpret", "reference"]
 
 
 def __getattr__(name: str):
     """Loads the compiler when it is first asked for: importing tilec costs next to nothing."""
-    if name in ("compile", "Op"):
+    if name in ("compile", "interpret", "Op"):
         from tilec import api
 
         return getattr(api, name)

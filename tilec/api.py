@@ -152,6 +152,23 @@ class Op:
 
     # ---- looking inside ----------------------------------------------------------------------------------------------
 
+    def interpret(self, stage: str, *arrays: Any) -> Any:
+        """Runs the IR as it stands after `stage` on NumPy arrays; results as those of a call. No GPU is needed.
+
+        Raises tilec.interpreter.Fault where the IR has no meaning: a read of what nothing wrote, a race, a deadlock.
+        """
+        from tilec.dtypes import from_numpy
+        from tilec.interpreted import interpret_stage
+
+        given = [np.asarray(self._number(n, a)) for n, a in enumerate(arrays)]
+        signature = tuple((from_numpy(a.dtype), a.shape) for a in given)
+        specialised, lowered = self._recipe(signature, self._sizes, self._resolve("cpu")).lowered
+        named = {t.name: a for t, a in zip(specialised.inputs, given)}
+        found = tuple(interpret_stage(specialised, lowered.texts, stage, named).values())
+        if len(found) == 1:
+            return found[0]
+        return _result_tuple(self.name, tuple(t.name for t in specialised.outputs))(*found)
+
     @property
     def _last(self) -> Executable:
         if self._latest is None:
@@ -212,6 +229,14 @@ def compile(
 
         read_schedule(path)  # says what is wrong with it
     return Op(program, op, sizes or {}, target, path)
+
+
+def interpret(
+    source: str | Path, stage: str, *arrays: Any, op: str | None = None, sizes: Mapping[str, int] | None = None,
+    target: str | None = None, schedule: str | Path | None = None,
+) -> Any:  # fmt: skip
+    """Runs a program's IR after `stage` on NumPy arrays (see `Op.interpret`); options as those of `compile`."""
+    return compile(source, op=op, sizes=sizes, target=target, schedule=schedule).interpret(stage, *arrays)
 
 
 def _schedule_beside(text: Source) -> Path | None:

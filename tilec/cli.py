@@ -285,7 +285,8 @@ def _run_op(commands) -> None:
         "--check holds the results against the program evaluated at f64, within the bound in docs/cli.md.",
         """tilec run softmax.tile -D M=512,N=512 --check
         tilec run softmax.tile -D M=4096,N=1024 --time
-        tilec run softmax.tile --input x=x.npy --save y.npz""",
+        tilec run softmax.tile --input x=x.npy --save y.npz
+        tilec run softmax.tile -D M=8,N=40 --target sm_90a --interpret map --check""",
     )  # fmt: skip
     add_program(p)
     p.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs (default: 0)")
@@ -299,6 +300,9 @@ def _run_op(commands) -> None:
     p.add_argument("--check", action="store_true", help="compare with the reference; exit 1 where out of bounds")
     p.add_argument("--time", action="store_true", help="time it, and compare with the roofline")
     p.add_argument("--save", metavar="OUT.npz", type=Path, help="write the results")
+    p.add_argument(
+        "--interpret", metavar="STAGE", help="run the IR as it stands after this stage; for any target, without a GPU"
+    )
 
 
 def _doctor(commands) -> None:

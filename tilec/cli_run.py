@@ -18,20 +18,20 @@ from tilec.run_data import Arrays, fit_types, random_inputs, read_inputs, saved,
 
 
 def run(args: argparse.Namespace) -> int:
+    stage = args.interpret and common.stage_name(args.interpret)
+    if stage and args.time:
+        raise CallError("--time is of compiled kernels, and --interpret runs the IR", hint="leave out one of them")
     loaded, given = _prepare(args)
-    if loaded.target.kind == "cuda":
+    if loaded.target.kind == "cuda" and not stage:
         _need_gpu()
     specialised = loaded.specialised
     inputs = random_inputs(specialised, args.seed, given)
-    executable = _build(loaded)
-    from tilec.run_device import open_device
-
-    with open_device(loaded.target.kind, inputs, executable.outputs) as device:
-        with working("running"):
-            device.run(executable)
-        results = device.results()
-        seconds = _measure(device, executable) if args.time else None
-    say(f"{specialised.name} on {loaded.target}", [(r"^\S+", "bold")])
+    if stage:
+        results, seconds, plan = _interpret(loaded, stage, inputs), None, None
+    else:
+        results, seconds, plan = _execute(loaded, inputs, args.time)
+    how = f"interpreted after {stage}, for" if stage else "on"
+    say(f"{specialised.name} {how} {loaded.target}", [(r"^\S+", "bold")])
     for tensor in specialised.inputs:
         origin = "given" if tensor.name in given else f"random, seed {args.seed}"
         _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  {origin}")
@@ -39,10 +39,30 @@ def run(args: argparse.Namespace) -> int:
         _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  result")
     within = _check(loaded, inputs, results) if args.check else True
     if seconds is not None:
-        _tell_time(loaded, executable.recipe.lowered[1].plan, seconds)
+        _tell_time(loaded, plan, seconds)
     if args.save is not None:
         _save(args, results)
     return 0 if within else 1
+
+
+def _execute(loaded: Loaded, inputs: Arrays, timed: bool):
+    """Results, the seconds of calls where those are asked for, and the plan behind the kernels."""
+    from tilec.run_device import open_device
+
+    executable = _build(loaded)
+    with open_device(loaded.target.kind, inputs, executable.outputs) as device:
+        with working("running"):
+            device.run(executable)
+        seconds = _measure(device, executable) if timed else None
+        return device.results(), seconds, executable.recipe.lowered[1].plan if timed else None
+
+
+def _interpret(loaded: Loaded, stage: str, inputs: Arrays) -> Arrays:
+    from tilec.interpreted import interpret_stage
+
+    lowered = common.lower(loaded, end=stage, emit=False)
+    with working(f"interpreting the IR after {stage}"):
+        return interpret_stage(loaded.specialised, lowered.texts, stage, inputs)
 
 
 def _prepare(args: argparse.Namespace) -> tuple[Loaded, Arrays]:

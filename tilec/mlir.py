@@ -253,6 +253,19 @@ def extents_of(op: ir.Operation) -> list[int]:
     return extents
 
 
+def kept_dims(op: ir.Operation) -> list[int]:
+    """Source dimensions that a slice or subview keeps: a rank-reducing one drops some of size 1."""
+    sizes = list(ir.DenseI64ArrayAttr(op.attributes["static_sizes"]))
+    shape = list(ir.ShapedType(op.results[0].type).shape)
+    kept, wanted = [], list(shape)
+    for d, size in enumerate(sizes):
+        droppable = size == 1 and len(sizes) - d > len(wanted)
+        if wanted and size == wanted[0] and not droppable:
+            kept.append(d)
+            wanted.pop(0)
+    return kept
+
+
 def clone_body(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> list[ir.Value]:
     """Copies a block's operations except its terminator to the insertion point; returns what the terminator yields.
 

@@ -1,0 +1,372 @@
+"""What the interpreter finds wrong: every detector, on IR that is broken on purpose, and quiet on the same IR made right."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from test_contract_cuda import MATMUL, arrays, lowered
+
+import tilec
+from tilec.interpreter import Fault, Unsupported, interpret
+
+KERNEL = """
+module {{
+  func.func @kernel(%x: memref<64xf32>, %y: memref<64xf32>)
+      attributes {{tilec.kernel, tilec.blocks = {blocks} : i64, tilec.threads = {threads} : i64}} {{
+    %t = gpu.thread_id x
+    %b = gpu.block_id x
+    %c0 = arith.constant 0 : index
+    %c1 = arith.constant 1 : index
+    %c2 = arith.constant 2 : index
+    %c4 = arith.constant 4 : index
+    %c16 = arith.constant 16 : index
+    %c32 = arith.constant 32 : index
+    %zero = arith.constant 0.0 : f32
+    %one = arith.constant 1.0 : f32
+    %other = arith.xori %t, %c1 : index
+    %far = arith.xori %t, %c32 : index
+    %s = memref.alloc() : memref<64xf32, #gpu.address_space<workgroup>>
+{body}
+    return
+  }}
+  func.func @main(%x: memref<64xf32> {{tilec.name = "x"}}, %y: memref<64xf32> {{tilec.name = "y"}})
+      attributes {{tilec.inputs = 1 : i64}} {{
+    func.call @kernel(%x, %y) : (memref<64xf32>, memref<64xf32>) -> ()
+    return
+  }}
+}}
+"""
+X = np.arange(64, dtype=np.float32)
+SHARED = "memref<64xf32, #gpu.address_space<workgroup>>"
+LOAD = "%v = memref.load %x[%t] : memref<64xf32>"
+PUT = f"memref.store %v, %s[%t] : {SHARED}"
+
+
+def run(body: str, threads: int = 64, blocks: int = 1) -> np.ndarray:
+    return interpret(KERNEL.format(body=body, threads=threads, blocks=blocks), [X])["y"]
+
+
+def fault(kind: str, body: str, match: str = ".", **options) -> Fault:
+    with pytest.raises(Fault, match=match) as error:
+        run(body, **options)
+    assert error.value.kind == kind, error.value
+    return error.value
+
+
+def filled(template: str, **parts: str) -> str:
+    for name, part in parts.items():
+        template = template.replace(name.upper(), part)
+    return template
+
+
+def stored(name: str) -> str:
+    return f"memref.store %{name}, %y[%t] : memref<64xf32>"
+
+
+# ---- addresses and poison --------------------------------------------------------------------------------------------
+
+
+def test_outside():
+    body = """%n = affine.apply affine_map<(d0) -> (d0 + 1)>(%t)
+        %v = memref.load %x[%n] : memref<64xf32> loc("a.tile":7:3)
+        memref.store %v, %y[%t] : memref<64xf32>"""
+    found = fault(
+        "outside", body, r"a\.tile:7: outside: subscript 64 of dimension 0, where .* has 64; thread 63 of block 0"
+    )
+    assert found.line == ("a.tile", 7) and found.threads == ((0, 63),) and found.operation == "memref.load"
+
+
+def test_outside_below_and_in_a_vector_and_a_view():
+    fault("outside", "%n = arith.subi %t, %c1 : index\n%v = memref.load %x[%n] : memref<64xf32>", "subscript -1")
+    fault("outside", "%v = vector.load %x[%t] : memref<64xf32>, vector<4xf32>", r"subscript 61 .*\(4,\) elements")
+    view = "memref.subview %x[%t] [4] [1] : memref<64xf32> to memref<4xf32, strided<[1], offset: ?>>"
+    fault("outside", f"%v = {view}", "4 elements from 61 by 1")
+
+
+def test_lanes_that_are_masked_touch_nothing():
+    body = f"""%n = affine.apply affine_map<(d0) -> (d0 + 1)>(%t)
+        %c63 = arith.constant 63 : index
+        %inside = arith.cmpi slt, %n, %c63 : index
+        %v = scf.if %inside -> f32 {{
+          %w = memref.load %x[%n] : memref<64xf32>
+          scf.yield %w : f32
+        }} else {{ scf.yield %one : f32 }}
+        {stored("v")}"""
+    np.testing.assert_array_equal(run(body), [*range(1, 63), 1, 1])
+
+
+def test_unwritten():
+    private = "%a = memref.alloca() : memref<2xf32, #gpu.address_space<private>>\n"
+    read = "%v = memref.load %a[%c0] : memref<2xf32, #gpu.address_space<private>>\n"
+    fault("unwritten", private + read, "read, and nothing wrote it; threads 0, 1, 2, 3 and 60 more of block 0")
+    fault("unwritten", f"%v = memref.load %s[%t] : {SHARED}", "read, and nothing wrote it")
+    fault(
+        "unwritten", "%p = arith.cmpi slt, %t, %c4 : index\nscf.if %p {\n" + stored("one") + "\n}", "60 of 64 elements"
+    )
+    with pytest.raises(Fault, match="nothing wrote it"):
+        interpret(
+            """func.func @f() -> tensor<2xf32> {
+            %0 = tensor.empty() : tensor<2xf32>
+            %1 = linalg.generic {indexing_maps = [affine_map<(i) -> (i)>], iterator_types = ["parallel"]}
+                outs(%0 : tensor<2xf32>) { ^bb0(%e: f32): %n = arith.negf %e : f32  linalg.yield %n : f32 } -> tensor<2xf32>
+            return %1 : tensor<2xf32> }""",
+            [],
+        )
+
+
+def test_inputs_stay():
+    fault("invalid", "memref.store %one, %x[%t] : memref<64xf32>", "is an input")
+
+
+def test_misaligned():
+    fault("misaligned", "%v = vector.load %x[%c1] : memref<64xf32>, vector<4xf32>", "16 bytes at byte 4")
+    fault("misaligned", "%v = vector.load %x[%c2] : memref<64xf32>, vector<4xf32>")
+
+
+# ---- races -----------------------------------------------------------------------------------------------------------
+
+BARRIER, WARP = "gpu.barrier", "%all = arith.constant -1 : i32\nnvvm.bar.warp.sync %all : i32"
+
+
+def exchange(between: str, source: str = "%other") -> str:
+    return f"{LOAD}\n{PUT}\n{between}\n%w = memref.load %s[{source}] : {SHARED}\n{stored('w')}"
+
+
+def test_read_after_write():
+    fault("race", exchange(""), "written by thread 1 of block 0 and read by thread 0 of block 0")
+    np.testing.assert_array_equal(run(exchange(BARRIER)), X.reshape(-1, 2)[:, ::-1].reshape(-1))
+
+
+def test_a_warps_barrier_orders_the_warp_only():
+    np.testing.assert_array_equal(run(exchange(WARP)), X.reshape(-1, 2)[:, ::-1].reshape(-1))
+    fault("race", exchange(WARP, "%far"), "thread 32 .* read by thread 0")
+    np.testing.assert_array_equal(run(exchange(BARRIER, "%far")), np.roll(X, 32))
+
+
+def test_write_after_read():
+    again = f"\n{{}}\nmemref.store %one, %s[%t] : {SHARED}"
+    fault("race", exchange(BARRIER) + again.format(""), "read by thread . of block 0 and written by thread")
+    run(exchange(BARRIER) + again.format(BARRIER))
+
+
+def test_write_after_write():
+    both = f"{LOAD}\n{PUT}\n{{}}\nmemref.store %v, %s[%other] : {SHARED}\n{stored('v')}"
+    fault("race", both.format(""), "written by thread 1 of block 0 and written by thread 0")
+    run(both.format(BARRIER))
+
+
+def test_two_threads_at_once():
+    fault("race", f"{LOAD}\nmemref.store %v, %s[%c0] : {SHARED}", "two threads at once")
+    same = f"memref.store %one, %s[%c0] : {SHARED}\n%w = memref.load %s[%c0] : {SHARED}\n{stored('w')}"
+    np.testing.assert_array_equal(run(same), np.ones(64))  # each thread reads what it wrote
+
+
+def test_memory_of_all_blocks():
+    body = (
+        f"{LOAD}\n%n = arith.addf %v, %one : f32\n{stored('v')}\n{{}}\n%w = memref.load %y[%other] : memref<64xf32>\n"
+    )
+    fault("race", body.format("") + stored("w"))
+    number = "%b32 = arith.index_cast %b : index to i32\n%f = arith.sitofp %b32 : i32 to f32\n"
+    fault("race", number + stored("f"), "two threads at once; thread 0 of block 0, and of 1 more", blocks=2)
+    only = f"%p = arith.cmpi eq, %b, %c0 : index\nscf.if %p {{\n{stored('one')}\n}}\n"
+    fault("race", only + "%w = memref.load %y[%t] : memref<64xf32>", "in another block", blocks=2)
+
+
+def test_blocks_of_a_parallel_loop():
+    text = """func.func @main(%y: memref<4xf32> {{tilec.name = "y"}}) attributes {{tilec.inputs = 0 : i64}} {{
+        %one = arith.constant 1.0 : f32
+        scf.forall (%i) in (4) {{
+          %j = affine.apply affine_map<(d0) -> (d0 {0})>(%i)
+          memref.store %one, %y[%j] : memref<4xf32>
+        }}
+        return }}"""
+    with pytest.raises(Fault, match="written by block 0 of a parallel loop, and block 1 uses it"):
+        interpret(text.format("floordiv 2"), [])
+    np.testing.assert_array_equal(interpret(text.format("+ 0"), [])["y"], np.ones(4))
+
+
+# ---- threads that part, or wait --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("together", [BARRIER, WARP, "%d = arith.constant 1 : i32\n%w32 = arith.constant 32 : i32\n"
+                                      "%r, %ok = gpu.shuffle xor %one, %d, %w32 : f32"])  # fmt: skip
+def test_diverged(together):
+    body = "%p = arith.cmpi slt, %t, {} : index\nscf.if %p {{\n" + together + "\n}}\n" + stored("one")
+    found = fault("diverged", body.format("%c16"), "thread 16 does not")
+    assert found.threads == tuple((0, t) for t in range(16))
+    if together == BARRIER:
+        fault("diverged", body.format("%c32"), "thread 32 does not")
+    else:
+        run(body.format("%c32"))
+
+
+MBARRIER = "!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<workgroup>, num_barriers = 1>"
+TYPE = MBARRIER.removeprefix("!nvgpu.mbarrier.group")
+MAKE = f"""%m = nvgpu.mbarrier.create -> {TYPE}
+    %first = arith.cmpi eq, %t, %c0 : index
+    scf.if %first {{ nvgpu.mbarrier.init %m[%c0], %c32 : {TYPE} }}
+    gpu.barrier
+    %upper = arith.cmpi sge, %t, %c32 : index
+    %no = arith.constant false
+    %yes = arith.constant true
+    %ticks = arith.constant 1000 : index"""
+HAND_ON = f"""{MAKE}
+    {LOAD}
+    scf.if %upper {{
+      memref.store %v, %s[%t] : {SHARED}
+      ARRIVE
+    }} else {{
+      WAIT
+      %w = memref.load %s[%far] : {SHARED}
+      {stored("w")}
+    }}
+    scf.if %upper {{ {stored("one")} }}"""
+ARRIVE = f"%token = nvgpu.mbarrier.arrive %m[%c0] : {TYPE} -> !nvgpu.mbarrier.token"
+
+
+def wait(parity: str) -> str:
+    return f"nvgpu.mbarrier.try_wait.parity %m[%c0], %{parity}, %ticks : {TYPE}"
+
+
+def test_an_mbarrier_orders_those_that_wait_behind_those_that_arrive():
+    np.testing.assert_array_equal(run(filled(HAND_ON, arrive=ARRIVE, wait=wait("no")))[:32], X[32:])
+    fault("race", filled(HAND_ON, arrive=ARRIVE, wait=""), "written by thread 32 .* read by thread 0")
+    fault("stuck", filled(HAND_ON, arrive=ARRIVE, wait=wait("yes")), "32 of 32 arrivals")  # of the phase after
+
+
+def test_stuck():
+    found = fault(
+        "stuck", filled(HAND_ON, arrive="", wait=wait("no")), "32 of 32 arrivals and 0 bytes are missing, 32 threads"
+    )
+    assert found.threads[0] == (0, 0)
+
+
+def test_mbarriers_that_are_not_made():
+    unmade = HAND_ON.replace("nvgpu.mbarrier.init %m[%c0], %c32 : " + TYPE, "")
+    fault("unwritten", filled(unmade, arrive=ARRIVE, wait=""), "used before it is made")
+    unordered = HAND_ON.replace("    gpu.barrier\n", "")
+    fault("race", filled(unordered, arrive=ARRIVE, wait=wait("no")), "made by thread 0")
+    few = HAND_ON.replace("%c32 : " + TYPE, "%c16 : " + TYPE)
+    fault("stuck", filled(few, arrive=ARRIVE, wait=wait("no")), "16 of 16 arrivals")  # two phases have passed
+
+
+COPY = f"""%at = arith.muli %t, %c4 : index
+    %p = arith.cmpi slt, %t, %c16 : index
+    scf.if %p {{
+      %token = nvgpu.device_async_copy %x[%at], %s[%at], 4 {{bypassL1}} : memref<64xf32> to {SHARED}
+      nvvm.cp.async.commit.group
+      WAIT
+    }}
+    BARRIER
+    %w = memref.load %s[%t] : {SHARED}
+    {stored("w")}"""
+WAIT = "nvvm.cp.async.wait.group 0"
+
+
+def test_asynchronous_copies():
+    np.testing.assert_array_equal(run(filled(COPY, wait=WAIT, barrier=BARRIER)), X)
+    fault("race", filled(COPY, wait=WAIT, barrier=""), "asynchronous copy of thread 0")
+    fault(
+        "race",
+        filled(COPY, wait="", barrier=BARRIER),
+        "written by the asynchronous copy of thread 0 of block 0 and read",
+    )
+    fault("race", filled(COPY, wait="nvvm.cp.async.wait.group 1", barrier=BARRIER), "asynchronous copy")
+
+
+# ---- whole kernels, with one line taken out --------------------------------------------------------------------------
+
+
+def contraction(
+    tile: tuple, target: str, monkeypatch, sizes=(136, 72, 200)
+) -> tuple[str, list[np.ndarray], np.ndarray]:
+    from tilec import plan_cuda_contraction
+
+    monkeypatch.setitem(plan_cuda_contraction.DEEPEST, "wgmma", 2)
+    text = MATMUL.format(t="bf16", o="bf16")
+    specialised, result = lowered(text, dict(zip("MNK", sizes)), target, tile, monkeypatch)
+    inputs = arrays(specialised)
+    a, b = (i.astype(np.float64) for i in inputs)
+    return result.texts["map"], inputs, a @ b
+
+
+def without(text: str, *patterns: str) -> str:
+    for pattern in patterns:
+        text, count = re.subn(rf"^.*{pattern}.*\n", "", text, flags=re.MULTILINE)
+        assert count, pattern
+    return text
+
+
+WGMMA = ("wgmma", 64, 64, 64, (4, 1))
+
+
+def test_a_product_of_warpgroups_is_right(monkeypatch):
+    text, inputs, expected = contraction(WGMMA, "h200", monkeypatch)
+    found = interpret(text, inputs)["c"].astype(np.float64)
+    np.testing.assert_allclose(found, expected, rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "kind, pattern, message",
+    [
+        ("race", r"call @wgmma_wait_0", "a product that writes it may still run"),
+        ("stuck", r"mbarrier\.arrive\.expect_tx", "arrivals and -?[0-9]+ bytes are missing"),
+        ("stuck", r"nvgpu\.mbarrier\.arrive %", "all threads wait for ever"),
+        ("race", r"gpu\.barrier", "made by thread 0"),
+        ("race", r"nvvm\.bar\.warp\.sync", "workgroup memory"),
+    ],
+)
+def test_a_product_of_warpgroups_that_is_broken(kind, pattern, message, monkeypatch):
+    text, inputs, _ = contraction(WGMMA, "h200", monkeypatch)
+    with pytest.raises(Fault, match=message) as error:
+        interpret(without(text, pattern), inputs)
+    assert error.value.kind == kind and error.value.line[0].endswith("t.tile")
+
+
+def test_who_waits_for_the_wrong_phase(monkeypatch):
+    """Who reads a slot that is not there races; the phases of one that is filled again too early pass unseen."""
+    text, inputs, _ = contraction(WGMMA, "h200", monkeypatch)
+    waits = re.findall(r"^.*try_wait\.parity.*\n", text, re.MULTILINE)
+    assert len(waits) == 2
+    kinds = []
+    for line in waits:
+        with pytest.raises(Fault) as error:
+            interpret(text.replace(line, ""), inputs)
+        kinds.append(error.value.kind)
+    assert sorted(kinds) == ["race", "stuck"]
+
+
+@pytest.mark.parametrize("pattern", ["gpu.barrier", "nvvm.cp.async.wait.group", "nvvm.bar.warp.sync"])
+def test_a_pipeline_that_is_broken(pattern, monkeypatch):
+    text, inputs, expected = contraction(("mma.sync", 32, 32, 32, (1, 2)), "a100", monkeypatch, (40, 40, 72))
+    np.testing.assert_allclose(interpret(text, inputs)["c"].astype(np.float64), expected, rtol=2**-8, atol=1e-3)
+    with pytest.raises(Fault) as error:
+        interpret(without(text, re.escape(pattern)), inputs)
+    assert error.value.kind == "race"
+
+
+# ---- what it does not do ---------------------------------------------------------------------------------------------
+
+
+def test_refused_by_name():
+    with pytest.raises(Unsupported, match=r"cannot interpret 'math\.cbrt'") as error:
+        run("%v = math.cbrt %one : f32")
+    assert error.value.operation == "math.cbrt"
+    with pytest.raises(Unsupported, match=r"of shape \[16, 8, 8\]"):
+        frag = "vector<2x2xf16>"
+        run(
+            f"%h = arith.constant dense<0.0> : vector<2x2xf16>\n%k = arith.constant dense<0.0> : vector<1x2xf16>\n"
+            f"%r = nvgpu.mma.sync (%h, %k, %h) {{mmaShape = [16, 8, 8]}} : ({frag}, vector<1x2xf16>, {frag}) -> {frag}"
+        )
+
+
+def test_arrays_that_do_not_fit():
+    text = KERNEL.format(body=stored("one"), threads=64, blocks=1)
+    with pytest.raises(tilec.CallError, match="in the IR, and the array is float64"):
+        interpret(text, [X.astype(np.float64)])
+    with pytest.raises(tilec.CallError, match="takes 1 inputs"):
+        interpret(text, [X, X])
+    with pytest.raises(tilec.CallError, match="the inputs are x"):
+        interpret(text, {"z": X})

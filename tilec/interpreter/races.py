@@ -1,0 +1,231 @@
+"""Which accesses of memory are ordered, and which race.
+
+Every thread has a clock, which ticks when it hands on what it did, and knows up to which tick it has heard of every other
+(vector clocks, as in FastTrack: Flanagan and Freund, 2009). A barrier tells all threads what all know; so do a warp's
+barrier to the warp, and an mbarrier from those that arrive to those that wait. What runs by itself is an agent with a clock
+of its own: the asynchronous copies of a thread, those that an mbarrier counts, the products of a warpgroup.
+
+For every element of memory the last write and the last two reads by different agents are kept. An access races with one
+of them that its thread has not heard of, where one of the two is a write. One thing passes that is a race by the letter:
+threads that hold copies of one result may all store it, and read it back, since each reads what it wrote itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilec.interpreter.code import Context, Mask, differs
+from tilec.interpreter.faults import Fault, first
+from tilec.interpreter.memory import Buffer
+from tilec.mlir import ir
+
+
+class Clocks:
+    """`known[block, thread, agent]`: the last tick of the agent that the thread has heard of."""
+
+    def __init__(self, blocks: int, threads: int, agents: int):
+        self.threads, self.agents = threads, agents
+        self.known = np.zeros((blocks, threads, agents), np.int32)
+        self.own = np.arange(threads)
+        self._tick(self.known)
+
+    def _tick(self, known: np.ndarray) -> None:
+        known[:, self.own, self.own] += 1
+
+    def barrier(self, blocks: np.ndarray | slice = slice(None)) -> None:
+        """All threads of these blocks tell each other."""
+        part = self.known[blocks]
+        part[:] = part.max(axis=1, keepdims=True)
+        self._tick(part)
+        self.known[blocks] = part
+
+    def warp_barrier(self, active: np.ndarray) -> None:
+        """Threads of a warp tell each other; `active` is by block and warp."""
+        by_warp = self.known.reshape(len(self.known), -1, 32, self.agents)
+        heard = by_warp.max(axis=2, keepdims=True)
+        by_warp[:] = np.where(active[:, :, None, None], heard, by_warp)
+        ticks = np.repeat(active, 32, axis=1)
+        self.known[:, self.own, self.own] += ticks
+
+    def release(self, block: int, thread: int) -> np.ndarray:
+        """What a thread hands on."""
+        handed = self.known[block, thread].copy()
+        self.known[block, thread, thread] += 1
+        return handed
+
+    def acquire(self, block: int, threads: np.ndarray, heard: np.ndarray) -> None:
+        self.known[block, threads] = np.maximum(self.known[block, threads], heard)
+
+
+class Guard:
+    """Watches one buffer, or all of workgroup memory. `cells` of it are told apart; `cell` is the bytes of one."""
+
+    def __init__(self, cells: int, cell: int, shared: bool):
+        self.cell, self.shared, self.cells = cell, shared, cells
+        self.clocks: Clocks | None = None
+        self.name = "workgroup memory" if shared else ""
+        self._clear(cells)
+
+    def _clear(self, cells: int) -> None:
+        self.writer, self.written_at = np.full(cells, -1, np.int64), np.zeros(cells, np.int32)
+        self.readers = [np.full(cells, -1, np.int64) for _ in range(2)]
+        self.read_at = [np.zeros(cells, np.int32) for _ in range(2)]
+        self.also: np.ndarray | None = None  # by cell and thread: who has written the value that is there, too
+
+    # ---- by threads --------------------------------------------------------------------------------------------------
+
+    def read(self, buffer: Buffer, place: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
+        lanes, places = spread(place, context, mask)
+        who = _Threads(self.clocks, context, lanes.repeat(places.shape[1] * self.width(buffer)))
+        self.reads(self.places(buffer, places, context.row_of[lanes]), who, op, context)
+
+    def write(self, buffer: Buffer, place: Any, value: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
+        lanes, places = spread(place, context, mask)
+        width = self.width(buffer)
+        given = np.asarray(value)
+        if given.ndim == 0 or given.shape[0] == 1:
+            given = np.broadcast_to(given.reshape(1, -1), places.shape)
+        else:
+            given = np.broadcast_to(given[lanes].reshape(len(lanes), -1), places.shape)
+        rows = context.row_of[lanes]
+        index = (rows[:, None], places) if self.shared else places
+        changed = _bits(np.ascontiguousarray(given)) != _bits(buffer.data[index])
+        if buffer.written is not None:
+            changed |= buffer.written[index] != buffer.full
+        who = _Threads(self.clocks, context, lanes.repeat(places.shape[1] * width))
+        cells, changed = self.places(buffer, places, rows), changed.reshape(-1).repeat(width)
+        before = self.writer[cells]
+        self.writes(cells, who, op, context, changed)
+        self._at_once(buffer, index, given, places, lanes, op, context)
+        if self.shared:
+            self._remember(cells, who, before, changed)
+
+    def _remember(self, cells: np.ndarray, who: _Threads, before: np.ndarray, changed: np.ndarray) -> None:
+        """Who else has written what is there now: of this instruction, and before it where nothing changed."""
+        if self.also is not None:
+            self.also[cells[changed]] = False
+        others = (self.writer[cells] != who.ids) | (~changed & (before >= 0) & (before != who.ids))
+        if not others.any():
+            return
+        if self.also is None:
+            self.also = np.zeros((self.cells, self.clocks.threads), np.bool_)
+        shared = np.isin(cells, cells[others])
+        self.also[cells[shared], who.threads[shared]] = True
+        old = before[others & ~changed]
+        same = (old >= 0) & (old % self.clocks.agents < self.clocks.threads)
+        self.also[cells[others & ~changed][same], old[same] % self.clocks.agents] = True
+
+    def _at_once(self, buffer: Buffer, index, given, places, lanes, op, context) -> None:
+        """Two lanes that store different values at one place, at once."""
+        flat = places + (context.row_of[lanes][:, None] * buffer.data.shape[-1] if self.shared else 0)
+        order = np.argsort(flat, axis=None, kind="stable")
+        sorted_places, values = flat.reshape(-1)[order], _bits(np.ascontiguousarray(given)).reshape(-1)[order]
+        twice = (sorted_places[1:] == sorted_places[:-1]) & (values[1:] != values[:-1])
+        if twice.any():
+            n = first(twice)
+            pair = np.broadcast_to(lanes[:, None], places.shape).reshape(-1)[order[n : n + 2]]
+            what = f"{buffer.name or self.name} at element {int(places.reshape(-1)[order[n]])} is written by two threads at once"
+            raise Fault("race", op, what, context.names(pair))
+
+    def width(self, buffer: Buffer) -> int:
+        return buffer.data.dtype.itemsize // self.cell
+
+    def places(self, buffer: Buffer, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        width = self.width(buffer)
+        cells = (places.reshape(len(places), -1, 1) * width + np.arange(width)).reshape(len(places), -1)
+        if self.shared:
+            per_block = self.cells // len(self.clocks.known)
+            cells = cells + buffer.start // self.cell + rows[:, None] * per_block
+        return cells.reshape(-1)
+
+    # ---- by anyone ---------------------------------------------------------------------------------------------------
+
+    def reads(self, cells: np.ndarray, who: Any, op: ir.Operation, context: Context) -> None:
+        self._check(cells, self.writer, self.written_at, who, op, context, ("written", "read"))
+        moved = self.readers[0][cells] != who.ids
+        for kept in (self.readers, self.read_at):
+            kept[1][cells] = np.where(moved, kept[0][cells], kept[1][cells])
+        self.readers[0][cells], self.read_at[0][cells] = who.ids, who.ticks
+        several = self.readers[0][cells] != who.ids  # of one instruction
+        if several.any():
+            ids, ticks = (np.broadcast_to(v, cells.shape)[several] for v in (who.ids, who.ticks))
+            self.readers[1][cells[several]], self.read_at[1][cells[several]] = ids, ticks
+
+    def writes(self, cells: np.ndarray, who: Any, op: ir.Operation, context: Context, changed: Any = True) -> None:
+        """`changed`: where another value than before is written."""
+        self._check(cells, self.writer, self.written_at, who, op, context, ("written", "written"), changed)
+        for readers, at in zip(self.readers, self.read_at):
+            self._check(cells, readers, at, who, op, context, ("read", "written"), changed)
+        self.writer[cells], self.written_at[cells] = who.ids, who.ticks
+
+    def _check(self, cells, others, at, who, op, context, words: tuple[str, str], changed: Any = True) -> None:
+        ids = others[cells]
+        races = (ids >= 0) & (ids != who.ids) & changed
+        if races.any():
+            races &= at[cells] > who.knows(ids)
+        if races.any() and self.also is not None and isinstance(who, _Threads) and words[1] == "read":
+            races &= ~self.also[cells, who.threads]
+        if races.any():
+            n = first(races)
+            mine = int(np.broadcast_to(who.ids, cells.shape)[n])
+            other = int(ids[n])
+            agents = self.clocks.agents
+            apart = "in another block" if other // agents != mine // agents else "with nothing that orders the two"
+            by = context.agent_name(other, agents), context.agent_name(mine, agents)
+            where = int(cells[n]) % (self.cells // len(self.clocks.known)) * self.cell if self.shared else int(cells[n])
+            unit = "byte" if self.shared else "element"
+            what = (
+                f"{self.name or 'memory'} at {unit} {where} is {words[0]} by {by[0]} and {words[1]} by {by[1]}, {apart}"
+            )
+            raise Fault("race", op, what)
+
+
+def spread(place: Any, context: Context, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
+    """The lanes that take part, and the places of each: [lanes, positions]."""
+    lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
+    if not differs(place):
+        return lanes, np.full((len(lanes), 1), int(place))
+    if place.ndim == 1:
+        return lanes, place[lanes][:, None]
+    return lanes, (place[lanes] if place.shape[0] > 1 else np.broadcast_to(place, (len(lanes), place.shape[1])))
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """Values as integers, so that NaN equals itself."""
+    return values if values.dtype == np.bool_ else values.view(f"u{values.dtype.itemsize}")
+
+
+class _Threads:
+    """Accesses by threads, one lane for each cell."""
+
+    def __init__(self, clocks: Clocks, context: Context, lanes: np.ndarray):
+        self.clocks, self.rows, self.threads = clocks, context.row_of[lanes], context.thread_of[lanes]
+        self.blocks = context.block_of[lanes]
+        self.ids = self.blocks * clocks.agents + self.threads
+        self.ticks = clocks.known[self.rows, self.threads, self.threads]
+
+    def knows(self, ids: np.ndarray) -> np.ndarray:
+        """Up to which tick each accessor has heard of each agent; nothing of other blocks."""
+        heard = self.clocks.known[self.rows, self.threads, ids % self.clocks.agents]
+        return np.where(ids // self.clocks.agents == self.blocks, heard, -1)
+
+
+class Agent:
+    """Accesses by one agent of one block, which has heard what `heard` says."""
+
+    def __init__(self, clocks: Clocks, block: int, agent: int, tick: int, heard: np.ndarray):
+        self.agents, self.block, self.heard = clocks.agents, block, heard
+        self.ids, self.ticks = np.int64(block * clocks.agents + agent), np.int32(tick)
+
+    def knows(self, ids: np.ndarray) -> np.ndarray:
+        return np.where(ids // self.agents == self.block, self.heard[ids % self.agents], -1)
+
+
+class Copies(_Threads):
+    """Accesses by the asynchronous copies of threads."""
+
+    def __init__(self, clocks: Clocks, context: Context, lanes: np.ndarray, ticks: np.ndarray):
+        super().__init__(clocks, context, lanes)
+        self.ids, self.ticks = self.ids + clocks.threads, ticks
