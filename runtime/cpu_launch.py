@@ -6,8 +6,9 @@ Neither needs Numba's compiler, so that a program from the cache starts at once.
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import llvmlite.binding as llvm
@@ -39,16 +40,17 @@ class CpuKernel:
         self.source = source
         self.address = _load(machine)
         self._loop = _Loop(self.address)
+        self._serial = source.grid == 1
         self._local = threading.local()
 
-    def launch(self, addresses: list[int]) -> int:
-        local = self._local
-        if not hasattr(local, "state"):
-            local.state = _State(self.source)
-        state = local.state
-        state.args[: len(addresses)] = addresses
-        if self.source.grid == 1:
-            self._loop(state.share, None, None, state.data)
+    def launch(self, addresses: Sequence[int]) -> int:
+        try:
+            state = self._local.state
+        except AttributeError:
+            state = self._local.state = _State(self.source)
+        state.pack(state.args, 0, *addresses)
+        if self._serial:
+            self._loop(*state.serial)
         else:
             self._parallel(state)
         if not self.source.sites:
@@ -77,7 +79,9 @@ class _State:
         self.memory, scratch = allocate(stride * threads)
         self.args = (ctypes.c_int64 * (source.parameters + 1))()
         self.data = (ctypes.c_int64 * 5)(source.grid, 1, ctypes.addressof(self.args), scratch, stride)
+        self.pack = struct.Struct(f"{source.parameters}q").pack_into
         self.share, self.count, self.step = (ctypes.c_int64 * 1)(0), (ctypes.c_int64 * 1)(1), (ctypes.c_int64 * 1)(1)
+        self.serial = (self.share, None, None, self.data)
 
 
 def _most_threads() -> int:

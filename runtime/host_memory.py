@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 
 from tilec.runtime.buffers import Buffer, view, wrap
@@ -20,10 +18,6 @@ def scratch_like(buffer: Buffer) -> Buffer:
 
 def assign(target: Buffer, source: Buffer) -> None:
     wrap(target)[...] = wrap(source)
-
-
-def copy_bytes(target: int, source: int, count: int) -> None:
-    ctypes.memmove(target, source, count)
 
 
 def allocate(count: int) -> tuple[np.ndarray, int]:

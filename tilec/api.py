@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import threading
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilec import fast_call
 from tilec.diagnostics import CallError, Diagnostic, Source, Span, TileError
 from tilec.dtypes import DTYPES
 from tilec.executable import Executable, build_executable
@@ -23,6 +26,11 @@ from tilec.frontend import Program, read_program
 from tilec.kernel import Kernel
 from tilec.recipe import Recipe, Signature
 from tilec.target import Target, load
+
+if TYPE_CHECKING:
+    from tilec.runtime.cuda_program import Graph
+
+MOST_FAST = 8  # specialisations of one op that are called by the short way
 
 
 class Op:
@@ -35,6 +43,7 @@ class Op:
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Any] = {}
         self._latest: Executable | None = None
+        self._fast: tuple[tuple[fast_call.Call, Executable], ...] = ()
         self._lock = threading.Lock()
         self._declared = program.op(name)
 
@@ -53,14 +62,41 @@ class Op:
         `out` is an array, or a sequence of them, to write results into; it may not overlap an input. `stream` orders GPU
         work: an integer handle, or a torch, CuPy or cuda.core stream. Raises CallError for arguments that do not fit.
         """
+        if out is None:
+            for call, executable in self._fast:
+                if (results := call(arrays, stream)) is not fast_call.NO:
+                    self._latest = executable
+                    return results
+        executable, views, outs, results = self._prepared(arrays, out)
+        executable.run(views, outs, stream)
+        if out is None:
+            made = list(results) if len(outs) > 1 else [results]
+            if (call := fast_call.make(executable, arrays, views, made, self._wrapped(executable))) is not None:
+                self._fast = ((call, executable), *self._fast[: MOST_FAST - 1])
+        return results
+
+    def graph(self, *arrays: Any, out: Any = None) -> Graph:
+        """A call on GPU arrays as a CUDA graph: `graph.replay()` runs it again on the same arrays in one launch, and returns
+        `graph.result`. The op runs once. Raises CallError for arrays that a graph cannot work on, and on the CPU."""
+        executable, views, outs, results = self._prepared(arrays, out)
+        return executable.graph(views, outs, results)
+
+    def _prepared(self, arrays: Sequence[Any], out: Any) -> tuple[Executable, list[Any], list[Any], Any]:
+        """What runs a call, the inputs and outputs as it takes them, and what the call returns."""
         from tilec.runtime import buffers
 
         views = [buffers.view(self._number(n, a)) for n, a in enumerate(arrays)]
         device = self._device(views)
         executable = self._executable(tuple((v.dtype, tuple(v.shape)) for v in views), device)
         outs, results = self._outputs(executable, arrays, views, out, device)
-        executable.run(views, outs, stream)
-        return results
+        return executable, views, outs, results
+
+    def _wrapped(self, executable: Executable) -> Callable[[list[Any]], Any]:
+        """What makes of a call's new arrays that which it returns."""
+        names = tuple(name for name, _, _ in executable.outputs)
+        if len(names) == 1:
+            return itemgetter(0)
+        return _result_tuple(self.name, names)._make
 
     def _number(self, position: int, value: Any) -> Any:
         """A Python number takes the declared type of its parameter; everything else is an array already."""
@@ -85,9 +121,7 @@ class Op:
         outs = [buffers.view(m) for m in made]
         if out is not None:
             self._check_outs(shapes, outs, views)
-        if len(made) == 1:
-            return outs, made[0]
-        return outs, _result_tuple(self.name, tuple(name for name, _, _ in shapes))(*made)
+        return outs, self._wrapped(executable)(made)
 
     def _check_outs(self, shapes, outs, views) -> None:
         from tilec.runtime import buffers
@@ -198,6 +232,7 @@ class Op:
         return explain(lowered.plan, specialised)
 
 
+@cache
 def _result_tuple(name: str, fields: tuple[str, ...]):
     return namedtuple(name, fields, rename=True)
 

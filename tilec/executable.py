@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 from tilec.diagnostics import CallError
@@ -37,7 +39,26 @@ class Executable:
         )
 
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+        """Works on any buffers: copies what kernels cannot read or write as it lies."""
         raise NotImplementedError
+
+    def graph(self, inputs: list[Any], outputs: list[Any], result: Any) -> Any:
+        raise CallError("graphs are for arrays on the GPU")
+
+    @cached_property
+    def steps(self) -> tuple[tuple[str | None, Any, int], ...]:
+        """Every step's kernel, what picks its addresses from those of inputs, outputs and temporaries in a row, and the
+        bytes to copy."""
+        begin = {"input": 0, "output": len(self.compiled.inputs)}
+        begin["temporary"] = begin["output"] + len(self.outputs)
+        picks = ([begin[s.kind] + s.number for s in step.slots] for step in self.emitted.steps)
+        return tuple((step.kernel, _picker(numbers), step.bytes) for step, numbers in zip(self.emitted.steps, picks))
+
+
+def _picker(numbers: list[int]):
+    if len(numbers) > 1:
+        return itemgetter(*numbers)
+    return lambda memory: [memory[n] for n in numbers]
 
 
 class CpuExecutable(Executable):
@@ -57,20 +78,20 @@ class CpuExecutable(Executable):
 
         inputs = [host_memory.contiguous(b) for b in inputs]
         targets = [b if b.contiguous else host_memory.scratch_like(b) for b in outputs]
-        memory = {
-            "input": [b.pointer for b in inputs],
-            "output": [b.pointer for b in targets],
-            "temporary": self._temporaries(),
-        }
-        for step in self.emitted.steps:
-            addresses = [memory[slot.kind][slot.number] for slot in step.slots]
-            if step.kernel is None:
-                host_memory.copy_bytes(addresses[1], addresses[0], step.bytes)
-            elif failed := self.functions[step.kernel].launch(addresses):
-                raise CallError(self.functions[step.kernel].source.sites[failed - 1])
+        self.launch([b.pointer for b in inputs], [b.pointer for b in targets])
         for buffer, target in zip(outputs, targets):
             if buffer is not target:
                 host_memory.assign(buffer, target)
+
+    def launch(self, inputs: list[int], outputs: list[int]) -> None:
+        """Runs the kernels on row-major arrays at these addresses."""
+        memory = [*inputs, *outputs, *self._temporaries()] if self.emitted.temporaries else [*inputs, *outputs]
+        for kernel, addresses, count in self.steps:
+            if kernel is None:
+                source, target = addresses(memory)
+                ctypes.memmove(target, source, count)
+            elif failed := self.functions[kernel].launch(addresses(memory)):
+                raise CallError(self.functions[kernel].source.sites[failed - 1])
 
     def _temporaries(self) -> list[int]:
         """Addresses of the intermediate tensors that go from kernel to kernel."""

@@ -1,0 +1,220 @@
+"""The kernels of a program on one GPU: launched in their order on the caller's stream, and captured as a graph."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilec.diagnostics import CallError
+from tilec.runtime import cuda_driver as driver
+from tilec.runtime.cuda_assemble import Cubin
+from tilec.runtime.cuda_cubins import parameters
+from tilec.runtime.cuda_launch import Kernel, Launcher, tensor_map
+from tilec.runtime.program import Emitted, KernelSource, TensorMap
+
+_THREAD_LOCAL, _RELAXED = 1, 2  # CUstreamCaptureMode
+Pick = Callable[[Sequence[int]], Sequence[int]]
+
+
+@dataclass
+class _Workspace:
+    """Temporaries of one stream, which runs calls one after another, so that they can share them."""
+
+    memory: int
+    errors: Any
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class _Maps:
+    """A kernel's tensor maps, encoded once for every address: the same tensors come again and again."""
+
+    MOST = 1024
+
+    def __init__(self, maps: Sequence[TensorMap]):
+        self.maps = [(m, {}) for m in maps]
+
+    def __call__(self, addresses: Sequence[int]) -> list[bytes]:
+        return [self._encoded(m, known, addresses[m.parameter]) for m, known in self.maps]
+
+    def _encoded(self, m: TensorMap, known: dict[int, bytes], pointer: int) -> bytes:
+        found = known.get(pointer)
+        if found is None:
+            if len(known) >= self.MOST:
+                known.clear()
+            strides = [1]
+            for extent in reversed(m.shape[1:]):
+                strides.insert(0, strides[0] * extent)
+            found = known[pointer] = tensor_map(
+                pointer, m.dtype, m.shape, strides, m.box, swizzle=128, item_bytes=m.item_bytes
+            )
+        return found
+
+
+@dataclass
+class _Launch:
+    """One step: `pick` takes its addresses from those of inputs, outputs and temporaries in a row."""
+
+    pick: Pick
+    launcher: Launcher | None  # None copies
+    maps: _Maps | None
+    sites: tuple[str, ...]
+    bytes: int
+
+
+class DeviceProgram:
+    """Loads a program's cubins into a device. `launch` is safe in many threads at once."""
+
+    def __init__(
+        self, emitted: Emitted, cubins: Mapping[str, Cubin], steps: Sequence[tuple[str | None, Pick, int]], device: int
+    ):
+        self.device = device
+        with _relaxed(device):
+            launchers = {k.name: self._launcher(k, cubins[k.name]) for k in emitted.kernels}
+        sources = {k.name: k for k in emitted.kernels}
+        self._steps = [
+            _Launch(pick, None, None, (), count)
+            if name is None
+            else _Launch(pick, launchers[name], _maps(sources[name]), sources[name].sites, 0)
+            for name, pick, count in steps
+        ]
+        self._offsets = [t.offset for t in emitted.temporaries]
+        self._bytes = emitted.workspace
+        self.checks = any(s.sites for s in self._steps)
+        self._plain = not self._offsets and not self.checks
+        self._workspaces: dict[int, _Workspace] = {}
+        self._lock = threading.Lock()
+
+    def _launcher(self, source: KernelSource, cubin: Cubin) -> Launcher:
+        kernel = Kernel(cubin.image, cubin.entry, parameters(source))
+        return Launcher(kernel, (source.grid, 1, 1), (source.threads, 1, 1), source.shared, device=self.device)
+
+    def launch(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+        """Queues the program on row-major arrays at these addresses, on multiples of 16. Raises CallError for what a
+        run-time check found, for which the host waits."""
+        if self._plain:
+            self._run([*inputs, *outputs], stream, None)
+            return
+        space = self._workspace(stream)
+        with space.lock:  # another thread's kernels on this stream must not come in between
+            self._run([*inputs, *outputs, *[space.memory + o for o in self._offsets]], stream, space)
+
+    def _run(self, memory: list[int], stream: int, space: _Workspace | None) -> None:
+        for step in self._steps:
+            addresses = step.pick(memory)
+            if step.launcher is None:
+                _copy(addresses[1], addresses[0], step.bytes, stream)
+            elif step.sites:
+                self._checked(step, addresses, space, stream)
+            elif step.maps is None:
+                step.launcher.launch(stream, *addresses)
+            else:
+                step.launcher.launch(stream, *addresses, *step.maps(addresses))
+
+    def _checked(self, step: _Launch, addresses: Sequence[int], space: _Workspace | None, stream: int) -> None:
+        assert step.launcher is not None and space is not None
+        maps = step.maps(addresses) if step.maps else ()
+        space.errors[0] = 0
+        step.launcher.launch(stream, *addresses, *maps, ctypes.addressof(space.errors))
+        driver.synchronize_stream(stream)
+        if failed := space.errors[0]:
+            raise CallError(step.sites[failed - 1])
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def _workspace(self, stream: int) -> _Workspace:
+        """The stream's. A graph that is being captured gets its own: it may run beside what the stream does later."""
+        if _capturing(stream):
+            if self.checks:
+                raise CallError("the program has run-time checks, for which the host must wait: it cannot be captured")
+            return self._allocate()
+        found = self._workspaces.get(stream)
+        if found is None:
+            with self._lock:
+                found = self._workspaces.get(stream)
+                if found is None:
+                    found = self._workspaces[stream] = self._allocate()
+        return found
+
+    def _allocate(self) -> _Workspace:
+        """Never freed: a graph that reads it may live for as long as the process."""
+        memory, errors = ctypes.c_uint64(0), None
+        with _relaxed(self.device):
+            if self._bytes:
+                driver.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(self._bytes))
+            if self.checks:  # host memory that kernels write, so that reading it needs no copy
+                pointer = ctypes.c_void_p()
+                driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(64))
+                errors = (ctypes.c_int32 * 16).from_address(pointer.value or 0)
+        return _Workspace(memory.value, errors)
+
+
+def _maps(source: KernelSource) -> _Maps | None:
+    return _Maps(source.maps) if source.maps else None
+
+
+def _copy(target: int, source: int, count: int, stream: int) -> None:
+    arguments = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(count), ctypes.c_void_p(stream)
+    driver.call("cuMemcpyDtoDAsync_v2", *arguments)
+
+
+def _capturing(stream: int) -> bool:
+    status = ctypes.c_int()
+    driver.call("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
+    return status.value != 0
+
+
+class _relaxed:
+    """Allows this thread to allocate and load while a stream is captured: neither becomes part of the graph."""
+
+    def __init__(self, device: int):
+        driver.use_device(device)
+
+    def __enter__(self) -> None:
+        self.mode = ctypes.c_int(_RELAXED)
+        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(self.mode))
+
+    def __exit__(self, *_: object) -> None:
+        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(self.mode))
+
+
+class Graph:
+    """A call of an op as a CUDA graph: `replay` runs it again on the same arrays, in one launch, however many kernels.
+
+    Write new inputs into the arrays of the call, and find the results in `result`. Not to be replayed on two streams at
+    once: the replays share intermediate memory.
+    """
+
+    def __init__(
+        self, program: DeviceProgram, inputs: Sequence[int], outputs: Sequence[int], arrays: Any, result: Any,
+        current_stream: Callable[[], int],
+    ):  # fmt: skip
+        self.result, self._arrays, self._current = result, arrays, current_stream
+        self._graph, graph, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        driver.use_device(program.device)
+        driver.call("cuStreamCreate", ctypes.byref(stream), 1)  # CU_STREAM_NON_BLOCKING
+        try:
+            driver.call("cuStreamBeginCapture_v2", stream, _THREAD_LOCAL)
+            try:
+                program.launch(inputs, outputs, stream.value or 0)
+            finally:
+                driver.call("cuStreamEndCapture", stream, ctypes.byref(graph))
+            driver.call("cuGraphInstantiateWithFlags", ctypes.byref(self._graph), graph, ctypes.c_ulonglong(0))
+        finally:
+            if graph.value:
+                driver.call("cuGraphDestroy", graph)
+            driver.call("cuStreamDestroy_v2", stream)
+
+    def replay(self, stream: Any = None) -> Any:
+        """Queues the call on a stream, by default the current one; returns `result`."""
+        from tilec.runtime.cuda_launch import stream_handle
+
+        handle = self._current() if stream is None else stream_handle(stream)
+        driver.call("cuGraphLaunch", self._graph, ctypes.c_void_p(handle))
+        return self.result
+
+    def __del__(self) -> None:
+        if self._graph.value:
+            driver.library().cuGraphExecDestroy(self._graph)
