@@ -27,6 +27,7 @@ from tilec.passes.loops import Place, Threads, delinearise, loop
 from tilec.passes.reduce_cuda import across_threads
 from tilec.passes.scan_cuda import scan
 from tilec.passes.stage_cuda import is_local, places_of, root, space_of
+from tilec.passes.stream_cuda import is_stream, map_stream
 
 
 def map_cuda(module: ir.Operation) -> None:
@@ -36,7 +37,12 @@ def map_cuda(module: ir.Operation) -> None:
     for function in mlir.functions(module):
         if "tilec.kernel" in function.attributes:
             plan = ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])
-            map_contraction(function, plan) if is_contraction(plan) else _Kernel(function, plan).build()
+            if is_stream(plan):
+                map_stream(function, plan)
+            elif is_contraction(plan):
+                map_contraction(function, plan)
+            else:
+                _Kernel(function, plan).build()
 
 
 class _Kernel:

@@ -113,14 +113,16 @@ def wgmma(
     step_b: int = 2,
     transpose_a: bool = False,
     transpose_b: bool = False,
+    slab_a: int = 0,
+    slab_b: int = 0,
 ) -> Any:
     """`steps` products m64 n k(16, 8 or 32) by one warpgroup, into n/2 accumulators: fence, products, commit.
 
-    `f(acc, at, a, b, keep)`: descriptors `a` and `b` of tiles in shared memory advance by `step_a`, `step_b`
-    (units of 16 bytes) per step; `keep` 0 begins from zero. With `registers`, A comes from an int32 array, 4
-    words per step: `f(acc, at, a, a_at, b, keep)`. The result is there only after a `wgmma_wait` that names
-    the same accumulators. One assembly block ties the accumulators to the same registers before and after, so
-    nothing moves between the steps.
+    `f(acc, at, a, b, keep)`: descriptors `a` and `b` of tiles in shared memory advance by `step_a`, `step_b` (units of
+    16 bytes) per step, or by `slab_a`, `slab_b` where a line of 128 bytes has ended; `keep` 0 begins from zero. With
+    `registers`, A comes from an int32 array, 4 words per step: `f(acc, at, a, a_at, b, keep)`. The result is there only
+    after a `wgmma_wait` that names the same accumulators. One assembly block ties the accumulators to the same registers
+    before and after, so nothing moves between the steps.
     """
     k, kinds, element, transposable = _WGMMA[dtype]
     if n % 8 or not 8 <= n <= 256 or ((transpose_a or transpose_b) and not transposable) or (transpose_a and registers):
@@ -136,11 +138,11 @@ def wgmma(
     accumulators = ", ".join(f"${i}" for i in range(count))
     text = f"{{\n.reg .b64 da, db;\n.reg .pred p;\nsetp.ne.b32 p, ${keep}, 0;\nwgmma.fence.sync.aligned;\n"
     for step in range(steps):
-        text += f"add.s64 db, ${b}, {step_b * step};\n"
+        text += f"add.s64 db, ${b}, {_advance(step, k, step_b, slab_b)};\n"
         if registers:
             operand = "{" + ", ".join(f"${first_a + 4 * step + j}" for j in range(4)) + "}"
         else:
-            text += f"add.s64 da, ${first_a}, {step_a * step};\n"
+            text += f"add.s64 da, ${first_a}, {_advance(step, k, step_a, slab_a)};\n"
             operand = "da"
         text += f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{kinds} {{{accumulators}}}, {operand}, db, "
         text += f"{'p' if step == 0 else '1'}{scale}{turn};\n"
@@ -165,7 +167,14 @@ def wgmma(
         "keep": "i32",
     }
     name = f"wgmma_{dtype}_n{n}_s{steps}_{step_a}_{step_b}_{int(transpose_a)}{int(transpose_b)}{'r' * registers}"
+    name += f"_{slab_a}_{slab_b}" if slab_a or slab_b else ""
     return define(name, parameters, None, "\n".join(body))
+
+
+def _advance(step: int, k: int, within: int, slab: int) -> int:
+    """What a step adds to a descriptor; `slab` 0: all steps are `within` one."""
+    line = 128 * 8 // {8: 32, 16: 16, 32: 8}[k] // k  # steps
+    return step * within if not slab else step // line * slab + step % line * within
 
 
 def wgmma_wait(groups: int, accumulators: int, element: str = "f32", words: int = 0) -> Any:

@@ -295,6 +295,10 @@ class _CudaPrinter(UnrollPrinter):
                 source = str(op.operands[0].type)
                 text = self.expr(op.operands[0])
                 return f"{self.use('f32')}({text})" if source == "f64" else text
+            case "arith.bitcast":
+                narrow = str(op.results[0].type)[0] == "i"
+                kind = str(op.operands[0].type if narrow else op.results[0].type)
+                return f"{self.use(f'bits_{kind}' if narrow else f'from_bits_{kind}')}({self.expr(op.operands[0])})"
         return super().expression(op)
 
     def rounded_later(self, op: ir.Operation) -> bool:
@@ -316,6 +320,8 @@ class _CudaPrinter(UnrollPrinter):
 
     def function(self, name: str, arguments: list[str], element: str) -> str:
         inner = ", ".join(arguments)
+        if name.endswith("_quick"):  # one instruction, where the program's own exponential is not asked for
+            return f"{self.use(name.replace('_quick', '_approx'))}({inner})"
         if element in ("f32", "f64"):
             return f"{self.use(f'{CUDA_FUNCTION.get(name, name)}_{element}')}({inner})"
         if name == "ipow":

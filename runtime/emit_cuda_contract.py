@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir
-from tilec.runtime.emit import Memory, times
+from tilec.runtime.emit import Memory, plus, times
 from tilec.runtime.emit_cuda_hopper import HOPPER
 
 if TYPE_CHECKING:
     from tilec.runtime.emit_cuda import _CudaPrinter
 
-MAKERS = ("nvgpu.ldmatrix", "nvgpu.mma.sync", "vector.contract", "arith.extf")
+MAKERS = ("nvgpu.ldmatrix", "nvgpu.mma.sync", "vector.contract", "arith.extf", "arith.truncf")
 
 
 def packed(printer: _CudaPrinter, alloca: ir.Operation, base: str) -> Memory:
@@ -77,6 +77,11 @@ def store_made(printer: _CudaPrinter, op: ir.Operation) -> bool:
             source = mlir.definition(maker.operands[0]).operands[0]
             _same(printer.vectors[source], (target, at), op)
             printer.line(f"{printer.use('round_tf32_x4')}({target.base}, {at})")
+        case "arith.truncf":  # two numbers in one word of a fragment
+            source, place = printer.vectors[maker.operands[0]]
+            name = printer.use(f"pack_{ir.VectorType(maker.results[0].type).element_type}")
+            second = printer.load(source, plus(place, 1))
+            printer.line(f"{target.base}[{at}] = {name}({printer.load(source, place)}, {second})")
         case "vector.contract":
             a, b, c = (printer.vectors[v] for v in maker.operands)
             _same(c, (target, at), op)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tilec.runtime.emit_cuda import _CudaPrinter
 
 LINE = 128  # bytes of a swizzled line
-WGMMA = re.compile(r"wgmma_64x(\d+)x(\d+)_(\w+?)_(mk|km)_(nk|kn)")
+WGMMA = re.compile(r"wgmma_64x(\d+)x(\d+)_(\w+?)_(mk|km|rk)_(nk|kn)(?:_(\d+)_(\d+))?")
 
 
 def _descriptor_map(printer: _CudaPrinter, op: ir.Operation) -> None:
@@ -34,7 +34,8 @@ def _descriptor_map(printer: _CudaPrinter, op: ir.Operation) -> None:
 
 def _create(printer: _CudaPrinter, op: ir.Operation) -> None:
     """Barriers are 64-bit words in shared memory."""
-    count = int(re.search(r"num_barriers = (\d+)", str(op.results[0].type))[1])
+    found = re.search(r"num_barriers = (\d+)", str(op.results[0].type))
+    count = int(found[1]) if found else 1
     printer.memory[op.results[0]] = Memory(printer.reserve(8 * count), 0, (1,), "i64", (count,), "shared")
 
 
@@ -95,25 +96,36 @@ def _registers(printer: _CudaPrinter, op: ir.Operation) -> None:
 
 def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
     callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+    if callee.startswith("named_barrier"):
+        printer.line(f"{printer.use(callee)}({', '.join(printer.expr(v) for v in op.operands)})")
+        return
     sums = printer.memory[op.operands[0]]
     count = prod(sums.shape)
     if callee.startswith("wgmma_wait_"):
         running = callee.split("_")[2]
-        name = printer.define(callee, "wgmma_wait", f'({running}, {count}, "{sums.element}")')
-        printer.line(f"{name}({sums.base}, 0)")
+        factors = [printer.memory[v] for v in list(op.operands)[1:]]  # in registers: not to be changed before
+        words = f", {factors[0].shape[0]}" if factors else ""
+        name = printer.define(callee, "wgmma_wait", f'({running}, {count}, "{sums.element}"{words})')
+        printer.line(f"{name}({', '.join(f'{m.base}, 0' for m in (sums, *factors))})")
         return
     match = WGMMA.fullmatch(callee)
     if match is None:
         raise InternalError(f"no device function '{callee}'", "emit", str(op))
-    n, depth, kind, left, right = match.groups()
+    n, depth, kind, left, right, *slabs = match.groups()
     turned = left == "km", right == "kn"
     steps = [depth_step(t) for t in turned]
     arguments = f'"{kind}", {n}, steps={int(depth) // 16}, step_a={steps[0]}, step_b={steps[1]}'
     arguments += f", transpose_a={turned[0]}, transpose_b={turned[1]}"
-    name = printer.define(f"wgmma_{n}_{left}_{right}", "wgmma", f"({arguments})")
+    lines = [int(s) for s in slabs] if slabs[0] else [int(depth)] * 2
+    if slabs[0]:  # what is longer than a line of k lies in slabs of so many lines
+        jumps = [0 if t else count * LINE // 16 for t, count in zip(turned, lines)]
+        arguments += f", slab_a={jumps[0]}, slab_b={jumps[1]}, registers={left == 'rk'}"
+    name = printer.define(f"wgmma_{n}_{left}_{right}" + (f"_{depth}" if slabs[0] else ""), "wgmma", f"({arguments})")
     views = [printer.memory[v] for v in list(op.operands)[1:3]]
-    texts = [f"{descriptor(t, int(depth)):#x} | ({printer.bytes(m, m.offset)} >> 4)" for t, m in zip(turned, views)]
-    printer.line(f"{name}({sums.base}, 0, {texts[0]}, {texts[1]}, {printer.expr(op.operands[3])})")
+    texts = [f"{descriptor(t, k):#x} | ({printer.bytes(m, m.offset)} >> 4)" for t, k, m in zip(turned, lines, views)]
+    if left == "rk":
+        texts[0] = f"{views[0].base}, {printer.expr(op.operands[3])}"
+    printer.line(f"{name}({sums.base}, 0, {', '.join(texts)}, {printer.expr(list(op.operands)[-1])})")
 
 
 def depth_step(turned: bool) -> int:

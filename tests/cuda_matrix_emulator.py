@@ -32,13 +32,21 @@ class MatrixIntrinsics(Intrinsics):
         self.set_registers = lambda count, more: lambda: None
         self.tma_load = lambda rank: self._tma_load
         self.wgmma = lambda dtype, n, **options: (
-            lambda sums, at, a, b, keep: self._wgmma(dtype, n, options, sums, at, a, b, keep)
+            lambda sums, at, *operands: self._wgmma(dtype, n, options, sums, at, *operands)
         )
-        self.wgmma_wait = lambda *_: lambda sums, at: None
+        self.wgmma_wait = lambda *_: lambda *registers: None
+        self.named_barrier = lambda number, threads: self._named(number, threads).wait()
+        self.named_barrier_arrive = lambda number, threads: self._named(number, threads).arrive()
+        self.exp2_approx = lambda x: np.float32(np.exp2(np.float64(x)))
+        self.bits_f32 = lambda x: np.float32(x).view(np.int32)
+        self.from_bits_f32 = lambda x: np.int32(x).view(np.float32)
 
     def __getattr__(self, name: str):
         if name.startswith("ldmatrix_x4"):
             return lambda array, at, address: self._ldmatrix(array, at, address, name.endswith("trans"))
+        if name in ("pack_bf16", "pack_f16"):
+            dtype = DTYPES[name[5:]].numpy
+            return lambda low, high: np.array([low, high], np.float32).astype(dtype).view(np.int32)[0]
         if name in WORDS:
             return lambda *operands: self._mma(WORDS[name], *operands)
         return super().__getattr__(name)
@@ -156,23 +164,39 @@ class MatrixIntrinsics(Intrinsics):
                 self.state.block.bytes_at(_swizzled(int(target) + 128 * line + 16 * piece), 16)[:] = data
         self._barrier(barrier).change(0, -box.nbytes)
 
-    def _wgmma(self, dtype, n, options, sums, at, a, b, keep) -> None:
+    def _wgmma(self, dtype, n, options, sums, at, *operands) -> None:
         kind = DTYPES[dtype].numpy
+        *a, b, keep = operands
+        words = None
+        if options.get("registers"):
+            array, first = a
+            words = np.array(array[first : first + 4 * options["steps"]])
 
-        def multiply(_):
+        def advance(step: int, side: str) -> int:
+            within, slab = options[f"step_{side}"], options.get(f"slab_{side}", 0)
+            return step // 4 * slab + step % 4 * within if slab else step * within
+
+        def multiply(fragments):
             total = np.zeros((64, n), np.float32)
             for step in range(options["steps"]):
-                left = self._operand(a + step * options["step_a"], 64, kind, options["transpose_a"])
-                right = self._operand(b + step * options["step_b"], n, kind, options["transpose_b"])
+                if words is not None:
+                    left = _left([f[4 * step : 4 * step + 4].view(kind) for f in fragments])
+                else:
+                    left = self._operand(a[0] + advance(step, "a"), 64, kind, options["transpose_a"])
+                right = self._operand(b + advance(step, "b"), n, kind, options["transpose_b"])
                 total += left.astype(np.float32) @ right.astype(np.float32).T
             return total
 
-        total = self._together(128, None, multiply)
+        total = self._together(128, words, multiply)
         warp, lane = self.state.thread % 128 // 32, self.state.thread % 32
         for j, half, column in product(range(n // 8), range(2), range(2)):
             place = at + 4 * j + 2 * half + column
             value = total[16 * warp + 8 * half + lane // 4, 8 * j + 2 * (lane % 4) + column]
             sums[place] = value if int(keep) == 0 else sums[place] + value
+
+    def _named(self, number, threads) -> _Named:
+        known = self.state.block.__dict__.setdefault("named", {})
+        return known.setdefault(int(number), _Named(int(threads)))
 
     def _operand(self, descriptor: int, rows: int, dtype, transposed: bool) -> np.ndarray:
         """rows x 16 elements by a matrix descriptor, as PTX defines it for 128 bytes of swizzle."""
@@ -208,6 +232,39 @@ class _Barrier:
         with self.condition:
             if not self.condition.wait_for(lambda: self.phase % 2 != parity, timeout=60):
                 raise AssertionError("an mbarrier that never comes")
+
+
+class _Named:
+    """A named barrier: ends a phase when so many threads have come, whether they wait or not."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self.count, self.phase = threads, 0, 0
+        self.condition = threading.Condition()
+
+    def arrive(self) -> int:
+        with self.condition:
+            phase, self.count = self.phase, self.count + 1
+            if self.count == self.threads:
+                self.count, self.phase = 0, self.phase + 1
+                self.condition.notify_all()
+            return phase
+
+    def wait(self) -> None:
+        phase = self.arrive()
+        with self.condition:
+            if not self.condition.wait_for(lambda: self.phase > phase, timeout=60):
+                raise AssertionError("a named barrier that never comes")
+
+
+def _left(fragments: list[np.ndarray]) -> np.ndarray:
+    """64 x 16 of the 128 threads' words: row lane / 4 and eight below, columns from 2 (lane % 4) and eight further."""
+    result = np.zeros((64, 16), fragments[0].dtype)
+    for thread, values in enumerate(fragments):
+        row, column = 16 * (thread // 32) + thread % 32 // 4, 2 * (thread % 4)
+        for word, pair in enumerate(values.reshape(4, 2)):
+            at = column + 8 * (word // 2)
+            result[row + 8 * (word % 2), at : at + 2] = pair
+    return result
 
 
 def _swizzled(address: int) -> int:

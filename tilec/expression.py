@@ -23,7 +23,8 @@ Place = tuple[int, ...]
 @dataclass(frozen=True)
 class Expr:
     """A scalar. Leaves are "element" (`key` is what it is read from), "index" (of a dimension), "constant" (`key` is
-    its number) and "total" (`key` is its number in `Reader.totals`), at `place`; other `op`s are upstream's names.
+    its number), "outer" (`key` is a value from outside of the operations) and "total" (`key` is its number in
+    `Reader.totals`), at `place`; other `op`s are upstream's names.
 
     `template` is an operation to copy attributes from; it does not take part in equality, `key` has their text.
     """
@@ -163,6 +164,8 @@ class _Body:
 
     def _expression(self, value: ir.Value) -> Expr:
         made = mlir.definition(value)
+        if isinstance(value.owner, ir.Block) and value.owner != self.block:
+            return Expr("outer", key=value, type=str(value.type))
         if made is None:
             number = ir.BlockArgument(value).arg_number
             if number >= len(mlir.inputs_of(self.operation)):
@@ -172,7 +175,10 @@ class _Body:
         type_ = str(value.type)
         match made.name:
             case "arith.constant":
+                # before the next case: constants stand outside of bodies
                 return Expr("constant", key=mlir.constant_value(value), type=type_, template=made)
+            case _ if made.block != self.block:
+                return Expr("outer", key=value, type=type_)
             case "linalg.index":
                 return Expr("index", place=(self.own[ir.IntegerAttr(made.attributes["dim"]).value],), type="index")
             case "tensor.extract" | "scf.if" | "memref.load":

@@ -84,6 +84,10 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
             joined = Group(nodes, outcome)
             for n in nodes:
                 member[n] = joined
+    if target.kind == "cuda":
+        from tilec.stream_grouping import join_streams
+
+        join_streams(graph, member, target, remarks)
     return ordered(graph, member), remarks
 
 
@@ -188,7 +192,7 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
     if isinstance(space, str):
         return space
     if sum(n.contraction is not None for n in nodes):
-        return _refuse_contraction(nodes, space)
+        return _refuse_contraction(nodes, space, graph, target)
     if not space.grid and sum(n.iterations for n in nodes) > 1 << 14:
         return "no dimension is parallel in both: one block would do all the work"
     kept = kept_bytes(nodes, graph, space)
@@ -198,8 +202,12 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
     return space
 
 
-def _refuse_contraction(nodes: list[Node], space: Space) -> Space | str:
+def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: Target) -> Space | str:
     contractions = [n for n in nodes if n.contraction is not None]
+    if len(contractions) == 2 and target.kind == "cuda" and _connected(nodes, graph):
+        from tilec.stream_grouping import refuse_stream
+
+        return refuse_stream(nodes, space, graph, target) or space
     if len(contractions) > 1:
         return "each is a contraction: the tile of one's result is not the tile that the other reads"
     (contraction,) = contractions
@@ -214,6 +222,17 @@ def _refuse_contraction(nodes: list[Node], space: Space) -> Space | str:
         if nodes.index(node) < nodes.index(contraction):
             return f"{node.name} is computed before the contraction {contraction.name}, and costs too much to repeat"
     return space
+
+
+def _connected(nodes: list[Node], graph: Graph) -> bool:
+    """Whether the last contraction is computed from the first."""
+    last = [n for n in nodes if n.contraction is not None][-1]
+    found, pending = set(), [last]
+    while pending:
+        near = [p for p in graph.producers(pending.pop()) if p in nodes and p not in found]
+        found |= set(near)
+        pending += near
+    return sum(n.contraction is not None for n in found) == 1
 
 
 def _between(nodes: list[Node], graph: Graph, member: dict[Node, Group]) -> Node | None:

@@ -24,6 +24,8 @@ from tilec.passes.layout import Layout, make, options
 from tilec.plan import KernelPlan
 from tilec.plan_cpu import extract_directions
 from tilec.plan_cuda_contraction import choose_contraction
+from tilec.plan_cuda_stream import choose_stream
+from tilec.stream_grouping import is_streamed
 from tilec.target import Target
 
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
@@ -73,6 +75,8 @@ def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[
     view = View(kernel, g, graph, target, tuple(_accesses(kernel, g, graph)))
     lane, turn = _lane_dim(view), ()
     contraction = next((n for n in g.nodes if n.contraction is not None), None)
+    if is_streamed(g.nodes):
+        return choose_stream(kernel, g, graph, target)
     if contraction is not None and (planned := choose_contraction(kernel, g, graph, target)):
         return planned
     if contraction is not None:

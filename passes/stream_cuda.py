@@ -1,0 +1,444 @@
+"""map, for CUDA walks of two contractions: scores stay in registers from the first to the second.
+
+    if warpgroup 0 { for tile of j { wait until slot is empty; start the copies of k[j], v[j] into it } }
+    else { for tile of j { s = q k[j]                 (asynchronous)
+                           o += w v[the tile before]  (asynchronous, under what follows)
+                           m, ... from s; s = weights from s, m; l from s; o, l rescaled
+                           w = s in 16 bits } }
+
+The weights of a tile are multiplied one step later, so that the matrix units work while the next tile's weights are
+computed; and the warpgroups that multiply take turns, so that one's products run under the other's arithmetic. The
+registers of a score's fragment are those of a left factor's, so weights never pass through shared memory. Tiles that a
+mask cuts are walked first, in a loop of their own; those that it excludes are not walked.
+
+Sources: Shah et al., "FlashAttention-3" (2024), for the order of things; PTX ISA, "Register Fragments for
+wgmma.mma_async.m64nNk16", for the fragments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+from tilec import mlir
+from tilec.diagnostics import InternalError
+from tilec.expression import Expr, Reader
+from tilec.mlir import arith, gpu, ir, math, memref, nvvm, scf, vector
+from tilec.online import Carried
+from tilec.passes.contract_problem import PRIVATE, Thread, local
+from tilec.passes.loops import delinearise, loop, sum_of, when
+from tilec.passes.stage_cuda import is_local, root
+from tilec.passes.stream_pipeline import Calls, Operand, Ring, walk
+from tilec.passes.stream_ranges import Tiles
+from tilec.passes.stream_values import HALVES, LANES, PAIRS, At, States, Values, hoisted, registers, selected
+from tilec.streaming import Chain, read_chain
+
+LOADS, MULTIPLIES = 24, 240  # registers of a thread that loads, and of one that multiplies, of 168 at launch
+ROWS = 64  # of a warpgroup
+UPPER = -65536  # the bits of an f32 that a bf16 has
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result that leaves the kernel, and where."""
+
+    value: Expr
+    view: ir.Value
+    place: tuple[int, ...]
+
+
+def is_stream(plan: ir.DictAttr) -> bool:
+    return "stream" in plan
+
+
+def map_stream(function: ir.Operation, plan: ir.DictAttr) -> None:
+    view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
+    with ir.InsertionPoint(view), function.location:
+        _Kernel(function, plan, view.operation).build()
+    view.operation.erase()
+    for op in reversed([o.operation for o in mlir.entry(function).operations]):
+        if op.name in ("memref.alloc", "memref.subview", "memref.dim") and not any(mlir.uses(op.results[0])):
+            op.erase()
+
+
+class _Kernel:
+    def __init__(self, function: ir.Operation, plan: ir.DictAttr, forall: ir.Operation):
+        self.function, self.forall, self.calls = function, forall, Calls(function)
+        self.bm, self.bn = ir.DenseI64ArrayAttr(plan["block"])
+        numbers = (ir.IntegerAttr(plan[n]).value for n in ("stages", "parts", "threads", "turns", "descending"))
+        self.stages, self.parts, self.threads, self.turns, self.descending = numbers
+        self.kind = ir.StringAttr(plan["multiplicand"]).value
+        self.grid = list(ir.DenseI64ArrayAttr(plan["grid"]))
+        self.groups = self.threads // 128 - 1
+
+    def build(self) -> None:
+        self.thread = Thread()
+        self.warpgroup = arith.shrui(self.thread.number, mlir.index(7))
+        operations = self._enter()
+        self._read(operations)
+        self._allocate()
+        gpu.BarrierOp()
+        choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, self.warpgroup, mlir.index(0)), has_else=True)
+        with ir.InsertionPoint(choice.then_block):
+            self._registers(LOADS, more=False)
+            with when(arith.cmpi(arith.CmpIPredicate.eq, self.thread.number, mlir.index(0))):
+                self._load()
+            scf.YieldOp([])
+        with ir.InsertionPoint(choice.else_block):
+            self._registers(MULTIPLIES, more=True)
+            with ir.Location.name(self.chain.product.total.name, self.chain.product.total.operation.location):
+                self._multiply()
+            with (mlir.definition(self.outputs[-1].view) or self.function).location:
+                self._store()
+            scf.YieldOp([])
+        for op in reversed(operations):
+            if op.name.startswith("linalg."):
+                op.erase()
+
+    def _registers(self, count: int, more: bool) -> None:
+        """Moves registers to the warpgroups that multiply; a single one has enough."""
+        if self.groups > 1:
+            action = ir.Attribute.parse(f"#nvvm<action {'increase' if more else 'decrease'}>")
+            nvvm.SetMaxRegisterOp(count, action)
+
+    # ---- what there is to do -------------------------------------------------------------------------------
+
+    def _enter(self) -> list[ir.Operation]:
+        """The block's operations, at the tile of its number: rows run fastest, from the last where those are longest."""
+        counts = list(ir.DenseI64ArrayAttr(self.forall.attributes["staticUpperBound"]))
+        self.function.attributes["tilec.blocks"] = mlir.integer(prod(counts))
+        self.function.attributes["tilec.threads"] = mlir.integer(self.threads)
+        block = self.forall.regions[0].blocks[0]
+        number = gpu.BlockIdOp(gpu.Dimension.x).result
+        if self.descending:
+            number = arith.subi(mlir.index(prod(counts) - 1), number)
+        mapping = dict(zip(block.arguments, delinearise(number, counts)))
+        inner = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
+        return [mlir.clone_op(op, mapping) for op in inner]
+
+    def _read(self, operations: list[ir.Operation]) -> None:
+        generics = [o for o in operations if mlir.is_generic(o)]
+        places = {o: tuple(mlir.get_integers(o, "tilec.dims")) for o in generics}
+        made = {root(v): (o, n) for o in generics for n, v in enumerate(mlir.outputs_of(o))}
+        reader = Reader(places, lambda value: made.get(root(value)))
+        self.outputs = []
+        for value, (op, n) in made.items():
+            if not is_local(value):
+                place = tuple(places[op][d] for d in mlir.map_dims(mlir.maps_of(op)[len(mlir.inputs_of(op)) + n]))
+                self.outputs.append(Output(reader.result(op, n), mlir.outputs_of(op)[n], place))
+        chain = read_chain(reader, [o.value for o in self.outputs])
+        if not isinstance(chain, Chain):
+            raise InternalError(f"the kernel is no walk of two contractions: {chain}", "map", str(self.function))
+        self.chain = chain
+        self.sizes = {}
+        for op in generics:
+            self.sizes |= zip(places[op], mlir.extents_of(op))
+        for output in self.outputs:  # at the edge of the grid a block has fewer rows
+            for n, d in enumerate(output.place):
+                if self.sizes[d] == mlir.DYNAMIC:
+                    self.sizes[d] = memref.DimOp(output.view, mlir.index(n)).result
+        self.length = self.sizes[chain.stream]
+
+    def _allocate(self) -> None:
+        chain, sizes = self.chain, self.sizes
+        operands = [
+            Operand(x.key, x.place, lines, columns)
+            for x, lines, columns in (
+                (chain.left, chain.rows, chain.inner), (chain.right, chain.stream, chain.inner),
+                (chain.values, chain.stream, chain.columns),
+            )
+        ]  # fmt: skip
+        inner, columns = sizes[chain.inner], sizes[chain.columns]
+        self.q = Ring(operands[0], self.bm, inner, 1, 1)
+        self.k = Ring(operands[1], self.bn, inner, self.stages, self.groups)
+        self.v = Ring(operands[2], self.bn, columns, self.stages, self.groups)
+        for ring in (self.q, self.k, self.v):
+            ring.make_barriers()
+        self.depth, self.wide = -(-inner // 16) * 16, -(-columns // 16) * 16
+        self.s = registers([self.bn // 8, 2, 2], "s")
+        self.o = registers([self.wide // 8, 2, 2], "o")
+        with ir.Location.name("w"):
+            shape = [self.parts * self.bn // 4, 2]
+            packed = memref.AllocaOp(local(shape, mlir.type_of(self.kind), PRIVATE), [], [])
+            packed.operation.attributes["tilec.packed"] = ir.UnitAttr.get()
+            self.w = packed.result
+        self.pieces = registers([self.parts, 2], "part") if self.parts > 1 else None
+        group = mlir.index(0) if self.groups == 1 else sum_of([(self.warpgroup, 1)], -1)
+        self.half = arith.muli(group, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
+        quad = arith.shrui(self.thread.lane, mlir.index(2))
+        warp = arith.andi(self.thread.warp, mlir.index(3))
+        self.row = sum_of([(self.half, 1), (warp, 16), (quad, 1)])
+        self.column = sum_of([(arith.andi(self.thread.lane, mlir.index(3)), 2)])
+        self.tiles = Tiles(chain.masks, chain.stream, chain.rows, self.length, sizes[chain.rows], self.bn)
+        limits = {} if self.tiles.even else {chain.stream: mlir.index(self.length - 1)}
+        if isinstance(sizes[chain.rows], ir.Value) or sizes[chain.rows] % self.bm:
+            size = sizes[chain.rows]
+            size = size if isinstance(size, ir.Value) else mlir.index(size)
+            limits[chain.rows] = arith.subi(size, mlir.index(1))
+        self.values = Values(chain.scores.number, chain.product.total.number, limits)
+        self.states = States(chain.online, chain.product, self.values)
+        with when(arith.cmpi(arith.CmpIPredicate.eq, self.thread.number, mlir.index(0))):
+            for ring in (self.q, self.k, self.v):
+                ring.initialise()
+            nvvm.FenceMbarrierInitOp()
+
+    # ---- loading -------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        zero = mlir.index(0)
+        self.q.load(zero, zero)
+        state = [zero, zero]
+        with walk(zero, self.tiles.count, state) as (number, now):
+            slot, parity = now
+            line = arith.muli(self.tiles.tile(number), mlir.index(self.bn))
+            for ring in (self.k, self.v):
+                ring.wait_empty(slot, parity)
+                ring.load(slot, line)
+            now[:] = self.k.next(slot, parity)
+
+    # ---- multiplying ---------------------------------------------------------------------------------------
+
+    def _multiply(self) -> None:
+        zero = mlir.index(0)
+        self.states.clear()
+        with loop(self.wide // 8) as j:
+            for half, lane in PAIRS:
+                memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), self.o, [j, mlir.index(half), mlir.index(lane)])
+        self.q.wait_full(zero, zero)
+        if self.tiles.always:
+            self._walk()
+        else:
+            with when(arith.cmpi(arith.CmpIPredicate.sgt, self.tiles.count, zero)):
+                self._walk()
+        self.states.complete()
+
+    def _walk(self) -> None:
+        """The first tile's weights; then, for each further tile, its weights under the product of those before."""
+        zero, one = mlir.index(0), mlir.index(1)
+        if self.turns:
+            last = arith.cmpi(arith.CmpIPredicate.eq, self.warpgroup, mlir.index(self.groups))
+            with when(last):
+                self._turn("arrive")  # the first warpgroup has the first turn
+            self._turn("sync")
+        self.k.wait_full(zero, zero)
+        self._scores(zero)
+        if self.turns:
+            self._turn("arrive")
+        self._wait(0, self.s)
+        self._release(self.k, zero)
+        self._weights(zero, masked=self.tiles.masked)
+        self._pack()
+        state = [*self.k.next(zero, zero), zero, zero]  # this tile's slot and parity, and the last one's
+        for first, end, masked in self.tiles.ranges(one):
+            with walk(first, end, state) as (number, now):
+                now[:] = self._step(number, now, masked)
+        slot, parity = state[2:]
+        self.v.wait_full(slot, parity)
+        self._product(slot)
+        self._wait(0, self.o, self.w)
+
+    def _step(self, number: ir.Value, state: list[ir.Value], masked: bool) -> list[ir.Value]:
+        slot, parity, before, old = state
+        self.k.wait_full(slot, parity)
+        if self.turns:
+            self._turn("sync")
+        self._scores(slot)
+        self.v.wait_full(before, old)
+        self._product(before)
+        if self.turns:
+            self._turn("arrive")
+        self._wait(self.parts, self.s)
+        self._release(self.k, slot)
+        self._weights(number, masked)
+        self._wait(0, self.o, self.w)
+        self._release(self.v, before)
+        self._rescale()
+        self._pack()
+        return [*self.k.next(slot, parity), slot, parity]
+
+    def _turn(self, action: str) -> None:
+        """Waits for this warpgroup's turn, or gives it to the next one: barriers 1 and up, one for each.
+
+        A call, since upstream's `nvvm.barrier` with a number does not parse again with locations.
+        """
+        i32 = ir.IntegerType.get_signless(32)
+        both = mlir.constant(2 * 128, i32)
+        number = self.warpgroup
+        if action == "arrive":
+            number = sum_of([(number, -1)], self.groups + 1)
+        number = arith.index_cast(i32, number)
+        self.calls("named_barrier" + ("_arrive" if action == "arrive" else ""), [number, both])
+
+    def _release(self, ring: Ring, slot: ir.Value) -> None:
+        """This warpgroup has read the slot: one of its threads says so."""
+        lane = arith.andi(self.thread.number, mlir.index(127))
+        with when(arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))):
+            ring.release(slot)
+
+    def _scores(self, slot: ir.Value) -> None:
+        """s = the rows of this warpgroup times a tile of the second factor."""
+        name = f"wgmma_64x{self.bn}x{self.depth}_{self.kind}_mk_nk_{self.bm}_{self.bn}"
+        views = [self.q.view(mlir.index(0), self.half), self.k.view(slot)]
+        self.calls(name, [self.s, *views, mlir.index(0)])
+
+    def _product(self, slot: ir.Value) -> None:
+        """o += the weights, each in its parts, times a tile of the third factor."""
+        name = f"wgmma_64x{self.wide}x{self.bn}_{self.kind}_rk_kn_0_{self.bn}"
+        for part in range(self.parts):
+            at = mlir.index(part * self.bn // 4)
+            self.calls(name, [self.o, self.w, self.v.view(slot), at, mlir.index(1)])
+
+    def _wait(self, running: int, sums: ir.Value, *factors: ir.Value) -> None:
+        """Until at most so many products run."""
+        count = prod(ir.MemRefType(sums.type).shape)
+        words = "".join(f"_{ir.MemRefType(f.type).shape[0]}" for f in factors)
+        self.calls(f"wgmma_wait_{running}_{count}{words}", [sums, *factors])
+
+    # ---- between the products ------------------------------------------------------------------------------
+
+    def _weights(self, number: ir.Value, masked: bool) -> None:
+        """States brought up to date with the tile of this number; its weights take the scores' place."""
+        chain = self.chain
+        start = arith.muli(self.tiles.tile(number), mlir.index(self.bn))
+        place = partial(self._place, start)
+
+        def term(c: Carried, at: At) -> ir.Value:
+            value = self.values.build(chain.under(c.term, masked), at)
+            return selected(self._exists(at, masked), value, c.identity)
+
+        self.states.collect(self.bn // 8, place, term)
+        self.states.shift()
+        weights = chain.under(chain.weights, masked)
+        with loop(self.bn // 8) as j:
+            for half, lane in PAIRS:
+                at = place(j, half, lane)
+                self.states.add(at, lane, term)
+                value = selected(self._exists(at, masked), self.values.build(weights, at), 0.0)
+                memref.StoreOp(value, self.s, [j, mlir.index(half), mlir.index(lane)])
+
+    def _place(self, start: ir.Value, j: ir.Value, half: int, lane: int) -> At:
+        score = memref.LoadOp(self.s, [j, mlir.index(half), mlir.index(lane)]).result
+        row, column = sum_of([(self.row, 1)], 8 * half), sum_of([(start, 1), (j, 8), (self.column, 1)], lane)
+        return At({self.chain.rows: row, self.chain.stream: column}, half, score)
+
+    def _exists(self, at: At, masked: bool) -> ir.Value | None:
+        """Whether an element of the walk is before its end; None where all are."""
+        if self.tiles.even or not masked:
+            return None
+        leaf = Expr("outer", key="exists")
+        if leaf not in at.known:
+            end = mlir.index(self.length)
+            at.known[leaf] = arith.cmpi(arith.CmpIPredicate.slt, at.coordinates[self.chain.stream], end)
+        return at.known[leaf]
+
+    def _rescale(self) -> None:
+        if self.chain.product.shift is None:
+            return
+        factors = [self.states.factor(self.chain.product, half) for half in HALVES]
+        with loop(self.wide // 8) as j:
+            for half, lane in PAIRS:
+                at = [j, mlir.index(half), mlir.index(lane)]
+                memref.StoreOp(arith.mulf(memref.LoadOp(self.o, at).result, factors[half]), self.o, at)
+
+    def _pack(self) -> None:
+        """Weights as words of the left factor's fragments."""
+        f32, narrow = ir.F32Type.get(), mlir.type_of(self.kind)
+        pair, words = ir.VectorType.get([2], f32), ir.VectorType.get([2], narrow)
+        with loop(self.bn // 8) as j:
+            for half in HALVES:
+                if self.parts > 1:
+                    self._take_apart(j, half)
+                for part in range(self.parts):
+                    source, at = (self.s, [j, mlir.index(half), mlir.index(0)])
+                    if self.parts > 1:
+                        source, at = self.pieces, [mlir.index(part), mlir.index(0)]
+                    rounded = arith.truncf(words, vector.LoadOp(pair, source, at).result)
+                    word = sum_of([(j, 2)], part * self.bn // 4 + half)
+                    vector.StoreOp(rounded, self.w, [word, mlir.index(0)])
+
+    def _take_apart(self, j: ir.Value, half: int) -> None:
+        """A weight as a sum of bf16 numbers: its upper bits, those of what is left, and so on; all but the last exact.
+
+        What an infinity leaves is 0, not the NaN that it would be.
+        """
+        f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
+        for lane in LANES:
+            rest = memref.LoadOp(self.s, [j, mlir.index(half), mlir.index(lane)]).result
+            for part in range(self.parts):
+                if part == self.parts - 1:
+                    piece = rest
+                else:
+                    bits = arith.andi(arith.bitcast(i32, rest), mlir.constant(UPPER, i32))
+                    piece = arith.bitcast(f32, bits)
+                    left = arith.subf(rest, piece)
+                    if part == 0 and not _is_bounded(self.chain.weights):
+                        infinite = arith.cmpf(
+                            arith.CmpFPredicate.OEQ, math.absf(rest), mlir.constant(float("inf"), f32)
+                        )
+                        left = arith.select(infinite, mlir.constant(0.0, f32), left)
+                    rest = left
+                memref.StoreOp(piece, self.pieces, [mlir.index(part), mlir.index(lane)])
+
+    # ---- results -------------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        size = self.sizes[self.chain.rows]
+        for half in HALVES:
+            row = sum_of([(self.row, 1)], 8 * half)
+            if isinstance(size, ir.Value) or size % self.bm:
+                end = size if isinstance(size, ir.Value) else mlir.index(size)
+                with when(arith.cmpi(arith.CmpIPredicate.slt, row, end)):
+                    self._store_row(row, half)
+            else:
+                self._store_row(row, half)
+
+    def _store_row(self, row: ir.Value, half: int) -> None:
+        chain, known = self.chain, {}
+        at = At({chain.rows: row}, half, known=known)
+        for output in self.outputs:
+            final = chain.online.final(output.value)
+            for part in hoisted(final, self._varies):
+                self.values.build(part, at)
+            if chain.columns in output.place:
+                self._store_columns(output, final, row, half, known)
+                continue
+            quad = arith.andi(self.thread.lane, mlir.index(3))
+            value = self.values.build(final, at)
+            with when(arith.cmpi(arith.CmpIPredicate.eq, quad, mlir.index(0))):
+                memref.StoreOp(value, output.view, [at.coordinates.get(d, mlir.index(0)) for d in output.place])
+
+    def _varies(self, x: Expr) -> bool:
+        """Whether a part of a result differs between the columns of a row."""
+        own = x.op == "state" and x.key == self.chain.product.total.number
+        return own or self.chain.columns in x.dims or any(self._varies(a) for a in x.args)
+
+    def _store_columns(self, output: Output, final: Expr, row: ir.Value, half: int, known: dict) -> None:
+        """Two adjacent columns at a time, as one access where they are neighbours in memory."""
+        chain, element = self.chain, ir.MemRefType(output.view.type).element_type
+        adjacent = output.place[-1] == chain.columns
+        with ir.InsertionPoint.at_block_begin(self.thread.block), ir.Location.name("pair"):
+            tile = memref.AllocaOp(local([2], element, PRIVATE), [], []).result
+        with loop(self.sizes[chain.columns] // 8) as j:
+            for lane in LANES:
+                column = sum_of([(j, 8), (self.column, 1)], lane)
+                product = memref.LoadOp(self.o, [j, mlir.index(half), mlir.index(lane)]).result
+                place = {chain.rows: row, chain.columns: column}
+                value = self.values.build(final, At(place, half, product=product, known=dict(known)))
+                if adjacent:
+                    memref.StoreOp(value, tile, [mlir.index(lane)])
+                else:
+                    memref.StoreOp(value, output.view, [place.get(d, mlir.index(0)) for d in output.place])
+            if adjacent:
+                pair = vector.LoadOp(ir.VectorType.get([2], element), tile, [mlir.index(0)]).result
+                place = {chain.rows: row, chain.columns: sum_of([(j, 8), (self.column, 1)])}
+                vector.StoreOp(pair, output.view, [place.get(d, mlir.index(0)) for d in output.place])
+
+
+def _is_bounded(x: Expr) -> bool:
+    """Whether it is at most 1 in absolute value, or a NaN: an exponential of ours, or one number or the other."""
+    if x.number is not None:
+        return abs(x.number) <= 1
+    if x.op == "arith.select":
+        return all(_is_bounded(a) for a in x.args[1:])
+    return x.op == "math.exp2" and x.template is None

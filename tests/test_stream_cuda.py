@@ -1,0 +1,249 @@
+"""Walks of two contractions for CUDA: planned, mapped and printed, run by an emulator; on request compiled, or run on a
+GPU. All against the program's meaning at f64."""
+
+import numpy as np
+import pytest
+from cuda_emulator import run
+from cuda_matrix_emulator import MatrixIntrinsics
+
+from tilec import mlir, reference, stream_grouping
+from tilec.cost import Choice
+from tilec.cost_stream import StreamTile, choose_stream_tile
+from tilec.diagnostics import Source
+from tilec.driver import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+from tilec.dtypes import DTYPES
+from tilec.mlir import ir
+from tilec.target import load
+
+HEAD = "op f(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, E]) -> (o: bf16[B, H, S, E]) {\n"
+SCORES = " s[b, h, i, j] = sum[d](q[b, h, i, d] * k[b, h, j, d])"
+PRODUCT = " o[b, h, i, e] = sum[j](p[b, h, i, j] * v[b, h, j, e])"
+
+
+def program(scores: str = "", weights: str = "softmax[j](s[b, h, i, j])", using: str = " using bf16") -> str:
+    """Attention with something behind the scores, and other weights."""
+    lines = [HEAD, SCORES, scores, "\n p[b, h, i, j] = ", weights, "\n", PRODUCT, using, "\n}"]
+    return "".join(lines)
+
+
+PROGRAMS = {
+    "softmax": program(" / sqrt(f32(D))"),
+    "in three parts": program(" / sqrt(f32(D))", using=""),
+    "causal": program(" / 8 if j <= i else -inf"),
+    "a window": program(" / 8 if j <= i and j > i - 40 else -inf"),
+    "later ones only": program(" / 8 if j >= i + 3 else -inf"),
+    "a mask without form": program(" / 8 if (i * j) % 3 < 2 else -inf"),
+    "no maximum": program(" / 8", "exp(s[b, h, i, j])", using=""),
+    "exp2": program(" / 8", "exp2(s[b, h, i, j] - max[t](s[b, h, i, t]))"),
+    "no reduction": program(" / 8", "max(s[b, h, i, j], 0)"),
+}
+SIZES = {"B": 1, "H": 1, "S": 40, "T": 72, "D": 64, "E": 64}
+
+
+def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | None, monkeypatch, target: str = "h200"):
+    if tile is not None:
+        made = StreamTile(*tile, 2, 168, 0)
+        rest = lambda t, p: [Choice(made, c.prediction) for c in choose_stream_tile(t, p)[:1]]  # noqa: E731
+        monkeypatch.setattr("tilec.plan_cuda_stream.choose_stream_tile", rest)
+    monkeypatch.setattr(stream_grouping, "profitable", lambda together, separate: True)
+    specialised = specialise(parse(Source("t.tile", text)), None, None, sizes)
+    with mlir.context(), ir.Location.unknown():
+        result = lower(build(specialised), load(target))
+        again = mlir.parse(result.texts["map"])
+        assert again.operation.verify() and again.operation.get_asm(enable_debug_info=True) == result.texts["map"]
+    return specialised, result
+
+
+def arrays(specialised, seed: int = 0) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    shapes = [([s.value for s in t.shape], DTYPES[str(t.dtype)].numpy) for t in specialised.inputs]
+    return [random.standard_normal(shape).astype(kind) for shape, kind in shapes]
+
+
+def check(text, sizes, tile, monkeypatch, inputs=None, bound=1e-2):
+    specialised, result = lowered(text, sizes, tile, monkeypatch)
+    assert len(result.emitted.kernels) == 1 and "stream" in result.plan.kernels[0].options
+    inputs = arrays(specialised) if inputs is None else inputs
+    outputs = [np.zeros([s.value for s in t.shape], DTYPES[str(t.dtype)].numpy) for t in specialised.outputs]
+    run(result.emitted, inputs, outputs, MatrixIntrinsics)
+    expected = reference(text)(*inputs)
+    for got, want in zip(outputs, expected if isinstance(expected, tuple) else [expected]):
+        got = got.astype(np.float64)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+        scale = np.nanmax(np.abs(want[np.isfinite(want)]), initial=1e-30)
+        np.testing.assert_allclose(got, want, atol=bound * scale, rtol=bound)
+    return result
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name, monkeypatch):
+    check(PROGRAMS[name], SIZES, (64, 32), monkeypatch)
+
+
+def test_two_warpgroups_take_turns(monkeypatch):
+    sizes = {"B": 1, "H": 1, "S": 130, "T": 100, "D": 64, "E": 64}
+    result = check(PROGRAMS["causal"], sizes, (128, 32), monkeypatch)
+    assert "named_barrier" in result.emitted.module and result.emitted.kernels[0].threads == 384
+
+
+def test_batches_and_edges_of_every_dimension(monkeypatch):
+    sizes = {"B": 2, "H": 1, "S": 65, "T": 33, "D": 72, "E": 136}
+    check(PROGRAMS["softmax"], sizes, (64, 32), monkeypatch)
+
+
+def test_heads_beside_columns(monkeypatch):
+    """The layout in which a model has its activations: heads lie between places and columns."""
+    text = PROGRAMS["softmax"].replace("[B, H, S, ", "[B, S, H, ").replace("[B, H, T, ", "[B, T, H, ")
+    for old, new in (("b, h, i, d", "b, i, h, d"), ("b, h, j, ", "b, j, h, "), ("b, h, i, e", "b, i, h, e")):
+        text = text.replace(f"[{old}", f"[{new}")
+    check(text, SIZES | {"H": 2}, (64, 32), monkeypatch)
+
+
+def test_other_results_and_operands(monkeypatch):
+    """A bias for each score, something of its own for each row, and the logarithm of a row's sum as a second result."""
+    text = """op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], bias: f32[S, T], z: f32[H, S, D]) -> (
+    o: f32[H, S, D], l: f32[H, S]
+) {
+    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 8 + bias[i, j]
+    m[h, i] = max[j](s[h, i, j])
+    e[h, i, j] = exp(s[h, i, j] - m[h, i])
+    n[h, i] = sum[j](e[h, i, j])
+    r[h, i, d] = sum[j](e[h, i, j] * v[h, j, d]) using bf16
+    o[h, i, d] = r[h, i, d] / n[h, i] + z[h, i, d]
+    l[h, i] = m[h, i] + log(n[h, i])
+}"""
+    sizes = {"H": 2, "S": 40, "T": 50, "D": 64}
+    check(text, sizes, (64, 32), monkeypatch)
+
+
+def test_rows_without_anything(monkeypatch):
+    """A mask that leaves nothing of a row: NaN, as softmax of nothing but -inf is; also where whole tiles are masked."""
+    check(program(" if j < i - 3 else -inf"), SIZES | {"S": 90, "T": 40}, (64, 32), monkeypatch)
+
+
+def test_infinities_and_nans(monkeypatch):
+    specialised, _ = lowered(PROGRAMS["softmax"], SIZES, (64, 32), monkeypatch)
+    q, k, v = arrays(specialised)
+    q[0, 0, 3, 5], q[0, 0, 7] = np.inf, np.nan
+    v[0, 0, 11, 2], v[0, 0, 12, 3] = np.nan, np.inf
+    check(PROGRAMS["softmax"], SIZES, (64, 32), monkeypatch, [q, k, v])
+    late = np.ones_like(q)
+    k[0, 0, :40] = -300  # a late maximum, far above those before
+    check(PROGRAMS["in three parts"], SIZES, (64, 32), monkeypatch, [late, k, v])
+
+
+def test_three_parts_are_f32(monkeypatch):
+    """With an f32 result, the error is that of f32 arithmetic: one bf16 for a weight would be off by 2^-9."""
+    text = PROGRAMS["in three parts"].replace("(o: bf16", "(o: f32")
+    check(text, SIZES, (64, 32), monkeypatch, bound=3e-6)
+    two = text.replace("* v[b, h, j, e])", "* v[b, h, j, e]) using tf32")
+    check(two, SIZES, (64, 32), monkeypatch, bound=1e-4)
+
+
+def test_infinite_weights(monkeypatch):
+    """An infinity is not taken apart into a NaN."""
+    text = PROGRAMS["no maximum"]
+    specialised, _ = lowered(text, SIZES, (64, 32), monkeypatch)
+    q, k, v = arrays(specialised)
+    q[0, 0, 5], k[0, 0, 9] = 12, 12
+    check(text, SIZES, (64, 32), monkeypatch, [q, k, np.abs(v)])
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------
+
+
+def reasons(text: str, sizes: dict[str, int], target: str = "h200") -> str:
+    specialised = specialise(parse(Source("t.tile", text)), None, None, sizes)
+    with mlir.context(), ir.Location.unknown():
+        result = lower(build(specialised), load(target))
+    assert not any("stream" in k.options for k in result.plan.kernels)
+    return "\n".join(str(r) for r in result.plan.remarks)
+
+
+LARGE = {"B": 2, "H": 8, "S": 1024, "T": 1024, "D": 128, "E": 128}
+
+
+@pytest.mark.parametrize(
+    "text, sizes, target, reason",
+    [
+        (PROGRAMS["softmax"], LARGE, "a100", "lacks asynchronous matrix units"),
+        (PROGRAMS["softmax"], LARGE | {"E": 512}, "h200", "512 columns of the last contraction do not fit a block"),
+        (PROGRAMS["softmax"], LARGE | {"D": 65}, "h200", "do not begin at multiples of 16 bytes"),
+        (PROGRAMS["softmax"].replace("bf16[", "f32["), LARGE, "h200", "stored as f32"),
+        (PROGRAMS["in three parts"].replace("bf16", "f16"), LARGE, "h200", "`using f16` would"),
+        (PROGRAMS["softmax"].replace("(o:", "(p: f32[B, H, S, T], o:"), LARGE, "h200", "leaves the kernel"),
+        (program("", "tanh(s[b, h, i, j] - max[t](s[b, h, i, t]))"), LARGE, "h200", "goes through 'tanh'"),
+        (program("", "s[b, h, i, j] * mean[t](s[b, h, i, t]) + 1"), LARGE, "h200", "by different factors"),
+    ],
+)
+def test_refused(text, sizes, target, reason):
+    assert reason in reasons(text, sizes, target), reasons(text, sizes, target)
+
+
+def test_a_schedule_may_take_the_walk_apart(tmp_path):
+    from tilec.schedule import read_schedule, write_schedule
+
+    specialised = specialise(parse(Source("t.tile", PROGRAMS["causal"])), None, None, LARGE)
+    path = tmp_path / "t.sched.toml"
+
+    def planned(schedule=None):
+        with mlir.context(), ir.Location.unknown():
+            return lower(build(specialised), load("h200"), schedule=schedule)
+
+    first = planned()
+    text = write_schedule(first.plan, specialised)
+    path.write_text(text)
+    assert planned(read_schedule(path)).plan.kernels == first.plan.kernels
+    path.write_text(text.replace("block = [128, 128]", "block = [128, 64]"))
+    edited = planned(read_schedule(path))
+    assert edited.plan.kernels[0].options["block"] == (128, 64) and "wgmma_64_mk_nk_128" in edited.emitted.module
+
+
+# ---- compiled ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["causal", "in three parts"])
+@pytest.mark.parametrize("depth", [64, 128])
+def test_compiled(name, depth):
+    """No spills, no stack, no products that the assembler serialises."""
+    pytest.importorskip("cuda.core")
+    from tilec.cuda_executable import _parameters
+    from tilec.runtime.cuda_compile import compile_kernel
+
+    sizes = {"B": 4, "H": 16, "S": 4096, "T": 4096, "D": depth, "E": depth}
+    specialised = specialise(parse(Source("t.tile", PROGRAMS[name])), None, None, sizes)
+    with mlir.context(), ir.Location.unknown():
+        result = lower(build(specialised), load("h200"))
+    (kernel,) = result.emitted.kernels
+    cubin = compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=_parameters(kernel))
+    assert "wgmma.mma_async" in cubin.ptx and kernel.shared <= load("h200").sm.shared_per_block
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("s, t, d, e", [(1, 1, 64, 64), (517, 517, 128, 128), (300, 777, 64, 64), (129, 640, 72, 136)])
+def test_on_a_gpu(name, s, t, d, e, monkeypatch):
+    torch = pytest.importorskip("torch")
+    import tilec
+
+    monkeypatch.setattr(stream_grouping, "profitable", lambda together, separate: True)
+    random = np.random.default_rng(s + t)
+    shapes = [(2, 3, s, d), (2, 3, t, d), (2, 3, t, e)]
+    wide = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+    inputs = [torch.from_numpy(a).cuda().bfloat16() for a in wide]
+    op = tilec.compile(PROGRAMS[name])
+    got = op(*inputs)
+    again = op(*inputs)
+    assert "stream" in op.plan.kernels[0].options and torch.equal(got.nan_to_num(), again.nan_to_num())
+    narrow = DTYPES["bf16"].numpy
+    expected = reference(PROGRAMS[name])(*(i.float().cpu().numpy().astype(narrow) for i in inputs))
+    got = got.float().cpu().numpy().astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+    scale = np.nanmax(np.abs(expected), initial=1e-30)
+    np.testing.assert_allclose(got, expected, atol=1e-2 * scale, rtol=1e-2)

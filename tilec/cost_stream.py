@@ -1,0 +1,121 @@
+"""The cost of a walk of two contractions: O[rows, columns] = sum over j of w(Q K^T)[rows, j] V[j, columns].
+
+A block has `bm` rows and takes tiles of `bn` of the walk's elements; its scores are in registers, and so is O. What
+limits it is the matrix units, or what the vector and special units do for each score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from tilec.cost import Choice, Prediction, Work, predict, ranked, round_up
+from tilec.target import Target
+
+LINE = 64  # 16-bit elements of a swizzled line
+ROWS = 64  # rows that a warpgroup multiplies
+STEP_US = 0.25  # of a step, in which nothing hides the waits between its products (measured, H200)
+LONGEST = 160  # elements of a step: with more, what is computed between its products spills
+HELD = 208  # registers of a thread for scores, weights and results, of the 240 that it has
+
+
+@dataclass(frozen=True)
+class Stream:
+    """`length` elements walked for each of `rows` rows and `batch` problems; scores sum over `inner`, results have
+    `columns`. `parts`: in how many 16-bit parts a weight enters the product. `share`: of the scores that no mask
+    excludes as a whole tile. `fma`, `special`: operations for each score. `out_bytes`: of a result's element.
+    """
+
+    rows: int
+    length: int
+    inner: int
+    columns: int
+    batch: int
+    dtype: str = "bf16"
+    parts: int = 1
+    share: float = 1.0
+    fma: float = 4
+    special: float = 1
+    out_bytes: int = 2
+
+
+@dataclass(frozen=True)
+class StreamTile:
+    """`groups` warpgroups of 64 rows that multiply, beside one that loads; `stages` tiles of K, and of V."""
+
+    bm: int
+    bn: int
+    stages: int
+    registers: int
+    shared: int
+
+    @property
+    def groups(self) -> int:
+        return self.bm // ROWS
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.groups + 1)
+
+
+def stream_tiles(target: Target, p: Stream) -> Iterator[StreamTile]:
+    """Every tile that fits registers and shared memory."""
+    assert target.sm is not None
+    inner, columns = round_up(p.inner, LINE), round_up(p.columns, 16)
+    for groups in (1, 2):
+        for bn in range(32, LONGEST + 1, 16):
+            held = bn // 2 + p.parts * bn // 4 + columns // 2
+            if held > HELD or bn >= 2 * round_up(p.length, 16) > 32:
+                continue
+            once = 2 * ROWS * groups * inner
+            stage = 2 * bn * (inner + round_up(columns, LINE))
+            room = target.sm.shared_per_block - 2048 - once
+            stages = min(2, room // stage)
+            if stages >= 2:
+                yield StreamTile(ROWS * groups, bn, stages, 168, once + stages * stage)
+
+
+def stream_work(target: Target, p: Stream, tile: StreamTile) -> Work:
+    """The amounts of one tiling; what hangs over the edges is computed, too."""
+    rows = ceil(p.rows / tile.bm)
+    walked = round_up(p.length, tile.bn) * p.share
+    if p.share < 1:
+        walked += tile.bn / 2 + tile.bm / 2  # of tiles that the mask cuts, what it excludes
+    scores = p.batch * rows * tile.bm * min(walked, round_up(p.length, tile.bn))
+    cut = (tile.bn + tile.bm) * (p.share < 1) + tile.bn * (p.length % tile.bn > 0)  # each element is compared
+    waves = ceil(rows * p.batch / target.units)
+    inner, columns = round_up(p.inner, 16), round_up(p.columns, 16)
+    flops = 2 * scores * (inner + p.parts * columns)
+    # weights taken apart and packed; sums and results that are rescaled once a tile
+    further = 1.5 * p.parts + 4 * (p.parts - 1) + columns / tile.bn
+    loaded = 2 * scores * (inner + columns) / tile.bm
+    once = 2 * p.batch * (p.rows * p.inner + p.length * (p.inner + p.columns))
+    result = p.out_bytes * p.batch * p.rows * p.columns
+    return Work(
+        dram_read=once,
+        dram_write=result,
+        l2_bytes=loaded + result,
+        shared_bytes=loaded + 2 * scores * (inner + p.parts * columns) / ROWS,
+        flops={
+            f"tensor.{p.dtype}@wgmma": flops,
+            "fma.f32": 2 * scores * (p.fma + further),
+            "special": scores * p.special,
+        },
+        blocks=rows * p.batch,
+        threads=tile.threads,
+        registers=tile.registers,
+        shared_per_block=tile.shared,
+        bytes_in_flight=tile.shared / tile.threads,
+        serial_us=2e-3 * target.dram.latency_ns + waves * STEP_US * (walked + cut) / tile.bn,
+    )
+
+
+def stream_cost(target: Target, p: Stream, tile: StreamTile) -> Prediction:
+    return predict(stream_work(target, p, tile), target)
+
+
+def choose_stream_tile(target: Target, p: Stream) -> list[Choice[StreamTile]]:
+    """All tiles, cheapest first; of equals, that with fewer and larger steps."""
+    tiles = (Choice(t, stream_cost(target, p, t)) for t in stream_tiles(target, p))
+    return ranked(tiles, lambda t: (-t.bm, -t.bn))
