@@ -47,4 +47,5 @@ def _weight(op: ir.Operation) -> float:
         trips = 1 if None in bounds else len(range(*map(int, bounds)))
     for region in op.regions:
         total += sum(_weight(o.operation) for block in region.blocks for o in block.operations)
-    return trips * (total + OPERATION_WEIGHT.get(op.name.partition(".")[0], 1))
+    one = op.name == "math.fma" or "afn" in str(op.attributes.get("fastmath"))  # one instruction
+    return trips * (total + (1 if one else OPERATION_WEIGHT.get(op.name.partition(".")[0], 1)))

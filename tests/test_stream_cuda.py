@@ -210,15 +210,15 @@ def test_a_schedule_may_take_the_walk_apart(tmp_path):
 def test_compiled(name, depth):
     """No spills, no stack, no products that the assembler serialises."""
     pytest.importorskip("cuda.core")
-    from tilec.cuda_executable import _parameters
     from tilec.runtime.cuda_compile import compile_kernel
+    from tilec.runtime.cuda_cubins import parameters
 
     sizes = {"B": 4, "H": 16, "S": 4096, "T": 4096, "D": depth, "E": depth}
     specialised = specialise(parse(Source("t.tile", PROGRAMS[name])), None, None, sizes)
     with mlir.context(), ir.Location.unknown():
         result = lower(build(specialised), load("h200"))
     (kernel,) = result.emitted.kernels
-    cubin = compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=_parameters(kernel))
+    cubin = compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
     assert "wgmma.mma_async" in cubin.ptx and kernel.shared <= load("h200").sm.shared_per_block
 
 
