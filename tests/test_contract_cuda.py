@@ -304,8 +304,8 @@ IMAGES = {"N": 32, "C": 256, "H": 56, "W": 56, "K": 256, "R": 3, "S": 3}
 def test_large_tiles_fit_registers(text, kind, sizes, target):
     """No spills, no stack, no warning of the assembler, at the sizes that matter."""
     pytest.importorskip("cuda.core")
-    from tilec.cuda_executable import _parameters
     from tilec.runtime.cuda_compile import compile_kernel
+    from tilec.runtime.cuda_cubins import parameters as _parameters
 
     _, result = lowered(text.format(t=kind, o=kind), sizes, target)
     (kernel,) = result.emitted.kernels
