@@ -62,8 +62,10 @@ def _torch(
     device = views[0].device
     number = -1 if device == "cpu" else device  # what get_device() says
     new = [_new(torch, r, expected) for r in results]
-    count, launch, mask, current = len(expected), executable.launch, 0, None
-    if device != "cpu":
+    count, mask, current = len(expected), 0, None
+    if device == "cpu":
+        launch = executable.launch
+    else:
         from tilec.runtime.cuda_launch import stream_handle
 
         launch, mask, current = executable.on(device).launch, 15, torch._C._cuda_getCurrentRawStream
