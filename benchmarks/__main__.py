@@ -1,4 +1,5 @@
 """python -m benchmarks cpu|gpu [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
+python -m benchmarks numerics [--json FILE] [--only FUNCTION ...]
 python -m benchmarks docs
 
 Each row is timed and checked in a worker process: a row that fails or hangs does not stop the others. The results go to
@@ -28,9 +29,26 @@ def rows_of(suite: str, compiled: bool) -> list[runner.Row]:
     return gpu_rows(compiled)
 
 
+def numerics(options: argparse.Namespace) -> int:
+    """Errors of functions, a file for each target."""
+    from benchmarks.numerics import right, suite
+
+    facts: dict[str, list[dict]] = {}
+    machine, wrong = report.started(), 0
+    for row in suite(options.only):
+        mine = facts.setdefault(row["target"], [])
+        mine.append(row)
+        path = options.json and options.json.with_stem(f"{options.json.stem}-{row['target']}")
+        report.save(f"{row['target']}-numerics", mine, path, machine)
+        wrong += not right(row)
+        said = row.get("error") or f"{row['ulp']:g} of {row['bound']:g} ulp, at {row['at']!r}, of {row['samples']}"
+        print(f"{row['target']:5}{row['name']:9}{row['type']:5}{'' if right(row) else 'WRONG '}{said}", flush=True)
+    return int(wrong > 0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", usage=__doc__)
-    parser.add_argument("suite", choices=("cpu", "gpu", "docs"))
+    parser.add_argument("suite", choices=("cpu", "gpu", "numerics", "docs"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
@@ -41,6 +59,8 @@ def main() -> int:
         from benchmarks.docs import write
 
         return write()
+    if options.suite == "numerics":
+        return numerics(options)
     rows = rows_of(options.suite, not options.no_compile)
     if options.worker is not None:
         runner.work(rows, options.worker)

@@ -119,6 +119,24 @@ def functions() -> str:
     return table(["function", "arguments", *columns, "computed as"], rows, (2, 3, 4, 5))
 
 
+def numerics() -> str:
+    """The largest errors measured, a table for each kind of target that results exist of."""
+    from benchmarks.numerics import TYPES, described
+
+    parts = []
+    for kind in ("cpu", "cuda"):
+        if (found := newest(f"{kind}-numerics")) is None:
+            parts.append(f"Not measured on {kind.upper()} yet: `python -m benchmarks numerics` does.")
+            continue
+        path, facts = found
+        machine = facts["machine"]["gpu"] if kind == "cuda" else facts["machine"]["cpu"]
+        counts = {r["type"]: r["samples"] for r in facts["rows"] if "samples" in r and r["name"] == "exp"}
+        values = ", ".join(f"{counts[t.name]:,} of {t}" for t in TYPES if t.name in counts)
+        parts.append(f"{kind.upper()}: {machine}, {values} ([{path.name}](../benchmarks/results/{path.name})).")
+        parts.append(table(["function", *(f"`{t}`" for t in TYPES)], described(facts), range(1, 5)))
+    return "\n\n".join(parts)
+
+
 def _ulp(value: float) -> str:
     return "exact" if value == 0 else f"{value:g}"
 
@@ -170,6 +188,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "stages": stages,
     "attributes": attributes,
     "functions": functions,
+    "errors measured": numerics,
     "types": types,
     "library": library,
     "reductions": reductions,

@@ -167,8 +167,7 @@ def function(name: str, arguments: list[ir.Value], dtype: DType) -> ir.Value:
             value, low, high = arguments
             return extremum("min", extremum("max", value, low, dtype), high, dtype)
         case "sigmoid":
-            one = number(1, dtype)
-            return arith.divf(one, arith.addf(one, math.exp(arith.negf(arguments[0]))))
+            return _sigmoid(arguments[0], dtype)
         case "abs" if not dtype.is_float:
             return math.absi(arguments[0]) if dtype.kind == "int" else arguments[0]
         case "ceil" | "floor" | "round" if not dtype.is_float:
@@ -197,6 +196,14 @@ def _signed(value: int) -> int:
     """The lower 32 bits, as the number that they are in two's complement."""
     value &= 0xFFFFFFFF
     return value - (1 << 32) if value >> 31 else value
+
+
+def _sigmoid(x: ir.Value, dtype: DType) -> ir.Value:
+    """Of the exponential of -|x|, which cannot overflow: 1 / (1 + exp(-x)) is 0 where that does, too early."""
+    one = number(1, dtype)
+    e = math.exp(arith.negf(math.absf(x)))
+    above = arith.select(compare("<", x, number(0, dtype), dtype), e, one)
+    return arith.divf(above, arith.addf(one, e))
 
 
 def extremum(name: str, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:

@@ -1,4 +1,4 @@
-"""exp, exp2, expm1, tanh, sigmoid and erf: all of them the same reduced exponential.
+"""exp, exp2, expm1, tanh and erf: all of them the same reduced exponential.
 
 x = n ln 2 + r with an integer n and |r| <= ln 2 / 2, by two steps of W. J. Cody and W. Waite (Software Manual for the
 Elementary Functions, 1980), the first of which is exact with FMA; exp(r) - 1 = r + r^2 P(r) by a minimax polynomial;
@@ -100,18 +100,6 @@ def tanh(x: Value) -> Value:
     z = x * x
     near = fma(z * magnitude, horner(z, TANH_F32 if x.kind == F32 else TANH_F64), magnitude)
     return copysign(select(magnitude < 0.55, near, far), x)
-
-
-@floats
-def sigmoid(x: Value) -> Value:
-    """1 / (1 + e^-|x|), times e^-|x| on the left, where what its rounding 1 + p lost is put back."""
-    n, _, p = reduced(clamp(-absolute(x), -104 if x.kind == F32 else -746, 0))
-    mantissa = p + 1
-    lost = (1 - mantissa) + p
-    e = scaled(mantissa, n)
-    left = x < 0
-    quotient = select(left, e, 1) / (e + 1)
-    return select(left, fma(quotient, lost, quotient), quotient)
 
 
 @floats

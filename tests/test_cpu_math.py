@@ -14,7 +14,7 @@ from tilec.functions import FUNCTIONS, POWER
 from tilec.runtime import cpu_intrinsics, cpu_math
 from tilec.runtime.cpu_math_trig import QUICK_LIMIT
 
-POLYNOMIALS = [name for name, row in FUNCTIONS.items() if row.ulp.f32 > 0]
+POLYNOMIALS = [name for name, row in FUNCTIONS.items() if row.ulp.f32 > 0 and row.cpu]
 QUICK = ["sin_quick", "cos_quick", "tan_quick"]
 TYPES = [np.float32, np.float64]
 INF, NAN = math.inf, math.nan
@@ -115,7 +115,6 @@ def test_documented_bound(name, dtype):
         ("sin_quick", [0.0, -0.0, INF], [0, -0.0, NAN]),
         ("tanh", [0.0, -0.0, INF, -INF], [0, -0.0, 1, -1]),
         ("erf", [0.0, -0.0, INF, -INF], [0, -0.0, 1, -1]),
-        ("sigmoid", [0.0, INF, -INF], [0.5, 1, 0]),
         ("round_even", [0.5, 1.5, 2.5, -0.5, INF], [0, 2, 2, -0.0, INF]),
         ("floor", [-0.5, 1.5], [-1, 1]),
         ("ceil", [-0.5, 1.5], [-0.0, 2]),

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tilec
 from tilec import enclosure as on
 from tilec.api import read_source
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.dtypes import BF16, F16, F32, F64, I32, from_numpy
+from tilec.dtypes import BF16, DTYPES, F16, F32, F64, I32, from_numpy
 from tilec.enclosure import Enclosure, point
 from tilec.enclosure_reduce import Total, place, reduce
 from tilec.error_bounds import compare, compare_array, enclose
@@ -276,3 +277,28 @@ def test_units_in_the_last_place():
     x = np.array([0.0, 1.0, 1.5, 2.0, 1e-44, 3e38])
     np.testing.assert_array_equal(on.ulp(x, F32), np.spacing(x.astype(f32)))
     np.testing.assert_array_equal(on.ulp(x, F64), np.spacing(x))
+
+
+def test_a_sigmoid_far_left_is_small_and_not_nothing():
+    x = np.array([-88.8, -100, -103, -1000, 0, 88.8, inf, -inf, nan], f32)
+    y = tilec.compile("y[i] = sigmoid(x[i])", target="cpu")(x)
+    assert compare(specialised("y[i] = sigmoid(x[i])", x=x), {"x": x}, {"y": y}, "cpu")["y"].within
+    assert (y[:3] > 0).all()
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_every_value_of_a_16_bit_type(name):
+    """All functions, compiled, on all values: rounded correctly but for the few that are within their bound of a tie."""
+    names = [n for n, row in FUNCTIONS.items() if 1 in row.arity]
+    outputs = ", ".join(f"y_{n}: {name}[N]" for n in names)
+    body = "; ".join(f"y_{n}[i] = {n}(x[i])" for n in names)
+    program = f"op f(x: {name}[N]) -> ({outputs}) {{ {body} }}"
+    x = np.arange(1 << 16).astype(np.uint16).view(DTYPES[name].numpy)
+    results = tilec.compile(program, target="cpu")(x)
+    special = specialised(program, x=x)
+    for found in compare(special, {"x": x}, results._asdict(), "cpu").values():
+        assert found.within, found
+    allowed = enclose(special, {"x": x}, "cpu")
+    for n in names:
+        low, high = allowed[f"y_{n}"]
+        assert np.count_nonzero(low < high) < 400, n
