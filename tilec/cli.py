@@ -142,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     top.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = top.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for add in (_check, _fmt, _plan, _explain, _dump, _opt, _emit, _run_op, _doctor):
+    for add in (_check, _fmt, _plan, _explain, _dump, _opt, _emit, _run_op, _verify, _doctor):
         add(commands)
     return top
 
@@ -303,6 +303,24 @@ def _run_op(commands) -> None:
     p.add_argument(
         "--interpret", metavar="STAGE", help="run the IR as it stands after this stage; for any target, without a GPU"
     )
+
+
+def _verify(commands) -> None:
+    p = _command(
+        commands, "verify", "cli_verify:verify", "[options] FILE", "hold every stage to the program's meaning",
+        "Interprets the IR after every stage, at small sizes (0, 1, primes, around the plan's tiles) and on\n"
+        "ordinary, huge, tiny, NaN, infinite and tied inputs, and compares with the program evaluated at f64.\n"
+        "Where a stage is wrong it names the pass, and leaves a small reproducer that `tilec opt` reads.",
+        """tilec verify softmax.tile
+        tilec verify softmax.tile --target sm_90a
+        tilec verify softmax.tile -D M=64,N=64 --schedule mine.sched.toml
+        tilec verify softmax.tile -D M=8,N=8 --ir ir/04-tile.mlir""",
+    )  # fmt: skip
+    add_program(p)
+    p.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs (default: 0)")
+    p.add_argument("--ir", metavar="FILE", type=Path, help="begin with this dump, edited by hand, for the sizes given")
+    p.add_argument("--all", action="store_true", help="also sizes at which the interpreter takes long")
+    add_output(p, "the reproducer (default: tilec-verify.mlir)")
 
 
 def _doctor(commands) -> None:

@@ -25,6 +25,12 @@ def header(stage: str, target: str) -> str:
     return f"// tilec stage: {stage}, target: {target}\n"
 
 
+def read_header(text: str) -> tuple[str | None, str | None]:
+    """Stage and target of a dumped text, where it says so."""
+    found = _HEADER.search(text)
+    return (found[1], found[2]) if found else (None, None)
+
+
 # ---- dump ------------------------------------------------------------------------------------------------
 
 
@@ -97,12 +103,11 @@ def changed_lines(before: list[str], after: list[str]) -> tuple[set[int], int]:
 def opt(args: argparse.Namespace) -> int:
     """Reads a dumped file and goes on behind its stage."""
     text = common.read_text(args.file).text
-    found = _HEADER.search(text)
-    start = args.from_ or (found[1] if found else None)
-    target = args.target or (found[2] if found else "cpu")
+    stage, machine = read_header(text)
+    start, target = args.from_ or stage, args.target or machine or "cpu"
     if args.passes is not None:
         result = _upstream(text, args.passes)
-        write(args.output, (header(found[1], target) if found else "") + result)
+        write(args.output, (header(stage, target) if stage else "") + result)
         return 0
     if start is None:
         hint = "say after which stage it was dumped: --from STAGE"
@@ -123,13 +128,14 @@ def _carry_on(text: str, start: str, end: str, target: str) -> str:
         raise CallError(f"stage '{end}' does not come after '{start}'")
     following = order[order.index(start) + 1]
     with common.working(f"{following} to {end}"), mlir.context(), mlir.ir.Location.unknown():
-        module = _parse(text)
+        module = parse_text(text)
         last = "map" if end == "emit" else end
         lowered = lower(module, load(target), begin=following, end=last, emit=end == "emit")
     return lowered.emitted.module if end == "emit" else header(end, target) + lowered.texts[end]
 
 
-def _parse(text: str):
+def parse_text(text: str):
+    """The module of a text, in the current MLIR context. Raises CallError."""
     from tilec import mlir
 
     try:
@@ -147,7 +153,7 @@ def _upstream(text: str, passes: str) -> str:
     from tilec import mlir
 
     with mlir.context(), mlir.ir.Location.unknown():
-        module = _parse(text)
+        module = parse_text(text)
         try:
             manager = mlir.PassManager.parse(f"builtin.module({passes})")
         except (ValueError, mlir.ir.MLIRError) as error:

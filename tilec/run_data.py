@@ -24,7 +24,7 @@ def random_inputs(specialised: Specialised, seed: int, given: Mapping[str, np.nd
 
     Every input has a generator of its own, so that giving one changes no other.
     """
-    limits = _subscript_limits(specialised)
+    limits = subscript_limits(specialised)
     arrays: Arrays = {}
     for number, tensor in enumerate(specialised.inputs):
         rng = np.random.default_rng([seed, number])
@@ -47,7 +47,7 @@ def _draw(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], limit:
     return np.asarray(rng.integers(low, min(high, np.iinfo(dtype.numpy).max), shape)).astype(dtype.numpy)
 
 
-def _subscript_limits(specialised: Specialised) -> dict[str, int]:
+def subscript_limits(specialised: Specialised) -> dict[str, int]:
     """Of each tensor that is read inside a subscript, the smallest dimension that it subscripts."""
     shapes = {t.name: shape_of(t) for t in specialised.inputs}
     shapes |= {e.name: tuple(r.high.value for r in e.ranges) for e in specialised.equations}

@@ -12,7 +12,7 @@ no meaning for is `Unsupported`. A run-time check of the program that fails rais
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -26,7 +26,7 @@ from tilec.interpreter.memory import Buffer, View
 from tilec.interpreter.threads import is_mapped, launch
 from tilec.mlir import ir
 
-__all__ = ["Fault", "Unsupported", "interpret"]
+__all__ = ["Fault", "Unsupported", "interpret", "prepare"]
 
 Arrays = Sequence[np.ndarray] | Mapping[str, np.ndarray]
 
@@ -40,15 +40,26 @@ def interpret(module: ir.Module | str, arrays: Arrays) -> dict[str, np.ndarray]:
 
     Raises CallError for arrays that do not fit and for the program's own checks, Fault and Unsupported for the IR.
     """
+    return prepare(module)(arrays)
+
+
+def prepare(module: ir.Module | str) -> Callable[[Arrays], dict[str, np.ndarray]]:
+    """`interpret` for one module and many inputs, whose operations become closures once."""
     if isinstance(module, str):
         with mlir.context():
-            return interpret(mlir.parse(module), arrays)
-    with np.errstate(all="ignore"):
-        return _Program(module).run(arrays)
+            module = mlir.parse(module)
+    program = _Program(module)
+
+    def run(arrays: Arrays) -> dict[str, np.ndarray]:
+        with np.errstate(all="ignore"):
+            return program.run(arrays)
+
+    return run
 
 
 class _Program:
     def __init__(self, module: ir.Module):
+        self.module = module  # its operations live as long as it does
         operations = [o.operation for o in module.operation.regions[0].blocks[0].operations]
         self.functions = {ir.StringAttr(o.attributes["sym_name"]).value: o for o in operations if o.name == "func.func"}
         self.codes: dict[str, Code] = {}

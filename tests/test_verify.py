@@ -1,0 +1,165 @@
+"""`tilec verify`: right programs are right, and every kind of wrong stage is found, blamed on its pass, and made small."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_tools import examples_folder, tilec_command  # noqa: F401 - fixtures
+
+from tilec import mlir, passes
+from tilec.diagnostics import InternalError
+from tilec.interpreter import interpret
+from tilec.mlir import ir
+from tilec.verify_data import KINDS, first_sizes
+
+PROGRAM = """op centred(x: f32[M, N], w: f32[N]) -> (y: f32[M, N], z: f32[M]) {
+    m[i]    = mean[j](x[i, j])
+    c[i, j] = x[i, j] - m[i]
+    y[i, j] = exp(c[i, j]) * w[j]
+    z[i]    = sum[j](c[i, j] * c[i, j])
+}
+"""
+
+
+@pytest.fixture
+def program(folder) -> Path:
+    path = folder / "centred.tile"
+    path.write_text(PROGRAM)
+    return path
+
+
+def broken(monkeypatch, name: str, change) -> None:
+    """A pass that does what it does, and then changes the IR once more."""
+    real = getattr(passes, name)
+
+    def wrong(op: ir.Operation) -> None:
+        real(op)
+        for inner in list(mlir.walk(op)):
+            change(inner)
+
+    wrong.__name__ = f"wrong_{name}"
+    monkeypatch.setattr(passes, name, wrong)
+
+
+def add_for_subtract(op: ir.Operation) -> None:
+    if op.name == "arith.subf":
+        with ir.InsertionPoint(op), op.location:
+            op.results[0].replace_all_uses_with(mlir.arith.addf(*op.operands))
+        op.erase()
+
+
+def test_right(tilec, program):
+    for target in ("cpu", "sm_90a"):
+        status, out, err = tilec("verify", "centred.tile", "--target", target)
+        assert status == 0, out + err
+        assert out.count("right: " + ", ".join(KINDS)) >= 5 and not err
+    assert re.search(r"M=0, N=7 .*right", out) and re.search(r"M=1, N=1 .*right", out)
+
+
+@pytest.mark.parametrize("name, target", [("fuse", "cpu"), ("map_kernels", "sm_80"), ("simplify", "sm_90a")])
+def test_a_broken_pass_is_named_and_the_program_made_small(tilec, program, folder, monkeypatch, name, target):
+    broken(monkeypatch, name, add_for_subtract)
+    status, _, err = tilec("verify", "centred.tile", "--target", target)
+    stage = {"map_kernels": "map"}.get(name, name)
+    assert status == 70 and f"stage '{stage}' is wrong, by its pass 'wrong_{name}'" in err, err
+    assert "OUT OF BOUNDS" in err and "at: M=1, N=1; inputs" in err
+    assert re.search(r"enough to see it: c \(\S*centred\.tile:3:\d+\)$", err, re.MULTILINE)
+    text = (folder / "tilec-verify.mlir").read_text()
+    assert f", target: {target}" in text.splitlines()[0] and text.count("linalg.generic") + text.count("scf.for") <= 3
+    inputs = np.load(folder / "tilec-verify.npz")
+    assert set(inputs) == {"x", "m"}
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    before = interpret(text, inputs)["c"]
+    np.testing.assert_allclose(before, inputs["x"] - inputs["m"][:, None], rtol=1e-6)
+    status, out, err = tilec(
+        "opt", "tilec-verify.mlir", "--to", stage
+    )  # the pass as it should be carries on from there
+    assert status == 0, err
+    np.testing.assert_allclose(interpret(out, inputs)["c"], before, rtol=1e-6)
+
+
+def test_broken_only_where_a_tile_ends(tilec, program, monkeypatch):
+    """Sizes around the plan's tiles find what small ones do not."""
+
+    def without_bound(op: ir.Operation) -> None:
+        if op.name == "affine.min":
+            with ir.InsertionPoint(op), op.location:
+                largest = max(
+                    e.value for e in ir.AffineMapAttr(op.attributes["map"]).value.results if hasattr(e, "value")
+                )
+                op.results[0].replace_all_uses_with(mlir.index(largest))
+            op.erase()
+
+    broken(monkeypatch, "tile", without_bound)
+    status, out, err = tilec("verify", "centred.tile", "--target", "sm_90a")
+    assert status == 70 and "stage 'tile' is wrong, by its pass 'wrong_tile'" in err, out + err
+    assert "outside: " in err and "centred.tile:" in err
+
+
+def test_a_pass_that_forgets_to_write(tilec, program, monkeypatch):
+    broken(monkeypatch, "stage", lambda op: op.erase() if op.name == "linalg.fill" else None)
+    status, _, err = tilec("verify", "centred.tile")
+    assert status == 70 and "stage 'stage' is wrong, by its pass 'wrong_stage'" in err
+    assert "unwritten: 'm' at element 0 is read, and nothing wrote it" in err
+
+
+def test_a_pass_that_fails(tilec, program, folder, monkeypatch):
+    def fail(op: ir.Operation) -> None:
+        raise InternalError("no such luck", "tile")
+
+    monkeypatch.setattr(passes, "tile", fail)
+    status, _, err = tilec("verify", "centred.tile")
+    assert status == 70 and "stage 'tile' is wrong, by its pass 'fail': no such luck" in err
+    assert (folder / "tilec-verify.mlir").read_text().startswith("// tilec stage: fuse, target: cpu")
+
+
+def test_ir_edited_by_hand(tilec, program, folder):
+    tilec("dump", "centred.tile", "-D", "M=6,N=9", "--target", "sm_80", "-o", "ir")
+    for stage in ("02-plan", "07-map"):
+        path = folder / "ir" / f"{stage}.mlir"
+        options = "centred.tile", "-D", "M=6,N=9", "--target", "sm_80", "--ir", path
+        assert tilec("verify", *options)[0] == 0
+        text = path.read_text()
+        assert "math.exp" in text
+        path.write_text(text.replace("math.exp", "math.sin"))
+        status, _, err = tilec("verify", *options)
+        assert status == 1 and f"{stage}.mlir is wrong: y: " in err, err
+        path.write_text(re.sub(r"^.*(gpu\.shuffle|linalg\.fill).*\n", "", text, count=0, flags=re.MULTILINE))
+        status, _, err = tilec("verify", *options)
+        assert status == 1 and "no valid MLIR" in err
+    assert tilec("verify", "centred.tile", "--ir", path)[0] == 1  # for which sizes?
+
+
+def test_a_schedule_edited_by_hand(tilec, program, folder, monkeypatch):
+    tilec("plan", "centred.tile", "-D", "M=40,N=50")
+    path = folder / "centred.sched.toml"
+    path.write_text(re.sub(r"tile = \[\d+\]", "tile = [7]", path.read_text()))
+    assert "obeying" not in tilec("verify", "centred.tile", "--no-schedule")[2]
+    options = "centred.tile", "-D", "M=40,N=50", "--schedule", path
+    status, out, err = tilec("verify", *options)
+    assert status == 0 and "M=40, N=50" in out and out.count("right:") == 1, err
+    broken(monkeypatch, "tile", add_for_subtract)
+    status, _, err = tilec("verify", *options)
+    assert status == 70 and "stage 'tile' is wrong, by its pass 'wrong_tile'" in err
+    assert "tile = array<i64: 7>" in (folder / "tilec-verify.mlir").read_text()
+
+
+def test_sizes():
+    chosen = first_sizes(["M", "N", "K"], {"K": 4})
+    assert (
+        chosen[0] == {"M": 5, "N": 7, "K": 4}
+        and {"M": 0, "N": 7, "K": 4} in chosen
+        and {"M": 1, "N": 1, "K": 4} in chosen
+    )
+
+
+def test_refused(tilec, folder):
+    (folder / "short.tile").write_text("y[i] = x[i]")
+    status, _, err = tilec("verify", "short.tile")
+    assert status == 1 and "the short form has no types" in err
+    (folder / "even.tile").write_text("op f(x: f32[2 * N]) -> (y: f32[N]) { y[i] = x[2 * i] + x[2 * i + 1] }")
+    assert tilec("verify", "even.tile")[0] == 0
