@@ -114,6 +114,16 @@ def ptxas_path() -> str | None:
     return find_nvidia_binary_utility("ptxas") or _in_toolkit()
 
 
+def toolkit_library(name: str) -> str | None:
+    """Where a library of the toolkit ("nvvm", "nvJitLink") is: in the `cuda` extra's wheels, conda, or CUDA_HOME."""
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        return load_nvidia_dynamic_lib(name).abs_path
+    except (ImportError, RuntimeError, OSError):  # pathfinder's own error is a RuntimeError
+        return None
+
+
 def _in_toolkit() -> str | None:
     """On the path, or where NVIDIA's packages put a toolkit that is not on it."""
     return shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")

@@ -186,7 +186,7 @@ class SystemInfo:
 
 def device_info() -> SystemInfo:
     """Never raises: whatever is missing is in `problem`."""
-    from tilec.runtime.cuda_assemble import ptxas_path
+    from tilec.runtime.cuda_assemble import ptxas_path, toolkit_library
     from tilec.runtime.cuda_compile import versions
 
     toolkit, assembler = versions(), ptxas_path() or "nvJitLink (setmaxnreg is ignored)"
@@ -199,7 +199,7 @@ def device_info() -> SystemInfo:
     driver = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
     old = [d.name for d in devices if int(d.chip[3:].rstrip("a")) < 80]
     problem = f"{', '.join(old)}: older than Ampere (sm_80), use the CPU target" if old else ""
-    if any(v.endswith(" -") for v in toolkit if v.startswith(("numba_cuda_mlir", "nvidia-nvvm"))):
+    if "numba_cuda_mlir -" in toolkit or toolkit_library("nvvm") is None:  # the wheel of nvvm is one place of several
         problem = "the compiler for GPUs is not installed: pip install 'tilec[cuda]'"
     return SystemInfo(devices, driver, toolkit, assembler, problem)
 

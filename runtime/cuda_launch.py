@@ -128,7 +128,7 @@ class Launcher:
             self._config.attributes = ctypes.addressof(self._attribute)
             self._config.attribute_count = 1
         self._prepare(kernel.parameters)
-        self._lock = threading.Lock()
+        self._lock, self._stream = threading.Lock(), 0
         self._switch = driver.device_count() > 1
 
     def _prepare(self, kinds: tuple[str, ...]) -> None:
@@ -151,7 +151,8 @@ class Launcher:
             driver.use_device(self.device)
         with self._lock:
             self._pack(self._arguments, 0, *arguments)
-            self._config.stream = stream
+            if stream != self._stream:
+                self._config.stream = self._stream = stream
             code = self._launch(*self._fixed)
         if code:
             self._recover(code, stream, arguments)
@@ -163,7 +164,7 @@ class Launcher:
         driver.use_device(self.device)
         with self._lock:
             self._pack(self._arguments, 0, *arguments)
-            self._config.stream = stream
+            self._config.stream = self._stream = stream
             code = self._launch(*self._fixed)
         if code:
             raise driver.failure(f"launch of {self.kernel.entry}", code)

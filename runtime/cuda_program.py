@@ -86,6 +86,8 @@ class DeviceProgram:
         self._plain = not self._offsets and not self.checks
         self._workspaces: dict[int, _Workspace] = {}
         self._lock = threading.Lock()
+        if self._plain and len(self._steps) == 1 and self._steps[0].launcher and not self._steps[0].maps:
+            self.launch = _alone(self._steps[0].launcher, self._steps[0].pick)  # type: ignore[method-assign]
 
     def _launcher(self, source: KernelSource, cubin: Cubin) -> Launcher:
         kernel = Kernel(cubin.image, cubin.entry, parameters(source))
@@ -149,6 +151,16 @@ class DeviceProgram:
                 driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(64))
                 errors = (ctypes.c_int32 * 16).from_address(pointer.value or 0)
         return _Workspace(memory.value, errors)
+
+
+def _alone(launcher: Launcher, pick: Pick) -> Callable[[Sequence[int], Sequence[int], int], None]:
+    """`DeviceProgram.launch` for one kernel that needs nothing but the arrays: most calls are of such programs."""
+    queue = launcher.launch
+
+    def launch(inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+        queue(stream, *pick((*inputs, *outputs)))
+
+    return launch
 
 
 def _maps(source: KernelSource) -> _Maps | None:

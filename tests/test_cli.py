@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from cli_tools import ROOT, SOFTMAX, examples_folder, tilec_command  # noqa: F40
 from tilec import cli_common
 
 GOLDEN = Path(__file__).parent / "golden" / "cli"
-COMMANDS = ("check", "fmt", "plan", "explain", "dump", "opt", "emit", "run", "doctor")
+COMMANDS = ("check", "fmt", "plan", "explain", "dump", "opt", "emit", "run", "verify", "cache", "doctor")
 
 
 # ---- help ------------------------------------------------------------------------------------------------
@@ -151,6 +152,49 @@ def test_a_wrong_schedule_has_a_place(tilec, folder):
     )
 
 
+# ---- cache -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A cache with two entries, one of them a month old."""
+    from tilec.runtime import cache
+
+    folder = tmp_path / "cache"
+    monkeypatch.setenv(cache.VARIABLE, str(folder))
+    cache._checked.cache_clear()
+    for name in ("old", "new"):
+        assert cache.save(cache.make_key(name), {}, {})
+    old = folder / "entries" / f"{cache.make_key('old')}.json"
+    os.utime(old, (time.time() - 31 * 86400,) * 2)
+    return folder
+
+
+def test_cache_tells_where_and_how_much(tilec, kept):
+    assert tilec("cache", "dir")[:2] == (0, f"{kept.resolve()}\n")
+    assert re.fullmatch(r"2 files, \d+ B\n", tilec("cache", "size")[1])
+
+
+def test_cache_clears_all_or_what_is_old(tilec, kept):
+    assert tilec("cache", "clear", "--older", "30")[:2] == (0, "removed 1 files\n")
+    assert tilec("cache", "clear")[:2] == (0, "removed 1 files\n")
+    assert tilec("cache", "size")[1] == "0 files, 0 B\n"
+
+
+def test_cache_that_is_off_or_refused_says_so(tilec, kept, monkeypatch):
+    from tilec.runtime import cache
+
+    status, _, err = tilec("cache", "size", "--older", "3")
+    assert status == 1 and "goes with" in err
+    kept.chmod(0o777)
+    cache._checked.cache_clear()
+    status, _, err = tilec("cache", "clear")
+    assert status == 1 and "writable by others" in err
+    monkeypatch.setenv(cache.VARIABLE, "")
+    status, _, err = tilec("cache", "dir")
+    assert status == 1 and cache.VARIABLE in err
+
+
 # ---- doctor ----------------------------------------------------------------------------------------------
 
 
@@ -169,6 +213,20 @@ def test_doctor_names_what_is_missing(tilec, monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "lark" else real(name))
     status, out, _ = tilec("doctor")
     assert status == 1 and "problem: lark is not installed: pip install lark" in out
+
+
+def test_doctor_finds_a_toolkit_that_is_no_wheel(tilec, monkeypatch):
+    from tilec import doctor
+    from tilec.runtime import cuda_assemble, cuda_driver
+
+    wheels = ("nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc")
+    real = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in wheels else real(name))
+    monkeypatch.setattr(cuda_assemble, "toolkit_library", lambda name: f"/opt/cuda/lib{name}.so")
+    monkeypatch.setattr(cuda_assemble, "ptxas_path", lambda: "/opt/cuda/bin/ptxas")
+    monkeypatch.setattr(doctor, "_gpu_info", lambda: cuda_driver.SystemInfo(driver="CUDA 13.0", assembler="ptxas"))
+    _, out, _ = tilec("doctor")
+    assert "no wheel; found /opt/cuda/libnvvm.so" in out and "no wheel; found /opt/cuda/bin/ptxas" in out
 
 
 def test_doctor_calibrates(tilec, monkeypatch):

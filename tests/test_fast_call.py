@@ -18,6 +18,13 @@ def arrays(rng, rows=3, columns=5):
     return rng.standard_normal((rows, columns), np.float32), rng.standard_normal(columns, np.float32)
 
 
+def on_gpu(torch, array):
+    """A tensor of the array, of types that PyTorch does not take from NumPy, too."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).cuda()
+    return torch.from_numpy(array).cuda()
+
+
 def check(results, x, w):
     y, s = results
     np.testing.assert_array_equal(np.asarray(y), np.asarray(x) * np.asarray(w))
@@ -233,11 +240,11 @@ class TestTorch:
     def test_graphs_replay_on_new_data(self, torch, rng, name):
         example = EXAMPLES[name]
         op, given = tilec.compile(example.path, op=example.op), example.inputs(rng)
-        tensors = [torch.from_numpy(a).cuda() for a in given.values()]
+        tensors = [on_gpu(torch, a) for a in given.values()]
         graph = op.graph(*tensors)
         for _ in range(3):
             for tensor, fresh in zip(tensors, example.inputs(rng).values()):
-                tensor.copy_(torch.from_numpy(fresh))
+                tensor.copy_(on_gpu(torch, fresh))
             expected = op(*tensors)
             assert torch.equal(graph.replay(), expected) and graph.result is graph.replay()
 
@@ -245,7 +252,7 @@ class TestTorch:
     def test_pytorch_captures_calls(self, torch, rng):
         example = EXAMPLES["mlp"]
         op = tilec.compile(example.path, op=example.op)
-        tensors = [torch.from_numpy(a).cuda() for a in example.inputs(rng).values()]
+        tensors = [on_gpu(torch, a) for a in example.inputs(rng).values()]
         op(*tensors)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

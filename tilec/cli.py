@@ -142,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     top.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = top.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for add in (_check, _fmt, _plan, _explain, _dump, _opt, _emit, _run_op, _verify, _doctor):
+    for add in (_check, _fmt, _plan, _explain, _dump, _opt, _emit, _run_op, _verify, _cache, _doctor):
         add(commands)
     return top
 
@@ -321,6 +321,25 @@ def _verify(commands) -> None:
     p.add_argument("--ir", metavar="FILE", type=Path, help="begin with this dump, edited by hand, for the sizes given")
     p.add_argument("--all", action="store_true", help="also sizes at which the interpreter takes long")
     add_output(p, "the reproducer (default: tilec-verify.mlir)")
+
+
+def _cache(commands) -> None:
+    p = _command(
+        commands, "cache", "cli_cache:cache", "dir|size|clear [options]", "show or empty the cache of compiled programs",
+        "dir prints the directory, size how much is in it, clear empties it. Whatever is missing is\n"
+        "compiled again.",
+        """tilec cache size
+        tilec cache clear
+        tilec cache clear --older 30""",
+    )  # fmt: skip
+    p.add_argument("action", metavar="ACTION", choices=("dir", "size", "clear"), help="dir, size or clear")
+    p.add_argument(
+        "--older",
+        metavar="DAYS",
+        type=float,
+        default=0.0,
+        help="with clear: only what was not written for so many days",
+    )
 
 
 def _doctor(commands) -> None:

@@ -89,7 +89,7 @@ def _cpu() -> Iterator[str]:
     yield _row("model", str(target))
     yield _row("chip", f"{target.chip} ({', '.join(target.features)})")
     caches = ((n, getattr(target, n)) for n in ("l1", "l2", "l3"))
-    yield _row("caches", ", ".join(f"{n.upper()} {_size(c.bytes)}" for n, c in caches if c))
+    yield _row("caches", ", ".join(f"{n.upper()} {size_text(c.bytes)}" for n, c in caches if c))
     yield _row("peak", f"{1e3 * target.fma['f32']:.0f} GFLOP/s f32, memory {target.dram.bandwidth_gbs:.0f} GB/s")
     measured = calibrated_path().is_file() and not target.note
     figures = f"measured ({calibrated_path()})" if measured else target.note or "estimated"
@@ -114,13 +114,22 @@ def _gpu() -> Iterator[str]:
         yield _row("driver", f"missing: {info}")
         return
     for d in info.devices:
-        yield _row(f"device {d.index}", f"{d.name}, {d.chip}, {d.multiprocessors} SMs, {_size(d.memory)}")
+        yield _row(f"device {d.index}", f"{d.name}, {d.chip}, {d.multiprocessors} SMs, {size_text(d.memory)}")
     yield _row("driver", info.driver or f"missing: {info.problem}")
     for name in _GPU:
-        yield _row(name, _version(name) or "missing: pip install 'tilec[cuda]'")
+        yield _row(name, _version(name) or _elsewhere(name) or "missing: pip install 'tilec[cuda]'")
     yield _row("assembler", info.assembler)
     if info.driver and info.problem:
         yield _row("problem", info.problem)
+
+
+def _elsewhere(name: str) -> str | None:
+    """Where a part of the toolkit is that did not come as a wheel."""
+    from tilec.runtime.cuda_assemble import ptxas_path, toolkit_library
+
+    library = {"nvidia-nvvm": "nvvm", "nvidia-nvjitlink": "nvJitLink"}.get(name)
+    found = toolkit_library(library) if library else ptxas_path() if name == "nvidia-cuda-nvcc" else None
+    return f"no wheel; found {found}" if found else None
 
 
 def _gpu_info():
@@ -148,7 +157,7 @@ def _cache() -> Iterator[str]:
         return
     files, size = cache.usage()
     yield _row("directory", f"{folder} ({'writable' if os.access(folder, os.W_OK) else 'read-only'})")
-    yield _row("content", f"{files} files, {_size(size)}; {cache.VARIABLE} names another directory")
+    yield _row("content", f"{files} files, {size_text(size)}; {cache.VARIABLE} names another directory")
 
 
 def _problems() -> Iterator[str]:
@@ -164,7 +173,8 @@ def _problems() -> Iterator[str]:
         yield f"the MLIR bindings do not load: {error}"
 
 
-def _size(n: float) -> str:
+def size_text(n: float) -> str:
+    """Bytes as a person reads them."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if n < 1024 or unit == "GiB":
             return f"{n:.0f} {unit}" if n >= 10 or unit == "B" else f"{n:.1f} {unit}"
