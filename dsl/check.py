@@ -314,7 +314,21 @@ class Elaborator:
             if not self.decided and problem.open:
                 continue
             self.report.error(f"{problem.message} in the call of `{callee.name}`", call.span, problem.notes)
+        if not binding.conflicts and all(n in self.tensors for n in call.arguments):
+            self._sizes_told(call, callee, binding)
         return binding
+
+    def _sizes_told(self, call: ast.OpCall, callee: ast.Op, binding: Binding) -> None:
+        """The arguments must tell all of the callee's sizes; while sizes are open, those that no parameter has."""
+        missing = [*binding.missing, *(n for n in size_names(callee) if n not in binding.sizes)]
+        if not self.decided:
+            missing = [n for n in missing if n not in size_names(replace(callee, outputs=(), body=()))]
+        if missing:
+            names = ", ".join(f"`{n}`" for n in missing)
+            message = f"nothing says what {names} {'is' if len(missing) == 1 else 'are'} in the call of `{callee.name}`"
+            hint = "a called op learns its sizes from the shapes of its arguments"
+            note = Note(f"`{callee.name}` is defined here", callee.span)
+            self.report.error(message, call.span, [note], hint)
 
     def _argument_agrees(self, info: TensorInfo, parameter: ast.Tensor, callee: ast.Op, call: ast.OpCall) -> None:
         notes = [Note(f"the parameter `{parameter.name}`", parameter.span)]

@@ -104,14 +104,14 @@ class RangeChecker:
         except ZeroDivisionError:
             self.report.error("division by zero in a bound", range_.span)
             return None
-        if not (low.variables | high.variables) <= self._known_sizes():
+        if not _leaves(low) | _leaves(high) <= self._known_sizes():
             return None
         if (a := low.constant) is not None and (b := high.constant) is not None:
             high = Poly.of(max(a, b))
         return ast.Range(range_.index, to_size(low), to_size(high), range_.span)
 
     def _known_sizes(self) -> set:
-        return {v for p in self.sizes.values() for v in p.variables}
+        return set().union(*map(_leaves, self.sizes.values()))
 
     def _declared_agrees(self, range_: ast.Range, use: _Use) -> None:
         written = self._written(range_)
@@ -286,6 +286,11 @@ class RangeChecker:
                 a, b = self._integer(left, facts), self._integer(right, facts)
                 return [] if a is None or b is None else _comparison(op, holds, a, b, facts)
         return []
+
+
+def _leaves(p: Poly) -> set[str]:
+    """The names in a polynomial, also inside `//`."""
+    return {n for v in p.variables for n in ((v,) if isinstance(v, str) else _leaves(v.left) | _leaves(v.right))}
 
 
 def _inside(p: Poly, extent: Poly, facts: Facts) -> bool:

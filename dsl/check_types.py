@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from tilec.diagnostics import Note
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, text_of
@@ -79,13 +81,15 @@ class Typer:
             return self._settle(expr, to)
         if isinstance(expr, ast.Cast) and expr.operand.dtype is to and compute_type(to) is expr.dtype:
             return expr.operand  # widened only to be computed with: narrowing it again is exact
-        if isinstance(expr, ast.Number):
+        if isinstance(expr, ast.Number) and _holds(to, expr.value) and _holds(expr.dtype, expr.value):
             return self._settle(expr, to)
         return ast.Cast(expr, to, expr.span)
 
     def _settle(self, expr: ast.Expr, to: DType) -> ast.Expr:
         """A literal, or an expression of literals, in the type that it has met."""
         match expr:
+            case ast.Number(value=value) if to.is_float and to.bits < 32 and not _holds(to, value):
+                return ast.Cast(self._number(expr, value, F32), to, expr.span)  # rounded, as a declared type says
             case ast.Number(value=value):
                 return self._number(expr, value, to)
             case ast.Unary(op="-", operand=ast.Number(value=value)) if to.is_integer:
@@ -105,9 +109,8 @@ class Typer:
             return ast.Boolean(bool(value), BOOL, expr.span)
         if to.is_float:
             return ast.Number(float(value) if abs(value) < math.inf else value, to, expr.span)
-        low = 0 if to.kind == "uint" else -(1 << (to.bits - 1))
-        high = (1 << (to.bits - (to.kind == "int"))) - 1
-        if (isinstance(value, float) and not value.is_integer()) or not low <= value <= high:
+        if not _holds(to, value):
+            low, high = _ends(to)
             self.report.error(f"{value} is no value of {to}", expr.span, hint=f"{to} holds {low} to {high}")
             value = 0
         return ast.Number(int(value), to, expr.span)
@@ -254,8 +257,7 @@ class Typer:
 
     def _cast(self, operand: ast.Expr, dtype: DType, written: ast.Cast) -> ast.Expr:
         if operand.dtype in _WEAK and (dtype.is_float or operand.dtype is WEAK_INT):
-            wide = compute_type(dtype) if not isinstance(operand, ast.Number) else dtype
-            operand = self._settle(operand, wide)
+            operand = self._settle(operand, compute_type(dtype))
         operand = self._strong(operand)
         if isinstance(operand, ast.Cast) and operand.operand.dtype is dtype:
             return self._coerce(operand, dtype)
@@ -341,6 +343,22 @@ class Typer:
 def _default(dtype: DType) -> DType:
     """The type of a literal that meets nothing."""
     return {WEAK_INT: I64, WEAK_FLOAT: F32}.get(dtype, dtype)
+
+
+def _ends(dtype: DType) -> tuple[int, int]:
+    """The smallest and the largest value of an integer type."""
+    return (0 if dtype.kind == "uint" else -(1 << (dtype.bits - 1))), (1 << (dtype.bits - (dtype.kind == "int"))) - 1
+
+
+def _holds(dtype: DType, value: int | float) -> bool:
+    """Whether a number is a value of the type."""
+    if dtype.is_float:
+        with np.errstate(all="ignore"):
+            return math.isnan(value) or float(np.asarray(value, np.float64).astype(dtype.numpy)) == value
+    if dtype.kind == "bool":
+        return True
+    low, high = _ends(dtype)
+    return low <= value <= high and (isinstance(value, int) or value.is_integer())
 
 
 def _negative(expr: ast.Expr) -> bool:

@@ -26,6 +26,21 @@ NUMPY = {
 }  # fmt: skip
 
 
+def _wrapping(name: str):
+    """A conversion to an integer type as in C: integers wrap around."""
+    kind, bits = NUMPY[name], int(name.lstrip("uint"))
+
+    def convert(value):
+        value = int(value) & ((1 << bits) - 1)
+        return kind(value - (1 << bits) if name[0] == "i" and value >> (bits - 1) else value)
+
+    convert.kind = kind
+    return convert
+
+
+CONVERT = {name: _wrapping(name) if "int" in name else kind for name, kind in NUMPY.items()}
+
+
 class Failed(Exception):
     """Another thread of the block failed."""
 
@@ -76,7 +91,7 @@ class Intrinsics(ModuleType):
     def __init__(self) -> None:
         super().__init__("tilec.runtime.cuda_intrinsics")
         self.state = threading.local()
-        local = SimpleNamespace(array=lambda n, kind: np.full(n, 77, kind))
+        local = SimpleNamespace(array=lambda n, kind: np.full(n, 77, getattr(kind, "kind", kind)))
         shared = SimpleNamespace(array=lambda n, kind: None)
         index = lambda name: property(lambda _: SimpleNamespace(x=np.int32(getattr(self.state, name))))  # noqa: E731
         kind = type("Cuda", (), {"threadIdx": index("thread"), "blockIdx": index("number")})
@@ -100,8 +115,8 @@ class Intrinsics(ModuleType):
             raise Failed from error
 
     def __getattr__(self, name: str):
-        if name in NUMPY:
-            return NUMPY[name]
+        if name in CONVERT:
+            return CONVERT[name]
         if match := ACCESS.match(name):
             return self._access(*match.groups())
         if name.startswith("shuffle_"):

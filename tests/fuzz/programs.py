@@ -1,0 +1,198 @@
+"""Random well-typed programs with sizes and inputs, on Hypothesis."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+from fuzz.expressions import BOOL, DEEPEST, FLOATS, INTEGERS, Dim, Expressions, Index, Tensor, converted
+from fuzz.values import tame
+from hypothesis import strategies as st
+
+from tilec.dtypes import DType, compute_type
+
+SIZES = [2, 3, 1, 4, 5, 0, 8, 7, 16, 17, 33, 64, 65, 130]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, the values of its sizes, and its inputs in order. `exact` names the results that no rounding reaches."""
+
+    text: str
+    sizes: dict[str, int]
+    inputs: dict[str, np.ndarray]
+    exact: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        shown = "".join(f"\n{n} = {a.dtype}{list(a.shape)} {_short(a)}" for n, a in self.inputs.items())
+        return f"sizes {self.sizes}\n{self.text}{shown}"
+
+
+def _short(array: np.ndarray) -> str:
+    return np.array2string(array.astype(np.float64) if array.dtype.kind == "V" else array, threshold=20)
+
+
+@st.composite
+def cases(draw, statements: int = 4, fuel: int = 3, sizes: list[int] = SIZES) -> Case:
+    """A program of up to so many statements, sizes for it, and inputs."""
+    values = {name: draw(st.sampled_from(sizes)) for name in "MNK"[: draw(st.integers(1, 3))]}
+    maker = _Program(draw, values, fuel, special=draw(st.integers(0, 9)) == 9)
+    text, exact = maker.program(draw(st.integers(1, statements)))
+    seed = draw(st.integers(0, 2**16))
+    return Case(text, maker.sizes(text), {t.name: _data(t, seed, n, maker.special) for n, t in enumerate(maker.inputs)}, exact)
+
+
+class _Program:
+    """One op under construction, and the ops that it calls."""
+
+    def __init__(self, draw, sizes: dict[str, int], fuel: int, special: bool):
+        self.scope = Expressions(draw, sizes, special)
+        self.draw, self.fuel, self.special = draw, fuel, special
+        self.lines: list[str] = []
+        self.read: set[str] = set()
+        self.ops: list[str] = []
+        self.made: list[tuple[Tensor, str]] = []
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return self.scope.inputs
+
+    def program(self, statements: int) -> tuple[str, frozenset[str]]:
+        for _ in range(statements):
+            self.equation()
+            if self.scope.chance(6):
+                self.call()
+        body = "\n".join(self.lines)
+        unread = [t for t, _ in self.made if not _reads(self.lines, t.name)]
+        results = [t for t, _ in self.made if t in unread or self.scope.chance(15)]
+        text = body
+        for tensor in results:  # a result's type stands in its declaration
+            text = text.replace(f"@{tensor.name}@", "")
+        for tensor, declared in self.made:
+            text = text.replace(f"@{tensor.name}@", declared)
+        self.bind(results)
+        header = f"op f({', '.join(map(_declared, self.inputs))}) -> ({', '.join(map(_declared, results))})"
+        exact = frozenset(t.name for t in results if t.element.exact)
+        return "\n".join([*self.scope.defs, *self.ops, f"{header} {{", text, "}", ""]), exact
+
+    def bind(self, results: list[Tensor], alone: bool = False) -> None:
+        """An input that nothing reads tells the sizes that no other parameter or result does: for a called op, those that
+        are no parameter's dimension `alone`.
+        """
+        told = " ".join(d.text for t in (*self.inputs, *results) for d in t.dims if d.text in self.scope.sizes or not alone)
+        said = " ".join([*self.lines, *(d.text for t, _ in self.made for d in t.dims)])
+        if alone:
+            said += " ".join(d.text for t in self.inputs for d in t.dims)
+        missing = [n for n in self.scope.sizes if re.search(rf"\b{n}\b", said) and not re.search(rf"\b{n}\b", told)]
+        if missing:
+            element, dtype = self.scope.fresh_element(BOOL)
+            self.inputs.append(Tensor(self.scope.fresh("unread"), tuple(self.scope.dim(n) for n in missing), element, dtype))
+
+    def sizes(self, text: str) -> dict[str, int]:
+        header = text.rpartition("op f(")[2].partition("\n")[0]
+        return {n: v for n, v in self.scope.sizes.items() if re.search(rf"\b{n}\b", header)}
+
+    def equation(self) -> None:
+        scope = self.scope
+        indices: dict[str, Index] = {}
+        volume = 1
+        shapes = [t.dims for t in scope.tensors if t.dims and len(t.dims) < 4]
+        count = scope.pick(1, 2, 2, 3, 0)
+        like = scope.pick(*reversed(shapes))[:count] if shapes and scope.chance(60) else ()
+        for k, letter in enumerate("ijlh"[:count]):
+            dim = like[k] if k < len(like) else scope.some_dim()
+            if volume * max(1, dim.value) > DEEPEST:
+                dim = scope.dim("1")
+            volume *= max(1, dim.value)
+            indices[letter] = Index(letter, dim)
+        scope.volume = volume
+        value = scope.expression(indices, scope.pick(*range(self.fuel), *[self.fuel] * 3))
+        dtype = self.stored(value)
+        stored = converted(value, dtype)
+        if stored is None:
+            dtype = value.dtype
+            stored = converted(value, dtype)
+        name = scope.fresh("y")
+        dims = tuple(i.dim for i in indices.values())
+        left = f"{name}[{', '.join(indices)}]" if indices else name
+        stated = [i for i in indices.values() if not i.told_by(stored.text) or scope.chance(10)]
+        where = f" where {', '.join(f'{i.name} in 0:{i.dim.text}' for i in stated)}" if stated else ""
+        self.lines.append(f"    {left}@{name}@ = {stored.text}{where}")
+        element = replace(stored, text="", dtype=compute_type(dtype))
+        tensor = Tensor(name, dims, element, dtype)
+        scope.tensors.append(tensor)
+        self.made.append((tensor, f": {dtype}"))
+
+    def stored(self, value) -> DType:
+        """The declared type of a name: mostly what is computed."""
+        if not self.scope.chance(40):
+            return value.dtype
+        return self.scope.pick(*FLOATS, *INTEGERS, BOOL)
+
+    def call(self) -> None:
+        """A call of an op that is made for it, with tensors that are there or new inputs."""
+        inner = _Program(self.draw, self.scope.sizes, 1, self.special)
+        inner.scope.names = self.scope.names
+        inner.equation()
+        self.scope.names = inner.scope.names
+        inner.bind([], alone=True)
+        (result, _), op = inner.made[0], self.scope.fresh("g")
+        header = f"op {op}({', '.join(map(_declared, inner.inputs))}) -> ({_declared(result)})"
+        body = inner.lines[0].replace(f"@{result.name}@", "")
+        self.ops += [*inner.scope.defs, f"{header} {{\n{body}\n}}"]
+        arguments = []
+        for wanted in inner.inputs:
+            known = [t for t in self.scope.tensors if _suits(t, wanted)]
+            if known and self.scope.chance(60):
+                arguments.append(self.scope.pick(*known).name)
+            else:
+                self.scope.add_input(wanted)
+                arguments.append(wanted.name)
+        name = self.scope.fresh("y")
+        if len(set(arguments)) < len(arguments) or not arguments:
+            return
+        self.lines.append(f"    {name} = {op}({', '.join(arguments)})")
+        tensor = replace(result, name=name)
+        self.scope.tensors.append(tensor)
+        self.made.append((tensor, ""))
+
+
+def _suits(tensor: Tensor, wanted: Tensor) -> bool:
+    a, b = tensor.element, wanted.element
+    better = a.bound <= b.bound and (a.grain is not None and a.grain <= (b.grain or 0)) and a.finite >= b.finite
+    same = tensor.dtype is wanted.dtype and tensor.dims == wanted.dims
+    return same and better and a.negative <= b.negative and wanted.ids is None
+
+
+def _reads(lines: list[str], name: str) -> bool:
+    return any(re.search(rf"(?<![\w@]){name}(?![\w@])", line.partition(" = ")[2]) for line in lines)
+
+
+def _declared(tensor: Tensor) -> str:
+    dims = ", ".join(d.text for d in tensor.dims)
+    return f"{tensor.name}: {tensor.dtype}" + (f"[{dims}]" if dims else "")
+
+
+def _data(tensor: Tensor, seed: int, number: int, special: bool) -> np.ndarray:
+    """Elements that keep what the tensor promises: multiples of a quarter, small or any integers, subscripts."""
+    rng, shape = np.random.default_rng([seed, number]), tuple(d.value for d in tensor.dims)
+    dtype = tensor.dtype
+    if tensor.ids is not None:
+        low, high = (-2, tensor.ids + 2) if tensor.wide else (0, max(1, tensor.ids))
+        return np.asarray(rng.integers(low, high, shape)).astype(dtype.numpy)
+    if dtype is BOOL:
+        return np.asarray(rng.integers(0, 2, shape)).astype(bool)
+    if dtype.is_float:
+        array = np.asarray(rng.integers(-8, 9, shape) / 4)
+        if special and not tensor.element.finite:
+            array = np.where(rng.random(shape) < 0.1, rng.choice([np.nan, np.inf, -np.inf, -0.0], shape), array)
+        with np.errstate(all="ignore"):
+            return np.asarray(array).astype(dtype.numpy)
+    info = np.iinfo(dtype.numpy)
+    low, high = (info.min, info.max) if tensor.element.bound > 4 else (max(-4, info.min), 4)
+    return np.asarray(rng.integers(low, high, shape, dtype.numpy, endpoint=True))
+
+
+__all__ = ["SIZES", "Case", "Dim", "cases", "math", "tame"]
