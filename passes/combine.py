@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
-from tilec.mlir import ir
+from tilec.mlir import arith, ir
 
 BINARY = {
     "arith.addf", "arith.mulf", "arith.addi", "arith.muli", "arith.maximumf", "arith.minimumf", "arith.maxnumf",
@@ -63,16 +63,26 @@ class Combiner:
             return [self._binary(group[0], a[0], b[0])]
         mapping = {self.state[n]: v for n, v in zip(group, a)}
         for n, v in zip(group, b):
-            mapping.setdefault(self._element(n), v)
+            if self.update[n] != self.state[n]:
+                mapping.setdefault(self._element(n), v)
         return [self._build(self.update[n], mapping) for n in group]
 
     def _binary(self, n: int, a: ir.Value, b: ir.Value) -> ir.Value:
+        if self.update[n] == self.state[n]:  # elements that change nothing: every partial state is the first one
+            return a
         op = self.update[n].owner
+        if not isinstance(op, ir.Block) and op.name == "arith.constant" and isinstance(a.type, ir.IntegerType):
+            return self._absorbed(op, a, b)
         name = INVERSE.get(op.name, op.name)
         if name not in BINARY or self.state[n] not in list(op.operands):
             raise self._error(n)
         combined = ir.Operation.create(name, results=[a.type], operands=[a, b])
         return combined.results[0]
+
+    def _absorbed(self, constant: ir.Operation, a: ir.Value, b: ir.Value) -> ir.Value:
+        """Any element makes the state this constant (`any` of true, a product with 0): a state is it, or has seen none."""
+        value = constant.clone().results[0]
+        return arith.select(arith.cmpi(arith.CmpIPredicate.eq, a, value), a, b)
 
     def _element(self, n: int) -> ir.Value:
         """The part of an element's own state that output `n` may take."""

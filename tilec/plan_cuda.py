@@ -232,7 +232,7 @@ def _row_problem(view: View, lane: int) -> cost_rows.Rows:
     flops = {"fma.f32": sum(n.flops for n in nodes), "special": sum(n.special for n in nodes)}
     size = max((a.element for a in reads), default=4)
     sweeps = 1 + max(view.kernel.sweeps[n.name] for n in nodes)
-    return cost_rows.Rows(rows, view.extents[lane], size, max(1, len(reads)), len(writes), 1, sweeps, flops)
+    return cost_rows.Rows(rows, max(1, view.extents[lane]), size, max(1, len(reads)), len(writes), 1, sweeps, flops)
 
 
 # ---- columns and points ----------------------------------------------------------------------------------------------

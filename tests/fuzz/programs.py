@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, replace
 
 import numpy as np
-from fuzz.expressions import BOOL, DEEPEST, FLOATS, INTEGERS, Dim, Expressions, Index, Tensor, converted
-from fuzz.values import tame
 from hypothesis import strategies as st
 
-from tilec.dtypes import DType, compute_type
+from fuzz.accesses import DEEPEST, FLOATS, INTEGERS, Index, Tensor
+from fuzz.expressions import Expressions
+from fuzz.values import converted
+from tilec.dtypes import BOOL, DType, compute_type
 
 SIZES = [2, 3, 1, 4, 5, 0, 8, 7, 16, 17, 33, 64, 65, 130]
 
@@ -41,7 +41,9 @@ def cases(draw, statements: int = 4, fuel: int = 3, sizes: list[int] = SIZES) ->
     maker = _Program(draw, values, fuel, special=draw(st.integers(0, 9)) == 9)
     text, exact = maker.program(draw(st.integers(1, statements)))
     seed = draw(st.integers(0, 2**16))
-    return Case(text, maker.sizes(text), {t.name: _data(t, seed, n, maker.special) for n, t in enumerate(maker.inputs)}, exact)
+    return Case(
+        text, maker.sizes(text), {t.name: _data(t, seed, n, maker.special) for n, t in enumerate(maker.inputs)}, exact
+    )
 
 
 class _Program:
@@ -81,14 +83,18 @@ class _Program:
         """An input that nothing reads tells the sizes that no other parameter or result does: for a called op, those that
         are no parameter's dimension `alone`.
         """
-        told = " ".join(d.text for t in (*self.inputs, *results) for d in t.dims if d.text in self.scope.sizes or not alone)
+        told = " ".join(
+            d.text for t in (*self.inputs, *results) for d in t.dims if d.text in self.scope.sizes or not alone
+        )
         said = " ".join([*self.lines, *(d.text for t, _ in self.made for d in t.dims)])
         if alone:
             said += " ".join(d.text for t in self.inputs for d in t.dims)
         missing = [n for n in self.scope.sizes if re.search(rf"\b{n}\b", said) and not re.search(rf"\b{n}\b", told)]
         if missing:
             element, dtype = self.scope.fresh_element(BOOL)
-            self.inputs.append(Tensor(self.scope.fresh("unread"), tuple(self.scope.dim(n) for n in missing), element, dtype))
+            self.inputs.append(
+                Tensor(self.scope.fresh("unread"), tuple(self.scope.dim(n) for n in missing), element, dtype)
+            )
 
     def sizes(self, text: str) -> dict[str, int]:
         header = text.rpartition("op f(")[2].partition("\n")[0]
@@ -193,6 +199,3 @@ def _data(tensor: Tensor, seed: int, number: int, special: bool) -> np.ndarray:
     info = np.iinfo(dtype.numpy)
     low, high = (info.min, info.max) if tensor.element.bound > 4 else (max(-4, info.min), 4)
     return np.asarray(rng.integers(low, high, shape, dtype.numpy, endpoint=True))
-
-
-__all__ = ["SIZES", "Case", "Dim", "cases", "math", "tame"]

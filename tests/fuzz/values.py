@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import ml_dtypes
 
-from tilec.dtypes import BOOL, F32, F64, I32, I64, DType, compute_type, join
+from tilec.dtypes import BOOL, I32, DType, compute_type, join
 
 WILD = 2.0**20
 """A float that may be larger is clamped before it is used again."""
@@ -48,7 +48,11 @@ def limit(dtype: DType) -> float:
 def computed(value: Value) -> Value:
     """The value after an operation in its type: rounded or wrapped around where it does not fit."""
     if value.dtype.is_float:
-        fits = value.exact and value.grain < 64 and value.bound * 2.0**value.grain <= 2.0 ** compute_type(value.dtype).mantissa
+        fits = (
+            value.exact
+            and value.grain < 64
+            and value.bound * 2.0**value.grain <= 2.0 ** compute_type(value.dtype).mantissa
+        )
         return value if fits else replace(value, grain=None)
     if value.bound < limit(value.dtype) and (value.dtype.kind == "int" or not value.negative):
         return value
@@ -121,21 +125,3 @@ def accumulated(dtype: DType) -> DType:
 def worst(*values: Value) -> int | None:
     """The finest grain, None if any has none."""
     return None if any(not v.exact for v in values) else max(v.grain for v in values)
-
-
-__all__ = [
-    "F32",
-    "F64",
-    "I64",
-    "WILD",
-    "Value",
-    "accumulated",
-    "cast",
-    "computed",
-    "converted",
-    "limit",
-    "meeting",
-    "operand",
-    "tame",
-    "worst",
-]

@@ -1,0 +1,79 @@
+"""Looking for failures: cases are drawn until the time is up, and each kind of failure is reduced and kept."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from fuzz.compare import check
+from fuzz.programs import Case, cases
+
+
+@dataclass
+class Found:
+    """A reduced case that fails, and how."""
+
+    case: Case
+    way: str
+    error: Exception
+    kind: str
+
+
+def kind_of(error: Exception) -> str:
+    """What failures of one defect have in common: the error's type, the place that raised it, its words."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+        frames += traceback.extract_tb(cause.__traceback__)
+    words = re.sub(r"[\d.]+|`[^`]*`|\[.*?\]|\b[xyn]\d+\b|e[+-]\d+", "", str(cause).partition("\n")[0])
+    place = frames[-1].name if frames and "<kernels>" not in frames[-1].filename else "kernel"
+    return f"{type(cause).__name__} in {place}: {words.strip()[-80:]}"
+
+
+def hunt(
+    way: str, start: int, minutes: float, tell: Callable[[Found], None], examples: int = 100, **options
+) -> tuple[int, list[Found]]:
+    """Draws cases for so many minutes, from `start` on; returns how many ran, and a reduced one for each kind of
+    failure. The same `start` draws the same cases.
+    """
+    end, found, kinds, ran = time.monotonic() + 60 * minutes, [], set(), 0
+    latest: list[Found] = []
+    while time.monotonic() < end:
+        latest.clear()
+
+        @seed(start)
+        @settings(
+            max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate, Phase.shrink], report_multiple_bugs=False,
+        )  # fmt: skip
+        @given(cases(**options))
+        def draw(case):
+            nonlocal ran
+            if time.monotonic() > end:
+                return
+            ran += 1
+            try:
+                check(case, way)
+            except Exception as error:
+                kind = kind_of(error)
+                if kind in kinds or (latest and latest[-1].kind != kind):
+                    return
+                latest.append(Found(case, way, error, kind))
+                raise
+
+        try:
+            draw()
+        except Exception:
+            if not latest:
+                raise
+            found.append(latest[-1])
+            kinds.add(latest[-1].kind)
+            tell(latest[-1])
+        start += 1
+    return ran, found

@@ -1,0 +1,61 @@
+"""What the fuzzers found: each program once went wrong, and is held to the reference on the CPU and on emulated CUDA."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fuzz.compare import check
+from fuzz.programs import Case
+
+import tilec
+from tilec.api import read_source
+from tilec.dsl.parse import parse
+from tilec.evaluate import reference
+
+# by what was wrong: (program, sizes)
+PROGRAMS = {
+    "all of true: the update is the state": ("op f(x: f32[M]) -> (y: bool) { y = all[k in 0:M](true) }", {"M": 5}),
+    "any of true: the update is a constant": ("op f(x: f32[M]) -> (y: bool[M]) { y[i] = any[k in 0:M](true) }", {"M": 5}),
+    "a sum of nothing but zeros": ("op f(x: f32[M]) -> (y: i32) { y = sum[k in 0:M](i32(0)) }", {"M": 5}),
+    "a product with zero": ("op f(x: f32[M]) -> (y: i32) { y = prod[k in 0:M](i32(0)) }", {"M": 70}),
+    "the largest of the largest": ("op f(x: f32[M]) -> (y: u32) { y = max[k in 0:M](u32(4294967295)) }", {"M": 70}),
+    "the place of the largest of zeros": ("op f(x: f32[M]) -> (y: i64) { y = argmax[k in 0:M](u32(0)) }", {"M": 70}),
+    "the place of the smallest of the largest": ("op f(x: f32[M]) -> (y: i64) { y = argmin[k in 0:M](u8(255)) }", {"M": 70}),
+    "a range that is a quotient of sizes": (
+        "op f() -> (y: i16[N // 2, 2 * M]) { y[i, j] = M where i in 0:N // 2, j in 0:2 * M }", {"M": 3, "N": 5}),
+    "a typed literal converted to an integer": ("op f(x: f32) -> (y: u64) { y = f32(1.25) }", {}),
+    "a size that its type does not hold wraps around": ("op f(x: f32[N]) -> (y: u8) { y = N }", {"N": 300}),
+    "literals are rounded by casts": ("op f(x: f32[N]) -> (y: f32[N]) { y[i] = f16(0.1) * x[i] }", {"N": 3}),
+    "literals are rounded by declared types": ("op f(x: f32[N]) -> (y: f32[N]) { h: bf16 = 0.1  y[i] = h * x[i] }", {"N": 3}),
+    "rows of nothing": ("op f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[j](x[i, j]) }", {"M": 0, "N": 0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["cpu", "emulator"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_that_went_wrong(name, way, rng):
+    text, sizes = PROGRAMS[name]
+    op = parse(read_source(text)).ops[0]
+    shapes = {t.name: [sizes[d.name] for d in t.shape] for t in op.inputs}
+    inputs = {t.name: np.asarray(rng.integers(0, 9, shapes[t.name])).astype(t.dtype.numpy) for t in op.inputs}
+    check(Case(text, sizes, inputs, frozenset(t.name for t in op.outputs)), way)
+
+
+def test_rounded_literals_are_rounded():
+    """The reference once agreed with what was wrong."""
+    x = np.ones((), np.float32)
+    for program in (
+        "op f(x: f32) -> (y: f32) { y = f16(0.1) * x }",
+        "op f(x: f32) -> (y: f32) { h: f16 = 0.1  y = h * x }",
+    ):
+        assert tilec.compile(program, target="cpu")(x) == np.float32(np.float16(0.1))
+        assert reference(program, rounded=True)(x) == np.float32(np.float16(0.1))
+
+
+@pytest.mark.parametrize("text", [
+    "op g(x: f32[3]) -> (y: f32[M, 3]) { y[i, j] = x[j] }\nop f(x: f32[3]) -> (z: f32[M, 3]) { z = g(x) }",
+    "op g(x: f32[3]) -> (y: f32[3]) { y[j] = sum[k in 0:M](x[j]) }\nop f(x: f32[3]) -> (z: f32[3]) { z = g(x) }",
+])  # fmt: skip
+def test_a_called_op_whose_sizes_nothing_tells_is_refused(text):
+    with pytest.raises(tilec.TileError, match="nothing says what `M` is in the call of `g`"):
+        tilec.compile(text, op="f")
