@@ -138,6 +138,11 @@ class _Builder:
         outer = dims[: len(free)]
         if expr.kind in ("argmax", "argmin"):
             return self.arg_reduce(name, dims, len(free), expr, body)
+        if any(d.extent == 0 for d in dims[len(free) :]):  # a reduction of nothing is a constant from the beginning
+            nothing = ast.Number(row.identity(body.dtype), body.dtype)
+            return self.operation(name, outer, [], nothing, [self.empty(outer, body.dtype)], [kept], lambda v, _: [v])[
+                0
+            ]
         identity = scalars.number(row.identity(body.dtype), body.dtype)
         init = linalg.fill(identity, outs=[self.empty(outer, body.dtype)])
         attributes = {"tilec.reduce": mlir.string(expr.kind)}
@@ -230,6 +235,8 @@ class _Builder:
         if not all(name in position for name in bare):
             return None
         picked = tuple(position[name] for name in bare)
+        if access.tensor.startswith("%"):  # a hoisted reduction has the extents of its indices, wherever they begin
+            return picked
         shape = self.tensors[access.tensor].type.shape
         full = all(dims[d].low == 0 and dims[d].high == extent for d, extent in zip(picked, shape))
         return picked if full else None

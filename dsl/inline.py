@@ -361,7 +361,10 @@ class Inliner:
 
     def _call_index(self, item: ast.Range, scope: Scope) -> ast.Range:
         if item.low is None and item.index in scope.indices:
-            return replace(scope.ranges.get(item.index, item), index=scope.indices[item.index])
+            index, given = scope.indices[item.index], scope.ranges.get(item.index, item)
+            if given.low is None and (bounds := self.bound.get(index)) is not None:
+                given = replace(given, low=bounds[0], high=bounds[1])
+            return replace(given, index=index)
         return self._bind(item, scope)
 
     def _fits(self, function: ast.Def, ranges, arguments, span: Span, scope: Scope) -> bool:
@@ -385,6 +388,8 @@ class Inliner:
         if trivial(value):
             return value
         free = free_indices(value, self.bound)
+        if any(map(self._starts_later, free)):
+            return value
         plain = not any(isinstance(node, ast.Reduce | ast.Scan) for node in ast.walk(value))
         if plain and scope.reduced & set(free) and sum(1 for _ in ast.walk(value)) <= _SMALL:
             return value
@@ -395,6 +400,11 @@ class Inliner:
         self.group.append(ast.Equation(name, indices, guarded, span=value.span))
         subscripts = tuple(ast.Name(i, span=value.span) for i in indices)
         return ast.Access(name, subscripts, span=value.span)
+
+    def _starts_later(self, index: str) -> bool:
+        """Whether an index does not run from 0, as the indices of an equation of the group must."""
+        bounds = self.bound.get(index)
+        return bounds is not None and bounds[0] != ast.SizeNumber(0)
 
     def _under_guards(self, value: ast.Expr, indices: tuple[str, ...], scope: Scope) -> ast.Expr:
         """The conditions around the call come along: where they fail the value is never read, and may be anything."""

@@ -28,6 +28,19 @@ PROGRAMS = {
     "literals are rounded by casts": ("op f(x: f32[N]) -> (y: f32[N]) { y[i] = f16(0.1) * x[i] }", {"N": 3}),
     "literals are rounded by declared types": ("op f(x: f32[N]) -> (y: f32[N]) { h: bf16 = 0.1  y[i] = h * x[i] }", {"N": 3}),
     "rows of nothing": ("op f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[j](x[i, j]) }", {"M": 0, "N": 0}),
+    "a reduction inside one that does not begin at 0": (
+        "op f(x: f32[M, N, K]) -> (y: f32[M]) { y[i] = sum[k in 1:N](sum[l](x[i, k, l]) * x[i, k, 0]) }",
+        {"M": 3, "N": 5, "K": 4}),
+    "a scan inside a reduction that does not begin at 0": (
+        "op f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[k in 2:N](cumsum[i](x[i, k])) }", {"M": 3, "N": 5}),
+    "a shared argument under an index that does not begin at 0": (
+        "def g(p) { return p + p * p } op f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[k in 1:N](g(max[l in 0:3](x[i, k] + l))) }",
+        {"M": 3, "N": 5}),
+    "an index that a range is given for, handed to a function": (
+        "def g[j](p) { return p - max[j](p) } op f(x: f32[N]) -> (y: f32) { y = min[k in 0:N](g[k](cumsum[k](x[k // 2]))) }",
+        {"N": 4}),
+    "a scan of reductions of nothing": ("op f(x: i32[M], u: f32[K]) -> (y: i32[M]) { y[i] = cumsum[i](sum[k in 0:K](x[i])) }",
+                                        {"M": 2, "K": 0}),
 }  # fmt: skip
 
 
@@ -50,6 +63,12 @@ def test_rounded_literals_are_rounded():
     ):
         assert tilec.compile(program, target="cpu")(x) == np.float32(np.float16(0.1))
         assert reference(program, rounded=True)(x) == np.float32(np.float16(0.1))
+
+
+def test_the_reference_adds_products_of_infinities_one_by_one():
+    """It once added up one factor before it multiplied."""
+    x, w = np.array([np.inf, 1.0], np.float32), np.array([1.0, -2.0], np.float32)
+    assert np.isnan(reference("y[i] = sum[k, l](x[i] * w[k]) where l in 0:2")(x, w)[0])
 
 
 @pytest.mark.parametrize("text", [

@@ -295,8 +295,9 @@ class Space:
         axes = [self.axes[r.index] for r in expr.ranges]
         mask = self.spread(mask, []).any(axis=tuple(axes), keepdims=True)
         mask = mask & (self.volume({r.index for r in expr.ranges}) > 0)
-        if factors := self.factors(expr):
-            return self.contract(*(self.value(f, mask) for f in factors), axes)
+        factors = [self.value(f, mask) for f in self.factors(expr) or ()]
+        if factors and all(np.isfinite(f).all() for f in factors):  # infinities are not to be added up first
+            return self.contract(*factors, axes)
         if half := self.halved(expr):
             first, second = (space.reduce(expr, mask) for space in self.halves(half))
             return COMBINE[expr.kind](first, second)

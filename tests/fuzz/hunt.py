@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from fuzz.compare import check
 from fuzz.programs import Case, cases
 
+REDUCING = 60
+"""Seconds that may go into reducing one failure."""
+
 
 @dataclass
 class Found:
@@ -44,6 +47,7 @@ def hunt(
     """
     end, found, kinds, ran = time.monotonic() + 60 * minutes, [], set(), 0
     latest: list[Found] = []
+    since: list[float] = []
     while time.monotonic() < end:
         latest.clear()
 
@@ -55,7 +59,8 @@ def hunt(
         @given(cases(**options))
         def draw(case):
             nonlocal ran
-            if time.monotonic() > end:
+            slow = latest and time.monotonic() > since[0] + REDUCING
+            if time.monotonic() > end + REDUCING or (slow and repr(case) != repr(latest[-1].case)):
                 return
             ran += 1
             try:
@@ -64,6 +69,8 @@ def hunt(
                 kind = kind_of(error)
                 if kind in kinds or (latest and latest[-1].kind != kind):
                     return
+                if not latest:
+                    since[:] = [time.monotonic()]
                 latest.append(Found(case, way, error, kind))
                 raise
 
