@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from cuda_emulator import run as emulate
 
@@ -13,9 +15,11 @@ from tilec.driver import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import Specialised, specialise
+from tilec.error_bounds import compare
 from tilec.evaluate import evaluate
+from tilec.interpreted import interpret_stage
 from tilec.mlir import ir
-from tilec.run_data import compare
+from tilec.passes import NAMES
 from tilec.target import load
 
 Arrays = dict[str, np.ndarray]
@@ -29,35 +33,47 @@ def specialised(case: Case) -> Specialised:
     return specialise(parse(read_source(case.text)), "f", None, case.sizes)
 
 
+WAYS = ("cpu", "stages", "emulator", "gpu")
+"""`stages`: the IR after every stage, for CPU and GPU, by the interpreter; `emulator`: printed CUDA kernels, on the CPU."""
+
+
 def check(case: Case, way: str, schedule=None) -> None:
-    """Runs a case one way: `cpu`, `emulator` or `gpu`. Raises Wrong, or whatever the compiler raised."""
+    """Runs a case one way. Raises Wrong, or whatever the compiler or the interpreter raised."""
     program = specialised(case)
-    results = {"cpu": on_cpu, "emulator": on_emulator, "gpu": on_gpu}[way](case, program, schedule)
-    expect(case, program, results, way)
+    match way:
+        case "cpu":
+            expect(case, program, on_cpu(case, program, schedule), "cpu")
+        case "emulator":
+            expect(case, program, on_emulator(case, program, schedule), "cuda")
+        case "gpu":
+            expect(case, program, on_gpu(case, program, schedule), "cuda")
+        case "stages":
+            for target in ("cpu", "h200"):
+                for stage, results in interpreted(case, program, target, schedule):
+                    expect(case, program, results, None, f"after {stage} for {target}: ")
+        case _:
+            raise ValueError(way)
 
 
-def expect(case: Case, program: Specialised, results: Arrays, way: str) -> None:
-    """Exact results must be the reference's; others within the bound."""
+def expect(case: Case, program: Specialised, results: Arrays, kind: str | None, where: str = "") -> None:
+    """Results within what the documented errors allow, and equal where no rounding reaches."""
+    for name, comparison in compare(program, case.inputs, results, kind).items():
+        if not comparison.within:
+            raise Wrong(f"{where}{name} is out of bounds: {comparison}")
     exact = evaluate(program, case.inputs, rounded=True)
-    bounds = compare(program, case.inputs, results)
     for tensor in program.outputs:
         name, found = tensor.name, results[tensor.name]
         with np.errstate(all="ignore"):
             expected = exact[name].astype(tensor.dtype.numpy)
         if found.shape != expected.shape or found.dtype != expected.dtype:
             raise Wrong(
-                f"{way}: {name} is {found.dtype}{list(found.shape)}, not {expected.dtype}{list(expected.shape)}"
+                f"{where}{name} is {found.dtype}{list(found.shape)}, not {expected.dtype}{list(expected.shape)}"
             )
-        if name in case.exact:
-            differ = ~_same(found, expected)
-            if differ.any():
-                at = tuple(map(int, np.argwhere(differ)[0]))
-                count = np.count_nonzero(differ)
-                raise Wrong(
-                    f"{way}: {count} of {found.size} elements of {name} differ, at {list(at)} {found[at]}, not {expected[at]}"
-                )
-        elif bounds[name].error and not bounds[name].within:
-            raise Wrong(f"{way}: {name} is off by {bounds[name].error:.3g}, {bounds[name].allowed:.3g} allowed")
+        differ = ~_same(found, expected)
+        if name in case.exact and differ.any():
+            at = tuple(map(int, np.argwhere(differ)[0]))
+            count = f"{np.count_nonzero(differ)} of {found.size} elements of {name}"
+            raise Wrong(f"{where}{count} differ, at {list(at)} {found[at]}, not {expected[at]}")
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -72,6 +88,15 @@ def on_cpu(case: Case, program: Specialised, schedule=None, target: str = "cpu")
     found = op(*case.inputs.values())
     found = found if isinstance(found, tuple) else (found,)
     return {t.name: np.asarray(a) for t, a in zip(program.outputs, found)}
+
+
+def interpreted(case: Case, program: Specialised, target: str, schedule=None) -> Iterator[tuple[str, Arrays]]:
+    """The results of the IR after every stage."""
+    with mlir.context(), ir.Location.unknown():
+        texts = lower(build(program), load(target), schedule=schedule, emit=False).texts
+    for stage in [s for s in NAMES if s in texts]:
+        with np.errstate(all="ignore"):
+            yield stage, interpret_stage(program, texts, stage, case.inputs)
 
 
 def on_gpu(case: Case, program: Specialised, schedule=None) -> Arrays:
@@ -92,5 +117,5 @@ def on_emulator(case: Case, program: Specialised, schedule=None) -> Arrays:
         array.reshape(-1).view(np.uint8)[...] = 0xA5
     failed = emulate(emitted, list(case.inputs.values()), list(outputs.values()))
     if any(failed):
-        raise Wrong(f"emulator: a check failed: {failed}")
+        raise Wrong(f"a check failed: {failed}")
     return outputs
