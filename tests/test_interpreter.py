@@ -7,6 +7,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+import test_compiled_examples
 import test_constructs
 from conftest import assert_close
 from expectations import EXAMPLES, Bound
@@ -188,6 +189,17 @@ def test_examples(name, rng):
                     assert_close(result, value, example.bound())
                 except AssertionError as error:
                     raise AssertionError(f"after {stage} for {target}: {error}") from error
+
+
+@pytest.mark.parametrize("name", test_compiled_examples.NOTHING)
+def test_examples_of_nothing(name, rng):
+    """Each size that may be 0, for a GPU: the planner meets it, and results without elements have no thread."""
+    example = EXAMPLES[name]
+    for size in test_compiled_examples.NOTHING[name]:
+        inputs = example.inputs(rng, {**example.sizes, size: 0})
+        text = texts(example.path, example.op, inputs.values(), "sm_90a")["map"]
+        for result, value in zip(interpret(text, inputs).values(), example.expected(inputs), strict=True):
+            assert_close(result, value, example.bound())
 
 
 def check_construct(name: str, size: str, rng, targets) -> None:

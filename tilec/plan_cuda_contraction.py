@@ -52,10 +52,10 @@ def choose_contraction(
     (node,) = [n for n in g.nodes if n.contraction is not None]
     kind = multiplicand_of(node)
     kind = kind if kind in BYTES else "f32"
-    roles, feeds = arrange(node, kind, g, graph, target)
-    problem = _problem(node, roles, kind, kernel, g, graph)
     if 0 in kernel.extents.values():
         return None
+    roles, feeds = arrange(node, kind, g, graph, target)
+    problem = _problem(node, roles, kind, kernel, g, graph)
     boxes = partial(_boxes_of, kernel=kernel, roles=roles, feeds=feeds, kind=kind)
     choices = sorted(
         (c for c in cost_contraction.choose(target, problem, _instructions(kind, feeds, target))
