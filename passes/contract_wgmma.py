@@ -292,7 +292,8 @@ class _Ring:
         ]
         n = right.side.size
         order = ("mk" if left.side.major else "km") + "_" + ("nk" if right.side.major else "kn")
-        self._call(f"wgmma_64x{n}x{self.problem.depth}_{self.problem.element}_{order}", [self.sums, *views, step])
+        kind = self.problem.options.multiplicand
+        self._call(f"wgmma_64x{n}x{self.problem.depth}_{kind}_{order}", [self.sums, *views, step])
 
     def _wait_for_sums(self, running: int) -> None:
         """Until at most so many products run."""

@@ -7,7 +7,8 @@
       y = generic e / s   {sweep 2}            return y
     }                                        }
 
-Reductions marked `tilec.split` become two. Producers marked `tilec.inline` are computed inside their readers; operations
+Reductions marked `tilec.split` become two; factors of contractions marked `tilec.pack_left` or `tilec.pack_right` are
+stored by an operation of their own. Producers marked `tilec.inline` are computed inside their readers; operations
 of one sweep that walk the same dimensions
 become one; then each kernel's operations move into a function that takes its inputs and the tensors to write
 (destination style) and returns what it wrote. What is left in the program's function is the order of calls.
@@ -19,6 +20,7 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import func, ir, tensor
 from tilec.passes.merge import inline, merge, refuse_inline
+from tilec.passes.pack import SIDES, pack
 from tilec.passes.split import split
 
 PLACEMENT = ("kernel", "sweep", "dims", "loops")  # what the plan writes on every operation
@@ -28,6 +30,7 @@ def fuse(module: ir.Operation) -> None:
     (function,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
     inline_all(function)
     _split_all(function)
+    _pack_all(function)
     order = _kernels(function)
     for name in order:
         _merge_sweeps(function, name)
@@ -50,6 +53,20 @@ def _split_all(function: ir.Operation) -> None:
                     partial.attributes[f"tilec.{key}"] = table[key]
             for key, value in placed.items():
                 combine.attributes[key] = value
+
+
+def _pack_all(function: ir.Operation) -> None:
+    for op in _generics(function):
+        for side, name in enumerate(SIDES):
+            if (key := f"tilec.pack_{name}") not in op.attributes:
+                continue
+            table = ir.DictAttr(op.attributes[key])
+            del op.attributes[key]
+            dims = tuple(ir.DenseI64ArrayAttr(table["factor_dims"]))
+            stored, op = pack(op, side, dims, ir.StringAttr(table["kind"]).value)
+            for part in PLACEMENT:
+                if part in table:
+                    stored.attributes[f"tilec.{part}"] = table[part]
 
 
 def inline_all(function: ir.Operation) -> None:

@@ -142,6 +142,12 @@ def _bitcast(name: str, source: str, result: str) -> Any:
     return define(name, {"a": source}, result, f"%result = arith.bitcast %a : {source} to {result}")
 
 
+def _round_tf32() -> Any:
+    """To the nearest tf32, ties away from zero: the only rounding before sm_90."""
+    cut = asm("cvt.rna.tf32.f32 $0, $1;", "r", [("f", "%a")], pure=True)
+    return define("round_tf32", {"a": "f32"}, "f32", f"%cut = {cut}\n%result = arith.bitcast %cut : i32 to f32")
+
+
 def _round(dtype: str) -> Any:
     """A float32 rounded to what `dtype` can hold, still as float32: what a store and a load would give."""
     from tilec.runtime.cuda_memory import WIDTH, _decode, _encode_one
@@ -231,6 +237,7 @@ def _build() -> dict[str, Callable[[], Any]]:
     table |= {name: partial(ptx, name, *row, pure=True) for name, row in _PTX.items()}
     table |= {name: partial(ptx, name, *row) for name, row in _PTX_EFFECTS.items()}
     table |= {n: partial(ptx, n, f"mov.u32 $0, {r};", "", "r", pure=True) for n, r in _REGISTERS.items()}
+    table["round_tf32"] = _round_tf32
     table |= {f"round_{t}": partial(_round, t) for t in ("bf16", "f16", "f8e4m3", "f8e5m2")}
     for mode in _SHUFFLES:
         for dtype in ("f32", "i32", "u32", "f64", "i64", "u64"):

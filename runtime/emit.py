@@ -35,7 +35,7 @@ EXTREMA = {
     "arith.maximumf": "maximum", "arith.minimumf": "minimum", "arith.maxnumf": "maximum", "arith.minnumf": "minimum",
 }  # fmt: skip
 UNSIGNED = {"arith.divui", "arith.remui", "arith.shrui", "arith.maxui", "arith.minui", "arith.extui", "arith.uitofp"}
-NARROW = ("bf16", "f16", "f8E4M3FN", "f8E5M2")
+NARROW = ("bf16", "f16", "tf32", "f8E4M3FN", "f8E5M2")
 PURE = ("arith.", "math.", "affine.apply", "affine.min", "affine.max", "memref.dim")
 
 

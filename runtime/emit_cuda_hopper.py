@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
+from tilec.grouping import element_bytes
 from tilec.mlir import ir
 from tilec.runtime.emit import Memory
 from tilec.runtime.program import TensorMap
@@ -114,14 +115,15 @@ def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
     n, depth, kind, left, right, *slabs = match.groups()
     turned = left == "km", right == "kn"
     steps = [depth_step(t) for t in turned]
-    arguments = f'"{kind}", {n}, steps={int(depth) // 16}, step_a={steps[0]}, step_b={steps[1]}'
+    views = [printer.memory[v] for v in list(op.operands)[1:3]]
+    size = element_bytes(ir.Type.parse(views[0].element))
+    arguments = f'"{kind}", {n}, steps={int(depth) * size // 32}, step_a={steps[0]}, step_b={steps[1]}'
     arguments += f", transpose_a={turned[0]}, transpose_b={turned[1]}"
     lines = [int(s) for s in slabs] if slabs[0] else [int(depth)] * 2
     if slabs[0]:  # what is longer than a line of k lies in slabs of so many lines
         jumps = [0 if t else count * LINE // 16 for t, count in zip(turned, lines)]
         arguments += f", slab_a={jumps[0]}, slab_b={jumps[1]}, registers={left == 'rk'}"
     name = printer.define(f"wgmma_{n}_{left}_{right}" + (f"_{depth}" if slabs[0] else ""), "wgmma", f"({arguments})")
-    views = [printer.memory[v] for v in list(op.operands)[1:3]]
     texts = [f"{descriptor(t, k):#x} | ({printer.bytes(m, m.offset)} >> 4)" for t, k, m in zip(turned, lines, views)]
     if left == "rk":
         texts[0] = f"{views[0].base}, {printer.expr(op.operands[3])}"

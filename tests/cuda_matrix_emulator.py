@@ -165,7 +165,7 @@ class MatrixIntrinsics(Intrinsics):
         self._barrier(barrier).change(0, -box.nbytes)
 
     def _wgmma(self, dtype, n, options, sums, at, *operands) -> None:
-        kind = DTYPES[dtype].numpy
+        kind = np.float32 if dtype == "tf32" else DTYPES[dtype].numpy
         *a, b, keep = operands
         words = None
         if options.get("registers"):
@@ -199,15 +199,17 @@ class MatrixIntrinsics(Intrinsics):
         return known.setdefault(int(number), _Named(int(threads)))
 
     def _operand(self, descriptor: int, rows: int, dtype, transposed: bool) -> np.ndarray:
-        """rows x 16 elements by a matrix descriptor, as PTX defines it for 128 bytes of swizzle."""
+        """Rows of 32 bytes of k by a matrix descriptor, as PTX defines it for 128 bytes of swizzle."""
         descriptor = int(descriptor) & ~(SHARED >> 4)
         assert descriptor >> 62 == 1
         start, leading, stride = ((descriptor >> bits & 0x3FFF) << 4 for bits in (0, 16, 32))
-        result = np.zeros((rows, 16), dtype)
-        for r, k in product(range(rows), range(16)):
+        size = np.dtype(dtype).itemsize
+        result = np.zeros((rows, 32 // size), dtype)
+        line = 128 // size
+        for r, k in product(range(rows), range(32 // size)):
             across, along = (k, r) if transposed else (r, k)
-            offset = across // 8 * stride + across % 8 * 128 + along % 64 * 2 + along // 64 * leading
-            result[r, k] = self.state.block.bytes_at(_swizzled(SHARED + start + offset), 2).view(dtype)[0]
+            offset = across // 8 * stride + across % 8 * 128 + along % line * size + along // line * leading
+            result[r, k] = self.state.block.bytes_at(_swizzled(SHARED + start + offset), size).view(dtype)[0]
         return result
 
 

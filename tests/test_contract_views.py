@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+import test_contract_cuda as T
 from test_contract_cuda import check, fma, mma
+
+from tilec import packing
 
 PROJECTION = """op project(o: {t}[B, H, S, D], w: {t}[H, D, E]) -> (r: {o}[B, S, E]) {{
  r[b, s, e] = sum[h, d](o[b, h, s, d] * w[h, d, e])
@@ -81,3 +84,31 @@ def test_the_last_step_is_stored_by_the_contraction(monkeypatch):
     result = check(text, ("bf16", "bf16"), sizes, mma(), lambda x, w, v: x @ w @ v, monkeypatch)
     first, second = result.plan.kernels
     assert first.outputs == ("h",) and second.options["left_copy"] == "async"
+
+
+PACKED = {  # text, types, relative error, what is stored before
+    "tf32": (T.USING, ("tf32", "f32"), 5e-4, ("c.left", "c.right")),
+    "bf16": (T.USING, ("bf16", "f32"), 1e-2, ("c.left", "c.right")),
+    "prologue": (T.PROLOGUE, ("bf16", "bf16"), 2e-2, ("c.sum.left",)),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_factors_are_stored_before(name, monkeypatch):
+    """Even though it does not pay at this size, which is why the model is asked about a larger one here."""
+    text, kinds, limit, stored = PACKED[name]
+    monkeypatch.setattr(packing, "GAIN", 1e-6)
+    expected = {"prologue": lambda a, s, b: (a * s[:, None]) @ b}.get(name, lambda a, b: a @ b)
+    sizes = {"M": 72, "N": 136, "K": 72}
+    result = check(text, kinds, sizes, ("wgmma", 64, 64, 128 // (4 if name == "tf32" else 2), (4, 1)), expected,
+                   monkeypatch, limit=limit)  # fmt: skip
+    assert tuple(p.stored for p in result.plan.packs) == stored
+    assert result.emitted.module.count("= wgmma(") == 1
+
+
+@pytest.mark.parametrize("kind", ["tf32", "bf16"])
+def test_storing_pays_at_large_sizes(kind):
+    _, result = T.lowered(T.USING.format(t=kind, o="f32"), T.LARGE, "h200")
+    assert [k.options.get("instruction") for k in result.plan.kernels] == [None, None, "wgmma"]
+    _, result = T.lowered(T.USING.format(t=kind, o="f32"), {"M": 128, "N": 128, "K": 128}, "h200")
+    assert [k.options["instruction"] for k in result.plan.kernels] == ["mma.sync"]

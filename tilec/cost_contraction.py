@@ -15,7 +15,8 @@ from tilec.target import Target
 class Contraction:
     """C[batch, m, n] = A[batch, m, k] B[batch, k, n], of element type `dtype` ("bf16"), C of type `out`.
 
-    `tf32` allows f32 operands on the matrix units; `reads` and `epilogue` are further bytes and operations
+    `tf32` allows f32 operands on the matrix units; `staged`: integer operations for an element of A and of B that threads
+    bring to shared memory themselves (0 where the hardware copies); `reads` and `epilogue` are further bytes and operations
     per element of C that are fused behind (a bias, an activation).
     """
 
@@ -27,6 +28,7 @@ class Contraction:
     out: str = ""
     tf32: bool = False
     reads: float = 0
+    staged: tuple[float, float] = (0, 0)
     epilogue: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -206,6 +208,8 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     flops = 2.0 * tiles * tile.bm * tile.bn * k
     unit = p.vector_unit if tile.instruction == "fma" else f"tensor.{p.unit_type}@{tile.instruction}"
     other = {u: n * p.batch * p.m * p.n for u, n in p.epilogue.items()}
+    if any(p.staged):
+        other["int"] = other.get("int", 0) + tiles * k * (tile.bm * p.staged[0] + tile.bn * p.staged[1])
     further = p.reads * p.batch * p.m * p.n
     return Work(
         dram_read=_contraction_reads(target, p, tile) + further,

@@ -204,7 +204,7 @@ def _contraction(node: Node) -> Contraction | None:
     if product is None or product.name != "arith.mulf":
         return None
     left, right = product.operands
-    dims = [_dims_of(v, node, {}) for v in (left, right)]
+    dims = [dims_of(v, node) for v in (left, right)]
     parallel = set(range(len(node.extents))) - node.reduced
     k = dims[0] & dims[1] & node.reduced
     if not k or (dims[0] | dims[1]) & node.reduced != node.reduced or k != node.reduced:
@@ -224,8 +224,12 @@ def _other_operand(total: ir.Value, state: ir.Value) -> ir.Value | None:
     return b if a == state else a
 
 
+def dims_of(value: ir.Value, node: Node) -> frozenset[int]:
+    """The iteration dimensions that a value of an operation's body depends on."""
+    return _dims_of(value, node, {})
+
+
 def _dims_of(value: ir.Value, node: Node, known: dict[ir.Value, frozenset[int]]) -> frozenset[int]:
-    """The iteration dimensions that a value of the body depends on."""
     if value in known:
         return known[value]
     owner = mlir.definition(value)

@@ -121,7 +121,7 @@ def _inline(graph: Graph, remarks: list[Remark]) -> None:
     from tilec.passes.merge import refuse_inline
 
     for node in graph.nodes:
-        if not node.elementwise or graph.is_returned(node):
+        if not node.elementwise or graph.is_returned(node) or "tilec.packed" in node.op.attributes:
             continue
         consumers = graph.consumers(node)
         if not consumers:

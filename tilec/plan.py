@@ -10,6 +10,7 @@ attributes, which is all that the passes after it obey:
 | `tilec.sweep` | operation | operations of a kernel with one number walk their space together, as one loop nest |
 | `tilec.dims` | operation | the kernel dimension of each of its dimensions |
 | `tilec.split` | operation | a reduction that is cut into parts, and where the operation that makes them belongs |
+| `tilec.pack_left`, `tilec.pack_right` | operation | a factor of a contraction that is stored before, by which operation |
 | `tilec.loops` | operation | its own dimensions in the order of loops, outermost first |
 | `tilec.kernels` | module | per kernel: its grid dimensions and their tile sizes, threads, predicted time |
 """
@@ -26,6 +27,8 @@ from tilec.given import Fixed, group_as
 from tilec.graph import Graph, Node, build_graph
 from tilec.grouping import Group, Remark, group, outputs_of, work_of
 from tilec.mlir import ir
+from tilec.packing import Pack, apply_packs, choose_packs
+from tilec.passes.pack import SIDES
 from tilec.splitting import Split, apply_splits, choose_splits
 from tilec.target import Target
 
@@ -71,6 +74,7 @@ class Plan:
     signature: str = ""
     splits: tuple[Split, ...] = ()
     regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
+    packs: tuple[Pack, ...] = ()
 
     @property
     def registers(self) -> dict[str, int]:
@@ -91,13 +95,17 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     graph = build_graph(function)
     groups, remarks = group(graph, target)
     splits, why = choose_splits(groups, graph, target)
-    before = [n.name for n in graph.nodes if n.inlined] if splits else []
-    if splits or fixed:
-        graph = build_graph(
-            apply_splits(function, splits, before) if splits else function
-        )  # what `fuse` will make of it
+    packs, reasons = choose_packs(groups, graph, target)
+    before = [n.name for n in graph.nodes if n.inlined] if splits or packs else []
+    if splits or packs or fixed:
+        if splits or packs:  # what `fuse` will make of it
+            function_then = apply_splits(function, splits, before)
+            apply_packs(function_then, packs)
+            graph = build_graph(function_then)
+        else:
+            graph = build_graph(function)
         groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
-    remarks = why + remarks
+    remarks = why + reasons + remarks
     stem = ir.StringAttr(function.attributes["sym_name"]).value
     kernels = []
     for g in groups:
@@ -106,7 +114,9 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         remarks += why
     inlined = (*before, *(n.name for n in graph.nodes if n.inlined))
     regroup = partial(make_plan, function, target)
-    return Plan(target, tuple(kernels), inlined, tuple(remarks), _signature(function), tuple(splits), regroup)
+    return Plan(
+        target, tuple(kernels), inlined, tuple(remarks), _signature(function), tuple(splits), regroup, tuple(packs)
+    )
 
 
 def _signature(function: ir.Operation) -> str:
@@ -169,10 +179,16 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     for name in plan.inlined:
         by_name[name].attributes["tilec.inline"] = ir.UnitAttr.get()
     parts = {f"{s.name}.partial": s for s in plan.splits}
+    stored = {p.stored: p for p in plan.packs}
     table = {}
     for kernel in plan.kernels:
         for name in kernel.nodes:
             placed = _placement(kernel, name)
+            if name in stored:
+                p = stored[name]
+                packed = {"factor_dims": mlir.integers(p.dims), "kind": mlir.string(p.kind)}
+                by_name[p.name].attributes[f"tilec.pack_{SIDES[p.side]}"] = ir.DictAttr.get(packed | placed)
+                continue
             if name in parts:
                 split = {"dim": mlir.integer(parts[name].dim), "parts": mlir.integer(parts[name].parts)}
                 by_name[parts[name].name].attributes["tilec.split"] = ir.DictAttr.get(split | placed)

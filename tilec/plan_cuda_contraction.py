@@ -18,12 +18,13 @@ along columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, prod
 
 from tilec import cost_contraction
+from tilec.cost import Choice
 from tilec.cost_contraction import BlockTile, Contraction
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
@@ -45,26 +46,48 @@ OTHER = 24  # registers of a thread for addresses and loops, at least
 Sizes = dict[int, int]  # by kernel dimension
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles that can be built for a contraction, the fastest first, and what they are chosen by."""
+
+    kind: str
+    roles: Roles
+    feeds: dict[str, Feed]
+    problem: Contraction
+    choices: list[Choice]
+    boxes: Callable[[BlockTile], Sizes | None]
+
+    def feed(self, factor: ir.Value) -> Feed:
+        return next(self.feeds[s] for s, f in self.roles.factors.items() if f == factor)
+
+
+def tiles_of(node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
+    kind = multiplicand_of(node)
+    kind = kind if kind in BYTES else "f32"
+    roles, feeds = arrange(node, kind, g, graph, target)
+    problem = _problem(node, roles, kind, g, graph)
+    problem = replace(problem, staged=tuple(_staging(feeds[s]) for s in ("left", "right")))
+    boxes = partial(_boxes_of, extents=g.space.extents, roles=roles, feeds=feeds, kind=kind)
+    choices = sorted(
+        (c for c in cost_contraction.choose(target, problem, _instructions(kind, feeds, target))
+         if _buildable(c.tile, feeds, kind) and boxes(c.tile)),
+        key=lambda c: c.rank * _overhang(boxes(c.tile), c.tile, problem, g.space.extents, roles),
+    )  # fmt: skip
+    return Tiles(kind, roles, feeds, problem, choices, boxes)
+
+
 def choose_contraction(
     kernel: KernelPlan, g: Group, graph: Graph, target: Target
 ) -> tuple[KernelPlan, list[Remark]] | None:
     """The tile of a kernel that has a contraction; None where no tile fits."""
     (node,) = [n for n in g.nodes if n.contraction is not None]
-    kind = multiplicand_of(node)
-    kind = kind if kind in BYTES else "f32"
     if 0 in kernel.extents.values():
         return None
-    roles, feeds = arrange(node, kind, g, graph, target)
-    problem = _problem(node, roles, kind, kernel, g, graph)
-    boxes = partial(_boxes_of, kernel=kernel, roles=roles, feeds=feeds, kind=kind)
-    choices = sorted(
-        (c for c in cost_contraction.choose(target, problem, _instructions(kind, feeds, target))
-         if _buildable(c.tile, feeds, kind) and boxes(c.tile)),
-        key=lambda c: c.rank * _overhang(boxes(c.tile), c.tile, problem, kernel, roles),
-    )  # fmt: skip
+    found = tiles_of(node, g, graph, target)
+    kind, roles, feeds, problem, choices = found.kind, found.roles, found.feeds, found.problem, found.choices
     if not choices:
         return None
-    sizes = boxes(choices[0].tile)
+    sizes = found.boxes(choices[0].tile)
     tile = _staged(choices[0].tile, feeds, kind, target)
     feeds = {
         s: f if tile.instruction == "wgmma" or f.copy != "tma" else replace(f, copy="async") for s, f in feeds.items()
@@ -100,8 +123,8 @@ def _describe(tile: BlockTile) -> str:
 # ---- the tile ----------------------------------------------------------------------------------------------
 
 
-def _problem(node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, graph: Graph) -> Contraction:
-    m, n, k = (prod(kernel.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner))
+def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> Contraction:
+    m, n, k = (prod(g.space.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner))
     written = outputs_of(g.nodes, graph)
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in written)
     epilogue = {
@@ -121,13 +144,19 @@ def _problem(node: Node, roles: Roles, kind: str, kernel: KernelPlan, g: Group, 
     ) / max(1, points)
     result = {2: "bf16", 8: "f64"}.get(out, "f32")
     stored, tf32 = ("f32", True) if kind == "tf32" else (kind, False)
-    return Contraction(m, n, k, points // (m * n), stored, result, tf32, reads, epilogue)
+    return Contraction(m, n, k, points // (m * n), stored, result, tf32, reads, epilogue=epilogue)
+
+
+def _staging(feed: Feed) -> float:
+    """Integer operations for an element that threads bring: conversions and convolutions of 4096 and 2304 products on an
+    H200 take as long as so many."""
+    return 0 if feed.copy != "registers" else 40 if feed.gathers else 13
 
 
 def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str]:
     if kind not in ("bf16", "f16", "tf32"):
         return []
-    boxes = all(f.copy == "tma" for f in feeds.values())  # never of tf32, which is rounded in registers
+    boxes = all(f.copy == "tma" for f in feeds.values())
     return ["mma.sync", "wgmma"] if boxes and "wgmma" in target.instructions(kind) else ["mma.sync"]
 
 
@@ -142,7 +171,9 @@ def _buildable(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> bool:
         return False
     match tile.instruction:
         case "wgmma":
-            majors = all((f.major or size % 64 == 0) for f, size in zip(feeds.values(), (tile.bm, tile.bn)))
+            majors = all(
+                (f.major or (size % 64 == 0 and kind != "tf32")) for f, size in zip(feeds.values(), (tile.bm, tile.bn))
+            )
             return majors and tile.bm in (64, 128) and tile.bn % 16 == 0
         case "mma.sync":
             m, n = tile.bm // tile.warp_m, tile.bn // tile.warp_n
@@ -193,22 +224,22 @@ def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) 
     return replace(tile, stages=stages, shared=stages * stage)
 
 
-def _boxes_of(tile: BlockTile, kernel: KernelPlan, roles: Roles, feeds: dict[str, Feed], kind: str) -> Sizes | None:
+def _boxes_of(tile: BlockTile, extents: Sizes, roles: Roles, feeds: dict[str, Feed], kind: str) -> Sizes | None:
     """The block's part of every dimension of C; None where a factor's pieces would not lie inside it."""
     sizes: Sizes = {}
     for side, points in (("left", tile.bm), ("right", tile.bn)):
         order, feed = roles.order(side), feeds[side]
         piece = 1 if feed.major or feed.copy == "registers" else LINE if tile.instruction == "wgmma" else WIDE
-        box = _box([kernel.extents[d] for d in order], points, max(1, piece // BYTES[kind]))
+        box = _box([extents[d] for d in order], points, max(1, piece // BYTES[kind]))
         if box is None:
             return None
         sizes |= zip(order, box)
     return sizes
 
 
-def _overhang(sizes: Sizes, tile: BlockTile, problem: Contraction, kernel: KernelPlan, roles: Roles) -> float:
+def _overhang(sizes: Sizes, tile: BlockTile, problem: Contraction, extents: Sizes, roles: Roles) -> float:
     """How many times as many blocks the boxes take as tiles of a flat C would."""
-    taken = prod(ceil(kernel.extents[d] / sizes[d]) for d in (*roles.rows, *roles.columns))
+    taken = prod(ceil(extents[d] / sizes[d]) for d in (*roles.rows, *roles.columns))
     return taken / (ceil(problem.m / tile.bm) * ceil(problem.n / tile.bn))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilec import mlir
-from tilec.graph import Graph, Node, Read, extract_directions
+from tilec.graph import Graph, Node, Read, dims_of, extract_directions
 from tilec.grouping import Group, outputs_of
 from tilec.matrix import stored
 from tilec.mlir import ir
@@ -117,8 +117,15 @@ def _feed(
     together = len(wide) <= 1 or (wide[-1] == roles.inner[-1] and extents[wide[-1]] % depth == 0)
     kept = [d for d in places if d in roles.order(side) and extents[d] > 1]
     ordered = kept == sorted(kept, key=roles.order(side).index)
-    tma = target.has("tma") and kind in ("bf16", "f16") and len(shape) <= 5 and together and ordered
+    exact = kind in ("bf16", "f16") or (kind == "tf32" and is_packed(read.value))  # what is multiplied is rounded
+    tma = target.has("tma") and exact and len(shape) <= 5 and together and ordered
     return Feed("tma" if tma else "async", major)
+
+
+def is_packed(value: ir.Value) -> bool:
+    """Whether a tensor was stored to be multiplied."""
+    owner = mlir.definition(value)
+    return owner is not None and "tilec.packed" in owner.attributes
 
 
 def _is_flat(places: list[int], inner: tuple[int, ...]) -> bool:
@@ -143,18 +150,18 @@ def _computed(factor: ir.Value, node: Node) -> Feed:
     """A factor that threads compute; in the direction in which most that it reads is contiguous."""
     score: dict[int, float] = {}
     pending, seen = [factor], set()
-    computed = extract_directions(node)
+    computed, points = extract_directions(node), prod(node.extents[d] for d in dims_of(factor, node))
     while pending:
         value = pending.pop()
         owner = mlir.definition(value)
         if owner is None:
             if (read := read_of(value, node)) and read.dims:
-                score[read.dims[-1]] = score.get(read.dims[-1], 0) + 1
+                score[read.dims[-1]] = score.get(read.dims[-1], 0) + prod(node.extents[d] for d in read.dims)
         elif owner not in seen and owner.block == mlir.body_of(node.op):
             seen.add(owner)
             pending += list(owner.operands)
             if owner.name == "tensor.extract":
-                score |= {d: score.get(d, 0) + w for d, w in computed.items()}
+                score |= {d: score.get(d, 0) + w * points for d, w in computed.items()}
     run = {
         d: s * min(32, node.extents[d]) for d, s in score.items() if node.extents[d] > 1
     }  # neighbours in a warp's access

@@ -1,0 +1,131 @@
+"""Which factors of contractions are stored before, in the order and type in which matrix units take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf, prod
+
+from tilec import cost_contraction, mlir
+from tilec.cost import Work, predict
+from tilec.graph import Graph, Node, dims_of
+from tilec.grouping import Group, Remark, bytes_of
+from tilec.matrix import multiplicand_of
+from tilec.mlir import ir
+from tilec.passes.pack import SIDES, factor, pack, slice_of
+from tilec.plan_cuda_feed import BYTES, LINE, WIDE
+from tilec.target import Target
+
+GAIN = 1.05  # what storing must promise
+UNFOLDED = 2  # times as many elements as are read: beyond, a window would be stored once for each place it covers
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Factor `side` of operation `name` is stored over its dimensions `dims`, as `kind`."""
+
+    name: str
+    side: int
+    dims: tuple[int, ...]
+    kind: str
+
+    @property
+    def stored(self) -> str:
+        return f"{self.name}.{SIDES[self.side]}"
+
+
+def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[list[Pack], list[Remark]]:
+    """Those that make a contraction faster by more than they take."""
+    packs, remarks = [], []
+    for g in groups:
+        node = next((n for n in g.nodes if n.contraction is not None), None)
+        if node is None or target.kind != "cuda" or not target.has("tma") or 0 in node.extents:
+            continue
+        found = _packs(node, g, graph, target)
+        if isinstance(found, str):
+            remarks.append(Remark("refused", f"to store factors of {node.name}", found, node.line))
+        elif found:
+            packs += found[0]
+            remarks.append(Remark("packed", ", ".join(p.stored for p in found[0]), found[1], node.line))
+    return packs, remarks
+
+
+def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pack], str] | str | None:
+    from tilec.plan_cuda_contraction import tiles_of
+
+    kind, c = multiplicand_of(node), node.contraction
+    size = BYTES.get(kind, 0)
+    if kind not in ("bf16", "f16", "tf32") or not _boxes(node, LINE // size):
+        return None
+    now = tiles_of(node, g, graph, target)
+    wanted = [s for s, f in enumerate((c.left, c.right)) if now.feed(f).copy != "tma"]
+    tiles = cost_contraction.choose(target, replace(now.problem, staged=(0, 0)), ["wgmma"])
+    best = next((t for t in tiles if t.tile.instruction == "wgmma" and is_plain(t.tile)), None)
+    if best is None:
+        return None
+    majors = [kind == "tf32" or bool(now.feed(f).major) for f in (c.left, c.right)]
+    packs = [Pack(node.name, s, _dims(node, s, majors[s]), kind) for s in wanted]
+    if not packs or any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
+        return None
+    before = now.choices[0].prediction.time_us if now.choices else inf
+    after = best.prediction.time_us
+    after += sum(_time(node, p, size, target) for p in packs)
+    stored = " and ".join(p.stored for p in packs)
+    if GAIN * after > before:
+        return f"{before:.1f} us as they come, {after:.1f} us with {stored} stored"
+    for p in packs:
+        if prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side))):
+            return f"{p.stored} would have more than {UNFOLDED} times the elements that it is computed from"
+    return packs, f"{before:.1f} us as they come, {after:.1f} us with copies that the hardware loads"
+
+
+def is_plain(tile: cost_contraction.BlockTile) -> bool:
+    return tile.cluster == tile.split_k == 1
+
+
+def _boxes(node: Node, depth: int) -> bool:
+    """Whether tiles of k are boxes of a tensor."""
+    wide = [node.extents[d] for d in node.contraction.k if node.extents[d] > 1]
+    return len(node.extents) <= 6 and (len(wide) <= 1 or node.extents[node.contraction.k[-1]] % depth == 0)
+
+
+def _dims(node: Node, side: int, major: bool) -> tuple[int, ...]:
+    """Of the factor: the batch, then k and its own dimensions; what is contiguous now comes last, as the units take both.
+
+    tf32 is taken with k last only.
+    """
+    c = node.contraction
+    value, own = (c.left, c.m) if side == 0 else (c.right, c.n)
+    batch = tuple(d for d in c.batch if d in dims_of(value, node))
+    return (*batch, *own, *c.k) if major else (*batch, *c.k, *own)
+
+
+def _time(node: Node, p: Pack, size: int, target: Target) -> float:
+    """Everything read once, and the copy written."""
+    values = read_by(node, p.side)
+    points = prod(node.extents[d] for d in p.dims)
+    work = Work(
+        dram_read=sum(map(bytes_of, values)), dram_write=points * size, flops={}, threads=128,
+        blocks=max(1, points * size // (16 * 128)),
+    )  # fmt: skip
+    return predict(work, target).time_us
+
+
+def elements(value: ir.Value) -> int:
+    return prod(ir.ShapedType(value.type).shape)
+
+
+def read_by(node: Node, side: int) -> list[ir.Value]:
+    """The tensors that a factor is computed from."""
+    inside = slice_of(node.op, factor(node.op, side))
+    arguments = list(mlir.body_of(node.op).arguments)
+    values = [factor(node.op, side), *(v for o in inside for i in (o, *mlir.walk(o)) for v in i.operands)]
+    inputs = mlir.inputs_of(node.op)
+    found = [inputs[arguments.index(v)] for v in values if v in arguments and arguments.index(v) < len(inputs)]
+    return list(dict.fromkeys([*found, *(o.operands[0] for o in inside if o.name == "tensor.extract")]))
+
+
+def apply_packs(function: ir.Operation, packs: list[Pack]) -> None:
+    """Carries the choices out in a function, as `fuse` will."""
+    for p in packs:
+        by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(function) if mlir.is_generic(op)}
+        pack(by_name[p.name], p.side, p.dims, p.kind)
