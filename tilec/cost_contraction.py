@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from math import ceil
+from math import ceil, log2
 
 from tilec.cost import Choice, Prediction, Work, occupancy, predict, ranked, round_up
 from tilec.target import Target
@@ -137,7 +137,7 @@ def _mma_shapes(p: Contraction) -> Iterator[tuple[int, int, int, int, int, int]]
 
 def _fma_shapes(p: Contraction) -> Iterator[tuple[int, int, int, int, int, int]]:
     """4 x 8 threads a warp with 4 to 8 rows and 4 to 16 columns each."""
-    for bm, bn, bk, tm, tn in product((32, 64, 128), (32, 64, 128, 256), (8, 16, 32), (4, 8), (4, 8, 16)):
+    for bm, bn, bk, tm, tn in product((16, 32, 64, 128), (32, 64, 128, 256), (8, 16, 32), (4, 8), (4, 8, 16)):
         if bm % (4 * tm) == 0 and bn % (8 * tn) == 0 and 2 <= (warps := bm * bn // (32 * tm * tn)) <= 16:
             yield bm, bn, bk, bm // (4 * tm), warps // (bm // (4 * tm)), 0
 
@@ -166,7 +166,7 @@ def _staged(
     if instruction == "tcgen05":
         own = 128  # the accumulators are in tensor memory, 512 columns of 128 lanes of 4 bytes
     registers = round_up(-(-(own * wm * wn + 40 * producers) // (wm * wn + producers)), 8)
-    stage, spare = (bm + bn) * bk * p.bytes, bm * bn * p.out_bytes if producers else 0
+    stage, spare = (bm + bn) * bk * p.bytes, bm * 64 * 4 if producers else 0  # sums leave 64 columns at a time
     deepest = min(8, max(0, sm.shared_per_block - spare - 1024) // stage, max(2, ceil(p.k / bk)))
     tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
     least = min(3, max(2, ceil(p.k / bk))) if producers else 2  # as in DeepGEMM
@@ -222,9 +222,13 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=(tile.stages - 1) * (tile.bm + tile.bn) * tile.bk * p.bytes / tile.threads,
+        lanes=_WAITS ** log2(tile.warps) if tile.instruction == "fma" else 1.0,
         serial_us=_fill_and_drain(target, p, tile, tiles * tile.split_k),
         launches=1 if tile.split_k == 1 else 2,
     )
+
+
+_WAITS = 0.97  # of the vector units' time is left when twice as many warps wait for each other at every step (H200)
 
 
 def _fill_and_drain(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:

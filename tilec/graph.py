@@ -210,8 +210,8 @@ def _contraction(node: Node) -> Contraction | None:
     if not k or (dims[0] | dims[1]) & node.reduced != node.reduced or k != node.reduced:
         return None
     m, n = (dims[0] - dims[1]) & parallel, (dims[1] - dims[0]) & parallel
-    if not m or not n:
-        return None
+    if any(prod(node.extents[d] for d in side) == 1 for side in (m, n)):
+        return None  # a vector's elements meet each of the matrix once: nothing to reuse
     batch = parallel - m - n
     return Contraction(tuple(sorted(m)), tuple(sorted(n)), tuple(sorted(k)), tuple(sorted(batch)), left, right)
 

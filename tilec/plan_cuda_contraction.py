@@ -57,6 +57,13 @@ class Tiles:
     choices: list[Choice]
     boxes: Callable[[BlockTile], Sizes | None]
 
+    def variant(self, target: Target, **changes) -> list[Choice]:
+        """Tiles for the same factors and another problem."""
+        tiles = cost_contraction.choose(
+            target, replace(self.problem, **changes), _instructions(self.kind, self.feeds, target)
+        )
+        return [c for c in tiles if _buildable(c.tile, self.feeds, self.kind)]
+
     def feed(self, factor: ir.Value) -> Feed:
         return next(self.feeds[s] for s, f in self.roles.factors.items() if f == factor)
 

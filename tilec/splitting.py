@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, isqrt
 
 from tilec import mlir
-from tilec.cost import predict
+from tilec.cost import Work, predict
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark, work_of
 from tilec.mlir import ir
@@ -15,6 +15,8 @@ from tilec.passes.split import refuse_split, split
 from tilec.target import Target
 
 MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of the second pass
+
+SAVING = 0.9  # of its time, that a contraction in parts may take
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,12 @@ def choose_splits(groups: list[Group], graph: Graph, target: Target) -> tuple[li
     splits, remarks = [], []
     for g in groups:
         node = max(g.nodes, key=lambda n: n.iterations)
-        if not node.reduced or node.scan is not None or node.contraction is not None:
+        if not node.reduced or node.scan is not None:
+            continue
+        if node.contraction is not None:
+            if target.kind == "cuda" and (chosen := _split_contraction(node, g, graph, target)):
+                splits.append(chosen[0])
+                remarks.append(Remark("split", node.name, chosen[1], node.line))
             continue
         if any(p in g.nodes for p in graph.producers(node)) or node.iterations < 2 * MIN_PART:
             continue
@@ -62,6 +69,31 @@ def _split(node: Node, g: Group, graph: Graph, target: Target) -> Split | str | 
     if parts < 2:
         return f"no extent among {[node.extents[d] for d in sorted(node.reduced)]} has a divisor up to {want}"
     return refuse_split(node.op, dim, parts) or Split(node.name, dim, parts)
+
+
+def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tuple[Split, str] | None:
+    """Parts of k, where C has too few tiles to fill the machine and the parts can be added in less than they save."""
+    from tilec.plan_cuda_contraction import tiles_of
+
+    if 0 in node.extents or 4 * (points := g.space.parallelism) > 128 * 128 * 4 * target.units:
+        return None
+    now = tiles_of(node, g, graph, target)
+    if not now.choices:
+        return None
+    before = best = now.choices[0].prediction.time_us
+    found = None
+    dim = max(node.contraction.k, key=lambda d: node.extents[d])
+    for parts in (2, 4, 8, 16, 32):
+        if refuse_split(node.op, dim, parts) or node.extents[dim] // parts % 64:
+            continue
+        tiles = now.variant(target, k=now.problem.k // parts, batch=now.problem.batch * parts, out="f32", epilogue={})
+        combine = Work(
+            dram_read=4 * parts * points, dram_write=4 * points, flops={}, threads=128, blocks=ceil(points / 512)
+        )
+        time = tiles[0].prediction.time_us + predict(combine, target).time_us if tiles else best
+        if time < SAVING * best:
+            best, found = time, Split(node.name, dim, parts)
+    return found and (found, f"{found.parts} parts of k: {best:.1f} us, as a whole {before:.1f} us")
 
 
 def _rows(node: Node) -> bool:

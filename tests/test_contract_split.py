@@ -1,0 +1,46 @@
+"""Contractions with few results: parts of k that many blocks compute, vectors, a few rows."""
+
+import numpy as np
+import pytest
+import test_contract_cuda as T
+from cuda_emulator import run
+from cuda_matrix_emulator import MatrixIntrinsics
+
+from tilec import splitting
+
+
+@pytest.mark.parametrize("kind, tile", [("bf16", T.mma(32, 32, 32)), ("f32", T.fma(16, 64, 16, 4, 4))])
+def test_parts_of_k(kind, tile, monkeypatch):
+    """Forced: at this size one block is faster."""
+    monkeypatch.setattr(splitting, "SAVING", 100.0)
+    sizes = {"M": 20, "N": 40, "K": 256}
+    expected = {"bf16": 2e-2, "f32": 1e-5}[kind]
+    specialised, result = T.lowered(T.MATMUL.format(t=kind, o=kind), sizes, "h200", tile, monkeypatch)
+    partial, combined = result.plan.kernels
+    assert partial.options["instruction"] == tile[0] and "instruction" not in combined.options
+    inputs = T.arrays(specialised)
+    output = np.zeros((20, 40), inputs[0].dtype)
+    run(result.emitted, inputs, [output], MatrixIntrinsics)
+    exact = np.matmul(*(a.astype(np.float64) for a in inputs))
+    assert np.abs(output.astype(np.float64) - exact).max() < expected * np.abs(exact).max()
+
+
+def test_parts_where_the_machine_would_idle():
+    _, result = T.lowered(T.MATMUL.format(t="bf16", o="bf16"), {"M": 256, "N": 256, "K": 16384}, "h200")
+    assert [k.options.get("instruction") for k in result.plan.kernels] == ["wgmma", None]
+    (split,) = result.plan.splits
+    assert split.parts > 2
+    _, result = T.lowered(T.MATMUL.format(t="bf16", o="bf16"), {"M": 4096, "N": 4096, "K": 4096}, "h200")
+    assert not result.plan.splits
+
+
+@pytest.mark.parametrize("sizes", [{"M": 1, "N": 40, "K": 72}, {"M": 40, "N": 1, "K": 72}])
+def test_a_vector_is_no_contraction(sizes):
+    """Each element of the matrix is used once: there is nothing for tiles to reuse."""
+    specialised, result = T.lowered(T.MATMUL.format(t="f32", o="f32"), sizes, "h200")
+    assert not any("instruction" in k.options for k in result.plan.kernels)
+    inputs = T.arrays(specialised)
+    output = np.zeros((sizes["M"], sizes["N"]), np.float32)
+    run(result.emitted, inputs, [output], MatrixIntrinsics)
+    exact = np.matmul(*(a.astype(np.float64) for a in inputs))
+    assert np.abs(output - exact).max() < 1e-5 * np.abs(exact).max()
