@@ -37,9 +37,10 @@ def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[lis
     """Those that make a contraction faster by more than they take."""
     packs, remarks = [], []
     for g in groups:
-        node = next((n for n in g.nodes if n.contraction is not None), None)
-        if node is None or target.kind != "cuda" or not target.has("tma") or 0 in node.extents:
+        contractions = [n for n in g.nodes if n.contraction is not None]
+        if len(contractions) != 1 or target.kind != "cuda" or not target.has("tma") or 0 in contractions[0].extents:
             continue
+        (node,) = contractions
         found = _packs(node, g, graph, target)
         if isinstance(found, str):
             remarks.append(Remark("refused", f"to store factors of {node.name}", found, node.line))

@@ -95,7 +95,9 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     graph = build_graph(function)
     groups, remarks = group(graph, target)
     splits, why = choose_splits(groups, graph, target)
-    packs, reasons = choose_packs(groups, graph, target)
+    packs, reasons = choose_packs(
+        [g for g in groups if not any(s.name == n.name for s in splits for n in g.nodes)], graph, target
+    )
     before = [n.name for n in graph.nodes if n.inlined] if splits or packs else []
     if splits or packs or fixed:
         if splits or packs:  # what `fuse` will make of it

@@ -75,6 +75,8 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
     """Parts of k, where C has too few tiles to fill the machine and the parts can be added in less than they save."""
     from tilec.plan_cuda_contraction import tiles_of
 
+    if sum(n.contraction is not None for n in g.nodes) > 1:
+        return None  # a walk of two
     if 0 in node.extents or 4 * (points := g.space.parallelism) > 128 * 128 * 4 * target.units:
         return None
     now = tiles_of(node, g, graph, target)
