@@ -1,5 +1,6 @@
 """python -m benchmarks cpu|gpu [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...]
+python -m benchmarks compile [--json FILE] [--only TEXT ...]
 python -m benchmarks docs
 
 Each row is timed and checked in a worker process: a row that fails or hangs does not stop the others. The results go to
@@ -48,13 +49,17 @@ def numerics(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", usage=__doc__)
-    parser.add_argument("suite", choices=("cpu", "gpu", "numerics", "docs"))
+    parser.add_argument("suite", choices=("cpu", "gpu", "compile", "numerics", "docs"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu)")
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.suite == "compile":
+        from benchmarks.compiling import run
+
+        return run(options)
     if options.suite == "docs":
         from benchmarks.docs import write
 

@@ -84,6 +84,23 @@ def results(suite: str) -> str:
     return "\n\n".join(parts)
 
 
+def compile_results() -> str:
+    """How long programs take to become ready to launch."""
+    from benchmarks.compiling import HEADINGS, cells, missed
+
+    found = newest("compile")
+    if found is None:
+        return "No results yet: `python -m benchmarks compile` writes them."
+    path, facts = found
+    machine, over = facts["machine"], missed(facts["rows"])
+    parts = [
+        f"{machine['cpu']}, {machine['cores']} cores, from [`{path.relative_to(ROOT)}`]({path.relative_to(ROOT)}):",
+        table(HEADINGS, cells(facts["rows"]), range(2, len(HEADINGS))),
+        "Over their limits: " + "; ".join(over) + "." if over else "All are within their limits.",
+    ]
+    return "\n\n".join(parts)
+
+
 # ---- what the code says ----------------------------------------------------------------------------------------------
 
 
@@ -185,6 +202,7 @@ def reductions() -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "cpu results": lambda: results("cpu"),
     "gpu results": lambda: results("gpu"),
+    "compile results": compile_results,
     "stages": stages,
     "attributes": attributes,
     "functions": functions,

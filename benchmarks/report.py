@@ -175,7 +175,7 @@ def in_tables(rows: list[dict]) -> list[dict]:
     return [r for r in rows if r.get("group") not in ("compile", "host")]
 
 
-def _print(console: Console, title: str, headings: list[str], cells: list[list[str]], left: int = 1) -> None:
+def print_table(console: Console, title: str, headings: list[str], cells: list[list[str]], left: int = 1) -> None:
     table = Table(title=title, title_justify="left")
     for n, heading in enumerate(headings):
         table.add_column(heading, justify="left" if n < left else "right", no_wrap=not n)
@@ -187,10 +187,10 @@ def _print(console: Console, title: str, headings: list[str], cells: list[list[s
 def show(suite: str, rows: list[dict], console: Console) -> None:
     console.width = max(console.width, 150)
     for end, meaning in WAYS[suite].items():
-        _print(console, f"{suite}, {meaning}", *grid(suite, in_tables(rows), end))
+        print_table(console, f"{suite}, {meaning}", *grid(suite, in_tables(rows), end))
     headings, cells = compile_grid(rows)
     if cells:
-        _print(console, "compiling, in a new process", headings, cells, 3)
+        print_table(console, "compiling, in a new process", headings, cells, 3)
     for line in others(rows):
         console.print(line, highlight=False, markup=False)
     reached = targets(suite, rows)
@@ -198,7 +198,7 @@ def show(suite: str, rows: list[dict], console: Console) -> None:
         cells = [
             [what, f"{value:.2f}", f"{wanted:.2f}", "" if met else "missed"] for what, value, wanted, met in reached
         ]
-        _print(console, "targets", ["", "reached", "wanted", ""], cells)
+        print_table(console, "targets", ["", "reached", "wanted", ""], cells)
     wrong = [r["name"] for r in rows if r.get("right") is False]
     failed = [r["name"] for r in rows if r.get("error")]
     console.print(f"{len(rows)} rows, {len(failed)} failed{': ' + ', '.join(failed) if failed else ''}; "

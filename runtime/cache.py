@@ -12,10 +12,12 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import tempfile
 import time
 import warnings
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -121,22 +123,55 @@ def make_key(*parts: str | bytes) -> str:
 
 @cache
 def runtime_digest() -> str:
-    """A hash of this folder's sources: generated kernels are compiled together with the functions they import."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    return make_key(*(part for path in sources for part in (path.name, path.read_bytes())))
+    """Stands for this folder's sources: generated kernels are compiled together with the functions they import."""
+    return _sources(Path(__file__).parent)
 
 
 @cache
 def compiler_digest() -> str:
-    """A hash of all of tilec's sources: what a program becomes depends on each."""
-    import tilec
-    from tilec import dsl
+    """Stands for all of tilec's sources: what a program becomes depends on each."""
+    packages = ("tilec", "tilec.dsl", "tilec.passes")  # found without importing them
+    folders = [next(iter(find_spec(name).submodule_search_locations)) for name in packages]
+    return make_key(runtime_digest(), *(_sources(Path(folder)) for folder in folders))
 
-    root, front = Path(tilec.__file__).parent, Path(dsl.__file__).parent
-    folders = (root, front, *(front.parent / name for name in ("passes", "runtime")))
+
+def _sources(folder: Path) -> str:
+    """By name, size and time of writing: reading them all would take as long as the rest of a start from the cache."""
     kinds = (".py", ".lark", ".tile")
-    sources = sorted(p for folder in folders for p in folder.rglob("*") if p.suffix in kinds)
-    return make_key(*(part for path in sources for part in (path.name, path.read_bytes())))
+    with os.scandir(folder) as entries:
+        stamps = sorted(
+            (e.name, s.st_size, s.st_mtime_ns) for e in entries if e.name.endswith(kinds) for s in [e.stat()]
+        )
+    library = folder / "std"
+    return make_key(str(folder), repr(stamps), _sources(library) if library.is_dir() else "")
+
+
+def installed(*names: str) -> tuple[str, ...]:
+    """Each package's name and version, or "-" for one that is not there.
+
+    From the names of `*.dist-info` folders: `importlib.metadata` takes milliseconds for each.
+    """
+    known = dict(_distributions())
+    return tuple(f"{name} {known.get(_normal(name), '-')}" for name in names)
+
+
+@cache
+def _distributions() -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        try:
+            entries = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.endswith(".dist-info"):
+                name, _, version = entry.removesuffix(".dist-info").rpartition("-")
+                found.setdefault(_normal(name), version)
+    return tuple(found.items())
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
 
 
 def load(key: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache as once
-from importlib.metadata import version
 
 import llvmlite.binding as llvm
 
@@ -44,4 +43,4 @@ def _versions() -> tuple[str, ...]:
     """All beside the sources that has a part in the machine code: versions, the processor, and Numba's settings."""
     settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("NUMBA_") and "THREAD" not in k)
     processor = (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
-    return (version("numba"), version("llvmlite"), sys.version, llvm.get_process_triple(), *processor, *settings)
+    return (*cache.installed("numba", "llvmlite"), sys.version, llvm.get_process_triple(), *processor, *settings)

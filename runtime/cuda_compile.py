@@ -104,21 +104,11 @@ def chip_number(chip: str) -> int:
 
 def versions() -> tuple[str, ...]:
     """Versions of all that has a part in a cubin, for cache keys."""
-    return _versions()
+    from tilec.runtime import cache
 
-
-@cache
-def _versions() -> tuple[str, ...]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    names = ("tilec", "numba_cuda_mlir", "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-core")
-    found = []
-    for name in names:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            found.append(f"{name} -")
-    return tuple(found)
+    return cache.installed(
+        "tilec", "numba_cuda_mlir", "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"
+    )
 
 
 # From source to PTX

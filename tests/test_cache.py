@@ -165,3 +165,27 @@ def test_unusable_places_warn(folder, tmp_path):
     folder.write_text("a file")
     with pytest.warns(cache.CacheWarning):
         assert cache.directory() is None
+
+
+def test_installed_versions_are_those_of_the_metadata():
+    from importlib.metadata import version
+
+    names = ("numpy", "numba", "llvmlite", "ml_dtypes", "no-such-package")
+    assert cache.installed(*names) == (*(f"{n} {version(n)}" for n in names[:-1]), "no-such-package -")
+
+
+def test_a_source_that_changed_changes_the_digest(tmp_path):
+    (tmp_path / "std").mkdir()
+    (tmp_path / "a.py").write_text("x = 1")
+    (tmp_path / "std" / "b.tile").write_text("")
+    digests = {cache._sources(tmp_path)}
+    assert cache._sources(tmp_path) in digests
+    for change in ("x = 2", "x = 22"):
+        (tmp_path / "a.py").write_text(change)
+        digests.add(cache._sources(tmp_path))
+    (tmp_path / "std" / "b.tile").write_text("# new")
+    digests.add(cache._sources(tmp_path))
+    (tmp_path / "c.py").write_text("")
+    digests.add(cache._sources(tmp_path))
+    (tmp_path / "notes.txt").write_text("no source")
+    assert len(digests | {cache._sources(tmp_path)}) == 5
