@@ -126,10 +126,12 @@ def measure(function: Function, dtype: DType, target: str, count: int) -> dict:
 
 
 def bound(function: Function, dtype: DType, target: str) -> float:
-    """The documented bound in units of the type: that of f32, and the rounding to what is narrower."""
+    """The documented bound in units of the type: that of f32, or of a quick form, and the rounding to what is narrower."""
     if dtype.bits > 16:
         return function.units(dtype, target)
     units = function.units(F32, target)
+    if target == "cuda" and units > 0.5:  # a quick form, see tilec/rounding.py
+        return 0.625
     return 0.5 + units * 2.0 ** (dtype.mantissa - F32.mantissa + 1) if units > 0.5 else units and 0.5
 
 

@@ -24,6 +24,7 @@ from tilec.passes.combine import Combiner
 from tilec.passes.contract_cuda import is_contraction, map_contraction
 from tilec.passes.layout import Layout, read, tile_extents, turn
 from tilec.passes.loops import Place, Threads, delinearise, loop
+from tilec.passes.quick_cuda import compute_twice, is_trigonometric, mark_quick, may_compute_twice
 from tilec.passes.reduce_cuda import across_threads
 from tilec.passes.scan_cuda import scan
 from tilec.passes.stage_cuda import is_local, places_of, root, space_of
@@ -218,6 +219,8 @@ class _Generic:
                 self.tiles[n] = self._out_tile(n)
         if self.scanned is not None and self.layout.threads[self.scanned] > 1:
             scan(self, self.scanned)
+        elif may_compute_twice(self):
+            compute_twice(self)
         else:
             with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True) as place:
                 self.compute(place)
@@ -345,7 +348,7 @@ class _Generic:
 
     # ---- the body ----------------------------------------------------------------------------------------------------
 
-    def compute(self, place: Place) -> None:
+    def compute(self, place: Place, far: ir.Value | None = None) -> None:
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.block.arguments):
             if self.live[n]:
@@ -355,7 +358,9 @@ class _Generic:
                 mapping[inner.results[0]] = place.coordinate(self.dims[ir.IntegerAttr(inner.attributes["dim"]).value])
         for inner in self.block.operations:
             if inner.operation.name not in ("linalg.index", "linalg.yield"):
-                mlir.clone_op(inner.operation, mapping)
+                copy = mlir.clone_op(inner.operation, mapping)
+                if far is not None and is_trigonometric(copy):
+                    mark_quick(copy, far)
         for n, value in enumerate(list(self.block.operations)[-1].operands, self.count):
             self.put(n, place, mapping.get(value, value))
 

@@ -56,7 +56,7 @@ def compile_kernel(
     `parameters` are type names ("i64", "i32", "f32", "f64", or "tensor_map": 128 bytes by value, an address
     in the kernel); by default all are "i64". `threads` a block and `min_blocks` a multiprocessor bound the
     registers (`setmaxnreg` is ignored without both). With `relax`, a kernel that would spill within
-    `max_registers` gets as many as it takes. `allow` names faults to let through: "spills", "stack", "warnings".
+    `max_registers` gets 8 more, or as many as it takes. `allow` names faults to let through: "spills", "stack", "warnings".
     Raises `ResourceError` for others, `CompileError` if the source is wrong. Several threads may compile: the
     assembler works on one kernel while another becomes PTX.
     """
@@ -65,9 +65,10 @@ def compile_kernel(
     begin = time.perf_counter()
     with _LOCK, uncollected(), _operator_values():
         text = _to_ptx(source, entry, chip, threads, parameters, min_blocks)
-    cubin = assemble(text, entry, chip, max_registers=max_registers, source=source, begin=begin)
-    if relax and max_registers and cubin.spills:
-        cubin = assemble(text, entry, chip, source=source, begin=begin)
+    for most in (max_registers, max_registers + 8, None) if relax and max_registers else (max_registers,):
+        cubin = assemble(text, entry, chip, max_registers=most, source=source, begin=begin)
+        if not cubin.spills:
+            break
     if set(cubin.faults) - set(allow):
         raise ResourceError(cubin)
     return cubin

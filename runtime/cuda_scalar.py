@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from tilec.runtime.cuda_define import asm, define, ptx
-from tilec.runtime.cuda_trig import trigonometric
+from tilec.runtime.cuda_trig import quick, trigonometric
 
 # libdevice's accurate functions (largest errors: CUDA Programming Guide, "Mathematical Functions"), not
 # `.approx` ones.
@@ -62,6 +62,16 @@ _APPROX = {
     "tanh_approx": "tanh.approx.f32",  # relative 2^-11
 }
 
+# What quick operations are printed as (`passes/approximate.py`); those without .ftz take subnormal numbers, too.
+_QUICK = {
+    "exp2_quick_f32": ("ex2.approx.ftz.f32", 1),  # 2^-22
+    "reciprocal_quick_f32": ("rcp.approx.ftz.f32", 1),  # 1 ulp
+    "tanh_quick_f32": ("tanh.approx.f32", 1),  # 2^-11
+    "log2_quick_f32": ("lg2.approx.f32", 1),  # 2^-22 absolute near 1, relative beyond
+    "sqrt_quick_f32": ("sqrt.approx.f32", 1),  # 2^-23
+    "divide_quick_f32": ("div.full.f32", 2),  # 2 ulp
+}
+
 _PTX: dict[str, tuple[str, str, str]] = {
     # NaN wins, as NumPy's maximum has it; Numba's own max() loses it. One instruction on sm_80.
     "maximum_f32": ("max.NaN.f32 $0, $1, $2;", "ff", "f"),
@@ -69,6 +79,10 @@ _PTX: dict[str, tuple[str, str, str]] = {
     "maximum_number_f32": ("max.f32 $0, $1, $2;", "ff", "f"),
     "minimum_number_f32": ("min.f32 $0, $1, $2;", "ff", "f"),
     **{name: (f"{instruction} $0, $1;", "f", "f") for name, instruction in _APPROX.items()},
+    **{
+        n: (f"{i} $0, {', '.join(f'${k + 1}' for k in range(count))};", "f" * count, "f")
+        for n, (i, count) in _QUICK.items()
+    },
 }
 
 _PTX_EFFECTS: dict[str, tuple[str, str, str]] = {
@@ -248,7 +262,8 @@ def _build() -> dict[str, Callable[[], Any]]:
         table[f"not_equal_{dtype}"] = partial(_compare, "not_equal", "une", dtype)
         for function in (*_LIBDEVICE, *_LIBDEVICE_2):
             table[f"{function}_{dtype}"] = partial(_libdevice, function, dtype)
-    table |= {f"{name}_f32": partial(trigonometric, name) for name in ("sin", "cos")}
+    for name in ("sin", "cos"):
+        table |= {f"{name}_f32": partial(trigonometric, name), f"{name}_quick_f32": partial(quick, name)}
     return table
 
 

@@ -2,8 +2,9 @@
 
 libdevice's own functions take some forty instructions an element, so that two in a row are slower than memory. Here, as in
 `cpu_math_trig`: x = q pi + r by three steps of Cody and Waite with FMA, sin(x) = (-1)^q sin(r) by one odd polynomial on
-[-pi/2, pi/2], and a cosine half a period on. Beyond `LIMIT` a branch that no ordinary data takes calls libdevice. The same
-coefficients as on the CPU, and the same bound in `tilec.functions`.
+[-pi/2, pi/2], and a cosine half a period on. Beyond `LIMIT` a branch that no ordinary data takes calls libdevice.
+Elementwise kernels compute all elements of a thread with the form that lacks it and branch once, see `passes/map_cuda.py`.
+The same coefficients as on the CPU, and the same bound in `tilec.functions`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ import math
 from typing import Any
 
 from tilec.runtime.cpu_math_tables import SIN_F32
-from tilec.runtime.cuda_define import define
+from tilec.runtime.cuda_define import asm, define
 
 LIMIT = 2.0**17
 _PI = (3.1415927410125732, -8.742277657347586e-08, -3.4302490200117637e-15)  # pi as a sum of three floats of 24 bits
 _MAGIC = 12582912.0  # 1.5 * 2^23: adding it leaves a float's integer part in its last bits
 
 
+def quick(name: str) -> Any:
+    """`sin_quick_f32` or `cos_quick_f32`: right up to `LIMIT`, and without a branch."""
+    lines = _quick(0.5 if name == "cos" else 0.0)
+    lines[-1] = lines[-1].replace("%quick", "%result")
+    return define(f"{name}_quick_f32", {"x": "f32"}, "f32", "\n".join(lines))
+
+
 def trigonometric(name: str) -> Any:
     """`sin_f32` or `cos_f32`: a device function of float32."""
     lines = [
         _constant("limit", LIMIT),
-        "%size = math.absf %x : f32",
+        f"%size = {asm('abs.f32 $0, $1;', 'f', [('f', '%x')], pure=True)}",  # math.absf would declare libdevice's twice
         "%far = arith.cmpf ogt, %size, %limit : f32",
         "%result = scf.if %far -> f32 {",
         f"  %slow = math.{name} %x : f32",

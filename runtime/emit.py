@@ -314,14 +314,14 @@ class Printer:
             case "math.fma":
                 return self.function("fma", texts, type_)
         if name in _MATH:
-            quick = "_quick" if "afn" in str(op.attributes["fastmath"]) else ""
+            quick = "_quick" if has_flag(op, "afn") else ""
             return self.function(_MATH[name] + quick, texts, type_)
         raise InternalError(f"no way to print '{name}'", "emit", str(op))
 
     def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
         if type_ == "i1" and name == "arith.xori" and "True" in texts:
             return f"not {texts[0] if texts[1] == 'True' else texts[1]}"
-        if name in ("arith.addf", "arith.mulf") and "reassoc" in str(op.attributes["fastmath"]):
+        if name in ("arith.addf", "arith.mulf") and has_flag(op, "reassoc"):
             return self.reassociable("add" if name == "arith.addf" else "mul", texts)
         text = f"{texts[0]} {BINARY[name]} {texts[1]}"
         return f"{self.use(type_)}({text})" if type_ in ("i8", "i16", "i32") or name in UNSIGNED else text
@@ -370,6 +370,10 @@ class Printer:
     def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, text: str | int) -> str | int:
         """What a division in the affine map of `op` divides: a backend may say that it is small."""
         return text
+
+
+def has_flag(op: ir.Operation, flag: str) -> bool:
+    return "fastmath" in op.attributes and flag in str(op.attributes["fastmath"])
 
 
 _MATH = {row.mlir: row.cpu for row in FUNCTIONS.values() if row.mlir.startswith("math.")}

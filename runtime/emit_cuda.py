@@ -20,7 +20,7 @@ from tilec.functions import FUNCTIONS
 from tilec.grouping import element_bytes
 from tilec.mlir import ir
 from tilec.runtime.cuda_define import NUMBA
-from tilec.runtime.emit import NARROW, Memory, plus, times
+from tilec.runtime.emit import NARROW, Memory, has_flag, plus, times
 from tilec.runtime.emit_cpu import strides_of
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
 from tilec.runtime.emit_cuda_unroll import UnrollPrinter
@@ -307,6 +307,13 @@ class _CudaPrinter(UnrollPrinter):
             return False
         return all(u.name == "memref.store" and not _read_as_scalar(u.operands[1]) for u in mlir.uses(op.results[0]))
 
+    def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
+        if name == "arith.divf" and has_flag(op, "arcp"):
+            return f"{texts[0]} * {self.use('reciprocal_quick_f32')}({texts[1]})"
+        if name == "arith.divf" and has_flag(op, "afn"):
+            return f"{self.use('divide_quick_f32')}({', '.join(texts)})"
+        return super().binary(op, name, texts, type_)
+
     def select(self, condition: str, then: str, otherwise: str, type_: str) -> str:
         return f"({then} if {condition} else {otherwise})"
 
@@ -320,8 +327,6 @@ class _CudaPrinter(UnrollPrinter):
 
     def function(self, name: str, arguments: list[str], element: str) -> str:
         inner = ", ".join(arguments)
-        if name.endswith("_quick"):  # one instruction, where the program's own exponential is not asked for
-            return f"{self.use(name.replace('_quick', '_approx'))}({inner})"
         if element in ("f32", "f64"):
             return f"{self.use(f'{CUDA_FUNCTION.get(name, name)}_{element}')}({inner})"
         if name == "ipow":

@@ -302,10 +302,3 @@ def test_every_value_of_a_16_bit_type(name):
     for n in names:
         low, high = allowed[f"y_{n}"]
         assert np.count_nonzero(low < high) < 400, n
-
-
-def test_a_power_of_one_index_with_one_value():
-    """The exponent is an array with axes, and one element."""
-    program = "op f(x: f32[M], v: f32[N]) -> (y: f32[M, N]) { y[i, j] = x[i] ** (-2 * f32(j + 1)) + 0 * v[j] }"
-    found = of(program, x=np.array([2, 4], f32), v=np.zeros(1, f32))
-    assert holds(found, [[0.25], [0.0625]]).all()

@@ -6,11 +6,14 @@ operation by its `tilec.name`, which is unique in a function.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
 from tilec import mlir
+from tilec.functions import FUNCTIONS, POWER
 from tilec.mlir import ir
+from tilec.rounding import SAVED
 
 # Floating-point operations (or issue slots) of one operation; what is not named costs 1.
 _COST = {
@@ -31,6 +34,9 @@ _FREE = {
     "arith.extf",
     "arith.truncf",
 }
+_GPU_COST = {row.mlir: row.cost for row in (*FUNCTIONS.values(), POWER) if row.mlir.startswith("math.")} | {
+    "arith.divf": 8, "arith.remf": 20, "arith.extf": 1, "arith.truncf": 0.5, "arith.minimumf": 2, "arith.maximumf": 2,
+}  # fmt: skip
 _SPECIAL = {
     "math.exp",
     "math.exp2",
@@ -67,6 +73,7 @@ class Node:
     special: float
     scan: int | None
     line: tuple[str, int] | None
+    instructions: float = 0  # of a GPU, for each element
     part: bool = False  # makes the parts of a split reduction
     inlined: bool = False
     contraction: Contraction | None = None
@@ -130,20 +137,21 @@ class Graph:
         return any(r.value in self.returned for r in node.results)
 
 
-def build_graph(function: ir.Operation) -> Graph:
+def build_graph(function: ir.Operation, quick: Mapping[ir.Operation, str] | None = None) -> Graph:
+    """`quick` are the operations that take fewer instructions than others of their name, see `tilec/rounding.py`."""
     block = function.regions[0].blocks[0]
     nodes, returned = [], []
     for view in block.operations:
         op = view.operation
         if mlir.is_generic(op):
-            nodes.append(_node(op))
+            nodes.append(_node(op, quick or {}))
         elif op.name == "func.return":
             returned = list(op.operands)
     producer = {r.value: n for n in nodes for r in n.results}
     return Graph(nodes, producer, returned, list(block.arguments))
 
 
-def _node(op: ir.Operation) -> Node:
+def _node(op: ir.Operation, quick: Mapping[ir.Operation, str]) -> Node:
     inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
     iterators = mlir.iterators_of(op)
     body = list(mlir.body_of(op).operations)
@@ -166,6 +174,7 @@ def _node(op: ir.Operation) -> Node:
         results=[Read(v, tuple(mlir.map_dims(m))) for v, m in zip(op.results, maps[len(inputs) :])],
         flops=sum(_cost(inner.operation) for inner in body),
         special=sum(inner.operation.name in _SPECIAL for inner in body),
+        instructions=sum(_instructions(inner.operation) - SAVED.get(quick.get(inner.operation), 0) for inner in body),
         scan=mlir.get_integer(op, "tilec.scan"),
         line=mlir.source_line(op),
         part="tilec.part" in op.attributes,
@@ -187,6 +196,10 @@ def _cost(op: ir.Operation) -> float:
     if op.name in _FREE or op.name in _SPECIAL:
         return 0
     return _COST.get(op.name, 1)
+
+
+def _instructions(op: ir.Operation) -> float:
+    return _GPU_COST.get(op.name, 0 if op.name in _FREE else 1)
 
 
 # ---- contractions ----------------------------------------------------------------------------------------------------

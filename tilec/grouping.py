@@ -172,6 +172,7 @@ def inline_into(node: Node, consumer: Node) -> None:
     consumer.extracts = consumer.extracts + node.extracts
     consumer.flops += node.flops
     consumer.special += node.special
+    consumer.instructions += node.instructions
 
 
 # ---- legality --------------------------------------------------------------------------------------------------------
@@ -381,12 +382,20 @@ def onchip_bytes(target: Target) -> int:
     return target.l2.bytes // 2
 
 
+OVERHEAD = 3  # instructions an element for addresses, loads and stores of vectors
+
+
 def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Work:
     """The amounts of a kernel, before its tiles are chosen: every input read once, every output written once."""
     reads, writes = sum(map(bytes_of, inputs_of(nodes))), sum(map(bytes_of, outputs_of(nodes, graph)))
     flops: dict[str, float] = {}
+    points = target.kind == "cuda" and all(n.elementwise for n in nodes)
     for node in nodes:
         unit = _unit(node, target)
+        if points and unit == "fma.f32":  # each instruction takes the place of an FMA
+            instructions = node.instructions + OVERHEAD / len(nodes)
+            flops[unit] = flops.get(unit, 0) + 2 * node.iterations * instructions
+            continue
         flops[unit] = flops.get(unit, 0) + node.iterations * node.flops
         flops["special"] = flops.get("special", 0) + node.iterations * node.special
     kept = kept_bytes(nodes, graph, space)

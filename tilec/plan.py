@@ -12,11 +12,13 @@ attributes, which is all that the passes after it obey:
 | `tilec.split` | operation | a reduction that is cut into parts, and where the operation that makes them belongs |
 | `tilec.pack_left`, `tilec.pack_right` | operation | a factor of a contraction that is stored before, by which operation |
 | `tilec.loops` | operation | its own dimensions in the order of loops, outermost first |
+| `tilec.quick` | scalar operation | it may have its quick form, as a rounding hides the difference |
 | `tilec.kernels` | module | per kernel: its grid dimensions and their tile sizes, threads, predicted time |
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +31,7 @@ from tilec.grouping import Group, Remark, group, outputs_of, work_of
 from tilec.mlir import ir
 from tilec.packing import Pack, apply_packs, choose_packs
 from tilec.passes.pack import SIDES
+from tilec.rounding import QUICK, quick_operations
 from tilec.splitting import Split, apply_splits, choose_splits
 from tilec.target import Target
 
@@ -73,6 +76,7 @@ class Plan:
     remarks: tuple[Remark, ...] = field(default=())
     signature: str = ""
     splits: tuple[Split, ...] = ()
+    quick: dict[ir.Operation, str] = field(default_factory=dict, compare=False, repr=False)
     regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
     packs: tuple[Pack, ...] = ()
 
@@ -92,7 +96,8 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         from tilec.plan_cuda import choose
     else:
         from tilec.plan_cpu import choose
-    graph = build_graph(function)
+    quick = quick_operations(function) if target.kind == "cuda" else {}
+    graph = build_graph(function, quick)
     groups, remarks = group(graph, target)
     splits, why = choose_splits(groups, graph, target)
     packs, reasons = choose_packs(
@@ -105,9 +110,9 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
             apply_packs(function_then, packs)
             graph = build_graph(function_then)
         else:
-            graph = build_graph(function)
+            graph = build_graph(function, quick)
         groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
-    remarks = why + reasons + remarks
+    remarks = why + reasons + remarks + _quick_remarks(quick)
     stem = ir.StringAttr(function.attributes["sym_name"]).value
     kernels = []
     for g in groups:
@@ -117,8 +122,38 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     inlined = (*before, *(n.name for n in graph.nodes if n.inlined))
     regroup = partial(make_plan, function, target)
     return Plan(
-        target, tuple(kernels), inlined, tuple(remarks), _signature(function), tuple(splits), regroup, tuple(packs)
+        target,
+        tuple(kernels),
+        inlined,
+        tuple(remarks),
+        _signature(function),
+        tuple(splits),
+        quick,
+        regroup,
+        tuple(packs),
     )
+
+
+def _quick_remarks(quick: dict[ir.Operation, str]) -> list[Remark]:
+    """One for every operation of the program that has quick forms."""
+    forms: dict[str, list[str]] = {}
+    lines: dict[str, tuple[str, int] | None] = {}
+    for op, form in reversed(quick.items()):
+        name = mlir.get_string(op.parent.operation, "tilec.name") or "op"
+        lines[name] = mlir.source_line(op)
+        if form not in forms.setdefault(name, []):
+            forms[name].append(form)
+    reason = "quick: rounding to 16 bits hides their errors of {} at most"
+    return [
+        Remark(
+            "approximated", name, f"{', '.join(used)} {reason.format(_power(max(QUICK[f] for f in used)))}", lines[name]
+        )
+        for name, used in forms.items()
+    ]
+
+
+def _power(error: float) -> str:
+    return f"2^{math.log2(error):.0f}"
 
 
 def _signature(function: ir.Operation) -> str:
@@ -177,6 +212,8 @@ def number_sweeps(nodes: list[Node], graph: Graph) -> dict[str, int]:
 
 def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     """Writes the plan into the IR, where the passes read it and a person can edit it."""
+    for op, form in plan.quick.items():
+        op.attributes["tilec.quick"] = mlir.string(form)
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(function) if mlir.is_generic(op)}
     for name in plan.inlined:
         by_name[name].attributes["tilec.inline"] = ir.UnitAttr.get()

@@ -1,0 +1,113 @@
+"""approximate: functions marked `tilec.quick` become the few operations that their precision takes, for CUDA.
+
+exp(x)              ->  exp2(x log2(e) / 2)^2           the square reaches subnormal numbers, the instruction does not
+1 / (1 + exp(-x))   ->  e / (1 + e), e = exp(min(x, 60))
+1 + tanh(x)         ->  2 e / (1 + e), e = exp(2 min(x, 30))
+1 + erf(x)          ->  erfc(-x) = t P(t) exp(-x^2) or 2 less that, t = 1 / (1 + |x| / 2)
+log1p(x), x <= 1    ->  x P(x)
+log(x)              ->  log2(x) ln 2
+
+Operations with `fastmath<afn>` are printed as one approximate instruction, quotients with `arcp` as the product with an
+approximate reciprocal. The bounds are in `tilec/rounding.py`, which decides.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tilec import mlir
+from tilec.mlir import arith, ir
+from tilec.mlir import math as math_ops
+from tilec.rounding import quick_form
+
+LOG1P = (0.9999915957450867, -0.4993613362312317, 0.3252065181732178, -0.21004821360111237, 0.10122176259756088,
+         -0.023868946358561516)  # fmt: skip
+"""log1p(x) = x P(x) on [0, 1], relative error 2^-16.9; `cpu_math_fit.remez` of log1p(x) / x with weight x / log1p(x)."""
+
+ERFC = (0.27992749214172363, 0.3107096552848816, 0.10957908630371094, 0.46997299790382385, -0.17010925710201263)
+"""erfc(x) = exp(-x^2) t P(t) for x >= 0, t = 1 / (1 + x / 2), relative error 2^-13.6: likewise. After Abramowitz & Stegun,
+7.1.26, who have the absolute error small instead."""
+
+
+def approximate(module: ir.Operation) -> None:
+    marked = [o for o in mlir.walk(module) if "tilec.quick" in o.attributes]
+    for op in reversed(marked):  # readers first: what is known of an argument's range is lost once it is approximated
+        name, argument = quick_form(op)
+        with ir.InsertionPoint(op), op.location:
+            value = _FORMS[name](argument, op)
+        if value != op.results[0]:
+            op.results[0].replace_all_uses_with(value)
+            op.erase()
+
+
+def _flagged(value: ir.Value, flag: str = "afn") -> ir.Value:
+    value.owner.attributes["fastmath"] = ir.Attribute.parse(f"#arith.fastmath<{flag}>")
+    return value
+
+
+def _number(value: float) -> ir.Value:
+    return mlir.constant(value, ir.F32Type.get())
+
+
+def _half_exp(x: ir.Value) -> ir.Value:
+    """exp(x / 2)."""
+    return _flagged(math_ops.exp2(arith.mulf(x, _number(math.log2(math.e) / 2))))
+
+
+def _exp(x: ir.Value, _: ir.Operation) -> ir.Value:
+    half = _half_exp(x)
+    return arith.mulf(half, half)
+
+
+def _logistic(half: ir.Value, again: ir.Value) -> ir.Value:
+    """again * half / (1 + half^2), in an order in which nothing overflows and subnormal results come out."""
+    share = _flagged(arith.divf(half, math_ops.fma(half, half, _number(1))), "arcp")
+    return arith.mulf(share, again)
+
+
+def _sigmoid(x: ir.Value, _: ir.Operation) -> ir.Value:
+    half = _half_exp(arith.minimumf(x, _number(60)))
+    return _logistic(half, half)
+
+
+def _one_plus_tanh(x: ir.Value, _: ir.Operation) -> ir.Value:
+    half = _flagged(math_ops.exp2(arith.mulf(arith.minimumf(x, _number(30)), _number(math.log2(math.e)))))
+    return _logistic(half, arith.addf(half, half))
+
+
+def _one_plus_erf(x: ir.Value, _: ir.Operation) -> ir.Value:
+    below = math_ops.fma(math_ops.absf(x), _number(0.5), _number(1))
+    t = _flagged(arith.divf(_number(1), below), "arcp")
+    scaled = arith.mulf(x, _number(math.sqrt(math.log2(math.e) / 2)))
+    half = _flagged(math_ops.exp2(arith.mulf(scaled, arith.negf(scaled))))
+    tail = arith.mulf(arith.mulf(_times_polynomial(t, ERFC), half), half)
+    left = arith.cmpf(arith.CmpFPredicate.OLT, x, _number(0))
+    return arith.select(left, tail, arith.subf(_number(2), tail))
+
+
+def _log1p(x: ir.Value, _: ir.Operation) -> ir.Value:
+    return _times_polynomial(x, LOG1P)
+
+
+def _times_polynomial(x: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
+    """x P(x), coefficients lowest first."""
+    value = _number(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        value = math_ops.fma(value, x, _number(coefficient))
+    return arith.mulf(value, x)
+
+
+def _log(x: ir.Value, _: ir.Operation) -> ir.Value:
+    return arith.mulf(_flagged(math_ops.log2(x)), _number(math.log(2)))
+
+
+def _same(_: ir.Value, op: ir.Operation) -> ir.Value:
+    """One instruction does it."""
+    return _flagged(op.results[0])
+
+
+_FORMS = {
+    "exp": _exp, "sigmoid": _sigmoid, "one_plus_tanh": _one_plus_tanh, "one_plus_erf": _one_plus_erf,
+    "log1p": _log1p, "log": _log,
+    "log2": _same, "tanh": _same, "sqrt": _same, "divide": _same,
+}  # fmt: skip

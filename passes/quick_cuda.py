@@ -1,0 +1,53 @@
+"""sin and cos of float32, for CUDA: all of a thread's elements by the form for arguments that are not huge, and again by
+the full one if any was.
+
+    for j { y[j] = cos(x[j]) }    ->    for j { y[j] = cos_quick(x[j]); far | (|x[j]| > limit) }
+                                        if far { for j { y[j] = cos(x[j]) } }
+
+One branch for all elements: their instructions overlap, where a branch for each would keep them apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilec import mlir
+from tilec.mlir import arith, ir, math, memref
+from tilec.passes.loops import when
+from tilec.passes.stage_cuda import root
+from tilec.rounding import range_of
+
+LIMIT = 2.0**17  # of the quick forms in runtime/cuda_trig.py
+
+
+def is_trigonometric(op: ir.Operation) -> bool:
+    return op.name in ("math.sin", "math.cos") and str(op.results[0].type) == "f32"
+
+
+def may_compute_twice(generic: Any) -> bool:
+    """Whether an operation has such functions, accumulates nothing and overwrites no operand."""
+    inputs = {root(v) for v, live in zip(generic.operands[: generic.count], generic.live) if live}
+    written = {root(v) for v in generic.operands[generic.count :]}
+    named = any(is_trigonometric(o.operation) for o in generic.block.operations)
+    return named and not generic.states and not inputs & written
+
+
+def compute_twice(generic: Any) -> None:
+    """Computes one chunk of an operation that `passes/map_cuda.py` maps."""
+    flag = ir.IntegerType.get_signless(1)
+    far = generic.kernel.private((), flag, "far")
+    memref.StoreOp(mlir.constant(False, flag), far, [])
+    with generic.threads.slots(generic.dims, generic.chunk, generic.sizes, lanes=True) as place:
+        generic.compute(place, far)
+    again = when(memref.LoadOp(far, []).result)
+    with again, generic.threads.slots(generic.dims, generic.chunk, generic.sizes, lanes=True) as place:
+        generic.compute(place)
+
+
+def mark_quick(op: ir.Operation, far: ir.Value) -> None:
+    """Makes an operation quick, and tells `far` of an argument that it is not right for."""
+    op.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<afn>")
+    (x,) = op.operands
+    if max(map(abs, range_of(x))) > LIMIT:
+        beyond = arith.cmpf(arith.CmpFPredicate.OGT, math.absf(x), mlir.constant(LIMIT, x.type))
+        memref.StoreOp(arith.ori(memref.LoadOp(far, []).result, beyond), far, [])

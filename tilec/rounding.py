@@ -1,0 +1,219 @@
+"""Where a rounding to 16 bits hides the error of a cheaper function: on CUDA such functions are a few instructions.
+
+A value that is rounded to bf16 or f16 has 8 or 11 bits, and f32 functions compute 22 and more. From every such rounding
+this follows the arithmetic backwards with the relative error that may be added: an eighth of the least unit in the last
+place, so that a stored value is within 5/8 of a unit instead of 1/2. Products and quotients share it, sums pass it on
+only where their terms cannot cancel, comparisons, conversions, reductions and what is stored as f32 allow none. A
+function whose quick form (`passes/approximate.py`) errs by no more is marked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tilec import mlir
+from tilec.functions import FUNCTIONS
+from tilec.mlir import ir
+
+ALLOWED = {"bf16": 2.0**-11, "f16": 2.0**-14}
+"""The relative error that a rounding to the type hides."""
+QUICK = {
+    "exp": 2.0**-16, "tanh": 2.0**-11, "sqrt": 2.0**-22, "divide": 2.0**-22, "sigmoid": 2.0**-16,
+    "one_plus_tanh": 2.0**-16, "one_plus_erf": 2.0**-13, "log": 2.0**-13, "log2": 2.0**-13, "log1p": 2.0**-13,
+}  # fmt: skip
+"""The largest relative errors of the quick forms. `log` and `log2` of bf16 values, `log1p` of [0, 1] only."""
+SAVED = {
+    "exp": 5, "tanh": 14, "sqrt": 4, "divide": 0, "sigmoid": 15, "one_plus_tanh": 9, "one_plus_erf": 6, "log": 20,
+    "log2": 22, "log1p": 22,
+}  # fmt: skip
+"""Instructions that quick forms save (SASS of sm_90)."""
+_IMAGES = {row.mlir: row.image for row in FUNCTIONS.values() if row.mlir.startswith("math.")}
+OLT = 4  # the predicate of arith.cmpf: ordered and less
+_SAME = {"arith.negf", "math.absf", "arith.extf", "arith.maximumf", "arith.minimumf"}
+
+
+@dataclass
+class _Analysis:
+    allowed: dict[ir.Value, float] = field(default_factory=dict)
+    found: dict[ir.Operation, str] = field(default_factory=dict)
+
+    def allow(self, value: ir.Value, error: float) -> None:
+        self.allowed[value] = min(error, self.allowed.get(value, math.inf))
+
+
+def quick_operations(function: ir.Operation) -> dict[ir.Operation, str]:
+    """The operations that may have their quick form, and which."""
+    state = _Analysis()
+    operations = [o.operation for o in mlir.entry(function).operations]
+    for op in reversed(operations):
+        if mlir.is_generic(op):
+            _generic(op, state)
+        else:  # results of the program, and what is reshaped, sliced, ...: all bits count
+            for operand in op.operands:
+                state.allow(operand, 0.0)
+    return state.found
+
+
+def _generic(op: ir.Operation, state: _Analysis) -> None:
+    block = mlir.body_of(op)
+    reduces = "reduction" in mlir.iterators_of(op)
+    for view in reversed(list(block.operations)):
+        inner = view.operation
+        if inner.name == "linalg.yield":
+            for value, result in zip(inner.operands, op.results):
+                state.allow(value, 0.0 if reduces else state.allowed.get(result, 0.0))
+        else:
+            _scalar(inner, state)
+    for value, argument in zip(op.operands, block.arguments):
+        if argument in state.allowed:
+            state.allow(value, state.allowed[argument])
+
+
+def _scalar(op: ir.Operation, state: _Analysis) -> None:
+    """What one operation allows its operands, given what its result is allowed; marks it if its quick form errs less."""
+    error = min((state.allowed.get(r, 0.0) for r in op.results), default=0.0)
+    operands = list(op.operands)
+    for nested in mlir.walk(op) if len(op.regions) else ():
+        for operand in nested.operands:
+            state.allow(operand, 0.0)
+    form = quick_form(op)
+    quick = form is not None and QUICK[form[0]] <= error / (2 if form[0] in ("divide", "sqrt") else 1)
+    if quick:
+        state.found[op] = form[0]
+    shares = [0.0] * len(operands)
+    match op.name:
+        case "arith.truncf":
+            shares = [ALLOWED.get(str(op.results[0].type), 0.0)]
+        case name if name in _SAME:
+            shares = [error] * len(operands)
+        case "arith.select":
+            shares = [0.0, error, error]
+        case "arith.mulf" | "arith.divf" if not quick or form[0] == "divide":
+            constant = any(mlir.constant_value(v) is not None for v in operands)
+            shares = [(error - (QUICK["divide"] if quick else 0)) / (1 if constant else 2)] * 2
+        case "math.sqrt" | "math.rsqrt":
+            shares = [error / 2]
+        case "math.log1p" if quick:
+            shares = [error / 2]
+        case "arith.addf" | "arith.subf" if _cannot_cancel(op):
+            shares = [error] * 2
+    for operand, share in zip(operands, shares):
+        state.allow(operand, share)
+
+
+def quick_form(op: ir.Operation) -> tuple[str, ir.Value] | None:
+    """The name of an operation's quick form and its argument, whether or not its error is hidden."""
+    if not op.results or str(op.results[0].type) != "f32":
+        return None
+    match op.name:
+        case "math.exp" | "math.tanh" | "math.sqrt":
+            return op.name.removeprefix("math."), op.operands[0]
+        case "math.log" | "math.log2" if _is_bf16(op.operands[0]):
+            return op.name.removeprefix("math."), op.operands[0]
+        case "math.log1p" if _within(range_of(op.operands[0]), 0.0, 1.0):
+            return "log1p", op.operands[0]
+        case "arith.divf" if (argument := _sigmoid_of(op)) is not None:
+            return "sigmoid", argument
+        case "arith.divf":
+            return "divide", op.operands[0]
+        case "arith.addf":
+            one, other = _one_and_other(op)
+            owner = mlir.definition(other) if one else None
+            if owner is not None and owner.name in ("math.tanh", "math.erf"):
+                return f"one_plus_{owner.name.removeprefix('math.')}", owner.operands[0]
+    return None
+
+
+def _sigmoid_of(op: ir.Operation) -> ir.Value | None:
+    """x of 1 / (1 + exp(-x)), and of (exp(-|x|) if x < 0 else 1) / (1 + exp(-|x|))."""
+    top, below = op.operands
+    total = mlir.definition(below)
+    one, other = _one_and_other(total) if total is not None and total.name == "arith.addf" else (False, below)
+    negated = _operand_of(_operand_of(other, "math.exp"), "arith.negf") if one else None
+    if negated is None or mlir.constant_value(top) == 1:
+        return negated
+    x, choice = _operand_of(negated, "math.absf"), mlir.definition(top)
+    if x is None or choice is None or choice.name != "arith.select":
+        return None
+    condition, left, right = choice.operands
+    asked = mlir.definition(condition)
+    below_zero = (
+        asked is not None
+        and asked.name == "arith.cmpf"
+        and ir.IntegerAttr(asked.attributes["predicate"]).value == OLT
+        and asked.operands[0] == x
+        and mlir.constant_value(asked.operands[1]) == 0
+    )
+    return x if below_zero and left == other and mlir.constant_value(right) == 1 else None
+
+
+def _operand_of(value: ir.Value | None, name: str) -> ir.Value | None:
+    """What the operation of this name that makes a value works on."""
+    owner = None if value is None else mlir.definition(value)
+    return owner.operands[0] if owner is not None and owner.name == name else None
+
+
+def _one_and_other(op: ir.Operation) -> tuple[bool, ir.Value]:
+    a, b = op.operands
+    if mlir.constant_value(a) == 1:
+        return True, b
+    return mlir.constant_value(b) == 1, a
+
+
+def _is_bf16(value: ir.Value) -> bool:
+    owner = mlir.definition(value)
+    return owner is not None and owner.name == "arith.extf" and str(owner.operands[0].type) == "bf16"
+
+
+# ---- ranges of floats ------------------------------------------------------------------------------------------------
+
+Range = tuple[float, float]
+
+
+def _cannot_cancel(op: ir.Operation) -> bool:
+    (a, b), (c, d) = (range_of(v) for v in op.operands)
+    if op.name == "arith.subf":
+        c, d = -d, -c
+    return (a >= 0 and c >= 0) or (b <= 0 and d <= 0)
+
+
+def _within(found: Range, low: float, high: float) -> bool:
+    return low <= found[0] and found[1] <= high
+
+
+def range_of(value: ir.Value) -> Range:
+    """The least and the greatest value that a float may have, NaN apart."""
+    everything = (-math.inf, math.inf)
+    known = mlir.constant_value(value)
+    if known is not None:
+        return float(known), float(known)
+    op = mlir.definition(value)
+    if op is None or not str(value.type).startswith(("f", "bf")):
+        return everything
+    inner: Callable[[int], Range] = lambda n: range_of(op.operands[n])  # noqa: E731
+    match op.name:
+        case "arith.negf":
+            low, high = inner(0)
+            return -high, -low
+        case "arith.extf" | "arith.truncf":
+            return inner(0)
+        case "arith.maximumf" | "arith.minimumf":
+            pick = max if op.name == "arith.maximumf" else min
+            (a, b), (c, d) = inner(0), inner(1)
+            return pick(a, c), pick(b, d)
+        case "arith.select":
+            (a, b), (c, d) = inner(1), inner(2)
+            return min(a, c), max(b, d)
+        case "arith.mulf" if op.operands[0] == op.operands[1]:
+            return 0.0, math.inf
+        case "arith.mulf" | "arith.divf" | "arith.addf" if inner(0)[0] >= 0 and inner(1)[0] >= 0:
+            return 0.0, math.inf
+        case "math.exp" | "math.exp2" if inner(0)[1] <= 0:
+            return 0.0, 1.0
+        case "math.log1p" if inner(0)[0] >= 0:
+            return 0.0, math.inf
+        case "arith.uitofp":
+            return 0.0, math.inf
+    return _IMAGES.get(op.name, everything)
