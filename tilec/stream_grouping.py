@@ -27,39 +27,41 @@ def join_streams(graph: Graph, member: dict[Node, Group], target: Target, remark
     for node in graph.nodes:
         if node.contraction is None or node.inlined:
             continue
-        between = _between(node, graph)
-        first = [n for n in between if n.contraction is not None]
-        if len(first) != 1 or member[first[0]] is member[node]:
-            continue
-        groups = list({id(member[n]): member[n] for n in (*between, node)}.values())
-        nodes = [n for n in graph.nodes if any(n in g.nodes for g in groups)]
-        subject = f"{first[0].name} with {node.name}"
-        space = refuse(nodes, graph, member, target)
-        if isinstance(space, str):
-            remarks.append(Remark("refused", subject, space, node.line))
-            continue
-        tile = choose_stream_tile(target, stream_problem(nodes, space, graph))[0]
-        separate = sum(predict(work_of(g.nodes, graph, g.space, target), target).time_us for g in groups)
-        together = tile.prediction.time_us
-        alternatives = (("one walk", together), (f"{len(groups)} kernels", separate))
-        apart = f"{separate:.1f} us as {len(groups)} kernels"
-        if not profitable(together, separate):
-            reason = f"one walk would take {together:.1f} us, {apart}"
-            remarks.append(Remark("refused", subject, reason, node.line, alternatives))
-            continue
-        scores = first[0].name
-        reason = f"{together:.1f} us as one walk in which {scores} stays on chip, {apart}"
-        remarks.append(Remark("fused", subject, reason, node.line, alternatives))
-        joined = Group(nodes, space)
-        for n in nodes:
-            member[n] = joined
+        before = _before(node, graph)
+        for first in [n for n in before if n.contraction is not None]:
+            chain = [first, *(n for n in before if first in _before(n, graph)), node]
+            if len(chain) > 2 and member[first] is not member[node]:
+                _join(chain, graph, member, target, remarks)
+
+
+def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
+    groups = list({id(member[n]): member[n] for n in chain}.values())
+    nodes = [n for n in graph.nodes if any(n in g.nodes for g in groups)]
+    subject, line = f"{chain[0].name} with {chain[-1].name}", chain[-1].line
+    space = refuse(nodes, graph, member, target)
+    if isinstance(space, str):
+        remarks.append(Remark("refused", subject, space, line))
+        return
+    together = choose_stream_tile(target, stream_problem(nodes, space, graph))[0].prediction.time_us
+    separate = sum(predict(work_of(g.nodes, graph, g.space, target), target).time_us for g in groups)
+    alternatives = (("one walk", together), (f"{len(groups)} kernels", separate))
+    apart = f"{separate:.1f} us as {len(groups)} kernels"
+    if not profitable(together, separate):
+        reason = f"one walk would take {together:.1f} us, {apart}"
+        remarks.append(Remark("refused", subject, reason, line, alternatives))
+        return
+    reason = f"{together:.1f} us as one walk in which {chain[0].name} stays on chip, {apart}"
+    remarks.append(Remark("fused", subject, reason, line, alternatives))
+    joined = Group(nodes, space)
+    for n in nodes:
+        member[n] = joined
 
 
 def profitable(together: float, separate: float) -> bool:
     return together <= separate
 
 
-def _between(node: Node, graph: Graph) -> list[Node]:
+def _before(node: Node, graph: Graph) -> list[Node]:
     """What `node` is computed from, back to contractions and no further."""
     found: list[Node] = []
     pending = graph.producers(node)
