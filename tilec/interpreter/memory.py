@@ -26,7 +26,8 @@ class Buffer:
         self.row_of: np.ndarray | None = None
         self.private = False
         self.full: Any = True  # what `written` holds where an element is written
-        self.running: np.ndarray | None = None  # lanes for which a product still runs that writes here
+        self.running: np.ndarray | None = None  # lanes for which a product still runs that has these registers
+        self.product: np.ndarray | None = None  # the number of that product among its warpgroup's
         self.guard: Any = None
         self.start = 0  # bytes before it in workgroup memory
         self.owner: np.ndarray | None = None  # the block that wrote an element last
@@ -145,7 +146,7 @@ def read(view: View, place: Any, op: ir.Operation, context: Context, mask: Mask)
 def _finished(buffer: Buffer, op: ir.Operation, context: Context, mask: Mask) -> None:
     lanes = np.flatnonzero(buffer.running if mask is None else buffer.running & mask)
     if len(lanes):
-        what = f"{buffer.name} is read while a product that writes it may still run"
+        what = f"{buffer.name} is read or written while a product that has it may still run"
         raise Fault("race", op, what, context.names(lanes))
 
 
@@ -175,6 +176,8 @@ def write(
     buffer = view.buffer
     if buffer.readonly:
         raise Fault("invalid", op, f"{buffer.name or 'an input'} is written, and is an input")
+    if buffer.running is not None:
+        _finished(buffer, op, context, mask)
     if buffer.guard is not None and ordered:
         buffer.guard.write(buffer, place, value, op, context, mask)
     elif context.lanes is None and context.first_block <= context.block:
