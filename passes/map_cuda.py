@@ -22,6 +22,7 @@ from tilec.diagnostics import InternalError
 from tilec.mlir import gpu, ir, memref, vector
 from tilec.passes.combine import Combiner
 from tilec.passes.contract_cuda import is_contraction, map_contraction
+from tilec.passes.gather_cuda import fetch, wide_loads
 from tilec.passes.layout import Layout, read, tile_extents, turn
 from tilec.passes.loops import Place, Threads, delinearise, loop
 from tilec.passes.quick_cuda import compute_twice, is_trigonometric, mark_quick, may_compute_twice
@@ -173,6 +174,7 @@ class _Generic:
         self.scanned = None if along is None else self.dims[along]
         self.tiles: dict[int, ir.Value] = {}
         self.chunk: dict[int, ir.Value] = {}
+        self.gathered: dict[ir.Operation, ir.Value] = {}  # loads of the body that were made for all lanes of a step
         self.sizes = self._sizes()
 
     # ---- the order of things -----------------------------------------------------------------------------------------
@@ -220,8 +222,10 @@ class _Generic:
         if self.scanned is not None and self.layout.threads[self.scanned] > 1:
             scan(self, self.scanned)
         elif may_compute_twice(self):
+            self.gathered = {}
             compute_twice(self)
         else:
+            self.gathered = {load: fetch(self, load) for load in wide_loads(self)}
             with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True) as place:
                 self.compute(place)
         for n in stores:
@@ -357,7 +361,10 @@ class _Generic:
             if inner.operation.name == "linalg.index":
                 mapping[inner.results[0]] = place.coordinate(self.dims[ir.IntegerAttr(inner.attributes["dim"]).value])
         for inner in self.block.operations:
-            if inner.operation.name not in ("linalg.index", "linalg.yield"):
+            if inner.operation in self.gathered:
+                tile = self.gathered[inner.operation]
+                mapping[inner.results[0]] = memref.LoadOp(tile, place.slot(self.dims)).result
+            elif inner.operation.name not in ("linalg.index", "linalg.yield"):
                 copy = mlir.clone_op(inner.operation, mapping)
                 if far is not None and is_trigonometric(copy):
                     mark_quick(copy, far)

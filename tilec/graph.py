@@ -276,6 +276,23 @@ def extract_directions(node: Node) -> dict[int, float]:
     return found
 
 
+def scattered_extracts(node: Node, d: int, lanes: int) -> int:
+    """Computed accesses that differ along dimension `d`, and that neighbours cannot make as one.
+
+    They can where the last subscript is `d` itself and the others do not depend on it.
+    """
+    count = 0
+    for view in node.op.regions[0].blocks[0].operations:
+        op = view.operation
+        if op.name == "tensor.extract" and any(d in dims_of(v, node) for v in list(op.operands)[1:]):
+            value, *others, last = op.operands
+            owner = mlir.definition(last)
+            bare = owner is not None and owner.name == "linalg.index" and dims_of(last, node) == {d}
+            aligned = ir.ShapedType(value.type).shape[-1] % lanes == 0
+            count += not (bare and aligned) or any(d in dims_of(v, node) for v in others)
+    return count
+
+
 def _index_dims(value: ir.Value) -> set[int]:
     owner = value.owner
     if isinstance(owner, ir.Block):

@@ -143,6 +143,30 @@ def source_of(value: ir.Value) -> ir.Value:
     return value
 
 
+def linear(map_: ir.AffineMap) -> list[int] | None:
+    """The factors of a map's dimensions and symbols, and its constant, where its one result is linear in them."""
+    (expression,) = map_.results
+    factors = [0] * (map_.n_dims + map_.n_symbols + 1)
+
+    def add(e: ir.AffineExpr, weight: int) -> bool:
+        match e:
+            case ir.AffineConstantExpr():
+                factors[-1] += weight * e.value
+            case ir.AffineDimExpr():
+                factors[e.position] += weight
+            case ir.AffineSymbolExpr():
+                factors[map_.n_dims + e.position] += weight
+            case ir.AffineAddExpr():
+                return add(e.lhs, weight) and add(e.rhs, weight)
+            case ir.AffineMulExpr() if isinstance(e.rhs, ir.AffineConstantExpr):
+                return add(e.lhs, weight * e.rhs.value)
+            case _:
+                return False
+        return True
+
+    return factors if add(expression, 1) else None
+
+
 def constant_value(value: ir.Value) -> int | float | None:
     """The number that a value is known to be."""
     owner = definition(value)

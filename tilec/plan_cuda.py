@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from tilec import cost, cost_rows
-from tilec.graph import Graph, Node
+from tilec.graph import Graph, Node, extract_directions, scattered_extracts
 from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
 from tilec.mlir import ir
 from tilec.passes.layout import Layout, make, options
 from tilec.plan import KernelPlan
-from tilec.plan_cpu import extract_directions
 from tilec.plan_cuda_contraction import choose_contraction
 from tilec.plan_cuda_stream import choose_stream
 from tilec.stream_grouping import is_streamed
@@ -157,7 +156,7 @@ def _vector(view: View, lane: int) -> int:
     subscripts: those are single elements, which neighbouring threads should take one by one.
     """
     along = [a for a in view.accesses if _contiguous(a, view) == lane]
-    extracted = sum(n.iterations for n in view.group.nodes for _ in n.extracts)
+    extracted = sum(n.iterations * _scattered(n, view, lane) for n in view.group.nodes if n.extracts)
     plain = sum(a.bytes // a.element for a in along if not a.written)
     if not along or extracted > plain:
         return 1
@@ -166,6 +165,12 @@ def _vector(view: View, lane: int) -> int:
     while vector > 1 and view.extents[lane] % vector:
         vector //= 2
     return vector
+
+
+def _scattered(node: Node, view: View, lane: int) -> int:
+    """Computed accesses that neighbours along `lane` cannot make as one."""
+    dims = view.group.space.dims[node]
+    return scattered_extracts(node, dims.index(lane), WIDE // 2) if lane in dims else 0
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

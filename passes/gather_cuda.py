@@ -1,0 +1,113 @@
+"""Wide gathers: rows at computed places, whose elements neighbouring lanes take side by side.
+
+    for lane { y[lane] = table[ids[b], d + lane] }   ->   t = vector.load table[ids[b], d]; for lane { y[lane] = t[lane] }
+
+A load can be wide where its last subscript moves with the lanes, begins at a multiple of their number, and no other
+subscript depends on them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilec import mlir
+from tilec.mlir import ir, vector
+from tilec.passes.stage_cuda import is_local, root
+
+if TYPE_CHECKING:
+    from tilec.passes.map_cuda import _Generic
+
+
+def wide_loads(generic: _Generic) -> list[ir.Operation]:
+    """The loads of a body that can move all lanes of a step at a time."""
+    lanes = generic.layout.vectors[generic.layout.lane_dim] if generic.layout.lane_dim in generic.dims else 1
+    if lanes == 1:
+        return []
+    return [
+        o.operation
+        for o in generic.block.operations
+        if o.operation.name == "memref.load" and _is_wide(generic, o, lanes)
+    ]
+
+
+def _is_wide(generic: _Generic, load: ir.OpView, lanes: int) -> bool:
+    value, *subscripts = load.operands
+    if not subscripts or is_local(value) or ir.MemRefType(root(value).type).shape[-1] % lanes:
+        return False
+    *others, last = subscripts
+    return _moves(generic, last, lanes) and not any(_depends(generic, v, {}) for v in others)
+
+
+def _moves(generic: _Generic, value: ir.Value, lanes: int) -> bool:
+    """Whether a subscript is the lanes' index, from a multiple of their number on."""
+    owner = mlir.definition(value)
+    if owner is not None and owner.name == "affine.apply":
+        weights = mlir.linear(ir.AffineMapAttr(owner.attributes["map"]).value)
+        if weights is None:
+            return False
+        *factors, constant = weights
+        mine = [_is_lane(generic, v) for v in owner.operands]
+        rest = [constant, *(f for f, m in zip(factors, mine) if not m)]
+        return [f for f, m in zip(factors, mine) if m] == [1] and all(f % lanes == 0 for f in rest)
+    return _is_lane(generic, value)
+
+
+def _is_lane(generic: _Generic, value: ir.Value) -> bool:
+    owner = mlir.definition(value)
+    if owner is None or owner.name != "linalg.index":
+        return False
+    return generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value] == generic.layout.lane_dim
+
+
+def _depends(generic: _Generic, value: ir.Value, known: dict[ir.Value, bool]) -> bool:
+    """Whether a value of the body differs between lanes."""
+    if value in known:
+        return known[value]
+    owner = mlir.definition(value)
+    if owner is None:
+        mine = value.owner == generic.block
+        return mine and generic.layout.lane_dim in generic.places[ir.BlockArgument(value).arg_number]
+    if owner.block != generic.block:
+        return False
+    known[value] = _is_lane(generic, value) or any(
+        _depends(generic, v, known) for o in (owner, *mlir.walk(owner)) for v in o.operands if v not in o.results
+    )
+    return known[value]
+
+
+def fetch(generic: _Generic, load: ir.Operation) -> ir.Value:
+    """This thread's part of what a wide load reads, in registers."""
+    value, *subscripts = load.operands
+    element = ir.MemRefType(value.type).element_type
+    kernel, dims, lanes = generic.kernel, generic.dims, generic.layout.vectors[generic.layout.lane_dim]
+    tile = kernel.private(dims, element, kernel.name_of(value), generic.layout)
+    width = min(lanes, 128 // max(8, element.width))
+    type_ = ir.VectorType.get([width], element)
+    with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=False) as place:
+        for begin in range(0, lanes, width):
+            mapping: dict[ir.Value, ir.Value] = {}
+            at = [_evaluate(generic, v, place, begin, mapping) for v in subscripts]
+            vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, place.slot(dims, begin))
+    return tile
+
+
+def _evaluate(generic: _Generic, value: ir.Value, place, lane: int, mapping: dict[ir.Value, ir.Value]) -> ir.Value:
+    """A subscript at one lane of a step."""
+    owner = mlir.definition(value)
+    if value in mapping or (owner is not None and owner.block != generic.block):
+        return mapping.get(value, value)
+    if owner is None:
+        if value.owner == generic.block:
+            mapping[value] = generic.element(ir.BlockArgument(value).arg_number, place)
+        return mapping.get(value, value)
+    if owner.name == "linalg.index":
+        mapping[value] = place.coordinate(generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value], lane)
+        return mapping[value]
+    for inner in (owner, *mlir.walk(owner)):
+        for v in inner.operands:
+            _evaluate(generic, v, place, lane, mapping)
+    mlir.clone_op(owner, mapping)
+    return mapping[value]
+
+
+__all__ = ["fetch", "wide_loads"]

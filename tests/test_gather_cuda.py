@@ -1,0 +1,38 @@
+"""Gathers whose last subscript moves with the lanes are wide accesses; others stay what they are."""
+
+import cuda_emulator
+import numpy as np
+import pytest
+from test_map_cuda import lowered
+
+GATHERS = {  # program, the same in NumPy, whether the loads are wide at D = 24
+    "rows": ("y[b, d] = t[i[b], d]", lambda i, t: t[i], True),
+    "scaled rows": ("y[b, d] = t[i[b], d] * 2 + t[0, d]", lambda i, t: t[i] * 2 + t[0], True),
+    "rows of rows": ("y[b, d] = t[i[i[b]], d]", lambda i, t: t[i[i]], True),
+    "shifted": ("y[b, d] = pad(t[i[b], d - 1], 0)", lambda i, t: np.pad(t[i], ((0, 0), (1, 0)))[:, :-1], False),
+    "places in a row": ("y[b, d] = t[b, i[d % B] % D]", lambda i, t: t[:, i[np.arange(t.shape[1]) % len(i)] % t.shape[1]], False),
+    "upside down": ("y[b, d] = t[B - 1 - b, d]", lambda i, t: t[::-1], True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GATHERS)
+@pytest.mark.parametrize("width", [24, 13, 1])
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+def test_gathers(name, width, kind, rng):
+    body, expected, wide = GATHERS[name]
+    rows = 6
+    text = f"op g(i: i32[B], t: {kind}[B, D]) -> (y: {kind}[B, D]) {{ {body} }}"
+    from tilec.dtypes import DTYPES
+
+    inputs = {
+        "i": rng.integers(0, rows, rows).astype(np.int32),
+        "t": rng.standard_normal((rows, width)).astype(DTYPES[kind].numpy),
+    }
+    special, result = lowered(text, None, inputs)
+    (out,) = [np.zeros([s.value for s in t.shape], t.dtype.numpy) for t in special.outputs]
+    failed = cuda_emulator.run(result.emitted, list(inputs.values()), [out])
+    assert not any(failed)
+    exact = expected(inputs["i"], inputs["t"].astype(np.float64))
+    np.testing.assert_allclose(out.astype(np.float64), exact, rtol=1e-6 if kind == "f32" else 1e-2)
+    moved = f"load_{kind}x{16 // DTYPES[kind].bytes}_nc(t"
+    assert (moved in result.emitted.module) == (wide and width == 24)
