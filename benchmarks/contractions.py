@@ -36,6 +36,10 @@ PROLOGUE = """op mm(a: bf16[M, K], s: f32[M], b: bf16[K, N]) -> (c: bf16[M, N]) 
  c[m, n] = sum[k](p[m, k] * b[k, n])
 }
 """
+PROJECTION = """op project(o: bf16[B, H, S, D], w: bf16[H, D, E]) -> (r: bf16[B, S, E]) {
+ r[b, s, e] = sum[h, d](o[b, h, s, d] * w[h, d, e])
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,15 @@ def cases() -> list[Case]:
             text = TURNED.format(t=t, left=left, right=right, i=i, j=j)
             add(f"{t} 4096 [{left}] [{right}]", text, [(4096, 4096)] * 2, [t] * 2, peer, 2 * 4096**3)
     add("f64 2048", MATMUL.format(t="f64", u=""), [(2048, 2048)] * 2, ["f64"] * 2, plain, 2 * 2048**3)
-    add(
-        "f32 2048 using bf16",
-        MATMUL.format(t="f32", u=" using bf16"),
-        [(2048, 2048)] * 2,
-        ["f32"] * 2,
-        plain,
-        2 * 2048**3,
-    )
+    for kind in ("bf16", "tf32"):
+        for n in (1024, 2048, 4096, 8192):
+            text = MATMUL.format(t="f32", u=f" using {kind}")
+            add(f"f32 {n} using {kind}", text, [(n, n)] * 2, ["f32"] * 2, plain, 2 * n**3)
+    for t in ("bf16", "f32"):
+        for m, n, k in ((1, 8192, 8192), (4, 8192, 8192), (16, 8192, 8192), (256, 256, 16384), (1024, 1024, 8192)):
+            add(f"{t} few {m}x{n}x{k}", MATMUL.format(t=t, u=""), [(m, k), (k, n)], [t] * 2, plain, 2 * m * n * k)
+    add("bf16 projection 4x2048 16x128 2048", PROJECTION, [(4, 16, 2048, 128), (16, 128, 2048)], ["bf16"] * 2,
+        lambda o, w: torch.einsum("bhsd,hde->bse", o, w), 2 * 4 * 2048**3)  # fmt: skip
     add(
         "bf16 odd 2047x1999x2001",
         MATMUL.format(t="bf16", u=""),
@@ -147,8 +152,10 @@ def run(case: Case) -> str:
     wide = torch.float64 if case.types[0] == "f64" or max(map(max, case.shapes)) <= 2100 else torch.float32
     reference = case.peer(*(x.to(wide) for x in inputs)).to(wide)
     error = ((out.to(wide) - reference).norm() / reference.norm()).item()
+    torch.backends.cuda.matmul.allow_tf32 = "using" in case.name  # the nearest that PyTorch has to either
     mine = do_bench(lambda: op(*inputs, out=out), warmup=100, rep=400, return_mode="median")
     theirs = do_bench(lambda: case.peer(*inputs), warmup=100, rep=400, return_mode="median")
+    torch.backends.cuda.matmul.allow_tf32 = False
     speed = [case.operations / t / 1e9 for t in (mine, theirs)]
     verdict = "" if error < (2e-2 if case.types[0] in ("bf16", "f16") or "using" in case.name else 1e-4) else "  WRONG"
     speeds = f"{speed[0]:7.1f} TFLOP/s, torch {speed[1]:7.1f}, ratio {speed[0] / speed[1]:.2f}"

@@ -53,6 +53,9 @@ def _matrices() -> list[w.Workload]:
     loads = [w.matmul("bf16", n) for n in (1024, 2048, 4096, 8192, 16384)]
     loads += [w.linear("bf16", n) for n in (4096, 8192)]
     loads += [w.matmul("f32", 4096), w.matmul("f32", 4096, " using tf32", "tf32")]
+    loads += [w.matmul("f32", 4096, " using bf16", "f32 using bf16"), w.matmul("f32", 8192, " using tf32", "tf32")]
+    loads += [w.product(t, m, 8192, 8192) for t in ("bf16", "f32") for m in (1, 16)]
+    loads += [w.product("bf16", 256, 256, 16384)]
     return loads + [w.attention(1, 32, 8192, 128, causal) for causal in (False, True)]
 
 

@@ -216,7 +216,7 @@ def transpose(dtype: str, m: int, n: int) -> Workload:
 
 def matmul(dtype: str, n: int, using: str = "", label: str = "") -> Workload:
     scale = 1 / math.sqrt(n)
-    rounded = {" using tf32": 2.0**-10}.get(using, 0.0)
+    rounded = {" using tf32": 2.0**-10, " using bf16": 2.0**-7}.get(using, 0.0)
     bound = limit(dtype, n / 8, 4)
     bound = Bound(bound.rtol + rounded, bound.atol + 4 * rounded)
     return Workload(
@@ -225,6 +225,15 @@ def matmul(dtype: str, n: int, using: str = "", label: str = "") -> Workload:
         lambda a, b: a @ b, bound, np.matmul, lambda a, b, out: np.matmul(a, b, out=out),
         lambda a, b, out: torch.matmul(a, b, out=out), lambda a, b: a @ b, lambda a, b: a[:64] @ b, 64,
         2.0 * n**3)  # fmt: skip
+
+
+def product(dtype: str, m: int, n: int, k: int) -> Workload:
+    """A matrix product of few rows, or of few results with long sums."""
+    return Workload(
+        f"matmul {m}x{n}x{k} {dtype}", matmul_program(dtype), (Input(dtype, (m, k)), Input(dtype, (k, n), 1 / math.sqrt(k))),
+        lambda a, b: a @ b, limit(dtype, k / 8, 4), np.matmul, lambda a, b, out: np.matmul(a, b, out=out),
+        lambda a, b, out: torch.matmul(a, b, out=out), lambda a, b: a @ b, lambda a, b: a[:64] @ b, 64,
+        2.0 * m * n * k)  # fmt: skip
 
 
 def linear(dtype: str, n: int) -> Workload:
