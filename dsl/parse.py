@@ -7,6 +7,7 @@ is turned into the AST without recursion. Hostile text meets the limits below, a
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
@@ -37,18 +38,34 @@ _LOOKALIKE = {
 }
 
 
+@dataclass(frozen=True)
+class Partial:
+    """What could be read of a source with mistakes of form. `lost` are the names that given-up statements would define."""
+
+    program: ast.Program
+    problems: list[Diagnostic]
+    lost: set[str]
+
+
 def parse(source: Source) -> ast.Program:
     """The program in a source; raises TileError with every mistake of form that was found."""
+    found = parse_partly(source)
+    if found.problems:
+        raise TileError(found.problems)
+    return found.program
+
+
+def parse_partly(source: Source) -> Partial:
+    """The program as far as it has form. Raises TileError for a text that is not worth reading on."""
     problems: list[Diagnostic] = []
     text = _legal_text(source, problems)
     if text is None:
         raise TileError(problems)
-    tree = _tree(source, text, problems)
+    lost: set[str] = set()
+    tree = _tree(source, text, problems, lost)
     program = TreeBuilder(source, problems).transform(tree)
-    if problems:
-        problems.sort(key=lambda d: d.span.start)
-        raise TileError(problems[:MAX_DIAGNOSTICS])
-    return program
+    problems.sort(key=lambda d: d.span.start)
+    return Partial(program, problems[:MAX_DIAGNOSTICS], lost)
 
 
 def _legal_text(source: Source, problems: list[Diagnostic]) -> str | None:
@@ -90,7 +107,7 @@ def lex(text: str) -> list[Token]:
     return list(_lark().lex(text, dont_ignore=True))
 
 
-def _tree(source: Source, text: str, problems: list[Diagnostic]) -> Tree:
+def _tree(source: Source, text: str, problems: list[Diagnostic], lost: set[str]) -> Tree:
     """Lark's tree, of what could be read."""
     try:
         tokens = list(_lark().lex(text))
@@ -128,5 +145,6 @@ def _tree(source: Source, text: str, problems: list[Diagnostic]) -> Tree:
                 parser.feed_token(token)
                 at += 1
             case GiveUp(resume):
+                lost |= words.defined(recovery)
                 at = resume
     return result

@@ -7,7 +7,9 @@ continue at the next one. Each makes the rest of the file worth reading, so one 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import takewhile
 
 from lark import Token
 from lark.parsers.lalr_analysis import Shift
@@ -50,9 +52,10 @@ class Replace:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Leave the statement; `resume` is the place in the token list where the next one begins."""
+    """Leave the statement that begins at character `start`; `resume` is the place in the token list where the next begins."""
 
     resume: int
+    start: int
 
 
 Recovery = Insert | Replace | GiveUp
@@ -84,6 +87,16 @@ class Words:
         if token.type != "NAME" or after.type not in ("LSQB", "EQUAL", "COLON", "COMMA"):
             return False
         return self.first_of_line(at) or self.tokens[at - 1].type in ("SEMICOLON", "LBRACE")
+
+    def defined(self, lost: GiveUp) -> set[str]:
+        """The names that statements which were given up would define."""
+        names = set()
+        for k in range(bisect_left(self.tokens, lost.start, key=lambda t: t.start_pos), lost.resume):
+            if self.tokens[k].type in ("OP", "DEF"):
+                names.add(self.tokens[k + 1].value)
+            elif self.starts_statement(k) or self.tokens[k].start_pos == lost.start:
+                names |= {t.value for t in takewhile(lambda t: t.type in ("NAME", "COMMA"), self.tokens[k:])}
+        return names
 
     def opener(self, at: int, closer: str) -> int | None:
         """The innermost bracket of the closer's kind that is still open before `at`."""
@@ -140,8 +153,8 @@ def _skip_loop(words: Words, at: int, parser: InteractiveParser) -> GiveUp:
         k += 1
         if depth == 0:
             break
-    _unwind(parser)
-    return GiveUp(k)
+    start, _ = _unwind(parser, words, at)
+    return GiveUp(k, start)
 
 
 def _equals(words: Words, at: int, expected: set[str]):
@@ -237,8 +250,12 @@ def _wanted(expected: set[str]) -> str:
     return f": expected {' or '.join(known)}" if 0 < len(known) <= 3 and len(known) == len(expected) else ""
 
 
-def _unwind(parser: InteractiveParser) -> bool:
-    """Pops the parser to the innermost list of statements or declarations; True if a header or function was left."""
+def _unwind(parser: InteractiveParser, words: Words, at: int) -> tuple[int, bool]:
+    """Pops the parser to the innermost list of statements or declarations.
+
+    Tells where what it left begins, and whether that is a header or function.
+    """
+    start = words.tokens[at].start_pos
     state = parser.parser_state
     table = state.parse_conf.parse_table.states
     left_declaration = False
@@ -246,17 +263,19 @@ def _unwind(parser: InteractiveParser) -> bool:
         state.state_stack.pop()
         gone = state.value_stack.pop()
         left_declaration |= isinstance(gone, Token) and gone.type in ("OP", "DEF")
-    return left_declaration
+        begin = gone.start_pos if isinstance(gone, Token) else getattr(getattr(gone, "meta", None), "start_pos", None)
+        start = start if begin is None else min(start, begin)
+    return start, left_declaration
 
 
 def _give_up(words: Words, at: int, parser: InteractiveParser) -> GiveUp:
     """To the next statement, or past the whole declaration if its header (or a function's body) is what went wrong."""
-    left_declaration = _unwind(parser)
+    start, left_declaration = _unwind(parser, words, at)
     k = at
     while words.tokens[k].type not in _DECLARATIONS:
         if not left_declaration and (words.tokens[k].type == "RBRACE" or (k > at and words.starts_statement(k))):
-            return GiveUp(k if words.tokens[k].type != "RBRACE" or "RBRACE" in parser.accepts() else k + 1)
+            return GiveUp(k if words.tokens[k].type != "RBRACE" or "RBRACE" in parser.accepts() else k + 1, start)
         if not left_declaration and k == at and words.starts_statement(k) and words.first_of_line(k):
-            return GiveUp(k)
+            return GiveUp(k, start)
         k += 1
-    return GiveUp(k)
+    return GiveUp(k, start)

@@ -104,13 +104,9 @@ def read_text(path: Path) -> Source:
 
 def parse_checked(path: Path):
     """The syntax tree of a program without mistakes. Raises TileError with all of them."""
-    from tilec.dsl.check import check
-    from tilec.dsl.parse import parse
+    from tilec.dsl.mistakes import read
 
-    program = parse(read_text(path))
-    if errors := [d for d in check(program) if d.severity == "error"]:
-        raise TileError(errors)
-    return program
+    return read(read_text(path))
 
 
 def defined(args: argparse.Namespace) -> dict[str, int]:

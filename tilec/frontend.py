@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tilec.diagnostics import Source, TileError
+from tilec.diagnostics import Source
 from tilec.dtypes import DTYPES, DType
 from tilec.runtime import cache
 
@@ -75,9 +75,8 @@ def _from_cache(source: Source, key: str) -> Program | None:
 
 
 def _parsed(source: Source, key: str) -> Program:
-    from tilec.dsl.check import check
+    from tilec.dsl.mistakes import read
     from tilec.dsl.modules import load_file
-    from tilec.dsl.parse import parse
 
     imports: dict[str, str] = {}
 
@@ -86,9 +85,7 @@ def _parsed(source: Source, key: str) -> Program:
         imports[str(Path(loaded.name).resolve())] = _digest(loaded.text.encode())
         return loaded
 
-    tree = parse(source)
-    if errors := [d for d in check(tree, load) if d.severity == "error"]:
-        raise TileError(errors)
+    tree = read(source, load)
     ops = {op.name: Declared(op.name, tuple((t.name, t.dtype) for t in op.inputs)) for op in tree.ops}
     written = {name: [(n, t.name if t else None) for n, t in op.inputs] for name, op in ops.items()}
     cache.save(key, {"imports": imports, "ops": written}, {})

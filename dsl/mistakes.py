@@ -1,0 +1,54 @@
+"""All mistakes of a file at once: those of form, and those of meaning in what could be read in spite of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tilec.diagnostics import Diagnostic, Source, TileError
+from tilec.dsl import ast
+from tilec.dsl.check import check
+from tilec.dsl.modules import Loader, load_file
+from tilec.dsl.parse import MAX_DIAGNOSTICS, Partial, parse_partly
+
+
+def read(source: Source, loader: Loader = load_file) -> ast.Program:
+    """The program of a source without mistakes. Raises TileError with every one that is found."""
+    partial = parse_partly(source)
+    found = [d for d in check(partial.program, loader) if d.severity == "error"]
+    if partial.problems:
+        found = [*partial.problems, *_independent(found, partial)][:MAX_DIAGNOSTICS]
+    if found:
+        raise TileError(sorted(found, key=lambda d: (d.span.source.name != source.name, d.span.start)))
+    return partial.program
+
+
+def _independent(found: Iterable[Diagnostic], partial: Partial) -> Iterable[Diagnostic]:
+    """Mistakes of meaning that no mistake of form brought about.
+
+    Not those on its lines; not those about a name that a given-up statement would define, nor, but for names that
+    nothing defines, those on a line that uses one: what it stands for is not known.
+    """
+    broken = {line for d in partial.problems for line in _lines(d)}
+    for d in found:
+        about = _WORD.findall(" ".join(_QUOTED.findall(f"{d.message} {d.hint or ''}")))
+        beside = [] if d.message.startswith("unknown") else _WORD.findall(_text(d))
+        here = d.span.source is partial.program.span.source
+        if partial.lost.isdisjoint((*about, *beside)) and not (here and broken.intersection(_lines(d))):
+            yield d
+
+
+_WORD, _QUOTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), re.compile("`([^`]*)`")
+
+
+def _lines(d: Diagnostic) -> range:
+    """The lines that it is about."""
+    text = d.span.source.text
+    return range(d.span.line, d.span.line + text.count("\n", d.span.start, max(d.span.start, d.span.end - 1)) + 1)
+
+
+def _text(d: Diagnostic) -> str:
+    """These lines."""
+    text = d.span.source.text
+    begin, end = text.rfind("\n", 0, d.span.start) + 1, text.find("\n", max(d.span.start, d.span.end - 1))
+    return text[begin : end if end >= 0 else len(text)]
