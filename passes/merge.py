@@ -6,7 +6,7 @@ Whether to merge is the plan's business; whether one may is asked here, and a re
 from __future__ import annotations
 
 from tilec import mlir
-from tilec.mlir import ir, linalg
+from tilec.mlir import ir, linalg, tensor
 
 
 def refuse_inline(producer: ir.Operation, consumer: ir.Operation) -> str | None:
@@ -42,7 +42,12 @@ def inline(producer: ir.Operation, consumer: ir.Operation) -> ir.Operation:
             added.append((value, mlir.projection(rank, [dims[d] for d in mlir.map_dims(map_)])))
     new_inputs = _unique(kept + added)
     outputs, out_maps = mlir.outputs_of(consumer), maps[len(inputs) :]
+    covered = {d for map_ in (*(m for _, m in new_inputs), *out_maps) for d in mlir.map_dims(map_)}
     with ir.InsertionPoint(consumer), mlir.fused_location([producer, consumer]):
+        if missing := [d for d in range(rank) if d not in covered]:  # the result was all that told their extents
+            extents = mlir.extents_of(consumer)
+            shape = tensor.empty([extents[d] for d in missing], mlir.type_of("i1"))
+            new_inputs = [*new_inputs, (shape, mlir.projection(rank, missing))]
         merged, new_block = mlir.generic(
             [r.type for r in consumer.results],
             [v for v, _ in new_inputs],

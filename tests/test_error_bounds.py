@@ -302,3 +302,9 @@ def test_every_value_of_a_16_bit_type(name):
     for n in names:
         low, high = allowed[f"y_{n}"]
         assert np.count_nonzero(low < high) < 400, n
+
+
+def test_powers_by_a_tensor_of_one_element():
+    x, e = np.array([[1.5, -2.0]], f32), np.array([[2.0]], f32)
+    found = of("y[i, j] = x[i, j] ** e[0, 0]", x=x, e=e)
+    assert ((found.low <= x**2) & (x**2 <= found.high)).all()

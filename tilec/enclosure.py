@@ -225,7 +225,7 @@ def floor_divide(a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
 def power(a: Enclosure, b: Enclosure, dtype: DType, kind: str | None) -> Enclosure:
     """By repeated multiplication where the exponent is a small whole number, by the documented function else."""
     general = _power(a, b, dtype, kind)
-    exponent = float(b.low) if b.is_point and b.low.size == 1 else np.nan
+    exponent = b.low.item() if b.is_point and b.low.size == 1 else np.nan
     if exponent == 0.5:
         return hull(general, function("sqrt", [a], dtype, kind))
     if abs(exponent) > 4 or exponent != np.round(exponent):
