@@ -1,6 +1,7 @@
 # make demo    sets up .venv, then compiles and runs a transformer block
 # make test    sets up .venv, then runs the tests that this machine can run
 # make bench   times tilec beside the peers that are installed (PEERS="torch jax" installs them first)
+# make outside runs the test cases of NumPy, opt_einsum, ONNX and PyTorch, and writes their counts into docs/outside.md
 # make lint    ruff
 # make docs    rewrites the figures and tables of README.md and docs/ from the code and benchmarks/results/
 #
@@ -20,7 +21,7 @@ RUN  := $(BIN)/python
 BASE := $(VENV)/.base$(addprefix -,$(EXTRAS))
 TEST := $(VENV)/.test$(addprefix -,$(EXTRAS))
 
-.PHONY: demo test bench lint docs clean
+.PHONY: demo test bench outside lint docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(BASE)
@@ -32,6 +33,10 @@ test: $(TEST)
 bench: $(BASE)
 	$(if $(PEERS),$(RUN) -m pip install -q $(PEERS))
 	$(RUN) -m benchmarks $(SUITE) $(ARGS)
+
+outside: $(TEST)
+	$(RUN) -m pip install -q ".[outside]"
+	$(RUN) -m tests.outside --write $(ARGS)
 
 lint: $(TEST)
 	$(BIN)/ruff check .

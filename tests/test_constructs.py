@@ -227,7 +227,7 @@ CASES = {
                         [("r", "rows", "N"), ("x", "f32", "M1 K")], lambda r, x: x[r].sum(0)),
     "gather with arithmetic": ("op f(r: i32[N], x: f32[M + 1]) -> (y: f32[N]) { y[i] = x[M - r[i]] }",
                                [("r", "rows", "N"), ("x", "f32", "M1")], lambda r, x: x[::-1][r]),
-    "sum of what indices give": ("op f(x: f32[M, N]) -> (y: f32[M]) { t[j]: f32 = f32(j) where j in 0:N\n y[i] = sum[j](t[j]) * 1 + 0 }",
+    "sum of what indices give": ("op f(x: f32[M, N]) -> (y: f32[M]) { t[j]: f32 = f32(j) where j in 0:N; y[i] = sum[j](t[j]) }",
                                  [X], lambda x: np.full(len(x), x.shape[1] * (x.shape[1] - 1) / 2)),
     "place among elements turned round": (
         "op f(x: f32[M + 1, N]) -> (y: i64[N]) { t[i, j] = x[M - i, j] where i in 0:M + 1\n y[j] = argmax[i](t[i, j]) }",

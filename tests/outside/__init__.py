@@ -1,0 +1,9 @@
+"""Programs of others, said in the language and held against what their authors expect.
+
+    python -m tests.outside                  everything, and the counts into docs/outside.md
+    python -m tests.outside einsum onnx      some of it, counts to the terminal
+
+Cases and expectations come from the installed packages when this runs; nothing of theirs is copied here. A case
+passes when the compiled result agrees with theirs, within the tolerance of their own tests, and with the program's
+error bounds. It is refused where the language cannot say it, with the reason; a wrong result or a crash is a failure.
+"""

@@ -1,0 +1,108 @@
+"""Running one outside case: a program, its inputs and what others expect of it; and counting how cases end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import tilec
+from tilec.api import read_source
+from tilec.diagnostics import InternalError, TileError
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+from tilec.dtypes import from_numpy
+from tilec.error_bounds import compare
+
+
+class Inexpressible(Exception):
+    """Why the language cannot say a case: the reason is what cases are counted by."""
+
+
+@dataclass
+class Program:
+    """A `.tile` program of one op, its inputs in order, and what is expected of its outputs, with their tolerance."""
+
+    text: str
+    inputs: list[np.ndarray]
+    expected: list[np.ndarray]
+    rtol: float
+    atol: float
+    meaning_only: bool = False
+    """Others' result has another rounding than ours by design: only their tolerance counts."""
+
+
+@dataclass
+class Outcome:
+    case: str
+    verdict: str  # passed, refused or failed
+    reason: str = ""
+
+
+@dataclass
+class Report:
+    suite: str
+    outcomes: list[Outcome] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def count(self, verdict: str) -> int:
+        return sum(o.verdict == verdict for o in self.outcomes)
+
+    def reasons(self, verdict: str) -> Counter:
+        return Counter(o.reason for o in self.outcomes if o.verdict == verdict)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{self.count(v)} {v}" for v in ("passed", "refused", "failed"))
+        return f"{self.suite}: {len(self.outcomes)} cases, {counts}, {self.seconds:.0f} s"
+
+
+def run_all(suite: str, cases: Iterable[tuple[str, Callable[[], Program]]], say=lambda outcome: None) -> Report:
+    report, start = Report(suite), time.perf_counter()
+    for name, make in cases:
+        report.outcomes.append(outcome := attempt(name, make))
+        say(outcome)
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def attempt(name: str, make: Callable[[], Program]) -> Outcome:
+    try:
+        program = make()
+    except Inexpressible as why:
+        return Outcome(name, "refused", str(why))
+    try:
+        problem = check(program)
+    except InternalError as error:
+        return Outcome(name, "failed", f"internal error: {error}\n{program.text}")
+    except TileError as error:
+        first = str(error).splitlines()[0].partition(": ")[2] or str(error)
+        return Outcome(name, "failed", f"refused by the compiler: {first}\n{error}\n{program.text}")
+    except Exception as error:
+        return Outcome(name, "failed", f"{type(error).__name__}: {error}\n{program.text}")
+    return Outcome(name, "failed", f"{problem}\n{program.text}") if problem else Outcome(name, "passed")
+
+
+def check(program: Program) -> str:
+    """What is wrong with the compiled program's results; nothing where they are right."""
+    results = tilec.compile(program.text, target="cpu")(*program.inputs)
+    results = list(results) if isinstance(results, tuple) else [results]
+    types = [(from_numpy(a.dtype), a.shape) for a in program.inputs]
+    special = specialise(parse(read_source(program.text)), None, types, None)
+    named = {t.name: np.asarray(r) for t, r in zip(special.outputs, results)}
+    inputs = {t.name: a for t, a in zip(special.inputs, program.inputs)}
+    for output, found in compare(special, inputs, named, "cpu").items():
+        if not found.within:
+            return f"{output} is out of its error bound: {found}"
+    for (output, found), expected in zip(named.items(), program.expected, strict=True):
+        if found.shape != expected.shape:
+            return f"{output} has shape {found.shape}, and theirs {expected.shape}"
+        wide = [a if a.dtype.kind in "iub" else a.astype(np.float64) for a in (found, expected)]
+        with np.errstate(all="ignore"):
+            close = np.isclose(*wide, program.rtol, program.atol, equal_nan=True)
+        if not close.all():
+            at = tuple(int(n) for n in np.argwhere(~close)[0])
+            return f"{output}{list(at)} is {wide[0][at]!r}, and theirs {wide[1][at]!r}; {(~close).sum()} differ"
+    return ""

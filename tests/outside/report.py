@@ -1,0 +1,34 @@
+"""Counts into docs/outside.md, between the markers of each suite."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+from tests.outside.common import Report
+
+PAGE = Path(__file__).parents[2] / "docs" / "outside.md"
+PACKAGES = {"einsum": ("numpy", "opt_einsum"), "onnx": ("onnx",), "torch": ("torch",)}
+
+
+def write(reports: list[Report]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for report in reports:
+        start, end = f"<!-- outside: {report.suite} -->\n", "<!-- end -->"
+        pattern = re.compile(re.escape(start) + ".*?" + re.escape(end), re.DOTALL)
+        assert pattern.search(text), f"docs/outside.md has no place for {report.suite}"
+        text = pattern.sub(lambda _, r=report, s=start, e=end: s + section(r) + e, text)
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def section(report: Report) -> str:
+    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in PACKAGES[report.suite])
+    counts = " | ".join(str(report.count(v)) for v in ("passed", "refused", "failed"))
+    lines = [f"With {versions}:", "", "| cases | passed | refused | failed |", "| ---: | ---: | ---: | ---: |"]
+    lines += [f"| {len(report.outcomes)} | {counts} |", "", "| refused | because |", "| ---: | --- |"]
+    lines += [
+        f"| {count} | {reason.replace('|', chr(92) + '|')} |"
+        for reason, count in report.reasons("refused").most_common()
+    ]
+    return "\n".join(lines) + "\n"
