@@ -4,7 +4,9 @@ exp(x)              ->  exp2(x log2(e) / 2)^2           the square reaches subno
 1 / (1 + exp(-x))   ->  e / (1 + e), e = exp(min(x, 60))
 1 + tanh(x)         ->  2 e / (1 + e), e = exp(2 min(x, 30))
 1 + erf(x)          ->  erfc(-x) = t P(t) exp(-x^2) or 2 less that, t = 1 / (1 + |x| / 2)
-log1p(x), x <= 1    ->  x P(x)
+log1p(x)            ->  x P(x) for |x| < 1/8, and wherever 0 <= x <= 1 is known, else log2(1 + x) ln 2
+expm1(x)            ->  x P(x) for |x| < 1/2, else exp(x) - 1
+erf(x)              ->  x P(x^2) / Q(x^2), x within [-3.2, 3.2]
 log(x)              ->  log2(x) ln 2
 
 Operations with `fastmath<afn>` are printed as one approximate instruction, quotients with `arcp` as the product with an
@@ -24,6 +26,15 @@ LOG1P = (0.9999915957450867, -0.4993613362312317, 0.3252065181732178, -0.2100482
          -0.023868946358561516)  # fmt: skip
 """log1p(x) = x P(x) on [0, 1], relative error 2^-16.9; `cpu_math_fit.remez` of log1p(x) / x with weight x / log1p(x)."""
 
+LOG1P_NEAR = (0.9999938011169434, -0.49998900294303894, 0.33649423718452454, -0.25311529636383057)
+"""The same on [-1/8, 1/8], 2^-17.3."""
+EXPM1_NEAR = (0.9999361038208008, 0.5000540018081665, 0.1687484234571457, 0.04166799411177635)
+"""expm1(x) = x P(x) on [-1/2, 1/2], 2^-13.9."""
+ERF = (
+    (1.1283810138702393, 0.1539735645055771, 0.04328145831823349, 0.0007540623773820698),
+    (1.0, 0.46982717514038086, 0.09481695294380188, 0.009328929707407951),
+)
+"""erf(x) = x P(x^2) / Q(x^2) on [-3.2, 3.2], 2^-17: a linearised fit, weighted by its error again and again (Lawson)."""
 ERFC = (0.27992749214172363, 0.3107096552848816, 0.10957908630371094, 0.46997299790382385, -0.17010925710201263)
 """erfc(x) = exp(-x^2) t P(t) for x >= 0, t = 1 / (1 + x / 2), relative error 2^-13.6: likewise. After Abramowitz & Stegun,
 7.1.26, who have the absolute error small instead."""
@@ -85,16 +96,41 @@ def _one_plus_erf(x: ir.Value, _: ir.Operation) -> ir.Value:
     return arith.select(left, tail, arith.subf(_number(2), tail))
 
 
-def _log1p(x: ir.Value, _: ir.Operation) -> ir.Value:
+def _erf(x: ir.Value, _: ir.Operation) -> ir.Value:
+    x = arith.minimumf(arith.maximumf(x, _number(-3.2)), _number(3.2))
+    top, below = (_polynomial(arith.mulf(x, x), coefficients) for coefficients in ERF)
+    return _flagged(arith.divf(arith.mulf(top, x), below), "arcp")
+
+
+def _log1p_of_share(x: ir.Value, _: ir.Operation) -> ir.Value:
     return _times_polynomial(x, LOG1P)
 
 
-def _times_polynomial(x: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
-    """x P(x), coefficients lowest first."""
+def _log1p(x: ir.Value, _: ir.Operation) -> ir.Value:
+    far = arith.mulf(_flagged(math_ops.log2(arith.addf(x, _number(1)))), _number(math.log(2)))
+    return arith.select(_is_near(x, 0.125), _times_polynomial(x, LOG1P_NEAR), far)
+
+
+def _expm1(x: ir.Value, op: ir.Operation) -> ir.Value:
+    far = arith.subf(_exp(x, op), _number(1))
+    return arith.select(_is_near(x, 0.5), _times_polynomial(x, EXPM1_NEAR), far)
+
+
+def _is_near(x: ir.Value, limit: float) -> ir.Value:
+    return arith.cmpf(arith.CmpFPredicate.OLT, math_ops.absf(x), _number(limit))
+
+
+def _polynomial(x: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
+    """Coefficients lowest first."""
     value = _number(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         value = math_ops.fma(value, x, _number(coefficient))
-    return arith.mulf(value, x)
+    return value
+
+
+def _times_polynomial(x: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
+    """x P(x)."""
+    return arith.mulf(_polynomial(x, coefficients), x)
 
 
 def _log(x: ir.Value, _: ir.Operation) -> ir.Value:
@@ -107,7 +143,8 @@ def _same(_: ir.Value, op: ir.Operation) -> ir.Value:
 
 
 _FORMS = {
-    "exp": _exp, "sigmoid": _sigmoid, "one_plus_tanh": _one_plus_tanh, "one_plus_erf": _one_plus_erf,
+    "exp": _exp, "sigmoid": _sigmoid, "one_plus_tanh": _one_plus_tanh, "one_plus_erf": _one_plus_erf, "erf": _erf,
+    "expm1": _expm1, "log1p_of_share": _log1p_of_share,
     "log1p": _log1p, "log": _log,
     "log2": _same, "tanh": _same, "sqrt": _same, "divide": _same,
 }  # fmt: skip

@@ -20,13 +20,14 @@ from tilec.mlir import ir
 ALLOWED = {"bf16": 2.0**-11, "f16": 2.0**-14}
 """The relative error that a rounding to the type hides."""
 QUICK = {
-    "exp": 2.0**-16, "tanh": 2.0**-11, "sqrt": 2.0**-22, "divide": 2.0**-22, "sigmoid": 2.0**-16,
-    "one_plus_tanh": 2.0**-16, "one_plus_erf": 2.0**-13, "log": 2.0**-13, "log2": 2.0**-13, "log1p": 2.0**-13,
+    "exp": 2.0**-16, "expm1": 2.0**-13, "tanh": 2.0**-11, "erf": 2.0**-13, "sqrt": 2.0**-22, "divide": 2.0**-22,
+    "sigmoid": 2.0**-16, "one_plus_tanh": 2.0**-16, "one_plus_erf": 2.0**-13, "log": 2.0**-13, "log2": 2.0**-13,
+    "log1p": 2.0**-13, "log1p_of_share": 2.0**-13,
 }  # fmt: skip
-"""The largest relative errors of the quick forms. `log` and `log2` of bf16 values, `log1p` of [0, 1] only."""
+"""The largest relative errors of the quick forms. `log` and `log2` of bf16 values, `log1p_of_share` of [0, 1] only."""
 SAVED = {
-    "exp": 5, "tanh": 14, "sqrt": 4, "divide": 0, "sigmoid": 15, "one_plus_tanh": 9, "one_plus_erf": 6, "log": 20,
-    "log2": 22, "log1p": 22,
+    "exp": 5, "expm1": 17, "tanh": 14, "erf": 14, "sqrt": 4, "divide": 0, "sigmoid": 15, "one_plus_tanh": 9,
+    "one_plus_erf": 12, "log": 20, "log2": 22, "log1p": 20, "log1p_of_share": 26,
 }  # fmt: skip
 """Instructions that quick forms save (SASS of sm_90)."""
 _IMAGES = {row.mlir: row.image for row in FUNCTIONS.values() if row.mlir.startswith("math.")}
@@ -95,7 +96,7 @@ def _scalar(op: ir.Operation, state: _Analysis) -> None:
             shares = [(error - (QUICK["divide"] if quick else 0)) / (1 if constant else 2)] * 2
         case "math.sqrt" | "math.rsqrt":
             shares = [error / 2]
-        case "math.log1p" if quick:
+        case "math.log1p" if quick and form[0] == "log1p_of_share":
             shares = [error / 2]
         case "arith.addf" | "arith.subf" if _cannot_cancel(op):
             shares = [error] * 2
@@ -108,12 +109,13 @@ def quick_form(op: ir.Operation) -> tuple[str, ir.Value] | None:
     if not op.results or str(op.results[0].type) != "f32":
         return None
     match op.name:
-        case "math.exp" | "math.tanh" | "math.sqrt":
+        case "math.exp" | "math.expm1" | "math.tanh" | "math.erf" | "math.sqrt":
             return op.name.removeprefix("math."), op.operands[0]
         case "math.log" | "math.log2" if _is_bf16(op.operands[0]):
             return op.name.removeprefix("math."), op.operands[0]
-        case "math.log1p" if _within(range_of(op.operands[0]), 0.0, 1.0):
-            return "log1p", op.operands[0]
+        case "math.log1p":
+            share = _within(range_of(op.operands[0]), 0.0, 1.0)
+            return "log1p_of_share" if share else "log1p", op.operands[0]
         case "arith.divf" if (argument := _sigmoid_of(op)) is not None:
             return "sigmoid", argument
         case "arith.divf":
