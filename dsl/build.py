@@ -14,27 +14,15 @@ simple form to fuse and tile, and still see each subscript as an `affine.apply` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilec import mlir
 from tilec.dsl import ast, scalars
+from tilec.dsl.build_body import Body, Index
 from tilec.dsl.specialise import Specialised
 from tilec.dtypes import BOOL, I64, DType
-from tilec.mlir import affine, arith, cf, func, ir, linalg, tensor
+from tilec.mlir import arith, func, ir, linalg, tensor
 from tilec.reductions import REDUCTIONS
-
-
-@dataclass(frozen=True)
-class Index:
-    """One dimension of an iteration space: the source's index, which runs from `low` (the loop runs from 0)."""
-
-    name: str
-    low: int
-    high: int
-
-    @property
-    def extent(self) -> int:
-        return max(0, self.high - self.low)
 
 
 def build(op: Specialised) -> ir.Module:
@@ -52,7 +40,7 @@ def build(op: Specialised) -> ir.Module:
                 [ir.DictAttr.get({"tilec.name": mlir.string(t.name)}) for t in op.outputs]
             )
             with ir.InsertionPoint(function.add_entry_block()):
-                builder = _Builder({t.name: v for t, v in zip(op.inputs, function.arguments)}, op.sizes)
+                builder = Builder({t.name: v for t, v in zip(op.inputs, function.arguments)}, op.sizes)
                 for equation in op.equations:
                     builder.equation(equation)
                 func.ReturnOp([builder.tensors[t.name] for t in op.outputs])
@@ -63,7 +51,7 @@ def _tensor_type(t: ast.Tensor) -> ir.Type:
     return mlir.tensor_type([size.value for size in t.shape], scalars.mlir_type(t.dtype))
 
 
-class _Builder:
+class Builder:
     """Holds the tensors that exist so far, by name; hoisted reductions get names that no user can write."""
 
     def __init__(self, tensors: dict[str, ir.Value], sizes: dict[str, int]):
@@ -210,7 +198,7 @@ class _Builder:
         for key, attribute in (attributes or {}).items():
             op.attributes[key] = attribute
         with ir.InsertionPoint(block):
-            body = _Body(self, dims, dict(zip(operands, block.arguments)))
+            body = Body(self, dims, dict(zip(operands, block.arguments)))
             result = body.value(value)
             linalg.YieldOp(finish(result, list(block.arguments)[len(inputs) :]))
         return list(op.results)
@@ -247,153 +235,6 @@ class _Builder:
     def index_value(self, dims: list[Index], d: int) -> ir.Value:
         value = arith.index_cast(scalars.mlir_type(I64), linalg.IndexOp(d).result)
         return value if dims[d].low == 0 else arith.addi(value, scalars.number(dims[d].low, I64))
-
-
-class _Body:
-    """Lowers a scalar expression inside the body of one operation."""
-
-    def __init__(self, builder: _Builder, dims: list[Index], elements: dict[tuple[str, tuple[int, ...]], ir.Value]):
-        self.builder, self.dims, self.elements = builder, dims, elements
-        self.position = {index.name: d for d, index in enumerate(dims)}
-        self.taken: list[ir.Value] = []  # the conditions under which the current branch is taken
-
-    def value(self, expr: ast.Expr) -> ir.Value:
-        match expr:
-            case ast.Number() | ast.Boolean():
-                return scalars.number(expr.value, expr.dtype)
-            case ast.Name():
-                return self.name(expr)
-            case ast.Access():
-                return self.access(expr)
-            case ast.Pad():
-                return self.pad(expr)
-            case ast.Unary("-"):
-                return scalars.negate(self.value(expr.operand), expr.dtype)
-            case ast.Unary("not"):
-                return scalars.logical_not(self.value(expr.operand))
-            case ast.Binary():
-                return scalars.binary(expr.op, self.value(expr.left), self.value(expr.right), expr.dtype)
-            case ast.Compare():
-                return scalars.compare(expr.op, self.value(expr.left), self.value(expr.right), expr.left.dtype)
-            case ast.Conditional():
-                return self.conditional(expr)
-            case ast.Cast():
-                return scalars.cast(self.value(expr.operand), expr.operand.dtype, expr.dtype)
-            case ast.Call():
-                return scalars.function(expr.function, [self.value(a) for a in expr.arguments], expr.dtype)
-        raise AssertionError(f"{type(expr).__name__} survived hoisting")
-
-    def name(self, expr: ast.Name) -> ir.Value:
-        if expr.name in self.position:
-            return self.builder.index_value(self.dims, self.position[expr.name])
-        return scalars.number(self.builder.sizes[expr.name], I64)
-
-    def conditional(self, expr: ast.Conditional) -> ir.Value:
-        """Both branches are computed and one is chosen: every access below is made safe for the branch not taken."""
-        condition = self.value(expr.condition)
-        self.taken.append(condition)
-        then = self.value(expr.then)
-        self.taken[-1] = scalars.logical_not(condition)
-        otherwise = self.value(expr.otherwise)
-        self.taken.pop()
-        return arith.select(condition, then, otherwise)
-
-    def access(self, expr: ast.Access) -> ir.Value:
-        picked = self.builder.projected(expr, self.dims)
-        if picked is not None:
-            return self.elements[expr.tensor, picked]
-        source = self.builder.tensors[expr.tensor]
-        subscripts = [self.subscript(s) for s in expr.subscripts]
-        if not expr.guarded:
-            return tensor.extract(source, subscripts)
-        extents = list(source.type.shape)
-        if any(self.affine(s) is None for s in expr.subscripts):
-            self.check(expr, subscripts, extents)
-        if 0 in extents:
-            return scalars.number(0, expr.dtype)
-        return tensor.extract(source, [_clamp(s, n) for s, n in zip(subscripts, extents)])
-
-    def check(self, expr: ast.Access, subscripts: list[ir.Value], extents: list[int]) -> None:
-        """A gather outside its table is the user's mistake, unless its branch is not taken."""
-        from_data = [n for n, s in enumerate(expr.subscripts) if self.affine(s) is None]
-        inside = _inside([subscripts[n] for n in from_data], [extents[n] for n in from_data])
-        for condition in self.taken:
-            inside = arith.ori(inside, scalars.logical_not(condition))
-        source = expr.span.source.text[expr.span.start : expr.span.end]
-        cf.assert_(inside, f"{expr.span}: `{source}` reads outside `{expr.tensor}`, whose shape is {list(extents)}")
-
-    def pad(self, expr: ast.Pad) -> ir.Value:
-        access, value = expr.access, self.value(expr.value)
-        picked = self.builder.projected(access, self.dims)
-        if picked is not None:
-            return self.elements[access.tensor, picked]
-        source = self.builder.tensors[access.tensor]
-        extents = list(source.type.shape)
-        if 0 in extents:
-            return value
-        subscripts = [self.subscript(s) for s in access.subscripts]
-        element = tensor.extract(source, [_clamp(s, n) for s, n in zip(subscripts, extents)])
-        return arith.select(_inside(subscripts, extents), self.cast_pad(element, expr), value)
-
-    def cast_pad(self, element: ir.Value, expr: ast.Pad) -> ir.Value:
-        return scalars.cast(element, expr.access.dtype, expr.dtype)
-
-    # ---- subscripts --------------------------------------------------------------------------------------------------
-
-    def subscript(self, expr: ast.Expr) -> ir.Value:
-        """A subscript of type index: an affine.apply where it is affine, so that the passes can read it."""
-        expression = self.affine(expr)
-        if expression is None:
-            return arith.index_cast(mlir.index_type(), self.value(expr))
-        used = sorted(
-            {self.position[e.name] for e in ast.walk(expr) if isinstance(e, ast.Name) and e.name in self.position}
-        )
-        if not used:
-            return mlir.index(ir.AffineConstantExpr(expression).value)
-        renamed = {d: ir.AffineDimExpr.get(n) for n, d in enumerate(used)}
-        operands = [linalg.IndexOp(d).result for d in used]
-        compact = expression.compose(
-            ir.AffineMap.get(
-                len(used), 0, [renamed.get(d, ir.AffineConstantExpr.get(0)) for d in range(len(self.dims))]
-            )
-        )
-        return affine.AffineApplyOp(ir.AffineMap.get(len(used), 0, [compact]), operands).result
-
-    def affine(self, expr: ast.Expr) -> ir.AffineExpr | None:
-        """The subscript over the loops' dimensions, or None where it depends on data."""
-        match expr:
-            case ast.Number(value=int() as value):
-                return ir.AffineConstantExpr.get(value)
-            case ast.Name(name=name) if name in self.position:
-                d = self.position[name]
-                return ir.AffineDimExpr.get(d) + self.dims[d].low
-            case ast.Name(name=name):
-                return ir.AffineConstantExpr.get(self.builder.sizes[name])
-            case ast.Cast(operand=operand) if operand.dtype.is_integer:
-                return self.affine(operand)
-            case ast.Unary("-", operand=operand):
-                inner = self.affine(operand)
-                return None if inner is None else inner * -1
-            case ast.Binary(op, left, right) if op in ("+", "-", "*", "//", "%"):
-                a, b = self.affine(left), self.affine(right)
-                return None if a is None or b is None else _affine_binary(op, a, b)
-        return None
-
-
-def _affine_binary(op: str, a: ir.AffineExpr, b: ir.AffineExpr) -> ir.AffineExpr | None:
-    fixed = isinstance(b, ir.AffineConstantExpr)
-    match op:
-        case "+":
-            return a + b
-        case "-":
-            return a + b * -1
-        case "*" if fixed or isinstance(a, ir.AffineConstantExpr):
-            return a * b
-        case "//" if fixed and b.value > 0:
-            return ir.AffineExpr.get_floor_div(a, b)
-        case "%" if fixed and b.value > 0:
-            return ir.AffineExpr.get_mod(a, b)
-    return None
 
 
 # ---- combining states: one place for builder and passes --------------------------------------------------------------
@@ -464,18 +305,6 @@ def _bare(access: ast.Access) -> tuple[str, ...] | None:
     if all(isinstance(s, ast.Name) for s in access.subscripts):
         return tuple(s.name for s in access.subscripts)
     return None
-
-
-def _clamp(subscript: ir.Value, extent: int) -> ir.Value:
-    return arith.maxsi(arith.minsi(subscript, mlir.index(extent - 1)), mlir.index(0))
-
-
-def _inside(subscripts: list[ir.Value], extents: list[int]) -> ir.Value:
-    result = scalars.number(True, BOOL)
-    for subscript, extent in zip(subscripts, extents):
-        for predicate, bound in ((arith.CmpIPredicate.sge, 0), (arith.CmpIPredicate.slt, extent)):
-            result = arith.andi(result, arith.cmpi(predicate, subscript, mlir.index(bound)))
-    return result
 
 
 def _changed(expr: ast.Expr, change: Callable[[ast.Expr], ast.Expr]) -> ast.Expr:
