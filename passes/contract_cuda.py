@@ -21,7 +21,7 @@ from tilec.passes.contract_problem import Blocks, Options, Problem, Thread, belo
 from tilec.passes.contract_stage import Stage
 from tilec.passes.contract_tile import FmaTile, MmaTile
 from tilec.passes.loops import loop, sum_of, when
-from tilec.passes.stage_cuda import root
+from tilec.passes.spaces import root
 
 
 def is_contraction(plan: ir.DictAttr) -> bool:

@@ -22,7 +22,7 @@ from tilec.mlir import arith, ir, memref, nvvm, vector
 from tilec.passes.contract_problem import PRIVATE, SHARED, Problem, Thread, all_of, local
 from tilec.passes.contract_tile import Chunk
 from tilec.passes.loops import loop, sum_of, when
-from tilec.passes.stage_cuda import is_local, root
+from tilec.passes.spaces import is_local, root
 
 WIDE = 128  # bits of the widest access
 

@@ -19,7 +19,7 @@ from tilec import mlir
 from tilec.mlir import arith, ir, memref, nvgpu, scf, vector
 from tilec.passes.contract_problem import PRIVATE, SHARED, Problem, Side, Thread, all_of, local
 from tilec.passes.loops import loop, sum_of, when
-from tilec.passes.stage_cuda import is_local, root
+from tilec.passes.spaces import is_local, root
 
 WIDE = 16  # bytes of the widest access
 

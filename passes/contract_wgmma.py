@@ -28,7 +28,7 @@ from tilec.passes.contract_epilogue import Epilogue, buffer
 from tilec.passes.contract_problem import PRIVATE, SHARED, Blocks, Options, Problem, Side, Thread, local
 from tilec.passes.contract_tile import Chunk, chunk_columns, fragment_place
 from tilec.passes.loops import delinearise, loop, sum_of, when
-from tilec.passes.stage_cuda import root
+from tilec.passes.spaces import root
 
 SWIZZLE = 128  # bytes of a line in shared memory
 LOADS, MULTIPLIES = 40, 232  # registers of a thread that loads, and of one that multiplies, of 168 at launch

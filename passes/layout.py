@@ -110,9 +110,11 @@ def read(plan: ir.DictAttr, extents: dict[int, int]) -> Layout:
     return make(sizes, order, *numbers)
 
 
-def tile_extents(ops, plan: ir.DictAttr) -> dict[int, int]:
+def tile_extents(ops, plan: ir.DictAttr, spread=None) -> dict[int, int]:
     """The sizes of a block's tile by kernel dimension: of the operations where static, else the plan's."""
     found = dict(zip(_integers(plan["grid"]), _integers(plan["tile"])))
+    if spread is not None:
+        found[spread.dim] = spread.part
     for op in ops:
         for d, extent in zip(mlir.get_integers(op, "tilec.dims"), mlir.extents_of(op)):
             if extent != mlir.DYNAMIC:

@@ -12,12 +12,18 @@ from tilec.passes.layout import Layout
 
 
 @contextmanager
-def loop(extent: int, always: bool = False) -> Iterator[ir.Value]:
-    """A loop of `extent` iterations; of one iteration none, unless `always`."""
+def loop(extent: int, always: bool = False, unroll: bool = False) -> Iterator[ir.Value]:
+    """A loop of `extent` iterations; of one iteration none, unless `always`.
+
+    `unroll`: printed without the loop. LLVM leaves loops with branches inside, and the arrays that they subscript then
+    are memory, not registers.
+    """
     if extent == 1 and not always:
         yield mlir.index(0)
         return
     made = scf.ForOp(mlir.index(0), mlir.index(extent), mlir.index(1))
+    if unroll:
+        made.attributes["tilec.unroll"] = ir.UnitAttr.get()
     with ir.InsertionPoint(made.body):
         yield made.induction_variable
         scf.YieldOp([])
@@ -74,9 +80,12 @@ class Place:
     bases: dict[int, ir.Value]
     lane: ir.Value | None
 
-    def slot(self, dims: tuple[int, ...], lane: int = 0) -> list[ir.Value]:
-        """Indices of this slot in a private tile over `dims`."""
+    def slot(self, dims: tuple[int, ...], lane: int = 0, chunk: dict[int, ir.Value] | None = None) -> list[ir.Value]:
+        """Indices of this slot in a private tile over `dims`; in one that holds all chunks, of the one that is given."""
         at = [self.steps[d] for d in dims]
+        for n, d in enumerate(dims):
+            if chunk and d in chunk:
+                at[n] = sum_of([(chunk[d], self.layout.steps[d]), (at[n], 1)])
         if self.layout.lane_dim in dims:
             at.append(mlir.index(lane) if self.lane is None else self.lane)
         return at
@@ -89,6 +98,17 @@ class Place:
     def coordinates(self, dims: tuple[int, ...], lane: int = 0) -> list[ir.Value]:
         """Indices of this slot in the block's tile over `dims`."""
         return [self.coordinate(d, lane) for d in dims]
+
+
+def flat_slot(place: Place, dims: tuple[int, ...]) -> ir.Value:
+    """The number of a slot among those of its tile."""
+    layout = place.layout
+    sizes = [layout.steps[d] for d in dims] + [layout.vectors[d] for d in dims if d == layout.lane_dim]
+    terms, below = [], 1
+    for index, size in reversed(list(zip(place.slot(dims), sizes))):
+        terms.append((index, below))
+        below *= size
+    return sum_of(terms)
 
 
 class Threads:
@@ -137,7 +157,8 @@ class Threads:
             if owner is not None:
                 stack.enter_context(when(owner))
             for d in dims:
-                step = place.steps[d] = stack.enter_context(loop(layout.steps[d]))
+                cut = sizes is not None and isinstance(sizes[d], ir.Value)
+                step = place.steps[d] = stack.enter_context(loop(layout.steps[d], unroll=cut))
                 start = [(self.start[d], 1)] if d in self.start else []
                 outer = [(chunk[d], layout.chunk(d))] if d in chunk else []
                 place.bases[d] = sum_of([*outer, *start, (step, layout.span(d))])
@@ -168,4 +189,4 @@ class Threads:
         return isinstance(size, ir.Value) or size % self.layout.chunk(d) != 0
 
 
-__all__ = ["Place", "Threads", "delinearise", "loop", "sum_of", "when"]
+__all__ = ["Place", "Threads", "delinearise", "flat_slot", "loop", "sum_of", "when"]

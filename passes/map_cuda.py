@@ -15,20 +15,23 @@ warps, in an order that never varies; every thread of the reduced dimensions the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import gpu, ir, memref, vector
+from tilec.passes.cluster_cuda import arrive, meet, planned_spread
 from tilec.passes.combine import Combiner
 from tilec.passes.contract_cuda import is_contraction, map_contraction
 from tilec.passes.gather_cuda import fetch, wide_loads
 from tilec.passes.layout import Layout, read, tile_extents, turn
 from tilec.passes.loops import Place, Threads, delinearise, loop
+from tilec.passes.pipeline_cuda import Pipeline
 from tilec.passes.quick_cuda import compute_twice, is_trigonometric, mark_quick, may_compute_twice
 from tilec.passes.reduce_cuda import across_threads
 from tilec.passes.scan_cuda import scan
-from tilec.passes.stage_cuda import is_local, places_of, root, space_of
+from tilec.passes.spaces import is_local, places_of, root, space_of
 from tilec.passes.stream_cuda import is_stream, map_stream
 
 
@@ -53,16 +56,26 @@ class _Kernel:
     def __init__(self, function: ir.Operation, plan: ir.DictAttr):
         self.function = function
         generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
-        self.layout = read(plan, tile_extents(generics, plan))
+        self.spread = planned_spread(function)
+        self.layout = read(plan, tile_extents(generics, plan, self.spread))
+        self.resident = ir.IntegerAttr(plan["resident"]).value
+        self.packed = ir.IntegerAttr(plan["packed"]).value
+        self.body = mlir.entry(function)
+        self.met = False  # the blocks of its cluster
+        self.rank: ir.Value | None = None  # of this block in its cluster
+        self.buffers: list[ir.Value] = []  # in workgroup memory, that asynchronous copies fill
+        self.turn: ir.Value | None = None  # 0 and 1 in alternation, in a loop over tiles
         self.tiles: dict[ir.Value, tuple[ir.Value, tuple[int, ...]]] = {}
         self.fills: dict[ir.Value, ir.Value] = {}
         self.threads: Threads | None = None
         self.made_as: dict[ir.Value, str] = {}  # the source's name of what a tile holds
 
     def build(self) -> None:
-        function, block = self.function, mlir.entry(self.function)
-        function.attributes["tilec.blocks"] = mlir.integer(self._blocks())
+        function, each = self.function, self.spread.blocks if self.spread else 1
+        function.attributes["tilec.blocks"] = mlir.integer(self._blocks() * each)
+        function.attributes["tilec.cluster"] = mlir.integer(each)
         function.attributes["tilec.threads"] = mlir.integer(self.layout.block)
+        block = self.body
         self._name_tiles([o.operation for o in block.operations if mlir.is_generic(o.operation)])
         for op in [o.operation for o in block.operations]:
             if op.name == "linalg.generic":
@@ -82,7 +95,7 @@ class _Kernel:
         """One operation; a copy marked `tilec.turn` in a layout of its own, for all threads to see."""
         turned = mlir.get_integer(op, "tilec.turn")
         if turned is None:
-            return _Generic(self, op, self.threads).build()
+            return _Generic(self, op, self._step_by_step(op) or self.threads).build()
         layout = turn(self.layout, turned)
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)):
             threads = Threads(layout)
@@ -90,23 +103,55 @@ class _Kernel:
         gpu.BarrierOp()
         return None
 
+    def _step_by_step(self, op: ir.Operation) -> Threads | None:
+        """For an operation at the end of a pipeline, which loads only from SRAM: to load, compute and store one step after
+        another takes fewer registers than all at once."""
+        d = self.layout.lane
+        elementwise = "reduction" not in mlir.iterators_of(op) and "tilec.rests" not in op.attributes
+        if not self.resident or d is None or not elementwise or d not in mlir.get_integers(op, "tilec.dims"):
+            return None
+        steps = [1 if e == d else s for e, s in enumerate(self.layout.steps)]
+        return Threads(replace(self.layout, steps=tuple(steps)))
+
     def _blocks(self) -> int:
         """The loop over blocks becomes this block's number; returns how many there are."""
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), self.function.location:
             self.threads = Threads(self.layout)
+            if self.spread:
+                self.rank = gpu.ClusterBlockIdOp(gpu.Dimension.x).result
+                arrive()
         forall = next((o for o in mlir.entry(self.function).operations if o.operation.name == "scf.forall"), None)
         if forall is None:
             return 1
         counts = list(ir.DenseI64ArrayAttr(forall.attributes["staticUpperBound"]))
         block = forall.operation.regions[0].blocks[0]
         with ir.InsertionPoint(forall), self.function.location:
-            number = gpu.BlockIdOp(gpu.Dimension.x).result
+            if self.resident:
+                pipeline = Pipeline(self, forall.operation, self.resident)
+                self.body = pipeline.build()
+                forall.operation.erase()
+                self.function.attributes["tilec.resident"] = ir.UnitAttr.get()
+                return pipeline.most
+            number = (gpu.ClusterIdOp if self.spread else gpu.BlockIdOp)(gpu.Dimension.x).result
             mapping = dict(zip(block.arguments, delinearise(number, counts)))
             for op in block.operations:
                 if op.operation.name != "scf.forall.in_parallel":
                     mlir.clone_op(op.operation, mapping)
         forall.operation.erase()
         return prod(counts)
+
+    def meet(self) -> None:
+        """Waits for the blocks of the cluster, once."""
+        if self.spread and not self.met:
+            meet()
+            self.met = True
+
+    def tag(self, count: int) -> ir.Value:
+        """Words in workgroup memory that asynchronous copies count on."""
+        space = ir.Attribute.parse("#gpu.address_space<workgroup>")
+        type_ = ir.MemRefType.get([count], ir.IntegerType.get_signless(64), None, space)
+        with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)):
+            return memref.AllocOp(type_, [], []).result
 
     def _name_tiles(self, generics: list[ir.Operation]) -> None:
         for op in generics:
@@ -132,6 +177,8 @@ class _Kernel:
     def name_of(self, value: ir.Value) -> str | None:
         """The source's name of global memory."""
         argument = root(value)
+        if not isinstance(argument.owner, ir.Block):
+            return None
         attributes = ir.ArrayAttr(self.function.attributes["arg_attrs"])
         names = ir.DictAttr(attributes[ir.BlockArgument(argument).arg_number])
         return ir.StringAttr(names["tilec.name"]).value if "tilec.name" in names else None
@@ -192,12 +239,16 @@ class _Generic:
     def _copy(self) -> bool:
         """Between a private tile and memory a copy needs no tile of its own."""
         spaces = [space_of(v) for v in self.operands]
-        if spaces == [None, "private"]:
-            self._fetch(self.operands[0], self.places[0], self.kernel.tile(self.operands[1], self.places[1]))
+        if spaces in ([None, "private"], ["workgroup", "private"]):
+            tile = self.kernel.tile(self.operands[1], self.places[1])
+            halves = isinstance(ir.MemRefType(self.operands[0].type).element_type, (ir.BF16Type, ir.F16Type))
+            if self.kernel.packed and halves and self._vector(self.operands[0], self.places[0]) % 2 == 0:
+                tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()
+            self._fetch(self.operands[0], self.places[0], tile)
         elif spaces == ["private", None]:
             self.tiles[1] = self.kernel.tile(self.operands[0], self.places[0])
             self._store(1)
-        return spaces in ([None, "private"], ["private", None])
+        return spaces in ([None, "private"], ["workgroup", "private"], ["private", None])
 
     def _reduce(self) -> None:
         """One chunk of the parallel dimensions: states start, elements are added, threads' states are combined."""
@@ -238,7 +289,8 @@ class _Generic:
         if not loops:
             return body()
         d, *rest = loops
-        with loop(self.layout.chunks(d), always=True) as self.chunk[d]:
+        unroll = self.layout is not self.kernel.layout and isinstance(self.sizes[d], ir.Value)
+        with loop(self.layout.chunks(d), always=True, unroll=unroll) as self.chunk[d]:
             tiles = dict(self.tiles)
             self._enter(rest, body)
             self.tiles = tiles
@@ -292,7 +344,7 @@ class _Generic:
                 continue
             if space_of(value) == "private":
                 self.tiles[n] = self.kernel.tile(value, dims)
-            elif space_of(value) is None:
+            elif space_of(value) is None or self._is_buffer(value):
                 if (value, dims) not in seen:
                     seen[value, dims] = self._fetch(value, dims)
                 self.tiles[n] = seen[value, dims]
@@ -333,18 +385,25 @@ class _Generic:
     def _out_tile(self, n: int) -> ir.Value:
         if space_of(self.operands[n]) == "private":
             return self.kernel.tile(self.operands[n], self.places[n])
-        return self.kernel.private(self.places[n], ir.MemRefType(self.operands[n].type).element_type)
+        element = ir.MemRefType(self.operands[n].type).element_type
+        return self.kernel.private(self.places[n], element, layout=self.layout)
 
     def _vector(self, value: ir.Value, dims: tuple[int, ...]) -> int:
         """Elements that one access may move: up to 16 bytes side by side, every one of them inside and aligned."""
         lane_dim = self.layout.lane_dim
-        if lane_dim is None or not dims or dims[-1] != lane_dim or lane_dim in dims[:-1] or is_local(value):
+        if lane_dim is None or not dims or dims[-1] != lane_dim or lane_dim in dims[:-1]:
+            return 1
+        if is_local(value) and not self._is_buffer(value):
             return 1
         whole = ir.MemRefType(root(value).type).shape[-1]
         bits = ir.MemRefType(value.type).element_type
         size = max(8, bits.width)
         width = min(self.layout.vectors[lane_dim], 128 // size)
         return width if whole % self.layout.vectors[lane_dim] == 0 else 1
+
+    def _is_buffer(self, value: ir.Value) -> bool:
+        """Whether it is memory that asynchronous copies fill."""
+        return root(value) in self.kernel.buffers
 
     def _pieces(self, dims: tuple[int, ...], width: int) -> range:
         """Where the accesses of one step begin among its lanes."""
@@ -373,11 +432,16 @@ class _Generic:
 
     def put(self, n: int, place: Place, value: ir.Value) -> None:
         if n in self.tiles:
-            memref.StoreOp(value, self.tiles[n], place.slot(self.places[n]))
+            memref.StoreOp(value, self.tiles[n], self._slot(n, place))
         else:
             memref.StoreOp(value, self.operands[n], place.coordinates(self.places[n]))
 
+    def _slot(self, n: int, place: Place) -> list[ir.Value]:
+        """Where an element is in a tile: in one of the whole block, behind the steps of the chunks before."""
+        kept = space_of(self.operands[n]) == "private" and self.layout is not self.kernel.layout
+        return place.slot(self.places[n], chunk=self.chunk if kept else {})
+
     def element(self, n: int, place: Place) -> ir.Value:
         if n in self.tiles:
-            return memref.LoadOp(self.tiles[n], place.slot(self.places[n])).result
+            return memref.LoadOp(self.tiles[n], self._slot(n, place)).result
         return memref.LoadOp(self.operands[n], place.coordinates(self.places[n])).result

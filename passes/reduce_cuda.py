@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from tilec import mlir
 from tilec.mlir import arith, gpu, ir, memref
+from tilec.passes.cluster_cuda import across_blocks
 from tilec.passes.combine import Combiner
-from tilec.passes.loops import sum_of
+from tilec.passes.loops import flat_slot, sum_of
 
 WARP = 32
 
@@ -26,6 +27,10 @@ def across_threads(generic, combiner: Combiner) -> None:
                 _shuffle(generic, combiner, group, lanes)
             if warps > 1:
                 _exchange(generic, combiner, group, d, warps)
+    spread = generic.kernel.spread
+    if spread is not None and spread.dim in generic.reduced:
+        for group in combiner.groups():
+            across_blocks(generic, combiner, group, butterfly)
 
 
 def _split(stride: int, threads: int) -> tuple[list[int], int]:
@@ -82,12 +87,12 @@ def _exchange(generic, combiner: Combiner, group: list[int], d: int, warps: int)
     if generic.chunk:  # an earlier round's reading is over
         gpu.BarrierOp()
     with _slots(generic, group) as place:
-        slot = _flat(place, dims, generic.layout)
+        slot = flat_slot(place, dims)
         for n, buffer in zip(group, buffers):
             memref.StoreOp(memref.LoadOp(generic.tiles[n], place.slot(dims)).result, buffer, [slot, mine])
     gpu.BarrierOp()
     with _slots(generic, group) as place:
-        slot = _flat(place, dims, generic.layout)
+        slot = flat_slot(place, dims)
         for value, n in zip(read(generic, combiner, group, buffers, slot, d, warps), group):
             memref.StoreOp(value, generic.tiles[n], place.slot(dims))
 
@@ -119,13 +124,3 @@ def _buffer(tile: ir.Value, slots: int, threads: int) -> ir.Value:
     space = ir.Attribute.parse("#gpu.address_space<workgroup>")
     element = ir.MemRefType(tile.type).element_type
     return memref.AllocOp(ir.MemRefType.get([slots, threads], element, None, space), [], []).result
-
-
-def _flat(place, dims: tuple[int, ...], layout) -> ir.Value:
-    """The number of a slot among those of its tile."""
-    sizes = [layout.steps[d] for d in dims] + [layout.vectors[d] for d in dims if d == layout.lane_dim]
-    terms, below = [], 1
-    for index, size in reversed(list(zip(place.slot(dims), sizes))):
-        terms.append((index, below))
-        below *= size
-    return sum_of(terms)

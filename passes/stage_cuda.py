@@ -17,9 +17,10 @@ from __future__ import annotations
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir, linalg, memref
+from tilec.passes.cluster_cuda import planned_spread, spread
 from tilec.passes.layout import Layout, read, tile_extents
-
-SPACES = ("private", "workgroup")
+from tilec.passes.pipeline_cuda import STAGES, stage_rows
+from tilec.passes.spaces import is_local, places_of, root, space_of
 
 
 def stage_cuda(module: ir.Operation) -> None:
@@ -36,8 +37,13 @@ def stage_cuda(module: ir.Operation) -> None:
 def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
     for op in [o for o in mlir.walk(function) if o.name == "memref.copy"]:
         _copy_of_fill(op)
+    layout = _layout(function, plan)
+    if (cluster := ir.IntegerAttr(plan["cluster"]).value) > 1:
+        spread(function, layout.lane, cluster, layout.vectors[layout.lane])
+        layout = _layout(function, plan)
+    if stages := ir.IntegerAttr(plan["stages"]).value:
+        stage_rows(function, layout, list(ir.DenseI64ArrayAttr(plan["grid"])), stages, _tile_like, _copy)
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
-    layout = read(plan, tile_extents(generics, plan))
     for op in generics:
         for n in range(len(mlir.inputs_of(op)), len(op.operands)):
             _keep_output(op, n, layout)
@@ -46,9 +52,17 @@ def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
     if ir.IntegerAttr(plan["keep"]).value:
         _keep_inputs(generics, layout)
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+    for op in generics:
+        if STAGES in op.attributes:
+            _set_space(root(op.operands[1]), ir.Attribute.parse("#gpu.address_space<workgroup>"))
     for op in list(mlir.walk(function)):
         if op.name == "memref.alloc" and space_of(op.results[0]) is None:
             _place(op.results[0], generics, layout)
+
+
+def _layout(function: ir.Operation, plan: ir.DictAttr) -> Layout:
+    generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+    return read(plan, tile_extents(generics, plan, planned_spread(function)))
 
 
 def _copy_of_fill(op: ir.Operation) -> None:
@@ -60,34 +74,6 @@ def _copy_of_fill(op: ir.Operation) -> None:
     with ir.InsertionPoint(op), op.location:
         linalg.fill(fills[0].operands[0], outs=[target])
     op.erase()
-
-
-def places_of(op: ir.Operation) -> list[list[int]]:
-    """The kernel dimensions that subscript each operand."""
-    dims = mlir.get_integers(op, "tilec.dims")
-    return [[dims[d] for d in mlir.map_dims(m)] for m in mlir.maps_of(op)]
-
-
-def root(value: ir.Value) -> ir.Value:
-    """The memory that a view is part of."""
-    while not isinstance(value.owner, ir.Block) and value.owner.name in (
-        "memref.subview",
-        "memref.cast",
-        "memref.collapse_shape",
-    ):
-        value = value.owner.operands[0]
-    return value
-
-
-def is_local(value: ir.Value) -> bool:
-    """Whether it is memory of the block."""
-    return not isinstance(root(value).owner, ir.Block)
-
-
-def space_of(value: ir.Value) -> str | None:
-    """ "private", "workgroup", or None for global memory."""
-    space = str(ir.MemRefType(root(value).type).memory_space or "")
-    return next((name for name in SPACES if name in space), None)
 
 
 # ---- what is kept ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from tilec.mlir import arith, gpu, ir, math, memref, nvvm, scf, vector
 from tilec.online import Carried
 from tilec.passes.contract_problem import PRIVATE, Thread, local
 from tilec.passes.loops import delinearise, loop, sum_of, when
-from tilec.passes.stage_cuda import is_local, root
+from tilec.passes.spaces import is_local, root
 from tilec.passes.stream_pipeline import Calls, Operand, Ring, walk
 from tilec.passes.stream_ranges import Tiles
 from tilec.passes.stream_values import HALVES, LANES, PAIRS, At, States, Values, hoisted, registers, selected

@@ -15,7 +15,7 @@ from tilec.mlir import arith, func, ir, memref, nvgpu, scf
 from tilec.passes.contract_problem import SHARED, local
 from tilec.passes.contract_wgmma import _offsets, _view
 from tilec.passes.loops import loop, sum_of
-from tilec.passes.stage_cuda import root
+from tilec.passes.spaces import root
 
 SWIZZLE = 128
 LINE = 64  # elements

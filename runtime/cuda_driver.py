@@ -129,6 +129,10 @@ def l2_bytes(device: int = 0) -> int:
     return attribute(_L2_BYTES, device)
 
 
+def multiprocessors(device: int = 0) -> int:
+    return attribute(_MULTIPROCESSORS, device)
+
+
 _contexts: dict[int, ctypes.c_void_p] = {}
 _lock = threading.Lock()
 

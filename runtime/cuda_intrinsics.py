@@ -12,6 +12,7 @@ Addresses are int64, in global and in shared memory alike. The families:
 | `exp2_approx`, `tanh_f32`, `maximum_f32`, `shuffle_xor_f32`, `barrier`, clusters, counters | `cuda_scalar` |
 | `cp_async_16`, `mbarrier_*`, `bulk_*`, `tma_load(2)`, `set_registers(240, more=True)` | `cuda_async` |
 | `ldmatrix_x4`, `mma_bf16`, `wgmma(...)`, `wgmma_wait(...)` | `cuda_matrix` |
+| `unpack_bf16` | `cuda_packed` |
 | `cuda`, `int32`, `float32`, ... | Numba's own |
 
 Nothing of `numba-cuda-mlir` is imported before the first name is looked up.
@@ -27,6 +28,7 @@ from tilec.runtime.cuda_contract import contract
 from tilec.runtime.cuda_define import NUMBA, define, ptx
 from tilec.runtime.cuda_matrix import MATRIX, wgmma, wgmma_wait
 from tilec.runtime.cuda_memory import WIDTH, load, load_vector, store, store_vector
+from tilec.runtime.cuda_packed import PACKED
 from tilec.runtime.cuda_scalar import SCALAR
 
 __all__ = [
@@ -42,7 +44,7 @@ __all__ = [
     "wgmma_wait",
 ]
 
-_TABLE = {**SCALAR, **ASYNC, **MATRIX}
+_TABLE = {**SCALAR, **ASYNC, **MATRIX, **PACKED}
 _ACCESS = re.compile(rf"(shared_)?(load|store)_({'|'.join(WIDTH)})(?:x(\d+))?(?:_(nc|stream))?")
 
 

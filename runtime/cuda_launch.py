@@ -105,7 +105,7 @@ class Launcher:
     """A kernel with everything fixed but its arguments and the stream.
 
     `launch(stream, *arguments)` takes integers, floats and tensor maps as the kernel's parameters say. It is
-    safe in many threads at once.
+    safe in many threads at once. Of a `resident` kernel at most as many blocks are launched as run at a time.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Launcher:
         shared: int = 0,
         cluster: Sequence[int] = (1, 1, 1),
         device: int = 0,
+        resident: bool = False,
     ):
         self.kernel, self.device = kernel, device
         self.empty = 0 in grid  # the driver refuses empty grids
@@ -127,9 +128,23 @@ class Launcher:
             self._attribute = _Attribute(_CLUSTER_DIMENSION, 0, tuple(cluster))
             self._config.attributes = ctypes.addressof(self._attribute)
             self._config.attribute_count = 1
+        if resident:
+            self._config.grid[0] = min(grid[0], blocks * self._resident(blocks))
         self._prepare(kernel.parameters)
         self._lock, self._stream = threading.Lock(), 0
         self._switch = driver.device_count() > 1
+
+    def _resident(self, cluster: int) -> int:
+        """How many blocks, or clusters of them, the device runs at a time. Clusters lie within one group of SMs (GPC),
+        and how many SMs the groups of a chip have is known to its driver only."""
+        count, function = ctypes.c_int(), ctypes.c_void_p()
+        driver.call("cuKernelGetFunction", ctypes.byref(function), self.kernel.handle)
+        if cluster > 1:
+            driver.call("cuOccupancyMaxActiveClusters", ctypes.byref(count), function, ctypes.byref(self._config))
+            return max(1, count.value)
+        threads, shared = self._config.block[0], ctypes.c_size_t(self._config.shared)
+        driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(count), function, threads, shared)
+        return max(1, count.value * driver.multiprocessors(self.device))
 
     def _prepare(self, kinds: tuple[str, ...]) -> None:
         layout = struct.Struct(self.kernel.layout() if "tensor_map" in kinds else parameter_format(kinds))

@@ -75,12 +75,14 @@ def load_vector(dtype: str, count: int, space: str = "global", hint: str = "") -
     bits, element = WIDTH[dtype], in_array(dtype)
     size = _vector_bytes(dtype, count)
     word = min(size * 8, max(32, bits))
+    if space == "shared" and bits < word:  # LLVM would load each element by itself
+        hint = "shared"
     body = [indices("array", "at", count), _load_words("address", size, word, space, hint)]
     for j in range(count):
         lane = _lane(f"%word{j * bits // word}", j * bits % word, word, bits, f"e{j}")
         body += [lane, _decode(f"%e{j}", "u8" if dtype == "bool" else dtype, f"v{j}", f"i{bits}")]
     body.append(write("array", element, [f"%v{j}" for j in range(count)]))
-    name = f"{'shared_' if space == 'shared' else ''}load_{dtype}x{count}{_suffix(hint)}"
+    name = f"{'shared_' if space == 'shared' else ''}load_{dtype}x{count}{_suffix(hint if space == 'global' else '')}"
     return define(name, _vector_parameters(element), None, "\n".join(body))
 
 
@@ -142,13 +144,14 @@ def _load_words(address: str, size: int, word: int, space: str, hint: str) -> st
 
 
 def _load_words_asm(address: str, count: int, word: int, hint: str) -> str:
-    level = {"nc": "", "stream": ".L1::no_allocate"}[hint]
+    kind = {"nc": "global.nc", "stream": "global.nc.L1::no_allocate", "shared": "shared"}[hint]
     letter = {8: "h", 16: "h", 32: "r", 64: "l"}[word]
     vector = f".v{count}" if count > 1 else ""
     targets = ", ".join(f"${j}" for j in range(count))
-    text = f"ld.global.nc{level}{vector}.{'u' if word == 8 else 'b'}{word} "
+    text = f"ld.{kind}{vector}.{'u' if word == 8 else 'b'}{word} "
     text += (f"{{{targets}}}" if count > 1 else targets) + f", [${count}];"
-    lines = [f"%loaded = {asm(text, letter * count, [('l', f'%{address}')], pure=True)}"]
+    loaded = asm(text, letter * count, [("l", f"%{address}")], pure=hint != "shared")
+    lines = [f"%loaded = {loaded}"]
     if word == 8:  # PTX has no byte registers
         return f"{lines[0]}\n%word0 = arith.trunci %loaded : i16 to i8"
     return f"{lines[0]}\n{extract('%loaded', letter * count, 'word')}"

@@ -91,7 +91,8 @@ class DeviceProgram:
 
     def _launcher(self, source: KernelSource, cubin: Cubin) -> Launcher:
         kernel = Kernel(cubin.image, cubin.entry, parameters(source))
-        return Launcher(kernel, (source.grid, 1, 1), (source.threads, 1, 1), source.shared, device=self.device)
+        grid, block, cluster = ((n, 1, 1) for n in (source.grid, source.threads, source.cluster))
+        return Launcher(kernel, grid, block, source.shared, cluster, self.device, source.resident)
 
     def launch(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         """Queues the program on row-major arrays at these addresses, on multiples of 16. Raises CallError for what a

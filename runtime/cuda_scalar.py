@@ -105,18 +105,22 @@ _PTX_EFFECTS: dict[str, tuple[str, str, str]] = {
     "cluster_wait": ("barrier.cluster.wait.acquire;", "", ""),
     "remote_load_f32": ("ld.shared::cluster.f32 $0, [$1];", "r", "f"),
     "remote_store_f32": ("st.shared::cluster.f32 [$0], $1;", "rf", ""),
-    # (remote address, value, remote mbarrier): the store arrives with its 4 bytes at the mbarrier.
-    "remote_store_async_f32": (
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0], $1, [$2];",
-        "rfr",
-        "",
-    ),
+    # (remote address, value, remote mbarrier): the store arrives with its bytes at the mbarrier.
+    **{
+        f"remote_store_async_{name}": (
+            f"st.async.shared::cluster.mbarrier::complete_tx::bytes.b{name[1:]} [$0], $1, [$2];",
+            f"r{letter}r",
+            "",
+        )
+        for name, letter in (("f32", "f"), ("i32", "r"), ("f64", "d"), ("i64", "l"))
+    },
 }
 
 _REGISTERS = {
     "cluster_rank": "%cluster_ctarank",
     "cluster_size": "%cluster_nctarank",
     "cluster_id": "%clusterid.x",
+    "cluster_count": "%nclusterid.x",
     "lane_id": "%laneid",
 }
 

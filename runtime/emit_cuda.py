@@ -22,6 +22,7 @@ from tilec.mlir import ir
 from tilec.runtime.cuda_define import NUMBA
 from tilec.runtime.emit import NARROW, Memory, has_flag, plus, times
 from tilec.runtime.emit_cpu import strides_of
+from tilec.runtime.emit_cuda_async import async_operation
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
 from tilec.runtime.emit_cuda_unroll import UnrollPrinter
 from tilec.runtime.program import Emitted, KernelSource, TensorMap
@@ -69,6 +70,7 @@ class _CudaPrinter(UnrollPrinter):
         self.definitions: dict[str, str] = {}
         self.maps: dict[str, TensorMap] = {}
         self.parameters: list[str] = []
+        self.phases: dict[str, str] = {}  # of each tag, the variable with the parity of its rounds
 
     def kernel(self, function: ir.Operation) -> KernelSource:
         name = ir.StringAttr(function.attributes["sym_name"]).value
@@ -95,7 +97,11 @@ class _CudaPrinter(UnrollPrinter):
             [f"def {name}({', '.join(parameters)}):", *body, *([] if _does_something(body) else ["    pass"])]
         )
         maps = tuple(self.maps.values())
-        return KernelSource(name, text, blocks, count, threads, shared=self.shared, sites=tuple(self.sites), maps=maps)
+        cluster = mlir.get_integer(function, "tilec.cluster") or 1
+        return KernelSource(
+            name, text, blocks, count, threads, shared=self.shared, sites=tuple(self.sites), maps=maps, cluster=cluster,
+            resident="tilec.resident" in function.attributes,
+        )  # fmt: skip
 
     def arguments(self, function: ir.Operation, block: ir.Block) -> list[str]:
         names = list(ir.ArrayAttr(function.attributes["arg_attrs"]))
@@ -136,11 +142,16 @@ class _CudaPrinter(UnrollPrinter):
 
     def operation(self, op: ir.Operation) -> None:
         match op.name:
+            case "scf.for" if "tilec.unroll" in op.attributes:
+                block = op.regions[0].blocks[0]
+                for n in range(int(mlir.constant_value(op.operands[1]))):
+                    self.text[block.arguments[0]] = str(n)
+                    self.block(block)
             case "memref.load" if self.load_in_place(op):
                 pass
             case "arith.truncf" | "arith.extf" if isinstance(op.results[0].type, ir.VectorType):
                 pass  # printed by the store of the fragment
-            case "memref.load" if self.memory[op.operands[0]].space == "shared":
+            case "memref.load" if self.memory[op.operands[0]].space in ("shared", "cluster"):
                 memory, place = self.address(op.operands[0], list(op.operands)[1:])
                 self.bind(op.results[0], self.load(memory, place), "part")
             case _:
@@ -148,6 +159,8 @@ class _CudaPrinter(UnrollPrinter):
 
     def backend_operation(self, op: ir.Operation) -> None:
         match op.name:
+            case _ if async_operation(self, op):
+                pass
             case "memref.alloca":
                 self.pending[op] = _location_name(op.location) or "v"
             case "memref.alloc":
@@ -200,6 +213,10 @@ class _CudaPrinter(UnrollPrinter):
                 self.memory[value] = packed(self, alloca, base)
                 continue
             kind = "f32" if element in NARROW else element
+            if "tilec.halves" in alloca.attributes:
+                self.line(f"{base} = {self.use('cuda')}.local.array({slots // 2}, {self.use('u32')})")
+                self.memory[value] = Memory(base, 0, strides_of(type_), element, tuple(type_.shape), "halves")
+                continue
             if slots > 1:
                 kind = "u8" if element == "i1" else kind
                 self.line(f"{base} = {self.use('cuda')}.local.array({slots}, {self.use(kind)})")
@@ -228,7 +245,9 @@ class _CudaPrinter(UnrollPrinter):
         """A register is named where it is used, if nothing writes it before the last use."""
         value = op.operands[0]
         memory, place = self.address(value, list(op.operands)[1:])
-        once = memory.space == "variable" or (memory.space == "array" and len(mlir.uses(op.results[0])) == 1)
+        once = memory.space == "variable" or (
+            memory.space in ("array", "halves") and len(mlir.uses(op.results[0])) == 1
+        )
         if once and _unchanged(op, value):
             self.text[op.results[0]] = self.load(memory, place)
             return True
@@ -240,7 +259,9 @@ class _CudaPrinter(UnrollPrinter):
                 return memory.base
             case "array":
                 return f"{memory.base}[{index}]" + (" != 0" if memory.element == "i1" else "")
-        prefix = "shared_" if memory.space == "shared" else ""
+            case "halves":
+                return f"{self.use(f'unpack_{_dtype(memory.element)}')}({memory.base}, {index})"
+        prefix = "shared_" if memory.space in ("shared", "cluster") else ""
         return f"{self.use(f'{prefix}load_{_dtype(memory.element)}')}({_bytes(memory, index)})"
 
     def store(self, memory: Memory, index: str | int, value: str) -> None:
@@ -261,7 +282,7 @@ class _CudaPrinter(UnrollPrinter):
             return
         source = self.vectors[op.operands[0]]
         target = self.address(op.operands[1], list(op.operands)[2:])
-        loads = target[0].space == "array"
+        loads = target[0].space in ("array", "halves")
         (array, slot), (memory, at) = (target, source) if loads else (source, target)
         action, hint, once = "load" if loads else "store", "", _is_once(op.operands[0].owner if loads else op)
         if memory.space == "shared":
@@ -270,7 +291,13 @@ class _CudaPrinter(UnrollPrinter):
             hint = "_stream"
         elif loads and memory.base not in self.written:
             hint = "_nc"
-        kind = f"{_dtype(array.element)}x{prod(ir.VectorType(op.operands[0].type).shape)}"
+        count = prod(ir.VectorType(op.operands[0].type).shape)
+        kind = f"{_dtype(array.element)}x{count}"
+        if array.space == "halves":
+            kind, slot = f"u32x{count // 2}", _half(slot)
+        if array.space == "halves" and memory.space == "shared":
+            self.line(f"{self.use(f'load_words_{count // 2}')}({array.base}, {slot}, {_bytes(memory, at)})")
+            return
         self.line(f"{self.use(f'{action}_{kind}{hint}')}({array.base}, {slot}, {_bytes(memory, at)})")
 
     # ---- expressions -------------------------------------------------------------------------------------------------
@@ -344,6 +371,10 @@ def _bytes(memory: Memory, index: str | int) -> str:
     return str(plus(memory.base, times(index, size)))
 
 
+def _half(place: str | int) -> str | int:
+    return place // 2 if isinstance(place, int) else f"({place}) >> 1"
+
+
 def _is_once(op) -> bool:
     """Whether what a vector moves is touched once, so that a cache near the thread need not keep it."""
     return "nontemporal" in op.attributes and ir.BoolAttr(op.attributes["nontemporal"]).value
@@ -351,7 +382,7 @@ def _is_once(op) -> bool:
 
 def _stored(function: ir.Operation) -> set[ir.Value]:
     """The function's arguments that it writes."""
-    from tilec.passes.stage_cuda import root
+    from tilec.passes.spaces import root
 
     return {root(op.operands[1]) for op in mlir.walk(function) if op.name in ("memref.store", "vector.store")}
 

@@ -16,7 +16,9 @@ class UnrollPrinter(IndexPrinter):
     def for_loop(self, op: ir.Operation) -> None:
         """The outer loops of a nest first, until LLVM takes what is left."""
         bounds = [mlir.constant_value(v) for v in list(op.operands)[:3]]
-        if len(op.operands) > 3 or None in bounds or not _walks_registers(op) or _weight(op) <= UNROLLED_BY_LLVM:
+        asked = "tilec.unroll" in op.attributes
+        large = asked or (_walks_registers(op) and _weight(op) > UNROLLED_BY_LLVM)
+        if len(op.operands) > 3 or None in bounds or not large:
             return super().for_loop(op)
         block = op.regions[0].blocks[0]
         for number in range(*map(int, bounds)):

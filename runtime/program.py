@@ -50,7 +50,8 @@ class TensorMap:
 class KernelSource:
     """A kernel as Python text. `grid` blocks; `scratch` bytes of private memory a block needs (CPU); `shared` bytes of
     dynamic SRAM and `threads` a block has (CUDA); `sites` are the messages of its run-time checks, by number from 1; `maps`
-    are further parameters, behind the pointers."""
+    are further parameters, behind the pointers; `cluster` blocks of the grid reach each other's SRAM; of a
+    `resident` kernel only as many blocks are launched as run at a time, since each goes on to further tiles (CUDA)."""
 
     name: str
     text: str
@@ -61,6 +62,8 @@ class KernelSource:
     shared: int = 0
     sites: tuple[str, ...] = ()
     maps: tuple[TensorMap, ...] = ()
+    cluster: int = 1
+    resident: bool = False
 
 
 @dataclass(frozen=True)

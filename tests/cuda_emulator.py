@@ -19,6 +19,7 @@ from tilec.dtypes import DTYPES
 
 ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(?:nc|stream))?$")
 SHARED = 1 << 40
+RESIDENT = 2  # blocks, or clusters, that run at a time: few, so that they go on to further tiles
 NUMPY = {
     **{f"int{b}": np.dtype(f"int{b}").type for b in (8, 16, 32, 64)},
     **{f"uint{b}": np.dtype(f"uint{b}").type for b in (8, 16, 32, 64)},
@@ -73,6 +74,10 @@ class Block:
         self.warps = [threading.Barrier(min(32, threads - 32 * w), timeout=60) for w in range(-(-threads // 32))]
         self.lanes = [None] * threads
 
+    def abort(self) -> None:
+        for barrier in (self.barrier, *self.warps):
+            barrier.abort()
+
     def bytes_at(self, address: int, count: int) -> np.ndarray:
         if address < SHARED:
             return self.memory.bytes_at(address, count)
@@ -94,7 +99,8 @@ class Intrinsics(ModuleType):
         local = SimpleNamespace(array=lambda n, kind: np.full(n, 77, getattr(kind, "kind", kind)))
         shared = SimpleNamespace(array=lambda n, kind: None)
         index = lambda name: property(lambda _: SimpleNamespace(x=np.int32(getattr(self.state, name))))  # noqa: E731
-        kind = type("Cuda", (), {"threadIdx": index("thread"), "blockIdx": index("number")})
+        places = {"threadIdx": index("thread"), "blockIdx": index("number"), "gridDim": index("launched")}
+        kind = type("Cuda", (), places)
         self.cuda = kind()
         self.cuda.local, self.cuda.shared = local, shared
         self.cuda.syncthreads = lambda: self._meet(self.state.block.barrier)
@@ -211,18 +217,24 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics
         addresses += [(m, addresses[m.parameter]) for m in kernel.maps]
         if kernel.sites:
             addresses.append(memory.add(errors))
-        for number in range(kernel.grid):
-            _run_block(module, namespace[kernel.name], kernel, number, addresses, memory)
+        launched = min(kernel.grid, RESIDENT * kernel.cluster) if kernel.resident else kernel.grid
+        for first in range(0, launched, kernel.cluster):
+            _run_blocks(module, namespace[kernel.name], kernel, first, launched, addresses, memory)
         failed.append(int(errors[0]))
     return failed
 
 
-def _run_block(module: Intrinsics, function, kernel, number: int, addresses: list[int], memory: Memory) -> None:
-    block = Block(kernel.threads, kernel.shared, memory)
+def _run_blocks(
+    module: Intrinsics, function, kernel, first: int, launched: int, addresses: list[int], memory: Memory
+) -> None:
+    """A block, or the blocks of a cluster, which run at the same time."""
+    blocks = [Block(kernel.threads, kernel.shared, memory) for _ in range(kernel.cluster)]
+    meeting = threading.Barrier(kernel.threads * kernel.cluster, timeout=60)
     problems: list[BaseException] = []
 
-    def work(thread: int) -> None:
-        module.state.block, module.state.thread, module.state.number = block, thread, number
+    def work(rank: int, thread: int) -> None:
+        state, state.block, state.thread, state.number = module.state, blocks[rank], thread, first + rank
+        state.blocks, state.launched, state.meeting = blocks, launched, meeting
         try:
             with np.errstate(all="ignore"):
                 function(*addresses)
@@ -230,11 +242,11 @@ def _run_block(module: Intrinsics, function, kernel, number: int, addresses: lis
             pass
         except BaseException as error:
             problems.append(error)
-            block.barrier.abort()
-            for warp in block.warps:
-                warp.abort()
+            meeting.abort()
+            for block in blocks:
+                block.abort()
 
-    threads = [threading.Thread(target=work, args=(t,)) for t in range(kernel.threads)]
+    threads = [threading.Thread(target=work, args=(r, t)) for r in range(kernel.cluster) for t in range(kernel.threads)]
     for t in threads:
         t.start()
     for t in threads:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -23,9 +24,8 @@ class MatrixIntrinsics(Intrinsics):
         super().__init__()
         self.cp_async_commit = lambda: self._mine("groups").append(self._take("copies"))
         self.cp_async_wait = lambda count: lambda: self._land(count)
-        self.cp_async_16 = lambda target, source, size: self._mine("copies").append(
-            (int(target), int(source), int(size))
-        )
+        for width in (4, 8, 16):
+            setattr(self, f"cp_async_{width}", partial(self._copy, width))
         self.contract = _contract
         self.warp_barrier = lambda: self._meet(self.state.block.warps[self.state.thread // 32])
         self.mbarrier_fence = lambda: None
@@ -59,6 +59,9 @@ class MatrixIntrinsics(Intrinsics):
             self.state.owner, self.state.lists = self.state.block, defaultdict(list)
         return self.state.lists[name]
 
+    def _copy(self, width: int, target, source, size) -> None:
+        self._mine("copies").append((width, int(target), int(source), int(size)))
+
     def _take(self, name: str) -> list:
         taken = list(self._mine(name))
         self._mine(name).clear()
@@ -67,9 +70,9 @@ class MatrixIntrinsics(Intrinsics):
     def _land(self, count: int) -> None:
         groups = self._mine("groups")
         while len(groups) > count:
-            for target, source, size in groups.pop(0):
-                assert (target % 16 == 0 and source % 16 == 0) or size == 0
-                cells = self.state.block.bytes_at(target, 16)
+            for width, target, source, size in groups.pop(0):
+                assert (target % width == 0 and source % width == 0) or size == 0
+                cells = self.state.block.bytes_at(target, width)
                 cells[:] = 0
                 if size:
                     cells[:size] = self.state.block.bytes_at(source, size)

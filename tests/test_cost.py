@@ -56,22 +56,28 @@ def test_f32_matmul_is_near_cublas():
 
 
 @pytest.mark.parametrize(
-    ("rows", "length", "threads", "cluster", "measured"),
+    ("length", "bytes", "threads", "cluster", "stages", "measured"),
     [
-        (65536, 4096, 64, 1, 3.95),
-        (16384, 16384, 256, 1, 3.86),
-        (4096, 65536, 256, 4, 2.95),
-        (2048, 131072, 256, 8, 2.86),
+        (1024, 2, 32, 1, 0, 258),
+        (16384, 2, 512, 1, 0, 265),
+        (16384, 4, 512, 1, 0, 271),
+        (32768, 2, 512, 1, 1, 283),
+        (32768, 4, 1024, 1, 1, 284),
+        (65536, 2, 512, 2, 1, 285),
+        (65536, 2, 512, 4, 1, 299),
+        (65536, 4, 512, 8, 1, 287),
+        (262144, 2, 512, 8, 1, 311),
+        (262144, 4, 512, 16, 1, 301),
     ],
 )
-def test_softmax_rows_are_near_the_measured_rate(rows, length, threads, cluster, measured):
-    problem = Rows(rows, length, 2, passes=3, flops={"special": 1, "fma.f32": 6})
+def test_softmax_rows_are_near_the_measured_time(length, bytes, threads, cluster, stages, measured):
+    """Microseconds of 512 MiB in and out on an H200."""
+    problem = Rows((1 << 29) // bytes // length, length, bytes, passes=3, flops={"special": 1, "fma.f32": 6})
     tile = next(
         t for t in row_candidates(H200, problem)
-        if (t.threads, t.cluster, t.rows_per_block, t.keep) == (threads, cluster, 1, "registers")
+        if (t.threads, t.cluster, t.stages, t.rows_per_block, t.keep) == (threads, cluster, stages, 1, "registers")
     )  # fmt: skip
-    assert tile.vectors == 8
-    assert 4 * rows * length / row_cost(H200, problem, tile).time_us / 1e6 == pytest.approx(measured, rel=0.1)
+    assert row_cost(H200, problem, tile).time_us == pytest.approx(measured, rel=0.1)
 
 
 def test_an_empty_kernel_is_bound_by_its_launch():
@@ -243,10 +249,11 @@ def test_chosen_row_tiles_fit_and_cover(problem, card):
     choices = cost_rows.choose(card, problem)
     assert choices
     for tile in (c.tile for c in choices):
-        assert tile.threads * tile.cluster * tile.vectors * tile.vector >= problem.length
+        assert tile.keep == "memory" or tile.threads * tile.cluster * tile.vectors * tile.vector >= problem.length
         if card.kind == "cuda":
             assert problem.length % tile.vector == 0 and tile.vector * problem.element_bytes <= 16
-            assert occupancy(card, tile.threads * tile.rows_per_block, tile.registers).blocks >= 1
+            block = max(32, tile.threads * tile.rows_per_block)
+            assert occupancy(card, block, tile.registers, tile.shared).blocks >= 1
 
 
 def test_only_instructions_that_can_be_emitted():
@@ -279,16 +286,12 @@ def test_register_tiles_are_those_of_the_libraries():
     assert choices[0].prediction.bound == "compute"
 
 
-def test_softmax_rows_as_found_by_hand():
-    for length, threads in ((4096, 64), (16384, 256)):
+def test_long_rows_are_shared_and_streamed():
+    for length, cluster in ((65536, 2), (262144, 8)):
         tile = cost_rows.choose(H200, Rows((1 << 28) // length, length, 2, passes=3, flops={"special": 1}))[0].tile
-        assert (tile.threads, tile.vector, tile.vectors, tile.cluster, tile.keep) == (
-            threads,
-            8,
-            8,
-            1,
-            "registers",
-        )
+        assert (tile.cluster, tile.keep) == (cluster, "registers") and tile.stages
+        few = cost_rows.choose(H200, Rows(1, length, 2, passes=3, flops={"special": 1}))[0].tile
+        assert not few.stages and few.cluster > 1
 
 
 def test_rows_that_nothing_keeps_are_read_again():

@@ -16,8 +16,10 @@ class Rows:
     """A kernel that reduces along rows: `reads` and `writes` operands of `rows` x `length` elements of
     `element_bytes`.
 
-    `live`: values an element that are kept between passes. `passes` over a row: reductions, and one to write.
-    `flops`: operations an element, by unit.
+    `common`: operands that all rows share, such as a gain by column. `live`: values an element that are kept between
+    passes, at most at a time. `passes` over a row: reductions, and one to write. `flops`: operations an element, by unit.
+    `vector`: elements of the widest access that rows allow; 0 for what their length allows. `spreads`, `streams`:
+    whether blocks may share a row, and whether rows may come through SRAM while others are worked on.
     """
 
     rows: int
@@ -28,13 +30,26 @@ class Rows:
     live: int = 1
     passes: int = 2
     flops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    common: int = 0
+    vector: int = 0
+    spreads: bool = True
+    streams: bool = True
+
+    @property
+    def access(self) -> int:
+        """Elements of one access, of 16 bytes at most."""
+        row = self.length * self.element_bytes
+        widest = next((w // self.element_bytes for w in (16, 8, 4, 2) if w >= self.element_bytes and row % w == 0), 1)
+        return min(self.vector, widest) if self.vector else widest
 
 
 @dataclass(frozen=True)
 class RowTile:
     """`threads` of a block that share a row, loads of `vector` elements, `vectors` of them a thread;
     `cluster` blocks that share a row. `keep`: where a row is between passes ("registers", "l1", "l2",
-    "memory"). CPU: `rows_per_block` is a task.
+    "memory"). `stages`: rows that may be on their way into SRAM while one is worked on, by `resident` blocks (or
+    clusters) that go on to further rows; 0: a block for every row. `packed`: kept as stored, in 16 bits. CPU:
+    `rows_per_block` is a task.
     """
 
     threads: int
@@ -44,6 +59,15 @@ class RowTile:
     cluster: int = 1
     keep: str = "registers"
     registers: int = 32
+    stages: int = 0
+    resident: int = 0
+    packed: bool = False
+    shared: int = 0
+
+
+HELD = 64  # elements of a row that a thread may hold: loops over them are unrolled
+OWN = 40  # registers of a thread besides; loops that run need LOOPING for addresses and guards
+LOOPING = 72
 
 
 def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
@@ -54,22 +78,64 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
     if target.core is not None:
         yield from _row_tasks(target, p)
         return
-    row = p.length * p.element_bytes
-    vector = next((w // p.element_bytes for w in (16, 8, 4, 2) if w >= p.element_bytes and row % w == 0), 1)
-    words = max(1, p.element_bytes // 4)
-    for threads, cluster in product((1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), (1, 2, 4, 8, 16)):
-        if cluster > 1 and (threads < 128 or not target.has("clusters")):
+    vector = p.access
+    words = max(1, p.element_bytes // 4) * (2 if p.passes > 1 else 1)
+    whole = 1 << max(0, ceil(p.length / vector) - 1).bit_length()
+    some = min(8, max(1, 32 // (vector * max(1, p.reads))))  # loads in flight of a loop over a row's parts
+    for threads in (1 << n for n in range(11)):
+        if threads > whole or (threads < whole and threads < 8):
             continue
-        vectors = ceil(p.length / (vector * threads * cluster))
-        registers = 32 + vectors * vector * p.live * words
-        keeps = [("registers", registers)] if registers <= 224 else []
-        if cluster == 1 and vectors > 1:
-            keeps.append(("memory", 40 + 4 * vector * words))
-        for keep, count in keeps:
-            for rows in {max(1, size // threads) for size in (threads, 128, 256)}:
-                count = round_up(count, 8)
-                if rows <= p.rows and occupancy(target, threads * rows, count).blocks:
-                    yield RowTile(threads, vector, rows, vectors, cluster, keep, count)
+        vectors = ceil(p.length / (vector * threads))
+        for rows in sorted({max(1, size // threads) for size in (threads, 128, 256)}):
+            for held, keep, own in ((vectors, "registers", OWN), (min(vectors, some), "memory", LOOPING)):
+                registers = round_up(own - 8 + held * vector * max(1, p.element_bytes // 4), 8)
+                most = registers + 16 * p.common  # where what is common to rows is loaded ahead of time
+                fits = held * vector * words <= HELD and occupancy(target, max(32, threads * rows), most).blocks
+                if fits and (keep == "registers" or held < vectors) and (rows <= p.rows or rows == 1):
+                    yield RowTile(threads, vector, rows, held, 1, keep, registers)
+    yield from _shared_rows(target, p)
+
+
+def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
+    """Rows that the blocks of a cluster share, and rows that come through SRAM ahead of time."""
+    vector, packed = p.access, p.element_bytes == 2 and p.access % 2 == 0
+    words = p.element_bytes / 4 if packed or p.element_bytes > 4 else 1
+    clusters = (1, 2, 4, 8, 16) if p.spreads and target.has("clusters") else (1,)
+    depths = (0, 1, 2) if p.streams and target.has("cp_async") and vector * p.element_bytes >= 4 else (0,)
+    for cluster, threads, stages in product(clusters, (128, 256, 512, 1024), depths):
+        part = round_up(ceil(p.length / cluster), vector)
+        vectors = ceil(part / (threads * vector))
+        held = vectors * vector
+        if (
+            (cluster == 1 and not stages)
+            or held > (HELD if vector > 1 else HELD // 2)
+            or part * (cluster - 1) >= p.length
+        ):
+            continue
+        if part < threads * vector and threads > 128:
+            continue
+        need = round_up(int(OWN - 8 + held * max(words * p.reads, p.live) + 8 * (p.common > 0)), 8)
+        shared = part * p.element_bytes * (stages * p.reads + (p.common if stages else 0)) + 1024
+        resident = occupancy(target, threads, need, shared).blocks
+        if not resident:
+            continue
+        units = target.units if cluster <= 2 else target.sm.cluster_units
+        ways = max(1, resident * units // cluster)
+        registers = min(need if not stages else target.sm.registers // (threads * resident) // 8 * 8, 248)
+        if (p.rows >= 2 * ways) if stages else (p.rows < 4 * ways or len(depths) == 1):
+            yield RowTile(
+                threads,
+                vector,
+                1,
+                vectors,
+                cluster,
+                "registers",
+                registers,
+                stages,
+                ways if stages else 0,
+                packed,
+                shared,
+            )
 
 
 def _row_tasks(target: Target, p: Rows) -> Iterator[RowTile]:
@@ -82,7 +148,8 @@ def _row_tasks(target: Target, p: Rows) -> Iterator[RowTile]:
         yield RowTile(1, vector, max(1, ceil(p.rows / (tasks * target.units))), ceil(p.length / vector), 1, keep)
 
 
-_BARRIER_NS = {"warp": 60, "block": 160, "cluster": 1500}  # a reduction across; the last measured on an H200
+_WAITS = {"block": 0.5, "cluster": 0.6}  # of the time that a round of rows moves, not hidden: measured on an H200
+_BARRIER_NS = {"warp": 60, "block": 160, "cluster": 1100}  # a reduction across; the last measured on an H200
 
 
 def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
@@ -105,6 +172,8 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
             working_set=once + written,
             **again,
         )
+    if tile.stages:
+        return _streamed(target, p, tile)
     span = "cluster" if tile.cluster > 1 else "block" if tile.threads > 32 else "warp"
     shuffles = 2.0 * p.rows * p.passes * tile.threads * tile.cluster * log2(max(2, min(32, tile.threads)))
     reads, block = once, tile.threads * tile.rows_per_block
@@ -121,8 +190,45 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         threads=block,
         registers=tile.registers,
         bytes_in_flight=min(tile.vectors, 8) * tile.vector * p.element_bytes * p.reads * p.length / padded,
-        stall_ns=_BARRIER_NS[span] * max(1, p.passes - 1),
+        # a cluster meets before it starts; of the arithmetic, other blocks' loads hide most
+        stall_ns=_BARRIER_NS[span] * (max(1, p.passes - 1) + (span == "cluster")) + 250 * _busy_us(target, p, tile),
         lanes=p.length / padded,
+        shared_per_block=tile.shared,
+    )
+
+
+def _busy_us(target: Target, p: Rows, tile: RowTile) -> float:
+    """What a block's arithmetic on its rows takes an SM: instructions, an element's special function being five."""
+    issued = 2 * sum(n for u, n in p.flops.items() if u != "special") + 5 * p.flops.get("special", 0)
+    return issued * p.length * tile.rows_per_block / tile.cluster / (128 * target.clock_ghz * 1e3)
+
+
+def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
+    """Blocks that go from row to row: memory is busy all the time but for what one row's work makes it wait.
+
+    Measured, a round of rows makes memory wait for a share of the time that it moves, however the rows are dealt out;
+    Little's law with one row in flight a block turns that into time, as for all loads. What all rows share is read once a
+    block.
+    """
+    once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
+    blocks = tile.resident * tile.cluster
+    part = p.length / tile.cluster
+    rounds = p.rows / tile.resident
+    move_us = (once + written) / target.dram.rate(target.units) * 1e6
+    share = _WAITS["cluster" if tile.cluster > 2 else "block"]
+    wait_ns = max(2 * target.dram.latency_ns, share * 1e3 * move_us / rounds)
+    return Work(
+        dram_read=once,
+        dram_write=written,
+        l2_bytes=once + written + blocks * p.common * part * p.element_bytes,
+        flops={u: n * p.rows * p.length for u, n in p.flops.items()},
+        blocks=blocks,
+        threads=tile.threads,
+        registers=tile.registers,
+        bytes_in_flight=part * p.element_bytes * p.reads / tile.threads,
+        stall_ns=wait_ns - target.dram.latency_ns,
+        serial_us=move_us * (ceil(rounds) / rounds - 1) + 1,
+        shared_per_block=tile.shared,
     )
 
 
@@ -137,4 +243,4 @@ def choose(target: Target, problem: Rows) -> list[Choice[RowTile]]:
 
 def _effort(tile: RowTile) -> tuple[int, ...]:
     """What breaks a tie: the simpler tile."""
-    return tile.cluster, tile.threads * (tile.rows_per_block if tile.threads > 1 else 1), tile.registers
+    return tile.cluster, tile.stages, tile.threads * (tile.rows_per_block if tile.threads > 1 else 1), tile.registers

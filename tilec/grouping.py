@@ -197,7 +197,7 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
     if not space.grid and sum(n.iterations for n in nodes) > 1 << 14:
         return "no dimension is parallel in both: one block would do all the work"
     kept = kept_bytes(nodes, graph, space)
-    limit = onchip_bytes(target)
+    limit = onchip_bytes(target, nodes, space)
     if kept > limit:
         return f"intermediates of {kept} bytes for one point of the grid do not fit {limit} bytes on chip"
     return space
@@ -375,11 +375,24 @@ def kept_bytes(nodes: list[Node], graph: Graph, space: Space) -> int:
     return total
 
 
-def onchip_bytes(target: Target) -> int:
-    """What one block may keep: most of an SM's shared memory and registers, or half of a core's L2 cache."""
-    if target.kind == "cuda":
-        return target.sm.shared_per_block
-    return target.l2.bytes // 2
+CLUSTER = 16  # blocks at most
+
+
+def onchip_bytes(target: Target, nodes: list[Node], space: Space) -> int:
+    """What blocks that work together may keep: most of an SM's shared memory, or half of its registers where a cluster
+    of SMs shares a row; half of a core's L2 cache."""
+    if target.kind != "cuda":
+        return target.l2.bytes // 2
+    clusters = CLUSTER * 2 * target.sm.registers if target.has("clusters") and _rows(nodes, space) else 0
+    return max(target.sm.shared_per_block, clusters)
+
+
+def _rows(nodes: list[Node], space: Space) -> bool:
+    """Whether one dimension is walked inside a block, and memory runs along it."""
+    inner = {d for d, e in space.extents.items() if d not in space.grid and e > 1}
+    accesses = [[space.dims[n][d] for d in r.dims] for n in nodes for r in (*n.reads, *n.results)]
+    ends = {places[-1] for places in accesses if inner & set(places)}
+    return len(inner) == 1 and ends == inner and not any(n.scan is not None for n in nodes)
 
 
 OVERHEAD = 3  # instructions an element for addresses, loads and stores of vectors
@@ -409,7 +422,7 @@ def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Wo
             flops=flops,
             blocks=blocks,
             threads=threads,
-            shared_per_block=min(kept, onchip_bytes(target)),
+            shared_per_block=min(kept, target.sm.shared_per_block),
         )
     work = max(1, sum(n.iterations for n in nodes))
     blocks = max(1, min(space.parallelism, work // 16384))

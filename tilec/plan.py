@@ -90,8 +90,11 @@ class Plan:
         return sum(k.prediction.time_us for k in self.kernels)
 
 
-def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None) -> Plan:
-    """Decides everything for one function of `linalg` on tensors; its kernels too, unless `fixed` gives them."""
+def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None, splitting: bool = True) -> Plan:
+    """Decides everything for one function of `linalg` on tensors; its kernels too, unless `fixed` gives them.
+
+    With `splitting`, long reductions may be cut into parts, where the whole program then takes less time.
+    """
     if target.kind == "cuda":
         from tilec.plan_cuda import choose
     else:
@@ -99,7 +102,7 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     quick = quick_operations(function) if target.kind == "cuda" else {}
     graph = build_graph(function, quick)
     groups, remarks = group(graph, target)
-    splits, why = choose_splits(groups, graph, target)
+    splits, why = choose_splits(groups, graph, target) if splitting else ([], [])
     packs, reasons = choose_packs(
         [g for g in groups if not any(s.name == n.name for s in splits for n in g.nodes)], graph, target
     )
@@ -120,8 +123,8 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
         remarks += why
     inlined = (*before, *(n.name for n in graph.nodes if n.inlined))
-    regroup = partial(make_plan, function, target)
-    return Plan(
+    regroup = partial(make_plan, function, target, splitting=bool(splits))
+    plan = Plan(
         target,
         tuple(kernels),
         inlined,
@@ -132,6 +135,9 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         regroup,
         tuple(packs),
     )
+    if splits and fixed is None and target.kind == "cuda":
+        return _whole_if_faster(plan, make_plan(function, target, splitting=False))
+    return plan
 
 
 def _quick_remarks(quick: dict[ir.Operation, str]) -> list[Remark]:
@@ -154,6 +160,16 @@ def _quick_remarks(quick: dict[ir.Operation, str]) -> list[Remark]:
 
 def _power(error: float) -> str:
     return f"2^{math.log2(error):.0f}"
+
+
+def _whole_if_faster(split: Plan, whole: Plan) -> Plan:
+    """The plan without splits where blocks that share rows do as well: parts take a second kernel, and often a second
+    look at the data."""
+    if whole.time_us > split.time_us:
+        return split
+    times = f"{split.time_us:.1f} us in parts, {whole.time_us:.1f} us whole"
+    remarks = [Remark("refused", f"to split {s.name}", times) for s in split.splits]
+    return replace(whole, remarks=(*remarks, *whole.remarks))
 
 
 def _signature(function: ir.Operation) -> str:

@@ -16,13 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from tilec import cost, cost_rows
+from tilec import cost
 from tilec.graph import Graph, Node, extract_directions, scattered_extracts
 from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
 from tilec.mlir import ir
 from tilec.passes.layout import Layout, make, options
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_contraction import choose_contraction
+from tilec.plan_cuda_rows import DEFAULTS, RowPlan, choose_rows, describe
 from tilec.plan_cuda_stream import choose_stream
 from tilec.stream_grouping import is_streamed
 from tilec.target import Target
@@ -72,7 +73,7 @@ class View:
 def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
     """Tile sizes and the layout of one kernel."""
     view = View(kernel, g, graph, target, tuple(_accesses(kernel, g, graph)))
-    lane, turn = _lane_dim(view), ()
+    lane, turn, row = _lane_dim(view), (), None
     contraction = next((n for n in g.nodes if n.contraction is not None), None)
     if is_streamed(g.nodes):
         return choose_stream(kernel, g, graph, target)
@@ -87,16 +88,30 @@ def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[
     elif lane in kernel.grid:
         tile, layout, why = _columns(view, lane)
     else:
-        tile, layout, why = _rows(view, lane)
+        tile, layout, why, row = _rows(view, lane)
     sizes = tuple(tile.get(d, 1) for d in kernel.grid)
-    kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn})
+    kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn} | DEFAULTS)
     kernel = replace(kernel, work=_work(kernel, view, layout))
     if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
         kernel = replace(kernel, options=kernel.options | {"registers": target.sm.registers // target.sm.threads})
-    if lane is not None and lane in view.reduced and contraction is None:
+    if row is not None:
+        kernel = _with_rows(kernel, row)
+    if lane is not None and lane in view.reduced and contraction is None and "registers" not in kernel.options:
         # Left alone, the assembler takes what registers there are, and one block an SM waits at its own barriers.
         kernel = replace(kernel, options=kernel.options | {"registers": max(64, kernel.work.registers // 8 * 8 - 8)})
-    return kernel, [Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
+    return kernel, [
+        Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None, row.alternatives if row else ())
+    ]
+
+
+def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
+    """The kernel with its rows dealt out as chosen, and the work that this takes."""
+    tile = row.tile
+    chosen = {"cluster": tile.cluster, "stages": tile.stages, "resident": tile.resident, "packed": int(tile.packed)}
+    if tile.cluster > 1 or tile.stages:
+        chosen["registers"] = tile.registers
+        kernel = replace(kernel, work=replace(row.work, dram_write=kernel.work.dram_write, flops=kernel.work.flops))
+    return replace(kernel, options=kernel.options | chosen)
 
 
 def _accesses(kernel: KernelPlan, g: Group, graph: Graph):
@@ -176,46 +191,20 @@ def _scattered(node: Node, view: View, lane: int) -> int:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
-    """Threads share a row; several short rows share a block."""
-    length, vector = view.extents[lane], _vector(view, lane)
+def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan | None]:
+    """Threads share a row; several short rows share a block, or several blocks a long one."""
     if lane in view.scanned:
-        return _scan_rows(view, lane)
-    problem = _row_problem(view, lane)
-    candidates = [
-        cost.Choice(t, cost_rows.row_cost(view.target, problem, t)) for t in _row_tiles(view, problem, vector)
-    ]
-    tile = min(candidates, key=lambda c: (round(c.rank, 2), c.tile.threads * c.tile.rows_per_block)).tile
+        return *_scan_rows(view, lane), None
+    chosen = choose_rows(view, lane, _vector(view, lane))
+    tile = chosen.tile
     across = view.kernel.grid[-1] if view.kernel.grid else None
     counts = {lane: tile.threads}
     if across is not None and tile.rows_per_block > 1:
         counts[across] = _power(min(tile.rows_per_block, view.extents[across]))
-    beside = counts.get(across, 1)
     step = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: tile.vectors}
-    layout = _make(view, counts, {lane: vector}, step, dict.fromkeys(view.kernel.grid, 1) | counts)
-    keep = "in registers" if layout.whole([lane]) else "read by every sweep"
-    why = f"{tile.threads} threads a row of {length}, {vector} elements an access, {beside} rows a block, rows {keep}"
-    return {across: beside} if across is not None else {}, layout, why
-
-
-def _row_tiles(view: View, p: cost_rows.Rows, vector: int):
-    """The ways to deal rows out that fit registers; a thread walks a row in turns where it cannot hold its part."""
-    words = max(1, p.element_bytes // 4) * (2 if p.passes > 1 else 1)
-    most = _power(p.length / vector)
-    streams = sum(not a.dims or a.dims[-1] in view.reduced for a in view.accesses)  # of which each has a part of HELD
-    some = min(2 * LOADS, max(1, HELD // (vector * max(1, streams))))
-    for threads in (1 << n for n in range(11)):
-        if threads > most or (threads < most and threads < 8):
-            continue
-        steps = ceil(p.length / (threads * vector))
-        for rows in {max(1, size // threads) for size in (threads, 128, 256)}:
-            for held, keep in ((steps, "registers"), (min(steps, some), "memory")):
-                own = 40 if keep == "registers" else 72  # loops that run need more for addresses and guards
-                registers = -(-(own + held * vector * words) // 8) * 8
-                block = max(32, threads * rows)
-                fits = held * vector * words <= 2 * HELD and cost.occupancy(view.target, block, registers).blocks
-                if fits and (keep == "registers" or held < steps) and (rows <= p.rows or rows == 1):
-                    yield cost_rows.RowTile(threads, vector, rows, held, 1, keep, registers)
+    layout = _make(view, counts, {lane: tile.vector}, step, dict.fromkeys(view.kernel.grid, 1) | counts)
+    why = f"rows of {view.extents[lane]}: {describe(tile)}"
+    return {across: counts.get(across, 1)} if across is not None else {}, layout, why, chosen
 
 
 def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
@@ -229,17 +218,6 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(view.kernel.grid, 1) | counts)
     why = f"a scan: {counts[lane]} lanes a row, {vector} elements an access, {counts.get(across, 1)} rows a block"
     return {d: c for d, c in counts.items() if d != lane}, layout, why
-
-
-def _row_problem(view: View, lane: int) -> cost_rows.Rows:
-    rows = max(1, prod(view.extents[d] for d in view.kernel.grid))
-    along = [a for a in view.accesses if lane in a.dims and len(a.dims) > 1] or list(view.accesses)
-    reads, writes = [a for a in along if not a.written], [a for a in along if a.written]
-    nodes = [n for n in view.group.nodes if lane in view.group.space.dims[n]]
-    flops = {"fma.f32": sum(n.flops for n in nodes), "special": sum(n.special for n in nodes)}
-    size = max((a.element for a in reads), default=4)
-    sweeps = 1 + max(view.kernel.sweeps[n.name] for n in nodes)
-    return cost_rows.Rows(rows, max(1, view.extents[lane]), size, max(1, len(reads)), len(writes), 1, sweeps, flops)
 
 
 # ---- columns and points ----------------------------------------------------------------------------------------------

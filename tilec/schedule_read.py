@@ -18,6 +18,7 @@ from tilec.diagnostics import CallError, Source, Span, TileError
 from tilec.given import Fixed
 from tilec.grouping import Remark
 from tilec.plan import KernelPlan, Plan
+from tilec.plan_cuda_rows import refuse_options
 
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, "options": dict}
@@ -198,6 +199,8 @@ class _Edit:
         edited = replace(kernel, tile=self.tile(kernel), loops=self.loops(kernel), options=self.options(kernel))
         if edited == kernel:
             return kernel
+        if self.plan.target.kind == "cuda" and (why := refuse_options(edited, self.plan.target)):
+            self.fail(why, "options")
         threads = edited.options.get("threads", edited.work.threads)
         work = replace(edited.work, blocks=edited.blocks, threads=threads)
         try:

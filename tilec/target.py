@@ -78,7 +78,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What one SM holds. Registers are 32-bit; a warp gets them in steps of `register_unit`."""
+    """What one SM holds. Registers are 32-bit; a warp gets them in steps of `register_unit`. `cluster_units`: SMs that
+    clusters of 4 to 16 blocks reach, since those lie within one group of SMs (GPC) and groups differ in size.
+    """
 
     shared_bytes: int
     shared_per_block: int
@@ -91,6 +93,7 @@ class Multiprocessor:
     shared_bytes_per_clock: int = 128
     register_unit: int = 256
     warp: int = 32
+    cluster_units: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,51 @@
+"""The emulator's stand-ins for clusters of blocks and for rows kept as they are stored."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import numpy as np
+from cuda_emulator import SHARED
+from cuda_matrix_emulator import MatrixIntrinsics
+
+from tilec.dtypes import DTYPES
+
+REMOTE = 1 << 48  # above it, shared memory of a cluster's blocks by their rank
+SENT = re.compile(r"remote_store_async_(f32|f64|i32|i64)$")
+
+
+class RowIntrinsics(MatrixIntrinsics):
+    def __init__(self) -> None:
+        super().__init__()
+        state = self.state
+        self.cluster_rank = lambda: np.int32(state.blocks.index(state.block))
+        self.cluster_id = lambda: np.int32(state.number // len(state.blocks))
+        self.cluster_count = lambda: np.int32(state.launched // len(state.blocks))
+        self.cluster_arrive = lambda: None
+        self.cluster_wait = lambda: self._meet(state.meeting)
+        self.map_shared = lambda address, rank: REMOTE * (int(rank) + 1) + int(address) - SHARED
+        for count in (1, 2, 4):
+            setattr(self, f"load_words_{count}", partial(self._load_words, count))
+        for dtype in ("bf16", "f16"):
+            setattr(self, f"unpack_{dtype}", partial(self._unpack, DTYPES[dtype].numpy))
+
+    def __getattr__(self, name: str):
+        if match := SENT.match(name):
+            return partial(self._send, DTYPES[match[1]].numpy)
+        return super().__getattr__(name)
+
+    def _send(self, dtype, address: int, value, barrier: int) -> None:
+        """A store into another block, whose mbarrier counts its bytes."""
+        rank, offset = divmod(address, REMOTE)
+        block, at = self.state.blocks[rank - 1], SHARED + offset
+        block.access(dtype, 1, at)[0] = value
+        assert barrier // REMOTE == rank, "the bytes count in another block than they go to"
+        block.__dict__["barriers"][SHARED + barrier % REMOTE].change(0, -dtype.itemsize)
+
+    def _load_words(self, count: int, words, at, address) -> None:
+        words[at : at + count] = self.state.block.access(np.dtype(np.uint32), count, int(address))
+
+    @staticmethod
+    def _unpack(dtype, words, at):
+        return np.float32(words.view(dtype)[at])

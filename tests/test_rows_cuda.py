@@ -1,0 +1,130 @@
+"""Rows over clusters, and rows that arrive while others are worked on: right for any plan, without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import cuda_emulator
+import numpy as np
+import pytest
+from conftest import assert_close
+from cuda_row_emulator import RowIntrinsics
+from expectations import EXAMPLES
+from test_map_cuda import lowered
+
+from tilec.plan_cuda_rows import refuse_options
+from tilec.target import load
+
+VARIANCE = """op variance(x: f32[M, N]) -> (mu: f32[M], v: f32[M]) {
+    mu[i] = mean[j](x[i, j])
+    v[i] = mean[j]((x[i, j] - mu[i]) ** 2)
+}"""
+TOP = "op top(x: f32[M, N]) -> (p: i64[M], v: f32[M]) { p[i] = argmax[j](x[i, j])  v[i] = max[j](x[i, j]) }"
+PLANS = [  # threads, vector, cluster, stages, packed
+    pytest.param((64, 4, 2, 1, 1), id="cluster, pipelined"),
+    pytest.param((32, 4, 4, 2, 0), id="cluster, two stages"),
+    pytest.param((64, 4, 4, 0, 1), id="cluster"),
+    pytest.param((64, 4, 1, 1, 1), id="pipelined"),
+    pytest.param((64, 1, 2, 0, 0), id="cluster of single elements"),
+    pytest.param((128, 2, 2, 1, 1), id="few elements a thread"),
+]
+
+
+def planned(threads, vector, cluster, stages, packed):
+    """The schedule that deals every kernel's rows out so."""
+
+    def deal(kernel):
+        lane = max(d for d in kernel.extents if d not in kernel.grid)
+        rank = len(kernel.extents)
+        steps = -(-kernel.extents[lane] // (threads * vector * cluster))
+        one = [1] * rank
+        put = lambda value: tuple(value if d == lane else n for d, n in enumerate(one))  # noqa: E731
+        layout = {"thread_counts": put(threads), "vectors": put(vector), "steps": put(steps), "thread_order": (lane,)}
+        more = {
+            "cluster": cluster,
+            "stages": stages,
+            "resident": 2 * (stages > 0),
+            "packed": packed,
+            "threads": threads,
+        }
+        return replace(kernel, tile=(1,) * len(kernel.grid), options=kernel.options | layout | more)
+
+    return lambda plan: replace(plan, kernels=tuple(deal(k) for k in plan.kernels))
+
+
+def run(source, op, inputs, schedule):
+    special, result = lowered(source, op, inputs, schedule)
+    outs = [np.zeros([s.value for s in t.shape], t.dtype.numpy) for t in special.outputs]
+    failed = cuda_emulator.run(result.emitted, list(inputs.values()), outs, RowIntrinsics)
+    assert not any(failed)
+    return outs, result.emitted
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", ["softmax", pytest.param("layernorm", marks=pytest.mark.slow), "rmsnorm"])
+def test_examples(name, plan, rng):
+    example = EXAMPLES[name]
+    inputs = example.inputs(rng, {"M": 3, "N": 456})
+    outs, emitted = run(example.path, example.op, inputs, planned(*plan))
+    (kernel,) = emitted.kernels
+    assert kernel.cluster == plan[2] and kernel.resident == (plan[3] > 0)
+    for actual, expected in zip(outs, example.expected(inputs), strict=True):
+        assert_close(actual, expected, example.bound())
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("length", [28, 1000])
+def test_moments(plan, length, rng):
+    """A part may end within a block, or the last blocks may have little."""
+    x = rng.normal(1, 2, (3, length)).astype(np.float32)
+    (mu, v), _ = run(VARIANCE, None, {"x": x}, planned(*plan))
+    np.testing.assert_allclose(mu, x.mean(1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(v, x.astype(np.float64).var(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_place_is_the_whole_rows(plan, rng):
+    """The index counts from the start of the row, the first of equals wins, and a NaN does before all."""
+    x = rng.integers(0, 50, (4, 520)).astype(np.float32)
+    x[1, 300] = x[1, 500] = 90
+    x[2, 400] = np.nan
+    (place, value), _ = run(TOP, None, {"x": x}, planned(*plan))
+    assert place.tolist() == [int(np.argmax(row)) for row in x]
+    np.testing.assert_array_equal(value, x.max(1))
+
+
+def test_infinities_and_nan(rng):
+    x = rng.normal(size=(4, 456)).astype(np.float32)
+    x[0, 3], x[1, 400], x[2] = -np.inf, np.nan, -np.inf
+    (y,), _ = run(EXAMPLES["softmax"].path, None, {"x": x}, planned(64, 4, 2, 1, 1))
+    (again,), _ = run(EXAMPLES["softmax"].path, None, {"x": x}, planned(64, 4, 2, 1, 1))
+    assert np.array_equal(y, again, equal_nan=True)
+    assert y[0, 3] == 0 and np.isnan(y[1]).all() and np.isnan(y[2]).all()
+    np.testing.assert_allclose(y[3].sum(), 1, rtol=1e-6)
+
+
+def refused(kernel_options, tile=(1,)):
+    """Why the rows of a softmax cannot be dealt out so."""
+    inputs = {"x": np.zeros((64, 4096), np.float32)}
+    plans = []
+    lowered(EXAMPLES["softmax"].path, None, inputs, lambda plan: plans.append(plan) or plan)
+    (kernel,) = plans[0].kernels
+    layout = {"threads": 128, "thread_order": (1,), "thread_counts": (1, 128), "vectors": (1, 4), "steps": (1, 2)}
+    edited = replace(kernel, tile=tile, options=kernel.options | layout | {"cluster": 4} | kernel_options)
+    return refuse_options(edited, load("a100" if kernel_options.get("old") else "h200"))
+
+
+@pytest.mark.parametrize(
+    ("options", "tile", "why"),
+    [
+        ({}, (1,), None),
+        ({"cluster": 3}, (1,), "1, 2, 4, 8 or 16 blocks, not 3"),
+        ({"old": 1}, (1,), "no clusters"),
+        ({"stages": 1}, (1,), "`resident` is above 0"),
+        ({}, (2,), "the tile must be [1]"),
+        ({"steps": (1, 1)}, (1,), "hold 512 elements of a part of 1024"),
+    ],
+)
+def test_what_a_schedule_cannot_ask_for(options, tile, why):
+    found = refused(options, tile)
+    assert found is None if why is None else why in found

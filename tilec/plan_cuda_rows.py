@@ -1,0 +1,157 @@
+"""Rows on CUDA: how the threads of a block, or of a cluster of blocks, share them, and where they are kept.
+
+| option | meaning |
+|---|---|
+| `cluster` | blocks that share a row and exchange the states of its reductions; 1 to 16 (sm_90 and newer) |
+| `stages` | rows of a block that may be on their way into SRAM while one is worked on; 0: a block for every row |
+| `resident` | most blocks (or clusters) at work; each goes on to further rows. 0 where `stages` is |
+| `packed` | 1: 16-bit rows are kept in registers as they are stored, two elements in one |
+
+`cost_rows` enumerates and predicts; this file says what a kernel's rows are, and refuses what its operations rule out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from tilec import cost_rows
+from tilec.cost import Choice, Work
+from tilec.graph import Node
+from tilec.mlir import ir
+from tilec.passes.cluster_cuda import part_of
+from tilec.plan import KernelPlan
+from tilec.target import Target
+
+if TYPE_CHECKING:
+    from tilec.plan_cuda import View
+
+DEFAULTS = {"cluster": 1, "stages": 0, "resident": 0, "packed": 0}
+SHOWN = 4  # alternatives, of those that differ in kind
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """The choice for one kernel, with what it does and what else there was."""
+
+    tile: cost_rows.RowTile
+    work: Work
+    alternatives: tuple[tuple[str, float], ...]
+
+
+def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
+    problem = row_problem(view, lane, vector)
+    choices = cost_rows.choose(view.target, problem)
+    best = choices[0].tile
+    return RowPlan(best, cost_rows.row_work(view.target, problem, best), _alternatives(choices))
+
+
+def row_problem(view: View, lane: int, vector: int) -> cost_rows.Rows:
+    """What the model is asked about a kernel."""
+    rows = max(1, prod(view.extents[d] for d in view.kernel.grid))
+    along = [a for a in view.accesses if lane in a.dims and set(a.dims) & set(view.kernel.grid)] or [
+        a for a in view.accesses if lane in a.dims
+    ]
+    reads, writes = [a for a in along if not a.written], [a for a in along if a.written]
+    common = [a for a in view.accesses if lane in a.dims and a not in along and not a.written]
+    nodes = [n for n in view.group.nodes if lane in view.group.space.dims[n]]
+    flops = {"fma.f32": sum(n.flops for n in nodes), "special": sum(n.special for n in nodes)}
+    size = max((a.element for a in reads), default=4)
+    sweeps = 1 + max(view.kernel.sweeps[n.name] for n in nodes)
+    simple = not refuse_streams(view, lane)
+    return cost_rows.Rows(
+        rows, max(1, view.extents[lane]), size, max(1, len(reads)), len(writes), _live(view, lane, nodes), sweeps, flops,
+        len(common), vector, simple and not refuse_cluster(view, lane), simple,
+    )  # fmt: skip
+
+
+def refuse_streams(view: View, lane: int) -> str | None:
+    """Why the rows of a kernel cannot pass one after another through blocks that stay."""
+    others = [d for d in view.reduced if d != lane and view.extents[d] > 1]
+    if others:
+        return "several dimensions are walked inside a block"
+    if lane in view.scanned:
+        return "a scan goes along the rows"
+    if not any(
+        lane in view.group.space.dims[n] and view.group.space.dims[n].index(lane) in n.reduced for n in view.group.nodes
+    ):
+        return "nothing is reduced along the rows"
+    return None
+
+
+def refuse_cluster(view: View, lane: int) -> str | None:
+    """Why blocks cannot share a row of this kernel."""
+    for node in view.group.nodes:
+        dims = view.group.space.dims[node]
+        if lane not in dims or dims.index(lane) not in node.reduced:
+            continue
+        for result in node.results:
+            element = ir.ShapedType(result.value.type).element_type
+            if not (isinstance(element, (ir.F32Type, ir.F64Type)) or str(element) in ("i32", "i64", "index")):
+                return f"the state of {node.name} is of {element}; blocks exchange 32 and 64 bits"
+    return None
+
+
+def _live(view: View, lane: int, nodes: list[Node]) -> int:
+    """32-bit values an element that are kept from sweep to sweep: inputs that are read again, intermediates."""
+    sweep = {n: view.kernel.sweeps[n.name] for n in nodes}
+    spans: dict[ir.Value, list[int]] = {}
+    for n in nodes:
+        places = view.group.space.dims[n]
+        for read in n.reads:
+            if lane in (places[d] for d in read.dims):
+                spans.setdefault(read.value, []).append(sweep[n])
+        for result in n.results:
+            if lane in (places[d] for d in result.dims):
+                spans.setdefault(result.value, []).append(sweep[n])
+    last = max(sweep.values())
+    kept = [(min(s), max(s)) for s in spans.values()]
+    return max(1, *(sum(a <= s < b for a, b in kept) for s in range(last + 1)))
+
+
+def _alternatives(choices: list[Choice[cost_rows.RowTile]]) -> tuple[tuple[str, float], ...]:
+    """The best of each kind, the chosen one first."""
+    kinds: dict[tuple, tuple[str, float]] = {}
+    for choice in choices:
+        tile = choice.tile
+        kinds.setdefault((tile.cluster, tile.stages > 0, tile.keep), (describe(tile), choice.prediction.time_us))
+    return tuple(list(kinds.values())[:SHOWN])
+
+
+def describe(tile: cost_rows.RowTile) -> str:
+    """One way to deal rows out, in words."""
+    where = "in registers" if tile.keep == "registers" else "read by every sweep"
+    shared = f" in each of {tile.cluster} blocks" if tile.cluster > 1 else ""
+    ahead = f", {tile.stages} ahead in SRAM" if tile.stages else ""
+    beside = f", {tile.rows_per_block} rows a block" if tile.rows_per_block > 1 else ""
+    return f"{tile.threads} threads{shared}, {tile.vector} elements an access{beside}, rows {where}{ahead}"
+
+
+def refuse_options(kernel: KernelPlan, target: Target) -> str | None:
+    """Why a kernel's options for rows, which may be a person's, cannot be."""
+    o = kernel.options
+    if "stages" not in o or "resident" not in o:  # no kernel of this kind
+        return None
+    cluster, stages = o["cluster"], o["stages"]
+    if cluster not in (1, 2, 4, 8, 16):
+        return f"a cluster has 1, 2, 4, 8 or 16 blocks, not {cluster}"
+    if cluster > 1 and not target.has("clusters"):
+        return f"{target.name} has no clusters of blocks"
+    if not 0 <= stages <= 4 or bool(stages) != bool(o["resident"]):
+        return "`stages` is from 0 to 4, and `resident` is above 0 where `stages` is"
+    if cluster == 1 and not stages:
+        return None
+    if stages and not target.has("cp_async"):
+        return f"{target.name} has no copies that run beside the arithmetic"
+    if len(o["thread_order"]) != 1 or (lane := o["thread_order"][0]) in kernel.grid:
+        return "rows are shared or staged only where all threads of a block lie along them"
+    if any(t != 1 for t in kernel.tile):
+        return f"rows are shared or staged one at a time: the tile must be {[1] * len(kernel.tile)}"
+    extent, width = kernel.extents[lane], o["threads"] * o["vectors"][lane] * o["steps"][lane]
+    part = part_of(extent, cluster, o["vectors"][lane])
+    if o["threads"] < 32 or width < part:
+        return f"{o['threads']} threads with {o['steps'][lane]} steps hold {width} elements of a part of {part}"
+    if part * (cluster - 1) >= extent:
+        return f"a row of {extent} elements has not enough for {cluster} blocks"
+    return None
