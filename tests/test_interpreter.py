@@ -264,3 +264,35 @@ def test_a_check_of_the_programs_own(stage, target):
     table, ids = np.zeros((5, 8), ml_dtypes.bfloat16), np.array([[1, 5]], np.int32)
     with pytest.raises(tilec.CallError, match=r"embedding\.tile:3"):
         tilec.interpret(EXAMPLES["embedding"].path, stage, ids, table, target=target)
+
+
+# ---- matrix units ----------------------------------------------------------------------------------------------------
+
+MATRIX = {  # program, type of the factors, of the result, tile, target
+    "fma": ("MATMUL", "f32", "f32", ("fma", 32, 64, 8, (2, 1)), "h200"),
+    "f64": ("TURNED", "f64", "f64", ("fma", 32, 64, 8, (2, 1)), "h200"),
+    "mma.sync": ("MATMUL", "f16", "f32", ("mma.sync", 32, 32, 32, (1, 2)), "a100"),
+    "transposed": ("TURNED", "bf16", "bf16", ("mma.sync", 32, 32, 32, (1, 2)), "a100"),
+    "f8": ("MATMUL", "f8e4m3", "f16", ("mma.sync", 32, 32, 32, (1, 2)), "a100"),
+    "tf32": ("USING", "tf32", "f32", ("mma.sync", 32, 32, 16, (1, 2)), "a100"),
+    "wgmma": ("TURNED", "bf16", "f32", ("wgmma", 64, 64, 64, (4, 1)), "h200"),
+    "two warpgroups": ("MATMUL", "bf16", "bf16", ("wgmma", 128, 64, 64, (8, 1)), "h200"),
+    "heads": ("HEADS", "bf16", "bf16", ("wgmma", 64, 32, 64, (4, 1)), "h200"),
+    "epilogue": ("LINEAR", "bf16", "bf16", ("wgmma", 64, 64, 64, (4, 1)), "h200"),
+}
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_matrix_units(name, monkeypatch):
+    import test_contract_cuda as contract
+
+    from tilec.error_bounds import compare
+
+    source, factors, result, tile, target = MATRIX[name]
+    text = getattr(contract, source).format(t=factors, o=result)
+    sizes = {"M": 40, "N": 72, "K": 136} | ({"H": 2} if source == "HEADS" else {})
+    specialised, lowered = contract.lowered(text, sizes, target, tile, monkeypatch)
+    arrays = contract.arrays(specialised)
+    found = interpret(lowered.texts["map"], arrays)
+    for output in compare(specialised, dict(zip((t.name for t in specialised.inputs), arrays)), found, "cuda").values():
+        assert output.within, output

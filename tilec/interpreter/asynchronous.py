@@ -130,7 +130,7 @@ def _create(code: Code, op: ir.Operation) -> Step:
 
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
-        values[r] = [Barrier(first + n, context.kernel.agents) for n in range(count)]
+        values[r] = context.common(r, lambda: [Barrier(first + n, context.kernel.agents) for n in range(count)])
 
     return step
 

@@ -105,6 +105,7 @@ class Code:
         self.targets: dict[int, int] = {}  # where slices go that are inserted into a forall's shared result
         self.uses: set[str] = {function.name}
         self.shared, self.cell, self.barriers = 0, 8, 0  # bytes of workgroup memory, its smallest element, mbarriers
+        self.apart = any(_waits(op) for op in mlir.walk(function))  # whether groups of threads go on at their own pace
         self.body = Block(self, mlir.entry(function))
 
     def slot(self, value: ir.Value) -> int:
@@ -147,11 +148,18 @@ class Code:
         return [values[s] for s in self.body.ends]
 
 
+def _waits(op: ir.Operation) -> bool:
+    """Whether some threads of a block may have to wait here for what others do elsewhere."""
+    if op.name == "func.call":
+        return ir.FlatSymbolRefAttr(op.attributes["callee"]).value == "named_barrier"
+    return op.name == "nvgpu.mbarrier.try_wait.parity"
+
+
 # ---- types -----------------------------------------------------------------------------------------------------------
 
 _DTYPES = {
     "index": np.int64, "i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
-    "f16": np.float16, "f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16, "f32": np.float32, "f64": np.float64, "tf32": np.float32, "bf16": ml_dtypes.bfloat16,
     "f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2,
 }  # fmt: skip
 

@@ -26,7 +26,8 @@ class Buffer:
         self.row_of: np.ndarray | None = None
         self.private = False
         self.full: Any = True  # what `written` holds where an element is written
-        self.running: np.ndarray | None = None  # lanes for which a product still runs that has these registers
+        self.running: np.ndarray | None = None  # by lane, the number of the last product that writes here,
+        self.held: np.ndarray | None = None  # and of the last one that reads it
         self.product: np.ndarray | None = None  # the number of that product among its warpgroup's
         self.guard: Any = None
         self.start = 0  # bytes before it in workgroup memory
@@ -135,7 +136,7 @@ def read(view: View, place: Any, op: ir.Operation, context: Context, mask: Mask)
         if not known.all():
             _unwritten(view, place, known, op, context, mask)
     if buffer.running is not None:
-        _finished(buffer, op, context, mask)
+        _finished(buffer, buffer.running, "read while a product that writes", op, context, mask)
     if buffer.guard is not None:
         buffer.guard.read(buffer, place, op, context, mask)
     elif buffer.owner is not None and context.lanes is None:
@@ -143,11 +144,12 @@ def read(view: View, place: Any, op: ir.Operation, context: Context, mask: Mask)
     return buffer.data[index]
 
 
-def _finished(buffer: Buffer, op: ir.Operation, context: Context, mask: Mask) -> None:
-    lanes = np.flatnonzero(buffer.running if mask is None else buffer.running & mask)
+def _finished(buffer: Buffer, products: np.ndarray, how: str, op: ir.Operation, context: Context, mask: Mask) -> None:
+    """Registers are to be left alone until the products that use them are known to be over."""
+    wrong = products > context.finished
+    lanes = np.flatnonzero(wrong if mask is None else wrong & mask)
     if len(lanes):
-        what = f"{buffer.name} is read or written while a product that has it may still run"
-        raise Fault("race", op, what, context.names(lanes))
+        raise Fault("race", op, f"{buffer.name} is {how} it may still run", context.names(lanes))
 
 
 def _unwritten(view: View, place: Any, known: np.ndarray, op: ir.Operation, context: Context, mask: Mask) -> None:
@@ -176,8 +178,8 @@ def write(
     buffer = view.buffer
     if buffer.readonly:
         raise Fault("invalid", op, f"{buffer.name or 'an input'} is written, and is an input")
-    if buffer.running is not None:
-        _finished(buffer, op, context, mask)
+    if buffer.held is not None:
+        _finished(buffer, buffer.held, "written while a product that reads", op, context, mask)
     if buffer.guard is not None and ordered:
         buffer.guard.write(buffer, place, value, op, context, mask)
     elif context.lanes is None and context.first_block <= context.block:

@@ -242,6 +242,8 @@ def _convert(code: Code, op: ir.Operation) -> Step:
     source, target = dtype_of(op.operands[0].type), dtype_of(op.results[0].type)
     from_bool = source == np.bool_ and op.name in ("arith.extsi", "arith.sitofp", "arith.index_cast")
     to_bool = target == np.bool_
+    if "tf32" in str(op.results[0].type):
+        return _round_to_tf32(code, op)
 
     def step(values: Values, mask: Mask) -> None:
         value = values[a]
@@ -250,6 +252,20 @@ def _convert(code: Code, op: ir.Operation) -> Step:
         if to_bool:
             value = (np.asarray(value) & 1)[()]
         values[r] = narrowed(value, target)
+
+    return step
+
+
+def _round_to_tf32(code: Code, op: ir.Operation) -> Step:
+    """A tf32 is an f32 whose last 13 bits are 0; to the nearest, ties to even or away from zero."""
+    (a,), (r,) = code.operands(op), code.results(op)
+    away = "roundingmode" in op.attributes and ir.IntegerAttr(op.attributes["roundingmode"]).value == 4
+
+    def step(values: Values, mask: Mask) -> None:
+        value = np.asarray(values[a], np.float32)
+        bits = value.view(np.int32)
+        half = 0x1000 if away else 0xFFF + (bits >> 13 & 1)
+        values[r] = np.where(np.isfinite(value), ((bits + half) & ~0x1FFF).view(np.float32), value)
 
     return step
 

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from tilec import mlir
-from tilec.interpreter.code import Code, Context, Mask, Step, Values, operation
+from tilec.interpreter.code import Code, Context, Mask, Step, Values, Waiting, operation
 from tilec.interpreter.faults import Fault, Unsupported
 from tilec.interpreter.memory import Buffer, View
 from tilec.interpreter.races import Clocks, Guard
@@ -54,7 +56,7 @@ class _Kernel:
         self.groups = threads // 128 if "func.call" in code.uses else 0
         self.agents = threads + self.copies + self.barriers + self.groups
         limit = min(LANES // threads, KNOWN // (threads * self.agents))
-        self.together = 1 if self.barriers or code.body.waits else max(1, limit)
+        self.together = 1 if self.barriers or code.apart else max(1, limit)
 
 
 def _root(value: ir.Value) -> ir.Value:
@@ -82,19 +84,34 @@ class Threads(Context):
             guard.clocks = self.clocks
         self.commits = np.zeros(self.lanes, np.int32)  # groups of copies, by lane
         self.products = np.zeros((len(blocks), max(1, kernel.groups)), np.int32)  # by warpgroup
+        self.finished = np.zeros(self.lanes, np.int32)  # of those products, the last that each thread knows to be over
+        self.made: dict[int, Any] = {}  # workgroup memory and barriers, which all threads make and have in common
         self.progress = 0
         self.waiting: dict[int, tuple[ir.Operation, str, np.ndarray]] = {}
 
     def run(self, code: Code, arguments: list[View]) -> None:
-        values = code.frame(self, arguments)
-        if not code.body.waits:
-            code.body.run(values, None)
+        if not code.apart:
+            code.body.run(code.frame(self, arguments), None)
             return
-        before = -1
-        for _ in code.body.resume(values, None):
-            if self.progress == before:
-                self._stuck()
+        size = next(n for n in (128, 32, self.threads) if self.threads % n == 0)
+        groups = [self.thread_of // size == n for n in range(self.threads // size)]
+        tasks = [code.body.resume(code.frame(self, arguments), None if g.all() else g) for g in groups]
+        while tasks:
             before = self.progress
+            for task in list(tasks):
+                try:
+                    next(task)
+                except StopIteration:
+                    tasks.remove(task)
+                    self.progress += 1
+            if tasks and self.progress == before:
+                self._stuck()
+
+    def common(self, number: int, make: Callable[[], Any]) -> Any:
+        """What the first thread that gets there makes for all."""
+        if number not in self.made:
+            self.made[number] = make()
+        return self.made[number]
 
     def _stuck(self) -> None:
         """Everyone waits, and nothing has happened since all were asked last."""
@@ -175,14 +192,77 @@ def _identity(code: Code, op: ir.Operation) -> Step:
 # ---- barriers --------------------------------------------------------------------------------------------------------
 
 
+class Meeting:
+    """A barrier of some threads of a block. A round ends when as many have come; not all of them need to wait for it."""
+
+    def __init__(self, agents: int):
+        self.rounds, self.count = 0, 0
+        self.heard, self.handed = np.zeros(agents, np.int32), np.zeros(agents, np.int32)
+
+    def arrive(self, context: Threads, lanes: np.ndarray, expected: int) -> None:
+        threads, known = context.thread_of[lanes], context.clocks.known[0]
+        self.handed = np.maximum(self.handed, known[threads].max(axis=0))
+        known[threads, threads] += 1
+        self.count += len(lanes)
+        context.progress += 1
+        if self.count >= expected:
+            self.heard, self.handed = self.handed, np.zeros_like(self.handed)
+            self.rounds, self.count = self.rounds + 1, self.count - expected
+
+    def wait(self, op: ir.Operation, context: Threads, lanes: np.ndarray, expected: int, name: str) -> Iterator[None]:
+        mine = self.rounds
+        self.arrive(context, lanes, expected)
+        if self.rounds > mine:
+            yield  # who comes last goes on last, so that those that prepare something get ahead
+        while self.rounds == mine:
+            context.waiting[id(lanes)] = op, f"at {name}, {expected - self.count} of {expected} are missing", lanes
+            yield
+        context.waiting.pop(id(lanes), None)
+        context.progress += 1
+        context.clocks.acquire(0, context.thread_of[lanes], self.heard)
+
+
 @operation("gpu.barrier", "nvvm.barrier0")
-def _barrier(code: Code, op: ir.Operation) -> Step:
+def _barrier(code: Code, op: ir.Operation) -> Step | Waiting:
+    number = code.fresh()
+
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
         blocks = context.whole_groups(op, mask, context.threads, "the block")[:, 0]
         context.clocks.barrier(slice(None) if blocks.all() else blocks)
 
-    return step
+    def resume(values: Values, mask: Mask) -> Iterator[None]:
+        context: Threads = values[0]
+        context.whole_groups(op, mask, 32, "the warp")
+        lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
+        meeting = context.common(number, lambda: Meeting(context.kernel.agents))
+        yield from meeting.wait(op, context, lanes, context.threads, "a barrier of the block")
+
+    return Waiting(resume) if code.apart else step
+
+
+def named_barrier(code: Code, op: ir.Operation, waits: bool) -> Step | Waiting:
+    """`bar.sync` and `bar.arrive`: a barrier by number, of so many threads."""
+    number, expected = code.operands(op)
+
+    def meetings(values: Values, mask: Mask) -> Iterator[tuple[Meeting, int, np.ndarray, int]]:
+        context: Threads = values[0]
+        context.whole_groups(op, mask, 32, "the warp")
+        lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
+        numbers, counts = (np.broadcast_to(values[s], context.lanes)[lanes] for s in (number, expected))
+        for n in np.unique(numbers):
+            meeting = context.common(-1 - int(n), lambda: Meeting(context.kernel.agents))
+            yield meeting, int(n), lanes[numbers == n], int(counts[numbers == n][0])
+
+    def arrive(values: Values, mask: Mask) -> None:
+        for meeting, _, lanes, count in meetings(values, mask):
+            meeting.arrive(values[0], lanes, count)
+
+    def resume(values: Values, mask: Mask) -> Iterator[None]:
+        for meeting, n, lanes, count in meetings(values, mask):
+            yield from meeting.wait(op, values[0], lanes, count, f"named barrier {n}")
+
+    return Waiting(resume) if waits else arrive
 
 
 @operation("nvvm.bar.warp.sync")
@@ -221,6 +301,8 @@ def workgroup_memory(code: Code, op: ir.Operation, shape: tuple[int, ...], dtype
     start = reserve(code, prod(shape) * dtype.itemsize, dtype.itemsize, "tilec.overlay" in op.attributes)
 
     def step(values: Values, mask: Mask) -> None:
-        values[r] = View.whole(values[0].workgroup(start, prod(shape), dtype, name), shape)
+        context = values[0]
+        buffer = context.common(r, lambda: context.workgroup(start, prod(shape), dtype, name))
+        values[r] = View.whole(buffer, shape)
 
     return step

@@ -1,7 +1,8 @@
 """What the threads of a warp do together: shuffles, and matrix operations on fragments that its lanes hold.
 
-Fragments: PTX ISA, "Matrix Fragments for mma.m16n8k16", and "ldmatrix". Products are exact, and their sum with the
-accumulator is rounded once.
+A fragment is made of words of 32 bits, in which one, two or four elements lie that are neighbours along k. Fragments: PTX ISA,
+"Matrix Fragments for mma.m16n8k16" (and k8 of tf32, k32 of 8 bits), and "ldmatrix". Products are exact, and their sum with
+the accumulator is rounded once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tilec.interpreter.memory import read
 from tilec.mlir import ir
 
 LANE = np.arange(32)
-HALF_ROW, PAIR = LANE // 4, 2 * (LANE % 4)  # a lane's row in a fragment of 8 x 8, and the first of its two columns
+ROW, COLUMN = LANE // 4, LANE % 4  # a lane's row in a matrix of 8 rows, and which of its four words
+CUT = ~np.int32(0x1FFF)  # the bits of an f32 that matrix units take as tf32
 
 
 @operation("gpu.shuffle")
@@ -50,12 +52,14 @@ def _shuffle(code: Code, op: ir.Operation) -> Step:
 
 @operation("nvgpu.ldmatrix")
 def _ldmatrix(code: Code, op: ir.Operation) -> Step:
-    """Lane l names row l % 8 of matrix l / 8; every lane gets two elements of each matrix."""
+    """Lane l names row l % 8, of 16 bytes, of matrix l / 8; every lane gets a word of each matrix."""
     (source, *subscripts), (r,) = code.operands(op), code.results(op)
     count = ir.IntegerAttr(op.attributes["numTiles"]).value
     turned = ir.BoolAttr(op.attributes["transpose"]).value
-    if dtype_of(op.results[0].type).itemsize != 2:
-        raise Unsupported(op, "of elements that have not 16 bits")
+    size = dtype_of(op.results[0].type).itemsize
+    row, word = 16 // size, 4 // size
+    if size > 4 or (turned and size != 2):
+        raise Unsupported(op, f"of elements of {8 * size} bits{', transposed' * turned}")
 
     def step(values: Values, mask: Mask) -> None:
         context, view = values[0], values[source]
@@ -63,46 +67,67 @@ def _ldmatrix(code: Code, op: ir.Operation) -> Step:
         naming = context.thread_of % 32 < 8 * count
         naming = naming if mask is None else naming & mask
         at = [np.broadcast_to(values[s], context.lanes) for s in subscripts]
-        start = np.broadcast_to(view.place(at, op, context, naming, (8,)), context.lanes)
-        if np.any((start * 2 + view.buffer.start) % 16 * naming):
-            lanes = np.flatnonzero((start * 2 + view.buffer.start) % 16 * naming)
-            raise Fault("misaligned", op, "a row of 16 bytes", context.names(lanes))
-        rows = read(view, start[:, None] + np.arange(8), op, context, naming)
-        matrices = rows.reshape(-1, 32, 8)[:, : 8 * count].reshape(-1, count, 8, 8)
+        start = np.broadcast_to(view.place(at, op, context, naming, (row,)), context.lanes)
+        wrong = ((start * size + view.buffer.start) % 16 != 0) & naming
+        if wrong.any():
+            raise Fault("misaligned", op, "a row of 16 bytes", context.names(np.flatnonzero(wrong)))
+        rows = read(view, start[:, None] + np.arange(row), op, context, naming)
+        matrices = rows.reshape(-1, 32, row)[:, : 8 * count].reshape(-1, count, 8, row)
         if turned:
             matrices = matrices.swapaxes(2, 3)
-        pairs = np.stack([matrices[:, :, HALF_ROW, PAIR + n] for n in range(2)], axis=-1)  # warp, matrix, lane, pair
-        values[r] = pairs.swapaxes(1, 2).reshape(context.lanes, count, 2)
+        words = np.stack([matrices[:, :, ROW, word * COLUMN + n] for n in range(word)], axis=-1)  # warp, matrix, lane
+        values[r] = words.swapaxes(1, 2).reshape(context.lanes, count, word)
 
     return step
+
+
+def left_matrix(words: np.ndarray) -> np.ndarray:
+    """[..., 16, k] of fragments [..., 32 lanes, 4 words, elements of a word]."""
+    n = words.shape[-1]
+    made = np.zeros((*words.shape[:-3], 16, 8 * n), words.dtype)
+    for j, e in product(range(4), range(n)):
+        made[..., ROW + 8 * (j % 2), n * COLUMN + 4 * n * (j // 2) + e] = words[..., :, j, e]
+    return made
+
+
+def right_matrix(words: np.ndarray) -> np.ndarray:
+    """[..., k, 8] of fragments [..., 32 lanes, 2 words, elements of a word]."""
+    n = words.shape[-1]
+    made = np.zeros((*words.shape[:-3], 8 * n, 8), words.dtype)
+    for j, e in product(range(2), range(n)):
+        made[..., n * COLUMN + 4 * n * j + e, ROW] = words[..., :, j, e]
+    return made
+
+
+def multiplicands(values: np.ndarray, tf32: bool) -> np.ndarray:
+    """What matrix units multiply, exactly: of an f32 the bits that tf32 has."""
+    if tf32:
+        values = (np.ascontiguousarray(values, np.float32).view(np.int32) & CUT).view(np.float32)
+    return values.astype(np.float64)
 
 
 @operation("nvgpu.mma.sync")
 def _mma(code: Code, op: ir.Operation) -> Step:
     (a, b, c), (r,) = code.operands(op), code.results(op)
     shape = [ir.IntegerAttr(n).value for n in ir.ArrayAttr(op.attributes["mmaShape"])]
-    dtype = dtype_of(op.results[0].type)
-    if shape != [16, 8, 16] or dtype_of(op.operands[0].type).itemsize != 2:
+    dtype, tf32 = dtype_of(op.results[0].type), "tf32Enabled" in op.attributes
+    word = 4 // dtype_of(op.operands[0].type).itemsize
+    if shape != [16, 8, 8 * word] or dtype != np.float32 or (word == 1) != tf32:
         raise Unsupported(op, f"of shape {shape} and elements of {ir.VectorType(op.operands[0].type).element_type}")
+
+    def fragment(values: Values, slot: int, words: int, elements: int) -> np.ndarray:
+        given = values[slot]
+        return np.broadcast_to(given, (values[0].lanes, words, elements)).reshape(-1, 32, words, elements)
 
     def step(values: Values, mask: Mask) -> None:
         context = values[0]
         context.whole_groups(op, mask, 32, "the warp")
-        x, y, z = (
-            np.broadcast_to(values[s], (context.lanes, *np.shape(values[s])[1:]))
-            .reshape(-1, 32, n, 2)
-            .astype(np.float64)
-            for s, n in ((a, 4), (b, 2), (c, 2))
-        )
-        left, right = np.zeros((len(x), 16, 16)), np.zeros((len(x), 16, 8))
-        for j, n in product(range(4), range(2)):
-            left[:, HALF_ROW + 8 * (j % 2), PAIR + 8 * (j // 2) + n] = x[:, :, j, n]
-        for j, n in product(range(2), range(2)):
-            right[:, PAIR + 8 * j + n, HALF_ROW] = y[:, :, j, n]
-        sums = left @ right
+        left = left_matrix(multiplicands(fragment(values, a, 4, word), tf32))
+        sums = left @ right_matrix(multiplicands(fragment(values, b, 2, word), tf32))
+        total = fragment(values, c, 2, 2).astype(np.float64)
         for half, n in product(range(2), range(2)):
-            z[:, :, half, n] += sums[:, HALF_ROW + 8 * half, PAIR + n]
-        values[r] = z.reshape(context.lanes, 2, 2).astype(dtype)
+            total[:, :, half, n] += sums[:, ROW + 8 * half, 2 * COLUMN + n]
+        values[r] = total.reshape(context.lanes, 2, 2).astype(dtype)
 
     return step
 
