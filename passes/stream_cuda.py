@@ -17,35 +17,26 @@ wgmma.mma_async.m64nNk16", for the fragments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.expression import Expr, Reader
-from tilec.mlir import arith, gpu, ir, math, memref, nvvm, scf, vector
+from tilec.mlir import arith, gpu, ir, memref, nvvm, scf
 from tilec.online import Carried
 from tilec.passes.contract_problem import PRIVATE, Thread, local
 from tilec.passes.loops import delinearise, loop, sum_of, when
 from tilec.passes.spaces import is_local, root
 from tilec.passes.stream_pipeline import Calls, Operand, Ring, walk
 from tilec.passes.stream_ranges import Tiles
-from tilec.passes.stream_values import HALVES, LANES, PAIRS, At, States, Values, hoisted, registers, selected
-from tilec.streaming import Chain, read_chain
+from tilec.passes.stream_results import Output, Results
+from tilec.passes.stream_values import HALVES, PAIRS, At, States, Values, registers, selected
+from tilec.passes.stream_weights import Packer, exclude, fits, is_bounded
+from tilec.streaming import Chain, Linear, read_chain
 
 LOADS, MULTIPLIES = 24, 240  # registers of a thread that loads, and of one that multiplies, of 168 at launch
 ROWS = 64  # of a warpgroup
-UPPER = -65536  # the bits of an f32 that a bf16 has
-
-
-@dataclass(frozen=True)
-class Output:
-    """A result that leaves the kernel, and where."""
-
-    value: Expr
-    view: ir.Value
-    place: tuple[int, ...]
 
 
 def is_stream(plan: ir.DictAttr) -> bool:
@@ -90,7 +81,10 @@ class _Kernel:
             with ir.Location.name(self.chain.product.total.name, self.chain.product.total.operation.location):
                 self._multiply()
             with (mlir.definition(self.outputs[-1].view) or self.function).location:
-                self._store()
+                Results(
+                    self.chain, self.values, self.outputs, self.o, self.thread, self.row, self.column,
+                    self.sizes[self.chain.columns], self.bm, self.sizes[self.chain.rows],
+                ).store()  # fmt: skip
             scf.YieldOp([])
         for op in reversed(operations):
             if op.name.startswith("linalg."):
@@ -163,7 +157,7 @@ class _Kernel:
             packed = memref.AllocaOp(local(shape, mlir.type_of(self.kind), PRIVATE), [], [])
             packed.operation.attributes["tilec.packed"] = ir.UnitAttr.get()
             self.w = packed.result
-        self.pieces = registers([self.parts, 2], "part") if self.parts > 1 else None
+        self.packer = Packer(self.s, self.w, self.parts, self.kind, is_bounded(chain.weights))
         group = mlir.index(0) if self.groups == 1 else sum_of([(self.warpgroup, 1)], -1)
         self.half = arith.muli(group, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
         quad = arith.shrui(self.thread.lane, mlir.index(2))
@@ -228,7 +222,7 @@ class _Kernel:
         self._wait(0, self.s)
         self._release(self.k, zero)
         self._weights(zero, masked=self.tiles.masked)
-        self._pack()
+        self.packer.pack()
         state = [*self.k.next(zero, zero), zero, zero]  # this tile's slot and parity, and the last one's
         for first, end, masked in self.tiles.ranges(one):
             with walk(first, end, state) as (number, now):
@@ -254,7 +248,7 @@ class _Kernel:
         self._wait(0, self.o, self.w)
         self._release(self.v, before)
         self._rescale()
-        self._pack()
+        self.packer.pack()
         return [*self.k.next(slot, parity), slot, parity]
 
     def _turn(self, action: str) -> None:
@@ -302,6 +296,10 @@ class _Kernel:
         chain = self.chain
         start = arith.muli(self.tiles.tile(number), mlir.index(self.bn))
         place = partial(self._place, start)
+        bounds = self._bounds()
+        if masked and chain.absorbing is not None and fits(bounds, self._largest()):
+            exclude(chain, bounds, self.s, self.row, sum_of([(start, 1), (self.column, 1)]))
+            masked = False
 
         def term(c: Carried, at: At) -> ir.Value:
             value = self.values.build(chain.under(c.term, masked), at)
@@ -316,6 +314,16 @@ class _Kernel:
                 self.states.add(at, lane, term)
                 value = selected(self._exists(at, masked), self.values.build(weights, at), 0.0)
                 memref.StoreOp(value, self.s, [j, mlir.index(half), mlir.index(lane)])
+
+    def _bounds(self) -> list[Linear]:
+        """What is at least 0 for the elements that exist and that no mask excludes."""
+        end = Expr("index", place=(self.chain.stream,), type="index")
+        edge = [] if self.tiles.even else [({end: -1}, self.length - 1)]
+        return [*(b for m in self.chain.masks for b in m.bounds), *edge]
+
+    def _largest(self) -> int:
+        """The longest dimension of what the kernel reads and writes."""
+        return max(e for a in mlir.entry(self.function).arguments for e in ir.ShapedType(a.type).shape)
 
     def _place(self, start: ir.Value, j: ir.Value, half: int, lane: int) -> At:
         score = memref.LoadOp(self.s, [j, mlir.index(half), mlir.index(lane)]).result
@@ -340,105 +348,3 @@ class _Kernel:
             for half, lane in PAIRS:
                 at = [j, mlir.index(half), mlir.index(lane)]
                 memref.StoreOp(arith.mulf(memref.LoadOp(self.o, at).result, factors[half]), self.o, at)
-
-    def _pack(self) -> None:
-        """Weights as words of the left factor's fragments."""
-        f32, narrow = ir.F32Type.get(), mlir.type_of(self.kind)
-        pair, words = ir.VectorType.get([2], f32), ir.VectorType.get([2], narrow)
-        with loop(self.bn // 8) as j:
-            for half in HALVES:
-                if self.parts > 1:
-                    self._take_apart(j, half)
-                for part in range(self.parts):
-                    source, at = (self.s, [j, mlir.index(half), mlir.index(0)])
-                    if self.parts > 1:
-                        source, at = self.pieces, [mlir.index(part), mlir.index(0)]
-                    rounded = arith.truncf(words, vector.LoadOp(pair, source, at).result)
-                    word = sum_of([(j, 2)], part * self.bn // 4 + half)
-                    vector.StoreOp(rounded, self.w, [word, mlir.index(0)])
-
-    def _take_apart(self, j: ir.Value, half: int) -> None:
-        """A weight as a sum of bf16 numbers: its upper bits, those of what is left, and so on; all but the last exact.
-
-        What an infinity leaves is 0, not the NaN that it would be.
-        """
-        f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
-        for lane in LANES:
-            rest = memref.LoadOp(self.s, [j, mlir.index(half), mlir.index(lane)]).result
-            for part in range(self.parts):
-                if part == self.parts - 1:
-                    piece = rest
-                else:
-                    bits = arith.andi(arith.bitcast(i32, rest), mlir.constant(UPPER, i32))
-                    piece = arith.bitcast(f32, bits)
-                    left = arith.subf(rest, piece)
-                    if part == 0 and not _is_bounded(self.chain.weights):
-                        infinite = arith.cmpf(
-                            arith.CmpFPredicate.OEQ, math.absf(rest), mlir.constant(float("inf"), f32)
-                        )
-                        left = arith.select(infinite, mlir.constant(0.0, f32), left)
-                    rest = left
-                memref.StoreOp(piece, self.pieces, [mlir.index(part), mlir.index(lane)])
-
-    # ---- results -------------------------------------------------------------------------------------------
-
-    def _store(self) -> None:
-        size = self.sizes[self.chain.rows]
-        for half in HALVES:
-            row = sum_of([(self.row, 1)], 8 * half)
-            if isinstance(size, ir.Value) or size % self.bm:
-                end = size if isinstance(size, ir.Value) else mlir.index(size)
-                with when(arith.cmpi(arith.CmpIPredicate.slt, row, end)):
-                    self._store_row(row, half)
-            else:
-                self._store_row(row, half)
-
-    def _store_row(self, row: ir.Value, half: int) -> None:
-        chain, known = self.chain, {}
-        at = At({chain.rows: row}, half, known=known)
-        for output in self.outputs:
-            final = chain.online.final(output.value)
-            for part in hoisted(final, self._varies):
-                self.values.build(part, at)
-            if chain.columns in output.place:
-                self._store_columns(output, final, row, half, known)
-                continue
-            quad = arith.andi(self.thread.lane, mlir.index(3))
-            value = self.values.build(final, at)
-            with when(arith.cmpi(arith.CmpIPredicate.eq, quad, mlir.index(0))):
-                memref.StoreOp(value, output.view, [at.coordinates.get(d, mlir.index(0)) for d in output.place])
-
-    def _varies(self, x: Expr) -> bool:
-        """Whether a part of a result differs between the columns of a row."""
-        own = x.op == "state" and x.key == self.chain.product.total.number
-        return own or self.chain.columns in x.dims or any(self._varies(a) for a in x.args)
-
-    def _store_columns(self, output: Output, final: Expr, row: ir.Value, half: int, known: dict) -> None:
-        """Two adjacent columns at a time, as one access where they are neighbours in memory."""
-        chain, element = self.chain, ir.MemRefType(output.view.type).element_type
-        adjacent = output.place[-1] == chain.columns
-        with ir.InsertionPoint.at_block_begin(self.thread.block), ir.Location.name("pair"):
-            tile = memref.AllocaOp(local([2], element, PRIVATE), [], []).result
-        with loop(self.sizes[chain.columns] // 8) as j:
-            for lane in LANES:
-                column = sum_of([(j, 8), (self.column, 1)], lane)
-                product = memref.LoadOp(self.o, [j, mlir.index(half), mlir.index(lane)]).result
-                place = {chain.rows: row, chain.columns: column}
-                value = self.values.build(final, At(place, half, product=product, known=dict(known)))
-                if adjacent:
-                    memref.StoreOp(value, tile, [mlir.index(lane)])
-                else:
-                    memref.StoreOp(value, output.view, [place.get(d, mlir.index(0)) for d in output.place])
-            if adjacent:
-                pair = vector.LoadOp(ir.VectorType.get([2], element), tile, [mlir.index(0)]).result
-                place = {chain.rows: row, chain.columns: sum_of([(j, 8), (self.column, 1)])}
-                vector.StoreOp(pair, output.view, [place.get(d, mlir.index(0)) for d in output.place])
-
-
-def _is_bounded(x: Expr) -> bool:
-    """Whether it is at most 1 in absolute value, or a NaN: an exponential of ours, or one number or the other."""
-    if x.number is not None:
-        return abs(x.number) <= 1
-    if x.op == "arith.select":
-        return all(_is_bounded(a) for a in x.args[1:])
-    return x.op == "math.exp2" and x.template is None

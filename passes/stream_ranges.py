@@ -42,7 +42,7 @@ class Tiles:
             return
         slope = sum(rows)
         least, most = (
-            sum_of([(_as_index(v), f) for v, f in outer] + [(self.ends[(slope > 0) == end], slope)], number)
+            sum_of([(as_index(v), f) for v, f in outer] + [(self.ends[(slope > 0) == end], slope)], number)
             for end in (False, True)
         )
         size = mlir.index(self.size)
@@ -71,7 +71,7 @@ class Tiles:
         return arith.minsi(arith.maxsi(number, first), arith.maxsi(self.count, first))
 
 
-def _as_index(value: ir.Value) -> ir.Value:
+def as_index(value: ir.Value) -> ir.Value:
     return value if isinstance(value.type, ir.IndexType) else arith.index_cast(ir.IndexType.get(), value)
 
 

@@ -55,6 +55,19 @@ class Chain:
     def stream(self) -> int:
         return self.online.stream
 
+    @property
+    def absorbing(self) -> float | None:
+        """A score that changes no state, by which a mask can be told to all that follows; None where there is none."""
+        for number in (-inf, 0.0, inf):
+            terms = [self.under(c.term, masked=False) for c in self.online.carried]
+            swapped = [folded(t.replace(lambda p: self._score(p, number))) for t in terms]  # noqa: B023
+            if all(t.number == c.identity for t, c in zip(swapped, self.online.carried)):
+                return number
+        return None
+
+    def _score(self, x: Expr, number: float) -> Expr | None:
+        return Expr("constant", key=number) if x.op == "total" and x.key == self.scores.number else None
+
     def under(self, expression: Expr, masked: bool) -> Expr:
         """An expression where all masks hold, unless `masked`."""
         if masked:
@@ -142,7 +155,7 @@ def _masks(online: Online, scores: Total) -> Iterator[Mask]:
         bounds = affine_bounds(condition)
         if bounds is None or all(online.stream not in leaf.dims for leaves, _ in bounds for leaf in leaves):
             continue
-        if all(_folded(c.term, condition).number == c.identity for c in online.carried):
+        if all(_without(c.term, condition).number == c.identity for c in online.carried):
             yield Mask(condition, bounds)
 
 
@@ -160,19 +173,31 @@ def _assume(x: Expr, conditions: set[Expr]) -> Expr:
     )
 
 
-def _folded(x: Expr, false: Expr) -> Expr:
-    """`x` where a condition does not hold, with what follows from that. A weight of 0 makes a product 0."""
-    if x.op == "arith.select" and x.args[0] == false:
-        return _folded(x.args[2], false)
-    args = tuple(_folded(a, false) for a in x.args)
+def _without(x: Expr, condition: Expr) -> Expr:
+    """`x` where a condition does not hold."""
+    return folded(x.replace(lambda p: p.args[2] if p.op == "arith.select" and p.args[0] == condition else None))
+
+
+def folded(x: Expr) -> Expr:
+    """`x` with what follows from its constants. What is added to an infinity is none; a weight of 0 makes a product 0."""
+    args = tuple(folded(a) for a in x.args)
     numbers = [a.number for a in args]
+    infinite = next((n for n in numbers if n in (inf, -inf)), None)
     match x.op:
         case "math.fma" if numbers[0] in (inf, -inf) and numbers[1]:
             return Expr("constant", key=numbers[0] * numbers[1])
         case "math.exp2" | "math.exp" if numbers[0] == -inf:
             return Expr("constant", key=0.0)
-        case "arith.mulf" if 0 in numbers:
+        case "arith.mulf" if 0 in numbers and infinite is None:
             return Expr("constant", key=0.0)
+        case "arith.mulf" if None not in numbers:
+            return Expr("constant", key=numbers[0] * numbers[1])
+        case "arith.divf" if None not in numbers and numbers[1]:
+            return Expr("constant", key=numbers[0] / numbers[1])
+        case "arith.addf" if infinite is not None:
+            return Expr("constant", key=infinite)
+        case "arith.maximumf" if None not in numbers:
+            return Expr("constant", key=max(numbers))
     return Expr(x.op, args, x.key, x.place, x.type, x.template)
 
 

@@ -1,0 +1,104 @@
+"""Weights of a walk as the matrix units take them, and scores that a mask excludes."""
+
+from __future__ import annotations
+
+from tilec import mlir
+from tilec.expression import Expr
+from tilec.mlir import arith, ir, math, memref, vector
+from tilec.passes.loops import loop, sum_of
+from tilec.passes.stream_ranges import as_index
+from tilec.passes.stream_values import HALVES, LANES, PAIRS, registers, selected
+from tilec.streaming import Chain, Linear
+
+UPPER = -65536  # the bits of an f32 that a bf16 has
+SMALL = 1 << 31
+
+
+class Packer:
+    """Packs the weights in `scores` into `words`, fragments of a left factor: `parts` numbers of type `kind` for each."""
+
+    def __init__(self, scores: ir.Value, words: ir.Value, parts: int, kind: str, bounded: bool):
+        self.s, self.w, self.parts, self.kind, self.bounded = scores, words, parts, kind, bounded
+        self.columns = 8 * ir.MemRefType(scores.type).shape[0]
+        self.pieces = registers([parts, 2], "part") if parts > 1 else None
+
+    def pack(self) -> None:
+        """Weights as words of the left factor's fragments."""
+        f32, narrow = ir.F32Type.get(), mlir.type_of(self.kind)
+        pair, words = ir.VectorType.get([2], f32), ir.VectorType.get([2], narrow)
+        with loop(self.columns // 8) as j:
+            for half in HALVES:
+                if self.parts > 1:
+                    self._take_apart(j, half)
+                for part in range(self.parts):
+                    source, at = (self.s, [j, mlir.index(half), mlir.index(0)])
+                    if self.parts > 1:
+                        source, at = self.pieces, [mlir.index(part), mlir.index(0)]
+                    rounded = arith.truncf(words, vector.LoadOp(pair, source, at).result)
+                    word = sum_of([(j, 2)], part * self.columns // 4 + half)
+                    vector.StoreOp(rounded, self.w, [word, mlir.index(0)])
+
+    def _take_apart(self, j: ir.Value, half: int) -> None:
+        """A weight as a sum of bf16 numbers: its upper bits, those of what is left, and so on; all but the last exact.
+
+        What an infinity leaves is 0, not the NaN that it would be.
+        """
+        f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
+        for lane in LANES:
+            rest = memref.LoadOp(self.s, [j, mlir.index(half), mlir.index(lane)]).result
+            for part in range(self.parts):
+                if part == self.parts - 1:
+                    piece = rest
+                else:
+                    bits = arith.andi(arith.bitcast(i32, rest), mlir.constant(UPPER, i32))
+                    piece = arith.bitcast(f32, bits)
+                    left = arith.subf(rest, piece)
+                    if part == 0 and not self.bounded:
+                        infinite = arith.cmpf(
+                            arith.CmpFPredicate.OEQ, math.absf(rest), mlir.constant(float("inf"), f32)
+                        )
+                        left = arith.select(infinite, mlir.constant(0.0, f32), left)
+                    rest = left
+                memref.StoreOp(piece, self.pieces, [mlir.index(part), mlir.index(lane)])
+
+
+def exclude(chain: Chain, bounds: list[Linear], scores: ir.Value, row: ir.Value, column: ir.Value) -> None:
+    """The score that changes nothing takes the place of those outside of `bounds`; a thread's first are at `row`, `column`.
+
+    Conditions are affine: for each row a number, that the place in the tile is compared with.
+    """
+    i32 = ir.IntegerType.get_signless(32)
+    rows = []
+    for leaves, number in bounds:
+        factor = sum(f for leaf, f in leaves.items() if leaf.place == (chain.stream,))
+        for half in HALVES:
+            at = {chain.rows: sum_of([(row, 1)], 8 * half), chain.stream: column}
+            parts = [
+                (as_index(leaf.key) if leaf.op == "outer" else at.get(leaf.place[0], mlir.index(0)), f)
+                for leaf, f in leaves.items()
+            ]
+            rows.append((half, factor, arith.index_cast(i32, sum_of(parts, number))))
+    with loop(ir.MemRefType(scores.type).shape[0]) as j:
+        for half, lane in PAIRS:
+            inside = None
+            for own, factor, base in rows:
+                if own == half:
+                    least = arith.index_cast(i32, sum_of([(j, -8 * factor)], -factor * lane))
+                    holds = arith.cmpi(arith.CmpIPredicate.sge, base, least)
+                    inside = holds if inside is None else arith.andi(inside, holds)
+            place = [j, mlir.index(half), mlir.index(lane)]
+            memref.StoreOp(selected(inside, memref.LoadOp(scores, place).result, chain.absorbing), scores, place)
+
+
+def fits(bounds: list[Linear], largest: int) -> bool:
+    """Whether the conditions can be computed in 32 bits, no index being beyond `largest`."""
+    return all(abs(number) + sum(map(abs, leaves.values())) * largest < SMALL for leaves, number in bounds)
+
+
+def is_bounded(x: Expr) -> bool:
+    """Whether it is at most 1 in absolute value, or a NaN: an exponential of ours, or one number or the other."""
+    if x.number is not None:
+        return abs(x.number) <= 1
+    if x.op == "arith.select":
+        return all(is_bounded(a) for a in x.args[1:])
+    return x.op == "math.exp2" and x.template is None
