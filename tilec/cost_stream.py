@@ -16,6 +16,7 @@ from tilec.target import Target
 LINE = 64  # 16-bit elements of a swizzled line
 ROWS = 64  # rows that a warpgroup multiplies
 STEP_US = 0.25  # of a step, in which nothing hides the waits between its products (measured, H200)
+CUT_US = 0.01  # of an element of the walk where each score is compared: nothing runs under that (measured, H200)
 LONGEST = 160  # elements of a step: with more, what is computed between its products spills
 HELD = 208  # registers of a thread for scores, weights and results, of the 240 that it has
 
@@ -80,10 +81,14 @@ def stream_work(target: Target, p: Stream, tile: StreamTile) -> Work:
     """The amounts of one tiling; what hangs over the edges is computed, too."""
     rows = ceil(p.rows / tile.bm)
     walked = round_up(p.length, tile.bn) * p.share
-    if p.share < 1:
-        walked += tile.bn / 2 + tile.bm / 2  # of tiles that the mask cuts, what it excludes
+    cut = tile.bn * (p.length % tile.bn > 0)
+    if (
+        p.share < 1
+    ):  # of the tiles that a mask cuts, it excludes half; they are fewest where blocks and steps are aligned
+        aligned = max(tile.bm, tile.bn) % min(tile.bm, tile.bn) == 0
+        across = max(tile.bm, tile.bn) if aligned else tile.bm + tile.bn
+        walked, cut = walked + across / 2, cut + across
     scores = p.batch * rows * tile.bm * min(walked, round_up(p.length, tile.bn))
-    cut = (tile.bn + tile.bm) * (p.share < 1) + tile.bn * (p.length % tile.bn > 0)  # each element is compared
     waves = ceil(rows * p.batch / target.units)
     inner, columns = round_up(p.inner, 16), round_up(p.columns, 16)
     flops = 2 * scores * (inner + p.parts * columns)
@@ -107,7 +112,7 @@ def stream_work(target: Target, p: Stream, tile: StreamTile) -> Work:
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=tile.shared / tile.threads,
-        serial_us=2e-3 * target.dram.latency_ns + waves * STEP_US * (walked + cut) / tile.bn,
+        serial_us=2e-3 * target.dram.latency_ns + waves * (STEP_US * walked / tile.bn + CUT_US * cut),
     )
 
 
