@@ -46,6 +46,8 @@ class _Library(codegen.AOTCodeLibrary):
         ll_module.data_layout = self._codegen._data_layout
 
     def emit(self, symbol: str) -> Object:
+        for called in self._linking_libraries:  # functions that Numba compiled by themselves
+            self._final_module.link_in(called._get_module_for_linking(), preserve=True)
         self._optimize_final_module()
         self._finalized = True
         outside = (*self._final_module.functions, *self._final_module.global_variables)

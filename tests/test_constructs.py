@@ -849,3 +849,8 @@ def test_expectation_not_met(condition):
     with pytest.raises(TileError, match="expect") as error:
         run(SOFTMAX % f"expect {condition}", np.zeros((64, 96), np.float32))
     assert "<program>:3" in str(error.value)
+
+
+def test_powers_of_integers():
+    x, z = np.array([1, 2, -3, 7]), np.array([4, 5, 3, -1])
+    assert_close(run("y[i] = x[i] ** z[i]", x, z), np.array([1, 32, -27, 0]))
