@@ -3,7 +3,8 @@
 A value that is rounded to bf16 or f16 has 8 or 11 bits, and f32 functions compute 22 and more. From every such rounding
 this follows the arithmetic backwards with the relative error that may be added: an eighth of the least unit in the last
 place, so that a stored value is within 5/8 of a unit instead of 1/2. Products and quotients share it, sums pass it on
-only where their terms cannot cancel, comparisons, conversions, reductions and what is stored as f32 allow none. A
+and reductions that add only where their terms cannot cancel, comparisons, conversions, other reductions and what is stored
+as f32 allow none. A
 function whose quick form (`passes/approximate.py`) errs by no more is marked.
 """
 
@@ -60,16 +61,40 @@ def quick_operations(function: ir.Operation) -> dict[ir.Operation, str]:
 def _generic(op: ir.Operation, state: _Analysis) -> None:
     block = mlir.body_of(op)
     reduces = "reduction" in mlir.iterators_of(op)
+    sums: list[ir.Operation] = []
     for view in reversed(list(block.operations)):
         inner = view.operation
         if inner.name == "linalg.yield":
-            for value, result in zip(inner.operands, op.results):
-                state.allow(value, 0.0 if reduces else state.allowed.get(result, 0.0))
-        else:
+            for n, (value, result) in enumerate(zip(inner.operands, op.results)):
+                term = _term_of_sum(op, value, n) if reduces else None
+                if term is not None:
+                    sums.append(mlir.definition(value))
+                    value = term
+                state.allow(value, 0.0 if reduces and term is None else state.allowed.get(result, 0.0))
+        elif inner not in sums:
             _scalar(inner, state)
     for value, argument in zip(op.operands, block.arguments):
         if argument in state.allowed:
             state.allow(value, state.allowed[argument])
+
+
+def _term_of_sum(op: ir.Operation, value: ir.Value, n: int) -> ir.Value | None:
+    """What a reduction adds to its result `n`, if nothing of it is negative: such a sum errs by no more than its terms."""
+    add, fill = mlir.definition(value), mlir.definition(mlir.outputs_of(op)[n])
+    arguments = list(mlir.body_of(op).arguments)
+    so_far = arguments[len(mlir.inputs_of(op)) + n]
+    if add is None or add.name != "arith.addf" or so_far not in list(add.operands):
+        return None
+    if fill is None or fill.name != "linalg.fill" or mlir.constant_value(fill.operands[0]) != 0:
+        return None
+    term = add.operands[1] if add.operands[0] == so_far else add.operands[0]
+    found = range_of(term)
+    if term in arguments:  # made by an operation before
+        maker = mlir.definition(op.operands[arguments.index(term)])
+        if maker is not None and mlir.is_generic(maker) and "reduction" not in mlir.iterators_of(maker):
+            place = list(maker.results).index(op.operands[arguments.index(term)])
+            found = range_of(list(mlir.body_of(maker).operations)[-1].operands[place])
+    return term if found[0] >= 0 else None
 
 
 def _scalar(op: ir.Operation, state: _Analysis) -> None:
