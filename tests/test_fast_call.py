@@ -41,8 +41,8 @@ def op(rng):
     return made
 
 
-def taken(op, *given) -> bool:
-    return any(call(given, None) is not fast_call.NO for call, _ in op._fast)
+def taken(op, *given, out=None) -> bool:
+    return any(call(given, out, None) is not fast_call.NO for call, _, _ in op._fast)
 
 
 def test_it_is_taken_and_right(op, rng):
@@ -118,11 +118,42 @@ def test_streams_are_for_gpus(op, rng):
 def test_an_output_that_is_given_is_checked_and_written(op, rng):
     x, w = arrays(rng)
     y, s = np.empty_like(x), np.empty(3, np.float32)
+    assert taken(op, x, w, out=(y, s)) and taken(op, x, w, out=[y, s])
+    y[...], s[...] = 0, 0
     results = op(x, w, out=(y, s))
     assert results.y is y and results.s is s
     check(results, x, w)
     with pytest.raises(tilec.CallError, match="overlaps"):
         op(x, w, out=(x, s))
+
+
+def test_outputs_that_do_not_fit_go_the_general_way(op, rng):
+    x, w = arrays(rng)
+    y, s, both = np.empty_like(x), np.empty(3, np.float32), np.empty(18, np.float32)
+    other = np.empty((3, 10), np.float32)[:, ::2]
+    for out in (
+        (y,),
+        y,
+        (y, s, s),
+        (y, w),
+        (x, s),
+        (both[:15].reshape(3, 5), both[14:17]),
+        (other, s),
+        (y.T.copy(), s),
+    ):
+        assert not taken(op, x, w, out=out)
+    check(op(x, w, out=(other, s)), x, w)
+    y.flags.writeable = False
+    assert not taken(op, x, w, out=(y, s))
+    with pytest.raises(tilec.CallError, match="read-only"):
+        op(x, w, out=(y, s))
+
+
+def test_calls_that_never_fit_do_not_pile_up(op, rng):
+    x, w = arrays(rng)
+    for _ in range(12):
+        check(op(np.asfortranarray(x), w), x, w)
+    assert len(op._fast) == 1 and taken(op, x, w)
 
 
 def test_several_shapes_are_remembered_and_the_oldest_forgotten(rng):

@@ -43,7 +43,7 @@ class Op:
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Any] = {}
         self._latest: Executable | None = None
-        self._fast: tuple[tuple[fast_call.Call, Executable], ...] = ()
+        self._fast: tuple[tuple[fast_call.Call, Executable, Any], ...] = ()
         self._lock = threading.Lock()
         self._declared = program.op(name)
 
@@ -62,17 +62,17 @@ class Op:
         `out` is an array, or a sequence of them, to write results into; it may not overlap an input. `stream` orders GPU
         work: an integer handle, or a torch, CuPy or cuda.core stream. Raises CallError for arguments that do not fit.
         """
-        if out is None:
-            for call, executable in self._fast:
-                if (results := call(arrays, stream)) is not fast_call.NO:
-                    self._latest = executable
-                    return results
+        for call, executable, _ in self._fast:
+            if (results := call(arrays, out, stream)) is not fast_call.NO:
+                self._latest = executable
+                return results
         executable, views, outs, results = self._prepared(arrays, out)
         executable.run(views, outs, stream)
-        if out is None:
+        kind = executable, arrays and type(arrays[0])
+        if not any(known == kind for _, _, known in self._fast):
             made = list(results) if len(outs) > 1 else [results]
             if (call := fast_call.make(executable, arrays, views, made, self._wrapped(executable))) is not None:
-                self._fast = ((call, executable), *self._fast[: MOST_FAST - 1])
+                self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
         return results
 
     def graph(self, *arrays: Any, out: Any = None) -> Graph:
