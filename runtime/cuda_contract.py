@@ -31,7 +31,12 @@ def contract(dtype: str, m: int, n: int, k: int, left_major: int, right_major: i
     for p in range(k):
         for (i, j), value in held.items():
             held[i, j] = f"%s{i}_{j}_{p}"
-            lines.append(f"%s{i}_{j}_{p} = math.fma %left{left(i, p)}, %right{right(j, p)}, {value} : {dtype}")
+            a, b = f"%left{left(i, p)}", f"%right{right(j, p)}"
+            if dtype.startswith("f"):
+                lines.append(f"%s{i}_{j}_{p} = math.fma {a}, {b}, {value} : {dtype}")
+            else:
+                lines.append(f"%p{i}_{j}_{p} = arith.muli {a}, {b} : {dtype}")
+                lines.append(f"%s{i}_{j}_{p} = arith.addi %p{i}_{j}_{p}, {value} : {dtype}")
     lines += [f"memref.store {v}, %sums[%c{i * n + j}] : {memref(dtype)}" for (i, j), v in held.items()]
     name = f"contract_{dtype}_{m}x{n}x{k}_{left_major}{right_major}"
     parameters = {"sums": Array(dtype), "left": Array(dtype), "right": Array(dtype)}

@@ -109,6 +109,10 @@ class Contraction:
     left: ir.Value
     right: ir.Value
 
+    @property
+    def integer(self) -> bool:
+        return isinstance(self.left.type, ir.IntegerType)
+
 
 @dataclass
 class Graph:
@@ -214,9 +218,11 @@ def _contraction(node: Node) -> Contraction | None:
     state = list(block.arguments)[-1]
     term = _other_operand(total, state)
     product = None if term is None else mlir.definition(term)
-    if product is None or product.name != "arith.mulf":
+    if product is None or product.name != {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}[_sum_name(total)]:
         return None
     left, right = product.operands
+    if product.name == "arith.muli" and str(left.type) != "i32":
+        return None
     dims = [dims_of(v, node) for v in (left, right)]
     parallel = set(range(len(node.extents))) - node.reduced
     k = dims[0] & dims[1] & node.reduced
@@ -229,9 +235,13 @@ def _contraction(node: Node) -> Contraction | None:
     return Contraction(tuple(sorted(m)), tuple(sorted(n)), tuple(sorted(k)), tuple(sorted(batch)), left, right)
 
 
+def _sum_name(total: ir.Value) -> str:
+    return mlir.definition(total).name
+
+
 def _other_operand(total: ir.Value, state: ir.Value) -> ir.Value | None:
     owner = mlir.definition(total)
-    if owner is None or owner.name != "arith.addf" or state not in list(owner.operands):
+    if owner is None or owner.name not in ("arith.addf", "arith.addi") or state not in list(owner.operands):
         return None
     a, b = owner.operands
     return b if a == state else a

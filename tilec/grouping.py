@@ -438,4 +438,6 @@ def _unit(node: Node, target: Target) -> str:
         name = multiplicand_of(node)
         if name in ("bf16", "f16", "tf32", "f8", "i8"):
             return f"tensor.{name}"
+        if node.contraction.integer:
+            return "int"
     return "fma.f64" if wide else "fma.f32"

@@ -25,8 +25,10 @@ def multiplicand_of(node: Node) -> str:
     left, right = node.contraction.left, node.contraction.right
     product = str(left.type)
     allowed = mlir.get_string(node.op, "tilec.multiplicand")
+    if product == "i32" and all(_extended(f) == "arith.extsi" and str(stored(f).type) == "i8" for f in (left, right)):
+        return "i8"
     if product != "f32":
-        return {"f64": "f64"}.get(product, product)
+        return product
     if allowed is not None:
         return allowed
     kinds = {_EXACT.get(str(stored(f).type), "f32") for f in (left, right)}
@@ -34,6 +36,10 @@ def multiplicand_of(node: Node) -> str:
 
 
 def stored(factor: ir.Value) -> ir.Value:
-    """A factor before it was widened: `extf` loses nothing, so matrix units can take what it widens."""
+    """A factor before it was widened: that loses nothing, so matrix units can take what was narrow."""
+    return stored(mlir.definition(factor).operands[0]) if _extended(factor) in ("arith.extf", "arith.extsi") else factor
+
+
+def _extended(factor: ir.Value) -> str:
     owner = mlir.definition(factor)
-    return stored(owner.operands[0]) if owner is not None and owner.name == "arith.extf" else factor
+    return "" if owner is None else owner.name

@@ -100,7 +100,7 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     else:
         from tilec.plan_cpu import choose
     quick = quick_operations(function) if target.kind == "cuda" else {}
-    graph = build_graph(function, quick)
+    graph = _floats(build_graph(function, quick), target)
     groups, remarks = group(graph, target)
     splits, why = choose_splits(groups, graph, target) if splitting else ([], [])
     packs, reasons = choose_packs(
@@ -111,9 +111,9 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         if splits or packs:  # what `fuse` will make of it
             function_then = apply_splits(function, splits, before)
             apply_packs(function_then, packs)
-            graph = build_graph(function_then)
+            graph = _floats(build_graph(function_then), target)
         else:
-            graph = build_graph(function, quick)
+            graph = _floats(build_graph(function, quick), target)
         groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
     remarks = why + reasons + remarks + _quick_remarks(quick)
     stem = ir.StringAttr(function.attributes["sym_name"]).value
@@ -170,6 +170,14 @@ def _whole_if_faster(split: Plan, whole: Plan) -> Plan:
     times = f"{split.time_us:.1f} us in parts, {whole.time_us:.1f} us whole"
     remarks = [Remark("refused", f"to split {s.name}", times) for s in split.splits]
     return replace(whole, remarks=(*remarks, *whole.remarks))
+
+
+def _floats(graph: Graph, target: Target) -> Graph:
+    """The CPU's register kernels multiply floats: sums of integer products are reductions there."""
+    for node in graph.nodes if target.kind == "cpu" else ():
+        if node.contraction is not None and node.contraction.integer:
+            node.contraction = None
+    return graph
 
 
 def _signature(function: ir.Operation) -> str:

@@ -161,10 +161,11 @@ def _staging(feed: Feed) -> float:
 
 
 def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str]:
-    if kind not in ("bf16", "f16", "tf32"):
+    if kind not in ("i8", "bf16", "f16", "tf32"):
         return []
     boxes = all(f.copy == "tma" for f in feeds.values())
-    return ["mma.sync", "wgmma"] if boxes and "wgmma" in target.instructions(kind) else ["mma.sync"]
+    hopper = boxes and kind != "i8" and "wgmma" in target.instructions(kind)
+    return ["mma.sync", "wgmma"] if hopper else ["mma.sync"]
 
 
 def _buildable(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> bool:
@@ -206,7 +207,8 @@ def _held(tile: BlockTile, feeds: dict[str, Feed], kind: str) -> int:
         case "mma.sync":
             return sums + fetched + 2 * (tile.bm // tile.warp_m // 4 + tile.bn // tile.warp_n // 4)
     high, wide = tile.bm // (4 * tile.warp_m), tile.bn // (8 * tile.warp_n)
-    return words * (sums + fetched + 2 * fma_group(high, wide, 32 * words) * (high + wide))
+    products = 32 if kind == "i32" else 0  # before they are added
+    return products + words * (sums + fetched + 2 * fma_group(high, wide, 32 * words) * (high + wide))
 
 
 def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) -> BlockTile:

@@ -19,7 +19,7 @@ from tilec.target import Target
 
 WIDE = 16  # bytes of the widest memory access
 LINE = 128  # bytes of a line of a swizzled box
-BYTES = {"bf16": 2, "f16": 2, "f32": 4, "tf32": 4, "f64": 8}  # of the multiplicands that are staged
+BYTES = {"i8": 1, "bf16": 2, "f16": 2, "i32": 4, "f32": 4, "tf32": 4, "f64": 8}  # of the multiplicands that are staged
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,14 @@ def _feed(
     plain = stored(factor)
     read = read_of(plain, node)
     if read is None or (read.value in graph.producer and graph.producer[read.value].inlined):
-        return _computed(factor, node)
+        return _computed(factor, node, kind)
     shape = ir.ShapedType(read.value.type).shape
     places = [g.space.dims[node][d] for d in read.dims]
     last = next((p for p, e in zip(reversed(places), reversed(shape)) if e > 1), None)
     major = int(last in roles.inner)
     size = BYTES[kind]
+    if size == 1 and not major:  # of which matrix units take lines of k only
+        return Feed("registers", 1)
     if str(plain.type) != ("f32" if kind == "tf32" else kind) or last is None or not target.has("cp_async"):
         return Feed("registers", major)
     extents = dict(zip(places, shape))
@@ -146,7 +148,7 @@ def read_of(value: ir.Value, node: Node) -> Read | None:
     )
 
 
-def _computed(factor: ir.Value, node: Node) -> Feed:
+def _computed(factor: ir.Value, node: Node, kind: str) -> Feed:
     """A factor that threads compute; in the direction in which most that it reads is contiguous."""
     score: dict[int, float] = {}
     pending, seen = [factor], set()
@@ -167,4 +169,4 @@ def _computed(factor: ir.Value, node: Node) -> Feed:
     }  # neighbours in a warp's access
     parallel = max((s for d, s in run.items() if d not in node.reduced), default=0)
     major = max((s for d, s in run.items() if d in node.reduced), default=0) > parallel
-    return Feed("registers", int(major), any(op.name == "tensor.extract" for op in seen))
+    return Feed("registers", int(major or kind == "i8"), any(op.name == "tensor.extract" for op in seen))

@@ -1,0 +1,35 @@
+"""Sums of integer products: 8-bit ones on matrix units, others by threads; both exact."""
+
+import numpy as np
+import pytest
+import test_contract_cuda as T
+from cuda_emulator import run
+from cuda_matrix_emulator import MatrixIntrinsics
+
+import tilec
+from tilec.dtypes import DTYPES
+
+PRODUCT = "op mm(a: {t}[M, K], b: {t}[{turned}]) -> (c: i32[M, N]) {{ c[m, n] = sum[k](i32(a[m, k]) * i32(b[{at}])) }}"
+TILES = {"i8": T.mma(32, 32, 64), "u8": T.fma(), "i32": T.fma(), "i16": T.fma()}
+
+
+@pytest.mark.parametrize("kind", TILES)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("sizes", [{"M": 40, "N": 48, "K": 80}, {"M": 33, "N": 35, "K": 37}])
+def test_products_of_integers(kind, turned, sizes, monkeypatch):
+    text = PRODUCT.format(t=kind, turned="N, K" if turned else "K, N", at="n, k" if turned else "k, n")
+    specialised, result = T.lowered(text, sizes, "a100", TILES[kind], monkeypatch)
+    assert result.plan.kernels[-1].options["instruction"] == TILES[kind][0]
+    random = np.random.default_rng(0)
+    low, high = (0, 255) if kind == "u8" else (-128, 127)
+    shapes = [[s.value for s in t.shape] for t in specialised.inputs]
+    inputs = [random.integers(low, high, s, endpoint=True).astype(DTYPES[kind].numpy) for s in shapes]
+    output = np.zeros((sizes["M"], sizes["N"]), np.int32)
+    run(result.emitted, inputs, [output], MatrixIntrinsics)
+    a, b = (x.astype(np.int32) for x in inputs)
+    np.testing.assert_array_equal(output, a @ (b.T if turned else b))
+
+
+def test_the_cpu_has_no_integer_panels():
+    a, b = (np.random.default_rng(1).integers(-99, 99, (20, 20)).astype(np.int32) for _ in range(2))
+    np.testing.assert_array_equal(tilec.compile(PRODUCT.format(t="i32", turned="K, N", at="k, n"))(a, b), a @ b)
