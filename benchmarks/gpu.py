@@ -16,6 +16,8 @@ from benchmarks.runner import Row
 
 CHAIN = (16384, 16384)
 ROWS = [(16384, 1024), (16384, 4096), (16384, 16384), (4096, 65536)]
+LONG_ROWS = (("bf16", 8192, 32768), ("bf16", 1024, 262144), ("f32", 2048, 65536), ("f32", 512, 262144))
+FEW_ROWS = (("bf16", 1, 262144), ("f32", 16, 65536), ("bf16", 256, 1024))
 COMPILE_LIMIT = 60.0
 
 
@@ -46,6 +48,8 @@ def _chains() -> list[w.Workload]:
 def _rows() -> list[w.Workload]:
     loads = [w.softmax("bf16", m, n) for m, n in ROWS] + [w.softmax("f32", 16384, 4096)]
     loads += [make("bf16", m, n) for make in (w.layernorm, w.rmsnorm) for m, n in ROWS]
+    loads += [make(t, m, n) for make in (w.softmax, w.layernorm, w.rmsnorm) for t, m, n in LONG_ROWS]
+    loads += [w.softmax(t, m, n) for t, m, n in FEW_ROWS]
     return loads + [w.sums(kind, "f32", *CHAIN) for kind in ("rows", "columns", "all")] + [w.transpose("f32", *CHAIN)]
 
 

@@ -177,6 +177,8 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     span = "cluster" if tile.cluster > 1 else "block" if tile.threads > 32 else "warp"
     shuffles = 2.0 * p.rows * p.passes * tile.threads * tile.cluster * log2(max(2, min(32, tile.threads)))
     reads, block = once, tile.threads * tile.rows_per_block
+    alone = occupancy(target, max(32, block), tile.registers, tile.shared).blocks == 1
+    exposed = 500 if alone else 250  # nanoseconds of a microsecond's arithmetic
     if tile.keep == "memory":
         held = occupancy(target, block, tile.registers).blocks * target.units * tile.rows_per_block
         misses = 0.5 if held * p.length * p.element_bytes * p.reads < 0.5 * target.l2.bytes else 1
@@ -190,8 +192,8 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         threads=block,
         registers=tile.registers,
         bytes_in_flight=min(tile.vectors, 8) * tile.vector * p.element_bytes * p.reads * p.length / padded,
-        # a cluster meets before it starts; of the arithmetic, other blocks' loads hide most
-        stall_ns=_BARRIER_NS[span] * (max(1, p.passes - 1) + (span == "cluster")) + 250 * _busy_us(target, p, tile),
+        # a cluster meets before it starts; of the arithmetic, the loads of other blocks hide most
+        stall_ns=_BARRIER_NS[span] * (max(1, p.passes - 1) + (span == "cluster")) + exposed * _busy_us(target, p, tile),
         lanes=p.length / padded,
         shared_per_block=tile.shared,
     )
