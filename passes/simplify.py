@@ -2,6 +2,7 @@
 
 x / 2.0          ->  x * 0.5            exact: the divisor is a power of two
 sum of nothing   ->  0                  a reduction whose range is empty is its identity, a constant like any other
+c[i] = 2; c[i]   ->  2                  in other operations: what folds then does so here, before anything is planned
 rsqrt of a sqrt, exp of a log and the like stay as written: they round differently
 """
 
@@ -19,6 +20,8 @@ def simplify(module: ir.Operation) -> None:
             _divide_by_power_of_two(op)
         elif mlir.is_generic(op):
             _reduce_nothing(op)
+    for op in [o for o in mlir.walk(module) if mlir.is_generic(o)]:
+        _spread_constant(op)
 
 
 def _divide_by_power_of_two(op: ir.Operation) -> None:
@@ -56,3 +59,15 @@ def _reduce_nothing(op: ir.Operation) -> None:
             linalg.YieldOp([fill.operands[0]])
     op.results[0].replace_all_uses_with(made.results[0])
     op.erase()
+
+
+def _spread_constant(op: ir.Operation) -> None:
+    """A tensor of one constant is that constant to whoever reads it element by element."""
+    (*body, end) = mlir.body_of(op).operations
+    if body or mlir.inputs_of(op) or len(op.results) != 1 or mlir.constant_value(end.operands[0]) is None:
+        return
+    for user in mlir.uses(op.results[0]):
+        if mlir.is_generic(user):
+            for value, element in zip(mlir.inputs_of(user), mlir.body_of(user).arguments):
+                if value == op.results[0]:
+                    element.replace_all_uses_with(end.operands[0])

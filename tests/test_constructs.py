@@ -108,6 +108,7 @@ CASES = {
                 lambda x: np.exp(x) + np.exp(x).sum(1)[:, None] + np.exp(x).sum(0)),
     "scalar result": ("y = sum[i, j](x[i, j] * x[i, j])", [X], lambda x: (x * x).sum()),
     "scalar between": ("s = sum[i, j](x[i, j])  y[i, j] = x[i, j] - s", [X], lambda x: x - x.sum()),
+    "a constant between": (full("z[i, j] = 0 where i in 0:M, j in 0:N  y[i, j] = x[i, j] - z[i, j]"), [X], lambda x: x),
     "where": (full("y[i, j] = x[i, j] * 1 where i in 0:M, j in 0:N"), [X], lambda x: x),
     "no input": ("op f() -> (y: i64[M, N]) { y[i, j] = 10 * i + j }", [], None),
     "other op": (
