@@ -9,9 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from tilec.diagnostics import InternalError, TileError
 
 from fuzz.compare import check
 from fuzz.programs import Case, cases
+from fuzz.schedules import TARGETS, as_schedule, schedules
 
 REDUCING = 60
 """Seconds that may go into reducing one failure."""
@@ -22,6 +26,7 @@ class Found:
     """A reduced case that fails, and how."""
 
     case: Case
+    schedule: str | None
     way: str
     error: Exception
     kind: str
@@ -37,6 +42,18 @@ def kind_of(error: Exception) -> str:
     words = re.sub(r"[\d.]+|`[^`]*`|\[.*?\]|\b[xyn]\d+\b|e[+-]\d+", "", str(cause).partition("\n")[0])
     place = frames[-1].name if frames and "<kernels>" not in frames[-1].filename else "kernel"
     return f"{type(cause).__name__} in {place}: {words.strip()[-80:]}"
+
+
+@st.composite
+def drawn(draw, way: str, scheduled: bool = True, **options) -> tuple[Case, str | None]:
+    """A case, and sometimes a schedule file for it."""
+    case = draw(cases(**options))
+    if not scheduled or way == "stages" or not draw(st.booleans()):
+        return case, None
+    try:
+        return case, draw(schedules(case, TARGETS[way]))
+    except (TileError, InternalError):
+        return case, None  # that is found without a schedule, too
 
 
 def hunt(
@@ -56,22 +73,23 @@ def hunt(
             max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck),
             phases=[Phase.generate, Phase.shrink], report_multiple_bugs=False,
         )  # fmt: skip
-        @given(cases(**options))
-        def draw(case):
+        @given(drawn(way, **options))
+        def draw(pair):
             nonlocal ran
+            case, schedule = pair
             slow = latest and time.monotonic() > since[0] + REDUCING
-            if time.monotonic() > end + REDUCING or (slow and repr(case) != repr(latest[-1].case)):
+            if time.monotonic() > end + REDUCING or (slow and repr(pair) != repr((latest[-1].case, latest[-1].schedule))):
                 return
             ran += 1
             try:
-                check(case, way)
+                check(case, way, schedule and as_schedule(schedule))
             except Exception as error:
                 kind = kind_of(error)
                 if kind in kinds or (latest and latest[-1].kind != kind):
                     return
                 if not latest:
                     since[:] = [time.monotonic()]
-                latest.append(Found(case, way, error, kind))
+                latest.append(Found(case, schedule, way, error, kind))
                 raise
 
         try:

@@ -1,0 +1,141 @@
+"""Faults at random moments: a warm process forks children that compile, cache and write files, and signals them.
+
+    python tests/faults.py kill|interrupt|fmt TIMES SEED FOLDER
+
+Prints how many children were struck before they were done, and what went wrong afterwards, as JSON. Children are forks of a
+process that has imported everything and run nothing, so that a strike lands in the compiler and not in imports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+
+def compiled_and_right(number: int) -> None:
+    """Compiles a program that no other number has, in the cache or not, and checks its results."""
+    import tilec
+
+    x = np.arange(40, dtype=np.float32).reshape(5, 8)
+    program = f"m[i] = max[j](x[i, j])  y[i, j] = x[i, j] * {number} - m[i]"
+    found = tilec.compile(program, target="cpu")(x)
+    np.testing.assert_array_equal(found, x * number - x.max(1, keepdims=True))
+
+
+def fork(action: Callable[[], None]) -> int:
+    """A child that does it and exits with 0, 1 for an exception, or 130 for Ctrl-C."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        action()
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def finish(child: int) -> int:
+    """The exit status; negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def struck(action: Callable[[], None], number: int, delay: float) -> int:
+    child = fork(action)
+    time.sleep(delay)
+    os.kill(child, number)
+    return finish(child)
+
+
+def how_long(action: Callable[[], None]) -> float:
+    start = time.monotonic()
+    assert finish(fork(action)) == 0, "it fails when nothing strikes"
+    return time.monotonic() - start
+
+
+def kill(times: int, rng: random.Random, folder: Path) -> dict:
+    """Killed while compiling or caching: the next process with the same cache computes the right thing."""
+    os.environ["TILEC_CACHE_DIR"] = str(folder / "cache")
+    longest, killed, wrong = how_long(lambda: compiled_and_right(1)), 0, []
+    for n in range(times):
+        number = 2 + n // 3  # the second and the third find what the first has left
+        status = struck(lambda: compiled_and_right(number), signal.SIGKILL, rng.uniform(0, 1.2 * longest))
+        killed += status == -signal.SIGKILL
+        if status not in (0, -signal.SIGKILL) or (n % 3 == 2 and finish(fork(lambda: compiled_and_right(number)))):
+            wrong.append(number)
+    return {"struck": killed, "wrong": wrong}
+
+
+def interrupt(times: int, rng: random.Random, folder: Path) -> dict:
+    """Ctrl-C in the first call: KeyboardInterrupt, and the same op is right when called again."""
+    os.environ["TILEC_CACHE_DIR"] = str(folder / "cache")
+    import tilec
+
+    x = np.arange(12, dtype=np.float32)
+    marks = folder / "interrupted"
+    marks.mkdir()
+
+    def twice(number: int) -> None:
+        op = tilec.compile(f"y[i] = cumsum[i](x[i] * {number})", target="cpu")
+        try:
+            op(x)
+        except KeyboardInterrupt:
+            (marks / str(number)).touch()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        np.testing.assert_array_equal(op(x), np.cumsum(x * number))
+
+    longest, wrong = how_long(lambda: twice(1)), []
+    for number in range(2, 2 + times):
+        status = struck(lambda: twice(number), signal.SIGINT, rng.uniform(0, longest))
+        if status not in (0, 130):  # 130 where the signal came before the call or between the two
+            wrong.append([number, status])
+    return {"struck": len(list(marks.iterdir())), "wrong": wrong}
+
+
+def fmt(times: int, rng: random.Random, folder: Path) -> dict:
+    """Killed while a file is written in place: the file is the old one or the new one."""
+    from tilec.cli import main
+
+    path, killed, wrong = folder / "program.tile", 0, []
+    old = "y[i]=2*x[i]\n" * 1 + "".join(f"z{n}[i]=x[i]+{n}\n" for n in range(40))
+    path.write_text(old)
+
+    def format_it() -> None:
+        assert main(["fmt", str(path)]) == 0
+
+    longest = how_long(format_it)
+    new = path.read_text()
+    for n in range(times):
+        path.write_text(old)
+        status = struck(format_it, signal.SIGKILL, rng.uniform(0, 1.2 * longest))
+        killed += status == -signal.SIGKILL
+        if path.read_text() not in (old, new) or (status == 0 and path.read_text() != new):
+            wrong.append(n)
+    return {"struck": killed, "wrong": wrong}
+
+
+if __name__ == "__main__":
+    import numba  # noqa: F401
+
+    import tilec.driver
+    import tilec.dsl.build
+    import tilec.dsl.specialise
+    import tilec.runtime.cpu_compile  # noqa: F401
+
+    what, times, seed, folder = sys.argv[1:]
+    found = {"kill": kill, "interrupt": interrupt, "fmt": fmt}[what](int(times), random.Random(int(seed)), Path(folder))
+    print(json.dumps(found))

@@ -1,0 +1,104 @@
+"""Random legal schedule files: kernels moved apart and together, operations inlined, tiles, loops and options."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from fuzz.compare import specialised
+from fuzz.programs import Case
+from hypothesis import strategies as st
+
+from tilec import mlir
+from tilec.diagnostics import CallError
+from tilec.driver import lower
+from tilec.dsl.build import build
+from tilec.mlir import ir
+from tilec.plan import Plan
+from tilec.schedule import write_schedule
+from tilec.schedule_read import read_schedule
+from tilec.target import load
+
+TARGETS = {"cpu": "cpu", "emulator": "h200", "gpu": "h200"}
+
+
+@st.composite
+def schedules(draw, case: Case, target: str) -> str:
+    """The text of a schedule file for a case: the compiler's own plan after some edits that it accepts."""
+    program = specialised(case)
+    text = write_schedule(planned(program, target, None), program)
+    if draw(st.booleans()):
+        regrouped = _regroup(draw, text)
+        try:
+            text = write_schedule(planned(program, target, regrouped), program)
+        except CallError:  # not legal, and refused
+            pass
+    plan = planned(program, target, text)
+    edited = _edit(draw, text, plan)
+    try:
+        planned(program, target, edited)
+    except CallError:
+        return text
+    return edited
+
+
+def planned(program, target: str, text: str | None) -> Plan:
+    schedule = None if text is None else as_schedule(text)
+    with mlir.context(), ir.Location.unknown():
+        return lower(build(program), load(target), schedule=schedule, end="plan", emit=False).plan
+
+
+def as_schedule(text: str):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "drawn.sched.toml"
+        path.write_text(text)
+        return read_schedule(path)
+
+
+def _regroup(draw, text: str) -> str:
+    """One operation goes to a kernel of its own or of another, or is computed inside its readers."""
+    table = tomlkit.parse(text).unwrap()
+    section = table["plan"][0]
+    groups = [list(k["operations"]) for k in section["kernels"].values()]
+    inline = list(section.get("inline", []))
+    for _ in range(draw(st.integers(1, 3))):
+        source = groups[draw(st.integers(0, len(groups) - 1))]
+        if not source:
+            continue
+        name = source.pop(draw(st.integers(0, len(source) - 1)))
+        match draw(st.integers(0, 2)):
+            case 0:
+                groups.append([name])
+            case 1:
+                groups[draw(st.integers(0, len(groups) - 1))].append(name)
+            case _:
+                inline.append(name)
+    groups = [g for g in groups if g]
+    stem = section["program"].partition("(")[0]
+    section["inline"] = inline
+    section["kernels"] = {f"{stem}_drawn{n}": {"operations": g} for n, g in enumerate(groups)}
+    return tomlkit.dumps(table)
+
+
+def _edit(draw, text: str, plan: Plan) -> str:
+    """Tiles, orders of loops, and options of the same kind."""
+    table: dict[str, Any] = tomlkit.parse(text).unwrap()
+    kernels = {k.name: k for k in plan.kernels}
+    for name, edited in table["plan"][0]["kernels"].items():
+        kernel = kernels[name]
+        if draw(st.booleans()):
+            edited["tile"] = [draw(_tile(kernel.extents[d])) for d in kernel.grid]
+        for operation, order in edited.get("loops", {}).items():
+            if draw(st.booleans()):
+                edited["loops"][operation] = list(draw(st.permutations(order)))
+        for key, value in edited.get("options", {}).items():
+            if type(value) is int and value and draw(st.integers(0, 3)) == 3:
+                edited["options"][key] = max(1, draw(st.sampled_from([value, value // 2, value * 2, 1])))
+    return tomlkit.dumps(table)
+
+
+def _tile(extent: int):
+    divisors = [d for d in range(1, extent + 1) if extent % d == 0] or [1]
+    return st.sampled_from(divisors) | st.integers(1, max(1, extent))
