@@ -2,6 +2,8 @@
 # make test    sets up .venv, then runs the tests that this machine can run
 # make bench   times tilec beside the peers that are installed (PEERS="torch jax" installs them first)
 # make outside runs the test cases of NumPy, opt_einsum, ONNX and PyTorch, and writes their counts into docs/outside.md
+# make fuzz    draws random programs, schedules and texts for MINUTES (60) from SEED (0); TARGET is cpu, stages, emulator, gpu,
+#              text or all; what fails goes to fuzz-found/
 # make lint    ruff
 # make docs    rewrites the figures and tables of README.md and docs/ from the code and benchmarks/results/
 #
@@ -21,7 +23,11 @@ RUN  := $(BIN)/python
 BASE := $(VENV)/.base$(addprefix -,$(EXTRAS))
 TEST := $(VENV)/.test$(addprefix -,$(EXTRAS))
 
-.PHONY: demo test bench outside lint docs clean
+MINUTES ?= 60
+SEED   ?= 0
+TARGET ?= all
+
+.PHONY: demo test bench fuzz outside lint docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(BASE)
@@ -37,6 +43,9 @@ bench: $(BASE)
 outside: $(TEST)
 	$(RUN) -m pip install -q ".[outside]"
 	$(RUN) -m tests.outside --write $(ARGS)
+
+fuzz: $(TEST)
+	PYTHONPATH=tests $(RUN) -m fuzz --minutes $(MINUTES) --seed $(SEED) --target $(TARGET) $(ARGS)
 
 lint: $(TEST)
 	$(BIN)/ruff check .

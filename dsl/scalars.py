@@ -92,10 +92,13 @@ def _floor_divide(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
 
 
 def _floor_divide_floats(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
-    """Python's: (a - a % b) / b, rounded to the whole number that it is up to rounding, so that 1.0 // 0.1 is 9."""
-    exact = arith.divf(left, right)
-    quotient = arith.divf(arith.subf(left, _modulo(left, right, dtype)), right)
-    whole = math.roundeven(quotient)
+    """Python's: (a - r) / b, with r the remainder that has the sign of a, rounded to the whole number that it is up to
+    rounding, so that 1.0 // 0.1 is 9; one less where a % b has the other sign, so that -1.0 // inf is -1.
+    """
+    exact, remainder = arith.divf(left, right), arith.remf(left, right)
+    whole = math.roundeven(arith.divf(arith.subf(left, remainder), right))
+    below = arith.subf(whole, number(1, dtype))
+    whole = arith.select(_other_sign(remainder, right, dtype), below, whole)
     return arith.select(compare("==", right, number(0, dtype), dtype), exact, whole)
 
 
@@ -123,10 +126,14 @@ def _modulo(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
             return remainder
         return arith.select(compare("==", right, number(0, dtype), dtype), number(0, dtype), remainder)
     remainder = arith.remf(left, right)
+    return arith.select(_other_sign(remainder, right, dtype), arith.addf(remainder, right), remainder)
+
+
+def _other_sign(remainder: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+    """Whether a remainder is not 0 and does not have the divisor's sign."""
     zero = number(0, dtype)
-    wrong_sign = arith.xori(compare("<", remainder, zero, dtype), compare("<", right, zero, dtype))
-    adjust = arith.andi(wrong_sign, compare("!=", remainder, zero, dtype))
-    return arith.select(adjust, arith.addf(remainder, right), remainder)
+    differs = arith.xori(compare("<", remainder, zero, dtype), compare("<", right, zero, dtype))
+    return arith.andi(differs, compare("!=", remainder, zero, dtype))
 
 
 def _power(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:

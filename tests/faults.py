@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,11 +73,11 @@ def kill(times: int, rng: random.Random, folder: Path) -> dict:
     os.environ["TILEC_CACHE_DIR"] = str(folder / "cache")
     longest, killed, wrong = how_long(lambda: compiled_and_right(1)), 0, []
     for n in range(times):
-        number = 2 + n // 3  # the second and the third find what the first has left
-        status = struck(lambda: compiled_and_right(number), signal.SIGKILL, rng.uniform(0, 1.2 * longest))
+        again = partial(compiled_and_right, n + 2)
+        status = struck(again, signal.SIGKILL, rng.uniform(0, longest))
         killed += status == -signal.SIGKILL
-        if status not in (0, -signal.SIGKILL) or (n % 3 == 2 and finish(fork(lambda: compiled_and_right(number)))):
-            wrong.append(number)
+        if status not in (0, -signal.SIGKILL) or (n % 4 == 3 and finish(fork(again))):
+            wrong.append(n + 2)
     return {"struck": killed, "wrong": wrong}
 
 
@@ -100,7 +101,7 @@ def interrupt(times: int, rng: random.Random, folder: Path) -> dict:
 
     longest, wrong = how_long(lambda: twice(1)), []
     for number in range(2, 2 + times):
-        status = struck(lambda: twice(number), signal.SIGINT, rng.uniform(0, longest))
+        status = struck(partial(twice, number), signal.SIGINT, rng.uniform(0, longest))
         if status not in (0, 130):  # 130 where the signal came before the call or between the two
             wrong.append([number, status])
     return {"struck": len(list(marks.iterdir())), "wrong": wrong}

@@ -18,6 +18,7 @@ from tilec.diagnostics import CallError, Source, Span, TileError
 from tilec.given import Fixed
 from tilec.grouping import Remark
 from tilec.plan import KernelPlan, Plan
+from tilec.plan_cuda_check import refuse_layout
 from tilec.plan_cuda_rows import refuse_options
 
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
@@ -199,6 +200,9 @@ class _Edit:
         edited = replace(kernel, tile=self.tile(kernel), loops=self.loops(kernel), options=self.options(kernel))
         if edited == kernel:
             return kernel
+        if self.plan.target.kind == "cuda" and (problem := refuse_layout(edited)) is not None:
+            key, why = problem
+            self.fail(why, *(["tile"] if key == "tile" else ["options", key]))
         if self.plan.target.kind == "cuda" and (why := refuse_options(edited, self.plan.target)):
             self.fail(why, "options")
         threads = edited.options.get("threads", edited.work.threads)

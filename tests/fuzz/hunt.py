@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tilec.diagnostics import InternalError, TileError
-
 from fuzz.compare import check
 from fuzz.programs import Case, cases
 from fuzz.schedules import TARGETS, as_schedule, schedules
+from tilec.diagnostics import InternalError, TileError
 
 REDUCING = 60
 """Seconds that may go into reducing one failure."""
@@ -56,13 +55,11 @@ def drawn(draw, way: str, scheduled: bool = True, **options) -> tuple[Case, str 
         return case, None  # that is found without a schedule, too
 
 
-def hunt(
-    way: str, start: int, minutes: float, tell: Callable[[Found], None], examples: int = 100, **options
-) -> tuple[int, list[Found]]:
-    """Draws cases for so many minutes, from `start` on; returns how many ran, and a reduced one for each kind of
-    failure. The same `start` draws the same cases.
+def hunt(way: str, start: int, minutes: float, tell: Callable[[Found], None], examples: int = 100, **options) -> int:
+    """Draws cases for so many minutes, from `start` on; returns how many ran. `tell` is called with a reduced one for each kind
+    of failure. The same `start` draws the same cases.
     """
-    end, found, kinds, ran = time.monotonic() + 60 * minutes, [], set(), 0
+    end, kinds, ran = time.monotonic() + 60 * minutes, set(), 0
     latest: list[Found] = []
     since: list[float] = []
     while time.monotonic() < end:
@@ -78,7 +75,9 @@ def hunt(
             nonlocal ran
             case, schedule = pair
             slow = latest and time.monotonic() > since[0] + REDUCING
-            if time.monotonic() > end + REDUCING or (slow and repr(pair) != repr((latest[-1].case, latest[-1].schedule))):
+            if time.monotonic() > end + REDUCING or (
+                slow and repr(pair) != repr((latest[-1].case, latest[-1].schedule))
+            ):
                 return
             ran += 1
             try:
@@ -97,8 +96,7 @@ def hunt(
         except Exception:
             if not latest:
                 raise
-            found.append(latest[-1])
             kinds.add(latest[-1].kind)
             tell(latest[-1])
         start += 1
-    return ran, found
+    return ran

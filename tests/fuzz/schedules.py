@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import tomlkit
-from fuzz.compare import specialised
-from fuzz.programs import Case
 from hypothesis import strategies as st
 
+from fuzz.compare import specialised
+from fuzz.programs import Case
 from tilec import mlir
 from tilec.diagnostics import CallError
 from tilec.driver import lower
@@ -31,10 +32,8 @@ def schedules(draw, case: Case, target: str) -> str:
     text = write_schedule(planned(program, target, None), program)
     if draw(st.booleans()):
         regrouped = _regroup(draw, text)
-        try:
+        with suppress(CallError):  # not legal, and refused
             text = write_schedule(planned(program, target, regrouped), program)
-        except CallError:  # not legal, and refused
-            pass
     plan = planned(program, target, text)
     edited = _edit(draw, text, plan)
     try:

@@ -1,0 +1,131 @@
+"""Mutated schedule files and IR: obeyed or refused with a message, never a traceback."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from fuzz.text import ROOT, check_text, limited, sources
+from tilec import mlir
+from tilec.api import read_source
+from tilec.cli import main
+from tilec.diagnostics import TileError
+from tilec.driver import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+from tilec.mlir import ir
+from tilec.schedule import write_schedule
+from tilec.schedule_read import read_schedule
+from tilec.target import load
+
+SCHEDULE_TOKENS = [
+    "", *"[]{}=,.#'\"\n\0", "0", "-1", "1", "9" * 30, "1.5", "inf", "true", "tile = ", "loops", '"m"', '"zz"', "[[plan]]",
+    "operations = []", "inline = ['e']", "[plan.kernels.softmax_y]", "é", "1979-05-27", "'''", "\ud800", "[" * 2000,
+]  # fmt: skip
+IR_TOKENS = [
+    "", *"%#(){}<>:,=\n\0", "0", "-1", "9" * 30, "f32", "i1", "index", "tensor<?xf32>", "memref<12x20xf64>", "arith.addf",
+    "linalg.generic", "func.func", "func.return", "tilec.kernel", "tilec.name", "module", "^bb0", "affine_map<(d0) -> (d0)>",
+    "scf.yield", '"unknown.op"() : () -> ()', "loc(unknown)", "é",
+]  # fmt: skip
+
+
+@cache
+def softmax():
+    """An example, its schedule file, and its IR after every stage."""
+    program = specialise(parse(read_source(ROOT / "examples" / "softmax.tile")), None, None, {"M": 12, "N": 20})
+    with mlir.context(), ir.Location.unknown():
+        lowered = lower(build(program), load("cpu"))
+    return program, write_schedule(lowered.plan, program), lowered.texts
+
+
+@st.composite
+def edited(draw, texts: list[str], tokens: list[str], longest: int) -> str:
+    """One of the texts after some edits."""
+    text = draw(st.sampled_from(texts))
+    for _ in range(draw(st.integers(1, 4))):
+        at, length = draw(st.integers(0, len(text))), draw(st.integers(0, longest))
+        text = text[:at] + draw(st.sampled_from(tokens)) + text[at + draw(st.sampled_from([0, length])) :]
+    return text
+
+
+def schedule_texts():
+    return edited([softmax()[1]], SCHEDULE_TOKENS, 20)
+
+
+def ir_texts():
+    return edited(list(softmax()[2].values()), IR_TOKENS, 12)
+
+
+def check_schedule_text(text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.sched.toml"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        try:
+            schedule = read_schedule(path)
+            with mlir.context(), ir.Location.unknown():
+                lower(build(softmax()[0]), load("cpu"), schedule=schedule, end="plan", emit=False)
+        except TileError as error:
+            str(error)
+
+
+def check_ir_text(text: str) -> None:
+    """What `tilec opt` makes of it: an exit status that blames the input, or kernels."""
+    told = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, redirect_stderr(told), redirect_stdout(io.StringIO()):
+        path, here = Path(folder) / "a.mlir", os.getcwd()
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        os.chdir(folder)  # a defect's IR would be written there
+        try:
+            status = main(["opt", str(path)])
+        finally:
+            os.chdir(here)
+    assert status in (0, 1), f"status {status}: {told.getvalue()[-2000:]}"
+
+
+SORTS = {
+    "programs": (sources, check_text),
+    "schedules": (schedule_texts, check_schedule_text),
+    "ir": (ir_texts, check_ir_text),
+}
+
+
+def hunt_texts(start: int, minutes: float, tell) -> int:
+    """Draws texts of every sort for so many minutes; returns how many. `tell` is called with what fails, and the error."""
+    end, ran, latest = time.monotonic() + 60 * minutes, 0, []
+    while time.monotonic() < end:
+        strategy, check_one = list(SORTS.values())[start % len(SORTS)]
+        latest.clear()
+
+        @seed(start)
+        @settings(
+            max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate, Phase.shrink], report_multiple_bugs=False,
+        )  # fmt: skip
+        @given(strategy())
+        def draw(text):
+            nonlocal ran
+            ran += 1
+            try:
+                with limited():
+                    check_one(text)  # noqa: B023
+            except Exception as error:
+                latest.append((text, error))
+                raise
+
+        try:
+            draw()
+        except Exception:
+            if not latest:
+                raise
+            tell(latest[-1])
+        start += 1
+    return ran

@@ -1,0 +1,39 @@
+"""Whether a layout that a schedule file gives to a CUDA kernel is one: the planner's own always are."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilec.plan import KernelPlan
+
+_LISTS = ("thread_counts", "vectors", "steps")
+_MOST_THREADS = 1024
+_WIDEST = 8
+
+
+def refuse_layout(kernel: KernelPlan) -> tuple[str, str] | None:
+    """The option that is wrong (or `tile`) and why; None where the layout can be carried out."""
+    options = kernel.options
+    if any(key not in options for key in _LISTS):
+        return None  # a contraction's options have checks of their own
+    dims = len(kernel.extents)
+    for key in _LISTS:
+        if len(options[key]) != dims or any(n < 1 for n in options[key]):
+            return key, f"`{key}` must be {dims} numbers of at least 1, one a dimension"
+    for key in ("thread_counts", "vectors"):
+        if any(n & (n - 1) for n in options[key]):
+            return key, f"`{key}` must be powers of two"
+    counts, vectors = options["thread_counts"], options["vectors"]
+    if prod(counts) > _MOST_THREADS:
+        return "thread_counts", f"a block has at most {_MOST_THREADS} threads, not {prod(counts)}"
+    if sorted(options["thread_order"]) != [d for d, n in enumerate(counts) if n > 1]:
+        return "thread_order", "`thread_order` must list the dimensions that have threads, each once"
+    if sum(n > 1 for n in vectors) > 1 or max(vectors, default=1) > _WIDEST:
+        return "vectors", f"one dimension may have vectors, of up to {_WIDEST} elements"
+    for d, n in enumerate(vectors):
+        if kernel.extents[d] % n:
+            return "vectors", f"vectors of {n} elements do not divide a dimension of {kernel.extents[d]}"
+    for d, tile in zip(kernel.grid, kernel.tile):
+        if tile % vectors[d] and tile < kernel.extents[d]:
+            return "tile", f"a tile of {tile} cuts vectors of {vectors[d]} elements (`options.vectors`)"
+    return None
