@@ -197,12 +197,18 @@ def nonnegative(p: Poly) -> bool:
     shifted = Poly()
     for monomial, a in p.terms:
         product = Poly.of(a)
-        for v in monomial:  # a size is 1 + something >= 0; a quotient of sizes only something >= 0
+        for v in monomial:  # a size is 1 + something >= 0; a quotient or remainder of sizes at best something >= 0
+            if isinstance(v, Atom) and not _atom_nonnegative(v):
+                return False
             product = product * (Poly.of(v) + 1 if isinstance(v, str) else Poly.of(v))
         shifted = shifted + product
         if len(shifted.terms) > _MAX_TERMS:
             return False
     return all(a >= 0 for _, a in shifted.terms)
+
+
+def _atom_nonnegative(atom: Atom) -> bool:
+    return nonnegative(atom.right - 1) and (atom.op == "%" or nonnegative(atom.left))
 
 
 def indices_of(p: Poly, bounds: Bounds) -> set[str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
-from fuzz.compare import check
+from fuzz.compare import check, specialised
 from fuzz.programs import Case
+from fuzz.schedules import planned
 
 import tilec
 from tilec.api import read_source
 from tilec.dsl.parse import parse
+from tilec.dsl.ranges import Poly, divide, nonnegative
 from tilec.evaluate import reference
+from tilec.schedule import write_schedule
 
 # by what was wrong: (program, sizes)
 PROGRAMS = {
@@ -52,6 +57,36 @@ def test_programs_that_went_wrong(name, way, rng):
     shapes = {t.name: [sizes[d.name] for d in t.shape] for t in op.inputs}
     inputs = {t.name: np.asarray(rng.integers(0, 9, shapes[t.name])).astype(t.dtype.numpy) for t in op.inputs}
     check(Case(text, sizes, inputs, frozenset(t.name for t in op.outputs)), way)
+
+
+def test_floor_division_by_infinities_is_pythons():
+    values = np.array([0.0, -0.0, 1, -1, 2.5, -2.5, np.inf, -np.inf, np.nan], np.float32)
+    a, b = (np.ravel(m) for m in np.meshgrid(values, values))
+    with np.errstate(all="ignore"):
+        for operator, expected in (("//", a // b), ("%", a % b)):
+            found = tilec.compile(f"y[i] = a[i] {operator} b[i]", target="cpu")(a, b)
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_a_quotient_of_sizes_may_be_negative():
+    assert not nonnegative(divide("//", Poly.of(-1), Poly.of("M")))
+
+
+@pytest.mark.parametrize("edit, message", [
+    (("tile = [1, 64]", "tile = [1, 3]"), "a tile of 3 cuts vectors"),
+    (("thread_counts = ", "thread_counts = [3, 3] #"), "powers of two"),
+    (("thread_counts = ", "thread_counts = [64, 64] #"), "at most 1024 threads"),
+])  # fmt: skip
+def test_a_layout_that_is_none_is_refused(edit, message):
+    """Such a kernel would have read vectors that are not aligned."""
+    program = "op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = exp(x[i, j]) }"
+    case = Case(program, {"M": 4, "N": 64}, {})
+    text = write_schedule(planned(specialised(case), "h200", None), specialised(case))
+    before, after = edit
+    assert "vectors = [1, 4]" in text and before.partition(" = ")[0] in text
+    text = re.sub(r"^tile = .*$", after, text, flags=re.M) if before.startswith("tile") else text.replace(before, after)
+    with pytest.raises(tilec.CallError, match=message):
+        planned(specialised(case), "h200", text)
 
 
 def test_rounded_literals_are_rounded():

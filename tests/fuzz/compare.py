@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from cuda_emulator import run as emulate
@@ -20,6 +22,7 @@ from tilec.evaluate import evaluate
 from tilec.interpreted import interpret_stage
 from tilec.mlir import ir
 from tilec.passes import NAMES
+from tilec.schedule_read import read_schedule
 from tilec.target import load
 
 Arrays = dict[str, np.ndarray]
@@ -37,8 +40,8 @@ WAYS = ("cpu", "stages", "emulator", "gpu")
 """`stages`: the IR after every stage, for CPU and GPU, by the interpreter; `emulator`: printed CUDA kernels, on the CPU."""
 
 
-def check(case: Case, way: str, schedule=None) -> None:
-    """Runs a case one way. Raises Wrong, or whatever the compiler or the interpreter raised."""
+def check(case: Case, way: str, schedule: str | None = None) -> None:
+    """Runs a case one way, as the text of a schedule file says. Raises Wrong, or what compiling and running raise."""
     program = specialised(case)
     match way:
         case "cpu":
@@ -83,35 +86,54 @@ def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a == b) | (np.isnan(a) & np.isnan(b))
 
 
-def on_cpu(case: Case, program: Specialised, schedule=None, target: str = "cpu") -> Arrays:
-    op = tilec.compile(case.text, op="f", sizes=case.sizes, target=target, schedule=schedule)
-    found = op(*case.inputs.values())
+def as_schedule(text: str | None):
+    """A schedule file's text as what `lower` takes."""
+    if text is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "drawn.sched.toml"
+        path.write_text(text)
+        return read_schedule(path)
+
+
+def on_cpu(case: Case, program: Specialised, schedule: str | None = None) -> Arrays:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "drawn.sched.toml"
+        path.write_text(schedule or "")
+        op = tilec.compile(case.text, op="f", sizes=case.sizes, target="cpu", schedule=path if schedule else None)
+        found = op(*case.inputs.values())
     found = found if isinstance(found, tuple) else (found,)
     return {t.name: np.asarray(a) for t, a in zip(program.outputs, found)}
 
 
-def interpreted(case: Case, program: Specialised, target: str, schedule=None) -> Iterator[tuple[str, Arrays]]:
+def interpreted(
+    case: Case, program: Specialised, target: str, schedule: str | None = None
+) -> Iterator[tuple[str, Arrays]]:
     """The results of the IR after every stage."""
     with mlir.context(), ir.Location.unknown():
-        texts = lower(build(program), load(target), schedule=schedule, emit=False).texts
+        texts = lower(build(program), load(target), schedule=as_schedule(schedule), emit=False).texts
     for stage in [s for s in NAMES if s in texts]:
         with np.errstate(all="ignore"):
             yield stage, interpret_stage(program, texts, stage, case.inputs)
 
 
-def on_gpu(case: Case, program: Specialised, schedule=None) -> Arrays:
+def on_gpu(case: Case, program: Specialised, schedule: str | None = None) -> Arrays:
     from tilec.executable import build_executable
+    from tilec.recipe import Prepared
     from tilec.run_device import open_device
 
-    executable = build_executable(program, load("cuda"), schedule)
+    target = load("cuda")
+    with mlir.context(), ir.Location.unknown():
+        lowered = lower(build(program), target, schedule=as_schedule(schedule))
+    executable = build_executable(Prepared(program, lowered, target))
     with open_device("cuda", case.inputs, executable.outputs) as device:
         device.run(executable)
         return device.results()
 
 
-def on_emulator(case: Case, program: Specialised, schedule=None) -> Arrays:
+def on_emulator(case: Case, program: Specialised, schedule: str | None = None) -> Arrays:
     with mlir.context(), ir.Location.unknown():
-        emitted = lower(build(program), load("h200"), schedule=schedule).emitted
+        emitted = lower(build(program), load("h200"), schedule=as_schedule(schedule)).emitted
     outputs = {t.name: np.empty([s.value for s in t.shape], t.dtype.numpy) for t in program.outputs}
     for array in outputs.values():
         array.reshape(-1).view(np.uint8)[...] = 0xA5

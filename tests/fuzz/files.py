@@ -62,7 +62,8 @@ def schedule_texts():
 
 
 def ir_texts():
-    return edited(list(softmax()[2].values()), IR_TOKENS, 12)
+    dumped = [f"// tilec stage: {stage}, target: cpu\n{text}" for stage, text in softmax()[2].items()]
+    return edited(dumped, IR_TOKENS, 12)
 
 
 def check_schedule_text(text: str) -> None:

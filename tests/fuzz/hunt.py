@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fuzz.compare import check
 from fuzz.programs import Case, cases
-from fuzz.schedules import TARGETS, as_schedule, schedules
+from fuzz.schedules import TARGETS, schedules
 from tilec.diagnostics import InternalError, TileError
 
 REDUCING = 60
@@ -81,7 +81,7 @@ def hunt(way: str, start: int, minutes: float, tell: Callable[[Found], None], ex
                 return
             ran += 1
             try:
-                check(case, way, schedule and as_schedule(schedule))
+                check(case, way, schedule)
             except Exception as error:
                 kind = kind_of(error)
                 if kind in kinds or (latest and latest[-1].kind != kind):
