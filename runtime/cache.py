@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "TILEC_CACHE_DIR"
-_FORMAT = 1
+_FORMAT = 2
 _LARGEST_INDEX = 1 << 20
 
 
@@ -182,7 +182,7 @@ def load(key: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
     try:
         with open(folder / f"{key}.json", "rb") as file:
             index = json.loads(file.read(_LARGEST_INDEX))
-        if index["format"] != _FORMAT or index["key"] != key:
+        if index["format"] != _FORMAT or index["key"] != key or index["digest"] != _digest(index):
             return None
         files = {name: _load_blob(folder, digest) for name, digest in index["files"].items()}
         return dict(index["properties"]), files
@@ -201,6 +201,7 @@ def save(key: str, properties: dict[str, Any], files: dict[str, bytes]) -> bool:
         return False
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     index = {"format": _FORMAT, "key": key, "properties": properties, "files": digests}
+    index["digest"] = _digest(index)
     try:
         for name, data in files.items():
             _write(folder / f"{digests[name]}.bin", data)
@@ -208,6 +209,11 @@ def save(key: str, properties: dict[str, Any], files: dict[str, bytes]) -> bool:
     except OSError:
         return False
     return True
+
+
+def _digest(index: dict[str, Any]) -> str:
+    """Of what an index says, as JSON has it."""
+    return make_key(json.dumps([index["properties"], index["files"]], sort_keys=True))
 
 
 def _load_blob(folder: Path, digest: str) -> bytes:

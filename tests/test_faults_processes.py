@@ -1,0 +1,123 @@
+"""Processes that are killed, interrupted, forked, or all compile the same thing: right results, or a clear error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilec
+from tilec.runtime import cache
+
+HERE = Path(__file__).parent
+ONE = """
+import numpy as np, tilec
+x = np.arange(40, dtype=np.float32).reshape(5, 8)
+y = tilec.compile("m[i] = max[j](x[i, j])  y[i, j] = x[i, j] - m[i]", target="cpu")(x)
+np.testing.assert_array_equal(y, x - x.max(1, keepdims=True))
+"""
+
+
+def faults(what: str, times: int, seed: int, folder: Path) -> dict:
+    command = [sys.executable, str(HERE / "faults.py"), what, str(times), str(seed), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def times(few: int, many: int):
+    return pytest.mark.parametrize("times", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
+@times(16, 500)
+def test_killed_while_compiling_and_caching(times, tmp_path):
+    found = faults("kill", times, times, tmp_path)
+    assert found["wrong"] == []
+    assert found["struck"] >= times // 4, "the strikes came too late to mean anything"
+
+
+@times(12, 100)
+def test_killed_while_writing_a_file(times, tmp_path):
+    found = faults("fmt", times, times, tmp_path)
+    assert found["wrong"] == [] and found["struck"] > 0
+
+
+@times(10, 200)
+def test_interrupted_in_the_first_call(times, tmp_path):
+    """KeyboardInterrupt comes out, and the same op computes the right thing when it is called again."""
+    found = faults("interrupt", times, times, tmp_path)
+    assert found["wrong"] == [] and found["struck"] > 0
+
+
+def test_the_command_line_says_that_it_was_interrupted(tmp_path, monkeypatch):
+    from tilec import cli, cli_run
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    (tmp_path / "a.tile").write_text("y[i] = x[i]")
+    monkeypatch.setattr(cli_run, "_prepare", stop)
+    assert cli.main(["run", str(tmp_path / "a.tile")]) == 130
+
+
+@pytest.mark.parametrize("processes", [4, pytest.param(32, marks=pytest.mark.slow)])
+def test_processes_that_compile_the_same_thing(processes, tmp_path):
+    environment = os.environ | {cache.VARIABLE: str(tmp_path / "cache")}
+    started = [
+        subprocess.Popen([sys.executable, "-c", ONE], env=environment, stderr=subprocess.PIPE) for _ in range(processes)
+    ]
+    for process in started:
+        _, told = process.communicate()
+        assert process.returncode == 0, told.decode()[-2000:]
+    assert not list(tmp_path.rglob(".writing-*"))
+
+
+def test_threads_that_meet_in_the_first_call():
+    """One compiles, the others wait for it; two ops of the same program may compile at once."""
+    x = np.arange(300, dtype=np.float32)
+    program = "y[i] = cumsum[i](x[i] * 7.25)"
+    ops = [tilec.compile(program, target="cpu") for _ in range(2)]
+    found, start = [], threading.Barrier(8)
+
+    def call(op):
+        start.wait()
+        found.append(op(x))
+
+    threads = [threading.Thread(target=call, args=(ops[n % 2],)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len({y.tobytes() for y in found}) == 1
+    np.testing.assert_allclose(found[0], np.cumsum(x.astype(np.float64) * 7.25), rtol=1e-5)
+
+
+FORKED = """
+import os, signal, numpy as np, tilec
+signal.alarm(100)
+x = np.arange(3000, dtype=np.float32).reshape(30, 100)
+op = tilec.compile("y[i] = sum[j](x[i, j])", target="cpu")
+expected = op(x)
+child = os.fork()
+if child == 0:
+    same = np.array_equal(op(x), expected)
+    other = tilec.compile("y[i] = max[j](x[i, j] + 1)", target="cpu")(x)
+    os._exit(0 if same and np.array_equal(other, x.max(1) + 1) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert np.array_equal(op(x), expected)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_fork_after_use(tmp_path):
+    """A child of a process that has run kernels runs them, and compiles others."""
+    environment = os.environ | {cache.VARIABLE: str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{signal.Signals(-done.returncode).name if done.returncode < 0 else done.stderr[-2000:]}"
