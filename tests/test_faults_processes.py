@@ -120,4 +120,6 @@ def test_fork_after_use(tmp_path):
     """A child of a process that has run kernels runs them, and compiles others."""
     environment = os.environ | {cache.VARIABLE: str(tmp_path / "cache")}
     done = subprocess.run([sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, f"{signal.Signals(-done.returncode).name if done.returncode < 0 else done.stderr[-2000:]}"
+    assert done.returncode == 0, (
+        f"{signal.Signals(-done.returncode).name if done.returncode < 0 else done.stderr[-2000:]}"
+    )

@@ -12,6 +12,7 @@ import ctypes
 import difflib
 import hashlib
 import json
+import os
 import re
 import tomllib
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
@@ -241,7 +242,7 @@ def _host() -> Target:
     from tilec.calibrate import estimate
 
     host, path = estimate(), calibrated_path()
-    if path.is_file():
+    if os.access(path, os.R_OK):
         measured = read(path)
         if (measured.units, measured.chip) == (host.units, host.chip):
             return measured
