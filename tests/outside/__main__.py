@@ -24,6 +24,7 @@ def main() -> int:
         module = importlib.import_module(f"tests.outside.{SUITES[suite]}")
         chosen = [c for c in module.cases() if options.only in c[0]][:: options.every]
         reports.append(run_all(suite, chosen, say))
+        reports[-1].every = options.every
         print(reports[-1], flush=True)
         for reason, count in reports[-1].reasons("refused").most_common(30):
             print(f"  {count:5} refused: {reason}")

@@ -25,7 +25,8 @@ def write(reports: list[Report]) -> None:
 def section(report: Report) -> str:
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in PACKAGES[report.suite])
     counts = " | ".join(str(report.count(v)) for v in ("passed", "refused", "failed"))
-    lines = [f"With {versions}:", "", "| cases | passed | refused | failed |", "| ---: | ---: | ---: | ---: |"]
+    part = f", one case of {report.every}" if report.every > 1 else ""
+    lines = [f"With {versions}{part}:", "", "| cases | passed | refused | failed |", "| ---: | ---: | ---: | ---: |"]
     lines += [f"| {len(report.outcomes)} | {counts} |", "", "| refused | because |", "| ---: | --- |"]
     lines += [
         f"| {count} | {reason.replace('|', chr(92) + '|')} |"
