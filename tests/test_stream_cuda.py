@@ -9,7 +9,7 @@ from cuda_matrix_emulator import MatrixIntrinsics
 from tilec import mlir, reference, stream_grouping
 from tilec.cost import Choice
 from tilec.cost_stream import StreamTile, choose_stream_tile
-from tilec.diagnostics import Source
+from tilec.diagnostics import CallError, Source
 from tilec.driver import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
@@ -208,7 +208,7 @@ def test_refused(text, sizes, target, reason):
     assert reason in reasons(text, sizes, target), reasons(text, sizes, target)
 
 
-def test_a_schedule_may_take_the_walk_apart(tmp_path):
+def test_a_schedule_is_obeyed_or_refused(tmp_path):
     from tilec.schedule import read_schedule, write_schedule
 
     specialised = specialise(parse(Source("t.tile", PROGRAMS["causal"])), None, None, LARGE)
@@ -225,6 +225,14 @@ def test_a_schedule_may_take_the_walk_apart(tmp_path):
     path.write_text(text.replace("block = [128, 128]", "block = [128, 64]"))
     edited = planned(read_schedule(path))
     assert edited.plan.kernels[0].options["block"] == (128, 64) and "wgmma_64_mk_nk_128" in edited.emitted.module
+    for old, new, why in (
+        ("block = [128, 128]", "block = [100, 128]", "`block` is 64 or 128 rows"),
+        ("block = [128, 128]", "block = [64, 128]", "64 rows take 256 threads"),
+        ("parts = 1", "parts = 2", "`parts` follows from the program: 1"),
+    ):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(CallError, match=why):
+            planned(read_schedule(path))
 
 
 # ---- compiled ----------------------------------------------------------------------------------------------

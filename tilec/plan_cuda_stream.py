@@ -54,5 +54,25 @@ def choose_stream(kernel: KernelPlan, g: Group, graph: Graph, target: Target) ->
     return kernel, remarks
 
 
+def refuse_stream_options(planned: KernelPlan, edited: KernelPlan) -> str | None:
+    """Why a walk's options, which may be a person's, cannot be."""
+    o = edited.options
+    if "stream" not in o:
+        return None
+    if len(o["block"]) != 2 or o["block"][0] not in (64, 128) or not 0 < o["block"][1] <= 256 or o["block"][1] % 16:
+        return f"`block` is 64 or 128 rows, and a multiple of 16 up to 256 for a step, not {list(o['block'])}"
+    groups = o["block"][0] // 64
+    if o["threads"] != 128 * (groups + 1):
+        return f"{o['block'][0]} rows take {128 * (groups + 1)} threads: 128 that load, and 128 for each 64 rows"
+    if o["stages"] < 1 or o["turns"] not in range(groups) or o["descending"] not in (0, 1):
+        return "`stages` is at least 1, `descending` 0 or 1, and `turns` 1 only with two warpgroups that multiply"
+    for name in ("stream", "multiplicand", "instruction", "parts"):
+        if o[name] != planned.options[name]:
+            return f"`{name}` follows from the program: {planned.options[name]}"
+    if any(t not in (1, min(o["block"][0], edited.extents[d])) for t, d in zip(edited.tile, edited.grid)):
+        return "`tile` is 1 along all dimensions but the rows, and there what `block` says"
+    return None
+
+
 def _describe(tile: StreamTile) -> str:
     return f"wgmma {tile.bm} rows, steps of {tile.bn}"

@@ -20,6 +20,7 @@ from tilec.grouping import Remark
 from tilec.plan import KernelPlan, Plan
 from tilec.plan_cuda_check import refuse_layout
 from tilec.plan_cuda_rows import refuse_options
+from tilec.plan_cuda_stream import refuse_stream_options
 
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, "options": dict}
@@ -204,6 +205,8 @@ class _Edit:
             key, why = problem
             self.fail(why, *(["tile"] if key == "tile" else ["options", key]))
         if self.plan.target.kind == "cuda" and (why := refuse_options(edited, self.plan.target)):
+            self.fail(why, "options")
+        if why := refuse_stream_options(kernel, edited):
             self.fail(why, "options")
         threads = edited.options.get("threads", edited.work.threads)
         work = replace(edited.work, blocks=edited.blocks, threads=threads)
