@@ -268,7 +268,8 @@ def test_integers_wrap_as_they_do():
 
 def test_bf16_inputs_are_exact(rng):
     x = rng.standard_normal(30).astype(ml_dtypes.bfloat16)
-    found = of("op f(x: bf16[N]) -> (y: bf16[N]) { y[i] = x[i] * 3 }", x=x)
+    special = specialised("op f(x: bf16[N]) -> (y: bf16[N]) { y[i] = x[i] * 3 }", x=x)
+    found = enclose(special, {"x": x}, "cpu")["y"]
     np.testing.assert_array_equal(found.low, (x.astype(f32) * 3).astype(ml_dtypes.bfloat16).astype(np.float64))
     assert np.array_equal(found.low, found.high)
 
@@ -308,3 +309,16 @@ def test_powers_by_a_tensor_of_one_element():
     x, e = np.array([[1.5, -2.0]], f32), np.array([[2.0]], f32)
     found = of("y[i, j] = x[i, j] ** e[0, 0]", x=x, e=e)
     assert ((found.low <= x**2) & (x**2 <= found.high)).all()
+
+
+def test_what_a_rounding_hides_counts_on_cuda_only():
+    """Half a unit and an eighth: 1 + 1/256 is midway between 1 and 1 + 1/128."""
+    source = "op f(x: f32[N]) -> (y: bf16[N]) { y[i] = exp2(x[i]) }"
+    exact = 1 + np.array([0.9, 1.0, 1.1, 1.3, 1.9, 2.1]) / 256
+    inputs = {"x": np.log2(exact).astype(f32)}
+    lower, upper = np.float64(1), np.float64(1 + 1 / 128)
+    for kind, ends in {"cpu": "lower both upper upper upper upper", "cuda": "both both both upper upper upper"}.items():
+        special = specialised(source, **inputs)
+        allowed = enclose(special, inputs, kind)["y"]
+        for end, low, high in zip(ends.split(), allowed.low, allowed.high, strict=True):
+            assert (low, high) == {"lower": (lower,) * 2, "upper": (upper,) * 2, "both": (lower, upper)}[end]

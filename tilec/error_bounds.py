@@ -37,6 +37,7 @@ from tilec.evaluate import (
     stored,
     take,
 )  # fmt: skip
+from tilec.functions import HIDDEN
 
 Kind = Literal["cpu", "cuda"] | None
 """The kind of target whose functions' bounds count; None for the larger bound of all."""
@@ -50,7 +51,7 @@ def enclose(special: Specialised, inputs: Mapping[str, np.ndarray], kind: Kind =
             tensors[equation.name] = _equation(equation, tensors, special.sizes, kind)
         for t in special.outputs:
             if t.dtype.is_float:
-                tensors[t.name] = on.rounded(tensors[t.name], t.dtype)
+                tensors[t.name] = _stored(tensors[t.name], t.dtype, kind)
     return tensors
 
 
@@ -166,7 +167,7 @@ class _Space(Space):
                 first, second = self.enclose(then, mask & test.low), self.enclose(otherwise, mask & ~test.high)
                 return on.select(test, first, second)
             case ast.Cast(operand, dtype):
-                return _cast(self.enclose(operand, mask), operand.dtype, dtype)
+                return _cast(self.enclose(operand, mask), operand.dtype, dtype, self.kind)
             case ast.Call(name, _, arguments, dtype):
                 return on.function(name, [self.enclose(a, mask) for a in arguments], dtype, self.kind)
             case ast.Reduce():
@@ -219,10 +220,12 @@ class _Space(Space):
         subscripts, known = self.places(expr.access, mask)
         inside = is_inside(subscripts, tensor.low.shape)
         value = self.enclose(expr.value, mask & known & ~inside)
-        found = on.select(point(inside), _cast(tensor.map(lambda e: take(e, subscripts)), dtype, expr.dtype), value)
+        found = on.select(
+            point(inside), _cast(tensor.map(lambda e: take(e, subscripts)), dtype, expr.dtype, self.kind), value
+        )
         if np.all(known):
             return found
-        return on.select(point(known), found, on.hull(_cast(_any_of(tensor), dtype, expr.dtype), value))
+        return on.select(point(known), found, on.hull(_cast(_any_of(tensor), dtype, expr.dtype, self.kind), value))
 
     def places(self, expr: ast.Access, mask: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """The subscripts, and where all of them are determined."""
@@ -326,14 +329,22 @@ def _compare(op: str, a: Enclosure, b: Enclosure) -> Enclosure:
     return Enclosure(sure, may) if op == "==" else Enclosure(~may, ~sure)
 
 
-def _cast(x: Enclosure, source: DType, target: DType) -> Enclosure:
+def _stored(x: Enclosure, dtype: DType, kind: Kind) -> Enclosure:
+    """Rounded to a type; on CUDA after the error that a rounding to 16 bits hides. A value of the type stays as it is."""
+    if dtype.name in HIDDEN and kind != "cpu":
+        low, high = (np.where(np.isfinite(end), HIDDEN[dtype.name] * np.abs(end), 0) for end in x)
+        x = Enclosure(x.low - low, x.high + high)
+    return on.rounded(x, dtype)
+
+
+def _cast(x: Enclosure, source: DType, target: DType, kind: Kind) -> Enclosure:
     if source == target:
         return x
     if target.kind == "bool":
         return _compare("!=", x, point(np.zeros((), x.low.dtype)))
     if target.is_float:
         wide = x.map(lambda end: end.astype(np.float64))
-        return on.rounded(wide, target) if source.bits >= target.bits or not source.is_float else wide
+        return _stored(wide, target, kind) if source.bits >= target.bits or not source.is_float else wide
     if source.is_float:
         return _truncated(x, target)
     if x.is_point or source.kind == "bool":

@@ -58,6 +58,8 @@ IDENTITY = "identity"
 EXACT = Ulp(0, 0)
 ROUNDED = Ulp(0.5, 0.5)
 INF = math.inf
+HIDDEN = {"bf16": 2.0**-11, "f16": 2.0**-14}
+"""The relative error that functions on CUDA may add to a value that is then rounded to the type: see `tilec.rounding`."""
 ONE, TWO, THREE, MANY = Arity(1, 1), Arity(2, 2), Arity(3, 3), Arity(2, None)
 
 

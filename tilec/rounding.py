@@ -15,11 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tilec import mlir
-from tilec.functions import FUNCTIONS
+from tilec.functions import FUNCTIONS, HIDDEN
 from tilec.mlir import ir
 
-ALLOWED = {"bf16": 2.0**-11, "f16": 2.0**-14}
-"""The relative error that a rounding to the type hides."""
 QUICK = {
     "exp": 2.0**-16, "expm1": 2.0**-13, "tanh": 2.0**-11, "erf": 2.0**-13, "sqrt": 2.0**-22, "divide": 2.0**-22,
     "sigmoid": 2.0**-16, "one_plus_tanh": 2.0**-16, "one_plus_erf": 2.0**-13, "log": 2.0**-13, "log2": 2.0**-13,
@@ -111,7 +109,7 @@ def _scalar(op: ir.Operation, state: _Analysis) -> None:
     shares = [0.0] * len(operands)
     match op.name:
         case "arith.truncf":
-            shares = [ALLOWED.get(str(op.results[0].type), 0.0)]
+            shares = [HIDDEN.get(str(op.results[0].type), 0.0)]
         case name if name in _SAME:
             shares = [error] * len(operands)
         case "arith.select":
