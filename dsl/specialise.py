@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tilec.diagnostics import CallError, TileError
 from tilec.dsl import ast
@@ -14,6 +15,8 @@ from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.ranges import Poly
 from tilec.dtypes import DType
+
+_LIMIT = 1 << 63
 
 Argument = tuple[DType, tuple[int, ...]]
 
@@ -59,6 +62,7 @@ def specialise(
     _raise(report)
     equations = elaborator.run()
     _raise(report)
+    _addressable(tensors.values(), equations, bound)
     outputs = tuple(_tensor(elaborator.tensors[t.name], t) for t in chosen.outputs)
     return Specialised(
         chosen.name,
@@ -68,6 +72,18 @@ def specialise(
         tuple(s for s in chosen.body if isinstance(s, ast.Expect)),
         {name: value.constant for name, value in bound.items()},
     )
+
+
+def _addressable(inputs: Iterable[TensorInfo], equations: list[ast.Equation], sizes: Mapping[str, Poly]) -> None:
+    """Offsets are 64-bit integers: no size, and no tensor in bytes, reaches 2^63."""
+    for name, value in sizes.items():
+        if value.constant >= _LIMIT:
+            raise CallError(f"the size `{name}` is too large: {value.constant} is not below 2^63")
+    shapes = [(t.name, t.dtype, [extent.constant for extent in t.shape], t.span) for t in inputs]
+    shapes += [(e.name, e.dtype, [r.high.value for r in e.ranges], e.span) for e in equations]
+    for name, dtype, shape, span in shapes:
+        if prod(shape) * dtype.bytes >= _LIMIT:
+            raise CallError(f"`{name}` is too large: no memory holds {dtype}{shape}", span)
 
 
 def _raise(report: Report) -> None:
