@@ -10,7 +10,6 @@ import pytest
 from cli_tools import examples_folder, tilec_command  # noqa: F401 - fixtures
 
 from tilec import mlir, passes
-from tilec.diagnostics import InternalError
 from tilec.interpreter import interpret
 from tilec.mlir import ir
 from tilec.verify_data import KINDS, first_sizes
@@ -109,7 +108,7 @@ def test_a_pass_that_forgets_to_write(tilec, program, monkeypatch):
 
 def test_a_pass_that_fails(tilec, program, folder, monkeypatch):
     def fail(op: ir.Operation) -> None:
-        raise InternalError("no such luck", "tile")
+        raise IndexError("no such luck")
 
     monkeypatch.setattr(passes, "tile", fail)
     status, _, err = tilec("verify", "centred.tile")
