@@ -259,7 +259,7 @@ class Problem:
                 mapping[op.results[0]] = at[self.dims[ir.IntegerAttr(op.attributes["dim"]).value]]
             else:
                 mlir.clone_op(op, mapping)
-        result = mapping[value]
+        result = mapping.get(value, value)  # a factor may be a constant from outside the body
         return result if result.type == self.element else arith.truncf(self.element, result)
 
     def plain(self, side: Side) -> int | None:

@@ -20,7 +20,7 @@ def simplify(module: ir.Operation) -> None:
             _divide_by_power_of_two(op)
         elif mlir.is_generic(op):
             _reduce_nothing(op)
-    for op in [o for o in mlir.walk(module) if mlir.is_generic(o)]:
+    for op in [o for o in mlir.walk(module) if _is_constant(o)]:
         _spread_constant(op)
 
 
@@ -61,13 +61,38 @@ def _reduce_nothing(op: ir.Operation) -> None:
     op.erase()
 
 
+def _is_constant(op: ir.Operation) -> bool:
+    """Whether all elements of the tensor that it makes are one constant."""
+    if not mlir.is_generic(op) or mlir.inputs_of(op) or len(op.results) != 1:
+        return False
+    (*body, end) = mlir.body_of(op).operations
+    return not body and mlir.constant_value(end.operands[0]) is not None
+
+
 def _spread_constant(op: ir.Operation) -> None:
     """A tensor of one constant is that constant to whoever reads it element by element."""
-    (*body, end) = mlir.body_of(op).operations
-    if body or mlir.inputs_of(op) or len(op.results) != 1 or mlir.constant_value(end.operands[0]) is None:
-        return
-    for user in mlir.uses(op.results[0]):
-        if mlir.is_generic(user):
-            for value, element in zip(mlir.inputs_of(user), mlir.body_of(user).arguments):
-                if value == op.results[0]:
-                    element.replace_all_uses_with(end.operands[0])
+    (end,) = mlir.body_of(op).operations
+    for user in dict.fromkeys(mlir.uses(op.results[0])):
+        if mlir.is_generic(user) and op.results[0] in mlir.inputs_of(user):
+            _without_input(user, op.results[0], end.operands[0])
+
+
+def _without_input(op: ir.Operation, tensor_: ir.Value, element: ir.Value) -> None:
+    """The operation with `element` in place of what it reads of a tensor."""
+    inputs, outputs, maps = mlir.inputs_of(op), mlir.outputs_of(op), mlir.maps_of(op)
+    kept = [n for n, value in enumerate(inputs) if value != tensor_]
+    places = [*(maps[n] for n in kept), *maps[len(inputs) :]]
+    with ir.InsertionPoint(op), op.location:
+        types = [r.type for r in op.results]
+        made, block = mlir.generic(types, [inputs[n] for n in kept], outputs, places, mlir.iterators_of(op))
+        for name in op.attributes:
+            key = name if isinstance(name, str) else name.name
+            if key.startswith("tilec."):
+                made.attributes[key] = op.attributes[key]
+        old, new = list(mlir.body_of(op).arguments), iter(block.arguments)
+        mapping = {a: next(new) if n in kept or n >= len(inputs) else element for n, a in enumerate(old)}
+        with ir.InsertionPoint(block):
+            linalg.YieldOp(mlir.clone_body(mlir.body_of(op), mapping))
+    for before, after in zip(op.results, made.results):
+        before.replace_all_uses_with(after)
+    op.erase()

@@ -202,6 +202,17 @@ def test_examples_of_nothing(name, rng):
             assert_close(result, value, example.bound())
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_factor_that_is_constant(target, rng):
+    b = rng.standard_normal((20, 24), dtype=np.float32)
+    source = """op f(b: f32[K, N]) -> (y: f32[16, N]) {
+        z[i, k] = 2.0 where i in 0:16, k in 0:K
+        y[i, j] = sum[k](z[i, k] * b[k, j])
+    }"""
+    found = tilec.interpret(source, "map", b, target=target)
+    np.testing.assert_allclose(found, np.broadcast_to(2 * b.sum(0), (16, 24)), rtol=1e-5, atol=1e-5)
+
+
 def check_construct(name: str, size: str, rng, targets) -> None:
     program, described, numpy = test_constructs.CASES[name]
     z = test_constructs.SIZES[size]
