@@ -322,3 +322,10 @@ def test_what_a_rounding_hides_counts_on_cuda_only():
         allowed = enclose(special, inputs, kind)["y"]
         for end, low, high in zip(ends.split(), allowed.low, allowed.high, strict=True):
             assert (low, high) == {"lower": (lower,) * 2, "upper": (upper,) * 2, "both": (lower, upper)}[end]
+
+
+def test_a_power_of_one_index_with_one_value():
+    """The exponent is an array with axes, and one element."""
+    program = "op f(x: f32[M], v: f32[N]) -> (y: f32[M, N]) { y[i, j] = x[i] ** (-2 * f32(j + 1)) + 0 * v[j] }"
+    found = of(program, x=np.array([2, 4], f32), v=np.zeros(1, f32))
+    assert holds(found, [[0.25], [0.0625]]).all()

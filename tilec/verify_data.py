@@ -23,21 +23,23 @@ WORK = 60_000  # steps of a program's loops that are run: more take too long at 
 def first_sizes(names: Sequence[str], given: dict[str, int]) -> list[dict[str, int]]:
     """Primes, ones, and one size at a time 0; what is given stays."""
     free = [n for n in names if n not in given]
-    primes = {n: PRIMES[k % len(PRIMES)] for k, n in enumerate(free)}
-    chosen = [primes, dict.fromkeys(free, 1), *({**primes, n: 0} for n in free)]
+    chosen = [primes(free), dict.fromkeys(free, 1), *({**primes(free), n: 0} for n in free)]
     return _distinct({**c, **given} for c in chosen)
 
 
 def sizes_around_tiles(names: Sequence[str], given: dict[str, int], plan: Plan) -> list[dict[str, int]]:
-    """One more, one less than a tile of the plan, and as much, in turn along the sizes."""
+    """Two neighbouring sizes at a time one more and one less than a tile of the plan, the others 2."""
     free = [n for n in names if n not in given]
     tiles = {t for k in plan.kernels for t in (*k.tile, *k.options.get("block", ()))}
     found = []
     for tile in sorted(t for t in tiles if 1 < t <= LARGEST):
-        for turn in range(min(3, len(free))):
-            around = (tile + 1, tile - 1, tile)
-            found.append({n: around[(k + turn) % 3] for k, n in enumerate(free)} | given)
+        for first, second in zip(free, free[1:] or free):
+            found.append(dict.fromkeys(free, 2) | {second: tile - 1, first: tile + 1} | given)
     return _distinct(found)
+
+
+def primes(names: Sequence[str]) -> dict[str, int]:
+    return {n: PRIMES[k % len(PRIMES)] for k, n in enumerate(names)}
 
 
 def steps(plan: Plan) -> int:
