@@ -94,7 +94,7 @@ class _CpuPrinter(Printer):
 
     def load(self, memory: Memory, index: str | int) -> str:
         text = f"{memory.base}[{index}]"
-        return f"{text} != 0" if memory.element == "i1" else text
+        return f"({text} != 0)" if memory.element == "i1" else text
 
     def store(self, memory: Memory, index: str | int, value: str) -> None:
         value = f"{self.use('u8')}({value})" if memory.element == "i1" else value

@@ -258,7 +258,8 @@ class _CudaPrinter(UnrollPrinter):
             case "variable":
                 return memory.base
             case "array":
-                return f"{memory.base}[{index}]" + (" != 0" if memory.element == "i1" else "")
+                element = f"{memory.base}[{index}]"
+                return f"({element} != 0)" if memory.element == "i1" else element
             case "halves":
                 return f"{self.use(f'unpack_{_dtype(memory.element)}')}({memory.base}, {index})"
         prefix = "shared_" if memory.space in ("shared", "cluster") else ""

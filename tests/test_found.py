@@ -44,6 +44,10 @@ PROGRAMS = {
     "an index that a range is given for, handed to a function": (
         "def g[j](p) { return p - max[j](p) } op f(x: f32[N]) -> (y: f32) { y = min[k in 0:N](g[k](cumsum[k](x[k // 2]))) }",
         {"N": 4}),
+    "bools that threads keep are compared before they are combined": (
+        "op f(x: bool[K, N], z: i64) -> (y: f64[N, K], w: i64[K]) {"
+        " y[i, j] = f64(all[k in 0:3](x[j, k % N] and x[clamp(z, 0, K - 1), i])) where i in 0:N, j in 0:K"
+        " w[j] = sum[k in 0:N](1 if x[j, k] else 0) }", {"K": 12, "N": 3}),
     "a scan of reductions of nothing": ("op f(x: i32[M], u: f32[K]) -> (y: i32[M]) { y[i] = cumsum[i](sum[k in 0:K](x[i])) }",
                                         {"M": 2, "K": 0}),
 }  # fmt: skip
@@ -55,7 +59,10 @@ def test_programs_that_went_wrong(name, way, rng):
     text, sizes = PROGRAMS[name]
     op = parse(read_source(text)).ops[0]
     shapes = {t.name: [sizes[d.name] for d in t.shape] for t in op.inputs}
-    inputs = {t.name: np.asarray(rng.integers(0, 9, shapes[t.name])).astype(t.dtype.numpy) for t in op.inputs}
+    inputs = {
+        t.name: np.asarray(rng.integers(0, 2 if t.dtype.name == "bool" else 9, shapes[t.name])).astype(t.dtype.numpy)
+        for t in op.inputs
+    }
     check(Case(text, sizes, inputs, frozenset(t.name for t in op.outputs)), way)
 
 
