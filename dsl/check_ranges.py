@@ -132,7 +132,10 @@ class RangeChecker:
             if self._differ(first.extent, other.extent):
                 notes = [Note(f"{_dimension(use)} is {use.extent}", use.span) for use in (first, other)]
                 message = f"index `{index}` runs over sizes that differ: {first.extent} and {other.extent}"
-                hint = f"give its range with `where {index} in 0:N`, or say in the types that the sizes are equal"
+                named = first.extent.constant is None or other.extent.constant is None
+                hint = "are the subscripts in the right order? "
+                hint += "Sizes that are equal have one name in the types. " if named else ""
+                hint += f"A part of a dimension is `where {index} in 0:…`"
                 self.report.error(message, other.span if other.span.source is span.source else span, notes, hint)
                 return None
         return ast.Range(index, ast.SizeNumber(0), to_size(first.extent), first.span)
@@ -211,7 +214,10 @@ class RangeChecker:
         info = self.tensors[access.tensor]
         at = text_of(subscript)
         tests = [f"{at} >= 0"] * (not facts.proves(p)) + [f"{at} < {extent}"] * (not facts.proves(extent - 1 - p))
-        hint = f"write `pad({text_of(access)}, 0)`, or guard it: `… if {' and '.join(tests)} else 0`"
+        if p.constant is not None and p.constant < 0:
+            hint = f"subscripts count from the beginning: the last one is `{extent - 1}`"
+        else:
+            hint = f"write `pad({text_of(access)}, 0)`, or guard it: `… if {' and '.join(tests)} else 0`"
         self.report.error(message, access.span, [Note(f"`{access.tensor}` is defined here", info.span)], hint)
 
     def _surely_outside(self, p: Poly, low: Poly | None, high: Poly | None, extent: Poly, facts: Facts) -> bool:

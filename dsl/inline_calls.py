@@ -9,6 +9,7 @@ from tilec.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Module, free_indices, suggestion
 from tilec.dsl.notation import bodies, plural, trivial, uses
+from tilec.dtypes import OTHER_NAMES
 from tilec.functions import FUNCTIONS
 
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ class Calls:
         elif scope.function is None and name in self.tensors:
             self.report.error(f"`{name}` is a tensor, not a function", expr.span, hint=f"write `{name}[…]`")
         else:
-            hint = suggestion(name, [*scope.module.defs, *FUNCTIONS, *scope.module.ops])
+            if (cast := OTHER_NAMES.get(name)) is not None:
+                hint = f"a cast is `{cast}(…)`"
+            else:
+                hint = suggestion(name, [*scope.module.defs, *FUNCTIONS, *scope.module.ops])
             self.report.error(f"unknown function `{name}`", expr.span, hint=hint)
 
     def _inline(

@@ -36,6 +36,11 @@ _LOOKALIKE = {
     "“": '"',
     "”": '"',
 }
+_ELSEWHERE = {
+    "@": "a product of matrices is `sum[k](a[i, k] * b[k, j])`",
+    "?": "write `a if condition else b`",
+    ".": "functions have no prefix, and dimensions are subscripts: `sum[j](x[i, j])`",
+}  # what other languages write
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def _legal_text(source: Source, problems: list[Diagnostic]) -> str | None:
             problems.append(Diagnostic("the quotes are never closed", Span(source, at, end), hint='add `"`'))
         else:
             shown = text[at] if text[at].isprintable() else f"U+{ord(text[at]):04X}"
-            hint = f"write `{_LOOKALIKE[text[at]]}`" if text[at] in _LOOKALIKE else None
+            hint = f"write `{_LOOKALIKE[text[at]]}`" if text[at] in _LOOKALIKE else _ELSEWHERE.get(text[at])
             problems.append(Diagnostic(f"unexpected character `{shown}`", Span(source, at, end), hint=hint))
         pieces.append('""'.ljust(end - at) if end - at > 1 else " ")
         at = end
@@ -113,7 +118,10 @@ def _tree(source: Source, text: str, problems: list[Diagnostic], lost: set[str])
         tokens = list(_lark().lex(text))
     except UnexpectedInput as error:
         at = error.pos_in_stream or 0
-        raise TileError([*problems, Diagnostic("unexpected character", Span(source, at, at + 1))]) from None
+        diagnostic = Diagnostic(
+            f"unexpected character `{text[at]}`", Span(source, at, at + 1), hint=_ELSEWHERE.get(text[at])
+        )
+        raise TileError([*problems, diagnostic]) from None
     if len(tokens) > MAX_TOKENS:
         where = Span(source, tokens[MAX_TOKENS].start_pos, tokens[MAX_TOKENS].end_pos)
         raise TileError([*problems, Diagnostic(f"the file has more than {MAX_TOKENS} words", where)])

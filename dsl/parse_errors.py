@@ -235,6 +235,8 @@ def _operator(words: Words, at: int, expected: set[str]) -> tuple[str, str | Non
         return f"`{value}{value}` is not an operator", None
     if value == "+" and "NUMBER" in expected:
         return "there is no unary `+`", "leave it out"
+    if value == ":" and at and words.tokens[at - 1].type in ("LSQB", "COMMA"):
+        return "there are no slices", "an index names a whole dimension: `y[i] = sum[j](x[i, j])`"
     return f"unexpected {_speak(words.tokens[at])}" + _wanted(expected), None
 
 

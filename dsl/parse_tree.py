@@ -12,7 +12,7 @@ from lark.visitors import Transformer_NonRecursive, v_args
 from tilec.diagnostics import Diagnostic, Source, Span
 from tilec.dsl import ast
 from tilec.dsl.shortform import main_op
-from tilec.dtypes import DTYPES
+from tilec.dtypes import DTYPES, OTHER_NAMES
 
 MAX_DEPTH = 100
 MAX_RANK = 16
@@ -84,7 +84,9 @@ class TreeBuilder(Transformer_NonRecursive):
 
     def _dtype(self, token: Token, names: dict = DTYPES):
         if (dtype := names.get(str(token))) is None:
-            self._report(f"unknown type `{token}`", self._span(token), "the types are: " + " ".join(names))
+            known = OTHER_NAMES.get(str(token))
+            hint = f"write `{known}`" if known in names else "the types are: " + " ".join(names)
+            self._report(f"unknown type `{token}`", self._span(token), hint)
         return dtype
 
     # ---- expressions ----

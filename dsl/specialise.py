@@ -151,16 +151,31 @@ def _arguments_fit(op: ast.Op, inputs: Sequence[Argument]) -> None:
     """As many arguments as parameters, each of its type and rank."""
     if len(inputs) != len(op.inputs):
         names = ", ".join(f"`{t.name}`" for t in op.inputs)
-        raise CallError(f"`{op.name}` takes {len(op.inputs)} arguments ({names}), not {len(inputs)}", op.span)
+        many = "argument" + "s" * (len(op.inputs) != 1)
+        message = f"`{op.name}` takes {len(op.inputs)} {many} ({names}), not {len(inputs)}"
+        raise CallError(message, op.span, hint=_unbound_index(op) if len(inputs) < len(op.inputs) else None)
     ranks = subscript_ranks(op)
     for tensor, (dtype, shape) in zip(op.inputs, inputs):
         if tensor.dtype is not None and dtype != tensor.dtype:
-            raise CallError(f"`{tensor.name}` is {tensor.dtype}, and the argument is {dtype}", tensor.span)
+            hint = f"convert the argument, or declare `{tensor.name}` as {dtype}"
+            raise CallError(f"`{tensor.name}` is {tensor.dtype}, and the argument is {dtype}", tensor.span, hint=hint)
         rank = len(tensor.shape) if tensor.shape is not None else ranks.get(tensor.name, len(shape))
         if len(shape) != rank:
             dims = f"{rank} dimension{'s' * (rank != 1)}"
             message = f"`{tensor.name}` has {dims}, and the argument has {len(shape)}: {list(shape)}"
             raise CallError(message, tensor.span)
+
+
+def _unbound_index(op: ast.Op) -> str | None:
+    """Where the short form took a subscript for an input, as in einsum's `a[i, k] * b[k, j]`: how to sum over it."""
+    scalars = {tensor.name for tensor in op.inputs if tensor.dtype is None}
+    for equation in (s for s in op.body if isinstance(s, ast.Equation)):
+        for access in (node for node in ast.walk(equation.value) if isinstance(node, ast.Access)):
+            for subscript in access.subscripts:
+                if isinstance(subscript, ast.Name) and subscript.name in scalars:
+                    name = subscript.name
+                    return f"`{name}` is no index on the left side, and so an input; to sum over it: `sum[{name}](…)`"
+    return None
 
 
 def describe_ranges(

@@ -295,6 +295,13 @@ def test_arguments_that_do_not_fit(inputs, message):
         special(text, inputs)
 
 
+@pytest.mark.parametrize("text, index", [("c[i, j] = a[i, k] * b[k, j]", "k"), ("y[i] = x[i, j]", "j")])
+def test_einsum_without_its_sum(text, index):
+    """The short form takes the index for an input: the message says what was meant."""
+    with pytest.raises(CallError, match=rf"to sum over it: `sum\[{index}\]"):
+        special(text, [(F32, (4, 4))])
+
+
 def test_sizes_are_solved_for():
     text = op("y[i] = x[i] + 0 * z[0]", "x: f32[2 * M + 1], z: f32[M * K]) -> (y: f32[2 * M + 1]")
     assert special(text, [(F32, (7,)), (F32, (12,))]).sizes == {"M": 3, "K": 4}

@@ -152,9 +152,9 @@ def test_many_mistakes_in_one_run():
     ids=range(17),
 )
 def test_hostile_text_is_refused_quickly(text):
-    start = time.monotonic()
+    start = time.process_time()
     assert refused(text)
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_the_empty_program():

@@ -48,7 +48,9 @@ class Op:
         self._declared = program.op(name)
 
     def __repr__(self) -> str:
-        return f"<tilec op {self.name}, {len(self._built)} specialisations>"
+        return (
+            f"<tilec op {self.name}, compiled for {len(self._built)} set{'s' * (len(self._built) != 1)} of arguments>"
+        )
 
     @property
     def name(self) -> str:
@@ -283,6 +285,9 @@ def _schedule_beside(text: Source) -> Path | None:
 
 def read_source(source: str | Path) -> Source:
     """The program behind a path, or the text itself: what ends in `.tile` and has one line is a path."""
+    if not isinstance(source, str | Path):
+        message = f"a program is a path or a text, not a {type(source).__name__}"
+        raise CallError(message, hint='compile("softmax.tile"), or compile("y[i] = 2 * x[i]")')
     if isinstance(source, Path) or ("\n" not in source and source.strip().endswith(".tile")):
         path = Path(source)
         try:

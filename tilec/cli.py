@@ -282,7 +282,7 @@ def _run_op(commands) -> None:
     p = _command(
         commands, "run", "cli_run:run", "[options] FILE", "run an op, check it, time it",
         "Runs an op on random inputs, or on arrays from files, whose shapes then give the sizes.\n"
-        "--check holds the results against the program evaluated at f64, within the bound in docs/cli.md.",
+        "--check holds the results against the program evaluated at f64, within its error bounds (docs/numerics.md).",
         """tilec run softmax.tile -D M=512,N=512 --check
         tilec run softmax.tile -D M=4096,N=1024 --time
         tilec run softmax.tile --input x=x.npy --save y.npz

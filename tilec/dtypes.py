@@ -71,6 +71,14 @@ DTYPES: dict[str, DType] = {
     t.name: t for t in (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F8E4M3, F8E5M2, F16, BF16, F32, F64)
 }
 
+OTHER_NAMES = {
+    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "int": "i64", "long": "i64",
+    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64",
+    "float16": "f16", "half": "f16", "fp16": "f16", "bfloat16": "bf16", "float32": "f32", "fp32": "f32", "float": "f32",
+    "float64": "f64", "fp64": "f64", "double": "f64", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
+}  # fmt: skip
+"""What others call the types; for hints."""
+
 
 def from_numpy(dtype: np.dtype) -> DType | None:
     """The row for a NumPy dtype, or None where the language has none."""

@@ -1,0 +1,8 @@
+"""`python -m tilec`: the same as `tilec`."""
+
+import sys
+
+from tilec.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
