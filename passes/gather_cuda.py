@@ -15,10 +15,10 @@ from tilec.mlir import ir, vector
 from tilec.passes.stage_cuda import is_local, root
 
 if TYPE_CHECKING:
-    from tilec.passes.map_cuda import _Generic
+    from tilec.passes.generic_cuda import GenericMapper
 
 
-def wide_loads(generic: _Generic) -> list[ir.Operation]:
+def wide_loads(generic: GenericMapper) -> list[ir.Operation]:
     """The loads of a body that can move all lanes of a step at a time."""
     lanes = generic.layout.vectors[generic.layout.lane_dim] if generic.layout.lane_dim in generic.dims else 1
     if lanes == 1:
@@ -30,7 +30,7 @@ def wide_loads(generic: _Generic) -> list[ir.Operation]:
     ]
 
 
-def _is_wide(generic: _Generic, load: ir.OpView, lanes: int) -> bool:
+def _is_wide(generic: GenericMapper, load: ir.OpView, lanes: int) -> bool:
     value, *subscripts = load.operands
     if not subscripts or is_local(value) or ir.MemRefType(root(value).type).shape[-1] % lanes:
         return False
@@ -38,7 +38,7 @@ def _is_wide(generic: _Generic, load: ir.OpView, lanes: int) -> bool:
     return _moves(generic, last, lanes) and not any(_depends(generic, v, {}) for v in others)
 
 
-def _moves(generic: _Generic, value: ir.Value, lanes: int) -> bool:
+def _moves(generic: GenericMapper, value: ir.Value, lanes: int) -> bool:
     """Whether a subscript is the lanes' index, from a multiple of their number on."""
     owner = mlir.definition(value)
     if owner is not None and owner.name == "affine.apply":
@@ -52,14 +52,14 @@ def _moves(generic: _Generic, value: ir.Value, lanes: int) -> bool:
     return _is_lane(generic, value)
 
 
-def _is_lane(generic: _Generic, value: ir.Value) -> bool:
+def _is_lane(generic: GenericMapper, value: ir.Value) -> bool:
     owner = mlir.definition(value)
     if owner is None or owner.name != "linalg.index":
         return False
     return generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value] == generic.layout.lane_dim
 
 
-def _depends(generic: _Generic, value: ir.Value, known: dict[ir.Value, bool]) -> bool:
+def _depends(generic: GenericMapper, value: ir.Value, known: dict[ir.Value, bool]) -> bool:
     """Whether a value of the body differs between lanes."""
     if value in known:
         return known[value]
@@ -75,7 +75,7 @@ def _depends(generic: _Generic, value: ir.Value, known: dict[ir.Value, bool]) ->
     return known[value]
 
 
-def fetch(generic: _Generic, load: ir.Operation) -> ir.Value:
+def fetch(generic: GenericMapper, load: ir.Operation) -> ir.Value:
     """This thread's part of what a wide load reads, in registers."""
     value, *subscripts = load.operands
     element = ir.MemRefType(value.type).element_type
@@ -91,7 +91,7 @@ def fetch(generic: _Generic, load: ir.Operation) -> ir.Value:
     return tile
 
 
-def _evaluate(generic: _Generic, value: ir.Value, place, lane: int, mapping: dict[ir.Value, ir.Value]) -> ir.Value:
+def _evaluate(generic: GenericMapper, value: ir.Value, place, lane: int, mapping: dict[ir.Value, ir.Value]) -> ir.Value:
     """A subscript at one lane of a step."""
     owner = mlir.definition(value)
     if value in mapping or (owner is not None and owner.block != generic.block):

@@ -33,7 +33,7 @@ def may_compute_twice(generic: Any) -> bool:
 
 
 def compute_twice(generic: Any) -> None:
-    """Computes one chunk of an operation that `passes/map_cuda.py` maps."""
+    """Computes one chunk of an operation that `passes/generic_cuda.py` maps."""
     flag = ir.IntegerType.get_signless(1)
     far = generic.kernel.private((), flag, "far")
     memref.StoreOp(mlir.constant(False, flag), far, [])

@@ -29,13 +29,7 @@ from tilec.passes.turn_cpu import stage_turns
 
 
 def stage_cpu(module: ir.Operation) -> None:
-    if "tilec.kernels" not in module.attributes:
-        return
-    table = ir.DictAttr(module.attributes["tilec.kernels"])
-    for function in mlir.functions(module):
-        if "tilec.kernel" not in function.attributes:
-            continue
-        plan = ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])
+    for function, plan in mlir.planned_kernels(module):
         if "registers" in plan:
             (op,) = [o for o in mlir.walk(function) if mlir.is_generic(o) and "reduction" in mlir.iterators_of(o)]
             guard_loads(mlir.body_of(op))

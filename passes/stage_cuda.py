@@ -24,14 +24,9 @@ from tilec.passes.spaces import is_local, places_of, root, space_of
 
 
 def stage_cuda(module: ir.Operation) -> None:
-    if "tilec.kernels" not in module.attributes:
-        return
-    table = ir.DictAttr(module.attributes["tilec.kernels"])
-    for function in mlir.functions(module):
-        if "tilec.kernel" in function.attributes:
-            plan = ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])
-            if "instruction" not in plan:  # contractions are staged where their pipeline is made, see contract_cuda
-                _stage(function, plan)
+    for function, plan in mlir.planned_kernels(module):
+        if "instruction" not in plan:  # contractions are staged where their pipeline is made, see contract_cuda
+            _stage(function, plan)
 
 
 def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:

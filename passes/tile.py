@@ -18,13 +18,8 @@ from tilec.mlir import affine, ir, linalg, scf, tensor
 
 
 def tile(module: ir.Operation) -> None:
-    if "tilec.kernels" not in module.attributes:
-        return
-    table = ir.DictAttr(module.attributes["tilec.kernels"])
-    for function in mlir.functions(module):
-        if "tilec.kernel" in function.attributes:
-            name = ir.StringAttr(function.attributes["sym_name"]).value
-            _tile_kernel(function, ir.DictAttr(table[name]))
+    for function, plan in mlir.planned_kernels(module):
+        _tile_kernel(function, plan)
 
 
 def _tile_kernel(function: ir.Operation, plan: ir.DictAttr) -> None:

@@ -8,7 +8,6 @@ nothing and leave no trace. Names come from `tilec.name` hints reduced to identi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +15,7 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.functions import FUNCTIONS
 from tilec.mlir import ir
+from tilec.runtime.emit_index import affine_text, is_unit, plus, times
 
 COMPARE_FLOAT = {  # cmpf predicates by number: text over {a}, {b}
     0: "False", 1: "{a} == {b}", 2: "{a} > {b}", 3: "{a} >= {b}", 4: "{a} < {b}", 5: "{a} <= {b}",
@@ -154,7 +154,7 @@ class Printer:
         users = mlir.uses(result)
         if len(users) == 1 and users[0].block == op.block and len(text) < 90 and users[0].name != "scf.yield":
             self.text[result] = (
-                text if re.fullmatch(r"[\w.]+(\([^()]*\))?|\(.*\)", text) and _balanced(text) else f"({text})"
+                text if re.fullmatch(r"[\w.]+(\([^()]*\))?|\(.*\)", text) and is_unit(text) else f"({text})"
             )
         else:
             self.bind(result, text)
@@ -364,7 +364,7 @@ class Printer:
         map_ = ir.AffineMapAttr(op.attributes["map"]).value
         operands = [self.index(v) for v in op.operands]
         divided = partial(self.divided, op, map_.n_dims)
-        texts = [str(_affine(e, operands, map_.n_dims, divided)) for e in map_.results]
+        texts = [str(affine_text(e, operands, map_.n_dims, divided)) for e in map_.results]
         return texts[0] if op.name == "affine.apply" else f"{op.name[-3:]}({', '.join(texts)})"
 
     def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, text: str | int) -> str | int:
@@ -379,60 +379,6 @@ def has_flag(op: ir.Operation, flag: str) -> bool:
 _MATH = {row.mlir: row.cpu for row in FUNCTIONS.values() if row.mlir.startswith("math.")}
 
 
-Divided = Callable[[ir.AffineExpr, str | int], str | int]
-
-
-def _affine(expr: ir.AffineExpr, operands: list[str | int], dims: int, divided: Divided) -> str | int:
-    match expr:
-        case ir.AffineConstantExpr():
-            return expr.value
-        case ir.AffineDimExpr():
-            return operands[expr.position]
-        case ir.AffineSymbolExpr():
-            return operands[dims + expr.position]
-    left, right = (_affine(e, operands, dims, divided) for e in (expr.lhs, expr.rhs))
-    match expr:
-        case ir.AffineAddExpr():
-            return plus(left, right)
-        case ir.AffineMulExpr():
-            return times(left, right)
-    left = divided(expr.lhs, left)
-    match expr:
-        case ir.AffineModExpr():
-            return f"({_group(left)} % {_group(right)})"
-        case ir.AffineFloorDivExpr():
-            return f"({_group(left)} // {_group(right)})"
-        case ir.AffineCeilDivExpr():
-            return f"-(-{_group(left)} // {_group(right)})"
-    raise AssertionError(expr)
-
-
-def plus(a: str | int, b: str | int) -> str | int:
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    if a == 0 or b == 0:
-        return b if a == 0 else a
-    if isinstance(b, int) and b < 0:
-        return f"{a} - {-b}"
-    if isinstance(b, int) and (end := re.search(r" \+ (\d+)$", str(a))):
-        return f"{a[: end.start()]} + {int(end[1]) + b}"
-    return f"{a} + {b}"
-
-
-def times(a: str | int, b: str | int) -> str | int:
-    if isinstance(a, int) and isinstance(b, int):
-        return a * b
-    if a == 0 or b == 0:
-        return 0
-    if a == 1 or b == 1:
-        return b if a == 1 else a
-    return f"{_group(a)} * {_group(b)}"
-
-
-def _group(text: str | int) -> str:
-    return str(text) if isinstance(text, int) or re.fullmatch(r"\w+|\([^()]*\)", text) else f"({text})"
-
-
 def _becomes_state(value: ir.Value, loop: ir.Operation) -> bool:
     """Whether a vector, which always has a variable, is read by nothing but the loop that goes on from it."""
     owner = mlir.definition(value)
@@ -442,14 +388,3 @@ def _becomes_state(value: ir.Value, loop: ir.Operation) -> bool:
         and owner.block == loop.block
         and len(mlir.uses(value)) == 1
     )
-
-
-def _balanced(text: str) -> bool:
-    """Whether the first bracket closes at the end: `(a) + (b)` is no unit."""
-    start = text.find("(")
-    depth = 0
-    for position, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0 and position >= start >= 0 and position < len(text) - 1:
-            return False
-    return True

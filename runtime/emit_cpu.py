@@ -17,7 +17,8 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.grouping import element_bytes
 from tilec.mlir import ir
-from tilec.runtime.emit import NARROW, Memory, Printer, plus
+from tilec.runtime.emit import NARROW, Memory, Printer
+from tilec.runtime.emit_index import plus
 from tilec.runtime.program import Emitted, KernelSource
 from tilec.runtime.steps import read_steps
 

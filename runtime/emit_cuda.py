@@ -20,11 +20,13 @@ from tilec.functions import FUNCTIONS
 from tilec.grouping import element_bytes
 from tilec.mlir import ir
 from tilec.runtime.cuda_define import NUMBA
-from tilec.runtime.emit import NARROW, Memory, has_flag, plus, times
+from tilec.runtime.emit import NARROW, Memory, has_flag
 from tilec.runtime.emit_cpu import strides_of
 from tilec.runtime.emit_cuda_async import async_operation
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
 from tilec.runtime.emit_cuda_unroll import UnrollPrinter
+from tilec.runtime.emit_cuda_uses import is_read_as_scalar, is_unchanged, stored_arguments
+from tilec.runtime.emit_index import plus, times
 from tilec.runtime.program import Emitted, KernelSource, TensorMap
 from tilec.runtime.steps import read_steps
 
@@ -79,7 +81,7 @@ class _CudaPrinter(UnrollPrinter):
         threads, blocks = (mlir.get_integer(function, f"tilec.{n}") for n in ("threads", "blocks"))
         self.grid = {"gpu.thread_id": threads, "gpu.block_id": blocks}
         count = len(parameters)
-        self.written = {self.memory[v].base for v in _stored(function) if v in self.memory}
+        self.written = {self.memory[v].base for v in stored_arguments(function) if v in self.memory}
         for view in block.operations:
             op = view.operation
             self.declare(op)
@@ -248,7 +250,7 @@ class _CudaPrinter(UnrollPrinter):
         once = memory.space == "variable" or (
             memory.space in ("array", "halves") and len(mlir.uses(op.results[0])) == 1
         )
-        if once and _unchanged(op, value):
+        if once and is_unchanged(op, value):
             self.text[op.results[0]] = self.load(memory, place)
             return True
         return False
@@ -333,7 +335,7 @@ class _CudaPrinter(UnrollPrinter):
         """Whether a conversion to a narrow float only feeds stores that round by themselves."""
         if str(op.results[0].type) not in NARROW:
             return False
-        return all(u.name == "memref.store" and not _read_as_scalar(u.operands[1]) for u in mlir.uses(op.results[0]))
+        return all(u.name == "memref.store" and not is_read_as_scalar(u.operands[1]) for u in mlir.uses(op.results[0]))
 
     def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
         if name == "arith.divf" and has_flag(op, "arcp"):
@@ -381,54 +383,9 @@ def _is_once(op) -> bool:
     return "nontemporal" in op.attributes and ir.BoolAttr(op.attributes["nontemporal"]).value
 
 
-def _stored(function: ir.Operation) -> set[ir.Value]:
-    """The function's arguments that it writes."""
-    from tilec.passes.spaces import root
-
-    return {root(op.operands[1]) for op in mlir.walk(function) if op.name in ("memref.store", "vector.store")}
-
-
 def _plain(text: str) -> str:
     return "".join(c if c.isalnum() or c in "_.,- " else "_" for c in text)[:60]
 
 
 def _location_name(location: ir.Location) -> str | None:
     return location.name_str if isinstance(location, ir.NameLoc) else None
-
-
-def _read_as_scalar(memory: ir.Value) -> bool:
-    """Whether elements of private memory are read other than by a vector that goes to memory."""
-    space = str(ir.MemRefType(memory.type).memory_space or "")
-    if "private" not in space:
-        return False
-    return any(not _goes_to_memory(u) for u in mlir.uses(memory) if u.name == "memref.load")
-
-
-def _goes_to_memory(load: ir.Operation) -> bool:
-    users = mlir.uses(load.results[0])
-    return all(
-        u.name == "memref.store" and u.operands[0] == load.results[0]
-        and "private" not in str(ir.MemRefType(u.operands[1].type).memory_space or "")
-        for u in users
-    )  # fmt: skip
-
-
-def _unchanged(load: ir.Operation, memory: ir.Value) -> bool:
-    """Whether no store to `memory` lies between a load and the last use of what it loaded, all within one block."""
-    users = set(mlir.uses(load.results[0]))
-    operations = [o.operation for o in load.block.operations]
-    written = False
-    for op in operations[operations.index(load) + 1 :]:
-        inside = {op, *mlir.walk(op)}
-        if users & inside:
-            if written:
-                return False
-            users -= inside
-            if not users:
-                return not (len(inside) > 1 and any(_writes(o, memory) for o in inside))
-        written = written or any(_writes(o, memory) for o in inside)
-    return False
-
-
-def _writes(op: ir.Operation, memory: ir.Value) -> bool:
-    return op.name in ("memref.store", "vector.store") and op.operands[1] == memory

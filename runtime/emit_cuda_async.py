@@ -15,8 +15,9 @@ from tilec.diagnostics import InternalError
 from tilec.grouping import element_bytes
 from tilec.mlir import ir
 from tilec.passes.cluster_cuda import CLUSTER
-from tilec.runtime.emit import Memory, times
+from tilec.runtime.emit import Memory
 from tilec.runtime.emit_cpu import strides_of
+from tilec.runtime.emit_index import times
 
 if TYPE_CHECKING:
     from tilec.runtime.emit_cuda import _CudaPrinter

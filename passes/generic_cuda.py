@@ -1,0 +1,272 @@
+"""map, for CUDA: one operation of a kernel, for each thread's part of its elements.
+
+Every operation loads what it needs of global memory first, computes on registers, and stores last: several independent
+loads are then in flight. A reduction over threads is finished by shuffles within a warp and workgroup memory across
+warps, in an order that never varies; every thread of the reduced dimensions then holds the result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilec import mlir
+from tilec.diagnostics import InternalError
+from tilec.mlir import ir, memref, vector
+from tilec.passes.combine import Combiner
+from tilec.passes.gather_cuda import fetch, wide_loads
+from tilec.passes.loops import Place, Threads, loop
+from tilec.passes.quick_cuda import compute_twice, is_trigonometric, mark_quick, may_compute_twice
+from tilec.passes.reduce_cuda import across_threads
+from tilec.passes.scan_cuda import scan
+from tilec.passes.spaces import is_local, places_of, root, space_of
+
+if TYPE_CHECKING:
+    from tilec.passes.map_cuda import KernelMapper
+
+
+class GenericMapper:
+    """Maps one operation of a kernel: loads, computes, combines states, stores."""
+
+    def __init__(self, kernel: KernelMapper, op: ir.Operation, threads: Threads):
+        self.kernel, self.op, self.threads, self.layout = kernel, op, threads, threads.layout
+        self.block = mlir.body_of(op)
+        self.dims = tuple(mlir.get_integers(op, "tilec.dims"))
+        self.places = [tuple(p) for p in places_of(op)]
+        self.operands = list(op.operands)
+        self.count = len(mlir.inputs_of(op))
+        kinds = dict(zip(self.dims, mlir.iterators_of(op)))
+        self.reduced = [d for d in self.dims if kinds[d] == "reduction"]
+        self.loops = [d for d in self.dims if self.layout.chunks(d) != 1 and d not in self.reduced]
+        self.reduced_loops = [d for d in self.reduced if self.layout.chunks(d) != 1]
+        used = {v for inner in mlir.walk(op) for v in inner.operands}
+        self.live = [a in used for a in self.block.arguments]
+        outs = range(self.count, len(self.operands))
+        self.states = [n for n in outs if set(self.reduced) - set(self.places[n])]
+        along = mlir.get_integer(op, "tilec.scan")
+        self.scanned = None if along is None else self.dims[along]
+        self.tiles: dict[int, ir.Value] = {}
+        self.chunk: dict[int, ir.Value] = {}
+        self.gathered: dict[ir.Operation, ir.Value] = {}  # loads of the body that were made for all lanes of a step
+        self.sizes = self._sizes()
+
+    # ---- the order of things -----------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        if self._is_copy() and self._copy():
+            return
+        self._load([n for n in range(self.count) if self.layout.whole(self.places[n])])
+        self._enter(self.loops, self._reduce)
+
+    def _is_copy(self) -> bool:
+        (*body, end) = self.block.operations
+        return not body and list(end.operands) == [self.block.arguments[0]] and self.places[0] == self.places[1]
+
+    def _copy(self) -> bool:
+        """Between a private tile and memory a copy needs no tile of its own."""
+        spaces = [space_of(v) for v in self.operands]
+        if spaces in ([None, "private"], ["workgroup", "private"]):
+            tile = self.kernel.tile(self.operands[1], self.places[1])
+            halves = isinstance(ir.MemRefType(self.operands[0].type).element_type, (ir.BF16Type, ir.F16Type))
+            if self.kernel.packed and halves and self._vector(self.operands[0], self.places[0]) % 2 == 0:
+                tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()
+            self._fetch(self.operands[0], self.places[0], tile)
+        elif spaces == ["private", None]:
+            self.tiles[1] = self.kernel.tile(self.operands[0], self.places[0])
+            self._store(1)
+        return spaces in ([None, "private"], ["workgroup", "private"], ["private", None])
+
+    def _reduce(self) -> None:
+        """One chunk of the parallel dimensions: states start, elements are added, threads' states are combined."""
+        for n in self.states:
+            self._start(n)
+        outside = [n for n in range(self.count) if not set(self.places[n]) & set(self.reduced_loops)]
+        self._load([n for n in outside if n not in self.tiles])
+        self._enter(self.reduced_loops, self._chunk)
+        if self.states and self.scanned is None:
+            across_threads(self, Combiner(self.op, self.states))
+        for n in self.states:
+            self._finish(n)
+
+    def _chunk(self) -> None:
+        """One chunk of all dimensions: load, compute, store."""
+        held = dict(self.tiles)
+        self._load([n for n in range(self.count) if n not in self.tiles])
+        stores = [n for n in range(self.count, len(self.operands)) if n not in self.states]
+        for n in stores:
+            if space_of(self.operands[n]) != "workgroup":
+                self.tiles[n] = self._out_tile(n)
+        if self.scanned is not None and self.layout.threads[self.scanned] > 1:
+            scan(self, self.scanned)
+        elif may_compute_twice(self):
+            self.gathered = {}
+            compute_twice(self)
+        else:
+            self.gathered = {load: fetch(self, load) for load in wide_loads(self)}
+            with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True) as place:
+                self.compute(place)
+        for n in stores:
+            if space_of(self.operands[n]) is None:
+                self._store(n)
+        self.tiles = held
+
+    def _enter(self, loops: list[int], body) -> None:
+        """Loops over the chunks of some dimensions around `body`."""
+        if not loops:
+            return body()
+        d, *rest = loops
+        unroll = self.layout is not self.kernel.layout and isinstance(self.sizes[d], ir.Value)
+        with loop(self.layout.chunks(d), always=True, unroll=unroll) as self.chunk[d]:
+            tiles = dict(self.tiles)
+            self._enter(rest, body)
+            self.tiles = tiles
+        del self.chunk[d]
+
+    def _sizes(self) -> dict[int, int | ir.Value]:
+        """How much of the block's tile there is along each dimension."""
+        sizes: dict[int, int | ir.Value] = {}
+        for value, places in zip(self.operands, self.places):
+            for n, (d, size) in enumerate(zip(places, ir.ShapedType(value.type).shape)):
+                if d not in sizes:
+                    sizes[d] = memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
+        return sizes
+
+    # ---- states ------------------------------------------------------------------------------------------------------
+
+    def _start(self, n: int) -> None:
+        """The identity into every slot of a state."""
+        self.tiles[n] = self._state_tile(n)
+        with self.threads.slots(self.places[n], {}, None, lanes=True) as place:
+            memref.StoreOp(self.identity(n), self.tiles[n], place.slot(self.places[n]))
+
+    def identity(self, n: int) -> ir.Value:
+        """What a state starts from."""
+        initial = self.kernel.fills.get(root(self.operands[n]))
+        if initial is None:
+            raise InternalError(f"a reduction without an initial value: {self.op}", "map")
+        return initial
+
+    def _state_tile(self, n: int) -> ir.Value:
+        if space_of(self.operands[n]) == "private":
+            return self.kernel.tile(self.operands[n], self.places[n])
+        return self.kernel.private(self.places[n], ir.MemRefType(self.operands[n].type).element_type)
+
+    def _finish(self, n: int) -> None:
+        """A complete state into workgroup memory, where it does not stay in registers."""
+        if space_of(self.operands[n]) == "private":
+            return
+        with self.threads.slots(self.places[n], self.chunk, self.sizes, lanes=True) as place:
+            value = memref.LoadOp(self.tiles[n], place.slot(self.places[n])).result
+            memref.StoreOp(value, self.operands[n], place.coordinates(self.places[n]))
+
+    # ---- loads and stores --------------------------------------------------------------------------------------------
+
+    def _load(self, operands: list[int]) -> None:
+        """Private tiles, and this thread's part of what is in global memory, into `tiles`."""
+        seen: dict[tuple, ir.Value] = {}
+        for n in operands:
+            value, dims = self.operands[n], self.places[n]
+            if not self.live[n]:
+                continue
+            if space_of(value) == "private":
+                self.tiles[n] = self.kernel.tile(value, dims)
+            elif space_of(value) is None or self._is_buffer(value):
+                if (value, dims) not in seen:
+                    seen[value, dims] = self._fetch(value, dims)
+                self.tiles[n] = seen[value, dims]
+
+    def _fetch(self, value: ir.Value, dims: tuple[int, ...], tile: ir.Value | None = None) -> ir.Value:
+        if tile is None:
+            element = ir.MemRefType(value.type).element_type
+            tile = self.kernel.private(dims, element, self.kernel.name_of(value), self.layout)
+        once = set(dims) == set(range(len(self.layout.extents)))  # no other block or thread reads an element again
+        width = self._vector(value, dims)
+        with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1) as place:
+            for lane in self._pieces(dims, width):
+                if width > 1:
+                    type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
+                    element = vector.LoadOp(type_, value, place.coordinates(dims, lane), nontemporal=once).result
+                    vector.StoreOp(element, tile, place.slot(dims, lane))
+                else:
+                    element = memref.LoadOp(value, place.coordinates(dims)).result
+                    memref.StoreOp(element, tile, place.slot(dims))
+        return tile
+
+    def _store(self, n: int) -> None:
+        """This thread's part of a result into global memory; where threads hold the same, the first stores it."""
+        value, dims, tile = self.operands[n], self.places[n], self.tiles[n]
+        width = self._vector(value, dims)
+        read_again = any(mlir.is_generic(u) and value in mlir.inputs_of(u) for u in mlir.uses(value))
+        owner = None if read_again else self.threads.first([d for d in self.layout.order if d not in dims])
+        with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1, owner=owner) as place:
+            for lane in self._pieces(dims, width):
+                if width > 1:
+                    type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
+                    element = vector.LoadOp(type_, tile, place.slot(dims, lane)).result
+                    vector.StoreOp(element, value, place.coordinates(dims, lane), nontemporal=not read_again)
+                else:
+                    element = memref.LoadOp(tile, place.slot(dims)).result
+                    memref.StoreOp(element, value, place.coordinates(dims))
+
+    def _out_tile(self, n: int) -> ir.Value:
+        if space_of(self.operands[n]) == "private":
+            return self.kernel.tile(self.operands[n], self.places[n])
+        element = ir.MemRefType(self.operands[n].type).element_type
+        return self.kernel.private(self.places[n], element, layout=self.layout)
+
+    def _vector(self, value: ir.Value, dims: tuple[int, ...]) -> int:
+        """Elements that one access may move: up to 16 bytes side by side, every one of them inside and aligned."""
+        lane_dim = self.layout.lane_dim
+        if lane_dim is None or not dims or dims[-1] != lane_dim or lane_dim in dims[:-1]:
+            return 1
+        if is_local(value) and not self._is_buffer(value):
+            return 1
+        whole = ir.MemRefType(root(value).type).shape[-1]
+        bits = ir.MemRefType(value.type).element_type
+        size = max(8, bits.width)
+        width = min(self.layout.vectors[lane_dim], 128 // size)
+        return width if whole % self.layout.vectors[lane_dim] == 0 else 1
+
+    def _is_buffer(self, value: ir.Value) -> bool:
+        """Whether it is memory that asynchronous copies fill."""
+        return root(value) in self.kernel.buffers
+
+    def _pieces(self, dims: tuple[int, ...], width: int) -> range:
+        """Where the accesses of one step begin among its lanes."""
+        return range(0, self.layout.vectors[self.layout.lane_dim], width) if width > 1 else range(1)
+
+    # ---- the body ----------------------------------------------------------------------------------------------------
+
+    def compute(self, place: Place, far: ir.Value | None = None) -> None:
+        mapping: dict[ir.Value, ir.Value] = {}
+        for n, argument in enumerate(self.block.arguments):
+            if self.live[n]:
+                mapping[argument] = self.element(n, place)
+        for inner in self.block.operations:
+            if inner.operation.name == "linalg.index":
+                mapping[inner.results[0]] = place.coordinate(self.dims[ir.IntegerAttr(inner.attributes["dim"]).value])
+        for inner in self.block.operations:
+            if inner.operation in self.gathered:
+                tile = self.gathered[inner.operation]
+                mapping[inner.results[0]] = memref.LoadOp(tile, place.slot(self.dims)).result
+            elif inner.operation.name not in ("linalg.index", "linalg.yield"):
+                copy = mlir.clone_op(inner.operation, mapping)
+                if far is not None and is_trigonometric(copy):
+                    mark_quick(copy, far)
+        for n, value in enumerate(list(self.block.operations)[-1].operands, self.count):
+            self.put(n, place, mapping.get(value, value))
+
+    def put(self, n: int, place: Place, value: ir.Value) -> None:
+        if n in self.tiles:
+            memref.StoreOp(value, self.tiles[n], self._slot(n, place))
+        else:
+            memref.StoreOp(value, self.operands[n], place.coordinates(self.places[n]))
+
+    def _slot(self, n: int, place: Place) -> list[ir.Value]:
+        """Where an element is in a tile: in one of the whole block, behind the steps of the chunks before."""
+        kept = space_of(self.operands[n]) == "private" and self.layout is not self.kernel.layout
+        return place.slot(self.places[n], chunk=self.chunk if kept else {})
+
+    def element(self, n: int, place: Place) -> ir.Value:
+        if n in self.tiles:
+            return memref.LoadOp(self.tiles[n], self._slot(n, place)).result
+        return memref.LoadOp(self.operands[n], place.coordinates(self.places[n])).result

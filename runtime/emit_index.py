@@ -1,0 +1,72 @@
+"""Arithmetic on indices as text: numbers fold, zeros and ones vanish, brackets stand where they are needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tilec.mlir import ir
+
+Divided = Callable[[ir.AffineExpr, str | int], str | int]
+
+
+def affine_text(expr: ir.AffineExpr, operands: list[str | int], dims: int, divided: Divided) -> str | int:
+    match expr:
+        case ir.AffineConstantExpr():
+            return expr.value
+        case ir.AffineDimExpr():
+            return operands[expr.position]
+        case ir.AffineSymbolExpr():
+            return operands[dims + expr.position]
+    left, right = (affine_text(e, operands, dims, divided) for e in (expr.lhs, expr.rhs))
+    match expr:
+        case ir.AffineAddExpr():
+            return plus(left, right)
+        case ir.AffineMulExpr():
+            return times(left, right)
+    left = divided(expr.lhs, left)
+    match expr:
+        case ir.AffineModExpr():
+            return f"({_group(left)} % {_group(right)})"
+        case ir.AffineFloorDivExpr():
+            return f"({_group(left)} // {_group(right)})"
+        case ir.AffineCeilDivExpr():
+            return f"-(-{_group(left)} // {_group(right)})"
+    raise AssertionError(expr)
+
+
+def plus(a: str | int, b: str | int) -> str | int:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    if a == 0 or b == 0:
+        return b if a == 0 else a
+    if isinstance(b, int) and b < 0:
+        return f"{a} - {-b}"
+    if isinstance(b, int) and (end := re.search(r" \+ (\d+)$", str(a))):
+        return f"{a[: end.start()]} + {int(end[1]) + b}"
+    return f"{a} + {b}"
+
+
+def times(a: str | int, b: str | int) -> str | int:
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    if a == 0 or b == 0:
+        return 0
+    if a == 1 or b == 1:
+        return b if a == 1 else a
+    return f"{_group(a)} * {_group(b)}"
+
+
+def _group(text: str | int) -> str:
+    return str(text) if isinstance(text, int) or re.fullmatch(r"\w+|\([^()]*\)", text) else f"({text})"
+
+
+def is_unit(text: str) -> bool:
+    """Whether the first bracket closes at the end: `(a) + (b)` is no unit."""
+    start = text.find("(")
+    depth = 0
+    for position, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and position >= start >= 0 and position < len(text) - 1:
+            return False
+    return True
