@@ -14,8 +14,8 @@ from dataclasses import replace
 from math import prod
 
 from tilec import mlir
+from tilec.amounts import element_bytes
 from tilec.diagnostics import InternalError
-from tilec.grouping import element_bytes
 from tilec.mlir import ir
 from tilec.runtime.emit import NARROW, Memory, Printer
 from tilec.runtime.emit_index import plus

@@ -16,8 +16,8 @@ import re
 from math import prod
 
 from tilec import mlir
+from tilec.amounts import element_bytes
 from tilec.functions import FUNCTIONS
-from tilec.grouping import element_bytes
 from tilec.mlir import ir
 from tilec.runtime.cuda_define import NUMBA
 from tilec.runtime.emit import NARROW, Memory, has_flag

@@ -11,8 +11,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tilec import mlir
+from tilec.amounts import element_bytes
 from tilec.diagnostics import InternalError
-from tilec.grouping import element_bytes
 from tilec.mlir import ir
 from tilec.passes.cluster_cuda import CLUSTER
 from tilec.runtime.emit import Memory

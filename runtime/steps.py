@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tilec import mlir
+from tilec.amounts import element_bytes
 from tilec.diagnostics import InternalError
-from tilec.grouping import element_bytes
 from tilec.mlir import ir
 from tilec.runtime.program import Slot, Step, Temporary
 

@@ -90,7 +90,7 @@ def read(text: str):
     specialised = specialise(parse(Source("t.tile", text)), None, None, SIZES)
     module = build(specialised)
     from tilec.graph import build_graph
-    from tilec.grouping import space_of
+    from tilec.space import space_of
 
     simplified = mlir.parse(lower(module, load("h200")).texts["simplify"])
     function = mlir.functions(simplified)[0]

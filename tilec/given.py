@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from tilec.diagnostics import CallError
 from tilec.graph import Graph, Node
-from tilec.grouping import Group, Remark, inline_into, ordered, refuse, space_of
+from tilec.grouping import Group, Remark, inline_into, ordered, refuse
+from tilec.space import space_of
 from tilec.target import Target
 
 

@@ -8,11 +8,11 @@ computes all operations for its part of the grid, so nothing that one block make
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
 
-from tilec.cost import Work, predict
+from tilec.amounts import bytes_of, kept_bytes, onchip_bytes, work_of
+from tilec.cost import predict
 from tilec.graph import Graph, Node, Read
-from tilec.mlir import ir
+from tilec.space import Space, space_of
 from tilec.target import Target
 
 
@@ -28,20 +28,6 @@ class Remark:
 
     def __str__(self) -> str:
         return f"{self.verb} {self.subject}: {self.reason}"
-
-
-@dataclass
-class Space:
-    """The kernel dimensions of a set of nodes: `dims[node][d]` is the kernel dimension of the node's dimension d."""
-
-    nodes: list[Node]
-    dims: dict[Node, tuple[int, ...]]
-    extents: dict[int, int]
-    grid: tuple[int, ...]
-
-    @property
-    def parallelism(self) -> int:
-        return prod(self.extents[d] for d in self.grid)
 
 
 @dataclass
@@ -251,193 +237,3 @@ def _between(nodes: list[Node], graph: Graph, member: dict[Node, Group]) -> Node
         grown = bool(found - late)
         late |= found
     return next((p for n in nodes for p in graph.producers(n) if p in late), None)
-
-
-def space_of(nodes: list[Node], graph: Graph) -> Space | str:
-    """Unites the nodes' dimensions through the tensors between them; a text where two roles of one node collide."""
-    parent: dict[tuple[Node, int], tuple[Node, int]] = {(n, d): (n, d) for n in nodes for d in range(len(n.extents))}
-
-    def find(key):
-        while parent[key] != key:
-            parent[key] = parent[parent[key]]
-            key = parent[key]
-        return key
-
-    inside = set(nodes)
-    for node in nodes:
-        for read in node.reads:
-            producer = graph.producer.get(read.value)
-            if producer not in inside or producer is node:
-                continue
-            result = next(r for r in producer.results if r.value == read.value)
-            for mine, theirs in zip(read.dims, result.dims):
-                parent[find((node, mine))] = find((producer, theirs))
-    if clash := _clash(nodes, find):
-        return clash
-    _unite_shared_inputs(nodes, graph, parent, find)
-    numbers: dict[tuple[Node, int], int] = {}
-    for node in nodes:
-        for d in range(len(node.extents)):
-            numbers.setdefault(find((node, d)), len(numbers))
-    dims = {n: tuple(numbers[find((n, d))] for d in range(len(n.extents))) for n in nodes}
-    extents = {dims[n][d]: n.extents[d] for n in nodes for d in range(len(n.extents))}
-    reduced = {dims[n][d] for n in nodes for d in n.reduced}
-    grid = [k for k in extents if k not in reduced and all(k in dims[n] for n in nodes)]
-    return Space(list(nodes), dims, extents, tuple(grid))
-
-
-def _clash(nodes: list[Node], find) -> str | None:
-    for node in nodes:
-        roots = [find((node, d)) for d in range(len(node.extents))]
-        if len(set(roots)) < len(roots):
-            return f"{node.name} reads one element at places that other blocks compute"
-    return None
-
-
-def _unite_shared_inputs(nodes: list[Node], graph: Graph, parent, find) -> None:
-    """Two operations that read one input in the same places walk it together, where that makes no clash."""
-    seen: dict[ir.Value, tuple[Node, tuple[int, ...]]] = {}
-    inside = set(nodes)
-    for node in nodes:
-        for read in node.reads:
-            if graph.producer.get(read.value) in inside:
-                continue
-            if read.value not in seen:
-                seen[read.value] = (node, read.dims)
-                continue
-            other, dims = seen[read.value]
-            if other is node:
-                continue
-            before = dict(parent)
-            for mine, theirs in zip(read.dims, dims):
-                parent[find((node, mine))] = find((other, theirs))
-            if _clash(nodes, find) or _extent_clash(nodes, find):
-                parent.clear()
-                parent.update(before)
-
-
-def _extent_clash(nodes: list[Node], find) -> bool:
-    sizes: dict = {}
-    return any(
-        sizes.setdefault(find((n, d)), n.extents[d]) != n.extents[d] for n in nodes for d in range(len(n.extents))
-    )
-
-
-# ---- what a kernel costs ---------------------------------------------------------------------------------------------
-
-
-def bytes_of(value: ir.Value) -> int:
-    shaped = ir.ShapedType(value.type)
-    return prod(shaped.shape) * element_bytes(shaped.element_type)
-
-
-def element_bytes(element: ir.Type) -> int:
-    return 8 if isinstance(element, ir.IndexType) else max(1, element.width // 8)
-
-
-def outputs_of(nodes: list[Node], graph: Graph) -> list[ir.Value]:
-    """Results that leave the kernel: returned, or read by another."""
-    inside = set(nodes)
-    found = []
-    for node in nodes:
-        for result in node.results:
-            readers = [
-                n for n in graph.nodes
-                if not n.inlined
-                and n not in inside
-                and (result.value in n.extracts or any(r.value == result.value for r in n.reads))
-            ]  # fmt: skip
-            if readers or result.value in graph.returned:
-                found.append(result.value)
-    return found
-
-
-def inputs_of(nodes: list[Node]) -> list[ir.Value]:
-    made = {r.value for n in nodes for r in n.results}
-    values = [v for n in nodes for v in ([r.value for r in n.reads] + n.extracts)]
-    return [v for v in dict.fromkeys(values) if v not in made]
-
-
-def kept_values(nodes: list[Node], graph: Graph) -> list[tuple[Node, ir.Value]]:
-    """Intermediates that stay in the kernel: made and read in it, and not written out."""
-    out = set(outputs_of(nodes, graph))
-    read = {r.value for n in nodes for r in n.reads}
-    return [(n, r.value) for n in nodes for r in n.results if r.value in read and r.value not in out]
-
-
-def kept_bytes(nodes: list[Node], graph: Graph, space: Space) -> int:
-    """Bytes of the kernel's intermediates for one point of the grid."""
-    total = 0
-    for node, value in kept_values(nodes, graph):
-        result = next(r for r in node.results if r.value == value)
-        inner = prod(node.extents[d] for d in result.dims if space.dims[node][d] not in space.grid)
-        total += inner * element_bytes(ir.ShapedType(value.type).element_type)
-    return total
-
-
-CLUSTER = 16  # blocks at most
-
-
-def onchip_bytes(target: Target, nodes: list[Node], space: Space) -> int:
-    """What blocks that work together may keep: most of an SM's shared memory, or half of its registers where a cluster
-    of SMs shares a row; half of a core's L2 cache."""
-    if target.kind != "cuda":
-        return target.l2.bytes // 2
-    clusters = CLUSTER * 2 * target.sm.registers if target.has("clusters") and _rows(nodes, space) else 0
-    return max(target.sm.shared_per_block, clusters)
-
-
-def _rows(nodes: list[Node], space: Space) -> bool:
-    """Whether one dimension is walked inside a block, and memory runs along it."""
-    inner = {d for d, e in space.extents.items() if d not in space.grid and e > 1}
-    accesses = [[space.dims[n][d] for d in r.dims] for n in nodes for r in (*n.reads, *n.results)]
-    ends = {places[-1] for places in accesses if inner & set(places)}
-    return len(inner) == 1 and ends == inner and not any(n.scan is not None for n in nodes)
-
-
-OVERHEAD = 3  # instructions an element for addresses, loads and stores of vectors
-
-
-def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Work:
-    """The amounts of a kernel, before its tiles are chosen: every input read once, every output written once."""
-    reads, writes = sum(map(bytes_of, inputs_of(nodes))), sum(map(bytes_of, outputs_of(nodes, graph)))
-    flops: dict[str, float] = {}
-    points = target.kind == "cuda" and all(n.elementwise for n in nodes)
-    for node in nodes:
-        unit = _unit(node, target)
-        if points and unit == "fma.f32":  # each instruction takes the place of an FMA
-            instructions = node.instructions + OVERHEAD / len(nodes)
-            flops[unit] = flops.get(unit, 0) + 2 * node.iterations * instructions
-            continue
-        flops[unit] = flops.get(unit, 0) + node.iterations * node.flops
-        flops["special"] = flops.get("special", 0) + node.iterations * node.special
-    kept = kept_bytes(nodes, graph, space)
-    cooperate = prod(e for k, e in space.extents.items() if k not in space.grid)
-    if target.kind == "cuda":
-        threads = max(32, min(256, cooperate))
-        blocks = max(1, space.parallelism * min(cooperate, threads) // threads)
-        return Work(
-            dram_read=reads,
-            dram_write=writes,
-            flops=flops,
-            blocks=blocks,
-            threads=threads,
-            shared_per_block=min(kept, target.sm.shared_per_block),
-        )
-    work = max(1, sum(n.iterations for n in nodes))
-    blocks = max(1, min(space.parallelism, work // 16384))
-    return Work(dram_read=reads, dram_write=writes, flops=flops, blocks=blocks, threads=1, working_set=reads + writes)
-
-
-def _unit(node: Node, target: Target) -> str:
-    element = ir.ShapedType(node.results[0].value.type).element_type
-    wide = isinstance(element, ir.F64Type)
-    if node.contraction is not None and target.kind == "cuda":
-        from tilec.matrix import multiplicand_of
-
-        name = multiplicand_of(node)
-        if name in ("bf16", "f16", "tf32", "f8", "i8"):
-            return f"tensor.{name}"
-        if node.contraction.integer:
-            return "int"
-    return "fma.f64" if wide else "fma.f32"

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 
 from tilec import cost_contraction, mlir
+from tilec.amounts import bytes_of
 from tilec.cost import Work, predict
 from tilec.graph import Graph, Node, dims_of
-from tilec.grouping import Group, Remark, bytes_of
+from tilec.grouping import Group, Remark
 from tilec.matrix import multiplicand_of
 from tilec.mlir import ir
 from tilec.passes.pack import SIDES, factor, pack, slice_of

@@ -24,10 +24,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tilec import mlir
+from tilec.amounts import outputs_of, work_of
 from tilec.cost import Prediction, Work, predict
 from tilec.given import Fixed, group_as
 from tilec.graph import Graph, Node, build_graph
-from tilec.grouping import Group, Remark, group, outputs_of, work_of
+from tilec.grouping import Group, Remark, group
 from tilec.mlir import ir
 from tilec.packing import Pack, apply_packs, choose_packs
 from tilec.passes.pack import SIDES

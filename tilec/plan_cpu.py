@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
+from tilec.amounts import kept_bytes
 from tilec.graph import Graph, Node, extract_directions
-from tilec.grouping import Group, Remark, kept_bytes
+from tilec.grouping import Group, Remark
 from tilec.mlir import ir
 from tilec.plan import KernelPlan
 from tilec.plan_cpu_contraction import choose_contraction

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from tilec import cost
+from tilec.amounts import element_bytes, inputs_of, outputs_of
 from tilec.graph import Graph, Node, extract_directions, scattered_extracts
-from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
+from tilec.grouping import Group, Remark
 from tilec.mlir import ir
 from tilec.passes.layout import Layout, make, options
 from tilec.plan import KernelPlan

@@ -24,10 +24,11 @@ from functools import partial
 from math import ceil, prod
 
 from tilec import cost_contraction
+from tilec.amounts import element_bytes, inputs_of, outputs_of
 from tilec.cost import Choice
 from tilec.cost_contraction import BlockTile, Contraction
 from tilec.graph import Graph, Node
-from tilec.grouping import Group, Remark, element_bytes, inputs_of, outputs_of
+from tilec.grouping import Group, Remark
 from tilec.matrix import multiplicand_of
 from tilec.mlir import ir
 from tilec.passes.contract_stage import padding

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import prod
 
 from tilec import mlir
+from tilec.amounts import outputs_of
 from tilec.graph import Graph, Node, Read, dims_of, extract_directions
-from tilec.grouping import Group, outputs_of
+from tilec.grouping import Group
 from tilec.matrix import stored
 from tilec.mlir import ir
 from tilec.target import Target

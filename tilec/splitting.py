@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from math import ceil, isqrt
 
 from tilec import mlir
+from tilec.amounts import work_of
 from tilec.cost import Work, predict
 from tilec.graph import Graph, Node
-from tilec.grouping import Group, Remark, work_of
+from tilec.grouping import Group, Remark
 from tilec.mlir import ir
 from tilec.passes.fuse import inline_all
 from tilec.passes.split import refuse_split, split

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
+from tilec.amounts import element_bytes, outputs_of, work_of
 from tilec.cost import predict
 from tilec.cost_stream import Stream, choose_stream_tile
 from tilec.expression import Expr, Reader, Unreadable
 from tilec.graph import Graph, Node
-from tilec.grouping import Group, Remark, Space, element_bytes, outputs_of, refuse, work_of
+from tilec.grouping import Group, Remark, refuse
 from tilec.mlir import ir
+from tilec.space import Space
 from tilec.streaming import Chain, multiplicand_allowed, read_chain
 from tilec.target import Target
 
