@@ -73,7 +73,7 @@ def main() -> None:
 
     note(0, "softmax.tile", True)
     note(3, "schedule file, target file:\nthe only place that weighs cost", True)
-    note(9, "CPU: Numba cfunc, parallel blocks\nGPU: cubin, launched by the driver", False)
+    note(9, "CPU: object file, blocks on all cores\nGPU: cubin, launched by the driver", False)
     axes.text(place(6)[0] + WIDTH + GAP / 2, place(5)[1] - 0.37,
               "MLIR, upstream dialects only, from build to map.\n"
               "Every stage's text is a dump that can be read back and run.",

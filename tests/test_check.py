@@ -2,6 +2,7 @@
 
 import pytest
 
+from tilec import compile as compile_program
 from tilec.diagnostics import CallError, Source, TileError
 from tilec.dsl import ast
 from tilec.dsl.check import check
@@ -316,3 +317,15 @@ def test_the_op_must_be_clear():
     with pytest.raises(CallError, match="no op `h`"):
         special(two, op="h")
     assert special(two, op="g").name == "g"
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        (len, "a program is a path or a text, not a builtin_function_or_method"),
+        ("none.tile", "^error: there is no file 'none.tile'$"),
+    ],
+)
+def test_what_is_no_program(source, message):
+    with pytest.raises(TileError, match=message):
+        compile_program(source)
