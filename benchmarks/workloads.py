@@ -14,7 +14,8 @@ from tilec.dtypes import DTYPES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-from expectations import EXAMPLES, Bound, np_erf, unit_roundoff
+from by_numpy import np_erf
+from expectations import EXAMPLES, Bound, unit_roundoff
 
 EPS = 2.0**-24
 

@@ -1,4 +1,5 @@
-"""What every example computes, said a second time by hand: plain NumPy at f64, and eager PyTorch.
+"""What every example computes, said a second time by hand: plain NumPy at f64 (`by_numpy`), and eager
+PyTorch (`by_torch`).
 
 Nothing here goes through tilec, so tests compare the reference and every compiled form of an example with it.
 """
@@ -11,23 +12,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from by_numpy import (
+    np_attention,
+    np_conv2d,
+    np_cross_entropy,
+    np_dropout,
+    np_gelu,
+    np_jacobi,
+    np_layernorm,
+    np_logsumexp,
+    np_max_pool,
+    np_residual_block,
+    np_rmsnorm,
+    np_rotary,
+    np_softmax,
+    np_transformer_block,
+)  # fmt: skip
+from by_torch import (
+    torch,
+    torch_attention,
+    torch_dropout,
+    torch_jacobi,
+    torch_mlp,
+    torch_residual_block,
+    torch_rmsnorm,
+    torch_rotary,
+    torch_transformer_block,
+)  # fmt: skip
 
 from tilec.dtypes import BF16, DTYPES, F32, DType
 
 Sizes = dict[str, int]
 Arrays = dict[str, np.ndarray]
-
-
-class _Torch:
-    """PyTorch, imported when a benchmark first asks for something of it."""
-
-    def __getattr__(self, name):
-        import torch
-
-        return getattr(torch, name)
-
-
-torch = _Torch()
 
 
 # ---- errors ------------------------------------------------------------------------------------------------
@@ -137,159 +153,6 @@ class Example:
     def bound(self, sizes: Sizes | None = None) -> Bound:
         """The error allowed to every float result."""
         return self.limit(sizes or self.sizes)
-
-
-# ---- NumPy, by hand ----------------------------------------------------------------------------------------
-
-
-def np_erf(x):
-    return np.vectorize(math.erf, otypes=[np.float64])(x)
-
-
-def np_gelu(x):
-    return x * (1 + np_erf(x / math.sqrt(2))) / 2
-
-
-def np_softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def np_logsumexp(x):
-    m = x.max(-1)
-    return m + np.log(np.exp(x - m[..., None]).sum(-1))
-
-
-def np_rand(seed, counters):
-    """Philox2x32 of seven rounds, on Python's integers."""
-    word = 0xFFFFFFFF
-
-    def number(counter):
-        low, high, key = counter & word, (counter ^ seed) >> 32 & word, seed & word
-        for _ in range(7):
-            product = low * 0xD256D193
-            low, high, key = (product >> 32) ^ key ^ high, product & word, (key + 0x9E3779B9) & word
-        return (low >> 8) * 2.0**-24
-
-    return np.array([number(int(n)) for n in counters.ravel()]).reshape(counters.shape)
-
-
-def np_dropout(x, p, seed):
-    kept = np_rand(int(seed), np.arange(x.size).reshape(x.shape)) >= p
-    return np.where(kept, x / (1 - p), 0)
-
-
-def np_residual_block(x, skip, gain, bias, p, seed):
-    total = x + skip
-    return np_dropout(np_gelu(np_layernorm(total, gain, bias)), p, seed), total
-
-
-def np_layernorm(x, gain, bias):
-    return (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * gain + bias
-
-
-def np_rmsnorm(x, gain):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * gain
-
-
-def np_cross_entropy(logits, target):
-    return np.mean(np_logsumexp(logits) - logits[np.arange(len(target)), target])
-
-
-def np_attention(q, k, v, causal=False):
-    s = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
-    if causal:
-        s = np.where(np.tri(s.shape[-1], dtype=bool), s, -np.inf)
-    return np_softmax(s) @ v
-
-
-def np_rotary(x):
-    length, width = x.shape[-2:]
-    half = width // 2
-    angle = np.outer(np.arange(length), 10000.0 ** (-2 * np.arange(half) / width))
-    first, second = x[..., :half], x[..., half:]
-    cos, sin = np.cos(angle), np.sin(angle)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-def np_conv2d(x, f):
-    (n, _, h, w), (k, _, r, s) = x.shape, f.shape
-    padded = np.pad(x, ((0, 0), (0, 0), (r // 2, r // 2), (s // 2, s // 2)))
-    y = np.zeros((n, k, h, w))
-    for i in range(r):
-        for j in range(s):
-            y += np.einsum("nchw,kc->nkhw", padded[:, :, i : i + h, j : j + w], f[:, :, i, j])
-    return y
-
-
-def np_max_pool(x):
-    n, c, h, w = x.shape
-    return x[:, :, : h // 2 * 2, : w // 2 * 2].reshape(n, c, h // 2, 2, w // 2, 2).max((3, 5))
-
-
-def np_jacobi(x):
-    y = x.copy()
-    y[1:-1, 1:-1] = (x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:]) / 4
-    return y
-
-
-def np_transformer_block(x, attn_gain, mlp_gain, wq, wk, wv, wo, w_gate, w_up, w_down):
-    n = np_rmsnorm(x, attn_gain)
-    q, k, v = (np.einsum("bse,ehd->bhsd", n, w) for w in (wq, wk, wv))
-    r = x + np.einsum("bhsd,hde->bse", np_attention(np_rotary(q), np_rotary(k), v, causal=True), wo)
-    m = np_rmsnorm(r, mlp_gain)
-    gate = m @ w_gate
-    return r + (gate / (1 + np.exp(-gate)) * (m @ w_up)) @ w_down
-
-
-# ---- eager PyTorch, where it is more than one call ---------------------------------------------------------
-
-
-def torch_rmsnorm(x, gain):
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], gain, 1e-6)
-
-
-def torch_attention(q, k, v, causal=False):
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-
-def torch_dropout(x, p, seed):
-    """Draws numbers of its own."""
-    return torch.nn.functional.dropout(x, 0.1)
-
-
-def torch_residual_block(x, skip, gain, bias, p, seed):
-    total = x + skip
-    normal = torch.nn.functional.layer_norm(total, total.shape[-1:], gain, bias)
-    return torch_dropout(torch.nn.functional.gelu(normal), p, seed), total
-
-
-def torch_rotary(x):
-    length, width = x.shape[-2:]
-    d = torch.arange(width // 2, device=x.device, dtype=torch.float32)
-    angle = torch.outer(torch.arange(length, device=x.device, dtype=torch.float32), 10000 ** (-2 * d / width))
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-def torch_jacobi(x):
-    y = x.clone()
-    y[1:-1, 1:-1] = (x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:]) / 4
-    return y
-
-
-def torch_mlp(x, w1, b1, w2, b2):
-    return torch.addmm(b2, torch.nn.functional.gelu(torch.addmm(b1, x, w1)), w2)
-
-
-def torch_transformer_block(x, attn_gain, mlp_gain, wq, wk, wv, wo, w_gate, w_up, w_down):
-    n = torch_rmsnorm(x, attn_gain)
-    q, k, v = (torch.einsum("bse,ehd->bhsd", n, w) for w in (wq, wk, wv))
-    o = torch_attention(torch_rotary(q), torch_rotary(k), v, causal=True)
-    r = x + torch.einsum("bhsd,hde->bse", o, wo)
-    m = torch_rmsnorm(r, mlp_gain)
-    return r + (torch.nn.functional.silu(m @ w_gate) * (m @ w_up)) @ w_down
 
 
 # ---- the table ---------------------------------------------------------------------------------------------

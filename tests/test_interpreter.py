@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+import construct_cases
 import ml_dtypes
 import numpy as np
 import pytest
 import test_compiled_examples
-import test_constructs
 from conftest import assert_close
 from expectations import EXAMPLES, Bound
 
@@ -214,13 +214,13 @@ def test_a_factor_that_is_constant(target, rng):
 
 
 def check_construct(name: str, size: str, rng, targets) -> None:
-    program, described, numpy = test_constructs.CASES[name]
-    z = test_constructs.SIZES[size]
-    arrays = test_constructs._inputs(rng, described, z)
-    expected = test_constructs.expected_of(numpy, arrays, z)
+    program, described, numpy = construct_cases.CASES[name]
+    z = construct_cases.SIZES[size]
+    arrays = construct_cases.inputs_of(rng, described, z)
+    expected = construct_cases.expected_of(numpy, arrays, z)
     if expected is None:
         pytest.skip("NumPy has no value for this size")
-    given = {n: z[n] for n in test_constructs.GIVEN.get(name, "")}
+    given = {n: z[n] for n in construct_cases.GIVEN.get(name, "")}
     bound, seen = Bound(rtol=1e-5, atol=1e-5 * max(1, math.sqrt(z["N"] * max(z["M"], 1)))), set()
     for target in targets:
         found = texts(program, "f" if program.count("op ") > 1 else None, arrays, target, given)
@@ -233,15 +233,15 @@ def check_construct(name: str, size: str, rng, targets) -> None:
                     raise AssertionError(f"after {stage} for {target}: {error}") from error
 
 
-@pytest.mark.parametrize("name", test_constructs.CASES)
+@pytest.mark.parametrize("name", construct_cases.CASES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_constructs_at_odd_sizes(name, rng):
     check_construct(name, "odd", rng, TARGETS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [s for s in test_constructs.SIZES if s != "odd"])
-@pytest.mark.parametrize("name", test_constructs.CASES)
+@pytest.mark.parametrize("size", [s for s in construct_cases.SIZES if s != "odd"])
+@pytest.mark.parametrize("name", construct_cases.CASES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_constructs_at_all_sizes(name, size, rng):
     check_construct(name, size, rng, TARGETS)

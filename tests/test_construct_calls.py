@@ -1,0 +1,148 @@
+"""Calls of a compiled op: arguments, results, threads, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import assert_close
+from construct_cases import F32, compiled, f32, full, nan, run
+
+from tilec import CallError
+
+NORM = "op norm(x: f32[M, N]) -> (y: f32[M, N], s: f32[M]) { s[i] = sum[j](x[i, j])  y[i, j] = x[i, j] / s[i] }"
+
+
+def test_several_results_are_a_named_tuple():
+    x = np.ones((2, 4), np.float32)
+    result = run(NORM, x)
+    assert result._fields == ("y", "s") and type(result).__name__ == "norm"
+    assert_close(result.s, f32(4, 4))
+
+
+def test_zero_dimensional_results_and_numbers():
+    y = run("op f(a: f32, n: i64) -> (y: f32) { y = a * n }", 2.5, 3)
+    assert isinstance(y, np.ndarray) and y.shape == () and y == 7.5
+    with pytest.raises(CallError):
+        run("op f(a: f32) -> (y: f32) { y = a }", np.zeros(3, np.float32))
+
+
+def test_out_is_written_whatever_was_in_it(rng):
+    x = rng.standard_normal((37, 53)).astype(np.float32)
+    out = (np.full_like(x, nan), np.full(37, nan, np.float32))
+    result = compiled(NORM)(x, out=out)
+    assert result[0] is out[0] and result[1] is out[1]
+    assert_close(out[1], x.astype(np.float64).sum(1), F32)
+    assert_close(out[0] * out[1][:, None], x, F32)
+
+
+def test_strided_reversed_and_read_only_arrays(rng):
+    base = rng.standard_normal((40, 60)).astype(np.float32)
+    op = compiled("y[i, j] = x[i, j] * 2")
+    for x in (base[::2, ::3], base.T, base[::-1, ::-1], np.broadcast_to(base[:1], (5, 60)), np.asfortranarray(base)):
+        x.flags.writeable = False
+        assert_close(op(x), 2 * x)
+        big = np.full((2 * x.shape[0], 3 * x.shape[1]), nan, np.float32)
+        op(x, out=big[1::2, ::3])
+        assert_close(big[1::2, ::3], 2 * x)
+        assert np.isnan(big[::2]).all() and np.isnan(big[1::2, 1::3]).all()
+
+
+def test_out_that_does_not_fit_is_refused(rng):
+    x = rng.standard_normal((4, 4)).astype(np.float32)
+    op = compiled("y[i, j] = x[i, j] * 2")
+    frozen = np.zeros_like(x)
+    frozen.flags.writeable = False
+    for out in (
+        np.zeros((4, 5), np.float32),
+        np.zeros((4, 4)),
+        frozen,
+        x,
+        x[::-1],
+        x.T,
+        (x, x),
+        np.zeros(16, np.float32),
+    ):
+        with pytest.raises(CallError):
+            op(x, out=out)
+    base = np.zeros((4, 8), np.float32)
+    base[:, :4] = x
+    assert_close(op(base[:, :4], out=base[:, 4:]), 2 * x)  # beside it is not on it
+    shared = np.zeros((4, 4), np.float32)
+    with pytest.raises(CallError, match="overlap"):
+        compiled("y[i, j] = x[i, j] * 2; z[i, j] = x[i, j] * 3")(x, out=(shared, shared))
+
+
+def test_arguments_that_do_not_fit_are_refused():
+    op = compiled(full("y[i, j] = x[i, j]"))
+    x = np.zeros((2, 2), np.float32)
+    for arguments in ((), (x, x), (x.astype(np.float64),), (x[0],), ("text",), (x.astype(complex),), (None,)):
+        with pytest.raises(CallError):
+            op(*arguments)
+    with pytest.raises(CallError):
+        op(x, stream=0)
+
+
+def test_one_specialisation_for_each_shape_and_type():
+    op = compiled("y[i] = x[i] + 1")
+    for n in (3, 5, 3, 5, 3):
+        op(np.zeros(n, np.float32))
+    op(np.zeros(3, np.float64))
+    assert "3 specialisations" in repr(op)
+    assert "y" in op.kernels[0].source and set(op.stages) >= {"build", "plan", "map"}
+
+
+def test_sizes_given_to_compile():
+    program = "op f(x: f32[N]) -> (y: f32[K]) { y[k] = x[0] * k }"
+    assert_close(run(program, f32(2, 9), sizes={"K": 3}), f32(0, 2, 4))
+    with pytest.raises(CallError, match="K"):
+        run(program, f32(2, 9))
+
+
+def test_one_op_called_by_many_threads(rng):
+    op = compiled(
+        "m[i] = max[j](x[i, j])  e[i, j] = exp(x[i, j] - m[i])  t[j] = sum[i](e[i, j])  y[i, j] = e[i, j] / t[j]"
+    )
+    arrays = [rng.standard_normal((n, 131)).astype(np.float32) for n in (3, 17, 257, 64) * 6]
+    alone = [op(a).tobytes() for a in arrays]
+    start = threading.Barrier(4)
+
+    def work(k):
+        start.wait()
+        return [op(a).tobytes() for a in arrays[k:] + arrays[:k]]
+
+    with ThreadPoolExecutor(4) as pool:
+        for k, results in enumerate(pool.map(work, range(4))):
+            for n, result in enumerate(results):
+                assert result == alone[(n + k) % len(alone)]
+
+
+def test_first_calls_by_many_threads_build_once(rng):
+    op = compiled("y[i] = x[i] * 3")
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: op(f32(1, 2)), range(8)))
+    assert all((r == f32(3, 6)).all() for r in results) and "1 specialisation" in repr(op)
+
+
+def test_the_same_bits_on_every_run(rng):
+    x = rng.standard_normal((513, 777)).astype(np.float32)
+    op = compiled("y[i] = sum[j](x[i, j]); z[j] = sum[i](x[i, j]); t = sum[i, j](x[i, j])")
+    first = [r.tobytes() for r in op(x)]
+    assert all([r.tobytes() for r in op(x)] == first for _ in range(5))
+    assert [
+        r.tobytes() for r in compiled("y[i] = sum[j](x[i, j]); z[j] = sum[i](x[i, j]); t = sum[i, j](x[i, j])")(x)
+    ] == first
+
+
+def test_torch_tensors(rng):
+    torch = pytest.importorskip("torch")
+    op = compiled("op f(x: bf16[M, N]) -> (y: bf16[M, N]) { y[i, j] = softmax[j](x[i, j]) }")
+    x = torch.from_numpy(rng.standard_normal((7, 33)).astype(np.float32)).to(torch.bfloat16)
+    y = op(x)
+    assert isinstance(y, torch.Tensor) and y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, x.float().softmax(-1).to(torch.bfloat16))
+    torch.testing.assert_close(op(x.t()), x.float().t().softmax(-1).to(torch.bfloat16))
+    assert isinstance(op(x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)), np.ndarray)
