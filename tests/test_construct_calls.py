@@ -91,7 +91,7 @@ def test_one_specialisation_for_each_shape_and_type():
     for n in (3, 5, 3, 5, 3):
         op(np.zeros(n, np.float32))
     op(np.zeros(3, np.float64))
-    assert "3 specialisations" in repr(op)
+    assert "compiled for 3 sets of arguments" in repr(op)
     assert "y" in op.kernels[0].source and set(op.stages) >= {"build", "plan", "map"}
 
 
@@ -124,7 +124,7 @@ def test_first_calls_by_many_threads_build_once(rng):
     op = compiled("y[i] = x[i] * 3")
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: op(f32(1, 2)), range(8)))
-    assert all((r == f32(3, 6)).all() for r in results) and "1 specialisation" in repr(op)
+    assert all((r == f32(3, 6)).all() for r in results) and "compiled for 1 set of arguments" in repr(op)
 
 
 def test_the_same_bits_on_every_run(rng):
