@@ -13,17 +13,18 @@ import json
 import os
 import stat
 import sys
-import tempfile
 import time
 import warnings
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tilec.runtime.files import replace_file
+
 VARIABLE = "TILEC_CACHE_DIR"
 _FORMAT = 2
-_LARGEST_INDEX = 1 << 20
 
 
 class CacheWarning(UserWarning):
@@ -129,10 +130,11 @@ def runtime_digest() -> str:
 
 @cache
 def compiler_digest() -> str:
-    """Stands for all of tilec's sources: what a program becomes depends on each."""
+    """Stands for all of tilec's sources and what they rely on: what a program becomes depends on each."""
     packages = ("tilec", "tilec.dsl", "tilec.passes")  # found without importing them
     folders = [next(iter(find_spec(name).submodule_search_locations)) for name in packages]
-    return make_key(runtime_digest(), *(_sources(Path(folder)) for folder in folders))
+    versions = (sys.version, *installed("tilec", "numba-cuda-mlir", "lark", "numpy"))
+    return make_key(runtime_digest(), *versions, *(_sources(Path(folder)) for folder in folders))
 
 
 def _sources(folder: Path) -> str:
@@ -180,8 +182,7 @@ def load(key: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
     if folder is None:
         return None
     try:
-        with open(folder / f"{key}.json", "rb") as file:
-            index = json.loads(file.read(_LARGEST_INDEX))
+        index = json.loads(_read(folder / f"{key}.json"))
         if index["format"] != _FORMAT or index["key"] != key or index["digest"] != _digest(index):
             return None
         files = {name: _load_blob(folder, digest) for name, digest in index["files"].items()}
@@ -204,8 +205,8 @@ def save(key: str, properties: dict[str, Any], files: dict[str, bytes]) -> bool:
     index["digest"] = _digest(index)
     try:
         for name, data in files.items():
-            _write(folder / f"{digests[name]}.bin", data)
-        _write(folder / f"{key}.json", json.dumps(index, indent=1).encode())
+            replace_file(folder / f"{digests[name]}.bin", data, 0o600)
+        replace_file(folder / f"{key}.json", json.dumps(index, indent=1).encode(), 0o600)
     except OSError:
         return False
     return True
@@ -219,7 +220,7 @@ def _digest(index: dict[str, Any]) -> str:
 def _load_blob(folder: Path, digest: str) -> bytes:
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise ValueError("not a digest")
-    data = (folder / f"{digest}.bin").read_bytes()
+    data = _read(folder / f"{digest}.bin")
     if hashlib.sha256(data).hexdigest() != digest:
         raise ValueError("the binary is not what was saved")
     return data
@@ -228,33 +229,33 @@ def _load_blob(folder: Path, digest: str) -> bytes:
 # Files
 
 
-def _folder(*names: str) -> Path | None:
+def _folder(name: str) -> Path | None:
     root = directory()
     if root is None:
         return None
-    folder = root.joinpath(*names)
+    folder = root / name
+    with suppress(OSError):  # read-only: it may be there
+        folder.mkdir(mode=0o700, exist_ok=True)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.is_symlink():
-            return None
+        status = os.lstat(folder)
     except OSError:
-        return folder if folder.is_dir() else None  # read-only, but there
-    return folder
+        return None
+    return folder if stat.S_ISDIR(status.st_mode) and _private(status) else None
 
 
-def _write(path: Path, data: bytes) -> None:
-    """All or nothing: a temporary file in the same directory, flushed to disk, then renamed over the old."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".writing-", dir=path.parent)  # mode 0600, never an existing file
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _read(path: Path) -> bytes:
+    """A regular file of ours that others cannot write. Raises OSError for anything else, and never waits, as for a pipe."""
+    plain = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with open(os.open(path, plain), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or not _private(status):
+            raise OSError(f"{path} may be someone else's")
+        return file.read()
+
+
+def _private(status: os.stat_result) -> bool:
+    """Whether what has this status is ours, and not writable by others."""
+    return not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not status.st_mode & 0o022)
 
 
 def usage() -> tuple[int, int]:

@@ -13,6 +13,7 @@ from functools import cache
 
 import llvmlite.binding as llvm
 
+from tilec.runtime.forking import compiling, pool_lost
 from tilec.runtime.host_memory import allocate
 from tilec.runtime.program import KernelSource, Object
 
@@ -48,15 +49,13 @@ class CpuKernel:
             state = self._local.state
         except AttributeError:
             state = self._local.state = _State(self.source)
-        state.pack(state.args, 0, *addresses)
-        if self._serial:
+        state.pack(state.args, 0, *addresses, 0)
+        if self._serial or pool_lost():
+            state.data[1] = 1
             self._loop(*state.serial)
         else:
             self._parallel(state)
-        if not self.source.sites:
-            return 0
-        failed, state.args[-1] = state.args[-1], 0
-        return failed
+        return state.args[-1]
 
     def _parallel(self, state: _State) -> None:
         parallel_for, threads, serialised = _pool()
@@ -79,7 +78,7 @@ class _State:
         self.memory, scratch = allocate(stride * threads)
         self.args = (ctypes.c_int64 * (source.parameters + 1))()
         self.data = (ctypes.c_int64 * 5)(source.grid, 1, ctypes.addressof(self.args), scratch, stride)
-        self.pack = struct.Struct(f"{source.parameters}q").pack_into
+        self.pack = struct.Struct(f"{source.parameters + 1}q").pack_into
         self.share, self.count, self.step = (ctypes.c_int64 * 1)(0), (ctypes.c_int64 * 1)(1), (ctypes.c_int64 * 1)(1)
         self.serial = (self.share, None, None, self.data)
 
@@ -93,9 +92,10 @@ def _most_threads() -> int:
 @cache
 def _pool():
     """Numba's parallel loop, how many threads it may use now, and whether only one thread at a time may enter it."""
-    import numba
+    with compiling():  # numba has locks, too
+        import numba
 
-    numba.get_num_threads()  # starts them
+        numba.get_num_threads()  # starts them
     parallel_for = _ParallelFor(llvm.address_of_symbol("numba_parallel_for"))
     return parallel_for, numba.get_num_threads, numba.threading_layer() == "workqueue"
 

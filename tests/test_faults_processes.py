@@ -76,7 +76,7 @@ def test_processes_that_compile_the_same_thing(processes, tmp_path):
     for process in started:
         _, told = process.communicate()
         assert process.returncode == 0, told.decode()[-2000:]
-    assert not list(tmp_path.rglob(".writing-*"))
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_threads_that_meet_in_the_first_call():

@@ -25,6 +25,7 @@ from tilec.executable import Executable, build_executable
 from tilec.frontend import Program, read_program
 from tilec.kernel import Kernel
 from tilec.recipe import Recipe, Signature
+from tilec.runtime.forking import compiling
 from tilec.target import Target, load
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Op:
         full = (key, device)
         found = self._built.get(full)
         if found is None:
-            with self._lock:
+            with compiling(), self._lock:
                 found = self._built.get(full)
                 if found is None:
                     found = self._built[full] = self._build(key, device)
@@ -180,7 +181,7 @@ class Op:
     def build(self, **sizes: int) -> Op:
         """Compiles for the given sizes now rather than at the first call; an op with declared types needs no arrays."""
         target = self._resolve("cpu" if self._target is None else "any")
-        with self._lock:
+        with compiling(), self._lock:
             built = build_executable(self._recipe(None, {**self._sizes, **sizes}, target))
             key = tuple((dtype, shape) for _, dtype, shape in built.compiled.inputs)
             self._latest = self._built[key, "cpu" if target.kind == "cpu" else 0] = built

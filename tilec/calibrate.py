@@ -18,6 +18,7 @@ from time import perf_counter
 
 import numpy as np
 
+from tilec.runtime.files import replace_file
 from tilec.target import BUILT_IN, Core, Level, Target, calibrated_path, from_dict, read
 
 # ---- estimate ----
@@ -268,9 +269,7 @@ def _write(target: Target, path: Path) -> None:
     header = "# Measured by `tilec doctor --calibrate`; delete it to go back to estimates.\n"
     text = header + tomlkit.dumps(_plain(target))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    replace_file(path, text.encode())
 
 
 def _plain(target: Target) -> dict[str, object]:

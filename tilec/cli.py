@@ -35,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # the reader has gone: nothing may be written at exit, either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return PIPE_CLOSED
     except TileError as error:
         show_error(error)
@@ -47,10 +46,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             traceback.print_exc()
         if _is_environment(error):
+            _drop_output()
             note(str(error) or type(error).__name__, "error")
             return MISTAKE
         _report_defect(error, args, argv)
         return DEFECT
+
+
+def _drop_output() -> None:
+    """The reader has gone, or the disk is full: what is left in the buffer may not be tried again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(args: argparse.Namespace) -> int:

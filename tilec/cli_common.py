@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilec.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError
+from tilec.runtime.files import replace_file
 
 STAGES = "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES`, whose import takes half a second
 
@@ -262,16 +263,14 @@ def write(path: Path | None, content: str | bytes) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """A new file takes the old one's name, so that no reader sees half of it. Links and modes stay."""
+    """A new file takes the old one's name, so that no reader sees half of it. Links and modes stay; devices and pipes are
+    written to."""
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-        if target.exists():
-            os.chmod(temporary, target.stat().st_mode & 0o7777)
-        os.replace(temporary, target)
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with open(path, "wb") as file:
+                file.write(data)
+        else:
+            replace_file(target, data, target.stat().st_mode & 0o7777 if target.exists() else None)
     except OSError as error:
         raise CallError(f"cannot write '{path}': {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)

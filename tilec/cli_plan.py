@@ -21,7 +21,7 @@ def plan(args: argparse.Namespace) -> int:
     lowered = common.lower(loaded, end="plan", emit=False, expect=False)
     beside = Path("-") if str(args.file) == "-" else args.file.with_suffix(".sched.toml")
     path: Path = args.output or beside
-    if str(path) == "-" or not path.exists():
+    if str(path) == "-" or not path.is_file():
         text, replaced = write_schedule(lowered.plan, loaded.specialised), False
     else:
         text, replaced = merge_schedule(_existing(path), lowered.plan, loaded.specialised)

@@ -1,0 +1,58 @@
+"""fork() beside tilec's threads: it waits for compilation in other threads, and the child knows which threads it lacks.
+
+A lock that another thread holds at a fork stays locked in the child for ever, and compilers hold many.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures.thread  # noqa: F401 - its own hook takes a lock; what is registered later runs earlier
+import logging  # noqa: F401 - likewise
+import os
+import sys
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from time import monotonic
+
+_LONGEST = 60.0  # seconds that a fork waits
+
+_changed = threading.Condition()
+_compiling: Counter[int] = Counter()  # threads by their identity
+_pool_lost = False
+
+
+@contextmanager
+def compiling():
+    """A fork by another thread waits until this is left. Entered before any lock is taken."""
+    me = threading.get_ident()
+    with _changed:
+        _compiling[me] += 1
+    try:
+        yield
+    finally:
+        with _changed:
+            _compiling[me] -= 1
+            _changed.notify_all()
+
+
+def pool_lost() -> bool:
+    """Whether this is the forked child of a process that had started Numba's thread pool, which did not come along."""
+    return _pool_lost
+
+
+def _before() -> None:
+    _changed.acquire()
+    me, end = threading.get_ident(), monotonic() + _LONGEST
+    while any(count for thread, count in _compiling.items() if thread != me) and monotonic() < end:
+        _changed.wait(end - monotonic())
+
+
+def _in_child() -> None:
+    global _pool_lost
+    pool = sys.modules.get("numba.np.ufunc.parallel")
+    _pool_lost = _pool_lost or getattr(pool, "_is_initialized", False)
+    _changed.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_changed.release, after_in_child=_in_child)
