@@ -105,7 +105,9 @@ def choose_op(program: ast.Program, name: str | None) -> ast.Op:
         raise CallError(f"the program has no op `{name}`", hint=suggestion(name, ops) or _list(ops))
     if len(ops) == 1:
         return next(iter(ops.values()))
-    raise CallError("the program has several ops: name one" if ops else "the program has no op", hint=_list(ops))
+    raise CallError(
+        "the program has several ops: name one (`op=`, or `--op`)" if ops else "the program has no op", hint=_list(ops)
+    )
 
 
 def _list(ops: Mapping[str, ast.Op]) -> str | None:

@@ -67,7 +67,7 @@ def test_run_tells_where_the_error_is(tilec, monkeypatch):
     (["--input", "x.npy"], "--input NAME=x.npy"),
     (["-D", "M=2,N=2", "--save", "out.txt"], "results go into a .npz file"),
     (["-D", "M=2,N=2", "--save", "no/out.npz"], "cannot write 'no/out.npz'"),
-    (["-D", "M=1000000000000,N=1000000000000"], "`x` is too large to run"),
+    (["-D", "M=1000000000000,N=1000000000000"], "`x` is too large: no memory holds f32[1000000000000, 1000000000000]"),
 ])  # fmt: skip
 def test_run_refuses(tilec, arguments, message):
     np.save("x.npy", np.zeros((2, 2), np.float32))

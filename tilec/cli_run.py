@@ -159,7 +159,7 @@ def _tell_time(loaded: Loaded, plan, seconds: list[float]) -> None:
     _row("speed", f"{amount(least / middle)}B/s of inputs and outputs, {amount(operations / middle)}FLOP/s")
     _row(
         "roofline",
-        f"{_roofline_seconds(loaded, plan) / middle:.0%} of the least time that {loaded.target.name} allows",
+        f"{_roofline_seconds(loaded, plan) / middle:.0%} of what {loaded.target.name} allows",
     )
 
 

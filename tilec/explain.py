@@ -114,7 +114,7 @@ def _intensity(kernel: KernelPlan, target: Target) -> str:
 
 def _occupancy(kernel: KernelPlan, target: Target) -> str:
     p = kernel.prediction
-    blocks = f"{p.occupancy.blocks} blocks of {kernel.work.threads} threads an SM"
+    blocks = f"{p.occupancy.blocks} block{'s' * (p.occupancy.blocks != 1)} of {kernel.work.threads} threads an SM"
     blocks += f", limited by {p.occupancy.limiter}"
     waves = f"{p.waves:.2f} waves on {target.units} SMs, {p.wave_efficiency:.0%} of their time used"
     return f"{p.occupancy.fraction:.0%}: {blocks}; {waves}"

@@ -129,7 +129,12 @@ def _inline(graph: Graph, remarks: list[Remark]) -> None:
         node.inlined = True
         where = ", ".join(c.name for c in consumers)
         remarks.append(
-            Remark("inlined", f"{node.name} into {where}", f"{operations:.0f} operations, no store, no load", node.line)
+            Remark(
+                "inlined",
+                f"{node.name} into {where}",
+                f"{operations:.0f} operation{'s' * (round(operations) != 1)}, no store, no load",
+                node.line,
+            )
         )
 
 
