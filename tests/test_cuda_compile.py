@@ -188,18 +188,27 @@ store_f32(y, shared_load_f32(base + 16))
 def test_mma(dtype):
     element = "int32" if dtype in ("i8", "u8") else "float32"
     short = element[0] + "32"
+    word, names = "int32", ["ldmatrix_x4", "ldmatrix_x2_trans"]
+    load_a, load_b = "ldmatrix_x4(a, 0, base + {at})", "ldmatrix_x2_trans(b, 0, base + 2048 + {at})"
+    if dtype == "tf32":  # its words are float32 numbers
+        word, names = "float32", ["shared_load_f32"]
+        load_a, load_b = (
+            "; ".join(f"{v}[{i}] = shared_load_f32(base + {i * 2048} + {{at}})" for i in range(n))
+            for v, n in (("a", 4), ("b", 2))
+        )
+    at = "tid * 16 + k * 4096"
     body = f"""
-acc, a, b = cuda.local.array(4, {element}), cuda.local.array(4, int32), cuda.local.array(2, int32)
+acc, a, b = cuda.local.array(4, {element}), cuda.local.array(4, {word}), cuda.local.array(2, {word})
 for i in range(4):
     acc[i] = {element}(0)
 for k in range(n):
-    ldmatrix_x4(a, 0, base + tid * 16 + k * 4096)
-    ldmatrix_x2_trans(b, 0, base + 2048 + tid * 16 + k * 4096)
+    {load_a.format(at=at)}
+    {load_b.format(at=at)}
     mma_{dtype}(acc, 0, a, 0, b, 0)
 store_{short}x4(acc, 0, y + tid * 16)
 """
     chips = ("sm_89", "sm_90a") if dtype.startswith("f8") else (*CHIPS, "sm_120a")
-    check(kernel(SHARED + body, "ldmatrix_x4", "ldmatrix_x2_trans", f"mma_{dtype}", f"store_{short}x4"), chips)
+    check(kernel(SHARED + body, *names, f"mma_{dtype}", f"store_{short}x4"), chips)
 
 
 def test_stmatrix_and_packing():
