@@ -78,10 +78,15 @@ def _spread_constant(op: ir.Operation) -> None:
 
 
 def _without_input(op: ir.Operation, tensor_: ir.Value, element: ir.Value) -> None:
-    """The operation with `element` in place of what it reads of a tensor."""
+    """The operation with `element` in place of what it reads of a tensor, whose use stays where it alone tells a size."""
     inputs, outputs, maps = mlir.inputs_of(op), mlir.outputs_of(op), mlir.maps_of(op)
     kept = [n for n, value in enumerate(inputs) if value != tensor_]
     places = [*(maps[n] for n in kept), *maps[len(inputs) :]]
+    if len({d for m in places for d in mlir.map_dims(m)}) < maps[0].n_dims:
+        for value, argument in zip(inputs, mlir.body_of(op).arguments):
+            if value == tensor_:
+                argument.replace_all_uses_with(element)
+        return
     with ir.InsertionPoint(op), op.location:
         types = [r.type for r in op.results]
         made, block = mlir.generic(types, [inputs[n] for n in kept], outputs, places, mlir.iterators_of(op))
