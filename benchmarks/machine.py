@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+ARCHIVED = "$Format:%h$"  # `git archive`, and whoever downloads one, gets the commit's name here (see .gitattributes)
 PACKAGES = ("tilec", "numpy", "numba", "numba-cuda-mlir", "cuda-core", "cuda-bindings", "torch", "triton", "jax")
 
 
@@ -72,7 +73,9 @@ def _git(*words: str) -> str:
 
 
 def commit() -> str:
-    """What is checked out, with `+` where files differ from it."""
+    """What is checked out, with `+` where files differ from it; or what an archive was made of."""
+    if not ARCHIVED.startswith("$"):
+        return ARCHIVED
     try:
         changed = _git("status", "--porcelain", "--untracked-files=no")
         return _git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
