@@ -45,13 +45,11 @@ class Buffer(NamedTuple):
     @property
     def contiguous(self) -> bool:
         """Whether elements follow one another in row-major order; strides of dimensions of size 1 do not
-        matter."""
+        matter, nor do any where there is no element."""
         step = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides)):
-            if size == 0:
-                return True
             if size != 1 and stride != step:
-                return False
+                return 0 in self.shape
             step *= size
         return True
 

@@ -140,6 +140,11 @@ def _extremum_f64(name: str, predicate: str) -> Any:
     return define(name, {"a": "f64", "b": "f64"}, "f64", body)
 
 
+def _extremum_unsigned(name: str, dtype: str) -> Any:
+    body = f"%result = arith.{name}ui %a, %b : {dtype.replace('u', 'i')}"
+    return define(f"{name}_{dtype}", {"a": dtype, "b": dtype}, dtype, body)
+
+
 def _compare(name: str, predicate: str, dtype: str) -> Any:
     """IEEE comparisons. Numba-CUDA's `x != y` is an *ordered* comparison, false where an operand is NaN."""
     body = f"%result = arith.cmpf {predicate}, %a, %b : {dtype}"
@@ -255,6 +260,7 @@ def _build() -> dict[str, Callable[[], Any]]:
     table |= {name: partial(ptx, name, *row, pure=True) for name, row in _PTX.items()}
     table |= {name: partial(ptx, name, *row) for name, row in _PTX_EFFECTS.items()}
     table |= {n: partial(ptx, n, f"mov.u32 $0, {r};", "", "r", pure=True) for n, r in _REGISTERS.items()}
+    table |= {f"{n}_u{b}": partial(_extremum_unsigned, n, f"u{b}") for n in ("max", "min") for b in (8, 16, 32, 64)}
     table["round_tf32"] = _round_tf32
     table |= {f"round_{t}": partial(_round, t) for t in ("bf16", "f16", "f8e4m3", "f8e5m2")}
     for mode in _SHUFFLES:

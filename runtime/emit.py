@@ -284,8 +284,9 @@ class Printer:
         if name in BINARY:
             return self.binary(op, name, texts, type_)
         if name in EXTREMA:
-            text = self.function(EXTREMA[name], texts, type_)
-            return f"{self.use(type_)}({text})" if name in UNSIGNED else text
+            if name not in UNSIGNED or type_ in ("i1", "index"):
+                return self.function(EXTREMA[name], texts, type_)
+            return f"{self.use(type_)}({self.function(EXTREMA[name], texts, 'u' + type_[1:])})"
         match name:
             case "arith.negf":
                 return f"-{texts[0]}"

@@ -361,6 +361,8 @@ class _CudaPrinter(UnrollPrinter):
             return f"{self.use(f'{CUDA_FUNCTION.get(name, name)}_{element}')}({inner})"
         if name == "ipow":
             return f"{self.use(element)}({arguments[0]} ** {arguments[1]})"
+        if element.startswith("u"):  # Numba-CUDA's min and max compare as if there were a sign
+            return f"{self.use(f'{name}_{element}')}({inner})"
         return f"{self.use(element)}({name}({inner}))" if element != "i1" else f"{name}({inner})"
 
 

@@ -130,6 +130,8 @@ class Intrinsics(ModuleType):
         stem, _, kind = name.rpartition("_")
         if kind in ("f32", "f64", "bf16", "f16", "f8e4m3", "f8e5m2") and stem in SCALAR:
             return _typed(SCALAR[stem], kind)
+        if stem in ("max", "min"):  # of unsigned integers
+            return lambda a, b: CONVERT[f"uint{kind[1:]}"]({"max": max, "min": min}[stem](a, b))
         if name == "round_tf32":
             return lambda value: ((np.array([value], np.float32).view(np.int32) + 0x1000) & ~0x1FFF).view(np.float32)[0]
         if stem == "round":

@@ -50,6 +50,11 @@ def test_numpy_layouts(name):
     assert buffer.readonly == (not array.flags.writeable)
 
 
+def test_what_holds_nothing_is_contiguous():
+    buffer = view(np.empty((2, 0, 2), np.float32))
+    assert buffer._replace(strides=(0, 0, 0)).contiguous and buffer._replace(strides=(7, 5, 3)).contiguous
+
+
 def test_numbers():
     assert view(2.5).dtype == F32 and wrap(view(2.5)) == 2.5
     assert view(-7).dtype == I64 and wrap(view(-7)) == -7

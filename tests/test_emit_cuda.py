@@ -80,6 +80,15 @@ def test_names_of_the_source_never_become_code():
     assert all(cubin.spills == 0 for _, cubin in compiled(program, "sm_90a"))
 
 
+@pytest.mark.parametrize("function", ["min", "max"])
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_unsigned_extrema_have_no_sign(function, bits):
+    t = f"u{bits}"
+    source = f"op f(x: {t}[N], z: {t}[N]) -> (y: {t}[N]) {{ y[i] = {function}(x[i], z[i]) }}"
+    for _, cubin in compiled(emitted(source, None, {"N": 64}), "sm_90a"):
+        assert set(re.findall(r"\b(?:min|max|setp\.[lg][te])\.([su])\d", cubin.ptx)) == {"u"}
+
+
 def test_modules_import_what_they_use():
     module = emitted(EXAMPLES["layernorm"].path, None, {"M": 64, "N": 4096}).module
     imported = {a.name for n in ast.walk(ast.parse(module)) if isinstance(n, ast.ImportFrom) for a in n.names}

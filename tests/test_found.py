@@ -1,4 +1,4 @@
-"""What the fuzzers found: each program once went wrong, and is held to the reference on the CPU and on emulated CUDA."""
+"""What the fuzzers found: each program once went wrong, and is held to the reference on the CPU, on emulated CUDA and a GPU."""
 
 from __future__ import annotations
 
@@ -50,10 +50,16 @@ PROGRAMS = {
         " w[j] = sum[k in 0:N](1 if x[j, k] else 0) }", {"K": 12, "N": 3}),
     "a scan of reductions of nothing": ("op f(x: i32[M], u: f32[K]) -> (y: i32[M]) { y[i] = cumsum[i](sum[k in 0:K](x[i])) }",
                                         {"M": 2, "K": 0}),
+    "the smallest of unsigned integers, whose neutral element has the upper bit": (
+        "op f(x: u32[M, M]) -> (y: u32[M, M]) { y[i, j] = x[i, j] + min[k in 0:1](x[i, i]) }",
+        {"M": 64}),
+    "an output that holds nothing": (
+        "op f(x: f32[M]) -> (y: f32[M, M], z: f32[M, K, M]) {"
+        " y[i, j] = x[i] where j in 0:M  z[i, j, l] = x[0] where i in 0:M, j in 0:K, l in 0:M }", {"M": 2, "K": 0}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["cpu", "emulator"])
+@pytest.mark.parametrize("way", ["cpu", "emulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_that_went_wrong(name, way, rng):
     text, sizes = PROGRAMS[name]
