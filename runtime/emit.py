@@ -135,7 +135,7 @@ class Printer:
                 self.store(memory, place, self.expr(op.operands[0]))
             case "memref.subview":
                 self.subview(op)
-            case "memref.cast" | "memref.reinterpret_cast":
+            case "memref.cast":
                 self.memory[op.results[0]] = self.memory[op.operands[0]]
             case "scf.for":
                 self.for_loop(op)

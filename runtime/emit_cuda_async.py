@@ -79,6 +79,10 @@ def _allocate_tag(printer: _CudaPrinter, op: ir.Operation) -> None:
 def _allocate_mailbox(printer: _CudaPrinter, op: ir.Operation) -> None:
     """The block's own part; its address is the same in every block of the cluster."""
     type_ = ir.MemRefType(op.results[0].type)
+    for user in mlir.uses(op.results[0]):
+        owner = mlir.definition(user.operands[1]) if user.name == "memref.load" else None
+        if user.name != "memref.dma_start" and (owner is None or owner.name != "gpu.cluster_block_id"):
+            raise InternalError("a block reads what another block of its cluster has", "emit", str(user))
     size = prod(type_.shape[1:]) * element_bytes(type_.element_type)
     strides = (0, *strides_of(type_)[1:])
     printer.memory[op.results[0]] = Memory(

@@ -23,6 +23,8 @@ WGMMA = re.compile(r"wgmma_64x(\d+)x(\d+)_(\w+?)_(mk|km|rk)_(nk|kn)(?:_(\d+)_(\d
 
 def _descriptor_map(printer: _CudaPrinter, op: ir.Operation) -> None:
     """A tensor map is made by the host and comes as a parameter."""
+    if "swizzle = swizzle_128b" not in str(op.results[0].type):
+        raise InternalError("a box is copied with another swizzle than that of 128 bytes", "emit", str(op))
     memory = printer.memory[op.operands[0]]
     box = tuple(int(mlir.constant_value(v)) for v in list(op.operands)[1:])
     number = next(n for n, m in enumerate(printer.parameters) if m == memory.base)

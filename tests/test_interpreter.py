@@ -307,3 +307,126 @@ def test_matrix_units(name, monkeypatch):
     found = interpret(lowered.texts["map"], arrays)
     for output in compare(specialised, dict(zip((t.name for t in specialised.inputs), arrays)), found, "cuda").values():
         assert output.within, output
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_matrix_units_of_integers(turned, monkeypatch):
+    import test_contract_cuda as contract
+    from test_contract_integers import PRODUCT
+
+    text = PRODUCT.format(t="i8", turned="N, K" if turned else "K, N", at="n, k" if turned else "k, n")
+    sizes, tile = {"M": 40, "N": 48, "K": 80}, ("mma.sync", 32, 32, 64, (1, 2))
+    specialised, lowered = contract.lowered(text, sizes, "a100", tile, monkeypatch)
+    assert "nvgpu.mma.sync" in lowered.texts["map"]
+    a, b = contract.arrays(specialised)
+    expected = a.astype(np.int32) @ (b.T if turned else b).astype(np.int32)
+    np.testing.assert_array_equal(interpret(lowered.texts["map"], [a, b])["c"], expected)
+
+
+# ---- tiles as TMA brings them, and products of 8 bits --------------------------------------------------------------------
+
+TILES = """
+#shared = #gpu.address_space<workgroup>
+module {{
+  func.func private @{product}(memref<{wide}x2x2x{sum}, #gpu.address_space<private>>, memref<64x{line}x{type}, #shared>,
+                               memref<{n}x{line}x{type}, #shared>, index)
+  func.func private @wgmma_wait_0_{count}(memref<{wide}x2x2x{sum}, #gpu.address_space<private>>)
+  func.func @kernel(%a: memref<64x{line}x{type}>, %b: memref<{n}x{line}x{type}>, %c: memref<64x{n}x{sum}>)
+      attributes {{tilec.kernel, tilec.blocks = 1 : i64, tilec.threads = 128 : i64}} {{
+    %t = gpu.thread_id x
+    %c0 = arith.constant 0 : index
+    %c1 = arith.constant 1 : index
+    %c64 = arith.constant 64 : index
+    %n = arith.constant {n} : index
+    %line = arith.constant {line} : index
+    %bytes = arith.constant {bytes} : index
+    %ticks = arith.constant 1000 : index
+    %no = arith.constant false
+    %left = memref.alloc() : memref<64x{line}x{type}, #shared>
+    %right = memref.alloc() : memref<{n}x{line}x{type}, #shared>
+    %sums = memref.alloca() : memref<{wide}x2x2x{sum}, #gpu.address_space<private>>
+    %m = nvgpu.mbarrier.create -> <memorySpace = #shared>
+    %ua = memref.cast %a : memref<64x{line}x{type}> to memref<*x{type}>
+    %ub = memref.cast %b : memref<{n}x{line}x{type}> to memref<*x{type}>
+    %ta = nvgpu.tma.create.descriptor %ua box[%c64, %line] : memref<*x{type}> -> {left}
+    %tb = nvgpu.tma.create.descriptor %ub box[%n, %line] : memref<*x{type}> -> {right}
+    %first = arith.cmpi eq, %t, %c0 : index
+    scf.if %first {{ nvgpu.mbarrier.init %m[%c0], %c1 : <memorySpace = #shared> }}
+    gpu.barrier
+    scf.if %first {{
+      nvgpu.mbarrier.arrive.expect_tx %m[%c0], %bytes : <memorySpace = #shared>
+      nvgpu.tma.async.load %ta[%c0, %c0], %m[%c0] to %left : {left}, <memorySpace = #shared> -> memref<64x{line}x{type}, #shared>
+      nvgpu.tma.async.load %tb[%c0, %c0], %m[%c0] to %right : {right}, <memorySpace = #shared> -> memref<{n}x{line}x{type}, #shared>
+    }}
+    nvgpu.mbarrier.try_wait.parity %m[%c0], %no, %ticks : <memorySpace = #shared>
+    {body}
+    return
+  }}
+  func.func @main(%a: memref<64x{line}x{type}> {{tilec.name = "a"}}, %b: memref<{n}x{line}x{type}> {{tilec.name = "b"}},
+                  %c: memref<64x{n}x{sum}> {{tilec.name = "c"}}) attributes {{tilec.inputs = 2 : i64}} {{
+    func.call @kernel(%a, %b, %c) : (memref<64x{line}x{type}>, memref<{n}x{line}x{type}>, memref<64x{n}x{sum}>) -> ()
+    return
+  }}
+}}
+"""
+
+
+def tiles(body: str, kind: str, type_: str, sum_: str, n: int, line: int, swizzle: str) -> str:
+    size = {"f32": 4, "bf16": 2}.get(type_, 1)
+    box = f"<tensor = memref<{{}}x{line}x{type_}, #shared>, swizzle = {swizzle}, l2promo = none, oob = zero, interleave = none>"
+    return TILES.format(
+        body=body, product=f"wgmma_64x{n}x{line}_{kind}_mk_nk", wide=n // 8, count=n // 2, sum=sum_, type=type_, n=n,
+        line=line, bytes=(64 + n) * line * size, left=box.format(64), right=box.format(n))  # fmt: skip
+
+
+MULTIPLY = """
+    func.call @wgmma_64x16x128_{kind}_mk_nk(%sums, %left, %right, %c0) : (memref<2x2x2x{sum}, #gpu.address_space<private>>,
+      memref<64x128x{type}, #shared>, memref<16x128x{type}, #shared>, index) -> ()
+    func.call @wgmma_64x16x128_{kind}_mk_nk(%sums, %left, %right, %c1) : (memref<2x2x2x{sum}, #gpu.address_space<private>>,
+      memref<64x128x{type}, #shared>, memref<16x128x{type}, #shared>, index) -> ()
+    func.call @wgmma_wait_0_8(%sums) : (memref<2x2x2x{sum}, #gpu.address_space<private>>) -> ()
+    %c2 = arith.constant 2 : index
+    scf.for %j = %c0 to %c2 step %c1 {{ scf.for %h = %c0 to %c2 step %c1 {{ scf.for %e = %c0 to %c2 step %c1 {{
+      %v = memref.load %sums[%j, %h, %e] : memref<2x2x2x{sum}, #gpu.address_space<private>>
+      %row = affine.apply affine_map<(t, h) -> ((t floordiv 32) * 16 + (t mod 32) floordiv 4 + h * 8)>(%t, %h)
+      %column = affine.apply affine_map<(t, j, e) -> (j * 8 + (t mod 4) * 2 + e)>(%t, %j, %e)
+      memref.store %v, %c[%row, %column] : memref<64x16x{sum}>
+    }} }} }}"""
+EIGHT_BITS = {
+    "i8": ("i8", "i32", np.int8),
+    "f8e4m3": ("f8E4M3FN", "f32", ml_dtypes.float8_e4m3fn),
+    "f8e5m2": ("f8E5M2", "f32", ml_dtypes.float8_e5m2),
+}
+
+
+@pytest.mark.parametrize("kind", EIGHT_BITS)
+def test_products_of_warpgroups_of_8_bits(kind, rng):
+    """Twice the same product, the second added to the first."""
+    type_, sum_, dtype = EIGHT_BITS[kind]
+    a, b = (
+        rng.integers(-128 if kind == "i8" else -8, 128 if kind == "i8" else 8, (n, 128)).astype(dtype) for n in (64, 16)
+    )
+    text = tiles(MULTIPLY.format(kind=kind, sum=sum_, type=type_), kind, type_, sum_, 16, 128, "swizzle_128b")
+    expected = 2 * (a.astype(np.float64) @ b.astype(np.float64).T)
+    np.testing.assert_array_equal(interpret(text, [a, b])["c"], expected)
+
+
+@pytest.mark.parametrize(
+    "swizzle, line", [("none", 64), ("none", 16), ("swizzle_32b", 32), ("swizzle_64b", 64), ("swizzle_128b", 128)]
+)
+def test_where_tma_lays_pieces_of_16_bytes(swizzle, line, rng):
+    """Row t of the tile as thread t finds it: piece p of the row that begins at byte t * line (CUTLASS, `Swizzle`)."""
+    bits = {32: 1, 64: 3, 128: 7}[line] if swizzle != "none" else 0
+    body = f"""
+    %mine = arith.cmpi slt, %t, %c64 : index
+    scf.if %mine {{ scf.for %j = %c0 to %n step %c1 {{
+      %p = affine.apply affine_map<(t, j) -> (((t * {line} + j) floordiv 128) mod {bits + 1})>(%t, %j)
+      %q = affine.apply affine_map<(j) -> (j floordiv 16)>(%j)
+      %r = arith.xori %p, %q : index
+      %k = affine.apply affine_map<(r, j) -> (r * 16 + j mod 16)>(%r, %j)
+      %v = memref.load %left[%t, %k] : memref<64x{line}xi8, #shared>
+      memref.store %v, %c[%t, %j] : memref<64x{line}xi8>
+    }} }}"""
+    a, b = (rng.integers(-128, 128, (n, line)).astype(np.int8) for n in (64, line))
+    found = interpret(tiles(body, "i8", "i8", "i8", line, line, swizzle), [a, b])["c"]
+    np.testing.assert_array_equal(found, a)

@@ -14,7 +14,8 @@ from tilec.interpreter import Fault, Unsupported, interpret
 KERNEL = """
 module {{
   func.func @kernel(%x: memref<64xf32>, %y: memref<64xf32>)
-      attributes {{tilec.kernel, tilec.blocks = {blocks} : i64, tilec.threads = {threads} : i64}} {{
+      attributes {{tilec.kernel, tilec.blocks = {blocks} : i64, tilec.threads = {threads} : i64,
+                  tilec.cluster = {cluster} : i64}} {{
     %t = gpu.thread_id x
     %b = gpu.block_id x
     %c0 = arith.constant 0 : index
@@ -44,8 +45,8 @@ LOAD = "%v = memref.load %x[%t] : memref<64xf32>"
 PUT = f"memref.store %v, %s[%t] : {SHARED}"
 
 
-def run(body: str, threads: int = 64, blocks: int = 1) -> np.ndarray:
-    return interpret(KERNEL.format(body=body, threads=threads, blocks=blocks), [X])["y"]
+def run(body: str, threads: int = 64, blocks: int = 1, cluster: int = 1) -> np.ndarray:
+    return interpret(KERNEL.format(body=body, threads=threads, blocks=blocks, cluster=cluster), [X])["y"]
 
 
 def fault(kind: str, body: str, match: str = ".", **options) -> Fault:
@@ -325,6 +326,14 @@ def test_a_product_of_warpgroups_that_is_broken(kind, pattern, message, monkeypa
     assert error.value.kind == kind and error.value.line[0].endswith("t.tile")
 
 
+def test_tiles_of_another_swizzle(monkeypatch):
+    text, inputs, _ = contraction(WGMMA, "h200", monkeypatch)
+    message = r"at byte \d+ of workgroup memory was copied with a swizzle of 16 bytes, and is read with one of 128; threads 128"
+    with pytest.raises(Fault, match=message) as error:
+        interpret(text.replace("swizzle = swizzle_128b", "swizzle = none"), inputs)
+    assert error.value.operation == "func.call" and error.value.line[0].endswith("t.tile")
+
+
 def test_who_waits_for_the_wrong_phase(monkeypatch):
     """Who reads a slot that is not filled yet races; the phases of one that is filled again too early pass unseen."""
     text, inputs, _ = contraction(WGMMA, "h200", monkeypatch)
@@ -363,7 +372,7 @@ def test_refused_by_name():
 
 
 def test_arrays_that_do_not_fit():
-    text = KERNEL.format(body=stored("one"), threads=64, blocks=1)
+    text = KERNEL.format(body=stored("one"), threads=64, blocks=1, cluster=1)
     with pytest.raises(tilec.CallError, match="in the IR, and the array is float64"):
         interpret(text, [X.astype(np.float64)])
     with pytest.raises(tilec.CallError, match="takes 1 inputs"):

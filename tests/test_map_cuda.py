@@ -26,11 +26,11 @@ QUICK = [pytest.param(EXAMPLES[name], id=name) for name in (
 )]  # fmt: skip
 
 
-def lowered(source, op, inputs, schedule=None, target="h200"):
+def lowered(source, op, inputs, schedule=None, target="h200", locations=False):
     program = parse(read_source(source))
     special = specialise(program, op, [(from_numpy(a.dtype), a.shape) for a in inputs.values()])
     with mlir.context(), ir.Location.unknown():
-        return special, lower(build(special), load(target), schedule=schedule, locations=False)
+        return special, lower(build(special), load(target), schedule=schedule, locations=locations)
 
 
 def emulate(source, op, inputs, schedule=None):

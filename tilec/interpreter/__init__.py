@@ -7,7 +7,7 @@ of memory that nothing wrote, threads that race or part at a barrier, threads th
 no meaning for is `Unsupported`. A run-time check of the program that fails raises the `CallError` that a launch would.
 
 `code` makes closures of operations, and the other modules enter theirs into its table: `scalars`, `elementary`, `control`,
-`tensors`, `memrefs`, `threads`, `warps`, `asynchronous`, `wgmma`.
+`tensors`, `memrefs`, `threads`, `warps`, `asynchronous`, `clusters`, `wgmma`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tilec.diagnostics import CallError
 from tilec.interpreter import asynchronous, control, elementary, memrefs, scalars, tensors, warps
 from tilec.interpreter.code import Code, Context, dtype_of, shape_of
 from tilec.interpreter.faults import Fault, Unsupported
+from tilec.interpreter.flight import is_mapped, launch
 from tilec.interpreter.memory import Buffer, View
-from tilec.interpreter.threads import is_mapped, launch
 from tilec.mlir import ir
 
 __all__ = ["Fault", "Unsupported", "interpret", "prepare"]

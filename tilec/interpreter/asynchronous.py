@@ -14,9 +14,10 @@ import numpy as np
 
 from tilec.interpreter.code import Code, Mask, Step, Values, Waiting, dtype_of, operation
 from tilec.interpreter.faults import Fault, Unsupported
+from tilec.interpreter.flight import Threads
 from tilec.interpreter.memory import Buffer, View, read, write
 from tilec.interpreter.races import Agent, Copies, spread
-from tilec.interpreter.threads import Threads, reserve
+from tilec.interpreter.threads import reserve
 from tilec.mlir import ir
 
 # ---- cp.async --------------------------------------------------------------------------------------------------------
@@ -53,7 +54,7 @@ def _copy(code: Code, op: ir.Operation) -> Step:
         lanes, spots = spread(where, context, mask)
         each = lanes.repeat(count * guard.width(to.buffer))
         who = Copies(context.clocks, context, each, context.commits[each] + 1)
-        guard.writes(guard.places(to.buffer, spots, context.row_of[lanes]), who, op, context)
+        guard.writes(guard.places(to.buffer, spots, context.row_of[lanes][:, None]), who, op, context)
 
     return step
 
@@ -86,7 +87,7 @@ def _wait_for_group(code: Code, op: ir.Operation) -> Step:
         lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
         rows, threads = context.row_of[lanes], context.thread_of[lanes]
         known = context.clocks.known
-        agents = context.threads + threads
+        agents = context.clocks.own[rows, threads] + context.threads
         known[rows, threads, agents] = np.maximum(known[rows, threads, agents], context.commits[lanes] - running)
 
     return step
@@ -98,17 +99,38 @@ def _wait_for_group(code: Code, op: ir.Operation) -> Step:
 class Barrier:
     """A phase ends when all have arrived and all announced bytes have (PTX ISA, "mbarrier")."""
 
-    def __init__(self, number: int, agents: int):
+    def __init__(self, number: int, columns: int):
         self.number = number
         self.expected: int | None = None
         self.left = self.bytes = self.phase = self.copies = 0
-        self.made: tuple[int, int] = (0, 0)  # who made it, at which tick
-        self.heard, self.handed = np.zeros(agents, np.int32), np.zeros(agents, np.int32)
+        self.made: tuple[int, int, int] = (0, 0, 0)  # the row and the thread of who made it, and at which tick,
+        self.shown: int | None = None  # and at which tick a fence showed it to the cluster
+        self.heard, self.handed = np.zeros(columns, np.int32), np.zeros(columns, np.int32)
+
+    def make(self, context: Threads, lane: int, expected: int) -> None:
+        self.expected = self.left = expected
+        row, thread = int(context.row_of[lane]), int(context.thread_of[lane])
+        self.made = row, thread, int(context.clocks.known[row, thread, context.clocks.own[row, thread]])
+
+    def check(self, op: ir.Operation, context: Threads, lane: int) -> None:
+        """That it exists, and that a thread knows it to be made."""
+        names = context.names(np.array([lane]))
+        if self.expected is None:
+            raise Fault("unwritten", op, f"mbarrier {self.number} is used before it is made", names)
+        (row, maker, tick), mine, thread = self.made, int(context.row_of[lane]), int(context.thread_of[lane])
+        heard = context.clocks.known[mine, thread, context.clocks.own[row, maker]]
+        if (row, maker) != (mine, thread) and heard < tick:
+            what = f"mbarrier {self.number} is made by thread {maker}, with nothing that orders its use behind that"
+            raise Fault("race", op, what, names)
+        if row != mine and (self.shown is None or heard < self.shown):
+            block = context.flight.first + row
+            what = f"mbarrier {self.number} of block {block} is used with no fence that shows it to the cluster"
+            raise Fault("race", op, what, names)
 
     def change(self, op: ir.Operation, context: Threads, arrivals: int, size: int, heard: np.ndarray) -> None:
         self.left, self.bytes = self.left - arrivals, self.bytes + size
         self.handed = np.maximum(self.handed, heard)
-        context.progress += 1
+        context.flight.progress += 1
         if self.left < 0:
             raise Fault("invalid", op, f"more arrive at mbarrier {self.number} than the {self.expected} that it counts")
         if self.left == 0 and self.bytes == 0:
@@ -118,6 +140,15 @@ class Barrier:
     def is_over(self, parity: int) -> bool:
         """Whether the phase of this parity is over; the phase before the first counts as one of parity 1."""
         return self.phase % 2 != parity
+
+    def wait(self, op: ir.Operation, context: Threads, lanes: np.ndarray, parity: int) -> Iterator[None]:
+        """Until the phase of this parity is over: then these lanes know what was handed on in it."""
+        while not self.is_over(parity):
+            missing = f"{self.left} of {self.expected} arrivals and {self.bytes} bytes are missing"
+            context.waits(lanes, op, f"at mbarrier {self.number}, {missing}", lanes)
+            yield
+        context.goes_on(lanes)
+        context.clocks.acquire(int(context.row_of[lanes[0]]), context.thread_of[lanes], self.heard)
 
 
 @operation("nvgpu.mbarrier.create")
@@ -130,7 +161,7 @@ def _create(code: Code, op: ir.Operation) -> Step:
 
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
-        values[r] = context.common(r, lambda: [Barrier(first + n, context.kernel.agents) for n in range(count)])
+        values[r] = context.common(r, lambda: [Barrier(first + n, context.clocks.columns) for n in range(count)])
 
     return step
 
@@ -150,13 +181,25 @@ def _barrier(op: ir.Operation, values: Values, slot: int, number: int, lane: int
     if not 0 <= number < len(group):
         raise Fault("outside", op, f"mbarrier {number} of {len(group)}", context.names(np.array([lane])))
     barrier: Barrier = group[number]
-    if barrier.expected is None:
-        raise Fault("unwritten", op, f"mbarrier {number} is used before it is made", context.names(np.array([lane])))
-    maker, tick = barrier.made
-    if context.thread_of[lane] != maker and context.clocks.known[0, context.thread_of[lane], maker] < tick:
-        what = f"mbarrier {number} is made by thread {maker}, with nothing that orders its use behind that"
-        raise Fault("race", op, what, context.names(np.array([lane])))
+    barrier.check(op, context, lane)
     return barrier
+
+
+@operation("nvvm.fence.mbarrier.init")
+def _show(code: Code, op: ir.Operation) -> Step:
+    """Shows the mbarriers that a thread has made to its cluster."""
+
+    def step(values: Values, mask: Mask) -> None:
+        context: Threads = values[0]
+        lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
+        makers = {(int(context.row_of[n]), int(context.thread_of[n])) for n in lanes}
+        for made in context.made.values():
+            for barrier in made if isinstance(made, list) else ():
+                row, thread, _ = barrier.made
+                if barrier.expected is not None and barrier.shown is None and (row, thread) in makers:
+                    barrier.shown = int(context.clocks.known[row, thread, context.clocks.own[row, thread]])
+
+    return step
 
 
 @operation("nvgpu.mbarrier.init")
@@ -166,10 +209,7 @@ def _init(code: Code, op: ir.Operation) -> Step:
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
         for lane, wanted, n in _each(values, mask, count, number):
-            barrier: Barrier = values[group][n]
-            barrier.expected = barrier.left = wanted
-            thread = int(context.thread_of[lane])
-            barrier.made = thread, int(context.clocks.known[0, thread, thread])
+            values[group][n].make(context, lane, wanted)
 
     return step
 
@@ -184,7 +224,7 @@ def _arrive(code: Code, op: ir.Operation) -> Step:
         context: Threads = values[0]
         for lane, n, *bytes_ in _each(values, mask, number, *([size] if announces else [])):
             barrier = _barrier(op, values, group, n, lane)
-            handed = context.clocks.release(0, int(context.thread_of[lane]))
+            handed = context.clocks.release(int(context.row_of[lane]), context.thread_of[[lane]])
             barrier.change(op, context, 1, sum(bytes_), handed)
 
     return step
@@ -201,45 +241,38 @@ def _wait(code: Code, op: ir.Operation) -> Waiting:
             waits.setdefault((n, phase), []).append(lane)
         for (n, phase), lanes in waits.items():
             barrier = _barrier(op, values, group, n, lanes[0])
-            while not barrier.is_over(phase):
-                missing = f"{barrier.left} of {barrier.expected} arrivals and {barrier.bytes} bytes are missing"
-                context.waiting[id(waits)] = op, f"at mbarrier {n}, {missing}", np.array(lanes)
-                yield
-            context.waiting.pop(id(waits), None)
-            context.progress += 1
-            context.clocks.acquire(0, context.thread_of[lanes], barrier.heard)
+            yield from barrier.wait(op, context, np.array(lanes), phase)
 
     return Waiting(resume)
 
 
 # ---- TMA -------------------------------------------------------------------------------------------------------------
 
-LINE = 128  # bytes of a swizzled line
+PLAIN = 16  # bytes that stay together: the "swizzle" of a tile that lies as it is
+SWIZZLES = {"none": PLAIN, "swizzle_32b": 32, "swizzle_64b": 64, "swizzle_128b": 128}  # bytes of a line
 
 
 @dataclass(frozen=True)
 class Box:
-    """A tensor that copies take boxes of."""
+    """A tensor that copies take boxes of, to lie in lines of so many bytes whose pieces are exchanged."""
 
     tensor: View
     shape: tuple[int, ...]
-    swizzled: bool
+    swizzle: int
 
 
-def swizzle(place: np.ndarray) -> np.ndarray:
-    """Where a byte of a tile lies: the 16-byte pieces of a line are exchanged by the line's number."""
-    return place ^ (place >> 7 & 7) << 4
+def swizzled(place: np.ndarray, line: int) -> np.ndarray:
+    """Where a byte of a tile lies: the 16-byte pieces of a line are exchanged by the number of its 128 bytes."""
+    return place ^ (place >> 7 & line // 16 - 1) << 4
 
 
 @operation("nvgpu.tma.create.descriptor")
 def _descriptor(code: Code, op: ir.Operation) -> Step:
     (tensor, *box), (r,) = code.operands(op), code.results(op)
-    kind = re.search(r"swizzle = (\w+)", str(op.results[0].type))[1]
-    if kind not in ("swizzle_128b", "none", "swizzle_none"):
-        raise Unsupported(op, kind)
+    swizzle = SWIZZLES[re.search(r"swizzle = (\w+)", str(op.results[0].type))[1]]
 
     def step(values: Values, mask: Mask) -> None:
-        values[r] = Box(values[tensor], tuple(int(values[s]) for s in box), kind == "swizzle_128b")
+        values[r] = Box(values[tensor], tuple(int(values[s]) for s in box), swizzle)
 
     return step
 
@@ -261,18 +294,20 @@ def _load(code: Code, op: ir.Operation) -> Step:
             made = _boxed(values[box], at[::-1], op, context)
             view: View = values[target]
             start = int(np.broadcast_to(view.offset, context.lanes)[lane]) * dtype.itemsize + view.buffer.start
-            places = boxed_places(op, view.buffer, start, np.arange(made.size) * dtype.itemsize, values[box].swizzled)
-            thread = int(context.thread_of[lane])
+            swizzle = values[box].swizzle
+            places = boxed_places(op, view.buffer, start, np.arange(made.size) * dtype.itemsize, swizzle)
+            row, thread = int(context.row_of[lane]), context.thread_of[[lane]]
             barrier.copies += 1
-            heard = context.clocks.known[0, thread].copy()
-            agent = context.threads + context.kernel.copies + barrier.number
+            heard = context.clocks.release(row, thread)
+            agent = context.kernel.counting(barrier.number, row % context.kernel.cluster)
             who = Agent(context.clocks, int(context.block_of[lane]), agent, barrier.copies, heard)
             only = np.zeros(context.lanes, np.bool_)
             only[lane] = True
             write(view, places[None], made.reshape(1, -1), op, context, only, ordered=False)
             guard = view.buffer.guard
-            guard.writes(guard.places(view.buffer, places[None], context.row_of[[lane]]), who, op, context)
-            heard[agent] = barrier.copies
+            guard.writes(guard.places(view.buffer, places[None], context.row_of[[lane]][:, None]), who, op, context)
+            context.flight.layouts[row, view.buffer.pieces(places)] = swizzle
+            heard[who.ids % context.clocks.columns] = barrier.copies
             barrier.change(op, context, 0, -made.nbytes, heard)
 
     return step
@@ -290,11 +325,11 @@ def _boxed(box: Box, start: list[int], op: ir.Operation, context: Threads) -> np
     return made
 
 
-def boxed_places(op: ir.Operation, buffer: Buffer, start: int, offsets: np.ndarray, swizzled: bool) -> np.ndarray:
+def boxed_places(op: ir.Operation, buffer: Buffer, start: int, offsets: np.ndarray, swizzle: int) -> np.ndarray:
     """The elements of a buffer that bytes behind `start` of workgroup memory are, as the hardware lays tiles out."""
-    if start % (1024 if swizzled else LINE):
+    if start % max(128, 8 * swizzle):
         raise Fault("misaligned", op, f"a tile at byte {start} of workgroup memory")
-    at = swizzle(start + offsets) if swizzled else start + offsets
+    at = swizzled(start + offsets, swizzle)
     places = (at - buffer.start) // buffer.data.dtype.itemsize
     if places.size and (places.min() < 0 or places.max() >= buffer.data.shape[-1]):
         raise Fault("outside", op, f"a tile from byte {start} leaves {buffer.name or 'its buffer'}")

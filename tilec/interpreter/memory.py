@@ -31,6 +31,7 @@ class Buffer:
         self.product: np.ndarray | None = None  # the number of that product among its warpgroup's
         self.guard: Any = None
         self.start = 0  # bytes before it in workgroup memory
+        self.across: int | None = None  # elements of each block's part, where places go over the blocks of a cluster
         self.owner: np.ndarray | None = None  # the block that wrote an element last
 
     @staticmethod
@@ -41,9 +42,19 @@ class Buffer:
         """Of elements by lane and, for vectors, by position; `place` is a number, [lanes], or [lanes or 1, positions]."""
         if self.row_of is None:
             return place
+        if self.across is not None:
+            return np.divmod(place, self.across)
         if not differs(place):
             return (slice(None) if self.private else self.row_of), place
         return (self.row_of if place.ndim == 1 else self.row_of[:, None]), place
+
+    def rows(self, places: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of places, and where in them; of memory that is not a cluster's it is each lane's `own`."""
+        return (own, places) if self.across is None else np.divmod(places, self.across)
+
+    def pieces(self, places: np.ndarray) -> np.ndarray:
+        """The 16-byte pieces of workgroup memory that elements lie in."""
+        return (self.start + places * self.data.dtype.itemsize) // 16
 
 
 @dataclass(frozen=True)
@@ -168,7 +179,10 @@ def _unwritten(view: View, place: Any, known: np.ndarray, op: ir.Operation, cont
 
 
 def _element(view: View, place: Any) -> str:
-    return f" at element {int(place)}"
+    if view.buffer.across is None:
+        return f" at element {int(place)}"
+    rank, at = divmod(int(place), view.buffer.across)
+    return f" at element {at} of the cluster's block {rank}"
 
 
 def write(
@@ -199,7 +213,10 @@ def write(
             place = place[lanes]
         if differs(value) and value.shape[0] > 1:
             value = value[lanes]
-        index = place if buffer.row_of is None else ((rows if np.ndim(place) < 2 else rows[:, None]), place)
+        if buffer.across is not None:
+            index = np.divmod(place, buffer.across)
+        else:
+            index = place if buffer.row_of is None else ((rows if np.ndim(place) < 2 else rows[:, None]), place)
     buffer.data[index] = value
     if buffer.written is not None:
         buffer.written[index] = buffer.full

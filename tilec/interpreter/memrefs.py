@@ -7,10 +7,12 @@ from math import prod
 import numpy as np
 
 from tilec import mlir
+from tilec.interpreter.clusters import cluster_memory, is_clusters, is_tag, tag
 from tilec.interpreter.code import Code, Mask, Step, Values, dtype_of, operation, shape_of
 from tilec.interpreter.faults import Fault, Unsupported
+from tilec.interpreter.flight import is_mapped
 from tilec.interpreter.memory import Buffer, View, read, write
-from tilec.interpreter.threads import is_mapped, workgroup_memory
+from tilec.interpreter.threads import workgroup_memory
 from tilec.mlir import ir
 
 
@@ -21,9 +23,13 @@ def _allocate(code: Code, op: ir.Operation) -> Step:
     shape, dtype, name = shape_of(type_), dtype_of(type_), mlir.get_string(op, "tilec.name") or _name(op)
     if mlir.DYNAMIC in shape:
         raise Unsupported(op, "a size that is not static")
-    shared = "workgroup" in str(type_.memory_space or "")
-    if shared and is_mapped(code.function):
-        return workgroup_memory(code, op, shape, dtype, name)
+    if is_mapped(code.function):
+        if is_clusters(type_):
+            return cluster_memory(code, op, name)
+        if is_tag(op.results[0]):
+            return tag(code, op)
+        if "workgroup" in str(type_.memory_space or ""):
+            return workgroup_memory(code, op, shape, dtype, name)
 
     def step(values: Values, mask: Mask) -> None:
         context = values[0]

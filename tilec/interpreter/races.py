@@ -3,7 +3,8 @@
 Every thread has a clock, which ticks when it hands on what it did, and knows up to which tick it has heard of every other
 (vector clocks, as in FastTrack: Flanagan and Freund, 2009). A barrier tells all threads what all know; so do a warp's
 barrier to the warp, and an mbarrier from those that arrive to those that wait. What runs by itself is an agent with a clock
-of its own: the asynchronous copies of a thread, those that an mbarrier counts, the products of a warpgroup.
+of its own: the asynchronous copies of a thread, those that an mbarrier counts, the products of a warpgroup. Blocks of one
+cluster hear of each other; of other blocks nothing is ever known.
 
 For every element of memory the last write and the last two reads by different agents are kept. An access races with one
 of them that its thread has not heard of, where one of the two is a write. One thing passes that is a race by the letter:
@@ -23,40 +24,38 @@ from tilec.mlir import ir
 
 
 class Clocks:
-    """`known[block, thread, agent]`: the last tick of the agent that the thread has heard of."""
+    """`known[block, thread, column]`: the last tick that a thread has heard of, with a column for each agent of the
+    thread's cluster: those of its first block, then those of the next. An agent's number is its block's times `agents`
+    and its place in the block, so that its remainder by `columns` is its column."""
 
-    def __init__(self, blocks: int, threads: int, agents: int):
-        self.threads, self.agents = threads, agents
-        self.known = np.zeros((blocks, threads, agents), np.int32)
-        self.own = np.arange(threads)
-        self._tick(self.known)
+    def __init__(self, blocks: int, threads: int, agents: int, cluster: int = 1):
+        self.threads, self.agents, self.columns = threads, agents, cluster * agents
+        self.known = np.zeros((blocks, threads, self.columns), np.int32)
+        self.own = np.arange(blocks)[:, None] % cluster * agents + np.arange(threads)
+        self._tick(np.arange(blocks)[:, None], np.arange(threads))
 
-    def _tick(self, known: np.ndarray) -> None:
-        known[:, self.own, self.own] += 1
+    def _tick(self, rows: Any, threads: Any) -> None:
+        self.known[rows, threads, self.own[rows, threads]] += 1
 
-    def barrier(self, blocks: np.ndarray | slice = slice(None)) -> None:
-        """All threads of these blocks tell each other."""
-        part = self.known[blocks]
-        part[:] = part.max(axis=1, keepdims=True)
-        self._tick(part)
-        self.known[blocks] = part
+    def barrier(self, rows: np.ndarray) -> None:
+        """All threads of each of these blocks tell each other."""
+        self.known[rows] = self.known[rows].max(axis=1, keepdims=True)
+        self._tick(rows[:, None], np.arange(self.threads))
 
-    def warp_barrier(self, active: np.ndarray) -> None:
-        """Threads of a warp tell each other; `active` is by block and warp."""
-        by_warp = self.known.reshape(len(self.known), -1, 32, self.agents)
-        heard = by_warp.max(axis=2, keepdims=True)
-        by_warp[:] = np.where(active[:, :, None, None], heard, by_warp)
-        ticks = np.repeat(active, 32, axis=1)
-        self.known[:, self.own, self.own] += ticks
+    def warp_barrier(self, rows: np.ndarray, warps: np.ndarray) -> None:
+        """Threads of each of these warps tell each other."""
+        by_warp = self.known.reshape(len(self.known), -1, 32, self.columns)
+        by_warp[rows, warps] = by_warp[rows, warps].max(axis=1, keepdims=True)
+        self._tick(rows[:, None], 32 * warps[:, None] + np.arange(32))
 
-    def release(self, block: int, thread: int) -> np.ndarray:
-        """What a thread hands on."""
-        handed = self.known[block, thread].copy()
-        self.known[block, thread, thread] += 1
+    def release(self, row: int, threads: np.ndarray) -> np.ndarray:
+        """What these threads of a block hand on."""
+        handed = self.known[row, threads].max(axis=0)
+        self._tick(row, threads)
         return handed
 
-    def acquire(self, block: int, threads: np.ndarray, heard: np.ndarray) -> None:
-        self.known[block, threads] = np.maximum(self.known[block, threads], heard)
+    def acquire(self, row: int, threads: np.ndarray, heard: np.ndarray) -> None:
+        self.known[row, threads] = np.maximum(self.known[row, threads], heard)
 
 
 class Guard:
@@ -78,8 +77,11 @@ class Guard:
 
     def read(self, buffer: Buffer, place: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
         lanes, places = spread(place, context, mask)
+        rows, places = buffer.rows(places, context.row_of[lanes][:, None])
+        if buffer.across is not None:
+            context.reach(op, rows, lanes)
         who = _Threads(self.clocks, context, lanes.repeat(places.shape[1] * self.width(buffer)))
-        self.reads(self.places(buffer, places, context.row_of[lanes]), who, op, context)
+        self.reads(self.places(buffer, places, rows), who, op, context)
 
     def write(self, buffer: Buffer, place: Any, value: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
         lanes, places = spread(place, context, mask)
@@ -89,8 +91,10 @@ class Guard:
             given = np.broadcast_to(given.reshape(1, -1), places.shape)
         else:
             given = np.broadcast_to(given[lanes].reshape(len(lanes), -1), places.shape)
-        rows = context.row_of[lanes]
-        index = (rows[:, None], places) if self.shared else places
+        rows, places = buffer.rows(places, context.row_of[lanes][:, None])
+        if buffer.across is not None:
+            context.reach(op, rows, lanes)
+        index = (rows, places) if self.shared else places
         changed = _bits(np.ascontiguousarray(given)) != _bits(buffer.data[index])
         if buffer.written is not None:
             changed |= buffer.written[index] != buffer.full
@@ -98,8 +102,10 @@ class Guard:
         cells, changed = self.places(buffer, places, rows), changed.reshape(-1).repeat(width)
         before = self.writer[cells]
         self.writes(cells, who, op, context, changed)
-        self._at_once(buffer, index, given, places, lanes, op, context)
-        if self.shared:
+        self._at_once(buffer, rows, given, places, lanes, op, context)
+        if self.shared and context.kernel.boxes:
+            context.flight.layouts[rows, buffer.pieces(places)] = 0
+        if self.shared and buffer.across is None:
             self._remember(cells, who, before, changed)
 
     def _remember(self, cells: np.ndarray, who: _Threads, before: np.ndarray, changed: np.ndarray) -> None:
@@ -117,9 +123,9 @@ class Guard:
         same = (old >= 0) & (old % self.clocks.agents < self.clocks.threads)
         self.also[cells[others & ~changed][same], old[same] % self.clocks.agents] = True
 
-    def _at_once(self, buffer: Buffer, index, given, places, lanes, op, context) -> None:
+    def _at_once(self, buffer: Buffer, rows, given, places, lanes, op, context) -> None:
         """Two lanes that store different values at one place, at once."""
-        flat = places + (context.row_of[lanes][:, None] * buffer.data.shape[-1] if self.shared else 0)
+        flat = places + (rows * buffer.data.shape[-1] if self.shared else 0)
         order = np.argsort(flat, axis=None, kind="stable")
         sorted_places, values = flat.reshape(-1)[order], _bits(np.ascontiguousarray(given)).reshape(-1)[order]
         twice = (sorted_places[1:] == sorted_places[:-1]) & (values[1:] != values[:-1])
@@ -133,11 +139,13 @@ class Guard:
         return buffer.data.dtype.itemsize // self.cell
 
     def places(self, buffer: Buffer, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The cells of elements, [lanes, positions], of blocks [lanes, 1 or positions]."""
         width = self.width(buffer)
         cells = (places.reshape(len(places), -1, 1) * width + np.arange(width)).reshape(len(places), -1)
         if self.shared:
             per_block = self.cells // len(self.clocks.known)
-            cells = cells + buffer.start // self.cell + rows[:, None] * per_block
+            rows = np.broadcast_to(rows, places.shape).repeat(width, axis=1)
+            cells = cells + buffer.start // self.cell + rows * per_block
         return cells.reshape(-1)
 
     # ---- by anyone ---------------------------------------------------------------------------------------------------
@@ -171,15 +179,35 @@ class Guard:
             n = first(races)
             mine = int(np.broadcast_to(who.ids, cells.shape)[n])
             other = int(ids[n])
-            agents = self.clocks.agents
-            apart = "in another block" if other // agents != mine // agents else "with nothing that orders the two"
-            by = context.agent_name(other, agents), context.agent_name(mine, agents)
-            where = int(cells[n]) % (self.cells // len(self.clocks.known)) * self.cell if self.shared else int(cells[n])
-            unit = "byte" if self.shared else "element"
-            what = (
-                f"{self.name or 'memory'} at {unit} {where} is {words[0]} by {by[0]} and {words[1]} by {by[1]}, {apart}"
-            )
+            columns = self.clocks.columns
+            apart = "in another block" if other // columns != mine // columns else "with nothing that orders the two"
+            by = context.agent_name(other), context.agent_name(mine)
+            what = f"{self._place(int(cells[n]), context)} is {words[0]} by {by[0]} and {words[1]} by {by[1]}, {apart}"
             raise Fault("race", op, what)
+
+    def _place(self, cell: int, context: Context) -> str:
+        """A cell in words."""
+        if not self.shared:
+            return f"{self.name or 'memory'} at element {cell}"
+        row, cell = divmod(cell, self.cells // len(self.clocks.known))
+        of = f" of block {context.flight.first + row}" if context.kernel.cluster > 1 else ""
+        return f"{self.name} at byte {cell * self.cell}{of}"
+
+    # ---- a block of a cluster ends -----------------------------------------------------------------------------------
+
+    def ends(self, row: int, op: ir.Operation, context: Context) -> None:
+        """Nobody else may use a block's memory whose last thread does not know that it is done."""
+        count, heard = self.cells // len(self.clocks.known), self.clocks.known[row].max(axis=0)
+        cells = np.arange(row * count, (row + 1) * count)
+        words = ("written", "read", "read")
+        for others, at, word in zip((self.writer, *self.readers), (self.written_at, *self.read_at), words):
+            ids = others[cells]
+            late = (ids >= 0) & (at[cells] > heard[ids % self.clocks.columns])
+            if late.any():
+                n = first(late)
+                place, by = self._place(int(cells[n]), context), context.agent_name(int(ids[n]))
+                what = f"{place} is {word} by {by}, with nothing that orders this before the block's end"
+                raise Fault("race", context.flight.remote.get(int(ids[n]), op), what)
 
 
 def spread(place: Any, context: Context, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
@@ -202,25 +230,24 @@ class _Threads:
 
     def __init__(self, clocks: Clocks, context: Context, lanes: np.ndarray):
         self.clocks, self.rows, self.threads = clocks, context.row_of[lanes], context.thread_of[lanes]
-        self.blocks = context.block_of[lanes]
-        self.ids = self.blocks * clocks.agents + self.threads
-        self.ticks = clocks.known[self.rows, self.threads, self.threads]
+        self.ids = context.block_of[lanes] * clocks.agents + self.threads
+        self.ticks = clocks.known[self.rows, self.threads, clocks.own[self.rows, self.threads]]
 
     def knows(self, ids: np.ndarray) -> np.ndarray:
-        """Up to which tick each accessor has heard of each agent; nothing of other blocks."""
-        heard = self.clocks.known[self.rows, self.threads, ids % self.clocks.agents]
-        return np.where(ids // self.clocks.agents == self.blocks, heard, -1)
+        """Up to which tick each accessor has heard of each agent; nothing of other clusters."""
+        heard = self.clocks.known[self.rows, self.threads, ids % self.clocks.columns]
+        return np.where(ids // self.clocks.columns == self.ids // self.clocks.columns, heard, -1)
 
 
 class Agent:
     """Accesses by one agent of one block, which has heard what `heard` says."""
 
     def __init__(self, clocks: Clocks, block: int, agent: int, tick: int, heard: np.ndarray):
-        self.agents, self.block, self.heard = clocks.agents, block, heard
+        self.columns, self.heard = clocks.columns, heard
         self.ids, self.ticks = np.int64(block * clocks.agents + agent), np.int32(tick)
 
     def knows(self, ids: np.ndarray) -> np.ndarray:
-        return np.where(ids // self.agents == self.block, self.heard[ids % self.agents], -1)
+        return np.where(ids // self.columns == self.ids // self.columns, self.heard[ids % self.columns], -1)
 
 
 class Copies(_Threads):

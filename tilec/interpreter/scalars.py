@@ -48,7 +48,7 @@ def _constant(code: Code, op: ir.Operation) -> None:
 
 
 def _in_threads(op: ir.Operation) -> bool:
-    from tilec.interpreter.threads import is_mapped
+    from tilec.interpreter.flight import is_mapped
 
     while op.name != "func.func":
         op = op.parent.operation

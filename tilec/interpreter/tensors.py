@@ -6,6 +6,7 @@ dimensions, which are walked in order. That is the order of a sequential loop fo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, product
 from math import prod
 
@@ -30,6 +31,26 @@ def _fill(code: Code, op: ir.Operation) -> Step:
         write(view, view.places(), values[value], op, values[0], None)
         for r in results:
             values[r] = view
+
+    return step
+
+
+@operation("linalg.transpose", "linalg.copy", "bufferization.materialize_in_destination")
+def _copy(code: Code, op: ir.Operation) -> Step:
+    """Elements in another order of dimensions, or in the same."""
+    (source, target), results = code.operands(op), code.results(op)
+    order = list(ir.DenseI64ArrayAttr(op.attributes["permutation"])) if op.name == "linalg.transpose" else None
+
+    def step(values: Values, mask: Mask) -> None:
+        _alone(op, values)
+        one, other = values[source], copy_of(values[target]) if results else values[target]
+        if order is not None:
+            one = replace(one, shape=tuple(one.shape[d] for d in order), strides=tuple(one.strides[d] for d in order))
+        if one.static_shape() != other.static_shape():
+            raise Fault("outside", op, f"shape {one.static_shape()} is copied to {other.static_shape()}")
+        write(other, other.places(), read(one, one.places(), op, values[0], None), op, values[0], None)
+        for r in results:
+            values[r] = other
 
     return step
 
@@ -142,6 +163,16 @@ def _empty(code: Code, op: ir.Operation) -> Step:
         given = iter(values[s] for s in sizes)
         whole = tuple(int(next(given)) if n == mlir.DYNAMIC else n for n in shape)
         values[r] = View.whole(Buffer.empty(prod(whole), dtype), whole)
+
+    return step
+
+
+@operation("bufferization.to_tensor")
+def _to_tensor(code: Code, op: ir.Operation) -> Step:
+    (source,), (r,) = code.operands(op), code.results(op)
+
+    def step(values: Values, mask: Mask) -> None:
+        values[r] = copy_of(values[source])
 
     return step
 

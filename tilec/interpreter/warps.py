@@ -106,13 +106,19 @@ def multiplicands(values: np.ndarray, tf32: bool) -> np.ndarray:
     return values.astype(np.float64)
 
 
+def rounded(sums: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Exact sums in the type of the accumulators; whole numbers wrap around."""
+    return sums.astype(np.int64).astype(dtype) if dtype.kind == "i" else sums.astype(dtype)
+
+
 @operation("nvgpu.mma.sync")
 def _mma(code: Code, op: ir.Operation) -> Step:
     (a, b, c), (r,) = code.operands(op), code.results(op)
     shape = [ir.IntegerAttr(n).value for n in ir.ArrayAttr(op.attributes["mmaShape"])]
     dtype, tf32 = dtype_of(op.results[0].type), "tf32Enabled" in op.attributes
-    word = 4 // dtype_of(op.operands[0].type).itemsize
-    if shape != [16, 8, 8 * word] or dtype != np.float32 or (word == 1) != tf32:
+    factor = dtype_of(op.operands[0].type)
+    word = 4 // factor.itemsize
+    if shape != [16, 8, 8 * word] or dtype != (np.int32 if factor.kind == "i" else np.float32) or (word == 1) != tf32:
         raise Unsupported(op, f"of shape {shape} and elements of {ir.VectorType(op.operands[0].type).element_type}")
 
     def fragment(values: Values, slot: int, words: int, elements: int) -> np.ndarray:
@@ -127,7 +133,7 @@ def _mma(code: Code, op: ir.Operation) -> Step:
         total = fragment(values, c, 2, 2).astype(np.float64)
         for half, n in product(range(2), range(2)):
             total[:, :, half, n] += sums[:, ROW + 8 * half, 2 * COLUMN + n]
-        values[r] = total.reshape(context.lanes, 2, 2).astype(dtype)
+        values[r] = rounded(total, dtype).reshape(context.lanes, 2, 2)
 
     return step
 

@@ -1,10 +1,10 @@
 """Functions that upstream's dialects have no operation for: products of a warpgroup, and barriers by number.
 
-`wgmma_64x{n}x{k}_{type}_{mk|km|rk}_{nk|kn}[_{lines}_{lines}](sums, left, right, keep)` is what is printed for it: products of
-64 x n x 32 bytes, one after another, of tiles in workgroup memory that matrix descriptors name (PTX ISA, "Asynchronous
-Warpgroup Level Matrix Instructions"). A line of a tile, of 128 bytes, holds k (`mk`, `nk`) or rows (`km`, `kn`); what is longer
-than a line lies in slabs of so many lines, k where the name says none. `rk` has the left factor in registers, from a word
-that is an argument more. `wgmma_wait_{n}_...(sums, ...)` waits until at most n products run.
+`wgmma_64x{n}x{k}_{kind}_{mk|km|rk}_{nk|kn}[_{lines}_{lines}](sums, left, right, keep)` is what is printed for it: products
+of 64 x n x 32 bytes, one after another, of tiles in workgroup memory that matrix descriptors name, with a swizzle of 128
+bytes (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). A line of a tile, of 128 bytes, holds k (`mk`, `nk`) or
+rows (`km`, `kn`); what is longer than a line lies in slabs of so many lines, k where the name says none. `rk` has the left
+factor in registers, from a word that is an argument more. `wgmma_wait_{n}_...(sums, ...)` waits until at most n products run.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from itertools import product
 
 import numpy as np
 
-from tilec.interpreter.asynchronous import LINE, boxed_places
+from tilec.interpreter.asynchronous import boxed_places
 from tilec.interpreter.code import Code, Mask, Step, Values, Waiting, dtype_of
-from tilec.interpreter.faults import Fault, Unsupported
+from tilec.interpreter.faults import Fault, Unsupported, first
+from tilec.interpreter.flight import Threads
 from tilec.interpreter.races import Agent
-from tilec.interpreter.threads import Threads, named_barrier
-from tilec.interpreter.warps import left_matrix, multiplicands
+from tilec.interpreter.threads import named_barrier
+from tilec.interpreter.warps import left_matrix, multiplicands, rounded
 from tilec.mlir import ir
 
+LINE = 128  # bytes of a swizzled line
+SIZES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1, "f8e4m3": 1, "f8e5m2": 1}  # of what is multiplied, in bytes
 PRODUCT = re.compile(r"wgmma_64x(\d+)x(\d+)_(\w+?)_(mk|km|rk)_(nk|kn)(?:_(\d+)_(\d+))?")
 WAIT = re.compile(r"wgmma_wait_(\d+)(?:_\d+)+")
 
@@ -45,20 +48,20 @@ class _Product:
         self.lines = [int(count) if count else None for count in lines]
         self.dtype = dtype_of(op.operands[0].type)
         self.size = dtype_of(op.operands[2].type).itemsize
-        if self.size != (4 if self.tf32 else 2) or (self.tf32 and any(self.turned)):
-            raise Unsupported(op, f"of elements of {8 * self.size} bits")
+        if self.size != SIZES.get(kind) or (self.size != 2 and any(self.turned)):
+            raise Unsupported(op, f"of {kind}, {left} times {right}, in elements of {8 * self.size} bits")
 
     def step(self, values: Values, mask: Mask) -> None:
         context: Threads = values[0]
-        for row, group in np.argwhere(context.whole_groups(self.op, mask, 128, "the warpgroup")):
-            self._multiply(values, context, row, group, row * context.threads + 128 * group + np.arange(128))
+        for n, group in np.argwhere(context.whole_groups(self.op, mask, 128, "the warpgroup")):
+            self._multiply(values, context, group, n * context.threads + 128 * group + np.arange(128))
 
-    def _multiply(self, values: Values, context: Threads, row: int, group: int, lanes: np.ndarray) -> None:
-        total = values[self.sums].buffer
-        tick = context.products[row, group] = context.products[row, group] + 1
+    def _multiply(self, values: Values, context: Threads, group: int, lanes: np.ndarray) -> None:
+        total, row, products = values[self.sums].buffer, context.row_of[lanes[0]], context.flight.products
+        tick = products[row, group] = products[row, group] + 1
         heard = context.clocks.known[row, context.thread_of[lanes]].min(axis=0)
-        agent = context.threads + context.kernel.copies + context.kernel.barriers + group
-        who = Agent(context.clocks, int(context.block_of[lanes[0]]), int(agent), int(tick), heard)
+        agent = int(context.kernel.multiplying(group))
+        who = Agent(context.clocks, int(context.block_of[lanes[0]]), agent, int(tick), heard)
         if self.at:
             a = self._from_registers(values, lanes, tick)
         else:
@@ -70,7 +73,7 @@ class _Product:
                     "unwritten", self.op, f"{total.name} is added to, and nothing wrote it", context.names(lanes)
                 )
             added += total.data[lanes].astype(np.float64)
-        total.data[lanes], total.written[lanes] = added.astype(self.dtype), total.full
+        total.data[lanes], total.written[lanes] = rounded(added, self.dtype), total.full
         total.running = _last(total.running, context, lanes, tick)
 
     def _from_registers(self, values: Values, lanes: np.ndarray, tick: int) -> np.ndarray:
@@ -98,9 +101,15 @@ class _Product:
             line, along = line + slab, along % length
         buffer, block = view.buffer, context.row_of[lanes[0]]
         bytes_ = (line * LINE + along * size).reshape(-1)
-        places = boxed_places(self.op, buffer, start + buffer.start, bytes_, swizzled=True)
+        places = boxed_places(self.op, buffer, start + buffer.start, bytes_, LINE)
+        layouts = context.flight.layouts[block, buffer.pieces(places)]
+        if (wrong := (layouts != 0) & (layouts != LINE)).any():
+            n = first(wrong)
+            at = f"{buffer.name} at byte {buffer.start + int(places[n]) * size} of workgroup memory"
+            what = f"{at} was copied with a swizzle of {layouts[n]} bytes, and is read with one of {LINE}"
+            raise Fault("invalid", self.op, what, context.names(lanes))
         guard = buffer.guard
-        guard.reads(guard.places(buffer, places[None], np.array([block])), who, self.op, context)
+        guard.reads(guard.places(buffer, places[None], np.array([[block]])), who, self.op, context)
         found = multiplicands(buffer.data[block, places], self.tf32)
         # rows beyond the tensor's are never loaded; what is made of them is NaN here, and must not be stored
         found[buffer.written[block, places] != buffer.full] = np.nan
@@ -140,8 +149,9 @@ def _wait(running: int) -> Step:
         lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
         rows, threads = context.row_of[lanes], context.thread_of[lanes]
         groups = threads // 128
-        over = context.products[rows, groups] - running
-        agents = context.threads + context.kernel.copies + context.kernel.barriers + groups
+        over = context.flight.products[rows, groups] - running
+        ranks = rows % context.kernel.cluster
+        agents = ranks * context.kernel.agents + context.kernel.multiplying(groups)
         known = context.clocks.known
         known[rows, threads, agents] = np.maximum(known[rows, threads, agents], over)
         context.finished[lanes] = np.maximum(context.finished[lanes], over)

@@ -1,0 +1,96 @@
+"""The interpreter has a meaning for all that the compiler makes: found in the sources, so that nothing new is forgotten."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import tilec
+from tilec import mlir
+from tilec.interpreter.code import ENDS, OPERATIONS
+from tilec.interpreter.wgmma import PRODUCT, SIZES, WAIT
+from tilec.mlir import ir
+from tilec.runtime import cuda_matrix
+
+ROOT = Path(tilec.__file__).parent.parent
+MAKERS = [
+    *sorted((ROOT / "passes").glob("*.py")),
+    *sorted((ROOT / "runtime").glob("emit*.py")),
+    *sorted((ROOT / "dsl").glob("build*.py")),
+    *(ROOT / "dsl" / n for n in ("scalars.py",)),
+    *(ROOT / "tilec" / n for n in ("functions.py", "reductions.py", "mlir.py")),
+]
+HOLDERS = {"builtin.module", "func.func"}  # what operations lie in; the rest is a step, or ends a block
+
+
+@pytest.fixture(scope="module")
+def context():
+    with mlir.context() as made:
+        yield made
+
+
+def operations_of(path: Path, context: ir.Context) -> set[str]:
+    """The operations that a file builds by their classes, by functions of a dialect, or by name."""
+    tree, found = ast.parse(path.read_text()), set()
+    dialects = {"mlir"} | {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "tilec.mlir"
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if re.fullmatch(r"[a-z]\w*(\.\w+)+", node.value) and context.is_registered_operation(node.value):
+                found.add(node.value)
+        elif isinstance(node, ast.Attribute) and (dialect := _dialect(node.value, dialects)) is not None:
+            made = getattr(dialect, node.attr, None)
+            name = getattr(made, "OPERATION_NAME", None) or f"{dialect.__name__.split('.')[-1]}.{node.attr.rstrip('_')}"
+            if made is not None and context.is_registered_operation(name):
+                found.add(name)
+    return found
+
+
+def _dialect(node: ast.expr, imported: set[str]) -> ModuleType | None:
+    """The dialect's module that `arith` or `mlir.arith` names."""
+    inner = node.value if isinstance(node, ast.Attribute) else node
+    if not isinstance(inner, ast.Name) or inner.id not in imported:
+        return None
+    module = getattr(mlir, node.attr if isinstance(node, ast.Attribute) else inner.id, None)
+    return module if ".dialects." in getattr(module, "__name__", "") else None
+
+
+def test_operations(context):
+    """Of every file that makes IR or prints it; what a printer knows, upstream's passes may make, too."""
+    found = {path.name: operations_of(path, context) for path in MAKERS}
+    assert found["cluster_cuda.py"] >= {"memref.dma_start", "nvvm.cluster.arrive"} and len(found) > 50
+    unknown = {name: made - {*OPERATIONS, *ENDS, *HOLDERS} for name, made in found.items()}
+    assert not {name: made for name, made in unknown.items() if made}
+
+
+def test_functions_that_are_only_declared():
+    """What passes call by name, as far as the text of the name is fixed."""
+    nodes = [n for path in sorted((ROOT / "passes").glob("*.py")) for n in ast.walk(ast.parse(path.read_text()))]
+    parts = {part for n in nodes if isinstance(n, ast.JoinedStr) for part in n.values}
+    names = {_pattern(n) for n in nodes if isinstance(n, ast.Constant | ast.JoinedStr) and n not in parts}
+    names = {n for n in names if re.fullmatch(r"(wgmma|named)_[\w{}]+", n)}
+    assert len(names) >= 5
+    for name in names:
+        plain = re.sub(r"_{}(?=_|$)", "_bf16", name.replace("x{}", "x8"), count=1)  # the kind of what is multiplied
+        plain = plain.replace("bf16_{}", "bf16_mk_kn").replace("{}", "8")
+        known = WAIT.fullmatch(name.replace("{}", "8")) or name in ("named_barrier", "named_barrier_arrive")
+        assert known or PRODUCT.fullmatch(plain), name
+
+
+def _pattern(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    return "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values)
+
+
+def test_products():
+    """Every kind of product that a printed kernel can have."""
+    assert set(SIZES) == set(cuda_matrix._WGMMA)
