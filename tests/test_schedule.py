@@ -90,6 +90,21 @@ def test_a_tile_is_obeyed(obeyed):
     assert dict(remark.alternatives)["the schedule's"] == kernel.prediction.time_us
 
 
+def test_registers_are_counted(obeyed):
+    """What a schedule allows a thread is what the prediction counts: 1024 threads fit with 64 registers, not with 72."""
+    sizes = {"M": 512, "N": 16384}
+    text = edited(
+        written("softmax", target="h200", sizes=sizes),
+        (r"^threads = \d+", "threads = 1024"),
+        (r"^thread_counts = .*", "thread_counts = [1, 1024]"),
+        (r"^registers = \d+", "registers = 64"),
+    )
+    (kernel,) = obeyed("softmax", text, target="h200", sizes=sizes).plan.kernels
+    assert kernel.prediction.occupancy.blocks == 1
+    with pytest.raises(CallError, match="too many registers"):
+        obeyed("softmax", edited(text, ("^registers = 64", "registers = 72")), target="h200", sizes=sizes)
+
+
 def test_a_file_beside_the_program_is_obeyed(tmp_path):
     """From Python as from the shell; a plan for other sizes says nothing of these."""
     program = tmp_path / "softmax.tile"

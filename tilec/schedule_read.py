@@ -209,7 +209,8 @@ class _Edit:
         if why := refuse_stream_options(kernel, edited):
             self.fail(why, "options")
         threads = edited.options.get("threads", edited.work.threads)
-        work = replace(edited.work, blocks=edited.blocks, threads=threads)
+        registers = edited.options.get("registers", edited.work.registers)
+        work = replace(edited.work, blocks=edited.blocks, threads=threads, registers=registers)
         try:
             return replace(edited, work=work, prediction=predict(work, self.plan.target))
         except ValueError as error:
