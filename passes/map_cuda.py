@@ -24,6 +24,7 @@ from tilec.passes.contract_cuda import is_contraction, map_contraction
 from tilec.passes.generic_cuda import GenericMapper
 from tilec.passes.layout import Layout, read, tile_extents, turn
 from tilec.passes.loops import Threads, delinearise
+from tilec.passes.online_cuda import OnlineMapper, joined
 from tilec.passes.pipeline_cuda import Pipeline
 from tilec.passes.spaces import is_local, root
 from tilec.passes.stream_cuda import is_stream, map_stream
@@ -49,6 +50,7 @@ class KernelMapper:
         self.layout = read(plan, tile_extents(generics, plan, self.spread))
         self.resident = ir.IntegerAttr(plan["resident"]).value
         self.packed = ir.IntegerAttr(plan["packed"]).value
+        self.online = "online" in plan and ir.IntegerAttr(plan["online"]).value
         self.body = mlir.entry(function)
         self.met = False  # the blocks of its cluster
         self.rank: ir.Value | None = None  # of this block in its cluster
@@ -66,8 +68,13 @@ class KernelMapper:
         function.attributes["tilec.threads"] = mlir.integer(self.layout.block)
         block = self.body
         self._name_tiles([o.operation for o in block.operations if mlir.is_generic(o.operation)])
+        online = joined(block) if self.online else []
         for op in [o.operation for o in block.operations]:
-            if op.name == "linalg.generic":
+            if op in online:
+                if op == online[0]:
+                    with ir.InsertionPoint(op), _named(op):
+                        OnlineMapper(self, online).build()
+            elif op.name == "linalg.generic":
                 with ir.InsertionPoint(op), _named(op):
                     self._generic(op)
                 op.erase()
@@ -76,6 +83,8 @@ class KernelMapper:
                 op.erase()
             elif op.name in ("memref.copy", "linalg.copy"):
                 raise InternalError(f"a block copies memory: {op}", "map")
+        for op in online:
+            op.erase()
         for op in reversed([o.operation for o in block.operations]):
             if op.name in ("memref.alloc", "memref.subview") and not any(mlir.uses(op.results[0])):
                 op.erase()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from tilec import mlir
-from tilec.expression import Expr
+from tilec.expression import Expr, operation
 from tilec.mlir import arith, gpu, ir, math, memref
 from tilec.online import Carried, Online
 from tilec.passes.contract_problem import PRIVATE, local
@@ -69,12 +69,7 @@ class Values:
         arguments = [self.build(a, at) for a in x.args]
         if x.op == "math.exp2" and x.template is None:  # ours: the exponent of a weight, at most 0
             return math.Exp2Op(arguments[0], fastmath=ir.Attribute.parse("#arith.fastmath<afn>")).result
-        if x.template is None:
-            return ir.Operation.create(x.op, results=[mlir.type_of(x.type)], operands=arguments).results[0]
-        copy = x.template.clone()
-        for n, value in enumerate(arguments):
-            copy.operands[n] = value
-        return copy.results[0]
+        return operation(x, arguments)
 
     def _inside(self, d: int, at: At) -> ir.Value:
         """A coordinate at which memory may be read: rows and columns beyond the edge repeat the last one."""

@@ -66,6 +66,16 @@ def constant(value: float, type_: str = "f32") -> Expr:
     return Expr("constant", key=value, type=type_)
 
 
+def operation(x: Expr, arguments: list[ir.Value]) -> ir.Value:
+    """What `x` computes of its arguments' values, at the insertion point; `x` is no leaf."""
+    if x.template is None:
+        return ir.Operation.create(x.op, results=[mlir.type_of(x.type)], operands=arguments).results[0]
+    copy = x.template.clone()
+    for n, value in enumerate(arguments):
+        copy.operands[n] = value
+    return copy.results[0]
+
+
 @dataclass(frozen=True)
 class Total:
     """A reduction: `combine` ("arith.addf", ...) of `term` over the dimensions `reduced`; one for each `place`."""

@@ -11,6 +11,10 @@ distribute over such a factor, so it can be exchanged, old for new, on the sum s
   the newest `a` (its *reference*), and rescaled when that moves; no intermediate is larger than the terms are.
 - a row's value as a multiplicand or divisor is left out, and applied to the complete sum (*postponed*).
 
+A sum of squares of distances from a row's value, (z - a)^2, is that from the mean of `z` and n (mean - a)^2: nothing
+cancels, as both are sums of squares. The first does not depend on `a`, and two of them are combined as in Chan, Golub &
+LeVeque, "Algorithms for computing the sample variance" (1983). A variance is one walk so.
+
 All is read off how expressions depend on the reductions; no operation is known by name. The recurrence is that of
 Milakov & Gimelshein, "Online normalizer calculation for softmax" (2018), in the generality of Rabe & Staats,
 "Self-attention does not need O(n^2) memory" (2021).
@@ -52,12 +56,15 @@ class Carried:
 
     In `term`, the leaf "reference" is the reference of a shift. In `final`, the value that the reduction has, there
     is also "state", the carried one. A state with a `shift` is multiplied by exp2(new - old) when its reference moves.
+    One that is `about` another sum is of squares of distances from the mean of what that adds up: the leaf "mean" (its
+    `key` is that sum's number) is this mean so far, "count" how many elements there were; both also stand in `final`.
     """
 
     total: Total
     term: Expr
     final: Expr
     shift: Shift | None
+    about: int | None = None
 
     @property
     def identity(self) -> float:
@@ -78,9 +85,10 @@ class Online:
         return expression.replace(lambda x: finals.get(x.key) if x.op == "total" else None)
 
 
-def derive(totals: Sequence[Total], stream: int) -> Online | str:
-    """How the reductions over `stream` among `totals`, each after those it reads, are carried; or why they cannot be."""
-    carrier = _Carrier(stream, {t.number: t for t in totals})
+def derive(totals: Sequence[Total], stream: int, squares: bool = False) -> Online | str:
+    """How the reductions over `stream` among `totals`, each after those it reads, are carried; or why they cannot be.
+    `squares`: whether a state may be about a mean."""
+    carrier = _Carrier(stream, {t.number: t for t in totals}, squares)
     try:
         for total in totals:
             if stream in total.reduced:
@@ -91,8 +99,8 @@ def derive(totals: Sequence[Total], stream: int) -> Online | str:
 
 
 class _Carrier:
-    def __init__(self, stream: int, totals: dict[int, Total]):
-        self.stream, self.totals = stream, totals
+    def __init__(self, stream: int, totals: dict[int, Total], squares: bool):
+        self.stream, self.totals, self.squares = stream, totals, squares
         self.carried: dict[int, Carried] = {}
         self.shifts: dict[Expr, Shift] = {}
         self.assumed: list[Expr] = []  # conditions that hold where the part that is looked at is used
@@ -126,6 +134,9 @@ class _Carrier:
             return
         if total.combine != "arith.addf":
             raise _Refused(f"{total.name} is no sum, and its terms depend on {self.names(total.term)}")
+        if self.squares and (carried := self.square(total, state)):
+            self.carried[total.number] = carried
+            return
         factor = self.factor(total.term)
         shift = next(iter(factor.exponents.values()), None)
         final = state
@@ -140,6 +151,30 @@ class _Carrier:
         """An expression of reductions in terms of their states."""
         finals = {n: c.final for n, c in self.carried.items()}
         return x.replace(lambda part: finals.get(part.key) if part.op == "total" else None)
+
+    # ---- squares -------------------------------------------------------------------------------------------
+
+    def square(self, total: Total, state: Expr) -> Carried | None:
+        """A sum of (z - a)^2, for a row's value `a`, where the sum of `z` is carried, too."""
+        x = total.term
+        if x.op != "arith.mulf" or x.args[0] != x.args[1]:
+            return None
+        try:
+            element, row = self.parts(x.args[0])
+        except _Refused:
+            return None
+        if element is None or row is None:
+            return None
+        z, sign = (element.args[0], -1) if element.op == "arith.negf" else (element, 1)
+        known = (c.total for c in self.carried.values() if c.total.combine == "arith.addf" and c.term == z)
+        if (sums := next(known, None)) is None:
+            return None
+        mean = Expr("mean", key=sums.number, place=sums.place)
+        distance = Expr("arith.subf", (z, mean))
+        off = Expr("arith.addf" if sign > 0 else "arith.subf", (mean, self.current(row)))
+        more = Expr("arith.mulf", (Expr("count"), Expr("arith.mulf", (off, off))))
+        final = Expr("arith.addf", (state, more))
+        return Carried(total, Expr("arith.mulf", (distance, distance)), final, None, sums.number)
 
     # ---- factors -------------------------------------------------------------------------------------------
 

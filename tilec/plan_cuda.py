@@ -24,6 +24,7 @@ from tilec.mlir import ir
 from tilec.passes.layout import Layout, make, options
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_contraction import choose_contraction
+from tilec.plan_cuda_online import choose_online, online_reductions
 from tilec.plan_cuda_rows import DEFAULTS, RowPlan, choose_rows, describe
 from tilec.plan_cuda_stream import choose_stream
 from tilec.stream_grouping import is_streamed
@@ -45,7 +46,7 @@ class Access:
     bytes: int
     element: int
     written: bool
-    sweeps: int = 1  # operations that read it
+    readers: tuple[str, ...] = ()  # operations
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[
         tile, layout, why, row = _rows(view, lane)
     sizes = tuple(tile.get(d, 1) for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn} | DEFAULTS)
+    online = choose_online(view, layout, row.tile.cluster if row is not None else 1)
+    kernel = replace(kernel, options=kernel.options | online)
     kernel = replace(kernel, work=_work(kernel, view, layout))
     if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
         kernel = replace(kernel, options=kernel.options | {"registers": target.sm.registers // target.sm.threads})
@@ -120,23 +123,25 @@ def _accesses(kernel: KernelPlan, g: Group, graph: Graph):
     for node in g.nodes:
         for result in node.results:
             if result.value in written:
-                yield _access(g, node, result.value, result.dims, True, 1)
+                yield _access(g, node, result.value, result.dims, True, ())
     for value in inputs_of(g.nodes):
         readers = [(n, r) for n in g.nodes for r in n.reads if r.value == value]
-        seen: dict[tuple[int, ...], int] = {}
+        seen: dict[tuple[int, ...], list[str]] = {}
         for node, read in readers:
             places = tuple(g.space.dims[node][d] for d in read.dims)
-            seen[places] = seen.get(places, 0) + 1
+            seen.setdefault(places, []).append(node.name)
         for node, read in readers:
             places = tuple(g.space.dims[node][d] for d in read.dims)
-            if sweeps := seen.pop(places, 0):
-                yield _access(g, node, value, read.dims, False, sweeps)
+            if names := seen.pop(places, []):
+                yield _access(g, node, value, read.dims, False, tuple(names))
 
 
-def _access(g: Group, node: Node, value: ir.Value, dims: tuple[int, ...], written: bool, sweeps: int) -> Access:
+def _access(
+    g: Group, node: Node, value: ir.Value, dims: tuple[int, ...], written: bool, readers: tuple[str, ...]
+) -> Access:
     shaped = ir.ShapedType(value.type)
     size = element_bytes(shaped.element_type)
-    return Access(tuple(g.space.dims[node][d] for d in dims), prod(shaped.shape) * size, size, written, sweeps)
+    return Access(tuple(g.space.dims[node][d] for d in dims), prod(shaped.shape) * size, size, written, readers)
 
 
 # ---- the contiguous dimension ----------------------------------------------------------------------------------------
@@ -340,7 +345,12 @@ def _power(value: float) -> int:
 
 def _work(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     """What the kernel does, laid out so."""
-    again = sum(a.bytes * (a.sweeps - 1) for a in view.accesses if not a.written and not layout.whole(a.dims))
+    together = [n.name for n in online_reductions(view)] if kernel.options.get("online") else []
+    again = sum(
+        a.bytes * (len({together[0] if n in together else n for n in a.readers}) - 1)
+        for a in view.accesses
+        if not a.written and not layout.whole(a.dims)
+    )
     flight = sum(min(WIDE, layout.slots(a.dims) * a.element) for a in view.accesses if not a.written)
     held = max((layout.slots(a.dims) * max(1, a.element // 4) for a in view.accesses), default=0)
     gathered = sum(min(n.iterations * 4, _value_bytes(v)) for n in view.group.nodes for v in set(n.extracts))
