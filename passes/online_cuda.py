@@ -238,5 +238,3 @@ def _leaves(x: Expr):
         yield x
     for a in x.args:
         yield from _leaves(a)
-
-

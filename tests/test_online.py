@@ -47,6 +47,17 @@ CARRIED = {
  y[i] = sum[j](w[i, j] * rsqrt(n[i]) - x[i, j] * rsqrt(n[i])) }""",
 }
 
+SQUARES = {
+    "variance": HEAD + "(y: f32[M]) { a[i] = mean[j](x[i, j])\n y[i] = mean[j]((x[i, j] - a[i]) ** 2) }",
+    "from the mean, negated": HEAD
+    + """(y: f32[M]) { a[i] = mean[j](x[i, j] * w[i, j])
+ y[i] = sum[j]((a[i] - x[i, j] * w[i, j]) ** 2) + a[i] }""",
+    "from the largest": HEAD
+    + """(y: f32[M]) { m[i] = max[j](x[i, j])
+ a[i] = sum[j](x[i, j])
+ y[i] = sum[j]((x[i, j] - 2 * m[i]) ** 2) / a[i] }""",
+}
+
 REFUSED = {
     "variance": (
         HEAD + "(y: f32[M]) { a[i] = mean[j](x[i, j])\n y[i] = sum[j]((x[i, j] - a[i]) * (x[i, j] - a[i])) }",
@@ -134,6 +145,10 @@ def evaluate(x: Expr, env: dict, at: dict[int, np.ndarray]):
     return NUMPY[x.op](*args)
 
 
+def add(terms: np.ndarray) -> np.ndarray:
+    return np.add.reduce(terms, axis=-1)
+
+
 def walk(found: online.Online, output: Expr, extents: dict[int, int], inputs, rng, dims) -> np.ndarray:
     """Brings the states up to date chunk by chunk, as the module says."""
     stream = found.stream
@@ -147,7 +162,8 @@ def walk(found: online.Online, output: Expr, extents: dict[int, int], inputs, rn
     while start < extents[stream]:
         end = min(extents[stream], start + int(rng.integers(1, 7)))
         at = {**grid, stream: np.arange(start, end)}
-        for c in found.carried:
+        sums, sum_before = {}, {}
+        for c in sorted(found.carried, key=lambda c: c.about is not None):
             state = states[c.total.number]
             if c.shift is not None:
                 env |= {("state", n): v[..., None] for n, v in states.items()}
@@ -155,13 +171,22 @@ def walk(found: online.Online, output: Expr, extents: dict[int, int], inputs, rn
                 new = np.where(row == np.inf, 0.0, row)
                 state = state * np.exp2(new - old[c.shift.number])
                 env["reference", c.shift.number] = new[..., None]
+            part = {n: add(t) for n, t in sums.items()}
+            means = {n: p / (end - start) for n, p in part.items()}
+            env |= {("mean", n): m[..., None] for n, m in means.items()}
             terms = np.broadcast_to(evaluate(c.term, env, at), (*shape, end - start))
+            if c.about is not None:
+                before = sum_before[c.about] / max(1, start) - means[c.about]
+                state = state + before**2 * start * (end - start) / end
+            if c.total.combine == "arith.addf" and c.about is None:
+                sums[c.total.number], sum_before[c.total.number] = terms, state
             states[c.total.number] = NUMPY[c.total.combine](state, NUMPY[c.total.combine].reduce(terms, axis=-1))
         for s in found.shifts:
             env |= {("state", n): v[..., None] for n, v in states.items()}
             old[s.number] = evaluate(found.final(s.row), env, grid)[..., 0]
         start = end
-    env |= {("state", n): v[..., None] for n, v in states.items()}
+    env |= {("state", n): v[..., None] for n, v in states.items()} | {("count", None): start}
+    env |= {("mean", n): v[..., None] / start for n, v in states.items()}
     result = evaluate(found.final(output), env, grid)[..., 0]
     return result[tuple(slice(None) if d in dims else 0 for d in others)]
 
@@ -181,12 +206,13 @@ def inputs_for(case: str, rng) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("case", ["plain", "infinite", "nan", "large"])
-@pytest.mark.parametrize("name", CARRIED)
+@pytest.mark.parametrize("name", [*CARRIED, *SQUARES])
 def test_carried(name, case):
     rng = np.random.default_rng(len(name))
+    text = (CARRIED | SQUARES)[name]
     with mlir.context(), ir.Location.unknown(), np.errstate(all="ignore"):
-        _keep, function, reader, output, streams = read(CARRIED[name])
-        found = online.derive(reader.totals, *streams)
+        _keep, function, reader, output, streams = read(text)
+        found = online.derive(reader.totals, *streams, squares=name in SQUARES)
         assert not isinstance(found, str), found
         arrays = inputs_for(case, rng)
         arguments = list(mlir.entry(function).arguments)
@@ -197,7 +223,7 @@ def test_carried(name, case):
             extents |= zip(places, mlir.extents_of(node))
         assert kinds == [a.shape for a in arrays]
         got = walk(found, output, extents, given, rng, output.dims)
-        expected = reference(CARRIED[name])(*arrays)
+        expected = reference(text)(*arrays)
         bad = ~np.isfinite(expected)
         assert (np.isfinite(got) == ~bad).all(), (got, expected)
         np.testing.assert_allclose(got[~bad], expected[~bad], rtol=1e-9, atol=1e-12)
@@ -214,6 +240,16 @@ def test_refused(name):
         except Unreadable as error:
             found = str(error)
     assert isinstance(found, str) and reason in found, found
+
+
+def test_squares_are_of_distances_from_the_mean():
+    """What is walked depends on no earlier reduction; without the sum of the elements there is no mean."""
+    with mlir.context(), ir.Location.unknown():
+        _keep, _, reader, _, streams = read(SQUARES["variance"])
+        mean, square = online.derive(reader.totals, *streams, squares=True).carried
+        alone = online.derive(reader.totals[1:], *streams, squares=True)
+    assert square.about == mean.total.number and not square.term.totals
+    assert not isinstance(alone, str) and alone.carried[0].about is None
 
 
 def test_softmax_is_one_rescaled_state():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import cuda_emulator
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, assert_within
 from cuda_row_emulator import RowIntrinsics
 from expectations import EXAMPLES
 from test_map_cuda import lowered
@@ -30,7 +30,7 @@ PLANS = [  # threads, vector, cluster, stages, packed
 ]
 
 
-def planned(threads, vector, cluster, stages, packed):
+def planned(threads, vector, cluster, stages, packed, **other):
     """The schedule that deals every kernel's rows out so."""
 
     def deal(kernel):
@@ -46,6 +46,7 @@ def planned(threads, vector, cluster, stages, packed):
             "resident": 2 * (stages > 0),
             "packed": packed,
             "threads": threads,
+            **other,
         }
         return replace(kernel, tile=(1,) * len(kernel.grid), options=kernel.options | layout | more)
 
@@ -73,13 +74,41 @@ def test_examples(name, plan, rng):
 
 
 @pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("online", [0, 1])
 @pytest.mark.parametrize("length", [28, 1000])
-def test_moments(plan, length, rng):
+def test_moments(plan, online, length, rng):
     """A part may end within a block, or the last blocks may have little."""
     x = rng.normal(1, 2, (3, length)).astype(np.float32)
-    (mu, v), _ = run(VARIANCE, None, {"x": x}, planned(*plan))
+    (mu, v), _ = run(VARIANCE, None, {"x": x}, planned(*plan, online=online))
     np.testing.assert_allclose(mu, x.mean(1), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(v, x.astype(np.float64).var(1), rtol=1e-4)
+
+
+SQUARES = {
+    "of columns": "(mu: f32[N], v: f32[N]) { mu[j] = mean[i](x[i, j])  v[j] = mean[i]((x[i, j] - mu[j]) ** 2) }",
+    "from the largest": """(y: f32[N], a: f32[N]) { m[j] = max[i](x[i, j])  a[j] = sum[i](2 * x[i, j])
+        y[j] = sum[i]((m[j] - 2 * x[i, j]) ** 2) + sum[i](x[i, j] / (1 + a[j] * a[j])) }""",
+}
+
+
+@pytest.mark.parametrize("name", SQUARES)
+@pytest.mark.parametrize("length", [3, 521])
+def test_one_walk_down_columns(name, length, rng):
+    """Far from 0, with parts that end in the middle, a NaN, an infinity: within the bounds of the definition."""
+    source = f"op f(x: f32[M, N]) -> {SQUARES[name]}"
+    x = rng.normal(300, 1, (length, 20)).astype(np.float32)
+    x[2, 3], x[1, 4], x[0, 5] = np.nan, np.inf, 1e6
+    outs, _ = run(source, None, {"x": x}, None)
+    assert_within(source, {"x": x}, outs, kind="cuda")
+
+
+def test_a_variance_reads_once():
+    """What threads do not hold is read by one walk, where its reductions can be one."""
+    x = {"x": np.zeros((4096, 512), np.float32)}
+    (kernel,) = lowered(EXAMPLES["variance"].path, None, x)[1].plan.kernels
+    assert kernel.options["online"] == 1 and kernel.work.dram_read == 4 * 4096 * 512
+    (kernel,) = lowered(EXAMPLES["variance"].path, None, {"x": x["x"][:8]})[1].plan.kernels
+    assert kernel.options["online"] == 0
 
 
 @pytest.mark.parametrize("plan", PLANS)

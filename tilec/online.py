@@ -166,7 +166,7 @@ class _Carrier:
         if element is None or row is None:
             return None
         z, sign = (element.args[0], -1) if element.op == "arith.negf" else (element, 1)
-        known = (c.total for c in self.carried.values() if c.total.combine == "arith.addf" and c.term == z)
+        known = (t for t in self.totals.values() if (t.combine, t.reduced, t.term) == ("arith.addf", {self.stream}, z))
         if (sums := next(known, None)) is None:
             return None
         mean = Expr("mean", key=sums.number, place=sums.place)
