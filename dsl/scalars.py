@@ -7,7 +7,7 @@ for a divisor of 0 (as NumPy does), so that a branch not taken may be computed a
 from __future__ import annotations
 
 from tilec.dtypes import BOOL, F32, DType
-from tilec.functions import FUNCTIONS, PHILOX_MULTIPLIER, PHILOX_ROUNDS, PHILOX_WEYL
+from tilec.functions import FUNCTIONS, PHILOX_MULTIPLIERS, PHILOX_ROUNDS, PHILOX_WEYL
 from tilec.mlir import arith, constant, constant_value, ir, math, type_of
 
 _COMPARE_FLOAT = {"==": "OEQ", "!=": "UNE", "<": "OLT", "<=": "OLE", ">": "OGT", ">=": "OGE"}
@@ -183,19 +183,32 @@ def function(name: str, arguments: list[ir.Value], dtype: DType) -> ir.Value:
 
 
 def _rand(seed: ir.Value, counter: ir.Value) -> ir.Value:
-    """See `tilec.functions._rand`: the rounds on 32-bit words, whose products are of 64."""
+    """See `tilec.functions._rand`: the rounds on 32-bit words, whose products are of 64.
+
+    Neighbours differ in the word alone, so that what computes four of them together shares one run.
+    """
     word, wide = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
-    shift, multiplier = constant(32, wide), constant(PHILOX_MULTIPLIER, wide)
+    half, multipliers = constant(32, wide), [constant(m, wide) for m in PHILOX_MULTIPLIERS]
 
-    def upper(value: ir.Value) -> ir.Value:
-        return arith.trunci(word, arith.shrui(value, shift))
+    def split(value: ir.Value) -> tuple[ir.Value, ir.Value]:
+        return arith.trunci(word, value), arith.trunci(word, arith.shrui(value, half))
 
-    key, low, high = arith.trunci(word, seed), arith.trunci(word, counter), upper(arith.xori(counter, seed))
-    for round_ in range(PHILOX_ROUNDS):
-        product = arith.muli(arith.extui(wide, low), multiplier)
-        round_key = arith.addi(key, constant(_signed(round_ * PHILOX_WEYL), word)) if round_ else key
-        low, high = arith.xori(arith.xori(upper(product), high), round_key), arith.trunci(word, product)
-    fraction = arith.shrui(low, constant(8, word))
+    keys, zero = split(seed), constant(0, word)
+    words = (*split(arith.shrui(counter, constant(2, wide))), zero, zero)
+    for n in range(PHILOX_ROUNDS):
+        (low0, high0), (low1, high1) = (
+            split(arith.muli(arith.extui(wide, words[2 * m]), multiplier)) for m, multiplier in enumerate(multipliers)
+        )
+        round_keys = [arith.addi(k, constant(_signed(n * w), word)) if n else k for k, w in zip(keys, PHILOX_WEYL)]
+        words = (
+            arith.xori(arith.xori(high1, words[1]), round_keys[0]), low1,
+            arith.xori(arith.xori(high0, words[3]), round_keys[1]), low0,
+        )  # fmt: skip
+    odd, upper = (
+        arith.cmpi(arith.CmpIPredicate.ne, arith.andi(counter, constant(b, wide)), constant(0, wide)) for b in (1, 2)
+    )
+    chosen = arith.select(upper, arith.select(odd, words[3], words[2]), arith.select(odd, words[1], words[0]))
+    fraction = arith.shrui(chosen, constant(8, word))
     return arith.mulf(arith.sitofp(mlir_type(F32), fraction), constant(2.0**-24, mlir_type(F32)))
 
 

@@ -26,15 +26,17 @@ def np_logsumexp(x):
 
 
 def np_rand(seed, counters):
-    """Philox2x32 of seven rounds, on Python's integers."""
+    """Philox4x32 of seven rounds, on Python's integers."""
     word = 0xFFFFFFFF
 
     def number(counter):
-        low, high, key = counter & word, (counter ^ seed) >> 32 & word, seed & word
+        a, b, c, d = counter // 4 & word, counter >> 34, 0, 0
+        first, second = seed & word, seed >> 32 & word
         for _ in range(7):
-            product = low * 0xD256D193
-            low, high, key = (product >> 32) ^ key ^ high, product & word, (key + 0x9E3779B9) & word
-        return (low >> 8) * 2.0**-24
+            left, right = a * 0xD2511F53, c * 0xCD9E8D57
+            a, b, c, d = (right >> 32) ^ b ^ first, right & word, (left >> 32) ^ d ^ second, left & word
+            first, second = (first + 0x9E3779B9) & word, (second + 0xBB67AE85) & word
+        return ((a, b, c, d)[counter % 4] >> 8) * 2.0**-24
 
     return np.array([number(int(n)) for n in counters.ravel()]).reshape(counters.shape)
 

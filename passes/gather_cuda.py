@@ -53,10 +53,15 @@ def _moves(generic: GenericMapper, value: ir.Value, lanes: int) -> bool:
 
 
 def _is_lane(generic: GenericMapper, value: ir.Value) -> bool:
+    return is_index(generic, value, generic.layout.lane_dim)
+
+
+def is_index(generic: GenericMapper, value: ir.Value, d: int | None) -> bool:
+    """Whether a value is the index of a kernel dimension."""
     owner = mlir.definition(value)
     if owner is None or owner.name != "linalg.index":
         return False
-    return generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value] == generic.layout.lane_dim
+    return generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value] == d
 
 
 def _depends(generic: GenericMapper, value: ir.Value, known: dict[ir.Value, bool]) -> bool:
@@ -110,4 +115,4 @@ def _evaluate(generic: GenericMapper, value: ir.Value, place, lane: int, mapping
     return mapping[value]
 
 
-__all__ = ["fetch", "wide_loads"]
+__all__ = ["fetch", "is_index", "wide_loads"]

@@ -13,8 +13,9 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir, memref, vector
 from tilec.passes.combine import Combiner
-from tilec.passes.gather_cuda import fetch, wide_loads
+from tilec.passes.gather_cuda import fetch, is_index, wide_loads
 from tilec.passes.loops import Place, Threads, loop
+from tilec.passes.neighbours import NONE, Neighbours, neighbours
 from tilec.passes.quick_cuda import compute_twice, is_trigonometric, mark_quick, may_compute_twice
 from tilec.passes.reduce_cuda import across_threads
 from tilec.passes.scan_cuda import scan
@@ -48,6 +49,17 @@ class GenericMapper:
         self.chunk: dict[int, ir.Value] = {}
         self.gathered: dict[ir.Operation, ir.Value] = {}  # loads of the body that were made for all lanes of a step
         self.sizes = self._sizes()
+        self.together = self._neighbours()
+
+    def _neighbours(self) -> Neighbours:
+        """Lanes of a vector that share a part of the body."""
+        lane = self.layout.lane_dim
+        if lane not in self.dims:
+            return NONE
+        places = dict(zip(self.block.arguments, self.places))
+        return neighbours(
+            self.block, lambda v: is_index(self, v, lane), lambda a: lane in places[a], self.layout.vectors[lane]
+        )
 
     # ---- the order of things -----------------------------------------------------------------------------------------
 
@@ -102,8 +114,7 @@ class GenericMapper:
             compute_twice(self)
         else:
             self.gathered = {load: fetch(self, load) for load in wide_loads(self)}
-            with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True) as place:
-                self.compute(place)
+            self.compute_all()
         for n in stores:
             if space_of(self.operands[n]) is None:
                 self._store(n)
@@ -236,7 +247,19 @@ class GenericMapper:
 
     # ---- the body ----------------------------------------------------------------------------------------------------
 
-    def compute(self, place: Place, far: ir.Value | None = None) -> None:
+    def compute_all(self, far: ir.Value | None = None) -> None:
+        """One chunk: an element after the other, or several that share what is the same for them."""
+        size = self.together.size
+        with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True, apart=size) as place:
+            shared: dict[ir.Value, ir.Value] = {}
+            for number in range(size):
+                self.compute(place.beside(number), far, number, shared)
+
+    def compute(
+        self, place: Place, far: ir.Value | None = None, number: int = 0, shared: dict[ir.Value, ir.Value] | None = None
+    ) -> None:
+        """One element; in a loop over groups of them that with this number, which finds in `shared` what the first left."""
+        together = NONE if shared is None else self.together
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.block.arguments):
             if self.live[n]:
@@ -249,8 +272,8 @@ class GenericMapper:
                 tile = self.gathered[inner.operation]
                 mapping[inner.results[0]] = memref.LoadOp(tile, place.slot(self.dims)).result
             elif inner.operation.name not in ("linalg.index", "linalg.yield"):
-                copy = mlir.clone_op(inner.operation, mapping)
-                if far is not None and is_trigonometric(copy):
+                copy = together.clone(inner.operation, number, mapping, {} if shared is None else shared)
+                if copy is not None and far is not None and is_trigonometric(copy):
                     mark_quick(copy, far)
         for n, value in enumerate(list(self.block.operations)[-1].operands, self.count):
             self.put(n, place, mapping.get(value, value))

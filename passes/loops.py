@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec import mlir
 from tilec.mlir import affine, arith, gpu, ir, scf
@@ -90,6 +90,10 @@ class Place:
             at.append(mlir.index(lane) if self.lane is None else self.lane)
         return at
 
+    def beside(self, number: int) -> Place:
+        """The same place some lanes on."""
+        return replace(self, lane=sum_of([(self.lane, 1)], number)) if number else self
+
     def coordinate(self, d: int, lane: int = 0) -> ir.Value:
         if d != self.layout.lane_dim:
             return self.bases[d]
@@ -145,9 +149,10 @@ class Threads:
     @contextmanager
     def slots(
         self, dims: tuple[int, ...], chunk: dict[int, ir.Value], sizes: dict[int, int | ir.Value] | None, *,
-        lanes: bool, owner: ir.Value | None = None,
+        lanes: bool, owner: ir.Value | None = None, apart: int = 1,
     ) -> Iterator[Place]:  # fmt: skip
-        """Loops over this thread's steps and lanes along `dims`, guarded to `sizes` where they are given.
+        """Loops over this thread's steps and lanes along `dims`, guarded to `sizes` where they are given; only over every
+        lane that is `apart` from the next.
 
         Where vectors are used every vector is inside or outside as a whole, so that one guard a step is enough.
         """
@@ -165,7 +170,8 @@ class Threads:
                 if sizes is not None:
                     stack.enter_context(self._guard(place, d, sizes[d]))
             if lanes and layout.lane_dim in dims:
-                place.lane = stack.enter_context(loop(layout.vectors[layout.lane_dim]))
+                number = stack.enter_context(loop(layout.vectors[layout.lane_dim] // apart))
+                place.lane = sum_of([(number, apart)])
             yield place
 
     @contextmanager

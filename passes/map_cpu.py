@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from tilec import mlir
 from tilec.mlir import arith, ir, math, memref, scf
+from tilec.passes.loops import sum_of
+from tilec.passes.neighbours import NONE, Neighbours, multiple, neighbours
 from tilec.passes.turn_cpu import map_transpose
 
 TRIGONOMETRIC = ("math.sin", "math.cos", "math.tan")
@@ -72,6 +74,7 @@ class _Nest:
         self.trigonometric = any(o.operation.name in TRIGONOMETRIC for o in self.block.operations)
         self.accumulates = any(self.read[n] and n not in self.carried for n in outs)
         self.quick = False
+        self.together = NONE
 
     def build(self) -> ir.OpView | None:
         self._enter(0)
@@ -99,8 +102,8 @@ class _Nest:
     def _store(self, value: ir.Value, n: int) -> None:
         memref.StoreOp(value, self.operands[n], [self.variables[d] for d in self.maps[n]])
 
-    def _loop(self, d: int, states: list[ir.Value]) -> scf.ForOp:
-        loop = scf.ForOp(mlir.index(0), self.extent(d), mlir.index(1), states)
+    def _loop(self, d: int, states: list[ir.Value], together: int = 1) -> scf.ForOp:
+        loop = scf.ForOp(mlir.index(0), self.extent(d), mlir.index(together), states)
         self.first = self.first or loop
         self.variables[d] = loop.induction_variable
         return loop
@@ -131,12 +134,31 @@ class _Nest:
 
     def _last_loop(self, depth: int, states: list[ir.Value]) -> list[ir.Value]:
         """The innermost loop of an operation without reductions; its only state is the flag of `_quick_first`."""
-        loop = self._loop(self.outer[depth], states)
+        d = self.outer[depth]
+        self.together = self._neighbours(d)
+        loop = self._loop(d, states, self.together.size)
+        index = self.variables[d]
         with ir.InsertionPoint(loop.body):
-            self._load_ready()
-            scf.YieldOp(self._body(list(loop.inner_iter_args)))
-        self._leave(self.outer[depth])
+            states, shared = list(loop.inner_iter_args), {}
+            for number in range(self.together.size):
+                self.variables[d] = sum_of([(index, 1)], number)
+                self._load_ready()
+                states = self._body(states, number, shared)
+                self._leave(d)
+            scf.YieldOp(states)
+        self.together = NONE
         return list(loop.results)
+
+    def _neighbours(self, d: int) -> Neighbours:
+        """Iterations of the innermost loop that share a part of the body."""
+
+        def is_index(value: ir.Value) -> bool:
+            owner = mlir.definition(value)
+            is_one = owner is not None and owner.name == "linalg.index" and owner.block == self.block
+            return is_one and ir.IntegerAttr(owner.attributes["dim"]).value == d
+
+        maps = dict(zip(self.arguments, self.maps))
+        return neighbours(self.block, is_index, lambda a: d in maps[a], multiple(self.extent(d)))
 
     def _quick_first(self, build, states: list[ir.Value]) -> list[ir.Value]:
         """Trigonometric functions have a quick form for arguments that are not huge: run the innermost loops with it,
@@ -168,7 +190,8 @@ class _Nest:
             return list(loop.results)
         return self._body(states)
 
-    def _body(self, states: list[ir.Value]) -> list[ir.Value]:
+    def _body(self, states: list[ir.Value], number: int = 0, shared: dict | None = None) -> list[ir.Value]:
+        """One element, of several that are computed together that with this number."""
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.arguments):
             if n in self.carried:
@@ -183,7 +206,9 @@ class _Nest:
         flags = states[len(self.carried) :]
         for inner in kept:
             combines = inner.operation.name in ("arith.addf", "arith.mulf") and any(v in outs for v in inner.operands)
-            copy = mlir.clone_op(inner.operation, mapping)
+            copy = self.together.clone(inner.operation, number, mapping, {} if shared is None else shared)
+            if copy is None:
+                continue
             if combines:
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
             if self.quick and inner.operation.name in TRIGONOMETRIC:

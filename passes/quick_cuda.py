@@ -39,11 +39,9 @@ def compute_twice(generic: Any) -> None:
     flag = ir.IntegerType.get_signless(1)
     far = generic.kernel.private((), flag, "far")
     memref.StoreOp(mlir.constant(False, flag), far, [])
-    with generic.threads.slots(generic.dims, generic.chunk, generic.sizes, lanes=True) as place:
-        generic.compute(place, far)
-    again = when(memref.LoadOp(far, []).result)
-    with again, generic.threads.slots(generic.dims, generic.chunk, generic.sizes, lanes=True) as place:
-        generic.compute(place)
+    generic.compute_all(far)
+    with when(memref.LoadOp(far, []).result):
+        generic.compute_all()
 
 
 def mark_quick(op: ir.Operation, far: ir.Value) -> None:

@@ -1,0 +1,49 @@
+"""Neighbours that share a quotient: what follows from it is computed once for all of them, and is the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilec
+
+FORM = "op f(seed: i64, x: f32[M, N]) -> (y: f32[M, N]) {{ y[i, j] = x[i, j] + {} }}"
+TARGETS = pytest.mark.parametrize("target", ["cpu", "h200"])
+
+
+@TARGETS
+@pytest.mark.parametrize(
+    ("count", "n", "together"),
+    [
+        ("i * N + j", 64, 4),
+        ("i * N + j", 66, 2),  # rows begin at a half of a group
+        ("i * N + j", 65, 1),
+        ("i * N + j + 12", 64, 4),
+        ("i * N + j + 2", 64, 2),
+        ("seed + j", 64, 1),
+        ("2 * j", 64, 1),
+        ("j * M + i", 64, 1),
+    ],
+)
+def test_numbers_share_a_run_where_the_count_allows_it(target, count, n, together):
+    text = FORM.format(f"rand(seed, {count})")
+    (kernel,) = tilec.compile(text, sizes={"M": 6, "N": n}, target=target).build().kernels
+    assert kernel.source.count("5.960464477539063e-08") == together  # once for each number of a loop's body
+
+
+@TARGETS
+@pytest.mark.parametrize("n", [64, 66, 3072 + 4])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "rand(seed, i * N + j)",
+        "rand(seed, i * N + j + 12) * rand(seed, j)",
+        "f32((i * N + j) // 4) * f32((i * N + j) % 2) + f32(j // 8)",
+        "cos(rand(seed, i * N + j)) * f32(j // 2 % 8)",
+    ],
+)
+def test_what_is_shared_is_the_same(target, n, value):
+    arrays = [np.int64(5), np.zeros((3, n), np.float32)]
+    text = FORM.format(value)
+    found = tilec.compile(text, target=target).interpret("map", *arrays)
+    np.testing.assert_allclose(found, tilec.reference(text)(*arrays), rtol=1e-6)
