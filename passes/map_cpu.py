@@ -4,7 +4,8 @@
 
 The loops nest in the planned order (`tilec.loops`). Reductions innermost carry their sums in registers; reductions further
 out add to memory. Operands are loaded in the outermost loop that fixes their subscripts: the compiler below cannot move
-them there itself, because as far as it knows every store may change them. Additions and products that combine a
+them there itself, because as far as it knows every store may change them; so are checks, which would keep the innermost
+loop from SIMD. Additions and products that combine a
 reduction's state are marked `reassoc`, all others are computed as written.
 """
 
@@ -70,6 +71,8 @@ class _Nest:
         self.carried = [n for n in outs if self.inner and not set(self.maps[n]) & set(self.inner)]
         self.variables: dict[int, ir.Value] = {}
         self.elements: dict[int, ir.Value] = {}
+        self.checks = {o.operation: self._dims(o.operands[0]) for o in self.block.operations if _is_check(o.operation)}
+        self.checked: set[ir.Operation] = set()
         self.first: ir.OpView | None = None
         self.trigonometric = any(o.operation.name in TRIGONOMETRIC for o in self.block.operations)
         self.accumulates = any(self.read[n] and n not in self.carried for n in outs)
@@ -91,10 +94,39 @@ class _Nest:
         raise AssertionError("a dimension without an operand")
 
     def _load_ready(self) -> None:
-        """Loads the inputs whose subscripts are all known now and were not before."""
+        """Loads the inputs whose subscripts are all known now and were not before, and makes the checks of these."""
         for n in range(self.count):
             if self.read[n] and n not in self.elements and all(d in self.variables for d in self.maps[n]):
                 self.elements[n] = self._load(n)
+        for check, dims in self.checks.items():
+            if check not in self.checked and dims is not None and dims <= self.variables.keys():
+                self.checked.add(check)
+                mapping = {self.arguments[n]: value for n, value in self.elements.items()}
+                self._clone_with_operands(check, mapping)
+
+    def _dims(self, value: ir.Value) -> frozenset[int] | None:
+        """The dimensions that a value of the body depends on; None where it cannot be had before the body's turn: it
+        depends on a state or on memory, or a loop may have no iteration."""
+        if value in self.arguments:
+            n = self.arguments.index(value)
+            return frozenset(self.maps[n]) if n < self.count else None
+        owner = mlir.definition(value)
+        if owner.block != self.block:
+            return frozenset()
+        if owner.name == "linalg.index":
+            return frozenset([ir.IntegerAttr(owner.attributes["dim"]).value])
+        if owner.regions or owner.name == "memref.load" or 0 in mlir.extents_of(self.op):
+            return None
+        found = [self._dims(v) for v in owner.operands]
+        return None if None in found else frozenset().union(*found)
+
+    def _clone_with_operands(self, op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> None:
+        for owner in filter(None, (mlir.definition(v) for v in op.operands if v not in mapping)):
+            if owner.name == "linalg.index":
+                mapping[owner.results[0]] = self.variables[ir.IntegerAttr(owner.attributes["dim"]).value]
+            elif owner.block == self.block:
+                self._clone_with_operands(owner, mapping)
+        mlir.clone_op(op, mapping)
 
     def _load(self, n: int) -> ir.Value:
         return memref.LoadOp(self.operands[n], [self.variables[d] for d in self.maps[n]]).result
@@ -112,6 +144,7 @@ class _Nest:
         """Forgets a dimension's loop, which has ended, and what was loaded in it."""
         del self.variables[d]
         self.elements = {n: value for n, value in self.elements.items() if d not in self.maps[n]}
+        self.checked = {check for check in self.checked if d not in self.checks[check]}
 
     def _enter(self, depth: int) -> None:
         """The loops over `outer`, then the reductions."""
@@ -201,7 +234,8 @@ class _Nest:
         for inner in self.block.operations:
             if inner.operation.name == "linalg.index":
                 mapping[inner.results[0]] = self.variables[ir.IntegerAttr(inner.attributes["dim"]).value]
-        kept = [o for o in self.block.operations if o.operation.name not in ("linalg.index", "linalg.yield")]
+        done = {"linalg.index", "linalg.yield"}
+        kept = [o for o in self.block.operations if o.operation.name not in done and o.operation not in self.checked]
         outs = set(self.arguments[self.count :])
         flags = states[len(self.carried) :]
         for inner in kept:
@@ -219,6 +253,10 @@ class _Nest:
             if n not in self.carried:
                 self._store(value, n)
         return [results[n - self.count] for n in self.carried] + flags
+
+
+def _is_check(op: ir.Operation) -> bool:
+    return op.name == "cf.assert"
 
 
 def _beyond_quick(x: ir.Value) -> ir.Value:

@@ -46,10 +46,15 @@ def _pointer(element: types.Type) -> Callable:
 
         def generate(context, builder, signature, arguments):
             type_ = context.get_value_type(signature.return_type)
-            # an empty instruction rather than `inttoptr`: LLVM knows that what a call returns does not point into
-            # constant tables, and so vectorises loops that gather from them
+            # an empty instruction rather than `inttoptr`: what a call returns can be said to be apart from all other
+            # memory (llvmlite prints the calling convention where attributes of the result stand), so that loops
+            # vectorise without a look at the addresses. The second one may keep the address, or LLVM would take the
+            # memory for the kernel's own, and drop what is written there last
             empty = ir.InlineAsm(ir.FunctionType(type_, [arguments[0].type]), "", "=r,0", side_effect=False)
-            return builder.call(empty, arguments)
+            address = builder.call(empty, arguments, cconv="noalias")
+            keep = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [type_]), "", "r,~{memory}", side_effect=True)
+            builder.call(keep, [address])
+            return address
 
         return types.CPointer(element)(types.intp), generate
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import ceil, prod
 
 from tilec.amounts import kept_bytes
-from tilec.graph import Graph, Node, extract_directions
+from tilec.graph import Graph, Node, Read, extract_directions
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
 from tilec.plan import KernelPlan
@@ -20,6 +20,8 @@ from tilec.target import Target
 BLOCK_ELEMENTS = 1 << 15  # elements of work a block: some ten microseconds
 SQUARE = 16  # the longest side of a tile that is turned in registers
 TRANSPOSE_TILE = 64  # square tiles where operands disagree on the direction of memory: 64 lines of 64 bytes fit L1
+PAGE = 8192  # bytes: prefetchers and address translation like pieces of memory of about two pages
+SMALL = 1 / 16  # an operand of less than this share of the largest one has no say in how memory is walked
 
 
 def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
@@ -96,6 +98,7 @@ def _tile(
     ) in tile:  # at least some cache lines along memory, however much work stands behind each element
         tile[d] = min(kernel.extents[d], max(64, min(1024, kernel.extents[d] // (4 * target.units))))
         budget = max(1, budget // tile[d])
+        budget = _lengthen(kernel, g, tile, budget)
     for d in (d for d in order if d not in directions or len(directions) < 2):  # square tiles use whole pages of both
         grow = min(ceil(kernel.extents[d] / tile[d]), budget)
         tile[d] = min(kernel.extents[d], tile[d] * grow)
@@ -114,13 +117,34 @@ def _core_bandwidth(target: Target) -> float:
     return 1e9 * (target.l2.unit_gbs or target.l2.bandwidth_gbs / target.units)
 
 
+def _lengthen(kernel: KernelPlan, g: Group, tile: dict[int, int], budget: int) -> int:
+    """Grows a tile along what each operand has next in memory until its piece of it is a page. Returns what is left of
+    the budget."""
+    for node, read in _large(g):
+        run = _bits(read.value) // 8 or 1
+        for d in (g.space.dims[node][d] for d in reversed(read.dims)):
+            if d in tile and run < PAGE:
+                grow = min(ceil(kernel.extents[d] / tile[d]), budget, max(1, PAGE // (run * tile[d])))
+                tile[d], budget = min(kernel.extents[d], tile[d] * grow), max(1, budget // grow)
+            if tile.get(d, kernel.extents[d]) < kernel.extents[d]:
+                break
+            run *= kernel.extents[d]
+    return budget
+
+
+def _large(g: Group) -> list[tuple[Node, Read]]:
+    """The accesses that memory's speed depends on: a row's sum says little beside the row."""
+    found = [(node, read) for node in g.nodes for read in (*node.reads, *node.results) if read.dims]
+    sizes = [prod(ir.ShapedType(read.value.type).shape) for _, read in found]
+    return [access for access, size in zip(found, sizes) if size >= SMALL * max(sizes)]
+
+
 def _directions(g: Group) -> list[int]:
-    """The kernel dimensions that are contiguous in memory in some operand or result."""
+    """The kernel dimensions that are contiguous in memory in some large operand or result."""
     found = {}
-    for node in g.nodes:
-        for read in (*node.reads, *node.results):
-            if read.dims and ir.ShapedType(read.value.type).shape[-1] > 1:
-                found[g.space.dims[node][read.dims[-1]]] = None
+    for node, read in _large(g):
+        if ir.ShapedType(read.value.type).shape[-1] > 1:
+            found[g.space.dims[node][read.dims[-1]]] = None
     return list(found)
 
 
@@ -140,8 +164,8 @@ def _inner_first(kernel: KernelPlan, g: Group) -> list[int]:
 def loop_order(node: Node) -> tuple[int, ...]:
     """The node's own dimensions, outermost first: the one that most operands are contiguous along goes innermost.
 
-    Reductions stand inside parallel loops, so that a sum stays in a register, unless the contiguous dimension is parallel:
-    then the reductions stand just outside it and the sums are a row in cache, which SIMD adds to.
+    Reductions and scans stand inside parallel loops, so that a sum stays in a register, unless the contiguous dimension
+    is parallel: then they stand just outside it and the sums are a row in cache, which SIMD adds to.
     """
     rank = len(node.extents)
     if rank == 0:
@@ -152,10 +176,7 @@ def loop_order(node: Node) -> tuple[int, ...]:
             score[read.dims[-1]] += prod(node.extents[d] for d in read.dims) / max(1, node.iterations)
     for d, weight in extract_directions(node).items():
         score[d] += weight
-    if node.scan is not None:
-        inner = node.scan
-    else:
-        inner = max(range(rank), key=lambda d: (score[d] if node.extents[d] > 1 else -1, d))
+    inner = max(range(rank), key=lambda d: (score[d] if node.extents[d] > 1 else -1, d))
     parallel = [d for d in range(rank) if d not in node.reduced and d != inner]
     reduced = [d for d in range(rank) if d in node.reduced and d != inner]
     return (*parallel, *reduced, inner)

@@ -1,0 +1,56 @@
+"""How CPU kernels cut and walk memory, and that what they store in the last place is stored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilec
+
+
+def compiled(text: str, *arrays: np.ndarray) -> tuple[tilec.Op, np.ndarray]:
+    op = tilec.compile(text, target="cpu")
+    return op, op(*arrays)
+
+
+def test_a_small_operand_has_no_say_in_how_rows_are_walked():
+    x, r = np.ones((512, 2048), np.float32), np.arange(512, dtype=np.float32)
+    op, y = compiled("y[i, j] = x[i, j] * r[i]", x, r)
+    (kernel,) = op.plan.kernels
+    assert dict(zip(kernel.grid, kernel.tile))[1] == 2048
+    np.testing.assert_array_equal(y, x * r[:, None])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.float64])
+def test_pieces_of_permuted_operands_are_long(dtype):
+    x = np.arange(2 * 256 * 32 * 64).reshape(2, 256, 32, 64).astype(dtype)
+    op, y = compiled("y[b, h, s, d] = x[b, s, h, d]", x)
+    (kernel,) = op.plan.kernels
+    _, h, s, d = kernel.tile
+    assert min(h * d, s * d) * x.itemsize >= 2048
+    np.testing.assert_array_equal(y, x.transpose(0, 2, 1, 3))
+
+
+@pytest.mark.parametrize("columns", [1, 64, 2048])
+def test_copies_of_rows_are_stored(columns):
+    """LLVM makes calls of memcpy of them, and would drop these if it took a result for memory of the kernel's own."""
+    table = np.arange(33 * columns, dtype=np.float32).reshape(33, columns)
+    ids = np.arange(100) * 7 % 33
+    _, y = compiled("y[s, d] = table[ids[s], d]", table, ids)
+    np.testing.assert_array_equal(y, table[ids])
+
+
+def test_a_scan_walks_memory_along_rows():
+    x = np.random.default_rng(0).integers(-9, 9, (300, 500))
+    for axis, index in enumerate("ij"):
+        _, y = compiled(f"y[i, j] = cumsum[{index}](x[i, j])", x)
+        np.testing.assert_array_equal(y, x.cumsum(axis))
+
+
+def test_checks_before_a_loop_are_of_what_it_reads():
+    """Neither a loop without iterations reads anything, nor is a check forgotten that stands before one."""
+    op = tilec.compile("y[s, d] = table[ids[s], d]", target="cpu")
+    wrong = np.array([0, 7])
+    assert op(np.ones((7, 0), np.float32), wrong).shape == (2, 0)
+    with pytest.raises(tilec.CallError, match="reads outside `table`"):
+        op(np.ones((7, 3), np.float32), wrong)
