@@ -12,6 +12,7 @@ space 7 is the cluster's: its first subscript is the block that has it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilec import mlir
@@ -45,20 +46,27 @@ def planned_spread(function: ir.Operation) -> Spread | None:
 # ---- stage: every block has its part ---------------------------------------------------------------------------------
 
 
-def spread(function: ir.Operation, dim: int, blocks: int, vector: int) -> None:
-    """Cuts dimension `dim` of all operations of a kernel into parts."""
+def cluster_rank() -> ir.Value:
+    """Of a block in its cluster."""
+    return gpu.ClusterBlockIdOp(gpu.Dimension.x).result
+
+
+def spread(
+    function: ir.Operation, dim: int, blocks: int, vector: int, rank: Callable[[], ir.Value] = cluster_rank
+) -> None:
+    """Cuts dimension `dim` of all operations of a kernel into parts; `rank` makes the number of a block's own."""
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
     extent = next(
         e for op in generics for d, e in zip(mlir.get_integers(op, "tilec.dims"), mlir.extents_of(op)) if d == dim
     )
     part = part_of(extent, blocks, vector)
     with ir.InsertionPoint.at_block_begin(mlir.entry(function)), function.location:
-        rank, place = gpu.ClusterBlockIdOp(gpu.Dimension.x).result, ir.AffineDimExpr.get(0)
-        start = affine.AffineApplyOp(ir.AffineMap.get(1, 0, [place * part]), [rank]).result
+        number, place = rank(), ir.AffineDimExpr.get(0)
+        start = affine.AffineApplyOp(ir.AffineMap.get(1, 0, [place * part]), [number]).result
         size: int | ir.Value = part
         if extent % part:
             left = ir.AffineMap.get(1, 0, [place * -part + extent, ir.AffineConstantExpr.get(part)])
-            size = affine.AffineMinOp(left, [rank]).result
+            size = affine.AffineMinOp(left, [number]).result
     cut: dict[tuple[ir.Value, int], ir.Value] = {}
     for op in generics:
         dims = mlir.get_integers(op, "tilec.dims")
@@ -91,7 +99,8 @@ def _part(
         source = value
         if local:
             shape = [part if n == at else e for n, e in enumerate(shaped.shape)]
-            source = memref.AllocOp(ir.MemRefType.get(shape, shaped.element_type), [], []).result
+            whole = ir.MemRefType.get(shape, shaped.element_type, None, shaped.memory_space)
+            source = memref.AllocOp(whole, [], []).result
         made = _slice(source, at, None if local else start, size)
     cut[value, at] = made
     for user in mlir.uses(value) if local else []:
@@ -140,7 +149,10 @@ def _next(op: ir.Operation) -> ir.Operation:
 
 def _after_constants(block: ir.Block) -> ir.Operation:
     """The first operation that is neither a constant nor made by `spread`."""
-    skip = ("arith.constant", "gpu.cluster_block_id", "affine.apply", "affine.min", "memref.subview")
+    skip = (
+        "arith.constant", "gpu.cluster_block_id", "gpu.block_id", "arith.remui", "affine.apply", "affine.min",
+        "memref.subview",
+    )  # fmt: skip
     return next(o.operation for o in block.operations if o.operation.name not in skip)
 
 

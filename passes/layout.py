@@ -26,7 +26,8 @@ OPTIONS = ("thread_order", "thread_counts", "vectors", "steps")
 class Layout:
     """Numbers by kernel dimension. `order` lists the dimensions that have threads, the fastest bits first.
 
-    `extents` are the sizes of the block's tile: the plan's tile along grid dimensions, all of the others.
+    `extents` are the sizes of the block's tile: the plan's tile along grid dimensions, all of the others. `chain` blocks
+    share them along the dimension of the fastest threads.
     """
 
     extents: tuple[int, ...]
@@ -34,6 +35,7 @@ class Layout:
     threads: tuple[int, ...]
     vectors: tuple[int, ...]
     steps: tuple[int, ...]
+    chain: int = 1
 
     @property
     def block(self) -> int:
@@ -56,7 +58,7 @@ class Layout:
         return self.span(d) * self.steps[d]
 
     def chunks(self, d: int) -> int:
-        return -(-self.extents[d] // self.chunk(d))
+        return -(-self.extents[d] // (self.chunk(d) * (self.chain if d == self.lane else 1)))
 
     @property
     def lane_dim(self) -> int | None:

@@ -19,7 +19,8 @@ from math import prod
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import gpu, ir, memref
-from tilec.passes.cluster_cuda import arrive, meet, planned_spread
+from tilec.passes.chain_cuda import chain
+from tilec.passes.cluster_cuda import arrive, cluster_rank, meet, planned_spread
 from tilec.passes.contract_cuda import is_contraction, map_contraction
 from tilec.passes.generic_cuda import GenericMapper
 from tilec.passes.layout import Layout, read, tile_extents, turn
@@ -37,6 +38,9 @@ def map_cuda(module: ir.Operation) -> None:
         elif is_contraction(plan):
             map_contraction(function, plan)
         else:
+            if "chain" in plan and (parts := ir.IntegerAttr(plan["chain"]).value) > 1:
+                layout = read(plan, tile_extents([], plan))
+                chain(module, function, layout.lane, layout.vectors[layout.lane], parts)
             KernelMapper(function, plan).build()
 
 
@@ -53,7 +57,9 @@ class KernelMapper:
         self.online = "online" in plan and ir.IntegerAttr(plan["online"]).value
         self.body = mlir.entry(function)
         self.met = False  # the blocks of its cluster
-        self.rank: ir.Value | None = None  # of this block in its cluster
+        self.chained = "tilec.chained" in function.attributes
+        self.rank: ir.Value | None = None  # of this block among those that share its rows
+        self.row: ir.Value | None = None  # that blocks of a chain share
         self.buffers: list[ir.Value] = []  # in workgroup memory, that asynchronous copies fill
         self.turn: ir.Value | None = None  # 0 and 1 in alternation, in a loop over tiles
         self.tiles: dict[ir.Value, tuple[ir.Value, tuple[int, ...]]] = {}
@@ -64,7 +70,7 @@ class KernelMapper:
     def build(self) -> None:
         function, each = self.function, self.spread.blocks if self.spread else 1
         function.attributes["tilec.blocks"] = mlir.integer(self._blocks() * each)
-        function.attributes["tilec.cluster"] = mlir.integer(each)
+        function.attributes["tilec.cluster"] = mlir.integer(1 if self.chained else each)
         function.attributes["tilec.threads"] = mlir.integer(self.layout.block)
         block = self.body
         self._name_tiles([o.operation for o in block.operations if mlir.is_generic(o.operation)])
@@ -115,8 +121,10 @@ class KernelMapper:
         """The loop over blocks becomes this block's number; returns how many there are."""
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), self.function.location:
             self.threads = Threads(self.layout)
-            if self.spread:
-                self.rank = gpu.ClusterBlockIdOp(gpu.Dimension.x).result
+            if self.chained:
+                self.row, self.rank = delinearise(gpu.BlockIdOp(gpu.Dimension.x).result, [2, self.spread.blocks])
+            elif self.spread:
+                self.rank = cluster_rank()
                 arrive()
         forall = next((o for o in mlir.entry(self.function).operations if o.operation.name == "scf.forall"), None)
         if forall is None:
@@ -130,7 +138,9 @@ class KernelMapper:
                 forall.operation.erase()
                 self.function.attributes["tilec.resident"] = ir.UnitAttr.get()
                 return pipeline.most
-            number = (gpu.ClusterIdOp if self.spread else gpu.BlockIdOp)(gpu.Dimension.x).result
+            number = self.row
+            if number is None:
+                number = (gpu.ClusterIdOp if self.spread else gpu.BlockIdOp)(gpu.Dimension.x).result
             mapping = dict(zip(block.arguments, delinearise(number, counts)))
             for op in block.operations:
                 if op.operation.name != "scf.forall.in_parallel":
@@ -166,7 +176,13 @@ class KernelMapper:
         """Registers for a thread's part of a tile over `dims`: by step of each dimension, then lane."""
         layout = layout or self.layout
         shape = [layout.steps[d] for d in dims]
-        shape += [layout.vectors[d] for d in dims if d == layout.lane_dim]
+        return self._alloca(shape + [layout.vectors[d] for d in dims if d == layout.lane_dim], element, name)
+
+    def registers(self, count: int, element: ir.Type, name: str) -> ir.Value:
+        """That many of a thread's own."""
+        return self._alloca([count], element, name)
+
+    def _alloca(self, shape: list[int], element: ir.Type, name: str | None) -> ir.Value:
         space = ir.Attribute.parse("#gpu.address_space<private>")
         location = ir.Location.name(name) if name else ir.Location.current
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), location:

@@ -1,20 +1,21 @@
-"""Scans along a dimension that the lanes of a warp share.
+"""Scans along a dimension that the threads of a warp, or of a block, share.
 
     y[j] = y[j - 1] + x[j]      ->      every thread scans the elements of its own access,
                                         shuffles give it the sum of the threads before it,
                                         which it adds to each of its prefixes, behind what earlier steps carried over
 
-No barrier is needed: a warp holds all threads of a row.
+Where a warp holds all threads of a row, no barrier is needed. Warps that share a row leave the totals of their steps in
+workgroup memory, where each finds those before its own. Blocks that share a row go on in `chain_cuda`.
 """
 
 from __future__ import annotations
 
 from tilec import mlir
 from tilec.mlir import arith, gpu, ir, memref
+from tilec.passes.chain_cuda import Chain
 from tilec.passes.combine import Combiner
-from tilec.passes.loops import Place
-
-WARP = 32
+from tilec.passes.loops import Place, sum_of, when
+from tilec.passes.reduce_cuda import WARP
 
 
 def scan(generic, d: int) -> None:
@@ -22,22 +23,92 @@ def scan(generic, d: int) -> None:
     (state,) = generic.states
     (out,) = [n for n in range(generic.count, len(generic.operands)) if n != state]
     combine = _Combine(Combiner(generic.op, [state]), state)
+    if generic.layout.threads[d] > WARP or generic.kernel.chained:
+        _over_warps(generic, d, state, out, combine)
+    else:
+        _within_warps(generic, d, state, out, combine)
+
+
+def _within_warps(generic, d: int, state: int, out: int, combine: _Combine) -> None:
     dims, carry = generic.places[state], generic.tiles[state]
     identity = generic.identity(state)
     running = generic.kernel.private(dims, identity.type, "prefix")
     with generic.threads.slots(generic.dims, generic.chunk, None, lanes=False) as place:
         at = place.slot(dims)
-        memref.StoreOp(identity, running, at)
-        generic.tiles[state] = running
-        with generic.threads.lanes(place, generic.sizes) as inner:
-            generic.compute(inner)
-        generic.tiles[state] = carry
+        _own(generic, state, place, running, at, identity)
         before, total = _across(generic, d, combine, memref.LoadOp(running, at).result, identity)
         carried = memref.LoadOp(carry, at).result
         memref.StoreOp(combine(carried, before), running, at)
         with generic.threads.lanes(place, generic.sizes) as inner:
             _add(generic, out, inner, combine, memref.LoadOp(running, at).result)
         memref.StoreOp(combine(carried, total), carry, at)
+
+
+def _own(generic, state: int, place: Place, running: ir.Value, at: list[ir.Value], identity: ir.Value) -> None:
+    """A thread's scan of its own elements of a step; their total is left in `running`."""
+    carry = generic.tiles[state]
+    memref.StoreOp(identity, running, at)
+    generic.tiles[state] = running
+    with generic.threads.lanes(place, generic.sizes) as inner:
+        generic.compute(inner)
+    generic.tiles[state] = carry
+
+
+def _over_warps(generic, d: int, state: int, out: int, combine: _Combine) -> None:
+    """A block has one row, and `steps` of it a warp at a time: their totals are scanned as they lie in the row."""
+    layout, kernel, carry = generic.layout, generic.kernel, generic.tiles[state]
+    identity, steps, warps = generic.identity(state), layout.steps[d], layout.threads[d] // WARP
+    at = [mlir.index(0)] * len(generic.places[state])
+    totals = _workgroup(steps * warps, identity.type)
+    running = kernel.private(generic.places[state], identity.type, "prefix")
+    before = kernel.registers(steps, identity.type, "before")
+    warp = arith.shrui(generic.threads.number, mlir.index(WARP.bit_length() - 1))
+    lane = arith.andi(generic.threads.number, mlir.index(WARP - 1))
+    if generic.chunk:  # an earlier chunk's reading is over
+        gpu.BarrierOp()
+    with generic.threads.slots(generic.dims, generic.chunk, None, lanes=False) as place:
+        _own(generic, state, place, running, at, identity)
+        previous, total = _across(generic, d, combine, memref.LoadOp(running, at).result, identity)
+        memref.StoreOp(previous, before, [place.steps[d]])
+        with when(arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))):
+            memref.StoreOp(total, totals, [sum_of([(place.steps[d], warps), (warp, 1)])])
+    gpu.BarrierOp()
+    offsets, whole = _scan_totals(generic, combine, totals, steps * warps, lane, identity)
+    carried = memref.LoadOp(carry, at).result
+    if kernel.chained:
+        carried = combine(carried, _before_block(generic, combine, warp, lane, whole, identity))
+    with generic.threads.slots(generic.dims, generic.chunk, None, lanes=False) as place:
+        source = sum_of([(place.steps[d], warps), (warp, 1)])
+        offset = _shuffle(offsets, arith.index_cast(_i32(), source), gpu.ShuffleMode.IDX)
+        mine = combine(offset, memref.LoadOp(before, [place.steps[d]]).result)
+        memref.StoreOp(combine(carried, mine), running, at)
+        with generic.threads.lanes(place, generic.sizes) as inner:
+            _add(generic, out, inner, combine, memref.LoadOp(running, at).result)
+    memref.StoreOp(combine(carried, whole), carry, at)
+
+
+def _scan_totals(generic, combine: _Combine, totals: ir.Value, count: int, lane: ir.Value, identity: ir.Value):
+    """Every warp scans the totals, a lane each: what lies before a lane's own, and the sum of all."""
+    there = arith.cmpi(arith.CmpIPredicate.ult, lane, mlir.index(count))
+    inside = arith.andi(lane, mlir.index(count - 1))
+    mine = arith.select(there, memref.LoadOp(totals, [inside]).result, identity)
+    return _prefixes(combine, mine, identity, lane, 1, WARP, WARP - 1)
+
+
+def _before_block(generic, combine: _Combine, warp: ir.Value, lane: ir.Value, whole: ir.Value, identity: ir.Value):
+    """The total of the blocks before, for which the first warp asks."""
+    found = _workgroup(1, identity.type)
+    with when(arith.cmpi(arith.CmpIPredicate.eq, warp, mlir.index(0))):
+        total = Chain(generic.kernel, lane).before(combine.combiner, combine.group, whole, identity)
+        with when(arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))):
+            memref.StoreOp(total, found, [mlir.index(0)])
+    gpu.BarrierOp()
+    return memref.LoadOp(found, [mlir.index(0)]).result
+
+
+def _workgroup(slots: int, element: ir.Type) -> ir.Value:
+    space = ir.Attribute.parse("#gpu.address_space<workgroup>")
+    return memref.AllocOp(ir.MemRefType.get([slots], element, None, space), [], []).result
 
 
 class _Combine:
@@ -49,18 +120,36 @@ class _Combine:
 
 
 def _across(generic, d: int, combine: _Combine, mine: ir.Value, identity: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """What the threads before this one have, and what all have together."""
+    """What the threads of the warp before this one have, and what all have together."""
     layout, place = generic.layout, generic.threads.place[d]
-    stride, inclusive = layout.stride(d), mine
-    for n in range(layout.threads[d].bit_length() - 1):
+    stride, count = layout.stride(d), min(WARP, layout.threads[d])
+    lane = arith.andi(generic.threads.number, mlir.index(WARP - 1))
+    last = arith.ori(lane, mlir.index((count - 1) * stride))
+    if layout.threads[d] > WARP:
+        place = lane
+    return _prefixes(combine, mine, identity, place, stride, count, last)
+
+
+def _prefixes(
+    combine: _Combine,
+    mine: ir.Value,
+    identity: ir.Value,
+    place: ir.Value,
+    stride: int,
+    count: int,
+    last: ir.Value | int,
+) -> tuple[ir.Value, ir.Value]:
+    """Among `count` lanes that lie `stride` apart, of which this is number `place`: what those before have, and what all
+    have, which lane `last` knows in the end."""
+    inclusive = mine
+    for n in range(count.bit_length() - 1):
         other = _shuffle(inclusive, mlir.constant(stride << n, _i32()), gpu.ShuffleMode.UP)
         reached = arith.cmpi(arith.CmpIPredicate.sge, place, mlir.index(1 << n))
         inclusive = arith.select(reached, combine(other, inclusive), inclusive)
     previous = _shuffle(inclusive, mlir.constant(stride, _i32()), gpu.ShuffleMode.UP)
     first = arith.cmpi(arith.CmpIPredicate.eq, place, mlir.index(0))
-    lane = arith.andi(generic.threads.number, mlir.index(WARP - 1))
-    last = arith.ori(lane, mlir.index((layout.threads[d] - 1) * stride))
-    total = _shuffle(inclusive, arith.index_cast(_i32(), last), gpu.ShuffleMode.IDX)
+    source = mlir.constant(last, _i32()) if isinstance(last, int) else arith.index_cast(_i32(), last)
+    total = _shuffle(inclusive, source, gpu.ShuffleMode.IDX)
     return arith.select(first, identity, previous), total
 
 

@@ -14,6 +14,8 @@ what it wrote. Reductions accumulate in tiles, never in global memory, and are c
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir, linalg, memref
@@ -57,7 +59,8 @@ def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
 
 def _layout(function: ir.Operation, plan: ir.DictAttr) -> Layout:
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
-    return read(plan, tile_extents(generics, plan, planned_spread(function)))
+    layout = read(plan, tile_extents(generics, plan, planned_spread(function)))
+    return replace(layout, chain=ir.IntegerAttr(plan["chain"]).value if "chain" in plan else 1)
 
 
 def _copy_of_fill(op: ir.Operation) -> None:

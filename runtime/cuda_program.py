@@ -58,7 +58,7 @@ class _Launch:
     """One step: `pick` takes its addresses from those of inputs, outputs and temporaries in a row."""
 
     pick: Pick
-    launcher: Launcher | None  # None copies
+    launcher: Launcher | None  # None copies, or clears
     maps: _Maps | None
     sites: tuple[str, ...]
     bytes: int
@@ -108,7 +108,7 @@ class DeviceProgram:
         for step in self._steps:
             addresses = step.pick(memory)
             if step.launcher is None:
-                _copy(addresses[1], addresses[0], step.bytes, stream)
+                _move(addresses, step.bytes, stream)
             elif step.sites:
                 self._checked(step, addresses, space, stream)
             elif step.maps is None:
@@ -168,9 +168,13 @@ def _maps(source: KernelSource) -> _Maps | None:
     return _Maps(source.maps) if source.maps else None
 
 
-def _copy(target: int, source: int, count: int, stream: int) -> None:
-    arguments = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(count), ctypes.c_void_p(stream)
-    driver.call("cuMemcpyDtoDAsync_v2", *arguments)
+def _move(addresses: Sequence[int], count: int, stream: int) -> None:
+    """From the first address to the second, or zeros to the only one."""
+    size, queue = ctypes.c_size_t(count), ctypes.c_void_p(stream)
+    if len(addresses) == 1:
+        driver.call("cuMemsetD8Async", ctypes.c_uint64(addresses[0]), ctypes.c_ubyte(0), size, queue)
+    else:
+        driver.call("cuMemcpyDtoDAsync_v2", *map(ctypes.c_uint64, reversed(addresses)), size, queue)
 
 
 def _capturing(stream: int) -> bool:

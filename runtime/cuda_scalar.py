@@ -98,6 +98,9 @@ _PTX_EFFECTS: dict[str, tuple[str, str, str]] = {
     "atomic_add_i32": ("atom.add.acq_rel.gpu.global.s32 $0, [$1], $2;", "lr", "r"),
     "load_acquire_i32": ("ld.acquire.gpu.global.s32 $0, [$1];", "l", "r"),
     "store_release_i32": ("st.release.gpu.global.s32 [$0], $1;", "lr", ""),
+    # Words that are whole by themselves: what is read says all that was written with it, so nothing is ordered.
+    "publish_i64": ("st.relaxed.gpu.global.b64 [$0], $1;", "ll", ""),
+    "observe_i64": ("ld.relaxed.gpu.global.b64 $0, [$1];", "l", "l"),
     "fence_gpu": ("fence.acq_rel.gpu;", "", ""),
     # Clusters (sm_90).
     "cluster_arrive": ("barrier.cluster.arrive.release;", "", ""),

@@ -139,9 +139,18 @@ class Printer:
                 self.memory[op.results[0]] = self.memory[op.operands[0]]
             case "scf.for":
                 self.for_loop(op)
+            case "scf.while":
+                self.while_loop(op)
             case "scf.if":
                 self.branch(op)
-            case "scf.yield" | "scf.forall.in_parallel" | "func.return" | "memref.dealloc" | "memref.assume_alignment":
+            case (
+                "scf.yield"
+                | "scf.condition"
+                | "scf.forall.in_parallel"
+                | "func.return"
+                | "memref.dealloc"
+                | "memref.assume_alignment"
+            ):
                 pass
             case name if name.startswith(PURE):
                 self.pure(op)
@@ -182,6 +191,24 @@ class Printer:
         bounds = high if low == "0" and step == "1" else f"{low}, {high}" if step == "1" else f"{low}, {high}, {step}"
         self.line(f"for {self.text[variable]} in range({bounds}):")
         self.indent(block, names)
+        for result, name in zip(op.results, names):
+            self.text[result] = name
+
+    def while_loop(self, op: ir.Operation) -> None:
+        """One that carries nothing from turn to turn, and hands out what its condition saw."""
+        before, after = (region.blocks[0] for region in op.regions)
+        if list(op.operands) or len(after.operations) > 1:
+            raise InternalError("a loop that carries states or does more than to look is not printed", "emit", str(op))
+        self.line("while True:")
+        self.depth += 1
+        self.block(before)
+        condition, *found = list(before.operations)[-1].operands
+        names = [self.fresh("found") for _ in found]
+        for name, value in zip(names, found):
+            self.line(f"{name} = {self.expr(value)}")
+        self.line(f"if not ({self.expr(condition)}):")
+        self.line("    break")
+        self.depth -= 1
         for result, name in zip(op.results, names):
             self.text[result] = name
 

@@ -1,4 +1,4 @@
-"""emit, for CUDA: what blocks of a cluster send each other.
+"""emit, for CUDA: what blocks send each other: those of a cluster by their SRAM, those of a chain by words in memory.
 
 `memref.dma_start` of a state into the cluster's memory is an asynchronous store into another block's SRAM that counts its
 bytes on a tag there, an mbarrier; `memref.dma_wait` waits for a whole round of a tag. Rounds alternate in parity, which a
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tilec import mlir
 from tilec.amounts import element_bytes
 from tilec.diagnostics import InternalError
-from tilec.mlir import ir
+from tilec.mlir import arith, ir
 from tilec.passes.cluster_cuda import CLUSTER
 from tilec.runtime.emit import Memory
 from tilec.runtime.emit_cpu import strides_of
@@ -46,6 +46,8 @@ def async_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
             printer.bind(op.results[0], f"{printer.use('i64')}({printer.use(function)}())", name)
         case "gpu.grid_dim":
             printer.bind(op.results[0], f"{printer.use('i64')}({printer.use('cuda')}.gridDim.x)", "blocks")
+        case "memref.atomic_rmw":
+            _atomic(printer, op)
         case "nvvm.cluster.arrive":
             printer.line(f"{printer.use('cluster_arrive')}()")
         case "nvvm.cluster.wait":
@@ -53,6 +55,18 @@ def async_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
         case _:
             return False
     return True
+
+
+def _atomic(printer: _CudaPrinter, op: ir.Operation) -> None:
+    """Words that blocks leave for each other: to assign one, or to read it, which is to or it with 0."""
+    kind = ir.IntegerAttr(op.attributes["kind"]).value
+    memory, place = printer.address(op.operands[1], list(op.operands)[2:])
+    if kind == arith.AtomicRMWKind.assign and not mlir.uses(op.results[0]):
+        printer.line(f"{printer.use('publish_i64')}({printer.bytes(memory, place)}, {printer.expr(op.operands[0])})")
+    elif kind == arith.AtomicRMWKind.ori and mlir.constant_value(op.operands[0]) == 0:
+        printer.bind(op.results[0], f"{printer.use('observe_i64')}({printer.bytes(memory, place)})", "word")
+    else:
+        raise InternalError("this atomic update is not printed", "emit", str(op))
 
 
 def _is_tag(value: ir.Value) -> bool:

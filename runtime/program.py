@@ -28,7 +28,8 @@ class Temporary:
 
 @dataclass(frozen=True)
 class Step:
-    """One launch: kernel and the memory of its parameters in order. `kernel` None copies the first slot to the second."""
+    """One launch: kernel and the memory of its parameters in order. `kernel` None copies the first slot to the second, or
+    clears the only one."""
 
     kernel: str | None
     slots: tuple[Slot, ...]

@@ -37,7 +37,9 @@ def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[Temporar
                 steps.append(
                     Step(None, tuple(slots[v] for v in op.operands), _bytes(ir.ShapedType(op.operands[0].type)))
                 )
-            case "func.return" | "memref.dealloc":
+            case "linalg.fill" if mlir.constant_value(op.operands[0]) == 0:
+                steps.append(Step(None, (slots[op.operands[1]],), _bytes(ir.ShapedType(op.operands[1].type))))
+            case "func.return" | "memref.dealloc" | "arith.constant":
                 pass
             case other:
                 raise InternalError(f"'{other}' cannot stand between kernels", "emit", str(module))

@@ -72,6 +72,17 @@ def onchip_bytes(target: Target, nodes: list[Node], space: Space) -> int:
     return max(target.sm.shared_per_block, clusters)
 
 
+def is_chain(nodes: list[Node], space: Space) -> bool:
+    """Whether blocks can share the rows one after another: a scan goes along them, and all else is elementwise."""
+    inner = [d for d, e in space.extents.items() if d not in space.grid and e > 1]
+    scans = [n for n in nodes if n.scan is not None]
+    if len(scans) != 1 or len(inner) != 1 or space.dims[scans[0]][scans[0].scan] != inner[0]:
+        return False
+    return all(
+        inner[0] in space.dims[n] and (n is scans[0] or space.dims[n].index(inner[0]) not in n.reduced) for n in nodes
+    )
+
+
 def _rows(nodes: list[Node], space: Space) -> bool:
     """Whether one dimension is walked inside a block, and memory runs along it."""
     inner = {d for d, e in space.extents.items() if d not in space.grid and e > 1}

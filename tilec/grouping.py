@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilec.amounts import bytes_of, kept_bytes, onchip_bytes, work_of
+from tilec.amounts import bytes_of, is_chain, kept_bytes, onchip_bytes, work_of
 from tilec.cost import predict
 from tilec.graph import Graph, Node, Read
 from tilec.space import Space, space_of
@@ -185,6 +185,8 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
         return space
     if sum(n.contraction is not None for n in nodes):
         return _refuse_contraction(nodes, space, graph, target)
+    if target.kind == "cuda" and is_chain(nodes, space):  # of as many blocks as it takes
+        return space
     if not space.grid and sum(n.iterations for n in nodes) > 1 << 14:
         return "no dimension is parallel in both: one block would do all the work"
     kept = kept_bytes(nodes, graph, space)

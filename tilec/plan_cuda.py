@@ -26,6 +26,7 @@ from tilec.plan import KernelPlan
 from tilec.plan_cuda_contraction import choose_contraction
 from tilec.plan_cuda_online import choose_online, online_reductions
 from tilec.plan_cuda_rows import DEFAULTS, RowPlan, choose_rows, describe
+from tilec.plan_cuda_scan import ScanPlan, refuse_chain, scan_tiles
 from tilec.plan_cuda_stream import choose_stream
 from tilec.stream_grouping import is_streamed
 from tilec.target import Target
@@ -93,12 +94,14 @@ def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[
         tile, layout, why, row = _rows(view, lane)
     sizes = tuple(tile.get(d, 1) for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn} | DEFAULTS)
-    online = choose_online(view, layout, row.tile.cluster if row is not None else 1)
+    online = choose_online(view, layout, row.tile.cluster if isinstance(row, RowPlan) else 1)
     kernel = replace(kernel, options=kernel.options | online)
     kernel = replace(kernel, work=_work(kernel, view, layout))
     if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
         kernel = replace(kernel, options=kernel.options | {"registers": target.sm.registers // target.sm.threads})
-    if row is not None:
+    if isinstance(row, ScanPlan):
+        kernel = replace(kernel, options=kernel.options | row.options, work=row.work)
+    elif row is not None:
         kernel = _with_rows(kernel, row)
     if lane is not None and lane in view.reduced and contraction is None and "registers" not in kernel.options:
         # Left alone, the assembler takes what registers there are, and one block an SM waits at its own barriers.
@@ -197,10 +200,10 @@ def _scattered(node: Node, view: View, lane: int) -> int:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan | None]:
+def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan | ScanPlan]:
     """Threads share a row; several short rows share a block, or several blocks a long one."""
     if lane in view.scanned:
-        return *_scan_rows(view, lane), None
+        return _scan_rows(view, lane)
     chosen = choose_rows(view, lane, _vector(view, lane))
     tile = chosen.tile
     across = view.kernel.grid[-1] if view.kernel.grid else None
@@ -213,17 +216,22 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
     return {across: counts.get(across, 1)} if across is not None else {}, layout, why, chosen
 
 
-def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
-    """A scan along rows: the lanes of a warp share a row, several rows a block."""
-    vector = _vector(view, lane)
-    across = view.kernel.grid[-1] if view.kernel.grid else None
-    counts = {lane: min(32, _power(view.extents[lane] / vector))}
-    if across is not None:
-        counts[across] = min(THREADS // counts[lane], _power(view.extents[across] / 2))
-    steps = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: LOADS}
-    layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(view.kernel.grid, 1) | counts)
-    why = f"a scan: {counts[lane]} lanes a row, {vector} elements an access, {counts.get(across, 1)} rows a block"
-    return {d: c for d, c in counts.items() if d != lane}, layout, why
+def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, ScanPlan]:
+    """A scan along rows: the lanes of a warp share a row, several rows a block; warps and blocks share few long rows."""
+    vector, grid = _vector(view, lane), view.kernel.grid
+    found = []
+    for tile in scan_tiles(view, lane, vector, THREADS):
+        counts = {lane: tile.threads} | ({grid[-1]: tile.beside} if grid else {})
+        steps = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: tile.steps}
+        layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(grid, 1) | counts)
+        kernel = replace(view.kernel, tile=tuple(counts.get(d, 1) for d in grid))
+        work = tile.work(_work(kernel, view, layout), kernel.blocks)
+        found.append((tile, {d: c for d, c in counts.items() if d != lane}, layout, work))
+    times = [cost.predict(work, view.target).time_us for *_, work in found]
+    tile, sizes, layout, work = found[times.index(min(times))]
+    options = {} if refuse_chain(view, lane) else {"chain": tile.chain}
+    others = sorted(((str(t), us) for (t, *_), us in zip(found, times)), key=lambda o: o[1])
+    return sizes, layout, f"a scan: {tile}, {vector} elements an access", ScanPlan(options, work, tuple(others))
 
 
 # ---- columns and points ----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tilec.grouping import Remark
 from tilec.plan import KernelPlan, Plan
 from tilec.plan_cuda_check import refuse_layout
 from tilec.plan_cuda_rows import refuse_options
+from tilec.plan_cuda_scan import refuse_chain_options
 from tilec.plan_cuda_stream import refuse_stream_options
 
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
@@ -206,11 +207,12 @@ class _Edit:
             self.fail(why, *(["tile"] if key == "tile" else ["options", key]))
         if self.plan.target.kind == "cuda" and (why := refuse_options(edited, self.plan.target)):
             self.fail(why, "options")
-        if why := refuse_stream_options(kernel, edited):
+        if why := refuse_chain_options(edited) or refuse_stream_options(kernel, edited):
             self.fail(why, "options")
         threads = edited.options.get("threads", edited.work.threads)
+        blocks = edited.blocks * edited.options.get("chain", 1)
         registers = edited.options.get("registers", edited.work.registers)
-        work = replace(edited.work, blocks=edited.blocks, threads=threads, registers=registers)
+        work = replace(edited.work, blocks=blocks, threads=threads, registers=registers)
         try:
             return replace(edited, work=work, prediction=predict(work, self.plan.target))
         except ValueError as error:

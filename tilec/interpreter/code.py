@@ -34,7 +34,7 @@ class Waiting:
 OPERATIONS: dict[str, Callable[[Code, ir.Operation], Step | Waiting | None]] = {}
 """What makes the step of an operation, by its name."""
 
-ENDS = ("func.return", "scf.yield", "linalg.yield", "scf.forall.in_parallel")
+ENDS = ("func.return", "scf.yield", "scf.condition", "linalg.yield", "scf.forall.in_parallel")
 
 
 def operation(*names: str):

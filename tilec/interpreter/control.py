@@ -82,6 +82,28 @@ def _for(code: Code, op: ir.Operation) -> Step | Waiting:
     return _finished(resume, block.waits)
 
 
+@operation("scf.while")
+def _while(code: Code, op: ir.Operation) -> Step:
+    """A loop that carries nothing and only looks. All threads are at it together, so what they wait for has been written
+    when they look first, or will never be."""
+    if len(op.operands) or len(op.regions[1].blocks[0].operations) > 1:
+        raise Unsupported(op, "what it carries from turn to turn")
+    block, results = code.block(op.regions[0].blocks[0]), code.results(op)
+
+    def step(values: Values, mask: Mask) -> None:
+        block.run(values, mask)
+        condition, *found = block.ends
+        again = np.logical_and(values[condition], True if mask is None else mask)
+        if np.any(again):
+            context = values[0]
+            lanes = np.flatnonzero(np.broadcast_to(again, context.lanes or 1))
+            raise Fault("stuck", op, "what the loop waits for is never written", context.names(lanes))
+        for slot, value in zip(results, found):
+            values[slot] = values[value]
+
+    return step
+
+
 @operation("scf.if")
 def _if(code: Code, op: ir.Operation) -> Step | Waiting:
     (condition,), results = code.operands(op), code.results(op)

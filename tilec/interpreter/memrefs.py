@@ -13,7 +13,7 @@ from tilec.interpreter.faults import Fault, Unsupported
 from tilec.interpreter.flight import is_mapped
 from tilec.interpreter.memory import Buffer, View, read, write
 from tilec.interpreter.threads import workgroup_memory
-from tilec.mlir import ir
+from tilec.mlir import arith, ir
 
 
 @operation("memref.alloc", "memref.alloca")
@@ -92,6 +92,30 @@ def _store(code: Code, op: ir.Operation) -> Step:
         view: View = values[target]
         place = view.place([values[s] for s in subscripts], op, values[0], mask)
         write(view, place, values[value], op, values[0], mask)
+
+    return step
+
+
+@operation("memref.atomic_rmw")
+def _atomic(code: Code, op: ir.Operation) -> Step:
+    """To assign a word, or to read it (to or it with 0). Atomic accesses race with nothing, and order nothing."""
+    value, target, *subscripts = code.operands(op)
+    (r,), kind = code.results(op), ir.IntegerAttr(op.attributes["kind"]).value
+    if kind not in (arith.AtomicRMWKind.assign, arith.AtomicRMWKind.ori):
+        raise Unsupported(op, "this update")
+
+    def step(values: Values, mask: Mask) -> None:
+        view: View = values[target]
+        place = view.place([values[s] for s in subscripts], op, values[0], mask)
+        buffer = view.buffer
+        guard, buffer.guard = buffer.guard, None
+        try:
+            old = values[r] = read(view, place, op, values[0], mask)
+            new = old | values[value] if kind == arith.AtomicRMWKind.ori else values[value]
+            if kind == arith.AtomicRMWKind.assign or np.any(values[value]):
+                write(view, place, new, op, values[0], mask)
+        finally:
+            buffer.guard = guard
 
     return step
 

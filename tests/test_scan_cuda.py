@@ -1,0 +1,126 @@
+"""Scans that warps and blocks of a GPU share: right for any way to deal rows out, without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+import pytest
+from conftest import assert_within
+from test_map_cuda import lowered
+
+import tilec
+from tilec.interpreted import interpret_stage
+from tilec.plan_cuda_scan import refuse_chain_options
+
+SUM = "op f(x: {0}[M, N]) -> (y: {0}[M, N]) {{ y[i, j] = cumsum[j](x[i, j]) }}"
+FUSED = "op f(x: f32[M, N], w: f32[N]) -> (y: f32[M, N]) { s[i, j] = cummax[j](x[i, j] * w[j])  y[i, j] = exp(s[i, j] - 9) }"
+ROW = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = cumsum[i](x[i]) * x[i] }"
+
+
+def dealt(threads: int, vector: int, steps: int, chain: int | None = None):
+    """The schedule that deals rows out so; `chain` by default as many blocks as it takes."""
+
+    def deal(kernel):
+        lane = max(d for d in kernel.extents if d not in kernel.grid)
+        put = lambda value: tuple(value if d == lane else 1 for d in sorted(kernel.extents))  # noqa: E731
+        blocks = ceil(kernel.extents[lane] / (threads * vector * steps)) if chain is None else chain
+        layout = {"thread_counts": put(threads), "vectors": put(vector), "steps": put(steps), "thread_order": (lane,)}
+        options = kernel.options | layout | {"threads": threads, "chain": blocks}
+        return replace(kernel, tile=(1,) * len(kernel.grid), options=options)
+
+    return lambda plan: replace(plan, kernels=tuple(deal(k) for k in plan.kernels))
+
+
+def interpreted(source, arrays, schedule):
+    """What the mapped kernel computes."""
+    names = ("x", "w")[: len(arrays)]
+    special, result = lowered(source, None, dict(zip(names, arrays)), schedule)
+    (found,) = interpret_stage(special, result.texts, "map", dict(zip(names, arrays))).values()
+    return found
+
+
+def drawn(dtype: str, *shape: int) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    if dtype[0] == "i":
+        return rng.integers(-9, 9, shape).astype(dtype.replace("i", "int"))
+    return rng.standard_normal(shape).astype({"f32": "float32", "f64": "float64"}[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i32", "i64"])
+@pytest.mark.parametrize("plan", [(32, 1, 1), (64, 2, 4), (256, 4, 2)], ids=str)
+def test_blocks_share_rows(dtype, plan):
+    source = SUM.format(dtype)
+    for length in (997, 2 * plan[0] * plan[1] * plan[2], 2052):
+        vector = plan[1] if length % plan[1] == 0 else 1
+        arrays = [drawn(dtype, 3, length)]
+        found = interpreted(source, arrays, dealt(plan[0], vector, plan[2]))
+        assert_within(source, arrays, found)
+
+
+def test_groups_of_groups():
+    """More parts than two levels of groups hold."""
+    arrays = [drawn("i32", 1, 32 * 1100)]
+    found = interpreted(SUM.format("i32"), arrays, dealt(32, 1, 1))
+    np.testing.assert_array_equal(found, np.cumsum(arrays[0], axis=1, dtype=np.int32))
+
+
+@pytest.mark.parametrize("plan", [(128, 1, 4), (1024, 1, 1), (64, 4, 4)], ids=str)
+def test_warps_share_rows(plan):
+    arrays = [drawn("f32", 2, 5000)]
+    found = interpreted(SUM.format("f32"), arrays, dealt(*plan, chain=1))
+    assert_within(SUM.format("f32"), arrays, found)
+
+
+@pytest.mark.parametrize("source", [FUSED, ROW])
+def test_a_kernel_around_it(source):
+    sizes = {"M": 2, "N": 1 << 22} if source == FUSED else {"N": 1 << 22}
+    assert len(tilec.compile(source, target="sm_90a", sizes=sizes).plan.kernels) == 1
+    shapes = [(2, 3000), (3000,)] if source == FUSED else [(3000,)]
+    arrays = [drawn("f32", *s) for s in shapes]
+    found = interpreted(source, arrays, dealt(64, 4, 4))
+    assert_within(source, arrays, found)
+
+
+def test_few_long_rows_are_shared():
+    """Chosen where a warp a row leaves the machine idle, and only there."""
+    source = SUM.format("f32")
+    few, many = (
+        tilec.compile(source, target="h200", sizes={"M": m, "N": 1 << 24 >> (m.bit_length() - 1)}) for m in (2, 8192)
+    )
+    assert few.plan.kernels[0].options["chain"] > 100 and "share a row" in few.explain()
+    assert many.plan.kernels[0].options["chain"] == 1
+    assert few.kernels[0].predicted_us < 2 * many.kernels[0].predicted_us
+    assert "publish_i64" in few.kernels[0].source and "publish_i64" not in many.kernels[0].source
+
+
+def test_no_chain_beside_a_reduction():
+    source = "op f(x: f32[M, N]) -> (y: f32[M, N], s: f32[M]) { s[i] = sum[j](x[i, j])  y[i, j] = cumsum[j](x[i, j]) }"
+    op = tilec.compile(source, target="sm_90a", sizes={"M": 2, "N": 100_000})
+    scans = [k for k in op.plan.kernels if "y" in k.nodes]
+    assert all(len(k.nodes) == 1 or "chain" not in k.options for k in scans)
+
+
+def test_wrong_chains_are_refused():
+    op = tilec.compile(SUM.format("f32"), target="sm_90a", sizes={"M": 2, "N": 100_000})
+    (kernel,) = op.plan.kernels
+    assert refuse_chain_options(kernel) is None
+    assert "cannot hold" in refuse_chain_options(replace(kernel, options=kernel.options | {"chain": 2}))
+    assert "has not enough" in refuse_chain_options(replace(kernel, options=kernel.options | {"chain": 99_999}))
+    assert "tile must be" in refuse_chain_options(replace(kernel, tile=(2,)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i32", "i64"])
+@pytest.mark.parametrize("shape", [(1, 5_000_001), (3, 1 << 20), (64, 65_536)], ids=str)
+def test_on_a_gpu(dtype, shape):
+    """The same bits in every launch, whichever blocks come first."""
+    torch = pytest.importorskip("torch")
+    source, x = SUM.format(dtype), drawn(dtype, *shape)
+    op = tilec.compile(source)
+    given = torch.from_numpy(x).cuda()
+    first = op(given)
+    assert_within(source, [x], first.cpu().numpy())
+    for _ in range(20):
+        assert torch.equal(op(given), first)

@@ -1,0 +1,113 @@
+"""Scans on CUDA: how many threads, warps and blocks share a row.
+
+The option `chain`, which only kernels have whose rows can be shared, counts the blocks of a row.
+A warp a row needs no barrier, and many rows keep the machine busy. Few long rows are shared by blocks, each of which keeps
+its part in registers until it knows what the blocks before it found (`passes/chain_cuda.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from tilec.amounts import is_chain, kept_bytes
+from tilec.cost import Work
+from tilec.mlir import ir
+from tilec.passes.cluster_cuda import part_of
+
+if TYPE_CHECKING:
+    from tilec.plan import KernelPlan
+    from tilec.plan_cuda import View
+
+WARP = 32
+_STEPS = 4  # loads of a thread in flight
+_HOP_NS = 1100  # a word from one SM through L2 to another that waits for it
+_BARRIER_NS = 160
+
+
+@dataclass(frozen=True)
+class ScanTile:
+    """`threads` of a block lie along a row, `beside` rows in a block, `chain` blocks share a row."""
+
+    threads: int
+    beside: int
+    steps: int
+    chain: int = 1
+
+    def work(self, work: Work, kernel_blocks: int) -> Work:
+        """What a kernel does that is laid out so."""
+        if self.chain == 1:
+            return replace(work, stall_ns=_BARRIER_NS * (self.threads > WARP))
+        return replace(work, blocks=kernel_blocks * self.chain, stall_ns=2 * (_HOP_NS + _BARRIER_NS), launches=2)
+
+    def __str__(self) -> str:
+        if self.chain > 1:
+            return f"{self.chain} blocks of {self.threads} threads share a row"
+        return f"{self.threads} threads a row, {self.beside} rows a block"
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """The choice for one kernel: its options, what it does, and the time of all that was weighed, the best first."""
+
+    options: dict[str, int]
+    work: Work
+    alternatives: tuple[tuple[str, float], ...]
+
+
+def scan_tiles(view: View, lane: int, vector: int, most: int) -> Iterator[ScanTile]:
+    """The ways to share rows, the plainest first. A block has up to `most` threads."""
+    extent, rows = view.extents[lane], view.extents[view.kernel.grid[-1]] if view.kernel.grid else 1
+    kept = kept_bytes(view.group.nodes, view.graph, view.group.space)
+    room = view.target.sm.shared_per_block if view.target.sm else kept
+    lanes = min(WARP, _power(extent / vector))
+    beside = min(most // lanes, _power(rows / 2))
+    while beside > 1 and beside * kept > room:
+        beside //= 2
+    refused = lanes < WARP or refuse_chain(view, lane)
+    if refused or beside * kept <= room:
+        yield ScanTile(lanes, beside, _STEPS)
+    for warps in () if refused else (4, 8, 16):
+        steps = min(_STEPS, WARP // warps)
+        part = warps * WARP * vector * steps
+        if part // 2 < extent and (kept <= room or part >= extent):
+            yield ScanTile(warps * WARP, 1, steps)
+        chain = ceil(extent / part)
+        if chain > 1 and part_of(extent, chain, vector) * (chain - 1) < extent:
+            yield ScanTile(warps * WARP, 1, steps, chain)
+
+
+def refuse_chain(view: View, lane: int) -> str | None:
+    """Why warps and blocks cannot share the rows of this kernel."""
+    if not is_chain(view.group.nodes, view.group.space) or view.reduced != [lane]:
+        return "more goes on along the rows than one scan and what is elementwise"
+    (scan,) = [n for n in view.group.nodes if n.scan is not None]
+    state = ir.ShapedType(list(scan.op.results)[-1].type).element_type
+    if str(state) not in ("f32", "f64", "i32", "i64"):
+        return f"the state is of {state}; blocks exchange 32 and 64 bits"
+    return None
+
+
+def refuse_chain_options(kernel: KernelPlan) -> str | None:
+    """Why the option `chain`, which may be a person's, cannot be."""
+    o = kernel.options
+    if (chain := o.get("chain", 1)) == 1:
+        return None
+    lane = o["thread_order"][0] if len(o["thread_order"]) == 1 else None
+    if chain < 1 or lane is None or lane in kernel.grid:
+        return "`chain` is at least 1, and above it only where all threads of a block lie along the row"
+    if any(t != 1 for t in kernel.tile):
+        return f"blocks share a row each: the tile must be {[1] * len(kernel.tile)}"
+    vector, steps, extent = o["vectors"][lane], o["steps"][lane], kernel.extents[lane]
+    part = part_of(extent, chain, vector)
+    if o["threads"] * vector * steps < part or o["threads"] < WARP or steps * o["threads"] > WARP * WARP:
+        return f"{o['threads']} threads with {steps} steps cannot hold and scan a part of {part} elements"
+    if part * (chain - 1) >= extent:
+        return f"a row of {extent} elements has not enough for {chain} blocks"
+    return None
+
+
+def _power(value: float) -> int:
+    return 1 << max(0, ceil(value) - 1).bit_length()
