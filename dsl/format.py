@@ -1,7 +1,7 @@
 """The formatter: the same words with canonical space between them.
 
 It prints tokens, not the tree, so comments stay and the parsed program cannot change. Every statement begins a line;
-within a statement the author's line breaks stay; up to one blank line stays; in a run of statements of one line each
+within a statement the author's line breaks stay, and a header's parameters may have lines of their own; up to one blank line stays; in a run of statements of one line each
 the `=` stand below each other, and so do comments at the ends of lines.
 """
 
@@ -45,11 +45,14 @@ class _Line:
     tokens: list[Token] = field(default_factory=list)
     comment: str | None = None
     blank_before: bool = False
-    continued: bool = False  # goes on with the statement of the line before
+    continued: bool = False  # goes on with the statement of the line before,
+    header: bool = False  # or with the header
     equals: int | None = None  # which token is the `=` of an equation that has only this line
 
     @property
     def indent(self) -> str:
+        if self.header:
+            return _INDENT * (self.depth + (not self.tokens or self.tokens[0].value != ")"))
         return _INDENT * (self.depth + 2 * self.continued)
 
 
@@ -85,13 +88,13 @@ def _one_liners(program: ast.Program, text: str) -> set[int]:
 def _lines(tokens: list[Token], starts: set[int], one_liners: set[int]) -> list[_Line]:
     """The tokens, cut into lines."""
     lines: list[_Line] = [_Line(0)]
-    depth, newlines, flat, brace = 0, 1, False, False
+    depth, newlines, flat, brace, header = 0, 1, False, False, False
 
     def fresh(depth: int, continued: bool = False) -> _Line:
         if not lines[-1].tokens and lines[-1].comment is None:
             lines.pop()
         blank = newlines > 1 and bool(lines) and not brace
-        lines.append(_Line(depth, blank_before=blank, continued=continued))
+        lines.append(_Line(depth, blank_before=blank, continued=continued, header=continued and header))
         return lines[-1]
 
     for token in tokens:
@@ -110,6 +113,7 @@ def _lines(tokens: list[Token], starts: set[int], one_liners: set[int]) -> list[
             continue
         if token.value == ";":
             continue
+        header = (header or token.type in ("OP", "DEF")) and token.value != "{"
         flat = flat or token.start_pos in one_liners
         closes = token.value == "}" and not flat
         depth -= closes

@@ -1,6 +1,7 @@
 """The formatter: canonical, idempotent, and never a change of meaning."""
 
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,12 @@ op f(x:f32[M,2*N]  )->(y:f32[M]){ # trailing
 def leaky(x,slope){return x if x>0 else slope*x}
 def g[j](x){m=max[j](x)
 return x-m}
+op wide(
+  x:f32[M],
+      w:f32[M]  # weights
+    )->(
+  y:f32[M]){ y[i]=x[i]*
+w[i] }
 """
 
 PRETTY = """\
@@ -54,8 +61,17 @@ def g[j](x) {
     m = max[j](x)
     return x - m
 }
+op wide(
+    x: f32[M],
+    w: f32[M]  # weights
+) -> (
+    y: f32[M]) {
+    y[i] = x[i] *
+            w[i]
+}
 """
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
 STANDARD = files("tilec.dsl.std").joinpath("std.tile").read_text()
 
 
@@ -78,3 +94,8 @@ def test_the_standard_library_is_formatted():
 def test_a_program_that_does_not_parse_stays_as_it_is():
     with pytest.raises(TileError):
         format_source("y = (")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.tile")), ids=lambda path: path.stem)
+def test_examples_are_formatted(path):
+    assert format_source(path.read_text()) == path.read_text()
