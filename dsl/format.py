@@ -1,8 +1,8 @@
 """The formatter: the same words with canonical space between them.
 
 It prints tokens, not the tree, so comments stay and the parsed program cannot change. Every statement begins a line;
-within a statement the author's line breaks stay, and a header's parameters may have lines of their own; up to one blank line stays; in a run of statements of one line each
-the `=` stand below each other, and so do comments at the ends of lines.
+within a statement the author's line breaks stay, and a header's parameters may have lines of their own; up to one blank
+line stays; in a run of statements of one line each the `=` stand below each other, and so do comments at the ends of lines.
 """
 
 from __future__ import annotations

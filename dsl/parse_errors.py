@@ -28,6 +28,7 @@ _FOREIGN = {
     "fn": "functions are written `def name(x) { return … }`, ops `op name(x: f32[N]) -> (y: f32[N]) { … }`",
     "function": "functions are written `def name(x) { return … }`, ops `op name(x: f32[N]) -> (y: f32[N]) { … }`",
 }
+_COMMENTS = {"//": "`//` divides: a comment begins with `#`", "/*": "a comment begins with `#`"}
 _ARITHMETIC = ("+", "-", "*", "/")
 _SPOKEN = {
     "NAME": "a name", "NUMBER": "a number", "STRING": "a file name in quotes", "$END": "the end of the file",
@@ -202,6 +203,7 @@ def _plain(words: Words, at: int, expected: set[str], parser: InteractiveParser)
         diagnostic = Diagnostic("`if` without `else`", words.span(place), hint=hint)
     else:
         message, hint = _name_it(words, at, expected) or _operator(words, at, expected)
+        hint = hint or _comment(words, at)
         diagnostic = Diagnostic(message, words.span(at), hint=hint)
     return diagnostic, _give_up(words, at, parser)
 
@@ -223,6 +225,18 @@ def _name_it(words: Words, at: int, expected: set[str]) -> tuple[str, str | None
         case "IF" if words.first_of_line(at):
             hint = "`if` is part of an expression: `y[i] = a if condition else b`"
             return "`if` cannot start a statement", hint
+    return None
+
+
+def _comment(words: Words, at: int) -> str | None:
+    """What the line of the word that does not fit, or of the one before, begins a comment with in other languages."""
+    lines = {words.tokens[k].line for k in (at, at - 1) if k >= 0}
+    for k, token in enumerate(words.tokens[: at + 1]):
+        after = words.tokens[min(k + 1, len(words.tokens) - 1)]
+        pair = token.value + after.value if token.end_pos == after.start_pos else ""
+        shown = next((c for c in _COMMENTS if c == token.value or pair.startswith(c)), None)
+        if token.line in lines and shown is not None:
+            return _COMMENTS[shown]
     return None
 
 

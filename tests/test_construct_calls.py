@@ -86,6 +86,18 @@ def test_arguments_that_do_not_fit_are_refused():
         op(x, stream=0)
 
 
+def test_arguments_by_name():
+    op = compiled("op f(x: f32[N], a: f32) -> (y: f32[N]) { y[i] = x[i] - a }")
+    x = np.ones(3, np.float32)
+    for result in (op(a=0.5, x=x), op(x, a=0.5), op.interpret("map", x, a=0.5), op(x=x, a=0.5, out=np.zeros_like(x))):
+        assert_close(result, np.full(3, 0.5))
+    for arguments, named, message in (
+        ((x,), {"b": 1}, "f has no parameter 'b'"), ((x,), {"x": x}, "given 'x' twice"), ((), {"a": 1}, "not given 'x'"),
+    ):  # fmt: skip
+        with pytest.raises(CallError, match=message):
+            op(*arguments, **named)
+
+
 def test_one_specialisation_for_each_shape_and_type():
     op = compiled("y[i] = x[i] + 1")
     for n in (3, 5, 3, 5, 3):

@@ -46,6 +46,13 @@ def test_a_statement_that_runs_into_the_next_takes_its_name_along():
     assert not any("never defined" in message or "unknown" in message for _, message in found)
 
 
+@pytest.mark.parametrize("line", ["// twice", "y[i] = 2 * x[i] // twice as much", "/* twice */ y[i] = x[i]"])
+def test_comments_of_other_languages(line):
+    with pytest.raises(TileError) as raised:
+        read(Source("<test>", f"op f(x: f32[N]) -> (y: f32[N]) {{\n    {line}\n}}\n"))
+    assert "a comment begins with `#`" in raised.value.diagnostics[-1].hint
+
+
 def test_what_a_lost_declaration_would_define_is_not_missed():
     found = mistakes(
         """def f(x { return x }

@@ -218,6 +218,10 @@ def test_mistakes_are_named(mistake, obeyed):
     assert message in diagnostic.message
     assert hint in (diagnostic.hint or "")
     assert diagnostic.span.source.name.endswith("softmax.sched.toml") and diagnostic.span.line > 8  # behind the header
+    if mistake in ("unknown operation", "operation twice", "inlined reduction", "inlined result"):
+        lines = diagnostic.span.source.text.splitlines()
+        assert re.match("operations|inline", lines[diagnostic.span.line - 1])
+        assert f"`{diagnostic.span.source.text[diagnostic.span.start + 1 : diagnostic.span.end - 1]}`" in message
 
 
 def test_illegal_fusion_has_the_planners_reason(obeyed):

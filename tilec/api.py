@@ -59,12 +59,15 @@ class Op:
 
     # ---- calling -----------------------------------------------------------------------------------------------------
 
-    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None) -> Any:
+    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         """Runs the op. Returns an array of the inputs' kind on their device, or a named tuple for several results.
 
-        `out` is an array, or a sequence of them, to write results into; it may not overlap an input. `stream` orders GPU
-        work: an integer handle, or a torch, CuPy or cuda.core stream. Raises CallError for arguments that do not fit.
+        Arrays come in the order of the parameters, or by their names. `out` is an array, or a sequence of them, to write
+        results into; it may not overlap an input. `stream` orders GPU work: an integer handle, or a torch, CuPy or cuda.core
+        stream; both are no names for parameters here. Raises CallError for arguments that do not fit.
         """
+        if named:
+            arrays = self._in_order(arrays, named)
         for call, executable, _ in self._fast:
             if (results := call(arrays, out, stream)) is not fast_call.NO:
                 self._latest = executable
@@ -78,11 +81,25 @@ class Op:
                 self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
         return results
 
-    def graph(self, *arrays: Any, out: Any = None) -> Graph:
+    def graph(self, *arrays: Any, out: Any = None, **named: Any) -> Graph:
         """A call on GPU arrays as a CUDA graph: `graph.replay()` runs it again on the same arrays in one launch, and returns
         `graph.result`. The op runs once. Raises CallError for arrays that a graph cannot work on, and on the CPU."""
-        executable, views, outs, results = self._prepared(arrays, out)
+        executable, views, outs, results = self._prepared(self._in_order(arrays, named), out)
         return executable.graph(views, outs, results)
+
+    def _in_order(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All arguments of a call, some of which are given by name."""
+        names = [name for name, _ in self._declared.inputs]
+        for name in named:
+            if name not in names:
+                hint = f"its parameters are {', '.join(names)}" if names else "it has none"
+                raise CallError(f"{self.name} has no parameter '{name}'", hint=hint)
+            if name in names[: len(arrays)]:
+                raise CallError(f"{self.name} is given '{name}' twice: in order, and by name")
+        rest = names[len(arrays) :] if named else []
+        if missing := [name for name in rest if name not in named]:
+            raise CallError(f"{self.name} is not given '{missing[0]}'", hint=f"{missing[0]}=…")
+        return (*arrays, *(named[name] for name in rest))
 
     def _prepared(self, arrays: Sequence[Any], out: Any) -> tuple[Executable, list[Any], list[Any], Any]:
         """What runs a call, the inputs and outputs as it takes them, and what the call returns."""
@@ -189,7 +206,7 @@ class Op:
 
     # ---- looking inside ----------------------------------------------------------------------------------------------
 
-    def interpret(self, stage: str, *arrays: Any) -> Any:
+    def interpret(self, stage: str, *arrays: Any, **named: Any) -> Any:
         """Runs the IR as it stands after `stage` on NumPy arrays; results as those of a call. No GPU is needed.
 
         Raises tilec.interpreter.Fault where the IR has no meaning: a read of what nothing wrote, a race, a deadlock.
@@ -197,7 +214,7 @@ class Op:
         from tilec.dtypes import from_numpy
         from tilec.interpreted import interpret_stage
 
-        given = [np.asarray(self._number(n, a)) for n, a in enumerate(arrays)]
+        given = [np.asarray(self._number(n, a)) for n, a in enumerate(self._in_order(arrays, named))]
         signature = tuple((from_numpy(a.dtype), a.shape) for a in given)
         specialised, lowered = self._recipe(signature, self._sizes, self._resolve("cpu")).lowered
         named = {t.name: a for t, a in zip(specialised.inputs, given)}

@@ -40,7 +40,8 @@ class CudaExecutable(Executable):
         """The program on the arrays' device, and arrays that its kernels can work on."""
         device = next((b.device for b in (*inputs, *outputs) if b.device != "cpu"), None)
         if device is None:
-            raise CallError(f"target '{self.target.name}' runs on a GPU, the arguments are on the CPU")
+            hint = self.target.note or "move them to the GPU, or compile with target='cpu'"
+            raise CallError(f"kernels for {self.target.chip} run on a GPU, the arguments are on the CPU", hint=hint)
         inputs = [b if b.device == device and _direct(b) else _on_device(b, inputs, device) for b in inputs]
         return self.on(device), inputs, [b if _direct(b) else _copy(b) for b in outputs]
 

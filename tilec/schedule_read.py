@@ -129,7 +129,8 @@ class Schedule:
         try:
             return own.regroup(fixed)
         except TileError as error:
-            self.fail(error.diagnostics[0].message, number, hint=error.diagnostics[0].hint)
+            (problem,) = error.diagnostics
+            raise CallError(problem.message, self._named(problem.message, number), hint=problem.hint) from None
 
     def _tables(self, plan: Plan, section, number: int) -> dict[frozenset[str], tuple[str, dict]]:
         """The file's kernels by their operations; those that list none are found by name."""
@@ -186,6 +187,16 @@ class Schedule:
             if found:
                 at, end = found[step if isinstance(step, int) else 0].span(1)
         return Span(self.source, at, end)
+
+    def _named(self, message: str, number: int) -> Span:
+        """Where the operation that a message names first stands in a list; the last place, since the others came before."""
+        plan = self.span(number)
+        following = re.compile(_PLAN_HEADER, re.MULTILINE).search(self.source.text, plan.end)
+        end = following.start() if following else len(self.source.text)
+        name = re.search(r"`(\w+)`", message)
+        strings = re.compile(rf"""["']{re.escape(name[1])}["']""") if name else None
+        places = list(strings.finditer(self.source.text, plan.end, end)) if strings else []
+        return Span(self.source, *places[-1].span()) if places else plan
 
 
 class _Edit:
