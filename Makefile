@@ -4,6 +4,8 @@
 # make outside runs the test cases of NumPy, opt_einsum, ONNX and PyTorch, and writes their counts into docs/outside.md
 # make fuzz    draws random programs, schedules and texts for MINUTES (60) from SEED (0); TARGET is cpu, stages, emulator, gpu,
 #              text or all; what fails goes to fuzz-found/
+# make sanitize runs NVIDIA's Compute Sanitizer over the kernels of every example and of FUZZ (32) drawn programs from SEED;
+#              it takes a GPU and the CUDA toolkit
 # make lint    ruff
 # make docs    rewrites the figures and tables of README.md and docs/ from the code and benchmarks/results/
 #
@@ -26,8 +28,9 @@ TEST := $(VENV)/.test$(addprefix -,$(EXTRAS))
 MINUTES ?= 60
 SEED   ?= 0
 TARGET ?= all
+FUZZ   ?= 32
 
-.PHONY: demo test bench fuzz outside lint docs clean
+.PHONY: demo test bench fuzz sanitize outside lint docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(BASE)
@@ -46,6 +49,9 @@ outside: $(TEST)
 
 fuzz: $(TEST)
 	PYTHONPATH=tests $(RUN) -m fuzz --minutes $(MINUTES) --seed $(SEED) --target $(TARGET) $(ARGS)
+
+sanitize: $(TEST)
+	PYTHONPATH=tests $(RUN) -m sanitize --fuzz $(FUZZ) --seed $(SEED) $(ARGS)
 
 lint: $(TEST)
 	$(BIN)/ruff check .

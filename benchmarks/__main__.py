@@ -1,5 +1,5 @@
 """python -m benchmarks cpu|gpu [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
-python -m benchmarks numerics [--json FILE] [--only FUNCTION ...]
+python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...]
 python -m benchmarks docs
 
@@ -36,7 +36,7 @@ def numerics(options: argparse.Namespace) -> int:
 
     facts: dict[str, list[dict]] = {}
     machine, wrong = report.started(), 0
-    for row in suite(options.only):
+    for row in suite(options.only, options.target):
         mine = facts.setdefault(row["target"], [])
         mine.append(row)
         path = options.json and options.json.with_stem(f"{options.json.stem}-{row['target']}")
@@ -52,6 +52,9 @@ def main() -> int:
     parser.add_argument("suite", choices=("cpu", "gpu", "compile", "numerics", "docs"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
+    parser.add_argument(
+        "--target", nargs="*", choices=("cpu", "cuda"), default=[], help="what to measure on (numerics)"
+    )
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu)")
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)

@@ -2,6 +2,7 @@
 
     python -m benchmarks numerics                  on the CPU, and on the GPU where there is one
     python -m benchmarks numerics --only exp sin   some functions
+    python -m benchmarks numerics --target cuda    on the GPU alone
 
 Truth is NumPy at f64 for f16, bf16 and f32; long double for f64, and mpmath where that has no such function. The
 samples of f32 are evenly spaced bit patterns, so every binade has as many, with the neighbourhoods of points where
@@ -10,10 +11,15 @@ functions change: zeros, ones, multiples of pi / 2, limits of overflow, subnorma
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
 import numpy as np
 
 import tilec
-from tilec.dtypes import BF16, F16, F32, F64, DType
+from tilec.calibrate import available_cores
+from tilec.dtypes import BF16, DTYPES, F16, F32, F64, DType
 from tilec.enclosure import ulp
 from tilec.functions import FUNCTIONS, Function
 from tilec.runtime.cuda_driver import device_info
@@ -135,18 +141,23 @@ def bound(function: Function, dtype: DType, target: str) -> float:
     return 0.5 + units * 2.0 ** (dtype.mantissa - F32.mantissa + 1) if units > 0.5 else units and 0.5
 
 
-def suite(only: list[str], count: int = 1 << 21):
-    """Rows for every target of this machine, one after another."""
-    targets = ["cpu", *(["cuda"] if device_info().devices else [])]
-    for target in targets:
-        for function in functions():
-            if only and function.name not in only:
-                continue
-            for dtype in TYPES:
-                try:
-                    yield {"target": target, **measure(function, dtype, target, count)}
-                except Exception as error:  # a row that cannot be measured is told, and the others go on
-                    yield {"target": target, "name": function.name, "type": dtype.name, "error": str(error)}
+def suite(only: list[str], targets: list[str], count: int = 1 << 21) -> Iterator[dict]:
+    """Rows for the targets, or all of this machine's where none is named, in order; several are measured at a time."""
+    targets = targets or ["cpu", *(["cuda"] if device_info().devices else [])]
+    tasks = [
+        (target, function.name, dtype.name, count)
+        for target in targets for function in functions() if not only or function.name in only for dtype in TYPES
+    ]  # fmt: skip
+    with ProcessPoolExecutor(min(16, available_cores()), multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_row, tasks)
+
+
+def _row(task: tuple[str, str, str, int]) -> dict:
+    target, name, dtype, count = task
+    try:
+        return {"target": target, **measure(FUNCTIONS[name], DTYPES[dtype], target, count)}
+    except Exception as error:  # a row that cannot be measured is told, and the others go on
+        return {"target": target, "name": name, "type": dtype, "error": str(error)}
 
 
 def right(row: dict) -> bool:

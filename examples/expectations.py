@@ -127,7 +127,7 @@ class Example:
 
     `sizes` are small and odd, for tests; `bench_sizes` fill a GPU. `draws` makes each input, in the op's
     order. `numpy` takes them at f64 and gives the result or a tuple of them; `torch_eager` does so with torch
-    tensors. `limit` is the error allowed at given sizes.
+    tensors; with `torch_draws` it draws random numbers of its own. `limit` is the error allowed at given sizes.
     """
 
     name: str
@@ -139,6 +139,7 @@ class Example:
     numpy: Callable
     torch_eager: Callable
     limit: Callable[[Sizes], Bound]
+    torch_draws: bool = False
 
     def inputs(self, rng: np.random.Generator, sizes: Sizes | None = None) -> Arrays:
         """Random inputs by name, in the order of the op's parameters."""
@@ -164,10 +165,12 @@ ROWS, BENCH_ROWS = {"M": 7, "N": 37}, {"M": 8192, "N": 8192}
 HEADS, BENCH_HEADS = {"B": 2, "H": 3, "S": 13, "D": 10}, {"B": 4, "H": 16, "S": 4096, "D": 128}
 
 
-def example(name, numpy, torch_eager, limit, draws=X, sizes=ROWS, bench_sizes=BENCH_ROWS, op=None, file=None) -> None:
+def example(
+    name, numpy, torch_eager, limit, draws=X, sizes=ROWS, bench_sizes=BENCH_ROWS, op=None, file=None, **more
+) -> None:
     """Adds an entry; `op` and `file` are for an op and a `.tile` file of another name."""
     path = Path(__file__).with_name(f"{file or name}.tile")
-    EXAMPLES[name] = Example(name, path, op or name, sizes, bench_sizes, draws, numpy, torch_eager, limit)
+    EXAMPLES[name] = Example(name, path, op or name, sizes, bench_sizes, draws, numpy, torch_eager, limit, **more)
 
 
 example("cos_cos", lambda x: np.cos(np.cos(x)), lambda x: x.cos().cos(), lambda z: bound(F32, magnitude=1))
@@ -285,6 +288,7 @@ example(
     {"x": normal("bf16", "M N"), **DROPOUT},
     {"M": 7, "N": 13},
     {"M": 16384, "N": 8192},
+    torch_draws=True,
 )
 example(
     "residual_block",
@@ -301,6 +305,7 @@ example(
     {"M": 7, "N": 13},
     {"M": 16384, "N": 4096},
     file="dropout",
+    torch_draws=True,
 )
 example(
     "embedding",
