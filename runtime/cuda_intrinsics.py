@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _TABLE = {**SCALAR, **ASYNC, **MATRIX, **PACKED}
-_ACCESS = re.compile(rf"(shared_)?(load|store)_({'|'.join(WIDTH)})(?:x(\d+))?(?:_(nc|stream))?")
+_ACCESS = re.compile(rf"(shared_)?(load|store)_({'|'.join(WIDTH)})(?:x(\d+))?(?:_(nc|stream))?(_where)?")
 
 
 def __getattr__(name: str) -> Any:
@@ -66,7 +66,9 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _access(shared: str | None, action: str, dtype: str, count: str | None, hint: str | None) -> Any:
+def _access(shared: str | None, action: str, dtype: str, count: str | None, hint: str | None, where: str | None) -> Any:
+    if where and not (action == "load" and count and hint):
+        raise AttributeError("only loads of vectors that nobody writes take a condition")
     space = "shared" if shared else "global"
     if shared and hint:
         raise AttributeError(f"shared memory accesses have no hint {hint!r}")
@@ -74,4 +76,6 @@ def _access(shared: str | None, action: str, dtype: str, count: str | None, hint
         raise AttributeError("the read-only path has no stores")
     if count is None:
         return (load if action == "load" else store)(dtype, space, hint or "")
-    return (load_vector if action == "load" else store_vector)(dtype, int(count), space, hint or "")
+    if action == "load":
+        return load_vector(dtype, int(count), space, hint or "", bool(where))
+    return store_vector(dtype, int(count), space, hint or "")

@@ -69,21 +69,24 @@ def store(dtype: str, space: str = "global", hint: str = "") -> Any:
 # Vectors
 
 
-def load_vector(dtype: str, count: int, space: str = "global", hint: str = "") -> Any:
+def load_vector(dtype: str, count: int, space: str = "global", hint: str = "", where: bool = False) -> Any:
     """`load_f32x4(array, at, address)` fills `array[at : at + 4]`; `address` is a multiple of the vector's
-    size."""
+    size. `load_f32x4_nc_where(array, at, address, condition)` fills it with zeros where it is not to load."""
     bits, element = WIDTH[dtype], in_array(dtype)
     size = _vector_bytes(dtype, count)
     word = min(size * 8, max(32, bits))
     if space == "shared" and bits < word:  # LLVM would load each element by itself
         hint = "shared"
-    body = [indices("array", "at", count), _load_words("address", size, word, space, hint)]
+    body = [indices("array", "at", count), _load_words("address", size, word, space, hint, where)]
     for j in range(count):
         lane = _lane(f"%word{j * bits // word}", j * bits % word, word, bits, f"e{j}")
         body += [lane, _decode(f"%e{j}", "u8" if dtype == "bool" else dtype, f"v{j}", f"i{bits}")]
     body.append(write("array", element, [f"%v{j}" for j in range(count)]))
     name = f"{'shared_' if space == 'shared' else ''}load_{dtype}x{count}{_suffix(hint if space == 'global' else '')}"
-    return define(name, _vector_parameters(element), None, "\n".join(body))
+    parameters = _vector_parameters(element)
+    if where:
+        name, parameters = f"{name}_where", parameters | {"condition": "bool"}
+    return define(name, parameters, None, "\n".join(body))
 
 
 def store_vector(dtype: str, count: int, space: str = "global", hint: str = "") -> Any:
@@ -128,11 +131,11 @@ def _pointer(address: str, space: str) -> str:
     return f"%pointer = llvm.inttoptr %{address} : i64 to !llvm.ptr<{_SPACE[space]}>"
 
 
-def _load_words(address: str, size: int, word: int, space: str, hint: str) -> str:
+def _load_words(address: str, size: int, word: int, space: str, hint: str, where: bool = False) -> str:
     """`%word0`, ... of `word` bits each, by one access of `size` bytes."""
     count = size * 8 // word
     if hint:
-        return _load_words_asm(address, count, word, hint)
+        return _load_words_asm(address, count, word, hint, where)
     kind = _word(word) if count == 1 else f"vector<{count}x{_word(word)}>"
     lines = [_pointer(address, space)]
     target = "%word0" if count == 1 else "%words"
@@ -143,18 +146,23 @@ def _load_words(address: str, size: int, word: int, space: str, hint: str) -> st
     return "\n".join(lines)
 
 
-def _load_words_asm(address: str, count: int, word: int, hint: str) -> str:
+def _load_words_asm(address: str, count: int, word: int, hint: str, where: bool) -> str:
     kind = {"nc": "global.nc", "stream": "global.nc.L1::no_allocate", "shared": "shared"}[hint]
     letter = {8: "h", 16: "h", 32: "r", 64: "l"}[word]
     vector = f".v{count}" if count > 1 else ""
     targets = ", ".join(f"${j}" for j in range(count))
     text = f"ld.{kind}{vector}.{'u' if word == 8 else 'b'}{word} "
     text += (f"{{{targets}}}" if count > 1 else targets) + f", [${count}];"
-    loaded = asm(text, letter * count, [("l", f"%{address}")], pure=hint != "shared")
-    lines = [f"%loaded = {loaded}"]
+    lines, sources = [], [("l", f"%{address}")]
+    if where:  # zeros come behind the load, so that it may use their registers for its address
+        moves = "".join(f"\n@!p mov.b{max(16, word)} ${j}, 0;" for j in range(count))
+        text = f"{{\n.reg .pred p;\nsetp.ne.b32 p, ${count + 1}, 0;\n@p {text}{moves}\n}}"
+        lines, sources = ["%wanted = arith.extui %condition : i1 to i32"], [*sources, ("r", "%wanted")]
+    loaded = asm(text, letter * count, sources, pure=hint != "shared")
+    lines.append(f"%loaded = {loaded}")
     if word == 8:  # PTX has no byte registers
-        return f"{lines[0]}\n%word0 = arith.trunci %loaded : i16 to i8"
-    return f"{lines[0]}\n{extract('%loaded', letter * count, 'word')}"
+        return "\n".join([*lines, "%word0 = arith.trunci %loaded : i16 to i8"])
+    return "\n".join([*lines, extract("%loaded", letter * count, "word")])
 
 
 def _store_words(address: str, words: list[str], word: int, space: str, hint: str) -> str:

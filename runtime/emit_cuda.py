@@ -24,8 +24,9 @@ from tilec.runtime.emit import NARROW, Memory, has_flag
 from tilec.runtime.emit_cpu import strides_of
 from tilec.runtime.emit_cuda_async import async_operation
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
+from tilec.runtime.emit_cuda_threads import thread_operation
 from tilec.runtime.emit_cuda_unroll import UnrollPrinter
-from tilec.runtime.emit_cuda_uses import is_read_as_scalar, is_unchanged, stored_arguments
+from tilec.runtime.emit_cuda_uses import guarded_loads, is_read_as_scalar, is_unchanged, stored_arguments
 from tilec.runtime.emit_index import plus, times
 from tilec.runtime.program import Emitted, KernelSource, TensorMap
 from tilec.runtime.steps import read_steps
@@ -72,6 +73,7 @@ class _CudaPrinter(UnrollPrinter):
         self.definitions: dict[str, str] = {}
         self.maps: dict[str, TensorMap] = {}
         self.parameters: list[str] = []
+        self.guard: str | None = None  # under which loads are printed
         self.phases: dict[str, str] = {}  # of each tag, the variable with the parity of its rounds
 
     def kernel(self, function: ir.Operation) -> KernelSource:
@@ -161,20 +163,12 @@ class _CudaPrinter(UnrollPrinter):
 
     def backend_operation(self, op: ir.Operation) -> None:
         match op.name:
-            case _ if async_operation(self, op):
+            case _ if thread_operation(self, op) or async_operation(self, op):
                 pass
             case "memref.alloca":
                 self.pending[op] = _location_name(op.location) or "v"
             case "memref.alloc":
                 self.allocate_shared(op)
-            case "gpu.thread_id" | "gpu.block_id":
-                name = "thread" if op.name == "gpu.thread_id" else "block"
-                self.line(f"{name} = {self.use('i64')}({self.use('u32')}({self.use('cuda')}.{name}Idx.x))")
-                self.text[op.results[0]] = name
-            case "gpu.barrier":
-                self.line(f"{self.use('cuda')}.syncthreads()")
-            case "gpu.shuffle":
-                self.shuffle(op)
             case "vector.load":
                 self.vectors[op.results[0]] = self.address(op.operands[0], list(op.operands)[1:])
             case "vector.store":
@@ -186,13 +180,16 @@ class _CudaPrinter(UnrollPrinter):
             case _:
                 super().backend_operation(op)
 
-    def shuffle(self, op: ir.Operation) -> None:
-        value, lane = op.operands[0], op.operands[1]
-        mode = str(op.attributes["mode"]).split()[-1].strip(">").replace("idx", "index")
-        known = mlir.constant_value(lane)
-        distance = f"{self.use('i32')}({self.expr(lane)})" if known is None else str(known)
-        text = f"{self.use(f'shuffle_{mode}_{value.type}')}({self.expr(value)}, {distance})"
-        self.bind(op.results[0], text, "other")  # never inside another expression: all lanes must get here
+    def branch(self, op: ir.Operation) -> None:
+        """Loads of vectors into registers are predicated: a branch around each would have it wait for the last."""
+        loads = [(self.memory.get(source), self.memory.get(target)) for source, target in guarded_loads(op)]
+        if not loads or not all(s and s.space == "global" and s.base not in self.written
+                                and t and t.space in ("array", "halves") for s, t in loads):  # fmt: skip
+            super().branch(op)
+            return
+        self.guard = self.expr(op.operands[0])
+        self.block(op.regions[0].blocks[0])
+        self.guard = None
 
     def check(self, op: ir.Operation) -> None:
         """A failed check leaves its number in the word at `errors`; the launch raises the error."""
@@ -301,7 +298,8 @@ class _CudaPrinter(UnrollPrinter):
         if array.space == "halves" and memory.space == "shared":
             self.line(f"{self.use(f'load_words_{count // 2}')}({array.base}, {slot}, {_bytes(memory, at)})")
             return
-        self.line(f"{self.use(f'{action}_{kind}{hint}')}({array.base}, {slot}, {_bytes(memory, at)})")
+        where, condition = ("", "") if self.guard is None else ("_where", f", {self.guard}")
+        self.line(f"{self.use(f'{action}_{kind}{hint}{where}')}({array.base}, {slot}, {_bytes(memory, at)}{condition})")
 
     # ---- expressions -------------------------------------------------------------------------------------------------
 

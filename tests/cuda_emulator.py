@@ -17,7 +17,7 @@ import numpy as np
 
 from tilec.dtypes import DTYPES
 
-ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(?:nc|stream))?$")
+ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(?:nc|stream))?(?:_where)?$")
 SHARED = 1 << 40
 RESIDENT = 2  # blocks, or clusters, that run at a time: few, so that they go on to further tiles
 NUMPY = {
@@ -151,8 +151,8 @@ class Intrinsics(ModuleType):
         def store(address, value):
             cells(address)[0] = value
 
-        def load_vector(array, at, address):
-            array[at : at + int(count)] = cells(address, int(count))
+        def load_vector(array, at, address, condition=True):
+            array[at : at + int(count)] = cells(address, int(count)) if condition else 0
 
         def store_vector(array, at, address):
             cells(address, int(count))[:] = array[at : at + int(count)].astype(kind)

@@ -67,23 +67,25 @@ def test_vector_access(dtype, size):
     array = {"f": "float", "i": "int", "u": "uint"}[element[0]] + element[1:]
     names = [f"{s}{a}_{v}" for s in ("", "shared_") for a in ("load", "store")]
     body = f"""
-a = cuda.local.array({3 * count}, {array})
+a = cuda.local.array({4 * count}, {array})
 load_{v}(a, 0, x + tid * {size})
 load_{v}_nc(a, {count}, x + 4096 + tid * {size})
 load_{v}_stream(a, {2 * count}, x + 8192 + tid * {size})
+load_{v}_nc_where(a, {3 * count}, x + 12288 + tid * {size}, tid < n)
 shared_store_{v}(a, 0, base + tid * {size})
 barrier()
 shared_load_{v}(a, 0, base + (tid ^ 1) * {size})
 for i in range({count}):
-    a[i] = a[i] + a[i + {count}]
+    a[i] = a[i] + a[i + {count}] + a[i + {3 * count}]
 store_{v}(a, 0, y + tid * {size})
 store_{v}_stream(a, {2 * count}, y + 4096 + tid * {size})
 """
-    names += [f"load_{v}_nc", f"load_{v}_stream", f"store_{v}_stream", "barrier", array]
+    names += [f"load_{v}_nc", f"load_{v}_nc_where", f"load_{v}_stream", f"store_{v}_stream", "barrier", array]
     cubin = check(kernel(SHARED + body, *names), ("sm_80", "sm_90a"))
     whole = {4: r"b32", 8: ("v2.b32", "b64"), 16: ("v4.b32", "v2.b64")}[size]
     expected = [f"ld.global.nc.{w}" for w in ([whole] if isinstance(whole, str) else whole)]
     assert any(e in cubin.ptx for e in expected), "not one access"
+    assert any(f"@p {e}" in cubin.ptx for e in expected), "not predicated"
 
 
 @pytest.mark.parametrize("function", [*cuda_scalar._LIBDEVICE, *cuda_scalar._LIBDEVICE_2])

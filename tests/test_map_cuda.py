@@ -10,6 +10,7 @@ import pytest
 from conftest import assert_close
 from expectations import EXAMPLES
 
+import tilec
 from tilec import mlir, plan_cuda
 from tilec.driver import lower
 from tilec.dsl.build import build
@@ -18,6 +19,7 @@ from tilec.dsl.specialise import specialise
 from tilec.dtypes import from_numpy
 from tilec.evaluate import read_source, reference
 from tilec.mlir import ir
+from tilec.runtime.cuda_cubins import program_cubins
 from tilec.target import load
 
 ALL = [pytest.param(example, id=name) for name, example in EXAMPLES.items()]
@@ -148,3 +150,13 @@ def test_mapped_ir_is_valid_and_can_be_read_back(example, rng):
             module = mlir.parse(result.texts[stage])
             assert module.operation.verify()
             assert mlir.text(module) == mlir.text(mlir.parse(mlir.text(module)))
+
+
+def test_rows_that_end_within_a_step_branch_there_only():
+    """The last of a thread's loads may be outside: none waits for another, and the sums of the others have no branch."""
+    source = "op f(x: f32[M, N]) -> (s: f32[M]) { s[i] = sum[j](x[i, j] * x[i, j]) }"
+    op = tilec.compile(source, target="sm_90a", sizes={"M": 100_003, "N": 500})
+    steps = op.plan.kernels[0].options["steps"][1]
+    (ptx,) = [c.ptx for c in program_cubins(op._last.emitted, "sm_90a", {}).values()]
+    assert steps > 2 and ptx.count("@p ld.global") == steps
+    assert sum("bra" in line.replace("\t", " ").split() for line in ptx.splitlines()) <= 3

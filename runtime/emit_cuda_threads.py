@@ -1,0 +1,45 @@
+"""emit, for CUDA: which thread this is, and what threads of a block or a warp do together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilec import mlir
+from tilec.mlir import ir
+
+if TYPE_CHECKING:
+    from tilec.runtime.emit_cuda import _CudaPrinter
+
+
+def thread_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
+    """Prints one of these operations; false for others."""
+    match op.name:
+        case "gpu.thread_id" | "gpu.block_id":
+            _place(printer, op)
+        case "gpu.barrier":
+            printer.line(f"{printer.use('cuda')}.syncthreads()")
+        case "gpu.shuffle":
+            _shuffle(printer, op)
+        case _:
+            return False
+    return True
+
+
+def _place(printer: _CudaPrinter, op: ir.Operation) -> None:
+    """A thread's number in the bits that it has: LLVM then knows which guards always hold."""
+    name = "thread" if op.name == "gpu.thread_id" else "block"
+    text = f"{printer.use('u32')}({printer.use('cuda')}.{name}Idx.x)"
+    if name == "thread":
+        bits = (printer.grid[op.name] - 1).bit_length()
+        text += f" & {printer.use('u32')}({(1 << bits) - 1})"
+    printer.line(f"{name} = {printer.use('i64')}({text})")
+    printer.text[op.results[0]] = name
+
+
+def _shuffle(printer: _CudaPrinter, op: ir.Operation) -> None:
+    value, lane = op.operands[0], op.operands[1]
+    mode = str(op.attributes["mode"]).split()[-1].strip(">").replace("idx", "index")
+    known = mlir.constant_value(lane)
+    distance = f"{printer.use('i32')}({printer.expr(lane)})" if known is None else str(known)
+    text = f"{printer.use(f'shuffle_{mode}_{value.type}')}({printer.expr(value)}, {distance})"
+    printer.bind(op.results[0], text, "other")  # never inside another expression: all lanes must get here
