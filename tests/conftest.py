@@ -48,27 +48,73 @@ def rng(request) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
-def assert_within(source, inputs, results, op=None, sizes=None, kind=None) -> None:
-    """The results of a program are what it may compute on these inputs (an array, or the outputs in order).
+def from_torch(tensor) -> np.ndarray:
+    """A tensor's array, of types that NumPy has not, too."""
+    import torch
 
-    `source` is what `tilec.compile` takes; `inputs` are arrays in the op's order, or by name.
+    from tilec.dtypes import DTYPES
+
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).cpu().numpy().view(DTYPES["bf16"].numpy)
+    return tensor.cpu().numpy()
+
+
+def to_gpu(array: np.ndarray):
+    """The array as PyTorch's, on the GPU."""
+    torch = pytest.importorskip("torch")
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).cuda()
+    return torch.from_numpy(array).cuda()
+
+
+OTHER_ORDER = Bound(rtol=1e-12, atol=1e-12)
+"""What two ways of computing the same at f64 may differ by: NumPy by hand and the reference. No compiled code is held to it."""
+
+
+def as_list(results) -> list:
+    return list(results) if isinstance(results, tuple | list) else [results]
+
+
+class Within:
+    """What the results of a program may be on these inputs: called with them, it asserts that they are.
+
+    `source` is what `tilec.compile` takes; `inputs` are arrays in the op's order, or by name. `expected` is the same
+    by hand, in NumPy at f64: what the program means must be that.
     """
-    from tilec.api import read_source
-    from tilec.dsl.parse import parse
-    from tilec.dsl.specialise import choose_op, specialise
-    from tilec.dtypes import from_numpy
-    from tilec.error_bounds import compare
 
-    program = parse(read_source(source))
-    names = [t.name for t in choose_op(program, op).inputs]
-    given = {n: np.asarray(inputs[n]) for n in names} if isinstance(inputs, dict) else dict(zip(names, inputs))
-    special = specialise(program, op, [(from_numpy(a.dtype), a.shape) for a in given.values()], sizes)
-    results = [np.asarray(r) for r in (results if isinstance(results, tuple | list) else [results])]
-    for tensor, found in zip(special.outputs, results, strict=True):
-        assert found.dtype == tensor.dtype.numpy, f"{found.dtype} where `{tensor.name}` is {tensor.dtype}"
-    named = dict(zip([t.name for t in special.outputs], results))
-    for name, found in compare(special, given, named, kind).items():
-        assert found.within, f"{name}: {found}"
+    def __init__(self, source, inputs, op=None, sizes=None, kind=None, expected=None):
+        from tilec.api import read_source
+        from tilec.dsl.parse import parse
+        from tilec.dsl.specialise import choose_op, specialise
+        from tilec.dtypes import from_numpy
+        from tilec.error_bounds import enclose
+        from tilec.evaluate import evaluate
+
+        program = parse(read_source(source))
+        names = [t.name for t in choose_op(program, op).inputs]
+        given = inputs if isinstance(inputs, dict) else dict(zip(names, inputs, strict=True))
+        given = {n: np.asarray(given[n], np.float32 if type(given[n]) is float else None) for n in names}
+        special = specialise(program, op, [(from_numpy(a.dtype), a.shape) for a in given.values()], sizes)
+        self.outputs, self.allowed = special.outputs, enclose(special, given, kind)
+        if expected is not None:
+            meant = evaluate(special, given)
+            for tensor, value in zip(special.outputs, as_list(expected), strict=True):
+                assert_close(meant[tensor.name], value, OTHER_ORDER)
+
+    def __call__(self, results) -> None:
+        """Of an array, or the outputs in order, or by name."""
+        from tilec.error_bounds import compare_array
+
+        results = list(results.values()) if isinstance(results, dict) else as_list(results)
+        for tensor, found in zip(self.outputs, map(np.asarray, results), strict=True):
+            assert found.dtype == tensor.dtype.numpy, f"{found.dtype} where `{tensor.name}` is {tensor.dtype}"
+            comparison = compare_array(found, self.allowed[tensor.name])
+            assert comparison.within, f"{tensor.name}: {comparison}"
+
+
+def assert_within(source, inputs, results, op=None, sizes=None, kind=None, expected=None) -> None:
+    """The results of a program are what it may compute on these inputs: see `Within`."""
+    Within(source, inputs, op, sizes, kind, expected)(results)
 
 
 def assert_close(actual, expected, bound: Bound = EXACT) -> None:
@@ -82,10 +128,10 @@ def assert_close(actual, expected, bound: Bound = EXACT) -> None:
         assert actual.dtype.kind in "iub", f"{actual.dtype} where {expected.dtype} was expected"
         np.testing.assert_array_equal(actual, expected)
         return
-    actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     if actual.size == 0:
         return
     with np.errstate(invalid="ignore"):
+        actual, expected = actual.astype(np.float64), expected.astype(np.float64)
         error = np.abs(actual - expected)
         allowed = bound.rtol * np.abs(expected) + bound.atol
     same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))

@@ -6,12 +6,11 @@ import math
 
 import numpy as np
 from by_numpy import np_erf
-from expectations import Bound
+from conftest import assert_within
 
 import tilec
 
 nan, inf = np.nan, np.inf
-F32 = Bound(rtol=1e-5, atol=1e-5)
 FLOATS = ["f8e4m3", "f8e5m2", "f16", "bf16", "f32", "f64"]
 SIGNED, UNSIGNED = ["i8", "i16", "i32", "i64"], ["u8", "u16", "u32", "u64"]
 
@@ -20,8 +19,11 @@ def compiled(program: str, **options) -> tilec.Op:
     return tilec.compile(program, target="cpu", **options)
 
 
-def run(program: str, *arrays, **options):
-    return compiled(program, **options)(*arrays)
+def run(program: str, *arrays, expected=None, **options):
+    """Compiles and calls; the results are within the program's error bounds, and what it means is `expected` by hand."""
+    results = compiled(program, **options)(*arrays)
+    assert_within(program, arrays, results, options.get("op"), options.get("sizes"), "cpu", expected)
+    return results
 
 
 def full(statement: str) -> str:

@@ -6,11 +6,10 @@ import importlib.util
 
 import numpy as np
 import pytest
-from conftest import assert_within
+from conftest import as_list, assert_within, from_torch, to_gpu
 from expectations import EXAMPLES, Example, Sizes
 
 import tilec
-from tilec.dtypes import DTYPES
 
 SHAPES = {
     # Given to an example's sizes in their order, again from the first where there are more sizes.
@@ -84,10 +83,6 @@ def sizes_of(example: Example, shape: str) -> Sizes:
 
 def compiled(example: Example, target: str = "cpu") -> tilec.Op:
     return tilec.compile(example.path, op=example.op, target=target)
-
-
-def as_list(result) -> list:
-    return list(result) if isinstance(result, tuple) else [result]
 
 
 def poisoned(op: tilec.Op, results: list[np.ndarray]) -> list[np.ndarray]:
@@ -176,33 +171,19 @@ def test_compiles_for_gpus_without_spills(name, target, sizes):
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-def _to_torch(array: np.ndarray):
-    torch = pytest.importorskip("torch")
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).cuda()
-    return torch.from_numpy(array).cuda()
-
-
-def _from_torch(tensor) -> np.ndarray:
-    torch = pytest.importorskip("torch")
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).cpu().numpy().view(DTYPES["bf16"].numpy)
-    return tensor.cpu().numpy()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("example, shape", CPU)
 def test_on_a_gpu(example, shape, rng):
     sizes = sizes_of(example, shape)
     inputs = example.inputs(rng, sizes)
-    arrays = [_to_torch(a) for a in inputs.values()]
+    arrays = [to_gpu(a) for a in inputs.values()]
     op = tilec.compile(example.path, op=example.op)
     results = as_list(op(*arrays))
     again = as_list(op(*arrays))
-    assert_within(example.path, inputs, [_from_torch(r) for r in results], example.op, kind="cuda")
+    assert_within(example.path, inputs, [from_torch(r) for r in results], example.op, kind="cuda")
     for result, other in zip(results, again, strict=True):
         assert result.is_cuda
-        assert _from_torch(result).tobytes() == _from_torch(other).tobytes(), "two runs, two results"
+        assert from_torch(result).tobytes() == from_torch(other).tobytes(), "two runs, two results"
 
 
 @pytest.mark.gpu
@@ -210,8 +191,8 @@ def test_on_a_gpu(example, shape, rng):
 def test_large_on_a_gpu(name, rng):
     example = EXAMPLES[name]
     inputs = example.inputs(rng, LARGE[name])
-    results = as_list(tilec.compile(example.path, op=example.op)(*(_to_torch(a) for a in inputs.values())))
-    assert_within(example.path, inputs, [_from_torch(r) for r in results], example.op, kind="cuda")
+    results = as_list(tilec.compile(example.path, op=example.op)(*(to_gpu(a) for a in inputs.values())))
+    assert_within(example.path, inputs, [from_torch(r) for r in results], example.op, kind="cuda")
 
 
 @pytest.mark.gpu

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import ml_dtypes
 import numpy as np
 import pytest
-from conftest import assert_close
-from construct_cases import F32, compiled, f32, full, nan, run
+from conftest import assert_close, assert_within, from_torch
+from construct_cases import compiled, f32, full, nan, run
 
 from tilec import CallError
 
@@ -35,8 +34,7 @@ def test_out_is_written_whatever_was_in_it(rng):
     out = (np.full_like(x, nan), np.full(37, nan, np.float32))
     result = compiled(NORM)(x, out=out)
     assert result[0] is out[0] and result[1] is out[1]
-    assert_close(out[1], x.astype(np.float64).sum(1), F32)
-    assert_close(out[0] * out[1][:, None], x, F32)
+    assert_within(NORM, [x], out, kind="cpu")
 
 
 def test_strided_reversed_and_read_only_arrays(rng):
@@ -139,22 +137,14 @@ def test_first_calls_by_many_threads_build_once(rng):
     assert all((r == f32(3, 6)).all() for r in results) and "compiled for 1 set of arguments" in repr(op)
 
 
-def test_the_same_bits_on_every_run(rng):
-    x = rng.standard_normal((513, 777)).astype(np.float32)
-    op = compiled("y[i] = sum[j](x[i, j]); z[j] = sum[i](x[i, j]); t = sum[i, j](x[i, j])")
-    first = [r.tobytes() for r in op(x)]
-    assert all([r.tobytes() for r in op(x)] == first for _ in range(5))
-    assert [
-        r.tobytes() for r in compiled("y[i] = sum[j](x[i, j]); z[j] = sum[i](x[i, j]); t = sum[i, j](x[i, j])")(x)
-    ] == first
-
-
 def test_torch_tensors(rng):
     torch = pytest.importorskip("torch")
-    op = compiled("op f(x: bf16[M, N]) -> (y: bf16[M, N]) { y[i, j] = softmax[j](x[i, j]) }")
+    program = "op f(x: bf16[M, N]) -> (y: bf16[M, N]) { y[i, j] = softmax[j](x[i, j]) }"
+    op = compiled(program)
     x = torch.from_numpy(rng.standard_normal((7, 33)).astype(np.float32)).to(torch.bfloat16)
     y = op(x)
     assert isinstance(y, torch.Tensor) and y.dtype == torch.bfloat16
-    torch.testing.assert_close(y, x.float().softmax(-1).to(torch.bfloat16))
-    torch.testing.assert_close(op(x.t()), x.float().t().softmax(-1).to(torch.bfloat16))
-    assert isinstance(op(x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)), np.ndarray)
+    for given in (x, x.t()):
+        array = from_torch(given)
+        assert_within(program, [array], from_torch(op(given)), kind="cpu")
+        assert isinstance(op(array), np.ndarray)

@@ -1,15 +1,10 @@
-"""Contractions on the CPU from packed panels: results within a bound for many forms, the plan's choice, the
-staged IR.
-
-The bound is that of a sum of k products in any order, each operation rounded once: |error| <= (k + 2) u
-|A| |B| (Higham, "Accuracy and stability of numerical algorithms", section 3.1), and a rounding of the result.
-"""
-
-import itertools
+"""Contractions on the CPU from packed panels: results within bounds for many forms, the plan's choice, the staged IR."""
 
 import ml_dtypes
 import numpy as np
 import pytest
+from by_numpy import np_conv2d
+from conftest import assert_within
 
 import tilec
 from tilec import mlir, plan_cpu_contraction
@@ -44,13 +39,6 @@ def has_panels(op) -> bool:
     return any("fma_f" in k.source for k in op.kernels)
 
 
-def assert_within(got, want, size, k: int, unit: float = 2.0**-24, rounded: float = 0.0) -> None:
-    """`size` is the same contraction of absolute values, so the largest that partial sums can be."""
-    allowed = (k + 2) * unit * size + rounded * np.abs(want)
-    assert np.asarray(got).shape == want.shape
-    assert (np.abs(np.asarray(got, np.float64) - want) <= allowed).all()
-
-
 SHAPES = [
     (0, 5, 7), (5, 0, 7), (5, 7, 0), (1, 1, 1), (1, 40, 3), (40, 1, 3), (7, 31, 13), (8, 32, 64), (9, 33, 65),
     (15, 63, 1), (97, 101, 103), (128, 256, 511), (130, 258, 513),
@@ -60,9 +48,8 @@ SHAPES = [
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_matmul(m, n, k, rng, compiled, always):
     a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
-    wide = a.astype(np.float64), b.astype(np.float64)
     op = compiled(MATMUL)
-    assert_within(op(a, b), wide[0] @ wide[1], abs(wide[0]) @ abs(wide[1]), k)
+    assert_within(MATMUL, [a, b], op(a, b), kind="cpu", expected=a.astype(np.float64) @ b)
     np.testing.assert_array_equal(op(a, b), op(a, b))  # the order of sums is fixed
     assert has_panels(op) == (m > 1 and n > 1 and k > 0)  # a vector has nothing to reuse
 
@@ -113,9 +100,7 @@ def test_forms(name, rng, compiled, always):
     inputs = [rng.standard_normal(s).astype(TYPES[type_]) for s in shapes]
     wide = [x.astype(np.float64) for x in inputs]
     op = compiled(text)
-    unit, rounded = (2.0**-53, 0) if type_ == "f64" else (2.0**-24, 2.0**-8 if type_ == "bf16" else 0)
-    k = np.prod([extent for d, extent in zip(einsum, shapes[0]) if d not in einsum.split("->")[1]])
-    assert_within(op(*inputs), np.einsum(einsum, *wide), np.einsum(einsum, *map(abs, wide)), k, unit, rounded)
+    assert_within(text, inputs, op(*inputs), kind="cpu", expected=np.einsum(einsum, *wide))
     assert has_panels(op)
 
 
@@ -128,11 +113,9 @@ def test_prologue_gather_and_epilogue(rng, compiled, always):
     t, g, w, b = (rng.standard_normal(s, np.float32) for s in ((9, 70), (70,), (70, 53), (53,)))
     i = rng.integers(0, 9, 45).astype(np.int32)
     op = compiled(text)
-    c, d = op(t, i, g, w, b)
-    left = t.astype(np.float64)[i] * g + 1
-    want, size = left @ w, (abs(t.astype(np.float64)[i] * g) + 1) @ abs(w)
-    assert_within(c, want, size, 74)
-    assert_within(d, np.maximum(want + b, 0), size + abs(b), 74)
+    inputs = [t, i, g, w, b]
+    want = (t.astype(np.float64)[i] * g + 1) @ w
+    assert_within(text, inputs, op(*inputs), kind="cpu", expected=(want, np.maximum(want + b, 0)))
     assert has_panels(op)
 
 
@@ -142,14 +125,9 @@ def test_convolution_is_packed_as_im2col(h, w, c, k, rng, compiled, always):
         y[n, k, h, w] = sum[c, r, s](pad(x[n, c, h + r - R // 2, w + s - S // 2], 0) * f[k, c, r, s])
     }"""
     x, f = rng.standard_normal((2, c, h, w), np.float32), rng.standard_normal((k, c, 3, 5), np.float32)
-    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (2, 2)))
-    want, size = np.zeros((2, k, h, w)), np.zeros((2, k, h, w))
-    for r, s in itertools.product(range(3), range(5)):
-        part, tap = padded[:, :, r : r + h, s : s + w], f[:, :, r, s].astype(np.float64)
-        want += np.einsum("nchw,kc->nkhw", part, tap)
-        size += np.einsum("nchw,kc->nkhw", abs(part), abs(tap))
     op = compiled(text)
-    assert_within(op(x, f), want, size, c * 15)
+    expected = np_conv2d(x.astype(np.float64), f.astype(np.float64))
+    assert_within(text, [x, f], op(x, f), kind="cpu", expected=expected)
     assert has_panels(op)
 
 

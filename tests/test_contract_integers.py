@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import test_contract_cuda as T
-from cuda_emulator import run
-from cuda_matrix_emulator import MatrixIntrinsics
 
 import tilec
 from tilec.dtypes import DTYPES
@@ -24,8 +22,7 @@ def test_products_of_integers(kind, turned, sizes, monkeypatch):
     low, high = (0, 255) if kind == "u8" else (-128, 127)
     shapes = [[s.value for s in t.shape] for t in specialised.inputs]
     inputs = [random.integers(low, high, s, endpoint=True).astype(DTYPES[kind].numpy) for s in shapes]
-    output = np.zeros((sizes["M"], sizes["N"]), np.int32)
-    run(result.emitted, inputs, [output], MatrixIntrinsics)
+    (output,) = T.emulated(specialised, result, inputs)
     a, b = (x.astype(np.int32) for x in inputs)
     np.testing.assert_array_equal(output, a @ (b.T if turned else b))
 

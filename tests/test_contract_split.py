@@ -1,10 +1,8 @@
 """Contractions with few results: parts of k that many blocks compute, vectors, a few rows."""
 
-import numpy as np
 import pytest
 import test_contract_cuda as T
-from cuda_emulator import run
-from cuda_matrix_emulator import MatrixIntrinsics
+from conftest import assert_within
 
 from tilec import plan, splitting
 
@@ -15,15 +13,12 @@ def test_parts_of_k(kind, tile, monkeypatch):
     monkeypatch.setattr(splitting, "SAVING", 100.0)
     monkeypatch.setattr(plan, "_whole_if_faster", lambda split, whole: split)
     sizes = {"M": 20, "N": 40, "K": 256}
-    expected = {"bf16": 2e-2, "f32": 1e-5}[kind]
-    specialised, result = T.lowered(T.MATMUL.format(t=kind, o=kind), sizes, "h200", tile, monkeypatch)
+    text = T.MATMUL.format(t=kind, o=kind)
+    specialised, result = T.lowered(text, sizes, "h200", tile, monkeypatch)
     partial, combined = result.plan.kernels
     assert partial.options["instruction"] == tile[0] and "instruction" not in combined.options
     inputs = T.arrays(specialised)
-    output = np.zeros((20, 40), inputs[0].dtype)
-    run(result.emitted, inputs, [output], MatrixIntrinsics)
-    exact = np.matmul(*(a.astype(np.float64) for a in inputs))
-    assert np.abs(output.astype(np.float64) - exact).max() < expected * np.abs(exact).max()
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
 
 
 def test_parts_where_the_machine_would_idle():
@@ -38,10 +33,8 @@ def test_parts_where_the_machine_would_idle():
 @pytest.mark.parametrize("sizes", [{"M": 1, "N": 40, "K": 72}, {"M": 40, "N": 1, "K": 72}])
 def test_a_vector_is_no_contraction(sizes):
     """Each element of the matrix is used once: there is nothing for tiles to reuse."""
-    specialised, result = T.lowered(T.MATMUL.format(t="f32", o="f32"), sizes, "h200")
+    text = T.MATMUL.format(t="f32", o="f32")
+    specialised, result = T.lowered(text, sizes, "h200")
     assert not any("instruction" in k.options for k in result.plan.kernels)
     inputs = T.arrays(specialised)
-    output = np.zeros((sizes["M"], sizes["N"]), np.float32)
-    run(result.emitted, inputs, [output], MatrixIntrinsics)
-    exact = np.matmul(*(a.astype(np.float64) for a in inputs))
-    assert np.abs(output - exact).max() < 1e-5 * np.abs(exact).max()
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")

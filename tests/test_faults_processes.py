@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import assert_within
 
 import tilec
 from tilec.runtime import cache
@@ -96,7 +97,7 @@ def test_threads_that_meet_in_the_first_call():
     for thread in threads:
         thread.join()
     assert len(found) == 8 and len({y.tobytes() for y in found}) == 1
-    np.testing.assert_allclose(found[0], np.cumsum(x.astype(np.float64) * 7.25), rtol=1e-5)
+    assert_within(program, [x], found[0], kind="cpu", expected=np.cumsum(x.astype(np.float64) * 7.25))
 
 
 FORKED = """

@@ -3,6 +3,7 @@
 import cuda_emulator
 import numpy as np
 import pytest
+from conftest import assert_within
 from test_map_cuda import lowered
 
 GATHERS = {  # program, the same in NumPy, whether the loads are wide at D = 24
@@ -32,7 +33,6 @@ def test_gathers(name, width, kind, rng):
     (out,) = [np.zeros([s.value for s in t.shape], t.dtype.numpy) for t in special.outputs]
     failed = cuda_emulator.run(result.emitted, list(inputs.values()), [out])
     assert not any(failed)
-    exact = expected(inputs["i"], inputs["t"].astype(np.float64))
-    np.testing.assert_allclose(out.astype(np.float64), exact, rtol=1e-6 if kind == "f32" else 1e-2)
+    assert_within(text, inputs, out, kind="cuda", expected=expected(inputs["i"], inputs["t"].astype(np.float64)))
     moved = f"load_{kind}x{16 // DTYPES[kind].bytes}_nc(t"
     assert (moved in result.emitted.module) == (wide and width == 24)

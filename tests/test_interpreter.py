@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import construct_cases
 import ml_dtypes
 import numpy as np
 import pytest
 import test_compiled_examples
-from conftest import assert_close
-from expectations import EXAMPLES, Bound
+from conftest import Within, assert_within
+from expectations import EXAMPLES
 
 import tilec
 from tilec import mlir
@@ -176,19 +174,23 @@ def test_fused_multiply_add(rng):
 # ---- all programs, at all stages -------------------------------------------------------------------------------------
 
 
+def check_stages(found: dict[str, str], inputs, within: Within, target: str) -> None:
+    for stage, text in found.items():
+        try:
+            within(interpret(text, inputs))
+        except AssertionError as error:
+            raise AssertionError(f"after {stage} for {target}: {error}") from error
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name, rng):
     example = EXAMPLES[name]
     inputs = example.inputs(rng)
-    expected, seen = example.expected(inputs), set()
+    within, seen = Within(example.path, inputs, example.op), set()
     for target in TARGETS:
-        for stage, text in of_one_meaning(texts(example.path, example.op, inputs.values(), target), seen).items():
-            results = interpret(text, inputs)
-            for result, value in zip(results.values(), expected, strict=True):
-                try:
-                    assert_close(result, value, example.bound())
-                except AssertionError as error:
-                    raise AssertionError(f"after {stage} for {target}: {error}") from error
+        check_stages(
+            of_one_meaning(texts(example.path, example.op, inputs.values(), target), seen), inputs, within, target
+        )
 
 
 @pytest.mark.parametrize("name", test_compiled_examples.NOTHING)
@@ -198,8 +200,7 @@ def test_examples_of_nothing(name, rng):
     for size in test_compiled_examples.NOTHING[name]:
         inputs = example.inputs(rng, {**example.sizes, size: 0})
         text = texts(example.path, example.op, inputs.values(), "sm_90a")["map"]
-        for result, value in zip(interpret(text, inputs).values(), example.expected(inputs), strict=True):
-            assert_close(result, value, example.bound())
+        assert_within(example.path, inputs, interpret(text, inputs), example.op, kind="cuda")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -210,7 +211,8 @@ def test_a_factor_that_is_constant(target, rng):
         y[i, j] = sum[k](z[i, k] * b[k, j])
     }"""
     found = tilec.interpret(source, "map", b, target=target)
-    np.testing.assert_allclose(found, np.broadcast_to(2 * b.sum(0), (16, 24)), rtol=1e-5, atol=1e-5)
+    expected = np.broadcast_to(2 * b.sum(0, dtype=np.float64), (16, 24))
+    assert_within(source, [b], found, expected=expected)
 
 
 def check_construct(name: str, size: str, rng, targets) -> None:
@@ -221,16 +223,12 @@ def check_construct(name: str, size: str, rng, targets) -> None:
     if expected is None:
         pytest.skip("NumPy has no value for this size")
     given = {n: z[n] for n in construct_cases.GIVEN.get(name, "")}
-    bound, seen = Bound(rtol=1e-5, atol=1e-5 * max(1, math.sqrt(z["N"] * max(z["M"], 1)))), set()
+    op = "f" if program.count("op ") > 1 else None
+    within, seen = Within(program, arrays, op, given, expected=expected), set()
     for target in targets:
-        found = texts(program, "f" if program.count("op ") > 1 else None, arrays, target, given)
+        found = texts(program, op, arrays, target, given)
         assert tuple(found) == NAMES
-        for stage, text in of_one_meaning(found, seen).items():
-            for result, value in zip(interpret(text, arrays).values(), expected, strict=True):
-                try:
-                    assert_close(result, value, bound)
-                except AssertionError as error:
-                    raise AssertionError(f"after {stage} for {target}: {error}") from error
+        check_stages(of_one_meaning(found, seen), arrays, within, target)
 
 
 @pytest.mark.parametrize("name", construct_cases.CASES)
@@ -254,7 +252,7 @@ def test_an_op_at_a_stage(rng):
     x = rng.standard_normal((5, 9), dtype=np.float32)
     op = tilec.compile("y[i] = sum[j](x[i, j])", target="cpu")
     for stage in ("build", "map"):
-        np.testing.assert_allclose(op.interpret(stage, x), x.sum(1), rtol=1e-5)
+        assert_within("y[i] = sum[j](x[i, j])", [x], op.interpret(stage, x), kind="cpu")
     found = tilec.interpret("m[i] = max[j](x[i, j]); p[i] = argmax[j](x[i, j])", "map", x, target="sm_90a")
     np.testing.assert_array_equal(found.m, x.max(1))
     np.testing.assert_array_equal(found.p, x.argmax(1))
@@ -297,16 +295,12 @@ MATRIX = {  # program, type of the factors, of the result, tile, target
 def test_matrix_units(name, monkeypatch):
     import test_contract_cuda as contract
 
-    from tilec.error_bounds import compare
-
     source, factors, result, tile, target = MATRIX[name]
     text = getattr(contract, source).format(t=factors, o=result)
     sizes = {"M": 40, "N": 72, "K": 136} | ({"H": 2} if source == "HEADS" else {})
     specialised, lowered = contract.lowered(text, sizes, target, tile, monkeypatch)
     arrays = contract.arrays(specialised)
-    found = interpret(lowered.texts["map"], arrays)
-    for output in compare(specialised, dict(zip((t.name for t in specialised.inputs), arrays)), found, "cuda").values():
-        assert output.within, output
+    assert_within(text, arrays, interpret(lowered.texts["map"], arrays), kind="cuda")
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -1,12 +1,12 @@
 """Walks of two contractions for CUDA: planned, mapped and printed, run by an emulator; on request compiled, or run on a
-GPU. All against the program's meaning at f64."""
+GPU. All within the program's error bounds."""
 
 import numpy as np
 import pytest
-from cuda_emulator import run
-from cuda_matrix_emulator import MatrixIntrinsics
+from conftest import assert_within, from_torch
+from test_contract_cuda import arrays, emulated
 
-from tilec import mlir, reference, stream_grouping
+from tilec import mlir, stream_grouping
 from tilec.cost import Choice
 from tilec.cost_stream import StreamTile, choose_stream_tile
 from tilec.diagnostics import CallError, Source
@@ -14,7 +14,6 @@ from tilec.driver import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.dtypes import DTYPES
 from tilec.interpreter import Fault, interpret
 from tilec.mlir import ir
 from tilec.target import load
@@ -58,28 +57,16 @@ def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | None, monk
     return specialised, result
 
 
-def arrays(specialised, seed: int = 0) -> list[np.ndarray]:
-    random = np.random.default_rng(seed)
-    shapes = [([s.value for s in t.shape], DTYPES[str(t.dtype)].numpy) for t in specialised.inputs]
-    return [random.standard_normal(shape).astype(kind) for shape, kind in shapes]
-
-
-def check(text, sizes, tile, monkeypatch, inputs=None, bound=1e-2, printed=False):
+def check(text, sizes, tile, monkeypatch, inputs=None, printed=False):
     """Runs the mapped IR, thread by thread, where races are faults; or with `printed` the Python text."""
     specialised, result = lowered(text, sizes, tile, monkeypatch)
     assert len(result.emitted.kernels) == 1 and "stream" in result.plan.kernels[0].options
     inputs = arrays(specialised) if inputs is None else inputs
     if printed:
-        outputs = [np.zeros([s.value for s in t.shape], DTYPES[str(t.dtype)].numpy) for t in specialised.outputs]
-        run(result.emitted, inputs, outputs, MatrixIntrinsics)
+        outputs = emulated(specialised, result, inputs)
     else:
-        outputs = list(interpret(result.texts["map"], inputs).values())
-    expected = reference(text)(*inputs)
-    for got, want in zip(outputs, expected if isinstance(expected, tuple) else [expected]):
-        got = got.astype(np.float64)
-        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
-        scale = np.nanmax(np.abs(want[np.isfinite(want)]), initial=1e-30)
-        np.testing.assert_allclose(got, want, atol=bound * scale, rtol=bound)
+        outputs = interpret(result.texts["map"], inputs)
+    assert_within(text, inputs, outputs, kind="cuda")
     return result
 
 
@@ -149,9 +136,9 @@ def test_infinities_and_nans(monkeypatch):
 def test_three_parts_are_f32(monkeypatch):
     """With an f32 result, the error is that of f32 arithmetic: one bf16 for a weight would be off by 2^-9."""
     text = PROGRAMS["in three parts"].replace("(o: bf16", "(o: f32")
-    check(text, SIZES, (64, 32), monkeypatch, bound=3e-6)
+    check(text, SIZES, (64, 32), monkeypatch)
     two = text.replace("* v[b, h, j, e])", "* v[b, h, j, e]) using tf32")
-    check(two, SIZES, (64, 32), monkeypatch, bound=1e-4)
+    check(two, SIZES, (64, 32), monkeypatch)
 
 
 def test_infinite_weights(monkeypatch):
@@ -274,9 +261,4 @@ def test_on_a_gpu(name, s, t, d, e, monkeypatch):
     got = op(*inputs)
     again = op(*inputs)
     assert "stream" in op.plan.kernels[0].options and torch.equal(got.nan_to_num(), again.nan_to_num())
-    narrow = DTYPES["bf16"].numpy
-    expected = reference(PROGRAMS[name])(*(i.float().cpu().numpy().astype(narrow) for i in inputs))
-    got = got.float().cpu().numpy().astype(np.float64)
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
-    scale = np.nanmax(np.abs(expected), initial=1e-30)
-    np.testing.assert_allclose(got, expected, atol=1e-2 * scale, rtol=1e-2)
+    assert_within(PROGRAMS[name], [from_torch(i) for i in inputs], from_torch(got), kind="cuda")

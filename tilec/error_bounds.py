@@ -2,8 +2,8 @@
 
 Every value of the program becomes an interval that holds whatever a correct compilation may give for it
 (`tilec.enclosure`, `tilec.enclosure_reduce`), from the documented bounds of functions (`tilec.functions`) and of
-reductions alone. `compare` holds results against it, and is the only comparison that tests, `tilec run --check`
-and everything else that looks for wrong results use: no tolerance is chosen anywhere.
+reductions alone. `compare` holds results against it, for tests, `tilec run --check` and whatever else looks for wrong
+results, so that no tolerance is chosen; docs/numerics.md names what is compared otherwise.
 
 The intervals are those of one execution (Wilkinson's running analysis), so they are narrow where the data is well
 conditioned and wide where digits cancel. Where errors may turn a comparison, a rounding or a place, both outcomes
@@ -45,8 +45,8 @@ Kind = Literal["cpu", "cuda"] | None
 
 def enclose(special: Specialised, inputs: Mapping[str, np.ndarray], kind: Kind = None) -> dict[str, Enclosure]:
     """Of every tensor of a specialised op, what its elements may be; floats as f64, outputs rounded to their type."""
-    tensors = {name: point(a if a.dtype.kind in "iub" else a.astype(np.float64)) for name, a in inputs.items()}
     with np.errstate(all="ignore"):
+        tensors = {name: point(a if a.dtype.kind in "iub" else a.astype(np.float64)) for name, a in inputs.items()}
         for equation in special.equations:
             tensors[equation.name] = _equation(equation, tensors, special.sizes, kind)
         for t in special.outputs:
@@ -94,9 +94,9 @@ def compare_array(found: np.ndarray, allowed: Enclosure) -> Comparison:
         raise ValueError(f"a result of shape {found.shape} where {allowed.low.shape} was expected")
     if found.size == 0:
         return Comparison(True)
-    if found.dtype.kind not in "iub":
-        found = found.astype(np.float64)
     with np.errstate(all="ignore"):
+        if found.dtype.kind not in "iub":
+            found = found.astype(np.float64)
         low, high = (np.asarray(end).astype(found.dtype) for end in allowed)
         inside = (found >= low) & (found <= high)
         undetermined = np.zeros(found.shape, np.bool_)

@@ -76,7 +76,7 @@ class Function:
     the language: a program's own function of the same name takes precedence.
 
     `ulp` and `cuda_ulp` bound the errors of the compiled function, and `image` what it gives: no error leads out of it.
-    These are the documented bounds, and the only ones: every comparison with the reference goes by them.
+    These are the documented bounds, and the only ones: error bounds of programs (`tilec.error_bounds`) are made of them.
     """
 
     name: str
