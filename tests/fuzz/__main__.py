@@ -81,7 +81,8 @@ def write(out: Path, way: str, seed: int, number: int, failure: Found | tuple[st
     given = f" --input {folder / 'inputs.npz'}" if case.inputs else ""
     sizes = "".join(f" -D {name}={value}" for name, value in case.sizes.items())
     target = {"gpu": " --target cuda", "emulator": " --target cuda"}.get(way, "")
-    return f"tilec run {path} --op f{sizes}{given} --check{target}"
+    op = f" --op {case.op}" if case.op else ""
+    return f"tilec run {path}{op}{sizes}{given} --check{target}"
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ class Accesses:
     """Draws the leaves of expressions. Inputs come into being as expressions ask for them.
 
     `soft` counts the `pad` and `if` around: what is read there says nothing about ranges. `opaque` are the parameters
-    inside a function, where tensors and indices cannot be read.
+    inside a function, where tensors and indices cannot be read. What is `plain` leaves out what names sizes, as the short
+    form does: bare indices tell all ranges.
     """
 
     draw: Callable
@@ -81,6 +82,7 @@ class Accesses:
     volume: int = 1
     opaque: list[Value] | None = None
     names: int = 0
+    plain: bool = False
 
     # ---- drawing -----------------------------------------------------------------------------------------------------
 
@@ -100,7 +102,7 @@ class Accesses:
 
     def some_dim(self) -> Dim:
         a, b = next(iter(self.sizes)), list(self.sizes)[-1]
-        if not self.chance(20):
+        if self.plain or not self.chance(20):
             return self.dim(self.pick(*self.sizes))
         return self.dim(self.pick("3", f"{a} + 1", "1", f"{a} * {b}", f"{b} // 2", f"2 * {a}"))
 
@@ -136,7 +138,7 @@ class Accesses:
         )
 
     def index_value(self, scope: Scope) -> Value:
-        if self.chance(20):
+        if self.chance(20) and not self.plain:
             name = self.pick(*self.sizes)
             return Value(name, I64, self.sizes[name], 0, True, False)
         index = self.pick(*scope.values())
@@ -176,7 +178,7 @@ class Accesses:
             return value
         other = self.literal_like(tensor.element) if value.kind != "bool" else self.literal("bool")
         made = replace(value, bound=max(value.bound, other.bound), grain=worst(value, other))
-        if self.pick("pad", "if") == "pad":
+        if self.plain or self.pick("pad", "if") == "pad":
             return replace(made, text=f"pad({value.text}, {other.text})")
         tests = [
             f"{text} >= 0 and {text} < {dim.text}"
@@ -190,17 +192,20 @@ class Accesses:
         fitting = [i for i in scope.values() if i.dim.text == dim.text]
         shorter = [i for i in scope.values() if _surely_shorter(i.dim, dim)]
         options: list[Callable] = []
+        if fitting and self.plain:
+            return self.bare(self.pick(*fitting))
         if fitting:
             options += [lambda: self.bare(self.pick(*fitting))] * 6
             options.append(lambda: (f"{dim.text} - 1 - {self.pick(*fitting).name}", True, []))
             options.append(lambda: (f"{self.pick(*fitting).name} // {self.pick(2, 3)}", True, []))
-        if shorter and not fitting:
+        if shorter and not fitting and not self.plain:
             options.append(lambda: self.bare(self.pick(*shorter), stated=True))
         if dim.value > 0:
             options.append(lambda: (str(self.pick(0, dim.value - 1)), True, []))
-            if scope:
+            if scope and not self.plain:
                 options.append(lambda: (f"{self.pick(*scope.values()).name} % ({dim.text})", True, []))
-            options.append(lambda: (self.gathered(scope, dim, inside=True), True, []))
+            if not self.plain:
+                options.append(lambda: (self.gathered(scope, dim, inside=True), True, []))
         if scope:
             options.append(lambda: (self.shifted(scope), False, []))
         options.append(lambda: (self.gathered(scope, dim, inside=False), False, []))
@@ -247,7 +252,7 @@ class Accesses:
     def new_input(self, scope: Scope, kind: str) -> tuple[Tensor, list[tuple[str, bool, list[Index]]]]:
         """An input whose dimensions suit the subscripts drawn."""
         dims, subscripts = [], []
-        indices = [i for i in scope.values() if not self.chance(25)]
+        indices = [i for i in scope.values() if self.plain or not self.chance(25)]
         for index in self.draw(st.permutations(indices)) if len(indices) > 1 and self.chance(40) else indices:
             for dim, subscript in self.fitted(scope, index):
                 dims.append(dim)
@@ -282,7 +287,9 @@ class Accesses:
         """One dimension, or two, and how an index subscripts them."""
         name, text = index.name, index.dim.text
         plain = [(index.dim, (name, True, [index]))]
-        match self.pick("bare", "bare", "bare", "bare", "bare", "window", "stride", "part", "split", "join"):
+        match self.plain or self.pick(
+            "bare", "bare", "bare", "bare", "bare", "window", "stride", "part", "split", "join"
+        ):
             case "window":
                 return [(self.dim(f"{text} + 2"), (f"{name} + {self.pick(1, 0, 2)}", True, []))]
             case "stride":

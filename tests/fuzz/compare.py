@@ -18,6 +18,7 @@ from tilec.driver import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import Specialised, specialise
+from tilec.dtypes import from_numpy
 from tilec.error_bounds import compare
 from tilec.evaluate import evaluate
 from tilec.interpreted import interpret_stage
@@ -34,7 +35,8 @@ class Wrong(AssertionError):
 
 
 def specialised(case: Case) -> Specialised:
-    return specialise(parse(read_source(case.text)), "f", None, case.sizes)
+    types = None if case.op else [(from_numpy(a.dtype), a.shape) for a in case.inputs.values()]
+    return specialise(parse(read_source(case.text)), case.op, types, case.sizes)
 
 
 WAYS = ("cpu", "stages", "emulator", "gpu")
@@ -101,7 +103,7 @@ def on_cpu(case: Case, program: Specialised, schedule: str | None = None) -> Arr
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "drawn.sched.toml"
         path.write_text(schedule or "")
-        op = tilec.compile(case.text, op="f", sizes=case.sizes, target="cpu", schedule=path if schedule else None)
+        op = tilec.compile(case.text, op=case.op, sizes=case.sizes, target="cpu", schedule=path if schedule else None)
         found = op(*case.inputs.values())
     found = found if isinstance(found, tuple) else (found,)
     return {t.name: np.asarray(a) for t, a in zip(program.outputs, found)}

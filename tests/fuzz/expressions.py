@@ -10,7 +10,7 @@ from dataclasses import replace
 from fuzz.accesses import DEEPEST, FLOATS, Index, Scope
 from fuzz.values import Value, accumulated, cast, computed, limit, meeting, operand, tame, worst
 from fuzz.whole import Whole
-from tilec.dtypes import F32, F64
+from tilec.dtypes import F32, F64, I64
 
 FUNCTIONS = {
     "exp": (8, "{}", 3000), "sqrt": (2**20, "abs({}) + 0.5", 2000), "tanh": (64, "{}", 1), "sin": (100, "{}", 1),
@@ -35,7 +35,7 @@ class Expressions(Whole):
         options = [
             self.arithmetic, self.reduction, self.function, self.conditional, self.extreme, self.division,
             self.rounding, self.power, self.narrowed, self.library, self.scan,
-            self.negation, self.arithmetic, self.reduction, lambda s, f: self.leaf(s, "float"),
+            self.negation, self.arithmetic, self.reduction, lambda s, f: self.leaf(s, "float"), self.random,
         ]  # fmt: skip
         if self.opaque is None:
             options += [self.contraction, self.from_int, self.own_function, self.masked]
@@ -109,6 +109,11 @@ class Expressions(Whole):
         most, wrap, bound = FUNCTIONS[name]
         a = tame(a, most)
         return Value(f"{name}({wrap.format(a.text)})", a.dtype, bound, None, a.finite)
+
+    def random(self, scope: Scope, fuel: int) -> Value:
+        """A number of a stream: the seed and the place are any integers."""
+        seed, place = (cast(self.int(scope, fuel), I64) for _ in range(2))
+        return Value(f"rand({seed.text}, {place.text})", F32, 1, 24, True, False)
 
     def extreme(self, scope: Scope, fuel: int) -> Value:
         name = self.pick("max", "min", "abs", "clamp")
@@ -192,7 +197,7 @@ class Expressions(Whole):
             indices = []
             for _ in range(count):
                 dim = self.some_dim()
-                low = self.pick(1, 2) if self.chance(8) and dim.value > 2 else 0
+                low = self.pick(1, 2) if not self.plain and self.chance(8) and dim.value > 2 else 0
                 if self.volume * max(1, math.prod(i.count for i in indices)) * max(1, dim.value) > DEEPEST:
                     dim, low = self.dim("1"), 0
                 shadowed = [i.name for i in scope.values() if (i.dim, i.low) == (dim, low) and self.chance(10)]
@@ -208,7 +213,7 @@ class Expressions(Whole):
         if self.opaque is not None:
             return ", ".join(i.name for i in indices)
         return ", ".join(
-            i.name if i.told_by(body) and not i.low and not self.chance(20)
+            i.name if i.told_by(body) and not i.low and (self.plain or not self.chance(20))
             else f"{i.name} in {i.low}:{i.dim.text}" for i in indices
         )  # fmt: skip
 

@@ -18,12 +18,18 @@ SIZES = [2, 3, 1, 4, 5, 0, 8, 7, 16, 17, 33, 64, 65, 130]
 
 @dataclass(frozen=True)
 class Case:
-    """A program, the values of its sizes, and its inputs in order. `exact` names the results that no rounding reaches."""
+    """A program, the values of its sizes, and its inputs in order. `exact` names the results that no rounding reaches. The
+    op is `f`, or the one of a short-form program, whose sizes its inputs tell.
+    """
 
     text: str
     sizes: dict[str, int]
     inputs: dict[str, np.ndarray]
     exact: frozenset[str] = frozenset()
+
+    @property
+    def op(self) -> str | None:
+        return "f" if "op f(" in self.text else None
 
     def __repr__(self) -> str:
         shown = "".join(f"\n{n} = {a.dtype}{list(a.shape)} {_short(a)}" for n, a in self.inputs.items())
@@ -39,7 +45,7 @@ def cases(draw, statements: int = 4, fuel: int = 3, sizes: list[int] = SIZES) ->
     """A program of up to so many statements, sizes for it, and inputs."""
     values = {name: draw(st.sampled_from(sizes)) for name in "MNK"[: draw(st.integers(1, 3))]}
     maker = _Program(draw, values, fuel, special=draw(st.integers(0, 9)) == 9)
-    text, exact = maker.program(draw(st.integers(1, statements)))
+    text, exact = maker.program(draw(st.integers(1, statements)), short=draw(st.integers(0, 4)) == 4)
     seed = draw(st.integers(0, 2**16))
     return Case(
         text, maker.sizes(text), {t.name: _data(t, seed, n, maker.special) for n, t in enumerate(maker.inputs)}, exact
@@ -61,13 +67,17 @@ class _Program:
     def inputs(self) -> list[Tensor]:
         return self.scope.inputs
 
-    def program(self, statements: int) -> tuple[str, frozenset[str]]:
+    def program(self, statements: int, short: bool = False) -> tuple[str, frozenset[str]]:
+        """The text and the names of the exact results; in the short form if it is asked for, and can say the program."""
+        self.scope.plain = short
         for _ in range(statements):
             self.equation()
-            if self.scope.chance(6):
+            if not short and self.scope.chance(6):
                 self.call()
         body = "\n".join(self.lines)
         unread = [t for t, _ in self.made if not _reads(self.lines, t.name)]
+        if short and not re.search(rf"\b({'|'.join(self.scope.sizes)})\b", body):
+            return self.short_form(unread)
         results = [t for t, _ in self.made if t in unread or self.scope.chance(15)]
         text = body
         for tensor in results:  # a result's type stands in its declaration
@@ -78,6 +88,16 @@ class _Program:
         header = f"op f({', '.join(map(_declared, self.inputs))}) -> ({', '.join(map(_declared, results))})"
         exact = frozenset(t.name for t in results if t.element.exact)
         return "\n".join([*self.scope.defs, *self.ops, f"{header} {{", text, "}", ""]), exact
+
+    def short_form(self, results: list[Tensor]) -> tuple[str, frozenset[str]]:
+        """Statements without an op: the inputs are those that are read, in that order."""
+        text = "\n".join(line.strip() for line in self.lines) + "\n"
+        for tensor, declared in self.made:
+            text = text.replace(f"@{tensor.name}@", declared)
+        places = {t.name: re.search(rf"\b{t.name}\b", text) for t in self.inputs}
+        self.inputs[:] = [t for t in self.inputs if places[t.name]]
+        self.inputs.sort(key=lambda t: places[t.name].start())
+        return "\n".join([*self.scope.defs, text]), frozenset(t.name for t in results if t.element.exact)
 
     def bind(self, results: list[Tensor], alone: bool = False) -> None:
         """An input that nothing reads tells the sizes that no other parameter or result does: for a called op, those that
@@ -97,6 +117,8 @@ class _Program:
             )
 
     def sizes(self, text: str) -> dict[str, int]:
+        if "op f(" not in text:
+            return {}
         header = text.rpartition("op f(")[2].partition("\n")[0]
         return {n: v for n, v in self.scope.sizes.items() if re.search(rf"\b{n}\b", header)}
 
@@ -123,7 +145,7 @@ class _Program:
         name = scope.fresh("y")
         dims = tuple(i.dim for i in indices.values())
         left = f"{name}[{', '.join(indices)}]" if indices else name
-        stated = [i for i in indices.values() if not i.told_by(stored.text) or scope.chance(10)]
+        stated = [i for i in indices.values() if not i.told_by(stored.text) or (not scope.plain and scope.chance(10))]
         where = f" where {', '.join(f'{i.name} in 0:{i.dim.text}' for i in stated)}" if stated else ""
         self.lines.append(f"    {left}@{name}@ = {stored.text}{where}")
         element = replace(stored, text="", dtype=compute_type(dtype))
@@ -141,12 +163,13 @@ class _Program:
         """A call of an op that is made for it, with tensors that are there or new inputs."""
         inner = _Program(self.draw, self.scope.sizes, 1, self.special)
         inner.scope.names = self.scope.names
-        inner.equation()
+        for _ in range(self.scope.pick(1, 1, 2, 3)):
+            inner.equation()
         self.scope.names = inner.scope.names
         inner.bind([], alone=True)
-        (result, _), op = inner.made[0], self.scope.fresh("g")
-        header = f"op {op}({', '.join(map(_declared, inner.inputs))}) -> ({_declared(result)})"
-        body = inner.lines[0].replace(f"@{result.name}@", "")
+        results, op = [tensor for tensor, _ in inner.made], self.scope.fresh("g")
+        header = f"op {op}({', '.join(map(_declared, inner.inputs))}) -> ({', '.join(map(_declared, results))})"
+        body = re.sub(r"@\w+@", "", "\n".join(inner.lines))
         self.ops += [*inner.scope.defs, f"{header} {{\n{body}\n}}"]
         arguments = []
         for wanted in inner.inputs:
@@ -156,13 +179,12 @@ class _Program:
             else:
                 self.scope.add_input(wanted)
                 arguments.append(wanted.name)
-        name = self.scope.fresh("y")
+        made = [replace(result, name=self.scope.fresh("y")) for result in results]
         if len(set(arguments)) < len(arguments) or not arguments:
             return
-        self.lines.append(f"    {name} = {op}({', '.join(arguments)})")
-        tensor = replace(result, name=name)
-        self.scope.tensors.append(tensor)
-        self.made.append((tensor, ""))
+        self.lines.append(f"    {', '.join(t.name for t in made)} = {op}({', '.join(arguments)})")
+        self.scope.tensors += made
+        self.made += [(tensor, "") for tensor in made]
 
 
 def _suits(tensor: Tensor, wanted: Tensor) -> bool:
