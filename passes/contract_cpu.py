@@ -120,32 +120,17 @@ class Contraction:
         first, second = product.operands
         return (second, first) if self.dims_of(second) & set(rows) else (first, second)
 
-    def slice(self, value: ir.Value) -> list[ir.Operation]:
-        """The operations of the body that a value depends on, in order."""
-        needed, pending = set(), [value]
-        while pending:
-            owner = mlir.definition(pending.pop())
-            if owner is not None and owner.block == self.body and owner not in needed:
-                needed.add(owner)
-                pending += reads(owner)
-        return [o.operation for o in self.body.operations if o.operation in needed]
-
     def arguments(self, value: ir.Value) -> list[int]:
         """Numbers of the operands whose elements a value reads at bare indices."""
-        values = [value, *(v for op in self.slice(value) for v in reads(op))]
+        values = [value, *(v for op in mlir.slice_of(self.body, value) for v in mlir.operands_of(op))]
         return sorted({ir.BlockArgument(v).arg_number for v in values if self.is_argument(v)})
 
     def is_argument(self, value: ir.Value) -> bool:
         return isinstance(value.owner, ir.Block) and value.owner == self.body
 
     def dims_of(self, value: ir.Value) -> set[int]:
-        indices = {index_dim(op) for op in self.slice(value) if op.name == "linalg.index"}
+        indices = {index_dim(op) for op in mlir.slice_of(self.body, value) if op.name == "linalg.index"}
         return indices.union(*(self.places[n] for n in self.arguments(value)))
-
-
-def reads(op: ir.Operation) -> list[ir.Value]:
-    """What an operation and those inside it use."""
-    return [*op.operands, *(v for inner in mlir.walk(op) for v in inner.operands)]
 
 
 def index_dim(op: ir.Operation) -> int:
@@ -157,7 +142,7 @@ class Evaluation:
 
     def __init__(self, contraction: Contraction, factor: ir.Value, at: dict[int, ir.Value]):
         self.contraction, self.factor = contraction, factor
-        self.pending, self.arguments = contraction.slice(factor), contraction.arguments(factor)
+        self.pending, self.arguments = mlir.slice_of(contraction.body, factor), contraction.arguments(factor)
         self.at, self.mapping = dict(at), {}
         self._advance()
 
@@ -179,7 +164,7 @@ class Evaluation:
         for op in self.pending:
             if op.name == "linalg.index" and index_dim(op) in self.at:
                 self.mapping[op.results[0]] = self.at[index_dim(op)]
-            elif op.name != "linalg.index" and all(self._known(v, op) for v in reads(op)):
+            elif op.name != "linalg.index" and all(self._known(v, op) for v in mlir.operands_of(op)):
                 mlir.clone_op(op, self.mapping)
             else:
                 waiting.append(op)

@@ -215,27 +215,16 @@ class Problem:
     def dims_of(self, value: ir.Value) -> set[int]:
         """The operation's dimensions that a value of its body depends on."""
         found: set[int] = set()
-        for v in [value, *(o for op in self.slice(value) for o in (*op.operands, *op.results))]:
+        for v in [value, *(o for op in mlir.slice_of(self.body, value) for o in (*op.operands, *op.results))]:
             if isinstance(v.owner, ir.Block) and v.owner == self.body:
                 found |= set(self.places[ir.BlockArgument(v).arg_number])
             elif mlir.definition(v) is not None and mlir.definition(v).name == "linalg.index":
                 found.add(ir.IntegerAttr(mlir.definition(v).attributes["dim"]).value)
         return found
 
-    def slice(self, value: ir.Value) -> list[ir.Operation]:
-        """The operations of the body that a value depends on, in order."""
-        needed, pending = set(), [value]
-        while pending:
-            owner = mlir.definition(pending.pop())
-            if owner is not None and owner.block == self.body and owner not in needed:
-                needed.add(owner)
-                pending += list(owner.operands)
-                pending += [v for inner in mlir.walk(owner) for v in inner.operands]
-        return [o.operation for o in self.body.operations if o.operation in needed]
-
     def arguments(self, value: ir.Value) -> list[int]:
         """Numbers of the operands whose elements a value of the body reads at bare indices."""
-        values = [value, *(v for op in self.slice(value) for o in (op, *mlir.walk(op)) for v in o.operands)]
+        values = [value, *(v for op in mlir.slice_of(self.body, value) for v in mlir.operands_of(op))]
         mine = [v for v in values if isinstance(v.owner, ir.Block) and v.owner == self.body]
         return sorted({ir.BlockArgument(v).arg_number for v in mine})
 
@@ -254,7 +243,7 @@ class Problem:
             mapping[self.body.arguments[n]] = (
                 memref.LoadOp(self.operands[n], self.subscripts(n, at)).result if known is None else known
             )
-        for op in self.slice(value):
+        for op in mlir.slice_of(self.body, value):
             if op.name == "linalg.index":
                 mapping[op.results[0]] = at[self.dims[ir.IntegerAttr(op.attributes["dim"]).value]]
             else:

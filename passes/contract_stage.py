@@ -183,7 +183,7 @@ class Stage:
         problem, side = self.problem, self.side
         factor = problem.factor(side)
         extent = problem.inner[-1] if side.major else side.box[-1]
-        if any(o.name in ("memref.load", "linalg.index", "scf.if") for o in problem.slice(factor)):
+        if any(o.name in ("memref.load", "linalg.index", "scf.if") for o in mlir.slice_of(problem.body, factor)):
             return 1
         width = WIDE // self.bytes
         lengths = [extent] if side.major or len(side.dims) == 1 else [extent, side.size]
@@ -201,7 +201,7 @@ class Stage:
     def _run(self) -> int:
         """Neighbours that a thread takes one by one, but that share what is computed for their line."""
         extents = (self.problem.inner[-1], self.problem.depth) if self.side.major else (self.side.box[-1],)
-        if any(o.name == "linalg.index" for o in self.problem.slice(self.problem.factor(self.side))):
+        if any(o.name == "linalg.index" for o in mlir.slice_of(self.problem.body, self.problem.factor(self.side))):
             total = self.lines * self.width
             fits = (w for w in (4, 2) if total % (w * self.problem.options.threads) == 0)
             return next((w for w in fits if all(e % w == 0 for e in extents)), 1)

@@ -38,24 +38,13 @@ def factor(op: ir.Operation, side: int) -> ir.Value:
     return mlir.definition(term).operands[side]
 
 
-def slice_of(op: ir.Operation, value: ir.Value) -> list[ir.Operation]:
-    """The operations of the body that a value depends on, in order."""
-    body, needed, pending = mlir.body_of(op), set(), [value]
-    while pending:
-        owner = mlir.definition(pending.pop())
-        if owner is not None and owner.block == body and owner not in needed:
-            needed.add(owner)
-            pending += [v for inner in (owner, *mlir.walk(owner)) for v in inner.operands]
-    return [o.operation for o in body.operations if o.operation in needed]
-
-
 def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str) -> ir.Operation:
     element = mlir.type_of("f32" if kind == "tf32" else kind)
     value = stored(value) if stored(value).type == element else value
     own = {d: n for n, d in enumerate(dims)}
-    operations = slice_of(op, value)
-    read = {value, *(v for o in operations for inner in (o, *mlir.walk(o)) for v in inner.operands)}
     body = mlir.body_of(op)
+    operations = mlir.slice_of(body, value)
+    read = {value, *(v for o in operations for v in mlir.operands_of(o))}
     operands = [
         (v, m, a) for v, m, a in zip(mlir.inputs_of(op), mlir.maps_of(op), body.arguments) if a in read
     ]  # fmt: skip
@@ -91,7 +80,7 @@ def _read(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) 
     inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
     rank, count = maps[0].n_dims, len(inputs)
     other = factor(op, 1 - side)
-    kept = {other, *(v for o in slice_of(op, other) for inner in (o, *mlir.walk(o)) for v in inner.operands)}
+    kept = {other, *(v for o in mlir.slice_of(body, other) for v in mlir.operands_of(o))}
     operands = [(v, m, a) for v, m, a in zip(inputs, maps, body.arguments) if a in kept]
     new, block = mlir.generic(
         [r.type for r in op.results], [*(v for v, _, _ in operands), packed], mlir.outputs_of(op),
@@ -120,7 +109,7 @@ def _read(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) 
 
 def _only_for(inner: ir.Operation, op: ir.Operation, old: ir.Value, kept: set[ir.Value]) -> bool:
     """Whether an operation of the body serves the stored factor alone."""
-    return inner in slice_of(op, old) and not set(inner.results) & kept
+    return inner in mlir.slice_of(mlir.body_of(op), old) and not set(inner.results) & kept
 
 
-__all__ = ["SIDES", "factor", "pack", "slice_of"]
+__all__ = ["SIDES", "factor", "pack"]

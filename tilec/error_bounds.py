@@ -25,19 +25,9 @@ from tilec.dsl.specialise import Specialised
 from tilec.dtypes import F64, DType
 from tilec.enclosure import Enclosure, point
 from tilec.enclosure_reduce import Total, place, reduce, sum_of_parts, sum_parts, unit_roundoff
-from tilec.evaluate import (
-    COMBINE,
-    OPERATORS,
-    OutOfRangeError,
-    Space,
-    blocks,
-    extents_of,
-    is_inside,
-    outside_error,
-    stored,
-    take,
-)  # fmt: skip
+from tilec.evaluate import OutOfRangeError, Space, blocks, extents_of, is_inside, outside_error, stored, take
 from tilec.functions import HIDDEN
+from tilec.operators import COMBINE, OPERATORS
 
 Kind = Literal["cpu", "cuda"] | None
 """The kind of target whose functions' bounds count; None for the larger bound of all."""

@@ -29,6 +29,7 @@ from tilec.dsl.parse import parse
 from tilec.dsl.specialise import Specialised, choose_op, specialise
 from tilec.dtypes import DType, from_numpy
 from tilec.functions import FUNCTIONS
+from tilec.operators import COMBINE, OPERATORS
 from tilec.reductions import REDUCTIONS
 
 LARGEST = 1 << 23
@@ -381,24 +382,3 @@ def outside_error(
             message = f"index {index} is outside 0:{extent}, dimension {dimension} of `{expr.tensor}`"
             return Diagnostic(message, expr.span, hint="`pad(access, value)` gives a value outside")
     raise AssertionError("no subscript is outside")
-
-
-def _power(base: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    """`base ** exponent`; between integers a negative power is 1 / base ** n, rounded towards 0."""
-    if base.dtype.kind == "f" or exponent.dtype.kind == "u":
-        return np.power(base, exponent)
-    unit = np.where(np.abs(base) == 1, np.power(base, exponent % 2), 0).astype(base.dtype)
-    return np.where(exponent < 0, unit, np.power(base, np.maximum(exponent, 0)))
-
-
-OPERATORS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "//": np.floor_divide, "%": np.remainder,
-    "**": _power, "and": np.logical_and, "or": np.logical_or,
-    "==": np.equal, "!=": np.not_equal,
-    "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
-}  # fmt: skip
-
-COMBINE: dict[str, np.ufunc] = {
-    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
-    "any": np.logical_or, "all": np.logical_and,
-}  # fmt: skip

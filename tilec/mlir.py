@@ -334,6 +334,22 @@ def walk(op: ir.Operation) -> Iterator[ir.Operation]:
                 yield from walk(inner.operation)
 
 
+def operands_of(op: ir.Operation) -> list[ir.Value]:
+    """What an operation and those inside it use."""
+    return [*op.operands, *(v for inner in walk(op) for v in inner.operands)]
+
+
+def slice_of(block: ir.Block, value: ir.Value) -> list[ir.Operation]:
+    """The operations of a block that a value depends on, in order."""
+    needed, pending = set(), [value]
+    while pending:
+        owner = definition(pending.pop())
+        if owner is not None and owner.block == block and owner not in needed:
+            needed.add(owner)
+            pending += operands_of(owner)
+    return [o.operation for o in block.operations if o.operation in needed]
+
+
 def functions(module: ir.Module | ir.Operation) -> list[ir.Operation]:
     """The functions of a module, which a pass gets as a plain operation; not those that are only declared."""
     found = [

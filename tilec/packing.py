@@ -12,7 +12,7 @@ from tilec.graph import Graph, Node, dims_of
 from tilec.grouping import Group, Remark
 from tilec.matrix import multiplicand_of
 from tilec.mlir import ir
-from tilec.passes.pack import SIDES, factor, pack, slice_of
+from tilec.passes.pack import SIDES, factor, pack
 from tilec.plan_cuda_feed import BYTES, LINE, WIDE
 from tilec.target import Target
 
@@ -118,9 +118,9 @@ def elements(value: ir.Value) -> int:
 
 def read_by(node: Node, side: int) -> list[ir.Value]:
     """The tensors that a factor is computed from."""
-    inside = slice_of(node.op, factor(node.op, side))
+    inside = mlir.slice_of(mlir.body_of(node.op), factor(node.op, side))
     arguments = list(mlir.body_of(node.op).arguments)
-    values = [factor(node.op, side), *(v for o in inside for i in (o, *mlir.walk(o)) for v in i.operands)]
+    values = [factor(node.op, side), *(v for o in inside for v in mlir.operands_of(o))]
     inputs = mlir.inputs_of(node.op)
     found = [inputs[arguments.index(v)] for v in values if v in arguments and arguments.index(v) < len(inputs)]
     return list(dict.fromkeys([*found, *(o.operands[0] for o in inside if o.name == "tensor.extract")]))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tests.outside import onnx_arrange, onnx_compute  # noqa: F401  (they fill the table)
+from tests.outside import onnx_arrange, onnx_compute, onnx_layers  # noqa: F401  (they fill the table)
 from tests.outside.common import Inexpressible, Program
 from tests.outside.graph import Graph, Tensor, dtype_name
 from tests.outside.onnx_table import EXPRESSED, WHY_NOT, Node

@@ -10,7 +10,8 @@ import numpy as np
 
 from tests.outside.common import Inexpressible, Program
 from tests.outside.graph import Graph, Tensor
-from tests.outside.onnx_compute import UNARY, matmul, number
+from tests.outside.onnx_compute import UNARY, number
+from tests.outside.onnx_layers import matmul
 
 TYPES = ("float32", "float64")
 

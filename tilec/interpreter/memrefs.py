@@ -72,7 +72,7 @@ def _cast(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-@operation("memref.load")
+@operation("memref.load", "tensor.extract")
 def _load(code: Code, op: ir.Operation) -> Step:
     (source, *subscripts), (r,) = code.operands(op), code.results(op)
 

@@ -177,18 +177,6 @@ def _to_tensor(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-@operation("tensor.extract")
-def _extract(code: Code, op: ir.Operation) -> Step:
-    (source, *subscripts), (r,) = code.operands(op), code.results(op)
-
-    def step(values: Values, mask: Mask) -> None:
-        view: View = values[source]
-        place = view.place([values[s] for s in subscripts], op, values[0], mask)
-        values[r] = read(view, place, op, values[0], mask)
-
-    return step
-
-
 def slicing(code: Code, op: ir.Operation, skip: int):
     """What gives a slice's offsets, sizes and steps; its first dynamic one is operand `skip`."""
     slots = iter(code.operands(op)[skip:])
