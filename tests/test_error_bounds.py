@@ -311,6 +311,22 @@ def test_powers_by_a_tensor_of_one_element():
     assert ((found.low <= x**2) & (x**2 <= found.high)).all()
 
 
+def test_multiplicands_are_rounded_beside_infinities_too(rng):
+    """A row with an infinity once took the permission to round the factors from all others."""
+    a, b = rng.standard_normal((3, 40)).astype(f32), rng.standard_normal(40).astype(f32)
+    program = "y[i] = sum[k](a[i, k] * b[k]) using bf16"
+    finite = of(program, a=a, b=b)
+    a[0, 7], a[1, 3] = inf, nan
+    found = of(program, a=a, b=b)
+    assert np.isinf(found.low[0]) and np.isnan(found.low[1])
+    rounded = np.dot(
+        a[2].astype(ml_dtypes.bfloat16).astype(np.float64), b.astype(ml_dtypes.bfloat16).astype(np.float64)
+    )
+    assert found.low[2] <= rounded <= found.high[2]
+    width, wide = found.high[2] - found.low[2], finite.high[2] - finite.low[2]
+    assert abs(width - wide) <= 0.01 * wide
+
+
 def test_what_a_rounding_hides_counts_on_cuda_only():
     """Half a unit and an eighth: 1 + 1/256 is midway between 1 and 1 + 1/128."""
     source = "op f(x: f32[N]) -> (y: bf16[N]) { y[i] = exp2(x[i]) }"

@@ -252,7 +252,11 @@ class _Space(Space):
         if half := self.halved(expr):
             parts = [space.sums(expr, mask) for space in self.halves(half)]
             return [a + b for a, b in zip(*parts)]
-        body = self.enclose(expr.body, mask).map(lambda end: self.spread(end, axes))
+        body = self.enclose(expr.body, mask)
+        if factors and expr.multiplicand is not None:
+            left, right = (_multiplicand(x, _using(expr)) for x in (left, right))
+            body = on.multiply(left, right, expr.dtype, factors[0] == factors[1])
+        body = body.map(lambda end: self.spread(end, axes))
         return sum_parts(body, Total.reduction(body.low.shape, tuple(axes)))
 
     def contraction(self, left, right, axes: list[int], square: bool, using: float) -> list[np.ndarray]:
@@ -294,6 +298,12 @@ def _ball(x: Enclosure, relative: float) -> tuple[np.ndarray, np.ndarray]:
     middle = x.low if x.is_point else (x.low + x.high) / 2
     radius = np.zeros_like(middle) if x.is_point else (x.high - x.low) / 2 + 2.0**-52 * np.abs(middle)
     return middle, radius + relative * (np.abs(middle) + radius)
+
+
+def _multiplicand(x: Enclosure, relative: float) -> Enclosure:
+    """What a factor may be after its rounding, with infinities and NaN among its elements."""
+    low, high = (np.where(np.isfinite(end), relative * np.abs(end), 0) for end in x)
+    return Enclosure(x.low - low, x.high + high)
 
 
 def _any_of(tensor: Enclosure) -> Enclosure:
