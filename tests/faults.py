@@ -21,10 +21,19 @@ from pathlib import Path
 
 import numpy as np
 
+_begun = -1
+"""In a child: where it tells its parent that what may be struck begins."""
+
+
+def begin() -> None:
+    os.write(_begun, b".")
+
 
 def compiled_and_right(number: int) -> None:
     """Compiles a program that no other number has, in the cache or not, and checks its results."""
     import tilec
+
+    begin()
 
     x = np.arange(40, dtype=np.float32).reshape(5, 8)
     program = f"m[i] = max[j](x[i, j])  y[i, j] = x[i, j] * {number} - m[i]"
@@ -33,9 +42,14 @@ def compiled_and_right(number: int) -> None:
 
 
 def fork(action: Callable[[], None]) -> int:
-    """A child that does it and exits with 0, 1 for an exception, or 130 for Ctrl-C."""
+    """A child that does it and exits with 0, 1 for an exception, or 130 for Ctrl-C. Returns when it has called `begin`."""
+    global _begun
+    told, _begun = os.pipe()
     child = os.fork()
     if child:
+        os.close(_begun)
+        os.read(told, 1)
+        os.close(told)
         return child
     code = 1
     try:
@@ -63,8 +77,9 @@ def struck(action: Callable[[], None], number: int, delay: float) -> int:
 
 
 def how_long(action: Callable[[], None]) -> float:
-    start = time.monotonic()
-    assert finish(fork(action)) == 0, "it fails when nothing strikes"
+    """Seconds from its `begin` on."""
+    child, start = fork(action), time.monotonic()
+    assert finish(child) == 0, "it fails when nothing strikes"
     return time.monotonic() - start
 
 
@@ -93,6 +108,7 @@ def interrupt(times: int, rng: random.Random, folder: Path) -> dict:
     def twice(number: int) -> None:
         op = tilec.compile(f"y[i] = cumsum[i](x[i] * {number})", target="cpu")
         try:
+            begin()
             op(x)
         except KeyboardInterrupt:
             (marks / str(number)).touch()
@@ -116,6 +132,7 @@ def fmt(times: int, rng: random.Random, folder: Path) -> dict:
     path.write_text(old)
 
     def format_it() -> None:
+        begin()
         assert main(["fmt", str(path)]) == 0
 
     longest = how_long(format_it)

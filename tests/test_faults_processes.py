@@ -50,11 +50,11 @@ def test_killed_while_writing_a_file(times, tmp_path):
     assert found["wrong"] == [] and found["struck"] > 0
 
 
-@times(10, 200)
+@times(6, 200)
 def test_interrupted_in_the_first_call(times, tmp_path):
     """KeyboardInterrupt comes out, and the same op computes the right thing when it is called again."""
     found = faults("interrupt", times, times, tmp_path)
-    assert found["wrong"] == [] and found["struck"] > 0
+    assert found["wrong"] == [] and found["struck"] >= times // 2
 
 
 def test_the_command_line_says_that_it_was_interrupted(tmp_path, monkeypatch):

@@ -325,7 +325,7 @@ def test_a_product_of_warpgroups_that_is_broken(kind, pattern, message, monkeypa
 
 
 def test_tiles_of_another_swizzle(monkeypatch):
-    text, inputs, _ = contraction(WGMMA, "h200", monkeypatch)
+    text, inputs = contraction(WGMMA, "h200", monkeypatch)
     message = r"at byte \d+ of workgroup memory was copied with a swizzle of 16 bytes, and is read with one of 128; threads 128"
     with pytest.raises(Fault, match=message) as error:
         interpret(text.replace("swizzle = swizzle_128b", "swizzle = none"), inputs)

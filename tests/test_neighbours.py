@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import assert_within
 
 import tilec
 
@@ -46,4 +47,4 @@ def test_what_is_shared_is_the_same(target, n, value):
     arrays = [np.int64(5), np.zeros((3, n), np.float32)]
     text = FORM.format(value)
     found = tilec.compile(text, target=target).interpret("map", *arrays)
-    np.testing.assert_allclose(found, tilec.reference(text)(*arrays), rtol=1e-6)
+    assert_within(text, arrays, found)
