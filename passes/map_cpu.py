@@ -3,10 +3,9 @@
     generic [parallel, reduction] ins(x) outs(s) { add }   ->   for i { s0 = s[i]; s[i] = for j iter(s0) { s0 + x[i, j] } }
 
 The loops nest in the planned order (`tilec.loops`). Reductions innermost carry their sums in registers; reductions further
-out add to memory. Operands are loaded in the outermost loop that fixes their subscripts: the compiler below cannot move
-them there itself, because as far as it knows every store may change them; so are checks, which would keep the innermost
-loop from SIMD. Additions and products that combine a
-reduction's state are marked `reassoc`, all others are computed as written.
+out add to memory. Operands are loaded in the outermost loop that fixes their subscripts, and checks that need no more are
+made there: in the innermost loop they would keep it from SIMD. Additions and products that combine a reduction's state are
+marked `reassoc`, all others are computed as written.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from tilec import mlir
 from tilec.mlir import arith, ir, math, memref, scf
 from tilec.passes.loops import sum_of
 from tilec.passes.neighbours import NONE, Neighbours, multiple, neighbours
-from tilec.passes.turn_cpu import map_transpose
+from tilec.passes.runs_cpu import RUN, run, taken
+from tilec.passes.turn_cpu import map_transpose, whole
 
 TRIGONOMETRIC = ("math.sin", "math.cos", "math.tan")
 QUICK_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}  # of the quick forms in runtime/cpu_math_trig.py
@@ -74,9 +74,13 @@ class _Nest:
         self.checks = {o.operation: self._dims(o.operands[0]) for o in self.block.operations if _is_check(o.operation)}
         self.checked: set[ir.Operation] = set()
         self.first: ir.OpView | None = None
-        self.trigonometric = any(o.operation.name in TRIGONOMETRIC for o in self.block.operations)
+        arguments = {o.results[0].type for o in self.block.operations if o.operation.name in TRIGONOMETRIC}
+        self.trigonometric = bool(arguments)
+        self.argument = arguments.pop() if len(arguments) == 1 else None  # their type; of two types none is quick
         self.accumulates = any(self.read[n] and n not in self.carried for n in outs)
         self.quick = False
+        plain = not self.trigonometric and len(self.carried) == len(self.operands) - self.count
+        self.taken = taken(self.block, self.arguments[self.count :]) if plain and self.inner else None
         self.together = NONE
 
     def build(self) -> ir.OpView | None:
@@ -134,8 +138,9 @@ class _Nest:
     def _store(self, value: ir.Value, n: int) -> None:
         memref.StoreOp(value, self.operands[n], [self.variables[d] for d in self.maps[n]])
 
-    def _loop(self, d: int, states: list[ir.Value], together: int = 1) -> scf.ForOp:
-        loop = scf.ForOp(mlir.index(0), self.extent(d), mlir.index(together), states)
+    def _loop(self, d: int, states: list[ir.Value], together: int = 1, start: ir.Value | None = None) -> scf.ForOp:
+        first = mlir.index(0) if start is None else start
+        loop = scf.ForOp(first, self.extent(d), mlir.index(together), states)
         self.first = self.first or loop
         self.variables[d] = loop.induction_variable
         return loop
@@ -197,14 +202,19 @@ class _Nest:
         """Trigonometric functions have a quick form for arguments that are not huge: run the innermost loops with it,
         look whether any argument was, and run them again with the full form if so.
 
-            for j { y[j] = cos(x[j]) }   ->   far = for j { y[j] = cos_quick(x[j]); far | (|x[j]| > limit) }
-                                              if far { for j { y[j] = cos(x[j]) } }
+            for j { y[j] = cos(x[j]) }   ->   far = for j { y[j] = cos_quick(x[j]); max(far, bits(|x[j]|)) }
+                                              if far > bits(limit) { for j { y[j] = cos(x[j]) } }
+
+        Bits of floats without a sign compare as the floats do, with NaN above all: in SIMD code that is two instructions.
         """
-        if not self.trigonometric or self.accumulates:
+        if self.argument is None or self.accumulates:
             return build(states)
         self.quick = True
-        *results, far = build([*states, mlir.constant(False, ir.IntegerType.get_signless(1))])
+        word = ir.IntegerType.get_signless(self.argument.width)
+        *results, largest = build([*states, mlir.constant(0, word)])
         self.quick = False
+        limit = arith.bitcast(word, mlir.constant(QUICK_LIMIT[str(self.argument)], self.argument))
+        far = arith.cmpi(arith.CmpIPredicate.sgt, largest, limit)
         again = scf.IfOp(far, [s.type for s in states], has_else=bool(states))
         with ir.InsertionPoint(again.then_block):
             scf.YieldOp(build(states))
@@ -215,16 +225,53 @@ class _Nest:
 
     def _reduce(self, depth: int, states: list[ir.Value]) -> list[ir.Value]:
         self._load_ready()
-        if depth < len(self.inner):
-            loop = self._loop(self.inner[depth], states)
-            with ir.InsertionPoint(loop.body):
-                scf.YieldOp(self._reduce(depth + 1, list(loop.inner_iter_args)))
-            self._leave(self.inner[depth])
-            return list(loop.results)
-        return self._body(states)
+        if depth == len(self.inner):
+            return self._body(states)
+        d, start = self.inner[depth], None
+        if self.taken is not None and depth == len(self.inner) - 1:
+            start, states = self._runs(d, states)
+        loop = self._loop(d, states, start=start)
+        with ir.InsertionPoint(loop.body):
+            scf.YieldOp(self._reduce(depth + 1, list(loop.inner_iter_args)))
+        self._leave(d)
+        return list(loop.results)
+
+    def _runs(self, d: int, states: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
+        """As many elements as whole runs have; where they end, and the states there."""
+        condition, chosen = self.taken
+        extent = self.extent(d)
+        known = mlir.constant_value(extent)
+        end = whole(extent if known is None else int(known), RUN)
+        end = mlir.index(end) if isinstance(end, int) else end
+        runs = scf.ForOp(mlir.index(0), end, mlir.index(RUN), states)
+        self.first = self.first or runs
+        with ir.InsertionPoint(runs.body):
+            now = list(runs.inner_iter_args)
+
+            def over(states, step):
+                loop = scf.ForOp(mlir.index(0), mlir.index(RUN), mlir.index(1), states)
+                with ir.InsertionPoint(loop.body):
+                    self.variables[d] = sum_of([(runs.induction_variable, 1), (loop.induction_variable, 1)])
+                    self._load_ready()
+                    scf.YieldOp(step(list(loop.inner_iter_args)))
+                self._leave(d)
+                return list(loop.results)
+
+            kept = [n - self.count in chosen for n in self.carried]
+            scf.YieldOp(run(now, kept, over, lambda: self._compute(now)[0][condition], self._body))
+        return end, list(runs.results)
 
     def _body(self, states: list[ir.Value], number: int = 0, shared: dict | None = None) -> list[ir.Value]:
         """One element, of several that are computed together that with this number."""
+        mapping, flags = self._compute(states, number, shared)
+        results = [mapping.get(v, v) for v in list(self.block.operations)[-1].operands]
+        for n, value in enumerate(results, self.count):
+            if n not in self.carried:
+                self._store(value, n)
+        return [results[n - self.count] for n in self.carried] + flags
+
+    def _compute(self, states: list[ir.Value], number: int = 0, shared: dict | None = None):
+        """What the body's values are for this element, and flags of arguments beyond the quick functions."""
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.arguments):
             if n in self.carried:
@@ -247,21 +294,12 @@ class _Nest:
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
             if self.quick and inner.operation.name in TRIGONOMETRIC:
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<afn>")
-                flags = [arith.ori(flags[0], _beyond_quick(copy.operands[0]))]
-        results = [mapping.get(v, v) for v in list(self.block.operations)[-1].operands]
-        for n, value in enumerate(results, self.count):
-            if n not in self.carried:
-                self._store(value, n)
-        return [results[n - self.count] for n in self.carried] + flags
+                flags = [arith.maxsi(flags[0], arith.bitcast(flags[0].type, math.absf(copy.operands[0])))]
+        return mapping, flags
 
 
 def _is_check(op: ir.Operation) -> bool:
     return op.name == "cf.assert"
-
-
-def _beyond_quick(x: ir.Value) -> ir.Value:
-    limit = mlir.constant(QUICK_LIMIT[str(x.type)], x.type)
-    return arith.cmpf(arith.CmpFPredicate.OGT, math.absf(x), limit)
 
 
 def _fill(op: ir.Operation) -> None:

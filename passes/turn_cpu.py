@@ -88,7 +88,7 @@ def map_transpose(op: ir.Operation) -> None:
 
 def _turn_plane(source: ir.Value, target: ir.Value, rows: Size, columns: Size, lanes: int) -> None:
     type_ = ir.VectorType.get([lanes, lanes], ir.MemRefType(source.type).element_type)
-    whole_rows, whole_columns = _whole(rows, lanes), _whole(columns, lanes)
+    whole_rows, whole_columns = whole(rows, lanes), whole(columns, lanes)
     with loop(0, whole_rows, lanes) as r, loop(0, whole_columns, lanes) as c:
         square = vector.LoadOp(type_, source, [r, c]).result
         vector.StoreOp(vector.TransposeOp(type_, square, [1, 0]).result, target, [c, r])
@@ -126,7 +126,7 @@ def _size(value: ir.Value, d: int) -> Size:
     return memref.DimOp(value, mlir.index(d)).result if size == mlir.DYNAMIC else size
 
 
-def _whole(size: Size, lanes: int) -> Size:
+def whole(size: Size, lanes: int) -> Size:
     """The largest multiple of `lanes` up to `size`."""
     if isinstance(size, int):
         return size // lanes * lanes
@@ -134,4 +134,4 @@ def _whole(size: Size, lanes: int) -> Size:
     return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [down]), [size]).result
 
 
-__all__ = ["map_transpose", "stage_turns"]
+__all__ = ["map_transpose", "stage_turns", "whole"]

@@ -190,6 +190,13 @@ def ipow(base, exponent):
     return result
 
 
+def _bits(element: types.Type, word: types.Type) -> Callable:
+    return typed(bits, lambda x: word if x == element else None)
+
+
+bits_f32, bits_f64 = _bits(types.float32, types.int32), _bits(types.float64, types.int64)
+
+
 # ---- narrow floats: their bits are u8 and u16 ------------------------------------------------------------------------
 
 _WORD = ir.IntType(32)
@@ -303,5 +310,6 @@ __all__ = [
     *(f"{name}_pointer" for name in _POINTED),
     *(f"f32_from_{t}" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
     *(f"{t}_from_f32" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
+    "bits_f32", "bits_f64",
     "floor_divide", "floor_modulo", "fma", "fmod", "ipow", "maximum", "minimum", "reassoc_add", "reassoc_mul", "select",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ then 2^n (1 + ...). Subnormal results are rounded once more, and not flushed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 
 from tilec.runtime.cpu_math_tables import ERF_F32, ERF_F64, EXPM1_F32, EXPM1_F64, TANH_F32, TANH_F64
@@ -15,14 +16,14 @@ from tilec.runtime.cpu_math_values import (
     Float,
     Value,
     absolute,
+    bits,
     clamp,
     copysign,
     floats,
     fma,
+    from_bits,
     horner,
-    nearest,
     select,
-    two_to,
 )
 
 LN2 = Decimal("0.69314718055994530941723212145817656807550013436025525412068")
@@ -38,12 +39,22 @@ def parts(number: Decimal, kind: Float, count: int = 2) -> list[float]:
     return result
 
 
-def reduced(x: Value) -> tuple[Value, Value, Value]:
-    """n as an integer, r, and exp(r) - 1."""
+def reduced(x: Value, offset: float | Value = 0, factor: float = LOG2_E) -> tuple[Value, Value]:
+    """The integer n next to x * factor as a float, and 2^(n + offset).
+
+    Adding a large number rounds to an integer. With the exponents' bias in that number the sum's lowest bits are those of
+    the power, one shift away.
+    """
+    kind = x.kind
+    magic = x.like(offset) + (kind.magic + kind.bias)
+    shifted = fma(x, factor, magic)
+    return shifted - magic, from_bits(bits(shifted) << kind.fraction, kind)
+
+
+def rest(x: Value, whole: Value) -> Value:
+    """x - whole ln 2."""
     high, low = parts(LN2, x.kind)
-    whole, n = nearest(x * LOG2_E)
-    r = fma(whole, -low, fma(whole, -high, x))
-    return n, r, expm1_of_reduced(r)
+    return fma(whole, -low, fma(whole, -high, x))
 
 
 def expm1_of_reduced(r: Value) -> Value:
@@ -51,16 +62,22 @@ def expm1_of_reduced(r: Value) -> Value:
     return fma(r * r, horner(r, EXPM1_F32 if r.kind == F32 else EXPM1_F64), r)
 
 
-def scaled(x: Value, n: Value) -> Value:
-    """x * 2^n for 1/2 <= x <= 2, by two powers, so that subnormal results and those near the largest come out."""
-    half = n >> 1
-    return x * two_to(half, x.kind) * two_to(n - half, x.kind)
+def exponential(x: Value, factor: float, rest: Callable[[Value], Value]) -> Value:
+    """2^n exp(rest(n)) for the integer n next to x * factor.
+
+    The power is 2^(n + middle) 2^-middle or 2^(n - middle) 2^middle, by the sign of x, so that subnormal results and those
+    near the largest come out.
+    """
+    middle = (x.kind.bias + 1) // 2
+    below = bits(x) < 0
+    whole, power = reduced(x, select(below, x.like(middle), -middle), factor)
+    result = fma(power, expm1_of_reduced(rest(whole)), power)
+    return result * select(below, x.like(2.0**-middle), 2.0**middle)
 
 
 def exp_of(x: Value) -> Value:
     x = clamp(x, -104, 89) if x.kind == F32 else clamp(x, -746, 710)
-    n, _, p = reduced(x)
-    return scaled(p + 1, n)
+    return exponential(x, LOG2_E, lambda whole: rest(x, whole))
 
 
 @floats
@@ -73,30 +90,27 @@ def exp(x: Value) -> Value:
 def exp2(x: Value) -> Value:
     """2^x. The reduction x - n is exact, so only ln 2 times it is rounded."""
     x = clamp(x, -150, 128) if x.kind == F32 else clamp(x, -1075, 1024)
-    whole, n = nearest(x)
-    return scaled(expm1_of_reduced((x - whole) * float(LN2)) + 1, n)
-
-
-def expm1_of(x: Value) -> Value:
-    """2^n p + (2^n - 1), in halves, as 2^n may be too large where the result is not."""
-    n, _, p = reduced(clamp(x, -18, 89) if x.kind == F32 else clamp(x, -40, 710))
-    half = two_to(n - 1, x.kind)
-    return fma(half, p, half - 0.5) * 2
+    return exponential(x, 1, lambda whole: (x - whole) * float(LN2))
 
 
 @floats
 def expm1(x: Value) -> Value:
-    """e^x - 1 without cancellation near 0. It has the sign of x, -0 included."""
-    return copysign(expm1_of(x), x)
+    """e^x - 1 without cancellation near 0: 2^n p + (2^n - 1), in halves, as 2^n may be too large where the result is not.
+    It has the sign of x, -0 included."""
+    y = clamp(x, -18, 89) if x.kind == F32 else clamp(x, -40, 710)
+    whole, half = reduced(y, -1)
+    return copysign(fma(half, expm1_of_reduced(rest(y, whole)), half - 0.5) * 2, x)
 
 
 @floats
 def tanh(x: Value) -> Value:
     """x + x^3 P(x^2) near 0; 1 - 2 / (e^2|x| + 1) from 0.55 on, with e^2|x| + 1 as 2^n p + (2^n + 1)."""
     magnitude = absolute(x)
-    n, _, p = reduced(clamp(magnitude * 2, 0, 20 if x.kind == F32 else 40))
-    power = two_to(n, x.kind)
-    far = 1 - 2 / fma(power, p, power + 1)
+    y = magnitude * 2
+    limit = 20 if x.kind == F32 else 40
+    y = select(y > limit, limit, y)
+    whole, power = reduced(y)
+    far = 1 - 2 / fma(power, expm1_of_reduced(rest(y, whole)), power + 1)
     z = x * x
     near = fma(z * magnitude, horner(z, TANH_F32 if x.kind == F32 else TANH_F64), magnitude)
     return copysign(select(magnitude < 0.55, near, far), x)
@@ -110,6 +124,8 @@ def erf(x: Value) -> Value:
     nor rational functions are needed.
     """
     low, high = (ERF_F32, 4) if x.kind == F32 else (ERF_F64, 6)
-    magnitude = clamp(absolute(x), 0, high)
-    g = fma(magnitude, horner(magnitude, low), magnitude)
-    return copysign(expm1_of(-g), x)
+    magnitude = absolute(x)
+    magnitude = select(magnitude > high, high, magnitude)
+    g = -fma(magnitude, horner(magnitude, low), magnitude)
+    whole, power = reduced(g)
+    return copysign(fma(power, expm1_of_reduced(rest(g, whole)), power - 1), x)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from decimal import Decimal
 
-from tilec.runtime.cpu_math_exp import LN2, LOG2_E, expm1_of_reduced, parts, scaled
+from tilec.runtime.cpu_math_exp import LN2, LOG2_E, exponential, parts
 from tilec.runtime.cpu_math_tables import LOG_F32, LOG_F64, LOG_LONG_F64
 from tilec.runtime.cpu_math_values import (
     F32,
@@ -27,7 +27,6 @@ from tilec.runtime.cpu_math_values import (
     fma,
     from_bits,
     horner,
-    nearest,
     select,
     to_float,
     two_product,
@@ -152,9 +151,7 @@ def power(x: Value, y: Value, log2_of: Callable[[Value], tuple[Value, Value]]) -
     n_and_fraction = clamp(wanted, -1100, 1100)
     rest = fma(y, log, -n_and_fraction) + y * log_rest
     rest = select(regular & (log != 0) & (n_and_fraction == wanted), rest, 0)
-    whole, n = nearest(n_and_fraction)
-    r = (n_and_fraction - whole + rest) * float(LN2)
-    result = scaled(expm1_of_reduced(r) + 1, n)
+    result = exponential(n_and_fraction, 1, lambda whole: (n_and_fraction - whole + rest) * float(LN2))
     is_whole, half = call("llvm.rint", y) == y, y * 0.5
     odd = is_whole & (call("llvm.rint", half) != half)
     result = select(odd, copysign(result, x), result)

@@ -10,8 +10,8 @@ times 2^e, and of 2^e / pi only what is left modulo 2 matters. A table holds tha
 products are added without error; for f32, whose integers have 24 bits, as two f64, the first with an exact product.
 
 `sin`, `cos` and `tan` hold on the full range: they compute both and select, which takes about six times as long as the
-quick form. `sin_quick`, `cos_quick`, `tan_quick` are for loops that look: collect `beyond_quick(x)` with `|`, and do
-the loop again with the full form if it came out true.
+quick form. `sin_quick`, `cos_quick`, `tan_quick` are for loops that look: collect the largest |x|, and do the loop again
+with the full form if that is beyond `QUICK_LIMIT`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-
-from numba import types
 
 from tilec.runtime.cpu_math_tables import SIN_F32, SIN_F64, TAN_F32, TAN_F64
 from tilec.runtime.cpu_math_values import (
@@ -42,7 +40,6 @@ from tilec.runtime.cpu_math_values import (
     select,
     two_product,
     two_sum,
-    typed,
 )
 
 QUICK_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}
@@ -230,29 +227,17 @@ def tan(x: Value) -> Value:
 
 @floats
 def sin_quick(x: Value) -> Value:
-    """The sine where not `beyond_quick(x)`."""
+    """The sine up to `QUICK_LIMIT`."""
     return sin_of(x, quick_reduction)
 
 
 @floats
 def cos_quick(x: Value) -> Value:
-    """The cosine where not `beyond_quick(x)`."""
+    """The cosine up to `QUICK_LIMIT`."""
     return cos_of(x, quick_reduction)
 
 
 @floats
 def tan_quick(x: Value) -> Value:
-    """The tangent where not `beyond_quick(x)`."""
+    """The tangent up to `QUICK_LIMIT`."""
     return tan_of(x, quick_reduction)
-
-
-def _boolean(x: types.Type) -> types.Type | None:
-    return types.boolean if isinstance(x, types.Float) else None
-
-
-def _beyond_quick(x: Value) -> Value:
-    """Whether the quick forms do not hold for x; NaN is not beyond: it stays NaN."""
-    return absolute(x) > QUICK_LIMIT[x.kind.name]
-
-
-beyond_quick = typed(_beyond_quick, _boolean)

@@ -182,6 +182,11 @@ class _CpuPrinter(Printer):
 
     # ---- operations --------------------------------------------------------------------------------------------------
 
+    def expression(self, op: ir.Operation) -> str:
+        if op.name == "arith.bitcast":
+            return f"{self.use(f'bits_{op.operands[0].type}')}({self.expr(op.operands[0])})"
+        return super().expression(op)
+
     def function(self, name: str, arguments: list[str], element: str) -> str:
         if name in ("max", "min") and element not in ("f32", "f64"):
             text = f"{name}({', '.join(arguments)})"

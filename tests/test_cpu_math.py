@@ -10,6 +10,7 @@ import numba
 import numpy as np
 import pytest
 
+import tilec
 from tilec.dtypes import F32
 from tilec.enclosure import point
 from tilec.enclosure_reduce import Total, reduce
@@ -314,9 +315,11 @@ def test_select_and_fma():
     assert rest == math.fmod(-5.5, 1 + 2.0**-30)
 
 
-def test_quick_forms_say_where_they_end():
-    beyond = loop("beyond_quick", np.bool_)
-    for dtype, name in ((np.float32, "f32"), (np.float64, "f64")):
-        limit = dtype(QUICK_LIMIT[name])
-        got = beyond(np.array([limit, np.nextafter(limit, dtype(INF)), -2 * limit, NAN, INF], dtype))
-        np.testing.assert_array_equal(got, [False, True, True, False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_argument_beyond_the_quick_forms_takes_the_full_ones(dtype):
+    limit = dtype(QUICK_LIMIT["f32" if dtype is np.float32 else "f64"])
+    op = tilec.compile("y[i, j] = cos(x[i, j])", target="cpu")
+    for large in (limit, np.nextafter(limit, dtype(INF)), -2 * limit, dtype(1e30), dtype(NAN), dtype(INF)):
+        x = np.linspace(-9, 9, 200, dtype=dtype).reshape(2, 100)
+        x[1, 70] = large
+        np.testing.assert_array_equal(op(x).ravel(), loop("cos")(x.ravel()))

@@ -54,3 +54,23 @@ def test_checks_before_a_loop_are_of_what_it_reads():
     assert op(np.ones((7, 0), np.float32), wrong).shape == (2, 0)
     with pytest.raises(tilec.CallError, match="reads outside `table`"):
         op(np.ones((7, 3), np.float32), wrong)
+
+
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+@pytest.mark.parametrize("columns", [1, 31, 64, 65, 500])
+def test_places_of_extremes_in_runs(kind, columns):
+    """Ties, NaNs early and late, all equal, nothing but the identity, and another state beside."""
+    rng = np.random.default_rng(0)
+    worst = np.float32(-np.inf if kind == "argmax" else np.inf)
+    x = rng.integers(-3, 3, (40, columns)).astype(np.float32)
+    x[0], x[1], x[2] = worst, np.nan, np.arange(columns)
+    x[3, columns // 2 :] = np.nan
+    x[4] = -np.arange(columns)
+    x[5:9] = np.where(rng.random((4, columns)) < 0.5, 0.0, -0.0)
+    text = f"place[i] = {kind}[j](x[i, j]); total[i] = sum[j](x[i, j])"
+    place, _ = tilec.compile(text, target="cpu")(x)
+    np.testing.assert_array_equal(place, getattr(np, kind)(x, 1))
+    largest = kind.removeprefix("arg")
+    both = tilec.compile(f"place[i] = {kind}[j](x[i, j]); value[i] = {largest}[j](x[i, j])", target="cpu")(x)
+    np.testing.assert_array_equal(both[0], place)
+    np.testing.assert_array_equal(both[1], getattr(np, largest)(x, 1))

@@ -1,0 +1,73 @@
+"""Reductions whose state seldom changes, such as argmax: looked through in runs.
+
+    for j iter(best, place) { take = x[j] > best | ...; select(take, x[j], best), select(take, j, place) }
+
+Each step waits for the comparison before, and no compiler makes SIMD code of that. But a run of elements changes nothing if
+none of them would be taken with the state as it is before the run, and to find that out is a reduction without such a chain:
+
+    for j0 by 32 iter(best, place) {
+        found = for j in j0 : j0 + 32 iter(found) { found | take(x[j], best, place) }
+        if found { for j in j0 : j0 + 32 iter(best, place) { ... } } }
+
+Of elements in random order, run n changes the state with probability 1 / n. The result is the same, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilec import mlir
+from tilec.mlir import arith, ir, scf
+
+RUN = 32  # elements: four vectors of f32, so that there is something to do between branches
+
+States = list[ir.Value]
+
+
+def taken(block: ir.Block, states: list[ir.Value]) -> tuple[ir.Value, frozenset[int]] | None:
+    """The condition on which states of a reduction's body are replaced, if it depends on these, and which states are."""
+    found: dict[ir.Value, list[int]] = {}
+    for n, value in enumerate(list(block.operations)[-1].operands):
+        owner = mlir.definition(value)
+        if owner is not None and owner.name == "arith.select" and owner.operands[2] == states[n]:
+            found.setdefault(owner.operands[0], []).append(n)
+    for condition, places in found.items():
+        if _depends(condition, [states[n] for n in places]):
+            return condition, frozenset(places)
+    return None
+
+
+def _depends(value: ir.Value, states: list[ir.Value]) -> bool:
+    owner = mlir.definition(value)
+    return value in states or (owner is not None and any(_depends(v, states) for v in owner.operands))
+
+
+def run(
+    states: States,
+    kept: list[bool],
+    over: Callable[[States, Callable[[States], States]], States],
+    take: Callable[[], ir.Value],
+    body: Callable[[States], States],
+) -> States:
+    """The states after a run. `over` makes a loop over its elements, `take` says whether one would be taken with the
+    `states` at the start, `body` is the reduction's step. `kept` are the states that stay if none is."""
+    false = mlir.constant(False, ir.IntegerType.get_signless(1))
+    (found,) = over([false], lambda flags: [arith.ori(flags[0], take())])
+    choice = scf.IfOp(found, [s.type for s in states], has_else=True)
+    with ir.InsertionPoint(choice.then_block):
+        scf.YieldOp(over(states, body))
+
+    def filled(others: States) -> States:
+        rest = iter(others)
+        return [s if k else next(rest) for s, k in zip(states, kept)]
+
+    def others(all_states: States) -> States:
+        return [s for s, k in zip(all_states, kept) if not k]
+
+    with ir.InsertionPoint(choice.else_block):
+        more = others(states)
+        scf.YieldOp(filled(over(more, lambda new: others(body(filled(new))))) if more else states)
+    return list(choice.results)
+
+
+__all__ = ["RUN", "run", "taken"]
