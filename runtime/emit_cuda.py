@@ -24,9 +24,10 @@ from tilec.runtime.emit import NARROW, Memory, has_flag
 from tilec.runtime.emit_cpu import strides_of
 from tilec.runtime.emit_cuda_async import async_operation
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
+from tilec.runtime.emit_cuda_guard import guarded_load, guarded_loads
 from tilec.runtime.emit_cuda_threads import thread_operation
 from tilec.runtime.emit_cuda_unroll import UnrollPrinter
-from tilec.runtime.emit_cuda_uses import guarded_loads, is_read_as_scalar, is_unchanged, stored_arguments
+from tilec.runtime.emit_cuda_uses import is_read_as_scalar, is_unchanged, stored_arguments
 from tilec.runtime.emit_index import plus, times
 from tilec.runtime.program import Emitted, KernelSource, TensorMap
 from tilec.runtime.steps import read_steps
@@ -127,6 +128,10 @@ class _CudaPrinter(UnrollPrinter):
         self.definitions[name] = f"{self.use(maker)}{arguments}"
         return name
 
+    def dtype(self, element: str) -> str:
+        """What intrinsics call an element type."""
+        return NAMES.get(element, element)
+
     def bytes(self, memory: Memory, index: str | int) -> str:
         return _bytes(memory, index)
 
@@ -151,8 +156,10 @@ class _CudaPrinter(UnrollPrinter):
                 for n in range(int(mlir.constant_value(op.operands[1]))):
                     self.text[block.arguments[0]] = str(n)
                     self.block(block)
-            case "memref.load" if self.load_in_place(op):
+            case "memref.load" if self.guard is not None or self.load_in_place(op):
                 pass
+            case "memref.store" if self.guard is not None:
+                guarded_load(self, op)
             case "arith.truncf" | "arith.extf" if isinstance(op.results[0].type, ir.VectorType):
                 pass  # printed by the store of the fragment
             case "memref.load" if self.memory[op.operands[0]].space in ("shared", "cluster"):
@@ -181,15 +188,8 @@ class _CudaPrinter(UnrollPrinter):
                 super().backend_operation(op)
 
     def branch(self, op: ir.Operation) -> None:
-        """Loads of vectors into registers are predicated: a branch around each would have it wait for the last."""
-        loads = [(self.memory.get(source), self.memory.get(target)) for source, target in guarded_loads(op)]
-        if not loads or not all(s and s.space == "global" and s.base not in self.written
-                                and t and t.space in ("array", "halves") for s, t in loads):  # fmt: skip
+        if not guarded_loads(self, op):
             super().branch(op)
-            return
-        self.guard = self.expr(op.operands[0])
-        self.block(op.regions[0].blocks[0])
-        self.guard = None
 
     def check(self, op: ir.Operation) -> None:
         """A failed check leaves its number in the word at `errors`; the launch raises the error."""
@@ -260,9 +260,9 @@ class _CudaPrinter(UnrollPrinter):
                 element = f"{memory.base}[{index}]"
                 return f"({element} != 0)" if memory.element == "i1" else element
             case "halves":
-                return f"{self.use(f'unpack_{_dtype(memory.element)}')}({memory.base}, {index})"
+                return f"{self.use(f'unpack_{self.dtype(memory.element)}')}({memory.base}, {index})"
         prefix = "shared_" if memory.space in ("shared", "cluster") else ""
-        return f"{self.use(f'{prefix}load_{_dtype(memory.element)}')}({_bytes(memory, index)})"
+        return f"{self.use(f'{prefix}load_{self.dtype(memory.element)}')}({_bytes(memory, index)})"
 
     def store(self, memory: Memory, index: str | int, value: str) -> None:
         match memory.space:
@@ -273,7 +273,7 @@ class _CudaPrinter(UnrollPrinter):
                 self.line(f"{memory.base}[{index}] = {value}")
             case _:
                 prefix = "shared_" if memory.space == "shared" else ""
-                name = self.use(f"{prefix}store_{_dtype(memory.element)}")
+                name = self.use(f"{prefix}store_{self.dtype(memory.element)}")
                 self.line(f"{name}({_bytes(memory, index)}, {value})")
 
     def vector_store(self, op: ir.Operation) -> None:
@@ -292,7 +292,7 @@ class _CudaPrinter(UnrollPrinter):
         elif loads and memory.base not in self.written:
             hint = "_nc"
         count = prod(ir.VectorType(op.operands[0].type).shape)
-        kind = f"{_dtype(array.element)}x{count}"
+        kind = f"{self.dtype(array.element)}x{count}"
         if array.space == "halves":
             kind, slot = f"u32x{count // 2}", _half(slot)
         if array.space == "halves" and memory.space == "shared":
@@ -351,7 +351,7 @@ class _CudaPrinter(UnrollPrinter):
             text = f"{self.use('f32')}({text})"
         if target == "f64":
             return f"{self.use('f64')}({text})"
-        return f"{self.use(f'round_{_dtype(target)}')}({text})" if target in NARROW else text
+        return f"{self.use(f'round_{self.dtype(target)}')}({text})" if target in NARROW else text
 
     def function(self, name: str, arguments: list[str], element: str) -> str:
         inner = ", ".join(arguments)
@@ -362,10 +362,6 @@ class _CudaPrinter(UnrollPrinter):
         if element.startswith("u"):  # Numba-CUDA's min and max compare as if there were a sign
             return f"{self.use(f'{name}_{element}')}({inner})"
         return f"{self.use(element)}({name}({inner}))" if element != "i1" else f"{name}({inner})"
-
-
-def _dtype(element: str) -> str:
-    return NAMES.get(element, element)
 
 
 def _bytes(memory: Memory, index: str | int) -> str:

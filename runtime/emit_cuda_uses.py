@@ -49,17 +49,3 @@ def is_unchanged(load: ir.Operation, memory: ir.Value) -> bool:
 
 def _writes(op: ir.Operation, memory: ir.Value) -> bool:
     return op.name in ("memref.store", "vector.store") and op.operands[1] == memory
-
-
-def guarded_loads(op: ir.Operation) -> list[tuple[ir.Value, ir.Value]]:
-    """Of a branch that does nothing but load vectors into private memory: what is loaded from and to, else nothing."""
-    if len(op.results) or len(op.regions[1].blocks):
-        return []
-    found = []
-    for view in op.regions[0].blocks[0].operations:
-        inner = view.operation
-        if inner.name == "vector.store" and inner.operands[0].owner.name == "vector.load":
-            found.append((inner.operands[0].owner.operands[0], inner.operands[1]))
-        elif inner.name not in ("vector.load", "affine.apply", "scf.yield"):
-            return []
-    return found
