@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -103,7 +104,7 @@ def _draw(seed: int, folder: Path, target: str) -> list[Path]:
 def sanitize(program: str, options: argparse.Namespace, prepared: list[Path], broken: int) -> int:
     """Runs the tools, several at a time; tells what each says."""
     faults, unusable = broken, False
-    parts = max(1, options.jobs // len(options.tool))
+    parts = max(1, 2 * options.jobs // len(options.tool))  # twice as many runs as fit at a time: some take longer
     with ThreadPoolExecutor(options.jobs) as pool:
 
         def start(tool: str, *arguments: str) -> Future[tuple[Outcome, str, float]]:
@@ -137,14 +138,16 @@ def _run(program: str, tool: str, arguments: tuple[str, ...], limit: float) -> t
     command = [program, *TOOLS[tool], *EVERY, sys.executable, "-m", "sanitize.child", *arguments]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
     begin = time.monotonic()
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment,
+        start_new_session=True,
+    )  # fmt: skip
     try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit, env=environment,
-            errors="replace", check=False,
-        )  # fmt: skip
-        output, status = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as error:
-        output, status = (error.stdout or b"").decode(errors="replace"), -1
+        output, _ = running.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGKILL)  # the program under the tool, too
+        output, _ = running.communicate()
+    status = running.returncode
     return read(output, status), output, time.monotonic() - begin
 
 

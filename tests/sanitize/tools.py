@@ -18,15 +18,9 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "initcheck-shared": ("--tool", "initcheck", "--initcheck-address-space", "shared"),
 }
 EVERY = (
-    "--destroy-on-device-error",
-    "kernel",
-    "--error-exitcode",
-    "86",
-    "--print-limit",
-    "30",
-    "--show-backtrace",
-    "no",
-)
+    "--destroy-on-device-error", "kernel", "--error-exitcode", "86", "--print-limit", "30", "--show-backtrace", "no",
+    "--max-connections", "64",
+)  # fmt: skip
 MARK = "sanitize:"
 """Begins the lines of the program that runs under a tool: `case NAME` and `done NAME`."""
 _PREFIX = re.compile(r"^={9} ?")
