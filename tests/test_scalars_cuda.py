@@ -1,0 +1,93 @@
+"""Every operator, cast and reduction of every type at the ends of what the type holds, as CUDA kernels.
+
+Numba-CUDA's own ideas of integers (what is signed, what wraps, what a comparison of NaN gives) show on a GPU only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fuzz.compare import check
+from fuzz.programs import Case
+
+from tilec.dtypes import DTYPES
+
+WAYS = pytest.mark.parametrize("way", ["emulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+INTEGERS = [n for n, t in DTYPES.items() if t.kind in ("int", "uint")]
+FLOATS = [n for n, t in DTYPES.items() if t.is_float]
+COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+BINARY = {"add": "x[i] + z[i]", "sub": "x[i] - z[i]", "mul": "x[i] * z[i]", "low": "min(x[i], z[i])",
+          "high": "max(x[i], z[i])", "inside": "clamp(x[i], z[i], x[0])", "neg": "-x[i]", "size": "abs(x[i])",
+          "quo": "x[i] // z[i]", "rem": "x[i] % z[i]", "square": "x[i] ** 2"}  # fmt: skip
+
+
+def of_pairs(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    x, z = np.meshgrid(values, values, indexing="ij")
+    return {"x": np.ascontiguousarray(x).reshape(-1), "z": np.ascontiguousarray(z).reshape(-1)}
+
+
+def run(name: str, results: dict[str, tuple[str, str]], inputs: dict[str, np.ndarray], way: str) -> None:
+    """`results` are types (with dimensions) and expressions by name."""
+    outputs = ", ".join(f"{n}: {declared}" for n, (declared, _) in results.items())
+    body = "\n".join(
+        f"    {n}{'[i]' if declared.endswith('[N]') else ''} = {text}" for n, (declared, text) in results.items()
+    )
+    program = f"op f({', '.join(f'{n}: {name}[N]' for n in inputs)}) -> ({outputs}) {{\n{body}\n}}"
+    exact = frozenset(results) if name not in FLOATS else frozenset()
+    check(Case(program, {"N": len(inputs["x"])}, inputs, exact), way)
+
+
+@WAYS
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_integers(name, way):
+    kind = DTYPES[name].numpy
+    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+    values = np.array([low, low + 1, 0, 1, 2, 7, high // 2 + 1, high - 1, high, *([-1, -7] if low else [3])], kind)
+    results = {n: (f"{name}[N]", text) for n, text in BINARY.items()}
+    results |= {n: ("bool[N]", f"x[i] {sign} z[i]") for n, sign in COMPARISONS.items()}
+    run(name, results, of_pairs(name, values), way)
+
+
+@WAYS
+@pytest.mark.parametrize("name", INTEGERS)
+def test_casts_and_reductions_of_integers(name, way):
+    kind = DTYPES[name].numpy
+    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+    values = np.array([low, low + 1, 0, 1, 2, 7, high // 2 + 1, high - 1, high] * 4, kind)
+    results = {f"as_{t}": (f"{t}[N]", f"{t}(x[i])") for t in (*INTEGERS, "f32", "f64", "bool")}
+    results |= {"least": (name, "min[i](x[i])"), "most": (name, "max[i](x[i])"), "total": (name, "sum[i](x[i])"),
+                "product": (name, "prod[i](x[i])"), "where_most": ("i64", "argmax[i](x[i])"),
+                "where_least": ("i64", "argmin[i](x[i])"), "so_far": (f"{name}[N]", "cummax[i](x[i])"),
+                "sums": (f"{name}[N]", "cumsum[i](x[i])"), "down": (f"{name}[N]", "cummin[i](x[i])")}  # fmt: skip
+    run(name, results, {"x": values}, way)
+
+
+@WAYS
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_floats(name, way):
+    import ml_dtypes
+
+    kind, info = DTYPES[name].numpy, ml_dtypes.finfo(DTYPES[name].numpy)
+    most, least = float(info.max), float(info.smallest_subnormal)
+    wide = [0.0, -0.0, 1.0, -1.5, 2.5, 7.0, most, -most, least, -least, np.inf, -np.inf, np.nan]
+    values = np.array(wide).astype(kind)
+    results = {n: (f"{name}[N]", text) for n, text in BINARY.items() if n not in ("quo", "rem", "square")}
+    results |= {n: (f"{name}[N]", f"{n}(x[i])") for n in ("floor", "ceil", "round")}
+    results |= {n: ("bool[N]", f"x[i] {sign} z[i]") for n, sign in COMPARISONS.items()}
+    results |= {"over": (f"{name}[N]", "x[i] / z[i]"), "picked": (f"{name}[N]", "x[i] if x[i] > z[i] else z[i]")}
+    results |= {f"as_{t}": (f"{t}[N]", f"{t}(x[i])") for t in FLOATS}
+    run(name, results, of_pairs(name, values), way)
+
+
+@WAYS
+@pytest.mark.parametrize("name", FLOATS)
+def test_reductions_and_casts_of_floats(name, way):
+    values = np.array([3, -2.5, 0.5, -7, 3, 1, -0.0, 0.0, -7] * 4).astype(DTYPES[name].numpy)
+    results = {"least": (name, "min[i](x[i])"), "most": (name, "max[i](x[i])"), "total": ("f32", "sum[i](x[i])"),
+               "where_most": ("i64", "argmax[i](x[i])"), "where_least": ("i64", "argmin[i](x[i])"),
+               "so_far": (f"{name}[N]", "cummax[i](x[i])"), "some": ("bool", "any[i](x[i] > 2)"),
+               "every": ("bool", "all[i](x[i] > -7)")}  # fmt: skip
+    results |= {f"as_{t}": (f"{t}[N]", f"{t}(abs(x[i]))") for t in (*INTEGERS, "bool")}
+    run(name, results, {"x": values}, way)
