@@ -16,7 +16,8 @@ from tilec.runtime.cpu_math_tables import SIN_F32
 from tilec.runtime.cuda_define import asm, define
 
 LIMIT = 2.0**17
-_PI = (3.1415927410125732, -8.742277657347586e-08, -3.4302490200117637e-15)  # pi as a sum of three floats of 24 bits
+# pi as a sum of three floats of 24 bits; all are positive, so that no turns at all leave a zero its sign
+_PI = (3.141592502593994, 1.5099578831723193e-07, 1.0780605906948477e-14)
 _MAGIC = 12582912.0  # 1.5 * 2^23: adding it leaves a float's integer part in its last bits
 
 
@@ -67,11 +68,26 @@ def _quick(shift: float) -> list[str]:
         "%bits = arith.bitcast %sum : f32 to i32",
         "%last = arith.constant 31 : i32",
         "%sign = arith.shli %bits, %last : i32",
-        "%plain = arith.bitcast %sine : f32 to i32",
+        *_plain(rest, signed=shift == 0),
         "%signed = arith.xori %plain, %sign : i32",
         "%quick = arith.bitcast %signed : i32 to f32",
     ]
     return lines
+
+
+def _plain(rest: str, signed: bool) -> list[str]:
+    """The sine's bits. Its sum loses the sign of a zero, which `rest` has."""
+    if not signed:
+        return ["%plain = arith.bitcast %sine : f32 to i32"]
+    return [
+        "%absolute = arith.constant 2147483647 : i32",
+        "%minus = arith.constant -2147483648 : i32",
+        "%unsigned = arith.bitcast %sine : f32 to i32",
+        "%magnitude = arith.andi %unsigned, %absolute : i32",
+        f"%turned = arith.bitcast {rest} : f32 to i32",
+        "%negative = arith.andi %turned, %minus : i32",
+        "%plain = arith.ori %magnitude, %negative : i32",
+    ]
 
 
 def _constant(name: str, value: float) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fuzz.compare import check
+from fuzz.compare import check, on_gpu, specialised
 from fuzz.programs import Case
 
 from tilec.dtypes import DTYPES
+from tilec.functions import FUNCTIONS
 
 WAYS = pytest.mark.parametrize("way", ["emulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 INTEGERS = [n for n, t in DTYPES.items() if t.kind in ("int", "uint")]
@@ -91,3 +92,21 @@ def test_reductions_and_casts_of_floats(name, way):
                "every": ("bool", "all[i](x[i] > -7)")}  # fmt: skip
     results |= {f"as_{t}": (f"{t}[N]", f"{t}(abs(x[i]))") for t in (*INTEGERS, "bool")}
     run(name, results, {"x": values}, way)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["f16", "bf16", "f32", "f64"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_functions_of_zeros_have_its_sign(name):
+    functions = [f for f in FUNCTIONS.values() if f.arity.most == 1]
+    outputs = ", ".join(f"y_{f.name}: {name}[N]" for f in functions)
+    body = "\n".join(f"    y_{f.name}[i] = {f.name}(x[i])" for f in functions)
+    x = np.array([0.0, -0.0], DTYPES[name].numpy)
+    case = Case(f"op f(x: {name}[N]) -> ({outputs}) {{\n{body}\n}}", {"N": 2}, {"x": x})
+    found = on_gpu(case, specialised(case))
+    for f in functions:
+        want = f.reference(x.astype(np.float64))
+        np.testing.assert_array_equal(found[f"y_{f.name}"].astype(np.float64), want, err_msg=f.name)
+        np.testing.assert_array_equal(
+            np.signbit(found[f"y_{f.name}"].astype(np.float64)), np.signbit(want), err_msg=f.name
+        )
