@@ -150,7 +150,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     top.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = top.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for add in (_check, _fmt, _plan, _explain, _dump, _opt, _emit, _run_op, _verify, _cache, _doctor):
+    for add in (_check, _fmt, _plan, _explain, _tune, _dump, _opt, _emit, _run_op, _verify, _cache, _doctor):
         add(commands)
     return top
 
@@ -223,9 +223,29 @@ def _explain(commands) -> None:
         "Tells of every kernel what bounds it and what it costs, and of every decision what it was\n"
         "weighed against.",
         """tilec explain softmax.tile -D M=4096 -D N=1024
+        tilec explain softmax.tile -D M=4096,N=1024 --measure
         tilec explain mlp.tile -D M=512,D=1024,F=4096 --target h200""",
     )  # fmt: skip
     add_program(p)
+    p.add_argument("--measure", action="store_true", help="time every kernel on this machine, beside its prediction")
+
+
+def _tune(commands) -> None:
+    p = _command(
+        commands, "tune", "cli_tune:tune", "[options] FILE", "measure plans, and write the fastest",
+        "Measures the plans that the cost model thinks best, and some from all over the rest, on the device at\n"
+        "hand. Results are held against the program's error bounds; the fastest plan goes into FILE.sched.toml.",
+        """tilec tune softmax.tile -D M=4096 -D N=1024
+        tilec tune softmax.tile -D M=4096,N=1024 --target cuda --most 40
+        tilec tune softmax.tile -D M=4096,N=1024 -o -""",
+    )  # fmt: skip
+    add_program(p, schedule=False)
+    p.add_argument(
+        "--most", metavar="N", type=int, default=16, help="plans of each kernel beside the compiler's (default: 16)"
+    )
+    p.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs (default: 0)")
+    add_output(p, "the schedule file; - prints it (default: FILE.sched.toml)")
+    p.add_argument("--force", action="store_true", help="replace a plan that was edited")
 
 
 def _dump(commands) -> None:

@@ -14,28 +14,37 @@ def plan(args: argparse.Namespace) -> int:
     """Writes what the compiler decides into the schedule file; a plan that was edited is kept without
     `--force`.
     """
-    from tilec.schedule import merge_schedule, write_schedule
-
     args.schedule, args.no_schedule = None, True
     loaded = prepare(args)
     lowered = common.lower(loaded, end="plan", emit=False, expect=False)
+    path, text = schedule_text(args, loaded, lowered.plan)
+    put(path, text, lowered.plan, f"{lowered.plan.time_us:.1f} us predicted")
+    return 0
+
+
+def schedule_text(
+    args: argparse.Namespace, loaded, plan, measured: tuple[float, float] | None = None
+) -> tuple[Path, str]:
+    """The schedule file, and its text with the plan in it; `measured`: microseconds of it, and of the compiler's own.
+    Raises CallError where the file has another plan for the program, and `--force` is not given."""
+    from tilec.schedule import merge_schedule, write_schedule
+
     beside = Path("-") if str(args.file) == "-" else args.file.with_suffix(".sched.toml")
     path: Path = args.output or beside
     if str(path) == "-" or not path.is_file():
-        text, replaced = write_schedule(lowered.plan, loaded.specialised), False
-    else:
-        text, replaced = merge_schedule(_existing(path), lowered.plan, loaded.specialised)
-    if replaced and not args.force:
-        what = f"{path} has another plan for {lowered.plan.signature} on {loaded.target.name}"
-        raise CallError(what, hint="--force puts the compiler's in its place; -o - prints it")
+        return path, write_schedule(plan, loaded.specialised, measured)
+    text, replaced = merge_schedule(_existing(path), plan, loaded.specialised, measured)
+    if replaced and not args.force and not measured:
+        what = f"{path} has another plan for {plan.signature} on {loaded.target.name}"
+        raise CallError(what, hint="--force puts another in its place; -o - prints it")
+    return path, text
+
+
+def put(path: Path, text: str, plan, told: str) -> None:
     write(path, text)
     if str(path) != "-":
-        count = len(lowered.plan.kernels)
-        note(
-            f"wrote {path}: {count} kernel{'s' * (count != 1)}, {lowered.plan.time_us:.1f} us predicted",
-            kind="",
-        )
-    return 0
+        count = len(plan.kernels)
+        note(f"wrote {path}: {count} kernel{'s' * (count != 1)}, {told}", kind="")
 
 
 def _existing(path: Path) -> str:
@@ -46,10 +55,27 @@ def _existing(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+def _measured(loaded) -> dict[str, float]:
+    """Microseconds of every kernel on this machine, and of the op as a whole, on random inputs."""
+    from tilec.cli_run import build, need_gpu
+    from tilec.measure import kernel_times
+    from tilec.run_data import random_inputs
+    from tilec.run_device import open_device
+
+    if loaded.target.kind == "cuda":
+        need_gpu()
+    executable = build(loaded)
+    inputs = random_inputs(loaded.specialised, 0, {})
+    with open_device(loaded.target.kind, inputs, executable.outputs) as device, common.working("timing"):
+        found = kernel_times(device, executable)
+    return found | {loaded.specialised.name: sum(found.values())}
+
+
 def explain(args: argparse.Namespace) -> int:
     from tilec.explain import explain as report
 
     loaded = prepare(args)
+    measured = _measured(loaded) if args.measure else None
     lowered = common.lower(loaded, emit=False, end="plan", expect=False)
     rules = [
         (r"^kernel \S+|^decisions|^\S.* on .*$", "bold"),
@@ -59,5 +85,5 @@ def explain(args: argparse.Namespace) -> int:
         (r"#{2,}$|#$", "green"),
         (r"^  \S+\.tile:\d+", "bold"),
     ]
-    say(report(lowered.plan, loaded.specialised), rules)
+    say(report(lowered.plan, loaded.specialised, measured), rules)
     return 0

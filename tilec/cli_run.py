@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
         raise CallError("--time is of compiled kernels, and --interpret runs the IR", hint="leave out one of them")
     loaded, given = _prepare(args)
     if loaded.target.kind == "cuda" and not stage:
-        _need_gpu()
+        need_gpu()
     specialised = loaded.specialised
     inputs = random_inputs(specialised, args.seed, given)
     if stage:
@@ -49,7 +49,7 @@ def _execute(loaded: Loaded, inputs: Arrays, timed: bool):
     """Results, the seconds of calls where those are asked for, and the plan behind the kernels."""
     from tilec.run_device import open_device
 
-    executable = _build(loaded)
+    executable = build(loaded)
     with open_device(loaded.target.kind, inputs, executable.outputs) as device:
         with working("running"):
             device.run(executable)
@@ -103,7 +103,8 @@ def _sizes_of(op, given: Arrays) -> dict[str, int]:
     return found
 
 
-def _need_gpu() -> None:
+def need_gpu() -> None:
+    """Raises CallError where there is none."""
     from tilec.runtime.cuda_driver import device_info
 
     info = device_info()
@@ -114,7 +115,8 @@ def _need_gpu() -> None:
         )
 
 
-def _build(loaded: Loaded):
+def build(loaded: Loaded):
+    """The op as an executable, its stages run anew."""
     from tilec.executable import build_executable
     from tilec.recipe import Prepared
 

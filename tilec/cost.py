@@ -13,7 +13,7 @@ enough for high-performance BLIS" (TOMS 2016). Times are microseconds, sizes byt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, hypot, inf
 from typing import Generic, TypeVar
@@ -224,6 +224,17 @@ def ranked(choices: Iterable[Choice[T]], effort: Callable[[T], tuple[int, ...]])
     tile of least `effort`.
     """
     return sorted(choices, key=lambda c: (round(c.rank, 4), effort(c.tile)))
+
+
+class NoFurtherChoice(Exception):
+    """There is no `n`-th cheapest."""
+
+
+def pick(choices: Sequence[Choice[T]], n: int) -> T:
+    """The tile of the `n`-th cheapest; 0 is what is chosen, the others are for those who measure them."""
+    if n >= len(choices):
+        raise NoFurtherChoice
+    return choices[n].tile
 
 
 def round_up(value: int, step: int) -> int:

@@ -21,6 +21,13 @@ class CudaExecutable(Executable):
         self._devices: dict[int, DeviceProgram] = {}
         self._lock = threading.Lock()
 
+    def first(self, count: int) -> Executable:
+        _ = self.cubins
+        part = super().first(count)
+        assert isinstance(part, CudaExecutable)
+        part._devices = {}
+        return part
+
     @cached_property
     def cubins(self) -> dict[str, Any]:
         """Every kernel's cubin by kernel name."""

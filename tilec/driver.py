@@ -43,7 +43,7 @@ def lower(
     def plan(op: ir.Operation) -> None:
         (function,) = [f for f in mlir.functions(op) if "tilec.kernel" not in f.attributes]
         decided = make_plan(function, target)
-        lowered.plan = replace(schedule(decided) if schedule else decided, regroup=None)
+        lowered.plan = replace(schedule(decided) if schedule else decided, regroup=None, candidates=None)
         annotate(op, function, lowered.plan)
 
     order = (*NAMES, "emit")

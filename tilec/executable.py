@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import threading
+from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -44,6 +46,13 @@ class Executable:
 
     def graph(self, inputs: list[Any], outputs: list[Any], result: Any) -> Any:
         raise CallError("graphs are for arrays on the GPU")
+
+    def first(self, count: int) -> Executable:
+        """The same with its first `count` steps only: what measuring one kernel after another takes."""
+        part = copy.copy(self)
+        part.__dict__.pop("steps", None)
+        part.emitted = replace(self.emitted, steps=self.emitted.steps[:count])
+        return part
 
     @cached_property
     def steps(self) -> tuple[tuple[str | None, Any, int], ...]:

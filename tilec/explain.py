@@ -72,6 +72,32 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float |
     if plan.target.kind == "cuda":
         yield _row("occupancy", _occupancy(kernel, plan.target))
     yield from _terms(kernel)
+    if measured:
+        yield _row("model", _verdict(kernel, measured))
+
+
+NEAR = 0.2  # of the measured time, that a prediction may be off
+
+
+def _verdict(kernel: KernelPlan, measured: float) -> str:
+    """What of the prediction was wrong: the rate of its largest term, beside the rate that was reached."""
+    p, work = kernel.prediction, kernel.work
+    if abs(p.time_us / measured - 1) <= NEAR:
+        return f"within {NEAR:.0%} of the measured time"
+    if p.bound == "launch":
+        return f"launching: {_time(p.time_us)} assumed, {_time(measured)} measured"
+    name, term = p.limiter, p.terms[p.limiter]
+    taken = max(1e-3, measured - (p.time_us - term))  # the rest of the prediction taken as right
+    amounts = {
+        "shared": work.shared_bytes,
+        "l1": work.shared_bytes,
+        "l2": max(work.l2_bytes, work.dram_read + work.dram_write),
+    }
+    if name in ("dram", "l2", "l3", "l1", "shared"):
+        moved = amounts.get(name, work.dram_read + work.dram_write)
+        return f"{name}: {amount(1e6 * moved / term)}B/s assumed, {amount(1e6 * moved / taken)}B/s reached"
+    done = sum(n for unit, n in work.flops.items() if unit.partition(".")[0] == name)
+    return f"{name}: {amount(1e6 * done / term)}op/s assumed, {amount(1e6 * done / taken)}op/s reached"
 
 
 def _bound(kernel: KernelPlan) -> str:

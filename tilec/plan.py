@@ -67,8 +67,9 @@ class KernelPlan:
 class Plan:
     """All kernels of a program. `signature` says of which, with its shapes.
 
-    `regroup` plans once more with given groups. It reads the IR that the plan was made of, so it is there only while that
-    is unchanged: for the schedule, which the driver asks before any pass goes on.
+    `regroup` plans once more with given groups, `candidates` lists by kernel what it could be instead. They read the IR that
+    the plan was made of, so they are there only while that is unchanged: for the schedule, which the driver asks before
+    any pass goes on.
     """
 
     target: Target
@@ -80,6 +81,7 @@ class Plan:
     quick: dict[ir.Operation, str] = field(default_factory=dict, compare=False, repr=False)
     regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
     packs: tuple[Pack, ...] = ()
+    candidates: Callable[[], dict[str, list[KernelPlan]]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def registers(self) -> dict[str, int]:
@@ -119,8 +121,9 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     remarks = why + reasons + remarks + _quick_remarks(quick)
     stem = ir.StringAttr(function.attributes["sym_name"]).value
     kernels = []
-    for g in groups:
-        kernel, why = choose(_start(g, graph, _kernel_name(stem, g, graph), target), g, graph, target)
+    starts = [_start(g, graph, _kernel_name(stem, g, graph), target) for g in groups]
+    for g, start in zip(groups, starts):
+        kernel, why = choose(start, g, graph, target)
         kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
         remarks += why
     inlined = (*before, *(n.name for n in graph.nodes if n.inlined))
@@ -135,10 +138,19 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         quick,
         regroup,
         tuple(packs),
+        partial(_candidates, groups, starts, graph, target),
     )
     if splits and fixed is None and target.kind == "cuda":
         return _whole_if_faster(plan, make_plan(function, target, splitting=False))
     return plan
+
+
+def _candidates(
+    groups: list[Group], starts: list[KernelPlan], graph: Graph, target: Target
+) -> dict[str, list[KernelPlan]]:
+    from tilec.candidates import candidates
+
+    return {start.name: candidates(start, g, graph, target) for g, start in zip(groups, starts)}
 
 
 def _quick_remarks(quick: dict[ir.Operation, str]) -> list[Remark]:

@@ -24,7 +24,10 @@ PAGE = 8192  # bytes: prefetchers and address translation like pieces of memory 
 SMALL = 1 / 16  # an operand of less than this share of the largest one has no say in how memory is walked
 
 
-def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
+def choose(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, pick: int = 0
+) -> tuple[KernelPlan, list[Remark]]:
+    """Tile sizes and loop orders of one kernel; of a contraction's blockings the `pick`-th best."""
     turn = _turned(kernel, g)
     tile, why = _tile(kernel, g, graph, target, turn)
     kernel = replace(kernel, tile=tile, loops={n.name: loop_order(n) for n in g.nodes})
@@ -33,7 +36,7 @@ def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[
     kernel = replace(kernel, work=replace(kernel.work, blocks=max(1, kernel.blocks)))
     refused = []
     if any(n.contraction is not None for n in g.nodes):
-        kernel, remarks = choose_contraction(kernel, g, graph, target)
+        kernel, remarks = choose_contraction(kernel, g, graph, target, pick)
         if "registers" in kernel.options:
             return kernel, remarks
         refused = remarks

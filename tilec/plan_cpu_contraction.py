@@ -25,6 +25,7 @@ from itertools import product
 from math import ceil, prod
 
 from tilec import cost_contraction
+from tilec.cost import NoFurtherChoice
 from tilec.graph import Graph, Node, extract_directions
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
@@ -66,8 +67,10 @@ class Blocking:
         return f"{blocks}, {self.mr}x{self.nr} sums in registers"
 
 
-def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
-    """The kernel with panels, or unchanged where they cannot be or are not worth it; the remarks say why."""
+def choose_contraction(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, pick: int = 0
+) -> tuple[KernelPlan, list[Remark]]:
+    """The kernel with panels (the `pick`-th best), or unchanged where they cannot be or are not worth it; the remarks say why."""
     node = next(n for n in g.nodes if n.contraction is not None)
     element = str(ir.ShapedType(node.results[0].value.type).element_type)
     roles = _roles(node) if element in ("f32", "f64") else f"sums of {element} have no fast form"
@@ -88,7 +91,9 @@ def choose_contraction(kernel: KernelPlan, g: Group, graph: Graph, target: Targe
                 alternatives,
             )
         ]
-    best = weighed[0][1]
+    if pick >= len(weighed):
+        raise NoFurtherChoice
+    best = weighed[pick][1]
     return _planned(kernel, g, node, roles, best, element, target), [
         Remark("tiled", kernel.name, str(best), node.line, alternatives)
     ]

@@ -59,6 +59,7 @@ class View:
     graph: Graph
     target: Target
     accesses: tuple[Access, ...]
+    pick: int = 0
 
     @property
     def extents(self) -> list[int]:
@@ -73,14 +74,17 @@ class View:
         return {self.group.space.dims[n][n.scan] for n in self.group.nodes if n.scan is not None}
 
 
-def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
-    """Tile sizes and the layout of one kernel."""
-    view = View(kernel, g, graph, target, tuple(_accesses(kernel, g, graph)))
+def choose(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, pick: int = 0
+) -> tuple[KernelPlan, list[Remark]]:
+    """Tile sizes and the layout of one kernel: the best, or where several are ranked the `pick`-th best. Raises
+    NoFurtherChoice."""
+    view = View(kernel, g, graph, target, accesses(kernel, g, graph), pick)
     lane, turn, row = _lane_dim(view), (), None
     contraction = next((n for n in g.nodes if n.contraction is not None), None)
     if is_streamed(g.nodes):
-        return choose_stream(kernel, g, graph, target)
-    if contraction is not None and (planned := choose_contraction(kernel, g, graph, target)):
+        return choose_stream(kernel, g, graph, target, pick)
+    if contraction is not None and (planned := choose_contraction(kernel, g, graph, target, pick)):
         return planned
     if contraction is not None:
         tile, layout, why = _contraction(view, contraction)
@@ -96,7 +100,7 @@ def choose(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[
     kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn} | DEFAULTS)
     online = choose_online(view, layout, row.tile.cluster if isinstance(row, RowPlan) else 1)
     kernel = replace(kernel, options=kernel.options | online)
-    kernel = replace(kernel, work=_work(kernel, view, layout))
+    kernel = replace(kernel, work=work_laid_out(kernel, view, layout))
     if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
         kernel = replace(kernel, options=kernel.options | {"registers": target.sm.registers // target.sm.threads})
     if isinstance(row, ScanPlan):
@@ -119,6 +123,11 @@ def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
         chosen["registers"] = tile.registers
         kernel = replace(kernel, work=replace(row.work, dram_write=kernel.work.dram_write, flops=kernel.work.flops))
     return replace(kernel, options=kernel.options | chosen)
+
+
+def accesses(kernel: KernelPlan, g: Group, graph: Graph) -> tuple[Access, ...]:
+    """What the kernel reads and writes in global memory."""
+    return tuple(_accesses(kernel, g, graph))
 
 
 def _accesses(kernel: KernelPlan, g: Group, graph: Graph):
@@ -225,10 +234,12 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, Scan
         steps = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: tile.steps}
         layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(grid, 1) | counts)
         kernel = replace(view.kernel, tile=tuple(counts.get(d, 1) for d in grid))
-        work = tile.work(_work(kernel, view, layout), kernel.blocks)
+        work = tile.work(work_laid_out(kernel, view, layout), kernel.blocks)
         found.append((tile, {d: c for d, c in counts.items() if d != lane}, layout, work))
     times = [cost.predict(work, view.target).time_us for *_, work in found]
-    tile, sizes, layout, work = found[times.index(min(times))]
+    if view.pick >= len(found):
+        raise cost.NoFurtherChoice
+    tile, sizes, layout, work = found[sorted(range(len(found)), key=times.__getitem__)[view.pick]]
     options = {} if refuse_chain(view, lane) else {"chain": tile.chain}
     others = sorted(((str(t), us) for (t, *_), us in zip(found, times)), key=lambda o: o[1])
     return sizes, layout, f"a scan: {tile}, {vector} elements an access", ScanPlan(options, work, tuple(others))
@@ -351,7 +362,7 @@ def _power(value: float) -> int:
     return 1 << max(0, ceil(value) - 1).bit_length()
 
 
-def _work(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
+def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     """What the kernel does, laid out so."""
     together = [n.name for n in online_reductions(view)] if kernel.options.get("online") else []
     again = sum(

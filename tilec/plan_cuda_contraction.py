@@ -25,7 +25,7 @@ from math import ceil, prod
 
 from tilec import cost_contraction
 from tilec.amounts import element_bytes, inputs_of, outputs_of
-from tilec.cost import Choice
+from tilec.cost import Choice, pick
 from tilec.cost_contraction import BlockTile, Contraction
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark
@@ -85,7 +85,7 @@ def tiles_of(node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
 
 
 def choose_contraction(
-    kernel: KernelPlan, g: Group, graph: Graph, target: Target
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, nth: int = 0
 ) -> tuple[KernelPlan, list[Remark]] | None:
     """The tile of a kernel that has a contraction; None where no tile fits."""
     (node,) = [n for n in g.nodes if n.contraction is not None]
@@ -95,8 +95,8 @@ def choose_contraction(
     kind, roles, feeds, problem, choices = found.kind, found.roles, found.feeds, found.problem, found.choices
     if not choices:
         return None
-    sizes = found.boxes(choices[0].tile)
-    tile = _staged(choices[0].tile, feeds, kind, target)
+    chosen = pick(choices, nth)
+    sizes, tile = found.boxes(chosen), _staged(chosen, feeds, kind, target)
     feeds = {
         s: f if tile.instruction == "wgmma" or f.copy != "tma" else replace(f, copy="async") for s, f in feeds.items()
     }

@@ -17,7 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tilec import cost_rows
-from tilec.cost import Choice, Work
+from tilec.cost import Choice, Work, pick
 from tilec.graph import Node
 from tilec.mlir import ir
 from tilec.passes.cluster_cuda import part_of
@@ -43,7 +43,7 @@ class RowPlan:
 def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
     problem = row_problem(view, lane, vector)
     choices = cost_rows.choose(view.target, problem)
-    best = choices[0].tile
+    best = pick(choices, view.pick)
     return RowPlan(best, cost_rows.row_work(view.target, problem, best), _alternatives(choices))
 
 

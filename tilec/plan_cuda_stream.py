@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilec.cost import pick
 from tilec.cost_stream import StreamTile, choose_stream_tile, stream_work
 from tilec.graph import Graph
 from tilec.grouping import Group, Remark
@@ -24,12 +25,14 @@ from tilec.stream_grouping import chain_of, grows, parts_of, stream_problem
 from tilec.target import Target
 
 
-def choose_stream(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
+def choose_stream(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, nth: int = 0
+) -> tuple[KernelPlan, list[Remark]]:
     """The tile of a kernel for which `refuse_stream` had no reason."""
     chain, problem = chain_of(g.nodes, g.space, graph), stream_problem(g.nodes, g.space, graph)
     assert not isinstance(chain, str)
     choices = choose_stream_tile(target, problem)
-    tile, parts = choices[0].tile, parts_of(chain)
+    tile, parts = pick(choices, nth), parts_of(chain)
     assert parts is not None
     options = {
         "instruction": "wgmma", "multiplicand": chain.values.type, "stream": chain.stream,

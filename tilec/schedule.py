@@ -42,29 +42,32 @@ What is left out of a kernel's table is the compiler's choice.
 """
 
 
-def write_schedule(plan: Plan, specialised: Specialised) -> str:
+Times = tuple[float, float]  # microseconds measured: of the plan, and of the compiler's choice
+
+
+def write_schedule(plan: Plan, specialised: Specialised, measured: Times | None = None) -> str:
     """The text of a schedule file with this one plan."""
-    return tomlkit.dumps(_document(plan, specialised))
+    return tomlkit.dumps(_document(plan, specialised, measured))
 
 
-def _document(plan: Plan, specialised: Specialised) -> tomlkit.TOMLDocument:
+def _document(plan: Plan, specialised: Specialised, measured: Times | None) -> tomlkit.TOMLDocument:
     document = tomlkit.document()
     for line in HEADER.splitlines():
         document.add(tomlkit.comment(line))
     document.add(tomlkit.nl())
     plans = tomlkit.aot()
-    plans.append(_plan(plan, specialised))
+    plans.append(_plan(plan, specialised, measured))
     document.add("plan", plans)
     return document
 
 
-def merge_schedule(text: str, plan: Plan, specialised: Specialised) -> tuple[str, bool]:
+def merge_schedule(text: str, plan: Plan, specialised: Specialised, measured: Times | None = None) -> tuple[str, bool]:
     """A file's text with this plan in it, and whether it takes the place of a different one.
 
     Other plans keep every byte, which editing the parsed document would not promise.
     """
     head, *sections = re.split(r"^(?=[ \t]*\[\[[ \t]*plan[ \t]*\]\])", text, flags=re.MULTILINE)
-    new = "[[plan]]\n" + tomlkit.dumps(_document(plan, specialised)).partition("[[plan]]\n")[2]
+    new = "[[plan]]\n" + tomlkit.dumps(_document(plan, specialised, measured)).partition("[[plan]]\n")[2]
     (wanted,) = tomllib.loads(new)["plan"]
     for number, section in enumerate(sections):
         (old,) = tomllib.loads(section)["plan"]
@@ -76,12 +79,15 @@ def merge_schedule(text: str, plan: Plan, specialised: Specialised) -> tuple[str
     return text.rstrip("\n") + "\n\n" + new, False
 
 
-def _plan(plan: Plan, specialised: Specialised) -> Table:
+def _plan(plan: Plan, specialised: Specialised, measured: Times | None) -> Table:
     where = Provenance(specialised)
     table = tomlkit.table()
     sizes = ", ".join(f"{name} = {value}" for name, value in specialised.sizes.items())
     _add(table, "program", plan.signature, sizes)
-    _add(table, "target", plan.target.name, f"{plan.time_us:.1f} us predicted in all")
+    times = f"{plan.time_us:.1f} us predicted in all"
+    if measured:
+        times += f", {measured[0]:.1f} us measured, {measured[1]:.1f} us as the compiler chooses"
+    _add(table, "target", plan.target.name, times)
     _add(table, "inline", _array(plan.inlined), "")
     kernels = tomlkit.table(is_super_table=True)
     for kernel in plan.kernels:

@@ -34,19 +34,24 @@ def read_schedule(path: str | Path) -> Callable[[Plan], Plan]:
     """The file as what `compile` and `lower` take. Raises CallError where it cannot be read or is no
     schedule.
     """
-    import tomllib
-
     try:
         text = Path(path).read_bytes().decode("utf-8")
     except OSError as error:
         raise CallError(f"cannot read schedule '{path}': {error.strerror}") from None
     except UnicodeDecodeError:
         raise CallError(f"schedule '{path}' is not UTF-8 text") from None
+    return parse_schedule(Source(str(path), text))
+
+
+def parse_schedule(source: Source) -> Callable[[Plan], Plan]:
+    """`read_schedule` of a text that is there already."""
+    import tomllib
+
     try:
-        table = tomllib.loads(text)
+        table = tomllib.loads(source.text)
     except tomllib.TOMLDecodeError as error:
-        raise CallError(f"{path}: not TOML: {error}") from None
-    schedule = Schedule(Source(str(path), text), table)
+        raise CallError(f"{source.name}: not TOML: {error}") from None
+    schedule = Schedule(source, table)
     schedule.validate()
     return schedule
 
@@ -222,7 +227,9 @@ class _Edit:
             self.fail(why, "options")
         threads = edited.options.get("threads", edited.work.threads)
         blocks = edited.blocks * edited.options.get("chain", 1)
-        registers = edited.options.get("registers", edited.work.registers)
+        registers = edited.work.registers
+        if (sm := self.plan.target.sm) is not None:  # left alone, the assembler keeps to what a block may have
+            registers = edited.options.get("registers", min(registers, sm.registers // max(32, threads)))
         work = replace(edited.work, blocks=blocks, threads=threads, registers=registers)
         try:
             return replace(edited, work=work, prediction=predict(work, self.plan.target))
@@ -234,8 +241,8 @@ class _Edit:
         extents = tuple(kernel.extents[d] for d in kernel.grid)
         if len(tile) != len(extents):
             self.fail(f"`tile` has {len(tile)} numbers, and the grid {len(extents)}: {list(extents)}", "tile")
-        for size, extent in zip(tile, extents):
-            if not 1 <= size <= max(1, extent):
+        for size, extent, own in zip(tile, extents, kernel.tile):
+            if not 1 <= size <= max(1, extent, own):  # threads of the planner's own tile may reach beyond
                 self.fail(f"a tile of {size} does not fit a dimension of {extent}", "tile")
         return tile
 

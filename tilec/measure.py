@@ -1,0 +1,43 @@
+"""Times of compiled ops on a device: single calls, kernels one by one, and several ops in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+
+ROUNDS = 5
+
+
+def calls_within(device, executable, budget: float, most: int = 200) -> int:
+    """How many calls fit in `budget` seconds, three at least. The first call is not counted."""
+    device.run(executable)
+    start = perf_counter()
+    device.run(executable)
+    return max(3, min(most, int(budget / max(1e-6, perf_counter() - start))))
+
+
+def kernel_times(device, executable, budget: float = 0.2) -> dict[str, float]:
+    """Microseconds of every kernel: what the program takes longer with it than without it, in the order of its launches.
+
+    So each finds the caches as the ones before have left them. Copies count for the kernel after them.
+    """
+    found: dict[str, float] = {}
+    ends = [n + 1 for n, step in enumerate(executable.emitted.steps) if step.kernel is not None]
+    before = 0.0
+    for time, end in zip(interleaved(device, [executable.first(n) for n in ends], budget), ends):
+        name = executable.emitted.steps[end - 1].kernel
+        found[name] = found.get(name, 0.0) + max(0.0, time - before)
+        before = time
+    return found
+
+
+def interleaved(device, executables: Sequence, budget: float, rounds: int = ROUNDS) -> list[float]:
+    """Median microseconds of each, in rounds that go through all of them: what disturbs one disturbs all.
+
+    A round's figure is the median of its calls; on a CPU the fastest, which other programs disturb least.
+    """
+    counts = [calls_within(device, e, budget / rounds) for e in executables]
+    of_round = [min if e.target.kind == "cpu" else median for e in executables]
+    times = [[pick(device.time(e, n)) for e, n, pick in zip(executables, counts, of_round)] for _ in range(rounds)]
+    return [1e6 * median(column) for column in zip(*times)]
