@@ -1,4 +1,5 @@
-"""python -m benchmarks cpu|gpu [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
+"""python -m benchmarks cpu|gpu|memory [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
+python -m benchmarks audit [--target cpu|cuda] [--most PLANS] [--json FILE] [--only TEXT ...] [--limit SECONDS]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...]
 python -m benchmarks docs
@@ -11,20 +12,32 @@ tables that the code determines, into README.md and docs/.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import report, runner
+from benchmarks import audit_report, memory_report, report, runner
 
 
-def rows_of(suite: str, compiled: bool) -> list[runner.Row]:
+def rows_of(options: argparse.Namespace) -> list[runner.Row]:
+    suite, compiled = options.suite, not options.no_compile
     if suite == "cpu":
         from benchmarks.cpu import suite as rows
 
         return rows()
+    if suite == "memory":
+        from benchmarks.memory import suite as memory_rows
+
+        return memory_rows(compiled)
+    if suite == "audit":
+        from benchmarks.audit import suite as points
+
+        return points(*(options.target or ["cuda"])[:1], most=options.most)
     from benchmarks.gpu import suite as gpu_rows
 
     return gpu_rows(compiled)
@@ -49,15 +62,20 @@ def numerics(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", usage=__doc__)
-    parser.add_argument("suite", choices=("cpu", "gpu", "compile", "numerics", "docs"))
+    parser.add_argument("suite", choices=("cpu", "gpu", "memory", "audit", "compile", "numerics", "docs"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
     parser.add_argument(
-        "--target", nargs="*", choices=("cpu", "cuda"), default=[], help="what to measure on (numerics)"
+        "--target", nargs="*", choices=("cpu", "cuda"), default=[], help="what to measure on (numerics, audit)"
     )
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu)")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu, memory)")
+    parser.add_argument("--most", type=int, default=24, help="candidates of a kernel, beside the choice (audit)")
+    parser.add_argument("--keep", metavar="FOLDER", help="where to leave what is prepared, or take it from")
+    parser.add_argument("--only-prepare", action="store_true", help="compile all into --keep and the cache, and end")
+    parser.add_argument("--workers", type=int, help="processes that prepare (default: as many as there are cores)")
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--ahead", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.suite == "compile":
         from benchmarks.compiling import run
@@ -69,28 +87,56 @@ def main() -> int:
         return write()
     if options.suite == "numerics":
         return numerics(options)
-    rows = rows_of(options.suite, not options.no_compile)
+    rows = rows_of(options)
     if options.worker is not None:
         runner.work(rows, options.worker)
         return 0
-    rows = [r for r in rows if not options.only or any(o in r.name for o in options.only)]
+    if options.ahead is not None:
+        runner.work_ahead(rows, options.ahead)
+        return 0
+    return timed(options, [r for r in rows if not options.only or any(o in r.name for o in options.only)])
+
+
+def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
+    """Prepares the rows beside each other, runs one after another, and shows and saves what they found."""
     console, facts, machine = Console(), [], report.started()
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        options.suite,
-        *(["--no-compile"] if options.no_compile else []),
-        "--worker",
-    ]
-    for found in runner.run(command, rows, time.monotonic() + options.limit):
-        facts.append(found)
-        path = report.save(options.suite, facts, options.json, machine)
-        ours = next((t for k, t in report.times(found).items() if k.startswith("tilec")), None)
-        console.print(f"{found['name']:40} {report.time_text(ours) or found.get('error', '')}", highlight=False)
-    report.show(options.suite, facts, console)
+    suite = "-".join([*(options.target or ["cuda"])[:1], "audit"]) if options.suite == "audit" else options.suite
+    end = time.monotonic() + options.limit
+    command = [sys.executable, "-m", "benchmarks", options.suite]
+    command += ["--target", *options.target, "--most", str(options.most)]
+    command += ["--no-compile"] if options.no_compile else []
+    with nullcontext(options.keep) if options.keep else tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"BENCHMARKS_FOLDER": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torchinductor"}
+        share = 1 if options.only_prepare else 0.5
+        workers = options.workers or machine["cores"]
+        known = runner.prepare([*command, "--ahead"], rows, workers, time.monotonic() + share * options.limit)
+        if options.only_prepare:
+            return 0
+        for choice in Path(folder).rglob("*.best_config"):  # made while others ran beside it: it will choose once more
+            choice.unlink()
+        for found in runner.run([*command, "--worker"], rows, end):
+            facts.append(known.get(found["name"], {}) | found)
+            path = report.save(suite, facts, options.json, machine)
+            told = report.time_text(ours(found)) or found.get("error", "")
+            console.print(f"{found['name']:44} {told}", highlight=False, markup=False)
+    match options.suite:
+        case "memory":
+            memory_report.show(facts, console)
+        case "audit":
+            audit_report.show(facts, console)
+        case _:
+            report.show(options.suite, facts, console)
     console.print(f"written to {path}")
     return int(any(f.get("error") or f.get("right") is False for f in facts))
+
+
+def ours(found: dict) -> float | None:
+    """tilec's time in a row."""
+    return (
+        found.get("tilec_us")
+        or found.get("own_us")
+        or next((t for k, t in report.times(found).items() if k.startswith("tilec")), None)
+    )
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import audit_report, memory_report, report
 
 ROOT = Path(__file__).parents[1]
-FILES = ["README.md", *(f"docs/{n}.md" for n in ("language", "architecture", "extending", "numerics"))]
+FILES = ["README.md", *(f"docs/{n}.md" for n in ("language", "architecture", "extending", "numerics", "performance"))]
 SECTION = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -27,6 +27,10 @@ def write() -> int:
         if text != current:
             (ROOT / name).write_text(current, encoding="utf-8")
             print(f"rewrote {name}")
+    from benchmarks import plots
+
+    for path in plots.write(newest):
+        print(f"drew {path.relative_to(ROOT)}")
     return 0
 
 
@@ -99,6 +103,79 @@ def compile_results() -> str:
         "Over their limits: " + "; ".join(over) + "." if over else "All are within their limits.",
     ]
     return "\n\n".join(parts)
+
+
+def _of_run(suite: str) -> tuple[str, list[dict]] | None:
+    """Where and when the newest results were measured, and their rows."""
+    if (found := newest(suite)) is None:
+        return None
+    path, facts = found
+    machine, versions = facts["machine"], facts["versions"]
+    where = machine["cpu"] + f", {machine['cores']} cores" if "cpu" in suite else machine["gpu"]
+    with_ = ", ".join(f"{k} {v}" for k, v in versions.items() if k in ("numba-cuda-mlir", "torch", "triton"))
+    link = f"[`{path.name}`](../{path.relative_to(ROOT)})"
+    return f"{where}; {with_}; {path.name[:10]}, commit {versions['commit']}, from {link}.", facts["rows"]
+
+
+def memory_run() -> str:
+    found = _of_run("memory")
+    return found[0] if found else "No results yet: `python -m benchmarks memory` writes them."
+
+
+def memory_kinds() -> str:
+    if (found := _of_run("memory")) is None:
+        return ""
+    headings, *lines = memory_report.summary(found[1])
+    hosts = [f"{r['name']}: {', '.join(f'{k} {report.time_text(t)}' for k, t in r['host_us'].items())}."
+             for r in found[1] if "host_us" in r]  # fmt: skip
+    return "\n\n".join([table(headings, lines, range(1, len(headings))), *hosts])
+
+
+def memory_missed() -> str:
+    if (found := _of_run("memory")) is None:
+        return ""
+    reached, lines = memory_report.targets(found[1]), memory_report.missed_groups(found[1])
+    count = sum(not met for *_, met in reached)
+    said = f"Of {len(reached)} targets {count} are missed: speeds of "
+    said += ", ".join(f"{share} of a copy's for {kind}" for kind, share in _wanted()) + "; no peer faster; "
+    said += f"a geometric mean of {memory_report.GEOMEAN} over torch.compile; gelu as fast as relu, cos(cos) as cos, within 2%. "
+    said += "A line is a reason: what was reached by what missed, and of how many shapes."
+    headings = ["programs", "of copy", "best peer's time over ours", "ratio", "reason"]
+    return said + "\n\n" + table(headings, lines, (1, 2, 3))
+
+
+def _wanted() -> list[tuple[str, float]]:
+    """Kinds of programs by the share of a copy's speed that they should reach."""
+    by_share: dict[float, list[str]] = {}
+    for kind, share in memory_report.OF_COPY.items():
+        by_share.setdefault(share, []).append(kind if kind == "rows" else f"{kind}s")
+    return [(", ".join(kinds), share) for share, kinds in by_share.items()]
+
+
+def audits() -> str:
+    """What the audits found, a part for each kind of target."""
+    parts = []
+    for target in ("cuda", "cpu"):
+        if (found := _of_run(f"{target}-audit")) is None:
+            continue
+        run, rows = found
+        reached = [
+            f"{what} {value:.3g} (wanted {wanted:g}{'' if met else ', missed'})"
+            for what, value, wanted, met in audit_report.targets(rows)
+        ]
+        parts += [run, "; ".join(reached).capitalize() + ".", _wide_table(audit_report.by_kind(rows))]
+        parts.append(f"![Predicted and measured times, and choices]({_audit_image(target)})")
+        if (worst := audit_report.worst(rows))[1]:
+            parts += ["Where the choice was furthest from the best:", _wide_table(worst)]
+    return "\n\n".join(parts) or "No results yet: `python -m benchmarks audit` writes them."
+
+
+def _audit_image(target: str) -> str:
+    return f"images/audit-{target}.png"
+
+
+def _wide_table(made: tuple[list[str], list[list[str]]]) -> str:
+    return table(*made, range(1, 4))
 
 
 # ---- what the code says ----------------------------------------------------------------------------------------------
@@ -203,6 +280,10 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "cpu results": lambda: results("cpu"),
     "gpu results": lambda: results("gpu"),
     "compile results": compile_results,
+    "memory run": memory_run,
+    "memory kinds": memory_kinds,
+    "memory missed": memory_missed,
+    "audit": audits,
     "stages": stages,
     "attributes": attributes,
     "functions": functions,

@@ -13,6 +13,8 @@ from benchmarks.cpu import AGAIN
 from benchmarks.machine import has
 from benchmarks.measure import host_time, on_gpu
 from benchmarks.runner import Row
+from benchmarks.torch_peers import compiled as compile_peer
+from benchmarks.torch_peers import error_share, to_device
 
 CHAIN = (16384, 16384)
 ROWS = [(16384, 1024), (16384, 4096), (16384, 16384), (4096, 65536)]
@@ -64,14 +66,6 @@ def _matrices() -> list[w.Workload]:
 
 
 # ---- one row ---------------------------------------------------------------------------------------------------------
-
-
-def to_device(array: np.ndarray):
-    import torch
-
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
-    return torch.from_numpy(array).cuda()
 
 
 def copy() -> dict:
@@ -153,19 +147,17 @@ def _compare(
     facts["predicted_us"] = sum(k.predicted_us for k in op.kernels)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if bound is not None:
-        facts["error_share"], facts["right"] = _against_wide(peer, tensors, results, bound)
+        facts["error_share"] = error_share(peer, tensors, results, bound)
+        facts["right"] = facts["error_share"] <= 1
     torch.backends.cuda.matmul.allow_tf32 = tf32
     out = result if len(results) == 1 else results
     calls = {"tilec": lambda: op(*tensors, out=out), "torch": lambda: peer(*tensors)}
     if compiled and has("triton"):
         try:
-            torch._dynamo.reset()  # or the eighth row is refused, and runs eagerly
             start = time.perf_counter()
-            fast = torch.compile(peer, dynamic=False)
-            fast(*tensors)
-            torch.cuda.synchronize()
-            facts["compile_s"]["torch.compile"] = time.perf_counter() - start
+            fast = compile_peer(peer, tensors)
             calls["torch.compile"] = lambda: fast(*tensors)
+            facts["compile_s"]["torch.compile"] = time.perf_counter() - start
         except Exception as error:
             facts["notes"]["torch.compile"] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
     calls[AGAIN] = calls["tilec"]
@@ -173,34 +165,6 @@ def _compare(
     facts["times_us"] = {k: t.median for k, t in times.items()}
     facts["range_us"] = {k: (t.low, t.high) for k, t in times.items()}
     return facts | {"noise": abs(times["tilec"].median / times[AGAIN].median - 1)}
-
-
-def _against_wide(peer: Callable, tensors: list, results: list, bound) -> tuple[float, bool]:
-    """The error's share of what is allowed, against PyTorch: 16-bit inputs as f32, f32 as f64."""
-    import torch
-
-    wider = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
-    expected = peer(*(t.to(wider.get(t.dtype, t.dtype)) for t in tensors))
-    expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
-    worst = 0.0
-    for result, value in zip(results, expected, strict=True):
-        if result.shape != value.shape:
-            return float("inf"), False
-        if not result.dtype.is_floating_point:
-            worst = max(worst, 0.0 if torch.equal(result, value.to(result.dtype)) else float("inf"))
-            continue
-        for a, b in zip(_pieces(result), _pieces(value)):
-            # PyTorch's f32 is itself off by as much again
-            slack = 2 if value.dtype == torch.float32 else 1
-            allowed = slack * (bound.rtol * b.double().abs() + bound.atol)
-            error = (a.double() - b.double()).abs()
-            share = torch.where(a == b, 0.0, error / allowed)
-            worst = max(worst, float(torch.nan_to_num(share, nan=float("inf")).max()) if share.numel() else 0.0)
-    return worst, worst <= 1
-
-
-def _pieces(tensor, size: int = 2**26):
-    return tensor.reshape(-1).split(size) if tensor.ndim else (tensor,)
 
 
 def host() -> dict:

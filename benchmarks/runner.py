@@ -2,28 +2,70 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 MARK = "\x1e"  # begins a line of the worker that is for the parent
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: `run` gives its facts. `seconds` is how long it may take."""
+    """One line of a table: `run` gives its facts. `seconds` is how long it may take. `prepare` does before, beside those of
+    other rows, what leaves its results on disk."""
 
     name: str
     run: Callable[[], dict]
     seconds: float = 180.0
-    tags: frozenset[str] = field(default_factory=frozenset)
+    prepare: Callable[[], dict] | None = None
+
+
+def prepare(command: list[str], rows: list[Row], workers: int, deadline: float) -> dict[str, dict]:
+    """In the parent: the rows' `prepare`, dealt out to processes, until all are done or it is `deadline`. What they return,
+    by name: facts that take no device alone."""
+    names = [r.name for r in rows if r.prepare is not None]
+    alone = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # each is one of many
+    with contextlib.ExitStack() as stack:
+        started = []
+        for share in filter(None, (names[n::workers] for n in range(workers))):
+            output = stack.enter_context(tempfile.TemporaryFile("w+"))
+            started.append((subprocess.Popen([*command, *share], stdout=output, env=alone), output))
+        try:
+            for process, _ in started:
+                process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            print("not all rows could be prepared in time", file=sys.stderr)
+        finally:
+            for process, _ in started:
+                process.kill()
+                process.wait()
+        found = {}
+        for _, output in started:
+            output.seek(0)
+            found |= {f.pop("name"): f for f in map(_facts, output) if f}
+    return found
+
+
+def _facts(line: str) -> dict | None:
+    """What a line of a process's output says, where it is for the parent."""
+    return json.loads(line[1:]) if line.startswith(MARK) and line.endswith("\n") else None
+
+
+def work_ahead(rows: list[Row], names: list[str]) -> None:
+    """In such a process. What fails will fail again when it is run, and be told then."""
+    by_name = {r.name: r for r in rows}
+    for name in names:
+        with contextlib.suppress(Exception):
+            print(MARK + json.dumps({"name": name, **by_name[name].prepare()}), flush=True)
 
 
 def work(rows: list[Row], names: list[str]) -> None:
@@ -99,5 +141,5 @@ def _next(worker: subprocess.Popen, lines: queue.Queue, row: Row, seconds: float
             return {"name": row.name, "error": f"no answer within {seconds:.0f} s", "fatal": True}
         if line is None:
             return {"name": row.name, "error": f"the process died, status {worker.wait()}", "fatal": True}
-        if line.startswith(MARK):
-            return json.loads(line[1:])
+        if facts := _facts(line):
+            return facts

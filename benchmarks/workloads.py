@@ -41,18 +41,20 @@ def functional():
 
 @dataclass(frozen=True)
 class Input:
-    """Normal numbers of variance `scale` squared around `mean`."""
+    """Normal numbers of variance `scale` squared around `mean`; `below` above 0: whole numbers from 0, all as likely."""
 
     dtype: str
     shape: tuple[int, ...]
     scale: float = 1.0
     mean: float = 0.0
+    below: int = 0
 
 
 @dataclass(frozen=True)
 class Workload:
     """`numpy_out` writes into its last argument, where plain NumPy can. `rows` limits the check on the CPU to the first
-    rows where all of them would take long. `bound` is the error allowed beside PyTorch in wider types."""
+    rows where all of them would take long. `bound` is the error allowed beside PyTorch in wider types. `expected` takes
+    the place of `torch` where results are checked and `torch` draws numbers of its own; `triton` names a plain kernel."""
 
     name: str
     program: str | Path
@@ -66,6 +68,8 @@ class Workload:
     rows: int | None = None
     flops: float = 0.0
     op: str | None = None
+    expected: Callable | None = None
+    triton: str = ""
 
     @property
     def sizes(self) -> str:
@@ -102,6 +106,8 @@ def share_of_bound(program, op: str | None, inputs: list[np.ndarray], results: l
 
 
 def draw(rng, described: Input) -> np.ndarray:
+    if described.below:
+        return rng.integers(0, described.below, described.shape).astype(DTYPES[described.dtype].numpy)
     values = rng.standard_normal(described.shape, dtype=np.float32)
     if described.scale != 1:
         values *= np.float32(described.scale)

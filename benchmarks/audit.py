@@ -1,0 +1,112 @@
+"""The cost model held to account: its choices beside the other plans that there are, all measured.
+
+A point is a program at a shape. Its candidates (`tilec.candidates`) are compiled beside those of other points, then timed one
+point after another: all of them shortly, then the fastest and the model's choice again, so that luck does not pick the
+winner. `share` is the best measured time over that of the model's choice, `predicted` the model's time over the
+measured one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from zlib import crc32
+
+from benchmarks.measure import on_cpu, on_gpu
+from benchmarks.memory import tensors_of
+from benchmarks.memory_loads import Load, points
+from benchmarks.runner import Row
+
+FINAL = 4  # that are measured once more
+SIZES = {"cuda": (2**26, 2**22), "cpu": (2**22, 2**18)}
+
+
+def suite(target: str = "cuda", most: int = 24) -> list[Row]:
+    """In an order by which any first part of them is a fair sample."""
+    return [
+        Row(x.name, lambda x=x: run(x, target), 60, prepare=lambda x=x: prepare(x, target, most))
+        for x in sorted(points(SIZES[target]), key=lambda x: crc32(x.name.encode()))
+    ]
+
+
+def _folder(load: Load) -> Path:
+    return Path(os.environ["BENCHMARKS_FOLDER"]) / re.sub(r"\W+", "-", load.name)
+
+
+def prepare(load: Load, target: str, most: int) -> dict:
+    """Compiles all candidates into the cache on disk, and leaves their schedules in the folder, unless they are there."""
+    from tilec.api import read_source
+    from tilec.dsl.specialise import specialise
+    from tilec.dtypes import DTYPES
+    from tilec.executable import build_executable
+    from tilec.frontend import read_program
+    from tilec.recipe import Recipe
+    from tilec.target import load as load_target
+    from tilec.tune import candidates
+
+    folder, told, refused = _folder(load), [], []
+    listed = folder / "candidates.json"
+    if listed.exists():
+        return {}
+    program, machine = read_program(read_source(load.work.program)), load_target(target)
+    signature = tuple((DTYPES[i.dtype], i.shape) for i in load.work.inputs)
+    op = program.op(load.work.op).name
+    found = candidates(specialise(program.tree, op, list(signature), {}), machine, most)
+    folder.mkdir(parents=True, exist_ok=True)
+    for n, candidate in enumerate(found):
+        path = folder / f"{n}.sched.toml"
+        path.write_text(candidate.schedule, encoding="utf-8")
+        what = candidate.describe(found[0].plan)
+        try:
+            executable = build_executable(Recipe(program, op, signature, {}, machine, path))
+            if target == "cuda":
+                _ = executable.cubins
+        except Exception as error:
+            refused.append(f"{what}: {type(error).__name__}: {str(error).splitlines()[0][:160]}")
+            continue
+        terms = [{k: round(t, 3) for k, t in kernel.prediction.terms.items()} for kernel in candidate.plan.kernels]
+        told.append({"number": n, "what": what, "predicted_us": candidate.predicted_us, "terms_us": terms})
+    facts = {"plans": told, "refused": refused}
+    listed.write_text(json.dumps(facts))
+    return {}
+
+
+def run(load: Load, target: str) -> dict:
+    """Times the candidates that `prepare` compiled, and checks their results."""
+    import tilec
+    from benchmarks import torch_peers
+
+    folder = _folder(load)
+    if not (folder / "candidates.json").exists():
+        return {"skipped": "not compiled in time"}
+    listed = json.loads((folder / "candidates.json").read_text())
+    told = {c["number"]: c for c in listed["plans"]}
+    tensors, work = tensors_of(load, target), load.work
+    wide = torch_peers.expected(work.expected or work.torch, tensors)
+    calls, wrong = {}, []
+    for n, candidate in told.items():
+        op = tilec.compile(work.program, op=work.op, schedule=folder / f"{n}.sched.toml")
+        made = op(*tensors)
+        results = list(made) if isinstance(made, tuple) else [made]
+        if torch_peers.share_of(wide, results, work.bound) > 1:
+            wrong.append(candidate["what"])
+            continue
+        out = made if len(results) == 1 else results
+        calls[n] = lambda op=op, out=out: op(*tensors, out=out)
+    if 0 not in calls:
+        return {"error": "the model's choice is refused or wrong", "wrong": wrong}
+    measure = on_gpu if target == "cuda" else on_cpu
+    quick = measure(calls, 1, 0.0004)
+    ranked = sorted(calls, key=lambda n: quick[n].median)
+    final = measure({n: calls[n] for n in dict.fromkeys([0, *ranked[:FINAL]])}, 4, 0.0005)
+    best = min(final, key=lambda n: final[n].median)
+    own_us, best_us = final[0].median, final[best].median
+    return {
+        "program": load.program, "kind": load.kind, "shape": list(load.shape), "dtype": load.dtype,
+        "own_us": own_us, "best_us": best_us, "best": told[best]["what"], "share": best_us / own_us,
+        "predicted_us": told[0]["predicted_us"], "terms_us": told[0]["terms_us"],
+        "candidates": [[told[n]["what"], round(told[n]["predicted_us"], 2), round(quick[n].median, 2)] for n in ranked],
+        "refused": listed["refused"], "wrong": wrong, "right": not wrong,
+    }  # fmt: skip

@@ -1,0 +1,127 @@
+"""The memory suite: programs that memory should limit, at many shapes, beside a copy of the same bytes and the peers.
+
+Device times are medians of CUDA events with the L2 cache cold. All is compiled beforehand, by as many processes as there are
+cores, into the caches on disk; then one process times, alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from benchmarks.machine import has
+from benchmarks.measure import host_time, on_cpu, on_gpu
+from benchmarks.memory_loads import Load, loads
+from benchmarks.runner import Row
+
+ROUNDS, BUDGET = 3, 0.006  # of a candidate, seconds a round: some forty calls of 130 us
+
+
+def suite(compiled: bool = True) -> list[Row]:
+    rows = [
+        Row(x.name, lambda x=x: run(x, compiled), 60, prepare=lambda x=x: prepare(x, compiled)) for x in loads()
+    ]  # fmt: skip
+    return [*rows, Row("host time of a call", lambda: host(compiled), 60)]
+
+
+def prepare(load: Load, compiled: bool) -> dict:
+    """Fills the caches on disk. What the cost model says of the program."""
+    import tilec
+    from benchmarks import torch_peers
+
+    tensors = tensors_of(load, "cuda")
+    op = tilec.compile(load.work.program, op=load.work.op)
+    op(*tensors)
+    kernels = op.plan.kernels
+    if compiled and has("triton"):
+        with contextlib.suppress(Exception):
+            torch_peers.compiled(load.work.torch, tensors)
+    if plain := _triton(load, tensors):
+        plain(*tensors)
+    operations: dict[str, float] = {}
+    for kernel in kernels:
+        for unit, amount in kernel.work.flops.items():
+            operations[unit] = operations.get(unit, 0) + amount
+    terms = [{k: round(t, 3) for k, t in kernel.prediction.terms.items()} for kernel in kernels]
+    return {"operations": operations, "terms_us": terms}
+
+
+def tensors_of(load: Load, device: str) -> list:
+    import torch
+
+    from benchmarks.torch_peers import draw
+
+    generator = torch.Generator(device).manual_seed(0)
+    return [draw(i, generator, device) for i in load.work.inputs]
+
+
+def _triton(load: Load, tensors: list) -> Callable | None:
+    if not load.work.triton or not has("triton"):
+        return None
+    from benchmarks import triton_peers
+
+    return triton_peers.peer(load.work.triton, tensors[0].shape[-1])
+
+
+def run(load: Load, compiled: bool, device: str = "cuda") -> dict:
+    """Checks one load and times it."""
+    import torch
+
+    import tilec
+    from benchmarks import torch_peers
+
+    tensors, work, notes = tensors_of(load, device), load.work, {}
+    op = tilec.compile(work.program, op=work.op)
+    made = op(*tensors)
+    results = list(made) if isinstance(made, tuple) else [made]
+    out = made if len(results) == 1 else results
+    share = torch_peers.error_share(work.expected or work.torch, tensors, results, work.bound)
+    moved = load.bytes(tensors, results)
+    source = torch.zeros(max(1, moved // 8), dtype=torch.int32, device=device)
+    target = torch.empty_like(source)
+    calls = {"tilec": lambda: op(*tensors, out=out), "copy": lambda: target.copy_(source)}
+    calls["torch"] = lambda: work.torch(*tensors)
+    peers = {"torch.compile": lambda: torch_peers.compiled(work.torch, tensors)} if compiled and has("triton") else {}
+    if plain := _triton(load, tensors):
+        peers["triton"] = lambda: plain
+    for name, make in peers.items():
+        try:
+            peer = make()
+            peer(*tensors)
+            torch.cuda.synchronize()
+            calls[name] = lambda peer=peer: peer(*tensors)
+        except Exception as error:
+            notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    calls["tilec again"] = calls["tilec"]
+    times = on_gpu(calls, ROUNDS, BUDGET) if device == "cuda" else on_cpu(calls, ROUNDS, BUDGET)
+    medians = {k: t.median for k, t in times.items()}
+    ours, again, copied = (medians.pop(k) for k in ("tilec", "tilec again", "copy"))
+    return {
+        "program": load.program, "kind": load.kind, "length": load.length, "shape": list(load.shape),
+        "dtype": load.dtype, "bytes": moved, "tilec_us": ours, "copy_us": copied, "copy_bytes": 2 * source.nbytes,
+        "peers_us": medians, "predicted_us": sum(k.predicted_us for k in op.kernels), "kernels": len(op.kernels),
+        "noise": abs(ours / again - 1), "error_share": share, "right": share <= 1, "notes": notes,
+    }  # fmt: skip
+
+
+def host(compiled: bool) -> dict:
+    """Host microseconds of one call on small tensors: relu, one kernel for everyone."""
+    import torch
+
+    import tilec
+
+    x = torch.randn(32, 32, device="cuda")
+    op = tilec.compile("y[i, j] = relu(x[i, j])")
+    y = op(x)
+    calls = {"tilec": lambda: op(x, out=y), "tilec, allocated": lambda: op(x), "torch": lambda: x.relu()}
+    if has("triton"):
+        from benchmarks.triton_peers import points
+
+        plain = points("relu")
+        plain(x)
+        calls["triton"] = lambda: plain(x)
+        if compiled:
+            fast = torch.compile(lambda x: x.relu())
+            fast(x)
+            calls["torch.compile"] = lambda: fast(x)
+    return {"kind": "host", "host_us": {k: host_time(c, torch.cuda.synchronize) for k, c in calls.items()}}

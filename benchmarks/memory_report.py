@@ -1,0 +1,188 @@
+"""The memory suite's table and targets."""
+
+from __future__ import annotations
+
+from math import exp, log
+
+from rich.console import Console
+
+from benchmarks.report import print_table, time_text
+
+OF_COPY = {"chain": 0.95, "reduction": 0.95, "transpose": 0.95, "rows": 0.93}  # least share of a copy's speed
+LEVEL = 0.98  # times of one kernel differ by so much from run to run
+GEOMEAN = 1.4  # over torch.compile
+PAIRS = (("gelu (tanh)", "relu", 1.02), ("cos(cos)", "cos", 1.02))
+
+
+def timed(rows: list[dict]) -> list[dict]:
+    return [r for r in rows if "tilec_us" in r]
+
+
+def of_copy(row: dict) -> float:
+    """Speed over that of a copy of the same run."""
+    return row["bytes"] / row["tilec_us"] / (row["copy_bytes"] / row["copy_us"])
+
+
+def over_best(row: dict) -> float | None:
+    """The best peer's time over ours."""
+    return min(row["peers_us"].values()) / row["tilec_us"] if row["peers_us"] else None
+
+
+def over(row: dict, peer: str) -> float | None:
+    return row["peers_us"][peer] / row["tilec_us"] if peer in row["peers_us"] else None
+
+
+def geomean(values: list[float]) -> float | None:
+    return exp(sum(map(log, values)) / len(values)) if values else None
+
+
+def targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
+    """What the project wants: (what, reached, wanted, whether)."""
+    found = []
+    for row in timed(rows):
+        if (wanted := OF_COPY.get(row["kind"])) is not None:
+            found.append((f"{row['name']}: of copy", of_copy(row), wanted, of_copy(row) >= wanted))
+        if (value := over_best(row)) is not None:
+            found.append((f"{row['name']}: best peer's time over ours", value, 1.0, value >= LEVEL))
+    compiled = [v for r in timed(rows) if r["kind"] != "small" and (v := over(r, "torch.compile"))]
+    if value := geomean(compiled):
+        found.append(("geometric mean of torch.compile's time over ours", value, GEOMEAN, value >= GEOMEAN))
+    by_name = {r["name"]: r for r in timed(rows)}
+    for one, other, wanted in PAIRS:
+        for name, row in by_name.items():
+            base = by_name.get(name.replace(one, other, 1))
+            if name.startswith(f"{one} ") and base and row["kind"] == "chain":
+                value = row["tilec_us"] / base["tilec_us"]
+                found.append((f"{name} over {other}, at most", value, wanted, value <= wanted))
+    return found
+
+
+def missed(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
+    return [t for t in targets(rows) if not t[3]]
+
+
+SMALL = "times of 4 to 15 us: the start of a kernel, and of a cluster of blocks"
+TURNED = "elements of 2 bytes are turned one at a time: twice the instructions of f32"
+REDUCED = "70 us, of which a start and an end take 4; no peer is more than 2% faster"
+POINTS = "up to 7% behind PyTorch's kernels; the cause is not found"
+REASONS = (  # programs by the beginning of their names, types and kinds likewise, and why they miss targets
+    ("geometric", "", "chains, reductions and rows of 1024 take as long as torch.compile's, all near a copy's time"),
+    ("cos(cos)", "", "arithmetic: bf16 has twice as many elements as f32 for the same bytes; no peer is faster"),
+    ("gelu (erf)", "bf16", "arithmetic takes nearly as long as memory; no peer is faster"),
+    ("cos", "bf16", "arithmetic takes nearly as long as memory; no peer is faster"),
+    ("column + row", "", "writes alone: 3.2 TB/s"),
+    ("x + z transposed", "bf16", TURNED),
+    ("", "bf16 transpose", TURNED),
+    ("", "f32 transpose", "blocks write pieces of 512 bytes"),
+    ("", "bf16 chain", POINTS),
+    ("", "f32 chain", POINTS),
+    ("gather", "", "places are read again by each block of a row, and checked"),
+    ("mean and variance", "", "columns are read twice"),
+    ("", "bf16 reduction", REDUCED),
+    ("", "f32 reduction", REDUCED),
+    ("cross_entropy", "", "exponentials and loads of a row take turns"),
+    ("residual + layernorm", "", "arithmetic: random numbers"),
+    ("", "bf16 small", SMALL),
+    ("", "f32 small", SMALL),
+    ("", "", "a row is loaded, reduced and stored in turn; one that no wide access divides goes element by element"),
+)
+
+
+def reason(row: dict) -> str:
+    """Why a row misses its targets, as far as it is known."""
+    kind = f"{row.get('dtype', '')} {row.get('kind', '')}"
+    return next(why for start, of, why in REASONS if row["name"].startswith(start) and kind.startswith(of))
+
+
+KINDS = ("copy", "peer", "ratio")
+
+
+def missed_groups(rows: list[dict]) -> list[list[str]]:
+    """Missed targets by their reason: the programs, the worst and the best share of a copy's speed where that is missed, the
+    same over the best peer, and of the ratios between programs."""
+    by_name = {r["name"]: r for r in timed(rows)}
+    programs: dict[str, dict[str, set[str]]] = {}
+    values: dict[tuple[str, str], list[float]] = {}
+    for what, value, _, _ in missed(rows):
+        name, _, target = what.partition(": ")
+        row = by_name.get(name, {"name": name, "program": name})
+        kind = "copy" if target == "of copy" else "peer" if target else "ratio"
+        programs.setdefault(reason(row), {}).setdefault(row["program"], set()).add(row.get("dtype", ""))
+        values.setdefault((reason(row), kind), []).append(value)
+    return [
+        [", ".join(_with_type(*p) for p in mine.items()), *(_span(values.get((why, k), [])) for k in KINDS), why]
+        for why, mine in programs.items()
+    ]
+
+
+def _with_type(program: str, types: set[str]) -> str:
+    """The program, with its type where only one of both is meant."""
+    return program if len(types) != 1 else f"{program} {next(iter(types))}".strip()
+
+
+def _span(values: list[float]) -> str:
+    """`0.81 to 0.92 (4)`: from which to which value, of how many."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}" if values else ""
+    return f"{min(values):.2f} to {max(values):.2f} ({len(values)})"
+
+
+def summary(rows: list[dict]) -> list[list[str]]:
+    """Headings, then a line for each kind: how many rows, share of copy (median, least), peers."""
+    lines = [["kind", "rows", "of copy, median", "least", "over torch.compile", "over eager", "over best, least"]]
+    for kind in dict.fromkeys(r["kind"] for r in timed(rows)):
+        mine = [r for r in timed(rows) if r["kind"] == kind]
+        shares = sorted(map(of_copy, mine))
+        means = [geomean([v for r in mine if (v := over(r, p))]) for p in ("torch.compile", "torch")]
+        best = [v for r in mine if (v := over_best(r))]
+        shown = [
+            _ratio(shares[len(shares) // 2]),
+            _ratio(shares[0]),
+            *map(_ratio, means),
+            _ratio(min(best, default=None)),
+        ]
+        lines.append([kind, str(len(mine)), *shown])
+    return lines
+
+
+def grid(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the table of all rows."""
+    peers = list(dict.fromkeys(p for r in timed(rows) for p in r["peers_us"]))
+    cells = []
+    for row in rows:
+        if row.get("kind") == "host":
+            continue
+        if "tilec_us" not in row:
+            cells.append([row["name"], "failed", *[""] * (len(peers) + 6)])
+            continue
+        times = [time_text(row["peers_us"].get(p)) for p in peers]
+        cells.append([
+            row["name"], time_text(row["tilec_us"]), time_text(row["copy_us"]), *times,
+            f"{row['bytes'] / row['tilec_us'] / 1e6:.2f} TB/s", _ratio(of_copy(row)), _ratio(over_best(row)),
+            _ratio(row["predicted_us"] / row["tilec_us"]), {True: "yes", False: "NO"}[row["right"]],
+        ])  # fmt: skip
+    return ["", "tilec", "copy", *peers, "speed", "of copy", "over best", "predicted", "right"], cells
+
+
+def show(rows: list[dict], console: Console) -> None:
+    console.width = max(console.width, 150)
+    print_table(console, "memory, by CUDA events, the L2 cache cold", *grid(rows))
+    headings, *lines = summary(rows)
+    print_table(console, "by kind", headings, lines)
+    for row in rows:
+        if row.get("kind") == "host" and "host_us" in row:
+            said = "; ".join(f"{k} {time_text(t)}" for k, t in row["host_us"].items())
+            console.print(f"{row['name']}: {said}", highlight=False, markup=False)
+        for who, text in ({"": row["error"]} if row.get("error") else row.get("notes", {})).items():
+            console.print(f"{row['name']}: {who} {text}", highlight=False, markup=False)
+    reached = targets(rows)
+    cells = [[what, f"{value:.3f}", f"{wanted:.2f}", "" if met else "missed"] for what, value, wanted, met in reached]
+    print_table(console, "targets", ["", "reached", "wanted", ""], cells)
+    wrong = [r["name"] for r in rows if r.get("right") is False]
+    failed = [r["name"] for r in rows if r.get("error")]
+    console.print(f"{len(rows)} rows, {len(failed)} failed: {failed}; {len(wrong)} wrong: {wrong}; "
+                  f"{sum(not t[3] for t in reached)} of {len(reached)} targets missed", markup=False)  # fmt: skip
+
+
+def _ratio(value: float | None) -> str:
+    return f"{value:.2f}" if value else ""

@@ -1,0 +1,114 @@
+"""The benchmarks' programs are right: each at small sizes against the PyTorch form that it is timed beside."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tilec
+from benchmarks.memory_loads import Load, loads
+from benchmarks.workloads import Input
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).parents[1]
+SMALL = (7, 13, 5, 19, 11, 17, 3, 23, 29, 31)
+
+
+def shrunk(load: Load) -> Load:
+    """The same program with another small extent for every extent."""
+    small: dict[int, int] = {1: 1}
+
+    def size(extent: int) -> int:
+        return small.setdefault(extent, SMALL[len(small) - 1])
+
+    def shape(i: Input) -> Input:
+        return replace(i, shape=tuple(map(size, i.shape)), below=i.below and small.get(i.below, i.below))
+
+    plain = {n: shape(i) for n, i in enumerate(load.work.inputs) if not i.below}  # extents before places in them
+    inputs = [plain.get(n) or shape(i) for n, i in enumerate(load.work.inputs)]
+    return replace(load, work=replace(load.work, inputs=tuple(inputs)))
+
+
+PROGRAMS = {f"{x.program} {x.dtype} {x.kind}": x for x in loads() if x.kind != "small"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_memory_program_is_what_pytorch_computes(name):
+    from benchmarks.torch_peers import draw, error_share
+
+    load = shrunk(PROGRAMS[name])
+    tensors = [draw(i, torch.Generator().manual_seed(0), "cpu") for i in load.work.inputs]
+    made = tilec.compile(load.work.program, op=load.work.op)(*tensors)
+    results = list(made) if isinstance(made, tuple) else [made]
+    peer = load.work.expected or load.work.torch
+    assert error_share(peer, tensors, results, load.work.bound) <= 1
+    assert load.bytes(tensors, results) > 0
+
+
+def test_a_row_of_the_memory_suite_has_its_facts():
+    from benchmarks.memory import run
+    from benchmarks.memory_report import grid, summary, targets
+
+    row = {"name": "softmax"} | run(shrunk(PROGRAMS["softmax f32 rows"]), False, "cpu")
+    assert row["right"] and row["tilec_us"] > 0 and row["peers_us"]["torch"] > 0
+    assert row["bytes"] == 2 * 7 * 13 * 4 and row["copy_bytes"] == row["bytes"]
+    assert len(grid([row])[1][0]) == len(grid([row])[0]) and len(summary([row])) == 2
+    fast, slow = row | {"tilec_us": row["copy_us"]}, row | {"tilec_us": 2 * row["copy_us"]}
+    assert next(t for t in targets([fast]) if "of copy" in t[0])[3]
+    assert not next(t for t in targets([slow]) if "of copy" in t[0])[3]
+
+
+def test_rows_are_prepared_beside_each_other(tmp_path, monkeypatch):
+    from benchmarks import runner
+
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import sys\nfrom benchmarks.runner import Row, work_ahead\n"
+        "rows = [Row(n, dict, prepare=lambda n=n: {'of': n} if n != 'bad' else 1 / 0) for n in sys.argv[1:]]\n"
+        "work_ahead(rows, sys.argv[1:])\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    found = runner.prepare(
+        [sys.executable, str(script)],
+        [runner.Row(n, dict, prepare=dict) for n in ("a", "bad", "c")],
+        2,
+        time.monotonic() + 60,
+    )
+    assert found == {"a": {"of": "a"}, "c": {"of": "c"}}
+
+
+def test_figures_are_drawn_from_results(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from benchmarks import docs, plots
+
+    monkeypatch.setattr(plots, "FOLDER", tmp_path)
+    made = plots.write(docs.newest)
+    assert {p.stem for p in made} >= {"memory-rows-bf16", "memory-rows-f32", "memory-overview", "memory-roofline"}
+    assert all(2**12 < p.stat().st_size < 2**18 for p in made)
+
+
+def test_every_missed_target_has_a_reason():
+    from benchmarks import docs, memory_report
+
+    rows = docs.newest("memory")[1]["rows"]
+    lines = memory_report.missed_groups(rows)
+    assert lines and all(line[0] and line[-1] and any(line[1:-1]) for line in lines)
+
+
+def test_a_point_of_the_audit(tmp_path, monkeypatch):
+    """Its plans are compiled, measured and held to account."""
+    from benchmarks import audit, audit_report
+
+    monkeypatch.setenv("BENCHMARKS_FOLDER", str(tmp_path))
+    load = shrunk(PROGRAMS["sum of columns f32 reduction"])
+    audit.prepare(load, "cpu", 2)
+    row = {"name": load.name} | audit.run(load, "cpu")
+    assert row["right"] and len(row["candidates"]) == 3 and 0 < row["share"] <= 1
+    assert row["best_us"] <= row["own_us"] and row["predicted_us"] > 0
+    assert [t[0] for t in audit_report.targets([row]) if not t[3]][:1] == ["points"]
+    assert len(audit_report.by_kind([row])[1]) == 1
+    assert "skipped" in audit.run(shrunk(PROGRAMS["relu f32 chain"]), "cpu")
