@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=24, help="candidates of a kernel, beside the choice (audit)")
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave what is prepared, or take it from")
     parser.add_argument("--only-prepare", action="store_true", help="compile all into --keep and the cache, and end")
-    parser.add_argument("--workers", type=int, help="processes that prepare (default: as many as there are cores)")
+    parser.add_argument("--workers", type=int, help="processes that prepare, 0: none (default: one a core)")
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--ahead", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -108,7 +108,7 @@ def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
     with nullcontext(options.keep) if options.keep else tempfile.TemporaryDirectory() as folder:
         os.environ |= {"BENCHMARKS_FOLDER": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torchinductor"}
         share = 1 if options.only_prepare else 0.5
-        workers = options.workers or machine["cores"]
+        workers = machine["cores"] if options.workers is None else options.workers
         known = runner.prepare([*command, "--ahead"], rows, workers, time.monotonic() + share * options.limit)
         if options.only_prepare:
             return 0

@@ -316,9 +316,8 @@ def small() -> Iterator[Load]:
 
 
 def loads() -> list[Load]:
-    found = [x for dtype in SIZES for x in chains(dtype, square(dtype))]
+    found = [*small(), *(x for dtype in SIZES for x in chains(dtype, square(dtype)))]
     found += [x for make in (transposes, reductions, rows, others) for dtype in SIZES for x in make(dtype)]
-    found += small()
     assert len({x.name for x in found}) == len(found), "names of rows must differ"
     return found
 
