@@ -87,14 +87,16 @@ def main() -> int:
         return write()
     if options.suite == "numerics":
         return numerics(options)
-    rows = rows_of(options)
+    rows = [r for r in rows_of(options) if not options.only or any(o in r.name for o in options.only)]
+    if not rows:
+        parser.error(f"no row's name contains any of {options.only}")
     if options.worker is not None:
         runner.work(rows, options.worker)
         return 0
     if options.ahead is not None:
         runner.work_ahead(rows, options.ahead)
         return 0
-    return timed(options, [r for r in rows if not options.only or any(o in r.name for o in options.only)])
+    return timed(options, rows)
 
 
 def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
