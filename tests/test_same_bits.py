@@ -24,7 +24,7 @@ PROGRAMS = {  # program, shapes of its f32 inputs; many blocks each
     "place": ("y[j] = argmax[i](floor(4 * x[i, j]))", [(5000, 331)]),
     "scans": ("y[i, j] = cumsum[j](x[i, j]); z[i, j] = cumprod[i](1 + x[i, j] / 64)", [(1031, 1100)]),
     "panels": (PRODUCT, [(290, 310), (310, 330)]),
-    "few results": (PRODUCT, [(40, 20_000), (20_000, 50)]),
+    "few results": (PRODUCT, [(40, 16_384), (16_384, 50)]),
     "random numbers": ("y[i, j] = x[i, j] if rand(7, i * 4096 + j) > 0.5 else 0; t = sum[i, j](y[i, j])", [(300, 4096)]),
 }  # fmt: skip
 
