@@ -18,18 +18,12 @@ from typing import ClassVar
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba.core import codegen, compiler, registry, types
+from numba.core import bytecode, callconv, codegen, compiler, funcdesc, interpreter, registry, types
+from numba.core import ir as numba_ir
 from numba.core.compiler_lock import global_compiler_lock
-from numba.core.compiler_machinery import PassManager
-from numba.core.typed_passes import (
-    AnnotateTypes,
-    IRLegalization,
-    NativeLowering,
-    NoPythonBackend,
-    NopythonTypeInference,
-    PreLowerStripPhis,
-)
-from numba.core.untyped_passes import FixupArgs, IRProcessing, ReconstructSSA, TranslateByteCode
+from numba.core.lowering import Lower
+from numba.core.targetconfig import ConfigStack
+from numba.core.typed_passes import type_inference_stage
 
 from tilec.runtime import cpu_builtins
 from tilec.runtime.generated import identity, uncollected
@@ -55,18 +49,28 @@ class _Library(codegen.AOTCodeLibrary):
         return Object(self.codegen._tm.emit_object(self._final_module), symbol, needs)
 
 
-class _Compiler(compiler.CompilerBase):
-    """Numba's passes that emitted kernels need."""
+class _Interpreter(interpreter.Interpreter):
+    """From bytecode to Numba's IR, without looking for what emitted kernels do not have: `with`, `f(*list)`, ..."""
 
-    def define_pipelines(self):
-        passes = PassManager("tilec")
-        for each in (
-            TranslateByteCode, FixupArgs, IRProcessing, ReconstructSSA, NopythonTypeInference, PreLowerStripPhis,
-            IRLegalization, AnnotateTypes, NativeLowering, NoPythonBackend,
-        ):  # fmt: skip
-            passes.add_pass(each, each.__name__)
-        passes.finalize()
-        return [passes]
+    def post_process(self, peepholes, func_ir):
+        return func_ir
+
+
+class _Lower(Lower):
+    """From Numba's IR to LLVM's, without the text and the context of an error for every statement."""
+
+    def lower_block(self, block) -> None:
+        self.pre_block(block)
+        for statement in block.body:
+            self.loc = statement.loc
+            self.lower_inst(statement)
+        self.post_block(block)
+
+    def lower_inst(self, inst) -> None:
+        if isinstance(inst, numba_ir.Assign):
+            self.storevar(self.lower_assign(self.typeof(inst.target.name), inst), inst.target.name)
+        else:
+            super().lower_inst(inst)
 
 
 class _Typing(type(registry.cpu_target.typing_context)):
@@ -126,17 +130,29 @@ def _execute(text: str) -> dict[str, FunctionType]:
 
 
 def _read(function: FunctionType, symbol: str) -> _Library:
-    """The kernel in LLVM's hands, not yet optimised."""
-    target = registry.cpu_target
-    library = _Library(target.target_context.codegen(), symbol)
-    flags = compiler.Flags()
-    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    """The kernel in LLVM's hands, not yet optimised.
+
+    Variables are not renamed to be assigned once, and not deleted after their last use: each has one type, LLVM finds out
+    the rest, and nothing is counted.
+    """
+    target, flags = registry.cpu_target, compiler.Flags()
+    typing, plain = _Typing(target.typing_context), target.target_context
+    typing.refresh()
+    plain.refresh()
     flags.error_model = "numpy"
-    made = compiler.compile_extra(
-        _Typing(target.typing_context), target.target_context, function, ARGUMENTS, types.void, flags, {}, library,
-        _Compiler,
-    )  # fmt: skip
-    _blocks(target.target_context, library, made.fndesc, symbol)
+    context = plain.subtarget(error_model=callconv.create_error_model(flags.error_model, plain))
+    library = _Library(context.codegen(), symbol)
+    identity_ = bytecode.FunctionIdentity.from_function(function)
+    with ConfigStack().enter(flags):
+        code = _Interpreter(identity_).interpret(bytecode.ByteCode(identity_))
+        found = type_inference_stage(typing, context, code, ARGUMENTS, types.void)
+        descriptor = funcdesc.PythonFunctionDescriptor.from_specialized_function(
+            code, found.typemap, found.return_type, found.calltypes, context.mangler, inline=False, noalias=False,
+            abi_tags=[flags.get_mangle_string()],
+        )  # fmt: skip
+        with context.push_code_library(library):
+            _Lower(context, library, descriptor, code).lower()
+    _blocks(context, library, descriptor, symbol)
     return library
 
 
