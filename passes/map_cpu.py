@@ -10,6 +10,8 @@ marked `reassoc`, all others are computed as written.
 
 from __future__ import annotations
 
+from math import prod
+
 from tilec import mlir
 from tilec.mlir import arith, ir, math, memref, scf
 from tilec.passes.loops import sum_of
@@ -305,8 +307,18 @@ def _is_check(op: ir.Operation) -> bool:
 def _fill(op: ir.Operation) -> None:
     value, out = op.operands
     with ir.InsertionPoint(op), op.location:
+        out = _flat(out)
         _over(out, lambda place: memref.StoreOp(value, out, place))
     op.erase()
+
+
+def _flat(value: ir.Value) -> ir.Value:
+    """Memory that lies in one piece as one dimension: one loop, where LLVM unrolls short ones that are nested."""
+    type_ = ir.MemRefType(value.type)
+    if type_.rank < 2 or mlir.DYNAMIC in type_.shape or not isinstance(type_.layout, ir.AffineMapAttr):
+        return value
+    flat = ir.MemRefType.get([prod(type_.shape)], type_.element_type, memory_space=type_.memory_space)
+    return memref.CollapseShapeOp(flat, value, [list(range(type_.rank))]).result
 
 
 def _copy(op: ir.Operation) -> None:

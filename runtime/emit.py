@@ -8,7 +8,7 @@ nothing and leave no trace. Names come from `tilec.name` hints reduced to identi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec import mlir
@@ -137,6 +137,8 @@ class Printer:
                 self.subview(op)
             case "memref.cast":
                 self.memory[op.results[0]] = self.memory[op.operands[0]]
+            case "memref.collapse_shape":
+                self.memory[op.results[0]] = _collapsed(self.memory[op.operands[0]], op)
             case "scf.for":
                 self.for_loop(op)
             case "scf.while":
@@ -405,6 +407,14 @@ def has_flag(op: ir.Operation, flag: str) -> bool:
 
 
 _MATH = {row.mlir: row.cpu for row in FUNCTIONS.values() if row.mlir.startswith("math.")}
+
+
+def _collapsed(memory: Memory, op: ir.Operation) -> Memory:
+    """The same memory under fewer subscripts."""
+    groups = [[ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)] for g in ir.ArrayAttr(op.attributes["reassociation"])]
+    sizes = zip(groups, ir.MemRefType(op.results[0].type).shape)
+    shape = tuple(memory.shape[g[0]] if len(g) == 1 else e for g, e in sizes)
+    return replace(memory, strides=tuple(memory.strides[g[-1]] for g in groups), shape=shape)
 
 
 def _becomes_state(value: ir.Value, loop: ir.Operation) -> bool:

@@ -45,8 +45,6 @@ def contract_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
             printer.line(f"{name}()")
         case "nvvm.bar.warp.sync":
             printer.line(f"{printer.use('warp_barrier')}()")
-        case "memref.collapse_shape":
-            _collapse(printer, op)
         case name if name in HOPPER:
             HOPPER[name](printer, op)
         case _:
@@ -119,12 +117,3 @@ def _copy(printer: _CudaPrinter, op: ir.Operation) -> None:
     amount = times(printer.index(operands[-1]), size) if elements else count * size
     name = printer.use(f"cp_async_{count * size}")
     printer.line(f"{name}({printer.bytes(target, at)}, {printer.bytes(source, place)}, {amount})")
-
-
-def _collapse(printer: _CudaPrinter, op: ir.Operation) -> None:
-    """The same memory under fewer subscripts."""
-    source, type_ = printer.memory[op.operands[0]], ir.MemRefType(op.results[0].type)
-    groups = [[ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)] for g in ir.ArrayAttr(op.attributes["reassociation"])]
-    strides = tuple(source.strides[g[-1]] for g in groups)
-    shape = tuple(source.shape[g[0]] if len(g) == 1 else e for g, e in zip(groups, type_.shape))
-    printer.memory[op.results[0]] = Memory(source.base, source.offset, strides, source.element, shape, source.space)
