@@ -15,8 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -116,22 +114,17 @@ def versions() -> tuple[str, ...]:
 
 
 def _to_ptx(source: str, entry: str, chip: str, threads: int, parameters: Sequence[str] | None, min_blocks: int) -> str:
-    numba = _numba()
+    from tilec.runtime import cuda_frontend
     from tilec.runtime.cuda_define import target
 
-    with target(chip), _compute_capability(chip), _remembered_types():
+    with target(chip):
         function = _execute(source, entry)
         names = parameters or ["i64"] * function.__code__.co_argcount
-        kinds = tuple(getattr(numba.types, _kind(name)) for name in names)
-        options = dict(numba.jit(function, chip=chip, launch_bounds=(threads, min_blocks)).targetoptions)
         try:
-            result = numba.compile_mlir(function, numba.types.void, kinds, targetoptions=options)
-            result.metadata["linker"] = _PtxOnly()  # it would ask the driver; we assemble ourselves
-            numba.optimize(result)
+            ptx, symbol = cuda_frontend.to_ptx(function, [_kind(name) for name in names], chip, threads, min_blocks)
         except Exception as error:
             raise CompileError(f"{entry} does not compile for {chip}: {error}", source) from error
-    symbol = re.escape(result.metadata["func_name"])
-    ptx = re.sub(rf"{symbol}(?=\W|_param_)", entry, result.metadata["ptx"])
+    ptx = re.sub(rf"{re.escape(symbol)}(?=\W|_param_)", entry, ptx)
     maps = [i for i, name in enumerate(names) if name == "tensor_map"]
     return _tensor_maps(_dynamic_shared(ptx), entry, maps)
 
@@ -188,43 +181,6 @@ def _execute(source: str, entry: str) -> Callable[..., Any]:
     return module.__dict__[entry]
 
 
-class _PtxOnly:
-    """Stands where `numba-cuda-mlir` keeps its linker, and links nothing."""
-
-    code = b""
-
-    def recreate_with_lto(self, *_args: Any, **_options: Any) -> _PtxOnly:
-        return self
-
-    def add_ptx(self, ptx: bytes) -> None:
-        pass
-
-    def complete(self) -> _PtxOnly:
-        return self
-
-
-@dataclass(frozen=True)
-class _Numba:
-    types: Any
-    jit: Any
-    compile_mlir: Any
-    optimize: Any
-
-
-@cache
-def _numba() -> _Numba:
-    """The private entry points of `numba-cuda-mlir` 0.6 that are used, and no others."""
-    try:
-        from numba_cuda_mlir import cuda, types
-        from numba_cuda_mlir.descriptor import mlir_target
-        from numba_cuda_mlir.mlir_compiler import compile_mlir
-        from numba_cuda_mlir.mlir_optimization import optimize
-    except ImportError as error:
-        raise NoCompiler(f"GPU kernels need the cuda extra: pip install 'tilec[cuda]' ({error})") from error
-    mlir_target.ensure_initialized()
-    return _Numba(types, cuda.jit, compile_mlir, optimize)
-
-
 @contextmanager
 def _operator_values():
     """Lets MLIR values have the operators that `numba-cuda-mlir` gives them for its own use, within only.
@@ -232,9 +188,12 @@ def _operator_values():
     They are global to the process, and `==` is among them: it builds a comparison, where the passes ask whether two
     values are the same one.
     """
-    from numba_cuda_mlir.mlir.dialect_exts.arith import ScalarValue
-    from numba_cuda_mlir.mlir.dialect_exts.memref import MemRefValue
-    from numba_cuda_mlir.mlir.dialect_exts.tensor import TensorValue
+    try:
+        from numba_cuda_mlir.mlir.dialect_exts.arith import ScalarValue
+        from numba_cuda_mlir.mlir.dialect_exts.memref import MemRefValue
+        from numba_cuda_mlir.mlir.dialect_exts.tensor import TensorValue
+    except ImportError as error:
+        raise NoCompiler(f"GPU kernels need the cuda extra: pip install 'tilec[cuda]' ({error})") from error
 
     from tilec.mlir import VALUE_TYPES, ir, plain_values
 
@@ -246,49 +205,3 @@ def _operator_values():
         yield
     finally:
         plain_values()
-
-
-_known: dict[tuple[Any, ...], Any] = {}
-
-
-@contextmanager
-def _remembered_types():
-    """Lets Numba's typing remember what a function gives for arguments of some types.
-
-    It asks every rule that it has for `+` at every `+`, when it infers types and again when it lowers. Its rules for
-    operators do not look at the values of literals.
-    """
-    from numba_cuda_mlir.descriptor import mlir_target
-    from numba_cuda_mlir.numba_cuda import types
-
-    context = mlir_target.typing_context
-    plain = context.resolve_function_type
-
-    def remembered(func, args, kws):
-        if kws:
-            return plain(func, args, kws)
-        if not isinstance(func, types.Type):  # an operator
-            args = tuple(map(types.unliteral, args))
-        found = _known.get((func, args))
-        if found is None and (found := plain(func, args, kws)) is not None:
-            _known[func, args] = found
-        return found
-
-    context.resolve_function_type = remembered
-    try:
-        yield
-    finally:
-        del context.resolve_function_type
-
-
-@contextmanager
-def _compute_capability(chip: str):
-    """`numba-cuda-mlir` asks the driver for this machine's GPU whatever it compiles for; answer for it."""
-    import numba_cuda_mlir.tools as tools
-
-    saved, number = tools._cached_cc, chip_number(chip)
-    tools._cached_cc = (number // 10, number % 10)
-    try:
-        yield
-    finally:
-        tools._cached_cc = saved
