@@ -302,6 +302,5 @@ def test_rows_that_nothing_keeps_are_read_again():
 
 def test_costs_are_reproducible():
     problem = Contraction(777, 3000, 512)
-    first, second = cost_contraction.choose(H200, problem), cost_contraction.choose(H200, problem)
-    assert first == second
-    assert contraction_cost(H200, problem, first[0].tile) == first[0].prediction
+    for choice in cost_contraction.choose(H200, problem):
+        assert contraction_cost(H200, problem, choice.tile) == choice.prediction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from math import ceil, log2
 
@@ -315,10 +316,17 @@ def _cpu_contraction(target: Target, p: Contraction, tile: CacheTile) -> Work:
     )
 
 
-def choose(target: Target, problem: Contraction, instructions: Collection[str] | None = None) -> list[Choice[Tile]]:
+def choose(
+    target: Target, problem: Contraction, instructions: Collection[str] | None = None
+) -> tuple[Choice[Tile], ...]:
     """All candidates of those `instructions`, or of all that the target has, cheapest first."""
+    return _choose(target, problem, None if instructions is None else tuple(instructions))
+
+
+@lru_cache(maxsize=64)  # a program asks for several products of one kind, and for each before and after it packs
+def _choose(target: Target, problem: Contraction, instructions: tuple[str, ...] | None) -> tuple[Choice[Tile], ...]:
     tiles = contraction_candidates(target, problem, instructions)
-    return ranked((Choice(t, contraction_cost(target, problem, t)) for t in tiles), _effort)
+    return tuple(ranked((Choice(t, contraction_cost(target, problem, t)) for t in tiles), _effort))
 
 
 def _effort(tile: Tile) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from math import ceil, prod
 
 from tilec import cost_contraction
@@ -75,7 +75,14 @@ def tiles_of(node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
     roles, feeds = arrange(node, kind, g, graph, target)
     problem = _problem(node, roles, kind, g, graph)
     problem = replace(problem, staged=tuple(_staging(feeds[s]) for s in ("left", "right")))
-    boxes = partial(_boxes_of, extents=g.space.extents, roles=roles, feeds=feeds, kind=kind)
+
+    @cache  # tiles differ in more than their boxes depend on
+    def boxes_of(bm: int, bn: int, instruction: str) -> Sizes | None:
+        return _boxes_of(bm, bn, instruction, g.space.extents, roles, feeds, kind)
+
+    def boxes(tile: BlockTile) -> Sizes | None:
+        return boxes_of(tile.bm, tile.bn, tile.instruction)
+
     choices = sorted(
         (c for c in cost_contraction.choose(target, problem, _instructions(kind, feeds, target))
          if _buildable(c.tile, feeds, kind) and boxes(c.tile)),
@@ -234,12 +241,14 @@ def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) 
     return replace(tile, stages=stages, shared=stages * stage)
 
 
-def _boxes_of(tile: BlockTile, extents: Sizes, roles: Roles, feeds: dict[str, Feed], kind: str) -> Sizes | None:
+def _boxes_of(
+    bm: int, bn: int, instruction: str, extents: Sizes, roles: Roles, feeds: dict[str, Feed], kind: str
+) -> Sizes | None:
     """The block's part of every dimension of C; None where a factor's pieces would not lie inside it."""
     sizes: Sizes = {}
-    for side, points in (("left", tile.bm), ("right", tile.bn)):
+    for side, points in (("left", bm), ("right", bn)):
         order, feed = roles.order(side), feeds[side]
-        piece = 1 if feed.major or feed.copy == "registers" else LINE if tile.instruction == "wgmma" else WIDE
+        piece = 1 if feed.major or feed.copy == "registers" else LINE if instruction == "wgmma" else WIDE
         box = _box([extents[d] for d in order], points, max(1, piece // BYTES[kind]))
         if box is None:
             return None
