@@ -1,7 +1,7 @@
 """python -m benchmarks cpu|gpu|memory [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
 python -m benchmarks audit [--target cpu|cuda] [--most PLANS] [--json FILE] [--only TEXT ...] [--limit SECONDS]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
-python -m benchmarks compile [--json FILE] [--only TEXT ...]
+python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
 python -m benchmarks docs
 
 Each row is timed and checked in a worker process: a row that fails or hangs does not stop the others. The results go to
@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
     parser.add_argument(
-        "--target", nargs="*", choices=("cpu", "cuda"), default=[], help="what to measure on (numerics, audit)"
+        "--target", nargs="*", choices=("cpu", "cuda"), default=[], help="what to measure on (numerics, compile, audit)"
     )
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu, memory)")

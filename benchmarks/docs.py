@@ -90,17 +90,17 @@ def results(suite: str) -> str:
 
 def compile_results() -> str:
     """How long programs take to become ready to launch."""
-    from benchmarks.compiling import HEADINGS, cells, missed
+    from benchmarks.compiling import HEADINGS, cells, summary
 
     found = newest("compile")
     if found is None:
         return "No results yet: `python -m benchmarks compile` writes them."
     path, facts = found
-    machine, over = facts["machine"], missed(facts["rows"])
+    machine = facts["machine"]
     parts = [
         f"{machine['cpu']}, {machine['cores']} cores, from [`{path.relative_to(ROOT)}`]({path.relative_to(ROOT)}):",
         table(HEADINGS, cells(facts["rows"]), range(2, len(HEADINGS))),
-        "Over their limits: " + "; ".join(over) + "." if over else "All are within their limits.",
+        *summary(facts["rows"]),
     ]
     return "\n\n".join(parts)
 
