@@ -55,14 +55,13 @@ def compile_kernel(
     in the kernel); by default all are "i64". `threads` a block and `min_blocks` a multiprocessor bound the
     registers (`setmaxnreg` is ignored without both). With `relax`, a kernel that would spill within
     `max_registers` gets 8 more, or as many as it takes. `allow` names faults to let through: "spills", "stack", "warnings".
-    Raises `ResourceError` for others, `CompileError` if the source is wrong. Several threads may compile: the
-    assembler works on one kernel while another becomes PTX.
+    Raises `ResourceError` for others, `CompileError` if the source is wrong. Several threads may compile: NVVM
+    and the assembler work on kernels while another is lowered.
     """
     if chip_number(chip) < OLDEST_CHIP:
         raise ValueError(f"{chip} is too old: kernels use instructions of sm_{OLDEST_CHIP} (Ampere) and newer")
     begin = time.perf_counter()
-    with _LOCK, uncollected(), _operator_values():
-        text = _to_ptx(source, entry, chip, threads, parameters, min_blocks)
+    text = _to_ptx(source, entry, chip, threads, parameters, min_blocks)
     for most in (max_registers, max_registers + 8, None) if relax and max_registers else (max_registers,):
         cubin = assemble(text, entry, chip, max_registers=most, source=source, begin=begin)
         if not cubin.spills:
@@ -114,17 +113,22 @@ def versions() -> tuple[str, ...]:
 
 
 def _to_ptx(source: str, entry: str, chip: str, threads: int, parameters: Sequence[str] | None, min_blocks: int) -> str:
-    from tilec.runtime import cuda_frontend
-    from tilec.runtime.cuda_define import target
+    try:
+        with _LOCK, uncollected(), _operator_values():
+            from tilec.runtime import cuda_frontend
+            from tilec.runtime.cuda_define import target
 
-    with target(chip):
-        function = _execute(source, entry)
-        names = parameters or ["i64"] * function.__code__.co_argcount
-        try:
-            ptx, symbol = cuda_frontend.to_ptx(function, [_kind(name) for name in names], chip, threads, min_blocks)
-        except Exception as error:
-            raise CompileError(f"{entry} does not compile for {chip}: {error}", source) from error
-    ptx = re.sub(rf"{re.escape(symbol)}(?=\W|_param_)", entry, ptx)
+            with target(chip):
+                function = _execute(source, entry)
+                names = parameters or ["i64"] * function.__code__.co_argcount
+                kinds = [_kind(name) for name in names]
+                lowered = cuda_frontend.to_mlir(function, kinds, chip, threads, min_blocks)
+        ptx = cuda_frontend.to_ptx(lowered)
+    except (CompileError, NoCompiler):
+        raise
+    except Exception as error:
+        raise CompileError(f"{entry} does not compile for {chip}: {error}", source) from error
+    ptx = re.sub(rf"{re.escape(lowered.symbol)}(?=\W|_param_)", entry, ptx)
     maps = [i for i, name in enumerate(names) if name == "tensor_map"]
     return _tensor_maps(_dynamic_shared(ptx), entry, maps)
 

@@ -12,16 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
 from numba_cuda_mlir import cuda, tools
 from numba_cuda_mlir._mlir import ir
+from numba_cuda_mlir._mlir.passmanager import PassManager
 from numba_cuda_mlir.descriptor import mlir_target
 from numba_cuda_mlir.install_registry import register_lowering
 from numba_cuda_mlir.lowering_utilities.context import get_context
 from numba_cuda_mlir.mlir_lowering import MLIRLower
-from numba_cuda_mlir.mlir_optimization import optimize
+from numba_cuda_mlir.mlir_optimization import (
+    _call_llvm70_capi,
+    _compile_to_ptx,
+    _needs_llvm70_path,
+    _nvvm_options,
+    _prepare_llvm_ir,
+    get_base_pipeline,
+)
 from numba_cuda_mlir.numba_cuda import types
 from numba_cuda_mlir.numba_cuda.core import bytecode, funcdesc, interpreter
 from numba_cuda_mlir.numba_cuda.core.compiler import _make_subtarget
@@ -29,7 +39,9 @@ from numba_cuda_mlir.numba_cuda.core.compiler_lock import global_compiler_lock
 from numba_cuda_mlir.numba_cuda.core.target_extension import target_override
 from numba_cuda_mlir.numba_cuda.core.targetconfig import ConfigStack
 from numba_cuda_mlir.numba_cuda.core.typed_passes import type_inference_stage
+from numba_cuda_mlir.numba_cuda.cudadrv.nvvm import LibDevice
 from numba_cuda_mlir.numba_cuda.flags import CUDAFlags
+from numba_cuda_mlir.optimization import run_pre_codegen_patterns
 
 mlir_target.ensure_initialized()
 
@@ -41,11 +53,18 @@ class _Interpreter(interpreter.Interpreter):
         return func_ir
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """A kernel as LLVM's dialect of MLIR, with the name that it has there, and the options that it is compiled with."""
+
+    module: ir.Module
+    symbol: str
+    options: dict[str, Any]
+
+
 @global_compiler_lock
-def to_ptx(
-    function: Callable[..., Any], kinds: Sequence[str], chip: str, threads: int, min_blocks: int
-) -> tuple[str, str]:
-    """The PTX of a kernel, and the name that it has there. `kinds` are Numba's names of its parameters' types."""
+def to_mlir(function: Callable[..., Any], kinds: Sequence[str], chip: str, threads: int, min_blocks: int) -> Lowered:
+    """Reads, types and lowers a kernel; one at a time. `kinds` are Numba's names of its parameters' types."""
     register_lowering()
     arguments = tuple(getattr(types, kind) for kind in kinds)
     options = dict(cuda.jit(function, chip=chip, launch_bounds=(threads, min_blocks)).targetoptions)
@@ -64,28 +83,25 @@ def to_ptx(
             code, found.typemap, found.return_type, found.calltypes, context.mangler, inline=False, noalias=False,
             abi_tags=[flags.get_mangle_string()],
         )  # fmt: skip
-        library = SimpleNamespace(referenced_objects={})
-        with context.push_code_library(library):
+        with context.push_code_library(SimpleNamespace(referenced_objects={})):
             MLIRLower(context, descriptor, code, metadata=metadata).lower_to_mlir()
-        metadata["linker"] = _PtxOnly()  # it would ask the driver; we assemble ourselves
-        metadata["mlir_module_str"] = ""  # nobody reads it
-        optimize(SimpleNamespace(metadata=metadata, fndesc=descriptor, library=library))
-    return metadata["ptx"], metadata["func_name"]
+        module = metadata["mlir_module"]
+        PassManager.parse(get_base_pipeline()).run(module.operation)
+        run_pre_codegen_patterns(module)
+    return Lowered(module, tools.generate_mangled_name(descriptor.qualname, descriptor.argtypes), options)
 
 
-class _PtxOnly:
-    """Stands where `numba-cuda-mlir` keeps its linker, and links nothing."""
+_translating = Lock()
 
-    code = b""
 
-    def recreate_with_lto(self, *_args: Any, **_options: Any) -> _PtxOnly:
-        return self
-
-    def add_ptx(self, ptx: bytes) -> None:
-        pass
-
-    def complete(self) -> _PtxOnly:
-        return self
+def to_ptx(lowered: Lowered) -> str:
+    """NVVM's part, which other threads may use to lower further kernels."""
+    number = lowered.options["chip"].removeprefix("sm_")
+    with _translating, _compute_capability(lowered.options["chip"]), get_context(), ir.Location.unknown():
+        if _needs_llvm70_path(number):
+            return _call_llvm70_capi(lowered.module, lowered.options).decode()
+        text = _prepare_llvm_ir(lowered.module)
+        return _compile_to_ptx(text, number, LibDevice(), _nvvm_options(number, lowered.options)).decode()
 
 
 _known: dict[tuple[Any, ...], Any] = {}
@@ -118,12 +134,23 @@ def _remembered_types():
         del context.resolve_function_type
 
 
+_asking = Lock()
+_answers: list[tuple[int, int]] = []  # of those who compile now
+_own: list[tuple[int, int] | None] = []  # what was known of this machine's GPU before
+
+
 @contextmanager
 def _compute_capability(chip: str):
     """`numba-cuda-mlir` asks the driver for this machine's GPU whatever it compiles for; answer for it."""
-    saved, number = tools._cached_cc, int("".join(filter(str.isdigit, chip)))
-    tools._cached_cc = divmod(number, 10)
+    answer = divmod(int("".join(filter(str.isdigit, chip))), 10)
+    with _asking:
+        if not _answers:
+            _own[:] = [tools._cached_cc]
+        _answers.append(answer)
+        tools._cached_cc = answer
     try:
         yield
     finally:
-        tools._cached_cc = saved
+        with _asking:
+            _answers.remove(answer)
+            tools._cached_cc = _answers[-1] if _answers else _own[0]

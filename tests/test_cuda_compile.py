@@ -3,6 +3,7 @@ the right thing."""
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -37,6 +38,14 @@ def check(source: str, chips=CHIPS, threads: int = 128, **options):
     cubins = [compile_kernel(source, "kernel", chip, threads, **options) for chip in chips]
     assert all(c.image.startswith(b"\x7fELF") and c.registers > 0 for c in cubins)
     return cubins[-1]
+
+
+def test_threads_compile_for_several_chips_at_once():
+    sources = [kernel(f"store_f32(y + tid * 4, load_f32(x + tid * {n}))", "load_f32", "store_f32") for n in (4, 8)]
+    wanted = [(source, chip) for source in sources for chip in CHIPS]
+    with ThreadPoolExecutor(4) as pool:
+        made = pool.map(lambda w: compile_kernel(w[0], "kernel", w[1], 128), 2 * wanted)
+    assert [c.ptx for c in made] == 2 * [compile_kernel(source, "kernel", chip, 128).ptx for source, chip in wanted]
 
 
 SHARED = "base = shared_address(cuda.shared.array(0, int8))\n"
