@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WARP = 32
 _STEPS = 4  # loads of a thread in flight
+_HELD = 8  # of a block that keeps its part: it waits for others, and more memory should be on its way meanwhile
 _HOP_NS = 1100  # a word from one SM through L2 to another that waits for it
 _BARRIER_NS = 160
 
@@ -70,7 +71,7 @@ def scan_tiles(view: View, lane: int, vector: int, most: int) -> Iterator[ScanTi
     if refused or beside * kept <= room:
         yield ScanTile(lanes, beside, _STEPS)
     for warps in () if refused else (4, 8, 16):
-        steps = min(_STEPS, WARP // warps)
+        steps = min(_HELD, WARP // warps)
         part = warps * WARP * vector * steps
         if part // 2 < extent and (kept <= room or part >= extent):
             yield ScanTile(warps * WARP, 1, steps)
