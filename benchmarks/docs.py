@@ -67,7 +67,7 @@ def results(suite: str) -> str:
     with_ = ", ".join(f"{k} {v}" for k, v in versions.items() if k in ("numpy", "torch", "jax", "triton", "numba"))
     parts = [
         f"{where}; {with_}; {path.name[:10]}, commit {versions['commit']}, from "
-        f"[`{path.relative_to(ROOT)}`]({path.relative_to(ROOT)})."
+        f"[`{path.name}`](../{path.relative_to(ROOT)})."
     ]
     rows = facts["rows"]
     for end, meaning in report.WAYS[suite].items():
@@ -88,6 +88,29 @@ def results(suite: str) -> str:
     return "\n\n".join(parts)
 
 
+HEADLINES = {  # of the many rows, those that the README shows, by how their names begin
+    "gpu": ("example gelu", "example softmax", "example layernorm", "example cross_entropy", "example residual_block",
+            "example transpose", "example causal_attention", "example transformer_block", "matmul 8192 bf16"),
+    "cpu": ("softmax", "layernorm", "gelu (tanh)", "sum of rows", "transpose", "matmul 2048"),
+}  # fmt: skip
+
+
+def headlines() -> str:
+    """A few rows of each suite, with where they were measured."""
+    parts = []
+    for suite, names in HEADLINES.items():
+        if (found := newest(suite)) is None:
+            continue
+        path, facts = found
+        where = facts["machine"]["gpu"] or f"{facts['machine']['cpu']}, {facts['machine']['cores']} cores"
+        (end, meaning), *_ = report.WAYS[suite].items()
+        rows = [r for r in report.in_tables(facts["rows"]) if r["name"].startswith(names)]
+        headings, cells = report.grid(suite, rows, end)
+        parts.append(f"{where}, {path.name[:10]}, {meaning}:")
+        parts.append(table(headings, cells, range(1, len(headings))))
+    return "\n\n".join(parts)
+
+
 def compile_results() -> str:
     """How long programs take to become ready to launch."""
     from benchmarks.compiling import HEADINGS, cells, summary
@@ -98,7 +121,7 @@ def compile_results() -> str:
     path, facts = found
     machine = facts["machine"]
     parts = [
-        f"{machine['cpu']}, {machine['cores']} cores, from [`{path.relative_to(ROOT)}`]({path.relative_to(ROOT)}):",
+        f"{machine['cpu']}, {machine['cores']} cores, from [`{path.name}`](../{path.relative_to(ROOT)}):",
         table(HEADINGS, cells(facts["rows"]), range(2, len(HEADINGS))),
         *summary(facts["rows"]),
     ]
@@ -277,6 +300,7 @@ def reductions() -> str:
 
 
 GENERATORS: dict[str, Callable[[], str]] = {
+    "headlines": headlines,
     "cpu results": lambda: results("cpu"),
     "gpu results": lambda: results("gpu"),
     "compile results": compile_results,
