@@ -21,6 +21,7 @@ from tilec.passes.layout import Layout
 from tilec.passes.loops import delinearise, sum_of, when
 from tilec.passes.spaces import is_local, places_of, root
 
+NARROWEST, WIDEST = 32, 128  # bits that an asynchronous copy takes at once
 STAGES, RESTS = "tilec.stages", "tilec.rests"
 
 
@@ -58,12 +59,14 @@ def stage_rows(function: ir.Operation, layout: Layout, grid: list[int], stages: 
 
 
 def row_inputs(generics: list[ir.Operation], layout: Layout) -> list[tuple[ir.Value, list[int]]]:
-    """The inputs in global memory whose part of a tile lies side by side, along the fastest threads."""
+    """The inputs in global memory whose part of a tile lies side by side, along the fastest threads; none that an operation
+    before writes."""
+    made = {root(value) for op in generics for value in mlir.outputs_of(op)}
     found: list[tuple[ir.Value, list[int]]] = []
     for op in generics:
         for value, dims in zip(mlir.inputs_of(op), places_of(op)):
             known = any(v == value and d == dims for v, d in found)
-            if not known and _side_by_side(value, dims, layout):
+            if not known and root(value) not in made and _side_by_side(value, dims, layout):
                 found.append((value, dims))
     return found
 
@@ -183,12 +186,16 @@ class Pipeline:
             d: memref.DimOp(source, mlir.index(n)).result if e == mlir.DYNAMIC else e
             for n, (d, e) in enumerate(zip(dims, ir.MemRefType(source.type).shape))
         }
-        width = min(layout.vectors[dims[-1]], 128 // ir.MemRefType(source.type).element_type.width)
+        bits = ir.MemRefType(source.type).element_type.width
+        width = min(layout.vectors[dims[-1]], WIDEST // bits)
+        plain = bits < 8 or width * bits < NARROWEST  # no asynchronous copy takes so little
         with self.kernel.threads.slots(dims, {}, sizes, lanes=False) as place:
-            for lane in range(0, layout.vectors[dims[-1]], width):
+            for lane in range(0, layout.vectors[dims[-1]], 1 if plain else width):
                 at = place.coordinates(dims, lane)
-                whole = width * ir.MemRefType(source.type).element_type.width == 128
-                nvgpu.DeviceAsyncCopyOp(target, at, source, at, width, bypassL1=whole)
+                if plain:
+                    memref.StoreOp(memref.LoadOp(source, at).result, target, at)
+                else:
+                    nvgpu.DeviceAsyncCopyOp(target, at, source, at, width, bypassL1=width * bits == WIDEST)
 
     def _buffer(self, copy: ir.Operation, stage: ir.Value) -> ir.Value:
         """The memory that a copy goes to."""

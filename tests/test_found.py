@@ -9,13 +9,25 @@ import pytest
 from fuzz.compare import check, specialised
 from fuzz.programs import Case
 from fuzz.schedules import planned
+from test_rows_cuda import planned as dealt_out
+from test_rows_cuda import run as run_rows
 
 import tilec
+from tilec import mlir
 from tilec.api import read_source
+from tilec.driver import lower
+from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.ranges import Poly, divide, nonnegative
+from tilec.dsl.specialise import specialise
+from tilec.error_bounds import compare
 from tilec.evaluate import reference
+from tilec.interpreter import interpret
+from tilec.mlir import ir
+from tilec.plan_cuda_rows import refuse_options
 from tilec.schedule import write_schedule
+from tilec.target import load
+from tilec.verify_data import inputs_of
 
 # by what was wrong: (program, sizes)
 PROGRAMS = {
@@ -126,3 +138,40 @@ def test_the_reference_adds_products_of_infinities_one_by_one():
 def test_a_called_op_whose_sizes_nothing_tells_is_refused(text):
     with pytest.raises(tilec.TileError, match="nothing says what `M` is in the call of `g`"):
         tilec.compile(text, op="f")
+
+
+RESIDUAL = "op f(x: bf16[M, N], s: bf16[M, N]) -> (r: bf16[M, N], y: bf16[M, N]) {"
+RESIDUAL += " r[i, j] = x[i, j] + s[i, j]  v[i] = mean[j](r[i, j] * r[i, j])  y[i, j] = r[i, j] * rsqrt(v[i] + 1e-6) }"
+ROWS = {  # program, sizes, and how rows are dealt out (`planned` of the rows' tests)
+    "a row that the kernel itself writes is not copied ahead": (RESIDUAL, {"M": 5, "N": 128}, (64, 2, 1, 1, 0)),
+    "nor where blocks share it": (RESIDUAL, {"M": 5, "N": 256}, (32, 4, 2, 2, 1)),
+    "bools are copied ahead": (
+        "op f(x: bool[M, N]) -> (y: bool[M]) { y[i] = any[j](x[i, j]) }", {"M": 5, "N": 456}, (64, 4, 1, 2, 0)),
+    "single elements of 16 bits are copied ahead": (
+        "op f(x: f16[M, N]) -> (y: f32[M]) { y[i] = max[j](x[i, j]) }", {"M": 5, "N": 33}, (64, 1, 1, 1, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_went_wrong(name):
+    text, sizes, plan = ROWS[name]
+    program = specialise(parse(read_source(text)), "f", None, sizes)
+    inputs = inputs_of(program, "ordinary", 0)
+    with mlir.context(), ir.Location.unknown():
+        texts = lower(build(program), load("h200"), schedule=dealt_out(*plan)).texts
+    assert "nvvm.cp.async.commit.group" in texts["map"]
+    printed, _ = run_rows(text, "f", inputs, dealt_out(*plan))
+    for found in (interpret(texts["map"], inputs), dict(zip((t.name for t in program.outputs), printed))):
+        for result in compare(program, inputs, found, "cuda").values():
+            assert result.within, result
+
+
+def test_blocks_that_share_a_scan():
+    """A schedule could ask for it, and every block began its part anew."""
+    program = parse(read_source("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = cumsum[j](x[i, j]) }"))
+    special = specialise(program, "f", None, {"M": 2, "N": 2048})
+    with mlir.context(), ir.Location.unknown():
+        plans = []
+        lower(build(special), load("h200"), schedule=lambda plan: plans.append(dealt_out(64, 2, 2, 0, 0)(plan)) or plan)
+    (kernel,) = plans[0].kernels
+    assert refuse_options(kernel, load("h200")) == "`cluster` cannot be 2: a scan goes along the rows"

@@ -100,17 +100,24 @@ def test_clusters_that_are_none():
 # ---- whole kernels ---------------------------------------------------------------------------------------------------
 
 
-def mapped(name: str, sizes: dict[str, int], plan: tuple, rng) -> tuple[str, dict]:
+def mapped(name: str, sizes: dict[str, int], plan: tuple, rng, stage: str = "map") -> tuple[str, dict]:
     example = EXAMPLES[name]
     inputs = example.inputs(rng, sizes)
     _, result = lowered(example.path, example.op, inputs, planned(*plan), locations=True)
-    return result.texts["map"], inputs
+    return result.texts[stage], inputs
 
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", ["softmax", "layernorm", "rmsnorm"])
 def test_rows(name, plan, rng):
     text, inputs = mapped(name, {"M": 5, "N": 456}, plan, rng)
+    assert_within(EXAMPLES[name].path, inputs, interpret(text, inputs), EXAMPLES[name].op, kind="cuda")
+
+
+@pytest.mark.parametrize("name", ["softmax", "layernorm"])
+def test_rows_before_threads_are_dealt_out(name, rng):
+    text, inputs = mapped(name, {"M": 5, "N": 456}, (64, 4, 4, 1, 0), rng, "stage")
+    assert "gpu.cluster_block_id" in text and "gpu.thread_id" not in text
     assert_within(EXAMPLES[name].path, inputs, interpret(text, inputs), EXAMPLES[name].op, kind="cuda")
 
 

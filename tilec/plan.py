@@ -39,7 +39,8 @@ from tilec.target import Target
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """One kernel. `grid` lists kernel dimensions, `tile` their sizes in a block; `options` are the backend's numbers."""
+    """One kernel. `grid` lists kernel dimensions, `tile` their sizes in a block; `options` are the backend's numbers, and
+    `refused` says why its operations rule out what a schedule might ask of some of them."""
 
     name: str
     nodes: tuple[str, ...]
@@ -54,6 +55,7 @@ class KernelPlan:
     work: Work
     prediction: Prediction
     lines: tuple[tuple[str, int], ...] = ()
+    refused: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def blocks(self) -> int:

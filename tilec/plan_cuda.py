@@ -25,7 +25,7 @@ from tilec.passes.layout import Layout, make, options
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_contraction import choose_contraction
 from tilec.plan_cuda_online import choose_online, online_reductions
-from tilec.plan_cuda_rows import DEFAULTS, RowPlan, choose_rows, describe
+from tilec.plan_cuda_rows import DEFAULTS, RowPlan, choose_rows, describe, refused_options
 from tilec.plan_cuda_scan import ScanPlan, refuse_chain, scan_tiles
 from tilec.plan_cuda_stream import choose_stream
 from tilec.stream_grouping import is_streamed
@@ -98,6 +98,8 @@ def choose(
         tile, layout, why, row = _rows(view, lane)
     sizes = tuple(tile.get(d, 1) for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn} | DEFAULTS)
+    if lane is not None:
+        kernel = replace(kernel, refused=refused_options(view, lane))
     online = choose_online(view, layout, row.tile.cluster if isinstance(row, RowPlan) else 1)
     kernel = replace(kernel, options=kernel.options | online)
     kernel = replace(kernel, work=work_laid_out(kernel, view, layout))

@@ -93,6 +93,12 @@ def refuse_cluster(view: View, lane: int) -> str | None:
     return None
 
 
+def refused_options(view: View, lane: int) -> dict[str, str]:
+    """The options that the operations of a kernel rule out, with the reason."""
+    found = {"stages": refuse_streams(view, lane), "cluster": refuse_streams(view, lane) or refuse_cluster(view, lane)}
+    return {option: why for option, why in found.items() if why is not None}
+
+
 def _live(view: View, lane: int, nodes: list[Node]) -> int:
     """32-bit values an element that are kept from sweep to sweep: inputs that are read again, intermediates."""
     sweep = {n: view.kernel.sweeps[n.name] for n in nodes}
@@ -142,6 +148,9 @@ def refuse_options(kernel: KernelPlan, target: Target) -> str | None:
         return "`stages` is from 0 to 4, and `resident` is above 0 where `stages` is"
     if cluster == 1 and not stages:
         return None
+    for option in ("cluster",) * (cluster > 1) + ("stages",) * (stages > 0):
+        if option in kernel.refused:
+            return f"`{option}` cannot be {o[option]}: {kernel.refused[option]}"
     if stages and not target.has("cp_async"):
         return f"{target.name} has no copies that run beside the arithmetic"
     if len(o["thread_order"]) != 1 or (lane := o["thread_order"][0]) in kernel.grid:

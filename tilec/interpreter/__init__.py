@@ -19,7 +19,7 @@ import numpy as np
 
 from tilec import mlir
 from tilec.diagnostics import CallError
-from tilec.interpreter import asynchronous, control, elementary, memrefs, scalars, tensors, warps
+from tilec.interpreter import asynchronous, control, elementary, memrefs, ranks, scalars, tensors, warps
 from tilec.interpreter.code import Code, Context, dtype_of, shape_of
 from tilec.interpreter.faults import Fault, Unsupported
 from tilec.interpreter.flight import is_mapped, launch
@@ -81,6 +81,9 @@ class _Program:
         code = self.code(name)
         if is_mapped(code.function):
             launch(code, arguments)
+            return []
+        if (blocks := ranks.cluster_of(code.function)) > 1:
+            ranks.call(code, context, arguments, blocks)
             return []
         return code.call(context, arguments)
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from tilec import mlir
 from tilec.diagnostics import CallError
-from tilec.interpreter.code import Block, Code, Mask, Step, Values, Waiting, differs, merge, operation
+from tilec.interpreter import ranks
+from tilec.interpreter.code import Block, Code, Context, Mask, Step, Values, Waiting, differs, merge, operation
 from tilec.interpreter.faults import Fault, Unsupported
 from tilec.interpreter.memory import copy_of
 from tilec.mlir import ir
@@ -163,21 +164,30 @@ def _forall(code: Code, op: ir.Operation) -> Step:
     block = code.block(inner)
     variables = block.arguments[: len(counts)]
 
+    def blocks(frames: list[Values], context: Context) -> None:
+        for frame in frames:
+            frame[0].launch()
+        for place in product(*map(range, starts, counts, steps)):
+            for frame in frames:
+                frame[0].block += 1
+                for slot, index in zip(variables, place):
+                    frame[slot] = index
+            if context.rank is None:
+                block.run(frames[0], None)
+            else:
+                ranks.run(block, frames)
+        for frame in frames:
+            frame[0].launch()
+
     def step(values: Values, mask: Mask) -> None:
         made = [copy_of(values[s]) for s in shared]
         for state, target, slot, view in zip(states, targets, shared, made):
             values[state], values[target] = values[slot], view
-        context = values[0]
-        context.launch()
-        for place in product(*map(range, starts, counts, steps)):
-            context.block += 1
-            for slot, index in zip(variables, place):
-                values[slot] = index
-            block.run(values, mask)
-        context.launch()
+        blocks([values], values[0])
         for slot, view in zip(results, made):
             values[slot] = view
 
+    step.together = lambda frames: blocks(frames, frames[0][0])  # of a loop in memory: nothing is shared
     return step
 
 

@@ -7,6 +7,7 @@ dimensions, which are walked in order. That is the order of a sequential loop fo
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from math import prod
 
@@ -16,6 +17,7 @@ from tilec import mlir
 from tilec.interpreter.code import Code, Context, Mask, Step, Values, differs, dtype_of, operation, shape_of
 from tilec.interpreter.faults import Fault, Unsupported
 from tilec.interpreter.memory import Buffer, View, copy_of, part, read, write
+from tilec.interpreter.ranks import shared_dim
 from tilec.mlir import ir
 
 # ---- linalg ----------------------------------------------------------------------------------------------------------
@@ -69,7 +71,13 @@ def _index(code: Code, op: ir.Operation) -> Step:
 @operation("linalg.generic")
 def _generic(code: Code, op: ir.Operation) -> Step:
     generic = _Generic(code, op)
-    return generic.step
+
+    def step(values: Values, mask: Mask) -> None:
+        generic.step(values, mask)
+
+    if (d := shared_dim(op)) is not None:
+        step.together = partial(generic.hand_on, d)
+    return step
 
 
 class _Generic:
@@ -101,6 +109,17 @@ class _Generic:
             self._run(values, views, extents, points)
         for r, view in zip(self.results, views[self.inputs :]):
             values[r] = view
+
+    def hand_on(self, d: int, frames: list[Values]) -> None:
+        """A reduction whose dimension `d` is spread over the blocks of a cluster: each goes on from the state of the one
+        before, and all get the last."""
+        outputs = [o for o, dims in zip(self.operands[self.inputs :], self.maps[self.inputs :]) if d not in dims]
+        for n, frame in enumerate(frames):
+            if n:
+                _give(frames[n - 1], frame, outputs)
+            self.step(frame, None)
+        for frame in frames[:-1]:
+            _give(frames[-1], frame, outputs)
 
     def _extents(self, views: list[View]) -> list[int]:
         found: dict[int, int] = {}
@@ -135,6 +154,15 @@ class _Generic:
             for slot, view, at in zip(self.block.ends, views[self.inputs :], here[self.inputs :]):
                 write(view, at, values[slot], self.op, context, None)
         values[0] = outer
+
+
+def _give(one: Values, other: Values, slots: list[int]) -> None:
+    """What one block holds in some memory of its own, to another."""
+    for slot in slots:
+        source, target = one[slot], other[slot]
+        target.buffer.data[target.places()] = source.array().reshape(-1)
+        if target.buffer.written is not None:
+            target.buffer.written[target.places()] = source.written().reshape(-1)
 
 
 class Points(Context):

@@ -42,7 +42,10 @@ def _identity(code: Code, op: ir.Operation) -> Step:
     def step(values: Values, mask: Mask) -> None:
         context = values[0]
         if context.lanes is None:
-            raise Unsupported(op, "outside of a mapped kernel")
+            if context.rank is None or op.name != "gpu.cluster_block_id":
+                raise Unsupported(op, "outside of a mapped kernel")
+            values[r] = context.rank if of_x else 0
+            return
         if op.name in PLACES:
             values[r] = PLACES[op.name](context) if of_x else 0
         else:
