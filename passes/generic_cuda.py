@@ -64,7 +64,7 @@ class GenericMapper:
     # ---- the order of things -----------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        if self._is_copy() and self._copy():
+        if self._is_copy() and self.layout is self.kernel.layout and self._copy():
             return
         self._load([n for n in range(self.count) if self.layout.whole(self.places[n])])
         self._enter(self.loops, self._reduce)

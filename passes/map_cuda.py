@@ -27,7 +27,7 @@ from tilec.passes.layout import Layout, read, tile_extents, turn
 from tilec.passes.loops import Threads, delinearise
 from tilec.passes.online_cuda import OnlineMapper, joined
 from tilec.passes.pipeline_cuda import Pipeline
-from tilec.passes.spaces import is_local, root
+from tilec.passes.spaces import is_local, root, space_of
 from tilec.passes.stream_cuda import is_stream, map_stream
 
 
@@ -113,6 +113,8 @@ class KernelMapper:
         d = self.layout.lane
         elementwise = "reduction" not in mlir.iterators_of(op) and "tilec.rests" not in op.attributes
         if not self.resident or d is None or not elementwise or d not in mlir.get_integers(op, "tilec.dims"):
+            return None
+        if any(space_of(value) == "private" for value in mlir.outputs_of(op)):
             return None
         steps = [1 if e == d else s for e, s in enumerate(self.layout.steps)]
         return Threads(replace(self.layout, steps=tuple(steps)))

@@ -145,6 +145,7 @@ RESIDUAL += " r[i, j] = x[i, j] + s[i, j]  v[i] = mean[j](r[i, j] * r[i, j])  y[
 ROWS = {  # program, sizes, and how rows are dealt out (`planned` of the rows' tests)
     "a row that the kernel itself writes is not copied ahead": (RESIDUAL, {"M": 5, "N": 128}, (64, 2, 1, 1, 0)),
     "nor where blocks share it": (RESIDUAL, {"M": 5, "N": 256}, (32, 4, 2, 2, 1)),
+    "and every step of it is stored": (RESIDUAL, {"M": 5, "N": 456}, (64, 2, 1, 1, 0)),
     "bools are copied ahead": (
         "op f(x: bool[M, N]) -> (y: bool[M]) { y[i] = any[j](x[i, j]) }", {"M": 5, "N": 456}, (64, 4, 1, 2, 0)),
     "single elements of 16 bits are copied ahead": (
