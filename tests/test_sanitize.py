@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from argparse import Namespace
 
 import pytest
-from sanitize import __main__ as driver
+from sanitize import driver
 from sanitize.cases import Case, cases, prepare
 from sanitize.planted import PLANTED, compile_planted
 from sanitize.tools import MARK, TOOLS, read
@@ -136,6 +138,32 @@ def test_a_prepared_case_is_what_the_child_runs(tmp_path, monkeypatch):
     built = executable(folder, "h200")
     assert [shape for _, _, shape in built.compiled.inputs] == [(5,), (7,)]
     assert json.loads((folder / "case.json").read_text())["sizes"] == case.sizes
+
+
+def test_cases_are_prepared_in_other_processes(tmp_path):
+    pytest.importorskip("numba_cuda_mlir.cuda")
+    program = """
+import sys
+sys.argv[1:] = ["--only", "a-checked", "--jobs", "2"]
+from argparse import Namespace
+from pathlib import Path
+from sanitize import driver
+driver.find, driver.device_info = (lambda: "tool"), (lambda: Namespace(devices=[1]))
+prepare = driver.prepare
+driver.prepare = lambda options, folder: prepare(options, folder, "h200")
+driver.sanitize = lambda program, options, prepared, broken: print("prepared", [p.name for p in prepared], broken)
+import runpy
+runpy.run_module("sanitize", run_name="__main__", alter_sys=True)
+"""
+    path = os.pathsep.join([str(driver.ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert "prepared ['a-checked-gather-M9-N129-K33'] 0" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_cases_use_what_kernels_are_made_of():
