@@ -73,7 +73,11 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=24, help="candidates of a kernel, beside the choice (audit)")
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave what is prepared, or take it from")
     parser.add_argument("--only-prepare", action="store_true", help="compile all into --keep and the cache, and end")
-    parser.add_argument("--workers", type=int, help="processes that prepare, 0: none (default: one a core)")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="processes that prepare, 0: none (default: one a core); programs at a time (compile; default: 1)",
+    )
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--ahead", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import exp, log
 
 from rich.console import Console
@@ -100,11 +101,11 @@ print(imported + call() - call())
 """
 
 
-def measure(names: list[str], target: str) -> Iterator[dict]:
-    """A row of facts for each example; `times_us` has the keys above."""
+def measure(names: list[str], target: str, at_once: int = 1) -> Iterator[dict]:
+    """A row of facts for each example; `times_us` has the keys above. New processes for `at_once` programs at a time."""
     warm = dict(_warm(names, target))
-    for name in names:
-        yield cold(name, target, warm[name])
+    with ThreadPoolExecutor(at_once) as pool:
+        yield from pool.map(lambda name: cold(name, target, warm[name]), names)
 
 
 def _warm(names: list[str], target: str) -> Iterator[tuple[str, dict[str, float]]]:
@@ -182,10 +183,11 @@ def summary(rows: list[dict]) -> list[str]:
 def run(options: argparse.Namespace) -> int:
     names = [n for n in EXAMPLES if not options.only or any(o in n for o in options.only)]
     rows: list[dict] = []
-    machine, console = report.started(), Console()
+    at_once = options.workers or 1
+    machine, console = report.started() | {"at_once": at_once}, Console()
     for target in options.target or ("cpu", "cuda" if gpu() else "sm_90a"):
         try:
-            for row in measure(names, target):
+            for row in measure(names, target, at_once):
                 rows.append(row)
                 console.print("  ".join(cells([row])[0]), highlight=False)
         except RuntimeError as error:  # no compiler for GPUs here, say

@@ -120,8 +120,9 @@ def compile_results() -> str:
         return "No results yet: `python -m benchmarks compile` writes them."
     path, facts = found
     machine = facts["machine"]
+    others = f", {n} programs at a time" if (n := machine.get("at_once", 1)) > 1 else ""
     parts = [
-        f"{machine['cpu']}, {machine['cores']} cores, from [`{path.name}`](../{path.relative_to(ROOT)}):",
+        f"{machine['cpu']}, {machine['cores']} cores{others}, from [`{path.name}`](../{path.relative_to(ROOT)}):",
         table(HEADINGS, cells(facts["rows"]), range(2, len(HEADINGS))),
         *summary(facts["rows"]),
     ]
