@@ -1,4 +1,4 @@
-"""The CPU suite: what fits into main memory but not into a cache, products, and what compiling costs."""
+"""The CPU suite: what fits into main memory but not into a cache, products, what memory limits, and what compiling costs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks import workloads as w
+from benchmarks.cpu_loads import loads
 from benchmarks.machine import has
 from benchmarks.measure import Times, on_cpu
 from benchmarks.runner import Row
+from tilec.dtypes import DTYPES
 
 SHAPE = (4096, 4096)
 AGAIN = "tilec again"
+LARGE = 1 << 26  # bytes of a result, from which on pages that are new to a process are a good part of its time
+WORTH = 1 << 21  # bytes of inputs, from which on torch.compile, which looks at much in each call, may be the fastest
+BF16 = DTYPES["bf16"].numpy
 
 
 def suite() -> list[Row]:
@@ -25,7 +30,7 @@ def suite() -> list[Row]:
     rows += [
         Row(f"compile {name}", lambda name=name: compile_times(name), 240) for name in ("softmax", "transformer_block")
     ]
-    return rows
+    return rows + [Row(x.name, lambda x=x: compare(x, "memory", rounds=5, budget=0.02), 240) for x in loads()]
 
 
 def _workloads() -> list[w.Workload]:
@@ -59,17 +64,18 @@ def _workloads() -> list[w.Workload]:
 # ---- one workload ----------------------------------------------------------------------------------------------------
 
 
-def compare(load: w.Workload) -> dict:
+def compare(load: w.Workload, group: str = "cpu", **timing) -> dict:
     """Times all ways of computing it, with memory given and with memory allocated, and checks tilec's result."""
     import tilec
 
     arrays = load.draw(np.random.default_rng(0))
     op = tilec.compile(load.program, op=load.op, target="cpu")
     result = op(*arrays)
-    facts = {"group": "cpu", "sizes": load.sizes, "flops": load.flops, "kernels": len(op.kernels)} | check(
-        load, arrays, result
+    results = list(result) if isinstance(result, tuple) else [result]
+    facts = {"group": group, "sizes": load.sizes, "flops": load.flops, "kernels": len(op.kernels)} | check(
+        load, arrays, results
     )
-    facts["bytes"] = float(sum(a.nbytes for a in arrays) + result.nbytes)
+    facts["bytes"] = float(sum(a.nbytes for a in (*arrays, *results)))
     given: dict[str, Callable] = {"tilec": lambda: op(*arrays, out=result)}
     fresh: dict[str, Callable] = {"tilec": lambda: op(*arrays)}
     if load.numpy is not None:
@@ -82,11 +88,11 @@ def compare(load: w.Workload) -> dict:
         if not has(name.split(".")[0]):
             continue
         try:
-            add(load, arrays, result, given, fresh)
+            add(load, arrays, results, given, fresh)
         except Exception as error:
             notes[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
     given[AGAIN], fresh[AGAIN] = given["tilec"], fresh["tilec"]
-    times = on_cpu({f"{name}, out=": call for name, call in given.items()} | fresh)
+    times = on_cpu({f"{name}, out=": call for name, call in given.items()} | fresh, **timing)
     facts["times_us"] = {k: t.median for k, t in times.items()}
     facts["range_us"] = {k: (t.low, t.high) for k, t in times.items()}
     return facts | {"noise": _noise(times), "notes": notes}
@@ -97,47 +103,59 @@ def _noise(times: dict[str, Times]) -> float:
     return max(abs(a.median / b.median - 1) for a, b in pairs)
 
 
-def check(load: w.Workload, arrays: list[np.ndarray], result: np.ndarray) -> dict:
+def check(load: w.Workload, arrays: list[np.ndarray], results: list[np.ndarray]) -> dict:
     """The largest share of the allowed error that tilec's result uses: 1 at the end of the program's error bound."""
     if load.rows is not None:
-        arrays, result = [arrays[0][: load.rows], *arrays[1:]], result[: load.rows]
-    share = w.share_of_bound(load.program, load.op, arrays, [result], "cpu")
+        arrays, results = [arrays[0][: load.rows], *arrays[1:]], [r[: load.rows] for r in results]
+    share = w.share_of_bound(load.program, load.op, arrays, results, "cpu")
     return {"right": share <= 1, "error_share": share}
 
 
-def _add_torch(load, arrays, result, given, fresh) -> None:
+def _tensor(array: np.ndarray):
+    """The same memory for PyTorch, which does not know NumPy's bf16."""
+    import torch
+
+    return (
+        torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16) if array.dtype == BF16 else torch.from_numpy(array)
+    )
+
+
+def _add_torch(load, arrays, results, given, fresh) -> None:
     import torch
 
     torch.set_num_threads(_cores())
-    tensors = [torch.from_numpy(a) for a in arrays]
+    tensors = [_tensor(a) for a in arrays]
     fresh["torch"] = lambda: load.torch(*tensors)
     if load.torch_out is not None:
-        out = torch.empty(result.shape)
+        out = torch.empty_like(_tensor(results[0]))
         given["torch"] = lambda: load.torch_out(*tensors, out)
 
 
-def _add_compiled(load, arrays, result, given, fresh) -> None:
+def _add_compiled(load, arrays, results, given, fresh) -> None:
+    """A copy into given memory becomes a part of the kernel. Compiling takes seconds: once where that is the same work."""
     import torch
 
-    if load.flops:
-        return  # calls the same product
+    if load.flops or sum(a.nbytes for a in arrays) < WORTH:
+        return  # it calls the same product, and a small array's call takes it longer than the others
     torch._dynamo.reset()  # or the eighth row is refused, and runs eagerly
-    tensors, out = [torch.from_numpy(a) for a in arrays], torch.empty(result.shape)
+    tensors = [_tensor(a) for a in arrays]
     allocate = torch.compile(load.torch, dynamic=False)
-    store = torch.compile(lambda target, *inputs: target.copy_(load.torch(*inputs)), dynamic=False)
     allocate(*tensors)
-    store(out, *tensors)
     fresh["torch.compile"] = lambda: allocate(*tensors)
-    given["torch.compile"] = lambda: store(out, *tensors)
+    if len(results) == 1 and results[0].nbytes >= LARGE:
+        out = torch.empty_like(_tensor(results[0]))
+        store = torch.compile(lambda target, *inputs: target.copy_(load.torch(*inputs)), dynamic=False)
+        store(out, *tensors)
+        given["torch.compile"] = lambda: store(out, *tensors)
 
 
-def _add_jax(load, arrays, result, given, fresh) -> None:
+def _add_jax(load, arrays, results, given, fresh) -> None:
     import jax
 
     if load.jax is None:
         return
     inputs, compiled = [jax.device_put(a) for a in arrays], jax.jit(load.jax)
-    fresh["jax"] = lambda: compiled(*inputs).block_until_ready()
+    fresh["jax"] = lambda: jax.block_until_ready(compiled(*inputs))
 
 
 def _cores() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import statistics
 from pathlib import Path
 
 from rich.console import Console
@@ -85,6 +86,13 @@ def _cpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
                 found.append((f"{name}: best peer's time over ours", best, 1.0, best >= 1))
             if row["name"].startswith("matmul") and numpy:
                 found.append((f"{name}: NumPy's time over ours", numpy, 0.7, numpy >= 0.7))
+    for end, meaning in WAYS["cpu"].items():
+        limited = [r for r in rows if r.get("group") == "memory"]
+        shares = {r["name"]: s for r in limited if (s := ratio(best_peer(r, end), times(r).get("tilec" + end)))}
+        if shares:
+            mean = statistics.geometric_mean(shares.values())
+            found.append((f"what memory limits, {meaning}: best peer's time over ours, mean", mean, 1.2, mean >= 1.2))
+        found += [(f"{name}{end}: best peer's time over ours", s, 0.9, False) for name, s in shares.items() if s < 0.9]
     return found
 
 
