@@ -8,6 +8,8 @@ log1p(x)            ->  x P(x) for |x| < 1/8, and wherever 0 <= x <= 1 is known,
 expm1(x)            ->  x P(x) for |x| < 1/2, else exp(x) - 1
 erf(x)              ->  x P(x^2) / Q(x^2), x within [-3.2, 3.2]
 log(x)              ->  log2(x) ln 2
+cos(x), sin(x)      ->  P(x^2), x P(x^2) for |x| <= 1 + 2^-10; elsewhere a shorter reduction, or one right to an absolute error
+x / y               ->  (x s) (1 / (y s)) where y is one for many elements: s, a power of two, keeps y s from the ends of the range
 
 Operations with `fastmath<afn>` are printed as one approximate instruction, quotients with `arcp` as the product with an
 approximate reciprocal. The bounds are in `tilec/rounding.py`, which decides.
@@ -16,11 +18,12 @@ approximate reciprocal. The bounds are in `tilec/rounding.py`, which decides.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tilec import mlir
 from tilec.mlir import arith, ir
 from tilec.mlir import math as math_ops
-from tilec.rounding import quick_form
+from tilec.rounding import argument_of
 
 LOG1P = (0.9999915957450867, -0.4993613362312317, 0.3252065181732178, -0.21004821360111237, 0.10122176259756088,
          -0.023868946358561516)  # fmt: skip
@@ -39,13 +42,25 @@ ERFC = (0.27992749214172363, 0.3107096552848816, 0.10957908630371094, 0.46997299
 """erfc(x) = exp(-x^2) t P(t) for x >= 0, t = 1 / (1 + x / 2), relative error 2^-13.6: likewise. After Abramowitz & Stegun,
 7.1.26, who have the absolute error small instead."""
 
+COS = {
+    "near": (1.0, -0.4999999701976776, 0.041666459292173386, -0.001388293458148837, 2.4117243810906075e-05),  # 2^-30
+    "nearly": (1.0, -0.49934297800064087, 0.039682045578956604),  # 2^-13.7
+}
+"""cos(x) = P(x^2) for |x| <= 1 + 2^-10, relative errors; as `ERF`."""
+SIN = {
+    "near": (-0.1666661500930786, 0.008330230601131916, -0.00019312239601276815),  # 2^-25.1
+    "nearly": (-0.16657979786396027, 0.00805743783712387),  # 2^-16.8
+}
+"""sin(x) = x + x^3 P(x^2), likewise."""
+SCALE = 2.0**64
+
 
 def approximate(module: ir.Operation) -> None:
     marked = [o for o in mlir.walk(module) if "tilec.quick" in o.attributes]
     for op in reversed(marked):  # readers first: what is known of an argument's range is lost once it is approximated
-        name, argument = quick_form(op)
+        name = mlir.get_string(op, "tilec.quick")
         with ir.InsertionPoint(op), op.location:
-            value = _FORMS[name](argument, op)
+            value = _FORMS[name](argument_of(op), op)
         if value != op.results[0]:
             op.results[0].replace_all_uses_with(value)
             op.erase()
@@ -137,6 +152,39 @@ def _log(x: ir.Value, _: ir.Operation) -> ir.Value:
     return arith.mulf(_flagged(math_ops.log2(x)), _number(math.log(2)))
 
 
+def _cos(name: str) -> Callable[[ir.Value, ir.Operation], ir.Value]:
+    return lambda x, _: _polynomial(arith.mulf(x, x), COS[name])
+
+
+def _sin(name: str) -> Callable[[ir.Value, ir.Operation], ir.Value]:
+    def value(x: ir.Value, _: ir.Operation) -> ir.Value:
+        square = arith.mulf(x, x)
+        return math_ops.fma(arith.mulf(square, x), _polynomial(square, SIN[name]), x)
+
+    return value
+
+
+def _divide_shared(x: ir.Value, op: ir.Operation) -> ir.Value:
+    """The scale and the reciprocal are the same for many elements, so that two products are left for each."""
+    y = op.operands[1]
+    large = arith.cmpf(arith.CmpFPredicate.OGT, math_ops.absf(y), _number(SCALE))
+    small = arith.cmpf(arith.CmpFPredicate.OLT, math_ops.absf(y), _number(1 / SCALE))
+    scale = arith.select(large, _number(1 / SCALE), arith.select(small, _number(SCALE), _number(1)))
+    inverse = _flagged(arith.divf(_number(1), arith.mulf(y, scale)), "arcp")
+    return arith.mulf(arith.mulf(x, scale), inverse)
+
+
+def _reciprocal(_: ir.Value, op: ir.Operation) -> ir.Value:
+    """Of a divisor within [1, 2]."""
+    return _flagged(op.results[0], "arcp")
+
+
+def _marked(_: ir.Value, op: ir.Operation) -> ir.Value:
+    """`passes/quick_cuda.py` sees to arguments that the form is not for."""
+    op.attributes["tilec.form"] = mlir.string(mlir.get_string(op, "tilec.quick").partition("_")[2])
+    return op.results[0]
+
+
 def _same(_: ir.Value, op: ir.Operation) -> ir.Value:
     """One instruction does it."""
     return _flagged(op.results[0])
@@ -146,5 +194,8 @@ _FORMS = {
     "exp": _exp, "sigmoid": _sigmoid, "one_plus_tanh": _one_plus_tanh, "one_plus_erf": _one_plus_erf, "erf": _erf,
     "expm1": _expm1, "log1p_of_share": _log1p_of_share,
     "log1p": _log1p, "log": _log,
-    "log2": _same, "tanh": _same, "sqrt": _same, "divide": _same,
+    "log2": _same, "tanh": _same, "sqrt": _same, "divide": _same, "divide_shared": _divide_shared,
+    "sigmoid_rounded": _reciprocal,
+    **{f"cos_{n}": _cos(n) for n in COS}, **{f"sin_{n}": _sin(n) for n in SIN},
+    **{f"{f}_{n}": _marked for f in ("sin", "cos") for n in ("short", "absolute")},
 }  # fmt: skip

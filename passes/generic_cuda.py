@@ -189,13 +189,12 @@ class GenericMapper:
         if tile is None:
             element = ir.MemRefType(value.type).element_type
             tile = self.kernel.private(dims, element, self.kernel.name_of(value), self.layout)
-        once = set(dims) == set(range(len(self.layout.extents)))  # no other block or thread reads an element again
         width = self._vector(value, dims)
         with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1) as place:
             for lane in self._pieces(dims, width):
                 if width > 1:
                     type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
-                    element = vector.LoadOp(type_, value, place.coordinates(dims, lane), nontemporal=once).result
+                    element = vector.LoadOp(type_, value, place.coordinates(dims, lane)).result
                     vector.StoreOp(element, tile, place.slot(dims, lane))
                 else:
                     element = memref.LoadOp(value, place.coordinates(dims)).result

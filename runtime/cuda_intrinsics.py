@@ -72,8 +72,8 @@ def _access(shared: str | None, action: str, dtype: str, count: str | None, hint
     space = "shared" if shared else "global"
     if shared and hint:
         raise AttributeError(f"shared memory accesses have no hint {hint!r}")
-    if action == "store" and hint == "nc":
-        raise AttributeError("the read-only path has no stores")
+    if (action, hint) in (("store", "nc"), ("load", "stream")):
+        raise AttributeError(f"a {action} has no hint {hint!r}")
     if count is None:
         return (load if action == "load" else store)(dtype, space, hint or "")
     if action == "load":

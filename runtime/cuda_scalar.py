@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from tilec.runtime.cuda_define import asm, define, ptx
-from tilec.runtime.cuda_trig import quick, trigonometric
+from tilec.runtime.cuda_trig import absolute, quick, short, trigonometric
 
 # libdevice's accurate functions (largest errors: CUDA Programming Guide, "Mathematical Functions"), not
 # `.approx` ones.
@@ -276,7 +276,8 @@ def _build() -> dict[str, Callable[[], Any]]:
         for function in (*_LIBDEVICE, *_LIBDEVICE_2):
             table[f"{function}_{dtype}"] = partial(_libdevice, function, dtype)
     for name in ("sin", "cos"):
-        table |= {f"{name}_f32": partial(trigonometric, name), f"{name}_quick_f32": partial(quick, name)}
+        table |= {f"{name}_f32": partial(trigonometric, name)}
+        table |= {f"{name}_{form.__name__}_f32": partial(form, name) for form in (quick, short, absolute)}
     return table
 
 

@@ -18,14 +18,36 @@ from tilec.runtime.cuda_define import asm, define
 LIMIT = 2.0**17
 # pi as a sum of three floats of 24 bits; all are positive, so that no turns at all leave a zero its sign
 _PI = (3.141592502593994, 1.5099578831723193e-07, 1.0780605906948477e-14)
+_SHORT = (-0.1661289781332016, 0.0076564098708331585)  # as SIN_F32, error 2^-12.8
 _MAGIC = 12582912.0  # 1.5 * 2^23: adding it leaves a float's integer part in its last bits
 
 
 def quick(name: str) -> Any:
     """`sin_quick_f32` or `cos_quick_f32`: right up to `LIMIT`, and without a branch."""
-    lines = _quick(0.5 if name == "cos" else 0.0)
+    return _without_branch(name, "quick", SIN_F32)
+
+
+def short(name: str) -> Any:
+    """`sin_short_f32` or `cos_short_f32`: the same, with a relative error of 2^-12.8."""
+    return _without_branch(name, "short", _SHORT)
+
+
+def absolute(name: str) -> Any:
+    """`sin_absolute_f32` or `cos_absolute_f32`: the same, with an absolute error of 2^-20 (PTX ISA: 2^-20.5 within pi)."""
+    lines = [_constant("inverse", 0.5 / math.pi), _constant("magic", _MAGIC)]
+    lines += [
+        "%sum = math.fma %x, %inverse, %magic : f32",
+        "%whole = arith.subf %sum, %magic : f32",
+        *_reduced([-2 * piece for piece in _PI[:2]]),
+        f"%result = {asm(f'{name}.approx.ftz.f32 $0, $1;', 'f', [('f', '%rest1')], pure=True)}",
+    ]
+    return define(f"{name}_absolute_f32", {"x": "f32"}, "f32", "\n".join(lines))
+
+
+def _without_branch(name: str, form: str, coefficients: tuple[float, ...]) -> Any:
+    lines = _quick(0.5 if name == "cos" else 0.0, coefficients)
     lines[-1] = lines[-1].replace("%quick", "%result")
-    return define(f"{name}_quick_f32", {"x": "f32"}, "f32", "\n".join(lines))
+    return define(f"{name}_{form}_f32", {"x": "f32"}, "f32", "\n".join(lines))
 
 
 def trigonometric(name: str) -> Any:
@@ -38,14 +60,23 @@ def trigonometric(name: str) -> Any:
         f"  %slow = math.{name} %x : f32",
         "  scf.yield %slow : f32",
         "} else {",
-        *("  " + line for line in _quick(0.5 if name == "cos" else 0.0)),
+        *("  " + line for line in _quick(0.5 if name == "cos" else 0.0, SIN_F32)),
         "  scf.yield %quick : f32",
         "}",
     ]
     return define(f"{name}_f32", {"x": "f32"}, "f32", "\n".join(lines))
 
 
-def _quick(shift: float) -> list[str]:
+def _reduced(pieces: list[float]) -> list[str]:
+    """Lines that add to x a multiple of each piece, the largest first: `%rest0`, ..."""
+    lines, rest = [], "%x"
+    for n, piece in enumerate(pieces):
+        lines += [_constant(f"pi{n}", piece), f"%rest{n} = math.fma %whole, %pi{n}, {rest} : f32"]
+        rest = f"%rest{n}"
+    return lines
+
+
+def _quick(shift: float, coefficients: tuple[float, ...]) -> list[str]:
     lines = [_constant("inverse", 1 / math.pi), _constant("shift", shift), _constant("magic", _MAGIC)]
     lines += [
         "%turns = math.fma %x, %inverse, %shift : f32",
@@ -53,13 +84,11 @@ def _quick(shift: float) -> list[str]:
         "%nearest = arith.subf %sum, %magic : f32",
         "%whole = arith.subf %nearest, %shift : f32",
     ]
-    rest = "%x"
-    for n, piece in enumerate(_PI):
-        lines += [_constant(f"pi{n}", -piece), f"%rest{n} = math.fma %whole, %pi{n}, {rest} : f32"]
-        rest = f"%rest{n}"
-    lines += [f"%square = arith.mulf {rest}, {rest} : f32", _constant("p0", SIN_F32[-1])]
+    lines += _reduced([-piece for piece in _PI])
+    rest = f"%rest{len(_PI) - 1}"
+    lines += [f"%square = arith.mulf {rest}, {rest} : f32", _constant("p0", coefficients[-1])]
     value = "%p0"
-    for n, coefficient in enumerate(reversed(SIN_F32[:-1]), 1):
+    for n, coefficient in enumerate(reversed(coefficients[:-1]), 1):
         lines += [_constant(f"p{n}", coefficient), f"%q{n} = math.fma {value}, %square, %p{n} : f32"]
         value = f"%q{n}"
     lines += [

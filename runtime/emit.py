@@ -344,7 +344,7 @@ class Printer:
             case "math.fma":
                 return self.function("fma", texts, type_)
         if name in _MATH:
-            quick = "_quick" if has_flag(op, "afn") else ""
+            quick = f"_{mlir.get_string(op, 'tilec.form') or 'quick'}" if has_flag(op, "afn") else ""
             return self.function(_MATH[name] + quick, texts, type_)
         raise InternalError(f"no way to print '{name}'", "emit", str(op))
 

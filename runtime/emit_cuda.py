@@ -284,13 +284,13 @@ class _CudaPrinter(UnrollPrinter):
         target = self.address(op.operands[1], list(op.operands)[2:])
         loads = target[0].space in ("array", "halves")
         (array, slot), (memory, at) = (target, source) if loads else (source, target)
-        action, hint, once = "load" if loads else "store", "", _is_once(op.operands[0].owner if loads else op)
+        action, hint = "load" if loads else "store", ""
         if memory.space == "shared":
             action = f"shared_{action}"
-        elif once and not (loads and memory.base in self.written):
-            hint = "_stream"
         elif loads and memory.base not in self.written:
             hint = "_nc"
+        elif not loads and _is_once(op):
+            hint = "_stream"
         count = prod(ir.VectorType(op.operands[0].type).shape)
         kind = f"{self.dtype(array.element)}x{count}"
         if array.space == "halves":
@@ -375,7 +375,7 @@ def _half(place: str | int) -> str | int:
 
 
 def _is_once(op) -> bool:
-    """Whether what a vector moves is touched once, so that a cache near the thread need not keep it."""
+    """Whether what a vector stores is read by nobody here, so that a cache near the thread need not keep it."""
     return "nontemporal" in op.attributes and ir.BoolAttr(op.attributes["nontemporal"]).value
 
 

@@ -185,7 +185,7 @@ SCALAR = {
     **{n: getattr(np, n) for n in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos")},
     **{n: getattr(np, n) for n in ("tan", "tanh", "fabs", "ceil", "floor", "rint", "maximum", "minimum", "fmod")},
     "exp2_quick": np.exp2, "tanh_quick": np.tanh, "log2_quick": np.log2, "sqrt_quick": np.sqrt,
-    "sin_quick": np.sin, "cos_quick": np.cos,
+    **{f"{f.__name__}_{form}": f for f in (np.sin, np.cos) for form in ("quick", "short", "absolute")},
     "reciprocal_quick": lambda x: 1 / x, "divide_quick": lambda a, b: a / b,
     "rsqrt": lambda x: 1 / np.sqrt(x), "erf": lambda x: math.erf(x) if x == x else x, "pow": np.power,
     "fma": lambda a, b, c: a * b + c, "not_equal": lambda a, b: bool(a != b), "is_nan": lambda a: bool(a != a),

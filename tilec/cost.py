@@ -88,7 +88,7 @@ class Prediction:
 
 T = TypeVar("T")
 
-_MEMORY = ("dram", "l3", "l2", "l1", "shared")
+MEMORY = ("dram", "l3", "l2", "l1", "shared")
 
 
 def occupancy(target: Target, threads: int, registers: int = 32, shared: int = 0) -> Occupancy:
@@ -146,7 +146,7 @@ def predict(work: Work, target: Target) -> Prediction:
     ramp = target.launch.ramp_us * work.launches + work.serial_us
     total = max(body + ramp, target.launch.overhead_us * work.launches)
     limiter = max(terms, key=lambda t: terms[t], default="launch")
-    bound = "launch" if total - body > body else "memory" if limiter in _MEMORY else "compute"
+    bound = "launch" if total - body > body else "memory" if limiter in MEMORY else "compute"
     intensity, ridge, ideal = _roofline(work, target)
     terms["launch"] = total - body
     return Prediction(total, terms, bound, occ, waves, efficiency, intensity, ridge, min(1.0, ideal / total))

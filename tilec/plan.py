@@ -164,13 +164,17 @@ def _quick_remarks(quick: dict[ir.Operation, str]) -> list[Remark]:
         lines[name] = mlir.source_line(op)
         if form not in forms.setdefault(name, []):
             forms[name].append(form)
-    reason = "quick: rounding to 16 bits hides their errors of {} at most"
-    return [
-        Remark(
-            "approximated", name, f"{', '.join(used)} {reason.format(_power(max(QUICK[f] for f in used)))}", lines[name]
-        )
-        for name, used in forms.items()
-    ]
+    reasons = {
+        True: "quick: rounding to 16 bits hides their errors of {} at most",
+        False: "quick: as right as the function is documented to be",
+    }
+    found = []
+    for name, used in forms.items():
+        for hidden, reason in reasons.items():
+            if kept := [f for f in used if bool(QUICK[f]) == hidden]:
+                error = _power(max(QUICK[f] for f in kept)) if hidden else ""
+                found.append(Remark("approximated", name, f"{', '.join(kept)} {reason.format(error)}", lines[name]))
+    return found
 
 
 def _power(error: float) -> str:

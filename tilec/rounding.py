@@ -4,8 +4,9 @@ A value that is rounded to bf16 or f16 has 8 or 11 bits, and f32 functions compu
 this follows the arithmetic backwards with the relative error that may be added: an eighth of the least unit in the last
 place, so that a stored value is within 5/8 of a unit instead of 1/2. Products and quotients share it, sums pass it on
 and reductions that add only where their terms cannot cancel, comparisons, conversions, other reductions and what is stored
-as f32 allow none. A
-function whose quick form (`passes/approximate.py`) errs by no more is marked.
+as f32 allow none. Functions pass on what their condition leaves of it: `exp` an absolute error, as do `sin` and `cos` near 0.
+A function whose quick form (`passes/approximate.py`) errs by no more is marked; some forms add no error to that of the
+function's row in `tilec/functions.py`, and need no rounding.
 """
 
 from __future__ import annotations
@@ -20,15 +21,23 @@ from tilec.mlir import ir
 
 QUICK = {
     "exp": 2.0**-16, "expm1": 2.0**-13, "tanh": 2.0**-11, "erf": 2.0**-13, "sqrt": 2.0**-22, "divide": 2.0**-22,
-    "sigmoid": 2.0**-16, "one_plus_tanh": 2.0**-16, "one_plus_erf": 2.0**-13, "log": 2.0**-13, "log2": 2.0**-13,
-    "log1p": 2.0**-13, "log1p_of_share": 2.0**-13,
+    "divide_shared": 2.0**-22, "sigmoid": 2.0**-16, "sigmoid_rounded": 0.0, "one_plus_tanh": 2.0**-16,
+    "one_plus_erf": 2.0**-13, "log": 2.0**-13, "log2": 2.0**-13, "log1p": 2.0**-13, "log1p_of_share": 2.0**-13,
+    "sin_near": 0.0, "cos_near": 0.0, "sin_nearly": 2.0**-16, "cos_nearly": 2.0**-13, "sin_short": 2.0**-12, "cos_short": 2.0**-12,
+    "sin_absolute": 2.0**-19, "cos_absolute": 2.0**-19,
 }  # fmt: skip
-"""The largest relative errors of the quick forms. `log` and `log2` of bf16 values, `log1p_of_share` of [0, 1] only."""
+"""The largest relative errors of the quick forms; those of `ABSOLUTE` are absolute. `log` and `log2` of bf16 values,
+`log1p_of_share` of [0, 1], `near` and `nearly` up to `NEAR` only."""
+ABSOLUTE = ("sin_absolute", "cos_absolute")
 SAVED = {
-    "exp": 5, "expm1": 17, "tanh": 14, "erf": 14, "sqrt": 4, "divide": 0, "sigmoid": 15, "one_plus_tanh": 9,
-    "one_plus_erf": 12, "log": 20, "log2": 22, "log1p": 20, "log1p_of_share": 26,
+    "exp": 5, "expm1": 17, "tanh": 14, "erf": 14, "sqrt": 4, "divide": 0, "divide_shared": 6, "sigmoid": 15,
+    "sigmoid_rounded": 6, "one_plus_tanh": 9, "one_plus_erf": 12, "log": 20, "log2": 22, "log1p": 20, "log1p_of_share": 26,
+    "sin_near": 9, "cos_near": 11, "sin_nearly": 11, "cos_nearly": 13, "sin_short": 2, "cos_short": 2, "sin_absolute": 8,
+    "cos_absolute": 8,
 }  # fmt: skip
 """Instructions that quick forms save (SASS of sm_90)."""
+NEAR = 1.0 + 2.0**-10
+"""Sines and cosines are no larger, whatever their errors, and those of such numbers need no reduction."""
 _IMAGES = {row.mlir: row.image for row in FUNCTIONS.values() if row.mlir.startswith("math.")}
 OLT = 4  # the predicate of arith.cmpf: ordered and less
 _SAME = {"arith.negf", "math.absf", "arith.extf", "arith.maximumf", "arith.minimumf"}
@@ -36,11 +45,37 @@ _SAME = {"arith.negf", "math.absf", "arith.extf", "arith.maximumf", "arith.minim
 
 @dataclass
 class _Analysis:
-    allowed: dict[ir.Value, float] = field(default_factory=dict)
-    found: dict[ir.Operation, str] = field(default_factory=dict)
+    """What every value may err by: relative to it, or by an absolute error where that is more."""
 
-    def allow(self, value: ir.Value, error: float) -> None:
+    allowed: dict[ir.Value, float] = field(default_factory=dict)
+    absolute: dict[ir.Value, float] = field(default_factory=dict)
+    found: dict[ir.Operation, str] = field(default_factory=dict)
+    inexact: dict[ir.Value, bool] = field(default_factory=dict)
+
+    def allow(self, value: ir.Value, error: float, absolute: float = 0.0) -> None:
         self.allowed[value] = min(error, self.allowed.get(value, math.inf))
+        self.absolute[value] = min(absolute, self.absolute.get(value, math.inf))
+
+    def gains(self, value: ir.Value) -> bool:
+        """Whether a value is made with functions that have quick forms, and so can use an error."""
+        if value not in self.inexact:
+            self.inexact[value] = self._gains(value)
+        return self.inexact[value]
+
+    def _gains(self, value: ir.Value) -> bool:
+        op = mlir.definition(value)
+        if op is None:  # an argument of a body, or of the program
+            owner = value.owner.owner.operation
+            if not mlir.is_generic(owner):
+                return False
+            number = ir.BlockArgument(value).arg_number
+            return number < len(mlir.inputs_of(owner)) and self.gains(owner.operands[number])
+        if mlir.is_generic(op):
+            place = list(op.results).index(value)
+            return self.gains(list(mlir.body_of(op).operations)[-1].operands[place])
+        if op.name == "tensor.extract" or len(op.regions):
+            return True
+        return bool(quick_forms(op)) or any(self.gains(v) for v in op.operands)
 
 
 def quick_operations(function: ir.Operation) -> dict[ir.Operation, str]:
@@ -98,57 +133,106 @@ def _term_of_sum(op: ir.Operation, value: ir.Value, n: int) -> ir.Value | None:
 def _scalar(op: ir.Operation, state: _Analysis) -> None:
     """What one operation allows its operands, given what its result is allowed; marks it if its quick form errs less."""
     error = min((state.allowed.get(r, 0.0) for r in op.results), default=0.0)
+    absolute = min((state.absolute.get(r, 0.0) for r in op.results), default=0.0)
     operands = list(op.operands)
     for nested in mlir.walk(op) if len(op.regions) else ():
         for operand in nested.operands:
             state.allow(operand, 0.0)
-    form = quick_form(op)
-    quick = form is not None and QUICK[form[0]] <= error / (2 if form[0] in ("divide", "sqrt") else 1)
-    if quick:
-        state.found[op] = form[0]
-    shares = [0.0] * len(operands)
+    if absolute and op.results:
+        error = max(error, absolute / (max(map(abs, range_of(op.results[0]))) or 1.0))
+    form = next((f for f in quick_forms(op) if _is_hidden(f, error, absolute)), None)
+    spent = 0.0
+    if form is not None:
+        state.found[op] = form
+        spent = error if form in ABSOLUTE else QUICK[form]
+    shares, passed = [0.0] * len(operands), [0.0] * len(operands)
     match op.name:
         case "arith.truncf":
             shares = [HIDDEN.get(str(op.results[0].type), 0.0)]
         case name if name in _SAME:
-            shares = [error] * len(operands)
+            shares, passed = [error] * len(operands), [absolute] * len(operands)
         case "arith.select":
-            shares = [0.0, error, error]
-        case "arith.mulf" | "arith.divf" if not quick or form[0] == "divide":
-            constant = any(mlir.constant_value(v) is not None for v in operands)
-            shares = [(error - (QUICK["divide"] if quick else 0)) / (1 if constant else 2)] * 2
+            shares, passed = [0.0, error, error], [0.0, absolute, absolute]
+        case "arith.mulf" | "arith.divf" if form is None or form in _DIVISIONS:
+            gain = [state.gains(v) for v in operands]
+            shares = [(error - spent) / max(1, sum(gain)) if g else 0.0 for g in gain]
         case "math.sqrt" | "math.rsqrt":
             shares = [error / 2]
-        case "math.log1p" if quick and form[0] == "log1p_of_share":
+        case "math.exp":  # an error of the exponent is one relative to the result
+            passed = [error - spent]
+        case "math.tanh" | "math.erf":  # their conditions are at most 1
+            shares = [error - spent]
+        case "math.sin" | "math.cos" if form is not None and "near" in form:
+            shares = [(error - spent) / 1.6]  # tan(NEAR) = 1.56, and that times NEAR
+            passed = shares if op.name == "math.cos" else passed
+        case "math.log1p" if form == "log1p_of_share":
             shares = [error / 2]
-        case "arith.addf" | "arith.subf" if _cannot_cancel(op):
-            shares = [error] * 2
-    for operand, share in zip(operands, shares):
-        state.allow(operand, share)
+        case "arith.addf" | "arith.subf":
+            shares = [(error / 2 if absolute else error) if _cannot_cancel(op) else 0.0] * 2
+            passed = [absolute / 2] * 2
+    for operand, share, rest in zip(operands, shares, passed):
+        state.allow(operand, max(0.0, share), max(0.0, rest))
 
 
-def quick_form(op: ir.Operation) -> tuple[str, ir.Value] | None:
-    """The name of an operation's quick form and its argument, whether or not its error is hidden."""
+_DIVISIONS = ("divide", "divide_shared")
+
+
+def _is_hidden(form: str, error: float, absolute: float) -> bool:
+    """Whether what is allowed covers a form's error; a rounded operation leaves half of it to its operands."""
+    if form in ABSOLUTE:
+        return QUICK[form] <= absolute
+    return QUICK[form] <= error / (2 if form in (*_DIVISIONS, "sqrt") else 1)
+
+
+def quick_forms(op: ir.Operation) -> list[str]:
+    """The names of an operation's quick forms, the shortest first, whether or not their errors are hidden."""
     if not op.results or str(op.results[0].type) != "f32":
-        return None
+        return []
     match op.name:
         case "math.exp" | "math.expm1" | "math.tanh" | "math.erf" | "math.sqrt":
-            return op.name.removeprefix("math."), op.operands[0]
+            return [op.name.removeprefix("math.")]
         case "math.log" | "math.log2" if _is_bf16(op.operands[0]):
-            return op.name.removeprefix("math."), op.operands[0]
+            return [op.name.removeprefix("math.")]
+        case "math.sin" | "math.cos":
+            name = op.name.removeprefix("math.")
+            near = _within(range_of(op.operands[0]), -NEAR, NEAR)
+            return [f"{name}_{f}" for f in (("nearly", "near") if near else ("absolute", "short"))]
         case "math.log1p":
             share = _within(range_of(op.operands[0]), 0.0, 1.0)
-            return "log1p_of_share" if share else "log1p", op.operands[0]
-        case "arith.divf" if (argument := _sigmoid_of(op)) is not None:
-            return "sigmoid", argument
+            return ["log1p_of_share" if share else "log1p"]
+        case "arith.divf" if _sigmoid_of(op) is not None:
+            return ["sigmoid", "sigmoid_rounded"] if mlir.constant_value(op.operands[0]) != 1 else ["sigmoid"]
         case "arith.divf":
-            return "divide", op.operands[0]
+            return ["divide_shared" if _is_shared(op.operands[1]) else "divide"]
         case "arith.addf":
             one, other = _one_and_other(op)
             owner = mlir.definition(other) if one else None
             if owner is not None and owner.name in ("math.tanh", "math.erf"):
-                return f"one_plus_{owner.name.removeprefix('math.')}", owner.operands[0]
-    return None
+                return [f"one_plus_{owner.name.removeprefix('math.')}"]
+    return []
+
+
+def argument_of(op: ir.Operation) -> ir.Value:
+    """What the function that an operation's quick forms compute is a function of."""
+    match op.name:
+        case "arith.divf":
+            return _sigmoid_of(op) or op.operands[0]
+        case "arith.addf":
+            return mlir.definition(_one_and_other(op)[1]).operands[0]
+    return op.operands[0]
+
+
+def _is_shared(value: ir.Value) -> bool:
+    """Whether a value of a body is one for many elements: made of operands that lack some dimension."""
+    op = mlir.definition(value)
+    if op is None:
+        owner = value.owner.owner.operation
+        if not mlir.is_generic(owner):
+            return True
+        dims = mlir.map_dims(mlir.maps_of(owner)[ir.BlockArgument(value).arg_number])
+        return len(mlir.iterators_of(owner)) - 1 not in dims
+    known = not len(op.regions) and op.name not in ("linalg.index", "tensor.extract")
+    return known and all(_is_shared(v) for v in op.operands)
 
 
 def _sigmoid_of(op: ir.Operation) -> ir.Value | None:
@@ -239,6 +323,8 @@ def range_of(value: ir.Value) -> Range:
             return 0.0, 1.0
         case "math.log1p" if inner(0)[0] >= 0:
             return 0.0, math.inf
+        case "math.sin" | "math.cos":
+            return -NEAR, NEAR
         case "arith.uitofp":
             return 0.0, math.inf
     return _IMAGES.get(op.name, everything)
