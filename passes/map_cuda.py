@@ -54,6 +54,7 @@ class KernelMapper:
         self.layout = read(plan, tile_extents(generics, plan, self.spread))
         self.resident = ir.IntegerAttr(plan["resident"]).value
         self.packed = ir.IntegerAttr(plan["packed"]).value
+        self.twice = "twice" in plan and ir.IntegerAttr(plan["twice"]).value
         self.online = "online" in plan and ir.IntegerAttr(plan["online"]).value
         self.body = mlir.entry(function)
         self.met = False  # the blocks of its cluster

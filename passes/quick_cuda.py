@@ -18,7 +18,6 @@ from tilec.passes.stage_cuda import root
 from tilec.rounding import range_of
 
 LIMIT = 2.0**17  # of the quick forms in runtime/cuda_trig.py
-MOST = 16  # elements a thread that have the full form written out beside the quick one: more of it fills the registers
 
 
 def is_trigonometric(op: ir.Operation) -> bool:
@@ -26,12 +25,12 @@ def is_trigonometric(op: ir.Operation) -> bool:
 
 
 def may_compute_twice(generic: Any) -> bool:
-    """Whether an operation has such functions, of few elements, accumulates nothing and overwrites no operand."""
+    """Whether an operation of a kernel that the plan has compute such functions twice has some, accumulates nothing and
+    overwrites no operand."""
     inputs = {root(v) for v, live in zip(generic.operands[: generic.count], generic.live) if live}
     written = {root(v) for v in generic.operands[generic.count :]}
     named = any(is_trigonometric(o.operation) for o in generic.block.operations)
-    few = generic.kernel.layout.slots(generic.dims) <= MOST
-    return named and few and not generic.states and not inputs & written
+    return named and generic.kernel.twice and not generic.states and not inputs & written
 
 
 def compute_twice(generic: Any) -> None:

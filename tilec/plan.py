@@ -116,7 +116,7 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         if splits or packs:  # what `fuse` will make of it
             function_then = apply_splits(function, splits, before)
             apply_packs(function_then, packs)
-            graph = _floats(build_graph(function_then), target)
+            graph = _floats(build_graph(function_then, quick_operations(function_then) if quick else {}), target)
         else:
             graph = _floats(build_graph(function, quick), target)
         groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)

@@ -16,12 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from tilec import cost
+from tilec import cost, mlir
 from tilec.amounts import element_bytes, inputs_of, outputs_of
 from tilec.graph import Graph, Node, extract_directions, scattered_extracts
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
 from tilec.passes.layout import Layout, make, options
+from tilec.passes.quick_cuda import is_trigonometric
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_contraction import choose_contraction
 from tilec.plan_cuda_online import choose_online, online_reductions
@@ -36,6 +37,9 @@ POINT_THREADS = 128  # of a block without reductions; small blocks that come and
 LOADS = 4  # independent 16-byte loads a thread has in flight in a loop: 32 KB an SM, see Little's law in cost.py
 HELD = 32  # elements that a thread may hold of a tile, twice where sweeps pass them on: 40 to 110 registers
 WIDE = 16  # bytes of the widest memory access
+TWICE = (
+    16  # elements a thread that sin and cos may be written out for twice: more of their full forms fill the registers
+)
 BUSY = 0.75  # share of memory's time from which arithmetic counts
 UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
 
@@ -113,9 +117,20 @@ def choose(
     if lane is not None and lane in view.reduced and contraction is None and "registers" not in kernel.options:
         # Left alone, the assembler takes what registers there are, and one block an SM waits at its own barriers.
         kernel = replace(kernel, options=kernel.options | {"registers": max(64, kernel.work.registers // 8 * 8 - 8)})
-    return kernel, [
-        Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None, row.alternatives if row else ())
-    ]
+    kernel, twice = _twice(kernel, g, layout)
+    line = kernel.lines[-1] if kernel.lines else None
+    return kernel, [Remark("tiled", kernel.name, why + twice, line, row.alternatives if row else ())]
+
+
+def _twice(kernel: KernelPlan, g: Group, layout: Layout) -> tuple[KernelPlan, str]:
+    """The option `twice`, of kernels that have sines and cosines: 1 where a thread computes its elements by forms that are not for
+    huge arguments, and all again by the full ones if there was one; 0 where each element has a branch of its own."""
+    of = {n.name: g.space.dims[n] for n in g.nodes if any(map(is_trigonometric, mlir.walk(n.op)))}
+    if not of:
+        return kernel, ""
+    most = max(layout.slots(dims) for dims in of.values())
+    why = f"; sin, cos of {most} elements a thread " + ("together" if most <= TWICE else "one by one")
+    return replace(kernel, options=kernel.options | {"twice": int(most <= TWICE)}), why
 
 
 def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
@@ -274,7 +289,7 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         counts[d] = min(budget, _power(extents[d]))
         budget //= counts[d]
     steps = {d: 2 * LOADS if d in splits else min(extents[d], UNROLLED) for d in view.reduced}
-    tile = {d: counts.get(d, 1) * (vector if d == lane else 1) for d in kernel.grid}
+    tile = {d: min(extents[d], counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
     if not view.reduced and vector == 1:
         _more_steps(view, lane, tile, steps, LOADS)  # single elements: several of them in flight
     elif not view.reduced and _is_busy(view):
