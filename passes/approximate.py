@@ -8,6 +8,7 @@ log1p(x)            ->  x P(x) for |x| < 1/8, and wherever 0 <= x <= 1 is known,
 expm1(x)            ->  x P(x) for |x| < 1/2, else exp(x) - 1
 erf(x)              ->  x P(x^2) / Q(x^2), x within [-3.2, 3.2]
 log(x)              ->  log2(x) ln 2
+x ** y              ->  exp2(y log2(x) / 2)^2, the logarithm by a polynomial where |x - 1| < 1/8
 cos(x), sin(x)      ->  P(x^2), x P(x^2) for |x| <= 1 + 2^-10; elsewhere a shorter reduction, or one right to an absolute error
 x / y               ->  (x s) (1 / (y s)) where y is one for many elements: s, a power of two, keeps y s from the ends of the range
 
@@ -42,6 +43,8 @@ ERFC = (0.27992749214172363, 0.3107096552848816, 0.10957908630371094, 0.46997299
 """erfc(x) = exp(-x^2) t P(t) for x >= 0, t = 1 / (1 + x / 2), relative error 2^-13.6: likewise. After Abramowitz & Stegun,
 7.1.26, who have the absolute error small instead."""
 
+LOG2_NEAR = (0.7213475108146667, -0.360664427280426, 0.24043580889701843, -0.182714581489563, 0.1466514617204666)
+"""log2(1 + x) / 2 = x P(x) on [-1/8, 1/8], 2^-21.5."""
 COS = {
     "near": (1.0, -0.4999999701976776, 0.041666459292173386, -0.001388293458148837, 2.4117243810906075e-05),  # 2^-30
     "nearly": (1.0, -0.49934297800064087, 0.039682045578956604),  # 2^-13.7
@@ -152,6 +155,19 @@ def _log(x: ir.Value, _: ir.Operation) -> ir.Value:
     return arith.mulf(_flagged(math_ops.log2(x)), _number(math.log(2)))
 
 
+def _power(x: ir.Value, op: ir.Operation) -> ir.Value:
+    """An error of the logarithm counts as often as the result has binades, up to 150: 2^-19.2 relative to it is 2^-12.5. Beyond
+    1/8 from 1 log2.approx has that."""
+    y = op.operands[1]
+    beside = arith.subf(x, _number(1))
+    far = arith.mulf(_flagged(math_ops.log2(x)), _number(0.5))
+    half = arith.select(_is_near(beside, 0.125), _times_polynomial(beside, LOG2_NEAR), far)
+    root = _flagged(math_ops.exp2(arith.mulf(half, y)))
+    equal = arith.CmpFPredicate.OEQ
+    one = arith.ori(arith.cmpf(equal, x, _number(1)), arith.cmpf(equal, y, _number(0)))
+    return arith.select(one, _number(1), arith.mulf(root, root))
+
+
 def _cos(name: str) -> Callable[[ir.Value, ir.Operation], ir.Value]:
     return lambda x, _: _polynomial(arith.mulf(x, x), COS[name])
 
@@ -195,7 +211,7 @@ _FORMS = {
     "expm1": _expm1, "log1p_of_share": _log1p_of_share,
     "log1p": _log1p, "log": _log,
     "log2": _same, "tanh": _same, "sqrt": _same, "divide": _same, "divide_shared": _divide_shared,
-    "sigmoid_rounded": _reciprocal,
+    "sigmoid_rounded": _reciprocal, "power": _power,
     **{f"cos_{n}": _cos(n) for n in COS}, **{f"sin_{n}": _sin(n) for n in SIN},
     **{f"{f}_{n}": _marked for f in ("sin", "cos") for n in ("short", "absolute")},
 }  # fmt: skip

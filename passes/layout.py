@@ -92,8 +92,9 @@ def make(extents, order, threads, vectors, steps) -> Layout:
 def turn(layout: Layout, d: int) -> Layout:
     """The layout in which the fastest threads, and the vectors, of `layout` lie along `d` instead."""
     fast = layout.order[0]
-    threads, vectors = list(layout.threads), [1] * len(layout.vectors)
+    threads, vectors = list(layout.threads), list(layout.vectors)
     threads[d], threads[fast] = threads[fast], threads[d]
+    vectors[d], vectors[fast] = vectors[fast], vectors[d]
     order = (d, *(e for e in layout.order if e not in (d, fast)), fast)
     order = tuple(e for e in order if threads[e] > 1)
     return make(layout.extents, order, threads, vectors, layout.extents)

@@ -14,7 +14,7 @@ from tilec.dsl.specialise import specialise
 from tilec.evaluate import read_source
 from tilec.functions import HIDDEN
 from tilec.mlir import ir
-from tilec.passes.approximate import COS, SIN
+from tilec.passes.approximate import COS, LOG2_NEAR, SIN
 from tilec.rounding import NEAR, QUICK
 from tilec.target import load
 
@@ -57,6 +57,9 @@ def elementwise(body: str, kind: str = "bf16", out: str | None = None) -> str:
         ("expm1(x[i]) * 2", ["expm1"]),
         ("log(x[i])", ["log"]),
         ("log(x[i] * 3)", []),  # no longer a bf16: as near to 1 as an f32 can be
+        ("x[i] ** 1.7", ["power"]),
+        ("x[i] ** 7", []),  # of a negative number a sign would be due
+        ("abs(x[i]) ** x[i]", ["power"]),
         ("x[i] / 3", ["divide_shared"]),
         ("3 / x[i]", ["divide"]),
         ("gelu(x[i]) / 3", ["divide_shared", "one_plus_erf"]),
@@ -117,6 +120,23 @@ def test_forms_near_zero(name, form):
     error = np.max(np.abs(found - want) / want)
     assert error <= max(QUICK[f"{name}_{form}"], 2.1 * 2.0**-24)
     assert np.max(np.abs(found)) <= NEAR
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_powers(sign):
+    """Errors of the two instructions at their documented most, in one direction or the other, on every bf16 against others."""
+    x = np.abs(np.arange(1, 0x7F80, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float32))
+    for y in (0.3, 1.7, -2.5, 17.25, -300.0, 20000.0):
+        beside = f32(x - f32(1))
+        near = f32(polynomial(np.minimum(beside, 1), LOG2_NEAR) * beside)
+        exact = np.log2(x.astype(np.float64))
+        error = np.where((x > 0.5) & (x < 2), 2.0**-22, 2.0**-22 * np.abs(exact))
+        half = np.where(np.abs(beside) < 0.125, near, f32((exact + sign * error) / 2))
+        with np.errstate(over="ignore"):
+            root = f32(np.exp2(f32(half * f32(y)).astype(np.float64)) * (1 + sign * 2.0**-22))
+            found, want = f32(root * root), np.float64(x) ** np.float64(f32(y))
+        inside = (want > 2.0**-126) & (want < 2.0**127)
+        assert np.max(np.abs(found[inside] / want[inside] - 1)) <= QUICK["power"]
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ THREADS = 256  # a block's, where nothing asks for another number: eight warps h
 POINT_THREADS = 128  # of a block without reductions; small blocks that come and go keep memory busiest (measured, H200)
 LOADS = 4  # independent 16-byte loads a thread has in flight in a loop: 32 KB an SM, see Little's law in cost.py
 HELD = 32  # elements that a thread may hold of a tile, twice where sweeps pass them on: 40 to 110 registers
+WORD = 4  # bytes of a bank of shared memory
 WIDE = 16  # bytes of the widest memory access
 TWICE = (
     16  # elements a thread that sin and cos may be written out for twice: more of their full forms fill the registers
@@ -123,8 +124,8 @@ def choose(
 
 
 def _twice(kernel: KernelPlan, g: Group, layout: Layout) -> tuple[KernelPlan, str]:
-    """The option `twice`, of kernels that have sines and cosines: 1 where a thread computes its elements by forms that are not for
-    huge arguments, and all again by the full ones if there was one; 0 where each element has a branch of its own."""
+    """The option `twice`, of kernels with sines and cosines: 1 where a thread computes all elements by forms that are not for huge
+    arguments, and again by the full ones if there was one; 0 where each element has a branch."""
     of = {n.name: g.space.dims[n] for n in g.nodes if any(map(is_trigonometric, mlir.walk(n.op)))}
     if not of:
         return kernel, ""
@@ -304,8 +305,8 @@ def _is_busy(view: View) -> bool:
     addresses and what is the same for all, and whose instructions overlap (0.91 to 0.97 of copy at 19 instructions an element
     of 2 bytes, half of them special functions; measured, H200)."""
     terms = cost.predict(view.kernel.work, view.target).terms
-    memory = max((us for name, us in terms.items() if name in cost.MEMORY), default=0.0)
-    return max((us for name, us in terms.items() if name not in cost.MEMORY), default=0.0) > BUSY * memory
+    memory = max(terms.get(name, 0.0) for name in cost.MEMORY)
+    return any(us > BUSY * memory for name, us in terms.items() if name not in cost.MEMORY)
 
 
 def _split(view: View, threads: int) -> int:
@@ -336,12 +337,16 @@ def _turned(view: View, lane: int) -> tuple[int, ...]:
 
 
 def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layout, str]:
-    """Square tiles: whole lines of memory in both directions, and 16 loads a thread in flight."""
+    """Square tiles, 16 elements a thread: whole lines of memory in both directions. Narrow elements move by words, which do not
+    meet in banks of shared memory."""
+    vector = max(1, WORD // max(a.element for a in view.accesses))
+    while view.extents[lane] % vector or view.extents[other] % vector:
+        vector //= 2
     side = {d: min(64, _power(view.extents[d])) for d in (lane, other)}
-    counts = {lane: min(32, side[lane]), other: min(8, side[other])}
-    steps = {d: side[d] // counts[d] for d in side}
-    layout = _make(view, counts, {}, steps, side)
-    return side, layout, f"tiles of {side[lane]} x {side[other]} turned in shared memory"
+    counts = {lane: min(32, side[lane] // vector), other: min(8, side[other])}
+    steps = {d: side[d] // counts[d] // (vector if d == lane else 1) for d in side}
+    layout = _make(view, counts, {lane: vector}, steps, side)
+    return side, layout, f"tiles of {side[lane]} x {side[other]} turned in shared memory, {vector} elements an access"
 
 
 # ---- contractions ----------------------------------------------------------------------------------------------------

@@ -33,6 +33,12 @@ def refuse_layout(kernel: KernelPlan) -> tuple[str, str] | None:
     for d, n in enumerate(vectors):
         if kernel.extents[d] % n:
             return "vectors", f"vectors of {n} elements do not divide a dimension of {kernel.extents[d]}"
+    for d in options.get("turn", ()):
+        if kernel.extents[d] % max(vectors):
+            return (
+                "vectors",
+                f"vectors of {max(vectors)} elements do not divide a dimension of {kernel.extents[d]}, which is turned",
+            )
     for d, tile in zip(kernel.grid, kernel.tile):
         if tile % vectors[d] and tile < kernel.extents[d]:
             return "tile", f"a tile of {tile} cuts vectors of {vectors[d]} elements (`options.vectors`)"

@@ -24,16 +24,18 @@ QUICK = {
     "divide_shared": 2.0**-22, "sigmoid": 2.0**-16, "sigmoid_rounded": 0.0, "one_plus_tanh": 2.0**-16,
     "one_plus_erf": 2.0**-13, "log": 2.0**-13, "log2": 2.0**-13, "log1p": 2.0**-13, "log1p_of_share": 2.0**-13,
     "sin_near": 0.0, "cos_near": 0.0, "sin_nearly": 2.0**-16, "cos_nearly": 2.0**-13, "sin_short": 2.0**-12, "cos_short": 2.0**-12,
+    "power": 2.0**-12,
     "sin_absolute": 2.0**-19, "cos_absolute": 2.0**-19,
 }  # fmt: skip
 """The largest relative errors of the quick forms; those of `ABSOLUTE` are absolute. `log` and `log2` of bf16 values,
-`log1p_of_share` of [0, 1], `near` and `nearly` up to `NEAR` only."""
+`log1p_of_share` of [0, 1], `near` and `nearly` up to `NEAR`, `power` of what is not negative or to a power that is no whole
+number, only."""
 ABSOLUTE = ("sin_absolute", "cos_absolute")
 SAVED = {
     "exp": 5, "expm1": 17, "tanh": 14, "erf": 14, "sqrt": 4, "divide": 0, "divide_shared": 6, "sigmoid": 15,
     "sigmoid_rounded": 6, "one_plus_tanh": 9, "one_plus_erf": 12, "log": 20, "log2": 22, "log1p": 20, "log1p_of_share": 26,
     "sin_near": 9, "cos_near": 11, "sin_nearly": 11, "cos_nearly": 13, "sin_short": 2, "cos_short": 2, "sin_absolute": 8,
-    "cos_absolute": 8,
+    "cos_absolute": 8, "power": 42,
 }  # fmt: skip
 """Instructions that quick forms save (SASS of sm_90)."""
 NEAR = 1.0 + 2.0**-10
@@ -197,6 +199,10 @@ def quick_forms(op: ir.Operation) -> list[str]:
             name = op.name.removeprefix("math.")
             near = _within(range_of(op.operands[0]), -NEAR, NEAR)
             return [f"{name}_{f}" for f in (("nearly", "near") if near else ("absolute", "short"))]
+        case "math.powf":
+            exponent = mlir.constant_value(op.operands[1])
+            fraction = exponent is not None and not float(exponent).is_integer()
+            return ["power"] if fraction or range_of(op.operands[0])[0] >= 0 else []
         case "math.log1p":
             share = _within(range_of(op.operands[0]), 0.0, 1.0)
             return ["log1p_of_share" if share else "log1p"]
