@@ -51,10 +51,10 @@ COS = {
 }
 """cos(x) = P(x^2) for |x| <= 1 + 2^-10, relative errors; as `ERF`."""
 SIN = {
-    "near": (-0.1666661500930786, 0.008330230601131916, -0.00019312239601276815),  # 2^-25.1
-    "nearly": (-0.16657979786396027, 0.00805743783712387),  # 2^-16.8
+    "near": (1.0, -0.1666661500930786, 0.008330230601131916, -0.00019312239601276815),  # 2^-25.1
+    "nearly": (1.0, -0.16657979786396027, 0.00805743783712387),  # 2^-16.8
 }
-"""sin(x) = x + x^3 P(x^2), likewise."""
+"""sin(x) = x P(x^2), likewise: a product keeps the sign of a zero."""
 SCALE = 2.0**64
 
 
@@ -173,11 +173,7 @@ def _cos(name: str) -> Callable[[ir.Value, ir.Operation], ir.Value]:
 
 
 def _sin(name: str) -> Callable[[ir.Value, ir.Operation], ir.Value]:
-    def value(x: ir.Value, _: ir.Operation) -> ir.Value:
-        square = arith.mulf(x, x)
-        return math_ops.fma(arith.mulf(square, x), _polynomial(square, SIN[name]), x)
-
-    return value
+    return lambda x, _: arith.mulf(x, _polynomial(arith.mulf(x, x), SIN[name]))
 
 
 def _divide_shared(x: ir.Value, op: ir.Operation) -> ir.Value:

@@ -111,11 +111,8 @@ def polynomial(x: np.ndarray, coefficients) -> np.ndarray:
 @pytest.mark.parametrize("name", ["sin", "cos"])
 def test_forms_near_zero(name, form):
     x = np.concatenate([np.linspace(2.0**-20, NEAR, 1 << 20), 2.0 ** -np.arange(0, 120, 0.01)]).astype(np.float32)
-    square = f32(x * x)
-    found = polynomial(square, COS[form])
-    if name == "sin":
-        cube = f32(square * x).astype(np.float64)
-        found = f32(cube * polynomial(square, SIN[form]) + x)
+    found = polynomial(f32(x * x), {"sin": SIN, "cos": COS}[name][form])
+    found = f32(x * found) if name == "sin" else found
     want = getattr(np, name)(x.astype(np.float64))
     error = np.max(np.abs(found - want) / want)
     assert error <= max(QUICK[f"{name}_{form}"], 2.1 * 2.0**-24)
