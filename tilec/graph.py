@@ -13,6 +13,7 @@ from math import prod
 from tilec import mlir
 from tilec.functions import FUNCTIONS, POWER
 from tilec.mlir import ir
+from tilec.passes.neighbours import neighbours
 from tilec.rounding import SAVED
 
 # Floating-point operations (or issue slots) of one operation; what is not named costs 1.
@@ -167,6 +168,7 @@ def _node(op: ir.Operation, quick: Mapping[ir.Operation, str]) -> Node:
     reshaped = [
         v for v in (mlir.source_of(r.value) for r in live if mlir.source_of(r.value) != r.value) if mlir.definition(v)
     ]
+    together = _together(op)
     node = Node(
         name=mlir.get_string(op, "tilec.name") or "op",
         op=op,
@@ -176,15 +178,35 @@ def _node(op: ir.Operation, quick: Mapping[ir.Operation, str]) -> Node:
         # what is read in another shape must be in memory, as must what is read at computed subscripts
         extracts=[inner.operation.operands[0] for inner in body if inner.operation.name == "tensor.extract"] + reshaped,
         results=[Read(v, tuple(mlir.map_dims(m))) for v, m in zip(op.results, maps[len(inputs) :])],
-        flops=sum(_cost(inner.operation) for inner in body),
+        flops=sum(_cost(inner.operation) / together.get(inner.operation, 1) for inner in body),
         special=sum(inner.operation.name in _SPECIAL for inner in body),
-        instructions=sum(_instructions(inner.operation) - SAVED.get(quick.get(inner.operation), 0) for inner in body),
+        instructions=sum(
+            (_instructions(inner.operation) - SAVED.get(quick.get(inner.operation), 0))
+            / together.get(inner.operation, 1)
+            for inner in body
+        ),
         scan=mlir.get_integer(op, "tilec.scan"),
         line=mlir.source_line(op),
         part="tilec.part" in op.attributes,
     )
     node.contraction = _contraction(node)
     return node
+
+
+def _together(op: ir.Operation) -> dict[ir.Operation, int]:
+    """Over how many elements side by side an operation of the body is shared, where it is: see `passes/neighbours.py`."""
+    last, block = len(mlir.iterators_of(op)) - 1, mlir.body_of(op)
+    maps = dict(zip(block.arguments, mlir.maps_of(op)))
+
+    def is_last(value: ir.Value) -> bool:
+        owner = mlir.definition(value)
+        return (
+            owner is not None and owner.name == "linalg.index" and ir.IntegerAttr(owner.attributes["dim"]).value == last
+        )
+
+    extent = mlir.extents_of(op)[last] if last >= 0 else 0
+    found = neighbours(block, is_last, lambda a: last in mlir.map_dims(maps[a]), max(1, extent & -extent))
+    return dict.fromkeys(found.once, found.size)
 
 
 def _padded(inputs: list[ir.Value], maps: list[ir.AffineMap]) -> list[Read]:

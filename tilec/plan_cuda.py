@@ -13,6 +13,7 @@ moves, and how many steps are unrolled. Few shapes cover all operations:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -290,11 +291,19 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         counts[d] = min(budget, _power(extents[d]))
         budget //= counts[d]
     steps = {d: 2 * LOADS if d in splits else min(extents[d], UNROLLED) for d in view.reduced}
-    tile = {d: min(extents[d], counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
-    if not view.reduced and vector == 1:
-        _more_steps(view, lane, tile, steps, LOADS)  # single elements: several of them in flight
+    tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
+    others = sorted((d for d in tile if d != lane), reverse=True)
+    computed = [v for n in view.group.nodes for v in n.extracts]
+    if vector == 1 and not view.reduced and len(computed) > len(set(computed)):
+        _more_steps(
+            view, (*others, lane), tile, steps, UNROLLED
+        )  # neighbours across rows read the same: they meet in L1
+    elif vector == 1 and not splits:
+        _more_steps(view, (lane, *others), tile, steps, LOADS)  # single elements: several of them in flight
+    elif not view.reduced and computed:
+        _more_steps(view, (*others, lane), tile, steps, 2)  # two places to wait for at a time
     elif not view.reduced and _is_busy(view):
-        _more_steps(view, lane, tile, steps, 2)
+        _more_steps(view, (lane, *others), tile, steps, 2)
     layout = _make(view, counts, {lane: vector}, steps, tile)
     shape = " x ".join(str(counts[d]) for d in layout.order)
     return tile, layout, f"{shape} threads, {vector} elements an access, tiles of {tuple(tile[d] for d in kernel.grid)}"
@@ -303,7 +312,9 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
 def _is_busy(view: View) -> bool:
     """Whether the arithmetic of elements takes nearly as long as their memory: a thread then takes two vectors, which share
     addresses and what is the same for all, and whose instructions overlap (0.91 to 0.97 of copy at 19 instructions an element
-    of 2 bytes, half of them special functions; measured, H200)."""
+    of 2 bytes, measured on an H200). Not sines and cosines that are written out twice: they fill the registers."""
+    if any(is_trigonometric(op) for n in view.group.nodes for op in mlir.walk(n.op)):
+        return False
     terms = cost.predict(view.kernel.work, view.target).terms
     memory = max(terms.get(name, 0.0) for name in cost.MEMORY)
     return any(us > BUSY * memory for name, us in terms.items() if name not in cost.MEMORY)
@@ -315,10 +326,10 @@ def _split(view: View, threads: int) -> int:
     return min(32, _power(wanted / max(1, threads))) if threads < wanted else 1
 
 
-def _more_steps(view: View, lane: int, tile: dict[int, int], steps: dict[int, int], wanted: int) -> None:
-    """Lets a thread take several places, along the contiguous dimension or the next, while all SMs have blocks."""
+def _more_steps(view: View, order: Sequence[int], tile: dict[int, int], steps: dict[int, int], wanted: int) -> None:
+    """Lets a thread take several places, along the first dimension or the next, while all SMs have blocks."""
     blocks = prod(ceil(view.extents[d] / t) for d, t in tile.items())
-    for d in (lane, *sorted((d for d in tile if d != lane), reverse=True)):
+    for d in order:
         while wanted > 1 and 2 * tile[d] <= view.extents[d] and blocks >= 8 * view.target.units:
             tile[d], steps[d] = 2 * tile[d], 2 * steps.get(d, 1)
             wanted, blocks = wanted // 2, blocks // 2
