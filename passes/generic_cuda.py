@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir, memref, vector
+from tilec.neighbours import NONE, Neighbours, neighbours
 from tilec.passes.combine import Combiner
 from tilec.passes.gather_cuda import fetch, is_index, wide_loads
 from tilec.passes.loops import Place, Threads, loop
-from tilec.passes.neighbours import NONE, Neighbours, neighbours
 from tilec.passes.quick_cuda import compute_twice, is_trigonometric, mark_quick, may_compute_twice
 from tilec.passes.reduce_cuda import across_threads
 from tilec.passes.scan_cuda import scan

@@ -14,8 +14,8 @@ from math import prod
 
 from tilec import mlir
 from tilec.mlir import arith, ir, math, memref, scf
+from tilec.neighbours import NONE, Neighbours, multiple, neighbours
 from tilec.passes.loops import sum_of
-from tilec.passes.neighbours import NONE, Neighbours, multiple, neighbours
 from tilec.passes.runs_cpu import RUN, run, taken
 from tilec.passes.turn_cpu import map_transpose, whole
 

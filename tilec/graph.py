@@ -13,7 +13,7 @@ from math import prod
 from tilec import mlir
 from tilec.functions import FUNCTIONS, POWER
 from tilec.mlir import ir
-from tilec.passes.neighbours import neighbours
+from tilec.neighbours import neighbours
 from tilec.rounding import SAVED
 
 # Floating-point operations (or issue slots) of one operation; what is not named costs 1.
@@ -194,7 +194,7 @@ def _node(op: ir.Operation, quick: Mapping[ir.Operation, str]) -> Node:
 
 
 def _together(op: ir.Operation) -> dict[ir.Operation, int]:
-    """Over how many elements side by side an operation of the body is shared, where it is: see `passes/neighbours.py`."""
+    """Over how many elements side by side an operation of the body is shared, where it is: see `tilec/neighbours.py`."""
     last, block = len(mlir.iterators_of(op)) - 1, mlir.body_of(op)
     maps = dict(zip(block.arguments, mlir.maps_of(op)))
 

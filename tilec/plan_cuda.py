@@ -295,9 +295,7 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     others = sorted((d for d in tile if d != lane), reverse=True)
     computed = [v for n in view.group.nodes for v in n.extracts]
     if vector == 1 and not view.reduced and len(computed) > len(set(computed)):
-        _more_steps(
-            view, (*others, lane), tile, steps, UNROLLED
-        )  # neighbours across rows read the same: they meet in L1
+        _more_steps(view, (*others, lane), tile, steps, UNROLLED)  # what rows read alike stays in L1
     elif vector == 1 and not splits:
         _more_steps(view, (lane, *others), tile, steps, LOADS)  # single elements: several of them in flight
     elif not view.reduced and computed:
