@@ -15,6 +15,7 @@ import argparse
 import os
 import sys
 import tempfile
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -74,6 +75,9 @@ def main() -> int:
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave what is prepared, or take it from")
     parser.add_argument("--only-prepare", action="store_true", help="compile all into --keep and the cache, and end")
     parser.add_argument(
+        "--beside", action="store_true", help="time a row as soon as it is compiled, beside others (audit)"
+    )
+    parser.add_argument(
         "--workers",
         type=int,
         help="processes that prepare, 0: none (default: one a core); programs at a time (compile; default: 1)",
@@ -115,7 +119,13 @@ def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
         os.environ |= {"BENCHMARKS_FOLDER": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torchinductor"}
         share = 1 if options.only_prepare else 0.5
         workers = machine["cores"] if options.workers is None else options.workers
-        known = runner.prepare([*command, "--ahead"], rows, workers, time.monotonic() + share * options.limit)
+        ahead = [*command, "--ahead"]
+        if options.beside:
+            os.environ["BENCHMARKS_WAIT"] = str(time.time() + options.limit)
+            known, beside = {}, threading.Thread(target=runner.prepare, args=(ahead, rows, max(1, workers - 1), end))
+            beside.start()
+        else:
+            known, beside = runner.prepare(ahead, rows, workers, time.monotonic() + share * options.limit), None
         if options.only_prepare:
             return 0
         for choice in Path(folder).rglob("*.best_config"):  # made while others ran beside it: it will choose once more
@@ -125,6 +135,8 @@ def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
             path = report.save(suite, facts, options.json, machine)
             told = report.time_text(ours(found)) or found.get("error", "")
             console.print(f"{found['name']:44} {told}", highlight=False, markup=False)
+        if beside:
+            beside.join()
     match options.suite:
         case "memory":
             memory_report.show(facts, console)

@@ -61,7 +61,9 @@ def _facts(line: str) -> dict | None:
 
 
 def work_ahead(rows: list[Row], names: list[str]) -> None:
-    """In such a process. What fails will fail again when it is run, and be told then."""
+    """In such a process, which gives way to what is timed. What fails will fail again when it is run, and be told then."""
+    if hasattr(os, "nice"):
+        os.nice(19)
     by_name = {r.name: r for r in rows}
     for name in names:
         with contextlib.suppress(Exception):
