@@ -170,6 +170,6 @@ def test_dividing_by_nothing_is_a_mistake():
 
 
 def test_intensity_is_of_the_unit_that_the_ridge_is_of():
-    """Total operations over a ridge of `exp`s a byte would call this kernel compute-bound."""
+    """A GPU's instructions over a ridge of `exp`s a byte would call this kernel compute-bound."""
     text = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 4096, "N": 4096}, "h200")))
-    assert re.search(r"intensity +0.1\d special operations a byte, the ridge is at [\d.]+: below it memory", text)
+    assert re.search(r"intensity +\d\.\d+ fma.f32 operations a byte, the ridge is at 1\d\.\d: below it memory", text)

@@ -98,14 +98,17 @@ def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Wo
     """The amounts of a kernel, before its tiles are chosen: every input read once, every output written once."""
     reads, writes = sum(map(bytes_of, inputs_of(nodes))), sum(map(bytes_of, outputs_of(nodes, graph)))
     flops: dict[str, float] = {}
-    points = target.kind == "cuda" and all(n.elementwise for n in nodes)
+    issued = target.kind == "cuda" and not any(n.contraction is not None for n in nodes)
+    points = all(n.elementwise for n in nodes)
     for node in nodes:
         unit = _unit(node, target)
-        if points and unit == "fma.f32":  # each instruction takes the place of an FMA
+        if issued and unit == "fma.f32":  # each instruction takes the place of an FMA
             instructions = node.instructions + OVERHEAD / len(nodes)
             flops[unit] = flops.get(unit, 0) + 2 * node.iterations * instructions
-            continue
-        flops[unit] = flops.get(unit, 0) + node.iterations * node.flops
+            if points:
+                continue
+        else:
+            flops[unit] = flops.get(unit, 0) + node.iterations * node.flops
         flops["special"] = flops.get("special", 0) + node.iterations * node.special
     kept = kept_bytes(nodes, graph, space)
     cooperate = prod(e for k, e in space.extents.items() if k not in space.grid)

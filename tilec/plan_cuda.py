@@ -141,6 +141,7 @@ def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
     chosen = {"cluster": tile.cluster, "stages": tile.stages, "resident": tile.resident, "packed": int(tile.packed)}
     if tile.cluster > 1 or tile.stages:
         chosen["registers"] = tile.registers
+    if row.alone:
         kernel = replace(kernel, work=replace(row.work, dram_write=kernel.work.dram_write, flops=kernel.work.flops))
     return replace(kernel, options=kernel.options | chosen)
 

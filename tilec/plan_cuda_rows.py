@@ -33,18 +33,25 @@ SHOWN = 4  # alternatives, of those that differ in kind
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The choice for one kernel, with what it does and what else there was."""
+    """The choice for one kernel, with what it does and what else there was. `alone`: the rows are all that a block walks, so
+    that the work is the kernel's."""
 
     tile: cost_rows.RowTile
     work: Work
     alternatives: tuple[tuple[str, float], ...]
+    alone: bool = True
 
 
 def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
     problem = row_problem(view, lane, vector)
     choices = cost_rows.choose(view.target, problem)
     best = pick(choices, view.pick)
-    return RowPlan(best, cost_rows.row_work(view.target, problem, best), _alternatives(choices))
+    return RowPlan(
+        best,
+        cost_rows.row_work(view.target, problem, best),
+        _alternatives(choices),
+        not any(d != lane and view.extents[d] > 1 for d in view.reduced),
+    )
 
 
 def row_problem(view: View, lane: int, vector: int) -> cost_rows.Rows:
