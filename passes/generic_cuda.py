@@ -77,11 +77,7 @@ class GenericMapper:
         """Between a private tile and memory a copy needs no tile of its own."""
         spaces = [space_of(v) for v in self.operands]
         if spaces in ([None, "private"], ["workgroup", "private"]):
-            tile = self.kernel.tile(self.operands[1], self.places[1])
-            halves = isinstance(ir.MemRefType(self.operands[0].type).element_type, (ir.BF16Type, ir.F16Type))
-            if self.kernel.packed and halves and self._vector(self.operands[0], self.places[0]) % 2 == 0:
-                tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()
-            self._fetch(self.operands[0], self.places[0], tile)
+            self._fetch(self.operands[0], self.places[0], self.kernel.tile(self.operands[1], self.places[1]))
         elif spaces == ["private", None]:
             self.tiles[1] = self.kernel.tile(self.operands[0], self.places[0])
             self._store(1)
@@ -126,7 +122,11 @@ class GenericMapper:
             return body()
         d, *rest = loops
         unroll = self.layout is not self.kernel.layout and isinstance(self.sizes[d], ir.Value)
-        with loop(self.layout.chunks(d), always=True, unroll=unroll) as self.chunk[d]:
+        # rows that every operation reads: unrolled, their loads would be moved up for as long as there are registers
+        rolled = self.layout is self.kernel.layout and (
+            self.kernel.online or (self.kernel.reduces and d == self.layout.lane)
+        )
+        with loop(self.layout.chunks(d), always=True, unroll=unroll, rolled=rolled) as self.chunk[d]:
             tiles = dict(self.tiles)
             self._enter(rest, body)
             self.tiles = tiles
@@ -190,6 +190,9 @@ class GenericMapper:
             element = ir.MemRefType(value.type).element_type
             tile = self.kernel.private(dims, element, self.kernel.name_of(value), self.layout)
         width = self._vector(value, dims)
+        halves = isinstance(ir.MemRefType(value.type).element_type, (ir.BF16Type, ir.F16Type))
+        if self.kernel.packed and halves and width % 2 == 0:
+            tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()
         with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1) as place:
             for lane in self._pieces(dims, width):
                 if width > 1:
@@ -201,21 +204,31 @@ class GenericMapper:
                     memref.StoreOp(element, tile, place.slot(dims))
         return tile
 
-    def _store(self, n: int) -> None:
-        """This thread's part of a result into global memory; where threads hold the same, the first stores it."""
+    def _read_again(self, n: int) -> bool:
+        """Whether a later operation of the kernel reads a result out of memory."""
+        value = self.operands[n]
+        return any(mlir.is_generic(u) and value in mlir.inputs_of(u) for u in mlir.uses(value))
+
+    def _store_at(self, n: int, place: Place) -> None:
+        """The accesses of one step, or of one of its elements."""
         value, dims, tile = self.operands[n], self.places[n], self.tiles[n]
         width = self._vector(value, dims)
-        read_again = any(mlir.is_generic(u) and value in mlir.inputs_of(u) for u in mlir.uses(value))
-        owner = None if read_again else self.threads.first([d for d in self.layout.order if d not in dims])
+        for lane in self._pieces(dims, width):
+            if width > 1:
+                type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
+                element = vector.LoadOp(type_, tile, place.slot(dims, lane)).result
+                vector.StoreOp(element, value, place.coordinates(dims, lane), nontemporal=not self._read_again(n))
+            else:
+                element = memref.LoadOp(tile, place.slot(dims)).result
+                memref.StoreOp(element, value, place.coordinates(dims))
+
+    def _store(self, n: int) -> None:
+        """This thread's part of a result into global memory; where threads hold the same, the first stores it."""
+        value, dims = self.operands[n], self.places[n]
+        width = self._vector(value, dims)
+        owner = None if self._read_again(n) else self.threads.first([d for d in self.layout.order if d not in dims])
         with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1, owner=owner) as place:
-            for lane in self._pieces(dims, width):
-                if width > 1:
-                    type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
-                    element = vector.LoadOp(type_, tile, place.slot(dims, lane)).result
-                    vector.StoreOp(element, value, place.coordinates(dims, lane), nontemporal=not read_again)
-                else:
-                    element = memref.LoadOp(tile, place.slot(dims)).result
-                    memref.StoreOp(element, value, place.coordinates(dims))
+            self._store_at(n, place)
 
     def _out_tile(self, n: int) -> ir.Value:
         if space_of(self.operands[n]) == "private":

@@ -12,8 +12,8 @@ from tilec.passes.layout import Layout
 
 
 @contextmanager
-def loop(extent: int, always: bool = False, unroll: bool = False) -> Iterator[ir.Value]:
-    """A loop of `extent` iterations; of one iteration none, unless `always`.
+def loop(extent: int, always: bool = False, unroll: bool = False, rolled: bool = False) -> Iterator[ir.Value]:
+    """A loop of `extent` iterations; of one iteration none, unless `always`. `rolled`: LLVM does not unroll it.
 
     `unroll`: printed without the loop. LLVM leaves loops with branches inside, and the arrays that they subscript then
     are memory, not registers.
@@ -24,6 +24,8 @@ def loop(extent: int, always: bool = False, unroll: bool = False) -> Iterator[ir
     made = scf.ForOp(mlir.index(0), mlir.index(extent), mlir.index(1))
     if unroll:
         made.attributes["tilec.unroll"] = ir.UnitAttr.get()
+    elif rolled:
+        made.attributes["tilec.rolled"] = ir.UnitAttr.get()
     with ir.InsertionPoint(made.body):
         yield made.induction_variable
         scf.YieldOp([])

@@ -52,6 +52,8 @@ class KernelMapper:
         generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
         self.spread = planned_spread(function)
         self.layout = read(plan, tile_extents(generics, plan, self.spread))
+        self.reduces = any("reduction" in mlir.iterators_of(op) for op in generics)
+        self.grid = list(ir.DenseI64ArrayAttr(plan["grid"]))
         self.resident = ir.IntegerAttr(plan["resident"]).value
         self.packed = ir.IntegerAttr(plan["packed"]).value
         self.twice = "twice" in plan and ir.IntegerAttr(plan["twice"]).value
@@ -109,11 +111,13 @@ class KernelMapper:
         return None
 
     def _step_by_step(self, op: ir.Operation) -> Threads | None:
-        """For an operation at the end of a pipeline, which loads only from SRAM: to load, compute and store one step after
+        """For an operation at the end, on rows that are in registers or in SRAM: to load, compute and store one step after
         another takes fewer registers than all at once."""
-        d = self.layout.lane
+        d, dims = self.layout.lane, mlir.get_integers(op, "tilec.dims")
         elementwise = "reduction" not in mlir.iterators_of(op) and "tilec.rests" not in op.attributes
-        if not self.resident or d is None or not elementwise or d not in mlir.get_integers(op, "tilec.dims"):
+        if not (self.resident or self.reduces) or d is None or not elementwise or d not in dims:
+            return None
+        if not self.resident and (d in self.grid or not self.layout.whole(dims)):
             return None
         if any(space_of(value) == "private" for value in mlir.outputs_of(op)):
             return None

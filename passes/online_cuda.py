@@ -15,12 +15,13 @@ an order that never varies.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.expression import Expr, Reader, operation
 from tilec.mlir import arith, ir, memref
-from tilec.online import Carried, Online, derive
+from tilec.online import Carried, Online, Shift, derive
 from tilec.passes.generic_cuda import GenericMapper
 from tilec.passes.loops import Place
 from tilec.passes.reduce_cuda import across_threads
@@ -39,9 +40,10 @@ class OnlineMapper:
         self.reduced = self.first.reduced
         self.online = self._derive(ops)
         self.carried = {c.total.number: c for c in self.online.carried}
-        self.count = 1 + max(self.carried)
+        self.count = 1 + max(self.carried)  # the number of the state that counts elements
+        self.counts = any(c.about is not None for c in self.online.carried)
         self.place = self.online.carried[0].total.place
-        self.places = dict.fromkeys([*self.carried, self.count], self.place)
+        self.places = dict.fromkeys([*self.carried, *([self.count] if self.counts else [])], self.place)
         self.tiles: Values = {}
         self.elements: dict[tuple[ir.Value, tuple[int, ...]], ir.Value] = {}  # registers by memory and place
 
@@ -59,7 +61,7 @@ class OnlineMapper:
             for n in range(len(mlir.outputs_of(op))):
                 reader.result(op, n)
         (stream,) = self.reduced
-        online = derive(reader.totals, stream, squares=True)
+        online = derive(reader.totals, stream, exact=True)
         if isinstance(online, str):
             raise InternalError(f"reductions that were planned as one walk are none: {online}", "map")
         return online
@@ -81,7 +83,8 @@ class OnlineMapper:
     def _reduce(self) -> None:
         """One chunk of the parallel dimensions: what `GenericMapper` does for one reduction."""
         self.tiles = {n: self._state(c) for n, c in self.carried.items()}
-        self.tiles[self.count] = self._array("count")
+        if self.counts:
+            self.tiles[self.count] = self._array("count")
         self._clear(self.tiles)
         for mapper in self.mappers:
             self._load(mapper, lambda m, n: not set(m.places[n]) & set(m.reduced_loops))
@@ -104,17 +107,16 @@ class OnlineMapper:
             self._load(mapper, lambda m, n: True)
         part = {n: self._array("part") for n in self.places}
         self._clear(part)
-        done: list[Carried] = []
-        for wave in _waves(self.online.carried):
-            means = self._means(part, wave)
+        for number, wave in enumerate(_waves(self.online.carried)):
+            rows = self._rows(part, wave)
             with self.threads.slots(self.first.dims, self.chunk, self.first.sizes, lanes=True) as place:
                 at = place.slot(self.place)
+                known = {x: memref.LoadOp(tile, at).result for x, tile in rows.items()}
                 for c in wave:
-                    term = self._value(c.term, {}, place, {n: memref.LoadOp(m, at).result for n, m in means.items()})
+                    term = self._value(c.term, {}, place, known)
                     self._add(c.total.combine, part[c.total.number], at, term)
-                if not done:
+                if number == 0 and self.counts:
                     self._add("arith.addf", part[self.count], at, mlir.constant(1.0, ir.F32Type.get()))
-            done += wave
         with self.threads.slots(self.place, {}, None, lanes=True) as place:
             at, group = place.slot(self.place), list(self.places)
             a, b = ([memref.LoadOp(tiles[n], at).result for n in group] for tiles in (self.tiles, part))
@@ -122,15 +124,17 @@ class OnlineMapper:
                 memref.StoreOp(value, self.tiles[n], at)
         self.elements = held
 
-    def _means(self, part: Values, wave: list[Carried]) -> Values:
-        """The means that the terms of a wave read, of this chunk."""
-        means: Values = {}
-        for number in {c.about for c in wave if c.about is not None}:
-            means[number] = self._array("mean")
+    def _rows(self, part: Values, wave: list[Carried]) -> dict[Expr, ir.Value]:
+        """What the terms of a wave read of the waves before, for this chunk: means, and references of exponents."""
+        leaves = {x for c in wave for x in _leaves(c.term) if x.op in ("mean", "reference")}
+        tiles = {x: self._array(x.op) for x in sorted(leaves, key=lambda x: (x.op, x.key))}
+        if tiles:
             with self.threads.slots(self.place, {}, None, lanes=True) as place:
                 at = place.slot(self.place)
-                memref.StoreOp(_mean(self._read(part, at), number, self.count), means[number], at)
-        return means
+                states = self._read(part, at)
+                for x, tile in tiles.items():
+                    memref.StoreOp(self._value(x, states, place), tile, at)
+        return tiles
 
     # ---- states ------------------------------------------------------------------------------------------------------
 
@@ -140,16 +144,32 @@ class OnlineMapper:
 
     def combine(self, group: list[int], a: list[ir.Value], b: list[ir.Value]) -> list[ir.Value]:
         """Builds the combination of the states `a` and `b`, each with its count."""
-        left, right = dict(zip(group, a)), dict(zip(group, b))
-        count = arith.addf(left[self.count], right[self.count])
-        made = {self.count: count}
-        for n, c in self.carried.items():
-            made[n] = ir.Operation.create(c.total.combine, results=[a[0].type], operands=[left[n], right[n]]).results[0]
+        left, right, made = dict(zip(group, a)), dict(zip(group, b)), {}
+        for c in [c for wave in _waves(self.online.carried) for c in wave]:
+            n, sides = c.total.number, [left[c.total.number], right[c.total.number]]
+            if c.shift is not None:
+                moved = [self._factor(c.shift, old, made) for old in (left, right)]
+                for _ in range(c.power):
+                    sides = [arith.mulf(side, factor) for side, factor in zip(sides, moved)]
+            made[n] = ir.Operation.create(c.total.combine, results=[a[0].type], operands=sides).results[0]
             if c.about is not None:
                 apart = arith.subf(_mean(right, c.about, self.count), _mean(left, c.about, self.count))
-                share = arith.divf(arith.mulf(left[self.count], right[self.count]), _some(count))
+                made[self.count] = arith.addf(left[self.count], right[self.count])
+                share = arith.divf(arith.mulf(left[self.count], right[self.count]), _some(made[self.count]))
                 made[n] = arith.addf(made[n], arith.mulf(arith.mulf(apart, apart), share))
         return [made[n] for n in group]
+
+    def _factor(self, shift: Shift, old: Values, new: Values) -> ir.Value:
+        """What moves a state from one reference to another; 0 from where nothing has been seen."""
+        before = self._row(shift, old)
+        return operation(Expr(shift.op), [arith.subf(_reference(self._row(shift, new)), before)])
+
+    def _row(self, shift: Shift, states: Values) -> ir.Value:
+        """The exponent that a state is relative to, by what its reductions have seen; infinite where that is nothing."""
+        row, seen = self._value(self.online.final(shift.row), states, None), states[shift.extreme]
+        identity = mlir.constant(self.carried[shift.extreme].identity, seen.type)
+        nothing = arith.cmpf(arith.CmpFPredicate.OEQ, seen, identity)
+        return arith.select(nothing, mlir.constant(inf, row.type), row)
 
     def _state(self, c: Carried) -> ir.Value:
         mapper, n = self._made_by(c)
@@ -180,9 +200,11 @@ class OnlineMapper:
 
     # ---- expressions -------------------------------------------------------------------------------------------------
 
-    def _value(self, x: Expr, states: Values, place: Place, means: Values | None = None) -> ir.Value:
-        """An expression at a place; `states` are those of all reductions, `means` those of a chunk."""
-        known: dict[Expr, ir.Value] = {}
+    def _value(
+        self, x: Expr, states: Values, place: Place | None, rows: dict[Expr, ir.Value] | None = None
+    ) -> ir.Value:
+        """An expression at a place, from the states of all reductions; `rows` has leaves that are known."""
+        known = dict(rows or {})
 
         def build(x: Expr) -> ir.Value:
             if x not in known:
@@ -205,7 +227,9 @@ class OnlineMapper:
                 case "count":
                     return states[self.count]
                 case "mean":
-                    return means[x.key] if means else _mean(states, x.key, self.count)
+                    return _mean(states, x.key, self.count)
+                case "reference":
+                    return _reference(self._row(self.online.shifts[x.key], states))
             return None
 
         return build(x)
@@ -218,9 +242,18 @@ def joined(body: ir.Block) -> list[ir.Operation]:
 
 
 def _waves(carried: tuple[Carried, ...]) -> list[list[Carried]]:
-    """Reductions whose terms read none of the others, then those that read a mean."""
-    waves = [[c for c in carried if c.about is None], [c for c in carried if c.about is not None]]
-    return [w for w in waves if w]
+    """Reductions whose terms read no others, then those whose terms read these, and so on."""
+    depth: dict[int, int] = {}
+    for c in sorted(carried, key=lambda c: (c.about is not None or c.shift is not None, c.total.number)):
+        read = {c.about} if c.about is not None else c.shift.row.totals if c.shift is not None else set()
+        depth[c.total.number] = 1 + max((depth[n] for n in read), default=-1)
+    return [[c for c in carried if depth[c.total.number] == d] for d in range(1 + max(depth.values()))]
+
+
+def _reference(row: ir.Value) -> ir.Value:
+    """What terms are relative to; 0 where nothing but the identity of a maximum has been seen."""
+    nothing = arith.cmpf(arith.CmpFPredicate.OEQ, row, mlir.constant(inf, row.type))
+    return arith.select(nothing, mlir.constant(0.0, row.type), row)
 
 
 def _mean(states: Values, number: int, count: int) -> ir.Value:

@@ -73,6 +73,7 @@ _QUICK = {
 }
 
 _PTX: dict[str, tuple[str, str, str]] = {
+    "rolled": ("mov.b64 $0, $1;", "l", "l"),  # a count that LLVM does not know, so that it leaves a loop as it is
     # NaN wins, as NumPy's maximum has it; Numba's own max() loses it. One instruction on sm_80.
     "maximum_f32": ("max.NaN.f32 $0, $1, $2;", "ff", "f"),
     "minimum_f32": ("min.NaN.f32 $0, $1, $2;", "ff", "f"),

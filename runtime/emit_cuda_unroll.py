@@ -13,11 +13,20 @@ OPERATION_WEIGHT = {"math": 20}
 
 
 class UnrollPrinter(IndexPrinter):
+    rolled = False  # inside a loop that stays one, where LLVM unrolls less
+
     def for_loop(self, op: ir.Operation) -> None:
         """The outer loops of a nest first, until LLVM takes what is left."""
+        if "tilec.rolled" in op.attributes:
+            high = op.operands[1]
+            text, self.text[high] = self.expr(high), f"{self.use('rolled')}({self.expr(high)})"
+            self.rolled = True
+            super().for_loop(op)
+            self.text[high], self.rolled = text, False
+            return None
         bounds = [mlir.constant_value(v) for v in list(op.operands)[:3]]
         asked = "tilec.unroll" in op.attributes
-        large = asked or (_walks_registers(op) and _weight(op) > UNROLLED_BY_LLVM)
+        large = asked or (_walks_registers(op) and (self.rolled or _weight(op) > UNROLLED_BY_LLVM))
         if len(op.operands) > 3 or None in bounds or not large:
             return super().for_loop(op)
         block = op.regions[0].blocks[0]

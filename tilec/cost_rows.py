@@ -17,9 +17,10 @@ class Rows:
     `element_bytes`.
 
     `common`: operands that all rows share, such as a gain by column. `live`: values an element that are kept between
-    passes, at most at a time. `passes` over a row: reductions, and one to write. `flops`: operations an element, by unit.
-    `vector`: elements of the widest access that rows allow; 0 for what their length allows. `spreads`, `streams`:
-    whether blocks may share a row, and whether rows may come through SRAM while others are worked on.
+    passes, at most at a time, `made` of them computed. `passes` over a row: reductions, and one to write. `flops`:
+    operations an element, by unit. `vector`: elements of the widest access that rows allow; 0 for what their length
+    allows. `spreads`, `streams`: whether blocks may share a row, and whether rows may come through SRAM while others are
+    worked on.
     """
 
     rows: int
@@ -28,6 +29,7 @@ class Rows:
     reads: int = 1
     writes: int = 1
     live: int = 1
+    made: int = 0
     passes: int = 2
     flops: Mapping[str, float] = field(default_factory=dict, hash=False)
     common: int = 0
@@ -66,8 +68,9 @@ class RowTile:
 
 
 HELD = 64  # elements of a row that a thread may hold: loops over them are unrolled
-OWN = 40  # registers of a thread besides; loops that run need LOOPING for addresses and guards
-LOOPING = 72
+OWN = 40  # registers of a thread besides; 16-bit rows kept as stored need PACKING to be taken apart
+PACKING = 56
+LOOPING = 72  # loops that run, for addresses and guards
 
 
 def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
@@ -78,21 +81,30 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
     if target.core is not None:
         yield from _row_tasks(target, p)
         return
-    vector = p.access
-    words = max(1, p.element_bytes // 4) * (2 if p.passes > 1 else 1)
+    vector, size = p.access, max(1, p.element_bytes // 4)
+    words = size * (2 if p.passes > 1 else 1)
     whole = 1 << max(0, ceil(p.length / vector) - 1).bit_length()
     some = min(8, max(1, 32 // (vector * max(1, p.reads))))  # loads in flight of a loop over a row's parts
+    halves = p.element_bytes == 2 and vector % 2 == 0 and p.passes > 1
     for threads in (1 << n for n in range(11)):
         if threads > whole or (threads < whole and threads < 8):
             continue
         vectors = ceil(p.length / (vector * threads))
-        for rows in sorted({max(1, size // threads) for size in (threads, 128, 256)}):
-            for held, keep, own in ((vectors, "registers", OWN), (min(vectors, some), "memory", LOOPING)):
-                registers = round_up(own - 8 + held * vector * max(1, p.element_bytes // 4), 8)
+        for rows in sorted({max(1, n // threads) for n in (threads, 128, 256)}):
+            if rows > p.rows and rows > 1:
+                continue
+            for packed in (False, True) if halves else (False,):
+                kept = vectors * vector * (p.made + p.reads / 2 if packed else size)
+                registers = round_up(int((PACKING if packed else OWN) - 8 + kept), 8)
                 most = registers + 16 * p.common  # where what is common to rows is loaded ahead of time
-                fits = held * vector * words <= HELD and occupancy(target, max(32, threads * rows), most).blocks
-                if fits and (keep == "registers" or held < vectors) and (rows <= p.rows or rows == 1):
-                    yield RowTile(threads, vector, rows, held, 1, keep, registers)
+                fits = vectors * vector * words <= HELD
+                if fits and occupancy(target, max(32, threads * rows), most).blocks:
+                    yield RowTile(threads, vector, rows, vectors, 1, "registers", registers, packed=packed)
+            held = min(vectors, some)
+            registers = round_up(LOOPING - 8 + held * vector * size, 8)
+            fits = held < vectors and held * vector * words <= HELD
+            if fits and occupancy(target, max(32, threads * rows), registers + 16 * p.common).blocks:
+                yield RowTile(threads, vector, rows, held, 1, "memory", registers)
     yield from _shared_rows(target, p)
 
 
@@ -245,4 +257,5 @@ def choose(target: Target, problem: Rows) -> list[Choice[RowTile]]:
 
 def _effort(tile: RowTile) -> tuple[int, ...]:
     """What breaks a tie: the simpler tile."""
-    return tile.cluster, tile.stages, tile.threads * (tile.rows_per_block if tile.threads > 1 else 1), tile.registers
+    threads = tile.threads * (tile.rows_per_block if tile.threads > 1 else 1)
+    return tile.cluster, tile.stages, not tile.packed, threads, tile.registers

@@ -8,6 +8,7 @@ computes all operations for its part of the grid, so nothing that one block make
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 from tilec.amounts import bytes_of, is_chain, kept_bytes, onchip_bytes, work_of
 from tilec.cost import predict
@@ -42,7 +43,7 @@ class Group:
 def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
     """Inlines cheap producers (marks nodes `inlined`), then joins kernels along the program's edges as long as time falls."""
     remarks: list[Remark] = []
-    _inline(graph, remarks)
+    _inline(graph, target, remarks)
     member: dict[Node, Group] = {}
     for node in graph.nodes:
         if node.inlined:
@@ -101,9 +102,10 @@ def ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:
 # ---- inlining: recompute instead of store ----------------------------------------------------------------------------
 
 CHEAP = 4  # operations that cost less than a load and a store of their result
+AGAIN = 20  # that a GPU computes twice rather than keep their result from sweep to sweep: one function and a few more
 
 
-def _inline(graph: Graph, remarks: list[Remark]) -> None:
+def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
     from tilec.passes.merge import refuse_inline
 
     for node in graph.nodes:
@@ -115,7 +117,8 @@ def _inline(graph: Graph, remarks: list[Remark]) -> None:
         why = next((w for c in consumers if (w := refuse_inline(node.op, c.op))), None)
         operations = node.flops + 15 * node.special
         repeats = sum(max(1, c.iterations // max(1, node.iterations)) for c in consumers)
-        if why is None and repeats > 1 and (operations > CHEAP or len(node.reads) + len(node.extracts) > 2):
+        cheap = AGAIN if _between_sweeps(node, consumers, graph, target) else CHEAP
+        if why is None and repeats > 1 and (operations > cheap or len(node.reads) + len(node.extracts) > 2):
             why = f"{operations:.0f} operations would be computed {repeats} times"
         if why is None and len(node.extracts) and repeats > 1:
             why = "its computed subscripts would be evaluated more than once"
@@ -136,6 +139,21 @@ def _inline(graph: Graph, remarks: list[Remark]) -> None:
                 node.line,
             )
         )
+
+
+def _between_sweeps(node: Node, consumers: list[Node], graph: Graph, target: Target) -> bool:
+    """Whether it is better computed twice than kept between two sweeps of a GPU over its elements: an exponential of a
+    softmax. It reads a complete reduction, is itself reduced and read again, and what it is made of is kept as it is
+    stored: in registers, of rows that take an eighth of them, so that several blocks fill an SM (measured, H200)."""
+    made = [p for p in graph.producers(node) if p.reduced and p.contraction is None]
+    inputs = [r.value for r in node.reads if len(r.dims) == len(node.extents)]
+    if target.sm is None or not made or not inputs or any(v in graph.producer for v in inputs):
+        return False
+    length = max(prod(p.extents[d] for d in p.reduced) for p in made)
+    row = length * sum(bytes_of(v) for v in inputs) // max(1, node.iterations)
+    if any(c.contraction for c in consumers) or not any(c.reduced for c in consumers):
+        return False
+    return row <= target.sm.registers * 4 // 8
 
 
 def _finished(node: Node, graph: Graph) -> Node | None:

@@ -44,10 +44,13 @@ class _Refused(Exception):
 
 @dataclass(frozen=True)
 class Shift:
-    """An exponent that a state is relative to: `row`, in units of log2, of complete reductions so far."""
+    """An exponent that a state is relative to: `row`, of complete reductions so far, of the exponential `op`. `extreme`
+    is the number of the maximum that it takes away; while that has seen nothing, the state is 0."""
 
     number: int
     row: Expr
+    op: str
+    extreme: int
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class Carried:
     """One reduction as it is carried: `term` is combined with the state for every element.
 
     In `term`, the leaf "reference" is the reference of a shift. In `final`, the value that the reduction has, there
-    is also "state", the carried one. A state with a `shift` is multiplied by exp2(new - old) when its reference moves.
+    is also "state", the carried one. A state with a `shift` is multiplied by op(new - old), to the `power`, when its
+    reference moves.
     One that is `about` another sum is of squares of distances from the mean of what that adds up: the leaf "mean" (its
     `key` is that sum's number) is this mean so far, "count" how many elements there were; both also stand in `final`.
     """
@@ -65,6 +69,7 @@ class Carried:
     final: Expr
     shift: Shift | None
     about: int | None = None
+    power: int = 1
 
     @property
     def identity(self) -> float:
@@ -85,10 +90,12 @@ class Online:
         return expression.replace(lambda x: finals.get(x.key) if x.op == "total" else None)
 
 
-def derive(totals: Sequence[Total], stream: int, squares: bool = False) -> Online | str:
+def derive(totals: Sequence[Total], stream: int, exact: bool = False) -> Online | str:
     """How the reductions over `stream` among `totals`, each after those it reads, are carried; or why they cannot be.
-    `squares`: whether a state may be about a mean."""
-    carrier = _Carrier(stream, {t.number: t for t in totals}, squares)
+
+    `exact`: a state may be about a mean, and exponentials stay what they are, of a difference. Otherwise they are powers
+    of 2 whose exponent is one fused multiply-add, which errs by as much as a large exponent is rounded by."""
+    carrier = _Carrier(stream, {t.number: t for t in totals}, exact)
     try:
         for total in totals:
             if stream in total.reduced:
@@ -99,10 +106,10 @@ def derive(totals: Sequence[Total], stream: int, squares: bool = False) -> Onlin
 
 
 class _Carrier:
-    def __init__(self, stream: int, totals: dict[int, Total], squares: bool):
-        self.stream, self.totals, self.squares = stream, totals, squares
+    def __init__(self, stream: int, totals: dict[int, Total], exact: bool):
+        self.stream, self.totals, self.exact = stream, totals, exact
         self.carried: dict[int, Carried] = {}
-        self.shifts: dict[Expr, Shift] = {}
+        self.shifts: dict[tuple[Expr, str], Shift] = {}
         self.assumed: list[Expr] = []  # conditions that hold where the part that is looked at is used
 
     # ---- what an expression depends on ---------------------------------------------------------------------
@@ -134,18 +141,18 @@ class _Carrier:
             return
         if total.combine != "arith.addf":
             raise _Refused(f"{total.name} is no sum, and its terms depend on {self.names(total.term)}")
-        if self.squares and (carried := self.square(total, state)):
+        if self.exact and (carried := self.square(total, state)):
             self.carried[total.number] = carried
             return
         factor = self.factor(total.term)
-        shift = next(iter(factor.exponents.values()), None)
+        shift, power = next(iter(factor.exponents.values()), (None, 1))
         final = state
-        if shift is not None:
-            at = Expr("math.exp2", (Expr("arith.subf", (self.current(shift.row), _reference(shift))),))
-            final = Expr("arith.mulf", (state, at))
+        for _ in range(power if shift is not None else 0):
+            at = Expr(shift.op, (Expr("arith.subf", (self.current(shift.row), _reference(shift))),))
+            final = Expr("arith.mulf", (final, at))
         for value, divides in factor.postponed:
             final = Expr("arith.divf" if divides else "arith.mulf", (final, self.current(value)))
-        self.carried[total.number] = Carried(total, self.strip(total.term), final, shift)
+        self.carried[total.number] = Carried(total, self.strip(total.term), final, shift, power=power)
 
     def current(self, x: Expr) -> Expr:
         """An expression of reductions in terms of their states."""
@@ -186,16 +193,16 @@ class _Carrier:
             return _Factor({}, ((x, False),))
         match x.op:
             case "arith.mulf":
-                return self.factor(x.args[0]).times(self.factor(x.args[1]))
+                return self.factor(x.args[0]).times(self.factor(x.args[1]), self.exact)
             case "arith.divf" if self.row(x.args[1]) and self.running(x.args[1]):
-                return self.factor(x.args[0]).times(_Factor({}, ((x.args[1], True),)))
+                return self.factor(x.args[0]).times(_Factor({}, ((x.args[1], True),)), self.exact)
             case "arith.divf" if not self.running(x.args[1]):
                 return self.factor(x.args[0])
             case "arith.negf":
                 return self.factor(x.args[0])
             case "math.exp" | "math.exp2":
                 _, shift = self.exponent(x)
-                return _Factor({shift.row: shift}, ())
+                return _Factor({(shift.row, shift.op): (shift, 1)}, ())
             case "arith.addf" | "arith.subf":
                 return self._common(x, [self.factor(a) for a in x.args])
             case "arith.select" if not self.running(x.args[0]):
@@ -218,21 +225,23 @@ class _Carrier:
         return factors[0]
 
     def exponent(self, x: Expr) -> tuple[Expr, Shift]:
-        """An exponential's element part as an exponent of 2, and the shift that is added to it."""
+        """An exponential of its element part and a shift, and that shift."""
         scale = LOG2E if x.op == "math.exp" else 1.0
         element, row = self.parts(x.args[0])
         if row is None or element is None:
             raise _Refused(f"the exponent is {self.names(x)} alone")
-        if not self.bounded(element, row):
+        if (extreme := self.bounded(element, row)) is None:
             raise _Refused(
                 f"an exponent is not bounded: {self.names(x)} is not the maximum of what it is subtracted from"
             )
-        row = _scaled(row, scale)
-        if row not in self.shifts:
-            self.shifts[row] = Shift(len(self.shifts), row)
+        row, op = (row, x.op) if self.exact else (_scaled(row, scale), "math.exp2")
+        shift = self.shifts.setdefault((row, op), Shift(len(self.shifts), row, op, extreme))
+        if self.exact:
+            return Expr(
+                op, (Expr("arith.addf", (element, _reference(shift))),), x.key, x.place, x.type, x.template
+            ), shift
         z, c = _linear(element)
-        made = Expr("math.fma", (z, constant(c * scale), _reference(self.shifts[row])))
-        return made, self.shifts[row]
+        return Expr(op, (Expr("math.fma", (z, constant(c * scale), _reference(shift))),)), shift
 
     def parts(self, x: Expr) -> tuple[Expr | None, Expr | None]:
         """`x` as a sum of what depends on the element and what depends on running reductions."""
@@ -254,20 +263,24 @@ class _Carrier:
                     return tuple(p and Expr(x.op, (p, b)) for p in self.parts(a))
         raise _Refused(f"an exponent is no sum of an element's part and {self.names(x)}: it goes through {_short(x)}")
 
-    def bounded(self, element: Expr, row: Expr) -> bool:
-        """Whether the element's part plus `row` is never above 0: `row` takes away the maximum of just that part.
+    def bounded(self, element: Expr, row: Expr) -> int | None:
+        """The extreme that `row` takes away from just the element's part, so that their sum is never above 0.
 
-        A condition outside of which the maximum counts no element may stand around the exponential instead.
+        A condition outside of which the maximum counts no element may stand around the exponential instead. An extreme
+        that is replaced where it is infinite, as a log-sum-exp does, leaves what it would in the program.
         """
         leaf, c = _linear(row)
+        if self.exact and leaf.op == "arith.select":
+            extreme = next((x for x in leaf.args[1:] if x.op == "total"), leaf)
+            leaf = extreme if leaf.totals == {extreme.key} else leaf
         if leaf.op != "total" or leaf.key not in self.carried:
-            return False
+            return None
         source = self.totals[leaf.key]
         wanted = {"arith.maximumf": c < 0, "arith.minimumf": c > 0}.get(source.combine, False)
         if not wanted:
-            return False
+            return None
         (z, a), (y, b) = (_linear(self._taken(part)) for part in (element, source.term))
-        return z == y and isclose(a, -c * b, rel_tol=1e-6)
+        return source.number if z == y and isclose(a, -c * b, rel_tol=1e-6) else None
 
     def _taken(self, x: Expr) -> Expr:
         """`x` where the assumed conditions hold."""
@@ -292,7 +305,7 @@ class _Carrier:
             case "arith.divf" if self.row(x.args[1]) and self.running(x.args[1]):
                 return self.strip(x.args[0])
             case "math.exp" | "math.exp2":
-                return Expr("math.exp2", (self.exponent(x)[0],))
+                return self.exponent(x)[0]
             case "arith.select":
                 args = (x.args[0], *self._branches(x, self.strip))
                 return Expr(x.op, args, x.key, x.place, x.type, x.template)
@@ -301,12 +314,15 @@ class _Carrier:
 
 @dataclass(frozen=True)
 class _Factor:
-    """exp2 of the `exponents` times the `postponed` values (divided by those marked so)."""
+    """Exponentials of the `exponents`, to a power, times the `postponed` values (divided by those marked so)."""
 
-    exponents: dict[Expr, Shift]
+    exponents: dict[tuple[Expr, str], tuple[Shift, int]]
     postponed: tuple[tuple[Expr, bool], ...]
 
-    def times(self, other: _Factor) -> _Factor:
+    def times(self, other: _Factor, powers: bool) -> _Factor:
+        if powers and self.exponents.keys() == other.exponents.keys():
+            both = {key: (shift, n + other.exponents[key][1]) for key, (shift, n) in self.exponents.items()}
+            return _Factor(both, self.postponed + other.postponed)
         if self.exponents and other.exponents:
             raise _Refused("a product of exponentials, each of which depends on earlier reductions")
         return _Factor(self.exponents | other.exponents, self.postponed + other.postponed)

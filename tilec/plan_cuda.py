@@ -107,7 +107,7 @@ def choose(
     kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn} | DEFAULTS)
     if lane is not None:
         kernel = replace(kernel, refused=refused_options(view, lane))
-    online = choose_online(view, layout, row.tile.cluster if isinstance(row, RowPlan) else 1)
+    online = choose_online(view, layout)
     kernel = replace(kernel, options=kernel.options | online)
     kernel = replace(kernel, work=work_laid_out(kernel, view, layout))
     if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
@@ -139,7 +139,7 @@ def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
     """The kernel with its rows dealt out as chosen, and the work that this takes."""
     tile = row.tile
     chosen = {"cluster": tile.cluster, "stages": tile.stages, "resident": tile.resident, "packed": int(tile.packed)}
-    if tile.cluster > 1 or tile.stages:
+    if tile.cluster > 1 or tile.stages or tile.packed:
         chosen["registers"] = tile.registers
     if row.alone:
         kernel = replace(kernel, work=replace(row.work, dram_write=kernel.work.dram_write, flops=kernel.work.flops))
@@ -286,7 +286,8 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     budget //= counts[lane]
     if narrow > 1:
         longest = max(splits, key=lambda d: extents[d])
-        counts[longest] = min(max(budget, 2 * budget), _power(extents[longest] / 2))
+        wide = 1 if online_reductions(view) else 2  # states of several reductions take registers: smaller blocks
+        counts[longest] = min(wide * budget, _power(extents[longest] / 2))
         budget = max(1, budget // counts[longest])
     for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
         counts[d] = min(budget, _power(extents[d]))

@@ -30,7 +30,7 @@ def online_reductions(view: View) -> list[Node]:
     if len(dims) != 1 or last == 0 or any(view.kernel.sweeps[n.name] <= last for n in others):
         return []
     online = _derive(view, nodes, min(dims))
-    if online is None or online.shifts or len({c.total.place for c in online.carried}) > 1:
+    if online is None or len({c.total.place for c in online.carried}) > 1:
         return []
     return nodes
 
@@ -50,15 +50,14 @@ def _derive(view: View, nodes: list[Node], dim: int) -> Online | None:
                 reader.result(n.op, k)
     except Unreadable:
         return None
-    online = derive(reader.totals, dim, squares=True)
+    online = derive(reader.totals, dim, exact=True)
     return None if isinstance(online, str) else online
 
 
-def choose_online(view: View, layout: Layout, cluster: int) -> dict[str, int]:
-    """The option for this layout: one walk saves reading elements again that threads do not hold, and blocks that share
-    a row all but one exchange of states."""
+def choose_online(view: View, layout: Layout) -> dict[str, int]:
+    """The option for this layout: one walk saves reading elements again that threads do not hold. Where they hold them, a
+    walk for each takes less arithmetic."""
     nodes = online_reductions(view)
     if not nodes:
         return {}
-    held = all(layout.whole(view.group.space.dims[n]) for n in nodes)
-    return {"online": int(not held or cluster > 1)}
+    return {"online": int(not all(layout.whole(view.group.space.dims[n]) for n in nodes))}

@@ -66,9 +66,10 @@ def row_problem(view: View, lane: int, vector: int) -> cost_rows.Rows:
     flops = {"fma.f32": sum(n.flops for n in nodes), "special": sum(n.special for n in nodes)}
     size = max((a.element for a in reads), default=4)
     sweeps = 1 + max(view.kernel.sweeps[n.name] for n in nodes)
+    live, made = _live(view, lane, nodes)
     simple = not refuse_streams(view, lane)
     return cost_rows.Rows(
-        rows, max(1, view.extents[lane]), size, max(1, len(reads)), len(writes), _live(view, lane, nodes), sweeps, flops,
+        rows, max(1, view.extents[lane]), size, max(1, len(reads)), len(writes), live, made, sweeps, flops,
         len(common), vector, simple and not refuse_cluster(view, lane), simple,
     )  # fmt: skip
 
@@ -106,8 +107,9 @@ def refused_options(view: View, lane: int) -> dict[str, str]:
     return {option: why for option, why in found.items() if why is not None}
 
 
-def _live(view: View, lane: int, nodes: list[Node]) -> int:
-    """32-bit values an element that are kept from sweep to sweep: inputs that are read again, intermediates."""
+def _live(view: View, lane: int, nodes: list[Node]) -> tuple[int, int]:
+    """32-bit values an element that are kept from sweep to sweep: inputs that are read again and intermediates; how
+    many of the latter."""
     sweep = {n: view.kernel.sweeps[n.name] for n in nodes}
     spans: dict[ir.Value, list[int]] = {}
     for n in nodes:
@@ -119,8 +121,13 @@ def _live(view: View, lane: int, nodes: list[Node]) -> int:
             if lane in (places[d] for d in result.dims):
                 spans.setdefault(result.value, []).append(sweep[n])
     last = max(sweep.values())
-    kept = [(min(s), max(s)) for s in spans.values()]
-    return max(1, *(sum(a <= s < b for a, b in kept) for s in range(last + 1)))
+    made = {r.value for n in nodes for r in n.results}
+
+    def most(values) -> int:
+        kept = [(min(spans[v]), max(spans[v])) for v in values]
+        return max(sum(a <= s < b for a, b in kept) for s in range(last + 1))
+
+    return max(1, most(spans)), most(made & spans.keys())
 
 
 def _alternatives(choices: list[Choice[cost_rows.RowTile]]) -> tuple[tuple[str, float], ...]:
@@ -135,6 +142,7 @@ def _alternatives(choices: list[Choice[cost_rows.RowTile]]) -> tuple[tuple[str, 
 def describe(tile: cost_rows.RowTile) -> str:
     """One way to deal rows out, in words."""
     where = "in registers" if tile.keep == "registers" else "read by every sweep"
+    where += ", two elements in one" if tile.packed else ""
     shared = f" in each of {tile.cluster} blocks" if tile.cluster > 1 else ""
     ahead = f", {tile.stages} ahead in SRAM" if tile.stages else ""
     beside = f", {tile.rows_per_block} rows a block" if tile.rows_per_block > 1 else ""
