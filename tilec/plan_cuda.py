@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from tilec import cost, mlir
-from tilec.amounts import element_bytes, inputs_of, outputs_of
+from tilec.amounts import element_bytes, inputs_of, kept_bytes, outputs_of
 from tilec.graph import Graph, Node, extract_directions, scattered_extracts
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
@@ -107,7 +107,8 @@ def choose(
     kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn} | DEFAULTS)
     if lane is not None:
         kernel = replace(kernel, refused=refused_options(view, lane))
-    online = choose_online(view, layout)
+    blocks = row.tile.cluster if isinstance(row, RowPlan) else 1  # that hold a row together
+    online = choose_online(view, replace(layout, chain=blocks))
     kernel = replace(kernel, options=kernel.options | online)
     kernel = replace(kernel, work=work_laid_out(kernel, view, layout))
     if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
@@ -249,13 +250,14 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
 def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, ScanPlan]:
     """A scan along rows: the lanes of a warp share a row, several rows a block; warps and blocks share few long rows."""
     vector, grid = _vector(view, lane), view.kernel.grid
-    found = []
-    for tile in scan_tiles(view, lane, vector, THREADS):
+    kept, found = kept_bytes(view.group.nodes, view.graph, view.group.space), []
+    for tile in scan_tiles(view, lane, vector, THREADS, kept):
         counts = {lane: tile.threads} | ({grid[-1]: tile.beside} if grid else {})
         steps = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: tile.steps}
         layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(grid, 1) | counts)
         kernel = replace(view.kernel, tile=tuple(counts.get(d, 1) for d in grid))
-        work = tile.work(work_laid_out(kernel, view, layout), kernel.blocks)
+        held = replace(layout, chain=tile.chain).whole([lane])
+        work = tile.work(work_laid_out(kernel, view, layout), kernel.blocks, 0 if held else kept, vector)
         found.append((tile, {d: c for d, c in counts.items() if d != lane}, layout, work))
     times = [cost.predict(work, view.target).time_us for *_, work in found]
     if view.pick >= len(found):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tilec.amounts import is_chain, kept_bytes
+from tilec.amounts import is_chain
 from tilec.cost import Work
 from tilec.mlir import ir
 from tilec.passes.cluster_cuda import part_of
@@ -37,8 +37,11 @@ class ScanTile:
     steps: int
     chain: int = 1
 
-    def work(self, work: Work, kernel_blocks: int) -> Work:
-        """What a kernel does that is laid out so."""
+    def work(self, work: Work, kernel_blocks: int, kept: int, vector: int) -> Work:
+        """What a kernel does that is laid out so, and keeps `kept` bytes of each of its rows in SRAM. Threads that have
+        `vector` words side by side there meet as many others at a bank, when they write as when they read."""
+        moved = 2 * kept * self.beside * kernel_blocks * vector
+        work = replace(work, shared_per_block=kept * self.beside, shared_bytes=work.shared_bytes + moved)
         if self.chain == 1:
             return replace(work, stall_ns=_BARRIER_NS * (self.threads > WARP))
         return replace(work, blocks=kernel_blocks * self.chain, stall_ns=2 * (_HOP_NS + _BARRIER_NS), launches=2)
@@ -58,10 +61,9 @@ class ScanPlan:
     alternatives: tuple[tuple[str, float], ...]
 
 
-def scan_tiles(view: View, lane: int, vector: int, most: int) -> Iterator[ScanTile]:
-    """The ways to share rows, the plainest first. A block has up to `most` threads."""
+def scan_tiles(view: View, lane: int, vector: int, most: int, kept: int) -> Iterator[ScanTile]:
+    """The ways to share rows, the plainest first. A block has up to `most` threads; a row's intermediates are `kept` bytes."""
     extent, rows = view.extents[lane], view.extents[view.kernel.grid[-1]] if view.kernel.grid else 1
-    kept = kept_bytes(view.group.nodes, view.graph, view.group.space)
     room = view.target.sm.shared_per_block if view.target.sm else kept
     lanes = min(WARP, _power(extent / vector))
     beside = min(most // lanes, _power(rows / 2))
