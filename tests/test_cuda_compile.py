@@ -54,14 +54,13 @@ SHARED = "base = shared_address(cuda.shared.array(0, int8))\n"
 @pytest.mark.parametrize("dtype", WIDTH)
 def test_scalar_access(dtype):
     size = WIDTH[dtype] // 8
-    hints = [f"load_{dtype}_nc", f"load_{dtype}_stream", f"store_{dtype}_stream"]
+    hints = [f"load_{dtype}_nc", f"store_{dtype}_stream"]
     names = [f"{s}{a}_{dtype}" for s in ("", "shared_") for a in ("load", "store")] + ["barrier", *hints]
     body = f"""
 shared_store_{dtype}(base + tid * {size}, load_{dtype}(x + tid * {size}))
 barrier()
 store_{dtype}(y + tid * {size}, shared_load_{dtype}(base + (tid ^ 1) * {size}))
 store_{dtype}_stream(y + 4096 + tid * {size}, load_{dtype}_nc(x + 4096 + tid * {size}))
-store_{dtype}_stream(y + 8192 + tid * {size}, load_{dtype}_stream(x + 8192 + tid * {size}))
 """
     check(kernel(SHARED + body, *names), (*CHIPS, "sm_89", "sm_100a"))
 
@@ -79,7 +78,7 @@ def test_vector_access(dtype, size):
 a = cuda.local.array({4 * count}, {array})
 load_{v}(a, 0, x + tid * {size})
 load_{v}_nc(a, {count}, x + 4096 + tid * {size})
-load_{v}_stream(a, {2 * count}, x + 8192 + tid * {size})
+load_{v}_nc(a, {2 * count}, x + 8192 + tid * {size})
 load_{v}_nc_where(a, {3 * count}, x + 12288 + tid * {size}, tid < n)
 shared_store_{v}(a, 0, base + tid * {size})
 barrier()
@@ -89,7 +88,7 @@ for i in range({count}):
 store_{v}(a, 0, y + tid * {size})
 store_{v}_stream(a, {2 * count}, y + 4096 + tid * {size})
 """
-    names += [f"load_{v}_nc", f"load_{v}_nc_where", f"load_{v}_stream", f"store_{v}_stream", "barrier", array]
+    names += [f"load_{v}_nc", f"load_{v}_nc_where", f"store_{v}_stream", "barrier", array]
     cubin = check(kernel(SHARED + body, *names), ("sm_80", "sm_90a"))
     whole = {4: r"b32", 8: ("v2.b32", "b64"), 16: ("v4.b32", "v2.b64")}[size]
     expected = [f"ld.global.nc.{w}" for w in ([whole] if isinstance(whole, str) else whole)]

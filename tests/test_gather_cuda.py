@@ -1,5 +1,7 @@
 """Gathers whose last subscript moves with the lanes are wide accesses; others stay what they are."""
 
+import re
+
 import cuda_emulator
 import numpy as np
 import pytest
@@ -35,4 +37,4 @@ def test_gathers(name, width, kind, rng):
     assert not any(failed)
     assert_within(text, inputs, out, kind="cuda", expected=expected(inputs["i"], inputs["t"].astype(np.float64)))
     moved = f"load_{kind}x{16 // DTYPES[kind].bytes}_nc(t"
-    assert (moved in result.emitted.module) == (wide and width == 24)
+    assert bool(re.search(moved, result.emitted.module)) == (wide and width == 24)
