@@ -57,8 +57,28 @@ def newest(suite: str) -> tuple[Path, dict] | None:
     return (files[-1], json.loads(files[-1].read_text())) if files else None
 
 
-def results(suite: str) -> str:
-    found = newest(suite)
+def _reached(rows: list[dict]) -> list[dict]:
+    """Without those that a run had no time for."""
+    return [r for r in rows if not r.get("error", "").startswith("not run")]
+
+
+def whole(suite: str) -> tuple[Path, dict] | None:
+    """The newest results of a run that came to its end, where that is not the newest run."""
+    files = sorted(report.RESULTS.glob(f"*-{suite}.json"), reverse=True)
+    runs = [(path, json.loads(path.read_text())) for path in files]
+    ended = [run for run in runs if not any("error" in r for r in run[1]["rows"])]
+    return ended[0] if ended and ended[0] != runs[0] else None
+
+
+def whole_results(suite: str) -> str:
+    """The table of `whole`."""
+    if (found := whole(suite)) is None:
+        return "The run above is whole."
+    return "The last run that reached all rows:\n\n" + results(suite, found)
+
+
+def results(suite: str, found: tuple[Path, dict] | None = None) -> str:
+    found = found or newest(suite)
     if found is None:
         return f"No results yet: `python -m benchmarks {suite}` writes them."
     path, facts = found
@@ -69,7 +89,7 @@ def results(suite: str) -> str:
         f"{where}; {with_}; {path.name[:10]}, commit {versions['commit']}, from "
         f"[`{path.name}`](../{path.relative_to(ROOT)})."
     ]
-    rows = facts["rows"]
+    rows = _reached(facts["rows"])
     for end, meaning in report.WAYS[suite].items():
         headings, cells = report.grid(suite, report.in_tables(rows), end)
         parts.append(f"Medians, {meaning}:")
@@ -89,7 +109,7 @@ def results(suite: str) -> str:
 
 
 HEADLINES = {  # of the many rows, those that the README shows, by how their names begin
-    "gpu": ("example gelu", "example softmax", "example layernorm", "example cross_entropy", "example residual_block",
+    "gpu": ("example gelu", "example softmax", "example layernorm", "example cross_entropy",
             "example transpose", "example causal_attention", "example transformer_block", "matmul 8192 bf16"),
     "cpu": ("softmax", "layernorm", "gelu (tanh)", "sum of rows", "transpose", "matmul 2048"),
 }  # fmt: skip
@@ -98,15 +118,16 @@ HEADLINES = {  # of the many rows, those that the README shows, by how their nam
 def headlines() -> str:
     """A few rows of each suite, with where they were measured."""
     parts = []
-    for suite, names in HEADLINES.items():
-        if (found := newest(suite)) is None:
-            continue
-        path, facts = found
+    runs = [(s, run, names) for s, names in HEADLINES.items() for run in (newest(s), whole(s)) if run is not None]
+    shown: set[str] = set()
+    for suite, (path, facts), names in runs:
         where = facts["machine"]["gpu"] or f"{facts['machine']['cpu']}, {facts['machine']['cores']} cores"
         (end, meaning), *_ = report.WAYS[suite].items()
-        rows = [r for r in report.in_tables(facts["rows"]) if r["name"].startswith(names)]
+        rows = report.in_tables(_reached(facts["rows"]))
+        rows = [r for r in rows if r["name"].startswith(names) and r["name"] not in shown]
+        shown |= {r["name"] for r in rows}
         headings, cells = report.grid(suite, rows, end)
-        parts.append(f"{where}, {path.name[:10]}, {meaning}:")
+        parts.append(f"{where}, {path.name[:10]}, commit {facts['versions']['commit']}, {meaning}:")
         parts.append(table(headings, cells, range(1, len(headings))))
     return "\n\n".join(parts)
 
@@ -304,6 +325,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "headlines": headlines,
     "cpu results": lambda: results("cpu"),
     "gpu results": lambda: results("gpu"),
+    "gpu whole run": lambda: whole_results("gpu"),
     "compile results": compile_results,
     "memory run": memory_run,
     "memory kinds": memory_kinds,

@@ -44,8 +44,6 @@ PLANTED = {
     "a barrier that half of each warp reaches": Planted(
         "synccheck", "if tid & 31 < 16:\n    barrier()\nstore_f32(y + place, load_f32(x + place))", "barrier"),
     "a read of memory that nothing wrote": Planted("initcheck", "store_f32(y + place, load_f32(y + (tid ^ 64) * 4))"),
-    "a read of shared memory that nothing wrote": Planted(
-        "initcheck-shared", "store_f32(y + place, shared_load_f32(base + place))", "shared_load_f32"),
 }  # fmt: skip
 
 

@@ -15,7 +15,6 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "racecheck": ("--tool", "racecheck", "--racecheck-report", "analysis"),
     "synccheck": ("--tool", "synccheck"),
     "initcheck": ("--tool", "initcheck"),
-    "initcheck-shared": ("--tool", "initcheck", "--initcheck-address-space", "shared"),
 }
 EVERY = (
     "--destroy-on-device-error", "kernel", "--error-exitcode", "86", "--print-limit", "30", "--show-backtrace", "no",
