@@ -286,7 +286,7 @@ class _Nest:
         done = {"linalg.index", "linalg.yield"}
         kept = [o for o in self.block.operations if o.operation.name not in done and o.operation not in self.checked]
         outs = set(self.arguments[self.count :])
-        flags = states[len(self.carried) :]
+        flags, largest = states[len(self.carried) :], None
         for inner in kept:
             combines = inner.operation.name in ("arith.addf", "arith.mulf") and any(v in outs for v in inner.operands)
             copy = self.together.clone(inner.operation, number, mapping, {} if shared is None else shared)
@@ -296,7 +296,10 @@ class _Nest:
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
             if self.quick and inner.operation.name in TRIGONOMETRIC:
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<afn>")
-                flags = [arith.maxsi(flags[0], arith.bitcast(flags[0].type, math.absf(copy.operands[0])))]
+                bits = arith.bitcast(flags[0].type, math.absf(copy.operands[0]))
+                largest = bits if largest is None else arith.maxsi(largest, bits)
+        if largest is not None:  # once: LLVM vectorises a loop that carries one maximum, not a chain of them
+            flags = [arith.maxsi(flags[0], largest)]
         return mapping, flags
 
 

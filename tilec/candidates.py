@@ -21,6 +21,7 @@ from tilec.grouping import Group
 from tilec.passes.layout import make, options, turn
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_check import refuse_layout
+from tilec.plan_cuda_view import View, accesses
 from tilec.target import Target
 
 MOST_HELD = 64  # elements of one operand that a thread may hold, as for rows in `cost_rows`
@@ -77,7 +78,7 @@ def _layouts(own: KernelPlan, g: Group, graph: Graph, target: Target) -> Iterato
     o = own.options
     if "thread_counts" not in o:
         return
-    view = plan_cuda.View(own, g, graph, target, plan_cuda.accesses(own, g, graph))
+    view = View(own, g, graph, target, accesses(own, g, graph))
     dims, lane = range(len(own.extents)), next((d for d in o["thread_order"]), None)
     if lane is None:
         return
@@ -118,7 +119,7 @@ def _with_vectors(extents: list[int], vector: int) -> list[tuple[int, int]]:
     return [(e, 1 if n else vector) for n, e in enumerate(extents)]
 
 
-def _steps(own: KernelPlan, view: plan_cuda.View, order: tuple[int, ...]) -> Iterator[dict[int, int]]:
+def _steps(own: KernelPlan, view: View, order: tuple[int, ...]) -> Iterator[dict[int, int]]:
     """Along dimensions that are walked, unrolled as in `own`, less or more; along those of the grid 1 to 4, or as in `own`."""
     mine = dict(enumerate(own.options["steps"]))
     choices = {}

@@ -14,12 +14,12 @@ moves, and how many steps are unrolled. Few shapes cover all operations:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, prod
 
 from tilec import cost, mlir
-from tilec.amounts import element_bytes, inputs_of, kept_bytes, outputs_of
-from tilec.graph import Graph, Node, extract_directions, scattered_extracts
+from tilec.amounts import element_bytes, kept_bytes
+from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
 from tilec.passes.layout import Layout, make, options
@@ -30,6 +30,7 @@ from tilec.plan_cuda_online import choose_online, online_reductions
 from tilec.plan_cuda_rows import DEFAULTS, RowPlan, choose_rows, describe, refused_options
 from tilec.plan_cuda_scan import ScanPlan, refuse_chain, scan_tiles
 from tilec.plan_cuda_stream import choose_stream
+from tilec.plan_cuda_view import WIDE, View, accesses, lane_dim, vector_of
 from tilec.stream_grouping import is_streamed
 from tilec.target import Target
 
@@ -38,47 +39,11 @@ POINT_THREADS = 128  # of a block without reductions; small blocks that come and
 LOADS = 4  # independent 16-byte loads a thread has in flight in a loop: 32 KB an SM, see Little's law in cost.py
 HELD = 32  # elements that a thread may hold of a tile, twice where sweeps pass them on: 40 to 110 registers
 WORD = 4  # bytes of a bank of shared memory
-WIDE = 16  # bytes of the widest memory access
 TWICE = (
     16  # elements a thread that sin and cos may be written out for twice: more of their full forms fill the registers
 )
 BUSY = 0.75  # share of memory's time from which arithmetic counts
 UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
-
-
-@dataclass(frozen=True)
-class Access:
-    """A tensor that the kernel reads or writes in global memory, subscripted by kernel dimensions."""
-
-    dims: tuple[int, ...]
-    bytes: int
-    element: int
-    written: bool
-    readers: tuple[str, ...] = ()  # operations
-
-
-@dataclass(frozen=True)
-class View:
-    """What the choice looks at."""
-
-    kernel: KernelPlan
-    group: Group
-    graph: Graph
-    target: Target
-    accesses: tuple[Access, ...]
-    pick: int = 0
-
-    @property
-    def extents(self) -> list[int]:
-        return [self.kernel.extents[d] for d in range(len(self.kernel.extents))]
-
-    @property
-    def reduced(self) -> list[int]:
-        return [d for d in range(len(self.extents)) if d not in self.kernel.grid]
-
-    @property
-    def scanned(self) -> set[int]:
-        return {self.group.space.dims[n][n.scan] for n in self.group.nodes if n.scan is not None}
 
 
 def choose(
@@ -87,7 +52,7 @@ def choose(
     """Tile sizes and the layout of one kernel: the best, or where several are ranked the `pick`-th best. Raises
     NoFurtherChoice."""
     view = View(kernel, g, graph, target, accesses(kernel, g, graph), pick)
-    lane, turn, row = _lane_dim(view), (), None
+    lane, turn, row = lane_dim(view), (), None
     contraction = next((n for n in g.nodes if n.contraction is not None), None)
     if is_streamed(g.nodes):
         return choose_stream(kernel, g, graph, target, pick)
@@ -147,87 +112,6 @@ def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
     return replace(kernel, options=kernel.options | chosen)
 
 
-def accesses(kernel: KernelPlan, g: Group, graph: Graph) -> tuple[Access, ...]:
-    """What the kernel reads and writes in global memory."""
-    return tuple(_accesses(kernel, g, graph))
-
-
-def _accesses(kernel: KernelPlan, g: Group, graph: Graph):
-    written = outputs_of(g.nodes, graph)
-    for node in g.nodes:
-        for result in node.results:
-            if result.value in written:
-                yield _access(g, node, result.value, result.dims, True, ())
-    for value in inputs_of(g.nodes):
-        readers = [(n, r) for n in g.nodes for r in n.reads if r.value == value]
-        seen: dict[tuple[int, ...], list[str]] = {}
-        for node, read in readers:
-            places = tuple(g.space.dims[node][d] for d in read.dims)
-            seen.setdefault(places, []).append(node.name)
-        for node, read in readers:
-            places = tuple(g.space.dims[node][d] for d in read.dims)
-            if names := seen.pop(places, []):
-                yield _access(g, node, value, read.dims, False, tuple(names))
-
-
-def _access(
-    g: Group, node: Node, value: ir.Value, dims: tuple[int, ...], written: bool, readers: tuple[str, ...]
-) -> Access:
-    shaped = ir.ShapedType(value.type)
-    size = element_bytes(shaped.element_type)
-    return Access(tuple(g.space.dims[node][d] for d in dims), prod(shaped.shape) * size, size, written, readers)
-
-
-# ---- the contiguous dimension ----------------------------------------------------------------------------------------
-
-
-def _lane_dim(view: View) -> int | None:
-    """The dimension along which most bytes are contiguous: neighbouring threads take neighbouring elements of it."""
-    score: dict[int, float] = {}
-    for access in view.accesses:
-        if (d := _contiguous(access, view)) is not None:
-            score[d] = score.get(d, 0) + access.bytes * (1.25 if access.written else 1)
-    for node in view.group.nodes:
-        for d, weight in extract_directions(node).items():
-            k = view.group.space.dims[node][d]
-            score[k] = score.get(k, 0) + weight * node.iterations
-    if not score:
-        wide = [d for d, e in enumerate(view.extents) if e > 1]
-        return wide[-1] if wide else None
-    return max(score, key=lambda d: (score[d], d))
-
-
-def _contiguous(access: Access, view: View) -> int | None:
-    """The last dimension, where it is longer than one element."""
-    if not access.dims or view.extents[access.dims[-1]] <= 1:
-        return None
-    return access.dims[-1]
-
-
-def _vector(view: View, lane: int) -> int:
-    """Elements side by side that one thread takes: 16 bytes of the narrowest operand that matters.
-
-    1 where rows are no multiple of that, so that vectors would be cut or unaligned, and where most is read at computed
-    subscripts: those are single elements, which neighbouring threads should take one by one.
-    """
-    along = [a for a in view.accesses if _contiguous(a, view) == lane]
-    extracted = sum(n.iterations * _scattered(n, view, lane) for n in view.group.nodes if n.extracts)
-    plain = sum(a.bytes // a.element for a in along if not a.written)
-    if not along or extracted > plain:
-        return 1
-    most = max(a.bytes for a in along)
-    vector = min(8, WIDE // min(a.element for a in along if 4 * a.bytes >= most))
-    while vector > 1 and view.extents[lane] % vector:
-        vector //= 2
-    return vector
-
-
-def _scattered(node: Node, view: View, lane: int) -> int:
-    """Computed accesses that neighbours along `lane` cannot make as one."""
-    dims = view.group.space.dims[node]
-    return scattered_extracts(node, dims.index(lane), WIDE // 2) if lane in dims else 0
-
-
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -235,7 +119,7 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
     """Threads share a row; several short rows share a block, or several blocks a long one."""
     if lane in view.scanned:
         return _scan_rows(view, lane)
-    chosen = choose_rows(view, lane, _vector(view, lane))
+    chosen = choose_rows(view, lane, vector_of(view, lane))
     tile = chosen.tile
     across = view.kernel.grid[-1] if view.kernel.grid else None
     counts = {lane: tile.threads}
@@ -249,7 +133,7 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
 
 def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, ScanPlan]:
     """A scan along rows: the lanes of a warp share a row, several rows a block; warps and blocks share few long rows."""
-    vector, grid = _vector(view, lane), view.kernel.grid
+    vector, grid = vector_of(view, lane), view.kernel.grid
     kept, found = kept_bytes(view.group.nodes, view.graph, view.group.space), []
     for tile in scan_tiles(view, lane, vector, THREADS, kept):
         counts = {lane: tile.threads} | ({grid[-1]: tile.beside} if grid else {})
@@ -274,7 +158,7 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, Scan
 def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     """Threads along the contiguous grid dimension, then along a reduction that needs them, then along other grid
     dimensions; steps keep several loads in flight."""
-    kernel, extents, vector = view.kernel, view.extents, _vector(view, lane)
+    kernel, extents, vector = view.kernel, view.extents, vector_of(view, lane)
     if not view.reduced:  # stores of 16 bytes that leave gaps for the next one reach 0.63 of copy, narrower loads 0.98
         vector = min(vector, max(1, WIDE // max((a.element for a in view.accesses if a.written), default=1)))
     splits = [d for d in view.reduced if d not in view.scanned and extents[d] > UNROLLED]

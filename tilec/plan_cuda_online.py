@@ -14,7 +14,7 @@ from tilec.online import Online, derive
 
 if TYPE_CHECKING:
     from tilec.passes.layout import Layout
-    from tilec.plan_cuda import View
+    from tilec.plan_cuda_view import View
 
 
 def online_reductions(view: View) -> list[Node]:

@@ -25,7 +25,7 @@ from tilec.plan import KernelPlan
 from tilec.target import Target
 
 if TYPE_CHECKING:
-    from tilec.plan_cuda import View
+    from tilec.plan_cuda_view import View
 
 DEFAULTS = {"cluster": 1, "stages": 0, "resident": 0, "packed": 0}
 SHOWN = 4  # alternatives, of those that differ in kind

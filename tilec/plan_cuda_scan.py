@@ -19,7 +19,7 @@ from tilec.passes.cluster_cuda import part_of
 
 if TYPE_CHECKING:
     from tilec.plan import KernelPlan
-    from tilec.plan_cuda import View
+    from tilec.plan_cuda_view import View
 
 WARP = 32
 _STEPS = 4  # loads of a thread in flight

@@ -1,0 +1,131 @@
+"""What a CUDA layout is chosen from: a kernel's tensors in global memory, and the dimension along which they are contiguous."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilec.amounts import element_bytes, inputs_of, outputs_of
+from tilec.graph import Graph, Node, extract_directions, scattered_extracts
+from tilec.grouping import Group
+from tilec.mlir import ir
+from tilec.plan import KernelPlan
+from tilec.target import Target
+
+WIDE = 16  # bytes of the widest memory access
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tensor that the kernel reads or writes in global memory, subscripted by kernel dimensions."""
+
+    dims: tuple[int, ...]
+    bytes: int
+    element: int
+    written: bool
+    readers: tuple[str, ...] = ()  # operations
+
+
+@dataclass(frozen=True)
+class View:
+    """What the choice looks at."""
+
+    kernel: KernelPlan
+    group: Group
+    graph: Graph
+    target: Target
+    accesses: tuple[Access, ...]
+    pick: int = 0
+
+    @property
+    def extents(self) -> list[int]:
+        return [self.kernel.extents[d] for d in range(len(self.kernel.extents))]
+
+    @property
+    def reduced(self) -> list[int]:
+        return [d for d in range(len(self.extents)) if d not in self.kernel.grid]
+
+    @property
+    def scanned(self) -> set[int]:
+        return {self.group.space.dims[n][n.scan] for n in self.group.nodes if n.scan is not None}
+
+
+def accesses(kernel: KernelPlan, g: Group, graph: Graph) -> tuple[Access, ...]:
+    """What the kernel reads and writes in global memory."""
+    return tuple(_accesses(kernel, g, graph))
+
+
+def _accesses(kernel: KernelPlan, g: Group, graph: Graph):
+    written = outputs_of(g.nodes, graph)
+    for node in g.nodes:
+        for result in node.results:
+            if result.value in written:
+                yield _access(g, node, result.value, result.dims, True, ())
+    for value in inputs_of(g.nodes):
+        readers = [(n, r) for n in g.nodes for r in n.reads if r.value == value]
+        seen: dict[tuple[int, ...], list[str]] = {}
+        for node, read in readers:
+            places = tuple(g.space.dims[node][d] for d in read.dims)
+            seen.setdefault(places, []).append(node.name)
+        for node, read in readers:
+            places = tuple(g.space.dims[node][d] for d in read.dims)
+            if names := seen.pop(places, []):
+                yield _access(g, node, value, read.dims, False, tuple(names))
+
+
+def _access(
+    g: Group, node: Node, value: ir.Value, dims: tuple[int, ...], written: bool, readers: tuple[str, ...]
+) -> Access:
+    shaped = ir.ShapedType(value.type)
+    size = element_bytes(shaped.element_type)
+    return Access(tuple(g.space.dims[node][d] for d in dims), prod(shaped.shape) * size, size, written, readers)
+
+
+# ---- the contiguous dimension ----------------------------------------------------------------------------------------
+
+
+def lane_dim(view: View) -> int | None:
+    """The dimension along which most bytes are contiguous: neighbouring threads take neighbouring elements of it."""
+    score: dict[int, float] = {}
+    for access in view.accesses:
+        if (d := contiguous(access, view)) is not None:
+            score[d] = score.get(d, 0) + access.bytes * (1.25 if access.written else 1)
+    for node in view.group.nodes:
+        for d, weight in extract_directions(node).items():
+            k = view.group.space.dims[node][d]
+            score[k] = score.get(k, 0) + weight * node.iterations
+    if not score:
+        wide = [d for d, e in enumerate(view.extents) if e > 1]
+        return wide[-1] if wide else None
+    return max(score, key=lambda d: (score[d], d))
+
+
+def contiguous(access: Access, view: View) -> int | None:
+    """The last dimension, where it is longer than one element."""
+    if not access.dims or view.extents[access.dims[-1]] <= 1:
+        return None
+    return access.dims[-1]
+
+
+def vector_of(view: View, lane: int) -> int:
+    """Elements side by side that one thread takes: 16 bytes of the narrowest operand that matters.
+
+    1 where rows are no multiple of that, so that vectors would be cut or unaligned, and where most is read at computed
+    subscripts: those are single elements, which neighbouring threads should take one by one.
+    """
+    along = [a for a in view.accesses if contiguous(a, view) == lane]
+    extracted = sum(n.iterations * scattered(n, view, lane) for n in view.group.nodes if n.extracts)
+    plain = sum(a.bytes // a.element for a in along if not a.written)
+    if not along or extracted > plain:
+        return 1
+    most = max(a.bytes for a in along)
+    vector = min(8, WIDE // min(a.element for a in along if 4 * a.bytes >= most))
+    while vector > 1 and view.extents[lane] % vector:
+        vector //= 2
+    return vector
+
+
+def scattered(node: Node, view: View, lane: int) -> int:
+    """Computed accesses that neighbours along `lane` cannot make as one."""
+    dims = view.group.space.dims[node]
+    return scattered_extracts(node, dims.index(lane), WIDE // 2) if lane in dims else 0
