@@ -117,7 +117,7 @@ class _Nest:
             n = self.arguments.index(value)
             return frozenset(self.maps[n]) if n < self.count else None
         owner = mlir.definition(value)
-        if owner.block != self.block:
+        if owner is None or owner.block != self.block:  # a block's argument, or made outside
             return frozenset()
         if owner.name == "linalg.index":
             return frozenset([ir.IntegerAttr(owner.attributes["dim"]).value])

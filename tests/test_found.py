@@ -176,3 +176,18 @@ def test_blocks_that_share_a_scan():
         lower(build(special), load("h200"), schedule=lambda plan: plans.append(dealt_out(64, 2, 2, 0, 0)(plan)) or plan)
     (kernel,) = plans[0].kernels
     assert refuse_options(kernel, load("h200")) == "`cluster` cannot be 2: a scan goes along the rows"
+
+
+def test_a_check_of_an_index_that_blocks_count(tmp_path):
+    """A schedule makes the index that a check reads a block's own: the check stands before the loops of the body."""
+    program = """op f(x: f32[M, N]) -> (y: f32[M, M, M]) {
+        s[i] = sum[k](x[i, k])
+        y[i, j, l] = exp(s[clamp(i64(i), 0, M - 1)]) where i in 0:M, j in 0:M, l in 0:M
+    }"""
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        '[[plan]]\nprogram = "f(x: f32[2, 5])"\ntarget = "cpu"\ninline = []\n\n[plan.kernels.f_s]\noperations = ["s"]\ntile = [1]\n'
+        '\n[plan.kernels.f_y]\noperations = ["y"]\ntile = [1, 1, 1]\n\n[plan.kernels.f_y.loops]\ny = [0, 1, 2]\n'
+    )
+    x = np.ones((2, 5), np.float32)
+    np.testing.assert_allclose(tilec.compile(program, schedule=plan)(x), np.full((2, 2, 2), np.exp(5)), rtol=1e-6)
