@@ -90,7 +90,7 @@ def _over_warps(generic, d: int, state: int, out: int, combine: _Combine) -> Non
 def _scan_totals(generic, combine: _Combine, totals: ir.Value, count: int, lane: ir.Value, identity: ir.Value):
     """Every warp scans the totals, a lane each: what lies before a lane's own, and the sum of all."""
     there = arith.cmpi(arith.CmpIPredicate.ult, lane, mlir.index(count))
-    inside = arith.andi(lane, mlir.index(count - 1))
+    inside = arith.select(there, lane, mlir.index(0))
     mine = arith.select(there, memref.LoadOp(totals, [inside]).result, identity)
     return _prefixes(combine, mine, identity, lane, 1, WARP, WARP - 1)
 

@@ -59,6 +59,14 @@ def test_blocks_share_rows(dtype, plan):
         assert_within(source, arrays, found)
 
 
+@pytest.mark.parametrize("plan", [(128, 1, 4, 600), (128, 2, 8, 1300), (256, 1, 4, 600), (64, 4, 8, 2820)], ids=str)
+def test_a_last_step_need_not_make_a_power_of_two(plan):
+    """Parts of equal length take 3 or 5 of the steps that a block could hold."""
+    arrays = [drawn("i32", 2, plan[-1])]
+    found = interpreted(SUM.format("i32"), arrays, dealt(*plan[:3]))
+    np.testing.assert_array_equal(found, np.cumsum(arrays[0], axis=1, dtype=np.int32))
+
+
 def test_groups_of_groups():
     """More parts than two levels of groups hold."""
     arrays = [drawn("i32", 1, 32 * 1100)]
@@ -109,6 +117,21 @@ def test_wrong_chains_are_refused():
     assert "cannot hold" in refuse_chain_options(replace(kernel, options=kernel.options | {"chain": 2}))
     assert "has not enough" in refuse_chain_options(replace(kernel, options=kernel.options | {"chain": 99_999}))
     assert "tile must be" in refuse_chain_options(replace(kernel, tile=(2,)))
+    alone = kernel.options | {"chain": 1}
+    beside = alone | {"thread_counts": (2, 64), "thread_order": (1, 0), "threads": 128}
+    assert "one row" in refuse_chain_options(replace(kernel, tile=(2,), options=beside))
+    assert "totals of a warp" in refuse_chain_options(
+        replace(kernel, options=alone | {"thread_counts": (1, 256), "steps": (1, 8)})
+    )
+
+
+def test_a_scan_beside_a_reduction_keeps_to_a_warp():
+    source = "op f(x: f32[M, N]) -> (y: f32[M, N]) { s[i] = sum[j](x[i, j])  y[i, j] = cumsum[j](x[i, j]) / s[i] }"
+    op = tilec.compile(source, target="sm_90a", sizes={"M": 2000, "N": 1000})
+    for kernel in (k for k in op.plan.kernels if any("cumsum" in n or n == "y" for n in k.nodes)):
+        if "chain" not in kernel.options and kernel.options.get("thread_order"):
+            wide = kernel.options | {"thread_counts": (1, 64), "thread_order": (1,), "threads": 64}
+            assert "warp" in refuse_chain_options(replace(kernel, options=wide))
 
 
 @pytest.mark.gpu

@@ -28,9 +28,9 @@ from tilec.plan import KernelPlan
 from tilec.plan_cuda_contraction import choose_contraction
 from tilec.plan_cuda_online import choose_online, online_reductions
 from tilec.plan_cuda_rows import DEFAULTS, RowPlan, choose_rows, describe, refused_options
-from tilec.plan_cuda_scan import ScanPlan, refuse_chain, scan_tiles
+from tilec.plan_cuda_scan import ScanPlan, refuse_chain, refused_chain, scan_tiles
 from tilec.plan_cuda_stream import choose_stream
-from tilec.plan_cuda_view import WIDE, View, accesses, lane_dim, vector_of
+from tilec.plan_cuda_view import WIDE, View, accesses, lane_dim, power, vector_of
 from tilec.stream_grouping import is_streamed
 from tilec.target import Target
 
@@ -71,7 +71,7 @@ def choose(
     sizes = tuple(tile.get(d, 1) for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn} | DEFAULTS)
     if lane is not None:
-        kernel = replace(kernel, refused=refused_options(view, lane))
+        kernel = replace(kernel, refused=refused_options(view, lane) | refused_chain(view, lane))
     blocks = row.tile.cluster if isinstance(row, RowPlan) else 1  # that hold a row together
     online = choose_online(view, replace(layout, chain=blocks))
     kernel = replace(kernel, options=kernel.options | online)
@@ -124,7 +124,7 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
     across = view.kernel.grid[-1] if view.kernel.grid else None
     counts = {lane: tile.threads}
     if across is not None and tile.rows_per_block > 1:
-        counts[across] = _power(min(tile.rows_per_block, view.extents[across]))
+        counts[across] = power(min(tile.rows_per_block, view.extents[across]))
     step = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: tile.vectors}
     layout = _make(view, counts, {lane: tile.vector}, step, dict.fromkeys(view.kernel.grid, 1) | counts)
     why = f"rows of {view.extents[lane]}: {describe(tile)}"
@@ -168,15 +168,15 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     narrow = _split(view, points // vector) if splits else 1
     blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
     line = 8 if blocks < 1 else 16 if blocks < 4 else 32
-    counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, _power(extents[lane] / vector))
+    counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
     budget //= counts[lane]
     if narrow > 1:
         longest = max(splits, key=lambda d: extents[d])
         wide = 1 if online_reductions(view) else 2  # states of several reductions take registers: smaller blocks
-        counts[longest] = min(wide * budget, _power(extents[longest] / 2))
+        counts[longest] = min(wide * budget, power(extents[longest] / 2))
         budget = max(1, budget // counts[longest])
     for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
-        counts[d] = min(budget, _power(extents[d]))
+        counts[d] = min(budget, power(extents[d]))
         budget //= counts[d]
     steps = {d: 2 * LOADS if d in splits else min(extents[d], UNROLLED) for d in view.reduced}
     tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
@@ -209,7 +209,7 @@ def _is_busy(view: View) -> bool:
 def _split(view: View, threads: int) -> int:
     """Over how many threads a reduction is spread so that all SMs have enough to do."""
     wanted = view.target.units * 1024
-    return min(32, _power(wanted / max(1, threads))) if threads < wanted else 1
+    return min(32, power(wanted / max(1, threads))) if threads < wanted else 1
 
 
 def _more_steps(view: View, order: Sequence[int], tile: dict[int, int], steps: dict[int, int], wanted: int) -> None:
@@ -239,7 +239,7 @@ def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layou
     vector = max(1, WORD // max(a.element for a in view.accesses))
     while view.extents[lane] % vector or view.extents[other] % vector:
         vector //= 2
-    side = {d: min(64, _power(view.extents[d])) for d in (lane, other)}
+    side = {d: min(64, power(view.extents[d])) for d in (lane, other)}
     counts = {lane: min(32, side[lane] // vector), other: min(8, side[other])}
     steps = {d: side[d] // counts[d] // (vector if d == lane else 1) for d in side}
     layout = _make(view, counts, {lane: vector}, steps, side)
@@ -262,9 +262,9 @@ def _contraction(view: View, node: Node) -> tuple[dict[int, int], Layout, str]:
     vector = 4
     while vector > 1 and view.extents[lane] % vector:
         vector //= 2
-    counts = {lane: min(16, _power(view.extents[lane] / vector))}
-    counts[other] = min(THREADS // counts[lane], _power(view.extents[other] / 4))
-    rows = min(4, _power(view.extents[other] / counts[other]))
+    counts = {lane: min(16, power(view.extents[lane] / vector))}
+    counts[other] = min(THREADS // counts[lane], power(view.extents[other] / 4))
+    rows = min(4, power(view.extents[other] / counts[other]))
     wide = 4 // vector
     steps = {d: 1 for d in view.reduced} | {places[c.k[-1]]: 4, other: rows, lane: wide}
     tile = {lane: counts[lane] * vector * wide, other: counts[other] * rows}
@@ -286,11 +286,6 @@ def _make(view: View, counts: Numbers, vectors: Numbers, steps: Numbers, tile: N
         extents, [d for d, c in counts.items() if c > 1], [counts.get(d, 1) for d in dims],
         [vectors.get(d, 1) for d in dims], [steps.get(d, 1) for d in dims],
     )  # fmt: skip
-
-
-def _power(value: float) -> int:
-    """The least power of two that is not below `value`."""
-    return 1 << max(0, ceil(value) - 1).bit_length()
 
 
 def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:

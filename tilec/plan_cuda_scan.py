@@ -16,6 +16,7 @@ from tilec.amounts import is_chain
 from tilec.cost import Work
 from tilec.mlir import ir
 from tilec.passes.cluster_cuda import part_of
+from tilec.plan_cuda_view import power
 
 if TYPE_CHECKING:
     from tilec.plan import KernelPlan
@@ -65,8 +66,8 @@ def scan_tiles(view: View, lane: int, vector: int, most: int, kept: int) -> Iter
     """The ways to share rows, the plainest first. A block has up to `most` threads; a row's intermediates are `kept` bytes."""
     extent, rows = view.extents[lane], view.extents[view.kernel.grid[-1]] if view.kernel.grid else 1
     room = view.target.sm.shared_per_block if view.target.sm else kept
-    lanes = min(WARP, _power(extent / vector))
-    beside = min(most // lanes, _power(rows / 2))
+    lanes = min(WARP, power(extent / vector))
+    beside = min(most // lanes, power(rows / 2))
     while beside > 1 and beside * kept > room:
         beside //= 2
     refused = lanes < WARP or refuse_chain(view, lane)
@@ -93,24 +94,39 @@ def refuse_chain(view: View, lane: int) -> str | None:
     return None
 
 
+def refused_chain(view: View, lane: int) -> dict[str, str]:
+    """The option that a scan's surroundings rule out, with the reason."""
+    why = refuse_chain(view, lane) if lane in view.scanned else None
+    return {"chain": why} if why else {}
+
+
 def refuse_chain_options(kernel: KernelPlan) -> str | None:
-    """Why the option `chain`, which may be a person's, cannot be."""
+    """Why the threads and blocks of a scanned row, which may be a person's choice, cannot be."""
     o = kernel.options
-    if (chain := o.get("chain", 1)) == 1:
+    if why := kernel.refused.get("chain"):
+        wide = any(n > WARP for d, n in enumerate(o["thread_counts"]) if d not in kernel.grid)
+        return f"a row is scanned by at most the {WARP} threads of a warp here: {why}" if wide else None
+    if "chain" not in o:
         return None
-    lane = o["thread_order"][0] if len(o["thread_order"]) == 1 else None
-    if chain < 1 or lane is None or lane in kernel.grid:
-        return "`chain` is at least 1, and above it only where all threads of a block lie along the row"
+    chain, walked = o["chain"], [d for d in kernel.extents if d not in kernel.grid]
+    (lane,) = walked
+    threads, vector, steps, extent = (
+        o["thread_counts"][lane],
+        o["vectors"][lane],
+        o["steps"][lane],
+        kernel.extents[lane],
+    )
+    if chain == 1 and threads <= WARP:
+        return None
+    if chain < 1 or tuple(o["thread_order"]) != (lane,):
+        return "warps and blocks share one row at a time: all threads of a block must lie along it"
     if any(t != 1 for t in kernel.tile):
         return f"blocks share a row each: the tile must be {[1] * len(kernel.tile)}"
-    vector, steps, extent = o["vectors"][lane], o["steps"][lane], kernel.extents[lane]
+    if threads < WARP or steps * threads > WARP * WARP:
+        return f"a block can scan {WARP} totals of a warp's steps, not those of {threads} threads with {steps} steps"
     part = part_of(extent, chain, vector)
-    if o["threads"] * vector * steps < part or o["threads"] < WARP or steps * o["threads"] > WARP * WARP:
-        return f"{o['threads']} threads with {steps} steps cannot hold and scan a part of {part} elements"
+    if chain > 1 and threads * vector * steps < part:
+        return f"{threads} threads with {steps} steps cannot hold a part of {part} elements"
     if part * (chain - 1) >= extent:
         return f"a row of {extent} elements has not enough for {chain} blocks"
     return None
-
-
-def _power(value: float) -> int:
-    return 1 << max(0, ceil(value) - 1).bit_length()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from tilec.amounts import element_bytes, inputs_of, outputs_of
 from tilec.graph import Graph, Node, extract_directions, scattered_extracts
@@ -129,3 +129,8 @@ def scattered(node: Node, view: View, lane: int) -> int:
     """Computed accesses that neighbours along `lane` cannot make as one."""
     dims = view.group.space.dims[node]
     return scattered_extracts(node, dims.index(lane), WIDE // 2) if lane in dims else 0
+
+
+def power(value: float) -> int:
+    """The least power of two that is not below `value`."""
+    return 1 << max(0, ceil(value) - 1).bit_length()
