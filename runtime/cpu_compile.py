@@ -27,6 +27,7 @@ from numba.core.typed_passes import type_inference_stage
 
 from tilec.runtime import cpu_builtins
 from tilec.runtime.generated import identity, uncollected
+from tilec.runtime.interrupts import uninterrupted
 from tilec.runtime.program import KernelSource, Object
 
 ARGUMENTS = (types.int64, types.CPointer(types.int64), types.int64)
@@ -107,7 +108,8 @@ def compile_kernels(module: str, kernels: tuple[KernelSource, ...]) -> dict[str,
 
     LLVM works on one kernel, in a thread, while Numba reads the next.
     """
-    functions = _execute(module)
+    with uninterrupted():
+        functions = _execute(module)
     compiled: dict[tuple, Future[Object]] = {}
     names: dict[str, Future[Object]] = {}
     with global_compiler_lock, uncollected(), ThreadPoolExecutor(1, "tilec-llvm") as llvm:
@@ -116,7 +118,9 @@ def compile_kernels(module: str, kernels: tuple[KernelSource, ...]) -> dict[str,
             same = identity(function.__code__)
             if same not in compiled:
                 symbol = f"tilec_{hashlib.sha256(repr(same).encode()).hexdigest()[:24]}"
-                compiled[same] = llvm.submit(_read(function, symbol).emit, symbol)
+                with uninterrupted():
+                    library = _read(function, symbol)
+                compiled[same] = llvm.submit(library.emit, symbol)
             names[kernel.name] = compiled[same]
         return {name: future.result() for name, future in names.items()}
 

@@ -15,6 +15,7 @@ import llvmlite.binding as llvm
 
 from tilec.runtime.forking import compiling, pool_lost
 from tilec.runtime.host_memory import allocate
+from tilec.runtime.interrupts import uninterrupted
 from tilec.runtime.program import KernelSource, Object
 
 _ADDRESS = ctypes.c_void_p
@@ -92,7 +93,7 @@ def _most_threads() -> int:
 @cache
 def _pool():
     """Numba's parallel loop, how many threads it may use now, and whether only one thread at a time may enter it."""
-    with compiling():  # numba has locks, too
+    with compiling(), uninterrupted():  # numba has locks, too
         import numba
 
         numba.get_num_threads()  # starts them
@@ -116,7 +117,7 @@ _addresses: dict[str, int] = {}
 
 def _load(machine: Object) -> int:
     """The address of the loop in an object file. It stays for good: a call may run when the last reference goes."""
-    with _loading:
+    with uninterrupted(), _loading:
         found = _addresses.get(machine.symbol)
         if found is None:
             engine = _engine()

@@ -10,6 +10,7 @@ import llvmlite.binding as llvm
 
 from tilec.runtime import cache
 from tilec.runtime.cpu_launch import CpuKernel, MissingSymbol, load_kernels
+from tilec.runtime.interrupts import uninterrupted
 from tilec.runtime.program import Emitted, Object
 
 
@@ -21,7 +22,8 @@ def load_program(emitted: Emitted) -> dict[str, CpuKernel]:
             return load_kernels(emitted.kernels, _from_cache(*found))
         except (KeyError, TypeError, AttributeError, MissingSymbol):
             pass
-    from tilec.runtime.cpu_compile import compile_kernels
+    with uninterrupted():
+        from tilec.runtime.cpu_compile import compile_kernels
 
     made = compile_kernels(emitted.module, emitted.kernels)
     objects = {o.symbol: o for o in made.values()}

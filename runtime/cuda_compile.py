@@ -20,6 +20,7 @@ from typing import Any
 
 from tilec.runtime.cuda_assemble import CompileError, Cubin, NoCompiler, ResourceError, assemble
 from tilec.runtime.generated import uncollected
+from tilec.runtime.interrupts import uninterrupted
 
 __all__ = [
     "CompileError",
@@ -114,7 +115,7 @@ def versions() -> tuple[str, ...]:
 
 def _to_ptx(source: str, entry: str, chip: str, threads: int, parameters: Sequence[str] | None, min_blocks: int) -> str:
     try:
-        with _LOCK, uncollected(), _operator_values():
+        with uninterrupted(), _LOCK, uncollected(), _operator_values():
             from tilec.runtime import cuda_frontend
             from tilec.runtime.cuda_define import target
 

@@ -16,6 +16,7 @@ from conftest import assert_within
 
 import tilec
 from tilec.runtime import cache
+from tilec.runtime.interrupts import uninterrupted
 
 HERE = Path(__file__).parent
 ONE = """
@@ -30,7 +31,7 @@ def faults(what: str, times: int, seed: int, folder: Path) -> dict:
     command = [sys.executable, str(HERE / "faults.py"), what, str(times), str(seed), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1]) | {"told": done.stderr[-3000:]}
 
 
 def times(few: int, many: int):
@@ -40,21 +41,33 @@ def times(few: int, many: int):
 @times(16, 500)
 def test_killed_while_compiling_and_caching(times, tmp_path):
     found = faults("kill", times, times, tmp_path)
-    assert found["wrong"] == []
+    assert found["wrong"] == [], found["told"]
     assert found["struck"] >= times // 4, "the strikes came too late to mean anything"
 
 
 @times(12, 100)
 def test_killed_while_writing_a_file(times, tmp_path):
     found = faults("fmt", times, times, tmp_path)
-    assert found["wrong"] == [] and found["struck"] > 0
+    assert found["wrong"] == [], found["told"]
+    assert found["struck"] > 0
 
 
 @times(6, 200)
 def test_interrupted_in_the_first_call(times, tmp_path):
     """KeyboardInterrupt comes out, and the same op computes the right thing when it is called again."""
     found = faults("interrupt", times, times, tmp_path)
-    assert found["wrong"] == [] and found["struck"] >= times // 2
+    assert found["wrong"] == [], found["told"]
+    assert found["struck"] >= times // 4
+
+
+def test_an_interrupt_waits_for_what_cannot_be_done_by_halves():
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        done.append("whole")
+    assert done == ["whole"]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_the_command_line_says_that_it_was_interrupted(tmp_path, monkeypatch):

@@ -9,26 +9,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from numba_cuda_mlir._mlir import ir
-from numba_cuda_mlir._mlir.dialects import (
-    affine,
-    arith,
-    bufferization,
-    cf,
-    func,
-    gpu,
-    linalg,
-    math,
-    memref,
-    nvgpu,
-    nvvm,
-    scf,
-    tensor,
-    vector,
-)
-from numba_cuda_mlir._mlir.passmanager import PassManager
-
 from tilec.diagnostics import InternalError, Span
+from tilec.runtime.interrupts import uninterrupted
+
+with uninterrupted():
+    from numba_cuda_mlir._mlir import ir
+    from numba_cuda_mlir._mlir.dialects import (
+        affine,
+        arith,
+        bufferization,
+        cf,
+        func,
+        gpu,
+        linalg,
+        math,
+        memref,
+        nvgpu,
+        nvvm,
+        scf,
+        tensor,
+        vector,
+    )
+    from numba_cuda_mlir._mlir.passmanager import PassManager
 
 __all__ = [
     "PassManager", "affine", "arith", "bufferization", "cf", "func", "gpu", "ir", "linalg", "math", "memref", "nvgpu", "nvvm",
