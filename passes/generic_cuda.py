@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
-from tilec.mlir import ir, memref, vector
+from tilec.mlir import gpu, ir, memref, vector
 from tilec.neighbours import NONE, Neighbours, neighbours
 from tilec.passes.combine import Combiner
 from tilec.passes.gather_cuda import fetch, is_index, wide_loads
@@ -68,6 +68,13 @@ class GenericMapper:
             return
         self._load([n for n in range(self.count) if self.layout.whole(self.places[n])])
         self._enter(self.loops, self._reduce)
+        if any(self._has_copies(n) for n in range(self.count, len(self.operands))):
+            gpu.BarrierOp()  # each reads what one of them wrote last
+
+    def _has_copies(self, n: int) -> bool:
+        """Whether threads that hold the same elements of a result all store them in workgroup memory."""
+        others = [d for d in self.layout.order if d not in self.places[n]]
+        return space_of(self.operands[n]) == "workgroup" and not self.threads.alone(others)
 
     def _is_copy(self) -> bool:
         (*body, end) = self.block.operations

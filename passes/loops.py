@@ -137,10 +137,18 @@ class Threads:
             value = arith.andi(value, mlir.index(layout.threads[d] - 1))
         return value
 
+    def alone(self, dims: list[int]) -> bool:
+        """Whether no two threads differ in nothing but their places along `dims`."""
+        return self._bits(dims) == 0
+
+    def _bits(self, dims: list[int]) -> int:
+        """Those of a thread's number that say where along `dims` it is, or whose work it repeats."""
+        bits = sum((self.layout.threads[d] - 1) * self.layout.stride(d) for d in dims)
+        return bits | self.layout.block - self.layout.used  # both powers of two: the bits above those in use
+
     def first(self, dims: list[int]) -> ir.Value | None:
         """Whether this thread is the first along `dims`, and none that only repeats others' work."""
-        bits = sum((self.layout.threads[d] - 1) * self.layout.stride(d) for d in dims)
-        bits |= self.layout.block - self.layout.used  # both powers of two: the bits above those in use
+        bits = self._bits(dims)
         if bits == 0:
             return None
         masked = self.number

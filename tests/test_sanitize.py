@@ -8,6 +8,7 @@ import subprocess
 import sys
 from argparse import Namespace
 
+import numpy as np
 import pytest
 from sanitize import driver
 from sanitize.cases import Case, cases, prepare
@@ -138,6 +139,8 @@ def test_a_prepared_case_is_what_the_child_runs(tmp_path, monkeypatch):
     built = executable(folder, "h200")
     assert [shape for _, _, shape in built.compiled.inputs] == [(5,), (7,)]
     assert json.loads((folder / "case.json").read_text())["sizes"] == case.sizes
+    short = Case("short", "y[i] = 2 * x[i] + z", None, {}, {"x": np.ones(5, np.float32), "z": np.float64(1)})
+    assert [shape for _, _, shape in executable(prepare(short, tmp_path, "h200"), "h200").compiled.inputs] == [(5,), ()]
 
 
 def test_cases_are_prepared_in_other_processes(tmp_path):

@@ -18,16 +18,18 @@ from sanitize.child import executable
 from tilec.api import read_source
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
+from tilec.dtypes import from_numpy
 from tilec.run_data import random_inputs
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program for some sizes. `inputs` are drawn where they are None."""
+    """A program for some sizes. `op` is None for the short form, whose types and sizes `inputs` tell; elsewhere
+    inputs are drawn where they are None."""
 
     name: str
     source: Path | str
-    op: str
+    op: str | None
     sizes: dict[str, int]
     inputs: dict[str, np.ndarray] | None = None
     schedule: str | None = None
@@ -103,7 +105,7 @@ def drawn_cases(seed: int, count: int) -> list[Case]:
     @given(drawn("gpu", statements=6, fuel=4))
     def draw(pair):
         case, schedule = pair
-        made.append(Case(f"drawn-{seed}-{len(made)}", case.text, "f", case.sizes, case.inputs, schedule))
+        made.append(Case(f"drawn-{seed}-{len(made)}", case.text, case.op, case.sizes, case.inputs, schedule))
 
     draw()
     return made
@@ -118,10 +120,12 @@ def prepare(case: Case, folder: Path, target: str = "cuda") -> Path:
     path = str(case.source) if isinstance(case.source, Path) else None
     if path is None:
         (folder / "program.tile").write_text(case.source)
-    (folder / "case.json").write_text(json.dumps({"path": path, "op": case.op, "sizes": case.sizes}))
     inputs = case.inputs
     if inputs is None:
         inputs = random_inputs(specialise(parse(read_source(case.source)), case.op, None, case.sizes), 0, {})
+    shapes = None if case.op else [[from_numpy(a.dtype).name, a.shape] for a in inputs.values()]
+    facts = {"path": path, "op": case.op, "sizes": case.sizes, "inputs": shapes}
+    (folder / "case.json").write_text(json.dumps(facts))
     np.savez(
         folder / "inputs.npz", **{n: np.ascontiguousarray(a).reshape(-1).view(np.uint8) for n, a in inputs.items()}
     )

@@ -17,6 +17,7 @@ import numpy as np
 from sanitize.planted import run_planted
 from sanitize.tools import MARK
 from tilec.api import read_source
+from tilec.dtypes import DTYPES
 from tilec.executable import Executable, build_executable
 from tilec.frontend import read_program
 from tilec.recipe import Recipe
@@ -29,8 +30,10 @@ def executable(folder: Path, target: str = "cuda") -> Executable:
     source = Path(facts["path"]) if facts["path"] else (folder / "program.tile").read_text()
     schedule = folder / "program.sched.toml"
     program = read_program(read_source(source))
+    op = program.op(facts["op"]).name
+    inputs = facts["inputs"] and tuple((DTYPES[name], tuple(shape)) for name, shape in facts["inputs"])
     return build_executable(
-        Recipe(program, facts["op"], None, facts["sizes"], load(target), schedule if schedule.exists() else None)
+        Recipe(program, op, inputs, facts["sizes"], load(target), schedule if schedule.exists() else None)
     )
 
 

@@ -7,8 +7,8 @@ of its own: the asynchronous copies of a thread, those that an mbarrier counts, 
 cluster hear of each other; of other blocks nothing is ever known.
 
 For every element of memory the last write and the last two reads by different agents are kept. An access races with one
-of them that its thread has not heard of, where one of the two is a write. One thing passes that is a race by the letter:
-threads that hold copies of one result may all store it, and read it back, since each reads what it wrote itself.
+of them that its thread has not heard of, where one of the two is a write that changes the value: threads that hold copies
+of one result may all store it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class Guard:
         self.writer, self.written_at = np.full(cells, -1, np.int64), np.zeros(cells, np.int32)
         self.readers = [np.full(cells, -1, np.int64) for _ in range(2)]
         self.read_at = [np.zeros(cells, np.int32) for _ in range(2)]
-        self.also: np.ndarray | None = None  # by cell and thread: who has written the value that is there, too
 
     # ---- by threads --------------------------------------------------------------------------------------------------
 
@@ -100,28 +99,10 @@ class Guard:
             changed |= buffer.written[index] != buffer.full
         who = _Threads(self.clocks, context, lanes.repeat(places.shape[1] * width))
         cells, changed = self.places(buffer, places, rows), changed.reshape(-1).repeat(width)
-        before = self.writer[cells]
         self.writes(cells, who, op, context, changed)
         self._at_once(buffer, rows, given, places, lanes, op, context)
         if self.shared and context.kernel.boxes:
             context.flight.layouts[rows, buffer.pieces(places)] = 0
-        if self.shared and buffer.across is None:
-            self._remember(cells, who, before, changed)
-
-    def _remember(self, cells: np.ndarray, who: _Threads, before: np.ndarray, changed: np.ndarray) -> None:
-        """Who else has written what is there now: of this instruction, and before it where nothing changed."""
-        if self.also is not None:
-            self.also[cells[changed]] = False
-        others = (self.writer[cells] != who.ids) | (~changed & (before >= 0) & (before != who.ids))
-        if not others.any():
-            return
-        if self.also is None:
-            self.also = np.zeros((self.cells, self.clocks.threads), np.bool_)
-        shared = np.isin(cells, cells[others])
-        self.also[cells[shared], who.threads[shared]] = True
-        old = before[others & ~changed]
-        same = (old >= 0) & (old % self.clocks.agents < self.clocks.threads)
-        self.also[cells[others & ~changed][same], old[same] % self.clocks.agents] = True
 
     def _at_once(self, buffer: Buffer, rows, given, places, lanes, op, context) -> None:
         """Two lanes that store different values at one place, at once."""
@@ -173,8 +154,6 @@ class Guard:
         races = (ids >= 0) & (ids != who.ids) & changed
         if races.any():
             races &= at[cells] > who.knows(ids)
-        if races.any() and self.also is not None and isinstance(who, _Threads) and words[1] == "read":
-            races &= ~self.also[cells, who.threads]
         if races.any():
             n = first(races)
             mine = int(np.broadcast_to(who.ids, cells.shape)[n])
