@@ -51,7 +51,12 @@ def _without_branch(name: str, form: str, coefficients: tuple[float, ...]) -> An
 
 
 def trigonometric(name: str) -> Any:
-    """`sin_f32` or `cos_f32`: a device function of float32."""
+    """`sin_f32` or `cos_f32`: a device function of float32.
+
+    It works on |x|, though the quick forms work on x: where both follow each other, the assembler would else keep what
+    they have in common for all elements of a thread, in twice the registers.
+    """
+    odd = name == "sin"
     lines = [
         _constant("limit", LIMIT),
         f"%size = {asm('abs.f32 $0, $1;', 'f', [('f', '%x')], pure=True)}",  # math.absf would declare libdevice's twice
@@ -60,8 +65,9 @@ def trigonometric(name: str) -> Any:
         f"  %slow = math.{name} %x : f32",
         "  scf.yield %slow : f32",
         "} else {",
-        *("  " + line for line in _quick(0.5 if name == "cos" else 0.0, SIN_F32)),
-        "  scf.yield %quick : f32",
+        *("  " + line.replace("%x", "%size") for line in _quick(0.0 if odd else 0.5, SIN_F32)),
+        *("  " + line for line in (_with_sign_of_x() if odd else [])),
+        f"  scf.yield {'%odd' if odd else '%quick'} : f32",
         "}",
     ]
     return define(f"{name}_f32", {"x": "f32"}, "f32", "\n".join(lines))
@@ -102,6 +108,16 @@ def _quick(shift: float, coefficients: tuple[float, ...]) -> list[str]:
         "%quick = arith.bitcast %signed : i32 to f32",
     ]
     return lines
+
+
+def _with_sign_of_x() -> list[str]:
+    return [
+        "%given = arith.bitcast %x : f32 to i32",
+        "%top = arith.constant -2147483648 : i32",
+        "%side = arith.andi %given, %top : i32",
+        "%mirrored = arith.xori %signed, %side : i32",
+        "%odd = arith.bitcast %mirrored : i32 to f32",
+    ]
 
 
 def _plain(rest: str, signed: bool) -> list[str]:
