@@ -1,7 +1,7 @@
 """The one door to MLIR: the bindings that numba-cuda-mlir carries, and small helpers over them.
 
 Nothing else in tilec imports the bindings, so that another copy of them is one edit away. Importing this module costs
-0.4 s; the rest of tilec imports it when a program is first compiled.
+0.3 s; the rest of tilec imports it when a program is first compiled.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tilec.diagnostics import InternalError, Span
 from tilec.runtime.interrupts import uninterrupted
+from tilec.runtime.lean_imports import import_without
 
 with uninterrupted():
+    import_without("numba_cuda_mlir", later="numba_cuda_mlir.numba_cuda")
     from numba_cuda_mlir._mlir import ir
     from numba_cuda_mlir._mlir.dialects import (
         affine,

@@ -1,0 +1,107 @@
+"""Packages imported without a part that comes when it is asked for: nobody else can tell."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from tilec.runtime.lean_imports import import_without
+
+BODY = """
+from {name}.part.inner import first, second
+from {name}.part import first as renamed
+from {name}.other import value
+import {name}.other
+
+def again():
+    from {name}.part.inner import first
+    return first
+
+total = 3
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The name of a package that imports from a part of itself."""
+
+    def write(name, body=BODY):
+        folder = tmp_path / name
+        (folder / "part").mkdir(parents=True)
+        (folder / "__init__.py").write_text(body.format(name=name))
+        (folder / "part" / "__init__.py").write_text(f"import {name}.part.inner as inner\nfirst = 'outer'\n")
+        (folder / "part" / "inner.py").write_text("first, second, __all__ = 1, 2, ['first']\n")
+        (folder / "other.py").write_text("value = 7\n")
+        return name
+
+    monkeypatch.syspath_prepend(tmp_path)
+    finders = list(sys.meta_path)
+    yield write
+    assert sys.meta_path == finders
+    for name in [m for m in sys.modules if m.startswith("lean_")]:
+        del sys.modules[name]
+
+
+def test_what_is_left_out_comes_when_it_is_asked_for(package):
+    name = package("lean_a")
+    module = import_without(name, f"{name}.part")
+    assert f"{name}.part" not in sys.modules and (module.value, module.total) == (7, 3)
+    assert (module.first, module.second, module.renamed) == (1, 2, "outer") and f"{name}.part" in sys.modules
+    assert module.again() == 1 and "__getattr__" not in vars(module)
+    assert importlib.import_module(name) is module and type(module.__spec__.loader).__name__ == "SourceFileLoader"
+    with pytest.raises(AttributeError, match="has no attribute 'none'"):
+        _ = module.none
+
+
+def test_a_part_that_is_there_as_a_consequence(package):
+    name = package("lean_b")
+    module = import_without(name, f"{name}.part")
+    assert module.part.inner.second == 2
+    with pytest.raises(AttributeError, match="has no attribute 'none'"):
+        _ = import_without(package("lean_b2"), "lean_b2.part").none
+
+
+def test_others_import_the_package_and_its_part_as_ever(package):
+    name = package("lean_c")
+    import_without(name, f"{name}.part")
+    assert importlib.import_module(f"{name}.part.inner").first == 1
+    space: dict = {}
+    exec(f"from {name} import first, total\nfrom {name} import *", space)
+    assert space["first"] == 1 and space["again"]() == 1
+
+
+def test_a_package_that_is_loaded_stays_as_it_is(package):
+    name = package("lean_d")
+    module = importlib.import_module(name)
+    assert import_without(name, f"{name}.part") is module and vars(module)["second"] == 2
+
+
+def test_all_names_of_a_part_are_not_put_off(package):
+    name = package("lean_e", "from {name}.part.inner import *\n")
+    assert vars(import_without(name, f"{name}.part"))["first"] == 1
+
+
+def test_a_body_that_fails_leaves_nothing(package):
+    name = package("lean_f", "from {name}.part import first\nraise RuntimeError('no')\n")
+    with pytest.raises(RuntimeError, match="no"):
+        import_without(name, f"{name}.part")
+    assert name not in sys.modules
+
+
+def test_mlir_comes_without_the_compiler_beside_it_which_others_can_use():
+    pytest.importorskip("numba_cuda_mlir.cuda")
+    code = """
+import sys
+finders = list(sys.meta_path)
+import tilec.mlir
+import numba_cuda_mlir
+assert not [m for m in ("numba_cuda_mlir.numba_cuda", "cuda", "numba", "torch") if m in sys.modules]
+assert sys.meta_path == finders and numba_cuda_mlir.__version__
+from numba_cuda_mlir import carray
+from numba_cuda_mlir.numba_cuda.np import numpy_support
+assert carray is numpy_support.carray and numba_cuda_mlir.farray is numpy_support.farray
+from numba_cuda_mlir import cuda
+assert cuda.jit
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
