@@ -16,6 +16,7 @@ from tilec.neighbours import NONE, Neighbours, neighbours
 from tilec.passes.combine import Combiner
 from tilec.passes.gather_cuda import fetch, is_index, wide_loads
 from tilec.passes.loops import Place, Threads, loop
+from tilec.passes.place_cuda import ascending, finish, start, step
 from tilec.passes.quick_cuda import compute_twice, is_trigonometric, mark_quick, may_compute_twice
 from tilec.passes.reduce_cuda import across_threads
 from tilec.passes.scan_cuda import scan
@@ -50,6 +51,7 @@ class GenericMapper:
         self.gathered: dict[ir.Operation, ir.Value] = {}  # loads of the body that were made for all lanes of a step
         self.sizes = self._sizes()
         self.together = self._neighbours()
+        self.ascending = {a.state: a for a in ascending(self)}
 
     def _neighbours(self) -> Neighbours:
         """Lanes of a vector that share a part of the body."""
@@ -97,6 +99,10 @@ class GenericMapper:
         outside = [n for n in range(self.count) if not set(self.places[n]) & set(self.reduced_loops)]
         self._load([n for n in outside if n not in self.tiles])
         self._enter(self.reduced_loops, self._chunk)
+        for n, ascent in self.ascending.items():
+            tile = self._state_tile(n)
+            finish(self, ascent, tile)
+            self.tiles[n] = tile
         if self.states and self.scanned is None:
             across_threads(self, Combiner(self.op, self.states))
         for n in self.states:
@@ -152,6 +158,9 @@ class GenericMapper:
 
     def _start(self, n: int) -> None:
         """The identity into every slot of a state."""
+        if n in self.ascending:
+            self.tiles[n] = start(self, self.ascending[n])
+            return
         self.tiles[n] = self._state_tile(n)
         with self.threads.slots(self.places[n], {}, None, lanes=True) as place:
             memref.StoreOp(self.identity(n), self.tiles[n], place.slot(self.places[n]))
@@ -290,6 +299,8 @@ class GenericMapper:
             if inner.operation in self.gathered:
                 tile = self.gathered[inner.operation]
                 mapping[inner.results[0]] = memref.LoadOp(tile, place.slot(self.dims)).result
+            elif any(step(self, a, inner.operation, place, mapping) for a in self.ascending.values()):
+                pass
             elif inner.operation.name not in ("linalg.index", "linalg.yield"):
                 copy = together.clone(inner.operation, number, mapping, {} if shared is None else shared)
                 if copy is not None and far is not None and is_trigonometric(copy):

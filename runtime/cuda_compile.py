@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 OLDEST_CHIP = 80
+REGISTERS = 65536  # of a multiprocessor; a thread gets a multiple of 8, at most MOST
+MOST = 248
 _LOCK = threading.Lock()
 
 
@@ -55,7 +57,7 @@ def compile_kernel(
     `parameters` are type names ("i64", "i32", "f32", "f64", or "tensor_map": 128 bytes by value, an address
     in the kernel); by default all are "i64". `threads` a block and `min_blocks` a multiprocessor bound the
     registers (`setmaxnreg` is ignored without both). With `relax`, a kernel that would spill within
-    `max_registers` gets 8 more, or as many as it takes. `allow` names faults to let through: "spills", "stack", "warnings".
+    `max_registers` gets some more, or as many as it takes. `allow` names faults to let through: "spills", "stack", "warnings".
     Raises `ResourceError` for others, `CompileError` if the source is wrong. Several threads may compile: NVVM
     and the assembler work on kernels while another is lowered.
     """
@@ -63,13 +65,23 @@ def compile_kernel(
         raise ValueError(f"{chip} is too old: kernels use instructions of sm_{OLDEST_CHIP} (Ampere) and newer")
     begin = time.perf_counter()
     text = _to_ptx(source, entry, chip, threads, parameters, min_blocks)
-    for most in (max_registers, max_registers + 8, None) if relax and max_registers else (max_registers,):
+    for most in _limits(max_registers, threads) if relax and max_registers else (max_registers,):
         cubin = assemble(text, entry, chip, max_registers=most, source=source, begin=begin)
         if not cubin.spills:
             break
     if set(cubin.faults) - set(allow):
         raise ResourceError(cubin)
     return cubin
+
+
+def _limits(registers: int, threads: int) -> list[int | None]:
+    """What to try one after another: each is the most for as many blocks a multiprocessor as fit with a few more."""
+    tried = [registers]
+    for more in (8, 16, 32):
+        blocks = REGISTERS // (threads * (registers + more))
+        if blocks and (most := min(REGISTERS // (threads * blocks) // 8 * 8, MOST)) > tried[-1]:
+            tried.append(most)
+    return [*tried, None]
 
 
 def cached_kernel(source: str, entry: str, chip: str, threads: int, **options: Any) -> tuple[Cubin, bool]:

@@ -1,0 +1,139 @@
+"""Reductions that keep a place, such as argmax, for CUDA: a thread meets its elements in ascending order.
+
+    for j { take = x[j] > best | x[j] == best & j < place            for n, j { take = x[j] > best
+            best, place = take ? x[j], j : best, place }       ->               best, place = take ? x[j], n : best, place }
+                                                                     place += this thread's first j
+
+No element comes before one that was taken, so `j < place` is false. The state starts from the first place: an element there
+that equals what `best` starts from need not be taken. Places are counted in 32 bits, and constants in unrolled loops, where
+64-bit indices of all elements would fill the registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilec import mlir
+from tilec.mlir import arith, ir, memref
+from tilec.passes.gather_cuda import is_index
+from tilec.passes.loops import Place, sum_of
+
+if TYPE_CHECKING:
+    from tilec.passes.generic_cuda import GenericMapper
+
+
+@dataclass(frozen=True)
+class Ascending:
+    """State `state` is the place of an element along the kernel's dimension `along`: `own` is an element's, `before` compares
+    it with the state's, `choice` is the new one."""
+
+    state: int
+    along: int
+    own: ir.Value
+    before: ir.Operation
+    choice: ir.Operation
+
+
+def ascending(generic: GenericMapper) -> list[Ascending]:
+    """The states of an operation that are such places."""
+    if len(generic.reduced) != 1 or generic.scanned is not None:
+        return []
+    (along,) = generic.reduced
+    if generic.layout.extents[along] >= 1 << 31:
+        return []
+    results = list(list(generic.block.operations)[-1].operands)
+    found = (_place(generic, n, results[n - generic.count], along) for n in generic.states)
+    return [a for a in found if a is not None]
+
+
+def _place(generic: GenericMapper, n: int, update: ir.Value, along: int) -> Ascending | None:
+    choice, state = mlir.definition(update), generic.block.arguments[n]
+    if choice is None or choice.name != "arith.select" or choice.operands[2] != state:
+        return None
+    own, others = choice.operands[1], [u for u in mlir.uses(state) if u != choice]
+    if len(others) != 1 or _rise(generic, own, along) != 1:
+        return None
+    (before,) = others
+    if before.name != "arith.cmpi" or list(before.operands) != [own, state]:
+        return None
+    if ir.IntegerAttr(before.attributes["predicate"]).value != arith.CmpIPredicate.slt:
+        return None
+    return Ascending(n, along, own, before, choice)
+
+
+def _rise(generic: GenericMapper, value: ir.Value, along: int) -> int | None:
+    """By how much a value of the body grows with the index along a dimension; None where that varies or is not known."""
+    if is_index(generic, value, along):
+        return 1
+    owner = mlir.definition(value)
+    if owner is None:
+        return None if value.owner == generic.block else 0
+    if owner.block != generic.block:
+        return 0
+    rises = [_rise(generic, v, along) for v in owner.operands]
+    if None in rises:
+        return None
+    match owner.name:
+        case "arith.index_cast" | "arith.addi":
+            return sum(rises)
+        case "affine.apply":
+            factors = mlir.linear(ir.AffineMapAttr(owner.attributes["map"]).value)
+            return None if factors is None else sum(f * r for f, r in zip(factors, rises))
+        case _:
+            return None if any(rises) else 0
+
+
+def start(generic: GenericMapper, a: Ascending) -> ir.Value:
+    """Registers for the state while this thread goes through its elements, at its first place."""
+    type_ = ir.IntegerType.get_signless(32)
+    tile = generic.kernel.private(generic.places[a.state], type_, layout=generic.layout)
+    with generic.threads.slots(generic.places[a.state], {}, None, lanes=True) as place:
+        memref.StoreOp(mlir.constant(0, type_), tile, place.slot(generic.places[a.state]))
+    return tile
+
+
+def step(
+    generic: GenericMapper, a: Ascending, op: ir.Operation, place: Place, mapping: dict[ir.Value, ir.Value]
+) -> bool:
+    """Builds what stands for an operation of the body, if it is one that is about the state's place."""
+    if op == a.before:
+        mapping[op.results[0]] = mlir.constant(False, op.results[0].type)
+    elif op == a.choice:
+        layout, d = generic.layout, a.along
+        terms = [(generic.chunk[d], layout.chunk(d))] if d in generic.chunk else []
+        terms.append((place.steps[d], layout.span(d)))
+        if d == layout.lane_dim:
+            terms.append((place.lane, 1))
+        here = arith.index_cast(ir.IntegerType.get_signless(32), sum_of(terms))
+        take, _, kept = (mapping.get(v, v) for v in op.operands)
+        mapping[op.results[0]] = arith.select(take, here, kept)
+    return op in (a.before, a.choice)
+
+
+def finish(generic: GenericMapper, a: Ascending, tile: ir.Value) -> None:
+    """The place among all, into `tile`, from the one among this thread's."""
+    dims = generic.places[a.state]
+    with generic.threads.slots(dims, generic.chunk, None, lanes=True) as place:
+        first: dict[ir.Value, ir.Value] = {}
+        for op in generic.block.operations:
+            if op.operation.name == "linalg.index":
+                d = generic.dims[ir.IntegerAttr(op.attributes["dim"]).value]
+                mine = generic.threads.start.get(d, mlir.index(0)) if d == a.along else place.coordinate(d)
+                first[op.operation.results[0]] = mine
+        at, type_ = place.slot(dims), ir.MemRefType(tile.type).element_type
+        count = arith.extsi(type_, memref.LoadOp(generic.tiles[a.state], at).result)
+        memref.StoreOp(arith.addi(_copy(generic, a.own, first), count), tile, at)
+
+
+def _copy(generic: GenericMapper, value: ir.Value, mapping: dict[ir.Value, ir.Value]) -> ir.Value:
+    owner = mlir.definition(value)
+    if value in mapping or owner is None or owner.block != generic.block:
+        return mapping.get(value, value)
+    for v in owner.operands:
+        _copy(generic, v, mapping)
+    mlir.clone_op(owner, mapping)
+    return mapping[value]
+
+
+__all__ = ["Ascending", "ascending", "finish", "start", "step"]
