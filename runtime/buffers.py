@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -212,7 +213,7 @@ def _torch_dtypes() -> dict[Any, DType]:
 
 
 @cache
-def _to_torch(name: str) -> Any:
+def to_torch(name: str) -> Any:
     return next(there for there, here in _torch_dtypes().items() if here.name == name)
 
 
@@ -232,18 +233,24 @@ def empty_like_kind(example: Any, shape: tuple[int, ...], dtype: DType, device: 
     """
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(example, torch.Tensor):
-        return torch.empty(shape, dtype=_to_torch(dtype.name), device=_torch_device(device))
+        return torch.empty(shape, dtype=to_torch(dtype.name), device=_torch_device(device))
     if device == "cpu":
         return np.empty(shape, dtype.numpy)
     if cupy is not None and (torch is None or isinstance(example, cupy.ndarray)):
         with cupy.cuda.Device(device):
             return cupy.empty(shape, dtype.numpy)
     if torch is not None:
-        return torch.empty(shape, dtype=_to_torch(dtype.name), device=_torch_device(device))
+        return torch.empty(shape, dtype=to_torch(dtype.name), device=_torch_device(device))
     raise CallError(
         f"there is no way to make a result like a {_kind(example)}",
         hint="pass out=, or import torch or cupy, which can allocate on the GPU",
     )
+
+
+def new_tensor(element: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
+    """What allocates a row-major tensor of the dtype and on the device of a single `element`. PyTorch does it like another
+    tensor in half the time that it takes to read a shape, a dtype and a device."""
+    return partial(sys.modules["torch"].empty_like, element.expand(shape))
 
 
 class _Memory:

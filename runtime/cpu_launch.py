@@ -1,87 +1,83 @@
-"""Running compiled CPU kernels: object files are loaded through LLVM, blocks shared out by Numba's thread pool.
-
-Neither needs Numba's compiler, so that a program from the cache starts at once.
-"""
+"""Running compiled CPU programs: their tables for `runtime/cpu_native.py`, and Numba's threads, which share out blocks."""
 
 from __future__ import annotations
 
 import ctypes
-import struct
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any, NoReturn
 
 import llvmlite.binding as llvm
 
-from tilec.runtime.forking import compiling, pool_lost
-from tilec.runtime.host_memory import allocate
+from tilec.diagnostics import CallError
+from tilec.runtime import forking, host_memory, native_tables
 from tilec.runtime.interrupts import uninterrupted
-from tilec.runtime.program import KernelSource, Object
+from tilec.runtime.native_tables import Keep
+from tilec.runtime.program import Emitted, KernelSource, Step
 
-_ADDRESS = ctypes.c_void_p
-_Loop = ctypes.CFUNCTYPE(None, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS)
-_ParallelFor = ctypes.CFUNCTYPE(
-    None, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int
-)
 CACHE_LINE = 128
 
 
-class MissingSymbol(Exception):
-    """Machine code of another time needs a function that this process has not."""
+class CpuProgram:
+    """Kernels in the order of a program's steps. `launch` is safe in many threads at once.
+
+    A call has a workspace for itself: temporaries, and scratch memory for every thread that works on it. There are as many
+    as calls went on at once, kept for later ones. `table` is the address of a `native_tables.Program`.
+    """
+
+    def __init__(self, emitted: Emitted, loops: Mapping[str, int], inputs: int, outputs: int):
+        self._steps, self._kernels = emitted.steps, {k.name: k for k in emitted.kernels}
+        used = [self._kernels[s.kernel] for s in self._steps if s.kernel is not None]
+        threads = _most_threads() if any(k.grid > 1 for k in used) else 1
+        self._parallel = threads > 1
+        scratch = -(-emitted.workspace // CACHE_LINE) * CACHE_LINE
+        self._bytes = scratch + max((_stride(k) * (threads if k.grid > 1 else 1) for k in used), default=0)
+        self._begin = {"input": 0, "output": inputs, "temporary": inputs + outputs}
+        self._keep = keep = Keep()
+        steps = [self._step(s, loops, scratch) for s in self._steps]
+        self.table = keep.table(
+            native_tables.Program, steps=len(steps), step_list=keep.words(steps), arrays=inputs + outputs,
+            temporaries=len(emitted.temporaries), offsets=keep.words([t.offset for t in emitted.temporaries]),
+            parameters=max((len(s.slots) for s in self._steps), default=0), workspace=self._bytes,
+            allocate=keep.object(self._allocate), fail=keep.object(self._fail), pool=_pool_table(),
+        )  # fmt: skip
+        self._launch = builtin("tilec_launch", self.table, self)
+
+    def _step(self, step: Step, loops: Mapping[str, int], scratch: int) -> int:
+        slots = self._keep.words([self._begin[s.kind] + s.number for s in step.slots])
+        common = {"parameters": len(step.slots), "slots": slots, "bytes": step.bytes}
+        if step.kernel is None:
+            return self._keep.table(native_tables.Step, **common)
+        kernel = self._kernels[step.kernel]
+        stride = _stride(kernel)
+        return self._keep.table(
+            native_tables.Step, loop=loops[kernel.name], grid=kernel.grid, scratch=scratch, stride=stride, **common
+        )
+
+    def launch(self, addresses: Sequence[int]) -> None:
+        """Runs all steps on row-major arrays at these addresses, inputs before outputs. Raises CallError for what a
+        run-time check found."""
+        if self._parallel:
+            start_pool()
+        self._launch(*addresses)
+
+    def _allocate(self) -> int:
+        """Memory for one more call at a time."""
+        memory, start = host_memory.allocate(native_tables.NODE + self._bytes)
+        self._keep.object(memory)
+        return start
+
+    def _fail(self, code: int) -> NoReturn:
+        step, number = code >> 32, code & 0xFFFFFFFF
+        raise CallError(self._kernels[self._steps[step].kernel or ""].sites[number - 1])
 
 
-# Numba's own "workqueue" threads abort the process when two Python threads enter them at once; omp and tbb do not.
-_one_at_a_time = threading.Lock()
-_loading = threading.Lock()
+def _stride(kernel: KernelSource) -> int:
+    """Bytes from one thread's scratch memory to the next's: no two are on one cache line."""
+    return -(-kernel.scratch // CACHE_LINE) * CACHE_LINE
 
 
-class CpuKernel:
-    """A compiled kernel. `launch` runs all its blocks and returns the number of the check that failed, or 0."""
-
-    def __init__(self, source: KernelSource, machine: Object):
-        self.source = source
-        self.address = _load(machine)
-        self._loop = _Loop(self.address)
-        self._serial = source.grid == 1
-        self._local = threading.local()
-
-    def launch(self, addresses: Sequence[int]) -> int:
-        try:
-            state = self._local.state
-        except AttributeError:
-            state = self._local.state = _State(self.source)
-        state.pack(state.args, 0, *addresses, 0)
-        if self._serial or pool_lost():
-            state.data[1] = 1
-            self._loop(*state.serial)
-        else:
-            self._parallel(state)
-        return state.args[-1]
-
-    def _parallel(self, state: _State) -> None:
-        parallel_for, threads, serialised = _pool()
-        shares = min(threads(), self.source.grid)
-        state.count[0] = state.data[1] = shares
-        call = (self.address, state.share, state.count, state.step, state.data, 0, 1, shares)
-        if serialised:
-            with _one_at_a_time:
-                parallel_for(*call)
-        else:
-            parallel_for(*call)
-
-
-class _State:
-    """What one Python thread hands to a kernel; `cpu_compile._blocks` reads it."""
-
-    def __init__(self, source: KernelSource):
-        threads = 1 if source.grid == 1 else _most_threads()
-        stride = -(-source.scratch // CACHE_LINE) * CACHE_LINE  # no two threads on one cache line
-        self.memory, scratch = allocate(stride * threads)
-        self.args = (ctypes.c_int64 * (source.parameters + 1))()
-        self.data = (ctypes.c_int64 * 5)(source.grid, 1, ctypes.addressof(self.args), scratch, stride)
-        self.pack = struct.Struct(f"{source.parameters + 1}q").pack_into
-        self.share, self.count, self.step = (ctypes.c_int64 * 1)(0), (ctypes.c_int64 * 1)(1), (ctypes.c_int64 * 1)(1)
-        self.serial = (self.share, None, None, self.data)
+# ---- threads ---------------------------------------------------------------------------------------------------------
 
 
 def _most_threads() -> int:
@@ -91,47 +87,65 @@ def _most_threads() -> int:
 
 
 @cache
-def _pool():
-    """Numba's parallel loop, how many threads it may use now, and whether only one thread at a time may enter it."""
-    with compiling(), uninterrupted():  # numba has locks, too
-        import numba
-
-        numba.get_num_threads()  # starts them
-    parallel_for = _ParallelFor(llvm.address_of_symbol("numba_parallel_for"))
-    return parallel_for, numba.get_num_threads, numba.threading_layer() == "workqueue"
+def _pool_words() -> ctypes.Array[ctypes.c_int64]:
+    words = (ctypes.c_int64 * len(native_tables.Pool))()
+    words[native_tables.Pool.lost] = ctypes.addressof(forking.POOL_LOST)
+    return words
 
 
-# ---- machine code ----------------------------------------------------------------------------------------------------
+def _pool_table() -> int:
+    return ctypes.addressof(_pool_words())
+
+
+def start_pool() -> None:
+    """Starts Numba's threads, unless they run, or did so before a fork. Before that, kernels run in the calling thread."""
+    if not forking.pool_lost():
+        _start_pool()
 
 
 @cache
-def _engine() -> llvm.ExecutionEngine:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+def _start_pool() -> None:
+    with forking.compiling(), uninterrupted():  # numba has locks, too
+        import numba
+
+        numba.get_num_threads()  # starts them
+    words, field = _pool_words(), native_tables.Pool
+    if (
+        numba.threading_layer() == "workqueue"
+    ):  # its threads abort the process when two Python threads enter them at once
+        allocate = ctypes.pythonapi.PyThread_allocate_lock
+        allocate.restype = ctypes.c_void_p
+        words[field.lock] = allocate()
+    words[field.threads] = llvm.address_of_symbol("get_num_threads")
+    words[field.parallel_for] = llvm.address_of_symbol("numba_parallel_for")
 
 
-_addresses: dict[str, int] = {}
+# ---- built-in functions ----------------------------------------------------------------------------------------------
 
 
-def _load(machine: Object) -> int:
-    """The address of the loop in an object file. It stays for good: a call may run when the last reference goes."""
-    with uninterrupted(), _loading:
-        found = _addresses.get(machine.symbol)
-        if found is None:
-            engine = _engine()
-            if missing := [name for name in machine.needs if llvm.address_of_symbol(name) is None]:
-                raise MissingSymbol(", ".join(missing))
-            engine.add_object_file(llvm.ObjectFileRef.from_data(machine.image))
-            engine.finalize_object()
-            found = _addresses[machine.symbol] = engine.get_function_address(machine.symbol)
-        return found
+class _Method(ctypes.Structure):
+    """PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p), ("call", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p),
+    )  # fmt: skip
 
 
-def load_kernels(kernels: tuple[KernelSource, ...], machine: Mapping[str, Object]) -> dict[str, CpuKernel]:
-    """Every kernel, ready to run. Raises MissingSymbol for machine code that was made for another process."""
-    return {k.name: CpuKernel(k, machine[k.name]) for k in kernels}
+_FASTCALL = 0x80  # METH_FASTCALL: arguments as an array
 
 
-__all__ = ["CpuKernel", "MissingSymbol", "load_kernels"]
+@cache
+def _methods() -> dict[str, _Method]:
+    from tilec.runtime.cpu_objects import load_native
+
+    return {name: _Method(name.encode(), address, _FASTCALL, None) for name, address in load_native().items()}
+
+
+def builtin(name: str, table: int, owner: object) -> Callable[..., Any]:
+    """`tilec_launch` or `tilec_call` for the table at an address. It keeps `owner`, which keeps the table."""
+    new = ctypes.pythonapi.PyCFunction_NewEx
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    return new(ctypes.addressof(_methods()[name]), (table, owner), None)
+
+
+__all__ = ["CpuProgram", "builtin", "start_pool"]

@@ -1,7 +1,8 @@
-"""The machine code of a CPU program: from the disk cache, where it was compiled before on this processor, or by Numba."""
+"""The machine code of CPU programs: from the disk cache, where it was compiled before on this processor, or made now."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from functools import cache as once
@@ -9,17 +10,17 @@ from functools import cache as once
 import llvmlite.binding as llvm
 
 from tilec.runtime import cache
-from tilec.runtime.cpu_launch import CpuKernel, MissingSymbol, load_kernels
+from tilec.runtime.cpu_load import MissingSymbol, load, machine
 from tilec.runtime.interrupts import uninterrupted
 from tilec.runtime.program import Emitted, Object
 
 
-def load_program(emitted: Emitted) -> dict[str, CpuKernel]:
-    """Every kernel of a program, ready to run."""
+def load_program(emitted: Emitted) -> dict[str, int]:
+    """The address of every kernel's loop over blocks."""
     key = cache.make_key("objects", emitted.module, cache.runtime_digest(), *_versions())
     if (found := cache.load(key)) is not None:
         try:
-            return load_kernels(emitted.kernels, _from_cache(*found))
+            return load_kernels(_from_cache(*found))
         except (KeyError, TypeError, AttributeError, MissingSymbol):
             pass
     with uninterrupted():
@@ -32,12 +33,45 @@ def load_program(emitted: Emitted) -> dict[str, CpuKernel]:
         "needs": {symbol: o.needs for symbol, o in objects.items()},
     }
     cache.save(key, properties, {symbol: o.image for symbol, o in objects.items()})
-    return load_kernels(emitted.kernels, made)
+    return load_kernels(made)
+
+
+def load_kernels(made: dict[str, Object]) -> dict[str, int]:
+    """The address of every kernel's loop. Raises MissingSymbol for machine code that was made for another process."""
+    return {name: load(o.image, (o.symbol,), o.needs)[o.symbol] for name, o in made.items()}
 
 
 def _from_cache(properties: dict, files: dict[str, bytes]) -> dict[str, Object]:
     needs = properties["needs"]
     return {name: Object(files[symbol], symbol, tuple(needs[symbol])) for name, symbol in properties["kernels"].items()}
+
+
+NATIVE = ("tilec_launch", "tilec_call")
+
+
+@once
+def load_native() -> dict[str, int]:
+    """The addresses of the functions of `runtime/cpu_native.py`."""
+    key = cache.make_key("native", cache.runtime_digest(), *_versions())
+    if (found := cache.load(key)) is not None:
+        try:
+            return _load_native(found[1]["image"], found[0]["needs"])
+        except (KeyError, TypeError, MissingSymbol):
+            pass
+    from tilec.runtime import cpu_native
+
+    module = cpu_native.module()
+    needs = [f.name for f in module.functions if f.is_declaration]
+    image = machine().emit_object(llvm.parse_assembly(str(module)))
+    cache.save(key, {"needs": needs}, {"image": image})
+    return _load_native(image, needs)
+
+
+def _load_native(image: bytes, needs: list[str]) -> dict[str, int]:
+    for name in needs:
+        if hasattr(ctypes.pythonapi, name):  # where LLVM does not find them by itself
+            llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
+    return load(image, NATIVE, needs)
 
 
 @once

@@ -19,6 +19,7 @@ _READ_ONLY = 1
 _TYPES = {(6, 8): "bool", (4, 16): "bf16", (10, 8): "f8e4m3", (12, 8): "f8e5m2"}
 _TYPES |= {(0, b): f"i{b}" for b in (8, 16, 32, 64)} | {(1, b): f"u{b}" for b in (8, 16, 32, 64)}
 _TYPES |= {(2, b): f"f{b}" for b in (16, 32, 64)}
+TYPES = {name: pair for pair, name in _TYPES.items()}
 
 
 class _Tensor(ctypes.Structure):

@@ -6,6 +6,7 @@ A lock that another thread holds at a fork stays locked in the child for ever, a
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401 - its own hook takes a lock; what is registered later runs earlier
+import ctypes
 import logging  # noqa: F401 - likewise
 import os
 import sys
@@ -18,7 +19,7 @@ _LONGEST = 60.0  # seconds that a fork waits
 
 _changed = threading.Condition()
 _compiling: Counter[int] = Counter()  # threads by their identity
-_pool_lost = False
+POOL_LOST = ctypes.c_int64(0)  # machine code reads it
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def compiling():
 
 def pool_lost() -> bool:
     """Whether this is the forked child of a process that had started Numba's thread pool, which did not come along."""
-    return _pool_lost
+    return bool(POOL_LOST.value)
 
 
 def _before() -> None:
@@ -48,9 +49,8 @@ def _before() -> None:
 
 
 def _in_child() -> None:
-    global _pool_lost
-    pool = sys.modules.get("numba.np.ufunc.parallel")
-    _pool_lost = _pool_lost or getattr(pool, "_is_initialized", False)
+    if getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False):
+        POOL_LOST.value = 1
     _changed.release()
 
 

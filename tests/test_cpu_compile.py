@@ -1,5 +1,6 @@
 """CPU kernels as Numba compiles them: integer loops and minima, kernels that are the same, checks, threads, workspaces."""
 
+from dataclasses import replace
 from itertools import combinations
 from threading import Thread
 
@@ -8,20 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilec.diagnostics import CallError
 from tilec.runtime.cpu_compile import compile_kernels
-from tilec.runtime.cpu_launch import load_kernels
+from tilec.runtime.cpu_launch import CpuProgram
+from tilec.runtime.cpu_objects import load_kernels
 from tilec.runtime.generated import identity
-from tilec.runtime.program import KernelSource, Slot, Step
+from tilec.runtime.program import Emitted, KernelSource, Slot, Step
 from tilec.runtime.steps import place
 
 HEAD = "from tilec.runtime.cpu_support import i64, i64_pointer\n\n"
 
 
-def run(body: str, *arrays: np.ndarray, grid: int = 1, sites: tuple[str, ...] = (), scratch: int = 0) -> int:
+def programs(text: str, *kernels: KernelSource) -> dict[str, CpuProgram]:
+    """Each kernel as a program of its own, whose arguments are all results."""
+    loops, emitted = load_kernels(compile_kernels(text, kernels)), Emitted("programs", text, kernels, (), ())
+    return {
+        k.name: CpuProgram(
+            replace(emitted, steps=(Step(k.name, tuple(Slot("output", n) for n in range(k.parameters))),)),
+            loops, 0, k.parameters,
+        )
+        for k in kernels
+    }  # fmt: skip
+
+
+def run(body: str, *arrays: np.ndarray, grid: int = 1, sites: tuple[str, ...] = (), scratch: int = 0) -> None:
     lines = [f"    a{n} = i64_pointer(args[{n}])" for n in range(len(arrays))] + [f"    {x}" for x in body.splitlines()]
     text = HEAD + "def kernel(block, args, scratch):\n" + "\n".join(lines) + "\n"
-    kernels = (KernelSource("kernel", text, grid, len(arrays), scratch=scratch, sites=sites),)
-    return load_kernels(kernels, compile_kernels(text, kernels))["kernel"].launch([a.ctypes.data for a in arrays])
+    kernel = KernelSource("kernel", text, grid, len(arrays), scratch=scratch, sites=sites)
+    programs(text, kernel)["kernel"].launch([a.ctypes.data for a in arrays])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +76,7 @@ def test_kernels_that_differ_in_names_only_are_compiled_once():
     kernels = tuple(KernelSource(n, t, 1, 1) for n, t in (("one", one), ("two", two), ("other", other)))
     made = compile_kernels(HEAD + one + two + other, kernels)
     assert made["one"] is made["two"] and made["one"].symbol != made["other"].symbol
-    launchers, out = load_kernels(kernels, made), np.zeros(1, np.int64)
+    launchers, out = programs(HEAD + one + two + other, *kernels), np.zeros(1, np.int64)
     for name, value in (("one", 5), ("other", 6), ("two", 5)):
         launchers[name].launch([out.ctypes.data])
         assert out[0] == value
@@ -76,8 +91,9 @@ def test_bytecode_tells_kernels_apart():
 
 def test_a_failed_check_is_told_once():
     out, text = np.zeros(1, np.int64), "if a0[0] == 0:\n    args[1] = 2\na0[0] = 1"
-    assert run(text, out, sites=("first", "second")) == 2
-    assert run(text, out, sites=("first", "second")) == 0
+    with pytest.raises(CallError, match="second"):
+        run(text, out, sites=("first", "second"))
+    run(text, out, sites=("first", "second"))
 
 
 def test_threads_do_not_share_scratch():
@@ -90,8 +106,7 @@ def test_threads_do_not_share_scratch():
     lines = (
         "def kernel(block, args, scratch):\n    a0 = i64_pointer(args[0])\n    " + body.replace("\n", "\n    ") + "\n"
     )
-    kernels = (KernelSource("kernel", lines, 500, 1, scratch=512),)
-    kernel = load_kernels(kernels, compile_kernels(HEAD + lines, kernels))["kernel"]
+    kernel = programs(HEAD + lines, KernelSource("kernel", lines, 500, 1, scratch=512))["kernel"]
     outs = [np.zeros(500, np.int64) for _ in range(4)]
     threads = [Thread(target=lambda o=o: [kernel.launch([o.ctypes.data]) for _ in range(20)]) for o in outs]
     for t in threads:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-import ctypes
-import threading
 from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilec.diagnostics import CallError
 from tilec.kernel import Kernel
 from tilec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from tilec.runtime.cpu_launch import CpuProgram
 
 
 def build_executable(recipe: Recipe) -> Executable:
@@ -71,14 +72,24 @@ def _picker(numbers: list[int]):
 
 
 class CpuExecutable(Executable):
-    """Kernels compiled by Numba; temporaries are kept from call to call, a set for every thread that calls."""
+    """Kernels compiled by Numba, run by `runtime/cpu_native.py`."""
 
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)
         from tilec.runtime.cpu_objects import load_program
 
-        self.functions = load_program(self.emitted)
-        self._local = threading.local()
+        self._loops = load_program(self.emitted)
+
+    def first(self, count: int) -> Executable:
+        part = super().first(count)
+        part.__dict__.pop("program", None)
+        return part
+
+    @cached_property
+    def program(self) -> CpuProgram:
+        from tilec.runtime.cpu_launch import CpuProgram
+
+        return CpuProgram(self.emitted, self._loops, len(self.compiled.inputs), len(self.outputs))
 
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         if stream is not None:
@@ -87,26 +98,7 @@ class CpuExecutable(Executable):
 
         inputs = [host_memory.contiguous(b) for b in inputs]
         targets = [b if b.contiguous else host_memory.scratch_like(b) for b in outputs]
-        self.launch([b.pointer for b in inputs], [b.pointer for b in targets])
+        self.program.launch([b.pointer for b in (*inputs, *targets)])
         for buffer, target in zip(outputs, targets):
             if buffer is not target:
                 host_memory.assign(buffer, target)
-
-    def launch(self, inputs: list[int], outputs: list[int]) -> None:
-        """Runs the kernels on row-major arrays at these addresses."""
-        memory = [*inputs, *outputs, *self._temporaries()] if self.emitted.temporaries else [*inputs, *outputs]
-        for kernel, addresses, count in self.steps:
-            if kernel is None:
-                source, target = addresses(memory)
-                ctypes.memmove(target, source, count)
-            elif failed := self.functions[kernel].launch(addresses(memory)):
-                raise CallError(self.functions[kernel].source.sites[failed - 1])
-
-    def _temporaries(self) -> list[int]:
-        """Addresses of the intermediate tensors that go from kernel to kernel."""
-        if not hasattr(self._local, "temporaries"):
-            from tilec.runtime import host_memory
-
-            self._local.memory, start = host_memory.allocate(self.emitted.workspace)
-            self._local.temporaries = [start + t.offset for t in self.emitted.temporaries]
-        return self._local.temporaries

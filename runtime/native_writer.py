@@ -1,0 +1,109 @@
+"""Writing functions of 64-bit words in LLVM's IR."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any
+
+from llvmlite import ir
+
+I64, I32, I8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
+NULL = I64(0)
+
+
+class Writer:
+    """One function, whose arguments and result are words."""
+
+    def __init__(self, module: ir.Module, name: str, count: int):
+        self.function = ir.Function(module, ir.FunctionType(I64, [I64] * count), name)
+        self.builder = ir.IRBuilder(self.function.append_basic_block())
+        self.args = self.function.args
+
+    def load(self, address: Any, offset: int = 0, kind: ir.IntType = I64) -> Any:
+        value = self.builder.load(self._at(address, offset, kind))
+        return value if kind is I64 else self.builder.zext(value, I64)
+
+    def field(self, table: Any, field: IntEnum) -> Any:
+        return self.load(table, 8 * field)
+
+    def item(self, table: Any, index: Any) -> Any:
+        return self.load(self.add(table, self.mul(index, 8)))
+
+    def store(self, value: Any, address: Any, offset: int = 0) -> None:
+        self.builder.store(value, self._at(address, offset, I64))
+
+    def _at(self, address: Any, offset: int, kind: ir.Type) -> Any:
+        address = self.add(address, offset) if offset else address
+        return self.builder.inttoptr(address, kind.as_pointer())
+
+    def add(self, a: Any, b: Any) -> Any:
+        return self.builder.add(a, I64(b) if isinstance(b, int) else b)
+
+    def mul(self, a: Any, b: Any) -> Any:
+        return self.builder.mul(a, I64(b) if isinstance(b, int) else b)
+
+    def words(self, count: Any) -> Any:
+        """The address of memory that lasts as long as the call."""
+        if not isinstance(count, int):
+            return self.builder.ptrtoint(self.builder.alloca(I64, count), I64)
+        with self.builder.goto_entry_block():  # once, also if this is in a loop
+            return self.builder.ptrtoint(self.builder.alloca(I64, I64(count)), I64)
+
+    def call(self, target: Any, *args: Any) -> Any:
+        """Calls a function of this module, one of the process by its name, or what lies at an address."""
+        args = tuple(I64(a) if isinstance(a, int) else a for a in args)
+        kind, module = ir.FunctionType(I64, [I64] * len(args)), self.function.module
+        if isinstance(target, str):
+            target = module.globals.get(target) or ir.Function(module, kind, target)
+        elif not isinstance(target, ir.Function):
+            target = self.builder.inttoptr(target, kind.as_pointer())
+        return self.builder.call(target, args)
+
+    def narrow(self, value: Any) -> Any:
+        """A word whose upper half says nothing."""
+        return self.builder.zext(self.builder.trunc(value, I32), I64)
+
+    def is_(self, relation: str, a: Any, b: Any) -> Any:
+        return self.builder.icmp_signed(relation, a, I64(b) if isinstance(b, int) else b)
+
+    @contextmanager
+    def when(self, condition: Any) -> Iterator[None]:
+        with self.builder.if_then(condition):
+            yield
+
+    @contextmanager
+    def times(self, count: Any, backwards: bool = False) -> Iterator[Any]:
+        """A loop; gives the number of the round."""
+        b = self.builder
+        counter = self.words(1)
+        self.store(NULL, counter)
+        head, body, done = (self.block() for _ in range(3))
+        b.branch(head)
+        b.position_at_end(head)
+        number = self.load(counter)
+        b.cbranch(self.is_("<", number, count), body, done)
+        b.position_at_end(body)
+        yield b.sub(b.sub(count, I64(1)), number) if backwards else number
+        self.store(self.add(number, 1), counter)
+        b.branch(head)
+        b.position_at_end(done)
+
+    def block(self) -> ir.Block:
+        return self.function.append_basic_block()
+
+    def demand(self, condition: Any, otherwise: ir.Block) -> None:
+        """Goes on at `otherwise` where the condition does not hold."""
+        here = self.block()
+        self.builder.cbranch(condition, here, otherwise)
+        self.builder.position_at_end(here)
+
+    @contextmanager
+    def at(self, block: ir.Block) -> Iterator[None]:
+        """Writes into a block that others go to."""
+        with self.builder.goto_block(block):
+            yield
+
+    def done(self, value: Any = 0) -> None:
+        self.builder.ret(I64(value) if isinstance(value, int) else value)
