@@ -1,4 +1,4 @@
-"""approximate: functions marked `tilec.quick` become the few operations that their precision takes, for CUDA.
+"""approximate: functions marked `tilec.quick` become the few operations that their precision takes, for CUDA; `near` ones for CPUs.
 
 exp(x)              ->  exp2(x log2(e) / 2)^2           the square reaches subnormal numbers, the instruction does not
 1 / (1 + exp(-x))   ->  e / (1 + e), e = exp(min(x, 60))

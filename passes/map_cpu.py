@@ -4,22 +4,25 @@
 
 The loops nest in the planned order (`tilec.loops`). Reductions innermost carry their sums in registers; reductions further
 out add to memory. Operands are loaded in the outermost loop that fixes their subscripts, and checks that need no more are
-made there: in the innermost loop they would keep it from SIMD. Additions and products that combine a reduction's state are
-marked `reassoc`, all others are computed as written.
+made there: in the innermost loop they would keep it from SIMD. Of a reduction just outside the innermost loop several steps
+are made at once (`_several`), so that memory is read and written once for them. Additions and products that combine a
+reduction's state are marked `reassoc`, all others are computed as written.
 """
 
 from __future__ import annotations
 
-from math import prod
-
 from tilec import mlir
 from tilec.mlir import arith, ir, math, memref, scf
 from tilec.neighbours import NONE, Neighbours, multiple, neighbours
+from tilec.passes.fill_cpu import map_copy, map_fill
 from tilec.passes.loops import sum_of
 from tilec.passes.runs_cpu import RUN, run, taken
 from tilec.passes.turn_cpu import map_transpose, whole
+from tilec.rounding import range_of
 
 TRIGONOMETRIC = ("math.sin", "math.cos", "math.tan")
+STEPS = 4  # of a reduction that adds to memory, made at once
+SHORT = 8  # operations of a body to which loading and storing what it adds to is much
 QUICK_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}  # of the quick forms in runtime/cpu_math_trig.py
 
 
@@ -31,9 +34,9 @@ def map_cpu(module: ir.Operation) -> None:
                     case "linalg.generic":
                         _generic(op)
                     case "linalg.fill":
-                        _fill(op)
+                        map_fill(op)
                     case "memref.copy":
-                        _copy(op)
+                        map_copy(op)
                     case "linalg.transpose":
                         map_transpose(op)
 
@@ -71,6 +74,9 @@ class _Nest:
         # outputs that the innermost reductions do not subscript live in registers through them
         outs = range(self.count, len(self.operands))
         self.carried = [n for n in outs if self.inner and not set(self.maps[n]) & set(self.inner)]
+        self.several = self._several()  # the reduction of which several steps are made at once
+        if self.several is not None:
+            self.carried = [n for n in outs if self.several not in self.maps[n]]
         self.variables: dict[int, ir.Value] = {}
         self.elements: dict[int, ir.Value] = {}
         self.checks = {o.operation: self._dims(o.operands[0]) for o in self.block.operations if _is_check(o.operation)}
@@ -79,11 +85,17 @@ class _Nest:
         arguments = {o.results[0].type for o in self.block.operations if o.operation.name in TRIGONOMETRIC}
         self.trigonometric = bool(arguments)
         self.argument = arguments.pop() if len(arguments) == 1 else None  # their type; of two types none is quick
+        self.far = {o.operation for o in self.block.operations if self._may_be_far(o.operation)}
         self.accumulates = any(self.read[n] and n not in self.carried for n in outs)
         self.quick = False
         plain = not self.trigonometric and len(self.carried) == len(self.operands) - self.count
         self.taken = taken(self.block, self.arguments[self.count :]) if plain and self.inner else None
         self.together = NONE
+
+    def _may_be_far(self, op: ir.Operation) -> bool:
+        """Whether it is a trigonometric function whose argument may be beyond the quick form."""
+        known = self.argument is not None and op.name in TRIGONOMETRIC
+        return known and max(map(abs, range_of(op.operands[0]))) > QUICK_LIMIT[str(self.argument)]
 
     def build(self) -> ir.OpView | None:
         self._enter(0)
@@ -153,9 +165,50 @@ class _Nest:
         self.elements = {n: value for n, value in self.elements.items() if d not in self.maps[n]}
         self.checked = {check for check in self.checked if d not in self.checks[check]}
 
+    def _several(self) -> int | None:
+        """The dimension of a reduction just outside the innermost loop, if its steps are short and always the same."""
+        operations = [o.operation for o in self.block.operations]
+        if self.inner or len(self.outer) < 2 or len(operations) > SHORT or any(o.regions for o in operations):
+            return None
+        d, kind = self.outer[-2], mlir.iterators_of(self.op)[self.outer[-2]]
+        return d if kind == "reduction" and not any(o.name in TRIGONOMETRIC for o in operations) else None
+
+    def _at_once(self, depth: int) -> None:
+        """The two innermost loops, the outer one a reduction: several of its steps in each step of the inner one.
+
+        for i { for j { s[j] += x[i, j] } }   ->   for i by 8 { for j { s[j] = s[j] + x[i, j] + ... + x[i + 7, j] } }
+        """
+        extent = self.extent(self.outer[depth])
+        known = mlir.constant_value(extent)
+        end = whole(extent if known is None else int(known), STEPS)
+        for start, stop, count in ((0, end, STEPS), (end, extent, 1)):
+            first, last = (mlir.index(v) if isinstance(v, int) else v for v in (start, stop))
+            if mlir.constant_value(first) is None or mlir.constant_value(first) != mlir.constant_value(last):
+                self._steps(depth, scf.ForOp(first, last, mlir.index(count), []), count)
+
+    def _steps(self, depth: int, loop: scf.ForOp, count: int) -> None:
+        self.first = self.first or loop
+        with ir.InsertionPoint(loop.body):
+            inner = self._loop(self.outer[depth + 1], [])
+            with ir.InsertionPoint(inner.body):
+                states = [self._load(n) for n in self.carried]
+                for number in range(count):
+                    self.variables[self.several] = sum_of([(loop.induction_variable, 1)], number)
+                    self._load_ready()
+                    states = self._body(states)
+                    self._leave(self.several)
+                for value, n in zip(states, self.carried):
+                    self._store(value, n)
+                scf.YieldOp([])
+            self._leave(self.outer[depth + 1])
+            scf.YieldOp([])
+
     def _enter(self, depth: int) -> None:
         """The loops over `outer`, then the reductions."""
         self._load_ready()
+        if self.several is not None and self.outer[depth] == self.several:
+            self._at_once(depth)
+            return
         if depth < len(self.outer):
             if not self.inner and depth == len(self.outer) - 1:
                 self._quick_first(lambda states: self._last_loop(depth, states), [])
@@ -208,8 +261,12 @@ class _Nest:
                                               if far > bits(limit) { for j { y[j] = cos(x[j]) } }
 
         Bits of floats without a sign compare as the floats do, with NaN above all: in SIMD code that is two instructions.
+        Arguments that cannot be huge, such as a sine, are not looked at.
         """
-        if self.argument is None or self.accumulates:
+        if self.argument is None or (self.far and self.accumulates):
+            return build(states)
+        if not self.far:
+            self.quick = True
             return build(states)
         self.quick = True
         word = ir.IntegerType.get_signless(self.argument.width)
@@ -296,8 +353,9 @@ class _Nest:
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
             if self.quick and inner.operation.name in TRIGONOMETRIC:
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<afn>")
-                bits = arith.bitcast(flags[0].type, math.absf(copy.operands[0]))
-                largest = bits if largest is None else arith.maxsi(largest, bits)
+                if inner.operation in self.far:
+                    bits = arith.bitcast(flags[0].type, math.absf(copy.operands[0]))
+                    largest = bits if largest is None else arith.maxsi(largest, bits)
         if largest is not None:  # once: LLVM vectorises a loop that carries one maximum, not a chain of them
             flags = [arith.maxsi(flags[0], largest)]
         return mapping, flags
@@ -305,41 +363,3 @@ class _Nest:
 
 def _is_check(op: ir.Operation) -> bool:
     return op.name == "cf.assert"
-
-
-def _fill(op: ir.Operation) -> None:
-    value, out = op.operands
-    with ir.InsertionPoint(op), op.location:
-        out = _flat(out)
-        _over(out, lambda place: memref.StoreOp(value, out, place))
-    op.erase()
-
-
-def _flat(value: ir.Value) -> ir.Value:
-    """Memory that lies in one piece as one dimension: one loop, where LLVM unrolls short ones that are nested."""
-    type_ = ir.MemRefType(value.type)
-    if type_.rank < 2 or mlir.DYNAMIC in type_.shape or not isinstance(type_.layout, ir.AffineMapAttr):
-        return value
-    flat = ir.MemRefType.get([prod(type_.shape)], type_.element_type, memory_space=type_.memory_space)
-    return memref.CollapseShapeOp(flat, value, [list(range(type_.rank))]).result
-
-
-def _copy(op: ir.Operation) -> None:
-    source, target = op.operands
-    with ir.InsertionPoint(op), op.location:
-        _over(target, lambda place: memref.StoreOp(memref.LoadOp(source, place).result, target, place))
-    op.erase()
-
-
-def _over(value: ir.Value, body, place: tuple[ir.Value, ...] = ()) -> None:
-    """Loops over every element of a memref."""
-    shape = ir.ShapedType(value.type).shape
-    if len(place) == len(shape):
-        body(list(place))
-        return
-    size = shape[len(place)]
-    extent = memref.DimOp(value, mlir.index(len(place))).result if size == mlir.DYNAMIC else mlir.index(size)
-    loop = scf.ForOp(mlir.index(0), extent, mlir.index(1), [])
-    with ir.InsertionPoint(loop.body):
-        _over(value, body, (*place, loop.induction_variable))
-        scf.YieldOp([])

@@ -243,10 +243,11 @@ def f32_from_bf16(x: Value) -> Value:
 
 @_encoder(types.uint16)
 def bf16_from_f32(x: Value) -> Value:
-    """To nearest even; every NaN becomes the quiet one."""
-    magnitude = _magnitude(x)
-    stored = _choose(magnitude > 0x7F800000, 0x7FC0, _rounded_shift(magnitude, 16))
-    return _narrowed(stored | _sign(x, 15), 16)
+    """To nearest even; a NaN becomes a quiet one. The sign stays in the word: what rounding adds to a number's or an infinity's
+    magnitude never carries into it."""
+    word = bits(x)
+    rounded = word + 0x7FFF + (word >> 16 & 1)
+    return _narrowed(_choose(x != x, word | 0x7FC00000, rounded) >> 16, 16)
 
 
 @_decoder(types.uint16)

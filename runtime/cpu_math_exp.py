@@ -17,6 +17,7 @@ from tilec.runtime.cpu_math_values import (
     Value,
     absolute,
     bits,
+    by_pairs,
     clamp,
     copysign,
     floats,
@@ -59,7 +60,13 @@ def rest(x: Value, whole: Value) -> Value:
 
 def expm1_of_reduced(r: Value) -> Value:
     """exp(r) - 1 for |r| <= ln 2 / 2."""
-    return fma(r * r, horner(r, EXPM1_F32 if r.kind == F32 else EXPM1_F64), r)
+    return fma(r * r, by_pairs(r, EXPM1_F32 if r.kind == F32 else EXPM1_F64), r)
+
+
+def with_sign(magnitude: Value, sign: Value) -> Value:
+    """`copysign` for a magnitude that has no sign yet."""
+    kind = sign.kind
+    return from_bits(bits(magnitude) | (bits(sign) & -1 << kind.bits - 1), kind)
 
 
 def exponential(x: Value, factor: float, rest: Callable[[Value], Value]) -> Value:
@@ -104,16 +111,20 @@ def expm1(x: Value) -> Value:
 
 @floats
 def tanh(x: Value) -> Value:
-    """x + x^3 P(x^2) near 0; 1 - 2 / (e^2|x| + 1) from 0.55 on, with e^2|x| + 1 as 2^n p + (2^n + 1)."""
-    magnitude = absolute(x)
-    y = magnitude * 2
-    limit = 20 if x.kind == F32 else 40
-    y = select(y > limit, limit, y)
-    whole, power = reduced(y)
-    far = 1 - 2 / fma(power, expm1_of_reduced(rest(y, whole)), power + 1)
+    """x + x^3 P(x^2) near 0; 1 - 1 / (e^2|x| / 2 + 1/2) from 0.55 on, with |x| = n ln 2 / 2 + r and e^2r = 1 + r Q(r).
+
+    There an error of e^2|x| counts by a third at most, so that one step reduces it.
+    """
+    kind, magnitude = x.kind, absolute(x)
+    limit = 10 if kind == F32 else 20
+    y = select(magnitude > limit, limit, magnitude)
+    whole, half = reduced(y, -1, 2 * LOG2_E)
+    r = fma(whole, -float(LN2) / 2, y)
+    terms = [2.0, *(c * 2.0 ** (n + 2) for n, c in enumerate(EXPM1_F32 if kind == F32 else EXPM1_F64))]
+    far = 1 - 1 / fma(half * r, by_pairs(r, terms), half + 0.5)
     z = x * x
-    near = fma(z * magnitude, horner(z, TANH_F32 if x.kind == F32 else TANH_F64), magnitude)
-    return copysign(select(magnitude < 0.55, near, far), x)
+    near = fma(z * magnitude, horner(z, TANH_F32 if kind == F32 else TANH_F64), magnitude)
+    return with_sign(select(magnitude < 0.55, near, far), x)
 
 
 @floats
@@ -126,6 +137,7 @@ def erf(x: Value) -> Value:
     low, high = (ERF_F32, 4) if x.kind == F32 else (ERF_F64, 6)
     magnitude = absolute(x)
     magnitude = select(magnitude > high, high, magnitude)
-    g = -fma(magnitude, horner(magnitude, low), magnitude)
+    g = -fma(magnitude, by_pairs(magnitude, low), magnitude)
     whole, power = reduced(g)
-    return copysign(fma(power, expm1_of_reduced(rest(g, whole)), power - 1), x)
+    r = fma(whole, -float(LN2), g)  # in one step: where n is not 0, 1 is added to what its error is a part of
+    return with_sign(fma(-power, expm1_of_reduced(r), 1 - power), x)

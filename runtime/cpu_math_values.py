@@ -226,12 +226,18 @@ def two_product(a: Value, b: Value | float) -> tuple[Value, Value]:
     return product, fma(a, b, -product)
 
 
-def horner(x: Value, coefficients: Sequence[float]) -> Value:
+def horner(x: Value, coefficients: Sequence[Value | float]) -> Value:
     """The polynomial with these coefficients, lowest first."""
     result = x.like(coefficients[-1])
     for c in reversed(coefficients[:-1]):
         result = fma(result, x, c)
     return result
+
+
+def by_pairs(x: Value, coefficients: Sequence[float]) -> Value:
+    """The same, by Horner's rule in x^2: sums of two terms do not wait for one another. It pays for six terms or more."""
+    pairs = [fma(x, high, low) for low, high in zip(coefficients[::2], coefficients[1::2])]
+    return horner(x * x, [*pairs, *coefficients[2 * len(pairs) :]])
 
 
 def lookup(table: Sequence[float], index: Value, kind: Float) -> Value:

@@ -280,7 +280,8 @@ def test_narrow_floats_agree_with_ml_dtypes(name):
     anything = rng.integers(0, 2**32, 200_000, dtype=np.uint64).astype(np.uint32).view(np.float32)
     near = [np.nextafter(between, np.float32(s * INF)) for s in (1, -1)]
     special = np.array([INF, -INF, NAN, 448, 464, 465, 480, 57344, 61439.9, 61440, 65519, 65520, 1e38], np.float32)
-    x = np.concatenate([known, between, *near, anything, special])
+    nans = np.array([0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0xFFFF8000], np.uint32).view(np.float32)
+    x = np.concatenate([known, between, *near, anything, special, nans])
     with np.errstate(all="ignore"):
         want = x.astype(dtype)
     got = loop(f"{name}_from_f32", word)(x)

@@ -80,7 +80,8 @@ def test_what_rounding_hides(body, quick):
     remarks = [r for r in lowered.plan.remarks if r.verb == "approximated"]
     assert bool(remarks) == bool(quick)
     assert {f for f in planned(elementwise(body, out="f32"))[0] if QUICK[f]} == set()
-    assert planned(elementwise(body), "cpu")[0] == []
+    near = {form.replace("nearly", "near") for form in quick if "near" in form}
+    assert planned(elementwise(body), "cpu")[0] == sorted(near)  # a CPU takes the forms that add no error
 
 
 def test_f16_hides_less_than_bf16():

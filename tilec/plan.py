@@ -104,7 +104,7 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         from tilec.plan_cuda import choose
     else:
         from tilec.plan_cpu import choose
-    quick = quick_operations(function) if target.kind == "cuda" else {}
+    quick = quick_operations(function, target.kind)
     graph = _floats(build_graph(function, quick), target)
     groups, remarks = group(graph, target)
     splits, why = choose_splits(groups, graph, target) if splitting else ([], [])
@@ -116,7 +116,9 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         if splits or packs:  # what `fuse` will make of it
             function_then = apply_splits(function, splits, before)
             apply_packs(function_then, packs)
-            graph = _floats(build_graph(function_then, quick_operations(function_then) if quick else {}), target)
+            graph = _floats(
+                build_graph(function_then, quick_operations(function_then, target.kind) if quick else {}), target
+            )
         else:
             graph = _floats(build_graph(function, quick), target)
         groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)

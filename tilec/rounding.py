@@ -6,7 +6,7 @@ place, so that a stored value is within 5/8 of a unit instead of 1/2. Products a
 and reductions that add only where their terms cannot cancel, comparisons, conversions, other reductions and what is stored
 as f32 allow none. Functions pass on what their condition leaves of it: `exp` an absolute error, as do `sin` and `cos` near 0.
 A function whose quick form (`passes/approximate.py`) errs by no more is marked; some forms add no error to that of the
-function's row in `tilec/functions.py`, and need no rounding.
+function's row in `tilec/functions.py`, and need no rounding: those for arguments within a known range are for CPUs, too.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ SAVED = {
     "cos_absolute": 8, "power": 42,
 }  # fmt: skip
 """Instructions that quick forms save (SASS of sm_90)."""
+ON_CPU = ("sin_near", "cos_near")
+"""The quick forms that a CPU takes, too: they add no error."""
 NEAR = 1.0 + 2.0**-10
 """Sines and cosines are no larger, whatever their errors, and those of such numbers need no reduction."""
 _IMAGES = {row.mlir: row.image for row in FUNCTIONS.values() if row.mlir.startswith("math.")}
@@ -80,8 +82,11 @@ class _Analysis:
         return bool(quick_forms(op)) or any(self.gains(v) for v in op.operands)
 
 
-def quick_operations(function: ir.Operation) -> dict[ir.Operation, str]:
-    """The operations that may have their quick form, and which."""
+def quick_operations(function: ir.Operation, kind: str = "cuda") -> dict[ir.Operation, str]:
+    """The operations that may have their quick form on targets of this kind ("cpu", "cuda"), and which."""
+    if kind == "cpu":
+        forms = {op: next((f for f in quick_forms(op) if f in ON_CPU), None) for op in mlir.walk(function)}
+        return {op: form for op, form in forms.items() if form is not None}
     state = _Analysis()
     operations = [o.operation for o in mlir.entry(function).operations]
     for op in reversed(operations):

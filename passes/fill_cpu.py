@@ -1,0 +1,49 @@
+"""map, for the CPU: filling and copying memory become loops."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilec import mlir
+from tilec.mlir import ir, memref, scf
+
+
+def map_fill(op: ir.Operation) -> None:
+    value, out = op.operands
+    with ir.InsertionPoint(op), op.location:
+        out = _flat(out)
+        _over(out, lambda place: memref.StoreOp(value, out, place))
+    op.erase()
+
+
+def _flat(value: ir.Value) -> ir.Value:
+    """Memory that lies in one piece as one dimension: one loop, where LLVM unrolls short ones that are nested."""
+    type_ = ir.MemRefType(value.type)
+    if type_.rank < 2 or mlir.DYNAMIC in type_.shape or not isinstance(type_.layout, ir.AffineMapAttr):
+        return value
+    flat = ir.MemRefType.get([prod(type_.shape)], type_.element_type, memory_space=type_.memory_space)
+    return memref.CollapseShapeOp(flat, value, [list(range(type_.rank))]).result
+
+
+def map_copy(op: ir.Operation) -> None:
+    source, target = op.operands
+    with ir.InsertionPoint(op), op.location:
+        _over(target, lambda place: memref.StoreOp(memref.LoadOp(source, place).result, target, place))
+    op.erase()
+
+
+def _over(value: ir.Value, body, place: tuple[ir.Value, ...] = ()) -> None:
+    """Loops over every element of a memref."""
+    shape = ir.ShapedType(value.type).shape
+    if len(place) == len(shape):
+        body(list(place))
+        return
+    size = shape[len(place)]
+    extent = memref.DimOp(value, mlir.index(len(place))).result if size == mlir.DYNAMIC else mlir.index(size)
+    loop = scf.ForOp(mlir.index(0), extent, mlir.index(1), [])
+    with ir.InsertionPoint(loop.body):
+        _over(value, body, (*place, loop.induction_variable))
+        scf.YieldOp([])
+
+
+__all__ = ["map_copy", "map_fill"]

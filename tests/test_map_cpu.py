@@ -1,0 +1,68 @@
+"""Loops that the CPU's map chooses: several rows of a reduction at once, quick functions of arguments that cannot be huge."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from construct_cases import compiled, run
+
+REDUCTIONS = {
+    "sum": "y[j] = sum[i](x[i, j])",
+    "largest": "y[j] = max[i](x[i, j])",
+    "place": "y[j] = argmax[i](x[i, j])",
+    "product": "y[j] = prod[i](1 + x[i, j] / 64)",
+    "scan": "y[i, j] = cumsum[i](x[i, j])",
+    "moments": "m[j] = mean[i](x[i, j]); y[j] = mean[i]((x[i, j] - m[j]) ** 2)",
+    "weights": "y[j] = sum[i](x[i, j] * x[i, 0] * x[0, j])",
+}
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 30])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_rows_at_once(name, rows):
+    x = np.random.default_rng(rows).standard_normal((rows, 37), dtype=np.float32)
+    run(REDUCTIONS[name], x)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 32])
+def test_rows_at_once_of_two_reductions(columns):
+    x = np.random.default_rng(0).standard_normal((6, 3, 9, columns), dtype=np.float32)
+    run("y[j, l] = sum[i, k](x[i, j, k, l])", x)
+
+
+def test_a_sum_is_read_once_for_four_rows():
+    op = compiled(REDUCTIONS["sum"])
+    op(np.ones((64, 640), np.float32))
+    source = op.kernels[0].source
+    assert source.count("reassoc_add(") == 4
+    assert source.count("= y_1[") == 1
+
+
+HUGE = [1e30, -3e38, 1e6, np.inf, np.nan, 0.0, -0.0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "body", ["cos(cos(x[i]))", "sin(sin(x[i]))", "cos(tanh(x[i]))", "tan(sin(x[i]))", "sin(x[i] / 9)"]
+)
+def test_functions_of_bounded_arguments(body, dtype):
+    x = np.concatenate([np.linspace(-40, 40, 1001), HUGE, 2.0 ** -np.arange(0, 140, 7.0)]).astype(dtype)
+    run(f"y[i] = {body}", x)
+
+
+def test_no_reduction_of_a_bounded_argument():
+    """A cosine lies within [-1, 1], so that the next one is a polynomial. The argument of the first may be anything."""
+    op = compiled("y[i] = cos(cos(x[i]))")
+    op(np.ones(4096, np.float32))
+    source = op.kernels[0].source
+    assert source.count("cos_quick(") == 1 and source.count("cos(") == 1
+    assert "fma(" in source
+    assert "cos_near quick" in op.explain()
+
+
+def test_no_second_loop_for_bounded_arguments():
+    op = compiled("y[i] = sin(tanh(x[i]))")
+    op(np.ones(4096, np.float64))
+    source = op.kernels[0].source
+    assert "sin_quick(" in source and "sin(" not in source.replace("sin_quick(", "")
+    assert source.count("for ") == 1
