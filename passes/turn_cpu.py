@@ -5,6 +5,8 @@ At `stage` such an input goes through scratch of the block, which lies as the lo
     generic ins(x[j, i]) outs(y[i, j])   ->   tile = alloc [i, j]; transpose ins(x) outs(tile)
                                               generic ins(tile[i, j]) outs(y[i, j])
 
+A copy that does nothing else is a transpose from end to end, without scratch.
+
 At `map` the transpose becomes loops over square tiles of vectors, and over single elements at the edges:
 
     store(tile[i:i+16, j:j+16], transpose(load(x[j:j+16, i:i+16])))
@@ -25,12 +27,20 @@ def stage_turns(op: ir.Operation, plan: ir.DictAttr) -> None:
     names, maps = mlir.get_integers(op, "tilec.dims"), mlir.maps_of(op)
     order = mlir.get_integers(op, "tilec.loops") or list(range(len(names)))
     inputs = len(mlir.inputs_of(op))
-    for n, value in enumerate(op.operands):
+    turned = []
+    for n in range(len(op.operands)):
         dims = mlir.map_dims(maps[n])
         if not dims or names[dims[-1]] not in along or order[-1] not in dims[:-1]:
             continue
-        if n >= inputs and "reduction" in mlir.iterators_of(op):
-            continue
+        if n < inputs or "reduction" not in mlir.iterators_of(op):
+            turned.append(n)
+    if turned and (permutation := _copy(op)) is not None:
+        with ir.InsertionPoint(op), op.location:
+            _transpose(*op.operands, permutation).attributes["tilec.lanes"] = plan["lanes"]
+        op.erase()
+        return
+    for n in turned:
+        value, dims = op.operands[n], mlir.map_dims(maps[n])
         place = dims.index(order[-1])
         swap = list(range(len(dims)))
         swap[place], swap[-1] = swap[-1], swap[place]
@@ -46,8 +56,18 @@ def stage_turns(op: ir.Operation, plan: ir.DictAttr) -> None:
     op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])
 
 
-def _transpose(source: ir.Value, target: ir.Value, swap: list[int]) -> ir.Operation:
-    linalg.transpose(source, outs=[target], permutation=swap)
+def _copy(op: ir.Operation) -> list[int] | None:
+    """Which dimension of its one input each of its result's is, of an operation that only copies; None of others."""
+    body = list(mlir.body_of(op).operations)
+    if len(body) > 1 or len(op.operands) != 2 or body[0].operands[0] != mlir.body_of(op).arguments[0]:
+        return None
+    source, target = (mlir.map_dims(m) for m in mlir.maps_of(op))
+    apart = sorted(source) == sorted(target) and source[-1] != target[-1]
+    return [source.index(d) for d in target] if apart else None
+
+
+def _transpose(source: ir.Value, target: ir.Value, permutation: list[int]) -> ir.Operation:
+    linalg.transpose(source, outs=[target], permutation=permutation)
     return next(u for u in mlir.uses(target) if u.name == "linalg.transpose" and u.operands[0] == source)
 
 
@@ -69,27 +89,28 @@ def _tile(value: ir.Value, swap: list[int], dims: list[int], plan: ir.DictAttr) 
 
 
 def map_transpose(op: ir.Operation) -> None:
-    """A linalg.transpose of two dimensions, one of them its source's last, as loops over tiles of vectors."""
+    """A linalg.transpose that moves its source's last dimension, as loops over tiles of vectors."""
     source, target = op.operands
-    swap, lanes = list(ir.DenseI64ArrayAttr(op.attributes["permutation"])), mlir.get_integer(op, "tilec.lanes")
-    rank = len(swap)
-    row, column = swap[-1], rank - 1  # the source's dimension that becomes the last, and its last
+    order, lanes = list(ir.DenseI64ArrayAttr(op.attributes["permutation"])), mlir.get_integer(op, "tilec.lanes")
+    rank = len(order)
+    row, column = order[-1], rank - 1  # the source's dimension that becomes the last, and its last
     with ir.InsertionPoint(op), op.location:
         sizes = {d: _size(source, d) for d in range(rank)}
         at: dict[int, ir.Value] = {}
         with loops({d: n for d, n in sizes.items() if d not in (row, column)}, at):
             planes = [
-                _plane(source, at, row, column, sizes),
-                _plane(target, {swap.index(d): i for d, i in at.items()}, row, column, [sizes[d] for d in swap]),
+                _plane(source, at, sizes),
+                _plane(target, {order.index(d): i for d, i in at.items()}, [sizes[d] for d in order]),
             ]
             _turn_plane(*planes, sizes[row], sizes[column], lanes)
     op.erase()
 
 
 def _turn_plane(source: ir.Value, target: ir.Value, rows: Size, columns: Size, lanes: int) -> None:
+    """Column by column of tiles, so that what is written lies in a row."""
     type_ = ir.VectorType.get([lanes, lanes], ir.MemRefType(source.type).element_type)
     whole_rows, whole_columns = whole(rows, lanes), whole(columns, lanes)
-    with loop(0, whole_rows, lanes) as r, loop(0, whole_columns, lanes) as c:
+    with loop(0, whole_columns, lanes) as c, loop(0, whole_rows, lanes) as r:
         square = vector.LoadOp(type_, source, [r, c]).result
         vector.StoreOp(vector.TransposeOp(type_, square, [1, 0]).result, target, [c, r])
     _turn_elements(source, target, (0, whole_rows), (whole_columns, columns))
@@ -103,13 +124,13 @@ def _turn_elements(source: ir.Value, target: ir.Value, rows: tuple[Size, Size], 
         memref.StoreOp(memref.LoadOp(source, [r, c]).result, target, [c, r])
 
 
-def _plane(value: ir.Value, at: dict[int, ir.Value], row: int, column: int, sizes) -> ir.Value:
+def _plane(value: ir.Value, at: dict[int, ir.Value], sizes) -> ir.Value:
     """The two-dimensional part of `value` where its other dimensions are `at`."""
     type_ = ir.MemRefType(value.type)
     if not at:
         return value
     strides, _ = type_.get_strides_and_offset()
-    kept = [d for d in range(type_.rank) if d in (row, column)]
+    kept = [d for d in range(type_.rank) if d not in at]
     shape = [type_.shape[d] for d in kept]
     layout = ir.StridedLayoutAttr.get(mlir.DYNAMIC, [strides[d] for d in kept])
     part = ir.MemRefType.get(shape, type_.element_type, layout)

@@ -11,6 +11,8 @@ PROGRAMS = {
     "input": ("y[j, i] = x[i, j] + w[j, i]", lambda x, w, z: x.T + w),
     "result": ("y[j, i] = x[i, j] + v[i, j]", lambda x, v, z: (x + v).T),
     "outer and inner": ("y[j, k, i] = z[i, k, j]", lambda x, w, z: z.transpose(2, 1, 0)),
+    "rotated": ("y[j, i, k] = z[i, k, j]", lambda x, w, z: z.transpose(2, 0, 1)),
+    "rotated back": ("y[k, j, i] = z[i, k, j]", lambda x, w, z: z.transpose(1, 2, 0)),
     "two ranks": ("y[k, j, i] = z[i, k, j] + x[i, j]", lambda x, w, z: (z + x[:, None]).transpose(1, 2, 0)),
     "between sweeps": (
         "t[j, i] = x[i, j] + w[j, i]; m[j] = max[i](t[j, i]); y[j, i] = t[j, i] - m[j]",
