@@ -126,6 +126,40 @@ def versions() -> tuple[str, ...]:
 
 
 def _to_ptx(source: str, entry: str, chip: str, threads: int, parameters: Sequence[str] | None, min_blocks: int) -> str:
+    """By a process of the compiler's own; in this one where that cannot be had."""
+    from tilec.runtime import compile_server
+
+    wanted = {"source": source, "entry": entry, "chip": chip, "threads": threads, "min_blocks": min_blocks}
+    wanted["parameters"] = parameters and list(parameters)
+    reply = compile_server.ask(__name__, wanted)
+    if reply is None:
+        return _compile_here(**wanted)
+    if "ptx" not in reply:
+        raise CompileError(reply["error"], source) if reply["kind"] == "CompileError" else NoCompiler(reply["error"])
+    return reply["ptx"]
+
+
+def prepare() -> None:
+    """For `compile_server`: loads all that compiling takes, and leaves no thread."""
+    with uninterrupted(), _operator_values():
+        from numba_cuda_mlir.lowering_utilities.context import get_context
+
+        get_context().enable_multithreading(False)
+    source = "from tilec.runtime.cuda_intrinsics import load_f32, store_f32\n\ndef kernel(x):\n    store_f32(x, load_f32(x))\n"
+    _compile_here(source, "kernel", "sm_90a", 128, None, 1)
+
+
+def answer(wanted: dict[str, Any]) -> dict[str, str]:
+    """For `compile_server`."""
+    try:
+        return {"ptx": _compile_here(**wanted)}
+    except (CompileError, NoCompiler) as error:
+        return {"error": str(error), "kind": type(error).__name__}
+
+
+def _compile_here(
+    source: str, entry: str, chip: str, threads: int, parameters: Sequence[str] | None, min_blocks: int
+) -> str:
     try:
         with uninterrupted(), _LOCK, uncollected(), _operator_values():
             from tilec.runtime import cuda_frontend

@@ -1,6 +1,7 @@
 """Every device function compiles for every chip it is for, without spills or stack; on a GPU, it also does
 the right thing."""
 
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -388,6 +389,30 @@ def test_the_cache_gives_the_same_cubin(tmp_path, monkeypatch):
     assert not cached_kernel(COPY, "kernel", "sm_80", 128, parameters=("i64", "i64"))[1]
     next((tmp_path / "cache" / "entries").glob("*.bin")).write_bytes(b"bad")
     assert cached_kernel(COPY, "kernel", "sm_90a", 128, parameters=("i64", "i64"))[0].entry == "kernel"
+
+
+def test_the_compilers_own_process_makes_what_this_one_would():
+    source = kernel("store_f32(y + tid * int64(4), load_f32(x + tid * int64(4)))", "load_f32", "store_f32")
+    ptx = compile_kernel(source, "kernel", "sm_90a", 128).ptx
+    assert ptx == cuda_compile._compile_here(source, "kernel", "sm_90a", 128, None, 1)
+
+
+def test_errors_come_back_from_the_compilers_own_process():
+    found = []
+    for make in (cuda_compile._to_ptx, cuda_compile._compile_here):
+        with pytest.raises(CompileError, match="no_such_name") as caught:
+            make(kernel("no_such_name(x)"), "kernel", "sm_90a", 128, None, 1)
+        found.append((re.sub("0x[0-9a-f]+", "", str(caught.value)), caught.value.source))
+    assert found[0] == found[1]
+
+
+def test_compiling_leaves_no_compiler_in_this_process(monkeypatch, tmp_path):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    code = "import sys, tilec\nop = tilec.compile('y[i] = x[i] + 1', target='sm_90a')\nop.build(N=5)\n"
+    code = code.replace("y[i] = x[i] + 1", "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] + 1.0 }")
+    code += "assert op._latest.cubins\n"
+    code += "print([m for m in ('numba_cuda_mlir.numba_cuda', 'torch', 'numba') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
 def test_imports_are_lazy():

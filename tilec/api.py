@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
@@ -24,7 +25,7 @@ from tilec.dtypes import DTYPES
 from tilec.executable import Executable, build_executable
 from tilec.frontend import Program, read_program
 from tilec.kernel import Kernel
-from tilec.recipe import Recipe, Signature
+from tilec.recipe import Recipe, Signature, load_compiler
 from tilec.runtime.forking import compiling
 from tilec.target import Target, load
 
@@ -272,7 +273,7 @@ def compile(
     options.
     """
     text = read_source(source)
-    program = read_program(text)
+    program = read_program(text, before=lambda: _load_compiler(target))
     for name, value in (sizes or {}).items():
         if not isinstance(value, int) or value < 0:
             raise CallError(f"size {name} must be a whole number from 0, got {value!r}")
@@ -284,6 +285,12 @@ def compile(
 
         read_schedule(path)  # says what is wrong with it
     return Op(program, op, sizes or {}, target, path)
+
+
+def _load_compiler(target: str | None) -> None:
+    with suppress(CallError):  # which is to come after what is wrong with the program
+        if target is not None:
+            load_compiler(load(target))
 
 
 def interpret(

@@ -7,7 +7,7 @@ process need not parse it again, unless it compiles something new.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,11 +50,14 @@ class Program:
         return self.ops[choose_op(self.tree, name).name]
 
 
-def read_program(source: Source) -> Program:
-    """The program of a text. Raises TileError with all of its mistakes."""
+def read_program(source: Source, before: Callable[[], object] = lambda: None) -> Program:
+    """The program of a text. Raises TileError with all of its mistakes. `before` is called if it must be parsed."""
     where = source.name if source.name.startswith("<") else str(Path(source.name).resolve())
     key = cache.make_key("program", cache.compiler_digest(), where, source.text)
-    return _from_cache(source, key) or _parsed(source, key)
+    if (found := _from_cache(source, key)) is not None:
+        return found
+    before()
+    return _parsed(source, key)
 
 
 def _from_cache(source: Source, key: str) -> Program | None:

@@ -69,6 +69,7 @@ class Recipe:
         return made
 
     def _compile(self) -> Compiled:
+        load_compiler(self.target)
         specialised, lowered = self.lowered
         predicted = {k.name: k.prediction.time_us for k in lowered.plan.kernels}
         inputs, outputs = (_named(tensors) for tensors in (specialised.inputs, specialised.outputs))
@@ -99,6 +100,14 @@ class Prepared(Recipe):
 
     def compiled(self) -> Compiled:
         return self._compile()
+
+
+def load_compiler(target: Target) -> None:
+    """Has the compiler of kernels for a target loaded by its own process, while this one goes on."""
+    if target.kind == "cuda":
+        from tilec.runtime import compile_server
+
+        compile_server.start("tilec.runtime.cuda_compile")
 
 
 def _schedule(path: Path | None):

@@ -1,0 +1,182 @@
+"""Compilers in processes of their own, which load while this one plans, and several of which compile at once.
+
+Numba's compilers take a second to import and hold Python's lock while they work, and the one for GPUs imports torch. So a
+process for each kind of compiler is started when something is to be compiled. It loads the compiler and forks: its forks
+answer requests. All end with this process, or after a minute without work. Where none can be had, the caller compiles
+itself: `ask` says so.
+
+Requests and replies are JSON after its length, over a socket for each fork.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+IDLE = 60.0  # seconds
+_POSSIBLE = sys.platform.startswith("linux") and not getattr(sys, "frozen", False)
+
+
+class _Server:
+    """The process that loads the compiler of the module `kind`, and connections to those forks that have nothing to do."""
+
+    def __init__(self, kind: str):
+        self.control, theirs = socket.socketpair()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from tilec.runtime.compile_server import serve; "
+        code += f"serve({theirs.fileno()}, {kind!r})"
+        nowhere = subprocess.DEVNULL
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=nowhere, stdout=nowhere, stderr=nowhere,
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"}, start_new_session=True,
+            )  # fmt: skip
+        self.free: list[socket.socket] | None = [self._fork()]
+
+    def _fork(self) -> socket.socket:
+        """A connection to a new fork, which begins once the compiler is loaded."""
+        mine, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self.control, [b"\0"], [theirs.fileno()])
+        return mine
+
+    def take(self) -> socket.socket:
+        with _lock:
+            return self.free.pop() if self.free else self._fork()
+
+    def give_back(self, connection: socket.socket) -> None:
+        with _lock:
+            if self.free is None:
+                connection.close()
+            else:
+                self.free.append(connection)
+
+    def close(self) -> None:
+        """With this the processes end that are not at work."""
+        for each in (self.control, *(self.free or ())):
+            each.close()
+        self.free = None
+
+
+_lock = threading.Lock()
+_running: dict[str, _Server] = {}
+_refused: set[str] = set()
+
+
+def start(kind: str) -> _Server | None:
+    """The process that compiles by the module `kind`; starts it if need be. Does not wait. None where there can be none."""
+    with _lock:
+        interpreter = os.path.basename(sys.executable or "")  # not a program that has Python inside
+        if kind not in _running and kind not in _refused and _POSSIBLE and interpreter.startswith("python"):
+            try:
+                _running[kind] = _Server(kind)
+            except (OSError, ValueError):
+                _refused.add(kind)
+        return _running.get(kind)
+
+
+def ask(kind: str, request: dict[str, Any]) -> dict[str, Any] | None:
+    """What `answer` of the module `kind` says to a request, from another process; None where that cannot be had."""
+    text = json.dumps(request).encode()
+    for _ in range(2):  # it may have ended just now, for want of work
+        if (server := start(kind)) is None:
+            return None
+        with suppress(OSError):
+            connection = server.take()
+            _send(connection, text)
+            if reply := _receive(connection):
+                server.give_back(connection)
+                return json.loads(reply)
+            connection.close()
+        with _lock:
+            if _running.get(kind) is server:
+                _end(_running.pop(kind))
+    with _lock:
+        _refused.add(kind)
+    return None
+
+
+def _send(connection: socket.socket, text: bytes) -> None:
+    connection.sendall(len(text).to_bytes(8, "little") + text)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """What was sent; empty where the other end is gone."""
+    with connection.makefile("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        text = file.read(size)
+        return text if len(text) == size else b""
+
+
+def _end(server: _Server) -> None:
+    server.close()
+    server.process.kill()
+    server.process.wait()
+
+
+@atexit.register
+def _end_all() -> None:
+    with _lock:
+        while _running:
+            _end(_running.popitem()[1])
+
+
+def _in_child() -> None:
+    """A fork of the caller starts processes of its own; were its copies of sockets open, the others would not end."""
+    global _lock
+    _lock = threading.Lock()
+    for server in _running.values():
+        server.close()
+        server.process.returncode = 0  # not this one's to wait for
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+# ---- the other processes ---------------------------------------------------------------------------------------------
+
+
+def serve(number: int, kind: str) -> None:
+    """Forks whenever a socket comes over socket `number`, once a module's `prepare` is done. Never returns."""
+    import gc
+    import importlib
+    import signal
+
+    for name in ("torch", "cupy"):  # numba-cuda-mlir imports them where they are, to know their arrays in launches
+        sys.modules[name] = None  # type: ignore[assignment]
+    gc.disable()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    control = socket.socket(fileno=number)
+    module = importlib.import_module(kind)
+    module.prepare()
+    gc.collect()
+    gc.freeze()  # so that forks go on sharing this memory
+    if len(os.listdir("/proc/self/task")) > 1:  # forks would wait for threads that they lack
+        os._exit(1)
+    control.settimeout(IDLE)
+    with suppress(OSError):
+        while (received := socket.recv_fds(control, 1, 1))[0]:
+            if os.fork() == 0:
+                control.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _answer(module, socket.socket(fileno=received[1][0]))
+            os.close(received[1][0])
+    os._exit(0)
+
+
+def _answer(module: Any, connection: socket.socket) -> None:
+    """Answers requests by `answer` of a module, as long as there are any."""
+    connection.settimeout(IDLE)
+    try:
+        while text := _receive(connection):
+            _send(connection, json.dumps(module.answer(json.loads(text))).encode())
+    finally:
+        os._exit(0)
