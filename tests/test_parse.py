@@ -1,17 +1,25 @@
 """The grammar and the parser: every construct, the short form, and text that means harm."""
 
+import json
 import logging
+import os
 import time
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from lark import Lark
 from lark import logger as lark_logger
+from lark.grammar import Rule
+from lark.lexer import TerminalDef
 
 from tilec.diagnostics import Source, TileError
 from tilec.dsl import ast
-from tilec.dsl.parse import MAX_BYTES, parse
+from tilec.dsl import parse as parse_module
+from tilec.dsl.parse import MAX_BYTES, _lark, lex, make_lark, parse, tables_of
 from tilec.dtypes import BF16, F32, F64
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def program(text: str) -> ast.Program:
@@ -159,3 +167,37 @@ def test_hostile_text_is_refused_quickly(text):
 
 def test_the_empty_program():
     assert program("").ops == () and program("# nothing\n").ops == ()
+
+
+def tables() -> Path:
+    return Path(str(files("tilec.dsl").joinpath("grammar.json")))
+
+
+def test_the_tables_are_those_of_the_grammar():
+    """`TILEC_UPDATE_GOLDEN=1 pytest tests/test_parse.py` makes them anew."""
+    grammar = files("tilec.dsl").joinpath("grammar.lark").read_text()
+    made = make_lark(grammar)
+    if os.environ.get("TILEC_UPDATE_GOLDEN"):
+        data, memo = made.memo_serialize([TerminalDef, Rule])
+        tables().write_text(
+            json.dumps({"of": tables_of(grammar), "data": data, "memo": memo}, separators=(",", ":")) + "\n"
+        )
+    of = json.loads(tables().read_text())["of"]
+    assert of.split(", ")[1] == tables_of(grammar).split(", ")[1]
+    if of != tables_of(grammar):
+        pytest.skip("another version of Lark makes its tables itself")
+    _lark.cache_clear()
+    loaded = _lark()
+    assert not hasattr(loaded, "source_grammar"), "made anew"
+    for path in sorted(EXAMPLES.glob("*.tile")):
+        assert loaded.parse(path.read_text()) == made.parse(path.read_text())
+        assert [(t.type, t.value) for t in lex(path.read_text())] == [
+            (t.type, t.value) for t in made.lex(path.read_text(), dont_ignore=True)
+        ]
+
+
+def test_tables_of_another_grammar_are_not_used(monkeypatch):
+    monkeypatch.setattr(parse_module, "tables_of", lambda grammar: "another")
+    _lark.cache_clear()
+    assert hasattr(_lark(), "source_grammar")
+    _lark.cache_clear()
