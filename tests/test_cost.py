@@ -86,6 +86,14 @@ def test_an_empty_kernel_is_bound_by_its_launch():
     assert predict(Work(launches=3), H200).time_us == 3 * p.time_us
 
 
+def test_on_a_cpu_only_a_loop_of_several_blocks_is_launched():
+    one, two = (predict(Work(flops={"fma.f32": 1e6}, blocks=n), CPU) for n in (1, 2))
+    assert one.time_us == pytest.approx(
+        2 * (two.time_us - CPU.launch.overhead_us - CPU.launch.ramp_us) + CPU.launch.ramp_us
+    )
+    assert one.terms["launch"] == pytest.approx(CPU.launch.ramp_us)
+
+
 # ---- occupancy, by hand from the rules of NVIDIA's calculator ----
 
 

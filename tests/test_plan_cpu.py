@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import tilec
+from tilec.cost import predict
+from tilec.target import BUILT_IN, load
 
 
 def compiled(text: str, *arrays: np.ndarray) -> tuple[tilec.Op, np.ndarray]:
@@ -27,8 +32,25 @@ def test_pieces_of_permuted_operands_are_long(dtype):
     op, y = compiled("y[b, h, s, d] = x[b, s, h, d]", x)
     (kernel,) = op.plan.kernels
     _, h, s, d = kernel.tile
-    assert min(h * d, s * d) * x.itemsize >= 2048
+    assert min(h * d, s * d) * x.itemsize >= min(2048, 1024 * x.itemsize)
     np.testing.assert_array_equal(y, x.transpose(0, 2, 1, 3))
+
+
+def test_a_kernel_is_one_block_where_a_parallel_loop_costs_more_than_it_saves(tmp_path):
+    """What it takes alone is what the model says of one core and of the cache that its arrays are in."""
+    text, blocks = (BUILT_IN / "cpu.toml").read_text(), {}
+    for overhead in (1, 5, 100):
+        path = tmp_path / f"{overhead}.toml"
+        path.write_text(re.sub("overhead_us = .*", f"overhead_us = {overhead}", text))
+        for size in (32, 512, 4096):
+            op = tilec.compile(
+                "op relu(x: f32[N, N]) -> (y: f32[N, N]) { y[i, j] = max(x[i, j], 0) }", target=str(path)
+            )
+            (kernel,) = op.build(N=size).plan.kernels
+            alone = predict(replace(kernel.work, blocks=1), load(str(path))).time_us
+            assert (kernel.blocks == 1) == (alone < 2 * overhead)
+            blocks[overhead, size] = kernel.blocks
+    assert blocks[1, 32] == blocks[100, 512] == 1 < min(blocks[1, 512], blocks[100, 4096])
 
 
 @pytest.mark.parametrize("columns", [1, 64, 2048])

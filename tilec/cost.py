@@ -126,7 +126,8 @@ def predict(work: Work, target: Target) -> Prediction:
 
     Throughput units (vector, matrix, special, shared) run at peak x wave efficiency x issue, where issue is
     below 1 with less than a warp to each of an SM's four schedulers. Memory runs at its rate or at Little's,
-    see `_transfer_us`. Back to back, kernels follow each other no faster than the host launches them.
+    see `_transfer_us`. Back to back, kernels follow each other no faster than the host launches them. On a CPU only
+    a loop of several blocks is launched; one block runs in the caller's thread.
     """
     occ = occupancy(target, work.threads, work.registers, work.shared_per_block)
     if occ.blocks == 0:
@@ -144,7 +145,11 @@ def predict(work: Work, target: Target) -> Prediction:
         terms[name] = terms.get(name, 0.0) + time
     body = max(terms.values(), default=0.0)
     ramp = target.launch.ramp_us * work.launches + work.serial_us
-    total = max(body + ramp, target.launch.overhead_us * work.launches)
+    overhead = target.launch.overhead_us * work.launches
+    if target.kind == "cpu":  # nothing else goes on while the threads are woken and waited for
+        total = body + ramp + (overhead if work.blocks > 1 else 0.0)
+    else:
+        total = max(body + ramp, overhead)
     limiter = max(terms, key=lambda t: terms[t], default="launch")
     bound = "launch" if total - body > body else "memory" if limiter in MEMORY else "compute"
     intensity, ridge, ideal = _roofline(work, target)

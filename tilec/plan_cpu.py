@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import ceil, prod
 
 from tilec.amounts import kept_bytes
+from tilec.cost import predict
 from tilec.graph import Graph, Node, Read, extract_directions
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
@@ -75,14 +76,11 @@ def _tile(
     kernel: KernelPlan, g: Group, graph: Graph, target: Target, turn: tuple[int, ...]
 ) -> tuple[tuple[int, ...], str]:
     points = max(1, g.space.parallelism)
-    operations = sum(n.operations for n in g.nodes)
-    launch = 1e-6 * target.launch.overhead_us
-    serial = max(operations / (target.peak("fma.f32") / target.units), _bytes(kernel) / _core_bandwidth(target))
+    alone = predict(replace(kernel.work, blocks=1), target).time_us
     small = not turn or all(kernel.extents[d] <= TRANSPOSE_TILE for d in _directions(g))
-    if serial < 2 * launch and small:
-        return tuple(
-            kernel.extents[d] for d in kernel.grid
-        ), f"one block: {1e6 * serial:.1f} us of work, a parallel loop costs {1e6 * launch:.0f}"
+    if alone < 2 * target.launch.overhead_us and small:  # twice: a small gain is not sure
+        whole = tuple(kernel.extents[d] for d in kernel.grid)
+        return whole, f"one block: {alone:.1f} us of work, a parallel loop costs {target.launch.overhead_us:g}"
     a_point = max(1.0, sum(n.iterations + n.operations / 8 for n in g.nodes) / points)
     budget = max(1, int(BLOCK_ELEMENTS / a_point))
     kept = kept_bytes(g.nodes, graph, g.space)
@@ -110,14 +108,6 @@ def _tile(
     why = "squares, turned in registers" if turn else f"about {BLOCK_ELEMENTS} elements"
     extents = tuple(kernel.extents[d] for d in kernel.grid)
     return sizes, f"tiles of {sizes} of {extents}: {why}, {kept * prod(sizes)} bytes kept"
-
-
-def _bytes(kernel: KernelPlan) -> float:
-    return kernel.work.dram_read + kernel.work.dram_write
-
-
-def _core_bandwidth(target: Target) -> float:
-    return 1e9 * (target.l2.unit_gbs or target.l2.bandwidth_gbs / target.units)
 
 
 def _lengthen(kernel: KernelPlan, g: Group, tile: dict[int, int], budget: int) -> int:

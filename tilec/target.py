@@ -71,7 +71,8 @@ class Rates:
 
 @dataclass(frozen=True)
 class Launch:
-    """`overhead_us`: time of the host per launch. `ramp_us`: start and drain of a kernel on the device."""
+    """`overhead_us`: time of the host per launch, on a CPU of a parallel loop. `ramp_us`: start and drain of a kernel on the
+    device."""
 
     overhead_us: float
     ramp_us: float
