@@ -174,9 +174,12 @@ def serve(number: int, kind: str) -> None:
 
 def _answer(module: Any, connection: socket.socket) -> None:
     """Answers requests by `answer` of a module, as long as there are any."""
+    import gc
+
     connection.settimeout(IDLE)
     try:
         while text := _receive(connection):
             _send(connection, json.dumps(module.answer(json.loads(text))).encode())
+            gc.collect()  # while nobody waits
     finally:
         os._exit(0)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import linecache
+from base64 import b64encode
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from types import FunctionType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -117,12 +119,47 @@ def compile_kernels(module: str, kernels: tuple[KernelSource, ...]) -> dict[str,
             function = functions[kernel.name]
             same = identity(function.__code__)
             if same not in compiled:
-                symbol = f"tilec_{hashlib.sha256(repr(same).encode()).hexdigest()[:24]}"
+                symbol = _symbol(same)
                 with uninterrupted():
                     library = _read(function, symbol)
                 compiled[same] = llvm.submit(library.emit, symbol)
             names[kernel.name] = compiled[same]
         return {name: future.result() for name, future in names.items()}
+
+
+WARM_UP = """
+from tilec.runtime.cpu_support import exp, f32, f32_pointer, inf, maximum, reassoc_add
+
+def kernel(block, args, scratch):
+    x, y = f32_pointer(args[0]), f32_pointer(args[1])
+    for i in range(min(64, 8 * block)):
+        m = f32(-inf)
+        for j in range(100):
+            m = maximum(m, x[i * 100 + j])
+            m = reassoc_add(m, exp(m))
+        y[i] = m
+"""
+
+
+def prepare() -> None:
+    """For `compile_server`: loads all that compiling takes."""
+    answer({"module": WARM_UP, "kernel": "kernel"})
+
+
+def answer(wanted: dict[str, str]) -> dict[str, Any]:
+    """For `compile_server`: the machine code of one kernel, or what is wrong."""
+    try:
+        function = _executed(wanted["module"])[wanted["kernel"]]
+        symbol = _symbol(identity(function.__code__))
+        with global_compiler_lock:
+            made = _read(function, symbol).emit(symbol)
+    except Exception as error:
+        return {"error": repr(error)}
+    return {"image": b64encode(made.image).decode(), "symbol": symbol, "needs": made.needs}
+
+
+def _symbol(same: tuple) -> str:
+    return f"tilec_{hashlib.sha256(repr(same).encode()).hexdigest()[:24]}"
 
 
 def _execute(text: str) -> dict[str, FunctionType]:
@@ -131,6 +168,9 @@ def _execute(text: str) -> dict[str, FunctionType]:
     space: dict = {"__name__": "tilec_kernels"}
     exec(compile(text, name, "exec"), space)
     return space
+
+
+_executed = lru_cache(1)(_execute)
 
 
 def _read(function: FunctionType, symbol: str) -> _Library:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from base64 import b64decode
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache as once
 
 import llvmlite.binding as llvm
 
 from tilec.runtime import cache
 from tilec.runtime.cpu_load import MissingSymbol, load, machine
+from tilec.runtime.generated import functions, identity
 from tilec.runtime.interrupts import uninterrupted
 from tilec.runtime.program import Emitted, Object
+
+COMPILER = "tilec.runtime.cpu_compile"
 
 
 def load_program(emitted: Emitted) -> dict[str, int]:
@@ -23,10 +29,7 @@ def load_program(emitted: Emitted) -> dict[str, int]:
             return load_kernels(_from_cache(*found))
         except (KeyError, TypeError, AttributeError, MissingSymbol):
             pass
-    with uninterrupted():
-        from tilec.runtime.cpu_compile import compile_kernels
-
-    made = compile_kernels(emitted.module, emitted.kernels)
+    made = _compiled(emitted)
     objects = {o.symbol: o for o in made.values()}
     properties = {
         "kernels": {name: o.symbol for name, o in made.items()},
@@ -34,6 +37,46 @@ def load_program(emitted: Emitted) -> dict[str, int]:
     }
     cache.save(key, properties, {symbol: o.image for symbol, o in objects.items()})
     return load_kernels(made)
+
+
+def compiles_here() -> bool:
+    """Whether this process has the compiler loaded, so that no other one need load it."""
+    return COMPILER in sys.modules
+
+
+def _compiled(emitted: Emitted) -> dict[str, Object]:
+    if not compiles_here() and (made := _compiled_elsewhere(emitted)) is not None:
+        return made
+    with uninterrupted():
+        from tilec.runtime.cpu_compile import compile_kernels
+
+    return compile_kernels(emitted.module, emitted.kernels)
+
+
+def _compiled_elsewhere(emitted: Emitted) -> dict[str, Object] | None:
+    """By processes of the compiler's own, several kernels at once; None where those cannot be had.
+
+    Kernels that differ in names only are one.
+    """
+    from tilec.runtime import compile_server
+
+    codes = functions(emitted.module)
+    alike = {k.name: identity(codes[k.name]) for k in emitted.kernels}
+    names = {same: name for name, same in alike.items()}
+    with ThreadPoolExecutor(os.cpu_count(), "tilec-compile") as pool:
+        asked = {
+            same: pool.submit(compile_server.ask, COMPILER, {"module": emitted.module, "kernel": name})
+            for same, name in names.items()
+        }
+        with suppress(MissingSymbol), uninterrupted():  # what running takes, meanwhile
+            import numba  # noqa: F401
+
+            load_native()
+    replies = {same: future.result() for same, future in asked.items()}
+    if any(r is None or "image" not in r for r in replies.values()):
+        return None
+    objects = {same: Object(b64decode(r["image"]), r["symbol"], tuple(r["needs"])) for same, r in replies.items()}
+    return {name: objects[same] for name, same in alike.items()}
 
 
 def load_kernels(made: dict[str, Object]) -> dict[str, int]:

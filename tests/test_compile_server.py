@@ -159,3 +159,14 @@ def test_threads_that_meet_a_process_that_ended(compiler):
             return compile_server.ask(kind, {"n": n})
 
         assert [f["n"] for f in pool.map(again, range(4))] == [0, 1, 2, 3]
+
+
+def test_an_interrupted_caller_can_ask_again(compiler):
+    kind = compiler(answer="time.sleep(request['sleep'])")
+    first = compile_server.ask(kind, {"sleep": 0})
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        compile_server.ask(kind, {"sleep": 100})
+    assert compile_server.ask(kind, {"sleep": 0})["parent"] == first["parent"]
+    os.kill(first["process"], signal.SIGKILL)  # which still sleeps

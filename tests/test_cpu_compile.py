@@ -1,5 +1,9 @@
 """CPU kernels as Numba compiles them: integer loops and minima, kernels that are the same, checks, threads, workspaces."""
 
+import os
+import subprocess
+import sys
+from base64 import b64decode
 from dataclasses import replace
 from itertools import combinations
 from threading import Thread
@@ -10,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilec.diagnostics import CallError
+from tilec.runtime import compile_server
 from tilec.runtime.cpu_compile import compile_kernels
 from tilec.runtime.cpu_launch import CpuProgram
-from tilec.runtime.cpu_objects import load_kernels
+from tilec.runtime.cpu_objects import COMPILER, load_kernels
 from tilec.runtime.generated import identity
-from tilec.runtime.program import Emitted, KernelSource, Slot, Step
+from tilec.runtime.program import Emitted, KernelSource, Object, Slot, Step
 from tilec.runtime.steps import place
 
 HEAD = "from tilec.runtime.cpu_support import i64, i64_pointer\n\n"
@@ -136,3 +141,41 @@ def test_a_chain_needs_two_intermediates_at_a_time():
     steps = [Step("k", tuple(Slot("temporary", n) for n in (i, i + 1) if n < 6)) for i in range(6)]
     placed = place([1024] * 6, steps)
     assert max(t.end for t in placed) == 2048
+
+
+def test_the_compilers_own_process_makes_what_this_one_would():
+    text = HEAD + "def kernel(block, args, scratch):\n    y = i64_pointer(args[0])\n    y[block] = min(block, 3)\n"
+    (here,) = compile_kernels(text, (KernelSource("kernel", text, 5, 1),)).values()
+    made = compile_server.ask(COMPILER, {"module": text, "kernel": "kernel"})
+    assert (made["symbol"], tuple(made["needs"])) == (here.symbol, here.needs)
+    y = np.zeros(5, np.int64)
+    source = KernelSource("kernel", text, 5, 1)
+    step = Step("kernel", (Slot("output", 0),))
+    loops = load_kernels({"kernel": Object(b64decode(made["image"]), made["symbol"], here.needs)})
+    CpuProgram(Emitted("own", text, (source,), (step,), ()), loops, 0, 1).launch([y.ctypes.data])
+    np.testing.assert_array_equal(y, [0, 1, 2, 3, 3])
+
+
+def test_what_does_not_compile_is_said_by_this_process():
+    assert "no_such" in compile_server.ask(COMPILER, {"module": "import no_such", "kernel": "kernel"})["error"]
+
+
+ELSEWHERE = """
+import sys, numpy as np, tilec
+from tilec.runtime import compile_server
+compile_server._POSSIBLE = {possible} and compile_server._POSSIBLE
+x = np.arange(600, dtype=np.float32).reshape(20, 30)
+program = "m[i] = max[j](x[i, j])  s[j] = sum[i](x[i, j] * m[i])  y[i, j] = cumsum[j](x[i, j] + s[j])"
+y = tilec.compile(program, target="cpu")(x)
+s = (x.astype(np.float64) * x.max(1, keepdims=True)).sum(0)
+np.testing.assert_allclose(y, np.cumsum(x + s, 1), rtol=1e-4)
+print("tilec.runtime.cpu_compile" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("possible", [True, False])
+def test_programs_compile_in_processes_of_the_compilers_own_or_here(possible, tmp_path):
+    environment = os.environ | {"TILEC_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", ELSEWHERE.format(possible=possible)]
+    here = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    assert here == str(not (possible and compile_server._POSSIBLE))

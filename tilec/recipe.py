@@ -104,10 +104,15 @@ class Prepared(Recipe):
 
 def load_compiler(target: Target) -> None:
     """Has the compiler of kernels for a target loaded by its own process, while this one goes on."""
-    if target.kind == "cuda":
-        from tilec.runtime import compile_server
+    from tilec.runtime import compile_server
 
+    if target.kind == "cuda":
         compile_server.start("tilec.runtime.cuda_compile")
+        return
+    from tilec.runtime.cpu_objects import COMPILER, compiles_here
+
+    if not compiles_here():
+        compile_server.start(COMPILER)
 
 
 def _schedule(path: Path | None):
