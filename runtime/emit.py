@@ -8,47 +8,14 @@ nothing and leave no trace. Names come from `tilec.name` hints reduced to identi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from functools import partial
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.functions import FUNCTIONS
 from tilec.mlir import ir
-from tilec.runtime.emit_index import affine_text, is_unit, plus, times
-
-COMPARE_FLOAT = {  # cmpf predicates by number: text over {a}, {b}
-    0: "False", 1: "{a} == {b}", 2: "{a} > {b}", 3: "{a} >= {b}", 4: "{a} < {b}", 5: "{a} <= {b}",
-    6: "({a} < {b}) | ({a} > {b})", 7: "({a} == {a}) & ({b} == {b})", 8: "not (({a} < {b}) | ({a} > {b}))",
-    9: "not ({a} <= {b})", 10: "not ({a} < {b})", 11: "not ({a} >= {b})", 12: "not ({a} > {b})", 13: "{a} != {b}",
-    14: "({a} != {a}) | ({b} != {b})", 15: "True",
-}  # fmt: skip
-COMPARE_INTEGER = {0: "==", 1: "!=", 2: "<", 3: "<=", 4: ">", 5: ">=", 6: "<", 7: "<=", 8: ">", 9: ">="}
-BINARY = {
-    "arith.addf": "+", "arith.subf": "-", "arith.mulf": "*", "arith.divf": "/",
-    "arith.addi": "+", "arith.subi": "-", "arith.muli": "*", "arith.andi": "&", "arith.ori": "|", "arith.xori": "^",
-    "arith.floordivsi": "//", "arith.divui": "//", "arith.remui": "%", "arith.shli": "<<", "arith.shrsi": ">>",
-    "arith.shrui": ">>",
-}  # fmt: skip
-EXTREMA = {
-    "arith.maxsi": "max", "arith.minsi": "min", "arith.maxui": "max", "arith.minui": "min",
-    "arith.maximumf": "maximum", "arith.minimumf": "minimum", "arith.maxnumf": "maximum", "arith.minnumf": "minimum",
-}  # fmt: skip
-UNSIGNED = {"arith.divui", "arith.remui", "arith.shrui", "arith.maxui", "arith.minui", "arith.extui", "arith.uitofp"}
-NARROW = ("bf16", "f16", "tf32", "f8E4M3FN", "f8E5M2")
-PURE = ("arith.", "math.", "affine.apply", "affine.min", "affine.max", "memref.dim")
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Where a memref lies: elements of a named base. Strides and offset are texts or numbers, in elements."""
-
-    base: str
-    offset: str | int
-    strides: tuple[str | int, ...]
-    element: str
-    shape: tuple[str | int, ...] = ()
-    space: str = "global"
+from tilec.runtime.emit_index import Memory, affine_text, collapsed, is_unit, plus, times
+from tilec.runtime.emit_tables import BINARY, COMPARE_FLOAT, COMPARE_INTEGER, EXTREMA, NARROW, PURE, UNSIGNED
 
 
 class Printer:
@@ -138,7 +105,7 @@ class Printer:
             case "memref.cast":
                 self.memory[op.results[0]] = self.memory[op.operands[0]]
             case "memref.collapse_shape":
-                self.memory[op.results[0]] = _collapsed(self.memory[op.operands[0]], op)
+                self.memory[op.results[0]] = collapsed(self.memory[op.operands[0]], op)
             case "scf.for":
                 self.for_loop(op)
             case "scf.while":
@@ -407,14 +374,6 @@ def has_flag(op: ir.Operation, flag: str) -> bool:
 
 
 _MATH = {row.mlir: row.cpu for row in FUNCTIONS.values() if row.mlir.startswith("math.")}
-
-
-def _collapsed(memory: Memory, op: ir.Operation) -> Memory:
-    """The same memory under fewer subscripts."""
-    groups = [[ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)] for g in ir.ArrayAttr(op.attributes["reassociation"])]
-    sizes = zip(groups, ir.MemRefType(op.results[0].type).shape)
-    shape = tuple(memory.shape[g[0]] if len(g) == 1 else e for g, e in sizes)
-    return replace(memory, strides=tuple(memory.strides[g[-1]] for g in groups), shape=shape)
 
 
 def _becomes_state(value: ir.Value, loop: ir.Operation) -> bool:

@@ -17,8 +17,9 @@ from tilec import mlir
 from tilec.amounts import element_bytes
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir
-from tilec.runtime.emit import NARROW, Memory, Printer
-from tilec.runtime.emit_index import plus
+from tilec.runtime.emit import Printer
+from tilec.runtime.emit_index import Memory, plus
+from tilec.runtime.emit_tables import NARROW
 from tilec.runtime.program import Emitted, KernelSource
 from tilec.runtime.steps import read_steps
 

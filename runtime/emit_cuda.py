@@ -20,7 +20,7 @@ from tilec.amounts import element_bytes
 from tilec.functions import FUNCTIONS
 from tilec.mlir import ir
 from tilec.runtime.cuda_define import NUMBA
-from tilec.runtime.emit import NARROW, Memory, has_flag
+from tilec.runtime.emit import has_flag
 from tilec.runtime.emit_cpu import strides_of
 from tilec.runtime.emit_cuda_async import async_operation
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
@@ -28,7 +28,8 @@ from tilec.runtime.emit_cuda_guard import guarded_load, guarded_loads
 from tilec.runtime.emit_cuda_threads import thread_operation
 from tilec.runtime.emit_cuda_unroll import UnrollPrinter
 from tilec.runtime.emit_cuda_uses import is_read_as_scalar, is_unchanged, stored_arguments
-from tilec.runtime.emit_index import plus, times
+from tilec.runtime.emit_index import Memory, plus, times
+from tilec.runtime.emit_tables import NARROW
 from tilec.runtime.program import Emitted, KernelSource, TensorMap
 from tilec.runtime.steps import read_steps
 

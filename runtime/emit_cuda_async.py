@@ -15,9 +15,8 @@ from tilec.amounts import element_bytes
 from tilec.diagnostics import InternalError
 from tilec.mlir import arith, ir
 from tilec.passes.cluster_cuda import CLUSTER
-from tilec.runtime.emit import Memory
 from tilec.runtime.emit_cpu import strides_of
-from tilec.runtime.emit_index import times
+from tilec.runtime.emit_index import Memory, times
 
 if TYPE_CHECKING:
     from tilec.runtime.emit_cuda import _CudaPrinter

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir
-from tilec.runtime.emit import Memory
 from tilec.runtime.emit_cuda_hopper import HOPPER
-from tilec.runtime.emit_index import plus, times
+from tilec.runtime.emit_index import Memory, plus, times
 
 if TYPE_CHECKING:
     from tilec.runtime.emit_cuda import _CudaPrinter

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilec import mlir
 from tilec.mlir import ir
-from tilec.runtime.emit import Memory
+from tilec.runtime.emit_index import Memory
 
 if TYPE_CHECKING:
     from tilec.runtime.emit_cuda import _CudaPrinter

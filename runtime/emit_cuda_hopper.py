@@ -11,7 +11,7 @@ from tilec import mlir
 from tilec.amounts import element_bytes
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir
-from tilec.runtime.emit import Memory
+from tilec.runtime.emit_index import Memory
 from tilec.runtime.program import TensorMap
 
 if TYPE_CHECKING:

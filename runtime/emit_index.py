@@ -1,9 +1,10 @@
-"""Arithmetic on indices as text: numbers fold, zeros and ones vanish, brackets stand where they are needed."""
+"""Arithmetic on indices as text (numbers fold, zeros and ones vanish, brackets stand where needed), and where memory lies."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from tilec.mlir import ir
 
@@ -70,3 +71,23 @@ def is_unit(text: str) -> bool:
         if depth == 0 and position >= start >= 0 and position < len(text) - 1:
             return False
     return True
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where a memref lies: elements of a named base. Strides and offset are texts or numbers, in elements."""
+
+    base: str
+    offset: str | int
+    strides: tuple[str | int, ...]
+    element: str
+    shape: tuple[str | int, ...] = ()
+    space: str = "global"
+
+
+def collapsed(memory: Memory, op: ir.Operation) -> Memory:
+    """The same memory under fewer subscripts."""
+    groups = [[ir.IntegerAttr(i).value for i in ir.ArrayAttr(g)] for g in ir.ArrayAttr(op.attributes["reassociation"])]
+    sizes = zip(groups, ir.MemRefType(op.results[0].type).shape)
+    shape = tuple(memory.shape[g[0]] if len(g) == 1 else e for g, e in sizes)
+    return replace(memory, strides=tuple(memory.strides[g[-1]] for g in groups), shape=shape)

@@ -419,13 +419,3 @@ def test_imports_are_lazy():
     code = "import sys, tilec.runtime.cuda_intrinsics, tilec.runtime.cuda_compile, tilec.runtime.cuda_launch\n"
     code += "print([m for m in ('numba_cuda_mlir', 'cuda', 'torch', 'numba') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
-@pytest.mark.parametrize(("registers", "threads"), [(64, 256), (32, 128), (64, 32), (96, 128), (64, 1024), (168, 384)])
-def test_a_kernel_that_spills_gives_up_as_few_blocks_as_it_can(registers, threads):
-    *tried, last = cuda_compile._limits(registers, threads)
-    assert tried[0] == registers and last is None
-    blocks = [cuda_compile.REGISTERS // (threads * n) for n in tried]
-    assert tried == sorted(set(tried)) and blocks[1:] == sorted(set(blocks[1:]), reverse=True) and all(blocks)
-    for n, fit in zip(tried[1:], blocks[1:]):  # 8 more registers would cost a block
-        assert n + 8 > cuda_compile.MOST or cuda_compile.REGISTERS // (threads * (n + 8)) < fit

@@ -6,7 +6,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import tilec
 from tilec import mlir
 from tilec.driver import lower
 from tilec.dsl.build import build
@@ -212,13 +211,3 @@ def test_every_16_bit_value(name, kind):
         x[worst],
         got[worst],
     )
-
-
-@pytest.mark.parametrize("body", ["cos(x[i])", "sin(x[i])"])
-def test_sines_that_are_written_out_twice_share_no_registers(body):
-    """What the full form computes is not kept from the quick one, for all elements of a thread."""
-    pytest.importorskip("numba_cuda_mlir.cuda")
-    op = tilec.compile(f"op f(x: bf16[N]) -> (y: bf16[N]) {{ y[i] = {body} }}", target="sm_90a").build(N=2**24)
-    (cubin,) = op._latest.cubins.values()
-    (planned,) = op._latest.compiled.registers.values()
-    assert cubin.registers <= planned and not cubin.spills

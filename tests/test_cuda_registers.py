@@ -1,0 +1,30 @@
+"""How many registers kernels take, and what they get where those that the plan allows do not suffice."""
+
+from __future__ import annotations
+
+import pytest
+
+import tilec
+
+pytest.importorskip("numba_cuda_mlir.cuda")
+
+from tilec.runtime import cuda_compile
+
+
+@pytest.mark.parametrize("body", ["cos(x[i])", "sin(x[i])"])
+def test_sines_that_are_written_out_twice_share_no_registers(body):
+    """What the full form computes is not kept from the quick one, for all elements of a thread."""
+    op = tilec.compile(f"op f(x: bf16[N]) -> (y: bf16[N]) {{ y[i] = {body} }}", target="sm_90a").build(N=2**24)
+    (cubin,) = op._latest.cubins.values()
+    (planned,) = op._latest.compiled.registers.values()
+    assert cubin.registers <= planned and not cubin.spills
+
+
+@pytest.mark.parametrize(("registers", "threads"), [(64, 256), (32, 128), (64, 32), (96, 128), (64, 1024), (168, 384)])
+def test_a_kernel_that_spills_gives_up_as_few_blocks_as_it_can(registers, threads):
+    *tried, last = cuda_compile._limits(registers, threads)
+    assert tried[0] == registers and last is None
+    blocks = [cuda_compile.REGISTERS // (threads * n) for n in tried]
+    assert tried == sorted(set(tried)) and blocks[1:] == sorted(set(blocks[1:]), reverse=True) and all(blocks)
+    for n, fit in zip(tried[1:], blocks[1:]):  # 8 more registers would cost a block
+        assert n + 8 > cuda_compile.MOST or cuda_compile.REGISTERS // (threads * (n + 8)) < fit
