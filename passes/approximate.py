@@ -1,6 +1,7 @@
-"""approximate: functions marked `tilec.quick` become the few operations that their precision takes, for CUDA; `near` ones for CPUs.
+"""approximate: functions marked `tilec.quick` become the few operations that their precision takes.
 
 exp(x)              ->  exp2(x log2(e) / 2)^2           the square reaches subnormal numbers, the instruction does not
+                        on a CPU one of x <= 0 alone, where that is known
 1 / (1 + exp(-x))   ->  e / (1 + e), e = exp(min(x, 60))
 1 + tanh(x)         ->  2 e / (1 + e), e = exp(2 min(x, 30))
 1 + erf(x)          ->  erfc(-x) = t P(t) exp(-x^2) or 2 less that, t = 1 / (1 + |x| / 2)
@@ -13,7 +14,8 @@ cos(x), sin(x)      ->  P(x^2), x P(x^2) for |x| <= 1 + 2^-10; elsewhere a short
 x / y               ->  (x s) (1 / (y s)) where y is one for many elements: s, a power of two, keeps y s from the ends of the range
 
 Operations with `fastmath<afn>` are printed as one approximate instruction, quotients with `arcp` as the product with an
-approximate reciprocal. The bounds are in `tilec/rounding.py`, which decides.
+approximate reciprocal. The bounds are in `tilec/rounding.py`, which decides. All are for CUDA; a CPU takes those of arguments
+within a known range: `near` and `below`.
 """
 
 from __future__ import annotations
@@ -197,6 +199,10 @@ def _marked(_: ir.Value, op: ir.Operation) -> ir.Value:
     return op.results[0]
 
 
+def _below(x: ir.Value, op: ir.Operation) -> ir.Value:
+    return _flagged(_marked(x, op))
+
+
 def _same(_: ir.Value, op: ir.Operation) -> ir.Value:
     """One instruction does it."""
     return _flagged(op.results[0])
@@ -208,6 +214,6 @@ _FORMS = {
     "log1p": _log1p, "log": _log,
     "log2": _same, "tanh": _same, "sqrt": _same, "divide": _same, "divide_shared": _divide_shared,
     "sigmoid_rounded": _reciprocal, "power": _power,
-    **{f"cos_{n}": _cos(n) for n in COS}, **{f"sin_{n}": _sin(n) for n in SIN},
+    "exp_below": _below, **{f"cos_{n}": _cos(n) for n in COS}, **{f"sin_{n}": _sin(n) for n in SIN},
     **{f"{f}_{n}": _marked for f in ("sin", "cos") for n in ("short", "absolute")},
 }  # fmt: skip

@@ -6,13 +6,13 @@ Denormals count; every function gives NaN for NaN, and the limits at infinities 
 
 from __future__ import annotations
 
-from tilec.runtime.cpu_math_exp import erf, exp, exp2, expm1, tanh
+from tilec.runtime.cpu_math_exp import erf, exp, exp2, exp_below, expm1, tanh
 from tilec.runtime.cpu_math_log import log, log1p, log2, pow
 from tilec.runtime.cpu_math_trig import cos, cos_quick, sin, sin_quick, tan, tan_quick
 from tilec.runtime.cpu_math_values import Value, call, floats
 
 __all__ = [
-    "absolute", "ceil", "cos", "cos_quick", "erf", "exp", "exp2", "expm1", "floor", "log", "log1p",
+    "absolute", "ceil", "cos", "cos_quick", "erf", "exp", "exp2", "exp_below", "expm1", "floor", "log", "log1p",
     "log2", "pow", "round_even", "rsqrt", "sin", "sin_quick", "sqrt", "tan", "tan_quick", "tanh",
 ]  # fmt: skip
 

@@ -134,6 +134,12 @@ def test_special_values(name, x, want, dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+def test_exp_below_is_exp(dtype):
+    x = np.concatenate([-np.abs(samples(dtype, 40_000)), [0.0, -0.0, -INF, NAN]]).astype(dtype)
+    np.testing.assert_array_equal(loop("exp_below")(x), loop("exp")(x))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 def test_odd_functions_of_tiny_arguments(dtype):
     tiny = np.array([np.finfo(dtype).smallest_subnormal, np.finfo(dtype).tiny], dtype)
     for name in ("log1p", "sin", "tan", "tanh"):

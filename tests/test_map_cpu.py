@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from construct_cases import compiled, run
@@ -66,3 +67,30 @@ def test_no_second_loop_for_bounded_arguments():
     source = op.kernels[0].source
     assert "sin_quick(" in source and "sin(" not in source.replace("sin_quick(", "")
     assert source.count("for ") == 1
+
+
+BELOW = {
+    "m[i] = max[j](x[i, j]); y[i, j] = exp(x[i, j] - m[i])": True,
+    "m[j] = max[i](x[i, j]); y[i, j] = exp(x[i, j] - m[j])": True,
+    "m = max[i, j](x[i, j]); y[j, i] = exp(x[i, j] - m)": True,
+    "y[i, j] = softmax[j](x[i, j] / 3)": True,
+    "y[i, j] = silu(x[i, j])": True,
+    "m[i] = max[j](x[i, j]); y[i, j] = exp(x[j, i] - m[i])": False,  # another row's elements
+    "m[i] = max[j](x[i, j]); y[i, j] = exp(x[i, j] - m[j])": False,  # another row's maximum
+    "m[i] = min[j](x[i, j]); y[i, j] = exp(x[i, j] - m[i])": False,
+    "m[i] = max[j](x[i, j] / 2); y[i, j] = exp(x[i, j] - m[i])": False,
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("program", BELOW)
+def test_exponentials_of_what_is_not_positive(program, dtype):
+    """Below a row's own maximum, the exponential needs nothing for large numbers."""
+    x = (np.random.default_rng(1).standard_normal((40, 40)) * 40).astype(dtype)
+    x[3, 4], x[5, 6], x[7, 8], x[9] = np.nan, np.inf, -np.inf, -np.inf
+    run(program, x)
+    op = compiled(program)
+    op(x)
+    source = "".join(k.source for k in op.kernels)
+    assert ("exp_below(" in source) == BELOW[program]
+    assert ("exp(" in source) != BELOW[program]

@@ -25,7 +25,7 @@ QUICK = {
     "one_plus_erf": 2.0**-13, "log": 2.0**-13, "log2": 2.0**-13, "log1p": 2.0**-13, "log1p_of_share": 2.0**-13,
     "sin_near": 0.0, "cos_near": 0.0, "sin_nearly": 2.0**-16, "cos_nearly": 2.0**-13, "sin_short": 2.0**-12, "cos_short": 2.0**-12,
     "power": 2.0**-12,
-    "sin_absolute": 2.0**-19, "cos_absolute": 2.0**-19,
+    "sin_absolute": 2.0**-19, "cos_absolute": 2.0**-19, "exp_below": 0.0,
 }  # fmt: skip
 """The largest relative errors of the quick forms; those of `ABSOLUTE` are absolute. `log` and `log2` of bf16 values,
 `log1p_of_share` of [0, 1], `near` and `nearly` up to `NEAR`, `power` of what is not negative or to a power that is no whole
@@ -35,11 +35,9 @@ SAVED = {
     "exp": 5, "expm1": 17, "tanh": 14, "erf": 14, "sqrt": 4, "divide": 0, "divide_shared": 6, "sigmoid": 15,
     "sigmoid_rounded": 6, "one_plus_tanh": 9, "one_plus_erf": 12, "log": 20, "log2": 22, "log1p": 20, "log1p_of_share": 26,
     "sin_near": 9, "cos_near": 11, "sin_nearly": 11, "cos_nearly": 13, "sin_short": 2, "cos_short": 2, "sin_absolute": 8,
-    "cos_absolute": 8, "power": 42,
+    "cos_absolute": 8, "power": 42, "exp_below": 3,
 }  # fmt: skip
 """Instructions that quick forms save (SASS of sm_90)."""
-ON_CPU = ("sin_near", "cos_near")
-"""The quick forms that a CPU takes, too: they add no error."""
 NEAR = 1.0 + 2.0**-10
 """Sines and cosines are no larger, whatever their errors, and those of such numbers need no reduction."""
 _IMAGES = {row.mlir: row.image for row in FUNCTIONS.values() if row.mlir.startswith("math.")}
@@ -85,7 +83,7 @@ class _Analysis:
 def quick_operations(function: ir.Operation, kind: str = "cuda") -> dict[ir.Operation, str]:
     """The operations that may have their quick form on targets of this kind ("cpu", "cuda"), and which."""
     if kind == "cpu":
-        forms = {op: next((f for f in quick_forms(op) if f in ON_CPU), None) for op in mlir.walk(function)}
+        forms = {op: _form_on_cpu(op) for op in mlir.walk(function)}
         return {op: form for op, form in forms.items() if form is not None}
     state = _Analysis()
     operations = [o.operation for o in mlir.entry(function).operations]
@@ -96,6 +94,13 @@ def quick_operations(function: ir.Operation, kind: str = "cuda") -> dict[ir.Oper
             for operand in op.operands:
                 state.allow(operand, 0.0)
     return state.found
+
+
+def _form_on_cpu(op: ir.Operation) -> str | None:
+    """One that adds no error, for arguments within a range that is known."""
+    if op.name == "math.exp":
+        return "exp_below" if range_of(op.operands[0])[1] <= 0 else None
+    return next((f for f in quick_forms(op) if f in ("sin_near", "cos_near")), None)
 
 
 def _generic(op: ir.Operation, state: _Analysis) -> None:
@@ -326,6 +331,8 @@ def range_of(value: ir.Value) -> Range:
         case "arith.select":
             (a, b), (c, d) = inner(1), inner(2)
             return min(a, c), max(b, d)
+        case "arith.subf" if _has_as_maximum(*op.operands):
+            return -math.inf, 0.0
         case "arith.mulf" if op.operands[0] == op.operands[1]:
             return 0.0, math.inf
         case "arith.mulf" | "arith.divf" | "arith.addf" if inner(0)[0] >= 0 and inner(1)[0] >= 0:
@@ -339,3 +346,30 @@ def range_of(value: ir.Value) -> Range:
         case "arith.uitofp":
             return 0.0, math.inf
     return _IMAGES.get(op.name, everything)
+
+
+def _has_as_maximum(value: ir.Value, largest: ir.Value) -> bool:
+    """Whether `largest` is the maximum of elements of a tensor among which is `value`: both read by one operation."""
+    value, largest = _widened(value), _widened(largest)
+    reader = value.owner.owner.operation if mlir.definition(value) is None else None
+    arguments = [] if reader is None or not mlir.is_generic(reader) else list(mlir.body_of(reader).arguments)
+    if value not in arguments or largest not in arguments:
+        return False
+    (tensor, place), (result, short) = (
+        (reader.operands[n], mlir.map_dims(mlir.maps_of(reader)[n])) for n in map(arguments.index, (value, largest))
+    )
+    maker = mlir.definition(result)
+    if maker is None or not mlir.is_generic(maker) or len(maker.operands) != 2 or maker.operands[0] != tensor:
+        return False
+    element, so_far = mlir.body_of(maker).arguments
+    made = mlir.definition(list(mlir.body_of(maker).operations)[-1].operands[0])
+    if made is None or made.name != "arith.maximumf" or {_widened(v) for v in made.operands} != {element, so_far}:
+        return False
+    full, kept = (mlir.map_dims(m) for m in mlir.maps_of(maker))
+    return len(full) == len(place) and {*kept} <= {*full} and [place[full.index(d)] for d in kept] == list(short)
+
+
+def _widened(value: ir.Value) -> ir.Value:
+    """What a conversion to a wider float is of: the same number."""
+    op = mlir.definition(value)
+    return op.operands[0] if op is not None and op.name == "arith.extf" else value
