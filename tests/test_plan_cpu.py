@@ -33,6 +33,7 @@ def test_pieces_of_permuted_operands_are_long(dtype):
     (kernel,) = op.plan.kernels
     _, h, s, d = kernel.tile
     assert min(h * d, s * d) * x.itemsize >= min(2048, 1024 * x.itemsize)
+    assert kernel.loops["y"] == (0, 2, 1, 3)  # as x lies
     np.testing.assert_array_equal(y, x.transpose(0, 2, 1, 3))
 
 

@@ -21,7 +21,9 @@ from tilec.target import Target
 BLOCK_ELEMENTS = 1 << 15  # elements of work a block: some ten microseconds
 SQUARE = 16  # the longest side of a tile that is turned in registers
 TRANSPOSE_TILE = 64  # square tiles where operands disagree on the direction of memory: 64 lines of 64 bytes fit L1
-PAGE = 8192  # bytes: prefetchers and address translation like pieces of memory of about two pages
+PIECE = 2048  # bytes of an operand that lie together
+# Longer pieces of one operand are more rows of another at a time, and rows a power of two apart share a set of L1: of more
+# than it has ways, lines are lost before they are full.
 SMALL = 1 / 16  # an operand of less than this share of the largest one has no say in how memory is walked
 
 
@@ -111,13 +113,13 @@ def _tile(
 
 
 def _lengthen(kernel: KernelPlan, g: Group, tile: dict[int, int], budget: int) -> int:
-    """Grows a tile along what each operand has next in memory until its piece of it is a page. Returns what is left of
+    """Grows a tile along what each operand has next in memory until its piece of it is that long. Returns what is left of
     the budget."""
     for node, read in _large(g):
         run = _bits(read.value) // 8 or 1
         for d in (g.space.dims[node][d] for d in reversed(read.dims)):
-            if d in tile and run < PAGE:
-                grow = min(ceil(kernel.extents[d] / tile[d]), budget, max(1, PAGE // (run * tile[d])))
+            if d in tile and run < PIECE:
+                grow = min(ceil(kernel.extents[d] / tile[d]), budget, max(1, PIECE // (run * tile[d])))
                 tile[d], budget = min(kernel.extents[d], tile[d] * grow), max(1, budget // grow)
             if tile.get(d, kernel.extents[d]) < kernel.extents[d]:
                 break
@@ -154,11 +156,19 @@ def _inner_first(kernel: KernelPlan, g: Group) -> list[int]:
     return sorted(kernel.grid, key=lambda d: (d not in directions, -d))
 
 
+def _walk(node: Node) -> list[int]:
+    """The node's dimensions in the order of its largest read's; those that it lacks first."""
+    largest = max(node.reads, key=lambda r: prod(node.extents[d] for d in r.dims), default=None)
+    dims = [] if largest is None else list(largest.dims)
+    return [d for d in range(len(node.extents)) if d not in dims] + dims
+
+
 def loop_order(node: Node) -> tuple[int, ...]:
     """The node's own dimensions, outermost first: the one that most operands are contiguous along goes innermost.
 
     Reductions and scans stand inside parallel loops, so that a sum stays in a register, unless the contiguous dimension
-    is parallel: then they stand just outside it and the sums are a row in cache, which SIMD adds to.
+    is parallel: then they stand just outside it and the sums are a row in cache, which SIMD adds to. The parallel ones come in
+    the order of what is read most: a core waits for what it reads, not for what it writes.
     """
     rank = len(node.extents)
     if rank == 0:
@@ -170,6 +180,7 @@ def loop_order(node: Node) -> tuple[int, ...]:
     for d, weight in extract_directions(node).items():
         score[d] += weight
     inner = max(range(rank), key=lambda d: (score[d] if node.extents[d] > 1 else -1, d))
-    parallel = [d for d in range(rank) if d not in node.reduced and d != inner]
+    walk = _walk(node)
+    parallel = sorted((d for d in range(rank) if d not in node.reduced and d != inner), key=walk.index)
     reduced = [d for d in range(rank) if d in node.reduced and d != inner]
     return (*parallel, *reduced, inner)
