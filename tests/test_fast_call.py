@@ -1,6 +1,7 @@
 """Calls by the short way: they look at everything that can change, and give what the general way gives."""
 
 from threading import Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from expectations import EXAMPLES
 
 import tilec
 from tilec import fast_call
+from tilec.runtime import buffers
 
 PROGRAM = (
     "op go(x: f32[M, N], w: f32[N]) -> (y: f32[M, N], s: f32[M]) { y[i, j] = x[i, j] * w[j]\n s[i] = sum[j](y[i, j]) }"
@@ -233,6 +235,30 @@ class TestTorch:
         with pytest.raises(tilec.CallError, match="gradients"):
             op(x, w)
         check(op(x.detach(), w), x.detach(), w)
+
+    def test_the_way_for_gpus_looks_at_the_same(self, torch, rng, monkeypatch):
+        """With tensors on the CPU, whose device PyTorch calls -1, and an executable that only notes what is launched."""
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
+        launched = []
+        executable = SimpleNamespace(on=lambda device: SimpleNamespace(launch=lambda *given: launched.append(given)))
+        x, w = torch.empty(64, 96), torch.empty(96)
+        y, s = torch.empty(64, 96), torch.empty(64)
+        views = [buffers.view(t)._replace(device=-1) for t in (x, w)]
+        call = fast_call.make(executable, [x, w], views, [y, s], tuple)
+        made = call((x, w), None, None)
+        assert [(r.shape, r.dtype, r.is_contiguous()) for r in made] == [(r.shape, r.dtype, True) for r in (y, s)]
+        assert launched == [([x.data_ptr(), w.data_ptr()], [r.data_ptr() for r in made], 69)]
+        assert call((x, w), [y, s], 5) == (y, s)
+        assert launched[1] == ([x.data_ptr(), w.data_ptr()], [y.data_ptr(), s.data_ptr()], 5)
+        refused = [
+            (x,), (x, w, w), (x[:32], w), (x.double(), w), (x.t().contiguous().t(), w), (x.numpy(), w),
+            (x, torch.empty(97)[1:]), (x, torch.empty(96, requires_grad=True)), (x, torch.nn.Parameter(w)),
+            (x, torch.zeros(96, dtype=torch.complex64).conj().imag),
+        ]  # fmt: skip
+        assert all(call(arrays, None, None) is fast_call.NO for arrays in refused)
+        for out in (y, (y,), (y, y), (x, s), (y, s[:32]), (y.t(), s), (y, w[:64]), "ys"):
+            assert call((x, w), out, None) is fast_call.NO
+        assert len(launched) == 2
 
     @pytest.mark.gpu
     def test_on_a_gpu(self, torch, rng):
