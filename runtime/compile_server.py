@@ -2,7 +2,7 @@
 
 Numba's compilers take a second to import and hold Python's lock while they work, and the one for GPUs imports torch. So a
 process for each kind of compiler is started when something is to be compiled. It loads the compiler and forks: its forks
-answer requests. All end with this process, or after a minute without work. Where none can be had, the caller compiles
+answer requests. All end with this process, or after ten minutes without work. Where none can be had, the caller compiles
 itself: `ask` says so.
 
 Requests and replies are JSON after its length, over a socket for each fork.
@@ -20,7 +20,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-IDLE = 60.0  # seconds
+IDLE = 600.0  # seconds
 _POSSIBLE = sys.platform.startswith("linux") and not getattr(sys, "frozen", False)
 
 
