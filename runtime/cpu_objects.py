@@ -111,9 +111,10 @@ def load_native() -> dict[str, int]:
 
 
 def _load_native(image: bytes, needs: list[str]) -> dict[str, int]:
-    for name in needs:
-        if hasattr(ctypes.pythonapi, name):  # where LLVM does not find them by itself
-            llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
+    for name in needs:  # LLVM does not find them by itself everywhere
+        function = ctypes.memmove if name == "memmove" else getattr(ctypes.pythonapi, name, None)
+        if function is not None:
+            llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
     return load(image, NATIVE, needs)
 
 
