@@ -276,3 +276,29 @@ def test_python_threads_share_the_pool(layer):
     if "NUMBA_THREADING_LAYER" in done.stderr or "No threading layer" in done.stderr:
         pytest.skip(f"there is no {layer} here")
     assert done.stdout.split() == [layer, "[]"], done.stderr[-2000:]
+
+
+SPINS = """
+import os, sys
+from tilec.runtime.cpu_launch import start_pool
+before = dict(os.environ)
+start_pool()
+import numba
+assert dict(os.environ) == before
+print(numba.threading_layer())
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, 5000), ({"GOMP_SPINCOUNT": "77"}, 77), ({"OMP_WAIT_POLICY": "passive"}, 0)],
+    ids=["default", "count", "policy"],
+)
+def test_threads_that_wait_soon_sleep_unless_the_user_says_otherwise(given, spins):
+    own = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    variables = own | {"OMP_DISPLAY_ENV": "verbose", "NUMBA_THREADING_LAYER": "omp"} | given
+    done = subprocess.run([sys.executable, "-c", SPINS], env=variables, capture_output=True, text=True)
+    if "GOMP_SPINCOUNT" not in done.stderr:
+        pytest.skip("Numba's threads are not GNU OpenMP's here")
+    assert done.stdout.split() == ["omp"], done.stderr[-2000:]
+    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr

@@ -237,6 +237,9 @@ def _matmul_tflops(dtype: type) -> float:
 
 def _launch_us(threads: int) -> float:
     """What an empty parallel loop of Numba's takes."""
+    from tilec.runtime.cpu_launch import start_pool
+
+    start_pool()  # as it runs kernels
     from numba import config, get_num_threads, njit, prange, set_num_threads
 
     @njit(parallel=True)
