@@ -250,6 +250,12 @@ def bf16_from_f32(x: Value) -> Value:
     return _narrowed(_choose(x != x, word | 0x7FC00000, rounded) >> 16, 16)
 
 
+@_encoder(types.uint16)
+def bf16_from_exact(x: Value) -> Value:
+    """Of a number that a bf16 is; NaN of one that came from a bf16 or from arithmetic."""
+    return _narrowed(bits(x) >> 16, 16)
+
+
 @_decoder(types.uint16)
 def f32_from_f16(x: Value) -> Value:
     half = x.builder.bitcast(x.llvm, ir.HalfType())
@@ -311,6 +317,6 @@ __all__ = [
     *(f"{name}_pointer" for name in _POINTED),
     *(f"f32_from_{t}" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
     *(f"{t}_from_f32" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
-    "bits_f32", "bits_f64",
+    "bf16_from_exact", "bits_f32", "bits_f64",
     "floor_divide", "floor_modulo", "fma", "fmod", "ipow", "maximum", "minimum", "reassoc_add", "reassoc_mul", "select",
 ]  # fmt: skip

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+import numpy as np
+
 from tilec import mlir
 from tilec.amounts import element_bytes
 from tilec.diagnostics import InternalError
@@ -186,6 +188,8 @@ class _CpuPrinter(Printer):
     def expression(self, op: ir.Operation) -> str:
         if op.name == "arith.bitcast":
             return f"{self.use(f'bits_{op.operands[0].type}')}({self.expr(op.operands[0])})"
+        if op.name == "arith.truncf" and str(op.results[0].type) == "bf16" and _is_bf16(op.operands[0]):
+            return f"{self.use('bf16_from_exact')}({self.expr(op.operands[0])})"
         return super().expression(op)
 
     def function(self, name: str, arguments: list[str], element: str) -> str:
@@ -196,6 +200,23 @@ class _CpuPrinter(Printer):
 
     def reassociable(self, name: str, texts: list[str]) -> str:
         return f"{self.use('reassoc_' + name)}({', '.join(texts)})"
+
+
+def _is_bf16(value: ir.Value) -> bool:
+    """Whether an f32 is known to be a number that a bf16 is, so that no rounding is due."""
+    known, op = mlir.constant_value(value), mlir.definition(value)
+    if known is not None:
+        return not int(np.float32(known).view(np.uint32)) & 0xFFFF
+    if op is None or str(value.type) != "f32":
+        return False
+    match op.name:
+        case "arith.extf":
+            return str(op.operands[0].type) == "bf16"
+        case "arith.negf" | "math.absf" | "arith.maximumf" | "arith.minimumf":
+            return all(_is_bf16(v) for v in op.operands)
+        case "arith.select":
+            return all(_is_bf16(v) for v in list(op.operands)[1:])
+    return False
 
 
 def _vector_type(op: ir.Operation) -> ir.VectorType:

@@ -296,6 +296,13 @@ def test_narrow_floats_agree_with_ml_dtypes(name):
     assert np.isnan(got.view(dtype).astype(np.float32)[~finite]).all()
 
 
+def test_a_bf16_that_went_through_f32_needs_no_rounding():
+    patterns = np.arange(1 << 16).astype(np.uint16)
+    np.testing.assert_array_equal(
+        loop("bf16_from_exact", np.uint16)(loop("f32_from_bf16", np.float32)(patterns)), patterns
+    )
+
+
 def test_floor_division():
     values = np.array([-7, -6, -1, 1, 2, 6, 7, 2**40])
     a, b = (m.ravel().copy() for m in np.meshgrid(values, values))

@@ -94,3 +94,25 @@ def test_exponentials_of_what_is_not_positive(program, dtype):
     source = "".join(k.source for k in op.kernels)
     assert ("exp_below(" in source) == BELOW[program]
     assert ("exp(" in source) != BELOW[program]
+
+
+CHOICES = {
+    "relu(x[i, j])": True,
+    "clamp(x[i, j], -1.5, 2)": True,
+    "-abs(x[i, j])": True,
+    "x[i, j] if x[i, j] > x[j, i] else x[j, i]": True,
+    "min(x[i, j], 0.1)": False,  # no bf16
+    "x[i, j] + x[j, i]": False,
+}
+
+
+@pytest.mark.parametrize("body", CHOICES)
+def test_what_is_a_bf16_is_not_rounded(body):
+    x = (np.random.default_rng(1).standard_normal((40, 40)) * 2).astype(ml_dtypes.bfloat16)
+    x[3, 4], x[5, 6], x[7, 8], x[0, 0] = np.nan, np.inf, -np.inf, -0.0
+    program = f"op f(x: bf16[N, N]) -> (y: bf16[N, N]) {{ y[i, j] = {body} }}"
+    run(program, x)
+    op = compiled(program)
+    op(x)
+    assert ("bf16_from_exact(" in op.kernels[0].source) == CHOICES[body]
+    assert ("bf16_from_f32(" in op.kernels[0].source) != CHOICES[body]
