@@ -11,10 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from expectations import EXACT, Bound
+
+settings.register_profile("tilec", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
+settings.load_profile("tilec")
 
 
 @cache
