@@ -19,6 +19,7 @@ import numpy as np
 from fuzz.compare import WAYS
 from fuzz.files import hunt_texts
 from fuzz.hunt import Found, hunt
+from tilec.run_data import saved
 
 SMALL = [2, 3, 1, 4, 5, 0, 8]
 """Sizes for what runs in Python alone."""
@@ -75,7 +76,7 @@ def write(out: Path, way: str, seed: int, number: int, failure: Found | tuple[st
     case = failure.case
     path.write_text(case.text)
     if case.inputs:
-        np.savez(folder / "inputs.npz", **case.inputs)
+        np.savez(folder / "inputs.npz", **saved(case.inputs))
     if failure.schedule:
         (folder / "program.sched.toml").write_text(failure.schedule)
     given = f" --input {folder / 'inputs.npz'}" if case.inputs else ""

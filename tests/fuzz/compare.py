@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from cuda_emulator import run as emulate
+from cuda_row_emulator import RowIntrinsics
 
 import tilec
 from fuzz.programs import Case
@@ -154,7 +155,7 @@ def on_emulator(case: Case, program: Specialised, schedule: str | None = None) -
     outputs = {t.name: np.empty([s.value for s in t.shape], t.dtype.numpy) for t in program.outputs}
     for array in outputs.values():
         array.reshape(-1).view(np.uint8)[...] = 0xA5
-    failed = emulate(emitted, list(case.inputs.values()), list(outputs.values()))
+    failed = emulate(emitted, list(case.inputs.values()), list(outputs.values()), RowIntrinsics)
     if any(failed):
         raise Wrong(f"a check failed: {failed}")
     return outputs

@@ -159,6 +159,11 @@ class _Program:
             return value.dtype
         return self.scope.pick(*FLOATS, *INTEGERS, BOOL)
 
+    def _tells_sizes(self, inputs: list[Tensor], texts: list[str]) -> bool:
+        """Whether the shapes of arguments say what each size is that an op uses."""
+        used = [n for n in self.scope.sizes if any(re.search(rf"\b{n}\b", text) for text in texts)]
+        return all(any(_linear(d.text, n) for t in inputs for d in t.dims) for n in used)
+
     def call(self) -> None:
         """A call of an op that is made for it, with tensors that are there or new inputs."""
         inner = _Program(self.draw, self.scope.sizes, 1, self.special)
@@ -168,6 +173,8 @@ class _Program:
         self.scope.names = inner.scope.names
         inner.bind([], alone=True)
         results, op = [tensor for tensor, _ in inner.made], self.scope.fresh("g")
+        if not self._tells_sizes(inner.inputs, [*inner.lines, *map(_declared, [*inner.inputs, *results])]):
+            return
         header = f"op {op}({', '.join(map(_declared, inner.inputs))}) -> ({', '.join(map(_declared, results))})"
         body = re.sub(r"@\w+@", "", "\n".join(inner.lines))
         self.ops += [*inner.scope.defs, f"{header} {{\n{body}\n}}"]
@@ -185,6 +192,11 @@ class _Program:
         self.lines.append(f"    {', '.join(t.name for t in made)} = {op}({', '.join(arguments)})")
         self.scope.tensors += made
         self.made += [(tensor, "") for tensor in made]
+
+
+def _linear(text: str, size: str) -> bool:
+    """Whether an extent is a multiple of a size and a number, so that the extent tells the size."""
+    return re.fullmatch(rf"[\d\s*+()-]*\b{size}\b[\d\s*+()-]*", text) is not None
 
 
 def _suits(tensor: Tensor, wanted: Tensor) -> bool:
