@@ -111,7 +111,8 @@ def results(suite: str, found: tuple[Path, dict] | None = None) -> str:
 HEADLINES = {  # of the many rows, those that the README shows, by how their names begin
     "gpu": ("example gelu", "example softmax", "example layernorm", "example cross_entropy",
             "example transpose", "example causal_attention", "example transformer_block", "matmul 8192 bf16"),
-    "cpu": ("softmax", "layernorm", "gelu (tanh)", "sum of rows", "transpose", "matmul 2048"),
+    "cpu": ("softmax 4096", "layernorm 4096", "gelu (tanh) 4096", "sum of rows 4096", "transpose 4096", "matmul 2048",
+            "softmax 32x32"),
 }  # fmt: skip
 
 
