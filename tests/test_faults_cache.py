@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tilec
-from tilec.runtime import cache
+from tilec.runtime import cache, cpu_compile
 
 PROGRAM = "m[i] = max[j](x[i, j])  y[i, j] = x[i, j] * 3 - m[i]"
 X = np.arange(40, dtype=np.float32).reshape(5, 8)
@@ -122,6 +122,7 @@ def test_files_that_cannot_grow(size, folder):
 @pytest.mark.parametrize("mode", [0o500, 0o000])
 def test_a_cache_that_is_not_ours_or_read_only(mode, folder, tmp_path):
     """A user who may not write, or not even read, works without."""
+    cpu_compile.prepare()  # that user may not be able to read where Python's packages are
     np.testing.assert_array_equal(run(), Y)
     folder.chmod(mode)
     child = os.fork()

@@ -43,9 +43,14 @@ DYNAMIC = ir.ShapedType.get_dynamic_size()
 
 
 def context() -> ir.Context:
-    """A fresh context that knows upstream's dialects and keeps silent: diagnostics come back as exceptions."""
+    """A fresh context that knows upstream's dialects and keeps silent: diagnostics come back as exceptions.
+
+    Without threads: where a fork inherits a context, its collector waits for ever for threads that did not come along.
+    """
     plain_values()
-    return ir.Context()
+    made = ir.Context()
+    made.enable_multithreading(False)
+    return made
 
 
 _SCALARS = (ir.BF16Type, ir.F16Type, ir.F32Type, ir.F64Type, ir.IndexType, ir.IntegerType, ir.ComplexType)
