@@ -91,13 +91,14 @@ def fetch(generic: GenericMapper, load: ir.Operation) -> ir.Value:
     with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=False) as place:
         for begin in range(0, lanes, width):
             mapping: dict[ir.Value, ir.Value] = {}
-            at = [_evaluate(generic, v, place, begin, mapping) for v in subscripts]
+            at = [evaluate(generic, v, place, begin, mapping) for v in subscripts]
             vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, place.slot(dims, begin))
     return tile
 
 
-def _evaluate(generic: GenericMapper, value: ir.Value, place, lane: int, mapping: dict[ir.Value, ir.Value]) -> ir.Value:
-    """A subscript at one lane of a step."""
+def evaluate(generic: GenericMapper, value: ir.Value, place, lane: int, mapping: dict[ir.Value, ir.Value]) -> ir.Value:
+    """A value of the body that does not vary otherwise, such as a subscript, at one lane of a step; `mapping` has what is known
+    of it."""
     owner = mlir.definition(value)
     if value in mapping or (owner is not None and owner.block != generic.block):
         return mapping.get(value, value)
@@ -110,9 +111,9 @@ def _evaluate(generic: GenericMapper, value: ir.Value, place, lane: int, mapping
         return mapping[value]
     for inner in (owner, *mlir.walk(owner)):
         for v in inner.operands:
-            _evaluate(generic, v, place, lane, mapping)
+            evaluate(generic, v, place, lane, mapping)
     mlir.clone_op(owner, mapping)
     return mapping[value]
 
 
-__all__ = ["fetch", "is_index", "wide_loads"]
+__all__ = ["evaluate", "fetch", "is_index", "wide_loads"]

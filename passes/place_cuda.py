@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tilec import mlir
 from tilec.mlir import arith, ir, memref
-from tilec.passes.gather_cuda import is_index
+from tilec.passes.gather_cuda import evaluate, is_index
 from tilec.passes.loops import Place, sum_of
 
 if TYPE_CHECKING:
@@ -115,25 +115,12 @@ def finish(generic: GenericMapper, a: Ascending, tile: ir.Value) -> None:
     """The place among all, into `tile`, from the one among this thread's."""
     dims = generic.places[a.state]
     with generic.threads.slots(dims, generic.chunk, None, lanes=True) as place:
-        first: dict[ir.Value, ir.Value] = {}
-        for op in generic.block.operations:
-            if op.operation.name == "linalg.index":
-                d = generic.dims[ir.IntegerAttr(op.attributes["dim"]).value]
-                mine = generic.threads.start.get(d, mlir.index(0)) if d == a.along else place.coordinate(d)
-                first[op.operation.results[0]] = mine
+        operations = [o.operation for o in generic.block.operations if o.operation.name == "linalg.index"]
+        mine = generic.threads.start.get(a.along, mlir.index(0))
+        first = {o.results[0]: mine for o in operations if is_index(generic, o.results[0], a.along)}
         at, type_ = place.slot(dims), ir.MemRefType(tile.type).element_type
         count = arith.extsi(type_, memref.LoadOp(generic.tiles[a.state], at).result)
-        memref.StoreOp(arith.addi(_copy(generic, a.own, first), count), tile, at)
-
-
-def _copy(generic: GenericMapper, value: ir.Value, mapping: dict[ir.Value, ir.Value]) -> ir.Value:
-    owner = mlir.definition(value)
-    if value in mapping or owner is None or owner.block != generic.block:
-        return mapping.get(value, value)
-    for v in owner.operands:
-        _copy(generic, v, mapping)
-    mlir.clone_op(owner, mapping)
-    return mapping[value]
+        memref.StoreOp(arith.addi(evaluate(generic, a.own, place, 0, first), count), tile, at)
 
 
 __all__ = ["Ascending", "ascending", "finish", "start", "step"]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,35 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert np.array_equal(op(x), expected)
 """
+
+
+INHERITED = """
+import gc, os, sys
+from tilec import mlir
+from tilec.mlir import PassManager, ir
+made = mlir.context()
+text = "".join(f"func.func @f{n}(%a: i32) -> i32 {{ return %a : i32 }}\\n" for n in range(16))
+with made, ir.Location.unknown():
+    module = ir.Module.parse(text)
+    PassManager.parse("builtin.module(func.func(canonicalize,cse))").run(module.operation)
+child = os.fork()
+if child == 0:
+    del module, made
+    gc.collect()
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_collects_a_context_that_it_inherits():
+    """MLIR's threads do not come along; a context that had some would wait for them in the child."""
+    with subprocess.Popen([sys.executable, "-c", INHERITED], start_new_session=True) as process:
+        try:
+            assert process.wait(60) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
