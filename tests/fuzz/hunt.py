@@ -75,7 +75,7 @@ def hunt(way: str, start: int, minutes: float, tell: Callable[[Found], None], ex
             nonlocal ran
             case, schedule = pair
             slow = latest and time.monotonic() > since[0] + REDUCING
-            if time.monotonic() > end + REDUCING or (
+            if time.monotonic() > end + (REDUCING if latest else 0) or (
                 slow and repr(pair) != repr((latest[-1].case, latest[-1].schedule))
             ):
                 return
