@@ -137,6 +137,10 @@ def _to_ptx(source: str, entry: str, chip: str, threads: int, parameters: Sequen
 
 def prepare() -> None:
     """For `compile_server`: loads all that compiling takes, and leaves no thread."""
+    from tilec.runtime import cache, lean_imports
+
+    version = cache.installed("cuda-core")[0].split()[-1]
+    lean_imports.stand_in("cuda.core", __version__=version)  # is for launches, and takes 0.2 s to import
     with uninterrupted(), _operator_values():
         from numba_cuda_mlir.lowering_utilities.context import get_context
 

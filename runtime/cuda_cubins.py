@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from tilec.runtime import generated
 from tilec.runtime.cuda_assemble import Cubin
 from tilec.runtime.cuda_compile import cached_kernel
+from tilec.runtime.generated import uncollected
 from tilec.runtime.program import Emitted, KernelSource
 
 
@@ -20,7 +21,7 @@ def program_cubins(emitted: Emitted, chip: str, registers: Mapping[str, int]) ->
     codes = generated.functions(emitted.module)
     made: dict[tuple, Future[Cubin]] = {}
     cubins: dict[str, Future[Cubin]] = {}
-    with ThreadPoolExecutor(os.cpu_count(), "tilec-assemble") as pool:
+    with uncollected(), ThreadPoolExecutor(os.cpu_count(), "tilec-assemble") as pool:
         for k in emitted.kernels:
             most = registers.get(k.name)
             same = generated.identity(codes[k.name]), k.threads, k.parameters, k.maps, bool(k.sites), most

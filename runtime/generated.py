@@ -20,7 +20,7 @@ def functions(module: str) -> dict[str, CodeType]:
 
 @contextmanager
 def uncollected():
-    """Without the garbage collector: Numba makes a great many objects, nearly all of which are in use."""
+    """Without the garbage collector: compilers make a great many objects, nearly all of which are in use."""
     was = gc.isenabled()
     gc.disable()
     try:

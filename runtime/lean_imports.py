@@ -1,7 +1,9 @@
-"""Imports a package without what its `__init__` imports for its users only.
+"""Imports modules without what they do for others only.
 
 `import numba_cuda_mlir._mlir`, the bindings of MLIR, runs the package's `__init__`, which takes 0.4 s to import all of its
-compiler for two names. Nobody else sees a difference: what was left out comes when it is first asked for.
+compiler for two names (`import_without`), and 0.1 s go into operations that are defined by decorators and never used
+(`executing`, `Later`). Nobody else sees a difference: what was left out comes when it is first asked for. `stand_in` is for
+processes that a module is of no use to.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import builtins
 import importlib
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -20,8 +24,13 @@ def import_without(name: str, later: str) -> ModuleType:
 
     So does any other attribute that it lacks, in case it is there as a consequence of these imports.
     """
-    if name in sys.modules:
+    with executing(name, lambda module, execute: _execute(module, execute, later)):
         return importlib.import_module(name)
+
+
+@contextmanager
+def executing(name: str, run: Callable[[ModuleType, Callable[[], None]], None]) -> Iterator[None]:
+    """Within, an import of the module `name` calls `run(module, execute)`; `execute()` runs the module's body."""
 
     def find(fullname: str, path: Any, target: Any) -> ModuleSpec | None:
         if fullname != name:
@@ -29,43 +38,84 @@ def import_without(name: str, later: str) -> ModuleType:
         others = (f for f in sys.meta_path if f is not finder)
         spec = next((s for f in others if (s := f.find_spec(fullname, path, target)) is not None), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader.exec_module = lambda module: _execute(module, later)
+            loader = spec.loader
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                run(module, lambda: loader.exec_module(module))
+
+            loader.exec_module = exec_module
         return spec
 
     finder = SimpleNamespace(find_spec=find)
     sys.meta_path.insert(0, finder)
     try:
-        return importlib.import_module(name)
+        yield
     finally:
         sys.meta_path.remove(finder)
 
 
+class Later:
+    """Stands for what `make()` gives, which is not called before it is used."""
+
+    def __init__(self, make: Callable[[], Any]):
+        self._make = make
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_made":
+            return getattr(self._made, name)
+        self._made = made = self._make()
+        return made
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._made(*args, **named)
+
+
+def stand_in(name: str, **attributes: Any) -> None:
+    """From now on, the module `name` and all inside it are not imported: they have these attributes, and any other as an
+    empty class, of which nothing is an instance."""
+
+    def find(fullname: str, path: Any, target: Any) -> ModuleSpec | None:
+        return ModuleSpec(fullname, loader, is_package=True) if f"{fullname}.".startswith(f"{name}.") else None
+
+    def execute(module: ModuleType) -> None:
+        def __getattr__(attribute: str) -> type:
+            if attribute.startswith("__"):
+                raise AttributeError(f"module {module.__name__!r} has no attribute {attribute!r}")
+            vars(module)[attribute] = made = type(attribute, (), {})
+            return made
+
+        vars(module).update(attributes, __getattr__=__getattr__)
+
+    loader = SimpleNamespace(create_module=lambda spec: None, exec_module=execute)
+    if name not in sys.modules:
+        sys.meta_path.insert(0, SimpleNamespace(find_spec=find))
+
+
 @dataclass(frozen=True)
-class _Later:
+class _Missing:
     """Stands for a name of a module that is not imported yet."""
 
     module: str
     name: str
 
 
-def _execute(module: ModuleType, later: str) -> None:
+def _execute(module: ModuleType, execute: Callable[[], None], later: str) -> None:
     """Runs a module's body with an `__import__` of its own, which no other module sees."""
-    space, loader = vars(module), module.__spec__.loader
-    del loader.exec_module
-    running = True
+    space, running = vars(module), True
 
     def import_(name: str, globals=None, locals=None, fromlist=(), level=0):
         if not running or not fromlist or "*" in fromlist or level or not f"{name}.".startswith(f"{later}."):
             return builtins.__import__(name, globals, locals, fromlist, level)
-        return SimpleNamespace(**{each: _Later(name, each) for each in fromlist})
+        return SimpleNamespace(**{each: _Missing(name, each) for each in fromlist})
 
     space["__builtins__"] = vars(builtins) | {"__import__": import_}
     try:
-        loader.exec_module(module)
+        execute()
     finally:
         running = False
         space["__builtins__"] = vars(builtins)
-    left = {name: value for name, value in space.items() if isinstance(value, _Later)}
+    left = {name: value for name, value in space.items() if isinstance(value, _Missing)}
     for name in left:
         del space[name]
 

@@ -170,3 +170,20 @@ def test_an_interrupted_caller_can_ask_again(compiler):
         compile_server.ask(kind, {"sleep": 100})
     assert compile_server.ask(kind, {"sleep": 0})["parent"] == first["parent"]
     os.kill(first["process"], signal.SIGKILL)  # which still sleeps
+
+
+def test_kernels_for_gpus_compile_there(monkeypatch):
+    """Though that process lacks modules that are for launches: the caller must not have to compile after all."""
+    pytest.importorskip("numba_cuda_mlir")
+    from test_cuda_compile import SHARED, kernel
+
+    from tilec.runtime import cuda_compile
+
+    def never(**wanted):
+        raise AssertionError("compiled by the caller")
+
+    monkeypatch.setattr(cuda_compile, "_compile_here", never)
+    body = SHARED + "store_f8e4m3(y + tid, sin_f32(load_bf16(x + tid * 2)))\nbarrier()"
+    names = ("load_bf16", "sin_f32", "store_f8e4m3", "barrier")
+    source = kernel(body, *names, parameters="x, y")
+    assert "cvt.rn.satfinite.e4m3x2.f32" in cuda_compile._to_ptx(source, "kernel", "sm_90a", 128, None, 1)

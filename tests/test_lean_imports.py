@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tilec.runtime.lean_imports import import_without
+from tilec.runtime.lean_imports import Later, executing, import_without, stand_in
 
 BODY = """
 from {name}.part.inner import first, second
@@ -87,6 +87,72 @@ def test_a_body_that_fails_leaves_nothing(package):
     with pytest.raises(RuntimeError, match="no"):
         import_without(name, f"{name}.part")
     assert name not in sys.modules
+
+
+def test_a_body_can_be_run_in_another_setting(package):
+    name = package("lean_g", "from lean_g.other import value\nimport lean_g.part\n")
+    ran = []
+
+    def run(module, execute):
+        importlib.import_module("lean_g.other").value = 9
+        execute()
+        ran.append(vars(module)["value"])
+
+    with executing(name, run):
+        module = importlib.import_module(name)
+    assert ran == [9] and module.value == 9 and module.part.inner.second == 2
+
+
+def test_what_comes_later_is_made_once():
+    made = []
+
+    def make():
+        made.append(len(made))
+        return str
+
+    later = Later(make)
+    assert not made
+    assert later(5) == "5" and later.upper("a") == "A" and made == [0]
+    with pytest.raises(AttributeError):
+        _ = later.none
+
+
+def test_a_stand_in_has_names_and_nothing_behind_them(package, monkeypatch):
+    name = package("lean_h")
+    before = list(sys.meta_path)
+    stand_in(f"{name}.part", __version__="1.2")
+    try:
+        module = importlib.import_module(name)
+        assert isinstance(module.first, type) and not isinstance(1, module.first) and module.total == 3
+        assert module.renamed is module.part.first and module.part.__version__ == "1.2"
+        assert module.first is module.part.inner.first and module.first is not module.renamed
+        with pytest.raises(AttributeError, match="no attribute '__none__'"):
+            _ = module.part.__none__
+    finally:
+        sys.meta_path[:] = before
+
+
+def test_a_stand_in_takes_nothing_from_who_has_the_module(package):
+    name = package("lean_i")
+    module, before = importlib.import_module(f"{name}.part"), list(sys.meta_path)
+    stand_in(f"{name}.part")
+    assert sys.meta_path == before and importlib.import_module(f"{name}.part") is module
+
+
+def test_operations_that_mlir_defines_later_work():
+    pytest.importorskip("numba_cuda_mlir")
+    from tilec import mlir
+
+    late = [n for n, v in vars(mlir.linalg).items() if isinstance(v, Later)]
+    assert "copy" in late and mlir.linalg.copy.op_name == "copy"
+    assert mlir.linalg.linalg_structured_op.__module__.endswith("opdsl.lang.dsl")
+    with mlir.context(), mlir.ir.Location.unknown():
+        module = mlir.ir.Module.create()
+        with mlir.ir.InsertionPoint(module.body):
+            f32 = mlir.ir.F32Type.get()
+            a, b = (mlir.tensor.empty([4], f32) for _ in range(2))
+            mlir.linalg.copy(a, outs=[b])
+        assert "linalg.copy" in str(module)
 
 
 def test_mlir_comes_without_the_compiler_beside_it_which_others_can_use():

@@ -16,6 +16,7 @@ from typing import Any
 from tilec.diagnostics import Source
 from tilec.dtypes import DTYPES, DType
 from tilec.runtime import cache
+from tilec.runtime.generated import uncollected
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def read_program(source: Source, before: Callable[[], object] = lambda: None) ->
     if (found := _from_cache(source, key)) is not None:
         return found
     before()
-    return _parsed(source, key)
+    with uncollected():
+        return _parsed(source, key)
 
 
 def _from_cache(source: Source, key: str) -> Program | None:

@@ -7,13 +7,35 @@ Nothing else in tilec imports the bindings, so that another copy of them is one 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
 
 from tilec.diagnostics import InternalError, Span
 from tilec.runtime.interrupts import uninterrupted
-from tilec.runtime.lean_imports import import_without
+from tilec.runtime.lean_imports import Later, executing, import_without
 
-with uninterrupted():
+
+def _define_later(module: ModuleType, execute: Callable[[], None]) -> None:
+    """Puts off the work of `@linalg_structured_op`, which the module uses for operations that tilec builds by others."""
+    from numba_cuda_mlir._mlir.dialects.linalg.opdsl import lang
+
+    define = lang.linalg_structured_op
+
+    def later(function: Callable | None = None, **named: Any) -> Any:
+        return partial(later, **named) if function is None else Later(lambda: define(function, **named))
+
+    lang.linalg_structured_op = later
+    try:
+        execute()
+    finally:
+        lang.linalg_structured_op = vars(module)["linalg_structured_op"] = define
+
+
+_NAMED_OPS = "numba_cuda_mlir._mlir.dialects.linalg.opdsl.ops.core_named_ops"
+
+with uninterrupted(), executing(_NAMED_OPS, _define_later):
     import_without("numba_cuda_mlir", later="numba_cuda_mlir.numba_cuda")
     from numba_cuda_mlir._mlir import ir
     from numba_cuda_mlir._mlir.dialects import (

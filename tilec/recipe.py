@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tilec.dtypes import DTYPES, DType
 from tilec.frontend import Program
 from tilec.runtime import cache
+from tilec.runtime.generated import uncollected
 from tilec.runtime.program import Emitted
 from tilec.target import Target
 
@@ -64,7 +65,8 @@ class Recipe:
                 return _read(json.loads(found[1]["program"]))
             except (KeyError, TypeError, ValueError, AttributeError):
                 pass
-        made = self._compile()
+        with uncollected():
+            made = self._compile()
         cache.save(self.key, {"op": self.op}, {"program": json.dumps(_written(made)).encode()})
         return made
 
