@@ -1,4 +1,4 @@
-"""Calls of a CPU program on arrays like those of an earlier call, as built-in functions of Python's (`runtime/cpu_native.py`)."""
+"""Calls of a program on arrays like those of an earlier call, as built-in functions of Python's (`runtime/cpu_native.py`)."""
 
 from __future__ import annotations
 
@@ -7,52 +7,69 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tilec.dtypes import DType
 from tilec.runtime import buffers, cpu_native
-from tilec.runtime.cpu_launch import CpuProgram, builtin
-from tilec.runtime.cuda_dlpack import TYPES
+from tilec.runtime.cpu_launch import builtin, native
+from tilec.runtime.cuda_dlpack import CPU, TYPES
 from tilec.runtime.native_tables import Call, Keep, Spec
 
 ALIGNED_ROWS, WRITEABLE = 0x101, 0x400  # NumPy's flags C_CONTIGUOUS and ALIGNED; WRITEABLE
 Array = tuple[DType, tuple[int, ...]]
 
 
+class Runner(NamedTuple):
+    """What runs a program: its `table`, for the function `execute`, which takes `words` words of memory. `owner` keeps it.
+
+    Arrays begin at multiples of `aligned` bytes, or else of their elements. `device` is DLPack's type and number, `current`
+    the address of what tells the stream there, 0 where there are none.
+    """
+
+    owner: Any
+    table: int
+    execute: str
+    words: int
+    aligned: int = 1
+    device: tuple[int, int] = (CPU, 0)
+    current: int = 0
+    handle: Callable[[Any], int] = int
+
+
 class CallTable:
     """`function(arrays, out, stream)` gives what a call returns: the results, or what `wrap` makes of a tuple of several. Or
     `no`, where arguments are not NumPy arrays or PyTorch tensors (by `kind`) of these types and shapes, row-major and
-    aligned, results apart from all others; and while gradients of one are recorded."""
+    aligned, results apart from all others; and while gradients of one are recorded. `new` allocate the results."""
 
     def __init__(
-        self, program: CpuProgram, kind: type, inputs: Sequence[Array], outputs: Sequence[Array],
-        wrap: Callable[[tuple[Any, ...]], Any], no: object,
+        self, runner: Runner, kind: type, inputs: Sequence[Array], outputs: Sequence[Array],
+        new: Sequence[Callable[[], Any]], wrap: Callable[[tuple[Any, ...]], Any], no: object,
     ):  # fmt: skip
         self._keep = keep = Keep()
-        self._program = program
-        describe = 0 if kind is np.ndarray else exchange()
+        describe = 0 if kind is np.ndarray else exchange(_DESCRIBE)
         flags = [ALIGNED_ROWS] * len(inputs) + [ALIGNED_ROWS | WRITEABLE] * len(outputs)
-        specs = [self._spec(*array, f, describe) for array, f in zip((*inputs, *outputs), flags)]
-        new = [keep.object(_new(kind, *array)) for array in outputs]
+        specs = [self._spec(*array, f, describe, runner.aligned) for array, f in zip((*inputs, *outputs), flags)]
         attributes = {n: keep.object(sys.intern(n)) for n in ("is_neg", "requires_grad")}
         records = keep.object(sys.modules["torch"].is_grad_enabled) if describe else 0
         table = keep.table(
-            Call, program=program.table, kind=keep.object(kind), describe=describe, inputs=len(inputs), specs=keep.words(specs),
-            outputs=len(outputs), new=keep.words(new), wrap=keep.object(wrap) if len(outputs) > 1 else 0, no=keep.object(no),
-            none=id(None), false=id(False), tuple=id(tuple), list=id(list), records=records, **attributes,
+            Call, execute=native()[runner.execute], program=runner.table, words=runner.words,
+            device=runner.device[0] | runner.device[1] << 32, current=runner.current, handle=keep.object(runner.handle),
+            kind=keep.object(kind), describe=describe, inputs=len(inputs), specs=keep.words(specs), outputs=len(outputs),
+            new=keep.words([keep.object(each) for each in new]), wrap=keep.object(wrap) if len(outputs) > 1 else 0,
+            no=keep.object(no), none=id(None), false=id(False), tuple=id(tuple), list=id(list), records=records, **attributes,
         )  # fmt: skip
-        self.function = builtin("tilec_call", table, (keep, program))
+        self.function = builtin("tilec_call", table, (keep, runner.owner))
 
-    def _spec(self, dtype: DType, shape: tuple[int, ...], flags: int, describe: int) -> int:
+    def _spec(self, dtype: DType, shape: tuple[int, ...], flags: int, describe: int, aligned: int) -> int:
         if describe:
             code, bits = TYPES[dtype.name]
             written = {"dtype": code | bits << 8 | 1 << 16}
         else:
             written = {"dtype": dtype.numpy.num, "order": ord(dtype.numpy.byteorder)}
         return self._keep.table(
-            Spec, mask=dtype.bytes - 1, bytes=prod(shape) * dtype.bytes, flags=flags, rank=len(shape),
+            Spec, mask=max(dtype.bytes, aligned) - 1, bytes=prod(shape) * dtype.bytes, flags=flags, rank=len(shape),
             shape=self._keep.words(shape), **written,
         )  # fmt: skip
 
@@ -62,10 +79,10 @@ def possible(kind: type) -> bool:
     if kind is np.ndarray:
         return _numpy_is_known()
     torch = sys.modules.get("torch")
-    return torch is not None and kind is torch.Tensor and exchange() != 0
+    return torch is not None and kind is torch.Tensor and exchange(_DESCRIBE) != 0
 
 
-def _new(kind: type, dtype: DType, shape: tuple[int, ...]) -> Callable[[], Any]:
+def new_array(kind: type, dtype: DType, shape: tuple[int, ...]) -> Callable[[], Any]:
     if kind is np.ndarray:
         return partial(np.empty, shape, dtype.numpy)
     return buffers.new_tensor(sys.modules["torch"].empty((), dtype=buffers.to_torch(dtype.name), device="cpu"), shape)
@@ -95,9 +112,12 @@ def _read(address: int, offset: int, kind: Any) -> int:
     return kind.from_address(address + offset).value
 
 
+_DESCRIBE, CURRENT_STREAM = 40, 48  # dltensor_from_py_object_no_sync and current_work_stream of DLPackExchangeAPI
+
+
 @cache
-def exchange() -> int:
-    """The function with which PyTorch describes a tensor to machine code; 0 where it has none (before 2.10)."""
+def exchange(field: int) -> int:
+    """A function by which PyTorch tells machine code of its tensors or streams; 0 where it has none (before 2.10)."""
     capsule = getattr(sys.modules["torch"].Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None:
         return 0
@@ -106,4 +126,4 @@ def exchange() -> int:
     table = pointer(capsule, b"dlpack_exchange_api")
     if _read(table, 0, ctypes.c_uint32) != 1:  # DLPack's major version
         return 0
-    return _read(table, 40, ctypes.c_int64)  # dltensor_from_py_object_no_sync; may be 0
+    return _read(table, field, ctypes.c_int64)

@@ -34,6 +34,7 @@ class CpuProgram:
         self._parallel = threads > 1
         scratch = -(-emitted.workspace // CACHE_LINE) * CACHE_LINE
         self._bytes = scratch + max((_stride(k) * (threads if k.grid > 1 else 1) for k in used), default=0)
+        self.words = inputs + outputs + len(emitted.temporaries)
         self._begin = {"input": 0, "output": inputs, "temporary": inputs + outputs}
         self._keep = keep = Keep()
         steps = [self._step(s, loops, scratch) for s in self._steps]
@@ -156,11 +157,16 @@ class _Method(ctypes.Structure):
 _FASTCALL = 0x80  # METH_FASTCALL: arguments as an array
 
 
-@cache
-def _methods() -> dict[str, _Method]:
+def native() -> dict[str, int]:
+    """The addresses of the functions of `runtime/cpu_native.py`."""
     from tilec.runtime.cpu_objects import load_native
 
-    return {name: _Method(name.encode(), address, _FASTCALL, None) for name, address in load_native().items()}
+    return load_native()
+
+
+@cache
+def _methods() -> dict[str, _Method]:
+    return {name: _Method(name.encode(), address, _FASTCALL, None) for name, address in native().items()}
 
 
 def builtin(name: str, table: int, owner: object) -> Callable[..., Any]:
@@ -170,4 +176,4 @@ def builtin(name: str, table: int, owner: object) -> Callable[..., Any]:
     return new(ctypes.addressof(_methods()[name]), (table, owner), None)
 
 
-__all__ = ["CpuProgram", "builtin", "start_pool"]
+__all__ = ["CpuProgram", "builtin", "native", "start_pool"]

@@ -1,8 +1,8 @@
-"""Machine code between Python and CPU kernels: checks a call's arrays, runs the program's steps, returns the results.
+"""Machine code between Python and kernels: checks a call's arrays, runs the program's steps, returns the results.
 
-Python's own part in a call is then one call of a built-in function. Four functions serve all programs; what differs stands
-in tables (`runtime/native_tables.py`). NumPy's arrays are read as NumPy's ABI lays them down, PyTorch's tensors through
-DLPack's exchange API.
+Python's own part in a call is then one call of a built-in function. A few functions serve all programs; what differs stands
+in tables (`runtime/native_tables.py`). `runtime/cuda_native.py` has the steps on a GPU. NumPy's arrays are read as NumPy's ABI
+lays them down, PyTorch's tensors through DLPack's exchange API.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from tilec.runtime import cuda_native
 from tilec.runtime.native_tables import NODE, Call, Pool, Program, Spec, Step
 from tilec.runtime.native_writer import I8, I32, I64, NULL, Writer
 
@@ -18,15 +19,17 @@ HEAD = object.__basicsize__  # bytes before an object's own fields; the last wor
 DATA, RANK, SHAPE, DESCR, FLAGS = (HEAD + n for n in (0, 8, 16, 40, 48))  # of NumPy's arrays
 ORDER, TYPE = HEAD + 10, HEAD + 12  # of NumPy's dtypes: byte order and number
 TENSOR = {"data": 0, "device": 8, "rank": 16, "dtype": 20, "shape": 24, "strides": 32, "offset": 40}  # DLTensor
-TENSOR_WORDS, ON_CPU = 6, 1
+TENSOR_WORDS = 6
 
 
 def module() -> ir.Module:
-    """Defines `tilec_launch` and `tilec_call`, two built-in functions of Python's; what else it names is in the process."""
+    """Defines `tilec_launch` and `tilec_call`, two built-in functions of Python's, and what `Call.execute` may be; what else
+    it names is in the process."""
     module = ir.Module("tilec_native")
-    execute, fits = _execute(module, _run(module)), _fits(module)
+    execute = _execute(module, _run(module))
+    cuda_native.execute(module)
     _launch(module, execute)
-    _call(module, execute, fits)
+    _call(module, _fits(module))
     return module
 
 
@@ -84,13 +87,13 @@ def _run(module: ir.Module) -> ir.Function:
 
 
 def _execute(module: ir.Module, run: ir.Function) -> ir.Function:
-    """(program, memory) -> 1, or 0 with an error set. Other Python threads go on meanwhile.
+    """(program, memory, stream) -> 1, or 0 with an error set. Other Python threads go on meanwhile.
 
     A workspace belongs to the call while it lasts. All free ones are taken at a time and the rest put back, so that two
     threads never meet at one, even without the global lock.
     """
-    f = Writer(module, "tilec_execute", 2)
-    b, (program, memory) = f.builder, f.args
+    f = Writer(module, "tilec_execute", 3)
+    b, (program, memory, _) = f.builder, f.args
     free = b.inttoptr(f.add(program, 8 * Program.free), I64.as_pointer())
     workspace = f.words(1)
 
@@ -135,19 +138,10 @@ def _execute(module: ir.Module, run: ir.Function) -> ir.Function:
     with f.when(f.is_("!=", node, 0)):
         give(node)
     with f.when(f.is_("!=", failed, 0)):
-        f.call("Py_DecRef", _call_one(f, f.field(program, Program.fail), f.call("PyLong_FromLongLong", failed)))
+        f.call("Py_DecRef", f.call_one(f.field(program, Program.fail), f.call("PyLong_FromLongLong", failed)))
         f.done(0)
     f.done(1)
     return f.function
-
-
-def _call_one(f: Writer, function: Any, argument: Any) -> Any:
-    """Calls what Python can call with one new reference, which it takes. Gives a new reference, or 0 with an error set."""
-    packed = f.call("PyTuple_New", 1)
-    f.call("PyTuple_SetItem", packed, 0, argument)
-    result = f.call("PyObject_Call", function, packed, 0)
-    f.call("Py_DecRef", packed)
-    return result
 
 
 def _launch(module: ir.Module, execute: ir.Function) -> ir.Function:
@@ -161,7 +155,7 @@ def _launch(module: ir.Module, execute: ir.Function) -> ir.Function:
     memory = f.words(f.add(arrays, f.field(program, Program.temporaries)))
     with f.times(arrays) as n:
         f.store(f.call("PyLong_AsVoidPtr", f.item(args, n)), f.add(memory, f.mul(n, 8)))
-    with f.when(f.is_("==", f.call(execute, program, memory), 0)):
+    with f.when(f.is_("==", f.call(execute, program, memory, 0), 0)):
         f.done(0)
     f.done(f.call("PyLong_FromLongLong", 0))
     return f.function
@@ -209,7 +203,7 @@ def _fits(module: ir.Module) -> ir.Function:
             f.store(f.load(object_, DATA), address)
         with dlpack:
             f.demand(f.is_("==", f.narrow(f.call(describe, object_, tensor)), 0), failed)
-            demand(f.is_("==", f.load(tensor, TENSOR["device"], I32), ON_CPU))
+            demand(f.is_("==", f.load(tensor, TENSOR["device"]), f.field(call, Call.device)))
             same(f.load(tensor, TENSOR["rank"], I32), Spec.rank)
             same(f.load(tensor, TENSOR["dtype"], I32), Spec.dtype)
             sizes, strides, step = f.load(tensor, TENSOR["shape"]), f.load(tensor, TENSOR["strides"]), f.words(1)
@@ -237,7 +231,7 @@ def _fits(module: ir.Module) -> ir.Function:
     return f.function
 
 
-def _call(module: ir.Module, execute: ir.Function, fits: ir.Function) -> ir.Function:
+def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
     """A built-in function of Python: (arrays, out, stream) -> what the call returns, or `no` where it does not fit."""
     f = Writer(module, "tilec_call", 3)
     b = f.builder
@@ -266,9 +260,21 @@ def _call(module: ir.Module, execute: ir.Function, fits: ir.Function) -> ir.Func
     def demand(condition: Any) -> None:
         f.demand(condition, refused)
 
-    demand(f.is_("==", stream, f.field(call, Call.none)))
     demand(f.is_("==", f.call("PyTuple_Size", arrays), inputs))
-    memory = f.words(f.add(f.add(inputs, outputs), f.field(program, Program.temporaries)))
+    queue, current, memory = f.words(1), f.field(call, Call.current), f.words(f.field(call, Call.words))
+    f.store(NULL, queue)
+    with b.if_else(f.is_("==", stream, f.field(call, Call.none))) as (default, named):
+        with default, f.when(f.is_("!=", current, 0)):
+            device = f.field(call, Call.device)
+            asked = f.call(current, f.narrow(device), b.lshr(device, I64(32)), queue)
+            demand(f.is_("==", f.narrow(asked), 0))
+        with named:
+            demand(f.is_("!=", current, 0))
+            f.call("Py_IncRef", stream)
+            handle = f.call_one(f.field(call, Call.handle), stream)
+            f.demand(f.is_("!=", handle, 0), failed)
+            f.store(f.call("PyLong_AsVoidPtr", handle), queue)
+            f.call("Py_DecRef", handle)
 
     def check(array: Any, place: Any) -> None:
         slot = f.add(memory, f.mul(place, 8))
@@ -304,10 +310,12 @@ def _call(module: ir.Module, execute: ir.Function, fits: ir.Function) -> ir.Func
                     with f.times(outputs) as n:
                         put(n, f.call("PySequence_GetItem", out, n))
             _demand_apart(f, memory, specs, inputs, outputs, demand)
-    f.demand(f.is_("!=", f.call(execute, program, memory), 0), failed)
+    done = f.call(f.field(call, Call.execute), program, memory, f.load(queue))
+    f.demand(f.is_("!=", done, 0), failed)
+    demand(f.is_("!=", done, cuda_native.REFUSED))
     wrap = f.field(call, Call.wrap)
     with f.when(f.is_("!=", wrap, 0)):
-        f.done(_call_one(f, wrap, made))
+        f.done(f.call_one(wrap, made))
     result = f.call("PyTuple_GetItem", made, 0)
     f.call("Py_IncRef", result)
     f.store(result, left)

@@ -134,6 +134,11 @@ class Launcher:
         self._lock, self._stream = threading.Lock(), 0
         self._switch = driver.device_count() > 1
 
+    @property
+    def config(self) -> int:
+        """The address of the configuration, whose stream is that of the latest launch."""
+        return ctypes.addressof(self._config)
+
     def _resident(self, cluster: int) -> int:
         """How many blocks, or clusters of them, the device runs at a time. Clusters lie within one group of SMs (GPC),
         and how many SMs the groups of a chip have is known to its driver only."""

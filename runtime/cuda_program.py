@@ -89,6 +89,14 @@ class DeviceProgram:
         if self._plain and len(self._steps) == 1 and self._steps[0].launcher and not self._steps[0].maps:
             self.launch = _alone(self._steps[0].launcher, self._steps[0].pick)  # type: ignore[method-assign]
 
+    def launches(self, arrays: int) -> list[tuple[Launcher, Sequence[int]]] | None:
+        """Kernels in their order, each with the numbers of its addresses among those of `arrays` inputs and outputs; None
+        where there is more to do than to launch them on these."""
+        if not self._plain or any(s.launcher is None or s.maps for s in self._steps):
+            return None
+        numbers = range(arrays)
+        return [(s.launcher, s.pick(numbers)) for s in self._steps if s.launcher and not s.launcher.empty]
+
     def _launcher(self, source: KernelSource, cubin: Cubin) -> Launcher:
         kernel = Kernel(cubin.image, cubin.entry, parameters(source))
         grid, block, cluster = ((n, 1, 1) for n in (source.grid, source.threads, source.cluster))

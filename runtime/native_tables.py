@@ -45,6 +45,28 @@ class Step(_Fields):
     stride = auto()
 
 
+class DeviceProgram(_Fields):
+    """Kernels on GPU number `device`; the driver's functions `current` (cuCtxGetDevice) and `launch` (cuLaunchKernelEx);
+    `fail(code)` raises the driver's error."""
+
+    device = auto()
+    current = auto()
+    launch = auto()
+    steps = auto()
+    step_list = auto()
+    parameters = auto()  # the most that a step has
+    fail = auto()
+
+
+class DeviceStep(_Fields):
+    """`config`: a CUlaunchConfig that lacks the stream. All parameters are addresses."""
+
+    config = auto()
+    kernel = auto()
+    parameters = auto()
+    slots = auto()
+
+
 class Pool(_Fields):
     """Numba's threads: `parallel_for` is 0 before they start; `lost()` after a fork."""
 
@@ -55,10 +77,17 @@ class Pool(_Fields):
 
 
 class Call(_Fields):
-    """`kind`: the arrays' type; `describe` 0 for NumPy, else the exchange API's function. `new`: what allocates each result,
-    `wrap` makes of several one; `no` is returned where the arrays do not fit."""
+    """`execute(program, memory, stream)` runs the program on `words` words, of which the first are addresses of inputs and
+    outputs. `kind`: the arrays' type; `describe` 0 for NumPy, else the exchange API's function. `device`: DLPack's type and
+    number. `current`: 0, or the exchange API's function that tells the stream; `handle(stream)` gives that of an object.
+    `new`: what allocates each result, `wrap` makes of several one; `no` is returned where the arrays do not fit."""
 
+    execute = auto()
     program = auto()
+    words = auto()
+    device = auto()
+    current = auto()
+    handle = auto()
     kind = auto()
     describe = auto()
     inputs = auto()

@@ -61,6 +61,14 @@ class Writer:
             target = self.builder.inttoptr(target, kind.as_pointer())
         return self.builder.call(target, args)
 
+    def call_one(self, function: Any, argument: Any) -> Any:
+        """Calls what Python can call with one new reference, which it takes. Gives a new reference, or 0 with an error set."""
+        packed = self.call("PyTuple_New", 1)
+        self.call("PyTuple_SetItem", packed, 0, argument)
+        result = self.call("PyObject_Call", function, packed, 0)
+        self.call("Py_DecRef", packed)
+        return result
+
     def narrow(self, value: Any) -> Any:
         """A word whose upper half says nothing."""
         return self.builder.zext(self.builder.trunc(value, I32), I64)

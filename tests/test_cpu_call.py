@@ -111,7 +111,7 @@ def test_an_error_in_allocating_comes_out(monkeypatch):
 
     x = np.arange(6, dtype=np.float32)
     op = tilec.compile(TWO, target="cpu")
-    monkeypatch.setattr(cpu_call, "_new", lambda *_: fail)
+    monkeypatch.setattr(cpu_call, "new_array", lambda *_: fail)
     op(x)
     with pytest.raises(MemoryError, match="no room"):
         op(x)

@@ -1,5 +1,7 @@
 """Calls by the short way: they look at everything that can change, and give what the general way gives."""
 
+import ctypes
+import sys
 from threading import Thread
 from types import SimpleNamespace
 
@@ -10,7 +12,9 @@ from expectations import EXAMPLES
 
 import tilec
 from tilec import fast_call
-from tilec.runtime import buffers
+from tilec.dtypes import DTYPES
+from tilec.runtime import buffers, cpu_call, cuda_call, cuda_dlpack, cuda_driver
+from tilec.runtime.cuda_launch import _Config
 
 PROGRAM = (
     "op go(x: f32[M, N], w: f32[N]) -> (y: f32[M, N], s: f32[M]) { y[i, j] = x[i, j] * w[j]\n s[i] = sum[j](y[i, j]) }"
@@ -35,6 +39,44 @@ def op(rng):
     made(*arrays(rng))
     assert len(made._fast) == 1
     return made
+
+
+def fake_driver(launched: list):
+    """The driver's functions that machine code calls: they append addresses and stream of each launch; `state` says what
+    they answer."""
+    state = {"device": 0, "code": 0}
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+    def cuCtxGetDevice(device):
+        if state["device"] is None:
+            return 201
+        device[0] = state["device"]
+        return 0
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+    def cuLaunchKernelEx(config, handle, parameters, extra):
+        given = _Config.from_address(config)
+        assert (handle, parameters, extra[0], extra[2], extra[4]) == (77, None, 1, 2, None)
+        assert (tuple(given.grid), tuple(given.block), given.shared) == ((7, 1, 1), (128, 1, 1), 4096)
+        assert (given.attributes, given.attribute_count) == (0x5000, 1)
+        count = ctypes.c_size_t.from_address(extra[3]).value // 8
+        launched.append((list((ctypes.c_int64 * count).from_address(extra[1])), given.stream))
+        return state["code"]
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
+    def current_stream(kind, number, stream):
+        assert (kind, number) == (cuda_dlpack.CPU, 0)
+        stream[0] = 69
+        return 0
+
+    config = _Config((7, 1, 1), (128, 1, 1), 4096, 3, 0x5000, 1)
+    launcher = SimpleNamespace(
+        config=ctypes.addressof(config), kept=config, kernel=SimpleNamespace(entry="kernel", handle=ctypes.c_void_p(77))
+    )
+    return SimpleNamespace(
+        cuCtxGetDevice=cuCtxGetDevice, cuLaunchKernelEx=cuLaunchKernelEx, current_stream=current_stream, state=state,
+        kernel=lambda slots: (launcher, slots),
+    )  # fmt: skip
 
 
 def taken(op, *given, out=None) -> bool:
@@ -236,29 +278,100 @@ class TestTorch:
             op(x, w)
         check(op(x.detach(), w), x.detach(), w)
 
-    def test_the_way_for_gpus_looks_at_the_same(self, torch, rng, monkeypatch):
-        """With tensors on the CPU, whose device PyTorch calls -1, and an executable that only notes what is launched."""
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
-        launched = []
-        executable = SimpleNamespace(on=lambda device: SimpleNamespace(launch=lambda *given: launched.append(given)))
-        x, w = torch.empty(64, 96), torch.empty(96)
-        y, s = torch.empty(64, 96), torch.empty(64)
-        views = [buffers.view(t)._replace(device=-1) for t in (x, w)]
+    @pytest.fixture(params=["machine code", "Python"])
+    def gpu_call(self, request, torch, monkeypatch):
+        """The way for GPUs with tensors on the CPU, and a driver that only notes what is launched: addresses and stream. Of
+        x: f32[64, 96], w: f32[96] it makes y like x and s: f32[64]."""
+        launched, x, w, y, s = [], torch.empty(64, 96), torch.empty(96), torch.empty(64, 96), torch.empty(64)
+        native = request.param == "machine code"
+        device = 0 if native else -1  # PyTorch's number of the CPU's; DLPack's is another
+        if native:
+            driver = fake_driver(launched)
+            monkeypatch.setattr(cuda_driver, "library", lambda: driver)
+            monkeypatch.setattr(cuda_call, "CUDA", cuda_dlpack.CPU)
+            found = cpu_call.exchange
+            streams = {cpu_call.CURRENT_STREAM: ctypes.cast(driver.current_stream, ctypes.c_void_p).value}
+            monkeypatch.setattr(cpu_call, "exchange", lambda field: streams.get(field) or found(field))
+            program = SimpleNamespace(
+                device=0, launches=lambda arrays: [driver.kernel(range(arrays)), driver.kernel([2, 1])]
+            )
+        else:
+            driver = None
+            monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
+            program = SimpleNamespace(launches=lambda arrays: None)
+            program.launch = lambda inputs, outputs, stream: launched.append(([*inputs, *outputs], stream))
+        executable = SimpleNamespace(
+            on=lambda device: program, outputs=[("y", DTYPES["f32"], (64, 96)), ("s", DTYPES["f32"], (64,))]
+        )
+        views = [buffers.view(t)._replace(device=device) for t in (x, w)]
         call = fast_call.make(executable, [x, w], views, [y, s], tuple)
+        yield SimpleNamespace(call=call, launched=launched, arrays=(x, w, y, s), driver=driver)
+
+    def test_the_way_for_gpus_looks_at_the_same(self, torch, gpu_call):
+        call, launched, (x, w, y, s) = gpu_call.call, gpu_call.launched, gpu_call.arrays
         made = call((x, w), None, None)
         assert [(r.shape, r.dtype, r.is_contiguous()) for r in made] == [(r.shape, r.dtype, True) for r in (y, s)]
-        assert launched == [([x.data_ptr(), w.data_ptr()], [r.data_ptr() for r in made], 69)]
+        pointers = lambda *tensors: [t.data_ptr() for t in tensors]  # noqa: E731
+        assert launched.pop(0) == (pointers(x, w, *made), 69)
+        if gpu_call.driver:
+            assert launched.pop(0) == (pointers(made[0], w), 69)
         assert call((x, w), [y, s], 5) == (y, s)
-        assert launched[1] == ([x.data_ptr(), w.data_ptr()], [y.data_ptr(), s.data_ptr()], 5)
+        assert launched.pop(0) == (pointers(x, w, y, s), 5)
+        launched.clear()
         refused = [
             (x,), (x, w, w), (x[:32], w), (x.double(), w), (x.t().contiguous().t(), w), (x.numpy(), w),
             (x, torch.empty(97)[1:]), (x, torch.empty(96, requires_grad=True)), (x, torch.nn.Parameter(w)),
             (x, torch.zeros(96, dtype=torch.complex64).conj().imag),
         ]  # fmt: skip
+        if gpu_call.driver:
+            refused.append((x, w.to("meta")))
         assert all(call(arrays, None, None) is fast_call.NO for arrays in refused)
         for out in (y, (y,), (y, y), (x, s), (y, s[:32]), (y.t(), s), (y, w[:64]), "ys"):
             assert call((x, w), out, None) is fast_call.NO
-        assert len(launched) == 2
+        assert not launched
+        with pytest.raises(TypeError, match="no CUDA stream"):
+            call((x, w), None, "a stream")
+
+    @pytest.mark.parametrize("gpu_call", ["machine code"], indirect=True)
+    def test_another_gpu_is_current_or_none(self, torch, gpu_call):
+        x, w, *_ = gpu_call.arrays
+        for gpu_call.driver.state["device"] in (1, None):
+            assert gpu_call.call((x, w), None, None) is fast_call.NO and not gpu_call.launched
+        gpu_call.driver.state["device"] = 0
+        assert gpu_call.call((x, w), None, None) is not fast_call.NO
+
+    @pytest.mark.parametrize("gpu_call", ["machine code"], indirect=True)
+    def test_what_the_driver_refuses_is_raised(self, torch, gpu_call, monkeypatch):
+        x, w, y, s = gpu_call.arrays
+        gpu_call.driver.state["code"] = 700
+        monkeypatch.setattr(cuda_driver, "_error", lambda library, name, code: cuda_driver.CudaError(name, code))
+        counts = [sys.getrefcount(a) for a in (y, s)]
+        with pytest.raises(cuda_driver.CudaError, match="launch of kernel") as raised:
+            gpu_call.call((x, w), (y, s), None)
+        assert raised.value.code == 700 and [sys.getrefcount(a) for a in (y, s)] == counts
+        gpu_call.driver.state["code"] = 0
+        assert gpu_call.call((x, w), (y, s), None) == (y, s)
+
+    @pytest.mark.parametrize("gpu_call", ["machine code"], indirect=True)
+    def test_threads_launch_what_they_were_given(self, torch, gpu_call):
+        """And nothing is kept of what calls are given."""
+        x, w, *_ = gpu_call.arrays
+        own = [(torch.empty(64, 96), torch.empty(64)) for _ in range(4)]
+
+        def work(k):
+            for _ in range(100):
+                gpu_call.call((x, w), own[k], 100 + k)
+
+        counts = [sys.getrefcount(a) for a in (x, w, *own)]
+        threads = [Thread(target=work, args=(k,)) for k in range(4)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        assert [sys.getrefcount(a) for a in (x, w, *own)] == counts
+        wanted = {100 + k: [t.data_ptr() for t in (x, w, *own[k])] for k in range(4)}
+        assert len(gpu_call.launched) == 800
+        assert all(
+            given in (wanted[stream], [wanted[stream][2], wanted[stream][1]]) for given, stream in gpu_call.launched
+        )
 
     @pytest.mark.gpu
     def test_on_a_gpu(self, torch, rng):

@@ -1,8 +1,8 @@
 """A repeated call by the shortest way: the arrays are like an earlier call's, so everything about them is decided.
 
 What can differ from call to call is looked at every time: kind, type, shape, device, row-major order, alignment, gradients,
-and for results that are given, whether they lie apart from all else. Whatever does not fit goes the general way. On the CPU
-machine code does that (`runtime/cpu_call.py`).
+and for results that are given, whether they lie apart from all else. Whatever does not fit goes the general way. Machine code
+does that (`runtime/cpu_call.py`, `runtime/cuda_call.py`); for programs on a GPU that do more than launch kernels, Python.
 """
 
 from __future__ import annotations
@@ -37,8 +37,16 @@ def _on_cpu(executable: Any, kind: type, views: Sequence[Buffer], wrap: Callable
 
     if not cpu_call.possible(kind):
         return None
-    inputs, outputs = [(v.dtype, v.shape) for v in views], [(dtype, shape) for _, dtype, shape in executable.outputs]
-    return cpu_call.CallTable(executable.program, kind, inputs, outputs, wrap, NO).function
+    program = executable.program
+    runner = cpu_call.Runner(program, program.table, "tilec_execute", program.words)
+    inputs, outputs = _described(executable, views)
+    new = [cpu_call.new_array(kind, *array) for array in outputs]
+    return cpu_call.CallTable(runner, kind, inputs, outputs, new, wrap, NO).function
+
+
+def _described(executable: Any, views: Sequence[Buffer]) -> tuple[list[Any], list[Any]]:
+    """Types and shapes of inputs and of results."""
+    return [(v.dtype, v.shape) for v in views], [(dtype, shape) for _, dtype, shape in executable.outputs]
 
 
 def _given(out: Any, count: int, kind: type) -> Sequence[Any] | None:
@@ -60,14 +68,18 @@ def _apart(inputs: Sequence[int], outs: Sequence[int], sizes: Sequence[int]) -> 
 def _on_gpu(
     executable: Any, torch: Any, arrays: Sequence[Any], views: Sequence[Buffer], results: Sequence[Any], wrap: Callable
 ) -> Call:
+    from tilec.runtime import cuda_call
+    from tilec.runtime.cpu_call import CallTable
     from tilec.runtime.cuda_launch import stream_handle
 
+    program, device = executable.on(views[0].device), views[0].device
+    new = [new_tensor(torch.empty((), dtype=r.dtype, device=r.device), r.shape) for r in results]
+    if (runner := cuda_call.runner(program, torch.Tensor, len(arrays) + len(results))) is not None:
+        return CallTable(runner, torch.Tensor, *_described(executable, views), new, wrap, NO).function
     expected = [(a.dtype, a.shape) for a in arrays]
     made = [(r.dtype, r.shape) for r in results]
     sizes = [v.nbytes for v in views] + [r.numel() * r.element_size() for r in results]
-    device = views[0].device
-    new = [new_tensor(torch.empty((), dtype=r.dtype, device=r.device), r.shape) for r in results]
-    count, launch, current = len(expected), executable.on(device).launch, torch._C._cuda_getCurrentRawStream
+    count, launch, current = len(expected), program.launch, torch._C._cuda_getCurrentRawStream
     tensor, strided, records = torch.Tensor, torch.strided, torch.is_grad_enabled
 
     def addresses(arrays: Sequence[Any], like: Sequence[tuple[Any, Any]]) -> list[int] | None:
