@@ -16,6 +16,7 @@ import os
 import re
 import tomllib
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -180,12 +181,18 @@ class Target:
 
 def names() -> tuple[str, ...]:
     """Every name that `load` knows."""
-    return (
-        "cpu",
-        "cuda",
-        *sorted(p.stem for p in BUILT_IN.glob("*.toml") if p.stem != "cpu"),
-        *sorted(CHIPS),
-    )
+    return ("cpu", "cuda", *models(), *sorted(CHIPS))
+
+
+def models() -> tuple[str, ...]:
+    """The GPUs that have a file of their own."""
+    return tuple(sorted(p.stem for p in BUILT_IN.glob("*.toml") if p.stem != "cpu"))
+
+
+@cache
+def built_in(model: str) -> Target:
+    """The target of a file that comes with tilec."""
+    return read(BUILT_IN / f"{model}.toml")
 
 
 def load(name: str | Path) -> Target:
@@ -198,13 +205,13 @@ def load(name: str | Path) -> Target:
             return _host()
         case "cuda":
             return _device() or replace(
-                read(BUILT_IN / f"{DEFAULT_CUDA}.toml"),
+                built_in(DEFAULT_CUDA),
                 note=f"no CUDA device found: compiling for {DEFAULT_CUDA}, without running",
             )
         case chip if chip in CHIPS:
             return _for_chip(chip)
-        case model if (path := BUILT_IN / f"{model}.toml") in BUILT_IN.glob("*.toml"):
-            return read(path)
+        case model if model in models():
+            return built_in(model)
     close = difflib.get_close_matches(text.lower(), names(), 1)
     guess = f"did you mean '{close[0]}'? " if close else ""
     hint = f"{guess}known: {', '.join(names())}, or the path of a .toml file"
@@ -213,7 +220,7 @@ def load(name: str | Path) -> Target:
 
 def _for_chip(chip: str) -> Target:
     """The card that stands for `chip`. Without its "a" it lacks wgmma and tcgen05, not being portable."""
-    return _retargeted(read(BUILT_IN / f"{CHIPS[chip]}.toml"), chip, name=chip)
+    return _retargeted(built_in(CHIPS[chip]), chip, name=chip)
 
 
 def _retargeted(target: Target, chip: str, name: str) -> Target:
@@ -293,8 +300,11 @@ def _parse(kind: Any, value: Any, where: str, key: str) -> Any:
     return value
 
 
+_hints = cache(get_type_hints)  # evaluates text
+
+
 def _parse_table(kind: Any, table: dict[str, Any], where: str, key: str) -> Any:
-    hints, prefix = get_type_hints(kind), f"{key}." if key else ""
+    hints, prefix = _hints(kind), f"{key}." if key else ""
     for name in table:
         if name not in hints:
             close = difflib.get_close_matches(name, hints, 1)
@@ -341,13 +351,12 @@ def _device() -> Target | None:
     if found is None:
         return None
     name, a = found
-    models = {t.name: t for t in map(read, sorted(BUILT_IN.glob("*.toml"))) if t.kind == "cuda"}
     squeezed = name.lower().replace(" ", "")
-    base = next((t for n, t in models.items() if re.search(rf"{n}(?!\d)", squeezed)), None)
+    base = next((built_in(n) for n in models() if re.search(rf"{n}(?!\d)", squeezed)), None)
     if base and base.units == a["units"]:
         return base
     chips = sorted(CHIPS, key=lambda c: abs(int(c[3:].rstrip("a")) - 10 * a["major"] - a["minor"]))
-    return _adjusted(base or models[CHIPS[chips[0]]], name, a)
+    return _adjusted(base or built_in(CHIPS[chips[0]]), name, a)
 
 
 def _adjusted(base: Target, name: str, a: dict[str, int]) -> Target:
