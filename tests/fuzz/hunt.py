@@ -43,6 +43,10 @@ def kind_of(error: Exception) -> str:
     return f"{type(cause).__name__} in {place}: {words.strip()[-80:]}"
 
 
+class _TimeIsUp(BaseException):
+    """Hypothesis does not take it for a failure, and draws no more."""
+
+
 @st.composite
 def drawn(draw, way: str, scheduled: bool = True, **options) -> tuple[Case, str | None]:
     """A case, and sometimes a schedule file for it."""
@@ -74,10 +78,10 @@ def hunt(way: str, start: int, minutes: float, tell: Callable[[Found], None], ex
         def draw(pair):
             nonlocal ran
             case, schedule = pair
+            if not latest and time.monotonic() > end:
+                raise _TimeIsUp
             slow = latest and time.monotonic() > since[0] + REDUCING
-            if time.monotonic() > end + (REDUCING if latest else 0) or (
-                slow and repr(pair) != repr((latest[-1].case, latest[-1].schedule))
-            ):
+            if slow and repr(pair) != repr((latest[-1].case, latest[-1].schedule)):
                 return
             ran += 1
             try:
@@ -93,6 +97,8 @@ def hunt(way: str, start: int, minutes: float, tell: Callable[[Found], None], ex
 
         try:
             draw()
+        except _TimeIsUp:
+            break
         except Exception:
             if not latest:
                 raise
