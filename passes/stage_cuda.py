@@ -20,6 +20,7 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir, linalg, memref
 from tilec.passes.cluster_cuda import planned_spread, spread
+from tilec.passes.early_cuda import load_early
 from tilec.passes.layout import Layout, read, tile_extents
 from tilec.passes.pipeline_cuda import STAGES, stage_rows
 from tilec.passes.spaces import is_local, places_of, root, space_of
@@ -48,6 +49,7 @@ def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
         _turn_inputs(op, list(ir.DenseI64ArrayAttr(plan["turn"])), layout)
     if ir.IntegerAttr(plan["keep"]).value:
         _keep_inputs(generics, layout)
+    load_early(function, layout, stages > 0, _tile_like, _copy)
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
     for op in generics:
         if STAGES in op.attributes:
@@ -142,18 +144,21 @@ def _used_arguments(op: ir.Operation) -> list[bool]:
     return [a in used for a in mlir.body_of(op).arguments]
 
 
-def _tile_like(value: ir.Value, dims: list[int], layout: Layout, pad: int = 0) -> ir.Value:
-    """A new tile of the block's shape for `value`, cut to its sizes at the edge of the grid."""
+def _tile_like(
+    value: ir.Value, dims: list[int], layout: Layout, pad: int = 0, element: ir.Type | None = None
+) -> ir.Value:
+    """A new tile of the block's shape for `value`, cut to its sizes at the edge of the grid; of its elements' type, or another."""
     shaped = ir.ShapedType(value.type)
+    element = element or shaped.element_type
     shape = [layout.extents[d] for d in dims]
     whole = [*shape[:-1], shape[-1] + pad] if shape else shape
-    tile = memref.AllocOp(ir.MemRefType.get(whole, shaped.element_type), [], []).result
+    tile = memref.AllocOp(ir.MemRefType.get(whole, element), [], []).result
     sizes = list(shaped.shape)
     if sizes == whole:
         return tile
     dynamic = [memref.DimOp(value, mlir.index(n)).result for n, s in enumerate(sizes) if s == mlir.DYNAMIC]
     strides = ir.MemRefType(tile.type).get_strides_and_offset()[0]
-    type_ = ir.MemRefType.get(sizes, shaped.element_type, ir.StridedLayoutAttr.get(0, strides))
+    type_ = ir.MemRefType.get(sizes, element, ir.StridedLayoutAttr.get(0, strides))
     ones = [1] * len(sizes)
     return memref.SubViewOp(type_, tile, [], dynamic, [], [0] * len(sizes), sizes, ones).result
 
