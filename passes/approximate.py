@@ -2,6 +2,7 @@
 
 exp(x)              ->  exp2(x log2(e) / 2)^2           the square reaches subnormal numbers, the instruction does not
                         on a CPU one of x <= 0 alone, where that is known
+exp(x - max x)      ->  exp2((x - max x) log2(e))       where only the sum of many matters (`tilec/weights.py`)
 1 / (1 + exp(-x))   ->  e / (1 + e), e = exp(min(x, 60))
 1 + tanh(x)         ->  2 e / (1 + e), e = exp(2 min(x, 30))
 1 + erf(x)          ->  erfc(-x) = t P(t) exp(-x^2) or 2 less that, t = 1 / (1 + |x| / 2)
@@ -88,6 +89,10 @@ def _half_exp(x: ir.Value) -> ir.Value:
 def _exp(x: ir.Value, _: ir.Operation) -> ir.Value:
     half = _half_exp(x)
     return arith.mulf(half, half)
+
+
+def _exp_weight(x: ir.Value, _: ir.Operation) -> ir.Value:
+    return _flagged(math_ops.exp2(arith.mulf(x, _number(math.log2(math.e)))))
 
 
 def _logistic(half: ir.Value, again: ir.Value) -> ir.Value:
@@ -209,7 +214,8 @@ def _same(_: ir.Value, op: ir.Operation) -> ir.Value:
 
 
 _FORMS = {
-    "exp": _exp, "sigmoid": _sigmoid, "one_plus_tanh": _one_plus_tanh, "one_plus_erf": _one_plus_erf, "erf": _erf,
+    "exp": _exp, "exp_weight": _exp_weight,
+    "sigmoid": _sigmoid, "one_plus_tanh": _one_plus_tanh, "one_plus_erf": _one_plus_erf, "erf": _erf,
     "expm1": _expm1, "log1p_of_share": _log1p_of_share,
     "log1p": _log1p, "log": _log,
     "log2": _same, "tanh": _same, "sqrt": _same, "divide": _same, "divide_shared": _divide_shared,

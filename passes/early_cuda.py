@@ -112,9 +112,7 @@ def _replace(op: ir.Operation, inputs: list[ir.Value], tiles: list[ir.Value], lo
     every = [mlir.projection(rank, range(rank))] * len(tiles)
     with ir.InsertionPoint(op), op.location:
         operands, outputs = [*inputs, *tiles], list(mlir.outputs_of(op))
-        made, block = mlir.generic(
-            [], operands, outputs, [*maps[:count], *every, *maps[count:]], mlir.iterators_of(op)
-        )
+        made, block = mlir.generic([], operands, outputs, [*maps[:count], *every, *maps[count:]], mlir.iterators_of(op))
     for name in ("tilec.dims", "tilec.name"):
         if name in op.attributes:
             made.attributes[name] = op.attributes[name]

@@ -38,3 +38,34 @@ def test_gathers(name, width, kind, rng):
     assert_within(text, inputs, out, kind="cuda", expected=expected(inputs["i"], inputs["t"].astype(np.float64)))
     moved = rf"load_{kind}x{16 // DTYPES[kind].bytes}_nc(_where)?\(t"
     assert bool(re.search(moved, result.emitted.module)) == (wide and width == 24)
+
+
+LATE = {  # what a row's value is beside gathers, the same in NumPy, how many loads come before the reduction
+    "one": ("s[b] - t[b, i[b]]", lambda s, i, t: s - t[np.arange(len(i)), i], 1),
+    "two": ("s[b] - t[i[b], 0] * t[b, i[b]]", lambda s, i, t: s - t[i, 0] * t[np.arange(len(i)), i], 2),
+    "of the sum": ("s[b] + t[b, i32(s[b] * 0) + i[b]]", lambda s, i, t: s + t[np.arange(len(i)), i], 0),
+    "of a row": ("s[b] + sum[d](t[i[b], d])", lambda s, i, t: s + t[i].sum(1), 0),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("width", [24, 5000])
+def test_what_follows_a_reduction_is_loaded_before_it(name, width, rng):
+    """So that nothing waits for it at the end: not what depends on the reduction."""
+    body, expected, early = LATE[name]
+    text = f"op g(i: i32[B], t: f32[B, D]) -> (y: f32[B]) {{ s[b] = max[d](t[b, d])  y[b] = {body} }}"
+    inputs = {"i": rng.integers(0, 3, 3).astype(np.int32), "t": rng.standard_normal((3, width)).astype(np.float32)}
+    _, result = lowered(text, None, inputs)
+    out = np.zeros(3, np.float32)
+    assert not any(cuda_emulator.run(result.emitted, list(inputs.values()), [out]))
+    wide = inputs["t"].astype(np.float64)
+    assert_within(text, inputs, out, kind="cuda", expected=expected(wide.max(1), inputs["i"], wide))
+    before = result.emitted.module.partition("= float32(-inf)")[0]
+    assert len(re.findall(r"= load_f32\(", before)) == early
+
+
+def test_a_gather_outside_is_an_error_wherever_it_is_loaded(rng):
+    text = "op g(i: i32[B], t: f32[B, D]) -> (y: f32[B]) { y[b] = max[d](t[b, d]) - t[b, i[b]] }"
+    inputs = {"i": np.array([0, 24, 1], np.int32), "t": rng.standard_normal((3, 24)).astype(np.float32)}
+    _, result = lowered(text, None, inputs)
+    assert any(cuda_emulator.run(result.emitted, list(inputs.values()), [np.zeros(3, np.float32)]))

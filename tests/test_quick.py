@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilec import mlir
+from tilec import mlir, weights
 from tilec.driver import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
@@ -211,3 +211,39 @@ def test_every_16_bit_value(name, kind):
         x[worst],
         got[worst],
     )
+
+
+SUMS = {  # a sum, whether its terms are weights
+    "m[i] = max[j](x[i, j])  y[i] = sum[j](exp(x[i, j] - m[i]))": True,
+    "y[i] = logsumexp[j](x[i, j])": True,
+    "m = max[i, j](x[i, j])  y[i] = sum[j](exp(x[i, j] - m))": False,  # of a row far below the largest they all are small
+    "m[i] = max[j](x[i, j])  y[i] = sum[j](exp(x[i, j] + m[i]))": False,
+    "m[i] = min[j](x[i, j])  y[i] = sum[j](exp(x[i, j] - m[i]))": False,
+    "m[i] = max[j](2 * x[i, j])  y[i] = sum[j](exp(x[i, j] - m[i]))": False,
+    "m[i] = max[j](x[i, j])  y[i] = max[j](exp(x[i, j] - m[i]))": False,
+    "m[i] = max[j](x[i, j])  y[i] = sum[j](x[i, j] * exp(x[i, j] - m[i]))": False,
+    "m[i] = max[j](x[i, j])  e[i, j] = exp(x[i, j] - m[i])  y[i] = sum[j](e[i, j]) * e[i, 0]": False,
+}
+
+
+@pytest.mark.parametrize("body", SUMS)
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+def test_terms_that_are_weights(body, kind):
+    source = "op f(x: {}[4, {}]) -> (y: f32[4]) {{ {} }}"
+    assert planned(source.format(kind, 256, body))[0] == ["exp_weight"] * SUMS[body]
+    assert planned(source.format(kind, 255, body))[0] == []  # too few to hide what they err by
+    assert planned(source.format(kind, 256, body), "cpu")[0] in ([], ["exp_below"])
+
+
+@pytest.mark.parametrize("count", [weights.LEAST, 4096, 2**20])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 12.0, 100.0])
+def test_a_sum_of_weights_errs_by_less_than_it_is_held_to(count, spread, rng):
+    """With the product rounded to f32 and an instruction that errs by 2^-22 in one direction, the worst there is."""
+    x = f32(rng.normal(0, spread, count))
+    for row in (x, np.where(np.arange(count) == 0, f32(0), f32(-np.log(count)))):
+        apart = row - row.max()
+        exact = np.exp(apart.astype(np.float64)).sum()
+        powers = np.exp2(f32(apart * f32(np.log2(np.e))).astype(np.float64))
+        powers[powers < 2.0**-126] = 0
+        for least in (1 - 2.0**-22, 1 + 2.0**-22):
+            assert abs((powers * least).sum() / exact - 1) <= min(weights.ERROR, count * 2.0**-24 / 8)

@@ -167,14 +167,15 @@ def _quick_remarks(quick: dict[ir.Operation, str]) -> list[Remark]:
         if form not in forms.setdefault(name, []):
             forms[name].append(form)
     reasons = {
-        True: "quick: rounding to 16 bits hides their errors of {} at most",
-        False: "quick: as right as the function is documented to be",
+        "hidden": "quick: rounding to 16 bits hides their errors of {} at most",
+        "exact": "quick: as right as the function is documented to be",
+        "weight": "quick: the sum of many errs by {} at most, less than it is held to",
     }
     found = []
     for name, used in forms.items():
-        for hidden, reason in reasons.items():
-            if kept := [f for f in used if bool(QUICK[f]) == hidden]:
-                error = _power(max(QUICK[f] for f in kept)) if hidden else ""
+        for kind, reason in reasons.items():
+            if kept := [f for f in used if kind == ("weight" if "weight" in f else "hidden" if QUICK[f] else "exact")]:
+                error = _power(max(QUICK[f] for f in kept)) if kind != "exact" else ""
                 found.append(Remark("approximated", name, f"{', '.join(kept)} {reason.format(error)}", lines[name]))
     return found
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tilec import mlir
+from tilec import mlir, weights
 from tilec.functions import FUNCTIONS, HIDDEN
 from tilec.mlir import ir
 
@@ -25,7 +25,7 @@ QUICK = {
     "one_plus_erf": 2.0**-13, "log": 2.0**-13, "log2": 2.0**-13, "log1p": 2.0**-13, "log1p_of_share": 2.0**-13,
     "sin_near": 0.0, "cos_near": 0.0, "sin_nearly": 2.0**-16, "cos_nearly": 2.0**-13, "sin_short": 2.0**-12, "cos_short": 2.0**-12,
     "power": 2.0**-12,
-    "sin_absolute": 2.0**-19, "cos_absolute": 2.0**-19, "exp_below": 0.0,
+    "sin_absolute": 2.0**-19, "cos_absolute": 2.0**-19, "exp_below": 0.0, "exp_weight": weights.ERROR,
 }  # fmt: skip
 """The largest relative errors of the quick forms; those of `ABSOLUTE` are absolute. `log` and `log2` of bf16 values,
 `log1p_of_share` of [0, 1], `near` and `nearly` up to `NEAR`, `power` of what is not negative or to a power that is no whole
@@ -35,7 +35,7 @@ SAVED = {
     "exp": 5, "expm1": 17, "tanh": 14, "erf": 14, "sqrt": 4, "divide": 0, "divide_shared": 6, "sigmoid": 15,
     "sigmoid_rounded": 6, "one_plus_tanh": 9, "one_plus_erf": 12, "log": 20, "log2": 22, "log1p": 20, "log1p_of_share": 26,
     "sin_near": 9, "cos_near": 11, "sin_nearly": 11, "cos_nearly": 13, "sin_short": 2, "cos_short": 2, "sin_absolute": 8,
-    "cos_absolute": 8, "power": 42, "exp_below": 3,
+    "cos_absolute": 8, "power": 42, "exp_below": 3, "exp_weight": 6,
 }  # fmt: skip
 """Instructions that quick forms save (SASS of sm_90)."""
 NEAR = 1.0 + 2.0**-10
@@ -53,6 +53,7 @@ class _Analysis:
     absolute: dict[ir.Value, float] = field(default_factory=dict)
     found: dict[ir.Operation, str] = field(default_factory=dict)
     inexact: dict[ir.Value, bool] = field(default_factory=dict)
+    weights: set[ir.Operation] = field(default_factory=set)  # exponentials of which the sum alone matters
 
     def allow(self, value: ir.Value, error: float, absolute: float = 0.0) -> None:
         self.allowed[value] = min(error, self.allowed.get(value, math.inf))
@@ -114,7 +115,9 @@ def _generic(op: ir.Operation, state: _Analysis) -> None:
                 term = _term_of_sum(op, value, n) if reduces else None
                 if term is not None:
                     sums.append(mlir.definition(value))
-                    value = term
+                    value, made = term, mlir.definition(term)
+                    if made is not None and len(mlir.uses(term)) == 1 and weights.is_weight(made, op, n):
+                        state.weights.add(made)
                 state.allow(value, 0.0 if reduces and term is None else state.allowed.get(result, 0.0))
         elif inner not in sums:
             _scalar(inner, state)
@@ -153,6 +156,7 @@ def _scalar(op: ir.Operation, state: _Analysis) -> None:
     if absolute and op.results:
         error = max(error, absolute / (max(map(abs, range_of(op.results[0]))) or 1.0))
     form = next((f for f in quick_forms(op) if _is_hidden(f, error, absolute)), None)
+    form = "exp_weight" if op in state.weights else form
     spent = 0.0
     if form is not None:
         state.found[op] = form

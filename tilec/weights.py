@@ -1,0 +1,89 @@
+"""Terms of a sum that are weights: exponentials of differences from the maximum of all, as a softmax and a log-sum-exp add up.
+
+A weight exp(x - m) whose exponent is rounded errs by |x - m| roundings, relative to itself. Relative to the sum that is little:
+the mean of |x - m| by weight is at most the logarithm of their number, as an entropy is, since one of them is 1. So n weights
+may be powers of 2 of one product, which flush to zero below 2^-126: the sum errs by (4 + 1.25 ln n) 2^-24. A sum of n terms in
+f32 is held to n 2^-24 (`tilec/enclosure_reduce.py`), an eighth of which covers that from `LEAST` terms on.
+"""
+
+from __future__ import annotations
+
+from math import inf, prod
+
+from tilec import mlir
+from tilec.mlir import ir
+
+LEAST = 256
+ERROR = 2.0**-19
+"""Relative to the sum, of up to four million weights; of more it is a smaller share of what the sum may err by."""
+
+
+def is_weight(term: ir.Operation, reader: ir.Operation, result: int) -> bool:
+    """Whether `term`, an operation in the body of the sum `reader`, is a weight of those that are added to its result with
+    this number, and these are many."""
+    if term.name != "math.exp" or str(term.results[0].type) != "f32":
+        return False
+    apart = mlir.definition(term.operands[0])
+    if apart is None or apart.name != "arith.subf" or apart.block != term.block:
+        return False
+    arguments = list(mlir.body_of(reader).arguments)
+    value, largest = (_widened(v) for v in apart.operands)
+    if value not in arguments or largest not in arguments:
+        return False
+    maps = [mlir.map_dims(m) for m in mlir.maps_of(reader)]
+    kept = maps[len(mlir.inputs_of(reader)) + result]
+    extents = mlir.extents_of(reader)
+    if mlir.DYNAMIC in extents or prod(e for d, e in enumerate(extents) if d not in kept) < LEAST:
+        return False
+    n, k = arguments.index(value), arguments.index(largest)
+    made = _maximum_of(reader.operands[k], reader.operands[n])
+    if made is None or sorted(maps[k]) != sorted(kept):
+        return False
+    full, left = made
+    return len(full) == len(maps[n]) and [maps[n][full.index(d)] for d in left] == maps[k]
+
+
+def _maximum_of(value: ir.Value, tensor: ir.Value) -> tuple[list[int], list[int]] | None:
+    """The dimensions of `tensor` and of `value` in the operation by which that is the maximum of the tensor's elements, or what
+    it is where it is finite; None where it is neither."""
+    maker = mlir.definition(value)
+    if maker is not None and mlir.is_generic(maker) and (finite := _finite(maker)) is not None:
+        maker = mlir.definition(finite)
+    if maker is None or not mlir.is_generic(maker) or len(maker.operands) != 2 or maker.operands[0] != tensor:
+        return None
+    made = mlir.definition(_yielded(maker)[0])
+    if made is None or made.name != "arith.maximumf":
+        return None
+    if {_widened(v) for v in made.operands} != {*mlir.body_of(maker).arguments}:
+        return None
+    full, left = (mlir.map_dims(m) for m in mlir.maps_of(maker))
+    return full, left
+
+
+def _finite(op: ir.Operation) -> ir.Value | None:
+    """x of an operation that yields x where |x| is not infinite, at the same place, and 0 elsewhere."""
+    if len(op.results) != 1 or "reduction" in mlir.iterators_of(op):
+        return None
+    choice = mlir.definition(_yielded(op)[0])
+    if choice is None or choice.name != "arith.select" or mlir.constant_value(choice.operands[2]) != 0:
+        return None
+    condition, taken, _ = choice.operands
+    asked, arguments, maps = mlir.definition(condition), list(mlir.body_of(op).arguments), mlir.maps_of(op)
+    if taken not in arguments or asked is None or asked.name != "arith.cmpf":
+        return None
+    size = mlir.definition(asked.operands[0])
+    if size is None or size.name != "math.absf" or size.operands[0] != taken:
+        return None
+    n = arguments.index(taken)
+    same = n < len(mlir.inputs_of(op)) and maps[n] == maps[-1]
+    return op.operands[n] if same and mlir.constant_value(asked.operands[1]) == inf else None
+
+
+def _yielded(op: ir.Operation) -> list[ir.Value]:
+    return list(list(mlir.body_of(op).operations)[-1].operation.operands)
+
+
+def _widened(value: ir.Value) -> ir.Value:
+    """What a conversion to a wider float is of: the same number."""
+    op = mlir.definition(value)
+    return op.operands[0] if op is not None and op.name == "arith.extf" else value
