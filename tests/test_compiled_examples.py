@@ -158,7 +158,7 @@ def _targets(quick: tuple[str, ...], names=EXAMPLES):
 
 @needs_cuda
 @pytest.mark.parametrize("sizes", ["small", "bench"])
-@pytest.mark.parametrize("name, target", _targets(QUICK))
+@pytest.mark.parametrize("name, target", list(_targets(QUICK)))
 def test_compiles_for_gpus_without_spills(name, target, sizes):
     """For sm_80 and sm_90a; the build itself fails on spills, stack frames and warnings that mean a slow kernel."""
     example = EXAMPLES[name]
