@@ -159,3 +159,11 @@ def test_rows_that_end_within_a_step_branch_there_only(length):
     (ptx,) = [c.ptx for c in program_cubins(op._last.emitted, "sm_90a", {}).values()]
     assert steps > 2 and ptx.count("@p ld.global") == steps
     assert sum("bra" in line.replace("\t", " ").split() for line in ptx.splitlines()) <= 3
+
+
+@pytest.mark.parametrize("source, moved", [("y[i, j] = a[i] + b[j]", 16), ("y[i, j] = a[i] + x[i, j]", 32)])
+def test_blocks_that_only_write_take_two_vectors_a_thread(source, moved):
+    """A block that moves less than 32 bytes a thread is over before the next one is there."""
+    inputs = {n: np.zeros(s, np.float32) for n, s in (("a", 4096), ("b", 4096), ("x", (4096, 4096))) if n in source}
+    (kernel,) = lowered(source, None, inputs)[1].plan.kernels
+    assert moved * np.prod(kernel.options["steps"]) == 32 and max(kernel.options["vectors"]) == 4
