@@ -6,9 +6,13 @@ Of every example, at the sizes of the benchmarks:
   Numba's, LLVM's and the assembler's;
 - new process, cache empty: imports included, and that of `tilec` alone;
 - torch.compile in a new process, its caches empty: its import and the first call, less the time of a second call;
-- new process, cache filled: imports included, and without them (with all modules loaded before, that are used).
+- new process, cache filled: imports included, and without them (with all modules loaded before, that are used). These are
+  short, so nothing else runs meanwhile.
 
-Kernels for a GPU can be compiled without one, torch.compile then has no column.
+Where there is a GPU, kernels are loaded into it, too. The driver's start, its context, is a column of its own, as nobody's
+first call includes it. Kernels for a GPU can be compiled without one, torch.compile then has no column.
+
+Python's files of bytecode are there, as after an installation: the first processes may write them.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from math import exp, log
+from pathlib import Path
 
 from rich.console import Console
 
@@ -31,22 +36,32 @@ from benchmarks.workloads import EXAMPLES
 
 KEYS = {
     "own": "warm, own", "warm": "warm", "import": "import", "fresh": "new process", "torch": "torch.compile",
-    "cached": "from cache", "aside": "imports aside",
+    "cached": "from cache", "aside": "imports aside", "driver": "driver",
 }  # fmt: skip
 HEADINGS = ["program", "target", "kernels", *KEYS.values()]
 WANTED = {"own": 0.3e6, "warm": 1e6, "import": 0.25e6, "fresh": 3e6, "aside": 0.03e6}  # us
 SHARE = 0.5  # of torch.compile's time in a new process
 
 READY = """
-import importlib, json, sys, time
+import ctypes, importlib, json, sys, time
 
 def ready(path, op, sizes, target):
     import tilec
     op = tilec.compile(path, op=op, target=target)
     op.build(**sizes)
+    if target == "cuda":
+        op._latest.on(0)
     return len(op._latest.emitted.kernels if target == "cpu" else op._latest.cubins)
+
+def start_driver():
+    start = time.perf_counter()
+    cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    failed = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxSetCurrent(context)
+    assert not failed, f"the driver says {failed}"
+    return time.perf_counter() - start
 """
 PROCESS = """
+driver = {"driver": start_driver()} if PROGRAM[3] == "cuda" else {}
 for module in BEFORE:
     try:
         importlib.import_module(module)
@@ -56,7 +71,7 @@ start = time.perf_counter()
 import tilec
 imported = time.perf_counter()
 kernels = ready(*PROGRAM)
-seconds = {"import": imported - start, "all": time.perf_counter() - start}
+seconds = {"import": imported - start, "all": time.perf_counter() - start} | driver
 print(json.dumps({"seconds": seconds, "kernels": kernels, "modules": sorted(sys.modules)}))
 """
 WARM = """
@@ -102,10 +117,16 @@ print(imported + call() - call())
 
 
 def measure(names: list[str], target: str, at_once: int = 1) -> Iterator[dict]:
-    """A row of facts for each example; `times_us` has the keys above. New processes for `at_once` programs at a time."""
+    """A row of facts for each example; `times_us` has the keys above. New processes with an empty cache for `at_once`
+    programs at a time."""
     warm = dict(_warm(names, target))
-    with ThreadPoolExecutor(at_once) as pool:
-        yield from pool.map(lambda name: cold(name, target, warm[name]), names)
+    with tempfile.TemporaryDirectory() as folder:
+        with ThreadPoolExecutor(at_once) as pool:
+            new = dict(zip(names, pool.map(lambda name: cold(name, target, Path(folder)), names)))
+        for name in names:
+            kernels, seconds = new[name]
+            times = {k: 1e6 * v for k, v in (warm[name] | seconds | from_cache(name, target, Path(folder))).items()}
+            yield {"name": name, "target": target, "kernels": kernels, "times_us": times}
 
 
 def _warm(names: list[str], target: str) -> Iterator[tuple[str, dict[str, float]]]:
@@ -115,18 +136,26 @@ def _warm(names: list[str], target: str) -> Iterator[tuple[str, dict[str, float]
         yield facts.pop("name"), facts
 
 
-def cold(name: str, target: str, others: dict[str, float]) -> dict:
-    """The row of an example: `others` (seconds by key), and what takes new processes to measure."""
-    with tempfile.TemporaryDirectory() as folder:
-        fresh, cached = (_process(name, target, [], folder) for _ in range(2))
-        aside = _process(name, target, cached["modules"], folder)
-    seconds = others | {"import": fresh["seconds"]["import"], "fresh": fresh["seconds"]["all"]}
-    seconds |= {"cached": cached["seconds"]["all"], "aside": aside["seconds"]["all"]}
+def cold(name: str, target: str, folder: Path) -> tuple[int, dict[str, float]]:
+    """How many kernels an example has; seconds by key in new processes. Fills the cache in `folder`/`name`."""
+    fresh = _process(name, target, [], _made(folder / name))
+    seconds = {"import": fresh["seconds"]["import"], "fresh": fresh["seconds"]["all"]}
     if (device := {"cpu": "cpu", "cuda": "cuda"}.get(target)) and has("torch"):
-        with tempfile.TemporaryDirectory() as folder:
-            seconds["torch"] = float(_python(f"NAME, DEVICE = {name!r}, {device!r}\n{TORCH}", folder).splitlines()[-1])
-    times = {k: 1e6 * v for k, v in seconds.items()}
-    return {"name": name, "target": target, "kernels": fresh["kernels"], "times_us": times}
+        caches = _made(folder / f"torch-{name}")
+        seconds["torch"] = float(_python(f"NAME, DEVICE = {name!r}, {device!r}\n{TORCH}", caches).splitlines()[-1])
+    return fresh["kernels"], seconds
+
+
+def from_cache(name: str, target: str, folder: Path) -> dict[str, float]:
+    """Seconds by key in processes that find what `cold` left."""
+    cached = _process(name, target, [], str(folder / name))
+    aside = _process(name, target, cached["modules"], str(folder / name))["seconds"]
+    return {"cached": cached["seconds"]["all"], "aside": aside["all"]} | {k: aside[k] for k in aside if k == "driver"}
+
+
+def _made(folder: Path) -> str:
+    folder.mkdir(mode=0o700)
+    return str(folder)
 
 
 def _program(name: str, target: str) -> tuple:
@@ -141,7 +170,7 @@ def _process(name: str, target: str, before: list[str], folder: str) -> dict:
 
 def _python(code: str, cache: str) -> str:
     names = ("TILEC_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    variables = os.environ | dict.fromkeys(names, cache)
+    variables = os.environ | dict.fromkeys(names, cache) | {"PYTHONDONTWRITEBYTECODE": ""}
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
