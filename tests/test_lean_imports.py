@@ -1,6 +1,7 @@
 """Packages imported without a part that comes when it is asked for: nobody else can tell."""
 
 import importlib
+import os
 import subprocess
 import sys
 
@@ -171,3 +172,22 @@ from numba_cuda_mlir import cuda
 assert cuda.jit
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_compiler_loads_before_numpy_and_the_parser():
+    """Their imports take a tenth of a second, in which its process works already."""
+    code = """
+import sys
+import tilec
+from tilec.runtime import compile_server
+
+def start(kind):
+    assert not [m for m in ("numpy", "ml_dtypes", "lark", "tilec.mlir") if m in sys.modules]
+    print(kind)
+
+compile_server.start = start
+tilec.compile("y[i] = x[i] + 1", target="sm_90a")
+"""
+    variables = os.environ | {"TILEC_CACHE_DIR": ""}
+    done = subprocess.run([sys.executable, "-c", code], check=True, env=variables, capture_output=True, text=True)
+    assert done.stdout.split() == ["tilec.runtime.cuda_compile"]

@@ -17,8 +17,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tilec import fast_call
 from tilec.diagnostics import CallError, Diagnostic, Source, Span, TileError
 from tilec.dtypes import DTYPES
@@ -124,7 +122,11 @@ class Op:
         if not isinstance(value, (bool, int, float)) or position >= len(self._declared.inputs):
             return value
         dtype = self._declared.inputs[position][1]
-        return value if dtype is None else np.asarray(value, dtype.numpy)
+        if dtype is None:
+            return value
+        import numpy as np
+
+        return np.asarray(value, dtype.numpy)
 
     def _outputs(self, executable, arrays, views, out, device):
         from tilec.runtime import buffers
@@ -212,6 +214,8 @@ class Op:
 
         Raises tilec.interpreter.Fault where the IR has no meaning: a read of what nothing wrote, a race, a deadlock.
         """
+        import numpy as np
+
         from tilec.dtypes import from_numpy
         from tilec.interpreted import interpret_stage
 

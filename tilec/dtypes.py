@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np  # takes 0.1 s to import, and none of this needs it but for arrays
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class DType:
 
 @cache
 def _numpy(name: str) -> np.dtype:
+    import numpy as np
+
     match name:
         case "bool":
             return np.dtype(np.bool_)
@@ -82,6 +85,8 @@ OTHER_NAMES = {
 
 def from_numpy(dtype: np.dtype) -> DType | None:
     """The row for a NumPy dtype, or None where the language has none."""
+    import numpy as np
+
     return _by_numpy().get(np.dtype(dtype))
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tilec.runtime.buffers import Buffer, new_tensor
+if TYPE_CHECKING:
+    from tilec.runtime.buffers import Buffer
 
 Call = Callable[[tuple[Any, ...], Any, Any], Any]  # of the arguments, `out` and the stream; NO if they do not fit
 NO = object()
@@ -69,6 +70,7 @@ def _on_gpu(
     executable: Any, torch: Any, arrays: Sequence[Any], views: Sequence[Buffer], results: Sequence[Any], wrap: Callable
 ) -> Call:
     from tilec.runtime import cuda_call
+    from tilec.runtime.buffers import new_tensor
     from tilec.runtime.cpu_call import CallTable
     from tilec.runtime.cuda_launch import stream_handle
 
