@@ -26,7 +26,7 @@ from tilec.passes.generic_cuda import GenericMapper
 from tilec.passes.layout import Layout, read, tile_extents, turn
 from tilec.passes.loops import Threads, delinearise
 from tilec.passes.online_cuda import OnlineMapper, joined
-from tilec.passes.pipeline_cuda import Pipeline
+from tilec.passes.pipeline_cuda import STAGES, Pipeline, copy_rows
 from tilec.passes.spaces import is_local, root, space_of
 from tilec.passes.stream_cuda import is_stream, map_stream
 
@@ -100,6 +100,8 @@ class KernelMapper:
 
     def _generic(self, op: ir.Operation) -> None:
         """One operation; a copy marked `tilec.turn` in a layout of its own, for all threads to see."""
+        if STAGES in op.attributes:
+            return copy_rows(self, op)
         turned = mlir.get_integer(op, "tilec.turn")
         if turned is None:
             return GenericMapper(self, op, self._step_by_step(op) or self.threads).build()

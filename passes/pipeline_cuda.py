@@ -18,11 +18,14 @@ from math import prod
 from tilec import mlir
 from tilec.mlir import arith, gpu, ir, memref, nvgpu, nvvm, scf
 from tilec.passes.layout import Layout
-from tilec.passes.loops import delinearise, sum_of, when
+from tilec.passes.loops import delinearise, loop, sum_of, when
 from tilec.passes.spaces import is_local, places_of, root
 
 NARROWEST, WIDEST = 32, 128  # bits that an asynchronous copy takes at once
 STAGES, RESTS = "tilec.stages", "tilec.rests"
+IN_SRAM = (
+    2  # option `keep`: what several operations read of a row waits for them in SRAM, copied as rows that arrive early
+)
 
 
 # ---- stage: what goes through SRAM -----------------------------------------------------------------------------------
@@ -56,6 +59,22 @@ def stage_rows(function: ir.Operation, layout: Layout, grid: list[int], stages: 
             for n, (operand, places) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
                 if operand == value and places == dims:
                     op.operands[n] = tile
+
+
+def hold_rows(function: ir.Operation, layout: Layout, make_tile, make_copy) -> None:
+    """Keeps the inputs along the rows that several operations read in SRAM: each is copied once, before its first reader."""
+    generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+    for value, dims in row_inputs(generics, layout):
+        readers = [op for op in generics if (value, dims) in zip(mlir.inputs_of(op), places_of(op))]
+        if len(readers) < 2:
+            continue
+        with ir.InsertionPoint(readers[0]), readers[0].location:
+            buffer = make_tile(value, dims, layout)
+            make_copy(value, buffer, dims, None).operation.attributes[STAGES] = mlir.integer(0)
+        for op in readers:
+            for n, (operand, places) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
+                if operand == value and places == dims:
+                    op.operands[n] = buffer
 
 
 def row_inputs(generics: list[ir.Operation], layout: Layout) -> list[tuple[ir.Value, list[int]]]:
@@ -181,21 +200,7 @@ class Pipeline:
         for op in _slice_within(copy.operands[0], self.body):
             mlir.clone_op(op, mapping)
         source, target = mapping.get(copy.operands[0], copy.operands[0]), self._buffer(copy, stage)
-        layout, dims = self.kernel.layout, tuple(mlir.get_integers(copy, "tilec.dims"))
-        sizes = {
-            d: memref.DimOp(source, mlir.index(n)).result if e == mlir.DYNAMIC else e
-            for n, (d, e) in enumerate(zip(dims, ir.MemRefType(source.type).shape))
-        }
-        bits = ir.MemRefType(source.type).element_type.width
-        width = min(layout.vectors[dims[-1]], WIDEST // bits)
-        plain = bits < 8 or width * bits < NARROWEST  # no asynchronous copy takes so little
-        with self.kernel.threads.slots(dims, {}, sizes, lanes=False) as place:
-            for lane in range(0, layout.vectors[dims[-1]], 1 if plain else width):
-                at = place.coordinates(dims, lane)
-                if plain:
-                    memref.StoreOp(memref.LoadOp(source, at).result, target, at)
-                else:
-                    nvgpu.DeviceAsyncCopyOp(target, at, source, at, width, bypassL1=width * bits == WIDEST)
+        _copy_beside(self.kernel, source, target, tuple(mlir.get_integers(copy, "tilec.dims")))
 
     def _buffer(self, copy: ir.Operation, stage: ir.Value) -> ir.Value:
         """The memory that a copy goes to."""
@@ -214,6 +219,37 @@ class Pipeline:
 
     def _streams(self, copy: ir.Operation) -> bool:
         return mlir.get_integer(copy, STAGES) > 0
+
+
+def copy_rows(kernel, copy: ir.Operation) -> None:
+    """A copy of `hold_rows`: what this thread will read of it has arrived when it goes on."""
+    kernel.buffers.append(root(copy.operands[1]))
+    dims, layout = tuple(mlir.get_integers(copy, "tilec.dims")), kernel.layout
+    with loop(layout.chunks(dims[-1])) as chunk:
+        _copy_beside(kernel, *copy.operands, dims, {dims[-1]: chunk})
+    nvvm.CpAsyncCommitGroupOp()
+    nvvm.CpAsyncWaitGroupOp(0)
+
+
+def _copy_beside(
+    kernel, source: ir.Value, target: ir.Value, dims: tuple[int, ...], chunk: dict[int, ir.Value] | None = None
+) -> None:
+    """Starts the copies of this thread's elements from global memory to SRAM."""
+    layout = kernel.layout
+    sizes = {
+        d: memref.DimOp(source, mlir.index(n)).result if e == mlir.DYNAMIC else e
+        for n, (d, e) in enumerate(zip(dims, ir.MemRefType(source.type).shape))
+    }
+    bits = ir.MemRefType(source.type).element_type.width
+    width = min(layout.vectors[dims[-1]], WIDEST // bits)
+    plain = bits < 8 or width * bits < NARROWEST  # no asynchronous copy takes so little
+    with kernel.threads.slots(dims, chunk or {}, sizes, lanes=False) as place:
+        for lane in range(0, layout.vectors[dims[-1]], 1 if plain else width):
+            at = place.coordinates(dims, lane)
+            if plain:
+                memref.StoreOp(memref.LoadOp(source, at).result, target, at)
+            else:
+                nvgpu.DeviceAsyncCopyOp(target, at, source, at, width, bypassL1=width * bits == WIDEST)
 
 
 def _moved(view: ir.Value) -> None:

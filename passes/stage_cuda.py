@@ -22,7 +22,7 @@ from tilec.mlir import ir, linalg, memref
 from tilec.passes.cluster_cuda import planned_spread, spread
 from tilec.passes.early_cuda import load_early
 from tilec.passes.layout import Layout, read, tile_extents
-from tilec.passes.pipeline_cuda import STAGES, stage_rows
+from tilec.passes.pipeline_cuda import IN_SRAM, STAGES, hold_rows, stage_rows
 from tilec.passes.spaces import is_local, places_of, root, space_of
 
 
@@ -41,6 +41,8 @@ def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
         layout = _layout(function, plan)
     if stages := ir.IntegerAttr(plan["stages"]).value:
         stage_rows(function, layout, list(ir.DenseI64ArrayAttr(plan["grid"])), stages, _tile_like, _copy)
+    elif ir.IntegerAttr(plan["keep"]).value == IN_SRAM:
+        hold_rows(function, layout, _tile_like, _copy)
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
     for op in generics:
         for n in range(len(mlir.inputs_of(op)), len(op.operands)):

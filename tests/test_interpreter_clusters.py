@@ -114,6 +114,18 @@ def test_rows(name, plan, rng):
     assert_within(EXAMPLES[name].path, inputs, interpret(text, inputs), EXAMPLES[name].op, kind="cuda")
 
 
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("name", ["softmax", "layernorm", "rmsnorm"])
+def test_rows_that_wait_in_sram(name, cluster, rng):
+    """A block's part of 228 elements or all 456, in rounds of 64; without its wait, a sweep would find nothing there."""
+    example, plan = EXAMPLES[name], planned(32, 2, cluster, 0, 0, keep=2, steps=(1, 1))
+    inputs = example.inputs(rng, {"M": 3, "N": 456})
+    text = lowered(example.path, example.op, inputs, plan, locations=True)[1].texts["map"]
+    assert_within(example.path, inputs, interpret(text, inputs), example.op, kind="cuda")
+    with pytest.raises(Fault, match="asynchronous copy"):
+        interpret(without(text, r"nvvm\.cp\.async\.wait\.group"), inputs)
+
+
 @pytest.mark.parametrize("name", ["softmax", "layernorm"])
 def test_rows_before_threads_are_dealt_out(name, rng):
     text, inputs = mapped(name, {"M": 5, "N": 456}, (64, 4, 4, 1, 0), rng, "stage")

@@ -12,6 +12,7 @@ from cuda_row_emulator import RowIntrinsics
 from expectations import EXAMPLES
 from test_map_cuda import lowered
 
+from tilec.dtypes import DTYPES
 from tilec.plan_cuda_rows import refuse_options
 from tilec.target import load
 
@@ -46,9 +47,9 @@ def planned(threads, vector, cluster, stages, packed, **other):
             "resident": 2 * (stages > 0),
             "packed": packed,
             "threads": threads,
-            **other,
         }
-        return replace(kernel, tile=(1,) * len(kernel.grid), options=kernel.options | layout | more)
+        layout |= other
+        return replace(kernel, tile=(1,) * len(kernel.grid), options=kernel.options | more | layout)
 
     return lambda plan: replace(plan, kernels=tuple(deal(k) for k in plan.kernels))
 
@@ -70,6 +71,21 @@ def test_examples(name, plan, rng):
     (kernel,) = emitted.kernels
     assert kernel.cluster == plan[2] and kernel.resident == (plan[3] > 0)
     assert_within(example.path, inputs, outs, example.op, kind="cuda")
+
+
+@pytest.mark.parametrize("cluster", [1, 4])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_rows_that_registers_do_not_hold(cluster, steps, keep, dtype, rng):
+    """Read again by every sweep, or kept in SRAM: then read once, whatever a sweep holds of them at a time."""
+    source = EXAMPLES["layernorm"].path.read_text().replace("f32[", f"{dtype}[")
+    x, gain, bias = (rng.normal(1, 2, s).astype(DTYPES[dtype].numpy) for s in ((2, 3208), (3208,), (3208,)))
+    inputs = {"x": x, "gain": gain, "bias": bias}
+    outs, emitted = run(source, None, inputs, planned(32, 8, cluster, 0, 0, keep=keep, online=0, steps=(1, steps)))
+    reads = ["cp_async" in line for line in emitted.module.splitlines() if "x_1 +" in line]
+    assert all(reads) if keep == 2 else len(reads) >= 3 and not any(reads)
+    assert_within(source, inputs, outs, kind="cuda")
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -150,7 +166,11 @@ def refused(kernel_options, tile=(1,)):
         ({"old": 1}, (1,), "no clusters"),
         ({"stages": 1}, (1,), "`resident` is above 0"),
         ({}, (2,), "the tile must be [1]"),
-        ({"steps": (1, 1)}, (1,), "hold 512 elements of a part of 1024"),
+        ({"steps": (1, 1), "stages": 1, "resident": 9}, (1,), "hold 512 elements of a part of 1024"),
+        ({"steps": (1, 1)}, (1,), None),
+        ({"keep": 2, "cluster": 1}, (1,), None),
+        ({"keep": 2, "stages": 1, "resident": 9}, (1,), "`keep` is 0, 1, or 2 where `stages` is 0"),
+        ({"keep": 2}, (2,), "the tile must be [1]"),
     ],
 )
 def test_what_a_schedule_cannot_ask_for(options, tile, why):

@@ -6,6 +6,7 @@
 | `stages` | rows of a block that may be on their way into SRAM while one is worked on; 0: a block for every row |
 | `resident` | most blocks (or clusters) at work; each goes on to further rows. 0 where `stages` is |
 | `packed` | 1: 16-bit rows are kept in registers as they are stored, two elements in one |
+| `keep` | 1: what several sweeps read of a row is kept in registers where these hold it; 2: in SRAM; 0: nowhere |
 
 `cost_rows` enumerates and predicts; this file says what a kernel's rows are, and refuses what its operations rule out.
 """
@@ -21,6 +22,7 @@ from tilec.cost import Choice, Work, pick
 from tilec.graph import Node
 from tilec.mlir import ir
 from tilec.passes.cluster_cuda import part_of
+from tilec.passes.pipeline_cuda import IN_SRAM
 from tilec.plan import KernelPlan
 from tilec.target import Target
 
@@ -103,7 +105,8 @@ def refuse_cluster(view: View, lane: int) -> str | None:
 
 def refused_options(view: View, lane: int) -> dict[str, str]:
     """The options that the operations of a kernel rule out, with the reason."""
-    found = {"stages": refuse_streams(view, lane), "cluster": refuse_streams(view, lane) or refuse_cluster(view, lane)}
+    streams = refuse_streams(view, lane)
+    found = {"stages": streams, "keep": streams, "cluster": streams or refuse_cluster(view, lane)}
     return {option: why for option, why in found.items() if why is not None}
 
 
@@ -154,19 +157,21 @@ def refuse_options(kernel: KernelPlan, target: Target) -> str | None:
     o = kernel.options
     if "stages" not in o or "resident" not in o:  # no kernel of this kind
         return None
-    cluster, stages = o["cluster"], o["stages"]
+    cluster, stages, held = o["cluster"], o["stages"], o["keep"] == IN_SRAM
     if cluster not in (1, 2, 4, 8, 16):
         return f"a cluster has 1, 2, 4, 8 or 16 blocks, not {cluster}"
     if cluster > 1 and not target.has("clusters"):
         return f"{target.name} has no clusters of blocks"
     if not 0 <= stages <= 4 or bool(stages) != bool(o["resident"]):
         return "`stages` is from 0 to 4, and `resident` is above 0 where `stages` is"
-    if cluster == 1 and not stages:
+    if not 0 <= o["keep"] <= IN_SRAM or (held and stages):
+        return f"`keep` is 0, 1, or {IN_SRAM} where `stages` is 0"
+    if cluster == 1 and not stages and not held:
         return None
-    for option in ("cluster",) * (cluster > 1) + ("stages",) * (stages > 0):
-        if option in kernel.refused:
+    for option, why in (("cluster", cluster > 1), ("stages", stages > 0), ("keep", held)):
+        if why and option in kernel.refused:
             return f"`{option}` cannot be {o[option]}: {kernel.refused[option]}"
-    if stages and not target.has("cp_async"):
+    if (stages or held) and not target.has("cp_async"):
         return f"{target.name} has no copies that run beside the arithmetic"
     if len(o["thread_order"]) != 1 or (lane := o["thread_order"][0]) in kernel.grid:
         return "rows are shared or staged only where all threads of a block lie along them"
@@ -174,7 +179,9 @@ def refuse_options(kernel: KernelPlan, target: Target) -> str | None:
         return f"rows are shared or staged one at a time: the tile must be {[1] * len(kernel.tile)}"
     extent, width = kernel.extents[lane], o["threads"] * o["vectors"][lane] * o["steps"][lane]
     part = part_of(extent, cluster, o["vectors"][lane])
-    if o["threads"] < 32 or width < part:
+    if o["threads"] < 32:
+        return f"rows are shared or staged by a warp or more, not by {o['threads']} threads"
+    if stages and width < part:
         return f"{o['threads']} threads with {o['steps'][lane]} steps hold {width} elements of a part of {part}"
     if part * (cluster - 1) >= extent:
         return f"a row of {extent} elements has not enough for {cluster} blocks"
