@@ -117,6 +117,14 @@ def test_one_walk_down_columns(name, length, rng):
     assert_within(source, {"x": x}, outs, kind="cuda")
 
 
+@pytest.mark.parametrize("rows", [4, 16])
+def test_few_long_rows_are_one_kernel(rows):
+    """The blocks of a cluster share a row, so that a kernel for all of it has as much to do at a time as several have."""
+    inputs = {"x": np.zeros((rows, 262144), np.float32)} | {n: np.zeros(262144, np.float32) for n in ("gain", "bias")}
+    (kernel,) = lowered(EXAMPLES["layernorm"].path, None, inputs)[1].plan.kernels
+    assert kernel.options["cluster"] == 16
+
+
 def test_a_variance_reads_once():
     """What threads do not hold is read by one walk, where its reductions can be one."""
     x = {"x": np.zeros((4096, 512), np.float32)}

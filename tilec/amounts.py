@@ -61,6 +61,7 @@ def kept_bytes(nodes: list[Node], graph: Graph, space: Space) -> int:
 
 
 CLUSTER = 16  # blocks at most
+SHARED = 32  # elements a thread, from which blocks share a row where there are few
 
 
 def onchip_bytes(target: Target, nodes: list[Node], space: Space) -> int:
@@ -115,6 +116,8 @@ def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Wo
     if target.kind == "cuda":
         threads = max(32, min(256, cooperate))
         blocks = max(1, space.parallelism * min(cooperate, threads) // threads)
+        if blocks < target.units and target.has("clusters") and _rows(nodes, space):
+            blocks *= max(1, min(CLUSTER, cooperate // (SHARED * threads)))
         return Work(
             dram_read=reads,
             dram_write=writes,
