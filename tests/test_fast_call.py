@@ -284,7 +284,6 @@ class TestTorch:
         x: f32[64, 96], w: f32[96] it makes y like x and s: f32[64]."""
         launched, x, w, y, s = [], torch.empty(64, 96), torch.empty(96), torch.empty(64, 96), torch.empty(64)
         native = request.param == "machine code"
-        device = 0 if native else -1  # PyTorch's number of the CPU's; DLPack's is another
         if native:
             driver = fake_driver(launched)
             monkeypatch.setattr(cuda_driver, "library", lambda: driver)
@@ -300,12 +299,16 @@ class TestTorch:
             monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
             program = SimpleNamespace(launches=lambda arrays: None)
             program.launch = lambda inputs, outputs, stream: launched.append(([*inputs, *outputs], stream))
-        executable = SimpleNamespace(
-            on=lambda device: program, outputs=[("y", DTYPES["f32"], (64, 96)), ("s", DTYPES["f32"], (64,))]
-        )
-        views = [buffers.view(t)._replace(device=device) for t in (x, w)]
-        call = fast_call.make(executable, [x, w], views, [y, s], tuple)
-        yield SimpleNamespace(call=call, launched=launched, arrays=(x, w, y, s), driver=driver)
+        outputs = [("y", DTYPES["f32"], (64, 96)), ("s", DTYPES["f32"], (64,))]
+        executable = SimpleNamespace(on=lambda device: program, outputs=outputs)
+        if native:
+            inputs = [(DTYPES["f32"], tuple(t.shape)) for t in (x, w)]
+            new = [buffers.new_tensor(torch.empty(()), shape) for _, _, shape in outputs]
+            call = fast_call.native(program, torch.Tensor, inputs, [tuple(o[1:]) for o in outputs], new, tuple)
+        else:
+            views = [buffers.view(t)._replace(device=-1) for t in (x, w)]
+            call = fast_call.make(executable, [x, w], views, [y, s], tuple, lambda *_: None)
+        yield SimpleNamespace(call=call, executable=executable, launched=launched, arrays=(x, w, y, s), driver=driver)
 
     def test_the_way_for_gpus_looks_at_the_same(self, torch, gpu_call):
         call, launched, (x, w, y, s) = gpu_call.call, gpu_call.launched, gpu_call.arrays
@@ -372,6 +375,39 @@ class TestTorch:
         assert all(
             given in (wanted[stream], [wanted[stream][2], wanted[stream][1]]) for given, stream in gpu_call.launched
         )
+
+    @pytest.mark.parametrize("gpu_call", ["Python"], indirect=True)
+    @pytest.mark.parametrize("better", ["machine code", None])
+    def test_machine_code_comes_after_a_few_calls(self, gpu_call, monkeypatch, better):
+        x, w, y, s = gpu_call.arrays
+        op, executable = tilec.compile(PROGRAM), gpu_call.executable
+        monkeypatch.setattr(fast_call, "native", lambda *_: better and (lambda *given: better))
+        views = [buffers.view(t)._replace(device=-1) for t in (x, w)]
+        first = fast_call.make(executable, [x, w], views, [y, s], tuple, op._replace)
+        others = (lambda *given: fast_call.NO, executable, "other")
+        op._fast = (others, (first, executable, "kind"))
+        for _ in range(fast_call.FEW):
+            assert op._fast[1][0] is first and op(x, w, out=(y, s)) == (y, s)
+            assert first((x,), None, None) is fast_call.NO, "does not count"
+        assert op._fast[0] is not others and op._fast[0] == others and op._fast[1][1:] == (executable, "kind")
+        assert op._fast[1][0] is not first and op(x, w, out=(y, s)) == (better or (y, s))
+
+    @pytest.mark.gpu
+    def test_machine_code_on_a_gpu(self, torch, rng):
+        op, x = tilec.compile("op twice(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * 2.0 }"), torch.arange(8.0).cuda()
+        for _ in range(2 * fast_call.FEW):
+            assert torch.equal(op(x), x * 2)
+        assert type(short := op._fast[0][0]).__name__ == "builtin_function_or_method"
+        y, side = torch.empty_like(x), torch.cuda.Stream()
+        assert short((x,), y, side) is y and short((x,), (y,), side.cuda_stream) is y
+        side.synchronize()
+        assert torch.equal(y, x * 2) and short((x,), x, None) is short((x[1:],), None, None) is fast_call.NO
+        assert short((x.cpu(),), None, None) is fast_call.NO
+        found = []
+        thread = Thread(target=lambda: found.append(op(x)))  # one that has no context yet
+        thread.start()
+        thread.join()
+        assert torch.equal(found[0], x * 2)
 
     @pytest.mark.gpu
     def test_on_a_gpu(self, torch, rng):

@@ -76,9 +76,13 @@ class Op:
         kind = executable, arrays and type(arrays[0])
         if not any(known == kind for _, _, known in self._fast):
             made = list(results) if len(outs) > 1 else [results]
-            if (call := fast_call.make(executable, arrays, views, made, self._wrapped(executable))) is not None:
+            wrap = self._wrapped(executable)
+            if (call := fast_call.make(executable, arrays, views, made, wrap, self._replace)) is not None:
                 self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
         return results
+
+    def _replace(self, call: fast_call.Call, better: fast_call.Call) -> None:
+        self._fast = tuple((better if c is call else c, *others) for c, *others in self._fast)
 
     def graph(self, *arrays: Any, out: Any = None, **named: Any) -> Graph:
         """A call on GPU arrays as a CUDA graph: `graph.replay()` runs it again on the same arrays in one launch, and returns

@@ -2,7 +2,8 @@
 
 What can differ from call to call is looked at every time: kind, type, shape, device, row-major order, alignment, gradients,
 and for results that are given, whether they lie apart from all else. Whatever does not fit goes the general way. Machine code
-does that (`runtime/cpu_call.py`, `runtime/cuda_call.py`); for programs on a GPU that do more than launch kernels, Python.
+does that (`runtime/cpu_call.py`, `runtime/cuda_call.py`). On a GPU, Python does it for programs that do more than launch kernels,
+and in the first calls: a process that makes few has no use for LLVM, which takes 50 ms to load.
 """
 
 from __future__ import annotations
@@ -16,21 +17,29 @@ if TYPE_CHECKING:
 
 Call = Callable[[tuple[Any, ...], Any, Any], Any]  # of the arguments, `out` and the stream; NO if they do not fit
 NO = object()
+FEW = 16  # calls
 
 
 def make(
-    executable: Any, arrays: Sequence[Any], views: Sequence[Buffer], results: Sequence[Any], wrap: Callable
-) -> Call | None:
-    """The short way for calls with arrays like these, if there is one. `wrap` makes of new arrays what a call returns."""
+    executable: Any, arrays: Sequence[Any], views: Sequence[Buffer], results: Sequence[Any], wrap: Callable,
+    replace: Callable[[Call, Call], None],
+) -> Call | None:  # fmt: skip
+    """The short way for calls with arrays like these, if there is one. `wrap` makes of new arrays what a call returns.
+    `replace(call, better)` is called when there is a better one."""
     kinds = {type(a) for a in (*arrays, *results)}
     if not arrays or len(kinds) > 1 or any(v.device != views[0].device for v in views):
         return None
     if views[0].device == "cpu":
         return _on_cpu(executable, *kinds, views, wrap)
+    from tilec.runtime.buffers import new_tensor
+
     torch = sys.modules.get("torch")
-    return (
-        None if torch is None or kinds != {torch.Tensor} else _on_gpu(executable, torch, arrays, views, results, wrap)
-    )
+    if torch is None or kinds != {torch.Tensor}:
+        return None
+    program, described = executable.on(views[0].device), _described(executable, views)
+    new = [new_tensor(torch.empty((), dtype=r.dtype, device=r.device), r.shape) for r in results]
+    call = _on_gpu(program, torch, arrays, views, results, new, wrap)
+    return _few(call, lambda: native(program, torch.Tensor, *described, new, wrap), replace)
 
 
 def _on_cpu(executable: Any, kind: type, views: Sequence[Buffer], wrap: Callable) -> Call | None:
@@ -66,18 +75,40 @@ def _apart(inputs: Sequence[int], outs: Sequence[int], sizes: Sequence[int]) -> 
     return True
 
 
-def _on_gpu(
-    executable: Any, torch: Any, arrays: Sequence[Any], views: Sequence[Buffer], results: Sequence[Any], wrap: Callable
-) -> Call:
+def _few(call: Call, better: Callable[[], Call | None], replace: Callable[[Call, Call], None]) -> Call:
+    """`call`, which is replaced after a few times, by what `better` gives if that is anything."""
+    left = FEW
+
+    def counted(arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
+        nonlocal left
+        results = call(arrays, out, stream)
+        if results is not NO:
+            left -= 1
+            if left <= 0:  # and no other thread's call replaced it meanwhile
+                replace(counted, better() or call)
+        return results
+
+    return counted
+
+
+def native(
+    program: Any, kind: type, inputs: Sequence[Any], outputs: Sequence[Any], new: Sequence[Callable], wrap: Callable
+) -> Call | None:
+    """Machine code for a program on a GPU, where it can be had; inputs and results by types and shapes."""
     from tilec.runtime import cuda_call
-    from tilec.runtime.buffers import new_tensor
     from tilec.runtime.cpu_call import CallTable
+
+    runner = cuda_call.runner(program, kind, len(inputs) + len(outputs))
+    return None if runner is None else CallTable(runner, kind, inputs, outputs, new, wrap, NO).function
+
+
+def _on_gpu(
+    program: Any, torch: Any, arrays: Sequence[Any], views: Sequence[Buffer], results: Sequence[Any],
+    new: Sequence[Callable], wrap: Callable,
+) -> Call:  # fmt: skip
     from tilec.runtime.cuda_launch import stream_handle
 
-    program, device = executable.on(views[0].device), views[0].device
-    new = [new_tensor(torch.empty((), dtype=r.dtype, device=r.device), r.shape) for r in results]
-    if (runner := cuda_call.runner(program, torch.Tensor, len(arrays) + len(results))) is not None:
-        return CallTable(runner, torch.Tensor, *_described(executable, views), new, wrap, NO).function
+    device = views[0].device
     expected = [(a.dtype, a.shape) for a in arrays]
     made = [(r.dtype, r.shape) for r in results]
     sizes = [v.nbytes for v in views] + [r.numel() * r.element_size() for r in results]
