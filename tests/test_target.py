@@ -97,6 +97,18 @@ def test_an_l40_is_no_l4(monkeypatch):
     assert t.dram.bandwidth_gbs == pytest.approx(864, rel=0.01)
 
 
+def test_the_kind_of_a_target_is_known_without_its_driver(monkeypatch, tmp_path):
+    def never():
+        raise AssertionError("asked the driver")
+
+    monkeypatch.setattr(target, "_query_driver", never)
+    (tmp_path / "own.toml").write_text((target.BUILT_IN / "cpu.toml").read_text())
+    kinds = [target.kind_of(name) for name in ("cpu", "CUDA", "sm_90a", "h100", tmp_path / "own.toml")]
+    assert kinds == ["cpu", "cuda", "cuda", "cuda", "cpu"]
+    with pytest.raises(CallError, match="unknown target"):
+        target.kind_of("h20")
+
+
 def test_unknown_name_gives_a_guess_and_the_list():
     with pytest.raises(
         CallError, match=r"unknown target 'h20'\nhint: did you mean 'h200'\? known: cpu, cuda, .*\.toml"

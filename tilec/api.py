@@ -25,7 +25,7 @@ from tilec.frontend import Program, read_program
 from tilec.kernel import Kernel
 from tilec.recipe import Recipe, Signature, load_compiler
 from tilec.runtime.forking import compiling
-from tilec.target import Target, load
+from tilec.target import Target, kind_of, load
 
 if TYPE_CHECKING:
     from tilec.runtime.cuda_program import Graph
@@ -298,7 +298,7 @@ def compile(
 def _load_compiler(target: str | None) -> None:
     with suppress(CallError):  # which is to come after what is wrong with the program
         if target is not None:
-            load_compiler(load(target))
+            load_compiler(kind_of(target))
 
 
 def interpret(

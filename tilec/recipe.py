@@ -71,7 +71,7 @@ class Recipe:
         return made
 
     def _compile(self) -> Compiled:
-        load_compiler(self.target)
+        load_compiler(self.target.kind)
         specialised, lowered = self.lowered
         predicted = {k.name: k.prediction.time_us for k in lowered.plan.kernels}
         inputs, outputs = (_named(tensors) for tensors in (specialised.inputs, specialised.outputs))
@@ -104,11 +104,11 @@ class Prepared(Recipe):
         return self._compile()
 
 
-def load_compiler(target: Target) -> None:
-    """Has the compiler of kernels for a target loaded by its own process, while this one goes on."""
+def load_compiler(kind: str) -> None:
+    """Has the compiler of kernels for a kind of target loaded by its own process, while this one goes on."""
     from tilec.runtime import compile_server
 
-    if target.kind == "cuda":
+    if kind == "cuda":
         compile_server.start("tilec.runtime.cuda_compile")
         return
     from tilec.runtime.cpu_objects import COMPILER, compiles_here

@@ -1,9 +1,7 @@
-"""Hardware as data: what the cost model knows of a machine, read from `targets/*.toml` or a file of the
-user's.
+"""Hardware as data: what the cost model knows of a machine, read from `targets/*.toml` or a file of the user's.
 
-Units are in the names: `_ghz`, `_gbs` (1e9 bytes a second), `_us`, `_ns`; sizes are bytes; peaks are TFLOP/s
-(1e12), a fused multiply-add being two operations. A `unit` is a streaming multiprocessor (cuda) or a core
-(cpu).
+Units are in the names: `_ghz`, `_gbs` (1e9 bytes a second), `_us`, `_ns`; sizes are bytes; peaks are TFLOP/s (1e12), a fused
+multiply-add being two operations. A `unit` is a streaming multiprocessor (cuda) or a core (cpu).
 """
 
 from __future__ import annotations
@@ -218,6 +216,12 @@ def load(name: str | Path) -> Target:
     raise CallError(f"unknown target '{text}'", hint=hint)
 
 
+def kind_of(name: str | Path) -> str:
+    """ "cpu" or "cuda": what `load` would give, without asking the driver, which takes 0.2 s to start."""
+    text = str(name).lower()
+    return "cuda" if text != "cpu" and text in names() else load(name).kind
+
+
 def _for_chip(chip: str) -> Target:
     """The card that stands for `chip`. Without its "a" it lacks wgmma and tcgen05, not being portable."""
     return _retargeted(built_in(CHIPS[chip]), chip, name=chip)
@@ -317,13 +321,8 @@ def _parse_table(kind: Any, table: dict[str, Any], where: str, key: str) -> Any:
 
 
 _WORDS = {
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    dict: "a table",
-    list: "a list",
-}
+    str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a table", list: "a list",
+}  # fmt: skip
 
 
 def _expect(value: Any, kind: type, where: str, key: str) -> Any:
