@@ -13,7 +13,7 @@ import pytest
 from sanitize import driver
 from sanitize.cases import Case, cases, prepare
 from sanitize.planted import PLANTED, compile_planted
-from sanitize.tools import MARK, TOOLS, read
+from sanitize.tools import MARK, TOOLS, read, runs
 
 from tilec.runtime.cuda_driver import SystemInfo
 
@@ -116,8 +116,11 @@ def tool(tmp_path):
 )
 def test_verdicts(planted, case, status, says, tool, tmp_path, capsys):
     options = Namespace(tool=["memcheck"], jobs=1, limit=60)
-    program = tool(planted, case, 86)
-    assert driver.sanitize(program, options, [tmp_path / "one", tmp_path / "two"], 0) == status
+    program, prepared = tool(planted, case, 86), [tmp_path / "one", tmp_path / "two"]
+    for folder in prepared:
+        folder.mkdir()
+        (folder / "case.json").write_text('{"clusters": [[1, 9]]}')
+    assert driver.sanitize(program, options, prepared, 0) == status
     said = capsys.readouterr()
     assert says in said.out + said.err
 
@@ -180,3 +183,10 @@ def test_the_cases_use_what_kernels_are_made_of():
 def test_planted_faults_compile(name):
     pytest.importorskip("numba_cuda_mlir.cuda")
     assert compile_planted(name, "sm_90a").image
+
+
+def test_clusters_that_a_tool_cannot_run_are_left_out_of_it_alone(tmp_path):
+    text = "op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = softmax[j](x[i, j]) }"
+    few, many = (prepare(Case(f"m{m}", text, "f", {"M": m, "N": 65536}), tmp_path, "sm_90a") for m in (3, 160))
+    assert json.loads((many / "case.json").read_text())["clusters"] == [[16, 160]]
+    assert {t for t in TOOLS if runs(t, few)} == set(TOOLS) == {t for t in TOOLS if runs(t, many)} | {"synccheck"}

@@ -131,6 +131,8 @@ def prepare(case: Case, folder: Path, target: str = "cuda") -> Path:
     )
     built = executable(folder, target)
     assert len(built.cubins) == len(built.emitted.kernels)
+    facts["clusters"] = [[k.cluster, k.grid // k.cluster] for k in built.emitted.kernels]
+    (folder / "case.json").write_text(json.dumps(facts))
     return folder
 
 

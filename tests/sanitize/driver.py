@@ -23,6 +23,7 @@ from pathlib import Path
 from sanitize import cases
 from sanitize.planted import PLANTED, compile_planted
 from sanitize.tools import EVERY, TOOLS, Outcome, find, read
+from sanitize.tools import runs as can_run
 from tilec.diagnostics import TileError
 from tilec.runtime.cuda_driver import device_info
 from tilec.target import load
@@ -109,7 +110,15 @@ def sanitize(program: str, options: argparse.Namespace, prepared: list[Path], br
             return pool.submit(_run, program, tool, arguments, options.limit)
 
         planted = {(t, n): start(t, "--planted", n) for t in options.tool for n, p in PLANTED.items() if p.tool == t}
-        runs = {t: [(part, start(t, *map(str, part))) for part in _parts(prepared, parts)] for t in options.tool}
+        runs = {}
+        for tool in options.tool:
+            cases_of = [case for case in prepared if can_run(tool, case)]
+            if left := [case.name for case in prepared if case not in cases_of]:
+                print(
+                    f"{tool} cannot run clusters of 16 blocks, more than 3 of them: left out {', '.join(left)}",
+                    flush=True,
+                )
+            runs[tool] = [(part, start(tool, *map(str, part))) for part in _parts(cases_of, parts)]
         for (tool, name), future in planted.items():
             outcome, output, _ = future.result()
             if outcome.problem.startswith("this machine"):
