@@ -11,17 +11,80 @@ workgroup memory, where each finds those before its own. Blocks that share a row
 from __future__ import annotations
 
 from tilec import mlir
-from tilec.mlir import arith, gpu, ir, memref
+from tilec.mlir import arith, gpu, ir, linalg, memref
 from tilec.passes.chain_cuda import Chain
 from tilec.passes.combine import Combiner
 from tilec.passes.loops import Place, sum_of, when
 from tilec.passes.reduce_cuda import WARP
+from tilec.passes.spaces import is_local
+
+
+def finish_scans(function: ir.Operation) -> None:
+    """What is made of a scan's elements alone becomes part of the scan, which then leaves no elements for it."""
+    for op in [o for o in mlir.walk(function) if mlir.is_generic(o) and "tilec.scan" in o.attributes]:
+        inputs = len(mlir.inputs_of(op))
+        reduced = {d for d, kind in enumerate(mlir.iterators_of(op)) if kind == "reduction"}
+        whole = [n for n, m in enumerate(mlir.maps_of(op)) if n >= inputs and reduced <= set(mlir.map_dims(m))]
+        users = [u for n in whole for u in mlir.uses(op.operands[n]) if u != op]
+        if len(whole) != 1 or len(users) != 1 or not is_local(op.operands[whole[0]]):
+            continue
+        if finishes(users[0]) and mlir.get_integers(users[0], "tilec.dims") == mlir.get_integers(op, "tilec.dims"):
+            _finish(op, users[0], whole[0])
+
+
+def finishes(op: ir.Operation) -> bool:
+    """Whether an operation makes one result of one operand, element by element."""
+    if not mlir.is_generic(op) or len(op.operands) != 2 or set(mlir.iterators_of(op)) != {"parallel"}:
+        return False
+    plain = all(mlir.map_dims(m) == list(range(len(mlir.iterators_of(op)))) for m in mlir.maps_of(op))
+    effects = ("memref.load", "tensor.extract", "linalg.index", "cf.assert", "scf.if")
+    return plain and not any(o.name in effects for o in mlir.walk(op))
+
+
+def _finish(scan: ir.Operation, op: ir.Operation, out: int) -> None:
+    block, other = mlir.body_of(scan), mlir.body_of(op)
+    end = list(block.operations)[-1].operation
+    values, position = list(end.operands), out - len(mlir.inputs_of(scan))
+    with ir.InsertionPoint(end), op.location:
+        mapping = {other.arguments[0]: values[position]}
+        for inner in list(other.operations)[:-1]:
+            mlir.clone_op(inner.operation, mapping)
+        result = list(other.operations)[-1].operands[0]
+        values[position] = mapping.get(result, result)
+        operands = [*list(scan.operands)[:out], op.operands[1], *list(scan.operands)[out + 1 :]]
+    with ir.InsertionPoint(op), scan.location:
+        inputs = len(mlir.inputs_of(scan))
+        made, body = mlir.generic(
+            [], operands[:inputs], operands[inputs:], mlir.maps_of(scan), mlir.iterators_of(scan)
+        )  # fmt: skip
+        for name in ("tilec.dims", "tilec.scan", "tilec.reduce", "tilec.name"):
+            if name in scan.attributes:
+                made.attributes[name] = scan.attributes[name]
+        with ir.InsertionPoint(body):
+            mapping = dict(zip(block.arguments, body.arguments))
+            for inner in list(block.operations)[:-1]:
+                mlir.clone_op(inner.operation, mapping)
+            linalg.YieldOp([mapping.get(v, v) for v in values])
+    op.erase()
+    scan.erase()
 
 
 def scan(generic, d: int) -> None:
     """One chunk of a scan along kernel dimension `d`, over which `threads[d]` lanes lie."""
     (state,) = generic.states
     (out,) = [n for n in range(generic.count, len(generic.operands)) if n != state]
+    end = list(generic.block.operations)[-1]
+    scanned, made = (end.operands[n - generic.count] for n in (state, out))
+    generic.scanned_as = None
+    if (
+        made != scanned
+    ):  # something is made of the scan's elements: they stay in registers of their own until they are whole
+        type_ = ir.MemRefType(generic.operands[state].type).element_type
+        generic.scanned_as = (
+            generic.kernel.private(generic.places[out], type_, "scanned", generic.layout),
+            scanned,
+            made,
+        )
     combine = _Combine(Combiner(generic.op, [state]), state)
     if generic.layout.threads[d] > WARP or generic.kernel.chained:
         _over_warps(generic, d, state, out, combine)
@@ -51,6 +114,10 @@ def _own(generic, state: int, place: Place, running: ir.Value, at: list[ir.Value
     generic.tiles[state] = running
     with generic.threads.lanes(place, generic.sizes) as inner:
         generic.compute(inner)
+        if generic.scanned_as:
+            so_far = memref.LoadOp(running, at).result
+            (out,) = [n for n in range(generic.count, len(generic.operands)) if n != state]
+            memref.StoreOp(so_far, generic.scanned_as[0], inner.slot(generic.places[out]))
     generic.tiles[state] = carry
 
 
@@ -158,7 +225,22 @@ def _shuffle(value: ir.Value, lane: ir.Value, mode) -> ir.Value:
 
 
 def _add(generic, out: int, place: Place, combine: _Combine, offset: ir.Value) -> None:
-    generic.put(out, place, combine(offset, generic.element(out, place)))
+    if not generic.scanned_as:
+        generic.put(out, place, combine(offset, generic.element(out, place)))
+        return
+    tile, scanned, made = generic.scanned_as
+    mapping = {scanned: combine(offset, memref.LoadOp(tile, place.slot(generic.places[out])).result)}
+    generic.put(out, place, _computed(made, mapping, generic.block))
+
+
+def _computed(value: ir.Value, mapping: dict[ir.Value, ir.Value], block: ir.Block) -> ir.Value:
+    """A value of the body, from those that are known."""
+    owner = mlir.definition(value)
+    if value not in mapping and owner is not None and owner.block == block:
+        for operand in owner.operands:
+            _computed(operand, mapping, block)
+        mlir.clone_op(owner, mapping)
+    return mapping.get(value, value)
 
 
 def _i32() -> ir.Type:

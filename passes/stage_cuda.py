@@ -24,6 +24,7 @@ from tilec.passes.early_cuda import load_early
 from tilec.passes.layout import Layout, read, tile_extents
 from tilec.passes.pipeline_cuda import IN_SRAM, STAGES, hold_rows, stage_rows
 from tilec.passes.spaces import is_local, places_of, root, space_of
+from tilec.passes.scan_cuda import finish_scans
 
 
 def stage_cuda(module: ir.Operation) -> None:
@@ -36,6 +37,7 @@ def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
     for op in [o for o in mlir.walk(function) if o.name == "memref.copy"]:
         _copy_of_fill(op)
     layout = _layout(function, plan)
+    finish_scans(function)
     if (cluster := ir.IntegerAttr(plan["cluster"]).value) > 1:
         spread(function, layout.lane, cluster, layout.vectors[layout.lane])
         layout = _layout(function, plan)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+import ml_dtypes
 import numpy as np
 import pytest
 from conftest import assert_within
@@ -79,6 +80,20 @@ def test_warps_share_rows(plan):
     arrays = [drawn("f32", 2, 5000)]
     found = interpreted(SUM.format("f32"), arrays, dealt(*plan, chain=1))
     assert_within(SUM.format("f32"), arrays, found)
+
+
+@pytest.mark.parametrize("plan", [(32, 4, 2, 1), (128, 4, 2, 1), (64, 2, 4, None)], ids=str)
+def test_what_is_made_of_a_scan_is_part_of_it(plan, rng):
+    """A rounding, a function: no row of unrounded elements is kept in workgroup memory."""
+    for source in (
+        SUM.format("bf16"),
+        "op f(x: f32[M, N]) -> (y: f32[M, N]) { s[i, j] = cumsum[j](x[i, j])  y[i, j] = tanh(s[i, j]) * 2 + 1 }",
+    ):
+        x = rng.normal(0, 1, (3, 1032)).astype(ml_dtypes.bfloat16 if "bf16" in source else np.float32)
+        _, result = lowered(source, None, {"x": x}, dealt(*plan))
+        (kernel,) = result.emitted.kernels
+        assert kernel.shared < 1024
+        assert_within(source, [x], interpreted(source, [x], dealt(*plan)))
 
 
 @pytest.mark.parametrize("source", [FUSED, ROW])

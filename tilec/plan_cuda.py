@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import ceil, prod
 
 from tilec import cost, mlir
-from tilec.amounts import element_bytes, kept_bytes
+from tilec.amounts import element_bytes
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
@@ -28,7 +28,7 @@ from tilec.plan import KernelPlan
 from tilec.plan_cuda_contraction import choose_contraction
 from tilec.plan_cuda_online import choose_online, online_reductions
 from tilec.plan_cuda_rows import DEFAULTS, RowPlan, choose_rows, describe, refused_options
-from tilec.plan_cuda_scan import ScanPlan, refuse_chain, refused_chain, scan_tiles
+from tilec.plan_cuda_scan import ScanPlan, refuse_chain, refused_chain, scan_kept_bytes, scan_tiles
 from tilec.plan_cuda_stream import choose_stream
 from tilec.plan_cuda_view import WIDE, View, accesses, lane_dim, power, vector_of
 from tilec.stream_grouping import is_streamed
@@ -134,7 +134,7 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
 def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, ScanPlan]:
     """A scan along rows: the lanes of a warp share a row, several rows a block; warps and blocks share few long rows."""
     vector, grid = vector_of(view, lane), view.kernel.grid
-    kept, found = kept_bytes(view.group.nodes, view.graph, view.group.space), []
+    kept, found = scan_kept_bytes(view), []
     for tile in scan_tiles(view, lane, vector, THREADS, kept):
         counts = {lane: tile.threads} | ({grid[-1]: tile.beside} if grid else {})
         steps = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: tile.steps}
