@@ -13,9 +13,10 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import gpu, ir, memref, vector
 from tilec.neighbours import NONE, Neighbours, neighbours
+from tilec.passes import shift_cuda, turn_cuda
 from tilec.passes.combine import Combiner
 from tilec.passes.gather_cuda import fetch, is_index, wide_loads
-from tilec.passes.loops import Place, Threads, loop
+from tilec.passes.loops import EDGE, TOUCHED, WHOLE, Place, Threads, loop
 from tilec.passes.place_cuda import ascending, finish, start, step
 from tilec.passes.quick_cuda import compute_twice, is_trigonometric, mark_quick, may_compute_twice
 from tilec.passes.reduce_cuda import across_threads
@@ -51,12 +52,12 @@ class GenericMapper:
         self.gathered: dict[ir.Operation, ir.Value] = {}  # loads of the body that were made for all lanes of a step
         self.sizes = self._sizes()
         self.together = self._neighbours()
-        self.ascending = {a.state: a for a in ascending(self)}
+        self.ascending = {a.state: a for a in ascending(self) if self.threads.shift is None}
 
     def _neighbours(self) -> Neighbours:
         """Lanes of a vector that share a part of the body."""
         lane = self.layout.lane_dim
-        if lane not in self.dims:
+        if lane not in self.dims or self.threads.shift is not None:
             return NONE
         places = dict(zip(self.block.arguments, self.places))
         return neighbours(
@@ -87,6 +88,7 @@ class GenericMapper:
         spaces = [space_of(v) for v in self.operands]
         if spaces in ([None, "private"], ["workgroup", "private"]):
             self._fetch(self.operands[0], self.places[0], self.kernel.tile(self.operands[1], self.places[1]))
+            self.kernel.filled.add(root(self.operands[1]))
         elif spaces == ["private", None]:
             self.tiles[1] = self.kernel.tile(self.operands[0], self.places[0])
             self._store(1)
@@ -122,7 +124,8 @@ class GenericMapper:
             self.gathered = {}
             compute_twice(self)
         else:
-            self.gathered = {load: fetch(self, load) for load in wide_loads(self)}
+            wide = wide_loads(self) if self.threads.shift is None else []
+            self.gathered = {load: fetch(self, load) for load in wide}
             self.compute_all()
         for n in stores:
             if space_of(self.operands[n]) is None:
@@ -139,11 +142,15 @@ class GenericMapper:
         rolled = self.layout is self.kernel.layout and (
             self.kernel.online or (self.kernel.reduces and d == self.layout.lane)
         )
-        with loop(self.layout.chunks(d), always=True, unroll=unroll, rolled=rolled) as self.chunk[d]:
-            tiles = dict(self.tiles)
-            self._enter(rest, body)
-            self.tiles = tiles
-        del self.chunk[d]
+        for low, high, inner in self.threads.ranges(d):
+            self.threads.inner = inner
+            written = unroll and not inner
+            with loop(high - low, always=True, unroll=written, rolled=rolled, start=low) as self.chunk[d]:
+                tiles = dict(self.tiles)
+                self._enter(rest, body)
+                self.tiles = tiles
+            del self.chunk[d]
+        self.threads.inner = False
 
     def _sizes(self) -> dict[int, int | ir.Value]:
         """How much of the block's tile there is along each dimension."""
@@ -196,7 +203,7 @@ class GenericMapper:
                 continue
             if space_of(value) == "private":
                 self.tiles[n] = self.kernel.tile(value, dims)
-            elif space_of(value) is None or self._is_buffer(value):
+            elif space_of(value) is None or self._is_buffer(value) or turn_cuda.mark_of(root(value)):
                 if (value, dims) not in seen:
                     seen[value, dims] = self._fetch(value, dims)
                 self.tiles[n] = seen[value, dims]
@@ -209,11 +216,17 @@ class GenericMapper:
         halves = isinstance(ir.MemRefType(value.type).element_type, (ir.BF16Type, ir.F16Type))
         if self.kernel.packed and halves and width % 2 == 0:
             tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()
+        if self._is_shifted(dims):
+            shift_cuda.fetch(self, value, dims, tile)
+            return tile
+        mark = turn_cuda.mark_of(root(value))
         with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1) as place:
             for lane in self._pieces(dims, width):
                 if width > 1:
                     type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
-                    element = vector.LoadOp(type_, value, place.coordinates(dims, lane)).result
+                    at = place.coordinates(dims, lane)
+                    memory, at = (root(value), turn_cuda.swizzled(at, mark)) if mark else (value, at)
+                    element = vector.LoadOp(type_, memory, at).result
                     vector.StoreOp(element, tile, place.slot(dims, lane))
                 else:
                     element = memref.LoadOp(value, place.coordinates(dims)).result
@@ -243,6 +256,8 @@ class GenericMapper:
         value, dims = self.operands[n], self.places[n]
         width = self._vector(value, dims)
         owner = None if self._read_again(n) else self.threads.first([d for d in self.layout.order if d not in dims])
+        if self._is_shifted(dims):
+            return shift_cuda.store(self, n, owner)
         with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1, owner=owner) as place:
             self._store_at(n, place)
 
@@ -257,13 +272,21 @@ class GenericMapper:
         lane_dim = self.layout.lane_dim
         if lane_dim is None or not dims or dims[-1] != lane_dim or lane_dim in dims[:-1]:
             return 1
-        if is_local(value) and not self._is_buffer(value):
+        if is_local(value) and not self._is_buffer(value) and turn_cuda.mark_of(root(value)) is None:
             return 1
         whole = ir.MemRefType(root(value).type).shape[-1]
-        bits = ir.MemRefType(value.type).element_type
-        size = max(8, bits.width)
-        width = min(self.layout.vectors[lane_dim], 128 // size)
-        return width if whole % self.layout.vectors[lane_dim] == 0 else 1
+        if self._is_shifted(dims) and root(value) not in self.kernel.placed:
+            return self.access(value) if self.kernel.shifts.follows(value, dims) else 1
+        return self.access(value) if whole % self.layout.vectors[lane_dim] == 0 else 1
+
+    def access(self, value: ir.Value) -> int:
+        """Elements of the layout's vectors that one access of 16 bytes at most takes."""
+        size = max(8, ir.MemRefType(value.type).element_type.width)
+        return min(self.layout.vectors[self.layout.lane_dim], 128 // size)
+
+    def _is_shifted(self, dims: tuple[int, ...]) -> bool:
+        """Whether an operand's rows begin anywhere in a vector."""
+        return self.threads.shift is not None and self.layout.lane_dim in dims
 
     def _is_buffer(self, value: ir.Value) -> bool:
         """Whether it is memory that asynchronous copies fill."""
@@ -278,10 +301,25 @@ class GenericMapper:
     def compute_all(self, far: ir.Value | None = None) -> None:
         """One chunk: an element after the other, or several that share what is the same for them."""
         size = self.together.size
-        with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True, apart=size) as place:
-            shared: dict[ir.Value, ir.Value] = {}
-            for number in range(size):
-                self.compute(place.beside(number), far, number, shared)
+        free = self._is_free()
+        if free:
+            self.kernel.filled |= {root(v) for v in self.operands[self.count :]}
+        for part in self.threads.parts(self.dims, *((TOUCHED,) if free else (WHOLE, EDGE))):
+            with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True, apart=size, part=part) as place:
+                shared: dict[ir.Value, ir.Value] = {}
+                for number in range(size):
+                    self.compute(place.beside(number), far, number, shared)
+
+    def _is_free(self) -> bool:
+        """Whether elements beside a shifted row, which are read with it, may be computed as well: nothing comes of them."""
+        if not self._is_shifted(self.dims) or self.states:
+            return False
+        inputs = [(v, p) for v, p, live in zip(self.operands[: self.count], self.places, self.live) if live]
+        lacking = {v for v, p in inputs if self._is_shifted(p) and (is_local(v) or root(v) in self.kernel.written)}
+        known = all(root(v) in self.kernel.filled for v in lacking)
+        return known and not any(
+            o.operation.name in ("memref.load", "cf.assert", "scf.if") for o in self.block.operations
+        )
 
     def compute(
         self, place: Place, far: ir.Value | None = None, number: int = 0, shared: dict[ir.Value, ir.Value] | None = None

@@ -13,7 +13,7 @@ a barrier. Threads along a dimension that an operation lacks do the same work an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilec import mlir
@@ -27,7 +27,9 @@ class Layout:
     """Numbers by kernel dimension. `order` lists the dimensions that have threads, the fastest bits first.
 
     `extents` are the sizes of the block's tile: the plan's tile along grid dimensions, all of the others. `chain` blocks
-    share them along the dimension of the fastest threads.
+    share them along the dimension of the fastest threads. `shifted`: places along that dimension begin where a vector
+    does, before a row's first element by up to a vector less one; extents count places (`passes/shift_cuda.py`). Along
+    `dense` a thread's steps lie side by side.
     """
 
     extents: tuple[int, ...]
@@ -36,6 +38,8 @@ class Layout:
     vectors: tuple[int, ...]
     steps: tuple[int, ...]
     chain: int = 1
+    shifted: bool = False
+    dense: int | None = None
 
     @property
     def block(self) -> int:
@@ -53,6 +57,12 @@ class Layout:
     def span(self, d: int) -> int:
         """Elements that all threads hold in one step."""
         return self.threads[d] * self.vectors[d]
+
+    def strides(self, d: int) -> tuple[int, int]:
+        """What one thread, and one step, add to a coordinate."""
+        if d == self.dense:
+            return self.extents[d] // self.threads[d], self.vectors[d]
+        return self.vectors[d], self.span(d)
 
     def chunk(self, d: int) -> int:
         return self.span(d) * self.steps[d]
@@ -83,21 +93,30 @@ class Layout:
         return self.extents[d] % self.chunk(d) != 0
 
 
-def make(extents, order, threads, vectors, steps) -> Layout:
+def make(extents, order, threads, vectors, steps, shifted: bool = False) -> Layout:
     """A layout whose steps stop where the tile does."""
+    if shifted:
+        extents = [places(e, v) if d == order[0] else e for d, (e, v) in enumerate(zip(extents, vectors))]
     least = [max(1, min(s, -(-e // (t * v)))) for e, t, v, s in zip(extents, threads, vectors, steps)]
-    return Layout(tuple(extents), tuple(order), tuple(threads), tuple(vectors), tuple(least))
+    return Layout(tuple(extents), tuple(order), tuple(threads), tuple(vectors), tuple(least), shifted=shifted)
 
 
-def turn(layout: Layout, d: int) -> Layout:
-    """The layout in which the fastest threads, and the vectors, of `layout` lie along `d` instead."""
+def places(extent: int, vector: int) -> int:
+    """Of `extent` elements that begin anywhere in a vector: all of the vectors that they may lie in."""
+    return -(-(extent + vector - 1) // vector) * vector
+
+
+def turn(layout: Layout, d: int, dense: bool = False) -> Layout:
+    """The layout in which the fastest threads, and the vectors, of `layout` lie along `d` instead. `dense`: its steps along
+    the others' dimension lie side by side."""
     fast = layout.order[0]
     threads, vectors = list(layout.threads), list(layout.vectors)
     threads[d], threads[fast] = threads[fast], threads[d]
     vectors[d], vectors[fast] = vectors[fast], vectors[d]
     order = (d, *(e for e in layout.order if e not in (d, fast)), fast)
     order = tuple(e for e in order if threads[e] > 1)
-    return make(layout.extents, order, threads, vectors, layout.extents)
+    turned = make(layout.extents, order, threads, vectors, layout.extents)
+    return replace(turned, dense=fast) if dense else turned
 
 
 def options(layout: Layout) -> dict[str, tuple[int, ...] | int]:
@@ -110,7 +129,7 @@ def read(plan: ir.DictAttr, extents: dict[int, int]) -> Layout:
     """The layout that `plan` wrote. `extents` are the sizes of the block's tile, by kernel dimension."""
     order, *numbers = (_integers(plan[name]) for name in OPTIONS)
     sizes = [extents.get(d, 1) for d in range(len(numbers[0]))]
-    return make(sizes, order, *numbers)
+    return make(sizes, order, *numbers, shifted="shift" in plan and bool(ir.IntegerAttr(plan["shift"]).value))
 
 
 def tile_extents(ops, plan: ir.DictAttr, spread=None) -> dict[int, int]:

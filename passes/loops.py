@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -12,16 +12,18 @@ from tilec.passes.layout import Layout
 
 
 @contextmanager
-def loop(extent: int, always: bool = False, unroll: bool = False, rolled: bool = False) -> Iterator[ir.Value]:
-    """A loop of `extent` iterations; of one iteration none, unless `always`. `rolled`: LLVM does not unroll it.
+def loop(
+    extent: int, always: bool = False, unroll: bool = False, rolled: bool = False, start: int = 0
+) -> Iterator[ir.Value]:
+    """A loop of `extent` iterations from `start` on; of one iteration none, unless `always`. `rolled`: LLVM does not unroll it.
 
     `unroll`: printed without the loop. LLVM leaves loops with branches inside, and the arrays that they subscript then
     are memory, not registers.
     """
     if extent == 1 and not always:
-        yield mlir.index(0)
+        yield mlir.index(start)
         return
-    made = scf.ForOp(mlir.index(0), mlir.index(extent), mlir.index(1))
+    made = scf.ForOp(mlir.index(start), mlir.index(start + extent), mlir.index(1))
     if unroll:
         made.attributes["tilec.unroll"] = ir.UnitAttr.get()
     elif rolled:
@@ -32,10 +34,10 @@ def loop(extent: int, always: bool = False, unroll: bool = False, rolled: bool =
 
 
 @contextmanager
-def when(condition: ir.Value) -> Iterator[None]:
+def when(condition: ir.Value) -> Iterator[scf.IfOp]:
     made = scf.IfOp(condition)
     with ir.InsertionPoint(made.then_block):
-        yield
+        yield made
         scf.YieldOp([])
 
 
@@ -73,14 +75,29 @@ def delinearise(number: ir.Value, counts: list[int]) -> list[ir.Value]:
     return digits[::-1]
 
 
+INNER, WHOLE, EDGE, TOUCHED = "inner", "whole", "edge", "touched"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps of a nest over a shifted row from `low` to before `high`, and which of their vectors: those within the row
+    (WHOLE), those partly so (EDGE), or both (TOUCHED). All are within it where it is INNER."""
+
+    kind: str
+    low: int
+    high: int
+
+
 @dataclass
 class Place:
-    """One slot of a thread: step and lane along every dimension of a loop nest, and where in the block's tile."""
+    """One slot of a thread: step and lane along every dimension of a loop nest, and where in the block's tile. `shift`: how
+    many places there are before the row's first element."""
 
     layout: Layout
     steps: dict[int, ir.Value]
     bases: dict[int, ir.Value]
     lane: ir.Value | None
+    shift: ir.Value | None = None
 
     def slot(self, dims: tuple[int, ...], lane: int = 0, chunk: dict[int, ir.Value] | None = None) -> list[ir.Value]:
         """Indices of this slot in a private tile over `dims`; in one that holds all chunks, of the one that is given."""
@@ -99,7 +116,8 @@ class Place:
     def coordinate(self, d: int, lane: int = 0) -> ir.Value:
         if d != self.layout.lane_dim:
             return self.bases[d]
-        return sum_of([(self.bases[d], 1)] if self.lane is None else [(self.bases[d], 1), (self.lane, 1)], lane)
+        terms = [(self.bases[d], 1)] if self.lane is None else [(self.bases[d], 1), (self.lane, 1)]
+        return sum_of(terms if self.shift is None else [*terms, (self.shift, -1)], lane)
 
     def coordinates(self, dims: tuple[int, ...], lane: int = 0) -> list[ir.Value]:
         """Indices of this slot in the block's tile over `dims`."""
@@ -118,13 +136,14 @@ def flat_slot(place: Place, dims: tuple[int, ...]) -> ir.Value:
 
 
 class Threads:
-    """This thread's place along every dimension."""
+    """This thread's place along every dimension. `shift`: see `Place`; no block has fewer than `least` elements of a
+    shifted row. `inner`: while nests are built for chunks in which all vectors are within it."""
 
-    def __init__(self, layout: Layout):
-        self.layout = layout
+    def __init__(self, layout: Layout, shift: ir.Value | None = None, least: int = 0):
+        self.layout, self.shift, self.least, self.inner = layout, shift, least, False
         self.number = gpu.ThreadIdOp(gpu.Dimension.x).result
         self.place = {d: self._place(d) for d in layout.order}
-        self.start = {d: sum_of([(v, layout.vectors[d])]) for d, v in self.place.items()}
+        self.start = {d: sum_of([(v, layout.strides(d)[0])]) for d, v in self.place.items()}
 
     def _place(self, d: int) -> ir.Value:
         """A few bits of the thread's number. Thread counts are powers of two."""
@@ -159,30 +178,81 @@ class Threads:
     @contextmanager
     def slots(
         self, dims: tuple[int, ...], chunk: dict[int, ir.Value], sizes: dict[int, int | ir.Value] | None, *,
-        lanes: bool, owner: ir.Value | None = None, apart: int = 1,
+        lanes: bool, owner: ir.Value | None = None, apart: int = 1, part: Part | None = None,
+        where: Callable[[Place], ir.Value] | None = None,
     ) -> Iterator[Place]:  # fmt: skip
         """Loops over this thread's steps and lanes along `dims`, guarded to `sizes` where they are given; only over every
         lane that is `apart` from the next.
 
-        Where vectors are used every vector is inside or outside as a whole, so that one guard a step is enough.
+        Where vectors are used every vector is inside or outside as a whole, so that one guard a step is enough; but for
+        shifted rows, of which a nest takes the vectors that `part` says (and `where`), and each lane at the edges has its guard.
         """
-        layout = self.layout
-        place = Place(layout, {}, {}, None)
+        layout, kind = self.layout, part.kind if part else None
+        place = Place(layout, {}, {}, None, self.shift)
         with ExitStack() as stack:
             if owner is not None:
                 stack.enter_context(when(owner))
             for d in dims:
-                cut = sizes is not None and isinstance(sizes[d], ir.Value)
-                step = place.steps[d] = stack.enter_context(loop(layout.steps[d], unroll=cut))
+                mine = part if d == layout.lane_dim else None
+                cut = sizes is not None and isinstance(sizes[d], ir.Value) and (mine is None or kind != INNER)
+                unroll = cut or (mine is not None and (kind == EDGE or where is not None))
+                low, high = (mine.low, mine.high) if mine else (0, layout.steps[d])
+                step = place.steps[d] = stack.enter_context(loop(high - low, unroll=unroll, start=low))
                 start = [(self.start[d], 1)] if d in self.start else []
                 outer = [(chunk[d], layout.chunk(d))] if d in chunk else []
-                place.bases[d] = sum_of([*outer, *start, (step, layout.span(d))])
-                if sizes is not None:
+                place.bases[d] = sum_of([*outer, *start, (step, layout.strides(d)[1])])
+                if mine is not None and kind == INNER:
+                    pass
+                elif mine is not None:
+                    inside = self._within(place, d, sizes[d], kind)
+                    stack.enter_context(when(inside if where is None else arith.andi(inside, where(place))))
+                elif sizes is not None:
                     stack.enter_context(self._guard(place, d, sizes[d]))
             if lanes and layout.lane_dim in dims:
-                number = stack.enter_context(loop(layout.vectors[layout.lane_dim] // apart))
+                number = stack.enter_context(loop(layout.vectors[layout.lane_dim] // apart, unroll=kind == EDGE))
                 place.lane = sum_of([(number, apart)])
+                if kind == EDGE:
+                    element, d = place.coordinate(layout.lane_dim), layout.lane_dim
+                    stack.enter_context(when(arith.andi(_least(element, 0), _below(element, sizes[d]))))
             yield place
+
+    def parts(self, dims: tuple[int, ...], *kinds: str) -> list[Part | None]:
+        """The `part`s that nests over `dims` take between them: of `kinds`, and the inner ones."""
+        d = self.layout.lane_dim
+        if not self._is_shifted(d) or d not in dims:
+            return [None]
+        steps, around = self.layout.steps[d], self.layout.chunks(d) > 1
+        low, high = (0, steps if self.inner else 0) if around else self._inner(steps, self.layout.span(d))
+        parts = [Part(INNER, low, high)] if high > low else []
+        return [*parts, *(Part(kind, a, b) for a, b in ((0, low), (high, steps)) if a < b for kind in kinds)]
+
+    def ranges(self, d: int) -> list[tuple[int, int, bool]]:
+        """The chunks along a dimension from where to before where, and whether all vectors in them are within a shifted row."""
+        chunks = self.layout.chunks(d)
+        if not self._is_shifted(d):
+            return [(0, chunks, False)]
+        low, high = self._inner(chunks, self.layout.chunk(d))
+        return [(a, b, a == low < high) for a, b in ((0, low), (low, high), (high, chunks)) if a < b]
+
+    def _inner(self, count: int, size: int) -> tuple[int, int]:
+        """Which of `count` pieces of `size` places each have no vector at a row's ends."""
+        return min(1, count), max(min(1, count), min(count, self.least // size))
+
+    def _is_shifted(self, d: int | None) -> bool:
+        return self.shift is not None and d == self.layout.lane_dim
+
+    def _within(self, place: Place, d: int, size: int | ir.Value, part: str) -> ir.Value:
+        """Whether the vector of a step is such a part of a shifted row."""
+        first, vector = place.coordinate(d), self.layout.vectors[d]
+        last = sum_of([(first, 1)], vector - 1)
+        if part == WHOLE:
+            return arith.andi(_least(first, 0), _below(last, size))
+        touched = arith.andi(_least(last, 0), _below(first, size))
+        if part == TOUCHED:
+            return touched
+        begins = arith.cmpi(arith.CmpIPredicate.slt, first, mlir.index(0))
+        limit = size if isinstance(size, ir.Value) else mlir.index(size)
+        return arith.andi(touched, arith.ori(begins, arith.cmpi(arith.CmpIPredicate.sge, last, limit)))
 
     @contextmanager
     def lanes(self, place: Place, sizes: dict[int, int | ir.Value]) -> Iterator[Place]:
@@ -205,4 +275,26 @@ class Threads:
         return isinstance(size, ir.Value) or size % self.layout.chunk(d) != 0
 
 
-__all__ = ["Place", "Threads", "delinearise", "flat_slot", "loop", "sum_of", "when"]
+def _least(value: ir.Value, least: int) -> ir.Value:
+    return arith.cmpi(arith.CmpIPredicate.sge, value, mlir.index(least))
+
+
+def _below(value: ir.Value, size: int | ir.Value) -> ir.Value:
+    limit = size if isinstance(size, ir.Value) else mlir.index(size)
+    return arith.cmpi(arith.CmpIPredicate.slt, value, limit)
+
+
+__all__ = [
+    "EDGE",
+    "INNER",
+    "TOUCHED",
+    "WHOLE",
+    "Part",
+    "Place",
+    "Threads",
+    "delinearise",
+    "flat_slot",
+    "loop",
+    "sum_of",
+    "when",
+]

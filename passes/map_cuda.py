@@ -19,6 +19,7 @@ from math import prod
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import gpu, ir, memref
+from tilec.passes import turn_cuda
 from tilec.passes.chain_cuda import chain
 from tilec.passes.cluster_cuda import arrive, cluster_rank, meet, planned_spread
 from tilec.passes.contract_cuda import is_contraction, map_contraction
@@ -27,6 +28,7 @@ from tilec.passes.layout import Layout, read, tile_extents, turn
 from tilec.passes.loops import Threads, delinearise
 from tilec.passes.online_cuda import OnlineMapper, joined
 from tilec.passes.pipeline_cuda import STAGES, Pipeline, copy_rows
+from tilec.passes.shift_cuda import Shifts
 from tilec.passes.spaces import is_local, root, space_of
 from tilec.passes.stream_cuda import is_stream, map_stream
 
@@ -53,6 +55,10 @@ class KernelMapper:
         self.spread = planned_spread(function)
         self.layout = read(plan, tile_extents(generics, plan, self.spread))
         self.reduces = any("reduction" in mlir.iterators_of(op) for op in generics)
+        self.shifts = Shifts(generics, self.layout) if self.layout.shifted else None
+        self.written = {root(v) for op in generics for v in mlir.outputs_of(op) if not is_local(v)}
+        self.filled: set[ir.Value] = set()  # tiles that have something in all vectors of a shifted row
+        self.placed: set[ir.Value] = set()  # buffers that have vectors of shifted rows as they are in memory
         self.grid = list(ir.DenseI64ArrayAttr(plan["grid"]))
         self.resident = ir.IntegerAttr(plan["resident"]).value
         self.packed = ir.IntegerAttr(plan["packed"]).value
@@ -79,6 +85,10 @@ class KernelMapper:
         self._name_tiles([o.operation for o in block.operations if mlir.is_generic(o.operation)])
         online = joined(block) if self.online else []
         for op in [o.operation for o in block.operations]:
+            if self.shifts and self.threads.shift is None and mlir.is_generic(op):
+                with ir.InsertionPoint(op), op.location:
+                    self.threads.shift = self.shifts.of(*self.shifts.found(block, op), self.threads)
+                    self.threads.least = self.shifts.least(self.spread)
             if op in online:
                 if op == online[0]:
                     with ir.InsertionPoint(op), _named(op):
@@ -105,10 +115,12 @@ class KernelMapper:
         turned = mlir.get_integer(op, "tilec.turn")
         if turned is None:
             return GenericMapper(self, op, self._step_by_step(op) or self.threads).build()
-        layout = turn(self.layout, turned)
+        mark = turn_cuda.mark_of(root(op.operands[1]))
+        layout = turn(self.layout, turned, dense=mark is not None)
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)):
             threads = Threads(layout)
-        GenericMapper(self, op, threads).build()
+        mapper = GenericMapper(self, op, threads)
+        turn_cuda.write(mapper, mark) if mark else mapper.build()
         gpu.BarrierOp()
         return None
 
@@ -124,7 +136,7 @@ class KernelMapper:
         if any(space_of(value) == "private" for value in mlir.outputs_of(op)):
             return None
         steps = [1 if e == d else s for e, s in enumerate(self.layout.steps)]
-        return Threads(replace(self.layout, steps=tuple(steps)))
+        return Threads(replace(self.layout, steps=tuple(steps)), self.threads.shift, self.threads.least)
 
     def _blocks(self) -> int:
         """The loop over blocks becomes this block's number; returns how many there are."""

@@ -23,7 +23,7 @@ from tilec.expression import Expr, Reader, operation
 from tilec.mlir import arith, ir, memref
 from tilec.online import Carried, Online, Shift, derive
 from tilec.passes.generic_cuda import GenericMapper
-from tilec.passes.loops import Place
+from tilec.passes.loops import EDGE, WHOLE, Place
 from tilec.passes.reduce_cuda import across_threads
 from tilec.passes.spaces import root
 
@@ -109,14 +109,17 @@ class OnlineMapper:
         self._clear(part)
         for number, wave in enumerate(_waves(self.online.carried)):
             rows = self._rows(part, wave)
-            with self.threads.slots(self.first.dims, self.chunk, self.first.sizes, lanes=True) as place:
-                at = place.slot(self.place)
-                known = {x: memref.LoadOp(tile, at).result for x, tile in rows.items()}
-                for c in wave:
-                    term = self._value(c.term, {}, place, known)
-                    self._add(c.total.combine, part[c.total.number], at, term)
-                if number == 0 and self.counts:
-                    self._add("arith.addf", part[self.count], at, mlir.constant(1.0, ir.F32Type.get()))
+            for vectors in self.threads.parts(self.first.dims, WHOLE, EDGE):
+                with self.threads.slots(
+                    self.first.dims, self.chunk, self.first.sizes, lanes=True, part=vectors
+                ) as place:
+                    at = place.slot(self.place)
+                    known = {x: memref.LoadOp(tile, at).result for x, tile in rows.items()}
+                    for c in wave:
+                        term = self._value(c.term, {}, place, known)
+                        self._add(c.total.combine, part[c.total.number], at, term)
+                    if number == 0 and self.counts:
+                        self._add("arith.addf", part[self.count], at, mlir.constant(1.0, ir.F32Type.get()))
         with self.threads.slots(self.place, {}, None, lanes=True) as place:
             at, group = place.slot(self.place), list(self.places)
             a, b = ([memref.LoadOp(tiles[n], at).result for n in group] for tiles in (self.tiles, part))

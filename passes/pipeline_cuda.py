@@ -13,12 +13,15 @@ once, before the loop. (One bulk copy a block, on an H200, was slower by 2 to 12
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
 from math import prod
 
 from tilec import mlir
 from tilec.mlir import arith, gpu, ir, memref, nvgpu, nvvm, scf
 from tilec.passes.layout import Layout
-from tilec.passes.loops import delinearise, loop, sum_of, when
+from tilec.passes.loops import INNER, TOUCHED, delinearise, loop, sum_of, when
+from tilec.passes.shift_cuda import Shifts, ends_before, flat, flat_place, load_rest, uncut
 from tilec.passes.spaces import is_local, places_of, root
 
 NARROWEST, WIDEST = 32, 128  # bits that an asynchronous copy takes at once
@@ -79,13 +82,16 @@ def hold_rows(function: ir.Operation, layout: Layout, make_tile, make_copy) -> N
 
 def row_inputs(generics: list[ir.Operation], layout: Layout) -> list[tuple[ir.Value, list[int]]]:
     """The inputs in global memory whose part of a tile lies side by side, along the fastest threads; none that an operation
-    before writes."""
+    before writes; nor, of rows that begin anywhere in a vector, what begins elsewhere: other threads read its elements than
+    would copy them."""
+    shifts = Shifts(generics, layout) if layout.shifted else None
     made = {root(value) for op in generics for value in mlir.outputs_of(op)}
     found: list[tuple[ir.Value, list[int]]] = []
     for op in generics:
         for value, dims in zip(mlir.inputs_of(op), places_of(op)):
             known = any(v == value and d == dims for v, d in found)
-            if not known and root(value) not in made and _side_by_side(value, dims, layout):
+            along = _side_by_side(value, dims, layout) and (shifts is None or shifts.follows(value, dims))
+            if along and not known and root(value) not in made:
                 found.append((value, dims))
     return found
 
@@ -136,6 +142,8 @@ class Pipeline:
             type_ = ir.MemRefType.get([*turns, *shape.shape], shape.element_type, None, shape.memory_space)
             self.buffers[copy] = memref.AllocOp(type_, [], []).result
             self.kernel.buffers.append(self.buffers[copy])
+            if self.kernel.shifts:
+                self.kernel.placed.add(self.buffers[copy])
         zero = mlir.index(0)
         for copy in self.copies:
             if not self._streams(copy):
@@ -159,6 +167,9 @@ class Pipeline:
             if op.results and op.results[0] in mapping:
                 continue
             if op in self.copies:
+                if self.kernel.shifts and self.kernel.threads.shift is None:
+                    shift = self._shift(mapping.get(op.operands[0], op.operands[0]), op)
+                    self.kernel.threads.shift = shift
                 if op == self.copies[-1]:
                     nvvm.CpAsyncWaitGroupOp(self.depth - 1)
                 continue
@@ -202,6 +213,9 @@ class Pipeline:
         source, target = mapping.get(copy.operands[0], copy.operands[0]), self._buffer(copy, stage)
         _copy_beside(self.kernel, source, target, tuple(mlir.get_integers(copy, "tilec.dims")))
 
+    def _shift(self, source: ir.Value, copy: ir.Operation) -> ir.Value:
+        return self.kernel.shifts.of(source, mlir.get_integers(copy, "tilec.dims"), self.kernel.threads)
+
     def _buffer(self, copy: ir.Operation, stage: ir.Value) -> ir.Value:
         """The memory that a copy goes to."""
         buffer = self.buffers[copy]
@@ -224,6 +238,8 @@ class Pipeline:
 def copy_rows(kernel, copy: ir.Operation) -> None:
     """A copy of `hold_rows`: what this thread will read of it has arrived when it goes on."""
     kernel.buffers.append(root(copy.operands[1]))
+    if kernel.shifts:
+        kernel.placed.add(root(copy.operands[1]))
     dims, layout = tuple(mlir.get_integers(copy, "tilec.dims")), kernel.layout
     with loop(layout.chunks(dims[-1])) as chunk:
         _copy_beside(kernel, *copy.operands, dims, {dims[-1]: chunk})
@@ -235,7 +251,7 @@ def _copy_beside(
     kernel, source: ir.Value, target: ir.Value, dims: tuple[int, ...], chunk: dict[int, ir.Value] | None = None
 ) -> None:
     """Starts the copies of this thread's elements from global memory to SRAM."""
-    layout = kernel.layout
+    layout, threads = kernel.layout, kernel.threads
     sizes = {
         d: memref.DimOp(source, mlir.index(n)).result if e == mlir.DYNAMIC else e
         for n, (d, e) in enumerate(zip(dims, ir.MemRefType(source.type).shape))
@@ -243,13 +259,40 @@ def _copy_beside(
     bits = ir.MemRefType(source.type).element_type.width
     width = min(layout.vectors[dims[-1]], WIDEST // bits)
     plain = bits < 8 or width * bits < NARROWEST  # no asynchronous copy takes so little
-    with kernel.threads.slots(dims, chunk or {}, sizes, lanes=False) as place:
+    if kernel.shifts:
+        before, threads.shift = threads.shift, None
+        threads.shift, threads.least = kernel.shifts.of(source, dims, threads), kernel.shifts.least(kernel.spread)
+        _copy_shifted(kernel, source, target, dims, sizes, chunk or {}, width)
+        threads.shift = before
+        return
+    with threads.slots(dims, chunk or {}, sizes, lanes=False) as place:
         for lane in range(0, layout.vectors[dims[-1]], 1 if plain else width):
             at = place.coordinates(dims, lane)
             if plain:
                 memref.StoreOp(memref.LoadOp(source, at).result, target, at)
             else:
                 nvgpu.DeviceAsyncCopyOp(target, at, source, at, width, bypassL1=width * bits == WIDEST)
+
+
+def _copy_shifted(kernel, source: ir.Value, target: ir.Value, dims: tuple[int, ...], sizes, chunk, width: int) -> None:
+    """The vectors of rows that begin anywhere in one, as they are in memory, as far as that goes."""
+    threads, vectors, memory, target = kernel.threads, kernel.layout.vectors[dims[-1]], flat(source), uncut(target)
+    (total,), bits = ir.MemRefType(memory.type).shape, ir.MemRefType(memory.type).element_type.width
+    for part, lane in product(threads.parts(dims, TOUCHED), range(0, vectors, width)):
+        cut = total % vectors > 0 and part.kind != INNER  # the memory may end within the vector
+        for inside in (True, False) if cut else (True,):
+            where = partial(ends_before, source, dims, lane, total - width, inside) if cut else None
+            with threads.slots(dims, chunk, sizes, lanes=False, part=part, where=where) as place:
+                at = flat_place(source, dims, place, lane)
+                to = [*place.coordinates(dims[:-1]), sum_of([(place.bases[dims[-1]], 1)], lane)]
+                if inside:
+                    nvgpu.DeviceAsyncCopyOp(target, to, memory, [at], width, bypassL1=width * bits == WIDEST)
+                else:
+                    load_rest(memory, at, width, target, partial(_beside, to), narrow=True)
+
+
+def _beside(subscripts: list[ir.Value], n: int) -> list[ir.Value]:
+    return [*subscripts[:-1], sum_of([(subscripts[-1], 1)], n)]
 
 
 def _moved(view: ir.Value) -> None:

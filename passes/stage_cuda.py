@@ -19,12 +19,13 @@ from dataclasses import replace
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir, linalg, memref
+from tilec.passes import turn_cuda
 from tilec.passes.cluster_cuda import planned_spread, spread
 from tilec.passes.early_cuda import load_early
 from tilec.passes.layout import Layout, read, tile_extents
 from tilec.passes.pipeline_cuda import IN_SRAM, STAGES, hold_rows, stage_rows
-from tilec.passes.spaces import is_local, places_of, root, space_of
 from tilec.passes.scan_cuda import finish_scans
+from tilec.passes.spaces import is_local, places_of, root, space_of
 
 
 def stage_cuda(module: ir.Operation) -> None:
@@ -36,8 +37,8 @@ def stage_cuda(module: ir.Operation) -> None:
 def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
     for op in [o for o in mlir.walk(function) if o.name == "memref.copy"]:
         _copy_of_fill(op)
-    layout = _layout(function, plan)
     finish_scans(function)
+    layout = _layout(function, plan)
     if (cluster := ir.IntegerAttr(plan["cluster"]).value) > 1:
         spread(function, layout.lane, cluster, layout.vectors[layout.lane])
         layout = _layout(function, plan)
@@ -135,6 +136,10 @@ def _turn_inputs(op: ir.Operation, along: list[int], layout: Layout) -> None:
     """
     for n, (value, dims) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
         if is_local(value) or not dims or dims[-1] not in along or layout.lane not in dims:
+            continue
+        if turn_cuda.by_vectors(layout, value, dims):
+            with ir.InsertionPoint(op), op.location:
+                turn_cuda.turn(op, n, value, dims, layout)
             continue
         with ir.InsertionPoint(op), op.location:
             tile = _tile_like(value, dims, layout, pad=1)

@@ -30,6 +30,33 @@ def unpack(dtype: str) -> Any:
     return define(f"unpack_{dtype}", {"words": Array("u32"), "at": "i64"}, "f32", body)
 
 
+def put(dtype: str) -> Any:
+    """`put_bf16(words, at, value)`: the value as element `at` of an array of words with two elements each."""
+    narrow = {
+        "bf16": f"%bits = {asm('cvt.rn.bf16.f32 $0, $1;', 'h', [('f', '%value')], pure=True)}",
+        "f16": "%h = arith.truncf %value : f32 to f16\n%bits = arith.bitcast %h : f16 to i16",
+    }[dtype]
+    body = f"""%one = arith.constant 1 : i64
+      %four = arith.constant 4 : i64
+      %place = arith.shrui %at, %one : i64
+      %odd = arith.andi %at, %one : i64
+      %shift64 = arith.shli %odd, %four : i64
+      %shift = arith.trunci %shift64 : i64 to i32
+      %index = arith.index_cast %place : i64 to index
+      %word = memref.load %words[%index] : {memref("u32")}
+      {narrow}
+      %wide = arith.extui %bits : i16 to i32
+      %mask = arith.constant 65535 : i32
+      %all = arith.constant -1 : i32
+      %new = arith.shli %wide, %shift : i32
+      %old = arith.shli %mask, %shift : i32
+      %others = arith.xori %old, %all : i32
+      %kept = arith.andi %word, %others : i32
+      %both = arith.ori %kept, %new : i32
+      memref.store %both, %words[%index] : {memref("u32")}"""
+    return define(f"put_{dtype}", {"words": Array("u32"), "at": "i64", "value": "f32"}, None, body)
+
+
 def load_words(count: int) -> Any:
     """`load_words_4(words, at, address)`: 4, 8 or 16 bytes of shared memory into an array of words.
 
@@ -46,5 +73,6 @@ def load_words(count: int) -> Any:
 
 PACKED = {
     **{f"unpack_{dtype}": partial(unpack, dtype) for dtype in ("bf16", "f16")},
+    **{f"put_{dtype}": partial(put, dtype) for dtype in ("bf16", "f16")},
     **{f"load_words_{count}": partial(load_words, count) for count in (1, 2, 4)},
 }

@@ -272,6 +272,8 @@ class _CudaPrinter(UnrollPrinter):
             case "array":
                 value = f"{self.use('u8')}({value})" if memory.element == "i1" else value
                 self.line(f"{memory.base}[{index}] = {value}")
+            case "halves":
+                self.line(f"{self.use(f'put_{self.dtype(memory.element)}')}({memory.base}, {index}, {value})")
             case _:
                 prefix = "shared_" if memory.space == "shared" else ""
                 name = self.use(f"{prefix}store_{self.dtype(memory.element)}")

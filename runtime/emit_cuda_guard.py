@@ -22,7 +22,7 @@ _STORES = ("vector.store", "memref.store")
 def guarded_loads(printer: _CudaPrinter, op: ir.Operation) -> bool:
     """Prints a branch that does nothing but load into registers what the kernel does not write; false for others."""
     stores = _stores(op)
-    if not stores or not all(_is_ahead(printer, s) for s in stores):
+    if "tilec.branch" in op.attributes or not stores or not all(_is_ahead(printer, s) for s in stores):
         return False
     printer.guard = printer.expr(op.operands[0])
     printer.block(op.regions[0].blocks[0])

@@ -29,6 +29,7 @@ class RowIntrinsics(MatrixIntrinsics):
             setattr(self, f"load_words_{count}", partial(self._load_words, count))
         for dtype in ("bf16", "f16"):
             setattr(self, f"unpack_{dtype}", partial(self._unpack, DTYPES[dtype].numpy))
+            setattr(self, f"put_{dtype}", partial(self._put, DTYPES[dtype].numpy))
 
     def __getattr__(self, name: str):
         if match := SENT.match(name):
@@ -49,3 +50,7 @@ class RowIntrinsics(MatrixIntrinsics):
     @staticmethod
     def _unpack(dtype, words, at):
         return np.float32(words.view(dtype)[at])
+
+    @staticmethod
+    def _put(dtype, words, at, value) -> None:
+        words.view(dtype)[at] = value

@@ -20,7 +20,7 @@ class Rows:
     passes, at most at a time, `made` of them computed. `passes` over a row: reductions, and one to write. `flops`:
     operations an element, by unit. `vector`: elements of the widest access that rows allow; 0 for what their length
     allows. `spreads`, `streams`: whether blocks may share a row, and whether rows may come through SRAM while others are
-    worked on.
+    worked on. `shifted`: rows begin anywhere in a vector of `vector` elements, and are read by whole ones.
     """
 
     rows: int
@@ -36,13 +36,20 @@ class Rows:
     vector: int = 0
     spreads: bool = True
     streams: bool = True
+    shifted: bool = False
 
     @property
     def access(self) -> int:
         """Elements of one access, of 16 bytes at most."""
+        if self.shifted:
+            return self.vector
         row = self.length * self.element_bytes
         widest = next((w // self.element_bytes for w in (16, 8, 4, 2) if w >= self.element_bytes and row % w == 0), 1)
         return min(self.vector, widest) if self.vector else widest
+
+    def places(self, part: int) -> int:
+        """Of a part of a row, with what its first and last vectors have besides."""
+        return round_up(part + self.vector - 1, self.vector) if self.shifted else part
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,11 @@ class RowTile:
     resident: int = 0
     packed: bool = False
     shared: int = 0
+    shifted: bool = False
 
 
 HELD = 64  # elements of a row that a thread may hold: loops over them are unrolled
+HELD_PACKED = 48  # where two are kept in one
 OWN = 40  # registers of a thread besides; 16-bit rows kept as stored need PACKING to be taken apart
 PACKING = 56
 LOOPING = 72  # loops that run, for addresses and guards
@@ -83,13 +92,14 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
         return
     vector, size = p.access, max(1, p.element_bytes // 4)
     words = size * (2 if p.passes > 1 else 1)
-    whole = 1 << max(0, ceil(p.length / vector) - 1).bit_length()
+    length = p.places(p.length)
+    whole = 1 << max(0, ceil(length / vector) - 1).bit_length()
     some = min(8, max(1, 32 // (vector * max(1, p.reads))))  # loads in flight of a loop over a row's parts
     halves = p.element_bytes == 2 and vector % 2 == 0 and p.passes > 1
     for threads in (1 << n for n in range(11)):
         if threads > whole or (threads < whole and threads < 8):
             continue
-        vectors = ceil(p.length / (vector * threads))
+        vectors = ceil(length / (vector * threads))
         for rows in sorted({max(1, n // threads) for n in (threads, 128, 256)}):
             if rows > p.rows and rows > 1:
                 continue
@@ -97,14 +107,16 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
                 kept = vectors * vector * (p.made + p.reads / 2 if packed else size)
                 registers = round_up(int((PACKING if packed else OWN) - 8 + kept), 8)
                 most = registers + 16 * p.common  # where what is common to rows is loaded ahead of time
-                fits = vectors * vector * words <= HELD
+                fits = vectors * vector * words <= HELD or (packed and vectors * vector <= HELD_PACKED)
                 if fits and occupancy(target, max(32, threads * rows), most).blocks:
-                    yield RowTile(threads, vector, rows, vectors, 1, "registers", registers, packed=packed)
+                    yield RowTile(
+                        threads, vector, rows, vectors, 1, "registers", registers, packed=packed, shifted=p.shifted
+                    )  # fmt: skip
             held = min(vectors, some)
             registers = round_up(LOOPING - 8 + held * vector * size, 8)
             fits = held < vectors and held * vector * words <= HELD
             if fits and occupancy(target, max(32, threads * rows), registers + 16 * p.common).blocks:
-                yield RowTile(threads, vector, rows, held, 1, "memory", registers)
+                yield RowTile(threads, vector, rows, held, 1, "memory", registers, shifted=p.shifted)
     yield from _shared_rows(target, p)
 
 
@@ -116,7 +128,7 @@ def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
     depths = (0, 1, 2) if p.streams and target.has("cp_async") and vector * p.element_bytes >= 4 else (0,)
     for cluster, threads, stages in product(clusters, (128, 256, 512, 1024), depths):
         part = round_up(ceil(p.length / cluster), vector)
-        vectors = ceil(part / (threads * vector))
+        vectors = ceil(p.places(part) / (threads * vector))
         held = vectors * vector
         if (
             (cluster == 1 and not stages)
@@ -127,7 +139,7 @@ def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         if part < threads * vector and threads > 128:
             continue
         need = round_up(int(OWN - 8 + held * max(words * p.reads, p.live) + 8 * (p.common > 0)), 8)
-        shared = part * p.element_bytes * (stages * p.reads + (p.common if stages else 0)) + 1024
+        shared = p.places(part) * p.element_bytes * (stages * p.reads + (p.common if stages else 0)) + 1024
         resident = occupancy(target, threads, need, shared).blocks
         if not resident:
             continue
@@ -147,6 +159,7 @@ def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
                 ways if stages else 0,
                 packed,
                 shared,
+                p.shifted,
             )
 
 
@@ -169,7 +182,7 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     block.
     """
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
-    padded = round_up(p.length, tile.vector * tile.threads * tile.cluster)
+    padded = tile.cluster * round_up(p.places(ceil(p.length / tile.cluster)), tile.vector * tile.threads)
     flops = {u: n * p.rows * p.length for u, n in p.flops.items()}
     blocks = ceil(p.rows / tile.rows_per_block) * tile.cluster
     if target.core is not None:
@@ -250,9 +263,9 @@ def row_cost(target: Target, problem: Rows, tile: RowTile) -> Prediction:
     return predict(row_work(target, problem, tile), target)
 
 
-def choose(target: Target, problem: Rows) -> list[Choice[RowTile]]:
-    """All candidates, cheapest first."""
-    return ranked((Choice(t, row_cost(target, problem, t)) for t in row_candidates(target, problem)), _effort)
+def choose(target: Target, *problems: Rows) -> list[Choice[RowTile]]:
+    """All candidates, cheapest first; of several problems where rows can be read in several ways."""
+    return ranked((Choice(t, row_cost(target, p, t)) for p in problems for t in row_candidates(target, p)), _effort)
 
 
 def _effort(tile: RowTile) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def refuse_layout(kernel: KernelPlan) -> tuple[str, str] | None:
     if sum(n > 1 for n in vectors) > 1 or max(vectors, default=1) > _WIDEST:
         return "vectors", f"one dimension may have vectors, of up to {_WIDEST} elements"
     for d, n in enumerate(vectors):
-        if kernel.extents[d] % n:
+        if kernel.extents[d] % n and not (options.get("shift") and d not in kernel.grid):
             return "vectors", f"vectors of {n} elements do not divide a dimension of {kernel.extents[d]}"
     for d in options.get("turn", ()):
         if kernel.extents[d] % max(vectors):

@@ -7,13 +7,14 @@
 | `resident` | most blocks (or clusters) at work; each goes on to further rows. 0 where `stages` is |
 | `packed` | 1: 16-bit rows are kept in registers as they are stored, two elements in one |
 | `keep` | 1: what several sweeps read of a row is kept in registers where these hold it; 2: in SRAM; 0: nowhere |
+| `shift` | 1: rows begin anywhere in a vector, and whole ones are read; only where their length is no multiple of one |
 
 `cost_rows` enumerates and predicts; this file says what a kernel's rows are, and refuses what its operations rule out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,10 @@ from tilec.cost import Choice, Work, pick
 from tilec.graph import Node
 from tilec.mlir import ir
 from tilec.passes.cluster_cuda import part_of
+from tilec.passes.layout import places
 from tilec.passes.pipeline_cuda import IN_SRAM
 from tilec.plan import KernelPlan
+from tilec.plan_cuda_view import widest
 from tilec.target import Target
 
 if TYPE_CHECKING:
@@ -36,24 +39,41 @@ SHOWN = 4  # alternatives, of those that differ in kind
 @dataclass(frozen=True)
 class RowPlan:
     """The choice for one kernel, with what it does and what else there was. `alone`: the rows are all that a block walks, so
-    that the work is the kernel's."""
+    that the work is the kernel's. `shifts`: they could be read by vectors that begin before them."""
 
     tile: cost_rows.RowTile
     work: Work
     alternatives: tuple[tuple[str, float], ...]
     alone: bool = True
+    shifts: bool = False
 
 
 def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
     problem = row_problem(view, lane, vector)
-    choices = cost_rows.choose(view.target, problem)
+    wide = shifted_vector(view, lane, vector)
+    problems = [problem, *([replace(problem, vector=wide, shifted=True)] if wide else [])]
+    choices = cost_rows.choose(view.target, *problems)
     best = pick(choices, view.pick)
+    problem = problems[best.shifted]
     return RowPlan(
         best,
         cost_rows.row_work(view.target, problem, best),
         _alternatives(choices),
         not any(d != lane and view.extents[d] > 1 for d in view.reduced),
+        bool(wide),
     )
+
+
+def shifted_vector(view: View, lane: int, vector: int) -> int:
+    """Elements of the vectors that rows can be read by wherever they begin; 0 where that is no wider than `vector`, or rows
+    cannot be."""
+    along = [a for a in view.accesses if len(a.dims) > 1 and a.dims[-1] == lane]
+    rows = {d for d in view.kernel.grid if view.extents[d] > 1}
+    nodes = [view.group.space.dims[n] for n in view.group.nodes if lane in view.group.space.dims[n]]
+    if not along or refuse_streams(view, lane) or not all(rows <= set(dims) for dims in nodes):
+        return 0
+    wide = widest(along)
+    return wide if wide > vector and view.extents[lane] >= 2 * wide else 0
 
 
 def row_problem(view: View, lane: int, vector: int) -> cost_rows.Rows:
@@ -146,6 +166,7 @@ def describe(tile: cost_rows.RowTile) -> str:
     """One way to deal rows out, in words."""
     where = "in registers" if tile.keep == "registers" else "read by every sweep"
     where += ", two elements in one" if tile.packed else ""
+    where += ", shifted" if tile.shifted else ""
     shared = f" in each of {tile.cluster} blocks" if tile.cluster > 1 else ""
     ahead = f", {tile.stages} ahead in SRAM" if tile.stages else ""
     beside = f", {tile.rows_per_block} rows a block" if tile.rows_per_block > 1 else ""
@@ -179,9 +200,10 @@ def refuse_options(kernel: KernelPlan, target: Target) -> str | None:
         return f"rows are shared or staged one at a time: the tile must be {[1] * len(kernel.tile)}"
     extent, width = kernel.extents[lane], o["threads"] * o["vectors"][lane] * o["steps"][lane]
     part = part_of(extent, cluster, o["vectors"][lane])
+    needed = places(part, o["vectors"][lane]) if o.get("shift") else part
     if o["threads"] < 32:
         return f"rows are shared or staged by a warp or more, not by {o['threads']} threads"
-    if stages and width < part:
+    if stages and width < needed:
         return f"{o['threads']} threads with {o['steps'][lane]} steps hold {width} elements of a part of {part}"
     if part * (cluster - 1) >= extent:
         return f"a row of {extent} elements has not enough for {cluster} blocks"

@@ -118,11 +118,16 @@ def vector_of(view: View, lane: int) -> int:
     plain = sum(a.bytes // a.element for a in along if not a.written)
     if not along or extracted > plain:
         return 1
-    most = max(a.bytes for a in along)
-    vector = min(8, WIDE // min(a.element for a in along if 4 * a.bytes >= most))
+    vector = widest(along)
     while vector > 1 and view.extents[lane] % vector:
         vector //= 2
     return vector
+
+
+def widest(along: list[Access]) -> int:
+    """Elements of 16 bytes of the narrowest operand that matters."""
+    most = max(a.bytes for a in along)
+    return min(8, WIDE // min(a.element for a in along if 4 * a.bytes >= most))
 
 
 def scattered(node: Node, view: View, lane: int) -> int:

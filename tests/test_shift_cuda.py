@@ -1,0 +1,110 @@
+"""Rows that begin anywhere in a vector: whole vectors from before a row's begin, right at any length and for any plan."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import cuda_emulator
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import assert_within
+from cuda_row_emulator import RowIntrinsics
+from test_map_cuda import lowered
+
+from tilec.interpreter import interpret
+from tilec.passes.layout import places
+
+PROGRAMS = {
+    "softmax": """op softmax(x: {t}[M, N]) -> (y: {t}[M, N]) {{
+        m[i] = max[j](x[i, j])  e[i, j] = exp(x[i, j] - m[i])  s[i] = sum[j](e[i, j])  y[i, j] = e[i, j] / s[i] }}""",
+    "gain": """op gain(x: {t}[M, N], g: {t}[N]) -> (y: {t}[M, N]) {{
+        v[i] = mean[j](x[i, j] ** 2)  y[i, j] = x[i, j] / sqrt(v[i] + 1) * g[j] }}""",
+    "residual": """op residual(x: {t}[M, N], z: f32[M, N]) -> (h: f32[M, N], y: {t}[M, N]) {{
+        h[i, j] = x[i, j] + z[i, j]  v[i] = mean[j](h[i, j] ** 2)  y[i, j] = h[i, j] / sqrt(v[i] + 1) }}""",
+    "places": "op places(x: {t}[M, N]) -> (p: i64[M], v: {t}[M]) {{ p[i] = argmax[j](x[i, j])  v[i] = max[j](x[i, j]) }}",
+    "index": "op index(x: {t}[M, N]) -> (s: f32[M]) {{ s[i] = sum[j](x[i, j] * (j % 7)) }}",
+    "moments": """op moments(x: {t}[M, N]) -> (mu: f32[M], v: f32[M]) {{
+        mu[i] = mean[j](x[i, j])  v[i] = mean[j]((x[i, j] - mu[i]) ** 2) }}""",
+}
+PLANS = [  # threads, rows beside, cluster, stages, packed, steps, keep
+    pytest.param((32, 1, 1, 0, 0, None), id="a warp"),
+    pytest.param((8, 4, 1, 0, 1, None), id="rows beside, packed"),
+    pytest.param((32, 1, 1, 0, 0, 1), id="read again"),
+    pytest.param((64, 1, 2, 0, 1, None), id="cluster"),
+    pytest.param((32, 1, 1, 1, 1, None), id="pipelined"),
+    pytest.param((32, 1, 2, 2, 0, None), id="cluster, two stages"),
+    pytest.param((32, 1, 2, 0, 0, 1, 2), id="cluster, waiting in SRAM"),
+]
+KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
+
+
+def shifted(threads, beside, cluster, stages, packed, steps=None, keep=1, vector=8):
+    """The schedule that deals every kernel's rows out so."""
+
+    def deal(kernel):
+        (row, lane) = sorted(kernel.extents)
+        part = places(-(-kernel.extents[lane] // (cluster * vector)) * vector, vector)
+        count = steps or -(-part // (threads * vector))
+        options = {
+            "thread_counts": (beside, threads), "vectors": (1, vector), "steps": (1, count), "threads": threads * beside,
+            "thread_order": (lane, row) if beside > 1 else (lane,), "cluster": cluster, "stages": stages,
+            "resident": 2 * (stages > 0), "packed": packed, "shift": 1, "keep": keep,
+        }  # fmt: skip
+        return replace(kernel, tile=(beside,), options=kernel.options | options)
+
+    return lambda plan: replace(plan, kernels=tuple(deal(k) for k in plan.kernels))
+
+
+def inputs_of(name, kind, rows, length, rng):
+    x = rng.normal(0, 2, (rows, length)).astype(KINDS[kind])
+    more = {
+        "gain": {"g": rng.normal(0, 1, length).astype(KINDS[kind])},
+        "residual": {"z": rng.normal(0, 1, (rows, length)).astype(np.float32)},
+    }
+    return {"x": x, **more.get(name, {})}
+
+
+def check(source, inputs, schedule):
+    """The emitted kernels, and the IR before them, interpreted, are right; the kernels' text."""
+    special, result = lowered(source, None, inputs, schedule)
+    outs = [np.zeros([s.value for s in t.shape], t.dtype.numpy) for t in special.outputs]
+    assert not any(cuda_emulator.run(result.emitted, list(inputs.values()), outs, RowIntrinsics))
+    assert_within(source, inputs, outs, kind="cuda")
+    assert_within(source, inputs, list(interpret(result.texts["map"], inputs).values()), kind="cuda")
+    return result.emitted.module
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name, plan, rng):
+    source = PROGRAMS[name].format(t="bf16")
+    text = check(source, inputs_of(name, "bf16", 5, 333, rng), shifted(*plan))
+    assert "cp_async_16" in text if plan[3] else re.search(r"load_(bf16x8|u32x4)_nc_where|cp_async_16", text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", range(16, 24))
+def test_lengths(kind, length, rng):
+    """Every alignment of a row's begin and end, and of the tensor's."""
+    for name, rows in (("gain", 3), ("softmax", 8), ("places", 1)):
+        source = PROGRAMS[name].format(t=kind)
+        plan = shifted(8, 4, 1, 0, kind != "f32") if length % 2 else shifted(32, 1, 1, 1, 0)
+        check(source, inputs_of(name, kind, rows, length, rng), plan)
+
+
+def test_what_the_planner_takes(rng):
+    """Rows of odd length are read by whole vectors without being asked; those of even vectors are not shifted."""
+    for length, wanted in ((4099, 1), (4096, None)):
+        x = {"x": np.zeros((2048, length), np.float32)}
+        (kernel,) = lowered(PROGRAMS["softmax"].format(t="f32"), None, x)[1].plan.kernels
+        assert kernel.options.get("shift") == wanted and max(kernel.options["vectors"]) == 4
+
+
+def test_ties_at_the_ends(rng):
+    """Elements of the rows beside take no part: they are larger, and NaN."""
+    x = np.full((3, 21), -np.inf, np.float32)
+    x[0], x[2] = np.nan, 7
+    source = PROGRAMS["places"].format(t="f32")
+    check(source, {"x": x}, shifted(32, 1, 1, 0, 0, vector=4))
