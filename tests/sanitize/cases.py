@@ -55,6 +55,10 @@ PAST = {
     "rotary": [{"B": 1, "H": 2, "S": 33, "D": 64}],
 }
 MATMUL = "op f(a: {t}[M, K], b: {t}[K, N]) -> (c: {c}[M, N]) {{ c[i, j] = sum[k](a[i, k] * b[k, j]){using} }}"
+GAIN = """op f(x: bf16[M, N], g: bf16[N]) -> (y: bf16[M, N]) {
+    v[i] = mean[j](x[i, j] ** 2)
+    y[i, j] = x[i, j] / sqrt(v[i] + 1) * g[j]
+}"""
 SIDE = {"M": 129, "N": 136, "K": 72}
 PROGRAMS = {
     "f32 product": (MATMUL.format(t="f32", c="f32", using=""), SIDE),
@@ -72,6 +76,10 @@ PROGRAMS = {
     "rows of a cluster": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = softmax[j](x[i, j]) }", {"M": 3, "N": 65544}),
     "rows that arrive ahead": (
         "op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = softmax[j](x[i, j]) }", {"M": 160, "N": 65536}),
+    "rows that begin anywhere": (GAIN, {"M": 33, "N": 1003}),
+    "rows of a cluster that begin anywhere": (GAIN, {"M": 3, "N": 65541}),
+    "rows that arrive ahead and begin anywhere": (GAIN, {"M": 301, "N": 50257}),
+    "vectors turned": ("op f(x: bf16[M, N]) -> (y: bf16[N, M]) { y[j, i] = x[i, j] }", {"M": 136, "N": 200}),
     "a checked gather": (
         "op f(x: f32[M, N], n: i32[K]) -> (y: f32[K, N]) { y[i, j] = x[n[i], j] }", {"M": 9, "N": 129, "K": 33}),
 }  # fmt: skip
