@@ -55,7 +55,7 @@ class Rows:
 @dataclass(frozen=True)
 class RowTile:
     """`threads` of a block that share a row, loads of `vector` elements, `vectors` of them a thread;
-    `cluster` blocks that share a row. `keep`: where a row is between passes ("registers", "l1", "l2",
+    `cluster` blocks that share a row. `keep`: where a row is between passes ("registers", "sram", "l1", "l2",
     "memory"). `stages`: rows that may be on their way into SRAM while one is worked on, by `resident` blocks (or
     clusters) that go on to further rows; 0: a block for every row. `packed`: kept as stored, in 16 bits. CPU:
     `rows_per_block` is a task.
@@ -79,6 +79,9 @@ HELD = 64  # elements of a row that a thread may hold: loops over them are unrol
 HELD_PACKED = 48  # where two are kept in one
 OWN = 40  # registers of a thread besides; 16-bit rows kept as stored need PACKING to be taken apart
 PACKING = 56
+IN_SRAM_STEPS = 4  # of rows in SRAM, that a thread takes at a time, in LEAN registers at least
+LEAN = 40
+LEAST_IN_SRAM = 32768  # bytes a block
 LOOPING = 72  # loops that run, for addresses and guards
 
 
@@ -106,8 +109,10 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
             for packed in (False, True) if halves else (False,):
                 kept = vectors * vector * (p.made + p.reads / 2 if packed else size)
                 registers = round_up(int((PACKING if packed else OWN) - 8 + kept), 8)
-                most = registers + 16 * p.common  # where what is common to rows is loaded ahead of time
-                fits = vectors * vector * words <= HELD or (packed and vectors * vector <= HELD_PACKED)
+                most = registers + 16 * p.common * p.shifted  # what is common to rows is put together ahead of time
+                elements = vectors * vector
+                half = HELD if threads >= 32 and p.writes and not p.shifted else HELD_PACKED
+                fits = elements * words <= HELD or (packed and elements <= half)
                 if fits and occupancy(target, max(32, threads * rows), most).blocks:
                     yield RowTile(
                         threads, vector, rows, vectors, 1, "registers", registers, packed=packed, shifted=p.shifted
@@ -115,18 +120,44 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
             held = min(vectors, some)
             registers = round_up(LOOPING - 8 + held * vector * size, 8)
             fits = held < vectors and held * vector * words <= HELD
-            if fits and occupancy(target, max(32, threads * rows), registers + 16 * p.common).blocks:
+            if fits and occupancy(target, max(32, threads * rows), registers + 16 * p.common * p.shifted).blocks:
                 yield RowTile(threads, vector, rows, held, 1, "memory", registers, shifted=p.shifted)
     yield from _shared_rows(target, p)
+    yield from _waiting_rows(target, p)
+
+
+def _waiting_rows(target: Target, p: Rows) -> Iterator[RowTile]:
+    """Rows that wait in SRAM from pass to pass, whole or shared by a cluster's blocks: a block, or cluster, for every row."""
+    vector, sm = p.access, target.sm
+    if sm is None or not (p.streams and target.has("cp_async") and vector * p.element_bytes == 16):
+        return
+    if p.passes < 2 or not p.writes or p.shifted:
+        return
+    for cluster, threads in product(_clusters(target, p), (128, 256, 512, 1024)):
+        part = round_up(ceil(p.length / cluster), vector)
+        vectors, shared = IN_SRAM_STEPS, part * p.element_bytes * p.reads + 1024
+        if (
+            part < vectors * threads * vector
+            or part * p.element_bytes < LEAST_IN_SRAM
+            or p.rows * cluster < 4 * target.units
+        ):
+            continue
+        if not (blocks := min(occupancy(target, threads, LEAN, shared).blocks, sm.threads // threads)):
+            continue
+        registers = min(64, sm.registers // (threads * blocks) // 8 * 8)
+        yield RowTile(threads, vector, 1, vectors, cluster, "sram", registers, shared=shared)
+
+
+def _clusters(target: Target, p: Rows) -> tuple[int, ...]:
+    return (1, 2, 4, 8, 16) if p.spreads and target.has("clusters") else (1,)
 
 
 def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
     """Rows that the blocks of a cluster share, and rows that come through SRAM ahead of time."""
     vector, packed = p.access, p.element_bytes == 2 and p.access % 2 == 0
     words = p.element_bytes / 4 if packed or p.element_bytes > 4 else 1
-    clusters = (1, 2, 4, 8, 16) if p.spreads and target.has("clusters") else (1,)
     depths = (0, 1, 2) if p.streams and target.has("cp_async") and vector * p.element_bytes >= 4 else (0,)
-    for cluster, threads, stages in product(clusters, (128, 256, 512, 1024), depths):
+    for cluster, threads, stages in product(_clusters(target, p), (128, 256, 512, 1024), depths):
         part = round_up(ceil(p.length / cluster), vector)
         vectors = ceil(p.places(part) / (threads * vector))
         held = vectors * vector
@@ -174,6 +205,7 @@ def _row_tasks(target: Target, p: Rows) -> Iterator[RowTile]:
 
 
 _WAITS = {"block": 0.5, "cluster": 0.6}  # of the time that a round of rows moves, not hidden: measured on an H200
+_ALONE_US = 0.008  # of an element in a pass, where all blocks run at once and nothing hides it: measured on an H200
 _BARRIER_NS = {"warp": 60, "block": 160, "cluster": 1100}  # a reduction across; the last measured on an H200
 
 
@@ -199,11 +231,15 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         )
     if tile.stages:
         return _streamed(target, p, tile)
+    if tile.keep == "sram":
+        return _waiting(target, p, tile)
     span = "cluster" if tile.cluster > 1 else "block" if tile.threads > 32 else "warp"
     shuffles = 2.0 * p.rows * p.passes * tile.threads * tile.cluster * log2(max(2, min(32, tile.threads)))
     reads, block = once, tile.threads * tile.rows_per_block
-    alone = occupancy(target, max(32, block), tile.registers, tile.shared).blocks == 1
+    fit = occupancy(target, max(32, block), tile.registers, tile.shared).blocks
+    alone, many = fit == 1, blocks > fit * target.units
     exposed = 500 if alone else 250  # nanoseconds of a microsecond's arithmetic
+    flight = min(tile.vectors, 8) * tile.vector * p.element_bytes * p.reads * p.length / padded
     if tile.keep == "memory":
         held = occupancy(target, block, tile.registers).blocks * target.units * tile.rows_per_block
         misses = 0.5 if held * p.length * p.element_bytes * p.reads < 0.5 * target.l2.bytes else 1
@@ -216,9 +252,10 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         blocks=blocks,
         threads=block,
         registers=tile.registers,
-        bytes_in_flight=min(tile.vectors, 8) * tile.vector * p.element_bytes * p.reads * p.length / padded,
+        bytes_in_flight=flight,
         # a cluster meets before it starts; of the arithmetic, the loads of other blocks hide most
         stall_ns=_BARRIER_NS[span] * (max(1, p.passes - 1) + (span == "cluster")) + exposed * _busy_us(target, p, tile),
+        serial_us=0.0 if many else _ALONE_US * p.passes * tile.vectors * tile.vector,
         lanes=p.length / padded,
         shared_per_block=tile.shared,
     )
@@ -230,12 +267,43 @@ def _busy_us(target: Target, p: Rows, tile: RowTile) -> float:
     return issued * p.length * tile.rows_per_block / tile.cluster / (128 * target.clock_ghz * 1e3)
 
 
+def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
+    """Rows in SRAM: what the memory waits is a share of the time that it moves, as measured on an H200.
+
+    Of several blocks an SM, one's start, end and exchange hide behind the others' loads, up to six of them; a block alone shows
+    its arithmetic between the loads and the stores. What all rows share is read for each, the later the larger the cluster.
+    """
+    once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
+    fit = occupancy(target, tile.threads, tile.registers, tile.shared).blocks
+    common = 0.05 * p.common * (1 + (tile.cluster - 1) / 6)
+    if tile.cluster > 1:
+        share = 0.11 + common + 0.0075 * (tile.cluster - 1) * max(0.0, 6 / fit - 1)
+    elif fit > 1:
+        share = 0.05 + 0.4 * common
+    else:
+        share = 0.015 + common + 0.1 * (p.passes - 2) + 0.08 * max(0.0, p.flops.get("special", 0) - 1)
+    share += 0.02 * max(0.0, 1536 / (tile.threads * fit) - 1)
+    return Work(
+        dram_read=once,
+        dram_write=written,
+        l2_bytes=once + written + p.common * p.rows * p.length * p.element_bytes,
+        flops={u: n * p.rows * p.length for u, n in p.flops.items()},
+        blocks=p.rows * tile.cluster,
+        threads=tile.threads,
+        registers=tile.registers,
+        bytes_in_flight=p.length * p.element_bytes * p.reads / (tile.threads * tile.cluster),
+        serial_us=share * 1e6 * (once + written) / target.dram.rate(target.units),
+        shared_per_block=tile.shared,
+    )
+
+
 def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
     """Blocks that go from row to row: memory is busy all the time but for what one row's work makes it wait.
 
     Measured, a round of rows makes memory wait for a share of the time that it moves, however the rows are dealt out;
-    Little's law with one row in flight a block turns that into time, as for all loads. What all rows share is read once a
-    block.
+    Little's law with one row in flight a block turns that into time, as for all loads. With little arithmetic between them,
+    loads and stores of many blocks meet; threads that others do not hide, and clusters of 16, wait longer. The last round
+    has the memory for itself. What all rows share is read once a block.
     """
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
     blocks = tile.resident * tile.cluster
@@ -243,6 +311,10 @@ def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
     rounds = p.rows / tile.resident
     move_us = (once + written) / target.dram.rate(target.units) * 1e6
     share = _WAITS["cluster" if tile.cluster > 2 else "block"]
+    if tile.cluster > 2 and p.writes:
+        fit = occupancy(target, tile.threads, tile.registers, tile.shared).blocks
+        idle = 0.05 * max(0.0, 1024 / (tile.threads * fit) - 1) - 0.03 * (fit > 1)
+        share *= 4 / (p.passes + 1) * (1 + idle + 0.12 * (tile.cluster > 8))
     wait_ns = max(2 * target.dram.latency_ns, share * 1e3 * move_us / rounds)
     return Work(
         dram_read=once,
@@ -254,7 +326,7 @@ def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
         registers=tile.registers,
         bytes_in_flight=part * p.element_bytes * p.reads / tile.threads,
         stall_ns=wait_ns - target.dram.latency_ns,
-        serial_us=move_us * (ceil(rounds) / rounds - 1) + 1,
+        serial_us=(0.5 if p.writes and rounds > 8 else 1) * move_us * (ceil(rounds) / rounds - 1) + 1,
         shared_per_block=tile.shared,
     )
 

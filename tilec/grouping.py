@@ -153,7 +153,7 @@ def _between_sweeps(node: Node, consumers: list[Node], graph: Graph, target: Tar
     row = length * sum(bytes_of(v) for v in inputs) // max(1, node.iterations)
     if any(c.contraction for c in consumers) or not any(c.reduced for c in consumers):
         return False
-    return row <= target.sm.registers * 4 // 8
+    return not target.sm.registers * 4 // 8 < row < target.sm.registers * 4 // 2
 
 
 def _finished(node: Node, graph: Graph) -> Node | None:

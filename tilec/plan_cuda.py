@@ -23,6 +23,7 @@ from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
 from tilec.passes.layout import Layout, make, options
+from tilec.passes.pipeline_cuda import IN_SRAM
 from tilec.passes.quick_cuda import is_trigonometric
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_contraction import choose_contraction
@@ -74,7 +75,8 @@ def choose(
     if lane is not None:
         kernel = replace(kernel, refused=refused_options(view, lane) | refused_chain(view, lane))
     blocks = row.tile.cluster if isinstance(row, RowPlan) else 1  # that hold a row together
-    online = choose_online(view, replace(layout, chain=blocks))
+    waits = isinstance(row, RowPlan) and row.tile.keep == "sram"
+    online = choose_online(view, replace(layout, chain=blocks), waits)
     kernel = replace(kernel, options=kernel.options | online)
     kernel = replace(kernel, work=work_laid_out(kernel, view, layout))
     if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
@@ -108,7 +110,9 @@ def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
     chosen = {"cluster": tile.cluster, "stages": tile.stages, "resident": tile.resident, "packed": int(tile.packed)}
     if row.shifts:
         chosen["shift"] = int(tile.shifted)
-    if tile.cluster > 1 or tile.stages or tile.packed:
+    if tile.keep == "sram":
+        chosen["keep"] = IN_SRAM
+    if tile.cluster > 1 or tile.stages or tile.packed or tile.keep == "sram":
         chosen["registers"] = tile.registers
     if row.alone:
         kernel = replace(kernel, work=replace(row.work, dram_write=kernel.work.dram_write, flops=kernel.work.flops))

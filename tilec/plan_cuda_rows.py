@@ -164,7 +164,7 @@ def _alternatives(choices: list[Choice[cost_rows.RowTile]]) -> tuple[tuple[str, 
 
 def describe(tile: cost_rows.RowTile) -> str:
     """One way to deal rows out, in words."""
-    where = "in registers" if tile.keep == "registers" else "read by every sweep"
+    where = {"registers": "in registers", "sram": "in SRAM"}.get(tile.keep, "read by every sweep")
     where += ", two elements in one" if tile.packed else ""
     where += ", shifted" if tile.shifted else ""
     shared = f" in each of {tile.cluster} blocks" if tile.cluster > 1 else ""
