@@ -95,11 +95,12 @@ def test_lengths(kind, length, rng):
 
 
 def test_what_the_planner_takes(rng):
-    """Rows of odd length are read by whole vectors without being asked; those of even vectors are not shifted."""
-    for length, wanted in ((4099, 1), (4096, None)):
-        x = {"x": np.zeros((2048, length), np.float32)}
+    """Rows of odd length are read by whole vectors without being asked; those of even vectors are not
+    shifted, nor short ones, which have little but ends."""
+    for rows, length, wanted in ((2048, 4099, 1), (2048, 4096, None), (1 << 19, 18, 0)):
+        x = {"x": np.zeros((rows, length), np.float32)}
         (kernel,) = lowered(PROGRAMS["softmax"].format(t="f32"), None, x)[1].plan.kernels
-        assert kernel.options.get("shift") == wanted and max(kernel.options["vectors"]) == 4
+        assert kernel.options.get("shift") == wanted and max(kernel.options["vectors"]) == (4 if length > 18 else 2)
 
 
 def test_ties_at_the_ends(rng):

@@ -204,6 +204,7 @@ def _row_tasks(target: Target, p: Rows) -> Iterator[RowTile]:
         yield RowTile(1, vector, max(1, ceil(p.rows / (tasks * target.units))), ceil(p.length / vector), 1, keep)
 
 
+_END = 4  # instructions for an element at a row's end besides its own, which no other of the warp has
 _WAITS = {"block": 0.5, "cluster": 0.6}  # of the time that a round of rows moves, not hidden: measured on an H200
 _ALONE_US = 0.008  # of an element in a pass, where all blocks run at once and nothing hides it: measured on an H200
 _BARRIER_NS = {"warp": 60, "block": 160, "cluster": 1100}  # a reduction across; the last measured on an H200
@@ -235,6 +236,9 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         return _waiting(target, p, tile)
     span = "cluster" if tile.cluster > 1 else "block" if tile.threads > 32 else "warp"
     shuffles = 2.0 * p.rows * p.passes * tile.threads * tile.cluster * log2(max(2, min(32, tile.threads)))
+    if tile.shifted:  # warps with an end of a row go through its elements one by one
+        ends = p.rows * tile.vector * min(32, tile.threads) * (1 if tile.vectors == 1 else 2)
+        shuffles += _END * p.passes * ends
     reads, block = once, tile.threads * tile.rows_per_block
     fit = occupancy(target, max(32, block), tile.registers, tile.shared).blocks
     alone, many = fit == 1, blocks > fit * target.units
