@@ -85,10 +85,14 @@ class OnlineMapper:
         self.tiles = {n: self._state(c) for n, c in self.carried.items()}
         if self.counts:
             self.tiles[self.count] = self._array("count")
+            self.seen = self._counter("seen")
         self._clear(self.tiles)
         for mapper in self.mappers:
             self._load(mapper, lambda m, n: not set(m.places[n]) & set(m.reduced_loops))
         self.first._enter(self.first.reduced_loops, self._chunk)
+        if self.counts:
+            with self.threads.slots(self.place, {}, None, lanes=True) as place:
+                memref.StoreOp(_number(self.seen), self.tiles[self.count], place.slot(self.place))
         across_threads(self, self)
         with self.threads.slots(self.place, {}, None, lanes=True) as place:
             at = place.slot(self.place)
@@ -105,10 +109,11 @@ class OnlineMapper:
         held = dict(self.elements)
         for mapper in self.mappers:
             self._load(mapper, lambda m, n: True)
-        part = {n: self._array("part") for n in self.places}
+        part = {n: self._array("part") for n in self.carried}
         self._clear(part)
-        for number, wave in enumerate(_waves(self.online.carried)):
-            rows = self._rows(part, wave)
+        counted = self._count() if self.counts else {}
+        for wave in _waves(self.online.carried):
+            rows = self._rows(part, wave, counted)
             for vectors in self.threads.parts(self.first.dims, WHOLE, EDGE):
                 with self.threads.slots(
                     self.first.dims, self.chunk, self.first.sizes, lanes=True, part=vectors
@@ -118,23 +123,42 @@ class OnlineMapper:
                     for c in wave:
                         term = self._value(c.term, {}, place, known)
                         self._add(c.total.combine, part[c.total.number], at, term)
-                    if number == 0 and self.counts:
-                        self._add("arith.addf", part[self.count], at, mlir.constant(1.0, ir.F32Type.get()))
+        before = {self.count: _number(self.seen)} if self.counts else {}
         with self.threads.slots(self.place, {}, None, lanes=True) as place:
             at, group = place.slot(self.place), list(self.places)
-            a, b = ([memref.LoadOp(tiles[n], at).result for n in group] for tiles in (self.tiles, part))
-            for n, value in zip(group, self.combine(group, a, b)):
-                memref.StoreOp(value, self.tiles[n], at)
+            a = self._read({n: self.tiles[n] for n in self.carried}, at) | before
+            b = self._read(part, at) | counted
+            for n, value in zip(group, self.combine(group, [a[n] for n in group], [b[n] for n in group])):
+                if n in self.carried:
+                    memref.StoreOp(value, self.tiles[n], at)
+        if self.counts:
+            memref.StoreOp(arith.addf(before[self.count], counted[self.count]), self.seen, [mlir.index(0)])
         self.elements = held
 
-    def _rows(self, part: Values, wave: list[Carried]) -> dict[Expr, ir.Value]:
+    def _counter(self, name: str) -> ir.Value:
+        """A number of elements that starts from 0."""
+        counter = self.kernel.registers(1, ir.F32Type.get(), name)
+        memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), counter, [mlir.index(0)])
+        return counter
+
+    def _count(self) -> Values:
+        """How many elements of the chunk are this thread's, of each place as many: what is divided by it is multiplied by
+        one reciprocal."""
+        counter = self._counter("some")
+        dims = tuple(self.reduced)
+        for vectors in self.threads.parts(dims, WHOLE, EDGE):
+            with self.threads.slots(dims, self.first.chunk, self.first.sizes, lanes=True, part=vectors):
+                self._add("arith.addf", counter, [mlir.index(0)], mlir.constant(1.0, ir.F32Type.get()))
+        return {self.count: _number(counter)}
+
+    def _rows(self, part: Values, wave: list[Carried], counted: Values) -> dict[Expr, ir.Value]:
         """What the terms of a wave read of the waves before, for this chunk: means, and references of exponents."""
         leaves = {x for c in wave for x in _leaves(c.term) if x.op in ("mean", "reference")}
         tiles = {x: self._array(x.op) for x in sorted(leaves, key=lambda x: (x.op, x.key))}
         if tiles:
             with self.threads.slots(self.place, {}, None, lanes=True) as place:
                 at = place.slot(self.place)
-                states = self._read(part, at)
+                states = self._read(part, at) | counted
                 for x, tile in tiles.items():
                     memref.StoreOp(self._value(x, states, place), tile, at)
         return tiles
@@ -158,7 +182,7 @@ class OnlineMapper:
             if c.about is not None:
                 apart = arith.subf(_mean(right, c.about, self.count), _mean(left, c.about, self.count))
                 made[self.count] = arith.addf(left[self.count], right[self.count])
-                share = arith.divf(arith.mulf(left[self.count], right[self.count]), _some(made[self.count]))
+                share = arith.mulf(arith.mulf(left[self.count], right[self.count]), _inverse(made[self.count]))
                 made[n] = arith.addf(made[n], arith.mulf(arith.mulf(apart, apart), share))
         return [made[n] for n in group]
 
@@ -261,12 +285,17 @@ def _reference(row: ir.Value) -> ir.Value:
 
 def _mean(states: Values, number: int, count: int) -> ir.Value:
     """Of what a sum has added up; 0 where it is nothing."""
-    return arith.divf(states[number], _some(states[count]))
+    return arith.mulf(states[number], _inverse(states[count]))
 
 
-def _some(count: ir.Value) -> ir.Value:
-    """A count, as a divisor."""
-    return arith.maximumf(count, mlir.constant(1.0, count.type))
+def _inverse(count: ir.Value) -> ir.Value:
+    """What stands for a division by a count, or by 1 where that is 0."""
+    one = mlir.constant(1.0, count.type)
+    return arith.divf(one, arith.select(arith.cmpf(arith.CmpFPredicate.OGT, count, one), count, one))
+
+
+def _number(counter: ir.Value) -> ir.Value:
+    return memref.LoadOp(counter, [mlir.index(0)]).result
 
 
 def _leaves(x: Expr):
