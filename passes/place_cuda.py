@@ -1,10 +1,11 @@
 """Reductions that keep a place, such as argmax, for CUDA: a thread meets its elements in ascending order.
 
-    for j { take = x[j] > best | x[j] == best & j < place            for n, j { take = x[j] > best
+    for j { take = x[j] > best | x[j] == best & j < place            for n, j { take = not (x[j] <= best) & best is a number
             best, place = take ? x[j], j : best, place }       ->               best, place = take ? x[j], n : best, place }
                                                                      place += this thread's first j
 
-No element comes before one that was taken, so `j < place` is false. The state starts from the first place: an element there
+No element comes before one that was taken, so `j < place` is false. A NaN is taken where no other was, so that what is left is
+two comparisons. The state starts from the first place: an element there
 that equals what `best` starts from need not be taken. Places are counted in 32 bits, and constants in unrolled loops, where
 64-bit indices of all elements would fill the registers.
 """
@@ -33,6 +34,7 @@ class Ascending:
     own: ir.Value
     before: ir.Operation
     choice: ir.Operation
+    better: ir.Operation | None = None  # whether an element is beyond the state or, alone of the two, a NaN
 
 
 def ascending(generic: GenericMapper) -> list[Ascending]:
@@ -59,7 +61,38 @@ def _place(generic: GenericMapper, n: int, update: ir.Value, along: int) -> Asce
         return None
     if ir.IntegerAttr(before.attributes["predicate"]).value != arith.CmpIPredicate.slt:
         return None
-    return Ascending(n, along, own, before, choice)
+    better = next((o.operation for o in generic.block.operations if _beyond(o.operation)), None)
+    return Ascending(n, along, own, before, choice, better)
+
+
+UNORDERED = {
+    arith.CmpFPredicate.OGT.value: arith.CmpFPredicate.UGT,
+    arith.CmpFPredicate.OLT.value: arith.CmpFPredicate.ULT,
+}
+
+
+def _beyond(op: ir.Operation) -> tuple[ir.Value, ir.Value, arith.CmpFPredicate] | None:
+    """x, best and the comparison of x > best | isnan(x) & !isnan(best), or with <, with NaN on the other side of it."""
+    parts = [mlir.definition(v) for v in op.operands] if op.name == "arith.ori" else []
+    if [p is not None and p.name for p in parts] != ["arith.cmpf", "arith.andi"]:
+        return None
+    beyond, alone = parts
+    x, best = beyond.operands
+    nan, number = (mlir.definition(v) for v in alone.operands)
+    other = mlir.definition(number.operands[0]) if number is not None and number.name == "arith.xori" else None
+    if not _is_nan(nan, x) or not _is_nan(other, best) or mlir.constant_value(number.operands[1]) not in (True, -1):
+        return None
+    predicate = UNORDERED.get(ir.IntegerAttr(beyond.attributes["predicate"]).value)
+    return None if predicate is None else (x, best, predicate)
+
+
+def _is_nan(op: ir.Operation | None, value: ir.Value) -> bool:
+    return (
+        op is not None
+        and op.name == "arith.cmpf"
+        and ir.IntegerAttr(op.attributes["predicate"]).value == arith.CmpFPredicate.UNE.value
+        and list(op.operands) == [value, value]
+    )
 
 
 def _rise(generic: GenericMapper, value: ir.Value, along: int) -> int | None:
@@ -97,7 +130,13 @@ def step(
     generic: GenericMapper, a: Ascending, op: ir.Operation, place: Place, mapping: dict[ir.Value, ir.Value]
 ) -> bool:
     """Builds what stands for an operation of the body, if it is one that is about the state's place."""
-    if op == a.before:
+    better = a.better is not None and op == a.better
+    if better:
+        *sides, predicate = _beyond(op)
+        x, best = (mapping.get(v, v) for v in sides)
+        number = arith.cmpf(arith.CmpFPredicate.OEQ, best, best)
+        mapping[op.results[0]] = arith.andi(arith.cmpf(predicate, x, best), number)
+    elif op == a.before:
         mapping[op.results[0]] = mlir.constant(False, op.results[0].type)
     elif op == a.choice:
         layout, d = generic.layout, a.along
@@ -108,7 +147,7 @@ def step(
         here = arith.index_cast(ir.IntegerType.get_signless(32), sum_of(terms))
         take, _, kept = (mapping.get(v, v) for v in op.operands)
         mapping[op.results[0]] = arith.select(take, here, kept)
-    return op in (a.before, a.choice)
+    return better or op in (a.before, a.choice)
 
 
 def finish(generic: GenericMapper, a: Ascending, tile: ir.Value) -> None:
