@@ -62,15 +62,18 @@ class _Launch:
     maps: _Maps | None
     sites: tuple[str, ...]
     bytes: int
+    word: int = 0  # of the workspace's errors, that its failed checks are left in
 
 
 class DeviceProgram:
     """Loads a program's cubins into a device. `launch` is safe in many threads at once."""
 
     def __init__(
-        self, emitted: Emitted, cubins: Mapping[str, Cubin], steps: Sequence[tuple[str | None, Pick, int]], device: int
-    ):
-        self.device = device
+        self, emitted: Emitted, cubins: Mapping[str, Cubin], steps: Sequence[tuple[str | None, Pick, int]], device: int,
+        late: bool = False,
+    ):  # fmt: skip
+        """`late`: the host does not wait for run-time checks; the next launch on the stream, or `check`, raises what failed."""
+        self.device, self.late = device, late
         with _relaxed(device):
             launchers = {k.name: self._launcher(k, cubins[k.name]) for k in emitted.kernels}
         sources = {k.name: k for k in emitted.kernels}
@@ -80,6 +83,8 @@ class DeviceProgram:
             else _Launch(pick, launchers[name], _maps(sources[name]), sources[name].sites, 0)
             for name, pick, count in steps
         ]
+        for word, step in enumerate([s for s in self._steps if s.sites]):
+            step.word = word
         self._offsets = [t.offset for t in emitted.temporaries]
         self._bytes = emitted.workspace
         self.checks = any(s.sites for s in self._steps)
@@ -110,6 +115,8 @@ class DeviceProgram:
             return
         space = self._workspace(stream)
         with space.lock:  # another thread's kernels on this stream must not come in between
+            if self.late and self.checks:
+                self._raise(space)
             self._run([*inputs, *outputs, *[space.memory + o for o in self._offsets]], stream, space)
 
     def _run(self, memory: list[int], stream: int, space: _Workspace | None) -> None:
@@ -127,11 +134,24 @@ class DeviceProgram:
     def _checked(self, step: _Launch, addresses: Sequence[int], space: _Workspace | None, stream: int) -> None:
         assert step.launcher is not None and space is not None
         maps = step.maps(addresses) if step.maps else ()
-        space.errors[0] = 0
-        step.launcher.launch(stream, *addresses, *maps, ctypes.addressof(space.errors))
-        driver.synchronize_stream(stream)
-        if failed := space.errors[0]:
-            raise CallError(step.sites[failed - 1])
+        step.launcher.launch(stream, *addresses, *maps, ctypes.addressof(space.errors) + 4 * step.word)
+        if not self.late:
+            driver.synchronize_stream(stream)
+            self._raise(space)
+
+    def _raise(self, space: _Workspace) -> None:
+        """Raises CallError for the first check that failed, and forgets it and those after."""
+        for step in self._steps:
+            if step.sites and (failed := space.errors[step.word]):
+                ctypes.memset(space.errors, 0, ctypes.sizeof(space.errors))
+                raise CallError(step.sites[failed - 1])
+
+    def check(self) -> None:
+        """Waits for what was launched, and raises CallError for a check that failed in it."""
+        for stream, space in list(self._workspaces.items()):
+            if self.checks:
+                driver.synchronize_stream(stream)
+                self._raise(space)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -139,7 +159,7 @@ class DeviceProgram:
         """The stream's. A graph that is being captured gets its own: it may run beside what the stream does later."""
         if _capturing(stream):
             if self.checks:
-                raise CallError("the program has run-time checks, for which the host must wait: it cannot be captured")
+                raise CallError("the program has run-time checks, which the host must see: it cannot be captured")
             return self._allocate()
         found = self._workspaces.get(stream)
         if found is None:
@@ -157,8 +177,10 @@ class DeviceProgram:
                 driver.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(self._bytes))
             if self.checks:  # host memory that kernels write, so that reading it needs no copy
                 pointer = ctypes.c_void_p()
-                driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(64))
-                errors = (ctypes.c_int32 * 16).from_address(pointer.value or 0)
+                count = sum(bool(s.sites) for s in self._steps)
+                driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(4 * count))
+                errors = (ctypes.c_int32 * count).from_address(pointer.value or 0)
+                ctypes.memset(errors, 0, 4 * count)
         return _Workspace(memory.value, errors)
 
 

@@ -1,5 +1,6 @@
 """A program's kernels on a device, with a driver that only records: order, memory, streams, graphs."""
 
+import ctypes
 import struct
 from operator import itemgetter
 
@@ -38,14 +39,14 @@ def driver(monkeypatch):
     return fake
 
 
-def program(temporaries=(), sites=()) -> DeviceProgram:
+def program(temporaries=(), sites=(), late=False) -> DeviceProgram:
     """`first` reads the input and writes a temporary, or the output where there is none; `second` goes on from there."""
     middle = 2 if temporaries else 1
     kernels = tuple(KernelSource(n, "", 3, 2, threads=64, sites=sites) for n in ("first", "second"))
     emitted = Emitted("p", "", kernels, (), tuple(temporaries))
     cubins = {k.name: Cubin(b"image", "", k.name, "sm_90a", 32, 0, 0, 0) for k in kernels}
     steps = [("first", itemgetter(0, middle), 0), ("second", itemgetter(middle, 1), 0)]
-    return DeviceProgram(emitted, cubins, steps, 0)
+    return DeviceProgram(emitted, cubins, steps, 0, late)
 
 
 def launched(driver) -> list[tuple]:
@@ -89,6 +90,62 @@ def test_run_time_checks_cannot_be_captured(driver, monkeypatch):
     driver.capturing = 1
     with pytest.raises(CallError, match="cannot be captured"):
         made.launch([16], [32], 7)
+
+
+class Checking(Driver):
+    """Fails the checks that `failing` names, by number of the launch, when the stream is waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.failing: dict[int, int] = {}
+        self.memory = ctypes.create_string_buffer(64)
+        self.waits = 0
+
+    def cuMemAllocHost_v2(self, pointer, size):
+        pointer._obj.value = ctypes.addressof(self.memory)
+        return 0
+
+    def cuStreamSynchronize(self, stream):
+        self.waits += 1
+        for number, (_, _, _, _, _, data) in enumerate(self.launches):
+            if site := self.failing.pop(number, 0):
+                ctypes.c_int32.from_address(struct.unpack("<3q", data[:24])[2]).value = site
+        return 0
+
+
+@pytest.fixture
+def checking(monkeypatch, driver):
+    fake = Checking()
+    monkeypatch.setattr(cuda_driver, "library", lambda: fake)
+    return fake
+
+
+def test_a_failed_check_is_raised_by_the_call(checking):
+    made = program(sites=("too low", "too high"))
+    checking.failing[0] = 2
+    with pytest.raises(CallError, match="too high"):
+        made.launch([16], [32], 7)
+    assert len(checking.launches) == 1  # what comes after it was not started
+    made.launch([16], [32], 7)
+    assert checking.waits == 3
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_late_check_is_raised_once_by_what_comes_next(checking, step):
+    made = program(sites=("too low", "too high"), late=True)
+    made.launch([16], [32], 7)
+    assert checking.waits == 0 and len(checking.launches) == 2
+    checking.failing[step] = 1
+    with pytest.raises(CallError, match="too low"):
+        made.check()
+    made.check()
+    checking.failing[step] = 2
+    checking.cuStreamSynchronize(None)  # as if the kernels ran meanwhile
+    with pytest.raises(CallError, match="too high"):
+        made.launch([16], [32], 7)
+    assert len(checking.launches) == 2
+    made.launch([16], [32], 7)
+    assert len(checking.launches) == 4
 
 
 def test_a_graph_replays_on_the_current_stream(driver):

@@ -37,9 +37,10 @@ class Op:
     """A program's op, ready to be called. Made by `compile`; safe to call from several threads."""
 
     def __init__(
-        self, program: Program, name: str | None, sizes: Mapping[str, int], target: str | None, schedule: Path | None
-    ):
-        self._program, self._sizes = program, dict(sizes)
+        self, program: Program, name: str | None, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
+        late: bool = False,
+    ):  # fmt: skip
+        self._program, self._sizes, self._late = program, dict(sizes), late
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Any] = {}
         self._latest: Executable | None = None
@@ -83,6 +84,12 @@ class Op:
 
     def _replace(self, call: fast_call.Call, better: fast_call.Call) -> None:
         self._fast = tuple((better if c is call else c, *others) for c, *others in self._fast)
+
+    def check(self) -> None:
+        """Waits for the calls that were made, where the op was compiled with `late`. Raises CallError for a run-time check that
+        failed in one of them and was not raised yet."""
+        for executable in list(self._built.values()):
+            executable.check()
 
     def graph(self, *arrays: Any, out: Any = None, **named: Any) -> Graph:
         """A call on GPU arrays as a CUDA graph: `graph.replay()` runs it again on the same arrays in one launch, and returns
@@ -192,7 +199,12 @@ class Op:
         target = self._resolve(device)
         if target.kind == "cpu" and device != "cpu":
             raise CallError(f"target '{target.name}' runs on the CPU, the arguments are on GPU {device}")
-        return build_executable(self._recipe(inputs, self._sizes, target))
+        return self._built_for(self._recipe(inputs, self._sizes, target))
+
+    def _built_for(self, recipe: Recipe) -> Executable:
+        executable = build_executable(recipe)
+        executable.late = self._late
+        return executable
 
     def _recipe(self, inputs: Signature | None, sizes: Mapping[str, int], target: Target) -> Recipe:
         return Recipe(self._program, self.name, inputs, sizes, target, self._schedule)
@@ -206,7 +218,7 @@ class Op:
         """Compiles for the given sizes now rather than at the first call; an op with declared types needs no arrays."""
         target = self._resolve("cpu" if self._target is None else "any")
         with compiling(), self._lock:
-            built = build_executable(self._recipe(None, {**self._sizes, **sizes}, target))
+            built = self._built_for(self._recipe(None, {**self._sizes, **sizes}, target))
             key = tuple((dtype, shape) for _, dtype, shape in built.compiled.inputs)
             self._latest = self._built[key, "cpu" if target.kind == "cpu" else 0] = built
         return self
@@ -268,14 +280,16 @@ def _result_tuple(name: str, fields: tuple[str, ...]):
 
 def compile(
     source: str | Path, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
-    schedule: str | Path | None = None,
+    schedule: str | Path | None = None, late: bool = False,
 ) -> Op:  # fmt: skip
     """Reads a program and returns its op, ready to call.
 
     `source`: path of a `.tile` file, or program text in full or short form. `op`: which op of the file, needed if it has
     several. `sizes`: values for some or all symbolic sizes. `target`: "cpu", "cuda", a chip, a model, or the path of a
     target file; by default what the arguments of a call are on. `schedule`: a schedule file to obey; by default the one
-    beside the program, if there is one.
+    beside the program, if there is one. `late`: on a GPU, a check that fails while the program runs (a gather outside of its
+    table) is raised by a later call or by `Op.check`, as a GPU's own faults are, so that no call waits for its kernels; by
+    default the call itself raises it.
 
     Raises TileError for what is wrong with the program, with every mistake's place; CallError for what is wrong with the
     options.
@@ -292,7 +306,7 @@ def compile(
         from tilec.schedule_read import read_schedule
 
         read_schedule(path)  # says what is wrong with it
-    return Op(program, op, sizes or {}, target, path)
+    return Op(program, op, sizes or {}, target, path, late)
 
 
 def _load_compiler(target: str | None) -> None:

@@ -61,10 +61,15 @@ class CudaExecutable(Executable):
         if any(b is not t for b, t in zip((*inputs, *outputs), (*ready, *targets))):
             raise CallError("a graph takes arrays on the GPU, row-major and 16-byte aligned: it works on their memory")
         if program.checks:
-            raise CallError("the program has run-time checks, for which the host must wait: it cannot be captured")
+            raise CallError("the program has run-time checks, which the host must see: it cannot be captured")
         self.run(inputs, outputs, None)
         pointers = [b.pointer for b in inputs], [b.pointer for b in outputs]
         return Graph(program, *pointers, (inputs, outputs), result, lambda: self._stream(program.device, inputs))
+
+    def check(self) -> None:
+        """Waits for calls that were made, and raises CallError for a run-time check that failed."""
+        for program in list(self._devices.values()):
+            program.check()
 
     def on(self, device: int) -> DeviceProgram:
         """The program, loaded into a device."""
@@ -73,7 +78,7 @@ class CudaExecutable(Executable):
             with self._lock:
                 found = self._devices.get(device)
                 if found is None:
-                    found = DeviceProgram(self.emitted, self.cubins, self.steps, device)
+                    found = DeviceProgram(self.emitted, self.cubins, self.steps, device, self.late)
                     self._devices[device] = found
         return found
 

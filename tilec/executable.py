@@ -30,6 +30,7 @@ class Executable:
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.target = recipe, recipe.target
+        self.late = False  # whether failed run-time checks of a GPU are raised by later calls
         self.compiled = recipe.compiled()
         self.emitted, self.outputs = self.compiled.emitted, self.compiled.outputs
 
@@ -44,6 +45,9 @@ class Executable:
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         """Works on any buffers: copies what kernels cannot read or write as it lies."""
         raise NotImplementedError
+
+    def check(self) -> None:
+        """Raises CallError for a run-time check that failed late; the CPU raises at once."""
 
     def graph(self, inputs: list[Any], outputs: list[Any], result: Any) -> Any:
         raise CallError("graphs are for arrays on the GPU")
