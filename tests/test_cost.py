@@ -353,6 +353,43 @@ def test_rows_that_nothing_keeps_are_read_again():
     assert row_work(H200, problem, again).dram_read > row_work(H200, problem, kept).dram_read == 2 * 4096 * 65536
 
 
+LOG_SUM = {"passes": 2, "joined": 1, "writes": 0, "flops": {"special": 1, "fma.f32": 6}}
+
+
+@pytest.mark.parametrize(
+    ("length", "bytes", "threads", "rows", "vectors", "keep", "registers", "measured"),
+    [
+        (1024, 2, 32, 1, 4, "registers", 40, 84),  # blocks of one warp: their starts limit them
+        (1024, 2, 32, 4, 4, "registers", 40, 72),
+        (16384, 2, 512, 1, 4, "registers", 48, 80),
+        (16384, 2, 256, 1, 8, "registers", 80, 72),
+        (16384, 2, 128, 1, 4, "memory", 48, 73.5),
+        (65536, 2, 256, 1, 8, "memory", 80, 75),
+        (65536, 2, 512, 1, 2, "memory", 32, 77.7),
+        (262144, 2, 256, 1, 4, "memory", 48, 75),
+        (262144, 2, 256, 1, 8, "memory", 80, 93),  # 396 blocks run at a time, and 116 after them
+        (65536, 4, 512, 1, 8, "memory", 48, 73.4),
+        (262144, 4, 256, 1, 8, "memory", 48, 73.4),
+    ],
+)
+def test_a_log_sum_is_near_the_measured_time(length, bytes, threads, rows, vectors, keep, registers, measured):
+    """Microseconds of 256 MiB in on an H200."""
+    problem = Rows((1 << 28) // bytes // length, length, bytes, **LOG_SUM)
+    tile = cost_rows.RowTile(threads, 16 // bytes, rows, vectors, 1, keep, registers)
+    assert row_cost(H200, problem, tile).time_us == pytest.approx(measured, rel=0.09)
+
+
+@pytest.mark.parametrize("length", [65536, 262144])
+@pytest.mark.parametrize("bytes", [2, 4])
+def test_what_one_walk_reads_is_not_kept(length, bytes):
+    problem = Rows((1 << 28) // bytes // length, length, bytes, **LOG_SUM)
+    (best, *_) = cost_rows.choose(H200, problem)
+    assert best.tile.keep == "memory" and best.tile.cluster == 1
+    assert row_work(H200, problem, best.tile).dram_read < 1.05 * (1 << 28)
+    apart = cost_rows.choose(H200, replace(problem, joined=0))[0].tile
+    assert apart.keep == "registers"  # where two walks would read
+
+
 def test_costs_are_reproducible():
     problem = Contraction(777, 3000, 512)
     for choice in cost_contraction.choose(H200, problem):

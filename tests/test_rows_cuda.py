@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import cuda_emulator
+import ml_dtypes
 import numpy as np
 import pytest
 from conftest import assert_within
@@ -132,6 +133,23 @@ def test_a_variance_reads_once():
     assert kernel.options["online"] == 1 and kernel.work.dram_read == 4 * 4096 * 512
     (kernel,) = lowered(EXAMPLES["variance"].path, None, {"x": x["x"][:8]})[1].plan.kernels
     assert kernel.options["online"] == 0
+
+
+def plan_of(source: str, **inputs) -> dict:
+    """Options of the first kernel; arrays are given by shape and type."""
+    return lowered(source, None, {n: np.zeros(*a) for n, a in inputs.items()})[1].plan.kernels[0].options
+
+
+def test_what_is_read_once_is_planned_so():
+    sums = "op f(x: bf16[M, N]) -> (z: f32[M]) { z[i] = logsumexp[j](x[i, j]) }"
+    bf16 = ml_dtypes.bfloat16
+    long, short = (plan_of(sums, x=(shape, bf16)) for shape in ((64, 262144), (65536, 1024)))
+    assert long["online"] == 1 or long["cluster"] > 1
+    assert short["online"] == 0 and short["threads"] >= 128 and short["thread_counts"][0] > 1
+    everything = plan_of("op f(x: f32[M, N]) -> (y: f32) { y = sum[i, j](x[i, j]) }", x=((1024, 1024), np.float32))
+    assert everything["threads"] >= 256  # the steps of both dimensions are loads in flight
+    places = plan_of("op f(x: bf16[M, N]) -> (y: i64[M]) { y[i] = argmax[j](x[i, j]) }", x=((4096, 16384), bf16))
+    assert places["cluster"] == 1 and places["stages"] == 0
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil, log2
 
@@ -17,7 +17,8 @@ class Rows:
     `element_bytes`.
 
     `common`: operands that all rows share, such as a gain by column. `live`: values an element that are kept between
-    passes, at most at a time, `made` of them computed. `passes` over a row: reductions, and one to write. `flops`:
+    passes, at most at a time, `made` of them computed. `passes` over a row: reductions, and one to write; `joined` of them
+    are part of the one before where a row is not kept (`tilec/plan_cuda_online.py`). `flops`:
     operations an element, by unit. `vector`: elements of the widest access that rows allow; 0 for what their length
     allows. `spreads`, `streams`: whether blocks may share a row, and whether rows may come through SRAM while others are
     worked on. `shifted`: rows begin anywhere in a vector of `vector` elements, and are read by whole ones.
@@ -31,6 +32,7 @@ class Rows:
     live: int = 1
     made: int = 0
     passes: int = 2
+    joined: int = 0
     flops: Mapping[str, float] = field(default_factory=dict, hash=False)
     common: int = 0
     vector: int = 0
@@ -77,12 +79,13 @@ class RowTile:
 
 HELD = 64  # elements of a row that a thread may hold: loops over them are unrolled
 HELD_PACKED = 48  # where two are kept in one
-OWN = 40  # registers of a thread besides; 16-bit rows kept as stored need PACKING to be taken apart
+OWN = 40  # registers of a thread besides; 16-bit rows kept as stored and written again need PACKING to be taken apart
 PACKING = 56
 IN_SRAM_STEPS = 4  # of rows in SRAM, that a thread takes at a time, in LEAN registers at least
 LEAN = 40
 LEAST_IN_SRAM = 32768  # bytes a block
 LOOPING = 72  # loops that run, for addresses and guards
+WALKING = 24  # a loop over whole parts of a row, where no other loop follows
 
 
 def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
@@ -97,7 +100,9 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
     words = size * (2 if p.passes > 1 else 1)
     length = p.places(p.length)
     whole = 1 << max(0, ceil(length / vector) - 1).bit_length()
-    some = min(8, max(1, 32 // (vector * max(1, p.reads))))  # loads in flight of a loop over a row's parts
+    single = p.passes == p.joined + 1  # one walk over a row, if it is not kept
+    holds = HELD if single else 32
+    some = min(8, max(1, holds // (vector * max(1, p.reads))))  # loads in flight of a loop over a row's parts
     halves = p.element_bytes == 2 and vector % 2 == 0 and p.passes > 1
     for threads in (1 << n for n in range(11)):
         if threads > whole or (threads < whole and threads < 8):
@@ -108,7 +113,7 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
                 continue
             for packed in (False, True) if halves else (False,):
                 kept = vectors * vector * (p.made + p.reads / 2 if packed else size)
-                registers = round_up(int((PACKING if packed else OWN) - 8 + kept), 8)
+                registers = round_up(int((PACKING if packed and p.writes else OWN) - 8 + kept), 8)
                 most = registers + 16 * p.common * p.shifted  # what is common to rows is put together ahead of time
                 elements = vectors * vector
                 half = HELD if threads >= 32 and p.writes and not p.shifted else HELD_PACKED
@@ -117,11 +122,14 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
                     yield RowTile(
                         threads, vector, rows, vectors, 1, "registers", registers, packed=packed, shifted=p.shifted
                     )  # fmt: skip
-            held = min(vectors, some)
-            registers = round_up(LOOPING - 8 + held * vector * size, 8)
-            fits = held < vectors and held * vector * words <= HELD
-            if fits and occupancy(target, max(32, threads * rows), registers + 16 * p.common * p.shifted).blocks:
-                yield RowTile(threads, vector, rows, held, 1, "memory", registers, shifted=p.shifted)
+            for held in sorted({min(vectors, n) for n in ((some + 1) // 2, some)} if single else {min(vectors, some)}):
+                walked = single and not p.shifted and p.length % (threads * held * vector) == 0
+                stored = walked and not p.joined  # what is added up as it comes is on its way as it is stored
+                values = held * vector * p.element_bytes // 4 if stored else held * vector * size
+                registers = round_up((WALKING if walked else LOOPING) - 8 + values, 8)
+                fits = held < vectors and held * vector * (size if single else words) <= HELD
+                if fits and occupancy(target, max(32, threads * rows), registers + 16 * p.common * p.shifted).blocks:
+                    yield RowTile(threads, vector, rows, held, 1, "memory", registers, shifted=p.shifted)
     yield from _shared_rows(target, p)
     yield from _waiting_rows(target, p)
 
@@ -207,6 +215,8 @@ def _row_tasks(target: Target, p: Rows) -> Iterator[RowTile]:
 _END = 4  # instructions for an element at a row's end besides its own, which no other of the warp has
 _WAITS = {"block": 0.5, "cluster": 0.6}  # of the time that a round of rows moves, not hidden: measured on an H200
 _ALONE_US = 0.008  # of an element in a pass, where all blocks run at once and nothing hides it: measured on an H200
+_ENDING = 0.15  # of the time that a block is at work while as many are as can be
+_BLOCK_NS = 80  # from one block's start to the next's on an SM: rows of 2 KiB, one a block; measured on an H200
 _BARRIER_NS = {"warp": 60, "block": 160, "cluster": 1100}  # a reduction across; the last measured on an H200
 
 
@@ -235,6 +245,9 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     if tile.keep == "sram":
         return _waiting(target, p, tile)
     span = "cluster" if tile.cluster > 1 else "block" if tile.threads > 32 else "warp"
+    walks = p.passes - (p.joined if tile.keep == "memory" else 0)
+    looped = tile.keep == "memory" and walks == 1
+    rounds = ceil(p.length / (tile.threads * tile.vector * tile.vectors)) if looped else 1  # of loads
     shuffles = 2.0 * p.rows * p.passes * tile.threads * tile.cluster * log2(max(2, min(32, tile.threads)))
     if tile.shifted:  # warps with an end of a row go through its elements one by one
         ends = p.rows * tile.vector * min(32, tile.threads) * (1 if tile.vectors == 1 else 2)
@@ -247,22 +260,53 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     if tile.keep == "memory":
         held = occupancy(target, block, tile.registers).blocks * target.units * tile.rows_per_block
         misses = 0.5 if held * p.length * p.element_bytes * p.reads < 0.5 * target.l2.bytes else 1
-        reads *= 1 + misses * (p.passes - 1)  # half at best: a block that reads again asks the memory for nothing new
+        reads *= 1 + misses * (walks - 1)  # half at best: a block that reads again asks the memory for nothing new
+    reads *= 1 + _scattered(p, tile, rounds)
     return Work(
         dram_read=reads,
         dram_write=written,
-        l2_bytes=written + once * (p.passes if tile.keep == "memory" else 1),
+        l2_bytes=written + once * (walks if tile.keep == "memory" else 1),
         flops={**flops, "int": flops.get("int", 0) + shuffles},
         blocks=blocks,
         threads=block,
         registers=tile.registers,
         bytes_in_flight=flight,
         # a cluster meets before it starts; of the arithmetic, the loads of other blocks hide most
-        stall_ns=_BARRIER_NS[span] * (max(1, p.passes - 1) + (span == "cluster")) + exposed * _busy_us(target, p, tile),
-        serial_us=0.0 if many else _ALONE_US * p.passes * tile.vectors * tile.vector,
+        stall_ns=(_BARRIER_NS[span] * (max(1, walks - 1) + (span == "cluster")) + exposed * _busy_us(target, p, tile))
+        / rounds,
         lanes=p.length / padded,
         shared_per_block=tile.shared,
+        serial_us=_left_over(target, p, tile, blocks, rounds)
+        + (0.0 if many else _ALONE_US * p.passes * tile.vectors * tile.vector),
     )
+
+
+def _left_over(target: Target, p: Rows, tile: RowTile, blocks: int, rounds: int) -> float:
+    """Microseconds at the end of a kernel that only reads in which too little is on its way. Blocks end one after another
+    over a share of the time that one is at work; and the last ones, where fewer are left than run at a time, go through their
+    rows alone, which counts for less in later waves, when blocks no longer start together. Measured on an H200."""
+    if p.writes or tile.cluster > 1:
+        return 0.0
+    block = tile.threads * tile.rows_per_block
+    most = occupancy(target, max(32, block), tile.registers, tile.shared).blocks * target.units
+    waves, rest = divmod(blocks, most)
+    each = 1e6 * tile.rows_per_block * p.length * p.element_bytes * p.reads / target.dram.rate(target.units)
+    ending = _ENDING * min(blocks / 2, most) * each
+    if not waves or not rest:
+        return ending
+    alone = 1e-3 * rounds * (target.dram.latency_ns + _BARRIER_NS["block"])
+    alone += _busy_us(target, p, tile) * 128 / min(128, block)
+    return max(ending, (alone - rest * each) / waves)
+
+
+def _scattered(p: Rows, tile: RowTile, rounds: int) -> float:
+    """The share that reads take longer where blocks are at places far from each other, each in the middle of its row. What
+    is asked for at a time, between the places, was measured from 2 to 64 KiB on an H200: 5% to 1%."""
+    warp = tile.threads >= 32
+    if rounds == 1 and (warp or tile.vectors == 1):
+        return 0.0
+    piece = tile.threads * tile.vector * p.element_bytes * (tile.vectors if warp else 1)
+    return 0.055 / (1 + piece / 16384)
 
 
 def _busy_us(target: Target, p: Rows, tile: RowTile) -> float:
@@ -336,7 +380,11 @@ def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
 
 
 def row_cost(target: Target, problem: Rows, tile: RowTile) -> Prediction:
-    return predict(row_work(target, problem, tile), target)
+    work = row_work(target, problem, tile)
+    found = predict(work, target)
+    started = 1e-3 * _BLOCK_NS * work.blocks / target.units if target.sm is not None else 0.0
+    more = started - max(found.terms[t] for t in found.terms if t != "launch")
+    return replace(found, time_us=found.time_us + more, terms=found.terms | {"blocks": started}) if more > 0 else found
 
 
 def choose(target: Target, *problems: Rows) -> list[Choice[RowTile]]:

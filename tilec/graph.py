@@ -181,9 +181,7 @@ def _node(op: ir.Operation, quick: Mapping[ir.Operation, str]) -> Node:
         flops=sum(_cost(inner.operation) / together.get(inner.operation, 1) for inner in body),
         special=sum(inner.operation.name in _SPECIAL for inner in body),
         instructions=sum(
-            (_instructions(inner.operation) - SAVED.get(quick.get(inner.operation), 0))
-            / together.get(inner.operation, 1)
-            for inner in body
+            (_instructions(inner) - SAVED.get(quick.get(inner), 0)) / together.get(inner, 1) for inner in _issued(op)
         ),
         scan=mlir.get_integer(op, "tilec.scan"),
         line=mlir.source_line(op),
@@ -216,6 +214,23 @@ def _padded(inputs: list[ir.Value], maps: list[ir.AffineMap]) -> list[Read]:
 def _is_empty(value: ir.Value) -> bool:
     owner = mlir.definition(value)
     return owner is not None and owner.name == "tensor.empty"
+
+
+def _issued(op: ir.Operation) -> list[ir.Operation]:
+    """The operations of a body that a GPU's threads carry out. A reduction that keeps a place is met by each thread in ascending
+    order (`passes/place_cuda.py`): what breaks ties between places falls away."""
+    block = mlir.body_of(op)
+    (*inner, end) = [o.operation for o in block.operations]
+    states = list(block.arguments)[len(mlir.inputs_of(op)) :] if "reduction" in mlir.iterators_of(op) else []
+    false = {o.results[0] for o in inner if o.name == "arith.cmpi" and not {*states}.isdisjoint(o.operands)}
+    for o in inner if false else ():
+        if o.name == "arith.andi" and not false.isdisjoint(o.operands):
+            false.add(o.results[0])
+    needed = {*end.operands}
+    for o in reversed(inner):
+        if not needed.isdisjoint(o.results) or not len(o.results):
+            needed |= {v for v in mlir.operands_of(o) if v not in false}
+    return [o for o in inner if (o.results and o.results[0] in needed - false) or not len(o.results)]
 
 
 def _cost(op: ir.Operation) -> float:

@@ -181,7 +181,8 @@ def inline_into(node: Node, consumer: Node) -> None:
     consumer.extracts = consumer.extracts + node.extracts
     consumer.flops += node.flops
     consumer.special += node.special
-    consumer.instructions += node.instructions
+    # what is the same for many elements is computed once for them: compilers move it out of the innermost loop
+    consumer.instructions += node.instructions * min(1.0, node.iterations / max(1, consumer.iterations))
 
 
 # ---- legality --------------------------------------------------------------------------------------------------------

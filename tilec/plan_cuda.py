@@ -19,6 +19,7 @@ from math import ceil, prod
 
 from tilec import cost, mlir
 from tilec.amounts import element_bytes
+from tilec.cost_rows import RowTile
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
@@ -28,7 +29,7 @@ from tilec.passes.quick_cuda import is_trigonometric
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_contraction import choose_contraction
 from tilec.plan_cuda_online import choose_online, online_reductions
-from tilec.plan_cuda_rows import DEFAULTS, RowPlan, choose_rows, describe, refused_options
+from tilec.plan_cuda_rows import DEFAULTS, SHOWN, RowPlan, alone, choose_rows, describe, refused_options, row_tiles
 from tilec.plan_cuda_scan import ScanPlan, refuse_chain, refused_chain, scan_kept_bytes, scan_tiles
 from tilec.plan_cuda_stream import choose_stream
 from tilec.plan_cuda_view import WIDE, View, accesses, lane_dim, power, vector_of
@@ -112,8 +113,10 @@ def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
         chosen["shift"] = int(tile.shifted)
     if tile.keep == "sram":
         chosen["keep"] = IN_SRAM
-    if tile.cluster > 1 or tile.stages or tile.packed or tile.keep == "sram":
+    if tile.cluster > 1 or tile.stages or tile.keep == "sram":
         chosen["registers"] = tile.registers
+    elif tile.packed or (tile.keep == "memory" and kernel.options.get("online")):
+        chosen["registers"] = max(64, tile.registers)
     if row.alone:
         kernel = replace(kernel, work=replace(row.work, dram_write=kernel.work.dram_write, flops=kernel.work.flops))
     return replace(kernel, options=kernel.options | chosen)
@@ -126,8 +129,26 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
     """Threads share a row; several short rows share a block, or several blocks a long one."""
     if lane in view.scanned:
         return _scan_rows(view, lane)
-    chosen = choose_rows(view, lane, vector_of(view, lane))
-    tile = chosen.tile
+    vector = vector_of(view, lane)
+    if alone(view, lane):
+        chosen = choose_rows(view, lane, vector)
+        return *_dealt(view, lane, chosen.tile), f"rows of {view.extents[lane]}: {describe(chosen.tile)}", chosen
+    found = []  # several dimensions are walked: what the kernel does then depends on the layout
+    for tile in row_tiles(view, lane, vector):
+        sizes, layout = _dealt(view, lane, tile)
+        kernel = replace(view.kernel, tile=tuple(sizes.get(d, 1) for d in view.kernel.grid))
+        work = work_laid_out(kernel, view, layout)
+        found.append((cost.predict(work, view.target).time_us, tile, sizes, layout, work))
+    if view.pick >= len(found):
+        raise cost.NoFurtherChoice
+    found.sort(key=lambda f: f[0])
+    _, tile, sizes, layout, work = found[view.pick]
+    others = tuple((describe(t), us) for us, t, *_ in found[:SHOWN])
+    return sizes, layout, f"rows of {view.extents[lane]}: {describe(tile)}", RowPlan(tile, work, others, False)
+
+
+def _dealt(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout]:
+    """The block's tile along grid dimensions, and the layout, of rows dealt out so."""
     across = view.kernel.grid[-1] if view.kernel.grid else None
     counts = {lane: tile.threads}
     if across is not None and tile.rows_per_block > 1:
@@ -135,8 +156,7 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
     step = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: tile.vectors}
     ones = dict.fromkeys(view.kernel.grid, 1)
     layout = _make(view, counts, {lane: tile.vector}, step, ones | counts, tile.shifted)
-    why = f"rows of {view.extents[lane]}: {describe(tile)}"
-    return {across: counts.get(across, 1)} if across is not None else {}, layout, why, chosen
+    return {across: counts.get(across, 1)} if across is not None else {}, layout
 
 
 def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, ScanPlan]:

@@ -26,6 +26,7 @@ from tilec.passes.cluster_cuda import part_of
 from tilec.passes.layout import places
 from tilec.passes.pipeline_cuda import IN_SRAM
 from tilec.plan import KernelPlan
+from tilec.plan_cuda_online import online_reductions
 from tilec.plan_cuda_view import widest
 from tilec.target import Target
 
@@ -59,8 +60,7 @@ def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
         best,
         cost_rows.row_work(view.target, problem, best),
         _alternatives(choices),
-        not any(d != lane and view.extents[d] > 1 for d in view.reduced),
-        bool(wide),
+        shifts=bool(wide),
     )
 
 
@@ -74,6 +74,16 @@ def shifted_vector(view: View, lane: int, vector: int) -> int:
         return 0
     wide = widest(along)
     return wide if wide > vector and view.extents[lane] >= 2 * wide else 0
+
+
+def alone(view: View, lane: int) -> bool:
+    """Whether the rows are all that a block walks."""
+    return not any(d != lane and view.extents[d] > 1 for d in view.reduced)
+
+
+def row_tiles(view: View, lane: int, vector: int) -> list[cost_rows.RowTile]:
+    """The ways to deal out rows that are part of what a block walks, the best first as far as the rows go."""
+    return [c.tile for c in cost_rows.choose(view.target, row_problem(view, lane, vector))]
 
 
 def row_problem(view: View, lane: int, vector: int) -> cost_rows.Rows:
@@ -90,8 +100,10 @@ def row_problem(view: View, lane: int, vector: int) -> cost_rows.Rows:
     sweeps = 1 + max(view.kernel.sweeps[n.name] for n in nodes)
     live, made = _live(view, lane, nodes)
     simple = not refuse_streams(view, lane)
+    joint = {view.kernel.sweeps[n.name] for n in online_reductions(view)}
+    joined = max(joint) - min(joint) if joint else 0
     return cost_rows.Rows(
-        rows, max(1, view.extents[lane]), size, max(1, len(reads)), len(writes), live, made, sweeps, flops,
+        rows, max(1, view.extents[lane]), size, max(1, len(reads)), len(writes), live, made, sweeps, joined, flops,
         len(common), vector, simple and not refuse_cluster(view, lane), simple,
     )  # fmt: skip
 
