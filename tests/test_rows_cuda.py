@@ -148,6 +148,8 @@ def test_what_is_read_once_is_planned_so():
     assert short["online"] == 0 and short["threads"] >= 128 and short["thread_counts"][0] > 1
     everything = plan_of("op f(x: f32[M, N]) -> (y: f32) { y = sum[i, j](x[i, j]) }", x=((1024, 1024), np.float32))
     assert everything["threads"] >= 256  # the steps of both dimensions are loads in flight
+    down = plan_of(f"op f(x: f32[M, N]) -> {SQUARES['of columns']}", x=((4096, 4096), np.float32))
+    assert max(down["vectors"]) == 1 and down["threads"] == 512  # one word an access, and more of them
     places = plan_of("op f(x: bf16[M, N]) -> (y: i64[M]) { y[i] = argmax[j](x[i, j]) }", x=((4096, 16384), bf16))
     assert places["cluster"] == 1 and places["stages"] == 0
 

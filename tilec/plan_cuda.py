@@ -193,20 +193,22 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     points = prod(extents[d] for d in kernel.grid)
     counts: dict[int, int] = {}
     budget = THREADS if view.reduced else POINT_THREADS
+    joined = bool(splits and online_reductions(view)) and _split(view, points) > 1
+    if joined:  # the states of several reductions take registers: one word an access, and more of them
+        vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
     narrow = _split(view, points // vector) if splits else 1
     blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
-    line = 8 if blocks < 1 else 16 if blocks < 4 else 32
+    line = 8 if blocks < 1 else 16 if blocks < (2 if joined else 4) else 32
     counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
     budget //= counts[lane]
     if narrow > 1:
         longest = max(splits, key=lambda d: extents[d])
-        wide = 1 if online_reductions(view) else 2  # states of several reductions take registers: smaller blocks
-        counts[longest] = min(wide * budget, power(extents[longest] / 2))
+        counts[longest] = min(2 * budget, power(extents[longest] / 2))
         budget = max(1, budget // counts[longest])
     for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
         counts[d] = min(budget, power(extents[d]))
         budget //= counts[d]
-    steps = {d: 2 * LOADS if d in splits else min(extents[d], UNROLLED) for d in view.reduced}
+    steps = {d: (4 if joined else 2) * LOADS if d in splits else min(extents[d], UNROLLED) for d in view.reduced}
     tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
     others = sorted((d for d in tile if d != lane), reverse=True)
     computed = [v for n in view.group.nodes for v in n.extracts]
