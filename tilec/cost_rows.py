@@ -302,10 +302,9 @@ def _left_over(target: Target, p: Rows, tile: RowTile, blocks: int, rounds: int)
 def _scattered(p: Rows, tile: RowTile, rounds: int) -> float:
     """The share that reads take longer where blocks are at places far from each other, each in the middle of its row. What
     is asked for at a time, between the places, was measured from 2 to 64 KiB on an H200: 5% to 1%."""
-    warp = tile.threads >= 32
-    if rounds == 1 and (warp or tile.vectors == 1):
+    if rounds == 1:
         return 0.0
-    piece = tile.threads * tile.vector * p.element_bytes * (tile.vectors if warp else 1)
+    piece = tile.threads * tile.vector * p.element_bytes * (tile.vectors if tile.threads >= 32 else 1)
     return 0.055 / (1 + piece / 16384)
 
 
