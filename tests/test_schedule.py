@@ -11,6 +11,7 @@ import pytest
 import tilec
 from tilec import mlir
 from tilec.api import read_source
+from tilec.cli import main
 from tilec.diagnostics import CallError
 from tilec.driver import lower
 from tilec.dsl.build import build
@@ -253,3 +254,15 @@ def test_same_groups_in_another_order():
     one = Fixed((("a", "b"), ("c",)), ("d", "e"))
     assert one.same_as(Fixed((("c",), ("b", "a")), ("e", "d")))
     assert not one.same_as(Fixed((("a",), ("b", "c")), ("d", "e")))
+
+
+def test_more_sram_than_a_block_has_is_refused(tmp_path):
+    """Before a GPU is asked for it: `tilec tune` goes on to the next plan."""
+    example, sizes, path = str(EXAMPLES / "softmax.tile"), {"M": 64, "N": 16384}, tmp_path / "softmax.sched.toml"
+    assert main(["plan", example, "-D", "M=64,N=16384", "--target", "h200", "-o", str(path)]) == 0
+    text = re.sub(r"(?m)^tile = .*", "tile = [4]", path.read_text())
+    for option, value in {"threads": 256, "thread_order": [1, 0], "thread_counts": [4, 64], "keep": 1}.items():
+        text = re.sub(rf"(?m)^{option} = .*", f"{option} = {value}", text)
+    path.write_text(text)
+    with pytest.raises(CallError, match="262,208 bytes in SRAM, h200 has 232,448"):
+        tilec.compile(example, target="h200", schedule=path).build(**sizes)

@@ -18,6 +18,13 @@ class CudaExecutable(Executable):
 
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)
+        assert self.target.sm is not None
+        for kernel in self.emitted.kernels:
+            if kernel.shared > (most := self.target.sm.shared_per_block):
+                raise CallError(
+                    f"kernel {kernel.name} keeps {kernel.shared:,} bytes in SRAM, {self.target.name} has {most:,} for a block",
+                    hint="let the schedule give it a smaller tile, or fewer stages",
+                )
         self._devices: dict[int, DeviceProgram] = {}
         self._lock = threading.Lock()
 
