@@ -331,6 +331,17 @@ def test_rows_in_sram_are_near_the_measured_time(length, bytes, special, common,
     assert row_cost(H200, problem, tiles[0]).time_us == pytest.approx(measured, rel=0.04)
 
 
+def test_a_cluster_that_waits_for_another_costs_its_time():
+    """Of clusters of 16 blocks that fill an SM each, an H200 runs 7 at a time."""
+    p = Rows(1, 2**18, 2, 1, 1, {"fma.f32": 4}, passes=2, streams=True, spreads=True)
+    tile = cost_rows.RowTile(1024, 8, 1, 2, 16, "registers", 56)
+    seven, eight = (predict(row_work(load("h200"), replace(p, rows=n), tile), load("h200")).time_us for n in (7, 8))
+    assert eight > 1.15 * seven
+    tile = cost_rows.RowTile(512, 8, 1, 4, 16, "registers", 64)  # two fit an SM
+    seven, eight = (predict(row_work(load("h200"), replace(p, rows=n), tile), load("h200")).time_us for n in (7, 8))
+    assert eight < 1.1 * seven
+
+
 def test_threads_of_few_rows_have_less_to_do_alone():
     """1024 rows of 1024 are faster by 128 threads than by a warp (7.3 and 7.9 us, H200); many rows hide what one takes."""
     few, many = (Rows(n, 1024, 4, passes=3, flops={"fma.f32": 12, "special": 2}) for n in (1024, 65536))

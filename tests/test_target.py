@@ -35,8 +35,7 @@ def test_every_file_loads_and_round_trips(name):
     t = target.read(target.BUILT_IN / f"{name}.toml")
     assert t.name == name
     assert pickle.loads(pickle.dumps(t)) == t and hash(t) == hash(pickle.loads(pickle.dumps(t)))
-    table = t.to_dict() | {"features": list(t.features)}
-    assert target.from_dict(table) == t
+    assert target.from_dict(t.to_dict()) == t
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -48,6 +47,12 @@ def test_cards_are_consistent(name):
     assert t.peak("tensor.bf16") > t.peak("fma.f32") > t.peak("special")
     clocked = 2e-3 * 128 * t.units * t.clock_ghz  # 128 lanes an SM, 64 on an A100
     assert t.fma["f32"] == pytest.approx(clocked / (2 if name == "a100" else 1), rel=0.15)
+    assert sum(t.sm.groups) == (t.units if t.has("clusters") else 0)
+
+
+def test_clusters_lie_within_a_group():
+    sm = target.load("h200").sm
+    assert [sm.clusters(size, 1) for size in (2, 4, 8, 16)] == [66, 30, 15, 7] and sm.clusters(16, 2) == 15
 
 
 @pytest.mark.parametrize("chip", target.CHIPS)

@@ -30,8 +30,9 @@ class Work:
     `stall_ns`: of each block, time in which none of its loads is in flight (barriers, exchanges).
     `serial_us`: time in which all units wait (filling a pipeline, storing the last tile). `lanes`: share of
     the vector lanes that do useful work. `working_set`: bytes that the last kernel may have left in a cache;
-    0 where all comes from memory. `launches`: kernels that the work takes. On a CPU a block is one task of
-    the parallel loop, and threads and registers say nothing.
+    0 where all comes from memory. `launches`: kernels that the work takes. `units`: those that its blocks can
+    be on, as clusters do not reach all; 0: all. On a CPU a block is one task of the parallel loop, and threads
+    and registers say nothing.
     """
 
     dram_read: float = 0
@@ -49,6 +50,7 @@ class Work:
     lanes: float = 1.0
     working_set: float = 0
     launches: int = 1
+    units: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -132,7 +134,8 @@ def predict(work: Work, target: Target) -> Prediction:
     occ = occupancy(target, work.threads, work.registers, work.shared_per_block)
     if occ.blocks == 0:
         raise ValueError(f"a block does not fit {target.name}: too many {occ.limiter}")
-    efficiency, waves = balance(work.blocks, target.units), work.blocks / (target.units * occ.blocks)
+    units = work.units or target.units
+    efficiency, waves = balance(work.blocks, target.units), work.blocks / (units * occ.blocks)
     resident = work.blocks / max(1, ceil(waves))  # blocks at work at a time, on average over the waves
     issue = 1.0
     if target.sm is not None:

@@ -182,8 +182,9 @@ def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         resident = occupancy(target, threads, need, shared).blocks
         if not resident:
             continue
-        units = target.units if cluster <= 2 else target.sm.cluster_units
-        ways = max(1, resident * units // cluster)
+        ways = resident * target.units if cluster == 1 else target.sm.clusters(cluster, resident)
+        if not ways:
+            continue
         registers = min(need if not stages else target.sm.registers // (threads * resident) // 8 * 8, 248)
         if (p.rows >= 2 * ways) if stages else (p.rows < 4 * ways or len(depths) == 1):
             yield RowTile(
@@ -268,6 +269,7 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         l2_bytes=written + once * (walks if tile.keep == "memory" else 1),
         flops={**flops, "int": flops.get("int", 0) + shuffles},
         blocks=blocks,
+        units=target.units if tile.cluster == 1 else target.sm.clusters(tile.cluster, fit) * tile.cluster // fit,
         threads=block,
         registers=tile.registers,
         bytes_in_flight=flight,

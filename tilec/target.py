@@ -79,8 +79,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What one SM holds. Registers are 32-bit; a warp gets them in steps of `register_unit`. `cluster_units`: SMs that
-    clusters of 4 to 16 blocks reach, since those lie within one group of SMs (GPC) and groups differ in size.
+    """What one SM holds. Registers are 32-bit; a warp gets them in steps of `register_unit`. `groups`: how many SMs each
+    group (GPC) has; a cluster lies within one. None: no clusters.
     """
 
     shared_bytes: int
@@ -94,7 +94,11 @@ class Multiprocessor:
     shared_bytes_per_clock: int = 128
     register_unit: int = 256
     warp: int = 32
-    cluster_units: int = 0
+    groups: tuple[int, ...] = ()
+
+    def clusters(self, size: int, blocks: int) -> int:
+        """Clusters of `size` blocks that run at a time, where an SM holds so many blocks."""
+        return sum(group * blocks // size for group in self.groups)
 
 
 @dataclass(frozen=True)
@@ -295,7 +299,8 @@ def _parse(kind: Any, value: Any, where: str, key: str) -> Any:
         items = _expect(value, dict, where, key).items()
         return {k: _parse(get_args(kind)[1], v, where, f"{key}.{k}") for k, v in items}
     if get_origin(kind) is tuple:
-        return tuple(_expect(v, str, where, f"{key}[{i}]") for i, v in enumerate(_expect(value, list, where, key)))
+        items = enumerate(_expect(list(value) if type(value) is tuple else value, list, where, key))
+        return tuple(_expect(v, get_args(kind)[0], where, f"{key}[{i}]") for i, v in items)
     value = _expect(value, kind, where, key)
     if kind in (int, float) and not 0 <= value < float("inf"):
         raise CallError(f"{where}: `{key}` is {value}, which is no size or rate")
@@ -371,7 +376,7 @@ def _adjusted(base: Target, name: str, a: dict[str, int]) -> Target:
         name=name.lower().replace(" ", "-"),
         description=name,
         units=a["units"],
-        sm=replace(base.sm, **sm),
+        sm=replace(base.sm, **sm, groups=tuple(max(1, round(share * g)) for g in base.sm.groups)),
         dram=replace(base.dram, bandwidth_gbs=told or base.dram.bandwidth_gbs * min(1.0, share)),
         l2=replace(base.l2, bytes=a["l2_bytes"], bandwidth_gbs=base.l2.bandwidth_gbs * min(1.0, share)),
         fma={t: r * share for t, r in base.fma.items()},
