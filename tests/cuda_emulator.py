@@ -42,6 +42,10 @@ def _wrapping(name: str):
 CONVERT = {name: _wrapping(name) if "int" in name else kind for name, kind in NUMPY.items()}
 
 
+PATIENCE = 120
+"""Seconds that a thread waits for others: a busy machine may need a minute."""
+
+
 class Failed(Exception):
     """Another thread of the block failed."""
 
@@ -70,8 +74,8 @@ class Block:
     def __init__(self, threads: int, shared: int, memory: Memory):
         self.shared = np.full(shared, 0xA5, np.uint8)
         self.memory = memory
-        self.barrier = threading.Barrier(threads, timeout=60)
-        self.warps = [threading.Barrier(min(32, threads - 32 * w), timeout=60) for w in range(-(-threads // 32))]
+        self.barrier = threading.Barrier(threads, timeout=PATIENCE)
+        self.warps = [threading.Barrier(min(32, threads - 32 * w), timeout=PATIENCE) for w in range(-(-threads // 32))]
         self.lanes = [None] * threads
 
     def abort(self) -> None:
@@ -232,8 +236,9 @@ def _run_blocks(
 ) -> None:
     """A block, or the blocks of a cluster, which run at the same time."""
     blocks = [Block(kernel.threads, kernel.shared, memory) for _ in range(kernel.cluster)]
-    meeting = threading.Barrier(kernel.threads * kernel.cluster, timeout=60)
+    meeting = threading.Barrier(kernel.threads * kernel.cluster, timeout=PATIENCE)
     problems: list[BaseException] = []
+    given_up: list[Failed] = []  # of themselves these say nothing: others failed, or waiting took too long
 
     def work(rank: int, thread: int) -> None:
         state, state.block, state.thread, state.number = module.state, blocks[rank], thread, first + rank
@@ -241,8 +246,8 @@ def _run_blocks(
         try:
             with np.errstate(all="ignore"):
                 function(*addresses)
-        except Failed:
-            pass
+        except Failed as error:
+            given_up.append(error)
         except BaseException as error:
             problems.append(error)
             meeting.abort()
@@ -254,5 +259,8 @@ def _run_blocks(
         t.start()
     for t in threads:
         t.join()
-    if problems:
-        raise problems[0]
+    if problems or given_up:
+        raise [
+            *problems,
+            TimeoutError("threads waited for each other too long: a barrier that not all reach, or a busy machine"),
+        ][0]
