@@ -335,7 +335,7 @@ def range_of(value: ir.Value) -> Range:
         case "arith.select":
             (a, b), (c, d) = inner(1), inner(2)
             return min(a, c), max(b, d)
-        case "arith.subf" if _has_as_maximum(*op.operands):
+        case "arith.subf" if weights.place_of_maximum(*op.operands) is not None:
             return -math.inf, 0.0
         case "arith.mulf" if op.operands[0] == op.operands[1]:
             return 0.0, math.inf
@@ -350,30 +350,3 @@ def range_of(value: ir.Value) -> Range:
         case "arith.uitofp":
             return 0.0, math.inf
     return _IMAGES.get(op.name, everything)
-
-
-def _has_as_maximum(value: ir.Value, largest: ir.Value) -> bool:
-    """Whether `largest` is the maximum of elements of a tensor among which is `value`: both read by one operation."""
-    value, largest = _widened(value), _widened(largest)
-    reader = value.owner.owner.operation if mlir.definition(value) is None else None
-    arguments = [] if reader is None or not mlir.is_generic(reader) else list(mlir.body_of(reader).arguments)
-    if value not in arguments or largest not in arguments:
-        return False
-    (tensor, place), (result, short) = (
-        (reader.operands[n], mlir.map_dims(mlir.maps_of(reader)[n])) for n in map(arguments.index, (value, largest))
-    )
-    maker = mlir.definition(result)
-    if maker is None or not mlir.is_generic(maker) or len(maker.operands) != 2 or maker.operands[0] != tensor:
-        return False
-    element, so_far = mlir.body_of(maker).arguments
-    made = mlir.definition(list(mlir.body_of(maker).operations)[-1].operands[0])
-    if made is None or made.name != "arith.maximumf" or {_widened(v) for v in made.operands} != {element, so_far}:
-        return False
-    full, kept = (mlir.map_dims(m) for m in mlir.maps_of(maker))
-    return len(full) == len(place) and {*kept} <= {*full} and [place[full.index(d)] for d in kept] == list(short)
-
-
-def _widened(value: ir.Value) -> ir.Value:
-    """What a conversion to a wider float is of: the same number."""
-    op = mlir.definition(value)
-    return op.operands[0] if op is not None and op.name == "arith.extf" else value

@@ -26,28 +26,27 @@ def is_weight(term: ir.Operation, reader: ir.Operation, result: int) -> bool:
     apart = mlir.definition(term.operands[0])
     if apart is None or apart.name != "arith.subf" or apart.block != term.block:
         return False
-    arguments = list(mlir.body_of(reader).arguments)
-    value, largest = (_widened(v) for v in apart.operands)
-    if value not in arguments or largest not in arguments:
-        return False
-    maps = [mlir.map_dims(m) for m in mlir.maps_of(reader)]
+    maps, extents = [mlir.map_dims(m) for m in mlir.maps_of(reader)], mlir.extents_of(reader)
     kept = maps[len(mlir.inputs_of(reader)) + result]
-    extents = mlir.extents_of(reader)
     if mlir.DYNAMIC in extents or prod(e for d, e in enumerate(extents) if d not in kept) < LEAST:
         return False
-    n, k = arguments.index(value), arguments.index(largest)
-    made = _maximum_of(reader.operands[k], reader.operands[n])
-    if made is None or sorted(maps[k]) != sorted(kept):
-        return False
-    full, left = made
-    return len(full) == len(maps[n]) and [maps[n][full.index(d)] for d in left] == maps[k]
+    place = place_of_maximum(*apart.operands, or_zero=True)
+    return place is not None and sorted(place) == sorted(kept)
 
 
-def _maximum_of(value: ir.Value, tensor: ir.Value) -> tuple[list[int], list[int]] | None:
-    """The dimensions of `tensor` and of `value` in the operation by which that is the maximum of the tensor's elements, or what
-    it is where it is finite; None where it is neither."""
-    maker = mlir.definition(value)
-    if maker is not None and mlir.is_generic(maker) and (finite := _finite(maker)) is not None:
+def place_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) -> list[int] | None:
+    """The dimensions at which `largest` is read, where one operation reads it and `value`, and it is the maximum of elements
+    of a tensor of which that is one; None where it is not. With `or_zero` also what stands for an infinite maximum by 0."""
+    value, largest = _widened(value), _widened(largest)
+    reader = value.owner.owner.operation if mlir.definition(value) is None else None
+    arguments = [] if reader is None or not mlir.is_generic(reader) else list(mlir.body_of(reader).arguments)
+    if value not in arguments or largest not in arguments:
+        return None
+    (tensor, place), (result, short) = (
+        (reader.operands[n], mlir.map_dims(mlir.maps_of(reader)[n])) for n in map(arguments.index, (value, largest))
+    )
+    maker = mlir.definition(result)
+    if or_zero and maker is not None and mlir.is_generic(maker) and (finite := _finite(maker)) is not None:
         maker = mlir.definition(finite)
     if maker is None or not mlir.is_generic(maker) or len(maker.operands) != 2 or maker.operands[0] != tensor:
         return None
@@ -56,8 +55,10 @@ def _maximum_of(value: ir.Value, tensor: ir.Value) -> tuple[list[int], list[int]
         return None
     if {_widened(v) for v in made.operands} != {*mlir.body_of(maker).arguments}:
         return None
-    full, left = (mlir.map_dims(m) for m in mlir.maps_of(maker))
-    return full, left
+    full, kept = (mlir.map_dims(m) for m in mlir.maps_of(maker))
+    if len(full) != len(place) or not {*kept} <= {*full} or [place[full.index(d)] for d in kept] != short:
+        return None
+    return short
 
 
 def _finite(op: ir.Operation) -> ir.Value | None:
