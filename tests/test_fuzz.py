@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fuzz import driver
 from fuzz.compare import check, specialised
 from fuzz.files import SORTS
 from fuzz.hunt import drawn
@@ -95,3 +96,28 @@ def test_subscripts_after_every_stage(tree, m, n):
     assert (evaluate(specialised(case), case.inputs)["y"] == places).all()
     check(case, "stages")
     check(case, "emulator")
+
+
+def test_a_failure_is_written_at_once_and_again_when_reduced(monkeypatch, tmp_path, capsys):
+    """A sum or an exponential stands for a defect; whatever else a case has is to go."""
+    seen: list[str] = []
+
+    def planted(case, way, schedule):
+        if "sum_" in case.text or "exp(" in case.text:
+            seen.append(case.text)
+            if len(seen) == 1:
+                assert not list(tmp_path.iterdir())
+            elif len(seen) == 2:
+                written.append(next(tmp_path.glob("*/program.tile")).read_text())
+            raise AssertionError("planted")
+
+    written: list[str] = []
+    monkeypatch.setattr("fuzz.hunt.check", planted)
+    ran, found = driver.look(0.05, ["cpu"], tmp_path, 0)
+    assert ran > len(seen) > 1 and {way for way, _ in found} == {"cpu"} and len(found) == 1
+    (folder,) = tmp_path.iterdir()
+    last = (folder / "program.tile").read_text()
+    assert written == [seen[0]] and last == seen[-1] and len(last) <= len(seen[0])
+    assert "planted" in (folder / "error.txt").read_text()
+    said = capsys.readouterr().out
+    assert said.count(f"tilec run {folder / 'program.tile'}") == said.count("reduced:") + 1 == 2

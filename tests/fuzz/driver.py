@@ -3,14 +3,15 @@
     python -m fuzz [--minutes 60] [--seed 0] [--target cpu|stages|emulator|gpu|text|all] [--jobs 1] [--out fuzz-found]
 
 `all` are all ways that the machine has: `gpu` where there is one. Each of several jobs draws from a seed of its own.
-Each failure becomes a folder with the reduced program, its inputs, its schedule file if it had one, and the command that
-fails again.
+Each failure becomes a folder with the program, its inputs, its schedule file if it had one, and the command that fails again:
+at once, and again when it is reduced, which takes up to a minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import shutil
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
@@ -60,16 +61,19 @@ def main() -> int:
 
 def look(minutes: float, ways: list[str], out: Path, seed: int) -> tuple[int, set[tuple[str, str]]]:
     """How many cases one process ran, and the kinds of failure that it wrote, each with the way in which it failed."""
-    end, ran, found = time.monotonic() + 60 * minutes, 0, set()
+    end, ran = time.monotonic() + 60 * minutes, 0
+    found: dict[tuple[str, str], tuple[int, Path]] = {}  # by way and kind: the seed, and where it is written
     while (left := (end - time.monotonic()) / 60) > 0:
         for way in ways:
             turn = min(TURN, left / len(ways)) if len(ways) > 1 else left
 
             def tell(failure: Found | tuple[str, Exception], way: str = way, seed: int = seed) -> None:
                 kind = failure.kind if isinstance(failure, Found) else f"{failure[1]!r:.80}"
-                if (way, kind) not in found:
-                    found.add((way, kind))
-                    print(f"{way}: {kind}\n  {write(out, way, seed, len(found), failure)}", flush=True)
+                new = (way, kind) not in found
+                first, folder = found.setdefault((way, kind), (seed, out / f"{way}-{seed}-{len(found) + 1}"))
+                if first == seed:  # which reduced it meanwhile, or found it just now
+                    command = write(folder, way, failure)
+                    print(f"{way}: {kind}\n  {command}" if new else f"  reduced: {command}", flush=True)
 
             if way == "text":
                 ran += hunt_texts(seed, turn, tell)
@@ -77,13 +81,13 @@ def look(minutes: float, ways: list[str], out: Path, seed: int) -> tuple[int, se
                 sizes = {} if way in ("cpu", "gpu") else {"sizes": SMALL}
                 ran += hunt(way, seed, turn, tell, statements=6, fuel=4, **sizes)
         seed += 1_000_000
-    return ran, found
+    return ran, {*found}
 
 
-def write(out: Path, way: str, seed: int, number: int, failure: Found | tuple[str, Exception]) -> str:
-    """Writes one failure to a folder; returns the command that fails again."""
-    folder = out / f"{way}-{seed}-{number}"
-    folder.mkdir(parents=True, exist_ok=True)
+def write(folder: Path, way: str, failure: Found | tuple[str, Exception]) -> str:
+    """Writes one failure to a folder, in place of what is there; returns the command that fails again."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     error = failure.error if isinstance(failure, Found) else failure[1]
     (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
     path = folder / "program.tile"

@@ -60,8 +60,8 @@ def drawn(draw, way: str, scheduled: bool = True, **options) -> tuple[Case, str 
 
 
 def hunt(way: str, start: int, minutes: float, tell: Callable[[Found], None], examples: int = 100, **options) -> int:
-    """Draws cases for so many minutes, from `start` on; returns how many ran. `tell` is called with a reduced one for each kind
-    of failure. The same `start` draws the same cases.
+    """Draws cases for so many minutes, from `start` on; returns how many ran. `tell` is called for each kind of failure as it
+    is found, and once more with a reduced case. The same `start` draws the same cases.
     """
     end, kinds, ran = time.monotonic() + 60 * minutes, set(), 0
     latest: list[Found] = []
@@ -92,6 +92,7 @@ def hunt(way: str, start: int, minutes: float, tell: Callable[[Found], None], ex
                     return
                 if not latest:
                     since[:] = [time.monotonic()]
+                    tell(Found(case, schedule, way, error, kind))
                 latest.append(Found(case, schedule, way, error, kind))
                 raise
 
