@@ -185,6 +185,8 @@ def memory_missed() -> str:
     said = f"Of {len(reached)} targets {count} are missed: speeds of "
     said += ", ".join(f"{share} of a copy's for {kind}" for kind, share in _wanted()) + "; no peer faster; "
     said += f"a geometric mean of {memory_report.GEOMEAN} over torch.compile; gelu as fast as relu, cos(cos) as cos, within 2%. "
+    if means := memory_report.large(found[1]):
+        said += f"Without the small programs that mean is {means[0]:.2f}; all at a copy's speed it would be {means[1]:.2f}. "
     said += "A line is a reason: what was reached by what missed, and of how many shapes."
     headings = ["programs", "of copy", "best peer's time over ours", "ratio", "reason"]
     return said + "\n\n" + table(headings, lines, (1, 2, 3))
