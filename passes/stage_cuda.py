@@ -22,9 +22,9 @@ from tilec.mlir import ir, linalg, memref
 from tilec.passes import turn_cuda
 from tilec.passes.cluster_cuda import planned_spread, spread
 from tilec.passes.early_cuda import load_early
+from tilec.passes.finish_cuda import finish_scans
 from tilec.passes.layout import Layout, read, tile_extents
 from tilec.passes.pipeline_cuda import IN_SRAM, STAGES, hold_rows, stage_rows
-from tilec.passes.scan_cuda import finish_scans
 from tilec.passes.spaces import is_local, places_of, root, space_of
 
 

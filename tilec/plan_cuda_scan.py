@@ -16,7 +16,7 @@ from tilec.amounts import element_bytes, is_chain, kept_bytes
 from tilec.cost import Work
 from tilec.mlir import ir
 from tilec.passes.cluster_cuda import part_of
-from tilec.passes.scan_cuda import finishes
+from tilec.passes.finish_cuda import finishes
 from tilec.plan_cuda_view import power
 
 if TYPE_CHECKING:
