@@ -25,6 +25,7 @@ PROGRAMS = {
     "points": ("gelu.tile", {"M": 100, "N": 1000}),
     "transposes": ("transpose.tile", {"M": 128, "N": 192}),
     "columns": ("variance.tile", {"M": 300, "N": 200}),
+    "scans": ("cumsum.tile", {"M": 1024, "N": 1024}),
     "contractions": ("linear.tile", {"M": 256, "N": 256, "K": 128}),
     "walks": ("attention.tile", {"B": 1, "H": 2, "S": 256, "T": 256, "D": 64}),
 }
@@ -47,7 +48,7 @@ def test_candidates_are_the_choice_and_others(name, target):
     assert all(c.describe(own) and c.predicted_us > 0 and len(c.plan.kernels) == len(own.kernels) for c in found)
 
 
-@pytest.mark.parametrize("name", ["rows", "points", "transposes", "columns"])
+@pytest.mark.parametrize("name", ["rows", "points", "transposes", "columns", "scans"])
 def test_candidates_for_a_gpu_compile(name):
     """What a schedule file then says can be carried out, and is what was predicted."""
     special = specialised(*PROGRAMS[name])

@@ -20,7 +20,7 @@ from tilec.graph import Graph
 from tilec.grouping import Group
 from tilec.passes.layout import make, options, turn
 from tilec.plan import KernelPlan
-from tilec.plan_cuda_check import refuse_layout
+from tilec.plan_cuda_check import refuse
 from tilec.plan_cuda_view import View, accesses
 from tilec.target import Target
 
@@ -103,7 +103,7 @@ def _layouts(own: KernelPlan, g: Group, graph: Graph, target: Target) -> Iterato
                     {"registers": min(o["registers"], target.sm.registers // layout.block)} if "registers" in o else {}
                 )
                 kernel = replace(own, tile=tile, options=o | options(layout) | allowed)
-                if refuse_layout(kernel) is None:
+                if refuse(kernel, own, target) is None:
                     yield replace(kernel, work=plan_cuda.work_laid_out(kernel, view, layout))
 
 

@@ -1,17 +1,30 @@
-"""Whether a layout that a schedule file gives to a CUDA kernel is one: the planner's own always are."""
+"""Whether what a schedule file makes of a CUDA kernel's plan can be carried out: the planner's own always can."""
 
 from __future__ import annotations
 
 from math import prod
 
 from tilec.plan import KernelPlan
+from tilec.plan_cuda_rows import refuse_options
+from tilec.plan_cuda_scan import refuse_chain_options
+from tilec.plan_cuda_stream import refuse_stream_options
+from tilec.target import Target
 
 _LISTS = ("thread_counts", "vectors", "steps")
 _MOST_THREADS = 1024
 _WIDEST = 8
 
 
-def refuse_layout(kernel: KernelPlan) -> tuple[str, str] | None:
+def refuse(kernel: KernelPlan, planned: KernelPlan, target: Target) -> tuple[tuple[str, ...], str] | None:
+    """Which key of the kernel's table is wrong and why, for a kernel that was `planned` otherwise; None where none is."""
+    if (problem := _refuse_layout(kernel)) is not None:
+        key, why = problem
+        return ("tile",) if key == "tile" else ("options", key), why
+    why = refuse_options(kernel, target) or refuse_chain_options(kernel) or refuse_stream_options(planned, kernel)
+    return why and (("options",), why)
+
+
+def _refuse_layout(kernel: KernelPlan) -> tuple[str, str] | None:
     """The option that is wrong (or `tile`) and why; None where the layout can be carried out."""
     options = kernel.options
     if any(key not in options for key in _LISTS):

@@ -135,12 +135,8 @@ def refuse_chain_options(kernel: KernelPlan) -> str | None:
         return None
     chain, walked = o["chain"], [d for d in kernel.extents if d not in kernel.grid]
     (lane,) = walked
-    threads, vector, steps, extent = (
-        o["thread_counts"][lane],
-        o["vectors"][lane],
-        o["steps"][lane],
-        kernel.extents[lane],
-    )
+    threads, vector, steps = (o[key][lane] for key in ("thread_counts", "vectors", "steps"))
+    extent = kernel.extents[lane]
     if chain == 1 and threads <= WARP:
         return None
     if chain < 1 or tuple(o["thread_order"]) != (lane,):

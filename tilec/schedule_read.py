@@ -18,10 +18,7 @@ from tilec.diagnostics import CallError, Source, Span, TileError
 from tilec.given import Fixed
 from tilec.grouping import Remark
 from tilec.plan import KernelPlan, Plan
-from tilec.plan_cuda_check import refuse_layout
-from tilec.plan_cuda_rows import refuse_options
-from tilec.plan_cuda_scan import refuse_chain_options
-from tilec.plan_cuda_stream import refuse_stream_options
+from tilec.plan_cuda_check import refuse
 
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, "options": dict}
@@ -218,13 +215,9 @@ class _Edit:
         edited = replace(kernel, tile=self.tile(kernel), loops=self.loops(kernel), options=self.options(kernel))
         if edited == kernel:
             return kernel
-        if self.plan.target.kind == "cuda" and (problem := refuse_layout(edited)) is not None:
-            key, why = problem
-            self.fail(why, *(["tile"] if key == "tile" else ["options", key]))
-        if self.plan.target.kind == "cuda" and (why := refuse_options(edited, self.plan.target)):
-            self.fail(why, "options")
-        if why := refuse_chain_options(edited) or refuse_stream_options(kernel, edited):
-            self.fail(why, "options")
+        if self.plan.target.kind == "cuda" and (problem := refuse(edited, kernel, self.plan.target)) is not None:
+            where, why = problem
+            self.fail(why, *where)
         threads = edited.options.get("threads", edited.work.threads)
         blocks = edited.blocks * edited.options.get("chain", 1)
         registers = edited.work.registers
