@@ -126,6 +126,8 @@ def headlines() -> str:
         (end, meaning), *_ = report.WAYS[suite].items()
         rows = report.in_tables(_reached(facts["rows"]))
         rows = [r for r in rows if r["name"].startswith(names) and r["name"] not in shown]
+        if not rows:
+            continue
         shown |= {r["name"] for r in rows}
         headings, cells = report.grid(suite, rows, end)
         parts.append(f"{where}, {path.name[:10]}, commit {facts['versions']['commit']}, {meaning}:")
