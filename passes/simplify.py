@@ -2,6 +2,7 @@
 
 x / 2.0          ->  x * 0.5            exact: the divisor is a power of two
 sum of nothing   ->  0                  a reduction whose range is empty is its identity, a constant like any other
+x[i] if false    ->                     what is not used is not read, nor what makes it computed
 c[i] = 2; c[i]   ->  2                  in other operations: what folds then does so here, before anything is planned
 rsqrt of a sqrt, exp of a log and the like stay as written: they round differently
 """
@@ -22,6 +23,8 @@ def simplify(module: ir.Operation) -> None:
             _reduce_nothing(op)
     for op in [o for o in mlir.walk(module) if _is_constant(o)]:
         _spread_constant(op)
+    for op in [o for o in mlir.walk(module) if mlir.is_generic(o)]:
+        _drop_unread(op)
 
 
 def _divide_by_power_of_two(op: ir.Operation) -> None:
@@ -77,16 +80,36 @@ def _spread_constant(op: ir.Operation) -> None:
             _without_input(user, op.results[0], end.operands[0])
 
 
-def _without_input(op: ir.Operation, tensor_: ir.Value, element: ir.Value) -> None:
+def _drop_unread(op: ir.Operation) -> None:
+    """An input that the body does not use keeps what makes it alive for nothing."""
+    inputs, arguments = mlir.inputs_of(op), list(mlir.body_of(op).arguments)
+    read = {v for v, a in zip(inputs, arguments) if mlir.uses(a)}
+    for value in dict.fromkeys(v for v in inputs if v not in read and not _is_empty(v)):
+        kept = _without_input(op, value)
+        if kept is op:
+            type_ = ir.RankedTensorType(value.type)
+            with ir.InsertionPoint(op), op.location:
+                empty = tensor.EmptyOp(list(type_.shape), type_.element_type).result
+            for n in [n for n, v in enumerate(mlir.inputs_of(op)) if v == value]:
+                op.operands[n] = empty
+        op = kept
+
+
+def _is_empty(value: ir.Value) -> bool:
+    owner = mlir.definition(value)
+    return owner is not None and owner.name == "tensor.empty"
+
+
+def _without_input(op: ir.Operation, tensor_: ir.Value, element: ir.Value | None = None) -> ir.Operation:
     """The operation with `element` in place of what it reads of a tensor, whose use stays where it alone tells a size."""
     inputs, outputs, maps = mlir.inputs_of(op), mlir.outputs_of(op), mlir.maps_of(op)
     kept = [n for n, value in enumerate(inputs) if value != tensor_]
     places = [*(maps[n] for n in kept), *maps[len(inputs) :]]
     if len({d for m in places for d in mlir.map_dims(m)}) < maps[0].n_dims:
         for value, argument in zip(inputs, mlir.body_of(op).arguments):
-            if value == tensor_:
+            if value == tensor_ and element is not None:
                 argument.replace_all_uses_with(element)
-        return
+        return op
     with ir.InsertionPoint(op), op.location:
         types = [r.type for r in op.results]
         made, block = mlir.generic(types, [inputs[n] for n in kept], outputs, places, mlir.iterators_of(op))
@@ -101,3 +124,4 @@ def _without_input(op: ir.Operation, tensor_: ir.Value, element: ir.Value) -> No
     for before, after in zip(op.results, made.results):
         before.replace_all_uses_with(after)
     op.erase()
+    return made.operation

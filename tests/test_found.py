@@ -31,6 +31,17 @@ from tilec.verify_data import inputs_of
 
 # by what was wrong: (program, sizes)
 PROGRAMS = {
+    "two kernels without a result had one name": (
+        """op f(x: f32[N, M], n: i64[M, M]) -> (y: i64[M]) {
+            y[j] = (argmin[k](x[k, j]) - max[l](n[l, j])) if false else 1
+        }""", {"M": 8, "N": 16}),
+    "what is not read tells the sizes of sums": (
+        """op f(x: f32[N, M], n: i64[M, M]) -> (y: i64[M], z: i64[M]) {
+            a[i, j] = argmin[k](x[k, j]) + n[i, j]
+            b[i, j] = max[l](n[l, j]) - n[i, j]
+            y[i] = sum[j](a[i, j] if false else 1)
+            z[i] = sum[j](b[i, j] if false else 2)
+        }""", {"M": 8, "N": 16}),
     "all of true: the update is the state": ("op f(x: f32[M]) -> (y: bool) { y = all[k in 0:M](true) }", {"M": 5}),
     "any of true: the update is a constant": ("op f(x: f32[M]) -> (y: bool[M]) { y[i] = any[k in 0:M](true) }", {"M": 5}),
     "a sum of nothing but zeros": ("op f(x: f32[M]) -> (y: i32) { y = sum[k in 0:M](i32(0)) }", {"M": 5}),

@@ -237,6 +237,7 @@ def test_illegal_fusion_has_the_planners_reason(obeyed):
 @pytest.mark.parametrize("text, message", [
     ("plan = 3", "`plan` must be a list"),
     ("x =", "not TOML"),
+    ("x = " + "[" * 2000, "nested too deeply"),
     ("[[plan]]\nkernels = 3\nprogram=''\ntarget=''", "`kernels` must be a table"),
     ("[[plan]]\nprogram=''\ntarget=''\nkernels.a = 3", "must be a table"),
     ("[[plan]]\nprogram=''\ntarget=''\nkernels.a.loops = {x=1}", "whole numbers"),

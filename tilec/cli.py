@@ -38,19 +38,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return PIPE_CLOSED
     except TileError as error:
+        if isinstance(error.__cause__, InternalError):
+            _show_traceback()
         show_error(error)
         return MISTAKE
     except Exception as error:
-        if os.environ.get("TILEC_DEBUG"):
-            import traceback
-
-            traceback.print_exc()
+        _show_traceback()
         if _is_environment(error):
             _drop_output()
             note(str(error) or type(error).__name__, "error")
             return MISTAKE
         _report_defect(error, args, argv)
         return DEFECT
+
+
+def _show_traceback() -> None:
+    """Of what is handled, where a developer wants it."""
+    if os.environ.get("TILEC_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
 
 
 def _drop_output() -> None:
@@ -82,8 +89,7 @@ def _report_defect(error: Exception, args: argparse.Namespace, argv: list[str]) 
     """Says what failed where, and leaves what is needed to see it again."""
     stage, ir = (error.stage, error.ir) if isinstance(error, InternalError) else (None, None)
     told = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
-    edited = f", if {args.file} is as a stage left it" if args.command == "cli_ir:opt" else ""
-    note(f"{told}\nThis is a defect of tilec, not of the program{edited}.", "internal error")
+    note(f"{told}\nThis is a defect of tilec, not of the program.", "internal error")
     if stage:
         note(f"in stage '{stage}'", "where")
     elif place := _place(error):

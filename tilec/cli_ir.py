@@ -130,7 +130,13 @@ def _carry_on(text: str, start: str, end: str, target: str) -> str:
     with common.working(f"{following} to {end}"), mlir.context(), mlir.ir.Location.unknown():
         module = parse_text(text)
         last = "map" if end == "emit" else end
-        lowered = lower(module, load(target), begin=following, end=last, emit=end == "emit")
+        try:
+            lowered = lower(module, load(target), begin=following, end=last, emit=end == "emit")
+        except InternalError as error:
+            hint = (
+                f"it is a defect of tilec if stage '{start}' left the file as it is; TILEC_DEBUG=1 shows the traceback"
+            )
+            raise CallError(f"on this IR {_first_messages(error)}", hint=hint) from error
     return lowered.emitted.module if end == "emit" else header(end, target) + lowered.texts[end]
 
 

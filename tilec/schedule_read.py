@@ -48,6 +48,8 @@ def parse_schedule(source: Source) -> Callable[[Plan], Plan]:
         table = tomllib.loads(source.text)
     except tomllib.TOMLDecodeError as error:
         raise CallError(f"{source.name}: not TOML: {error}") from None
+    except RecursionError:
+        raise CallError(f"{source.name}: lists and tables are nested too deeply") from None
     schedule = Schedule(source, table)
     schedule.validate()
     return schedule

@@ -80,9 +80,8 @@ def hunt(way: str, start: int, minutes: float, tell: Callable[[Found], None], ex
             case, schedule = pair
             if not latest and time.monotonic() > end:
                 raise _TimeIsUp
-            slow = latest and time.monotonic() > since[0] + REDUCING
-            if slow and repr(pair) != repr((latest[-1].case, latest[-1].schedule)):
-                return
+            if latest and time.monotonic() > since[0] + REDUCING:
+                raise _TimeIsUp
             ran += 1
             try:
                 check(case, way, schedule)
@@ -99,10 +98,12 @@ def hunt(way: str, start: int, minutes: float, tell: Callable[[Found], None], ex
         try:
             draw()
         except _TimeIsUp:
-            break
+            if not latest:
+                break
         except Exception:
             if not latest:
                 raise
+        if latest:
             kinds.add(latest[-1].kind)
             tell(latest[-1])
         start += 1
