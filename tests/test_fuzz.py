@@ -121,3 +121,14 @@ def test_a_failure_is_written_at_once_and_again_when_reduced(monkeypatch, tmp_pa
     assert "planted" in (folder / "error.txt").read_text()
     said = capsys.readouterr().out
     assert said.count(f"tilec run {folder / 'program.tile'}") == said.count("reduced:") + 1 == 2
+
+
+def test_texts_that_fail_are_kept_with_the_command_that_fails_again(monkeypatch, tmp_path, capsys):
+    def planted(text):
+        raise AssertionError("planted")
+
+    monkeypatch.setattr("fuzz.files.SORTS", {sort: (strategy, planted) for sort, (strategy, _) in SORTS.items()})
+    ran, found = driver.look(0.01, ["text"], tmp_path, 2)  # the third sort is IR
+    assert ran and found == {("text", "AssertionError('planted')")}
+    (kept,) = tmp_path.glob("*/softmax.mlir")
+    assert kept.read_text().startswith("// tilec stage: ") and f"  tilec opt {kept}\n" in capsys.readouterr().out

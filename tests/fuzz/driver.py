@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from fuzz.compare import WAYS
-from fuzz.files import hunt_texts
+from fuzz.files import AGAIN, FoundText, hunt_texts
 from fuzz.hunt import Found, hunt
 from tilec.run_data import saved
 from tilec.runtime.cuda_driver import device_info
@@ -67,8 +67,8 @@ def look(minutes: float, ways: list[str], out: Path, seed: int) -> tuple[int, se
         for way in ways:
             turn = min(TURN, left / len(ways)) if len(ways) > 1 else left
 
-            def tell(failure: Found | tuple[str, Exception], way: str = way, seed: int = seed) -> None:
-                kind = failure.kind if isinstance(failure, Found) else f"{failure[1]!r:.80}"
+            def tell(failure: Found | FoundText, way: str = way, seed: int = seed) -> None:
+                kind = failure.kind
                 new = (way, kind) not in found
                 first, folder = found.setdefault((way, kind), (seed, out / f"{way}-{seed}-{len(found) + 1}"))
                 if first == seed:  # which reduced it meanwhile, or found it just now
@@ -84,17 +84,16 @@ def look(minutes: float, ways: list[str], out: Path, seed: int) -> tuple[int, se
     return ran, {*found}
 
 
-def write(folder: Path, way: str, failure: Found | tuple[str, Exception]) -> str:
+def write(folder: Path, way: str, failure: Found | FoundText) -> str:
     """Writes one failure to a folder, in place of what is there; returns the command that fails again."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    error = failure.error if isinstance(failure, Found) else failure[1]
-    (folder / "error.txt").write_text("".join(traceback.format_exception(error)))
-    path = folder / "program.tile"
-    if not isinstance(failure, Found):
-        path.write_text(failure[0], errors="surrogatepass")
-        return f"tilec check {path}"
-    case = failure.case
+    (folder / "error.txt").write_text("".join(traceback.format_exception(failure.error)))
+    if isinstance(failure, FoundText):
+        name, command = AGAIN[failure.sort]
+        (folder / name).write_text(failure.text, errors="surrogatepass")
+        return command.format(folder / name)
+    case, path = failure.case, folder / "program.tile"
     path.write_text(case.text)
     if case.inputs:
         np.savez(folder / "inputs.npz", **saved(case.inputs))

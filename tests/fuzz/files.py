@@ -6,7 +6,9 @@ import io
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -97,13 +99,33 @@ SORTS = {
     "schedules": (schedule_texts, check_schedule_text),
     "ir": (ir_texts, check_ir_text),
 }
+AGAIN = {
+    "programs": ("program.tile", "tilec check {}"),
+    "schedules": ("softmax.sched.toml", "tilec explain examples/softmax.tile -D M=12,N=20 --schedule {}"),
+    "ir": ("softmax.mlir", "tilec opt {}"),
+}
+"""Under which name a text is kept, and what then fails again."""
 
 
-def hunt_texts(start: int, minutes: float, tell) -> int:
-    """Draws texts of every sort for so many minutes; returns how many. `tell` is called with what fails, and the error."""
+@dataclass
+class FoundText:
+    """A text that fails, and how."""
+
+    sort: str
+    text: str
+    error: Exception
+
+    @property
+    def kind(self) -> str:
+        return f"{self.error!r:.80}"
+
+
+def hunt_texts(start: int, minutes: float, tell: Callable[[FoundText], None]) -> int:
+    """Draws texts of every sort for so many minutes; returns how many. `tell` is called with what fails."""
     end, ran, latest = time.monotonic() + 60 * minutes, 0, []
     while time.monotonic() < end:
-        strategy, check_one = list(SORTS.values())[start % len(SORTS)]
+        sort = list(SORTS)[start % len(SORTS)]
+        strategy, check_one = SORTS[sort]
         latest.clear()
 
         @seed(start)
@@ -119,7 +141,7 @@ def hunt_texts(start: int, minutes: float, tell) -> int:
                 with limited():
                     check_one(text)  # noqa: B023
             except Exception as error:
-                latest.append((text, error))
+                latest.append(FoundText(sort, text, error))  # noqa: B023
                 raise
 
         try:
