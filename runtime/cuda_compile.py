@@ -28,7 +28,6 @@ __all__ = [
     "NoCompiler",
     "ResourceError",
     "assemble",
-    "cached_kernel",
     "chip_number",
     "compile_kernel",
     "versions",
@@ -82,27 +81,6 @@ def _limits(registers: int, threads: int) -> list[int | None]:
         if blocks and (most := min(REGISTERS // (threads * blocks) // 8 * 8, MOST)) > tried[-1]:
             tried.append(most)
     return [*tried, None]
-
-
-def cached_kernel(source: str, entry: str, chip: str, threads: int, **options: Any) -> tuple[Cubin, bool]:
-    """`compile_kernel` through the disk cache, and whether it was there."""
-    from tilec.runtime import cache
-
-    written = repr(sorted((k, tuple(v) if isinstance(v, (list, tuple)) else v) for k, v in options.items()))
-    key = cache.make_key("cubin", source, entry, chip, str(threads), written, cache.runtime_digest(), *versions())
-    if (found := cache.load(key)) is not None and (cubin := _from_cache(*found)) is not None:
-        return cubin, True
-    cubin = compile_kernel(source, entry, chip, threads, **options)
-    cache.save(key, cubin.properties(), {"cubin": cubin.image, "ptx": cubin.ptx.encode()})
-    return cubin, False
-
-
-def _from_cache(properties: dict[str, Any], files: dict[str, bytes]) -> Cubin | None:
-    try:
-        warnings = tuple(properties.pop("warnings"))
-        return Cubin(files["cubin"], files["ptx"].decode(), warnings=warnings, **properties)
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def chip_number(chip: str) -> int:

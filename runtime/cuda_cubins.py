@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
-from tilec.runtime import generated
+from tilec.runtime import cache, generated
 from tilec.runtime.cuda_assemble import Cubin
-from tilec.runtime.cuda_compile import cached_kernel
+from tilec.runtime.cuda_compile import compile_kernel, versions
 from tilec.runtime.generated import uncollected
 from tilec.runtime.program import Emitted, KernelSource
 
@@ -16,8 +17,37 @@ from tilec.runtime.program import Emitted, KernelSource
 def program_cubins(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict[str, Cubin]:
     """Every kernel's cubin by kernel name. `registers` are what a thread may have, where the plan says.
 
-    Kernels that differ in names only share one. One kernel is assembled while the next becomes PTX.
+    All are one entry of the cache, which is found by the module's text: telling which kernels are alike means compiling that
+    text to bytecode, which takes longer than to read them all.
     """
+    asked = [(k.name, k.threads, parameters(k), registers.get(k.name)) for k in emitted.kernels]
+    key = cache.make_key("cubins", emitted.module, repr(asked), chip, cache.runtime_digest(), *versions())
+    if (found := cache.load(key)) is not None and (cubins := _from_cache(*found)) is not None:
+        return cubins
+    cubins = _compiled(emitted, chip, registers)
+    different = list({id(c): c for c in cubins.values()}.values())
+    properties = {
+        "kernels": {name: different.index(c) for name, c in cubins.items()},
+        "cubins": [c.properties() for c in different],
+    }
+    files = {f"{n}.cubin": c.image for n, c in enumerate(different)}
+    cache.save(key, properties, files | {f"{n}.ptx": c.ptx.encode() for n, c in enumerate(different)})
+    return cubins
+
+
+def _from_cache(properties: dict[str, Any], files: dict[str, bytes]) -> dict[str, Cubin] | None:
+    try:
+        cubins = [
+            Cubin(files[f"{n}.cubin"], files[f"{n}.ptx"].decode(), **(p | {"warnings": tuple(p["warnings"])}))
+            for n, p in enumerate(properties["cubins"])
+        ]
+        return {name: cubins[n] for name, n in properties["kernels"].items()}
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _compiled(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict[str, Cubin]:
+    """Kernels that differ in names only share one. One kernel is assembled while the next becomes PTX."""
     codes = generated.functions(emitted.module)
     made: dict[tuple, Future[Cubin]] = {}
     cubins: dict[str, Future[Cubin]] = {}
@@ -33,10 +63,10 @@ def program_cubins(emitted: Emitted, chip: str, registers: Mapping[str, int]) ->
 
 def _compile(module: str, kernel: KernelSource, chip: str, registers: int | None) -> Cubin:
     """With the registers that the plan allows, or as many as it takes where those would spill."""
-    return cached_kernel(
+    return compile_kernel(
         module, kernel.name, chip, kernel.threads, parameters=parameters(kernel), max_registers=registers, relax=True,
         allow=("stack", "spills", "warnings"),
-    )[0]  # fmt: skip
+    )  # fmt: skip
 
 
 def parameters(kernel: KernelSource) -> list[str]:

@@ -4,15 +4,19 @@ the right thing."""
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
 
 pytest.importorskip("numba_cuda_mlir")
 pytest.importorskip("cuda.core")
 
-from tilec.runtime import cache, compile_server, cuda_async, cuda_compile, cuda_matrix, cuda_scalar
-from tilec.runtime.cuda_compile import CompileError, ResourceError, cached_kernel, compile_kernel
+from tilec.runtime import cache, compile_server, cuda_async, cuda_compile, cuda_cubins, cuda_matrix, cuda_scalar
+from tilec.runtime.cuda_compile import CompileError, ResourceError, compile_kernel
+from tilec.runtime.cuda_cubins import program_cubins
 from tilec.runtime.cuda_memory import WIDTH, in_array
+from tilec.runtime.program import Emitted, KernelSource
 
 CHIPS = ("sm_80", "sm_90a")
 BASICS = "cuda, int8, int32, int64, float32, float64, shared_address"
@@ -379,15 +383,32 @@ def test_wrong_sources_say_why():
             compile_kernel(kernel("pass", name), "kernel", "sm_90a", 128)
 
 
-def test_the_cache_gives_the_same_cubin(tmp_path, monkeypatch):
+def emitted(*names: str) -> Emitted:
+    """A program of kernels that all copy."""
+    module = "\n".join([COPY.split("def ")[0], *("def " + COPY.split("def ")[1].replace("kernel", n) for n in names)])
+    kernels = tuple(KernelSource(n, "", 1, 2, threads=128) for n in names)
+    return Emitted("copies", module, kernels, (), ())
+
+
+def test_the_cache_gives_the_same_cubins(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
-    first, hit = cached_kernel(COPY, "kernel", "sm_90a", 128, parameters=("i64", "i64"))
-    assert not hit
-    again, hit = cached_kernel(COPY, "kernel", "sm_90a", 128, parameters=("i64", "i64"))
-    assert hit and again == first
-    assert not cached_kernel(COPY, "kernel", "sm_80", 128, parameters=("i64", "i64"))[1]
-    next((tmp_path / "cache" / "entries").glob("*.bin")).write_bytes(b"bad")
-    assert cached_kernel(COPY, "kernel", "sm_90a", 128, parameters=("i64", "i64"))[0].entry == "kernel"
+    compiled = []
+    monkeypatch.setattr(cuda_cubins, "compile_kernel", lambda *a, **o: compiled.append(a) or compile_kernel(*a, **o))
+    program = emitted("one", "other")
+    first = program_cubins(program, "sm_90a", {})
+    assert first["one"] is first["other"] and len(compiled) == 1, "they differ in names only"
+    again = program_cubins(program, "sm_90a", {})
+    assert again == first and again["one"] is again["other"] and len(compiled) == 1
+    entries = tmp_path / "cache" / "entries"
+    assert len(list(entries.glob("*.json"))) == 1 and len(list(entries.glob("*.bin"))) == 2, "the cubin and its PTX"
+    wide = replace(program, kernels=(program.kernels[0], replace(program.kernels[1], threads=256)))
+    for n, different in enumerate([(program, "sm_80", {}), (program, "sm_90a", {"one": 64}), (wide, "sm_90a", {})]):
+        before = len(compiled)
+        program_cubins(*different)
+        assert len(compiled) > before, n
+    for binary in entries.glob("*.bin"):
+        binary.write_bytes(b"bad")
+    assert program_cubins(program, "sm_90a", {}) == {n: replace(c, seconds=ANY) for n, c in first.items()}
 
 
 def test_the_compilers_own_process_makes_what_this_one_would():

@@ -49,9 +49,12 @@ PLANTED = {
 
 def compile_planted(name: str, chip: str):
     """The cubin, from the disk cache where it was compiled before."""
-    from tilec.runtime.cuda_compile import cached_kernel
+    from tilec.runtime.cuda_cubins import program_cubins
+    from tilec.runtime.program import Emitted, KernelSource
 
-    return cached_kernel(PLANTED[name].source, "planted", chip, THREADS, parameters=("i64", "i64"))[0]
+    source = PLANTED[name].source
+    kernel = KernelSource("planted", source, 1, 2, THREADS)
+    return program_cubins(Emitted("planted", source, (kernel,), (), ()), chip, {})["planted"]
 
 
 def run_planted(name: str) -> None:
