@@ -7,6 +7,16 @@ from typing import Any
 
 from tilec.runtime.cuda_define import Array, asm, define, extract, indices, memref, write
 
+# The word with element `at` in it, its index, and by how many bits it is shifted there.
+_WORD = f"""%one = arith.constant 1 : i64
+      %four = arith.constant 4 : i64
+      %place = arith.shrui %at, %one : i64
+      %odd = arith.andi %at, %one : i64
+      %shift64 = arith.shli %odd, %four : i64
+      %shift = arith.trunci %shift64 : i64 to i32
+      %index = arith.index_cast %place : i64 to index
+      %word = memref.load %words[%index] : {memref("u32")}"""
+
 
 def unpack(dtype: str) -> Any:
     """`unpack_bf16(words, at)`: element `at` of an array of words with two elements each, as float32.
@@ -17,14 +27,7 @@ def unpack(dtype: str) -> Any:
         "bf16": "%c16 = arith.constant 16 : i32\n%wide = arith.shli %half, %c16 : i32\n%result = arith.bitcast %wide : i32 to f32",
         "f16": "%low = arith.trunci %half : i32 to i16\n%h = arith.bitcast %low : i16 to f16\n%result = arith.extf %h : f16 to f32",
     }[dtype]
-    body = f"""%one = arith.constant 1 : i64
-      %four = arith.constant 4 : i64
-      %place = arith.shrui %at, %one : i64
-      %odd = arith.andi %at, %one : i64
-      %shift64 = arith.shli %odd, %four : i64
-      %shift = arith.trunci %shift64 : i64 to i32
-      %index = arith.index_cast %place : i64 to index
-      %word = memref.load %words[%index] : {memref("u32")}
+    body = f"""{_WORD}
       %half = arith.shrui %word, %shift : i32
       {widen}"""
     return define(f"unpack_{dtype}", {"words": Array("u32"), "at": "i64"}, "f32", body)
@@ -36,14 +39,7 @@ def put(dtype: str) -> Any:
         "bf16": f"%bits = {asm('cvt.rn.bf16.f32 $0, $1;', 'h', [('f', '%value')], pure=True)}",
         "f16": "%h = arith.truncf %value : f32 to f16\n%bits = arith.bitcast %h : f16 to i16",
     }[dtype]
-    body = f"""%one = arith.constant 1 : i64
-      %four = arith.constant 4 : i64
-      %place = arith.shrui %at, %one : i64
-      %odd = arith.andi %at, %one : i64
-      %shift64 = arith.shli %odd, %four : i64
-      %shift = arith.trunci %shift64 : i64 to i32
-      %index = arith.index_cast %place : i64 to index
-      %word = memref.load %words[%index] : {memref("u32")}
+    body = f"""{_WORD}
       {narrow}
       %wide = arith.extui %bits : i16 to i32
       %mask = arith.constant 65535 : i32
