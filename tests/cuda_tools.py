@@ -1,0 +1,32 @@
+"""Kernels written by hand, for tests of device functions, of their compiler and of launches."""
+
+from tilec.runtime.cuda_compile import compile_kernel
+
+CHIPS = ("sm_80", "sm_90a")
+BASICS = "cuda, int8, int32, int64, float32, float64, shared_address"
+
+
+def kernel(body: str, *names: str, before: str = "", parameters: str = "x, y, n") -> str:
+    """The module text of a kernel as it is emitted: imports, then parametrised functions, then the kernel."""
+    lines = [f"    {line}" for line in body.strip().splitlines()]
+    imports = ", ".join(dict.fromkeys([*BASICS.split(", "), *names]))
+    return "\n".join(
+        [
+            f"from tilec.runtime.cuda_intrinsics import {imports}",
+            before,
+            f"def kernel({parameters}):",
+            "    tid = int64(cuda.threadIdx.x)",
+            *lines,
+            "",
+        ]
+    )
+
+
+def check(source: str, chips=CHIPS, threads: int = 128, **options):
+    cubins = [compile_kernel(source, "kernel", chip, threads, **options) for chip in chips]
+    assert all(c.image.startswith(b"\x7fELF") and c.registers > 0 for c in cubins)
+    return cubins[-1]
+
+
+SHARED = "base = shared_address(cuda.shared.array(0, int8))\n"
+COPY = kernel("store_f32(y + tid * 4, load_f32(x + tid * 4))", "load_f32", "store_f32", parameters="x, y")

@@ -1,0 +1,273 @@
+"""Every device function compiles for every chip it is for, without spills or stack (on a GPU, `test_cuda_launch` runs them)."""
+
+import pytest
+
+pytest.importorskip("numba_cuda_mlir")
+pytest.importorskip("cuda.core")
+
+from cuda_tools import CHIPS, SHARED, check, kernel
+
+from tilec.runtime import cuda_async, cuda_matrix, cuda_scalar
+from tilec.runtime.cuda_memory import WIDTH, in_array
+
+
+@pytest.mark.parametrize("dtype", WIDTH)
+def test_scalar_access(dtype):
+    size = WIDTH[dtype] // 8
+    hints = [f"load_{dtype}_nc", f"store_{dtype}_stream"]
+    names = [f"{s}{a}_{dtype}" for s in ("", "shared_") for a in ("load", "store")] + ["barrier", *hints]
+    body = f"""
+shared_store_{dtype}(base + tid * {size}, load_{dtype}(x + tid * {size}))
+barrier()
+store_{dtype}(y + tid * {size}, shared_load_{dtype}(base + (tid ^ 1) * {size}))
+store_{dtype}_stream(y + 4096 + tid * {size}, load_{dtype}_nc(x + 4096 + tid * {size}))
+"""
+    check(kernel(SHARED + body, *names), (*CHIPS, "sm_89", "sm_100a"))
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+@pytest.mark.parametrize("dtype", WIDTH)
+def test_vector_access(dtype, size):
+    count = size * 8 // WIDTH[dtype]
+    if not count:
+        return
+    v, element = f"{dtype}x{count}", in_array(dtype)
+    array = {"f": "float", "i": "int", "u": "uint"}[element[0]] + element[1:]
+    names = [f"{s}{a}_{v}" for s in ("", "shared_") for a in ("load", "store")]
+    body = f"""
+a = cuda.local.array({4 * count}, {array})
+load_{v}(a, 0, x + tid * {size})
+load_{v}_nc(a, {count}, x + 4096 + tid * {size})
+load_{v}_nc(a, {2 * count}, x + 8192 + tid * {size})
+load_{v}_nc_where(a, {3 * count}, x + 12288 + tid * {size}, tid < n)
+shared_store_{v}(a, 0, base + tid * {size})
+barrier()
+shared_load_{v}(a, 0, base + (tid ^ 1) * {size})
+for i in range({count}):
+    a[i] = a[i] + a[i + {count}] + a[i + {3 * count}]
+store_{v}(a, 0, y + tid * {size})
+store_{v}_stream(a, {2 * count}, y + 4096 + tid * {size})
+"""
+    names += [f"load_{v}_nc", f"load_{v}_nc_where", f"store_{v}_stream", "barrier", array]
+    cubin = check(kernel(SHARED + body, *names), ("sm_80", "sm_90a"))
+    whole = {4: r"b32", 8: ("v2.b32", "b64"), 16: ("v4.b32", "v2.b64")}[size]
+    expected = [f"ld.global.nc.{w}" for w in ([whole] if isinstance(whole, str) else whole)]
+    assert any(e in cubin.ptx for e in expected), "not one access"
+    assert any(f"@p {e}" in cubin.ptx for e in expected), "not predicated"
+
+
+@pytest.mark.parametrize("function", [*cuda_scalar._LIBDEVICE, *cuda_scalar._LIBDEVICE_2])
+def test_accurate_functions(function):
+    for dtype in ("f32", "f64"):
+        value = f"load_{dtype}(x + tid * 8)"
+        values = f"{value}, {value}" if function in cuda_scalar._LIBDEVICE_2 else value
+        body = f"store_{dtype}(y + tid * 8, {function}_{dtype}({values}))"
+        names = [f"{function}_{dtype}", f"load_{dtype}", f"store_{dtype}"]
+        # The slow path of the trigonometric functions keeps a table of 2/pi products on the stack.
+        cubin = check(kernel(body, *names), ("sm_90a",), allow=("stack",))
+        assert not cubin.stack or function in ("sin", "cos", "tan", "tgamma", "lgamma", "pow")
+        if function not in ("exp2",):
+            assert "ex2.approx.f32" not in cubin.ptx and "tanh.approx" not in cubin.ptx
+
+
+def test_scalar_instructions():
+    three = ["v", "load_f32(x + 4)", "load_f32(x + 8)"]
+    calls = [f"store_f32(y, {n}({', '.join(three[: len(row[1])])}))" for n, row in cuda_scalar._PTX.items()]
+    body = "v = load_f32(x)\n" + "\n".join(calls)
+    check(kernel(body, "load_f32", "store_f32", *cuda_scalar._PTX), (*CHIPS, "sm_100a"))
+    body = """
+v = load_f64(x)
+w = from_bits_f64(bits_f64(fma_f64(maximum_f64(v, v + 1.0), minimum_f64(v, v * v), v)) ^ 1)
+if is_nan_f64(v) or not_equal_f64(v, w):
+    store_f64(y, w)
+u = float32(v)
+if is_nan_f32(u) or not_equal_f32(u, fma_f32(u, u, u)):
+    store_f32(y + 8, from_bits_f32(bits_f32(u) ^ 1))
+store_f32(y + 16, round_bf16(u) + round_f16(u) + round_f8e4m3(u) + round_f8e5m2(u))
+"""
+    names = "load_f64 store_f64 store_f32 fma_f64 fma_f32 maximum_f64 minimum_f64 bits_f64 from_bits_f64"
+    names += " is_nan_f64 not_equal_f64 not_equal_f32 is_nan_f32 bits_f32 from_bits_f32"
+    check(kernel(body, *names.split(), *(f"round_{t}" for t in ("bf16", "f16", "f8e4m3", "f8e5m2"))))
+
+
+@pytest.mark.parametrize("mode", cuda_scalar._SHUFFLES)
+def test_shuffles(mode):
+    types = ("f32", "i32", "u32", "f64", "i64", "u64")
+    body = "\n".join(f"store_{t}(y + tid * 8, shuffle_{mode}_{t}(load_{t}(x + tid * 8), 16))" for t in types)
+    names = [f"{a}_{t}" for t in types for a in ("load", "store", f"shuffle_{mode}")]
+    assert "shfl.sync" in check(kernel(body, *names), (*CHIPS, "sm_100a")).ptx
+
+
+def test_synchronisation():
+    body = """
+barrier()
+barrier_any()
+if tid < 64:
+    named_barrier_arrive(2, 128)
+else:
+    named_barrier(2, 128)
+warp_barrier()
+old = atomic_add_i32(x, 1)
+fence_gpu()
+store_release_i32(y + old * 4, load_acquire_i32(x + 8) + lane_id())
+"""
+    names = "barrier barrier_any named_barrier named_barrier_arrive warp_barrier atomic_add_i32 fence_gpu"
+    check(kernel(body, *names.split(), "store_release_i32", "load_acquire_i32", "lane_id"))
+
+
+def test_clusters():
+    body = """
+if tid == 0:
+    mbarrier_init(base, 1)
+    mbarrier_fence()
+cluster_arrive_relaxed()
+cluster_wait()
+there = map_shared(base + 64, cluster_rank() ^ 1)
+remote_store_f32(there + tid * 4, float32(cluster_size() + cluster_id()))
+mbarrier_expect(base, 512)
+remote_store_async_f32(there + 512 + tid * 4, float32(1), map_shared(base, cluster_rank() ^ 1))
+mbarrier_wait(base, 0)
+mbarrier_arrive_remote(map_shared(base, 0))
+cluster_arrive()
+store_f32(y, remote_load_f32(there))
+"""
+    names = [n for n in (*cuda_scalar.SCALAR, *cuda_async.ASYNC) if n in body.replace("(", " ").split()]
+    check(kernel(SHARED + body, *names, "store_f32", "map_shared", "cluster_rank", "cluster_size"), ("sm_90a",))
+
+
+def test_cp_async():
+    body = """
+mbarrier_init(base + 16384, 128)
+cp_async_16(base + tid * 16, x + tid * 16, 16)
+cp_async_8(base + 4096 + tid * 16, x + tid * 16, 8 if tid < n else 0)
+cp_async_4(base + 8192 + tid * 16, x + tid * 16, 4)
+cp_async_commit()
+wait1()
+wait0()
+cp_async_arrive(base + 16384)
+barrier()
+store_f32(y, shared_load_f32(base + 16))
+"""
+    names = "cp_async_16 cp_async_8 cp_async_4 cp_async_commit cp_async_wait cp_async_arrive"
+    names += " mbarrier_init barrier"
+    before = "wait1, wait0 = cp_async_wait(1), cp_async_wait(0)"
+    check(kernel(SHARED + body, *names.split(), "store_f32", "shared_load_f32", before=before))
+
+
+@pytest.mark.parametrize("dtype", cuda_matrix._MMA)
+def test_mma(dtype):
+    element = "int32" if dtype in ("i8", "u8") else "float32"
+    short = element[0] + "32"
+    word, names = "int32", ["ldmatrix_x4", "ldmatrix_x2_trans"]
+    load_a, load_b = "ldmatrix_x4(a, 0, base + {at})", "ldmatrix_x2_trans(b, 0, base + 2048 + {at})"
+    if dtype == "tf32":  # its words are float32 numbers
+        word, names = "float32", ["shared_load_f32"]
+        load_a, load_b = (
+            "; ".join(f"{v}[{i}] = shared_load_f32(base + {i * 2048} + {{at}})" for i in range(n))
+            for v, n in (("a", 4), ("b", 2))
+        )
+    at = "tid * 16 + k * 4096"
+    body = f"""
+acc, a, b = cuda.local.array(4, {element}), cuda.local.array(4, {word}), cuda.local.array(2, {word})
+for i in range(4):
+    acc[i] = {element}(0)
+for k in range(n):
+    {load_a.format(at=at)}
+    {load_b.format(at=at)}
+    mma_{dtype}(acc, 0, a, 0, b, 0)
+store_{short}x4(acc, 0, y + tid * 16)
+"""
+    chips = ("sm_89", "sm_90a") if dtype.startswith("f8") else (*CHIPS, "sm_120a")
+    check(kernel(SHARED + body, *names, f"mma_{dtype}", f"store_{short}x4"), chips)
+
+
+def test_stmatrix_and_packing():
+    body = """
+a = cuda.local.array(4, int32)
+a[0], a[1] = pack_bf16(load_f32(x), load_f32(x + 4)), pack_f16(load_f32(x), load_f32(x + 4))
+a[2], a[3] = round_tf32(load_f32(x)), 0
+stmatrix_x4(a, 0, base + tid * 16)
+stmatrix_x4_trans(a, 0, base + 4096 + tid * 16)
+"""
+    names = "pack_bf16 pack_f16 round_tf32 stmatrix_x4 stmatrix_x4_trans load_f32"
+    check(kernel(SHARED + body, *names.split()), ("sm_90a",))
+
+
+WGMMA = """
+acc = cuda.local.array({count}, {element})
+for i in range({count}):
+    acc[i] = {element}(0)
+step = int64(1) << 16 | int64(64) << 32 | int64(1) << 62
+for k in range(n):
+    multiply(acc, 0, {a}step | ((base + 65536 + k * 16384) >> 4), int32(1))
+    wait(acc, 0{words})
+for i in range({count} // 4):
+    store_{short}x4(acc, 4 * i, y + tid * {count} * 4 + i * 16)
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n"),
+    [("bf16", 256), ("bf16", 64), ("f16", 128), ("tf32", 128), ("f8e4m3", 128), ("f8e5m2", 8), ("i8", 64)],
+)
+def test_wgmma(dtype, n):
+    element = "int32" if dtype == "i8" else "float32"
+    short = element[0] + "32"
+    a = "step | ((base + k * 16384) >> 4), "
+    body = WGMMA.format(count=n // 2, element=element, short=short, a=a, words="")
+    before = f"multiply, wait = wgmma('{dtype}', {n}, steps=4), wgmma_wait(0, {n // 2}, '{short}')"
+    cubin = check(kernel(SHARED + body, "wgmma", "wgmma_wait", f"store_{short}x4", before=before), ("sm_90a",))
+    assert cubin.registers < n // 2 + 64
+
+
+def test_wgmma_with_a_in_registers():
+    loads = "".join(f"    ldmatrix_x4(a, {4 * i}, base + tid * 16 + {2048 * i})\n" for i in range(4))
+    body = WGMMA.format(count=64, element="float32", short="f32", a="a, 0, ", words=", a, 0")
+    body = body.replace("    multiply", loads + "    multiply").replace(
+        "step =", "a = cuda.local.array(16, int32)\nstep ="
+    )
+    before = "multiply = wgmma('bf16', 128, steps=4, registers=True, transpose_b=True, step_b=128)\n"
+    before += "wait = wgmma_wait(0, 64, words=16)"
+    names = "wgmma wgmma_wait ldmatrix_x4 store_f32x4"
+    check(kernel(SHARED + body, *names.split(), before=before), ("sm_90a",))
+
+
+def test_tma_and_registers():
+    loads = "".join(f"            load{r}(base + 1024, x, base, {', '.join('0' * r)})\n" for r in range(1, 6))
+    body = f"""
+if tid == 0:
+    tma_prefetch(x)
+    mbarrier_init(base, 1)
+    mbarrier_fence()
+barrier()
+if tid >= 128:
+    more()
+    mbarrier_wait(base, 0)
+    mbarrier_arrive(base + 8)
+else:
+    fewer()
+    if tid < 32:
+        if elect() != 0:
+            mbarrier_expect(base, 4096)
+{loads}            many(base + 1024, x, base, 0, n, 3)
+            bulk_load(base + 8192, y, 1024, base)
+barrier()
+fence_async_shared()
+if tid == 0:
+    store2(x, base + 1024, 0, 0)
+    bulk_store(y, base + 1024, 512)
+    bulk_commit()
+    wait_read()
+    mbarrier_invalidate(base)
+"""
+    before = "".join(f"load{r} = tma_load({r})\n" for r in range(1, 6))
+    before += "many, store2, wait_read = tma_load(2, multicast=True), tma_store(2), bulk_wait(0)\n"
+    before += "more, fewer = set_registers(240, more=True), set_registers(40, more=False)"
+    names = [n for n in cuda_async.ASYNC if f"{n}(" in body]
+    names += ["tma_load", "tma_store", "bulk_wait", "set_registers", "barrier"]
+    source = kernel(SHARED + body, *names, before=before)
+    cubin = check(source, ("sm_90a", "sm_100a"), threads=384, parameters=("tensor_map", "i64", "i32"))
+    assert (
+        ".param .align 64 .b8 kernel_param_0[128]" in cubin.ptx
+        and "ld.param.u64 \t%rd1, [kernel_param_0]" not in cubin.ptx
+    )
