@@ -9,38 +9,67 @@ from tilec.runtime import cpu_call
 from tilec.runtime import cuda_driver as driver
 from tilec.runtime.cpu_call import Runner
 from tilec.runtime.cuda_dlpack import CUDA
-from tilec.runtime.cuda_launch import stream_handle
-from tilec.runtime.cuda_program import DeviceProgram
+from tilec.runtime.cuda_launch import TiledMap, stream_handle
+from tilec.runtime.cuda_program import DeviceProgram, Run
+from tilec.runtime.native_tables import CALL, CAPTURING, ENCODE, STEP, WAIT, DeviceMap, DeviceStep, Keep
 from tilec.runtime.native_tables import DeviceProgram as Table
-from tilec.runtime.native_tables import DeviceStep, Keep
+
+_COPY, _CLEAR = "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async"
+_CALLS = {ENCODE: "cuTensorMapEncodeTiled", WAIT: "cuStreamSynchronize", CAPTURING: "cuStreamIsCapturing"}
+_FUNCTIONS = {
+    "current": "cuCtxGetDevice", "launch": "cuLaunchKernelEx", "copy": _COPY, "clear": _CLEAR, "encode": _CALLS[ENCODE],
+    "wait": _CALLS[WAIT], "capturing": _CALLS[CAPTURING],
+}  # fmt: skip
 
 
 def runner(program: DeviceProgram, kind: type, arrays: int) -> Runner | None:
-    """What runs a program on `arrays` tensors. None where machine code cannot: of this kind, or by this PyTorch; programs
-    with memory between kernels, with tensor maps or run-time checks."""
-    launches = program.launches(arrays)
-    if launches is None or not cpu_call.possible(kind) or not (current := cpu_call.exchange(cpu_call.CURRENT_STREAM)):
+    """What runs a program on `arrays` tensors. None where machine code cannot: of this kind, or by this PyTorch."""
+    if not cpu_call.possible(kind) or not (current := cpu_call.exchange(cpu_call.CURRENT_STREAM)):
         return None
-    keep = Keep()
+    keep, words, runs = Keep(), arrays + len(program.offsets), program.steps
 
     def fail(code: int) -> NoReturn:
-        launcher, _ = launches[code >> 32]
-        raise driver.failure(f"launch of {launcher.kernel.entry}", code & 0xFFFFFFFF)
+        said, function = code % (1 << CALL), code % (1 << STEP) >> CALL
+        raise driver.failure(_CALLS.get(function) or _queued(runs[code >> STEP], words), said)
 
-    steps = [
-        keep.table(
-            DeviceStep, config=launcher.config, kernel=launcher.kernel.handle.value or 0, parameters=len(slots),
-            slots=keep.words(slots),
-        )
-        for launcher, slots in launches
-    ]  # fmt: skip
+    steps = [_step(keep, run, words) for run in runs]
     table = keep.table(
-        Table, device=program.device, current=_address("cuCtxGetDevice"), launch=_address("cuLaunchKernelEx"),
-        steps=len(steps), step_list=keep.words(steps), parameters=max((len(s) for _, s in launches), default=0),
-        fail=keep.object(fail),
+        Table, device=program.device, fail=keep.object(fail), steps=len(steps), step_list=keep.words(steps),
+        parameters=max((-(-r.launcher.offsets[-1] // 8) if r.launcher else 2 for r in runs), default=0), arrays=arrays,
+        temporaries=len(program.offsets), offsets=keep.words(program.offsets), spaced=not program.plain,
+        spaces=program.spaces, space=keep.object(program.space), checks=program.checks, late=program.late,
+        **{field: _address(name) for field, name in _FUNCTIONS.items()},
     )  # fmt: skip
     owner: Any = keep, program
-    return Runner(owner, table, "tilec_cuda_execute", arrays, 16, (CUDA, program.device), current, stream_handle)
+    return Runner(owner, table, "tilec_cuda_execute", words, 16, (CUDA, program.device), current, stream_handle)
+
+
+def _step(keep: Keep, run: Run, words: int) -> int:
+    slots = run.pick(range(words))
+    common = {"addresses": len(slots), "slots": keep.words(slots)}
+    if run.launcher is None:
+        return keep.table(DeviceStep, bytes=run.bytes, **common)
+    offsets = run.launcher.offsets
+    maps = [_map(keep, m, place) for m, place in zip(run.maps, offsets[len(slots) :])]
+    return keep.table(
+        DeviceStep, config=run.launcher.config, kernel=run.launcher.kernel.handle.value or 0, bytes=offsets[-1],
+        maps=len(maps), map_list=keep.words(maps), check=offsets[-2] if run.sites else 0, word=run.word, **common,
+    )  # fmt: skip
+
+
+def _map(keep: Keep, m: TiledMap, place: int) -> int:
+    rows = {name: ctypes.addressof(getattr(m, name)) for name in ("sizes", "pitches", "boxes", "steps")}
+    return keep.table(
+        DeviceMap, parameter=m.parameter, place=place, dtype=m.dtype, rank=m.rank, interleave=m.interleave,
+        swizzle=m.swizzle, promotion=m.promotion, fill=m.fill, **rows,
+    )  # fmt: skip
+
+
+def _queued(run: Run, words: int) -> str:
+    """What queues a step, as its errors say."""
+    if run.launcher is not None:
+        return f"launch of {run.launcher.kernel.entry}"
+    return _CLEAR if len(run.pick(range(words))) == 1 else _COPY
 
 
 def _address(name: str) -> int:

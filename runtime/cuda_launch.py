@@ -11,7 +11,6 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 from tilec.runtime import cuda_driver as driver
@@ -76,18 +75,20 @@ class Kernel:
         )
         driver.call("cuLibraryGetKernel", ctypes.byref(self.handle), self._library, entry.encode())
 
-    def layout(self) -> str:
-        """The `struct` format of the parameters as the driver has them: where a tensor map lies depends on where the
-        chip's parameter space begins, which is at no multiple of 64."""
-        parts, end = ["<"], 0
-        for index, kind in enumerate(self.parameters):
+    def offsets(self) -> list[int]:
+        """Where the driver has each parameter, and where the last ends: a tensor map's place depends on where the chip's
+        parameter space begins, which is at no multiple of 64."""
+        if "tensor_map" not in self.parameters:
+            return parameter_offsets(self.parameters)
+        places, end = [], 0
+        for index in range(len(self.parameters)):
             offset, size = ctypes.c_size_t(), ctypes.c_size_t()
             driver.call(
                 "cuKernelGetParamInfo", self.handle, ctypes.c_size_t(index), ctypes.byref(offset), ctypes.byref(size)
             )
-            parts += [f"{offset.value - end}x", _KINDS[kind][0]]
+            places.append(offset.value)
             end = offset.value + size.value
-        return "".join(parts)
+        return [*places, end]
 
     def configure(self, shared: int, cluster: int, device: int) -> None:
         """Lets the kernel have more than 48 KiB of dynamic shared memory, and clusters of more than 8
@@ -152,7 +153,8 @@ class Launcher:
         return max(1, count.value * driver.multiprocessors(self.device))
 
     def _prepare(self, kinds: tuple[str, ...]) -> None:
-        layout = struct.Struct(self.kernel.layout() if "tensor_map" in kinds else parameter_format(kinds))
+        self.offsets = self.kernel.offsets()
+        layout = struct.Struct(parameter_format(kinds, self.offsets))
         self._arguments = ctypes.create_string_buffer(layout.size + 64)
         # The driver copies the buffer, so its own alignment does not matter.
         self._size = ctypes.c_size_t(layout.size)
@@ -190,16 +192,23 @@ class Launcher:
             raise driver.failure(f"launch of {self.kernel.entry}", code)
 
 
-@cache
-def parameter_format(kinds: tuple[str, ...]) -> str:
-    """The `struct` format of a kernel's parameter buffer: each at a multiple of its size, tensor maps of
-    64."""
-    text, offset = "<", 0
+def parameter_offsets(kinds: Sequence[str]) -> list[int]:
+    """Where each parameter begins, at a multiple of its size or of 64, and where the last ends."""
+    places, end = [], 0
     for kind in kinds:
+        size = _KINDS[kind][1]
+        places.append(end + -end % min(size, 64))
+        end = places[-1] + size
+    return [*places, end]
+
+
+def parameter_format(kinds: Sequence[str], offsets: Sequence[int]) -> str:
+    """The `struct` format of parameters at these places."""
+    text, end = "<", 0
+    for kind, offset in zip(kinds, offsets):
         code, size = _KINDS[kind]
-        gap = -offset % min(size, 64)
-        text += f"{gap}x{code}" if gap else code
-        offset += gap + size
+        text += f"{offset - end}x{code}"
+        end = offset + size
     return text
 
 
@@ -258,42 +267,33 @@ _TENSOR_TYPES |= {"i8": 0, "bool": 0, "f8e4m3": 0, "f8e5m2": 0, "i16": 1}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 
 
-def tensor_map(
-    pointer: int,
-    dtype: str,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    box: Sequence[int],
-    swizzle: int = 0,
-    item_bytes: int = 2,
-) -> bytes:
-    """The 128 bytes that describe a tensor to TMA (`cuTensorMapEncodeTiled`): row-major, `strides` in
-    elements.
+class TiledMap:
+    """Describes row-major tensors of a type and shape to TMA (`cuTensorMapEncodeTiled`), of which boxes are loaded; what lies
+    outside the shape reads as zeros. The tensor is at the address that is a kernel's `parameter`; its rows are multiples of 16
+    bytes."""
 
-    The last stride is 1, the others make multiples of 16 bytes; what lies outside the shape reads as zeros.
-    """
-    rank = len(shape)
-    sizes = (ctypes.c_uint64 * rank)(*reversed(shape))
-    pitches = (ctypes.c_uint64 * max(rank - 1, 1))(*(s * item_bytes for s in reversed(list(strides)[:-1])))
-    boxes, ones = (ctypes.c_uint32 * rank)(*reversed(box)), (ctypes.c_uint32 * rank)(*[1] * rank)
-    raw = ctypes.create_string_buffer(128 + 64)
-    aligned = ctypes.addressof(raw) + -ctypes.addressof(raw) % 64
-    driver.call(
-        "cuTensorMapEncodeTiled",
-        ctypes.c_void_p(aligned),
-        _TENSOR_TYPES[dtype],
-        ctypes.c_uint32(rank),
-        ctypes.c_void_p(pointer),
-        sizes,
-        pitches,
-        boxes,
-        ones,
-        0,
-        _SWIZZLES[swizzle],
-        2,  # fetch 128 bytes into L2
-        0,
-    )
-    return ctypes.string_at(aligned, 128)
+    def __init__(
+        self, parameter: int, dtype: str, shape: Sequence[int], box: Sequence[int], swizzle: int = 0, item_bytes: int = 2,
+    ):  # fmt: skip
+        self.parameter, self.rank = parameter, len(shape)
+        self.dtype, self.swizzle = _TENSOR_TYPES[dtype], _SWIZZLES[swizzle]
+        pitches, step = [], item_bytes
+        for extent in reversed(shape):
+            pitches.append(step := step * extent)
+        self.sizes, self.pitches = ((ctypes.c_uint64 * self.rank)(*row) for row in (reversed(shape), pitches))
+        self.boxes, self.steps = ((ctypes.c_uint32 * self.rank)(*row) for row in (reversed(box), [1] * self.rank))
+        self.interleave, self.promotion, self.fill = 0, 2, 0  # 128 bytes come into L2
+
+    def encode(self, pointer: int) -> bytes:
+        """The 128 bytes of the tensor map for a tensor."""
+        raw = ctypes.create_string_buffer(128 + 64)
+        aligned = ctypes.addressof(raw) + -ctypes.addressof(raw) % 64
+        driver.call(
+            "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned), self.dtype, ctypes.c_uint32(self.rank),
+            ctypes.c_void_p(pointer), self.sizes, self.pitches, self.boxes, self.steps, self.interleave, self.swizzle,
+            self.promotion, self.fill,
+        )  # fmt: skip
+        return ctypes.string_at(aligned, 128)
 
 
 # Timing

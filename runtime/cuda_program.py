@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tilec.diagnostics import CallError
 from tilec.runtime import cuda_driver as driver
 from tilec.runtime.cuda_assemble import Cubin
 from tilec.runtime.cuda_cubins import parameters
-from tilec.runtime.cuda_launch import Kernel, Launcher, tensor_map
+from tilec.runtime.cuda_launch import Kernel, Launcher, TiledMap
+from tilec.runtime.native_tables import DeviceSpace, Keep
 from tilec.runtime.program import Emitted, KernelSource, TensorMap
 
 _THREAD_LOCAL, _RELAXED = 1, 2  # CUstreamCaptureMode
@@ -20,49 +22,26 @@ Pick = Callable[[Sequence[int]], Sequence[int]]
 
 
 @dataclass
-class _Workspace:
-    """Temporaries of one stream, which runs calls one after another, so that they can share them."""
+class _Space:
+    """What calls on one stream share, since it runs them one after another: memory for temporaries, and words of host memory
+    for failed checks. Its `table` is for machine code."""
 
     memory: int
     errors: Any
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-class _Maps:
-    """A kernel's tensor maps, encoded once for every address: the same tensors come again and again."""
-
-    MOST = 1024
-
-    def __init__(self, maps: Sequence[TensorMap]):
-        self.maps = [(m, {}) for m in maps]
-
-    def __call__(self, addresses: Sequence[int]) -> list[bytes]:
-        return [self._encoded(m, known, addresses[m.parameter]) for m, known in self.maps]
-
-    def _encoded(self, m: TensorMap, known: dict[int, bytes], pointer: int) -> bytes:
-        found = known.get(pointer)
-        if found is None:
-            if len(known) >= self.MOST:
-                known.clear()
-            strides = [1]
-            for extent in reversed(m.shape[1:]):
-                strides.insert(0, strides[0] * extent)
-            found = known[pointer] = tensor_map(
-                pointer, m.dtype, m.shape, strides, m.box, swizzle=128, item_bytes=m.item_bytes
-            )
-        return found
+    table: int
+    lock: threading.Lock
 
 
 @dataclass
-class _Launch:
+class Run:
     """One step: `pick` takes its addresses from those of inputs, outputs and temporaries in a row."""
 
     pick: Pick
     launcher: Launcher | None  # None copies, or clears
-    maps: _Maps | None
+    maps: tuple[TiledMap, ...]
     sites: tuple[str, ...]
     bytes: int
-    word: int = 0  # of the workspace's errors, that its failed checks are left in
+    word: int = 0  # of the space's errors, that its failed checks are left in
 
 
 class DeviceProgram:
@@ -77,30 +56,23 @@ class DeviceProgram:
         with _relaxed(device):
             launchers = {k.name: self._launcher(k, cubins[k.name]) for k in emitted.kernels}
         sources = {k.name: k for k in emitted.kernels}
-        self._steps = [
-            _Launch(pick, None, None, (), count)
+        self.steps = [
+            Run(pick, None, (), (), count)
             if name is None
-            else _Launch(pick, launchers[name], _maps(sources[name]), sources[name].sites, 0)
+            else Run(pick, launchers[name], tuple(map(_tiled, sources[name].maps)), sources[name].sites, 0)
             for name, pick, count in steps
+            if name is None or not launchers[name].empty
         ]
-        for word, step in enumerate([s for s in self._steps if s.sites]):
+        checked = [s for s in self.steps if s.sites]
+        for word, step in enumerate(checked):
             step.word = word
-        self._offsets = [t.offset for t in emitted.temporaries]
+        self.offsets = [t.offset for t in emitted.temporaries]
         self._bytes = emitted.workspace
-        self.checks = any(s.sites for s in self._steps)
-        self._plain = not self._offsets and not self.checks
-        self._workspaces: dict[int, _Workspace] = {}
-        self._lock = threading.Lock()
-        if self._plain and len(self._steps) == 1 and self._steps[0].launcher and not self._steps[0].maps:
-            self.launch = _alone(self._steps[0].launcher, self._steps[0].pick)  # type: ignore[method-assign]
-
-    def launches(self, arrays: int) -> list[tuple[Launcher, Sequence[int]]] | None:
-        """Kernels in their order, each with the numbers of its addresses among those of `arrays` inputs and outputs; None
-        where there is more to do than to launch them on these."""
-        if not self._plain or any(s.launcher is None or s.maps for s in self._steps):
-            return None
-        numbers = range(arrays)
-        return [(s.launcher, s.pick(numbers)) for s in self._steps if s.launcher and not s.launcher.empty]
+        self.checks = len(checked)
+        self.plain = not self.offsets and not self.checks
+        self._spaces: dict[int, _Space] = {}
+        self._lock, self._keep = threading.Lock(), Keep()
+        self.spaces = self._keep.words([0])  # the address of the first one's table
 
     def _launcher(self, source: KernelSource, cubin: Cubin) -> Launcher:
         kernel = Kernel(cubin.image, cubin.entry, parameters(source))
@@ -110,66 +82,68 @@ class DeviceProgram:
     def launch(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         """Queues the program on row-major arrays at these addresses, on multiples of 16. Raises CallError for what a
         run-time check found, for which the host waits."""
-        if self._plain:
+        if self.plain:
             self._run([*inputs, *outputs], stream, None)
             return
-        space = self._workspace(stream)
+        space = self._space(stream)
         with space.lock:  # another thread's kernels on this stream must not come in between
-            if self.late and self.checks:
-                self._raise(space)
-            self._run([*inputs, *outputs, *[space.memory + o for o in self._offsets]], stream, space)
+            if self.late:
+                self._report(space)
+            self._run([*inputs, *outputs, *[space.memory + o for o in self.offsets]], stream, space)
 
-    def _run(self, memory: list[int], stream: int, space: _Workspace | None) -> None:
-        for step in self._steps:
+    def _run(self, memory: list[int], stream: int, space: _Space | None) -> None:
+        for step in self.steps:
             addresses = step.pick(memory)
             if step.launcher is None:
                 _move(addresses, step.bytes, stream)
-            elif step.sites:
-                self._checked(step, addresses, space, stream)
-            elif step.maps is None:
-                step.launcher.launch(stream, *addresses)
-            else:
-                step.launcher.launch(stream, *addresses, *step.maps(addresses))
+                continue
+            maps = [m.encode(addresses[m.parameter]) for m in step.maps]
+            if not step.sites:
+                step.launcher.launch(stream, *addresses, *maps)
+                continue
+            assert space is not None
+            step.launcher.launch(stream, *addresses, *maps, ctypes.addressof(space.errors) + 4 * step.word)
+            if not self.late:
+                driver.synchronize_stream(stream)
+                self._report(space)
 
-    def _checked(self, step: _Launch, addresses: Sequence[int], space: _Workspace | None, stream: int) -> None:
-        assert step.launcher is not None and space is not None
-        maps = step.maps(addresses) if step.maps else ()
-        step.launcher.launch(stream, *addresses, *maps, ctypes.addressof(space.errors) + 4 * step.word)
-        if not self.late:
-            driver.synchronize_stream(stream)
-            self._raise(space)
-
-    def _raise(self, space: _Workspace) -> None:
+    def _report(self, space: _Space) -> None:
         """Raises CallError for the first check that failed, and forgets it and those after."""
-        for step in self._steps:
+        for step in self.steps:
             if step.sites and (failed := space.errors[step.word]):
                 ctypes.memset(space.errors, 0, ctypes.sizeof(space.errors))
                 raise CallError(step.sites[failed - 1])
 
     def check(self) -> None:
         """Waits for what was launched, and raises CallError for a check that failed in it."""
-        for stream, space in list(self._workspaces.items()):
+        for stream, space in list(self._spaces.items()):
             if self.checks:
                 driver.synchronize_stream(stream)
-                self._raise(space)
+                self._report(space)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    def _workspace(self, stream: int) -> _Workspace:
+    def space(self, stream: int) -> int:
+        """The address of the table of what calls on a stream share, for machine code."""
+        return self._space(stream).table
+
+    def _space(self, stream: int) -> _Space:
         """The stream's. A graph that is being captured gets its own: it may run beside what the stream does later."""
         if _capturing(stream):
             if self.checks:
                 raise CallError("the program has run-time checks, which the host must see: it cannot be captured")
-            return self._allocate()
-        found = self._workspaces.get(stream)
+            return self._allocate(stream)
+        found = self._spaces.get(stream)
         if found is None:
             with self._lock:
-                found = self._workspaces.get(stream)
+                found = self._spaces.get(stream)
                 if found is None:
-                    found = self._workspaces[stream] = self._allocate()
+                    first = ctypes.c_int64.from_address(self.spaces)
+                    found = self._spaces[stream] = self._allocate(stream, first.value)
+                    first.value = found.table
         return found
 
-    def _allocate(self) -> _Workspace:
+    def _allocate(self, stream: int, after: int = 0) -> _Space:
         """Never freed: a graph that reads it may live for as long as the process."""
         memory, errors = ctypes.c_uint64(0), None
         with _relaxed(self.device):
@@ -177,25 +151,20 @@ class DeviceProgram:
                 driver.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(self._bytes))
             if self.checks:  # host memory that kernels write, so that reading it needs no copy
                 pointer = ctypes.c_void_p()
-                count = sum(bool(s.sites) for s in self._steps)
-                driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(4 * count))
-                errors = (ctypes.c_int32 * count).from_address(pointer.value or 0)
-                ctypes.memset(errors, 0, 4 * count)
-        return _Workspace(memory.value, errors)
+                driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(4 * self.checks))
+                errors = (ctypes.c_int32 * self.checks).from_address(pointer.value or 0)
+                ctypes.memset(errors, 0, 4 * self.checks)
+        space, keep = _Space(memory.value, errors, 0, threading.Lock()), self._keep
+        space.table = keep.table(
+            DeviceSpace, next=after, stream=stream, memory=memory.value, errors=ctypes.addressof(errors) if errors else 0,
+            acquire=keep.object(space.lock.acquire), release=keep.object(space.lock.release),
+            report=keep.object(partial(self._report, space)),
+        )  # fmt: skip
+        return space
 
 
-def _alone(launcher: Launcher, pick: Pick) -> Callable[[Sequence[int], Sequence[int], int], None]:
-    """`DeviceProgram.launch` for one kernel that needs nothing but the arrays: most calls are of such programs."""
-    queue = launcher.launch
-
-    def launch(inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        queue(stream, *pick((*inputs, *outputs)))
-
-    return launch
-
-
-def _maps(source: KernelSource) -> _Maps | None:
-    return _Maps(source.maps) if source.maps else None
+def _tiled(m: TensorMap) -> TiledMap:
+    return TiledMap(m.parameter, m.dtype, m.shape, m.box, 128, m.item_bytes)
 
 
 def _move(addresses: Sequence[int], count: int, stream: int) -> None:

@@ -8,6 +8,8 @@ from enum import IntEnum, auto
 from typing import Any
 
 NODE = 128  # bytes of a workspace's head, whose first word links it to the next free one
+STEP, CALL = 14, 12  # of a failure on a GPU: bits where the numbers of its step and of the function begin
+QUEUE, ENCODE, WAIT, CAPTURING = range(4)  # functions: what launches, copies or clears; and of `DeviceProgram`
 
 
 class _Fields(IntEnum):
@@ -46,25 +48,81 @@ class Step(_Fields):
 
 
 class DeviceProgram(_Fields):
-    """Kernels on GPU number `device`; the driver's functions `current` (cuCtxGetDevice) and `launch` (cuLaunchKernelEx);
-    `fail(code)` raises the driver's error."""
+    """Work for GPU number `device`, by functions of its driver: `current` (cuCtxGetDevice), `launch` (cuLaunchKernelEx),
+    `encode` (cuTensorMapEncodeTiled), `copy` and `clear` (cuMemcpyDtoDAsync, cuMemsetD8Async), `capturing`
+    (cuStreamIsCapturing), `wait` (cuStreamSynchronize). `fail(code)` raises what one of them says.
+
+    Where `spaced`, the word at `spaces` heads the list of its streams' spaces, and `space(stream)` gives one that is not in it.
+    `offsets` are those of temporaries in a space's memory; `checks` counts its words for failed run-time checks, which are
+    looked at before the launch where they are `late`, else after each kernel."""
 
     device = auto()
     current = auto()
     launch = auto()
+    encode = auto()
+    copy = auto()
+    clear = auto()
+    capturing = auto()
+    wait = auto()
+    fail = auto()
     steps = auto()
     step_list = auto()
-    parameters = auto()  # the most that a step has
-    fail = auto()
+    parameters = auto()  # words of the largest step's
+    arrays = auto()
+    temporaries = auto()
+    offsets = auto()
+    spaced = auto()
+    spaces = auto()
+    space = auto()
+    checks = auto()
+    late = auto()
 
 
 class DeviceStep(_Fields):
-    """`config`: a CUlaunchConfig that lacks the stream. All parameters are addresses."""
+    """`config`: a CUlaunchConfig that lacks the stream. The `bytes` of parameters begin with the addresses in `slots`; after
+    them come tensor maps and, at `check` unless that is 0, the address of `word` of the space's errors. Without a `kernel`,
+    `bytes` are copied from the first slot to the second, or cleared in the only one."""
 
-    config = auto()
     kernel = auto()
-    parameters = auto()
+    config = auto()
+    bytes = auto()
+    addresses = auto()
     slots = auto()
+    maps = auto()
+    map_list = auto()
+    check = auto()
+    word = auto()
+
+
+class DeviceMap(_Fields):
+    """A tensor map of the tensor at the step's address number `parameter`; it goes to `place` among the parameters. The rest
+    is what cuTensorMapEncodeTiled takes, in its order."""
+
+    parameter = auto()
+    place = auto()
+    dtype = auto()
+    rank = auto()
+    sizes = auto()
+    pitches = auto()
+    boxes = auto()
+    steps = auto()
+    interleave = auto()
+    swizzle = auto()
+    promotion = auto()
+    fill = auto()
+
+
+class DeviceSpace(_Fields):
+    """What calls on one `stream` share: device memory for temporaries, host memory for `errors`. `acquire()` and `release()`
+    are a lock's, `report()` raises what a check found."""
+
+    next = auto()
+    stream = auto()
+    memory = auto()
+    errors = auto()
+    acquire = auto()
+    release = auto()
+    report = auto()
 
 
 class Pool(_Fields):

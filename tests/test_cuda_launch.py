@@ -1,6 +1,5 @@
 """Kernels on a GPU do what their device functions say; launching, streams, timing and errors."""
 
-import ctypes
 import os
 import struct
 import subprocess
@@ -13,21 +12,31 @@ import pytest
 pytest.importorskip("numba_cuda_mlir")
 pytest.importorskip("cuda.core")
 
-from test_cuda_compile import COPY, SHARED, kernel
+from cuda_driver_fake import Launch, stand_in
+from cuda_tools import COPY, SHARED, kernel
 
 from tilec import enclosure
 from tilec.dtypes import DTYPES, F32
 from tilec.error_bounds import compare_array
 from tilec.runtime import compile_server, cuda_driver, cuda_intrinsics
 from tilec.runtime.cuda_compile import compile_kernel
-from tilec.runtime.cuda_launch import Kernel, Launcher, current_stream, parameter_format, stream_handle
+from tilec.runtime.cuda_launch import (
+    Kernel,
+    Launcher,
+    TiledMap,
+    current_stream,
+    parameter_format,
+    parameter_offsets,
+    stream_handle,
+)  # fmt: skip
 from tilec.runtime.cuda_memory import WIDTH, in_array
 
 
 def test_parameter_layout():
-    assert struct.calcsize(parameter_format(("i64", "i32", "f64"))) == 24
-    assert struct.calcsize(parameter_format(("i64", "tensor_map", "i32"))) == 64 + 128 + 4
-    assert parameter_format(("i32", "i64")) == "<i4xq"
+    assert parameter_offsets(("i64", "i32", "f64")) == [0, 8, 16, 24]
+    assert parameter_offsets(("i64", "tensor_map", "i32")) == [0, 64, 64 + 128, 64 + 128 + 4]
+    packed = struct.pack(parameter_format(("i32", "i64"), parameter_offsets(("i32", "i64"))), 5, 7)
+    assert packed == struct.pack("<i4xq", 5, 7)
 
 
 def test_stream_handles():
@@ -49,68 +58,34 @@ def test_bf16_rounds_like_ml_dtypes_on_the_host():
     assert np.isinf(float(ml_dtypes.float8_e5m2(61440.0)))
 
 
-class FakeDriver:
-    """Stands for libcuda: says yes to everything, and records what is launched."""
-
-    def __init__(self):
-        self.launches, self.calls, self.result = [], [], 0
-
-    def __getattr__(self, name):
-        def function(*arguments):
-            self.calls.append((name, arguments))
-            return 0
-
-        return function
-
-    def cuKernelGetParamInfo(self, handle, index, offset, size):
-        """A tensor map lies at a multiple of 64 of the chip's parameter space, which begins at 528 on sm_90."""
-        offset._obj.value, size._obj.value = [(0, 8), (8, 4), (48, 128), (176, 4)][index.value]
-        return 0
-
-    def cuLaunchKernelEx(self, config, handle, parameters, extra):
-        config, size = config._obj, ctypes.c_size_t.from_address(extra[3]).value
-        attributes = (ctypes.c_uint * 5).from_address(config.attributes) if config.attribute_count else ()
-        data = ctypes.string_at(extra[1], size)
-        shape = tuple(config.grid), tuple(config.block), config.shared, config.stream
-        self.launches.append((*shape, tuple(attributes), data))
-        result, self.result = self.result, 0
-        return result
-
-
 @pytest.fixture
 def driver(monkeypatch):
-    fake = FakeDriver()
-    monkeypatch.setattr(cuda_driver, "library", lambda: fake)
-    monkeypatch.setattr(cuda_driver, "device_count", lambda: 1)
-    monkeypatch.setattr(cuda_driver, "_contexts", {})
-    return fake
+    return stand_in(monkeypatch)
 
 
 def test_launch_packs_arguments_and_configuration(driver):
-    kernel = Kernel(b"image", "softmax", ["i64", "i32", "tensor_map", "f32"])
-    launcher = Launcher(kernel, (7, 2, 1), (128, 1, 1), 4096, (16, 1, 1))
+    driver.kinds = [["i64", "i32", "tensor_map", "f32"]]
+    launcher = Launcher(Kernel(b"image", "softmax", driver.kinds[0]), (7, 2, 1), (128, 1, 1), 4096, (16, 1, 1))
     set_attributes = [a[:2] for name, a in driver.calls if name == "cuKernelSetAttribute"]
     assert set_attributes == [(8, 4096), (14, 1)]
     described = bytes(range(128))
     launcher.launch(99, 0x7F00_0000_1000, -5, described, 1.5)
-    grid, block, shared, stream, cluster, data = driver.launches[0]
-    assert (grid, block, shared, stream) == ((7, 2, 1), (128, 1, 1), 4096, 99)
-    assert cluster == (4, 0, 16, 1, 1)
-    assert data == struct.pack("<qi36x128sf", 0x7F00_0000_1000, -5, described, 1.5)
+    data = struct.pack("<qi36x128sf", 0x7F00_0000_1000, -5, described, 1.5)
+    assert driver.queued == [Launch(1001, 99, (7, 2, 1), (128, 1, 1), 4096, (4, 0, 16, 1, 1), data)]
 
 
 def test_empty_grids_are_not_launched(driver):
     Launcher(Kernel(b"image", "k", ["i64"]), (0, 1, 1), (128, 1, 1)).launch(0, 1)
-    assert not driver.launches
+    assert not driver.queued
 
 
 def test_a_thread_without_a_context_gets_one(driver):
     launcher = Launcher(Kernel(b"image", "k", ["i64"]), (1, 1, 1), (32, 1, 1))
     driver.calls.clear()
-    driver.result = 201
+    driver.codes["cuLaunchKernelEx"] = [201]
     launcher.launch(0, 1)
-    assert len(driver.launches) == 2 and "cuCtxSetCurrent" in [name for name, _ in driver.calls]
-    driver.result = 700
+    assert len(driver.launches) == 2 and "cuCtxSetCurrent" in driver.names()
+    driver.codes["cuLaunchKernelEx"] = [700]
     with pytest.raises(cuda_driver.KernelFault, match="launch of k"):
         launcher.launch(0, 1)
 
@@ -269,8 +244,6 @@ def test_gpu_math(torch):
 def test_gpu_tensor_map(torch):
     if torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("no TMA")
-    from tilec.runtime.cuda_launch import tensor_map
-
     x = torch.arange(64 * 64, device="cuda", dtype=torch.float32).reshape(64, 64)
     y = torch.zeros(16, 32, device="cuda")
     body = """
@@ -288,7 +261,7 @@ for i in range(4):
     names = "mbarrier_init mbarrier_fence mbarrier_expect mbarrier_wait barrier tma_load store_f32"
     names += " shared_load_f32"
     source = kernel(SHARED + body, *names.split(), before="load = tma_load(2)", parameters="x, y")
-    described = tensor_map(x.data_ptr(), "f32", (64, 64), (64, 1), (16, 32), item_bytes=4)
+    described = TiledMap(0, "f32", (64, 64), (16, 32), item_bytes=4).encode(x.data_ptr())
     run(source, described, y.data_ptr(), shared=4096, kinds=["tensor_map", "i64"])
     assert torch.equal(y, x[4:20, 8:40])
 

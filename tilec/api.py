@@ -78,12 +78,9 @@ class Op:
         if not any(known == kind for _, _, known in self._fast):
             made = list(results) if len(outs) > 1 else [results]
             wrap = self._wrapped(executable)
-            if (call := fast_call.make(executable, arrays, views, made, wrap, self._replace)) is not None:
+            if (call := fast_call.make(executable, arrays, views, made, wrap)) is not None:
                 self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
         return results
-
-    def _replace(self, call: fast_call.Call, better: fast_call.Call) -> None:
-        self._fast = tuple((better if c is call else c, *others) for c, *others in self._fast)
 
     def check(self) -> None:
         """Waits for the calls that were made, where the op was compiled with `late`. Raises CallError for a run-time check that

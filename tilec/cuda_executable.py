@@ -26,7 +26,7 @@ class CudaExecutable(Executable):
                     hint="let the schedule give it a smaller tile, or fewer stages",
                 )
         self._devices: dict[int, DeviceProgram] = {}
-        self._lock = threading.Lock()
+        self._lock, self.runs = threading.Lock(), 0
 
     def first(self, count: int) -> Executable:
         _ = self.cubins
@@ -43,6 +43,7 @@ class CudaExecutable(Executable):
         return program_cubins(self.emitted, self.target.chip, self.compiled.registers)
 
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+        self.runs += 1
         program, inputs, targets = self._ready(inputs, outputs)
         handle = self._stream(program.device, inputs) if stream is None else stream_handle(stream)
         program.launch([b.pointer for b in inputs], [b.pointer for b in targets], handle)

@@ -1,0 +1,175 @@
+"""A CUDA driver that runs nothing and notes everything, with functions that machine code can call, too."""
+
+import ctypes
+from hashlib import sha256
+from typing import NamedTuple
+
+from tilec.runtime import cuda_driver
+from tilec.runtime.cuda_launch import _KINDS, _Config
+
+WORD, ADDRESS, SIZE = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t
+INT, UINT = ctypes.c_int, ctypes.c_uint32
+
+
+class Launch(NamedTuple):
+    """`cluster` as the attribute has it, `data` the kernel's parameters."""
+
+    kernel: int
+    stream: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared: int
+    cluster: tuple[int, ...]
+    data: bytes
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        return tuple(int.from_bytes(self.data[n : n + 8], "little") for n in range(0, len(self.data), 8))
+
+
+class FakeDriver:
+    """Says yes to everything. `queued` is what it was to queue or to wait for, in order; `calls` are all else, by name.
+
+    `device` is the thread's current one, None for none; `capturing` whether streams are; `codes` by name what the next calls
+    of a function return; `failing` by number of the launch what its kernel's check leaves when the stream is waited for.
+    `kinds` are those of kernels' parameters, in the order of loading; the first kernel's handle is 1001.
+    """
+
+    def __init__(self):
+        self.queued, self.calls, self.codes, self.failing, self.kinds = [], [], {}, {}, []
+        self.device, self.capturing, self.kernels, self.allocated = 0, False, 0, 0
+        self._host, self._found = [], []
+        signatures = {
+            "cuCtxGetDevice": (WORD,), "cuStreamIsCapturing": (WORD, WORD), "cuStreamSynchronize": (WORD,),
+            "cuLaunchKernelEx": (WORD, WORD, WORD, WORD), "cuMemcpyDtoDAsync_v2": (ADDRESS, ADDRESS, SIZE, WORD),
+            "cuMemsetD8Async": (ADDRESS, ctypes.c_ubyte, SIZE, WORD),
+            "cuTensorMapEncodeTiled": (WORD, INT, UINT, *[WORD] * 5, *[INT] * 4),
+        }  # fmt: skip
+        for name, kinds in signatures.items():
+            setattr(self, name, ctypes.CFUNCTYPE(INT, *kinds)(getattr(self, f"_{name}")))
+        self._stream = ctypes.CFUNCTYPE(INT, INT, INT, WORD)(self._current_stream)
+        self.current_stream = ctypes.cast(self._stream, WORD).value
+
+    def __getattr__(self, name):
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def function(*arguments):
+            self.calls.append((name, arguments))
+            return self._code(name)
+
+        return function
+
+    @property
+    def launches(self) -> list[Launch]:
+        return [q for q in self.queued if isinstance(q, Launch)]
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    def _code(self, name: str) -> int:
+        return left.pop(0) if (left := self.codes.get(name)) else 0
+
+    def _current_stream(self, kind, number, stream):
+        """As DLPack's exchange API tells it."""
+        WORD.from_address(stream).value = 69
+        return 0
+
+    # ---- what machine code calls, too --------------------------------------------------------------------------------
+
+    def _cuCtxGetDevice(self, device):
+        if self.device is None:
+            return 201
+        INT.from_address(device).value = self.device
+        return 0
+
+    def _cuStreamIsCapturing(self, stream, status):
+        INT.from_address(status).value = self.capturing
+        return self._code("cuStreamIsCapturing")
+
+    def _cuLaunchKernelEx(self, config, kernel, parameters, extra):
+        given, (begin, buffer, size, count, end) = _Config.from_address(config), (WORD * 5).from_address(extra)
+        if (begin, size, end, parameters) != (1, 2, None, None):
+            return 1
+        cluster = tuple((UINT * 5).from_address(given.attributes)) if given.attribute_count else ()
+        data = bytearray(ctypes.string_at(buffer, SIZE.from_address(count).value))
+        end = 0
+        for offset, size in self._places(kernel):
+            data[end:offset] = bytes(offset - end)  # may be anything
+            end = offset + size
+        shape = tuple(given.grid), tuple(given.block), given.shared, cluster
+        self.queued.append(Launch(kernel, given.stream or 0, *shape, bytes(data)))
+        code = self._code("cuLaunchKernelEx")
+        if not code and (site := self.failing.pop(len(self.launches) - 1, 0)):
+            self._found.append((self.queued[-1].words[-1], site))
+        return code
+
+    def _cuMemcpyDtoDAsync_v2(self, target, source, count, stream):
+        self.queued.append(("copy", stream or 0, target, source, count))
+        return self._code("cuMemcpyDtoDAsync_v2")
+
+    def _cuMemsetD8Async(self, target, value, count, stream):
+        self.queued.append(("clear", stream or 0, target, value, count))
+        return self._code("cuMemsetD8Async")
+
+    def _cuStreamSynchronize(self, stream):
+        self.queued.append(("wait", stream or 0))
+        self.finish()
+        return self._code("cuStreamSynchronize")
+
+    def finish(self) -> None:
+        """As if all kernels had run."""
+        for address, site in self._found:
+            ctypes.c_int32.from_address(address).value = site
+        self._found.clear()
+
+    def _cuTensorMapEncodeTiled(self, where, dtype, rank, pointer, sizes, pitches, boxes, steps, *rest):
+        """128 bytes that differ with whatever is given."""
+        rows = [tuple((ctypes.c_uint64 * n).from_address(row)) for row, n in ((sizes, rank), (pitches, rank - 1))]
+        rows += [tuple((UINT * rank).from_address(row)) for row in (boxes, steps)]
+        facts = repr((where % 64, dtype, rank, pointer, rows, rest))
+        ctypes.memmove(where, 4 * sha256(facts.encode()).digest(), 128)
+        return self._code("cuTensorMapEncodeTiled")
+
+    # ---- what Python alone calls -------------------------------------------------------------------------------------
+
+    def cuLibraryGetKernel(self, kernel, library, name):
+        self.kernels += 1
+        kernel._obj.value = 1000 + self.kernels
+        return 0
+
+    def cuKernelGetParamInfo(self, kernel, index, offset, size):
+        offset._obj.value, size._obj.value = self._places(kernel.value)[index.value]
+        return 0
+
+    def _places(self, kernel: int) -> list[tuple[int, int]]:
+        """A tensor map lies at a multiple of 64 of the chip's parameter space, which begins at 528 on sm_90."""
+        places, end = [], 0
+        for kind in self.kinds[kernel - 1001] if kernel - 1001 < len(self.kinds) else ():
+            size = _KINDS[kind][1]
+            places.append((end + -(end + 528) % min(size, 64), size))
+            end = sum(places[-1])
+        return places
+
+    def cuMemAlloc_v2(self, pointer, size):
+        self.allocated += 1
+        pointer._obj.value = 0x1000_0000 * self.allocated
+        return 0
+
+    def cuMemAllocHost_v2(self, pointer, size):
+        self._host.append(ctypes.create_string_buffer(size.value))
+        pointer._obj.value = ctypes.addressof(self._host[-1])
+        return 0
+
+    def cuGetErrorName(self, code, text):
+        text._obj.value = b"CUDA_ERROR"
+        return 0
+
+
+def stand_in(monkeypatch) -> FakeDriver:
+    """For the driver of a machine with one GPU, as long as the test takes."""
+    fake = FakeDriver()
+    monkeypatch.setattr(cuda_driver, "library", lambda: fake)
+    monkeypatch.setattr(cuda_driver, "device_count", lambda: 1)
+    monkeypatch.setattr(cuda_driver, "_contexts", {})
+    return fake
