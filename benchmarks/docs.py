@@ -174,9 +174,11 @@ def memory_kinds() -> str:
     if (found := _of_run("memory")) is None:
         return ""
     headings, *lines = memory_report.summary(found[1])
-    hosts = [f"{r['name']}: {', '.join(f'{k} {report.time_text(t)}' for k, t in r['host_us'].items())}."
-             for r in found[1] if "host_us" in r]  # fmt: skip
-    return "\n\n".join([table(headings, lines, range(1, len(headings))), *hosts])
+    asides = [
+        f"{name[0].upper()}{name[1:]}: {', '.join(f'{k} {report.time_text(t)}' for k, t in told)}."
+        for name, told in memory_report.asides(found[1])
+    ]
+    return "\n\n".join([table(headings, lines, range(1, len(headings))), *asides])
 
 
 def memory_missed() -> str:

@@ -48,13 +48,30 @@ def on_cpu(candidates: dict[str, Callable], rounds: int = 9, budget: float = 0.0
     return {name: _times(s) for name, s in samples.items()}
 
 
-def on_gpu(
-    candidates: dict[str, Callable], rounds: int = 4, budget: float = 0.1, cold: bool = True
-) -> dict[str, Times]:
-    """By CUDA events on the current stream; `cold` writes over the L2 cache before every call."""
-    import torch
+class Flushed:
+    """256 MiB written, then as many others read: L2 holds nothing of a call's operands, nor lines that are yet to be written to
+    memory. Those a kernel would have to write back for others before it can read; a copy leaves as many behind itself."""
 
-    flush = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda") if cold else None
+    def __init__(self, clean: bool = True):
+        import torch
+
+        self.written = torch.empty(64 << 20, dtype=torch.float32, device="cuda")
+        self.read = torch.zeros_like(self.written) if clean else None
+        self.sum = torch.empty((), dtype=torch.float32, device="cuda")
+
+    def __call__(self) -> None:
+        import torch
+
+        self.written.zero_()
+        if self.read is not None:
+            torch.sum(self.read, (0,), out=self.sum)
+
+
+def on_gpu(
+    candidates: dict[str, Callable], rounds: int = 4, budget: float = 0.1, flush: Callable[[], None] | None = None
+) -> dict[str, Times]:
+    """By CUDA events on the current stream, each call after `flush`, by default `Flushed()`."""
+    flush = flush or Flushed()
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     counts: dict[str, int] = {}
     for name, call in candidates.items():
@@ -66,14 +83,13 @@ def on_gpu(
     return {name: _times(s) for name, s in samples.items()}
 
 
-def _events(call: Callable, count: int, flush) -> float:
+def _events(call: Callable, count: int, flush: Callable[[], None]) -> float:
     """Median microseconds of `count` calls."""
     import torch
 
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for begin, end in pairs:
-        if flush is not None:
-            flush.zero_()
+        flush()
         begin.record()
         call()
         end.record()

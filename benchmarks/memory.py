@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 
 from benchmarks.machine import has
-from benchmarks.measure import host_time, on_cpu, on_gpu
+from benchmarks.measure import Flushed, host_time, on_cpu, on_gpu
 from benchmarks.memory_loads import Load, loads
 from benchmarks.runner import Row
 
@@ -21,7 +21,7 @@ def suite(compiled: bool = True) -> list[Row]:
     rows = [
         Row(x.name, lambda x=x: run(x, compiled), 60, prepare=lambda x=x: prepare(x, compiled)) for x in loads()
     ]  # fmt: skip
-    return [Row("host time of a call", lambda: host(compiled), 60), *rows]
+    return [Row("host time of a call", lambda: host(compiled), 60), Row("what the L2 cache holds", caches, 60), *rows]
 
 
 def prepare(load: Load, compiled: bool) -> dict:
@@ -102,6 +102,25 @@ def run(load: Load, compiled: bool, device: str = "cuda") -> dict:
         "peers_us": medians, "predicted_us": sum(k.predicted_us for k in op.kernels), "kernels": len(op.kernels),
         "noise": abs(ours / again - 1), "error_share": share, "right": share <= 1, "notes": notes,
     }  # fmt: skip
+
+
+def caches() -> dict:
+    """Device microseconds of a copy and of a kernel that only reads, as many bytes, where L2 is full of lines that were written
+    and where of lines that were read."""
+    import torch
+
+    import tilec
+
+    x = torch.randn(8192, 8192, device="cuda")
+    half, target = x[:4096], torch.empty_like(x[:4096])
+    op = tilec.compile("y[i] = sum[j](x[i, j])")
+    y = op(x)
+    calls = {"a copy": lambda: target.copy_(half), "a sum of rows": lambda: op(x, out=y)}
+    found = {}
+    for state, clean in (("written", False), ("read", True)):
+        for name, time in on_gpu(calls, flush=Flushed(clean)).items():
+            found[f"{name}, {state} lines"] = time.median
+    return {"kind": "cache", "device_us": found}
 
 
 def host(compiled: bool) -> dict:

@@ -160,7 +160,7 @@ def grid(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     peers = list(dict.fromkeys(p for r in timed(rows) for p in r["peers_us"]))
     cells = []
     for row in rows:
-        if row.get("kind") == "host":
+        if row.get("kind") in ("host", "cache"):
             continue
         if "tilec_us" not in row:
             cells.append([row["name"], "failed", *[""] * (len(peers) + 6)])
@@ -174,15 +174,20 @@ def grid(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     return ["", "tilec", "copy", *peers, "speed", "of copy", "over best", "predicted", "right"], cells
 
 
+def asides(rows: list[dict]) -> list[tuple[str, list[tuple[str, float]]]]:
+    """Rows that are of no program: names, and what took how many microseconds."""
+    return [(r["name"], list(r[key].items())) for r in rows for key in ("host_us", "device_us") if key in r]
+
+
 def show(rows: list[dict], console: Console) -> None:
     console.width = max(console.width, 150)
     print_table(console, "memory, by CUDA events, the L2 cache cold", *grid(rows))
     headings, *lines = summary(rows)
     print_table(console, "by kind", headings, lines)
+    for name, told in asides(rows):
+        said = "; ".join(f"{k} {time_text(t)}" for k, t in told)
+        console.print(f"{name}: {said}", highlight=False, markup=False)
     for row in rows:
-        if row.get("kind") == "host" and "host_us" in row:
-            said = "; ".join(f"{k} {time_text(t)}" for k, t in row["host_us"].items())
-            console.print(f"{row['name']}: {said}", highlight=False, markup=False)
         for who, text in ({"": row["error"]} if row.get("error") else row.get("notes", {})).items():
             console.print(f"{row['name']}: {who} {text}", highlight=False, markup=False)
     reached = targets(rows)
