@@ -31,6 +31,11 @@ from tilec.verify_data import inputs_of
 
 # by what was wrong: (program, sizes)
 PROGRAMS = {
+    "a scan in a branch takes in what the branch leaves out": (
+        """op f(x: i8[M], n: i64[M], c: bool[N], d: bool[M]) -> (y: i64[N, M], z: f32[N, M]) {
+            y[i, j] = cumprod[j](i64(x[n[j] % M])) if d[j] else 1
+            z[i, j] = 2 if c[i] else cumsum[j](f32(x[n[j] % M]))
+        }""", {"M": 12, "N": 3}),
     "two kernels without a result had one name": (
         """op f(x: f32[N, M], n: i64[M, M]) -> (y: i64[M]) {
             y[j] = (argmin[k](x[k, j]) - max[l](n[l, j])) if false else 1

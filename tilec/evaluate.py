@@ -348,8 +348,7 @@ class Space:
 
     def scan(self, expr: ast.Scan, mask: np.ndarray) -> np.ndarray:
         axis = self.axes[expr.range.index]
-        # what comes before a place that is used is used, too
-        used = np.flip(np.logical_or.accumulate(np.flip(self.spread(mask, [axis]), axis), axis), axis)
+        used = self.spread(np.any(self.spread(mask, [axis]), axis, keepdims=True), [axis])  # all of it, or nothing
         body = self.spread(self.value(expr.body, used), [axis])
         return COMBINE[expr.kind.removeprefix("cum")].accumulate(body, axis=axis, dtype=body.dtype)
 
