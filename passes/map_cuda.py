@@ -35,6 +35,8 @@ from tilec.passes.stream_cuda import is_stream, map_stream
 
 def map_cuda(module: ir.Operation) -> None:
     for function, plan in mlir.planned_kernels(module):
+        if "overlap" in plan and ir.IntegerAttr(plan["overlap"]).value:
+            function.attributes["tilec.overlap"] = ir.UnitAttr.get()
         if is_stream(plan):
             map_stream(function, plan)
         elif is_contraction(plan):

@@ -94,6 +94,10 @@ _PTX: dict[str, tuple[str, str, str]] = {
         "",
     ),
     "bulk_store": ("cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;", "lrr", ""),
+    # until the kernel before this one is complete, and its writes can be seen
+    "grid_wait": ("griddepcontrol.wait;", "", ""),
+    # blocks of the next kernel may be placed once all of this one have said so
+    "grid_release": ("griddepcontrol.launch_dependents;", "", ""),
     "tma_prefetch": ("prefetch.tensormap [$0];", "l", ""),
     # 1 in one thread of a converged warp (PTX ISA, `elect.sync`)
     "elect": ("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 $0, 1, 0, p;\n}", "", "r"),

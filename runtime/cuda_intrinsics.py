@@ -67,8 +67,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _access(shared: str | None, action: str, dtype: str, count: str | None, hint: str | None, where: str | None) -> Any:
-    if where and not (action == "load" and count and hint):
-        raise AttributeError("only loads of vectors that nobody writes take a condition")
+    if where and not (action == "load" and count and not shared):
+        raise AttributeError("only loads of vectors from global memory take a condition")
     space = "shared" if shared else "global"
     if shared and hint:
         raise AttributeError(f"shared memory accesses have no hint {hint!r}")

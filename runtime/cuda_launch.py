@@ -48,7 +48,7 @@ class _Attribute(ctypes.Structure):
     _fields_ = (("kind", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_uint * 16))
 
 
-_CLUSTER_DIMENSION = 4
+_CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 4, 6
 
 
 class Kernel:
@@ -106,7 +106,8 @@ class Launcher:
     """A kernel with everything fixed but its arguments and the stream.
 
     `launch(stream, *arguments)` takes integers, floats and tensor maps as the kernel's parameters say. It is
-    safe in many threads at once. Of a `resident` kernel at most as many blocks are launched as run at a time.
+    safe in many threads at once. Of a `resident` kernel at most as many blocks are launched as run at a time. Blocks of an
+    `overlap` kernel may be placed before the kernel ahead of them on the stream has ended.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Launcher:
         cluster: Sequence[int] = (1, 1, 1),
         device: int = 0,
         resident: bool = False,
+        overlap: bool = False,
     ):
         self.kernel, self.device = kernel, device
         self.empty = 0 in grid  # the driver refuses empty grids
@@ -125,10 +127,12 @@ class Launcher:
         blocks = cluster[0] * cluster[1] * cluster[2]
         kernel.configure(shared, blocks, device)
         self._config = _Config(tuple(grid), tuple(block), shared)
-        if blocks > 1:
-            self._attribute = _Attribute(_CLUSTER_DIMENSION, 0, tuple(cluster))
-            self._config.attributes = ctypes.addressof(self._attribute)
-            self._config.attribute_count = 1
+        attributes = [_Attribute(_CLUSTER_DIMENSION, 0, tuple(cluster))] if blocks > 1 else []
+        attributes += [_Attribute(_PROGRAMMATIC_SERIALIZATION, 0, (1,))] if overlap else []
+        if attributes:
+            self._attributes = (_Attribute * len(attributes))(*attributes)
+            self._config.attributes = ctypes.addressof(self._attributes)
+            self._config.attribute_count = len(attributes)
         if resident:
             self._config.grid[0] = min(grid[0], blocks * self._resident(blocks))
         self._prepare(kernel.parameters)

@@ -134,7 +134,7 @@ def _pointer(address: str, space: str) -> str:
 def _load_words(address: str, size: int, word: int, space: str, hint: str, where: bool = False) -> str:
     """`%word0`, ... of `word` bits each, by one access of `size` bytes."""
     count = size * 8 // word
-    if hint:
+    if hint or where:
         return _load_words_asm(address, count, word, hint, where)
     kind = _word(word) if count == 1 else f"vector<{count}x{_word(word)}>"
     lines = [_pointer(address, space)]
@@ -147,7 +147,7 @@ def _load_words(address: str, size: int, word: int, space: str, hint: str, where
 
 
 def _load_words_asm(address: str, count: int, word: int, hint: str, where: bool) -> str:
-    kind = {"nc": "global.nc", "shared": "shared"}[hint]
+    kind = {"nc": "global.nc", "shared": "shared", "": "global"}[hint]
     letter = {8: "h", 16: "h", 32: "r", 64: "l"}[word]
     vector = f".v{count}" if count > 1 else ""
     targets = ", ".join(f"${j}" for j in range(count))
@@ -158,7 +158,7 @@ def _load_words_asm(address: str, count: int, word: int, hint: str, where: bool)
         moves = "".join(f"\n@!p mov.b{max(16, word)} ${j}, 0;" for j in range(count))
         text = f"{{\n.reg .pred p;\nsetp.ne.b32 p, ${count + 1}, 0;\n@p {text}{moves}\n}}"
         lines, sources = ["%wanted = arith.extui %condition : i1 to i32"], [*sources, ("r", "%wanted")]
-    loaded = asm(text, letter * count, sources, pure=hint != "shared")
+    loaded = asm(text, letter * count, sources, pure=hint == "nc")
     lines.append(f"%loaded = {loaded}")
     if word == 8:  # PTX has no byte registers
         return "\n".join([*lines, "%word0 = arith.trunci %loaded : i16 to i8"])

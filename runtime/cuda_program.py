@@ -77,7 +77,7 @@ class DeviceProgram:
     def _launcher(self, source: KernelSource, cubin: Cubin) -> Launcher:
         kernel = Kernel(cubin.image, cubin.entry, parameters(source))
         grid, block, cluster = ((n, 1, 1) for n in (source.grid, source.threads, source.cluster))
-        return Launcher(kernel, grid, block, source.shared, cluster, self.device, source.resident)
+        return Launcher(kernel, grid, block, source.shared, cluster, self.device, source.resident, source.overlap)
 
     def launch(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         """Queues the program on row-major arrays at these addresses, on multiples of 16. Raises CallError for what a

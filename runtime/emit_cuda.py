@@ -25,6 +25,7 @@ from tilec.runtime.emit_cpu import strides_of
 from tilec.runtime.emit_cuda_async import async_operation
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
 from tilec.runtime.emit_cuda_guard import guarded_load, guarded_loads
+from tilec.runtime.emit_cuda_overlap import Overlap, overlaps
 from tilec.runtime.emit_cuda_threads import thread_operation
 from tilec.runtime.emit_cuda_unroll import UnrollPrinter
 from tilec.runtime.emit_cuda_uses import is_read_as_scalar, is_unchanged, stored_arguments
@@ -40,11 +41,11 @@ ALIGN = 16
 
 def emit_cuda(module: ir.Module) -> Emitted:
     name, steps, temporaries = read_steps(module)
-    kernels, used, definitions = [], set(), {}
+    kernels, used, definitions, neighbours = [], set(), {}, overlaps(module, steps)
     for function in mlir.functions(module):
         if "tilec.kernel" in function.attributes:
             printer = _CudaPrinter()
-            kernels.append(printer.kernel(function))
+            kernels.append(printer.kernel(function, neighbours))
             used |= printer.used
             definitions |= printer.definitions
     header = [f'"""Kernels of {kernels[0].name if kernels else "an empty program"}, printed by tilec."""', ""]
@@ -72,13 +73,14 @@ class _CudaPrinter(UnrollPrinter):
         self.pending: dict[ir.Operation, str] = {}
         self.vectors: dict[ir.Value, tuple[Memory, str | int]] = {}
         self.written: set[str] = set()
+        self.others: set[str] = set()  # written by kernels before this one, while its blocks may wait already
         self.definitions: dict[str, str] = {}
         self.maps: dict[str, TensorMap] = {}
         self.parameters: list[str] = []
         self.guard: str | None = None  # under which loads are printed
         self.phases: dict[str, str] = {}  # of each tag, the variable with the parity of its rounds
 
-    def kernel(self, function: ir.Operation) -> KernelSource:
+    def kernel(self, function: ir.Operation, neighbours: dict[str, Overlap]) -> KernelSource:
         name = ir.StringAttr(function.attributes["sym_name"]).value
         block = mlir.entry(function)
         parameters = self.parameters = self.arguments(function, block)
@@ -86,6 +88,10 @@ class _CudaPrinter(UnrollPrinter):
         self.grid = {"gpu.thread_id": threads, "gpu.block_id": blocks}
         count = len(parameters)
         self.written = {self.memory[v].base for v in stored_arguments(function) if v in self.memory}
+        overlap = neighbours.get(name, Overlap())
+        self.others = {parameters[n] for n in overlap.made}
+        for call in overlap.calls():
+            self.line(f"{self.use(call)}()")
         for view in block.operations:
             op = view.operation
             self.declare(op)
@@ -99,14 +105,13 @@ class _CudaPrinter(UnrollPrinter):
         if self.shared:
             array = f"{self.use('cuda')}.shared.array(0, {self.use('i8')})"
             body = [f"    shared = {self.use('shared_address')}({array})  # {self.shared} bytes", *body]
-        text = "\n".join(
-            [f"def {name}({', '.join(parameters)}):", *body, *([] if _does_something(body) else ["    pass"])]
-        )
+        end = [] if _does_something(body) else ["    pass"]
+        text = "\n".join([f"def {name}({', '.join(parameters)}):", *body, *end])
         maps = tuple(self.maps.values())
         cluster = mlir.get_integer(function, "tilec.cluster") or 1
         return KernelSource(
             name, text, blocks, count, threads, shared=self.shared, sites=tuple(self.sites), maps=maps, cluster=cluster,
-            resident="tilec.resident" in function.attributes,
+            resident="tilec.resident" in function.attributes, overlap=overlap.waits,
         )  # fmt: skip
 
     def arguments(self, function: ir.Operation, block: ir.Block) -> list[str]:
@@ -290,9 +295,9 @@ class _CudaPrinter(UnrollPrinter):
         action, hint = "load" if loads else "store", ""
         if memory.space == "shared":
             action = f"shared_{action}"
-        elif loads and memory.base not in self.written:
-            hint = "_nc"
-        elif not loads and _is_once(op):
+        elif loads:
+            hint = self.constancy(memory)
+        elif _is_once(op):
             hint = "_stream"
         count = prod(ir.VectorType(op.operands[0].type).shape)
         kind = f"{self.dtype(array.element)}x{count}"
@@ -303,6 +308,10 @@ class _CudaPrinter(UnrollPrinter):
             return
         where, condition = ("", "") if self.guard is None else ("_where", f", {self.guard}")
         self.line(f"{self.use(f'{action}_{kind}{hint}{where}')}({array.base}, {slot}, {_bytes(memory, at)}{condition})")
+
+    def constancy(self, memory: Memory) -> str:
+        """How vectors are loaded: nobody writes the memory while the kernel is there, its blocks that wait included."""
+        return "" if memory.base in self.written or memory.base in self.others else "_nc"
 
     # ---- expressions -------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,9 @@ def guarded_load(printer: _CudaPrinter, store: ir.Operation) -> None:
     load = store.operands[0].owner
     array, slot = printer.address(store.operands[1], list(store.operands)[2:])
     address = printer.bytes(*printer.address(load.operands[0], list(load.operands)[1:]))
-    name = printer.use(f"load_{printer.dtype(array.element)}x1_nc_where")
+    name = printer.use(
+        f"load_{printer.dtype(array.element)}x1{printer.constancy(printer.memory[load.operands[0]])}_where"
+    )
     printer.line(f"{name}({array.base}, {slot}, {address}, {printer.guard})")
 
 

@@ -12,14 +12,14 @@ INT, UINT = ctypes.c_int, ctypes.c_uint32
 
 
 class Launch(NamedTuple):
-    """`cluster` as the attribute has it, `data` the kernel's parameters."""
+    """`attributes` are the first words of each, its kind before all, `data` the kernel's parameters."""
 
     kernel: int
     stream: int
     grid: tuple[int, ...]
     block: tuple[int, ...]
     shared: int
-    cluster: tuple[int, ...]
+    attributes: tuple[tuple[int, ...], ...]
     data: bytes
 
     @property
@@ -91,13 +91,14 @@ class FakeDriver:
         given, (begin, buffer, size, count, end) = _Config.from_address(config), (WORD * 5).from_address(extra)
         if (begin, size, end, parameters) != (1, 2, None, None):
             return 1
-        cluster = tuple((UINT * 5).from_address(given.attributes)) if given.attribute_count else ()
+        places = range(given.attributes or 0, (given.attributes or 0) + 72 * given.attribute_count, 72)
+        attributes = tuple(tuple((UINT * 5).from_address(place)) for place in places)
         data = bytearray(ctypes.string_at(buffer, SIZE.from_address(count).value))
         end = 0
         for offset, size in self._places(kernel):
             data[end:offset] = bytes(offset - end)  # may be anything
             end = offset + size
-        shape = tuple(given.grid), tuple(given.block), given.shared, cluster
+        shape = tuple(given.grid), tuple(given.block), given.shared, attributes
         self.queued.append(Launch(kernel, given.stream or 0, *shape, bytes(data)))
         code = self._code("cuLaunchKernelEx")
         if not code and (site := self.failing.pop(len(self.launches) - 1, 0)):

@@ -17,7 +17,7 @@ import numpy as np
 
 from tilec.dtypes import DTYPES
 
-ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(?:nc|stream))?(?:_where)?$")
+ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(nc|stream))?(?:_where)?$")
 SHARED = 1 << 40
 RESIDENT = 2  # blocks, or clusters, that run at a time: few, so that they go on to further tiles
 NUMPY = {
@@ -53,14 +53,16 @@ class Failed(Exception):
 class Memory:
     """Arrays at made-up addresses, far from each other."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: threading.local) -> None:
         self.arrays: list[np.ndarray] = []
+        self.state = state  # of the thread that asks
 
     def add(self, array: np.ndarray) -> int:
         self.arrays.append(array.reshape(-1).view(np.uint8) if array.size else np.zeros(0, np.uint8))
         return len(self.arrays) << 32
 
     def bytes_at(self, address: int, count: int) -> np.ndarray:
+        assert not getattr(self.state, "waits", False), "memory is used before the kernel ahead is complete"
         number, offset = int(address) >> 32, int(address) & 0xFFFFFFFF
         assert 0 < number <= len(self.arrays), f"{address:#x} is no array's address"
         array = self.arrays[number - 1]
@@ -143,11 +145,18 @@ class Intrinsics(ModuleType):
             return lambda value: np.float32(np.float32(value).astype(DTYPES[kind].numpy))
         raise AttributeError(name)
 
-    def _access(self, shared, action, dtype, count, *_):
+    def grid_wait(self) -> None:
+        self.state.waits = False
+
+    def grid_release(self) -> None:
+        assert not self.state.waits, "it lets the next kernel come, and has not waited for the one before"
+
+    def _access(self, shared, action, dtype, count, hint):
         kind, register = DTYPES[dtype].numpy, np.float32 if DTYPES[dtype].bits < 32 and DTYPES[dtype].is_float else None
 
         def cells(address, n=1):
             assert (address >= SHARED) == bool(shared)
+            assert hint != "nc" or int(address) >> 32 not in self.state.made, "the kernel ahead writes this meanwhile"
             return self.state.block.access(kind, n, int(address))
 
         def load(address):
@@ -199,7 +208,8 @@ SCALAR = {
 
 def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics: type = Intrinsics) -> list[int]:
     """Runs a program; returns the sites of failed checks, by kernel launch."""
-    memory, module = Memory(), intrinsics()
+    module = intrinsics()
+    memory = Memory(module.state)
     slots = {
         "input": [memory.add(np.ascontiguousarray(a)) for a in inputs],
         "output": [memory.add(a) for a in outputs],
@@ -214,7 +224,7 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics
         sys.modules[module.__name__] = saved
         if saved is None:
             del sys.modules[module.__name__]
-    kernels, failed = {k.name: k for k in emitted.kernels}, []
+    kernels, failed, made = {k.name: k for k in emitted.kernels}, [], set()
     for step in emitted.steps:
         addresses = [slots[s.kind][s.number] for s in step.slots]
         if step.kernel is None:
@@ -224,6 +234,8 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics
         addresses += [(m, addresses[m.parameter]) for m in kernel.maps]
         if kernel.sites:
             addresses.append(memory.add(errors))
+        module.made = made.copy() if kernel.overlap else set()
+        made |= {a >> 32 for a, s in zip(addresses, step.slots) if s.kind != "input"}
         launched = min(kernel.grid, RESIDENT * kernel.cluster) if kernel.resident else kernel.grid
         for first in range(0, launched, kernel.cluster):
             _run_blocks(module, namespace[kernel.name], kernel, first, launched, addresses, memory)
@@ -243,6 +255,7 @@ def _run_blocks(
     def work(rank: int, thread: int) -> None:
         state, state.block, state.thread, state.number = module.state, blocks[rank], thread, first + rank
         state.blocks, state.launched, state.meeting = blocks, launched, meeting
+        state.waits, state.made = kernel.overlap, module.made
         try:
             with np.errstate(all="ignore"):
                 function(*addresses)

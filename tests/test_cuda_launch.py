@@ -71,7 +71,7 @@ def test_launch_packs_arguments_and_configuration(driver):
     described = bytes(range(128))
     launcher.launch(99, 0x7F00_0000_1000, -5, described, 1.5)
     data = struct.pack("<qi36x128sf", 0x7F00_0000_1000, -5, described, 1.5)
-    assert driver.queued == [Launch(1001, 99, (7, 2, 1), (128, 1, 1), 4096, (4, 0, 16, 1, 1), data)]
+    assert driver.queued == [Launch(1001, 99, (7, 2, 1), (128, 1, 1), 4096, ((4, 0, 16, 1, 1),), data)]
 
 
 def test_empty_grids_are_not_launched(driver):

@@ -30,9 +30,9 @@ class Work:
     `stall_ns`: of each block, time in which none of its loads is in flight (barriers, exchanges).
     `serial_us`: time in which all units wait (filling a pipeline, storing the last tile). `lanes`: share of
     the vector lanes that do useful work. `working_set`: bytes that the last kernel may have left in a cache;
-    0 where all comes from memory. `launches`: kernels that the work takes. `units`: those that its blocks can
-    be on, as clusters do not reach all; 0: all. On a CPU a block is one task of the parallel loop, and threads
-    and registers say nothing.
+    0 where all comes from memory. `launches`: kernels that the work takes. `overlaps`: the kernel starts while
+    the one before ends. `units`: those that its blocks can be on, as clusters do not reach all; 0: all. On a CPU a
+    block is one task of the parallel loop, and threads and registers say nothing.
     """
 
     dram_read: float = 0
@@ -50,6 +50,7 @@ class Work:
     lanes: float = 1.0
     working_set: float = 0
     launches: int = 1
+    overlaps: bool = False
     units: int = 0
     notes: tuple[str, ...] = ()
 
@@ -149,6 +150,8 @@ def predict(work: Work, target: Target) -> Prediction:
     body = max(terms.values(), default=0.0)
     ramp = target.launch.ramp_us * work.launches + work.serial_us
     overhead = target.launch.overhead_us * work.launches
+    if work.overlaps and target.launch.overlap_us:  # the host has launched it meanwhile
+        ramp, overhead = target.launch.overlap_us + work.serial_us, 0.0
     if target.kind == "cpu":  # nothing else goes on while the threads are woken and waited for
         total = body + ramp + (overhead if work.blocks > 1 else 0.0)
     else:

@@ -128,6 +128,10 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     starts = [_start(g, graph, _kernel_name(stem, g, graph), target) for g in groups]
     for g, start in zip(groups, starts):
         kernel, why = choose(start, g, graph, target)
+        if kernels and target.launch.overlap_us:
+            kernel = replace(
+                kernel, options=kernel.options | {"overlap": 1}, work=replace(kernel.work, overlaps=True)
+            )  # fmt: skip
         kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
         remarks += why
     inlined = (*before, *(n.name for n in graph.nodes if n.inlined))

@@ -226,6 +226,7 @@ class _Edit:
         if (sm := self.plan.target.sm) is not None:  # left alone, the assembler keeps to what a block may have
             registers = edited.options.get("registers", min(registers, sm.registers // max(32, threads)))
         work = replace(edited.work, blocks=blocks, threads=threads, registers=registers)
+        work = replace(work, overlaps=bool(edited.options.get("overlap")))
         try:
             return replace(edited, work=work, prediction=predict(work, self.plan.target))
         except ValueError as error:

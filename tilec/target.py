@@ -71,10 +71,12 @@ class Rates:
 @dataclass(frozen=True)
 class Launch:
     """`overhead_us`: time of the host per launch, on a CPU of a parallel loop. `ramp_us`: start and drain of a kernel on the
-    device."""
+    device. `overlap_us`: what is left of them where blocks are placed while the kernel before ends (programmatic dependent
+    launch, sm_90); 0: there is no such thing."""
 
     overhead_us: float
     ramp_us: float
+    overlap_us: float = 0.0
 
 
 @dataclass(frozen=True)
