@@ -2,9 +2,9 @@
 
 Units are in the names: `_ghz`, `_gbs` (1e9 bytes a second), `_us`, `_ns`; sizes are bytes; peaks are TFLOP/s (1e12), a fused
 multiply-add being two operations. A `unit` is a streaming multiprocessor (cuda) or a core (cpu).
-"""
 
-from __future__ import annotations
+Annotations are evaluated here, as files are checked by them: evaluating their text takes longer than the rest of reading one.
+"""
 
 import ctypes
 import difflib
@@ -17,7 +17,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass,
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from tilec.diagnostics import CallError
 
@@ -311,11 +311,8 @@ def _parse(kind: Any, value: Any, where: str, key: str) -> Any:
     return value
 
 
-_hints = cache(get_type_hints)  # evaluates text
-
-
 def _parse_table(kind: Any, table: dict[str, Any], where: str, key: str) -> Any:
-    hints, prefix = _hints(kind), f"{key}." if key else ""
+    hints, prefix = {f.name: f.type for f in fields(kind)}, f"{key}." if key else ""
     for name in table:
         if name not in hints:
             close = difflib.get_close_matches(name, hints, 1)
