@@ -153,6 +153,12 @@ def current_device() -> int | None:
     return None if library().cuCtxGetDevice(ctypes.byref(device)) else device.value
 
 
+def enter_device(device: int) -> None:
+    """Makes a context of `device` current in this thread, unless one is: threads begin without any."""
+    if current_device() != device:
+        use_device(device)
+
+
 def device_of(pointer: int) -> int:
     """The number of the device whose memory `pointer` is in."""
     ordinal = ctypes.c_int()

@@ -1,15 +1,10 @@
-"""Loads cubins and launches them, with as little as possible between the call and the driver.
-
-A launch packs its arguments into one prepared buffer and calls `cuLaunchKernelEx` on a prepared
-configuration.
-"""
+"""Loads cubins and launches them by `cuLaunchKernelEx`: an op's first calls, and those that do not go by machine code."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -135,13 +130,12 @@ class Launcher:
             self._config.attribute_count = len(attributes)
         if resident:
             self._config.grid[0] = min(grid[0], blocks * self._resident(blocks))
-        self._prepare(kernel.parameters)
-        self._lock, self._stream = threading.Lock(), 0
-        self._switch = driver.device_count() > 1
+        self.offsets = kernel.offsets()
+        self._parameters = struct.Struct(parameter_format(kernel.parameters, self.offsets))
 
     @property
     def config(self) -> int:
-        """The address of the configuration, whose stream is that of the latest launch."""
+        """The address of the configuration, which lacks the stream."""
         return ctypes.addressof(self._config)
 
     def _resident(self, cluster: int) -> int:
@@ -156,42 +150,17 @@ class Launcher:
         driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(count), function, threads, shared)
         return max(1, count.value * driver.multiprocessors(self.device))
 
-    def _prepare(self, kinds: tuple[str, ...]) -> None:
-        self.offsets = self.kernel.offsets()
-        layout = struct.Struct(parameter_format(kinds, self.offsets))
-        self._arguments = ctypes.create_string_buffer(layout.size + 64)
-        # The driver copies the buffer, so its own alignment does not matter.
-        self._size = ctypes.c_size_t(layout.size)
-        self._extra = (ctypes.c_void_p * 5)(
-            1, ctypes.addressof(self._arguments), 2, ctypes.addressof(self._size), 0
-        )  # CU_LAUNCH_PARAM_BUFFER_POINTER, ..._SIZE, ..._END
-        self._pack = layout.pack_into
-        self._launch = driver.library().cuLaunchKernelEx
-        self._fixed = (ctypes.byref(self._config), self.kernel.handle, None, self._extra)
-
     def launch(self, stream: int, *arguments: Any) -> None:
         """Queues the kernel. Faults of the kernel itself show at a later call, as `KernelFault`."""
         if self.empty:
             return
-        if self._switch and driver.current_device() != self.device:
-            driver.use_device(self.device)
-        with self._lock:
-            self._pack(self._arguments, 0, *arguments)
-            if stream != self._stream:
-                self._config.stream = self._stream = stream
-            code = self._launch(*self._fixed)
-        if code:
-            self._recover(code, stream, arguments)
-
-    def _recover(self, code: int, stream: int, arguments: tuple[Any, ...]) -> None:
-        """A thread without a context gets the device's, once."""
-        if code != 201:  # CUDA_ERROR_INVALID_CONTEXT
-            raise driver.failure(f"launch of {self.kernel.entry}", code)
-        driver.use_device(self.device)
-        with self._lock:
-            self._pack(self._arguments, 0, *arguments)
-            self._config.stream = self._stream = stream
-            code = self._launch(*self._fixed)
+        driver.enter_device(self.device)
+        config = _Config.from_buffer_copy(self._config)
+        config.stream = stream
+        data = ctypes.create_string_buffer(self._parameters.pack(*arguments), self._parameters.size)
+        size = ctypes.c_size_t(len(data))  # the driver copies the buffer, so its own alignment does not matter
+        extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(data), 2, ctypes.addressof(size), 0)  # CU_LAUNCH_PARAM_...
+        code = driver.library().cuLaunchKernelEx(ctypes.byref(config), self.kernel.handle, None, extra)
         if code:
             raise driver.failure(f"launch of {self.kernel.entry}", code)
 

@@ -82,6 +82,7 @@ class DeviceProgram:
     def launch(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         """Queues the program on row-major arrays at these addresses, on multiples of 16. Raises CallError for what a
         run-time check found, for which the host waits."""
+        driver.enter_device(self.device)
         if self.plain:
             self._run([*inputs, *outputs], stream, None)
             return
@@ -116,6 +117,7 @@ class DeviceProgram:
 
     def check(self) -> None:
         """Waits for what was launched, and raises CallError for a check that failed in it."""
+        driver.enter_device(self.device)
         for stream, space in list(self._spaces.items()):
             if self.checks:
                 driver.synchronize_stream(stream)
@@ -207,7 +209,7 @@ class Graph:
         self, program: DeviceProgram, inputs: Sequence[int], outputs: Sequence[int], arrays: Any, result: Any,
         current_stream: Callable[[], int],
     ):  # fmt: skip
-        self.result, self._arrays, self._current = result, arrays, current_stream
+        self.result, self._arrays, self._current, self._device = result, arrays, current_stream, program.device
         self._graph, graph, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         driver.use_device(program.device)
         driver.call("cuStreamCreate", ctypes.byref(stream), 1)  # CU_STREAM_NON_BLOCKING
@@ -228,6 +230,7 @@ class Graph:
         from tilec.runtime.cuda_launch import stream_handle
 
         handle = self._current() if stream is None else stream_handle(stream)
+        driver.enter_device(self._device)
         driver.call("cuGraphLaunch", self._graph, ctypes.c_void_p(handle))
         return self.result
 

@@ -84,6 +84,8 @@ class FakeDriver:
         return 0
 
     def _cuStreamIsCapturing(self, stream, status):
+        if self.device is None:
+            return 201
         INT.from_address(status).value = self.capturing
         return self._code("cuStreamIsCapturing")
 
@@ -133,6 +135,11 @@ class FakeDriver:
         return self._code("cuTensorMapEncodeTiled")
 
     # ---- what Python alone calls -------------------------------------------------------------------------------------
+
+    def cuCtxSetCurrent(self, context):
+        self.calls.append(("cuCtxSetCurrent", (context,)))
+        self.device = 0
+        return 0
 
     def cuLibraryGetKernel(self, kernel, library, name):
         self.kernels += 1

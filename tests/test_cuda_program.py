@@ -66,6 +66,15 @@ def test_allocating_is_allowed_while_a_stream_is_captured(driver):
     assert driver.names().count("cuThreadExchangeStreamCaptureMode") == 2
 
 
+def test_a_thread_may_have_no_context_yet(driver):
+    made, result = program([Temporary(100, 0)], ("index out of range",)), object()
+    graph = Graph(program(), [16], [32], None, result, lambda: 11)
+    for use in (lambda: made.launch([16], [32], 0), made.check, graph.replay):
+        driver.device = None
+        use()
+        assert driver.device == 0
+
+
 def test_run_time_checks_cannot_be_captured(driver):
     made = program(sites=("index out of range",))
     driver.capturing = True

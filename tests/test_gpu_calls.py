@@ -98,6 +98,20 @@ def test_several_kernels_in_threads_on_streams(torch, rng):
     assert right == [True] * 300
 
 
+def test_a_thread_that_has_no_context_yet(torch, rng):
+    op, given = example("mlp", rng)
+    expected, found = op(*given), []
+    y = torch.empty_like(expected)
+    torch.cuda.synchronize()
+    for more in (2 * fast_call.FEW, 0):  # in Python, then by machine code
+        thread = Thread(target=lambda: found.append(op(*given, out=y)))
+        thread.start()
+        thread.join()
+        torch.cuda.synchronize()
+        assert found.pop() is y and torch.equal(y, expected)
+        [op(*given) for _ in range(more)]
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_checks_by_machine_code(torch, late):
     op = tilec.compile(PICK, late=late)
