@@ -21,7 +21,8 @@ def suite(compiled: bool = True) -> list[Row]:
     rows = [
         Row(x.name, lambda x=x: run(x, compiled), 60, prepare=lambda x=x: prepare(x, compiled)) for x in loads()
     ]  # fmt: skip
-    return [Row("host time of a call", lambda: host(compiled), 60), Row("what the L2 cache holds", caches, 60), *rows]
+    hosts = [Row(f"host time of a call{name}", lambda n=name: host(n, compiled), 60) for name in HOSTS]
+    return [*hosts, Row("what the L2 cache holds", caches, 60), *rows]
 
 
 def prepare(load: Load, compiled: bool) -> dict:
@@ -123,24 +124,53 @@ def caches() -> dict:
     return {"kind": "cache", "device_us": found}
 
 
-def host(compiled: bool) -> dict:
-    """Host microseconds of one call on small tensors: relu, one kernel for everyone."""
+HOSTS = {  # small programs, by what a call does: text, types and shapes, and PyTorch's form
+    "": ("y[i, j] = relu(x[i, j])", {"x": ("float32", (32, 32))}, lambda x: x.relu()),
+    ", two kernels": (
+        """op two(x: f32[N, N]) -> (y: f32[N, N]) {
+            p[i, j] = sum[k](x[i, k] * x[k, j])
+            y[i, j] = sum[k](p[i, k] * p[k, j])
+        }""",
+        {"x": ("float32", (32, 32))},
+        lambda x: (p := x @ x) @ p,
+    ),
+    ", tensor maps": (
+        "op product(a: bf16[M, K], b: bf16[K, N]) -> (y: bf16[M, N]) { y[i, j] = sum[k](a[i, k] * b[k, j]) }",
+        {"a": ("bfloat16", (1024, 1024)), "b": ("bfloat16", (1024, 1024))},
+        lambda a, b: a @ b,
+    ),
+    ", a check to wait for": (
+        "op pick(x: f32[N], at: i64[M]) -> (y: f32[M]) { y[i] = x[at[i]] }",
+        {"x": ("float32", (1000,)), "at": ("int64", (64,))},
+        lambda x, at: x[at],
+    ),
+}
+
+
+def host(name: str, compiled: bool) -> dict:
+    """Host microseconds of one call on small tensors, with `out=` and without."""
     import torch
 
     import tilec
 
-    x = torch.randn(32, 32, device="cuda")
-    op = tilec.compile("y[i, j] = relu(x[i, j])")
-    y = op(x)
-    calls = {"tilec": lambda: op(x, out=y), "tilec, allocated": lambda: op(x), "torch": lambda: x.relu()}
+    text, inputs, peer = HOSTS[name]
+    tensors = [torch.ones(shape, device="cuda").to(getattr(torch, dtype)) for dtype, shape in inputs.values()]
+    op = tilec.compile(text)
+    y = op(*tensors)
+    calls = {
+        "tilec": lambda: op(*tensors, out=y),
+        "tilec, allocated": lambda: op(*tensors),
+        "torch": lambda: peer(*tensors),
+    }
     if has("triton"):
-        from benchmarks.triton_peers import points
+        if not name:
+            from benchmarks.triton_peers import points
 
-        plain = points("relu")
-        plain(x)
-        calls["triton"] = lambda: plain(x)
+            plain = points("relu")
+            plain(*tensors)
+            calls["triton"] = lambda: plain(*tensors)
         if compiled:
-            fast = torch.compile(lambda x: x.relu())
-            fast(x)
-            calls["torch.compile"] = lambda: fast(x)
+            fast = torch.compile(peer)
+            fast(*tensors)
+            calls["torch.compile"] = lambda: fast(*tensors)
     return {"kind": "host", "host_us": {k: host_time(c, torch.cuda.synchronize) for k, c in calls.items()}}

@@ -11,6 +11,7 @@ from benchmarks.report import print_table, time_text
 OF_COPY = {"chain": 0.95, "reduction": 0.95, "transpose": 0.95, "rows": 0.93}  # least share of a copy's speed
 LEVEL = 0.98  # times of one kernel differ by so much from run to run
 GEOMEAN = 1.4  # over torch.compile
+OVER_HOST = {"torch.compile": 3.0, "triton": 1.0}  # least of a peer's host time of a call over ours
 PAIRS = (("gelu (tanh)", "relu", 1.02), ("cos(cos)", "cos", 1.02))
 
 
@@ -46,6 +47,12 @@ def targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
             found.append((f"{row['name']}: best peer's time over ours", value, 1.0, value >= LEVEL))
     if value := geomean([v for r in timed(rows) if (v := over(r, "torch.compile"))]):
         found.append(("geometric mean of torch.compile's time over ours", value, GEOMEAN, value >= GEOMEAN))
+    for row in rows:
+        hosts = row.get("host_us", {})
+        for peer, wanted in OVER_HOST.items():
+            if peer in hosts:
+                value = hosts[peer] / hosts["tilec"]
+                found.append((f"{row['name']}: {peer}'s over ours", value, wanted, value >= wanted))
     by_name = {r["name"]: r for r in timed(rows)}
     for one, other, wanted in PAIRS:
         for name, row in by_name.items():

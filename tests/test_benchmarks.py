@@ -62,6 +62,32 @@ def test_a_row_of_the_memory_suite_has_its_facts():
     assert not next(t for t in targets([slow]) if "of copy" in t[0])[3]
 
 
+@pytest.mark.parametrize("name", ["", ", two kernels", ", tensor maps", ", a check to wait for"])
+def test_host_time_is_taken_of_what_pytorch_computes(name):
+    from benchmarks.memory import HOSTS
+
+    text, inputs, peer = HOSTS[name]
+    small = {1024: 64}
+    tensors = []
+    for dtype, shape in inputs.values():
+        shape = tuple(small.get(n, n) for n in shape)
+        drawn = torch.randint(0, 1000, shape) if dtype == "int64" else torch.randn(shape)
+        tensors.append(drawn.to(getattr(torch, dtype)))
+    torch.testing.assert_close(tilec.compile(text)(*tensors), peer(*tensors), rtol=2e-2, atol=1e-3 * 64)
+
+
+def test_host_times_have_targets():
+    from benchmarks.memory_report import targets
+
+    row = {
+        "name": "host time of a call",
+        "kind": "host",
+        "host_us": {"tilec": 6.0, "triton": 5.0, "torch.compile": 18.0},
+    }
+    found = {what.split(": ")[1]: (value, met) for what, value, _, met in targets([row])}
+    assert found == {"torch.compile's over ours": (3.0, True), "triton's over ours": (5 / 6, False)}
+
+
 def test_rows_are_prepared_beside_each_other(tmp_path, monkeypatch):
     from benchmarks import runner
 
