@@ -58,6 +58,7 @@ SIN = {
     "nearly": (1.0, -0.16657979786396027, 0.00805743783712387),  # 2^-16.8
 }
 """sin(x) = x P(x^2), likewise: a product keeps the sign of a zero."""
+LARGER = 24.0
 SCALE = 2.0**64
 
 
@@ -112,13 +113,23 @@ def _one_plus_tanh(x: ir.Value, _: ir.Operation) -> ir.Value:
 
 
 def _one_plus_erf(x: ir.Value, _: ir.Operation) -> ir.Value:
-    below = math_ops.fma(math_ops.absf(x), _number(0.5), _number(1))
+    """The exponential is computed larger than it is, and the polynomial's coefficients as much smaller: the instruction gives
+    no subnormal numbers, the product does."""
+    x, factor = _without_factor(x)
+    below = math_ops.fma(math_ops.absf(x), _number(abs(factor) / 2), _number(1))
     t = _flagged(arith.divf(_number(1), below), "arcp")
-    scaled = arith.mulf(x, _number(math.sqrt(math.log2(math.e) / 2)))
-    half = _flagged(math_ops.exp2(arith.mulf(scaled, arith.negf(scaled))))
-    tail = arith.mulf(arith.mulf(_times_polynomial(t, ERFC), half), half)
-    left = arith.cmpf(arith.CmpFPredicate.OLT, x, _number(0))
+    scaled = arith.mulf(x, _number(factor * math.sqrt(math.log2(math.e))))
+    larger = _flagged(math_ops.exp2(math_ops.fma(scaled, arith.negf(scaled), _number(LARGER))))
+    tail = arith.mulf(_times_polynomial(t, tuple(c * 2.0**-LARGER for c in ERFC)), larger)
+    left = arith.cmpf(arith.CmpFPredicate.OLT if factor > 0 else arith.CmpFPredicate.OGT, x, _number(0))
     return arith.select(left, tail, arith.subf(_number(2), tail))
+
+
+def _without_factor(x: ir.Value) -> tuple[ir.Value, float]:
+    """A product with a constant as its two factors: what a form multiplies by can take the constant in."""
+    op = mlir.definition(x)
+    factor = mlir.constant_value(op.operands[1]) if op is not None and op.name == "arith.mulf" else None
+    return (op.operands[0], float(factor)) if factor and 2.0**-16 <= abs(factor) <= 2.0**16 else (x, 1.0)
 
 
 def _erf(x: ir.Value, _: ir.Operation) -> ir.Value:

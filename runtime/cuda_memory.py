@@ -304,7 +304,9 @@ def _encode_one(value: str, dtype: str, name: str) -> str:
             narrow = f"%{name}_h = arith.truncf {value} : f32 to f16"
             return f"{narrow}\n%{name} = arith.bitcast %{name}_h : f16 to i16"
         case "bf16":
-            return f"%{name} = {asm('cvt.rn.bf16.f32 $0, $1;', 'h', [('f', value)], pure=True)}"
+            # with a zero beside it: the conversion of one number is an instruction of the special functions' slow unit
+            text = "{\n.reg .f32 z;\nmov.f32 z, 0f00000000;\ncvt.rn.bf16x2.f32 $0, z, $1;\n}"
+            return f"%{name}_w = {asm(text, 'r', [('f', value)], pure=True)}\n%{name} = arith.trunci %{name}_w : i32 to i16"
         case "f8e4m3" | "f8e5m2":
             return _encode_f8(value, dtype, name)
     return f"%{name} = {_same(value, f'i{WIDTH[dtype]}')}"

@@ -74,6 +74,8 @@ _QUICK = {
 
 _PTX: dict[str, tuple[str, str, str]] = {
     "rolled": ("mov.b64 $0, $1;", "l", "l"),  # a count that LLVM does not know, so that it leaves a loop as it is
+    "multiply_wide_u32": ("mul.wide.u32 $0, $1, $2;", "rr", "l"),
+    "low_word": ("{\n.reg .b32 high;\nmov.b64 {$0, high}, $1;\n}", "l", "r"),
     # NaN wins, as NumPy's maximum has it; Numba's own max() loses it. One instruction on sm_80.
     "maximum_f32": ("max.NaN.f32 $0, $1, $2;", "ff", "f"),
     "minimum_f32": ("min.NaN.f32 $0, $1, $2;", "ff", "f"),
@@ -179,6 +181,10 @@ def _round(dtype: str) -> Any:
     """A float32 rounded to what `dtype` can hold, still as float32: what a store and a load would give."""
     from tilec.runtime.cuda_memory import WIDTH, _decode, _encode_one
 
+    if dtype == "bf16":  # beside a zero, in the upper half: the word is the float32
+        both = "{\n.reg .f32 z;\nmov.f32 z, 0f00000000;\ncvt.rn.bf16x2.f32 $0, $1, z;\n}"
+        body = f"%word = {asm(both, 'r', [('f', '%a')], pure=True)}\n%result = arith.bitcast %word : i32 to f32"
+        return define("round_bf16", {"a": "f32"}, "f32", body)
     bits = f"i{WIDTH[dtype]}"
     body = f"{_encode_one('%a', dtype, 'stored')}\n{_decode('%stored', dtype, 'result', bits)}"
     return define(f"round_{dtype}", {"a": "f32"}, "f32", body)

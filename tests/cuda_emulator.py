@@ -121,6 +121,12 @@ class Intrinsics(ModuleType):
         assert 0 <= index < 2**31, f"the index {index} is negative or not within 31 bits"
         return np.int64(index)
 
+    def multiply_wide_u32(self, a, b):
+        return np.uint64((int(a) & 0xFFFFFFFF) * (int(b) & 0xFFFFFFFF)).astype(np.int64)
+
+    def low_word(self, value):
+        return np.int64(value).astype(np.int32)
+
     def _meet(self, barrier: threading.Barrier) -> None:
         try:
             barrier.wait()

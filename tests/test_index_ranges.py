@@ -50,3 +50,29 @@ def test_divisions_are_marked_where_they_fit_32_bits(extent, marked):
     source = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] + x[i // 3] }"
     (kernel,) = emitted(source, None, {"N": extent}).kernels
     assert bool(re.search(r"within_u31\(.*\) // 3", kernel.text)) == marked, kernel.text
+
+
+def test_ranges_of_64_bit_integers_end_where_they_may_wrap():
+    text = """func.func @f() {
+      %c8 = arith.constant 8192 : i64
+      %c2 = arith.constant 2 : i64
+      %big = arith.constant 4611686018427387904 : i64
+      %t = gpu.thread_id x
+      %0 = arith.index_cast %t : index to i64
+      %1 = arith.muli %0, %c8 : i64
+      %2 = arith.shrui %1, %c2 : i64
+      %3 = arith.muli %0, %big : i64
+      %4 = arith.shrui %3, %c2 : i64
+      %5 = arith.andi %3, %c8 : i64
+      return
+    }"""
+    with mlir.context(), ir.Location.unknown():
+        ranges = Ranges(lambda op: (0, 127) if op.name == "gpu.thread_id" else None)
+        module = ir.Module.parse(text)
+        body = [
+            op
+            for op in mlir.walk(module.operation)
+            if op.name.startswith(("arith.", "gpu.")) and op.name != "arith.constant"
+        ]
+        found = [ranges.of(op.results[0]) for op in body]
+    assert found == [(0, 127), (0, 127), (0, 127 * 8192), (0, 127 * 2048), None, None, (0, 8192)]

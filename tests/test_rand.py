@@ -88,6 +88,12 @@ def test_emitted_cuda_draws_the_same(seed, start):
     np.testing.assert_array_equal(y, expected(seed, start, 100))
 
 
+def test_on_a_gpu_its_products_are_one_instruction():
+    op = tilec.compile(UNIFORM, target="sm_90a", sizes={"N": 4096}).build()
+    (cubin,) = op._latest.cubins.values()
+    assert "mul.wide.u32" in cubin.ptx and "mul.lo.s64" not in cubin.ptx
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("seed", "start"), SEEDS)
 def test_the_gpu_draws_the_same(seed, start):

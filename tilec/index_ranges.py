@@ -10,10 +10,11 @@ from tilec.mlir import ir
 Range = tuple[int, int]
 """The least and the greatest value."""
 I32: Range = (-(2**31), 2**31 - 1)
+I64: Range = (-(2**63), 2**63 - 1)
 
 
 class Ranges:
-    """Ranges of the index values of a function. `leaf` knows those of operations without operands; None stands where
+    """Ranges of the indices and 64-bit integers of a function. `leaf` knows those of operations without operands; None stands where
     nothing is known.
     """
 
@@ -22,7 +23,9 @@ class Ranges:
 
     def of(self, value: ir.Value) -> Range | None:
         if value not in self.known:
-            self.known[value] = self._find(value)
+            found = self._find(value)
+            wraps = found is not None and (found[0] < I64[0] or found[1] > I64[1])
+            self.known[value] = None if wraps else found
         return self.known[value]
 
     def of_affine(self, expr: ir.AffineExpr, operands: Sequence[Range | None], dims: int) -> Range | None:
@@ -54,14 +57,18 @@ class Ranges:
             loop = value.owner.owner.operation
             is_variable = loop.name == "scf.for" and ir.BlockArgument(value).arg_number == 0
             return self._loop(loop) if is_variable else None
-        if not isinstance(value.type, ir.IndexType):
+        if not isinstance(value.type, ir.IndexType) and str(value.type) != "i64":
             return None
         known = mlir.constant_value(value)
         if known is not None:
             return int(known), int(known)
         if op.name in ("arith.index_cast", "arith.index_castui"):
+            if str(op.operands[0].type) in ("index", "i64"):
+                return self.of(op.operands[0])
             return I32 if str(op.operands[0].type) in ("i8", "i16", "i32") and op.name == "arith.index_cast" else None
         operands = [self.of(v) for v in op.operands]
+        if op.name == "arith.andi" and operands[1] is not None and operands[1][0] >= 0:
+            return 0, operands[1][1]
         if not operands or None in operands:
             return self.leaf(op) if not operands else None
         match op.name:
@@ -77,8 +84,6 @@ class Ranges:
                 return _remainder(*operands)
             case "arith.shrui" if operands[0][0] >= 0 and operands[1][0] >= 0:
                 return operands[0][0] >> operands[1][1], operands[0][1] >> operands[1][0]
-            case "arith.andi" if operands[1][0] >= 0:
-                return 0, operands[1][1]
             case "arith.minsi" | "arith.maxsi":
                 pick = min if op.name == "arith.minsi" else max
                 return pick(r[0] for r in operands), pick(r[1] for r in operands)

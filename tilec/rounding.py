@@ -223,7 +223,7 @@ def quick_forms(op: ir.Operation) -> list[str]:
         case "arith.divf" if _sigmoid_of(op) is not None:
             return ["sigmoid", "sigmoid_rounded"] if mlir.constant_value(op.operands[0]) != 1 else ["sigmoid"]
         case "arith.divf":
-            return ["divide_shared" if _is_shared(op.operands[1]) else "divide"]
+            return ["divide_shared" if is_shared(op.operands[1]) else "divide"]
         case "arith.addf":
             one, other = _one_and_other(op)
             owner = mlir.definition(other) if one else None
@@ -242,7 +242,7 @@ def argument_of(op: ir.Operation) -> ir.Value:
     return op.operands[0]
 
 
-def _is_shared(value: ir.Value) -> bool:
+def is_shared(value: ir.Value) -> bool:
     """Whether a value of a body is one for many elements: made of operands that lack some dimension."""
     op = mlir.definition(value)
     if op is None:
@@ -252,7 +252,7 @@ def _is_shared(value: ir.Value) -> bool:
         dims = mlir.map_dims(mlir.maps_of(owner)[ir.BlockArgument(value).arg_number])
         return len(mlir.iterators_of(owner)) - 1 not in dims
     known = not len(op.regions) and op.name not in ("linalg.index", "tensor.extract")
-    return known and all(_is_shared(v) for v in op.operands)
+    return known and all(is_shared(v) for v in op.operands)
 
 
 def _sigmoid_of(op: ir.Operation) -> ir.Value | None:
