@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -198,31 +198,61 @@ def _is_scattered(value: ir.Value, dims: tuple[int, ...]) -> bool:
 
 def _fetch_anywhere(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
     """What lies side by side but begins elsewhere: of two vectors, the elements from the place on at which the first wanted
-    one is; halved by every bit of that place."""
+    one is; halved by every bit of that place. Elements of 16 bits move in words of two, the last bit shifts those."""
     kernel, threads, width = generic.kernel, generic.threads, generic.access(value)
     vectors, element = generic.layout.vectors[dims[-1]], ir.MemRefType(value.type).element_type
     memory, first = flat(value), kernel.shifts.of(value, dims, threads)
     type_ = ir.VectorType.get([width], element)
     two = kernel.registers(2 * vectors, element, kernel.name_of(value) or "two")
+    each = 2 if element.width == 16 and min(width, vectors) > 1 else 1  # elements of what is moved
+    if each > 1:
+        two.owner.attributes["tilec.halves"] = tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()
     odd = []  # whether the place has a bit, the highest first
-    for bit in (1 << n for n in reversed(range(vectors.bit_length() - 1))):
+    for bit in (1 << n for n in reversed(range(each.bit_length() - 1, vectors.bit_length() - 1))):
         odd.append((bit, arith.cmpi(arith.CmpIPredicate.ne, arith.andi(first, mlir.index(bit)), mlir.index(0))))
     for part in threads.parts(dims, TOUCHED):
         with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part) as place:
             begins = arith.subi(flat_place(value, dims, place), first)
             for lane in range(0, 2 * vectors, width):
                 at, slot = sum_of([(begins, 1)], lane), partial(_slot, lane)
-                if (
-                    part.kind == INNER and lane < vectors
-                ):  # the first element is within the row, the next vector may not be
+                # where the first element is within the row, the next vector may not be
+                if part.kind == INNER and lane < vectors:
                     vector.StoreOp(vector.LoadOp(type_, memory, [at]).result, two, slot(0))
                 else:
                     _load_within(memory, at, width, two, slot)
-            found = [memref.LoadOp(two, [mlir.index(n)]).result for n in range(2 * vectors)]
+            read = _word if each > 1 else lambda memory, n: memref.LoadOp(memory, [mlir.index(n)]).result
+            found = [read(two, n) for n in range(0, 2 * vectors, each)]
             for bit, has in odd:
-                found = [arith.select(has, found[n + bit], found[n]) for n in range(len(found) - bit)]
-            for n in range(vectors):
-                memref.StoreOp(found[n], tile, place.slot(dims, n))
+                step = bit // each
+                found = [arith.select(has, found[n + step], found[n]) for n in range(len(found) - step)]
+            if each > 1:
+                found = _shifted(found, first)
+            for n, moved in zip(range(0, vectors, each), found):
+                if each > 1:
+                    wide = vector.BroadcastOp(ir.VectorType.get([1], moved.type), moved).result
+                    wide = vector.BitCastOp(ir.VectorType.get([each], element), wide).result
+                    vector.StoreOp(wide, tile, place.slot(dims, n))
+                else:
+                    memref.StoreOp(moved, tile, place.slot(dims, n))
+
+
+def _word(two: ir.Value, n: int) -> ir.Value:
+    """Two elements of 16 bits, the first in the lower half."""
+    pair = vector.LoadOp(ir.VectorType.get([2], ir.MemRefType(two.type).element_type), two, [mlir.index(n)]).result
+    word = ir.IntegerType.get_signless(32)
+    return vector.ExtractOp(vector.BitCastOp(ir.VectorType.get([1], word), pair).result, [], [0]).result
+
+
+def _shifted(words: list[ir.Value], first: ir.Value) -> list[ir.Value]:
+    """Words from the first element on where that is odd: the upper half of each and the lower half of the next."""
+    word, wide = words[0].type, ir.IntegerType.get_signless(64)
+    bits = arith.shli(arith.andi(first, mlir.index(1)), mlir.index(4))
+    bits = arith.index_cast(wide, bits)
+    made = []
+    for low, high in pairwise(words):
+        both = arith.ori(arith.extui(wide, low), arith.shli(arith.extui(wide, high), mlir.constant(32, wide)))
+        made.append(arith.trunci(word, arith.shrui(both, bits)))
+    return made
 
 
 def _slot(lane: int, n: int) -> list[ir.Value]:

@@ -29,6 +29,7 @@ from tilec.runtime.emit_cuda_overlap import Overlap, overlaps
 from tilec.runtime.emit_cuda_threads import thread_operation
 from tilec.runtime.emit_cuda_unroll import UnrollPrinter
 from tilec.runtime.emit_cuda_uses import is_read_as_scalar, is_unchanged, stored_arguments
+from tilec.runtime.emit_cuda_words import half, store_word, word_operation
 from tilec.runtime.emit_index import Memory, plus, times
 from tilec.runtime.emit_tables import NARROW
 from tilec.runtime.program import Emitted, KernelSource, TensorMap
@@ -85,7 +86,8 @@ class _CudaPrinter(UnrollPrinter):
         block = mlir.entry(function)
         parameters = self.parameters = self.arguments(function, block)
         threads, blocks = (mlir.get_integer(function, f"tilec.{n}") for n in ("threads", "blocks"))
-        self.grid = {"gpu.thread_id": threads, "gpu.block_id": blocks}
+        cluster = mlir.get_integer(function, "tilec.cluster") or 1
+        self.numbers(threads, blocks, cluster)
         count = len(parameters)
         self.written = {self.memory[v].base for v in stored_arguments(function) if v in self.memory}
         overlap = neighbours.get(name, Overlap())
@@ -108,7 +110,6 @@ class _CudaPrinter(UnrollPrinter):
         end = [] if _does_something(body) else ["    pass"]
         text = "\n".join([f"def {name}({', '.join(parameters)}):", *body, *end])
         maps = tuple(self.maps.values())
-        cluster = mlir.get_integer(function, "tilec.cluster") or 1
         return KernelSource(
             name, text, blocks, count, threads, shared=self.shared, sites=tuple(self.sites), maps=maps, cluster=cluster,
             resident="tilec.resident" in function.attributes, overlap=overlap.waits,
@@ -184,6 +185,8 @@ class _CudaPrinter(UnrollPrinter):
                 self.allocate_shared(op)
             case "vector.load":
                 self.vectors[op.results[0]] = self.address(op.operands[0], list(op.operands)[1:])
+            case "vector.bitcast" | "vector.broadcast" | "vector.extract":
+                word_operation(self, op)
             case "vector.store":
                 self.vector_store(op)
             case "cf.assert":
@@ -286,7 +289,7 @@ class _CudaPrinter(UnrollPrinter):
 
     def vector_store(self, op: ir.Operation) -> None:
         """A vector moves between a private tile and memory, never through variables."""
-        if store_made(self, op):
+        if store_made(self, op) or store_word(self, op):
             return
         source = self.vectors[op.operands[0]]
         target = self.address(op.operands[1], list(op.operands)[2:])
@@ -302,7 +305,7 @@ class _CudaPrinter(UnrollPrinter):
         count = prod(ir.VectorType(op.operands[0].type).shape)
         kind = f"{self.dtype(array.element)}x{count}"
         if array.space == "halves":
-            kind, slot = f"u32x{count // 2}", _half(slot)
+            kind, slot = f"u32x{count // 2}", half(slot)
         if array.space == "halves" and memory.space == "shared":
             self.line(f"{self.use(f'load_words_{count // 2}')}({array.base}, {slot}, {_bytes(memory, at)})")
             return
@@ -380,10 +383,6 @@ def _bytes(memory: Memory, index: str | int) -> str:
     """The address of an element."""
     size = element_bytes(ir.Type.parse(memory.element))
     return str(plus(memory.base, times(index, size)))
-
-
-def _half(place: str | int) -> str | int:
-    return place // 2 if isinstance(place, int) else f"({place}) >> 1"
 
 
 def _is_once(op) -> bool:

@@ -6,9 +6,8 @@ from tilec import mlir
 from tilec.mlir import ir
 from tilec.runtime.emit_cuda_index import IndexPrinter
 
-UNROLLED_BY_LLVM = (
-    1600  # the largest loop nest over registers, in instructions, that it was seen to unroll, and some less
-)
+UNROLLED_BY_LLVM = 1600
+"""The largest loop nest over registers, in instructions, that it was seen to unroll, and some less."""
 OPERATION_WEIGHT = {"math": 20}
 
 

@@ -88,7 +88,9 @@ store_f32(y + 16, round_bf16(u) + round_f16(u) + round_f8e4m3(u) + round_f8e5m2(
     names = "load_f64 store_f64 store_f32 fma_f64 fma_f32 maximum_f64 minimum_f64 bits_f64 from_bits_f64"
     names += " is_nan_f64 not_equal_f64 not_equal_f32 is_nan_f32 bits_f32 from_bits_f32"
     cubin = check(kernel(body, *names.split(), *(f"round_{t}" for t in ("bf16", "f16", "f8e4m3", "f8e5m2"))))
-    assert "cvt.rn.bf16x2.f32" in cubin.ptx and "cvt.rn.bf16.f32" not in cubin.ptx  # which is done elsewhere, and slowly
+    assert (
+        "cvt.rn.bf16x2.f32" in cubin.ptx and "cvt.rn.bf16.f32" not in cubin.ptx
+    )  # which is done elsewhere, and slowly
 
 
 @pytest.mark.parametrize("mode", cuda_scalar._SHUFFLES)

@@ -109,3 +109,12 @@ def test_ties_at_the_ends(rng):
     x[0], x[2] = np.nan, 7
     source = PROGRAMS["places"].format(t="f32")
     check(source, {"x": x}, shifted(32, 1, 1, 0, 0, vector=4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_begins_elsewhere_moves_in_words(kind, rng):
+    """Sixteen elements of 16 bits are eight words, taken from the arrays once for each part of a row."""
+    inputs = inputs_of("gain", kind, 5, 333, rng)
+    _, result = lowered(PROGRAMS["gain"].format(t=kind), None, inputs, shifted(32, 1, 1, 0, 0))
+    taken = re.findall(r"word_\d+ = int32\(g_\d+\[\d\]\)", result.emitted.module)
+    assert len(taken) == (0 if kind == "f32" else 2 * 8)

@@ -42,9 +42,8 @@ LOADS = 4  # independent 16-byte loads a thread has in flight in a loop: 32 KB a
 HELD = 32  # elements that a thread may hold of a tile, twice where sweeps pass them on: 40 to 110 registers
 TURNED = 128  # elements of a side of a tile that is turned in vectors: 256 bytes of memory in both directions
 WORD = 4  # bytes of a bank of shared memory
-TWICE = (
-    16  # elements a thread that sin and cos may be written out for twice: more of their full forms fill the registers
-)
+TWICE = 16
+"""Elements a thread that sin and cos may be written out for twice: more of their full forms fill the registers."""
 BUSY = 0.75  # share of memory's time from which arithmetic counts
 UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
 

@@ -226,3 +226,27 @@ def _transpose(code: Code, op: ir.Operation) -> Step:
         values[r] = value.transpose(*range(lead), *(lead + d for d in order))
 
     return step
+
+
+@operation("vector.bitcast")
+def _bitcast(code: Code, op: ir.Operation) -> Step:
+    (source,), (r,) = code.operands(op), code.results(op)
+    (shape,) = ir.VectorType(op.results[0].type).shape
+    dtype = dtype_of(op.results[0].type)
+
+    def step(values: Values, mask: Mask) -> None:
+        value = np.ascontiguousarray(values[source]).view(dtype)
+        values[r] = value.reshape(*value.shape[:-1], shape)
+
+    return step
+
+
+@operation("vector.extract")
+def _extract(code: Code, op: ir.Operation) -> Step:
+    (source,), (r,) = code.operands(op), code.results(op)
+    (place,) = ir.DenseI64ArrayAttr(op.attributes["static_position"])
+
+    def step(values: Values, mask: Mask) -> None:
+        values[r] = values[source][..., place]
+
+    return step
