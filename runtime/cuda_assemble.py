@@ -12,38 +12,11 @@ import shutil
 import subprocess
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Cubin:
-    """A kernel for one chip, and what it needs there: per thread `registers`, `stack` and `spills` (bytes
-    stored and loaded); per block `shared` bytes, without dynamic shared memory."""
-
-    image: bytes = field(repr=False)
-    ptx: str = field(repr=False)
-    entry: str
-    chip: str
-    registers: int
-    stack: int
-    spills: int
-    shared: int
-    barriers: int = 0
-    warnings: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-    def properties(self) -> dict[str, Any]:
-        """All but the image and the PTX, in JSON's types."""
-        return {k: v for k, v in asdict(self).items() if k not in ("image", "ptx")}
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """Why this kernel is slow: any of "spills", "stack", "warnings"."""
-        found = {"spills": self.spills, "stack": self.stack, "warnings": self.warnings}
-        return tuple(name for name, value in found.items() if value)
+from tilec.runtime.program import Cubin
 
 
 class ResourceError(Exception):

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from tilec.runtime.cuda_assemble import CompileError, Cubin, NoCompiler, ResourceError, assemble
+from tilec.runtime.cuda_assemble import CompileError, NoCompiler, ResourceError, assemble
 from tilec.runtime.generated import uncollected
 from tilec.runtime.interrupts import uninterrupted
+from tilec.runtime.program import Cubin
 
 __all__ = [
     "CompileError",
@@ -30,7 +31,6 @@ __all__ = [
     "assemble",
     "chip_number",
     "compile_kernel",
-    "versions",
 ]
 
 OLDEST_CHIP = 80
@@ -89,15 +89,6 @@ def chip_number(chip: str) -> int:
     if not match:
         raise ValueError(f"{chip!r} is not a chip; chips look like sm_80, sm_90a, sm_100a")
     return int(match[1])
-
-
-def versions() -> tuple[str, ...]:
-    """Versions of all that has a part in a cubin, for cache keys."""
-    from tilec.runtime import cache
-
-    return cache.installed(
-        "tilec", "numba_cuda_mlir", "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"
-    )
 
 
 # From source to PTX

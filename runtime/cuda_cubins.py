@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilec.runtime import cache, generated
-from tilec.runtime.cuda_assemble import Cubin
-from tilec.runtime.cuda_compile import compile_kernel, versions
 from tilec.runtime.generated import uncollected
-from tilec.runtime.program import Emitted, KernelSource
+from tilec.runtime.program import Cubin, Emitted, KernelSource
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 def program_cubins(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict[str, Cubin]:
@@ -48,6 +48,8 @@ def _from_cache(properties: dict[str, Any], files: dict[str, bytes]) -> dict[str
 
 def _compiled(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict[str, Cubin]:
     """Kernels that differ in names only share one. One kernel is assembled while the next becomes PTX."""
+    from concurrent.futures import ThreadPoolExecutor
+
     codes = generated.functions(emitted.module)
     made: dict[tuple, Future[Cubin]] = {}
     cubins: dict[str, Future[Cubin]] = {}
@@ -63,6 +65,8 @@ def _compiled(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict
 
 def _compile(module: str, kernel: KernelSource, chip: str, registers: int | None) -> Cubin:
     """With the registers that the plan allows, or as many as it takes where those would spill."""
+    from tilec.runtime.cuda_compile import compile_kernel
+
     return compile_kernel(
         module, kernel.name, chip, kernel.threads, parameters=parameters(kernel), max_registers=registers, relax=True,
         allow=("stack", "spills", "warnings"),
@@ -72,3 +76,10 @@ def _compile(module: str, kernel: KernelSource, chip: str, registers: int | None
 def parameters(kernel: KernelSource) -> list[str]:
     """The kinds of its parameters, as `cuda_compile` and `cuda_launch` name them."""
     return ["i64"] * kernel.parameters + ["tensor_map"] * len(kernel.maps) + ["i64"] * bool(kernel.sites)
+
+
+def versions() -> tuple[str, ...]:
+    """Versions of all that has a part in a cubin, for cache keys."""
+    return cache.installed(
+        "tilec", "numba_cuda_mlir", "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"
+    )

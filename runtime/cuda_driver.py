@@ -197,7 +197,7 @@ class SystemInfo:
 def device_info() -> SystemInfo:
     """Never raises: whatever is missing is in `problem`."""
     from tilec.runtime.cuda_assemble import ptxas_path, toolkit_library
-    from tilec.runtime.cuda_compile import versions
+    from tilec.runtime.cuda_cubins import versions
 
     toolkit, assembler = versions(), ptxas_path() or "nvJitLink (setmaxnreg is ignored)"
     try:

@@ -11,11 +11,10 @@ from typing import Any
 
 from tilec.diagnostics import CallError
 from tilec.runtime import cuda_driver as driver
-from tilec.runtime.cuda_assemble import Cubin
 from tilec.runtime.cuda_cubins import parameters
 from tilec.runtime.cuda_launch import Kernel, Launcher, TiledMap
 from tilec.runtime.native_tables import DeviceSpace, Keep
-from tilec.runtime.program import Emitted, KernelSource, TensorMap
+from tilec.runtime.program import Cubin, Emitted, KernelSource, TensorMap
 
 _THREAD_LOCAL, _RELAXED = 1, 2  # CUstreamCaptureMode
 Pick = Callable[[Sequence[int]], Sequence[int]]

@@ -19,10 +19,9 @@ import tilec
 from tilec import fast_call
 from tilec.dtypes import DTYPES
 from tilec.runtime import buffers, cpu_call, cuda_call, cuda_dlpack, cuda_driver
-from tilec.runtime.cuda_assemble import Cubin
 from tilec.runtime.cuda_cubins import parameters
 from tilec.runtime.cuda_program import DeviceProgram
-from tilec.runtime.program import Emitted, KernelSource, Temporary, TensorMap
+from tilec.runtime.program import Cubin, Emitted, KernelSource, Temporary, TensorMap
 
 F32 = DTYPES["f32"]
 

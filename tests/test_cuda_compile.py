@@ -13,7 +13,7 @@ pytest.importorskip("cuda.core")
 
 from cuda_tools import CHIPS, COPY, SHARED, check, kernel
 
-from tilec.runtime import cache, compile_server, cuda_compile, cuda_cubins
+from tilec.runtime import cache, compile_server, cuda_compile
 from tilec.runtime.cuda_compile import CompileError, ResourceError, compile_kernel
 from tilec.runtime.cuda_cubins import program_cubins
 from tilec.runtime.program import Emitted, KernelSource
@@ -97,7 +97,7 @@ def emitted(*names: str) -> Emitted:
 def test_the_cache_gives_the_same_cubins(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     compiled = []
-    monkeypatch.setattr(cuda_cubins, "compile_kernel", lambda *a, **o: compiled.append(a) or compile_kernel(*a, **o))
+    monkeypatch.setattr(cuda_compile, "compile_kernel", lambda *a, **o: compiled.append(a) or compile_kernel(*a, **o))
     program = emitted("one", "other")
     first = program_cubins(program, "sm_90a", {})
     assert first["one"] is first["other"] and len(compiled) == 1, "they differ in names only"

@@ -10,9 +10,8 @@ from cuda_driver_fake import stand_in
 
 from tilec.diagnostics import CallError
 from tilec.runtime import cuda_driver
-from tilec.runtime.cuda_assemble import Cubin
 from tilec.runtime.cuda_program import DeviceProgram, Graph
-from tilec.runtime.program import Emitted, KernelSource, Temporary
+from tilec.runtime.program import Cubin, Emitted, KernelSource, Temporary
 
 
 @pytest.fixture

@@ -52,6 +52,16 @@ def test_a_second_process_needs_no_compiler(folder):
         within(np.load("y.npy"))
 
 
+def test_a_second_process_needs_no_compiler_for_gpus(folder):
+    pytest.importorskip("numba_cuda_mlir")
+    compilers = ("tilec.runtime.cuda_compile", "tilec.mlir", "lark", "subprocess")
+    code = (
+        f"import sys, tilec\nop = tilec.compile({str(EXAMPLES / 'softmax.tile')!r}, target='h200').build(M=7, N=37)\n"
+    )
+    code += f"print(len(op._latest.cubins), [m for m in {compilers} if m in sys.modules])"
+    assert run(code).strip() == f"1 {list(compilers)}" and run(code).strip() == "1 []"
+
+
 def test_importing_tilec_loads_nothing_heavy():
     heavy = ("numba", "lark", "numpy", "numba_cuda_mlir", "llvmlite")
     assert run(f"import sys, tilec; print([m for m in {heavy} if m in sys.modules])").strip() == "[]"
