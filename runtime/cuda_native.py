@@ -20,7 +20,7 @@ from tilec.runtime.native_tables import (
     DeviceProgram,
     DeviceSpace,
     DeviceStep,
-)  # fmt: skip
+)
 from tilec.runtime.native_writer import I32, I64, NULL, Writer
 
 REFUSED = 2

@@ -212,7 +212,6 @@ def test_both_ways_queue_the_same(driver, seed):
         if state == 0 and program.offsets:  # each has memory of its own
             found = [(said, len(now), late) for said, now, late in found]
         assert found[0] == found[1]
-    assert sum(bool(m) for m in program.steps) == len(program.steps)
 
 
 @pytest.mark.parametrize("way", ["machine code", "Python"])
