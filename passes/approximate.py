@@ -13,6 +13,7 @@ log(x)              ->  log2(x) ln 2
 x ** y              ->  exp2(y log2(x) / 2)^2, the logarithm by a polynomial where |x - 1| < 1/8
 cos(x), sin(x)      ->  P(x^2), x P(x^2) for |x| <= 1 + 2^-10; elsewhere a shorter reduction, or one right to an absolute error
 x / y               ->  (x s) (1 / (y s)) where y is one for many elements: s, a power of two, keeps y s from the ends of the range
+x / y               ->  x (1 / y) where y is a sum of weights: at least 1, and no more than their number
 
 Operations with `fastmath<afn>` are printed as one approximate instruction, quotients with `arcp` as the product with an
 approximate reciprocal. The bounds are in `tilec/rounding.py`, which decides. All are for CUDA; a CPU takes those of arguments
@@ -204,6 +205,11 @@ def _divide_shared(x: ir.Value, op: ir.Operation) -> ir.Value:
     return arith.mulf(arith.mulf(x, scale), inverse)
 
 
+def _divide_weights(x: ir.Value, op: ir.Operation) -> ir.Value:
+    """The divisor is 1 or more, and no more than there are elements; or infinite, or NaN."""
+    return arith.mulf(x, _flagged(arith.divf(_number(1), op.operands[1]), "arcp"))
+
+
 def _reciprocal(_: ir.Value, op: ir.Operation) -> ir.Value:
     """Of a divisor within [1, 2]."""
     return _flagged(op.results[0], "arcp")
@@ -229,7 +235,8 @@ _FORMS = {
     "sigmoid": _sigmoid, "one_plus_tanh": _one_plus_tanh, "one_plus_erf": _one_plus_erf, "erf": _erf,
     "expm1": _expm1, "log1p_of_share": _log1p_of_share,
     "log1p": _log1p, "log": _log,
-    "log2": _same, "tanh": _same, "sqrt": _same, "divide": _same, "divide_shared": _divide_shared,
+    "log2": _same, "tanh": _same, "sqrt": _same, "divide": _same,
+    "divide_shared": _divide_shared, "divide_weights": _divide_weights,
     "sigmoid_rounded": _reciprocal, "power": _power,
     "exp_below": _below, **{f"cos_{n}": _cos(n) for n in COS}, **{f"sin_{n}": _sin(n) for n in SIN},
     **{f"{f}_{n}": _marked for f in ("sin", "cos") for n in ("short", "absolute")},

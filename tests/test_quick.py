@@ -96,6 +96,24 @@ def test_reductions_and_second_readers_keep_all_bits():
     assert planned(alone)[0] == ["exp"]
 
 
+@pytest.mark.parametrize(
+    ("largest", "weight", "division"),
+    [
+        ("max[j](x[i, j])", "exp(x[i, j] - m[i])", "divide_weights"),
+        ("max[j](x[i, j])", "exp(x[i, j])", "divide_shared"),  # not from the maximum
+        ("max[j](x[i, j])", "exp(m[i] - x[i, j])", "divide_shared"),
+        ("max[j](x[i, j] * 2)", "exp(x[i, j] - m[i])", "divide_shared"),  # of something else
+        ("min[j](x[i, j])", "exp(x[i, j] - m[i])", "divide_shared"),
+        ("max[j](x[i, j])", "exp(x[i, j] - m[i]) * 2", "divide_shared"),
+    ],
+)
+@pytest.mark.parametrize("n", [64, 16384])  # the weight inlined, and not
+def test_sums_of_weights_are_divisors_without_extremes(largest, weight, division, n):
+    source = f"""op f(x: bf16[300, {n}]) -> (y: bf16[300, {n}]) {{
+        m[i] = {largest}  e[i, j] = {weight}  s[i] = sum[j](e[i, j])  y[i, j] = e[i, j] / s[i] }}"""
+    assert [q for q in planned(source)[0] if q.startswith("divide")] == [division]
+
+
 def f32(x) -> np.ndarray:
     return np.asarray(x, np.float32)
 

@@ -34,6 +34,41 @@ def is_weight(term: ir.Operation, reader: ir.Operation, result: int) -> bool:
     return place is not None and sorted(place) == sorted(kept)
 
 
+def is_sum(value: ir.Value) -> bool:
+    """Whether an argument of a body is a sum of weights: at least 1, as the maximum's own is, and at most their number; or
+    infinite or NaN, where the maximum is."""
+    reader = value.owner.owner.operation if mlir.definition(value) is None else None
+    if reader is None or not mlir.is_generic(reader) or value not in list(mlir.body_of(reader).arguments):
+        return False
+    sums = reader.operands[list(mlir.body_of(reader).arguments).index(value)]
+    maker = mlir.definition(sums)
+    if maker is None or not mlir.is_generic(maker) or "reduction" not in mlir.iterators_of(maker):
+        return False
+    number, maps = list(maker.results).index(sums), [mlir.map_dims(m) for m in mlir.maps_of(maker)]
+    inputs, arguments = len(mlir.inputs_of(maker)), list(mlir.body_of(maker).arguments)
+    add, fill = mlir.definition(_yielded(maker)[number]), mlir.definition(mlir.outputs_of(maker)[number])
+    if add is None or add.name != "arith.addf" or arguments[inputs + number] not in list(add.operands):
+        return False
+    if fill is None or fill.name != "linalg.fill" or mlir.constant_value(fill.operands[0]) != 0:
+        return False
+    (term,) = [v for v in add.operands if v != arguments[inputs + number]] or [None]
+    dims = {d: d for d in range(len(mlir.iterators_of(maker)))}
+    if term in arguments[:inputs]:  # made by an operation before, whose dimensions are these
+        made = maker.operands[arguments.index(term)]
+        before = mlir.definition(made)
+        if before is None or not mlir.is_generic(before) or "reduction" in mlir.iterators_of(before):
+            return False
+        result = list(before.results).index(made)
+        places = mlir.map_dims(mlir.maps_of(before)[len(mlir.inputs_of(before)) + result])
+        dims, term = dict(zip(places, maps[arguments.index(term)])), _yielded(before)[result]
+    weight = mlir.definition(term) if term is not None else None
+    apart = mlir.definition(weight.operands[0]) if weight is not None and weight.name == "math.exp" else None
+    if apart is None or apart.name != "arith.subf":
+        return False
+    place = place_of_maximum(*apart.operands, or_zero=True)
+    return place is not None and sorted(dims.get(d, -1) for d in place) == sorted(maps[inputs + number])
+
+
 def place_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) -> list[int] | None:
     """The dimensions at which `largest` is read, where one operation reads it and `value`, and it is the maximum of elements
     of a tensor of which that is one; None where it is not. With `or_zero` also what stands for an infinite maximum by 0."""
