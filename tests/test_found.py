@@ -31,6 +31,11 @@ from tilec.verify_data import inputs_of
 
 # by what was wrong: (program, sizes)
 PROGRAMS = {
+    "what is made of two scans by an operation that is computed again": (
+        """op f(x: f32[M, N]) -> (y: f64[M, N]) {
+            t[i, j]: f64 = cumsum[i](x[i, j]) / (abs(cumsum[j](x[i, j])) + 0.5)
+            y[i, j] = t[i, j] - 2
+        }""", {"M": 0, "N": 2}),
     "a scan in a branch takes in what the branch leaves out": (
         """op f(x: i8[M], n: i64[M], c: bool[N], d: bool[M]) -> (y: i64[N, M], z: f32[N, M]) {
             y[i, j] = cumprod[j](i64(x[n[j] % M])) if d[j] else 1

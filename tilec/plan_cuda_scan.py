@@ -103,7 +103,9 @@ def scan_kept_bytes(view: View) -> int:
     users = [n for n in view.group.nodes if any(r.value in made for r in n.reads)]
     if len(users) != 1 or not finishes(users[0].op) or dims[users[0]] != dims[scan]:
         return kept
-    (value,) = [r.value for r in users[0].reads]
+    value = users[0].op.operands[0]
+    if value not in made or len(users[0].reads) != 1:  # it reads them by operations that are computed again in it
+        return kept
     inner = prod(e for d, e in zip(dims[scan], scan.extents) if d not in view.kernel.grid)
     return max(0, kept - inner * element_bytes(ir.ShapedType(value.type).element_type))
 
