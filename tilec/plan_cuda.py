@@ -42,6 +42,9 @@ LOADS = 4  # independent 16-byte loads a thread has in flight in a loop: 32 KB a
 HELD = 32  # elements that a thread may hold of a tile, twice where sweeps pass them on: 40 to 110 registers
 TURNED = 128  # elements of a side of a tile that is turned in vectors: 256 bytes of memory in both directions
 WORD = 4  # bytes of a bank of shared memory
+FEW = 0.75
+"""Blocks an SM, below which columns are dealt out in lines of 8 accesses instead of 16: more blocks, shorter pieces of memory
+(measured, H200: 64.3 us with 128 blocks of 256 bytes a row, 65.1 with 256 of 128)."""
 TWICE = 16
 """Elements a thread that sin and cos may be written out for twice: more of their full forms fill the registers."""
 BUSY = 0.75  # share of memory's time from which arithmetic counts
@@ -81,6 +84,10 @@ def choose(
     kernel = replace(kernel, work=work_laid_out(kernel, view, layout))
     if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
         kernel = replace(kernel, options=kernel.options | {"registers": target.sm.registers // target.sm.threads})
+    elif lane is not None and lane in kernel.grid and contraction is None and kernel.blocks > target.units:
+        # Room for a second block, which loads while the first waits at its barriers.
+        most = target.sm.registers // (2 * layout.block) if target.sm else 0
+        kernel = replace(kernel, options=kernel.options | {"registers": min(128, max(64, most))})
     if isinstance(row, ScanPlan):
         kernel = replace(kernel, options=kernel.options | row.options, work=row.work)
     elif row is not None:
@@ -197,7 +204,7 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
     narrow = _split(view, points // vector) if splits else 1
     blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
-    line = 8 if blocks < 1 else 16 if blocks < (2 if joined else 4) else 32
+    line = 8 if blocks < FEW else 16 if blocks < (2 if joined else 4) else 32
     counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
     budget //= counts[lane]
     if narrow > 1:
@@ -270,7 +277,7 @@ def _turned(view: View, lane: int) -> tuple[int, ...]:
 
 
 def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layout, str]:
-    """Square tiles, 16 elements a thread: whole lines of memory in both directions. Narrow elements move by vectors, which
+    """Square tiles, 8 elements a thread: whole lines of memory in both directions. Narrow elements move by vectors, which
     threads turn among themselves (`passes/turn_cuda.py`; 0.93 to 0.97 of copy, measured on an H200), or by words, which do
     not meet in banks of shared memory."""
     wide = WIDE // max(a.element for a in view.accesses)
@@ -289,7 +296,7 @@ def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layou
     while view.extents[lane] % vector or view.extents[other] % vector:
         vector //= 2
     side = {d: min(64, power(view.extents[d])) for d in (lane, other)}
-    counts = {lane: min(32, side[lane] // vector), other: min(8, side[other])}
+    counts = {lane: min(32, side[lane] // vector), other: min(16, side[other])}
     steps = {d: side[d] // counts[d] // (vector if d == lane else 1) for d in side}
     layout = _make(view, counts, {lane: vector}, steps, side)
     return side, layout, f"tiles of {side[lane]} x {side[other]} turned in shared memory, {vector} elements an access"

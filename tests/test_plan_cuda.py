@@ -1,0 +1,54 @@
+"""What the planner decides for a GPU, by shape: columns, transposes, parts. Figures are in docs/performance.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilec import mlir
+from tilec.driver import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+from tilec.evaluate import read_source
+from tilec.target import load
+
+H200 = load("h200")
+
+
+def planned(text: str, target=H200, **sizes: int):
+    special = specialise(parse(read_source(text)), None, None, sizes)
+    with mlir.context(), mlir.ir.Location.unknown():
+        return lower(build(special), target, end="plan", emit=False).plan
+
+
+COLUMNS = "op f(x: f32[M, N]) -> (y: f32[N]) { y[j] = sum[i](x[i, j]) }"
+MIDDLE = "op f(x: f32[B, M, N]) -> (y: f32[B, N]) { y[b, j] = sum[i](x[b, i, j]) }"
+
+
+def test_a_second_block_of_columns_fits():
+    """It loads while the first waits at its barriers; a block that has an SM for itself may take what it likes."""
+    (many,) = planned(MIDDLE, B=64, M=1024, N=1024).kernels
+    assert many.blocks > H200.units
+    assert 2 * many.options["threads"] * many.options["registers"] <= H200.sm.registers
+    (few,) = planned(COLUMNS, M=8192, N=8192).kernels
+    assert few.blocks < H200.units and "registers" not in few.options
+
+
+@pytest.mark.parametrize(("columns", "lanes"), [(8192, 16), (4096, 8), (1024, 8)])
+def test_lines_are_as_long_as_blocks_last(columns, lanes):
+    (kernel,) = planned(COLUMNS, M=columns, N=columns).kernels
+    assert kernel.options["thread_counts"][0] == lanes
+
+
+def test_a_turned_tile_has_many_threads():
+    (kernel,) = planned("op f(x: f32[M, N]) -> (y: f32[N, M]) { y[j, i] = x[i, j] }", M=4096, N=4096).kernels
+    assert kernel.tile == (64, 64) and kernel.options["threads"] == 512
+
+
+def test_parts_pay_where_a_second_kernel_begins_early():
+    text = "op f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[j](x[i, j]) }"
+    assert len(planned(text, M=16, N=131072).kernels) == 2
+    late = replace(H200, launch=replace(H200.launch, overlap_us=0.0))
+    assert len(planned(text, late, M=16, N=131072).kernels) == 1
