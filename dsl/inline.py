@@ -165,7 +165,7 @@ class Inliner(Calls):
         elif info is None and scope.function is None and name in self.sizes:
             self.report.error(f"`{name}` is a size, not a tensor", expr.span)
         elif info is None:
-            self._unknown(name, expr.span, scope)
+            self._unknown(name, expr.span, scope, tensor=bool(subscripts))
         elif info.shape is not None and len(info.shape) != len(subscripts):
             message = (
                 f"`{name}` has {plural(len(info.shape), 'dimension')}, but {len(subscripts)} stand in the brackets"
@@ -173,7 +173,7 @@ class Inliner(Calls):
             self.report.error(message, expr.span, [Note(f"`{name}` is defined here", info.span)])
         return replace(expr, subscripts=subscripts)
 
-    def _unknown(self, name: str, span: Span, scope: Scope) -> None:
+    def _unknown(self, name: str, span: Span, scope: Scope, tensor: bool = False) -> None:
         if scope.function is None and name in self.later:
             note = Note(f"`{name}` is defined here", self.later[name])
             self.report.error(f"`{name}` is read before it is defined", span, [note])
@@ -186,6 +186,8 @@ class Inliner(Calls):
         hint = suggestion(name, [*self.tensors, *self.sizes, *scope.indices])
         if name in scope.module.defs or name in FUNCTIONS or name in scope.module.ops:
             hint = f"`{name}` is a function: write `{name}(…)`"
+        elif hint is None and tensor:
+            hint = "a tensor is an input of the op, or defined by an equation above this one"
         elif hint is None and len(name) <= 2 and name.islower():
             hint = f"an index stands on the left side or in a reduction: `sum[{name}](…)`"
         self.report.error(f"unknown name `{name}`", span, hint=hint)
