@@ -246,7 +246,7 @@ class GenericMapper:
             if width > 1:
                 type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
                 element = vector.LoadOp(type_, tile, place.slot(dims, lane)).result
-                vector.StoreOp(element, value, place.coordinates(dims, lane), nontemporal=not self._read_again(n))
+                vector.StoreOp(element, value, place.coordinates(dims, lane))
             else:
                 element = memref.LoadOp(tile, place.slot(dims)).result
                 memref.StoreOp(element, value, place.coordinates(dims))

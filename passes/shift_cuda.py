@@ -318,13 +318,12 @@ def store(generic: GenericMapper, n: int, owner: ir.Value | None) -> None:
     width, follows = generic.access(value), generic.kernel.shifts.follows(value, dims)
     type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
     memory = flat(value) if follows else None
-    once = not generic._read_again(n)
     for part in threads.parts(dims, WHOLE, EDGE):
         wide = follows and part.kind != EDGE
         with threads.slots(dims, generic.chunk, generic.sizes, lanes=not wide, owner=owner, part=part) as place:
             for lane in range(0, generic.layout.vectors[dims[-1]] if wide else 1, width):
                 if wide:
                     piece = vector.LoadOp(type_, tile, place.slot(dims, lane)).result
-                    vector.StoreOp(piece, memory, [flat_place(value, dims, place, lane)], nontemporal=once)
+                    vector.StoreOp(piece, memory, [flat_place(value, dims, place, lane)])
                 else:
                     memref.StoreOp(memref.LoadOp(tile, place.slot(dims)).result, value, place.coordinates(dims))

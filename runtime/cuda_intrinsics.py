@@ -8,7 +8,7 @@ Addresses are int64, in global and in shared memory alike. The families:
 
 | names | module |
 |---|---|
-| `[shared_]load_T`, `load_TxN`, `store_...`, `_nc`, `_stream` | `cuda_memory` |
+| `[shared_]load_T`, `load_TxN`, `store_...`, `_nc` | `cuda_memory` |
 | `exp2_approx`, `tanh_f32`, `maximum_f32`, `shuffle_xor_f32`, `barrier`, clusters, counters | `cuda_scalar` |
 | `cp_async_16`, `mbarrier_*`, `bulk_*`, `tma_load(2)`, `set_registers(240, more=True)` | `cuda_async` |
 | `ldmatrix_x4`, `mma_bf16`, `wgmma(...)`, `wgmma_wait(...)` | `cuda_matrix` |
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _TABLE = {**SCALAR, **ASYNC, **MATRIX, **PACKED}
-_ACCESS = re.compile(rf"(shared_)?(load|store)_({'|'.join(WIDTH)})(?:x(\d+))?(?:_(nc|stream))?(_where)?")
+_ACCESS = re.compile(rf"(shared_)?(load|store)_({'|'.join(WIDTH)})(?:x(\d+))?(?:_(nc))?(_where)?")
 
 
 def __getattr__(name: str) -> Any:
@@ -72,10 +72,10 @@ def _access(shared: str | None, action: str, dtype: str, count: str | None, hint
     space = "shared" if shared else "global"
     if shared and hint:
         raise AttributeError(f"shared memory accesses have no hint {hint!r}")
-    if (action, hint) in (("store", "nc"), ("load", "stream")):
+    if action == "store" and hint:
         raise AttributeError(f"a {action} has no hint {hint!r}")
     if count is None:
-        return (load if action == "load" else store)(dtype, space, hint or "")
+        return load(dtype, space, hint or "") if action == "load" else store(dtype, space)
     if action == "load":
         return load_vector(dtype, int(count), space, hint or "", bool(where))
-    return store_vector(dtype, int(count), space, hint or "")
+    return store_vector(dtype, int(count), space)

@@ -300,8 +300,6 @@ class _CudaPrinter(UnrollPrinter):
             action = f"shared_{action}"
         elif loads:
             hint = self.constancy(memory)
-        elif _is_once(op):
-            hint = "_stream"
         count = prod(ir.VectorType(op.operands[0].type).shape)
         kind = f"{self.dtype(array.element)}x{count}"
         if array.space == "halves":
@@ -383,11 +381,6 @@ def _bytes(memory: Memory, index: str | int) -> str:
     """The address of an element."""
     size = element_bytes(ir.Type.parse(memory.element))
     return str(plus(memory.base, times(index, size)))
-
-
-def _is_once(op) -> bool:
-    """Whether what a vector stores is read by nobody here, so that a cache near the thread need not keep it."""
-    return "nontemporal" in op.attributes and ir.BoolAttr(op.attributes["nontemporal"]).value
 
 
 def _plain(text: str) -> str:

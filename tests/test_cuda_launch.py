@@ -153,14 +153,14 @@ a = cuda.local.array({count}, {array})
 load_{dtype}x{count}{{hint}}(a, 0, x + tid * 16)
 shared_store_{dtype}x{count}(a, 0, base + tid * 16)
 shared_load_{dtype}x{count}(a, 0, base + tid * 16)
-store_{dtype}x{count}{{end}}(a, 0, y + tid * 16)
+store_{dtype}x{count}(a, 0, y + tid * 16)
 """
     scalar = f"for i in range({count}):\n    at = (i * 128 + tid) * {size}\n"
-    scalar += f"    store_{dtype}{{end}}(y + at, load_{dtype}{{hint}}(x + at))"
+    scalar += f"    store_{dtype}(y + at, load_{dtype}{{hint}}(x + at))"
     made = []
-    for hint, end in (("", ""), ("_nc", "_stream")):
+    for hint in ("", "_nc"):
         for body in (vector, scalar):
-            text = body.format(hint=hint, end=end)
+            text = body.format(hint=hint)
             names = {w.split("(")[0] for w in text.replace("(", "( ").split() if "load_" in w or "store_" in w}
             made.append((SHARED + text, [*sorted(names), array]))
     return made

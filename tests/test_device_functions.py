@@ -14,13 +14,12 @@ from tilec.runtime.cuda_memory import WIDTH, in_array
 @pytest.mark.parametrize("dtype", WIDTH)
 def test_scalar_access(dtype):
     size = WIDTH[dtype] // 8
-    hints = [f"load_{dtype}_nc", f"store_{dtype}_stream"]
-    names = [f"{s}{a}_{dtype}" for s in ("", "shared_") for a in ("load", "store")] + ["barrier", *hints]
+    names = [f"{s}{a}_{dtype}" for s in ("", "shared_") for a in ("load", "store")] + ["barrier", f"load_{dtype}_nc"]
     body = f"""
 shared_store_{dtype}(base + tid * {size}, load_{dtype}(x + tid * {size}))
 barrier()
 store_{dtype}(y + tid * {size}, shared_load_{dtype}(base + (tid ^ 1) * {size}))
-store_{dtype}_stream(y + 4096 + tid * {size}, load_{dtype}_nc(x + 4096 + tid * {size}))
+store_{dtype}(y + 4096 + tid * {size}, load_{dtype}_nc(x + 4096 + tid * {size}))
 """
     check(kernel(SHARED + body, *names), (*CHIPS, "sm_89", "sm_100a"))
 
@@ -46,9 +45,9 @@ shared_load_{v}(a, 0, base + (tid ^ 1) * {size})
 for i in range({count}):
     a[i] = a[i] + a[i + {count}] + a[i + {3 * count}]
 store_{v}(a, 0, y + tid * {size})
-store_{v}_stream(a, {2 * count}, y + 4096 + tid * {size})
+store_{v}(a, {2 * count}, y + 4096 + tid * {size})
 """
-    names += [f"load_{v}_nc", f"load_{v}_nc_where", f"store_{v}_stream", "barrier", array]
+    names += [f"load_{v}_nc", f"load_{v}_nc_where", "barrier", array]
     cubin = check(kernel(SHARED + body, *names), ("sm_80", "sm_90a"))
     whole = {4: r"b32", 8: ("v2.b32", "b64"), 16: ("v4.b32", "v2.b64")}[size]
     expected = [f"ld.global.nc.{w}" for w in ([whole] if isinstance(whole, str) else whole)]

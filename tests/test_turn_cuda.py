@@ -27,7 +27,7 @@ def test_turned_by_vectors(name, kind, rng):
     source = text.format(t=kind)
     x = rng.normal(0, 1, shape).astype(ml_dtypes.bfloat16 if kind == "bf16" else np.float16)
     special, result = lowered(source, None, {"x": x})
-    assert f"shared_load_{kind}x8" in result.emitted.module and f"store_{kind}x8_stream" in result.emitted.module
+    assert f"shared_load_{kind}x8" in result.emitted.module and f" store_{kind}x8(" in result.emitted.module
     outs = [np.zeros([s.value for s in t.shape], t.dtype.numpy) for t in special.outputs]
     assert not any(cuda_emulator.run(result.emitted, [x], outs))
     assert_within(source, {"x": x}, outs, kind="cuda")
