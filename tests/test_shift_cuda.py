@@ -36,6 +36,7 @@ PLANS = [  # threads, rows beside, cluster, stages, packed, steps, keep
     pytest.param((32, 1, 1, 1, 1, None), id="pipelined"),
     pytest.param((32, 1, 2, 2, 0, None), id="cluster, two stages"),
     pytest.param((32, 1, 2, 0, 0, 1, 2), id="cluster, waiting in SRAM"),
+    pytest.param((32, 1, 1, 0, 1, 2, 2), id="waiting in SRAM, packed"),
 ]
 KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 
@@ -101,6 +102,19 @@ def test_what_the_planner_takes(rng):
         x = {"x": np.zeros((rows, length), np.float32)}
         (kernel,) = lowered(PROGRAMS["softmax"].format(t="f32"), None, x)[1].plan.kernels
         assert kernel.options.get("shift") == wanted and max(kernel.options["vectors"]) == (4 if length > 18 else 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "keep"),
+    [("softmax", "bf16", 2), ("softmax", "f16", 2), ("softmax", "f32", 1), ("gain", "bf16", 1)],
+)
+def test_long_rows_wait_in_sram(name, kind, keep):
+    """Those of 16 bits with which nothing is read that begins elsewhere; what a softmax makes of them is computed twice."""
+    inputs = {"x": np.zeros((2670, 50257), KINDS[kind]), "g": np.zeros(50257, KINDS[kind])}
+    inputs = {n: inputs[n] for n in inputs_of(name, kind, 1, 8, np.random.default_rng(0))}
+    (kernel,) = lowered(PROGRAMS[name].format(t=kind), None, inputs)[1].plan.kernels
+    assert (kernel.options["shift"], kernel.options["keep"]) == (1, keep)
+    assert "e" not in kernel.sweeps
 
 
 def test_ties_at_the_ends(rng):

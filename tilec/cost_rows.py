@@ -139,11 +139,12 @@ def _waiting_rows(target: Target, p: Rows) -> Iterator[RowTile]:
     vector, sm = p.access, target.sm
     if sm is None or not (p.streams and target.has("cp_async") and vector * p.element_bytes == 16):
         return
-    if p.passes < 2 or not p.writes or p.shifted:
-        return
+    if p.passes < 2 or not p.writes or (p.shifted and (p.common or p.element_bytes > 2)):
+        return  # beside what begins elsewhere they were slower than rows in registers; of 32 bits none was measured (H200)
     for cluster, threads in product(_clusters(target, p), (128, 256, 512, 1024)):
         part = round_up(ceil(p.length / cluster), vector)
-        vectors, shared = IN_SRAM_STEPS, part * p.element_bytes * p.reads + 1024
+        vectors = IN_SRAM_STEPS // (2 if p.shifted else 1)  # their ends take registers
+        shared = p.places(part) * (p.element_bytes * p.reads + 4 * p.made) + 1024
         if (
             part < vectors * threads * vector
             or part * p.element_bytes < LEAST_IN_SRAM
@@ -153,7 +154,7 @@ def _waiting_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         if not (blocks := min(occupancy(target, threads, LEAN, shared).blocks, sm.threads // threads)):
             continue
         registers = min(64, sm.registers // (threads * blocks) // 8 * 8)
-        yield RowTile(threads, vector, 1, vectors, cluster, "sram", registers, shared=shared)
+        yield RowTile(threads, vector, 1, vectors, cluster, "sram", registers, 0, 0, p.shifted, shared, p.shifted)
 
 
 def _clusters(target: Target, p: Rows) -> tuple[int, ...]:
@@ -331,7 +332,7 @@ def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
         share = 0.05 + 0.4 * common
     else:
         share = 0.015 + common + 0.1 * (p.passes - 2) + 0.08 * max(0.0, p.flops.get("special", 0) - 1)
-    share += 0.02 * max(0.0, 1536 / (tile.threads * fit) - 1)
+    share += 0.02 * max(0.0, 1536 / (tile.threads * fit) - 1) + 0.07 * tile.shifted
     return Work(
         dram_read=once,
         dram_write=written,

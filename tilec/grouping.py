@@ -13,6 +13,7 @@ from math import prod
 from tilec.amounts import bytes_of, is_chain, kept_bytes, onchip_bytes, work_of
 from tilec.cost import predict
 from tilec.graph import Graph, Node, Read
+from tilec.mlir import ir
 from tilec.space import Space, space_of
 from tilec.target import Target
 
@@ -102,6 +103,7 @@ def ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:
 # ---- inlining: recompute instead of store ----------------------------------------------------------------------------
 
 CHEAP = 4  # operations that cost less than a load and a store of their result
+ACCESS = 16  # bytes of a GPU's widest access
 AGAIN = 20  # that a GPU computes twice rather than keep their result from sweep to sweep: one function and a few more
 
 
@@ -144,7 +146,8 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
 def _between_sweeps(node: Node, consumers: list[Node], graph: Graph, target: Target) -> bool:
     """Whether it is better computed twice than kept between two sweeps of a GPU over its elements: an exponential of a
     softmax. It reads a complete reduction, is itself reduced and read again, and what it is made of is kept as it is
-    stored: in registers, of rows that take an eighth of them, so that several blocks fill an SM (measured, H200)."""
+    stored: in registers, of rows that take an eighth of them, so that several blocks fill an SM, or in SRAM, of rows of 16-bit
+    elements that begin anywhere in an access (measured, H200)."""
     made = [p for p in graph.producers(node) if p.reduced and p.contraction is None]
     inputs = [r.value for r in node.reads if len(r.dims) == len(node.extents)]
     if target.sm is None or not made or not inputs or any(v in graph.producer for v in inputs):
@@ -153,7 +156,8 @@ def _between_sweeps(node: Node, consumers: list[Node], graph: Graph, target: Tar
     row = length * sum(bytes_of(v) for v in inputs) // max(1, node.iterations)
     if any(c.contraction for c in consumers) or not any(c.reduced for c in consumers):
         return False
-    return not target.sm.registers * 4 // 8 < row < target.sm.registers * 4 // 2
+    fits = target.sm.registers * 4 // 8 < row < target.sm.registers * 4 // 2
+    return not fits or (row % ACCESS > 0 and all(ir.ShapedType(v.type).element_type.width == 16 for v in inputs))
 
 
 def _finished(node: Node, graph: Graph) -> Node | None:
