@@ -21,7 +21,7 @@ from tilec.passes.place_cuda import ascending, finish, start, step
 from tilec.passes.quick_cuda import compute_twice, is_trigonometric, mark_quick, may_compute_twice
 from tilec.passes.reduce_cuda import across_threads
 from tilec.passes.scan_cuda import scan
-from tilec.passes.spaces import is_local, places_of, root, space_of
+from tilec.passes.spaces import is_half, is_local, places_of, root, space_of
 
 if TYPE_CHECKING:
     from tilec.passes.map_cuda import KernelMapper
@@ -213,8 +213,7 @@ class GenericMapper:
             element = ir.MemRefType(value.type).element_type
             tile = self.kernel.private(dims, element, self.kernel.name_of(value), self.layout)
         width = self._vector(value, dims)
-        halves = isinstance(ir.MemRefType(value.type).element_type, (ir.BF16Type, ir.F16Type))
-        if self.kernel.packed and halves and width % 2 == 0:
+        if self.kernel.packed and is_half(value) and width % 2 == 0:
             tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()
         if self._is_shifted(dims):
             shift_cuda.fetch(self, value, dims, tile)

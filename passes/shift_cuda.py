@@ -25,7 +25,7 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import arith, ir, memref, vector
 from tilec.passes.loops import EDGE, INNER, TOUCHED, WHOLE, Place, Threads, sum_of, when
-from tilec.passes.spaces import is_local, places_of, root
+from tilec.passes.spaces import is_half, is_local, places_of, root
 
 if TYPE_CHECKING:
     from tilec.passes.cluster_cuda import Spread
@@ -198,13 +198,13 @@ def _is_scattered(value: ir.Value, dims: tuple[int, ...]) -> bool:
 
 def _fetch_anywhere(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
     """What lies side by side but begins elsewhere: of two vectors, the elements from the place on at which the first wanted
-    one is; halved by every bit of that place. Elements of 16 bits move in words of two, the last bit shifts those."""
+    one is; halved by every bit of that place. Floats of 16 bits move in words of two, the last bit shifts those."""
     kernel, threads, width = generic.kernel, generic.threads, generic.access(value)
     vectors, element = generic.layout.vectors[dims[-1]], ir.MemRefType(value.type).element_type
     memory, first = flat(value), kernel.shifts.of(value, dims, threads)
     type_ = ir.VectorType.get([width], element)
     two = kernel.registers(2 * vectors, element, kernel.name_of(value) or "two")
-    each = 2 if element.width == 16 and min(width, vectors) > 1 else 1  # elements of what is moved
+    each = 2 if is_half(value) and min(width, vectors) > 1 else 1  # elements of what is moved
     if each > 1:
         two.owner.attributes["tilec.halves"] = tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()
     odd = []  # whether the place has a bit, the highest first

@@ -34,3 +34,8 @@ def space_of(value: ir.Value) -> str | None:
     """ "private", "workgroup", or None for global memory."""
     space = str(ir.MemRefType(root(value).type).memory_space or "")
     return next((name for name in SPACES if name in space), None)
+
+
+def is_half(value: ir.Value) -> bool:
+    """Whether elements are floats of 16 bits, of which threads may keep two in a register."""
+    return isinstance(ir.MemRefType(value.type).element_type, (ir.BF16Type, ir.F16Type))

@@ -11,7 +11,7 @@ bits, and adds the product of an upper half that is zero:
 
     int64(uint32(v_4)) * 3528531795    ->    multiply_wide_u32(v_4, int32(-766435501))
 
-Its lower word is taken as one, too: LLVM would shift it as part of the 64 bits.
+Its lower word is taken as one, too: LLVM would shift it as part of the 64 bits. What is narrower is cut off it as ever.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class IndexPrinter(Printer):
     def expression(self, op: ir.Operation) -> str:
         if op.name == "arith.shrui" and isinstance(op.results[0].type, ir.IndexType):
             return f"{self.operand(op, op.operands[0])} >> {self.expr(op.operands[1])}"
-        if op.name == "arith.trunci" and _is_wide(mlir.definition(op.operands[0])):
+        if op.name == "arith.trunci" and str(op.results[0].type) == "i32" and _is_wide(mlir.definition(op.operands[0])):
             return f"{self.use('low_word')}({self.expr(op.operands[0])})"
         return super().expression(op)
 

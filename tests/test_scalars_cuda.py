@@ -51,6 +51,15 @@ def test_integers(name, way):
 
 
 @WAYS
+def test_parts_of_a_wide_product(way):
+    """A product of two words is one instruction, and so is its lower word; what is narrower is less than that word."""
+    values = np.array([0, 1, 2, 255, 0x8001, 0xFFFF, 0x12345, 2**31, 2**32 - 1], np.uint32)
+    results = {f"as_{t}": ("f64[N]", f"f64({t}(u64(x[i]) * u64(z[i])))") for t in INTEGERS}
+    results |= {"high": ("u64[N]", "u64(x[i]) * u64(z[i]) // u64(4294967296)")}
+    run("u32", results, of_pairs("u32", values), way)
+
+
+@WAYS
 @pytest.mark.parametrize("name", INTEGERS)
 def test_casts_and_reductions_of_integers(name, way):
     kind = DTYPES[name].numpy

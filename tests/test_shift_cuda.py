@@ -13,6 +13,7 @@ from conftest import assert_within
 from cuda_row_emulator import RowIntrinsics
 from test_map_cuda import lowered
 
+from tilec.dtypes import DTYPES
 from tilec.interpreter import interpret
 from tilec.passes.layout import places
 
@@ -132,3 +133,12 @@ def test_what_begins_elsewhere_moves_in_words(kind, rng):
     _, result = lowered(PROGRAMS["gain"].format(t=kind), None, inputs, shifted(32, 1, 1, 0, 0))
     taken = re.findall(r"word_\d+ = int32\(g_\d+\[\d\]\)", result.emitted.module)
     assert len(taken) == (0 if kind == "f32" else 2 * 8)
+
+
+@pytest.mark.parametrize("kind", ["i16", "u16"])
+def test_integers_of_16_bits_begin_elsewhere(kind, rng):
+    source = f"""op gain(x: bf16[M, N], g: {kind}[N]) -> (y: bf16[M, N]) {{
+        v[i] = mean[j](x[i, j] ** 2)  y[i, j] = x[i, j] / sqrt(v[i] + 1) * f32(g[j]) }}"""
+    inputs = inputs_of("softmax", "bf16", 5, 333, rng) | {"g": rng.integers(0, 2**15, 333).astype(DTYPES[kind].numpy)}
+    for packed in (0, 1):
+        check(source, inputs, shifted(32, 1, 1, 0, packed))
