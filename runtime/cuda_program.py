@@ -120,7 +120,8 @@ class DeviceProgram:
         for stream, space in list(self._spaces.items()):
             if self.checks:
                 driver.synchronize_stream(stream)
-                self._report(space)
+                with space.lock:  # a call that waits for its own checks raises what they found
+                    self._report(space)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """A program's kernels on a device, with a driver that only records: order, memory, streams, graphs."""
 
 from operator import itemgetter
+from threading import Thread
 
 import pytest
 
@@ -111,6 +112,31 @@ def test_a_late_check_is_raised_once_by_what_comes_next(driver, step):
     assert len(driver.launches) == 4
     made.launch([16], [32], 7)
     assert len(driver.launches) == 6
+
+
+def test_what_a_call_waits_for_is_its_own_to_raise(driver, monkeypatch):
+    """Another thread asks for failed checks after the kernel left one, and before the call has looked."""
+    made, wait, found, asking = program(sites=("too low", "too high")), cuda_driver.synchronize_stream, [], []
+
+    def ask():
+        try:
+            made.check()
+        except CallError as error:
+            found.append(error)
+
+    def wait_and_ask(stream):
+        wait(stream)
+        if not asking:
+            asking.append(Thread(target=ask))
+            asking[0].start()
+            asking[0].join(0.2)
+
+    monkeypatch.setattr(cuda_driver, "synchronize_stream", wait_and_ask)
+    driver.failing[0] = 2
+    with pytest.raises(CallError, match="too high"):
+        made.launch([16], [32], 7)
+    asking[0].join()
+    assert not found
 
 
 def test_a_graph_replays_on_the_current_stream(driver):
