@@ -142,10 +142,15 @@ class GenericMapper:
         rolled = self.layout is self.kernel.layout and (
             self.kernel.online or (self.kernel.reduces and d == self.layout.lane)
         )
-        for low, high, inner in self.threads.ranges(d):
+        beside = {n for v in self.operands for n in self.kernel.beside.get(root(v), ()) if d == self.layout.lane}
+        inside = min(beside, default=0)
+        ranges = (
+            [(0, inside, False), *((n, n + 1, False) for n in sorted(beside))] if beside else self.threads.ranges(d)
+        )
+        for low, high, inner in ranges:
             self.threads.inner = inner
-            written = unroll and not inner
-            with loop(high - low, always=True, unroll=written, rolled=rolled, start=low) as self.chunk[d]:
+            written, always = unroll and not inner, low not in beside
+            with loop(high - low, always=always, unroll=written, rolled=rolled, start=low) as self.chunk[d]:
                 tiles = dict(self.tiles)
                 self._enter(rest, body)
                 self.tiles = tiles
@@ -203,10 +208,22 @@ class GenericMapper:
                 continue
             if space_of(value) == "private":
                 self.tiles[n] = self.kernel.tile(value, dims)
+            elif (beside := self._beside(value)) is not None:
+                self.tiles[n] = beside
             elif space_of(value) is None or self._is_buffer(value) or turn_cuda.mark_of(root(value)):
                 if (value, dims) not in seen:
                     seen[value, dims] = self._fetch(value, dims)
                 self.tiles[n] = seen[value, dims]
+
+    def _beside(self, value: ir.Value) -> ir.Value | None:
+        """The registers that have this chunk of a row, the rest of which is in SRAM."""
+        tiles = self.kernel.beside.get(root(value))
+        return None if tiles is None else tiles.get(mlir.constant_value(self.chunk[self.layout.lane]))
+
+    def fetched(self, n: int, chunk: dict[int, ir.Value]) -> ir.Value:
+        """A chunk of an operand, in registers."""
+        self.chunk = chunk
+        return self._fetch(self.operands[n], self.places[n])
 
     def _fetch(self, value: ir.Value, dims: tuple[int, ...], tile: ir.Value | None = None) -> ir.Value:
         if tile is None:

@@ -71,6 +71,9 @@ class KernelMapper:
         self.chained = "tilec.chained" in function.attributes
         self.rank: ir.Value | None = None  # of this block among those that share its rows
         self.row: ir.Value | None = None  # that blocks of a chain share
+        self.beside: dict[
+            ir.Value, dict[int, ir.Value]
+        ] = {}  # of a buffer, by chunk: tiles of chunks that are in registers
         self.buffers: list[ir.Value] = []  # in workgroup memory, that asynchronous copies fill
         self.turn: ir.Value | None = None  # 0 and 1 in alternation, in a loop over tiles
         self.tiles: dict[ir.Value, tuple[ir.Value, tuple[int, ...]]] = {}
@@ -113,7 +116,7 @@ class KernelMapper:
     def _generic(self, op: ir.Operation) -> None:
         """One operation; a copy marked `tilec.turn` in a layout of its own, for all threads to see."""
         if STAGES in op.attributes:
-            return copy_rows(self, op)
+            return copy_rows(self, op, lambda chunk: GenericMapper(self, op, self.threads).fetched(0, chunk))
         turned = mlir.get_integer(op, "tilec.turn")
         if turned is None:
             return GenericMapper(self, op, self._step_by_step(op) or self.threads).build()

@@ -25,7 +25,7 @@ from tilec.passes.shift_cuda import Shifts, ends_before, flat, flat_place, load_
 from tilec.passes.spaces import is_local, places_of, root
 
 NARROWEST, WIDEST = 32, 128  # bits that an asynchronous copy takes at once
-STAGES, RESTS = "tilec.stages", "tilec.rests"
+STAGES, RESTS, BESIDE = "tilec.stages", "tilec.rests", "tilec.beside"
 IN_SRAM = 2
 """Option `keep`: what several operations read of a row waits for them in SRAM, copied as rows that arrive early."""
 
@@ -63,8 +63,9 @@ def stage_rows(function: ir.Operation, layout: Layout, grid: list[int], stages: 
                     op.operands[n] = tile
 
 
-def hold_rows(function: ir.Operation, layout: Layout, make_tile, make_copy) -> None:
-    """Keeps the inputs along the rows that several operations read in SRAM: each is copied once, before its first reader."""
+def hold_rows(function: ir.Operation, layout: Layout, beside: int, make_tile, make_copy) -> None:
+    """Keeps the inputs along the rows that several operations read in SRAM: each is copied once, before its first reader. The
+    last `beside` chunks of them go to registers instead."""
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
     for value, dims in row_inputs(generics, layout):
         readers = [op for op in generics if (value, dims) in zip(mlir.inputs_of(op), places_of(op))]
@@ -72,7 +73,8 @@ def hold_rows(function: ir.Operation, layout: Layout, make_tile, make_copy) -> N
             continue
         with ir.InsertionPoint(readers[0]), readers[0].location:
             buffer = make_tile(value, dims, layout)
-            make_copy(value, buffer, dims, None).operation.attributes[STAGES] = mlir.integer(0)
+            copy = make_copy(value, buffer, dims, None).operation
+            copy.attributes[STAGES], copy.attributes[BESIDE] = mlir.integer(0), mlir.integer(beside)
         for op in readers:
             for n, (operand, places) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
                 if operand == value and places == dims:
@@ -234,15 +236,23 @@ class Pipeline:
         return mlir.get_integer(copy, STAGES) > 0
 
 
-def copy_rows(kernel, copy: ir.Operation) -> None:
-    """A copy of `hold_rows`: what this thread will read of it has arrived when it goes on."""
-    kernel.buffers.append(root(copy.operands[1]))
+def copy_rows(kernel, copy: ir.Operation, fetch) -> None:
+    """A copy of `hold_rows`: what this thread will read of it has arrived when it goes on. `fetch` loads a chunk into registers."""
+    buffer = root(copy.operands[1])
+    kernel.buffers.append(buffer)
     if kernel.shifts:
-        kernel.placed.add(root(copy.operands[1]))
+        kernel.placed.add(buffer)
     dims, layout = tuple(mlir.get_integers(copy, "tilec.dims")), kernel.layout
-    with loop(layout.chunks(dims[-1])) as chunk:
+    chunks = layout.chunks(dims[-1])
+    inside = chunks - mlir.get_integer(copy, BESIDE)
+    with loop(inside) as chunk:
         _copy_beside(kernel, *copy.operands, dims, {dims[-1]: chunk})
     nvvm.CpAsyncCommitGroupOp()
+    if inside < chunks:
+        kernel.beside[buffer] = {n: fetch({dims[-1]: mlir.index(n)}) for n in range(inside, chunks)}
+        whole = ir.MemRefType(buffer.type)
+        shape = [*whole.shape[:-1], inside * layout.chunk(dims[-1])]
+        buffer.set_type(ir.MemRefType.get(shape, whole.element_type, None, whole.memory_space))
     nvvm.CpAsyncWaitGroupOp(0)
 
 

@@ -45,7 +45,8 @@ def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
     if stages := ir.IntegerAttr(plan["stages"]).value:
         stage_rows(function, layout, list(ir.DenseI64ArrayAttr(plan["grid"])), stages, _tile_like, _copy)
     elif ir.IntegerAttr(plan["keep"]).value == IN_SRAM:
-        hold_rows(function, layout, _tile_like, _copy)
+        beside = ir.IntegerAttr(plan["beside"]).value if "beside" in plan else 0
+        hold_rows(function, layout, beside, _tile_like, _copy)
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
     for op in generics:
         for n in range(len(mlir.inputs_of(op)), len(op.operands)):

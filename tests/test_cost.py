@@ -304,7 +304,8 @@ def test_long_rows_are_shared_and_streamed():
         tile = cost_rows.choose(H200, rows)[0].tile
         assert (tile.cluster, tile.keep) == (cluster, "registers") and tile.stages
         tile = cost_rows.choose(H200, replace(rows, common=0))[0].tile
-        assert tile.keep == "sram" and tile.cluster > 1 and not tile.stages
+        assert tile.keep == "sram" and not tile.stages
+        assert tile.cluster > 1 if length > 65536 else tile.beside  # a part in registers: two whole rows an SM
         few = cost_rows.choose(H200, replace(rows, rows=1, common=0))[0].tile
         assert few.keep == "registers" and not few.stages and few.cluster > 1
 

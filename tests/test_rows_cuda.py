@@ -89,6 +89,36 @@ def test_rows_that_registers_do_not_hold(cluster, steps, keep, dtype, rng):
     assert_within(source, inputs, outs, kind="cuda")
 
 
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("beside", [1, 3])
+@pytest.mark.parametrize("name", ["softmax", "layernorm"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_rows_partly_in_registers(cluster, beside, name, dtype, rng):
+    """The last chunks of a row are loaded once, into registers; SRAM is not kept for them."""
+    source, length = EXAMPLES[name].path.read_text().replace("f32[", f"{dtype}["), 32 * 8 * 2 * 4 * cluster
+    x, gain, bias = (rng.normal(1, 2, s).astype(DTYPES[dtype].numpy) for s in ((2, length), (length,), (length,)))
+    inputs = {"x": x} | ({"gain": gain, "bias": bias} if name == "layernorm" else {})
+    more = {"keep": 2, "online": 0, "steps": (1, 2), "beside": beside}
+    outs, emitted = run(source, None, inputs, planned(32, 8, cluster, 0, int(dtype == "bf16"), **more))
+    reads = [line.split("(")[0].strip() for line in emitted.module.splitlines() if "x_1 +" in line]
+    assert any("cp_async" in r for r in reads) and any("_nc" in r for r in reads)
+    assert len(reads) == (1 + beside) * (2 if dtype == "f32" else 1), "an element is read more than once"
+    kept = (4 - beside) * 32 * 8 * 2 * np.dtype(DTYPES[dtype].numpy).itemsize
+    assert kept <= emitted.kernels[0].shared < kept + 512
+    assert_within(source, inputs, outs, kind="cuda")
+
+
+def test_a_row_that_sram_does_not_hold_is_partly_in_registers():
+    """One block has all of it, where a cluster's would wait for each other; of shorter rows two more blocks fit an SM."""
+    x, gain = ((1024, 65536), np.float32), ((65536,), np.float32)
+    options = plan_of(EXAMPLES["rmsnorm"].path.read_text().replace("bf16[", "f32["), x=x, gain=gain)
+    assert options["keep"] == 2 and options["beside"] == 1 and options["cluster"] == 1
+    options = plan_of(
+        EXAMPLES["softmax"].path.read_text().replace("f32[", "bf16["), x=((2048, 65536), ml_dtypes.bfloat16)
+    )
+    assert options["beside"] == 1 and options["cluster"] == 1 and options["packed"] == 1
+
+
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("online", [0, 1])
 @pytest.mark.parametrize("length", [28, 1000])
@@ -199,6 +229,10 @@ def refused(kernel_options, tile=(1,)):
         ({"keep": 2, "cluster": 1}, (1,), None),
         ({"keep": 2, "stages": 1, "resident": 9}, (1,), "`keep` is 0, 1, or 2 where `stages` is 0"),
         ({"keep": 2}, (2,), "the tile must be [1]"),
+        ({"keep": 2, "beside": 1, "steps": (1, 1)}, (1,), None),
+        ({"keep": 2, "beside": 2, "steps": (1, 1)}, (1,), "less than the chunks of 512 elements that a part of 1024"),
+        ({"keep": 2, "beside": 1, "online": 1}, (1,), "`beside` is 0 where"),
+        ({"cluster": 1, "beside": 1}, (1,), "`beside` is 0 where `keep` is not 2"),
     ],
 )
 def test_what_a_schedule_cannot_ask_for(options, tile, why):

@@ -59,8 +59,8 @@ class RowTile:
     """`threads` of a block that share a row, loads of `vector` elements, `vectors` of them a thread;
     `cluster` blocks that share a row. `keep`: where a row is between passes ("registers", "sram", "l1", "l2",
     "memory"). `stages`: rows that may be on their way into SRAM while one is worked on, by `resident` blocks (or
-    clusters) that go on to further rows; 0: a block for every row. `packed`: kept as stored, in 16 bits. CPU:
-    `rows_per_block` is a task.
+    clusters) that go on to further rows; 0: a block for every row. `packed`: kept as stored, in 16 bits. `beside`: of rows in
+    SRAM, how many times `vectors` of a thread are in registers instead. CPU: `rows_per_block` is a task.
     """
 
     threads: int
@@ -75,6 +75,7 @@ class RowTile:
     packed: bool = False
     shared: int = 0
     shifted: bool = False
+    beside: int = 0
 
 
 HELD = 64  # elements of a row that a thread may hold: loops over them are unrolled
@@ -144,17 +145,20 @@ def _waiting_rows(target: Target, p: Rows) -> Iterator[RowTile]:
     for cluster, threads in product(_clusters(target, p), (128, 256, 512, 1024)):
         part = round_up(ceil(p.length / cluster), vector)
         vectors = IN_SRAM_STEPS // (2 if p.shifted else 1)  # their ends take registers
-        shared = p.places(part) * (p.element_bytes * p.reads + 4 * p.made) + 1024
-        if (
-            part < vectors * threads * vector
-            or part * p.element_bytes < LEAST_IN_SRAM
-            or p.rows * cluster < 4 * target.units
-        ):
+        chunk, most = vectors * threads * vector, 0
+        if part < chunk or part * p.element_bytes < LEAST_IN_SRAM or p.rows * cluster < 4 * target.units:
             continue
-        if not (blocks := min(occupancy(target, threads, LEAN, shared).blocks, sm.threads // threads)):
-            continue
-        registers = min(64, sm.registers // (threads * blocks) // 8 * 8)
-        yield RowTile(threads, vector, 1, vectors, cluster, "sram", registers, 0, 0, p.shifted, shared, p.shifted)
+        cut = cluster == 1 and part % chunk == 0 and p.element_bytes > 1  # clusters gain little by it
+        for beside in range(part // chunk if cut and not (p.made or p.shifted) else 1):  # as few as let one more block in
+            held = beside * vectors * vector * p.reads * p.element_bytes // 4
+            shared = p.places(part - beside * chunk) * (p.element_bytes * p.reads + 4 * p.made) + 1024
+            blocks = min(occupancy(target, threads, LEAN + held, shared).blocks, sm.threads // threads)
+            registers = min(64, sm.registers // (threads * max(1, blocks)) // 8 * 8)
+            if blocks > most and registers >= LEAN + held:
+                most, packed = blocks, p.shifted or (beside > 0 and p.element_bytes == 2)
+                yield RowTile(
+                    threads, vector, 1, vectors, cluster, "sram", registers, 0, 0, packed, shared, p.shifted, beside
+                )  # fmt: skip
 
 
 def _clusters(target: Target, p: Rows) -> tuple[int, ...]:
@@ -189,19 +193,9 @@ def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         registers = min(need if not stages else target.sm.registers // (threads * resident) // 8 * 8, 248)
         if (p.rows >= 2 * ways) if stages else (p.rows < 4 * ways or len(depths) == 1):
             yield RowTile(
-                threads,
-                vector,
-                1,
-                vectors,
-                cluster,
-                "registers",
-                registers,
-                stages,
-                ways if stages else 0,
-                packed,
-                shared,
+                threads, vector, 1, vectors, cluster, "registers", registers, stages, ways if stages else 0, packed, shared,
                 p.shifted,
-            )
+            )  # fmt: skip
 
 
 def _row_tasks(target: Target, p: Rows) -> Iterator[RowTile]:
@@ -352,8 +346,8 @@ def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
 
     Measured, a round of rows makes memory wait for a share of the time that it moves, however the rows are dealt out;
     Little's law with one row in flight a block turns that into time, as for all loads. With little arithmetic between them,
-    loads and stores of many blocks meet; threads that others do not hide, and clusters of 16, wait longer. The last round
-    has the memory for itself. What all rows share is read once a block.
+    loads and stores of many blocks meet, up to a tenth; threads that others do not hide, and clusters of 16, wait longer. The
+    last round has the memory for itself. What all rows share is read once a block.
     """
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
     blocks = tile.resident * tile.cluster
@@ -364,7 +358,7 @@ def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
     if tile.cluster > 2 and p.writes:
         fit = occupancy(target, tile.threads, tile.registers, tile.shared).blocks
         idle = 0.05 * max(0.0, 1024 / (tile.threads * fit) - 1) - 0.03 * (fit > 1)
-        share *= 4 / (p.passes + 1) * (1 + idle + 0.12 * (tile.cluster > 8))
+        share *= min(1.1, 4 / (p.passes + 1)) * (1 + idle + 0.12 * (tile.cluster > 8))
     wait_ns = max(2 * target.dram.latency_ns, share * 1e3 * move_us / rounds)
     return Work(
         dram_read=once,

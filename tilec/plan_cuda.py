@@ -117,6 +117,8 @@ def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
     chosen = {"cluster": tile.cluster, "stages": tile.stages, "resident": tile.resident, "packed": int(tile.packed)}
     if row.shifts:
         chosen["shift"] = int(tile.shifted)
+    if row.beside:
+        chosen["beside"] = tile.beside
     if tile.keep == "sram":
         chosen["keep"] = IN_SRAM
     if tile.cluster > 1 or tile.stages or tile.keep == "sram":

@@ -7,6 +7,7 @@
 | `resident` | most blocks (or clusters) at work; each goes on to further rows. 0 where `stages` is |
 | `packed` | 1: 16-bit rows are kept in registers as they are stored, two elements in one |
 | `keep` | 1: what several sweeps read of a row is kept in registers where these hold it; 2: in SRAM; 0: nowhere |
+| `beside` | where `keep` is 2: chunks (`steps` accesses of all threads) at a row's end that are in registers, not in SRAM |
 | `shift` | 1: rows begin anywhere in a vector, and whole ones are read; only where their length is no multiple of one |
 
 `cost_rows` enumerates and predicts; this file says what a kernel's rows are, and refuses what its operations rule out.
@@ -40,13 +41,15 @@ SHOWN = 4  # alternatives, of those that differ in kind
 @dataclass(frozen=True)
 class RowPlan:
     """The choice for one kernel, with what it does and what else there was. `alone`: the rows are all that a block walks, so
-    that the work is the kernel's. `shifts`: they could be read by vectors that begin before them."""
+    that the work is the kernel's. `shifts`: they could be read by vectors that begin before them; `beside`: be in SRAM and
+    registers both."""
 
     tile: cost_rows.RowTile
     work: Work
     alternatives: tuple[tuple[str, float], ...]
     alone: bool = True
     shifts: bool = False
+    beside: bool = False
 
 
 def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
@@ -61,6 +64,7 @@ def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
         cost_rows.row_work(view.target, problem, best),
         _alternatives(choices),
         shifts=bool(wide),
+        beside=any(c.tile.beside for c in choices),
     )
 
 
@@ -177,6 +181,7 @@ def _alternatives(choices: list[Choice[cost_rows.RowTile]]) -> tuple[tuple[str, 
 def describe(tile: cost_rows.RowTile) -> str:
     """One way to deal rows out, in words."""
     where = {"registers": "in registers", "sram": "in SRAM"}.get(tile.keep, "read by every sweep")
+    where += f" and, {tile.beside * tile.vectors} accesses of a thread, in registers" if tile.beside else ""
     where += ", two elements in one" if tile.packed else ""
     where += ", shifted" if tile.shifted else ""
     shared = f" in each of {tile.cluster} blocks" if tile.cluster > 1 else ""
@@ -199,6 +204,8 @@ def refuse_options(kernel: KernelPlan, target: Target) -> str | None:
         return "`stages` is from 0 to 4, and `resident` is above 0 where `stages` is"
     if not 0 <= o["keep"] <= IN_SRAM or (held and stages):
         return f"`keep` is 0, 1, or {IN_SRAM} where `stages` is 0"
+    if (beside := o.get("beside", 0)) and (not held or o.get("shift") or o.get("online")):
+        return f"`beside` is 0 where `keep` is not {IN_SRAM}, or `shift` or `online` is 1"
     if cluster == 1 and not stages and not held:
         return None
     for option, why in (("cluster", cluster > 1), ("stages", stages > 0), ("keep", held)):
@@ -212,6 +219,8 @@ def refuse_options(kernel: KernelPlan, target: Target) -> str | None:
         return f"rows are shared or staged one at a time: the tile must be {[1] * len(kernel.tile)}"
     extent, width = kernel.extents[lane], o["threads"] * o["vectors"][lane] * o["steps"][lane]
     part = part_of(extent, cluster, o["vectors"][lane])
+    if beside and not (0 < beside < part // width and part * cluster == extent and part % width == 0):
+        return f"`beside` is less than the chunks of {width} elements that a part of {part} has, all of them whole"
     needed = places(part, o["vectors"][lane]) if o.get("shift") else part
     if o["threads"] < 32:
         return f"rows are shared or staged by a warp or more, not by {o['threads']} threads"
