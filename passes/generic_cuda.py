@@ -235,7 +235,7 @@ class GenericMapper:
         if self._is_shifted(dims):
             shift_cuda.fetch(self, value, dims, tile)
             return tile
-        mark = turn_cuda.mark_of(root(value))
+        mark, reading = turn_cuda.mark_of(root(value)), self._reading(value)
         with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1) as place:
             for lane in self._pieces(dims, width):
                 if width > 1:
@@ -243,11 +243,22 @@ class GenericMapper:
                     at = place.coordinates(dims, lane)
                     memory, at = (root(value), turn_cuda.swizzled(at, mark)) if mark else (value, at)
                     element = vector.LoadOp(type_, memory, at).result
+                    if reading:
+                        element.owner.attributes["tilec.read"] = ir.StringAttr.get(reading)
                     vector.StoreOp(element, tile, place.slot(dims, lane))
                 else:
                     element = memref.LoadOp(value, place.coordinates(dims)).result
                     memref.StoreOp(element, tile, place.slot(dims))
         return tile
+
+    def _reading(self, value: ir.Value) -> str:
+        """Of what is not kept: "again" where a later operation reads it, too, "last" where only those before did."""
+        if self.kernel.keeps or space_of(value) is not None or self._is_buffer(value):
+            return ""
+        later = any(mlir.is_generic(u) and u != self.op and value in mlir.inputs_of(u) for u in mlir.uses(value))
+        before = value in self.kernel.known
+        self.kernel.known.add(value)
+        return "again" if later else "last" if before else ""
 
     def _read_again(self, n: int) -> bool:
         """Whether a later operation of the kernel reads a result out of memory."""

@@ -64,6 +64,8 @@ class KernelMapper:
         self.grid = list(ir.DenseI64ArrayAttr(plan["grid"]))
         self.resident = ir.IntegerAttr(plan["resident"]).value
         self.packed = ir.IntegerAttr(plan["packed"]).value
+        self.keeps = ir.IntegerAttr(plan["keep"]).value > 0
+        self.known: set[ir.Value] = set()  # what an operation has read, where rows are read again rather than kept
         self.twice = "twice" in plan and ir.IntegerAttr(plan["twice"]).value
         self.online = "online" in plan and ir.IntegerAttr(plan["online"]).value
         self.body = mlir.entry(function)

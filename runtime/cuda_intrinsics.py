@@ -8,7 +8,7 @@ Addresses are int64, in global and in shared memory alike. The families:
 
 | names | module |
 |---|---|
-| `[shared_]load_T`, `load_TxN`, `store_...`, `_nc` | `cuda_memory` |
+| `[shared_]load_T`, `load_TxN`, `store_...`, `_nc`, `_nc_again`, `_nc_last` | `cuda_memory` |
 | `exp2_approx`, `tanh_f32`, `maximum_f32`, `shuffle_xor_f32`, `barrier`, clusters, counters | `cuda_scalar` |
 | `cp_async_16`, `mbarrier_*`, `bulk_*`, `tma_load(2)`, `set_registers(240, more=True)` | `cuda_async` |
 | `ldmatrix_x4`, `mma_bf16`, `wgmma(...)`, `wgmma_wait(...)` | `cuda_matrix` |
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _TABLE = {**SCALAR, **ASYNC, **MATRIX, **PACKED}
-_ACCESS = re.compile(rf"(shared_)?(load|store)_({'|'.join(WIDTH)})(?:x(\d+))?(?:_(nc))?(_where)?")
+_ACCESS = re.compile(rf"(shared_)?(load|store)_({'|'.join(WIDTH)})(?:x(\d+))?(?:_(nc|nc_again|nc_last))?(_where)?")
 
 
 def __getattr__(name: str) -> Any:

@@ -3,8 +3,10 @@
 Floats narrower than 32 bits are float32 in registers; the conversion is part of the load or the store and
 rounds to nearest even, as ml_dtypes does. Plain accesses are LLVM's own loads and stores, which it may merge,
 reorder and fold into address modes. `_nc` reads through the read-only path (PTX ISA, `ld.global.nc`): only
-for memory that nobody writes while the kernel runs. There are no other hints: on an H200, stores that leave no line in L1
-make kernels that keep their rows in registers 1% slower and copies no faster, and loads that leave none are 2 to 20% slower.
+for memory that nobody writes while the kernel runs. So do `_nc_again` and `_nc_last`, the first telling the L2 cache to keep a
+line that will be read again, the second that this was the last time (sm_90). There are no other hints: on an H200, stores that
+leave no line in L1 make kernels that keep their rows in registers 1% slower and copies no faster, and loads that leave none are
+2 to 20% slower.
 """
 
 from __future__ import annotations
@@ -122,6 +124,11 @@ def _suffix(hint: str) -> str:
 
 # Memory accesses of integer words
 
+_POLICIES = {
+    "nc_again": "0x14F0000000000000",
+    "nc_last": "0x12F0000000000000",
+}  # evict_last, evict_first, as CUTLASS has them
+
 
 def _word(bits: int) -> str:
     return f"i{bits}"
@@ -147,18 +154,22 @@ def _load_words(address: str, size: int, word: int, space: str, hint: str, where
 
 
 def _load_words_asm(address: str, count: int, word: int, hint: str, where: bool) -> str:
-    kind = {"nc": "global.nc", "shared": "shared", "": "global"}[hint]
+    kind = {"shared": "shared", "": "global"}.get(hint, "global.nc")
+    policy = _POLICIES.get(hint, "") if chip_number() == 90 else ""
+    kind += ".L2::cache_hint" if policy else ""
     letter = {8: "h", 16: "h", 32: "r", 64: "l"}[word]
     vector = f".v{count}" if count > 1 else ""
     targets = ", ".join(f"${j}" for j in range(count))
     text = f"ld.{kind}{vector}.{'u' if word == 8 else 'b'}{word} "
-    text += (f"{{{targets}}}" if count > 1 else targets) + f", [${count}];"
+    text += (f"{{{targets}}}" if count > 1 else targets) + f", [${count}]" + (", policy;" if policy else ";")
+    setup = f".reg .b64 policy;\nmov.b64 policy, {policy};\n" if policy else ""
     lines, sources = [], [("l", f"%{address}")]
     if where:  # zeros come behind the load, so that it may use their registers for its address
         moves = "".join(f"\n@!p mov.b{max(16, word)} ${j}, 0;" for j in range(count))
-        text = f"{{\n.reg .pred p;\nsetp.ne.b32 p, ${count + 1}, 0;\n@p {text}{moves}\n}}"
+        text, setup = f"@p {text}{moves}", f"{setup}.reg .pred p;\nsetp.ne.b32 p, ${count + 1}, 0;\n"
         lines, sources = ["%wanted = arith.extui %condition : i1 to i32"], [*sources, ("r", "%wanted")]
-    loaded = asm(text, letter * count, sources, pure=hint == "nc")
+    text = f"{{\n{setup}{text}\n}}" if setup else text
+    loaded = asm(text, letter * count, sources, pure=hint.startswith("nc"))
     lines.append(f"%loaded = {loaded}")
     if word == 8:  # PTX has no byte registers
         return "\n".join([*lines, "%word0 = arith.trunci %loaded : i16 to i8"])

@@ -300,6 +300,8 @@ class _CudaPrinter(UnrollPrinter):
             action = f"shared_{action}"
         elif loads:
             hint = self.constancy(memory)
+            if hint and "tilec.read" in (made := op.operands[0].owner.attributes):
+                hint += f"_{ir.StringAttr(made['tilec.read']).value}"
         count = prod(ir.VectorType(op.operands[0].type).shape)
         kind = f"{self.dtype(array.element)}x{count}"
         if array.space == "halves":

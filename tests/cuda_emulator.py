@@ -17,7 +17,7 @@ import numpy as np
 
 from tilec.dtypes import DTYPES
 
-ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(nc|stream))?(?:_where)?$")
+ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(nc|nc_again|nc_last))?(?:_where)?$")
 SHARED = 1 << 40
 RESIDENT = 2  # blocks, or clusters, that run at a time: few, so that they go on to further tiles
 NUMPY = {
@@ -162,7 +162,7 @@ class Intrinsics(ModuleType):
 
         def cells(address, n=1):
             assert (address >= SHARED) == bool(shared)
-            assert hint != "nc" or int(address) >> 32 not in self.state.made, "the kernel ahead writes this meanwhile"
+            assert not hint or int(address) >> 32 not in self.state.made, "the kernel ahead writes this meanwhile"
             return self.state.block.access(kind, n, int(address))
 
         def load(address):

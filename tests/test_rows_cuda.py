@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import cuda_emulator
@@ -106,6 +107,34 @@ def test_rows_partly_in_registers(cluster, beside, name, dtype, rng):
     kept = (4 - beside) * 32 * 8 * 2 * np.dtype(DTYPES[dtype].numpy).itemsize
     assert kept <= emitted.kernels[0].shared < kept + 512
     assert_within(source, inputs, outs, kind="cuda")
+
+
+def test_a_row_is_read_twice_where_that_leaves_more_in_l2():
+    """The last reading says so; neither is asked for where the kernel is small, or there is more than one reduction."""
+    text = EXAMPLES["rmsnorm"].path.read_text().replace("bf16[", "f32[")
+    inputs = {"x": np.zeros((32768, 4096), np.float32), "gain": np.zeros(4096, np.float32)}
+    result = lowered(text, None, inputs)[1]
+    assert result.plan.kernels[0].options["keep"] == 0
+    reads = re.findall(r"load_f32x4(\w*)\(.*, x_1 \+", result.emitted.module)
+    assert reads == ["_nc_again", "_nc_last"] and "_nc(gain" in result.emitted.module.replace("load_f32x4", "")
+    assert plan_of(text, x=((1024, 4096), np.float32), gain=((4096,), np.float32))["keep"] == 1
+    norm = EXAMPLES["layernorm"].path.read_text()
+    assert (
+        plan_of(norm, **{n: (np.shape(v), np.float32) for n, v in (inputs | {"bias": inputs["gain"]}).items()})["keep"]
+        > 0
+    )
+
+
+@pytest.mark.parametrize("length", [4096, 4100])
+def test_rows_read_twice(length, rng):
+    text = EXAMPLES["rmsnorm"].path.read_text().replace("bf16[", "f32[")
+    inputs = {
+        "x": rng.normal(1, 2, (3, length)).astype(np.float32),
+        "gain": rng.normal(1, 1, length).astype(np.float32),
+    }
+    outs, emitted = run(text, None, inputs, planned(128, 4, 1, 0, 0, keep=0, steps=(1, 8)))
+    assert "_nc_again" in emitted.module and "_nc_last" in emitted.module
+    assert_within(text, inputs, outs, kind="cuda")
 
 
 def test_a_row_that_sram_does_not_hold_is_partly_in_registers():

@@ -121,6 +121,8 @@ def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
         chosen["beside"] = tile.beside
     if tile.keep == "sram":
         chosen["keep"] = IN_SRAM
+    elif tile.keep == "again":
+        chosen |= {"keep": 0, "registers": tile.registers}
     if tile.cluster > 1 or tile.stages or tile.keep == "sram":
         chosen["registers"] = tile.registers
     elif tile.packed or (tile.keep == "memory" and kernel.options.get("online")):
