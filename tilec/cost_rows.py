@@ -160,10 +160,8 @@ def _waiting_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         chunk, most = vectors * threads * vector, 0
         if part < chunk or part * p.element_bytes < LEAST_IN_SRAM or p.rows * cluster < 4 * target.units:
             continue
-        cut = cluster == 1 and part % chunk == 0 and p.element_bytes > 1  # clusters gain little by it
-        for beside in range(
-            part // chunk if cut and not (p.made or p.shifted) else 1
-        ):  # as few as let one more block in
+        cut = cluster == 1 and part % chunk == 0 and p.element_bytes > 1 and not (p.made or p.shifted)
+        for beside in range(part // chunk if cut else 1):  # as few as let one more block in; clusters gain little
             held = beside * vectors * vector * p.reads * p.element_bytes // 4
             shared = p.places(part - beside * chunk) * (p.element_bytes * p.reads + 4 * p.made) + 1024
             blocks = min(occupancy(target, threads, LEAN + held, shared).blocks, sm.threads // threads)
