@@ -82,7 +82,11 @@ POINTS = "a load and a store a thread fall a few percent short of PyTorch's; the
 ARITHMETIC = "arithmetic takes about as long as memory: bf16 has twice as many elements for the same bytes"
 BESIDE = "rows do not begin with a line of memory: accesses are narrower, or cross lines"
 REASONS = (  # programs by the beginning of their names, types and kinds likewise, and why they miss targets
-    ("geometric", "", "what is near a copy's time with torch.compile, too, cannot be much faster, nor what is a few microseconds"),
+    (
+        "geometric",
+        "",
+        "what is near a copy's time with torch.compile, too, cannot be much faster, nor what is a few microseconds",
+    ),
     ("cos(cos)", "", ARITHMETIC),
     ("gelu (erf)", "bf16", ARITHMETIC),
     ("cos", "bf16", ARITHMETIC),
