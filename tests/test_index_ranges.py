@@ -64,6 +64,10 @@ def test_ranges_of_64_bit_integers_end_where_they_may_wrap():
       %3 = arith.muli %0, %big : i64
       %4 = arith.shrui %3, %c2 : i64
       %5 = arith.andi %3, %c8 : i64
+      %6 = arith.subi %0, %c2 : i64
+      %7 = arith.divui %6, %c8 : i64
+      %8 = arith.remui %6, %c8 : i64
+      %9 = arith.divui %1, %c8 : i64
       return
     }"""
     with mlir.context(), ir.Location.unknown():
@@ -75,4 +79,5 @@ def test_ranges_of_64_bit_integers_end_where_they_may_wrap():
             if op.name.startswith(("arith.", "gpu.")) and op.name != "arith.constant"
         ]
         found = [ranges.of(op.results[0]) for op in body]
-    assert found == [(0, 127), (0, 127), (0, 127 * 8192), (0, 127 * 2048), None, None, (0, 8192)]
+    assert found[:7] == [(0, 127), (0, 127), (0, 127 * 8192), (0, 127 * 2048), None, None, (0, 8192)]
+    assert found[7:] == [(-2, 125), None, (0, 8191), (0, 127)]  # of -2, which is 2^64 - 2 without a sign

@@ -60,6 +60,20 @@ def test_parts_of_a_wide_product(way):
 
 
 @WAYS
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_is_made_of_indices_without_a_sign(way):
+    """An index less than 0 is a large number there, and what is made of it, too."""
+    low = "(u64(i) - u64(5))"
+    results = {
+        "quotient": ("i64[N]", f"i64({low} // u64(1000)) // 7 + i64(x[i])"),
+        "remainder": ("u64[N]", f"{low} % u64(1000) % u64(7)"),
+        "extreme": ("i64[N]", f"i64(max({low}, u64(3)) // u64(2)) // 7"),
+        "less": ("bool[N]", f"{low} // u64(3) < u64(9)"),
+    }
+    run("u64", results, {"x": np.arange(100, dtype=np.uint64)}, way)
+
+
+@WAYS
 @pytest.mark.parametrize("name", INTEGERS)
 def test_casts_and_reductions_of_integers(name, way):
     kind = DTYPES[name].numpy

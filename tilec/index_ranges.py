@@ -78,7 +78,9 @@ class Ranges:
                 return operands[0][0] - operands[1][1], operands[0][1] - operands[1][0]
             case "arith.muli":
                 return _product(*operands)
-            case "arith.divui" | "arith.floordivsi":
+            case "arith.floordivsi":
+                return _quotient(*operands)
+            case "arith.divui" if operands[0][0] >= 0:  # else it may be of a number that is 2^64 more
                 return _quotient(*operands)
             case "arith.remui":
                 return _remainder(*operands)
