@@ -26,7 +26,6 @@ from tilec.target import Target
 
 MOST_HELD = 64  # elements of one operand that a thread may hold, as for rows in `cost_rows`
 THREADS = (64, 128, 256, 512, 1024)  # of a block
-SCALES = (8, 4, 2)  # by which a CPU's tile is larger and smaller
 
 
 def candidates(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> list[KernelPlan]:
