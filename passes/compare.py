@@ -22,6 +22,9 @@ _AT_LEAST, _STRICT, _ORDERED = {2, 3, 9, 10}, {2, 5, 9, 12}, {2, 3, 4, 5}  # > o
 
 def compare_whole(module: ir.Operation) -> None:
     for op in [o for o in mlir.walk(module) if o.name == "arith.cmpf"]:
+        around = op.parent.operation
+        if mlir.is_generic(around) and "reduction" in mlir.iterators_of(around):
+            continue  # states are combined by the same comparison as elements
         predicate = ir.IntegerAttr(op.attributes["predicate"]).value
         for (left, right), asked in ((op.operands, predicate), (reversed(list(op.operands)), _SWAPPED.get(predicate))):
             if asked in _SWAPPED and (found := _fraction(left)) is not None and is_shared(right):

@@ -14,7 +14,7 @@ from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.functions import FUNCTIONS
 from tilec.mlir import ir
-from tilec.runtime.emit_index import Memory, affine_text, collapsed, is_unit, plus, times
+from tilec.runtime.emit_index import Memory, affine_text, collapsed, is_unit, plus, quotient, times
 from tilec.runtime.emit_tables import BINARY, COMPARE_FLOAT, COMPARE_INTEGER, EXTREMA, NARROW, PURE, UNSIGNED
 
 
@@ -364,9 +364,9 @@ class Printer:
         texts = [str(affine_text(e, operands, map_.n_dims, divided)) for e in map_.results]
         return texts[0] if op.name == "affine.apply" else f"{op.name[-3:]}({', '.join(texts)})"
 
-    def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, text: str | int) -> str | int:
-        """What a division in the affine map of `op` divides: a backend may say that it is small."""
-        return text
+    def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, left: str | int, right: str | int) -> str:
+        """A division in the affine map of `op`: a backend may know of a cheaper one."""
+        return quotient(expr, left, right)
 
 
 def has_flag(op: ir.Operation, flag: str) -> bool:

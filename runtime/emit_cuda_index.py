@@ -5,6 +5,10 @@ unrolled steps end in the access itself. A 64-bit division by a constant is some
 five, and shifts, comparisons and extrema are two against one. Their operands are marked with what is known of them:
 
     v_3 // 7    ->    within_u31(v_3) // 7
+    v_3 // 4    ->    within_i32(v_3) >> 2
+
+Shifts are told of 32 bits with a sign, which is never set: NVVM's LLVM 7 drops the logical shift of an or of a shifted number,
+as of 8 i + 5 in an unrolled loop, where the result is cut to 32 bits.
 
 A product of two unsigned 32-bit numbers in 64 bits is one instruction. LLVM does not see it where a constant takes all 32
 bits, and adds the product of an upper half that is zero:
@@ -20,10 +24,20 @@ from tilec import mlir
 from tilec.index_ranges import I32, Range, Ranges
 from tilec.mlir import ir
 from tilec.runtime.emit import Printer
+from tilec.runtime.emit_index import group, quotient
 
 _COSTLY = (
     "arith.divui", "arith.remui", "arith.floordivsi", "arith.shrui", "arith.minsi", "arith.maxsi", "arith.cmpi",
 )  # fmt: skip
+
+
+_QUOTIENTS = ("arith.divui", "arith.floordivsi")
+
+
+def _exponent(divisor: object) -> int | None:
+    """Of a divisor that is a power of two."""
+    known = isinstance(divisor, int) and divisor > 0 and divisor & (divisor - 1) == 0
+    return divisor.bit_length() - 1 if known else None
 
 
 class IndexPrinter(Printer):
@@ -40,24 +54,31 @@ class IndexPrinter(Printer):
     def operand(self, op: ir.Operation, value: ir.Value) -> str:
         whole = isinstance(value.type, ir.IndexType) or str(value.type) == "i64"
         costly = op.name in _COSTLY and whole and mlir.constant_value(value) is None
-        return self._small(self.ranges.of(value), self.expr(value)) if costly else self.expr(value)
+        if not costly:
+            return self.expr(value)
+        shifted = op.name == "arith.shrui" or (op.name in _QUOTIENTS and _exponent(mlir.constant_value(op.operands[1])))
+        return self._small(self.ranges.of(value), self.expr(value), bool(shifted))
 
-    def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, text: str | int) -> str | int:
-        ranges = [self.ranges.of(v) for v in op.operands]
-        return text if isinstance(text, int) else self._small(self.ranges.of_affine(expr, ranges, dims), text)
+    def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, left: str | int, right: str | int) -> str:
+        exponent = _exponent(right) if isinstance(expr, ir.AffineFloorDivExpr) else None
+        if not isinstance(left, int):
+            range_ = self.ranges.of_affine(expr.lhs, [self.ranges.of(v) for v in op.operands], dims)
+            left = self._small(range_, left, bool(exponent))
+        return f"({group(left)} >> {exponent})" if exponent else quotient(expr, left, right)
 
-    def _small(self, range_: Range | None, text: str) -> str:
+    def _small(self, range_: Range | None, text: str, shifted: bool = False) -> str:
         """The same number, marked with what is known of it."""
         if range_ is None or range_[0] < I32[0] or range_[1] > I32[1] or text in ("thread", "block"):
             return text
-        return f"{self.use('within_u31' if range_[0] >= 0 else 'within_i32')}({text})"
+        return f"{self.use('within_u31' if range_[0] >= 0 and not shifted else 'within_i32')}({text})"
 
     def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
+        exponent = _exponent(mlir.constant_value(op.operands[1]))
+        if name == "arith.floordivsi" and type_ in ("index", "i64") and exponent:
+            return f"{texts[0]} >> {exponent}"
         if type_ == "index" and name in ("arith.divui", "arith.remui"):
-            divisor = mlir.constant_value(op.operands[1])
-            if divisor and divisor & (divisor - 1) == 0:  # of numbers that are not negative
-                shift = divisor.bit_length() - 1
-                return f"{texts[0]} >> {shift}" if name == "arith.divui" else f"{texts[0]} & {divisor - 1}"
+            if exponent is not None:  # of numbers that are not negative
+                return f"{texts[0]} >> {exponent}" if name == "arith.divui" else f"{texts[0]} & {(1 << exponent) - 1}"
             return f"{texts[0]} {'//' if name == 'arith.divui' else '%'} {texts[1]}"
         if _is_wide(op):
             return f"{self.use('multiply_wide_u32')}({', '.join(map(self._word, op.operands))})"
@@ -70,8 +91,15 @@ class IndexPrinter(Printer):
             return self.expr(mlir.definition(value).operands[0])
         return f"{self.use('i32')}({known - (known >> 31 << 32)})"
 
+    def _is_index(self, op: ir.Operation) -> bool:
+        """Whether what is shifted has no sign that the shift would have to bring down."""
+        if isinstance(op.results[0].type, ir.IndexType):
+            return True
+        range_ = self.ranges.of(op.operands[0]) if str(op.results[0].type) == "i64" else None
+        return range_ is not None and range_[0] >= 0 and range_[1] <= I32[1]
+
     def expression(self, op: ir.Operation) -> str:
-        if op.name == "arith.shrui" and isinstance(op.results[0].type, ir.IndexType):
+        if op.name == "arith.shrui" and self._is_index(op):
             return f"{self.operand(op, op.operands[0])} >> {self.expr(op.operands[1])}"
         if op.name == "arith.trunci" and str(op.results[0].type) == "i32" and _is_wide(mlir.definition(op.operands[0])):
             return f"{self.use('low_word')}({self.expr(op.operands[0])})"

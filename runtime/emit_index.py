@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from tilec.mlir import ir
 
-Divided = Callable[[ir.AffineExpr, str | int], str | int]
+Text = str | int
+Divided = Callable[[ir.AffineExpr, Text, Text], str]
 
 
 def affine_text(expr: ir.AffineExpr, operands: list[str | int], dims: int, divided: Divided) -> str | int:
@@ -25,14 +26,18 @@ def affine_text(expr: ir.AffineExpr, operands: list[str | int], dims: int, divid
             return plus(left, right)
         case ir.AffineMulExpr():
             return times(left, right)
-    left = divided(expr.lhs, left)
+    return divided(expr, left, right)
+
+
+def quotient(expr: ir.AffineExpr, left: Text, right: Text) -> str:
+    """A division of an affine map."""
     match expr:
         case ir.AffineModExpr():
-            return f"({_group(left)} % {_group(right)})"
+            return f"({group(left)} % {group(right)})"
         case ir.AffineFloorDivExpr():
-            return f"({_group(left)} // {_group(right)})"
+            return f"({group(left)} // {group(right)})"
         case ir.AffineCeilDivExpr():
-            return f"-(-{_group(left)} // {_group(right)})"
+            return f"-(-{group(left)} // {group(right)})"
     raise AssertionError(expr)
 
 
@@ -55,10 +60,10 @@ def times(a: str | int, b: str | int) -> str | int:
         return 0
     if a == 1 or b == 1:
         return b if a == 1 else a
-    return f"{_group(a)} * {_group(b)}"
+    return f"{group(a)} * {group(b)}"
 
 
-def _group(text: str | int) -> str:
+def group(text: str | int) -> str:
     return str(text) if isinstance(text, int) or re.fullmatch(r"\w+|\([^()]*\)", text) else f"({text})"
 
 

@@ -31,6 +31,13 @@ from tilec.verify_data import inputs_of
 
 # by what was wrong: (program, sizes)
 PROGRAMS = {
+    "the largest of random numbers is no whole number": (
+        "op f(n: i64[M, N]) -> (y: i64[M]) { y[i] = argmax[j](rand(3, n[i, j])) }", {"M": 4, "N": 70}),
+    "a shift that NVVM's LLVM 7 drops in unrolled loops": (
+        """op f(x: f64[M, N]) -> (y: f32[M, N], z: i32[M, N]) {
+            y[i, j] = rand(i64(u32(abs(cummin[i](round(x[i, j]))))), i64(i))
+            z[i, j] = i32(cummin[i](x[i, j])) + i32(i // 4)
+        }""", {"M": 64, "N": 64}),
     "what is made of two scans by an operation that is computed again": (
         """op f(x: f32[M, N]) -> (y: f64[M, N]) {
             t[i, j]: f64 = cumsum[i](x[i, j]) / (abs(cumsum[j](x[i, j])) + 0.5)

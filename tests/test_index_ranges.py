@@ -81,3 +81,13 @@ def test_ranges_of_64_bit_integers_end_where_they_may_wrap():
         found = [ranges.of(op.results[0]) for op in body]
     assert found[:7] == [(0, 127), (0, 127), (0, 127 * 8192), (0, 127 * 2048), None, None, (0, 8192)]
     assert found[7:] == [(-2, 125), None, (0, 8191), (0, 127)]  # of -2, which is 2^64 - 2 without a sign
+
+
+def test_quotients_by_powers_of_two_are_shifts_with_a_sign():
+    """NVVM's LLVM 7 drops the logical shift of `8 * i + 5`, known to fit 32 bits, where the result is cut to 32."""
+    from test_emit_cuda import emitted
+
+    source = "op f(n: i64[N]) -> (y: i32[N], z: f32[N]) { y[i] = i32(i // 8 + n[i])  z[i] = rand(7, i64(i)) }"
+    text = "".join(kernel.text for kernel in emitted(source, None, {"N": 4096}).kernels)
+    assert re.search(r"within_i32\(.*\) >> 3\b", text) and re.search(r"within_i32\(.*\) >> 2\b", text), text
+    assert not re.search(r"within_u31\(v_\d+\)\)* (>>|//) (uint64\()?[1248]\b", text), text
