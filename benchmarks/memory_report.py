@@ -87,6 +87,7 @@ REASONS = (  # programs by the beginning of their names, types and kinds likewis
         "",
         "what is near a copy's time with torch.compile, too, cannot be much faster, nor what is a few microseconds",
     ),
+    ("host time", "", "the host waits for the kernel, to see whether a check failed; `late=True` does not"),
     ("cos(cos)", "", ARITHMETIC),
     ("gelu (erf)", "bf16", ARITHMETIC),
     ("cos", "bf16", ARITHMETIC),
