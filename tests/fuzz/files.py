@@ -117,7 +117,7 @@ class FoundText:
 
     @property
     def kind(self) -> str:
-        return f"{self.error!r:.80}"
+        return f"{self.sort}: {self.error!r:.80}"
 
 
 def hunt_texts(start: int, minutes: float, tell: Callable[[FoundText], None]) -> int:
