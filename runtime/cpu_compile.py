@@ -28,6 +28,7 @@ from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import type_inference_stage
 
 from tilec.runtime import cpu_builtins
+from tilec.runtime.cpu_masked_stores import without_single_masked_stores
 from tilec.runtime.generated import identity, uncollected
 from tilec.runtime.interrupts import uninterrupted
 from tilec.runtime.program import KernelSource, Object
@@ -47,9 +48,10 @@ class _Library(codegen.AOTCodeLibrary):
             self._final_module.link_in(called._get_module_for_linking(), preserve=True)
         self._optimize_final_module()
         self._finalized = True
-        outside = (*self._final_module.functions, *self._final_module.global_variables)
+        module = without_single_masked_stores(self._final_module)
+        outside = (*module.functions, *module.global_variables)
         needs = tuple(v.name for v in outside if v.is_declaration and not v.name.startswith("llvm."))
-        return Object(self.codegen._tm.emit_object(self._final_module), symbol, needs)
+        return Object(self.codegen._tm.emit_object(module), symbol, needs)
 
 
 class _Interpreter(interpreter.Interpreter):

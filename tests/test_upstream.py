@@ -1,0 +1,95 @@
+"""Faults of compilers below ours that were met, and what keeps kernels from them.
+
+Each stands here as it can be reported (`docs/upstream/`). A test that is skipped with "mended" says what can be removed.
+"""
+
+import ctypes
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+import tilec
+from tilec.dtypes import DTYPES
+from tilec.runtime.cpu_masked_stores import without_single_masked_stores
+
+BROKEN_LLVM = (22, 1, 0)  # of which it is known that it makes the fault
+FEATURES = llvm.get_host_cpu_features().flatten()
+FILL = 0xAB
+TRUNCATIONS = [("i16", "i8", 8), ("i32", "i8", 4), ("i32", "i16", 16), ("i64", "i32", 2), ("i64", "i16", 8)]
+
+
+def masked_store(source: str, result: str, lanes: int, lane: int) -> llvm.ModuleRef:
+    """f(from, to): `lanes` numbers are truncated, and one of them is stored."""
+    mask = ", ".join(f"i1 {'true' if n == lane else 'false'}" for n in range(lanes))
+    return llvm.parse_assembly(f"""
+        declare void @llvm.masked.store.v{lanes}{result}.p0(<{lanes} x {result}>, ptr, i32, <{lanes} x i1>)
+        define void @f(ptr %from, ptr %to) {{
+          %v = load <{lanes} x {source}>, ptr %from, align 1
+          %t = trunc <{lanes} x {source}> %v to <{lanes} x {result}>
+          call void @llvm.masked.store.v{lanes}{result}.p0(
+              <{lanes} x {result}> %t, ptr %to, i32 1, <{lanes} x i1> <{mask}>)
+          ret void
+        }}""")
+
+
+def run(module: llvm.ModuleRef, source: np.ndarray, result: np.ndarray) -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    host = {"cpu": llvm.get_host_cpu_name(), "features": FEATURES, "opt": 3}
+    engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine(**host))
+    engine.finalize_object()
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address("f"))
+    function(source.ctypes.data, result.ctypes.data)
+
+
+def right(rewrite) -> list[bool]:
+    found = []
+    for source, result, lanes in TRUNCATIONS:
+        for lane in (0, lanes - 1):
+            numbers = np.arange(3, 3 + lanes).astype(f"i{int(source[1:]) // 8}")
+            memory = np.full(8 * lanes + 64, FILL, np.uint8)
+            expected = memory.copy()
+            expected.view(f"i{int(result[1:]) // 8}")[lane] = numbers[lane]
+            run(rewrite(masked_store(source, result, lanes, lane)), numbers, memory)
+            found.append(np.array_equal(memory, expected))
+    return found
+
+
+def test_masked_stores_of_one_truncated_element_are_made_plain():
+    assert all(right(without_single_masked_stores))
+
+
+def test_other_masked_stores_stay():
+    module = masked_store("i32", "i8", 8, 3)
+    text = str(module).replace("i1 false, i1 false, i1 false, i1 true", "i1 false, i1 true, i1 false, i1 true")
+    both = llvm.parse_assembly(text)
+    assert without_single_masked_stores(both) is both
+    assert "masked.store" not in str(without_single_masked_stores(module)).split("define")[1].split("declare")[0]
+
+
+@pytest.mark.skipif("+avx512vl" not in FEATURES, reason="takes AVX-512 to show")
+def test_llvm_stores_too_much_where_one_truncated_element_is_stored():
+    """docs/upstream/llvm-masked-store.md."""
+    found = right(lambda module: module)
+    if tuple(llvm.llvm_version_info) == BROKEN_LLVM:
+        assert not any(found)
+    elif all(found):
+        pytest.skip(
+            f"mended in LLVM {llvm.llvm_version_info}: runtime/cpu_masked_stores.py can go once no other is used"
+        )
+
+
+@pytest.mark.parametrize("columns", [5, 9, 13])
+def test_nothing_is_written_behind_narrow_results(columns):
+    """Rows whose last element a vector of masked lanes stored."""
+    names, rows = ("bf16", "f8e4m3", "f8e5m2", "i8"), 7
+    results = ", ".join(f"{a}_{b}: {b}[M, N]" for a in "xy" for b in names)
+    source = f"op f(x: f32[M, N], y: f64[M, N]) -> ({results}) {{\n"
+    source += "\n".join(f"{a}_{b}[i, j] = {a}[i, j] * {a}[i, j]" for a in "xy" for b in names) + "\n}"
+    x = np.random.default_rng(3).standard_normal((rows, columns))
+    memory = [np.full(rows * columns * DTYPES[b].bytes + 32, FILL, np.uint8) for _ in "xy" for b in names]
+    out = [m[:-32].view(DTYPES[b].numpy).reshape(rows, columns) for m, b in zip(memory, names * 2)]
+    tilec.compile(source)(x.astype(np.float32), x, out=tuple(out))
+    assert all((m[-32:] == FILL).all() for m in memory)
+    assert all(np.array_equal(o, (x * x).astype(np.float32).astype(o.dtype)) for o in out[4:7])
