@@ -147,7 +147,17 @@ def _power(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
         if exponent is not None and exponent == int(exponent) and -4 <= exponent < 0:
             return arith.divf(number(1, dtype), _repeated(left, -int(exponent), dtype))
         return math.powf(left, right)
-    return math.ipowi(left, right)
+    return math.ipowi(left, right) if dtype.kind == "int" else _power_unsigned(left, right, dtype)
+
+
+def _power_unsigned(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+    """`math.ipowi` reads a sign. Odd numbers to the 2^62 are 1 in 64 bits, even ones 0: large exponents lose their upper bits but
+    stay large."""
+    wide = ir.IntegerType.get_signless(64)
+    if dtype.bits < 64:
+        return arith.trunci(mlir_type(dtype), math.ipowi(arith.extui(wide, left), arith.extui(wide, right)))
+    low = arith.ori(arith.andi(right, constant(2**63 - 1, wide)), constant(2**62, wide))
+    return math.ipowi(left, arith.select(arith.cmpi(arith.CmpIPredicate.slt, right, constant(0, wide)), low, right))
 
 
 def _repeated(value: ir.Value, exponent: int, dtype: DType) -> ir.Value:

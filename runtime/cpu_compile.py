@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
+import operator
 from base64 import b64encode
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -61,8 +62,15 @@ class _Interpreter(interpreter.Interpreter):
         return func_ir
 
 
+_WRAPPING = {operator.add: ir.IRBuilder.add, operator.sub: ir.IRBuilder.sub, operator.mul: ir.IRBuilder.mul}
+
+
 class _Lower(Lower):
-    """From Numba's IR to LLVM's, without the text and the context of an error for every statement."""
+    """From Numba's IR to LLVM's, without the text and the context of an error for every statement.
+
+    Sums, differences and products of integers wrap around. In Numba's own form they are undefined where they overflow,
+    and LLVM takes `a + 1 > a` for true.
+    """
 
     def lower_block(self, block) -> None:
         self.pre_block(block)
@@ -76,6 +84,13 @@ class _Lower(Lower):
             self.storevar(self.lower_assign(self.typeof(inst.target.name), inst), inst.target.name)
         else:
             super().lower_inst(inst)
+
+    def lower_binop(self, resty, expr, op):
+        build = _WRAPPING.get(op) if isinstance(resty, types.Integer) else None
+        if build is None:
+            return super().lower_binop(resty, expr, op)
+        operands = [(self.loadvar(v.name), self.typeof(v.name)) for v in (expr.lhs, expr.rhs)]
+        return build(self.builder, *(self.context.cast(self.builder, v, t, resty) for v, t in operands))
 
 
 class _Typing(type(registry.cpu_target.typing_context)):

@@ -173,6 +173,13 @@ floor_modulo = _floor_intrinsic(
 )
 
 
+@intrinsic
+def _product(typingctx, a, b):
+    """Modulo 2^64: Numba's own product is undefined where it overflows."""
+    kinds = (types.int64, types.int64)
+    return types.int64(*kinds), lambda context, builder, signature, arguments: builder.mul(*arguments)
+
+
 @register_jitable
 def ipow(base, exponent):
     """Powers of integers by squaring, modulo 2^bits; those with a negative exponent are rounded towards zero."""
@@ -180,12 +187,12 @@ def ipow(base, exponent):
         if base == 1 or base == -1:
             exponent = -exponent
         else:
-            return base * 0
-    result = base * 0 + 1
+            return 0
+    result, square = 1, types.int64(base)
     while exponent > 0:
         if exponent & 1:
-            result = result * base
-        base = base * base
+            result = _product(result, square)
+        square = _product(square, square)
         exponent >>= 1
     return result
 

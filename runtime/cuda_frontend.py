@@ -86,9 +86,24 @@ def to_mlir(function: Callable[..., Any], kinds: Sequence[str], chip: str, threa
         with context.push_code_library(SimpleNamespace(referenced_objects={})):
             MLIRLower(context, descriptor, code, metadata=metadata).lower_to_mlir()
         module = metadata["mlir_module"]
+        _let_integers_wrap(module)
         PassManager.parse(get_base_pipeline()).run(module.operation)
         run_pre_codegen_patterns(module)
     return Lowered(module, tools.generate_mangled_name(descriptor.qualname, descriptor.argtypes), options)
+
+
+def _let_integers_wrap(module: ir.Module) -> None:
+    """Takes back what Numba says of sums, differences and products of integers: that they never overflow.
+
+    Where they do, NVVM would take `a + 1 > a` for true.
+    """
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name in ("arith.addi", "arith.subi", "arith.muli") and "overflowFlags" in op.attributes:
+            del op.attributes["overflowFlags"]
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
 
 
 _translating = Lock()
