@@ -74,8 +74,9 @@ class Builder:
         """`expr` with every reduction and scan in it replaced by an access to a tensor that now holds it.
 
         A reduction under an `if` is computed for every element, but its accesses are guarded as they were in the branch:
-        `sum[d](t[ids[i], d]) if c else 0` sums `t[ids[i], d] if c else 0`. A scan's are where the branch is taken at all: what
-        an element is made of does not depend on whether the branch is taken there.
+        `sum[d](t[ids[i], d]) if c else 0` sums `t[ids[i], d] if c else 0`. Where the condition names an index that the
+        reduction or scan walks, they are guarded as the branch is taken for any of its values: what an element is made of does
+        not depend on whether the branch is taken there, and a reduction's index is another one than the condition's.
         """
         match expr:
             case ast.Conditional():
@@ -283,10 +284,9 @@ def _guarded(expr: ast.Expr, condition: ast.Expr) -> ast.Expr:
     if isinstance(expr, (ast.Reduce, ast.Scan)):
         if not any(isinstance(e, ast.Access) and e.guarded for e in ast.walk(expr.body)):
             return expr
-        if isinstance(expr, ast.Scan) and any(
-            isinstance(e, ast.Name) and e.name == expr.range.index for e in ast.walk(condition)
-        ):
-            condition = ast.Reduce("any", (expr.range,), condition, BOOL, None, BOOL, condition.span)
+        named = {e.name for e in ast.walk(condition) if isinstance(e, ast.Name)}
+        if walked := tuple(r for r in _ranges(expr) if r.index in named):
+            condition = ast.Reduce("any", walked, condition, BOOL, None, BOOL, condition.span)
         zero = ast.Boolean(False, BOOL) if expr.body.dtype == BOOL else ast.Number(0, expr.body.dtype)
         return replace(expr, body=ast.Conditional(condition, expr.body, zero, expr.body.dtype, expr.body.span))
     return _changed(expr, lambda child: _guarded(child, condition))

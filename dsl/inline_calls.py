@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,7 @@ class Calls:
     ) -> ast.Expr:  # fmt: skip
         given = tuple(self._call_index(r, scope) for r in ranges)
         written = {r.index: g.index for r, g in zip(ranges, given)}
+        scope = self._walking(scope, given)
         outside = replace(scope, indices=scope.indices | written)
         instance = Instance(self, function.name)
         reduces = any(isinstance(n, ast.Reduce | ast.Scan | ast.Call) for e in bodies(function) for n in ast.walk(e))
@@ -170,10 +172,28 @@ class Calls:
         bounds = self.bound.get(index)
         return bounds is not None and bounds[0] != ast.SizeNumber(0)
 
+    def _walking(self, scope: Scope, ranges: Iterable[ast.Range]) -> Scope:
+        """The scope in which indices are walked: there a condition on one of them is that it holds for any of its values.
+
+        What is read at one place of a reduction, a scan or a function over `j` is needed for the others, wherever `j` is.
+        """
+        names = {r.index for r in ranges}
+        guards = []
+        for condition, holds in scope.guards:
+            if free := sorted(names & set(free_indices(condition, self.bound))):
+                at = condition.span
+                condition = condition if holds else ast.Unary("not", condition, span=at)
+                walked = tuple(ast.Range(index, None, None, at) for index in free)
+                condition, holds = ast.Reduce("any", walked, condition, span=at), True
+            guards.append((condition, holds))
+        return replace(scope, guards=tuple(guards))
+
     def _under_guards(self, value: ast.Expr, indices: tuple[str, ...], scope: Scope) -> ast.Expr:
-        """The conditions around the call come along: where they fail the value is never read, and may be anything."""
-        hoisted = {equation.name for equation in self.group}
-        if all(node.tensor in hoisted for node in ast.walk(value) if isinstance(node, ast.Access)):
+        """The conditions around the call come along for accesses that may need them: where they fail the value is never read,
+        and may be anything."""
+        shared = {equation.name for equation in self.group}
+        read = (node for node in ast.walk(value) if isinstance(node, ast.Access) and node.tensor not in shared)
+        if not scope.guards or all(map(self._is_inside, read)):
             return value
         for condition, holds in reversed(scope.guards):
             if set(free_indices(condition, self.bound)) <= set(indices):
@@ -181,3 +201,7 @@ class Calls:
                 then, otherwise = (value, zero) if holds else (zero, value)
                 value = ast.Conditional(condition, then, otherwise, span=value.span)
         return value
+
+    def _is_inside(self, access: ast.Access) -> bool:
+        """Whether all subscripts are bare indices, which run over what they subscript unless a range is given."""
+        return all(isinstance(s, ast.Name) and self.bound.get(s.name) is None for s in access.subscripts)
