@@ -14,6 +14,7 @@ from tilec.passes.approximate import approximate
 from tilec.passes.bounds import fold_bounds
 from tilec.passes.bufferize import bufferize
 from tilec.passes.compare import compare_whole
+from tilec.passes.forward import forward
 from tilec.passes.fuse import fuse
 from tilec.passes.map import map_kernels
 from tilec.passes.simplify import simplify
@@ -37,7 +38,10 @@ def stages(plan: Callable[[ir.Operation], None]) -> tuple[Stage, ...]:
             ("canonicalize", "cse", simplify, "canonicalize", "cse", fold_bounds, "canonicalize"),
         ),
         Stage("plan", "decides kernels, tiles, memory: attributes only", (plan,)),
-        Stage("fuse", "quick functions; one function per kernel", (approximate, fuse, compare_whole, "canonicalize", "cse")),
+        Stage(
+            "fuse", "quick functions; one function per kernel",
+            (approximate, fuse, compare_whole, "canonicalize", "cse", forward, "canonicalize"),
+        ),
         # no cse: it would give two tiles of one size the same memory
         Stage("tile", "cuts each kernel's space into blocks", (tile, "canonicalize")),
         Stage(

@@ -2,6 +2,7 @@
 
 x / 2.0          ->  x * 0.5            exact: the divisor is a power of two
 sum of nothing   ->  0                  a reduction whose range is empty is its identity, a constant like any other
+x[i] for no i    ->                     what has no elements is not computed
 x[i] if false    ->                     what is not used is not read, nor what makes it computed
 c[i] = 2; c[i]   ->  2                  in other operations: what folds then does so here, before anything is planned
 rsqrt of a sqrt, exp of a log and the like stay as written: they round differently
@@ -24,7 +25,7 @@ def simplify(module: ir.Operation) -> None:
     for op in [o for o in mlir.walk(module) if _is_constant(o)]:
         _spread_constant(op)
     for op in [o for o in mlir.walk(module) if mlir.is_generic(o)]:
-        _drop_unread(op)
+        _make_nothing(op) if all(0 in ir.ShapedType(r.type).shape for r in op.results) else _drop_unread(op)
 
 
 def _divide_by_power_of_two(op: ir.Operation) -> None:
@@ -61,6 +62,15 @@ def _reduce_nothing(op: ir.Operation) -> None:
         with ir.InsertionPoint(block):
             linalg.YieldOp([fill.operands[0]])
     op.results[0].replace_all_uses_with(made.results[0])
+    op.erase()
+
+
+def _make_nothing(op: ir.Operation) -> None:
+    """Later stages would leave it out, and with it dimensions that the plan of a kernel speaks of."""
+    for result in op.results:
+        type_ = ir.RankedTensorType(result.type)
+        with ir.InsertionPoint(op), op.location:
+            result.replace_all_uses_with(tensor.EmptyOp(list(type_.shape), type_.element_type).result)
     op.erase()
 
 

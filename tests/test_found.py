@@ -96,6 +96,24 @@ PROGRAMS = {
     "an output that holds nothing": (
         "op f(x: f32[M]) -> (y: f32[M, M], z: f32[M, K, M]) {"
         " y[i, j] = x[i] where j in 0:M  z[i, j, l] = x[0] where i in 0:M, j in 0:K, l in 0:M }", {"M": 2, "K": 0}),
+    "a conversion to a wider type and back, beside other results": (
+        """op f(x: bool[M], h: f16[M], w: f32[M]) -> (a: bool[M], b: f32[M, 1], c: f16[M], d: f64[M]) {
+            a[i] = x[i]  t[i]: f32 = h[i]  b[i, j] = h[i] where j in 0:1  c[i] = t[i]  d[i] = w[i]
+        }""", {"M": 3}),
+    "a negation of a negation, alone": ("op f(x: f32[M]) -> (y: f32[M]) { t[i] = -x[i]  y[i] = -t[i] }", {"M": 5}),
+    "a conversion and back that another kernel reads in turn": (
+        """op f(x: f16[M, M]) -> (s: f32[M], b: f16[M, M], c: f32[M, M]) {
+            t[i, j]: f32 = x[i, j]  s[i] = sum[j](x[i, j])  b[i, j] = t[i, j]  c[i, j] = b[j, i] + s[i]
+        }""", {"M": 5}),
+    "one integer, twice and as it came": (
+        """op f(x: i8[M]) -> (b: i8[M], c: i8[M], d: i8[M]) {
+            t[i]: i64 = x[i]  b[i] = i8(t[i])  c[i] = i8(i64(x[i]))  d[i] = b[i]
+        }""", {"M": 5}),
+    "operations without elements beside others": (
+        """op f(x: f32[M, N]) -> (y: f32[M], z: f32[N], w: f32[M, N], u: f32[M, N], p: f32[N, N, M]) {
+            y[i] = sum[j](x[i, j])  z[j] = max[i](x[i, j])  w[i, j] = softmax[j](x[i, j])
+            u[i, j] = w[i, j]  p[i, j, k] = x[k, j] - y[k] where i in 0:N
+        }""", {"M": 3, "N": 0}),
 }  # fmt: skip
 
 
@@ -219,3 +237,14 @@ def test_a_check_of_an_index_that_blocks_count(tmp_path):
     )
     x = np.ones((2, 5), np.float32)
     np.testing.assert_allclose(tilec.compile(program, schedule=plan)(x), np.full((2, 2, 2), np.exp(5)), rtol=1e-6)
+
+
+def test_rows_of_nothing_are_not_planned():
+    """A schedule shared rows that a later stage left out, and no loop was left to share."""
+    program = """op f(x: f64) -> (y: f64[K, K // 2], z: f64[M]) {
+        y[i, j] = sum[k in 0:3, l in 0:M](x * x) where i in 0:K, j in 0:K // 2
+        z[i] = x where i in 0:M
+    }"""
+    case = Case(program, {"M": 1, "K": 0}, {"x": np.asarray(2.0)})
+    assert [k.nodes for k in planned(specialised(case), "h200", None).kernels] == [("z",)]
+    check(case, "emulator")
