@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tilec import plan_cpu_check, plan_cuda_check
 from tilec.cost import predict
 from tilec.diagnostics import CallError, Source, Span, TileError
 from tilec.given import Fixed
 from tilec.grouping import Remark
 from tilec.plan import KernelPlan, Plan
-from tilec.plan_cuda_check import refuse
 
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, "options": dict}
@@ -217,7 +217,11 @@ class _Edit:
         edited = replace(kernel, tile=self.tile(kernel), loops=self.loops(kernel), options=self.options(kernel))
         if edited == kernel:
             return kernel
-        if self.plan.target.kind == "cuda" and (problem := refuse(edited, kernel, self.plan.target)) is not None:
+        if self.plan.target.kind == "cuda":
+            problem = plan_cuda_check.refuse(edited, kernel, self.plan.target)
+        else:
+            problem = plan_cpu_check.refuse(edited, kernel)
+        if problem is not None:
             where, why = problem
             self.fail(why, *where)
         threads = edited.options.get("threads", edited.work.threads)

@@ -1,0 +1,66 @@
+"""Options of CPU kernels in a schedule file: those that can be are obeyed, others refused with the line and the reason."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from fuzz.compare import check, specialised
+from fuzz.programs import Case
+from fuzz.schedules import planned
+
+from tilec.diagnostics import CallError
+from tilec.plan_cpu_check import SIDES
+from tilec.schedule import write_schedule
+
+RNG = np.random.default_rng(0)
+X, W = (RNG.normal(size=s).astype(np.float32) for s in ((40, 33), (33, 40)))
+TURNED = Case("op f(x: f32[M, N], w: f32[N, M]) -> (y: f32[N, M]) { y[j, i] = x[i, j] + w[j, i] }",
+              {"M": 40, "N": 33}, {"x": X, "w": W})  # fmt: skip
+A, B = (RNG.normal(size=s).astype(np.float32) for s in ((96, 90), (90, 100)))
+PANELS = Case("op f(a: f32[M, K], b: f32[K, N]) -> (y: f32[M, N]) { y[i, j] = sum[k](a[i, k] * b[k, j]) }",
+              {"M": 96, "N": 100, "K": 90}, {"a": A, "b": B})  # fmt: skip
+
+
+def edited(case: Case, *lines: str) -> str:
+    """The compiler's own schedule with other lines for some of its keys."""
+    program = specialised(case)
+    text = write_schedule(planned(program, "cpu", None), program)
+    for line in lines:
+        key = line.partition(" = ")[0]
+        assert re.search(rf"^{key} = ", text, re.MULTILINE), key
+        text = re.sub(rf"^{key} = .*$", line, text, flags=re.MULTILINE)
+    return text
+
+
+@pytest.mark.parametrize("case, line, message", [
+    (TURNED, "lanes = 1", "`lanes` is one of 2, 4, 8 or 16, not 1: the side of a tile that is turned"),
+    (TURNED, "lanes = 32", "not 32"),
+    (TURNED, "turn = [1]", "`turn` can be [0]"),
+    (PANELS, "lanes = 3", "not 3: the elements of a vector"),
+    (PANELS, "registers = [2, 24]", "a multiple of `lanes`, 16"),
+    (PANELS, "registers = [64, 64]", "at most 64 vectors"),
+    (PANELS, "depths = [0]", "`depths` is a number of at least 1"),
+    (PANELS, "rows = [1]", "`rows` follows from the program: [0]"),
+])  # fmt: skip
+def test_an_option_that_cannot_be_is_refused(case, line, message):
+    lines = ("lanes = 16", line) if "registers" in line else (line,)
+    with pytest.raises(CallError, match=re.escape(message)) as caught:
+        planned(specialised(case), "cpu", edited(case, *lines))
+    assert line.partition(" ")[0] in str(caught.value).splitlines()[1]  # the line of the file that is shown
+
+
+@pytest.mark.parametrize("case, lines", [
+    *((TURNED, (f"lanes = {side}",)) for side in (2, 16)),
+    (TURNED, ("turn = []",)),
+    (PANELS, ("lanes = 4", "registers = [3, 24]", "depths = [7]")),
+])  # fmt: skip
+def test_one_that_can_be_is_right(case, lines):
+    check(case, "cpu", edited(case, *lines))
+
+
+def test_the_sides_of_tiles_have_their_functions():
+    from tilec.runtime.cpu_tile import LANES
+
+    assert SIDES == LANES
