@@ -23,23 +23,12 @@ def element_bytes(element: ir.Type) -> int:
 def outputs_of(nodes: list[Node], graph: Graph) -> list[ir.Value]:
     """Results that leave the kernel: returned, or read by another."""
     inside = set(nodes)
-    found = []
-    for node in nodes:
-        for result in node.results:
-            readers = [
-                n for n in graph.nodes
-                if not n.inlined
-                and n not in inside
-                and (result.value in n.extracts or any(r.value == result.value for r in n.reads))
-            ]  # fmt: skip
-            if readers or result.value in graph.returned:
-                found.append(result.value)
-    return found
+    return [r.value for n in nodes for r in n.results if graph.leaves(r.value, inside)]
 
 
 def inputs_of(nodes: list[Node]) -> list[ir.Value]:
     made = {r.value for n in nodes for r in n.results}
-    values = [v for n in nodes for v in ([r.value for r in n.reads] + n.extracts)]
+    values = [v for n in nodes for v in n.values]
     return [v for v in dict.fromkeys(values) if v not in made]
 
 

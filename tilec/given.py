@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tilec.diagnostics import CallError
 from tilec.graph import Graph, Node
-from tilec.grouping import Group, Remark, inline_into, ordered, refuse
+from tilec.grouping import Group, Remark, ordered, refuse
 from tilec.space import space_of
 from tilec.target import Target
 
@@ -35,7 +35,7 @@ def group_as(graph: Graph, target: Target, fixed: Fixed) -> tuple[list[Group], l
     groups = [_group([n for n in graph.nodes if n.name in names], graph, target) for names in fixed.kernels]
     try:
         return ordered(graph, {n: g for g in groups for n in g.nodes}), remarks
-    except StopIteration:
+    except ValueError:
         raise CallError("these kernels read from each other: no order of them is possible") from None
 
 
@@ -65,9 +65,7 @@ def _inline(node: Node, graph: Graph) -> Remark:
         why = "it is a result"
     if why:
         raise CallError(f"`{node.name}` cannot be computed inside its readers: {why}")
-    for consumer in consumers:
-        inline_into(node, consumer)
-    node.inlined = True
+    graph.inline(node, consumers)
     where = ", ".join(c.name for c in consumers)
     return Remark("inlined", f"{node.name} into {where}", "as the schedule says", node.line)
 

@@ -6,7 +6,7 @@ operation by its `tilec.name`, which is unique in a function.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from math import prod
 
@@ -74,6 +74,7 @@ class Node:
     special: float
     scan: int | None
     line: tuple[str, int] | None
+    size: int = 0  # operations that its loops hold, those that are inlined among them: what compiling it takes
     instructions: float = 0  # of a GPU, for each element
     part: bool = False  # makes the parts of a split reduction
     inlined: bool = False
@@ -86,6 +87,11 @@ class Node:
     @property
     def elementwise(self) -> bool:
         return not self.reduced
+
+    @property
+    def values(self) -> list[ir.Value]:
+        """The tensors that it reads, in either way."""
+        return [r.value for r in self.reads] + self.extracts
 
     @property
     def operations(self) -> float:
@@ -125,21 +131,64 @@ class Graph:
     inputs: list[ir.Value]
     names: dict[ir.Value, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.position = {n: k for k, n in enumerate(self.nodes)}
+        self._returned = set(self.returned)
+        self._readers: dict[ir.Value, set[Node]] = {}
+        for node in self.nodes:
+            for value in node.values:
+                self._readers.setdefault(value, set()).add(node)
+
+    def in_order(self, nodes: Iterable[Node]) -> list[Node]:
+        return sorted(nodes, key=self.position.__getitem__)
+
     def consumers(self, node: Node) -> list[Node]:
         """Those that read a result of `node`, in order; what is inlined reads through those it is inlined into."""
-        results = {r.value for r in node.results}
-        return [
-            n
-            for n in self.nodes
-            if not n.inlined and (any(r.value in results for r in n.reads) or any(v in results for v in n.extracts))
-        ]
+        return self.in_order({n for r in node.results for n in self._readers.get(r.value, ())})
 
     def producers(self, node: Node) -> list[Node]:
-        values = [r.value for r in node.reads] + node.extracts
-        return list(dict.fromkeys(self.producer[v] for v in values if v in self.producer))
+        return list(dict.fromkeys(self.producer[v] for v in node.values if v in self.producer))
 
     def is_returned(self, node: Node) -> bool:
-        return any(r.value in self.returned for r in node.results)
+        return any(r.value in self._returned for r in node.results)
+
+    def leaves(self, value: ir.Value, nodes: Set[Node]) -> bool:
+        """Whether a value is returned, or read by a node that is not among `nodes`."""
+        return value in self._returned or not self._readers.get(value, set()) <= nodes
+
+    def inline(self, node: Node, consumers: list[Node]) -> None:
+        """Has `consumers`, which are all that read an elementwise `node`, compute it where they read it."""
+        for consumer in consumers:
+            _inline_into(node, consumer)
+        node.inlined = True
+        self._readers.pop(node.results[0].value, None)
+        for value in dict.fromkeys(node.values):
+            self._readers[value].remove(node)
+            self._readers[value].update(consumers)
+
+
+def places_of(value: ir.Value, node: Node) -> int:
+    """At how many places of each element a node reads a value: two of `a[i, j] + a[j, i]`."""
+    return sum(r.value == value for r in node.reads)
+
+
+def _inline_into(node: Node, consumer: Node) -> None:
+    (result,) = node.results
+    reads = []
+    for read in consumer.reads:
+        if read.value != result.value:
+            reads.append(read)
+            continue
+        place = dict(zip(result.dims, read.dims))
+        reads += [Read(r.value, tuple(place[d] for d in r.dims)) for r in node.reads]
+    times = max(1, places_of(result.value, consumer))
+    consumer.reads = list(dict.fromkeys(reads))
+    consumer.extracts = consumer.extracts + node.extracts
+    consumer.size += times * node.size
+    consumer.flops += times * node.flops
+    consumer.special += times * node.special
+    # what is the same for many elements is computed once for them: compilers move it out of the innermost loop
+    consumer.instructions += times * node.instructions * min(1.0, node.iterations / max(1, consumer.iterations))
 
 
 def build_graph(function: ir.Operation, quick: Mapping[ir.Operation, str] | None = None) -> Graph:
@@ -183,6 +232,7 @@ def _node(op: ir.Operation, quick: Mapping[ir.Operation, str]) -> Node:
         instructions=sum(
             (_instructions(inner) - SAVED.get(quick.get(inner), 0)) / together.get(inner, 1) for inner in _issued(op)
         ),
+        size=sum(inner.name not in _FREE for inner in mlir.walk(op)),
         scan=mlir.get_integer(op, "tilec.scan"),
         line=mlir.source_line(op),
         part="tilec.part" in op.attributes,

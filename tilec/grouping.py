@@ -7,12 +7,14 @@ computes all operations for its part of the grid, so nothing that one block make
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import prod
 
 from tilec.amounts import bytes_of, is_chain, kept_bytes, onchip_bytes, work_of
 from tilec.cost import predict
-from tilec.graph import Graph, Node, Read
+from tilec.graph import Graph, Node, places_of
 from tilec.mlir import ir
 from tilec.space import Space, space_of
 from tilec.target import Target
@@ -38,7 +40,7 @@ class Group:
 
     nodes: list[Node]
     space: Space
-    recompute: set[Node] = field(default_factory=set)
+    full: bool = False  # no reader of its inputs is to join it any more
 
 
 def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
@@ -46,15 +48,21 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
     remarks: list[Remark] = []
     _inline(graph, target, remarks)
     member: dict[Node, Group] = {}
+    near = _Neighbours(graph, member)
     for node in graph.nodes:
         if node.inlined:
             continue
         member[node] = Group([node], space_of([node], graph))
-        for other in _neighbours(node, graph, member):
+        for other in near.of(node):
             mine, theirs = member[node], member[other]
             if mine is theirs:
                 continue
-            nodes = [n for n in graph.nodes if n in (*mine.nodes, *theirs.nodes)]
+            if (size := size_of(mine.nodes) + size_of(theirs.nodes)) > MOST:
+                theirs.full = size_of(theirs.nodes) > MOST // 2
+                reason = f"one kernel of {size} operations would take long to compile"
+                remarks.append(Remark("refused", f"{other.name} with {node.name}", reason, node.line))
+                continue
+            nodes = graph.in_order((*mine.nodes, *theirs.nodes))
             outcome = refuse(nodes, graph, member, target)
             if isinstance(outcome, str):
                 remarks.append(Remark("refused", f"{other.name} with {node.name}", outcome, node.line))
@@ -79,29 +87,63 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
     return ordered(graph, member), remarks
 
 
-def _neighbours(node: Node, graph: Graph, member: dict[Node, Group]) -> list[Node]:
-    """The nodes that `node` might share a kernel with: its producers, then earlier readers of the same inputs."""
-    near = [p for p in reversed(graph.producers(node)) if p in member]
-    mine = {r.value for r in node.reads if r.value not in graph.producer}
-    siblings = [n for n in member if n is not node and any(r.value in mine for r in n.reads)]
-    return list(dict.fromkeys(near + siblings))
+class _Neighbours:
+    """What an operation might share a kernel with: its producers, then earlier readers of the same inputs, one of each kernel."""
+
+    def __init__(self, graph: Graph, member: dict[Node, Group]):
+        self.graph, self.member = graph, member
+        self.readers: dict[ir.Value, list[Node]] = {}
+
+    def of(self, node: Node) -> list[Node]:
+        near = [p for p in reversed(self.graph.producers(node)) if p in self.member]
+        siblings: list[Node] = []
+        for value in {r.value: None for r in node.reads if r.value not in self.graph.producer}:
+            kernels = {id(self.member[n]): n for n in reversed(self.readers.get(value, [])) if not self.member[n].full}
+            latest = self.graph.in_order(kernels.values())[-SIBLINGS:]
+            siblings += latest
+            self.readers[value] = [*latest, node]
+        return list(dict.fromkeys(near + self.graph.in_order(set(siblings))))
 
 
 def ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:
-    """Groups such that each comes after those it reads from."""
-    pending = list({id(g): g for n in graph.nodes if (g := member.get(n))}.values())
-    done: set[Node] = set()
-    result: list[Group] = []
-    while pending:
-        ready = next(g for g in pending if all(p in done or p in g.nodes for n in g.nodes for p in graph.producers(n)))
-        pending.remove(ready)
-        result.append(ready)
-        done |= set(ready.nodes)
-    return result
+    """Groups such that each comes after those it reads from: of those that may come next, always the first one. Raises ValueError
+    where groups read from each other."""
+    groups = list({id(g): g for n in graph.nodes if (g := member.get(n))}.values())
+    number = {n: k for k, g in enumerate(groups) for n in g.nodes}
+    needs = [{number[p] for n in g.nodes for p in graph.producers(n) if p in number} - {k} for k, g in enumerate(groups)]
+    return [groups[k] for k in topological(needs)]
+
+
+def topological(needs: Sequence[Set[int]]) -> list[int]:
+    """Numbers such that each comes after those that it needs, the smallest possible one first. Raises ValueError for a cycle."""
+    missing = [len(n) for n in needs]
+    needed_by: list[list[int]] = [[] for _ in needs]
+    for k, before in enumerate(needs):
+        for other in before:
+            needed_by[other].append(k)
+    ready = [k for k, count in enumerate(missing) if not count]
+    found = []
+    while ready:
+        found.append(heappop(ready))
+        for k in needed_by[found[-1]]:
+            missing[k] -= 1
+            if not missing[k]:
+                heappush(ready, k)
+    if len(found) < len(needs):
+        raise ValueError("a cycle")
+    return found
+
+
+def size_of(nodes: list[Node]) -> int:
+    """What compiling them as one kernel takes: operations, and those that a loop and its accesses come to."""
+    return sum(n.size + LOOP for n in nodes)
 
 
 # ---- inlining: recompute instead of store ----------------------------------------------------------------------------
 
+MOST = 2048  # operations of a kernel: compilers take more than twice as long for twice as many
+LOOP = 8  # operations that take as long to compile as a loop and its accesses
+SIBLINGS = 16  # kernels that read the same input, and that an operation might join
 CHEAP = 4  # operations that cost less than a load and a store of their result
 ACCESS = 16  # bytes of a GPU's widest access
 AGAIN = 20  # that a GPU computes twice rather than keep their result from sweep to sweep: one function and a few more
@@ -118,7 +160,9 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
             continue
         why = next((w for c in consumers if (w := refuse_inline(node.op, c.op))), None)
         operations = node.flops + 15 * node.special
-        repeats = sum(max(1, c.iterations // max(1, node.iterations)) for c in consumers)
+        repeats = sum(
+            max(1, places_of(node.results[0].value, c)) * max(1, c.iterations // max(1, node.iterations)) for c in consumers
+        )
         cheap = AGAIN if _between_sweeps(node, consumers, graph, target) else CHEAP
         if why is None and repeats > 1 and (operations > cheap or len(node.reads) + len(node.extracts) > 2):
             why = f"{operations:.0f} operations would be computed {repeats} times"
@@ -126,12 +170,13 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
             why = "its computed subscripts would be evaluated more than once"
         if why is None and (maker := _finished(node, graph)):
             why = f"it finishes the elements of {maker.name}, of which it stores no more bytes"
+        size = max(places_of(node.results[0].value, c) * node.size + c.size for c in consumers)
+        if why is None and size + LOOP > MOST:
+            why = f"one kernel of {size} operations would take long to compile"
         if why is not None:
             remarks.append(Remark("kept", node.name, why, node.line))
             continue
-        for consumer in consumers:
-            inline_into(node, consumer)
-        node.inlined = True
+        graph.inline(node, consumers)
         where = ", ".join(c.name for c in consumers)
         remarks.append(
             Remark(
@@ -172,31 +217,14 @@ def _finished(node: Node, graph: Graph) -> Node | None:
     return None
 
 
-def inline_into(node: Node, consumer: Node) -> None:
-    (result,) = node.results
-    reads = []
-    for read in consumer.reads:
-        if read.value != result.value:
-            reads.append(read)
-            continue
-        place = dict(zip(result.dims, read.dims))
-        reads += [Read(r.value, tuple(place[d] for d in r.dims)) for r in node.reads]
-    consumer.reads = list(dict.fromkeys(reads))
-    consumer.extracts = consumer.extracts + node.extracts
-    consumer.flops += node.flops
-    consumer.special += node.special
-    # what is the same for many elements is computed once for them: compilers move it out of the innermost loop
-    consumer.instructions += node.instructions * min(1.0, node.iterations / max(1, consumer.iterations))
-
-
 # ---- legality --------------------------------------------------------------------------------------------------------
 
 
 def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: Target) -> Space | str:
     """The kernel space of `nodes` as one kernel, or why they cannot be one."""
-    made = {r.value for n in nodes for r in n.results}
+    made, inside = {r.value for n in nodes for r in n.results}, set(nodes)
     for node in nodes:
-        if any(p.part and p in nodes for p in graph.producers(node)):
+        if any(p.part and p in inside for p in graph.producers(node)):
             return "the reduction was split so that many blocks share it; its parts are combined afterwards"
         for value in node.extracts:
             if value in made:
@@ -236,7 +264,7 @@ def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: T
             return f"{node.name} reduces over what the contraction {contraction.name} spreads over blocks"
         if set(space.dims[node]) != parallel:
             return f"{node.name} does not walk the same elements as the contraction {contraction.name}"
-        if nodes.index(node) < nodes.index(contraction):
+        if graph.position[node] < graph.position[contraction]:
             return f"{node.name} is computed before the contraction {contraction.name}, and costs too much to repeat"
     return space
 
@@ -244,9 +272,9 @@ def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: T
 def _connected(nodes: list[Node], graph: Graph) -> bool:
     """Whether the last contraction is computed from the first."""
     last = [n for n in nodes if n.contraction is not None][-1]
-    found, pending = set(), [last]
+    inside, found, pending = set(nodes), set(), [last]
     while pending:
-        near = [p for p in graph.producers(pending.pop()) if p in nodes and p not in found]
+        near = [p for p in graph.producers(pending.pop()) if p in inside and p not in found]
         found |= set(near)
         pending += near
     return sum(n.contraction is not None for n in found) == 1
@@ -257,13 +285,13 @@ def _between(nodes: list[Node], graph: Graph, member: dict[Node, Group]) -> Node
 
     A kernel runs as a whole, so what holds for one of its nodes holds for all.
     """
-    inside = set(nodes)
-    late: set[Node] = set()
-    grown = True
-    while grown:
-        found = {n for n in graph.nodes if not n.inlined and n not in inside and n not in late}
-        found = {n for n in found if any(p in inside or p in late for p in graph.producers(n))}
-        found |= {m for n in found if n in member for m in member[n].nodes if m not in inside}
-        grown = bool(found - late)
-        late |= found
+    inside, late, pending = set(nodes), set(), list(nodes)
+    last = max(graph.position[n] for n in nodes)
+    while pending:
+        for reader in graph.consumers(pending.pop()):
+            if reader in inside or reader in late or (reader not in member and graph.position[reader] > last):
+                continue  # nothing leads back from behind all of them, but a kernel
+            more = [m for m in (member[reader].nodes if reader in member else [reader]) if m not in inside]
+            late.update(more)
+            pending += more
     return next((p for n in nodes for p in graph.producers(n) if p in late), None)

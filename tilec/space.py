@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
 from tilec.graph import Graph, Node
 from tilec.mlir import ir
+
+Dim = tuple[Node, int]
 
 
 @dataclass
@@ -25,7 +28,7 @@ class Space:
 
 def space_of(nodes: list[Node], graph: Graph) -> Space | str:
     """Unites the nodes' dimensions through the tensors between them; a text where two roles of one node collide."""
-    parent: dict[tuple[Node, int], tuple[Node, int]] = {(n, d): (n, d) for n in nodes for d in range(len(n.extents))}
+    parent: dict[Dim, Dim] = {(n, d): (n, d) for n in nodes for d in range(len(n.extents))}
 
     def find(key):
         while parent[key] != key:
@@ -44,16 +47,16 @@ def space_of(nodes: list[Node], graph: Graph) -> Space | str:
                 parent[find((node, mine))] = find((producer, theirs))
     if clash := _clash(nodes, find):
         return clash
-    _unite_shared_inputs(nodes, graph, parent, find)
-    numbers: dict[tuple[Node, int], int] = {}
+    find = _unite_shared_inputs(nodes, graph, {key: find(key) for key in parent})
+    numbers: dict[Dim, int] = {}
     for node in nodes:
         for d in range(len(node.extents)):
             numbers.setdefault(find((node, d)), len(numbers))
     dims = {n: tuple(numbers[find((n, d))] for d in range(len(n.extents))) for n in nodes}
     extents = {dims[n][d]: n.extents[d] for n in nodes for d in range(len(n.extents))}
     reduced = {dims[n][d] for n in nodes for d in n.reduced}
-    grid = [k for k in extents if k not in reduced and all(k in dims[n] for n in nodes)]
-    return Space(list(nodes), dims, extents, tuple(grid))
+    shared = set.intersection(*(set(dims[n]) for n in nodes)) - reduced
+    return Space(list(nodes), dims, extents, tuple(k for k in extents if k in shared))
 
 
 def _clash(nodes: list[Node], find) -> str | None:
@@ -64,30 +67,44 @@ def _clash(nodes: list[Node], find) -> str | None:
     return None
 
 
-def _unite_shared_inputs(nodes: list[Node], graph: Graph, parent, find) -> None:
-    """Two operations that read one input in the same places walk it together, where that makes no clash."""
+def _unite_shared_inputs(nodes: list[Node], graph: Graph, root: dict[Dim, Dim]) -> Callable[[Dim], Dim]:
+    """Two operations that read one input in the same places walk it together, where that makes no clash: no dimensions of one
+    operation, and no different extents, become one. `root` has what is one already; returns what says so afterwards."""
+    walked: dict[Dim, set[Node]] = {}  # by whom
+    sizes: dict[Dim, set[int]] = {}
+    for (node, d), key in root.items():
+        walked.setdefault(key, set()).add(node)
+        sizes.setdefault(key, set()).add(node.extents[d])
+    above: dict[Dim, Dim] = {}
+
+    def find(key: Dim) -> Dim:
+        key = root[key]
+        while key in above:
+            key = above[key]
+        return key
+
+    def unite(one: Dim, other: Dim) -> bool:
+        less, more = sorted((find(one), find(other)), key=lambda k: len(walked[k]))
+        if less == more:
+            return True
+        if sizes[less] != sizes[more] or not walked[less].isdisjoint(walked[more]):
+            return False
+        walked[more] |= walked[less]
+        above[less] = more
+        return True
+
     seen: dict[ir.Value, tuple[Node, tuple[int, ...]]] = {}
     inside = set(nodes)
-    for node in nodes:
+    for node in nodes if all(len(s) == 1 for s in sizes.values()) else ():
         for read in node.reads:
             if graph.producer.get(read.value) in inside:
                 continue
-            if read.value not in seen:
-                seen[read.value] = (node, read.dims)
-                continue
-            other, dims = seen[read.value]
+            other, dims = seen.setdefault(read.value, (node, read.dims))
             if other is node:
                 continue
-            before = dict(parent)
-            for mine, theirs in zip(read.dims, dims):
-                parent[find((node, mine))] = find((other, theirs))
-            if _clash(nodes, find) or _extent_clash(nodes, find):
-                parent.clear()
-                parent.update(before)
-
-
-def _extent_clash(nodes: list[Node], find) -> bool:
-    sizes: dict = {}
-    return any(
-        sizes.setdefault(find((n, d)), n.extents[d]) != n.extents[d] for n in nodes for d in range(len(n.extents))
-    )
+            before = len(above)
+            if not all(unite((node, mine), (other, theirs)) for mine, theirs in zip(read.dims, dims)):
+                while len(above) > before:
+                    less, more = above.popitem()
+                    walked[more] -= walked[less]
+    return find

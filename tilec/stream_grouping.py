@@ -38,7 +38,7 @@ def join_streams(graph: Graph, member: dict[Node, Group], target: Target, remark
 
 def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
     groups = list({id(member[n]): member[n] for n in chain}.values())
-    nodes = [n for n in graph.nodes if any(n in g.nodes for g in groups)]
+    nodes = graph.in_order(n for g in groups for n in g.nodes)
     subject, line = f"{chain[0].name} with {chain[-1].name}", chain[-1].line
     space = refuse(nodes, graph, member, target)
     if isinstance(space, str):
