@@ -16,10 +16,13 @@ become one; then each kernel's operations move into a function that takes its in
 
 from __future__ import annotations
 
+from graphlib import CycleError, TopologicalSorter
+
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.mlir import func, ir, tensor
-from tilec.passes.merge import inline, merge, refuse_inline
+from tilec.passes.inline import inline_all
+from tilec.passes.merge import merge
 from tilec.passes.pack import SIDES, pack
 from tilec.passes.split import split
 
@@ -31,11 +34,12 @@ def fuse(module: ir.Operation) -> None:
     inline_all(function)
     _split_all(function)
     _pack_all(function)
-    order = _kernels(function)
+    order = _in_dependence(_kernels(function))
+    for ops in order.values():
+        _merge_sweeps(ops)
+    merged = _kernels(function)
     for name in order:
-        _merge_sweeps(function, name)
-    for name in order:
-        _outline(function, name)
+        _outline(function, name, merged[name])
 
 
 def _generics(function: ir.Operation) -> list[ir.Operation]:
@@ -69,34 +73,28 @@ def _pack_all(function: ir.Operation) -> None:
                     stored.attributes[f"tilec.{part}"] = table[part]
 
 
-def inline_all(function: ir.Operation) -> None:
-    """Producers in order; a consumer is made anew each time, so both are looked up afresh."""
-    while producer := next((op for op in _generics(function) if "tilec.inline" in op.attributes), None):
-        while consumer := next((_outermost(user) for user in mlir.uses(producer.results[0])), None):
-            why = refuse_inline(producer, consumer) if mlir.is_generic(consumer) else "it is returned"
-            if why:
-                raise InternalError(f"the plan inlines {mlir.get_string(producer, 'tilec.name')}, but {why}", "fuse")
-            inline(producer, consumer)
-        producer.erase()
-
-
-def _kernels(function: ir.Operation) -> list[str]:
-    """Kernel names in an order in which each comes after those it reads from."""
+def _kernels(function: ir.Operation) -> dict[str, list[ir.Operation]]:
+    """The operations of every kernel."""
     members: dict[str, list[ir.Operation]] = {}
     for op in _generics(function):
         members.setdefault(mlir.get_string(op, "tilec.kernel"), []).append(op)
+    return members
+
+
+def _in_dependence(members: dict[str, list[ir.Operation]]) -> dict[str, list[ir.Operation]]:
+    """The same in an order in which each kernel comes after those it reads from."""
     made = {r: name for name, ops in members.items() for op in ops for r in op.results}
     needs = {
-        name: {made[v] for op in ops for v in map(mlir.source_of, _read(op)) if v in made and made[v] != name}
+        name: {made[v] for op in ops for v in map(mlir.source_of, _read(op)) if v in made} - {name}
         for name, ops in members.items()
     }
-    order: list[str] = []
-    while len(order) < len(members):
-        ready = [name for name in members if name not in order and needs[name] <= set(order)]
-        if not ready:
-            raise InternalError(f"kernels {sorted(set(members) - set(order))} read from each other", "fuse")
-        order += ready
-    return order
+    level: dict[str, int] = {}
+    try:
+        for name in TopologicalSorter(needs).static_order():
+            level[name] = 1 + max((level[n] for n in needs[name]), default=0)
+    except CycleError as error:
+        raise InternalError(f"kernels {sorted(error.args[1])} read from each other", "fuse") from None
+    return {name: members[name] for name in sorted(members, key=level.__getitem__)}
 
 
 def _read(op: ir.Operation) -> list[ir.Value]:
@@ -110,54 +108,69 @@ def _is_argument_of(value: ir.Value, op: ir.Operation) -> bool:
     return isinstance(value.owner, ir.Block) and value.owner == mlir.body_of(op)
 
 
-def _merge_sweeps(function: ir.Operation, kernel: str) -> None:
-    """Joins operations of one sweep that walk the same kernel dimensions."""
-    merged: dict[tuple[int, frozenset[int]], ir.Operation] = {}
-    for op in _generics(function):
-        if mlir.get_string(op, "tilec.kernel") != kernel:
-            continue
-        dims = mlir.get_integers(op, "tilec.dims")
-        key = (mlir.get_integer(op, "tilec.sweep"), frozenset(dims))
-        if key not in merged or _stay_apart(merged[key], op):
-            merged[key] = op
-            continue
-        first = merged[key]
-        position = {k: d for d, k in enumerate(mlir.get_integers(first, "tilec.dims"))}
-        kinds = [mlir.get_string(o, "tilec.reduce") for o in (first, op)]
-        names = [mlir.get_string(o, "tilec.name") for o in (first, op)]
-        joined = merge(first, op, {d: position[k] for d, k in enumerate(dims)})
-        joined.attributes["tilec.name"] = mlir.string(",".join(names))
-        if any(kinds):
-            joined.attributes["tilec.reduce"] = mlir.string(",".join(k for k in kinds if k))
-        merged[key] = joined
+def _merge_sweeps(ops: list[ir.Operation]) -> None:
+    """Joins those operations of a kernel that are of one sweep and walk the same kernel dimensions."""
+    walks: list[_Walk] = []
+    latest: dict[tuple[int, frozenset[int]], _Walk] = {}
+    for op in ops:
+        key = (mlir.get_integer(op, "tilec.sweep"), frozenset(mlir.get_integers(op, "tilec.dims")))
+        if key not in latest or not latest[key].takes(op):
+            latest[key] = _Walk()
+            walks.append(latest[key])
+        latest[key].add(op)
+    for walk in walks:
+        if len(walk.ops) > 1:
+            _merged(walk.ops)
 
 
-def _stay_apart(first: ir.Operation, second: ir.Operation) -> bool:
-    """Whether two operations of one sweep need a walk each: scans, and on a GPU reductions of different dimensions.
+class _Walk:
+    """Operations that one walk computes. A scan has one of its own; on a GPU, so have reductions of different dimensions.
 
     There a thread adds up what it walks, and the threads of all reduced dimensions combine their sums in the end: of one
     dimension for one sum, of another for the other, they are not the same threads.
     """
-    if any("tilec.scan" in op.attributes for op in (first, second)):
-        return True
-    module = first.parent.operation.parent.operation
-    if mlir.get_string(module, "tilec.backend") != "cuda":
-        return False
-    kinds = (
-        [k for d, k in sorted(zip(mlir.get_integers(o, "tilec.dims"), mlir.iterators_of(o)))] for o in (first, second)
-    )
-    one, other = kinds
-    return "reduction" in one and "reduction" in other and one != other
+
+    def __init__(self) -> None:
+        self.ops: list[ir.Operation] = []
+        self.reduced: set[int] = set()  # kernel dimensions
+
+    def takes(self, op: ir.Operation) -> bool:
+        if any("tilec.scan" in o.attributes for o in (self.ops[0], op)):
+            return False
+        module = op.parent.operation.parent.operation
+        if mlir.get_string(module, "tilec.backend") != "cuda":
+            return True
+        reduced = _reduced(op)
+        return not reduced or not self.reduced or reduced == self.reduced
+
+    def add(self, op: ir.Operation) -> None:
+        self.ops.append(op)
+        self.reduced |= _reduced(op)
 
 
-def _outline(function: ir.Operation, name: str) -> None:
-    ops = _in_order([op for op in _generics(function) if mlir.get_string(op, "tilec.kernel") == name])
+def _reduced(op: ir.Operation) -> set[int]:
+    dims = zip(mlir.get_integers(op, "tilec.dims"), mlir.iterators_of(op))
+    return {k for k, kind in dims if kind == "reduction"}
+
+
+def _merged(ops: list[ir.Operation]) -> None:
+    position = {k: d for d, k in enumerate(mlir.get_integers(ops[0], "tilec.dims"))}
+    kinds = [kind for o in ops if (kind := mlir.get_string(o, "tilec.reduce"))]
+    names = [mlir.get_string(o, "tilec.name") for o in ops]
+    joined = merge(ops, [{d: position[k] for d, k in enumerate(mlir.get_integers(o, "tilec.dims"))} for o in ops])
+    joined.attributes["tilec.name"] = mlir.string(",".join(names))
+    if kinds:
+        joined.attributes["tilec.reduce"] = mlir.string(",".join(kinds))
+
+
+def _outline(function: ir.Operation, name: str, ops: list[ir.Operation]) -> None:
+    ops = _in_order(ops)
     made = [r for op in ops for r in op.results]
-    inner = set(made)
-    needed = list(dict.fromkeys(v for op in ops for v in _read(op)))
-    local = [v for v in needed if v not in inner and _is_local(v)]
-    inputs = [v for v in needed if v not in inner and v not in local]
-    outputs = [r for r in made if any(_outermost(user) not in ops for user in mlir.uses(r))]
+    inner, own = set(made), set(ops)
+    needed = [v for v in dict.fromkeys(v for op in ops for v in _read(op)) if v not in inner]
+    local = [v for v in needed if _is_local(v)]
+    inputs = [v for v in needed if not _is_local(v)]
+    outputs = [r for r in made if any(_outermost(user) not in own for user in mlir.uses(r))]
     with mlir.fused_location(ops):
         with ir.InsertionPoint(function):
             types = [v.type for v in (*inputs, *outputs)]
@@ -190,18 +203,18 @@ def _outline(function: ir.Operation, name: str) -> None:
 def _in_order(ops: list[ir.Operation]) -> list[ir.Operation]:
     """Merging may leave an operation behind its reader: each after those it reads from, else as they stood."""
     made = {r: op for op in ops for r in op.results}
-    ordered: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> None:
-        if op not in ordered:
-            for value in _read(op):
-                if value in made and made[value] != op:
-                    visit(made[value])
-            ordered.append(op)
-
-    for op in ops:
-        visit(op)
-    return ordered
+    ordered: dict[ir.Operation, None] = {}
+    pending = [(op, False) for op in reversed(ops)]
+    while pending:
+        op, entered = pending.pop()
+        if op in ordered:
+            continue
+        if entered:
+            ordered[op] = None
+            continue
+        before = [made[v] for v in _read(op) if v in made and made[v] != op]
+        pending += [(op, True), *((o, False) for o in reversed(before))]
+    return list(ordered)
 
 
 def _outermost(op: ir.Operation) -> ir.Operation:
@@ -237,5 +250,5 @@ def _names(value: ir.Value, function: ir.Operation) -> ir.Attribute:
     if "call" in owner.name:
         callee = str(ir.FlatSymbolRefAttr(owner.attributes["callee"]).value)
         names = [callee]
-    position = list(owner.results).index(value)
+    position = ir.OpResult(value).result_number
     return ir.DictAttr.get({"tilec.name": mlir.string(names[min(position, len(names) - 1)])})

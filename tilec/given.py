@@ -57,10 +57,10 @@ def _complete(nodes: dict[str, Node], fixed: Fixed) -> None:
 
 
 def _inline(node: Node, graph: Graph) -> Remark:
-    from tilec.passes.merge import refuse_inline
+    from tilec.passes.inline import refuse_inline
 
     consumers = graph.consumers(node)
-    why = next((w for c in consumers if (w := refuse_inline(node.op, c.op))), None)
+    why = refuse_inline(node.op)
     if graph.is_returned(node):
         why = "it is a result"
     if why:

@@ -110,7 +110,9 @@ def ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:
     where groups read from each other."""
     groups = list({id(g): g for n in graph.nodes if (g := member.get(n))}.values())
     number = {n: k for k, g in enumerate(groups) for n in g.nodes}
-    needs = [{number[p] for n in g.nodes for p in graph.producers(n) if p in number} - {k} for k, g in enumerate(groups)]
+    needs = [
+        {number[p] for n in g.nodes for p in graph.producers(n) if p in number} - {k} for k, g in enumerate(groups)
+    ]
     return [groups[k] for k in topological(needs)]
 
 
@@ -150,7 +152,7 @@ AGAIN = 20  # that a GPU computes twice rather than keep their result from sweep
 
 
 def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
-    from tilec.passes.merge import refuse_inline
+    from tilec.passes.inline import refuse_inline
 
     for node in graph.nodes:
         if not node.elementwise or graph.is_returned(node) or "tilec.packed" in node.op.attributes:
@@ -158,10 +160,11 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
         consumers = graph.consumers(node)
         if not consumers:
             continue
-        why = next((w for c in consumers if (w := refuse_inline(node.op, c.op))), None)
+        why = refuse_inline(node.op)
         operations = node.flops + 15 * node.special
         repeats = sum(
-            max(1, places_of(node.results[0].value, c)) * max(1, c.iterations // max(1, node.iterations)) for c in consumers
+            max(1, places_of(node.results[0].value, c)) * max(1, c.iterations // max(1, node.iterations))
+            for c in consumers
         )
         cheap = AGAIN if _between_sweeps(node, consumers, graph, target) else CHEAP
         if why is None and repeats > 1 and (operations > cheap or len(node.reads) + len(node.extracts) > 2):

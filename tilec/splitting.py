@@ -11,7 +11,7 @@ from tilec.cost import Work, predict
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark
 from tilec.mlir import ir
-from tilec.passes.fuse import inline_all
+from tilec.passes.inline import inline_all
 from tilec.passes.split import refuse_split, split
 from tilec.target import Target
 
