@@ -6,6 +6,7 @@ the stage that failed and the IR it failed on.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,10 @@ from tilec.mlir import PassManager, ir
 from tilec.passes import NAMES, Stage, stages
 from tilec.plan import Plan, annotate, make_plan
 from tilec.target import Target
+
+DEEP = 20_000
+"""Calls inside each other: functions that follow what a value is computed from call themselves, and a kernel has a thousand
+operations and more. The limit stays, since other threads may compile, too."""
 
 
 @dataclass
@@ -39,6 +44,7 @@ def lower(
     `begin="emit"` runs no stage and prints the kernels of a module that `map` made.
     """
     lowered = Lowered({}, None)
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), DEEP))
 
     def plan(op: ir.Operation) -> None:
         (function,) = [f for f in mlir.functions(op) if "tilec.kernel" not in f.attributes]

@@ -41,6 +41,13 @@ class Group:
     nodes: list[Node]
     space: Space
     full: bool = False  # no reader of its inputs is to join it any more
+    _time_us: float | None = None
+
+    def time_us(self, graph: Graph, target: Target) -> float:
+        """Predicted, before its tiles are chosen."""
+        if self._time_us is None:
+            self._time_us = predict(work_of(self.nodes, graph, self.space, target), target).time_us
+        return self._time_us
 
 
 def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
@@ -67,17 +74,16 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
             if isinstance(outcome, str):
                 remarks.append(Remark("refused", f"{other.name} with {node.name}", outcome, node.line))
                 continue
-            together = predict(work_of(nodes, graph, outcome, target), target)
-            apart = [predict(work_of(g.nodes, graph, g.space, target), target) for g in (theirs, mine)]
-            separate = sum(p.time_us for p in apart)
-            alternatives = (("one kernel", together.time_us), ("two kernels", separate))
-            if together.time_us > separate:
-                reason = f"one kernel would take {together.time_us:.1f} us, two take {separate:.1f} us"
+            joined = Group(nodes, outcome)
+            together = joined.time_us(graph, target)
+            separate = sum(g.time_us(graph, target) for g in (theirs, mine))
+            alternatives = (("one kernel", together), ("two kernels", separate))
+            if together > separate:
+                reason = f"one kernel would take {together:.1f} us, two take {separate:.1f} us"
                 remarks.append(Remark("refused", f"{other.name} with {node.name}", reason, node.line, alternatives))
                 continue
-            reason = f"{together.time_us:.1f} us as one kernel, {separate:.1f} us as two"
+            reason = f"{together:.1f} us as one kernel, {separate:.1f} us as two"
             remarks.append(Remark("fused", f"{other.name} with {node.name}", reason, node.line, alternatives))
-            joined = Group(nodes, outcome)
             for n in nodes:
                 member[n] = joined
     if target.kind == "cuda":
@@ -143,7 +149,7 @@ def size_of(nodes: list[Node]) -> int:
 
 # ---- inlining: recompute instead of store ----------------------------------------------------------------------------
 
-MOST = 2048  # operations of a kernel: compilers take more than twice as long for twice as many
+MOST = 1024  # operations of a kernel: compilers take more than twice as long for twice as many
 LOOP = 8  # operations that take as long to compile as a loop and its accesses
 SIBLINGS = 16  # kernels that read the same input, and that an operation might join
 CHEAP = 4  # operations that cost less than a load and a store of their result

@@ -88,6 +88,9 @@ def quick_operations(function: ir.Operation, kind: str = "cuda") -> dict[ir.Oper
         return {op: form for op, form in forms.items() if form is not None}
     state = _Analysis()
     operations = [o.operation for o in mlir.entry(function).operations]
+    for op in mlir.walk(function):  # each after those that it depends on: what is asked of them is known
+        for result in op.results if not mlir.is_generic(op) else ():
+            state.gains(result)
     for op in reversed(operations):
         if mlir.is_generic(op):
             _generic(op, state)
