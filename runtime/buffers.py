@@ -71,6 +71,8 @@ def view(array: Any, stream: int | None = None) -> Buffer:
     gradients, ...
     """
     if isinstance(array, np.ndarray):
+        if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+            raise CallError("masked arrays are not supported", hint="pass array.filled(value), or array.data")
         return _view_numpy(array)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
@@ -80,11 +82,46 @@ def view(array: Any, stream: int | None = None) -> Buffer:
         return _view_cupy(array)
     if isinstance(array, (bool, int, float, np.generic)):
         return _view_scalar(array)
-    if hasattr(array, "__cuda_array_interface__"):
-        return _view_cuda_interface(array)
-    if hasattr(array, "__dlpack__"):
-        return _view_dlpack(array, stream)
-    raise CallError(f"a {_kind(array)} is no array", hint="pass a NumPy, PyTorch or CuPy array, or a number")
+    if not isinstance(array, type):
+        if hasattr(array, "__cuda_array_interface__"):
+            return _view_cuda_interface(array)
+        if hasattr(array, "__dlpack__"):
+            return _view_dlpack(array, stream)
+    got = f"the class {array.__name__}" if isinstance(array, type) else _kind(array)
+    raise CallError(f"expected an array, got {got}", hint="pass a NumPy, PyTorch or CuPy array, or a number")
+
+
+def number(value: float, dtype: DType) -> np.ndarray:
+    """A Python number as a 0-d array. Raises CallError unless the type has it: integers have whole numbers within their range,
+    bool has 0 and 1; floats round, but for finite numbers beyond their largest, and infinities where they have none."""
+    try:
+        if dtype.is_float:
+            with np.errstate(over="ignore"):
+                array = np.asarray(float(value), dtype.numpy)
+            if math.isinf(float(array)) == math.isinf(value) and math.isnan(float(array)) == math.isnan(value):
+                return array
+        elif isinstance(value, int) and (dtype.is_integer or value in (0, 1)):
+            return np.asarray(value, dtype.numpy)
+    except OverflowError:
+        pass
+    said = repr(value) if not isinstance(value, int) or value.bit_length() <= 128 else "a larger number"
+    raise CallError(f"{said} is not a value of {dtype}, which holds {_values(dtype)}", hint=_other(value, dtype))
+
+
+def _values(dtype: DType) -> str:
+    if dtype.kind == "bool":
+        return "True and False"
+    if dtype.is_integer:
+        return f"whole numbers from {np.iinfo(dtype.numpy).min} to {np.iinfo(dtype.numpy).max}"
+    import ml_dtypes
+
+    largest = float(ml_dtypes.finfo(dtype.numpy).max)
+    return f"numbers from {-largest:.7g} to {largest:.7g}"
+
+
+def _other(value: float, dtype: DType) -> str | None:
+    whole = isinstance(value, float) and math.isfinite(value) and not dtype.is_float
+    return "round the argument, or declare the parameter as f32" if whole else None
 
 
 # One kind of array each
@@ -128,43 +165,45 @@ def _view_cupy(array: Any) -> Buffer:
     return Buffer(array.data.ptr, array.shape, strides, dtype, array.device.id, False, array)
 
 
-def _view_scalar(number: Any) -> Buffer:
-    if isinstance(number, np.generic):
-        return _view_numpy(np.asarray(number))
-    dtype = BOOL if isinstance(number, bool) else I64 if isinstance(number, int) else F32
-    try:
-        with np.errstate(over="ignore"):
-            array = np.array(number, dtype.numpy)
-    except OverflowError:
-        raise CallError(f"{number} does not fit into i64") from None
-    return _view_numpy(array)
+def _view_scalar(value: Any) -> Buffer:
+    if isinstance(value, np.generic):
+        return _view_numpy(np.asarray(value))
+    return _view_numpy(number(value, BOOL if isinstance(value, bool) else I64 if isinstance(value, int) else F32))
 
 
 def _view_cuda_interface(array: Any) -> Buffer:
-    described = array.__cuda_array_interface__
-    dtype = from_numpy(np.dtype(described["typestr"])) or _refuse_dtype(described["typestr"])
-    pointer, readonly = described["data"]
-    shape, strides = tuple(described["shape"]), described.get("strides")
-    strides = _row_major(shape) if strides is None else _elements(strides, dtype.bytes)
-    from tilec.runtime.cuda_driver import device_of, synchronize_stream
+    from tilec.runtime.cuda_driver import CudaError, device_of, synchronize_stream
 
-    if described.get("stream"):  # its owner has work under way there (version 3 of the interface)
-        synchronize_stream(described["stream"])
-    return Buffer(pointer, shape, strides, dtype, device_of(pointer), readonly, array)
+    try:
+        described = array.__cuda_array_interface__
+        dtype = from_numpy(np.dtype(described["typestr"])) or _refuse_dtype(described["typestr"])
+        pointer, readonly = described["data"]
+        shape, strides = tuple(described["shape"]), described.get("strides")
+        strides = _row_major(shape) if strides is None else _elements(strides, dtype.bytes)
+        if described.get("stream"):  # its owner has work under way there (version 3 of the interface)
+            synchronize_stream(described["stream"])
+        return Buffer(pointer, shape, strides, dtype, device_of(pointer), readonly, array)
+    except CudaError as error:
+        raise CallError(f"{_kind(array)} is on a GPU that cannot be used: {error}") from None
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CallError(f"{_kind(array)} describes its memory in a way that cannot be read: {error!r}") from None
 
 
 def _view_dlpack(array: Any, stream: int | None) -> Buffer:
     from tilec.runtime import cuda_dlpack as dlpack
 
-    kind, device = array.__dlpack_device__()
+    try:
+        kind, device = array.__dlpack_device__()
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CallError(f"{_kind(array)} cannot be exported by DLPack: {error}") from error
     on_gpu = kind in (dlpack.CUDA, dlpack.CUDA_MANAGED)
     if not on_gpu and kind not in (dlpack.CPU, dlpack.CUDA_HOST):
-        raise CallError(f"the {_kind(array)} is on a device of DLPack type {kind}, neither CPU nor CUDA")
+        raise CallError(f"{_kind(array)} is on a device of DLPack type {kind}, neither CPU nor CUDA")
     try:
         # DLPack's number for the legacy default stream is 1: 0 is ambiguous.
         found = dlpack.read(array, (stream or 1) if on_gpu else None)
     except (BufferError, TypeError, ValueError, RuntimeError) as error:
-        raise CallError(f"the {_kind(array)} cannot be exported by DLPack: {error}") from error
+        raise CallError(f"{_kind(array)} cannot be exported by DLPack: {error}") from error
     if found.dtype is None:
         _refuse_dtype(found.type_name)
     strides = _row_major(found.shape) if found.strides is None else found.strides
@@ -174,7 +213,7 @@ def _view_dlpack(array: Any, stream: int | None) -> Buffer:
 
 def _elements(strides: tuple[int, ...], size: int) -> tuple[int, ...]:
     if any(s % size for s in strides):
-        raise CallError("the array's strides are no multiples of its element size", hint="pass array.copy()")
+        raise CallError("the array's strides are not multiples of its element size", hint="pass array.copy()")
     return tuple(s // size for s in strides)
 
 
@@ -188,7 +227,10 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _kind(array: Any) -> str:
-    return f"{type(array).__module__}.{type(array).__name__}".removeprefix("builtins.")
+    if array is None:
+        return "None"
+    kind = f"{type(array).__module__}.{type(array).__name__}".removeprefix("builtins.")
+    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
 
 
 def _refuse_dtype(dtype: Any) -> DType:
@@ -242,7 +284,7 @@ def empty_like_kind(example: Any, shape: tuple[int, ...], dtype: DType, device: 
     if torch is not None:
         return torch.empty(shape, dtype=to_torch(dtype.name), device=_torch_device(device))
     raise CallError(
-        f"there is no way to make a result like a {_kind(example)}",
+        f"a result of the kind of {_kind(example)} cannot be allocated",
         hint="pass out=, or import torch or cupy, which can allocate on the GPU",
     )
 
@@ -278,6 +320,25 @@ def wrap(buffer: Buffer) -> np.ndarray:
     if 0 in buffer.shape:
         return np.empty(buffer.shape, buffer.dtype.numpy)
     return np.asarray(_Memory(buffer, f"|V{buffer.dtype.bytes}")).view(buffer.dtype.numpy)
+
+
+def overlaps_itself(buffer: Buffer) -> bool:
+    """Whether two of its elements share memory. In doubt, yes.
+
+    Two elements that do differ first in some dimension: one of them is then, up to a shift, at that dimension's start, and
+    the other one behind it.
+    """
+    if buffer.contiguous or 0 in buffer.shape:
+        return False
+    for k, (size, stride) in enumerate(zip(buffer.shape, buffer.strides)):
+        inner, strides = buffer.shape[k + 1 :], buffer.strides[k:]
+        first = buffer._replace(shape=(1, *inner), strides=strides)
+        behind = buffer._replace(
+            pointer=buffer.pointer + stride * buffer.dtype.bytes, shape=(size - 1, *inner), strides=strides
+        )
+        if overlaps(first, behind):
+            return True
+    return False
 
 
 def overlaps(a: Buffer, b: Buffer) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import llvmlite.binding as llvm
 
-from tilec.diagnostics import CallError
+from tilec.diagnostics import CheckError
 from tilec.runtime import forking, host_memory, native_tables
 from tilec.runtime.interrupts import uninterrupted
 from tilec.runtime.native_tables import Keep
@@ -58,7 +58,7 @@ class CpuProgram:
         )
 
     def launch(self, addresses: Sequence[int]) -> None:
-        """Runs all steps on row-major arrays at these addresses, inputs before outputs. Raises CallError for what a
+        """Runs all steps on row-major arrays at these addresses, inputs before outputs. Raises CheckError for what a
         run-time check found."""
         if self._parallel:
             start_pool()
@@ -72,7 +72,7 @@ class CpuProgram:
 
     def _fail(self, code: int) -> NoReturn:
         step, number = code >> 32, code & 0xFFFFFFFF
-        raise CallError(self._kernels[self._steps[step].kernel or ""].sites[number - 1])
+        raise CheckError(self._kernels[self._steps[step].kernel or ""].sites[number - 1])
 
 
 def _stride(kernel: KernelSource) -> int:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tilec.diagnostics import CallError
 from tilec.runtime import cuda_driver as driver
 
 # Parameter kinds: struct format, size. A tensor map is 128 bytes on a multiple of 64.
@@ -199,7 +200,8 @@ def stream_handle(stream: Any) -> int:
     for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, cuda.core
         if (handle := getattr(stream, name, None)) is not None:
             return int(handle)
-    raise TypeError(f"{type(stream).__name__} is no CUDA stream: pass its handle, or an object with __cuda_stream__")
+    what = f"stream= must be a CUDA stream, not a value of the type {type(stream).__name__}"
+    raise CallError(what, hint="pass its handle, or an object with __cuda_stream__")
 
 
 def current_stream(device: int = 0, owner: Any = None) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tilec.diagnostics import CallError
+from tilec.diagnostics import CallError, CheckError
 from tilec.runtime import cuda_driver as driver
 from tilec.runtime.cuda_cubins import parameters
 from tilec.runtime.cuda_launch import Kernel, Launcher, TiledMap
@@ -108,11 +108,12 @@ class DeviceProgram:
                 self._report(space)
 
     def _report(self, space: _Space) -> None:
-        """Raises CallError for the first check that failed, and forgets it and those after."""
+        """Raises CheckError for the first check that failed, and forgets it and those after."""
         for step in self.steps:
             if step.sites and (failed := space.errors[step.word]):
                 ctypes.memset(space.errors, 0, ctypes.sizeof(space.errors))
-                raise CallError(step.sites[failed - 1])
+                hint = "an op compiled without `late` tells which index was outside" if self.late else None
+                raise CheckError(step.sites[failed - 1], self.late, hint)
 
     def check(self) -> None:
         """Waits for what was launched, and raises CallError for a check that failed in it."""

@@ -90,7 +90,8 @@ def test_arguments_by_name():
     for result in (op(a=0.5, x=x), op(x, a=0.5), op.interpret("map", x, a=0.5), op(x=x, a=0.5, out=np.zeros_like(x))):
         assert_close(result, np.full(3, 0.5))
     for arguments, named, message in (
-        ((x,), {"b": 1}, "f has no parameter 'b'"), ((x,), {"x": x}, "given 'x' twice"), ((), {"a": 1}, "not given 'x'"),
+        ((x,), {"b": 1}, "f has no parameter 'b'"), ((x,), {"x": x}, "given 'x' twice"),
+        ((), {"a": 1}, "the argument 'x' of f is missing\nhint: pass x="),
     ):  # fmt: skip
         with pytest.raises(CallError, match=message):
             op(*arguments, **named)

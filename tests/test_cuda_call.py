@@ -103,7 +103,7 @@ def test_everything_that_can_differ_is_looked_at(short):
     for out in (y, (y,), (y, y), (x, s), (y, s[:32]), (y.t(), s), (y, w[:64]), "ys"):
         assert call((x, w), out, None) is fast_call.NO
     assert not short.driver.queued
-    with pytest.raises(TypeError, match="no CUDA stream"):
+    with pytest.raises(tilec.CallError, match="must be a CUDA stream"):
         call((x, w), None, "a stream")
 
 

@@ -15,6 +15,7 @@ pytest.importorskip("cuda.core")
 from cuda_driver_fake import Launch, stand_in
 from cuda_tools import COPY, SHARED, kernel
 
+import tilec
 from tilec import enclosure
 from tilec.dtypes import DTYPES, F32
 from tilec.error_bounds import compare_array
@@ -48,7 +49,7 @@ def test_stream_handles():
         cuda_stream = 78
 
     assert [stream_handle(s) for s in (5, Protocol(), Torch())] == [5, 77, 78]
-    with pytest.raises(TypeError, match="no CUDA stream"):
+    with pytest.raises(tilec.CallError, match="must be a CUDA stream"):
         stream_handle("text")
 
 

@@ -17,8 +17,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilec import fast_call
-from tilec.diagnostics import CallError, Diagnostic, Source, Span, TileError
+from tilec import arguments, fast_call
+from tilec.diagnostics import CallError, CheckError, Diagnostic, Source, Span, TileError
 from tilec.dtypes import DTYPES
 from tilec.executable import Executable, build_executable
 from tilec.frontend import Program, read_program
@@ -48,6 +48,19 @@ class Op:
         self._lock = threading.Lock()
         self._declared = program.op(name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled op is what it was compiled from: its text and options. What it becomes compiles anew, or finds that in the
+        disk cache; imports and schedules are read from their files once more."""
+        source, chosen = self._program.source, self._declared.name
+        return _again, (source.name, source.text, chosen, self._sizes, self._target, self._schedule, self._late)
+
+    def __copy__(self) -> Op:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Op:
+        """An op does not change, so that its copies share what was compiled, as those of functions do."""
+        return self
+
     def __repr__(self) -> str:
         return (
             f"<tilec op {self.name}, compiled for {len(self._built)} set{'s' * (len(self._built) != 1)} of arguments>"
@@ -59,19 +72,27 @@ class Op:
 
     # ---- calling -----------------------------------------------------------------------------------------------------
 
-    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
-        """Runs the op. Returns an array of the inputs' kind on their device, or a named tuple for several results.
+    def __call__(self, /, *arrays: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
+        """Runs the op. Returns an array of the first array's kind on its device, or a named tuple for several results.
 
-        Arrays come in the order of the parameters, or by their names. `out` is an array, or a sequence of them, to write
-        results into; it may not overlap an input. `stream` orders GPU work: an integer handle, or a torch, CuPy or cuda.core
-        stream; both are no names for parameters here. Raises CallError for arguments that do not fit.
+        Arrays come in the order of the parameters, or by their names; parameters that are called `out` or `stream` are given
+        in order. `out` is an array, or a list of them, to write results into; they may not overlap an input, each other or
+        themselves. `stream` orders GPU work: an integer handle, or a torch, CuPy or cuda.core stream. Raises CallError for
+        arguments that do not fit.
         """
         if named:
             arrays = self._in_order(arrays, named)
-        for call, executable, _ in self._fast:
-            if (results := call(arrays, out, stream)) is not fast_call.NO:
-                self._latest = executable
-                return results
+        try:
+            for call, executable, _ in self._fast:
+                if (results := call(arrays, out, stream)) is not fast_call.NO:
+                    self._latest = executable
+                    return results
+            return self._call(arrays, out, stream)
+        except CheckError as error:
+            raise self._told(error, arrays) from None
+
+    def _call(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
+        """A call by the general way, which leaves a short one for the next."""
         executable, views, outs, results = self._prepared(arrays, out)
         executable.run(views, outs, stream)
         kind = executable, arrays and type(arrays[0])
@@ -82,38 +103,36 @@ class Op:
                 self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
         return results
 
+    def _told(self, error: CheckError, arrays: tuple[Any, ...]) -> CallError:
+        """A failed run-time check, with what it found in this call's arrays."""
+        from tilec.outside import explained, on_host
+
+        if error.late:
+            return error
+        views = arguments.views(self._declared.inputs, arrays)
+        signature = tuple((v.dtype, tuple(v.shape)) for v in views)
+        specialised = self._recipe(signature, self._sizes, self._resolve("cpu")).specialised
+        return explained(error, specialised, {t.name: on_host(v) for t, v in zip(specialised.inputs, views)})
+
     def check(self) -> None:
         """Waits for the calls that were made, where the op was compiled with `late`. Raises CallError for a run-time check that
         failed in one of them and was not raised yet."""
         for executable in list(self._built.values()):
             executable.check()
 
-    def graph(self, *arrays: Any, out: Any = None, **named: Any) -> Graph:
+    def graph(self, /, *arrays: Any, out: Any = None, **named: Any) -> Graph:
         """A call on GPU arrays as a CUDA graph: `graph.replay()` runs it again on the same arrays in one launch, and returns
         `graph.result`. The op runs once. Raises CallError for arrays that a graph cannot work on, and on the CPU."""
         executable, views, outs, results = self._prepared(self._in_order(arrays, named), out)
         return executable.graph(views, outs, results)
 
-    def _in_order(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """All arguments of a call, some of which are given by name."""
-        names = [name for name, _ in self._declared.inputs]
-        for name in named:
-            if name not in names:
-                hint = f"its parameters are {', '.join(names)}" if names else "it has none"
-                raise CallError(f"{self.name} has no parameter '{name}'", hint=hint)
-            if name in names[: len(arrays)]:
-                raise CallError(f"{self.name} is given '{name}' twice: in order, and by name")
-        rest = names[len(arrays) :] if named else []
-        if missing := [name for name in rest if name not in named]:
-            raise CallError(f"{self.name} is not given '{missing[0]}'", hint=f"{missing[0]}=…")
-        return (*arrays, *(named[name] for name in rest))
+    def _in_order(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        return arguments.in_order(self.name, self._declared.inputs, arrays, named)
 
     def _prepared(self, arrays: Sequence[Any], out: Any) -> tuple[Executable, list[Any], list[Any], Any]:
         """What runs a call, the inputs and outputs as it takes them, and what the call returns."""
-        from tilec.runtime import buffers
-
-        views = [buffers.view(self._number(n, a)) for n, a in enumerate(arrays)]
-        device = self._device(views)
+        views = arguments.views(self._declared.inputs, arrays)
+        device = arguments.one_device(views)
         executable = self._executable(tuple((v.dtype, tuple(v.shape)) for v in views), device)
         outs, results = self._outputs(executable, arrays, views, out, device)
         return executable, views, outs, results
@@ -125,59 +144,17 @@ class Op:
             return itemgetter(0)
         return _result_tuple(self.name, names)._make
 
-    def _number(self, position: int, value: Any) -> Any:
-        """A Python number takes the declared type of its parameter; everything else is an array already."""
-        if not isinstance(value, (bool, int, float)) or position >= len(self._declared.inputs):
-            return value
-        dtype = self._declared.inputs[position][1]
-        if dtype is None:
-            return value
-        import numpy as np
-
-        return np.asarray(value, dtype.numpy)
-
     def _outputs(self, executable, arrays, views, out, device):
         from tilec.runtime import buffers
 
         shapes = executable.outputs
         if out is None:
-            example = next(
-                (a for a, v in zip(arrays, views) if v.device == device and not isinstance(a, (int, float))), None
-            )
+            example = arguments.example(arrays, views, device)
             made = [buffers.empty_like_kind(example, shape, dtype, device) for _, dtype, shape in shapes]
+            outs = [buffers.view(m) for m in made]
         else:
-            made = [out] if len(shapes) == 1 and not isinstance(out, (list, tuple)) else list(out)
-            if len(made) != len(shapes):
-                raise CallError(f"{self.name} has {len(shapes)} results, out= holds {len(made)}")
-        outs = [buffers.view(m) for m in made]
-        if out is not None:
-            self._check_outs(shapes, outs, views)
+            made, outs = arguments.given_results(self.name, shapes, out, views)
         return outs, self._wrapped(executable)(made)
-
-    def _check_outs(self, shapes, outs, views) -> None:
-        from tilec.runtime import buffers
-
-        for (name, dtype, shape), buffer in zip(shapes, outs):
-            if buffer.dtype != dtype or tuple(buffer.shape) != shape:
-                raise CallError(
-                    f"out= for '{name}' must be {dtype}{list(shape)}, got {buffer.dtype}{list(buffer.shape)}"
-                )
-            if buffer.readonly:
-                raise CallError(f"out= for '{name}' is read-only")
-            for v in views:
-                if buffers.overlaps(buffer, v):
-                    raise CallError(f"out= for '{name}' overlaps an input; results are written while inputs are read")
-        for n, a in enumerate(outs):
-            if any(buffers.overlaps(a, b) for b in outs[:n]):
-                raise CallError("the arrays in out= overlap each other")
-
-    def _device(self, views: Sequence[Any]) -> str | int:
-        devices = {v.device for v in views}
-        if len(devices) == 2 and all(v.shape == () for v in views if v.device == "cpu"):
-            devices.remove("cpu")  # numbers go along
-        if len(devices) > 1:
-            raise CallError(f"the arguments are on different devices: {', '.join(sorted(map(str, devices)))}")
-        return next(iter(devices), "cpu")
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
@@ -211,8 +188,9 @@ class Op:
             return load(self._target)
         return load("cpu" if device == "cpu" else "cuda")
 
-    def build(self, **sizes: int) -> Op:
+    def build(self, /, **sizes: int) -> Op:
         """Compiles for the given sizes now rather than at the first call; an op with declared types needs no arrays."""
+        sizes = arguments.sizes(sizes)
         target = self._resolve("cpu" if self._target is None else "any")
         with compiling(), self._lock:
             built = self._built_for(self._recipe(None, {**self._sizes, **sizes}, target))
@@ -222,18 +200,18 @@ class Op:
 
     # ---- looking inside ----------------------------------------------------------------------------------------------
 
-    def interpret(self, stage: str, *arrays: Any, **named: Any) -> Any:
+    def interpret(self, stage: str, /, *arrays: Any, **named: Any) -> Any:
         """Runs the IR as it stands after `stage` on NumPy arrays; results as those of a call. No GPU is needed.
 
         Raises tilec.interpreter.Fault where the IR has no meaning: a read of what nothing wrote, a race, a deadlock.
         """
-        import numpy as np
-
-        from tilec.dtypes import from_numpy
         from tilec.interpreted import interpret_stage
+        from tilec.runtime import buffers
 
-        given = [np.asarray(self._number(n, a)) for n, a in enumerate(self._in_order(arrays, named))]
-        signature = tuple((from_numpy(a.dtype), a.shape) for a in given)
+        views = arguments.views(self._declared.inputs, self._in_order(arrays, named))
+        if arguments.one_device(views) != "cpu":
+            raise CallError("the interpreter takes arrays on the CPU")
+        signature, given = tuple((v.dtype, tuple(v.shape)) for v in views), [buffers.wrap(v) for v in views]
         specialised, lowered = self._recipe(signature, self._sizes, self._resolve("cpu")).lowered
         named = {t.name: a for t, a in zip(specialised.inputs, given)}
         found = tuple(interpret_stage(specialised, lowered.texts, stage, named).values())
@@ -270,8 +248,16 @@ class Op:
         return explain(lowered.plan, specialised)
 
 
+def _again(
+    name: str, text: str, op: str, sizes: Mapping[str, int], target: str | None, schedule: Path | None, late: bool
+) -> Op:
+    """The op that was pickled."""
+    return Op(read_program(Source(name, text)), op, sizes, target, schedule, late)
+
+
 @cache
 def _result_tuple(name: str, fields: tuple[str, ...]):
+    """A field has its result's name; one that Python does not allow there (`class`, `_a`) is `_0`, `_1`, ... by position."""
     return namedtuple(name, fields, rename=True)
 
 
@@ -291,11 +277,12 @@ def compile(
     Raises TileError for what is wrong with the program, with every mistake's place; CallError for what is wrong with the
     options.
     """
+    for option, value in (("op", op), ("target", target)):
+        arguments.text_option(option, value)
+    arguments.text_option("schedule", schedule, path=True)
+    known = arguments.sizes(sizes)
     text = read_source(source)
     program = read_program(text, before=lambda: _load_compiler(target))
-    for name, value in (sizes or {}).items():
-        if not isinstance(value, int) or value < 0:
-            raise CallError(f"size {name} must be a whole number from 0, got {value!r}")
     if target is not None:
         load(target)
     path = Path(schedule) if schedule is not None else _schedule_beside(text)
@@ -303,7 +290,7 @@ def compile(
         from tilec.schedule_read import read_schedule
 
         read_schedule(path)  # says what is wrong with it
-    return Op(program, op, sizes or {}, target, path, late)
+    return Op(program, op, known, target, path, late)
 
 
 def _load_compiler(target: str | None) -> None:
@@ -330,7 +317,7 @@ def _schedule_beside(text: Source) -> Path | None:
 def read_source(source: str | Path) -> Source:
     """The program behind a path, or the text itself: what ends in `.tile` and has one line is a path."""
     if not isinstance(source, str | Path):
-        message = f"a program is a path or a text, not a {type(source).__name__}"
+        message = f"the program must be a path or a text, not a value of the type {type(source).__name__}"
         raise CallError(message, hint='compile("softmax.tile"), or compile("y[i] = 2 * x[i]")')
     if isinstance(source, Path) or ("\n" not in source and source.strip().endswith(".tile")):
         path = Path(source)

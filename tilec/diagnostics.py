@@ -113,6 +113,15 @@ class CallError(TileError, ValueError):
         return str(d) if d.span is not Span.none() else d.message + (f"\nhint: {d.hint}" if d.hint else "")
 
 
+class CheckError(CallError):
+    """A run-time check that failed: an index that depends on data was outside. `late`: in an earlier call than the one that
+    raises this, so that nobody has its arguments any more."""
+
+    def __init__(self, message: str, late: bool = False, hint: str | None = None):
+        super().__init__(message, hint=hint)
+        self.late = late
+
+
 class InternalError(Exception):
     """A defect of tilec. Carries the stage that failed and the IR it failed on, which the CLI saves."""
 

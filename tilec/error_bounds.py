@@ -201,7 +201,7 @@ class _Space(Space):
         subscripts, known = self.places(expr, mask)
         outside = mask & known & ~is_inside(subscripts, tensor.low.shape)
         if outside.any():
-            raise OutOfRangeError(outside_error(expr, tensor.low.shape, subscripts, outside))
+            raise OutOfRangeError(outside_error(expr, tensor.low.shape, subscripts, outside, self.extents))
         found = tensor.map(lambda end: take(end, subscripts))
         return found if np.all(known) else on.select(point(known), found, _any_of(tensor))
 

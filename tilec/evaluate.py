@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilec.api import read_source
+from tilec.arguments import as_declared
 from tilec.diagnostics import CallError, Diagnostic, TileError
 from tilec.dsl import ast
 from tilec.dsl.parse import parse
@@ -71,9 +72,7 @@ def _arrays(inputs: tuple[ast.Tensor, ...], arguments: tuple, named: dict[str, o
     if len(arguments) > len(names) or given.keys() & named.keys() or {*given, *named} != set(names):
         raise CallError(f"the arguments must be ({', '.join(names)}), each once")
     given |= named
-    number = (bool, int, float)
-    types = {t.name: t.dtype.numpy for t in inputs if t.dtype and isinstance(given[t.name], number)}
-    return {name: np.asarray(given[name], types.get(name)) for name in names}
+    return {t.name: np.asarray(as_declared(given[t.name], t.dtype)) for t in inputs}
 
 
 def _row(name: str, array: np.ndarray) -> DType:
@@ -262,7 +261,7 @@ class Space:
         subscripts = self.subscripts(expr, mask)
         outside = mask & ~is_inside(subscripts, tensor.shape)
         if outside.any():
-            raise OutOfRangeError(outside_error(expr, tensor.shape, subscripts, outside))
+            raise OutOfRangeError(outside_error(expr, tensor.shape, subscripts, outside, self.extents))
         return take(tensor, subscripts)
 
     def pad(self, expr: ast.Pad, mask: np.ndarray) -> np.ndarray:
@@ -371,13 +370,18 @@ def take(tensor: np.ndarray, subscripts: list[np.ndarray]) -> np.ndarray:
 
 
 def outside_error(
-    expr: ast.Access, shape: tuple[int, ...], subscripts: list[np.ndarray], outside: np.ndarray
-) -> Diagnostic:
-    """What to say of the first place where an access is outside."""
+    expr: ast.Access, shape: tuple[int, ...], subscripts: list[np.ndarray], outside: np.ndarray,
+    extents: dict[str, tuple[int, int]],
+) -> Diagnostic:  # fmt: skip
+    """What to say of the first place where an access is outside; `extents` are those of the axes."""
     first = np.argmax(outside)
+    at = dict(zip(extents, np.unravel_index(first, outside.shape))) if outside.ndim else {}
     for dimension, (subscript, extent) in enumerate(zip(subscripts, shape)):
         index = np.broadcast_to(subscript, outside.shape).flat[first]
         if not 0 <= index < extent:
+            used = {n.name for n in ast.walk(expr.subscripts[dimension]) if isinstance(n, ast.Name)}
+            places = [f"{name} = {extents[name][0] + int(n)}" for name, n in at.items() if n or name in used]
             message = f"index {index} is outside 0:{extent}, dimension {dimension} of `{expr.tensor}`"
+            message += f", at {', '.join(places)}" if places else ""
             return Diagnostic(message, expr.span, hint="`pad(access, value)` gives a value outside")
     raise AssertionError("no subscript is outside")

@@ -78,16 +78,22 @@ class Recipe:
         return Compiled(inputs, outputs, lowered.emitted, predicted, lowered.plan.registers)
 
     @cached_property
+    def specialised(self) -> Specialised:
+        """The op with numbers for sizes."""
+        from tilec.dsl.specialise import specialise
+
+        inputs = list(self.inputs) if self.inputs is not None else None
+        return specialise(self.program.tree, self.op, inputs, self.sizes)
+
+    @cached_property
     def lowered(self) -> tuple[Specialised, Lowered]:
         """The op with numbers for sizes, and its IR after every stage."""
         from tilec import mlir
         from tilec.driver import lower
         from tilec.dsl.build import build
-        from tilec.dsl.specialise import specialise
         from tilec.expectations_check import check_expectations
 
-        inputs = list(self.inputs) if self.inputs is not None else None
-        specialised = specialise(self.program.tree, self.op, inputs, self.sizes)
+        specialised = self.specialised
         with mlir.context(), mlir.ir.Location.unknown():
             lowered = lower(build(specialised), self.target, schedule=_schedule(self.schedule))
         check_expectations(specialised, lowered.plan)
