@@ -77,7 +77,7 @@ class Binding:
         if parts is None or any("?" in str(v) for v in parts[1].variables | parts[0].variables):
             self._open.append(d)
         elif value is None or (value.constant is not None and value.constant < 0):
-            message = f"{d.place} is {d.extent}, which is no `{_text(d.size)}`"
+            message = f"{d.place} is {d.extent}, which cannot be `{_text(d.size)}`"
             self.conflicts.append(Conflict(message, d.span, (), d.extent.constant is None))
         else:
             name = unknown[0][1:]

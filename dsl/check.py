@@ -13,6 +13,7 @@ from typing import assert_never
 from tilec.diagnostics import Diagnostic, Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_calls import Calls
+from tilec.dsl.check_expect import check_expect
 from tilec.dsl.check_ranges import RangeChecker
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
@@ -20,8 +21,6 @@ from tilec.dsl.check_types import UNKNOWN, Typer
 from tilec.dsl.inline import Inliner
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.ranges import Poly, size_poly
-
-_PLAN_NAMES = {"kernels", "traffic", "minimal"}
 
 
 def check(program: ast.Program, loader: Loader = load_file) -> list[Diagnostic]:
@@ -93,10 +92,10 @@ class Elaborator(Calls):
 
     def __init__(
         self, op: ast.Op, module: Module, inputs: dict[str, TensorInfo], sizes: Mapping[str, Poly], report: Report,
-        decided: bool, callers: tuple[ast.Op, ...] = (),
+        decided: bool,
     ):  # fmt: skip
         self.op, self.module, self.sizes, self.report = op, module, sizes, report
-        self.decided, self.callers = decided, (*callers, op)
+        self.decided = decided
         self.tensors: dict[str, TensorInfo] = dict(inputs)
         self.results: dict[str, TensorInfo] = {}
         self.equations: list[ast.Equation] = []
@@ -127,7 +126,7 @@ class Elaborator(Calls):
         self.report.context = None
         for statement in self.op.body:
             if isinstance(statement, ast.Expect):
-                self._expect(statement)
+                check_expect(statement, self.tensors, self.sizes, self.report)
         for tensor in self.op.outputs:
             if tensor.name not in self.tensors:
                 hint = suggestion(tensor.name, [n for n in self.tensors if n not in self.results])
@@ -140,7 +139,7 @@ class Elaborator(Calls):
         for tensor in (*self.op.inputs, *self.op.outputs):
             if tensor.name in seen:
                 note = Note("first here", seen[tensor.name])
-                self.report.error(f"`{tensor.name}` stands twice in the signature", tensor.span, [note])
+                self.report.error(f"`{tensor.name}` is declared twice", tensor.span, [note])
             seen.setdefault(tensor.name, tensor.span)
         sizes = size_names(self.op)
         for name in seen.keys() & sizes.keys():
@@ -210,24 +209,6 @@ class Elaborator(Calls):
         """What is known of a name whose definition is wrong, so that its uses cause no further messages."""
         declared = self.results.get(name)
         return declared if declared is not None else TensorInfo(name, dtype, None, span)
-
-    def _expect(self, statement: ast.Expect) -> None:
-        """Names of the plan's, and `fused` of tensors; the plan evaluates it."""
-        for node in ast.walk(statement.condition):
-            match node:
-                case ast.Call(function="fused", arguments=arguments):
-                    for argument in arguments:
-                        if not isinstance(argument, ast.Name):
-                            self.report.error("`fused` takes names of tensors", argument.span)
-                case ast.Call(function=name, span=span) if name not in ("min", "max", "abs"):
-                    self.report.error(f"`{name}` means nothing in `expect`", span, hint="`fused(a, b)` does")
-                case ast.Name(name=name, span=span):
-                    if name not in _PLAN_NAMES | self.tensors.keys() | self.sizes.keys():
-                        hint = suggestion(name, _PLAN_NAMES) or "`kernels`, `traffic` and `minimal` do"
-                        self.report.error(f"`{name}` means nothing in `expect`", span, hint=hint)
-                case ast.Access() | ast.Reduce() | ast.Scan() | ast.Pad():
-                    self.report.error("`expect` is about the plan, not about values", node.span)
-                    return
 
 
 def defined_names(statement: ast.Statement) -> tuple[str, ...]:

@@ -68,15 +68,12 @@ class Calls:
     def _bound(self, call: ast.OpCall) -> Binding | None:
         """The callee's sizes, from the arguments."""
         if call.op not in self.module.ops:
-            what = "is a function, not an op" if call.op in self.module.defs else "is no op"
+            what = "is a function, not an op" if call.op in self.module.defs else "is not an op"
             hint = suggestion(call.op, self.module.ops)
             self.report.error(f"`{call.op}` {what}", call.span, hint=hint)
             return None
         callee, _ = self.module.ops[call.op]
         note = [Note(f"`{callee.name}` is defined here", callee.span)]
-        if any(callee is op for op in self.callers):
-            self.report.error(f"`{callee.name}` calls itself", call.span, note)
-            return None
         for what, given, wanted in (
             ("arguments", call.arguments, callee.inputs), ("results", call.names, callee.outputs)
         ):  # fmt: skip
@@ -110,7 +107,8 @@ class Calls:
             missing = [n for n in missing if n not in size_names(replace(callee, outputs=(), body=()))]
         if missing:
             names = ", ".join(f"`{n}`" for n in missing)
-            message = f"nothing says what {names} {'is' if len(missing) == 1 else 'are'} in the call of `{callee.name}`"
+            what = "the size" if len(missing) == 1 else "the sizes"
+            message = f"{what} {names} cannot be found in the call of `{callee.name}`"
             hint = "a called op learns its sizes from the shapes of its arguments"
             note = Note(f"`{callee.name}` is defined here", callee.span)
             self.report.error(message, call.span, [note], hint)
@@ -146,7 +144,7 @@ class Calls:
             p.name: replace(self.tensors[a], name=p.name, dtype=p.dtype or self.tensors[a].dtype, hoisted=False)
             for a, p in zip(call.arguments, callee.inputs)
         }
-        inner = type(self)(callee, home, inputs, binding.sizes, self.report, True, self.callers)
+        inner = type(self)(callee, home, inputs, binding.sizes, self.report, True)
         inner.run()
         prefix = self.inliner.instance(callee.name)
         names = dict(zip((p.name for p in callee.inputs), call.arguments))

@@ -63,7 +63,7 @@ class RangeChecker:
             range_ = (
                 self._written(explicit[index])
                 if index in explicit
-                else self._from_uses(index, span, uses.get(index, []))
+                else self._from_uses(index, span, uses.get(index, []), self._taken_for_inputs(group))
             )
             if range_ is not None:
                 found[index] = range_
@@ -119,13 +119,24 @@ class RangeChecker:
             message = f"`{range_.index}` runs to {_size_text(written.high)} here, but `{use.tensor}` has {use.extent}"
             self.report.error(message, range_.span, [Note(f"dimension {use.dimension} is {use.extent}", use.span)])
 
-    def _from_uses(self, index: str, span: Span, uses: list[_Use]) -> ast.Range | None:
-        """The extent that all bare uses agree on."""
+    def _taken_for_inputs(self, group: list[ast.Equation]) -> list[Note]:
+        """The subscripts that the short form takes for inputs, as they are neither on the left side nor reduced over: a
+        mistyped index is one."""
+        subscripts = [s for e in group for a in ast.walk(e.value) if isinstance(a, ast.Access) for s in a.subscripts]
+        scalars = {s.tensor: s.span for s in subscripts if isinstance(s, ast.Access) and not s.subscripts}
+        told = "is neither on the left side nor in a reduction, and so is taken for an input"
+        return [
+            Note(f"`{name}` {told}", at) for name, at in scalars.items()
+            if (info := self.tensors.get(name)) is not None and info.dtype is None
+        ]  # fmt: skip
+
+    def _from_uses(self, index: str, span: Span, uses: list[_Use], others: list[Note]) -> ast.Range | None:
+        """The extent that all bare uses agree on; `others` are subscripts that may have been meant to be indices."""
         binding = [use for use in uses if use.binding] or uses
         if not binding:
             hint = f"give it one: `where {index} in 0:N`, or `sum[{index} in 0:N](…)` in a reduction"
-            message = f"the range of `{index}` does not follow from anything: it subscripts no dimension bare"
-            self.report.error(message, span, hint=hint)
+            message = f"the range of `{index}` is unknown: `{index}` alone is not a subscript of any tensor here"
+            self.report.error(message, span, others, hint=hint)
             return None
         first = binding[0]
         for other in binding[1:]:

@@ -68,6 +68,12 @@ def suggestion(name: str, known: Iterable[str]) -> str | None:
     return f"did you mean `{close[0]}`?" if close else None
 
 
+def calls_itself(circle: list[str]) -> str:
+    """The message for ops or functions each of which calls the next, and the last the first."""
+    way = f", by way of {' and '.join(f'`{name}`' for name in circle[1:])}" if len(circle) > 1 else ""
+    return f"`{circle[0]}` calls itself{way}"
+
+
 def text_of(node: ast.Expr) -> str:
     """The source text of an expression, for messages: one line, not too long."""
     span = node.span

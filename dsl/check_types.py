@@ -25,7 +25,6 @@ UNKNOWN = DType("unknown", "float", 0, "")  # of what is wrong already, and of t
 _WEAK = (WEAK_INT, WEAK_FLOAT)
 
 _BOOLEAN_REDUCTIONS = ("any", "all")
-_COUNTS = "compare first: `x != 0`"
 
 
 def meet(a: DType, b: DType) -> DType:
@@ -111,7 +110,7 @@ class Typer:
             return ast.Number(float(value) if abs(value) < math.inf else value, to, expr.span)
         if not _holds(to, value):
             low, high = _ends(to)
-            self.report.error(f"{value} is no value of {to}", expr.span, hint=f"{to} holds {low} to {high}")
+            self.report.error(f"{value} is outside of {to}", expr.span, hint=f"{to} holds {low} to {high}")
             value = 0
         return ast.Number(int(value), to, expr.span)
 
@@ -120,7 +119,13 @@ class Typer:
 
     def _condition(self, expr: ast.Expr, what: str) -> ast.Expr:
         if expr.dtype not in (BOOL, UNKNOWN):
-            self.report.error(f"{what} is bool, and `{text_of(expr)}` is {expr.dtype}", expr.span, hint=_COUNTS)
+            text = text_of(expr)
+            shown = (
+                text if isinstance(expr, ast.Number | ast.Name | ast.Access | ast.Call | ast.Reduce) else f"({text})"
+            )
+            kind = f"a {expr.dtype.name}" if expr.dtype in _WEAK else str(expr.dtype)
+            message = f"{what} must be a bool, and `{text}` is {kind}"
+            self.report.error(message, expr.span, hint=f"compare it: `{shown} != 0`")
         return expr
 
     # ---- one case per node ----
@@ -183,7 +188,7 @@ class Typer:
         access, value = self._load(expr.access), self._expr(expr.value)
         if value.dtype in _WEAK or value.dtype is access.dtype:
             if value.dtype is WEAK_FLOAT and access.dtype.is_integer:
-                self.report.error(f"the value is no {access.dtype}", expr.value.span)
+                self.report.error(f"the value must be of type {access.dtype}, as the tensor is", expr.value.span)
                 value = replace(value, dtype=UNKNOWN)
             return self._computed(
                 replace(expr, access=access, value=self._coerce(value, access.dtype), dtype=access.dtype)
@@ -219,7 +224,7 @@ class Typer:
         if expr.op == "not":
             return replace(expr, operand=self._condition(operand, "the operand of `not`"), dtype=BOOL)
         if operand.dtype is BOOL:
-            self.report.error("`-` of a bool", expr.span, hint="write `not`, or cast it: `i32(…)`")
+            self.report.error("a bool cannot be negated with `-`", expr.span, hint="write `not`, or cast it: `i32(…)`")
         operand = self._computed(operand)
         if isinstance(operand, ast.Number) and operand.dtype in _WEAK:
             return replace(operand, value=-operand.value, span=expr.span)
@@ -295,7 +300,7 @@ class Typer:
         if kind in _BOOLEAN_REDUCTIONS:
             self._condition(body, f"what `{kind}` runs over")
             if written not in (None, BOOL):
-                self.report.error(f"`{kind}` has no accumulator", expr.span)
+                self.report.error(f"`{kind}` does not take `in`: it has no accumulator", expr.span)
             return BOOL
         if written is None or body.dtype is UNKNOWN:
             return written or accumulator_of(body.dtype)
@@ -303,7 +308,7 @@ class Typer:
             self.report.error(f"{written} cannot accumulate {body.dtype}", expr.span)
         elif written.is_float and written.bits < 32:
             hint = "types narrower than f32 are for storage: write `name[…]: " + f"{written} = …` to round the result"
-            self.report.error(f"{written} is no accumulator", expr.span, hint=hint)
+            self.report.error(f"{written} cannot be an accumulator", expr.span, hint=hint)
         return written
 
     def _reduce(self, expr: ast.Reduce) -> ast.Expr:
@@ -313,7 +318,7 @@ class Typer:
         product = isinstance(body, ast.Binary) and body.op == "*"
         if expr.multiplicand and not (expr.kind == "sum" and product and body.dtype in (F32, UNKNOWN)):
             self.report.error(
-                "`using` is for sums of products of f32", expr.span, hint="`sum[k](a[k] * b[k]) using tf32`"
+                "`using` can only follow a sum of products of f32", expr.span, hint="`sum[k](a[k] * b[k]) using tf32`"
             )
         body = self._coerce(body, accumulator)
         if expr.kind == "mean":

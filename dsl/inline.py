@@ -149,7 +149,8 @@ class Inliner(Calls):
             if info.shape:
                 dots = ", ".join("…" for _ in info.shape)
                 hint = f"write `{name}[{dots}]`"
-                self.report.error(f"`{name}` has {plural(len(info.shape), 'dimension')}", expr.span, hint=hint)
+                message = f"`{name}` has {plural(len(info.shape), 'dimension')}, and is given no subscripts"
+                self.report.error(message, expr.span, hint=hint)
             return ast.Access(name, (), span=expr.span)
         self._unknown(name, expr.span, scope)
         return expr
@@ -167,9 +168,7 @@ class Inliner(Calls):
         elif info is None:
             self._unknown(name, expr.span, scope, tensor=bool(subscripts))
         elif info.shape is not None and len(info.shape) != len(subscripts):
-            message = (
-                f"`{name}` has {plural(len(info.shape), 'dimension')}, but {len(subscripts)} stand in the brackets"
-            )
+            message = f"`{name}` has {plural(len(info.shape), 'dimension')}, and is given {plural(len(subscripts), 'subscript')}"
             self.report.error(message, expr.span, [Note(f"`{name}` is defined here", info.span)])
         return replace(expr, subscripts=subscripts)
 
@@ -206,7 +205,7 @@ class Inliner(Calls):
         while stack:
             match stack.pop():
                 case ast.SizeName(name=name, span=span) if name not in self.sizes:
-                    what = "an index" if name in indices else "a tensor" if name in self.tensors else "no size"
+                    what = "an index" if name in indices else "a tensor" if name in self.tensors else "not a size"
                     hint = suggestion(name, self.sizes)
                     if what == "an index":
                         hint = f"a triangle is written with `if`: `sum[k](x[k] if k < {name} else 0)`"

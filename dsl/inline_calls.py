@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tilec.diagnostics import Note, Span
 from tilec.dsl import ast
-from tilec.dsl.check_scope import Module, free_indices, suggestion
+from tilec.dsl.check_scope import Module, calls_itself, free_indices, suggestion
 from tilec.dsl.notation import bodies, plural, trivial, uses
 from tilec.dtypes import OTHER_NAMES
 from tilec.functions import FUNCTIONS
@@ -62,7 +62,7 @@ class Calls:
         elif expr.function in ("max", "min") and len(arguments) == 1:
             name = expr.function
             hint = f"write `{name}[k](…)` to reduce over `k`, `{name}(a, b)` to compare two values"
-            self.report.error(f"`{name}` of one value", expr.span, hint=hint)
+            self.report.error(f"`{name}(…)` compares two values or more, and has one here", expr.span, hint=hint)
         elif len(arguments) not in row.arity:
             message = (
                 f"`{expr.function}` takes {row.arity} argument{'s' * (str(row.arity) != '1')}, not {len(arguments)}"
@@ -137,7 +137,10 @@ class Calls:
         mistakes = self.report.count
         name, note = function.name, Note(f"`{function.name}` is defined here", function.span)
         if function in scope.calls:
-            self.report.error(f"`{name}` calls itself", span, [note])
+            circle = list(scope.calls[scope.calls.index(function) :])
+            first = circle.index(min(circle, key=lambda f: f.span.start))
+            names = [f.name for f in (*circle[first:], *circle[:first])]
+            self.report.error(calls_itself(names), circle[first].span)
         if len(ranges) != len(function.indices):
             message = f"`{name}` takes {plural(len(function.indices), 'index', 'indices')}, not {len(ranges)}"
             hint = f"write `{name}[{', '.join(function.indices)}](…)`" if function.indices else f"write `{name}(…)`"
@@ -146,7 +149,7 @@ class Calls:
             message = f"`{name}` takes {plural(len(function.parameters), 'argument')}, not {len(arguments)}"
             self.report.error(message, span, [note])
         if self.calls >= MAX_CALLS or self.nodes >= MAX_NODES:
-            self.report.error("the functions called here unfold to too much", self.main.span)
+            self.report.error("the functions called here unfold to too many operations", self.main.span)
         return self.report.count == mistakes
 
     def _share(self, value: ast.Expr, instance: Instance, local: str, scope: Scope) -> ast.Expr:

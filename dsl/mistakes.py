@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tilec.diagnostics import Diagnostic, Source, TileError
+from tilec.diagnostics import Diagnostic, Source, Span, TileError
 from tilec.dsl import ast
 from tilec.dsl.check import check
 from tilec.dsl.modules import Loader, load_file
@@ -26,15 +26,22 @@ def read(source: Source, loader: Loader = load_file) -> ast.Program:
 def _independent(found: Iterable[Diagnostic], partial: Partial) -> Iterable[Diagnostic]:
     """Mistakes of meaning that no mistake of form brought about.
 
-    Not those on its lines; not those about a name that a given-up statement would define, nor, but for names that
-    nothing defines, those on a line that uses one: what it stands for is not known.
+    Not those on its lines; not those about a name that a given-up statement of the same op would define, nor, but for
+    names that nothing defines, those on a line that uses one: what it stands for is not known.
     """
+    ops = [op.span for op in partial.program.ops]
+
+    def op_at(place: int | None) -> Span | None:
+        return next((s for s in ops if place is not None and s.start <= place < s.end), None)
+
     broken = {line for d in partial.problems for line in _lines(d)}
     for d in found:
         about = _WORD.findall(" ".join(_QUOTED.findall(f"{d.message} {d.hint or ''}")))
         beside = [] if d.message.startswith("unknown") else _WORD.findall(_text(d))
         here = d.span.source is partial.program.span.source
-        if partial.lost.isdisjoint((*about, *beside)) and not (here and broken.intersection(_lines(d))):
+        mine = op_at(d.span.start) if here else None
+        lost = {name for name, place in partial.lost if op_at(place) in (None, mine)}
+        if lost.isdisjoint((*about, *beside)) and not (here and broken.intersection(_lines(d))):
             yield d
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 from tilec.diagnostics import Note, Source, TileError
 from tilec.dsl import ast
-from tilec.dsl.check_scope import Module, Report
+from tilec.dsl.check_scope import Module, Report, calls_itself
 from tilec.dsl.parse import MAX_BYTES, parse
 from tilec.dsl.parse_tree import REDUCTIONS, SCANS
 from tilec.dtypes import DTYPES
@@ -50,6 +50,7 @@ def load(program: ast.Program, report: Report, loader: Loader = load_file, above
             module.defs |= {d.name: (d, imported) for d in imported.program.defs}
             module.ops |= {o.name: (o, imported) for o in imported.program.ops}
     _declare(module, report)
+    _refuse_cycles(module, report)
     return module
 
 
@@ -63,7 +64,7 @@ def _import(
     try:
         source = loader(import_.path, importer)
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = "it is no text" if isinstance(error, UnicodeDecodeError) else str(error)
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
         report.error(f"cannot import `{import_.path}`: {reason}", import_.span)
         return None
     if _identity(source) in above:
@@ -82,6 +83,36 @@ def _import(
         report.error(f"`{import_.path}` is in the short form: it holds no op to import", import_.span)
         return None
     return load(program, report, loader, above)
+
+
+def _refuse_cycles(module: Module, report: Report) -> None:
+    """Ops that call each other in a circle, each circle once. Imports have none, so it is closed within one file."""
+    own = {op.name: op for op in module.program.ops}
+    calls = {
+        name: [c for c in dict.fromkeys(_called(op)) if module.ops.get(c, (None,))[0] is own.get(c)]
+        for name, op in own.items()
+    }
+    done: set[str] = set()
+    for first in own:
+        path, pending = [], [iter([first])]
+        while pending:
+            name = next(pending[-1], None)
+            if name is None:
+                pending.pop()
+                done |= set(path[len(pending) - 1 :])
+                del path[max(0, len(pending) - 1) :]
+            elif name in path:
+                report.error(calls_itself(path[path.index(name) :]), own[name].span)
+            elif name in calls and name not in done:
+                path.append(name)
+                pending.append(iter(calls[name]))
+
+
+def _called(op: ast.Op) -> Iterator[str]:
+    for statement in op.body:
+        match statement:
+            case ast.OpCall(op=name) | ast.Equation(value=ast.Call(function=name)):
+                yield name
 
 
 def _declare(module: Module, report: Report) -> None:

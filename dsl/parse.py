@@ -19,7 +19,7 @@ from lark import Lark, Token, Tree, UnexpectedInput
 
 from tilec.diagnostics import Diagnostic, Source, Span, TileError
 from tilec.dsl import ast
-from tilec.dsl.parse_errors import GiveUp, Insert, Replace, Words, recover
+from tilec.dsl.parse_errors import GiveUp, Insert, Lost, Replace, Words, recover
 from tilec.dsl.parse_tree import TreeBuilder
 
 MAX_BYTES = 1 << 20
@@ -27,6 +27,7 @@ MAX_TOKENS = 150_000
 MAX_NAMES = 10_000
 MAX_DIAGNOSTICS = 50
 
+_IMPORTED = re.compile(r"(?<=import)([ \t]+)'([^'\"\n]*)'")
 _LEGAL = re.compile(r'#[^\n]*|"[^"\n]*"|[A-Za-z0-9_ \t\r\n\f]+|->|[()\[\]{}:;,.<>=+\-*/%^]+|!|&&|\|\|')
 _LOOKALIKE = {
     "−": "-",
@@ -39,21 +40,25 @@ _LOOKALIKE = {
     "≠": "!=",
     "“": '"',
     "”": '"',
+    "‘": '"',
+    "’": '"',
 }
 _ELSEWHERE = {
     "@": "a product of matrices is `sum[k](a[i, k] * b[k, j])`",
     "?": "write `a if condition else b`",
+    "'": 'a name is made of letters, digits and `_`; a file name stands in `"`',
     ".": "functions have no prefix, and dimensions are subscripts: `sum[j](x[i, j])`",
 }  # what other languages write
 
 
 @dataclass(frozen=True)
 class Partial:
-    """What could be read of a source with mistakes of form. `lost` are the names that given-up statements would define."""
+    """What could be read of a source with mistakes of form. `lost` are the names that given-up statements and
+    declarations would define, with the place of the statement; None for a declaration."""
 
     program: ast.Program
     problems: list[Diagnostic]
-    lost: set[str]
+    lost: set[Lost]
 
 
 def parse(source: Source) -> ast.Program:
@@ -70,7 +75,7 @@ def parse_partly(source: Source) -> Partial:
     text = _legal_text(source, problems)
     if text is None:
         raise TileError(problems)
-    lost: set[str] = set()
+    lost: set[Lost] = set()
     tree = _tree(source, text, problems, lost)
     program = TreeBuilder(source, problems).transform(tree)
     problems.sort(key=lambda d: d.span.start)
@@ -84,6 +89,11 @@ def _legal_text(source: Source, problems: list[Diagnostic]) -> str | None:
         message = f"the file has {len(text)} characters; the limit is {MAX_BYTES}"
         problems.append(Diagnostic(message, Span(source, 0, 1)))
         return None
+    for quoted in _IMPORTED.finditer(text):
+        hint = f'write `import "{quoted[2]}"`'
+        where = Span(source, quoted.end(1), quoted.end())
+        problems.append(Diagnostic("a file name stands in double quotes", where, hint=hint))
+    text = _IMPORTED.sub(r'\1"\2"', text)
     pieces, at = [], 0
     while at < len(text):
         if match := _LEGAL.match(text, at):
@@ -95,14 +105,25 @@ def _legal_text(source: Source, problems: list[Diagnostic]) -> str | None:
             end = (text.find("\n", at) + 1 or len(text) + 1) - 1
             problems.append(Diagnostic("the quotes are never closed", Span(source, at, end), hint='add `"`'))
         else:
-            shown = text[at] if text[at].isprintable() else f"U+{ord(text[at]):04X}"
-            hint = f"write `{_LOOKALIKE[text[at]]}`" if text[at] in _LOOKALIKE else _ELSEWHERE.get(text[at])
-            problems.append(Diagnostic(f"unexpected character `{shown}`", Span(source, at, end), hint=hint))
+            message, hint = _illegal(text[at])
+            problems.append(Diagnostic(message, Span(source, at, end), hint=hint))
         pieces.append('""'.ljust(end - at) if end - at > 1 else " ")
         at = end
         if len(problems) >= MAX_DIAGNOSTICS:
             return None
     return "".join(pieces)
+
+
+def _illegal(character: str) -> tuple[str, str | None]:
+    """What is said of a character that no word contains. One beyond ASCII may look like a letter, or not show at all: it
+    is named by its number, too."""
+    number = f"U+{ord(character):04X}"
+    shown = f"`{character}`" if character.isprintable() else f"`{number}`"
+    named = f" ({number})" if character.isprintable() and not character.isascii() else ""
+    hint = f"write `{_LOOKALIKE[character]}`" if character in _LOOKALIKE else _ELSEWHERE.get(character)
+    if hint is None and not character.isascii():
+        hint = "a program is written in ASCII characters, except in comments and file names"
+    return f"unexpected character {shown}{named}", hint
 
 
 @cache
@@ -133,7 +154,7 @@ def lex(text: str) -> list[Token]:
     return list(_lark().lex(text, dont_ignore=True))
 
 
-def _tree(source: Source, text: str, problems: list[Diagnostic], lost: set[str]) -> Tree:
+def _tree(source: Source, text: str, problems: list[Diagnostic], lost: set[Lost]) -> Tree:
     """Lark's tree, of what could be read."""
     try:
         tokens = list(_lark().lex(text))

@@ -20,6 +20,8 @@ from tilec.diagnostics import Diagnostic, Note, Source, Span
 _OPENERS = {"RPAR": "LPAR", "RSQB": "LSQB", "RBRACE": "LBRACE"}
 _DECLARATIONS = {"OP", "DEF", "IMPORT", "$END"}
 _OPERANDS = {"NAME", "NUMBER", "TRUE", "FALSE", "LPAR", "NOT", "MINUS"}
+_ENDS = {"RBRACE", "RPAR", "RSQB", "COMMA", "SEMICOLON", "WHERE", "EXPECT", *_DECLARATIONS}  # of an expression
+_CONDITIONAL = "`if` and `else` are parts of an expression: `y[i] = a if condition else b`"
 _LOOPS = {"for", "while", "loop", "parallel", "do"}
 _FOREIGN = {
     "let": "a definition is just `name[i] = expression`",
@@ -60,6 +62,7 @@ class GiveUp:
 
 
 Recovery = Insert | Replace | GiveUp
+Lost = tuple[str, int | None]  # a name that is not defined, and where the statement begins that would; None: an op's
 
 
 class Words:
@@ -89,14 +92,16 @@ class Words:
             return False
         return self.first_of_line(at) or self.tokens[at - 1].type in ("SEMICOLON", "LBRACE")
 
-    def defined(self, lost: GiveUp) -> set[str]:
-        """The names that statements which were given up would define."""
-        names = set()
+    def defined(self, lost: GiveUp) -> set[Lost]:
+        """The names that statements and declarations which were given up would define."""
+        names: set[Lost] = set()
         for k in range(bisect_left(self.tokens, lost.start, key=lambda t: t.start_pos), lost.resume):
             if self.tokens[k].type in ("OP", "DEF"):
-                names.add(self.tokens[k + 1].value)
+                names.add((self.tokens[k + 1].value, None))
             elif self.starts_statement(k) or self.tokens[k].start_pos == lost.start:
-                names |= {t.value for t in takewhile(lambda t: t.type in ("NAME", "COMMA"), self.tokens[k:])}
+                names |= {
+                    (t.value, lost.start) for t in takewhile(lambda t: t.type in ("NAME", "COMMA"), self.tokens[k:])
+                }
         return names
 
     def opener(self, at: int, closer: str) -> int | None:
@@ -116,6 +121,7 @@ def recover(words: Words, at: int, parser: InteractiveParser) -> tuple[Diagnosti
     expected = parser.accepts()
     return (
         _foreign(words, at, parser)
+        or _branch(words, at, parser)
         or _equals(words, at, expected)
         or _missing_bracket(words, at, expected)
         or _missing_comma(words, at, expected)
@@ -134,28 +140,47 @@ def _foreign(words: Words, at: int, parser: InteractiveParser):
         if text in _LOOPS and words.tokens[k - 1].type != "DEF":
             message = f"`{text}`: there are no loops in the language"
             hint = "an equation runs over all values of its indices: `y[i] = 2 * x[i]`; a sum is `sum[k](…)`"
-            return Diagnostic(message, words.span(k), hint=hint), _skip_loop(words, at, parser)
+            return Diagnostic(message, words.span(k), hint=hint), _skip_blocks(words, at, parser)
         if text in _FOREIGN:
             give_up = _give_up(words, at, parser)
             return Diagnostic(f"`{text}` is not a word of the language", words.span(k), hint=_FOREIGN[text]), give_up
     return None
 
 
-def _skip_loop(words: Words, at: int, parser: InteractiveParser) -> GiveUp:
-    """Past the whole loop, with its body: what stands in it would only repeat the mistake."""
+def _branch(words: Words, at: int, parser: InteractiveParser):
+    """`if` as a statement, with its blocks."""
+    begins = at == 0 or words.first_of_line(at) or words.tokens[at - 1].type in ("LBRACE", "RBRACE", "SEMICOLON")
+    if words.tokens[at].type != "IF" or not begins:
+        return None
+    diagnostic = Diagnostic("`if` cannot start a statement", words.span(at), hint=_CONDITIONAL)
+    return diagnostic, _skip_blocks(words, at, parser)
+
+
+def _skip_blocks(words: Words, at: int, parser: InteractiveParser) -> GiveUp:
+    """Past the whole loop or `if`, with its blocks: what they hold would only repeat the mistake."""
     k = at
     while words.tokens[k].type not in ("LBRACE", *_DECLARATIONS) and words.tokens[k].line <= words.tokens[at].line:
         k += 1
     if words.tokens[k].type != "LBRACE":
         return _give_up(words, at, parser)
+    k = _after_block(words, k)
+    while words.tokens[k].type == "ELSE":
+        while words.tokens[k].type not in ("LBRACE", "RBRACE", *_DECLARATIONS):
+            k += 1
+        k = _after_block(words, k)
+    start, _ = _unwind(parser, words, at)
+    return GiveUp(k, start)
+
+
+def _after_block(words: Words, k: int) -> int:
+    """The word behind the `}` of the block that begins at word k."""
     depth = 0
     while words.tokens[k].type not in _DECLARATIONS:
         depth += {"LBRACE": 1, "RBRACE": -1}.get(words.tokens[k].type, 0)
-        k += 1
-        if depth == 0:
+        k += depth >= 0
+        if depth <= 0:
             break
-    start, _ = _unwind(parser, words, at)
-    return GiveUp(k, start)
+    return k
 
 
 def _equals(words: Words, at: int, expected: set[str]):
@@ -181,7 +206,7 @@ def _missing_bracket(words: Words, at: int, expected: set[str]):
             diagnostic = Diagnostic(f"`{opening}` is never closed", words.span(opener), hint=f"add `{shown}`")
             return diagnostic, Insert(_token(closer, shown, token))
     if "LBRACE" in expected and token.type in ("NAME", "RETURN", "EXPECT", "RBRACE"):
-        diagnostic = Diagnostic("the body must stand in `{ … }`", words.span(at), hint="add `{` before it")
+        diagnostic = Diagnostic("the body must be in braces: `{ … }`", words.span(at), hint="add `{` before it")
         return diagnostic, Insert(_token("LBRACE", "{", token))
     return None
 
@@ -197,7 +222,7 @@ def _missing_comma(words: Words, at: int, expected: set[str]):
 
 def _plain(words: Words, at: int, expected: set[str], parser: InteractiveParser) -> tuple[Diagnostic, Recovery]:
     """What no repair fits: say what is wrong as closely as the words around it tell, and go to the next statement."""
-    if expected == {"ELSE"} or ("ELSE" in expected and words.starts_statement(at)):
+    if expected == {"ELSE"} or ("ELSE" in expected and (words.tokens[at].type in _ENDS or words.starts_statement(at))):
         place = next((k for k in range(at - 1, -1, -1) if words.tokens[k].type == "IF"), at)
         hint = "an expression always has a value: `a if condition else b`"
         diagnostic = Diagnostic("`if` without `else`", words.span(place), hint=hint)
@@ -219,12 +244,11 @@ def _name_it(words: Words, at: int, expected: set[str]) -> tuple[str, str | None
         case "RBRACE" if "RETURN" in expected:
             return "a function ends with `return expression`", None
         case "NAME" if before is not None and before.type == "NUMBER" and before.end_pos == token.start_pos:
-            return f"`{before.value}{token.value}` is no name", "a name begins with a letter or `_`"
+            return f"`{before.value}{token.value}` is not a name", "a name begins with a letter or `_`"
         case "SEMICOLON":
-            return "`;` in the middle of a statement", "`;` stands between statements only"
-        case "IF" if words.first_of_line(at):
-            hint = "`if` is part of an expression: `y[i] = a if condition else b`"
-            return "`if` cannot start a statement", hint
+            return "`;` in the middle of a statement", "`;` may only separate statements"
+        case "ELSE":
+            return "`else` without `if`", _CONDITIONAL
     return None
 
 

@@ -50,8 +50,9 @@ class TreeBuilder(Transformer_NonRecursive):
         depth = 1 + max((self._depth(child) for child in ast.children(node)), default=0)
         if depth > MAX_DEPTH:
             if depth < math.inf:
-                hint = "give a part of it a name of its own"
-                self._report(f"the expression is nested more than {MAX_DEPTH} deep", node.span, hint)
+                hint = "give a part of it a name of its own: `t[i] = …`"
+                message = f"the expression is more than {MAX_DEPTH} operations deep (a chain such as `a + b + c` is as "
+                self._report(message + "deep as it is long)", node.span, hint)
             node, depth = ast.Number(0, span=node.span), math.inf
         self.depths[id(node)] = (node, depth)
         return node
@@ -146,7 +147,7 @@ class TreeBuilder(Transformer_NonRecursive):
         name, *subscripts = children
         for item in subscripts:
             if isinstance(item, ast.Range):
-                self._report("`in` stands in the brackets of reductions only", item.span)
+                self._report("`in` belongs in the brackets of a reduction, not in a subscript", item.span)
         subscripts = [ast.Name(i.index, span=i.span) if isinstance(i, ast.Range) else i for i in subscripts]
         if len(subscripts) > MAX_RANK:
             self._report(f"more than {MAX_RANK} subscripts", self._span(meta))
@@ -175,7 +176,7 @@ class TreeBuilder(Transformer_NonRecursive):
             self._report(f"more than {MAX_RANK} indices", span)
         extra = next((word for word in (accumulator, multiplicand) if word), None)
         if extra and name not in REDUCTIONS and name not in SCANS:
-            self._report(f"`{name}` is no reduction: it has no accumulator", self._span(extra))
+            self._report(f"`{name}` is not a reduction, and takes neither `in` nor `using`", self._span(extra))
         if (name in REDUCTIONS or name in SCANS) and ranges:
             return self._deep(self._reduction(name, ranges, arguments, in_type, multiply, span))
         if name in DTYPES or name == "pad":
@@ -192,7 +193,7 @@ class TreeBuilder(Transformer_NonRecursive):
         body = arguments[0] if arguments else ast.Number(0, span=span)
         for k, range_ in enumerate(ranges):
             if any(range_.index == other.index for other in ranges[:k]):
-                self._report(f"index `{range_.index}` stands twice", range_.span)
+                self._report(f"index `{range_.index}` is given twice", range_.span)
         if len(ranges) > 1 and (name.startswith("arg") or name in SCANS):
             self._report(f"`{name}` takes one index", ranges[1].span)
         if name in SCANS:
@@ -234,7 +235,7 @@ class TreeBuilder(Transformer_NonRecursive):
                 self._report("the left side lists index names", item.span, hint)
             elif any(item.name == name for name, _ in indices):
                 hint = "a diagonal is written with `if` on the right"
-                self._report(f"index `{item.name}` stands twice on the left side", item.span, hint)
+                self._report(f"index `{item.name}` is used twice on the left side", item.span, hint)
             else:
                 indices.append((item.name, item.span))
         if len(children) > MAX_RANK:
@@ -247,7 +248,7 @@ class TreeBuilder(Transformer_NonRecursive):
     def where(self, meta, children):
         for k, range_ in enumerate(children):
             if any(range_.index == other.index for other in children[:k]):
-                self._report(f"index `{range_.index}` stands twice in `where`", range_.span)
+                self._report(f"`where` gives index `{range_.index}` twice", range_.span)
         return tuple(children)
 
     def equation(self, meta, children):
@@ -256,7 +257,7 @@ class TreeBuilder(Transformer_NonRecursive):
 
     def _defined(self, token: Token) -> str:
         if token in _CONSTANTS:
-            self._report(f"`{token}` is a number", self._span(token), "choose another name")
+            self._report(f"`{token}` is a number, and cannot be a name", self._span(token), "choose another name")
         return str(token)
 
     def op_call(self, meta, children):
@@ -297,7 +298,7 @@ class TreeBuilder(Transformer_NonRecursive):
     def names(self, meta, children):
         for k, token in enumerate(children):
             if token in children[:k]:
-                self._report(f"`{token}` stands twice", self._span(token))
+                self._report(f"`{token}` is listed twice", self._span(token))
         return tuple(map(self._defined, children))
 
     indices = names
@@ -325,7 +326,8 @@ class TreeBuilder(Transformer_NonRecursive):
             groups.get(type(child), statements).append(child)
         ops = groups[ast.Op]
         if ops and statements:
-            self._report("a statement outside an op", statements[0].span, "move it into an `op`")
+            message = "a file with ops cannot have a statement outside of them"
+            self._report(message, statements[0].span, "move it into an `op`")
         elif statements:
             ops = [main_op(statements, span)]
         return ast.Program(tuple(groups[ast.Import]), tuple(groups[ast.Def]), tuple(ops), span)

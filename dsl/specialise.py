@@ -137,12 +137,15 @@ def _bind(op: ast.Op, inputs: Sequence[Argument] | None, given: dict[str, int]) 
         raise CallError(conflict.message, conflict.span, conflict.notes)
     missing = [*binding.missing, *(n for n in known if n not in binding.sizes)]
     if missing:
-        names = ", ".join(f"`{name}`" for name in missing)
         hint = "give them by name: `sizes={" + ", ".join(f'"{name}": …' for name in missing) + "}`"
-        raise CallError(
-            f"nothing says what {names} {'is' if len(missing) == 1 else 'are'}", known[missing[0]], hint=hint
-        )
+        raise CallError(f"{not_known(missing)} not known", known[missing[0]], hint=hint)
     return binding.sizes
+
+
+def not_known(missing: Sequence[str]) -> str:
+    """`the size `M` is`, `the sizes `M` and `N` are`: of sizes that neither arguments nor anything else tells."""
+    *first, last = (f"`{name}`" for name in missing)
+    return f"the sizes {', '.join(first)} and {last} are" if first else f"the size {last} is"
 
 
 def _sizes_hint(known: Mapping[str, object]) -> str:
@@ -176,7 +179,8 @@ def _unbound_index(op: ast.Op) -> str | None:
             for subscript in access.subscripts:
                 if isinstance(subscript, ast.Name) and subscript.name in scalars:
                     name = subscript.name
-                    return f"`{name}` is no index on the left side, and so an input; to sum over it: `sum[{name}](…)`"
+                    why = f"`{name}` is not an index of the left side, and so is taken for an input"
+                    return f"{why}; to sum over it: `sum[{name}](…)`"
     return None
 
 

@@ -107,7 +107,7 @@ def test_literals_take_the_type_of_what_they_meet():
     assert value("y = x ** 2", (F32, ())).right == ast.Number(2.0, F32)
     assert value("y = -inf if x > 0 else x", (F64, ())).then == ast.Number(float("-inf"), F64)
     assert value("y = x * (2 ** 0.5)", (F64, ())).right.left == ast.Number(2.0, F64)
-    assert messages(op("y[i] = f32(u8(x[i]) + 300)")) == ["300 is no value of u8"]
+    assert messages(op("y[i] = f32(u8(x[i]) + 300)")) == ["300 is outside of u8"]
 
 
 def test_narrow_values_are_widened_and_rounded_once():
@@ -122,8 +122,8 @@ def test_narrow_values_are_widened_and_rounded_once():
 def test_accumulators_and_multiplicands():
     reduce = value("y = sum[k](a[k] * b[k]) in f64 using tf32", (F32, (3,)), (F32, (3,)))
     assert (reduce.accumulator, reduce.multiplicand, reduce.body.dtype) == (F64, ast.TF32, F64)
-    assert messages(op("y[i] = x[i] + sum[k](x[k]) using tf32")) == ["`using` is for sums of products of f32"]
-    assert messages(op("y[i] = x[i] + sum[k](x[k]) in bf16")) == ["bf16 is no accumulator"]
+    assert messages(op("y[i] = x[i] + sum[k](x[k]) using tf32")) == ["`using` can only follow a sum of products of f32"]
+    assert messages(op("y[i] = x[i] + sum[k](x[k]) in bf16")) == ["bf16 cannot be an accumulator"]
 
 
 # ---- ranges ----------------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_calls_that_never_end(text):
         ([(F32, (4, 5)), (F32, (4,))], "`N` is 4 by dimension 0 of `x`, but dimension 1 of `x` is 5"),
         ([(F32, (4, 4)), (F32, (6,))], "`N` is 4 by dimension 0 of `x`, but dimension 0 of `b` is 6"),
         ([(F32, (4, 4))], "takes 2 arguments"),
-        (None, "nothing says what `N` is"),
+        (None, "the size `N` is not known"),
     ],
 )
 def test_arguments_that_do_not_fit(inputs, message):
@@ -306,7 +306,7 @@ def test_einsum_without_its_sum(text, index):
 def test_sizes_are_solved_for():
     text = op("y[i] = x[i] + 0 * z[0]", "x: f32[2 * M + 1], z: f32[M * K]) -> (y: f32[2 * M + 1]")
     assert special(text, [(F32, (7,)), (F32, (12,))]).sizes == {"M": 3, "K": 4}
-    with pytest.raises(CallError, match="dimension 0 of `x` is 8, which is no `2 \\* M \\+ 1`"):
+    with pytest.raises(CallError, match="dimension 0 of `x` is 8, which cannot be `2 \\* M \\+ 1`"):
         special(text, [(F32, (8,)), (F32, (12,))])
 
 

@@ -85,7 +85,7 @@ def test_measured_times_stand_beside_the_predicted():
     specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 64, "N": 64})
     (kernel,) = plan.kernels
     text = explain(plan, specialised, {kernel.name: 2 * kernel.prediction.time_us, "softmax": 33.0})
-    assert "measured (50% of it predicted)" in text and "33.0 us measured" in text
+    assert "measured (predicted: 50% of that)" in text and "33.0 us measured" in text
 
 
 def test_bounds_are_said_in_words():
@@ -166,7 +166,7 @@ def test_all_that_fail_are_told_and_compile_refuses():
 
 
 def test_dividing_by_nothing_is_a_mistake():
-    assert "this is no number" in failure(SOFTMAX, "kernels / 0 > 1", {"M": 8, "N": 8})
+    assert "this has no value: it divides by zero" in failure(SOFTMAX, "kernels / 0 > 1", {"M": 8, "N": 8})
 
 
 def test_intensity_is_of_the_unit_that_the_ridge_is_of():

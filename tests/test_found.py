@@ -182,7 +182,7 @@ def test_the_reference_adds_products_of_infinities_one_by_one():
     "op g(x: f32[3]) -> (y: f32[3]) { y[j] = sum[k in 0:M](x[j]) }\nop f(x: f32[3]) -> (z: f32[3]) { z = g(x) }",
 ])  # fmt: skip
 def test_a_called_op_whose_sizes_nothing_tells_is_refused(text):
-    with pytest.raises(tilec.TileError, match="nothing says what `M` is in the call of `g`"):
+    with pytest.raises(tilec.TileError, match="the size `M` cannot be found in the call of `g`"):
         tilec.compile(text, op="f")
 
 

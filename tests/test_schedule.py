@@ -87,7 +87,7 @@ def test_a_tile_is_obeyed(obeyed):
     assert kernel.tile == (2,) and kernel.blocks == kernel.work.blocks == 256
     assert result.emitted.kernels[0].grid == 256
     (remark,) = [r for r in result.plan.remarks if r.verb == "obeyed"]
-    assert "tile (2,) as" in remark.reason and "the compiler's choice" in remark.reason
+    assert "gives tile [2] instead of [" in remark.reason and "the compiler's choice" in remark.reason
     assert dict(remark.alternatives)["the schedule's"] == kernel.prediction.time_us
 
 
@@ -139,7 +139,7 @@ def test_groups_are_obeyed(obeyed):
     ]
     assert [k.name for k in result.emitted.kernels] == ["softmax_y", "softmax_divide"]
     (remark,) = [r for r in result.plan.remarks if r.subject == "kernels"]
-    assert "m, e, s | y as" in remark.reason and "the compiler's choice m, e, s, y" in remark.reason
+    assert "gives the kernels m, e, s | y:" in remark.reason and "the compiler's choice m, e, s, y" in remark.reason
 
 
 def test_inlining_is_obeyed(obeyed):
@@ -179,7 +179,7 @@ TILE = r"^tile = \[\d+\]"
 MISTAKES = {
     "unknown operation": ([(r'"m", "e"', '"m", "ee"')], "there is no operation `ee`", "did you mean `e`?"),
     "operation left out": ([(r'"m", "e", ', '"m", ')], "the operation `e` is in no kernel", "under a kernel"),
-    "operation twice": ([(r'"m", "e"', '"m", "e", "e"')], "the operation `e` stands in two places", ""),
+    "operation twice": ([(r'"m", "e"', '"m", "e", "e"')], "the operation `e` is listed twice", ""),
     "unknown kernel": (
         [(r"^operations = .*$", ""), (r"(?s)softmax_y\](.*)softmax_y.loops", r"softmax]\1softmax.loops")],
         "there is no kernel `softmax`", "softmax_y",
@@ -189,10 +189,10 @@ MISTAKES = {
     "tile of nothing": ([(TILE, "tile = [0]")], "a tile of 0 does not fit", ""),
     "tile of text": ([(TILE, 'tile = ["a"]')], "`tile` must be a list of whole numbers", ""),
     "loops": ([(r"^m = .*$", "m = [0, 0]")], "the loops of `m` must be [0, 1] in some order", ""),
-    "loops of another": ([(r"^m = .*$", "mm = [0, 1]")], "`mm` is no operation of this", "did you mean `m`?"),
+    "loops of another": ([(r"^m = .*$", "mm = [0, 1]")], "`mm` is not an operation of this", "did you mean `m`?"),
     "a name that is taken": (
         [(r"(?s)softmax_y\](.*)softmax_y.loops", r"softmax]\1softmax.loops")],
-        "`softmax` is no name for a kernel of this op", "softmax_softmax",
+        "`softmax` cannot be the name of a kernel of this op", "softmax_softmax",
     ),
     "unknown key": ([(r"^tile = ", "tiles = ")], "unknown key `tiles`", "did you mean `tile`?"),
     "no target": ([(r"^target = .*$", "")], "a plan needs `target`", ""),

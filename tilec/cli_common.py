@@ -34,9 +34,9 @@ def sizes(text: str) -> dict[str, int]:
         try:
             found[name.strip()] = int(value)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"'{value}' is no whole number, in '{item}'") from None
+            raise argparse.ArgumentTypeError(f"a size must be a whole number, not '{value}', in '{item}'") from None
         if not 0 <= found[name.strip()] < 1 << 63:
-            raise argparse.ArgumentTypeError(f"a size is a number from 0, of 63 bits, not '{value}'")
+            raise argparse.ArgumentTypeError(f"a size must be between 0 and 2^63 - 1, not '{value}'")
     return found
 
 
@@ -126,16 +126,14 @@ def prepare(args: argparse.Namespace) -> Loaded:
 def specialise_given(program, op: str | None, given: dict[str, int], inputs=None):
     """`specialise`, whose message about missing sizes is put in the command line's words."""
     from tilec.dsl.check_sizes import size_names
-    from tilec.dsl.specialise import choose_op, specialise
+    from tilec.dsl.specialise import choose_op, not_known, specialise
 
     chosen = choose_op(program, op)
     missing = [n for n in size_names(chosen) if n not in given] if inputs is None else []
     wrong = [n for n in given if n not in size_names(chosen)]
     if missing and not wrong:
-        names = ", ".join(f"`{n}`" for n in missing)
         hint = "give " + ("them" if len(missing) > 1 else "it") + ": " + " ".join(f"-D {n}=…" for n in missing)
-        what = f"nothing says what {names} {'are' if len(missing) > 1 else 'is'}"
-        raise CallError(what, size_names(chosen)[missing[0]], hint=hint)
+        raise CallError(f"{not_known(missing)} not known", size_names(chosen)[missing[0]], hint=hint)
     return specialise(program, op, inputs, given)
 
 

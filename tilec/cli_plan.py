@@ -8,6 +8,7 @@ from pathlib import Path
 from tilec import cli_common as common
 from tilec.cli_common import note, prepare, say, write
 from tilec.diagnostics import CallError
+from tilec.quantities import duration
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -18,7 +19,7 @@ def plan(args: argparse.Namespace) -> int:
     loaded = prepare(args)
     lowered = common.lower(loaded, end="plan", emit=False, expect=False)
     path, text = schedule_text(args, loaded, lowered.plan)
-    put(path, text, lowered.plan, f"{lowered.plan.time_us:.1f} us predicted")
+    put(path, text, lowered.plan, f"{duration(lowered.plan.time_us)} predicted")
     return 0
 
 
@@ -43,8 +44,7 @@ def schedule_text(
 def put(path: Path, text: str, plan, told: str) -> None:
     write(path, text)
     if str(path) != "-":
-        count = len(plan.kernels)
-        note(f"wrote {path}: {count} kernel{'s' * (count != 1)}, {told}", kind="")
+        note(f"wrote {path}: {plan.counted}, {told}", kind="")
 
 
 def _existing(path: Path) -> str:

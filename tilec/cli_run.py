@@ -14,13 +14,14 @@ import numpy as np
 from tilec import cli_common as common
 from tilec.cli_common import Loaded, note, say, working, write_file
 from tilec.diagnostics import CallError
+from tilec.quantities import duration
 from tilec.run_data import Arrays, fit_types, random_inputs, read_inputs, saved, shape_of
 
 
 def run(args: argparse.Namespace) -> int:
     stage = args.interpret and common.stage_name(args.interpret)
     if stage and args.time:
-        raise CallError("--time is of compiled kernels, and --interpret runs the IR", hint="leave out one of them")
+        raise CallError("--time measures compiled kernels, and --interpret compiles none", hint="leave out one of them")
     loaded, given = _prepare(args)
     if loaded.target.kind == "cuda" and not stage:
         need_gpu()
@@ -152,7 +153,7 @@ def _measure(device, executable, budget: float = 1.0) -> list[float]:
 
 def _tell_time(loaded: Loaded, plan, seconds: list[float]) -> None:
     from tilec.expectations_check import minimal_traffic
-    from tilec.explain import amount
+    from tilec.quantities import amount
 
     middle, least = median(seconds), minimal_traffic(loaded.specialised)
     operations = sum(sum(k.work.flops.values()) for k in plan.kernels)
@@ -205,5 +206,4 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _time(seconds: float) -> str:
-    us = 1e6 * seconds
-    return f"{us / 1e3:.2f} ms" if us >= 1e4 else f"{us:.1f} us"
+    return duration(1e6 * seconds)

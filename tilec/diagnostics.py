@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Source:
-    """A text and the name that messages call it by (a path, or `<program>`)."""
+    """A text and the name that messages call it by (a path, or `<program>`). The byte order mark that some editors put
+    before a text is not part of it."""
 
     name: str
     text: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.text.removeprefix("\ufeff"))
 
     def position(self, offset: int) -> tuple[int, int]:
         """1-based line and column of a character offset."""

@@ -1,12 +1,14 @@
 """`expect` statements, held against the plan: what the compiled program is like, and which decision made it
 so.
 
-`kernels` is the number of kernels, `traffic` the bytes that they move, `minimal` the bytes of inputs and
-outputs; `fused(a, b)` says that the tensors are computed by one kernel, those but the last never stored.
+`kernels` is the number of kernels, and of copies into results that no kernel makes; `traffic` the bytes that
+they move, `minimal` the bytes of inputs and outputs; `fused(a, b)` says that the tensors are computed by one
+kernel, those but the last never stored.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from math import prod
@@ -22,14 +24,15 @@ _OPERATORS = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
     ">": operator.gt, ">=": operator.ge,
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
-    "%": operator.mod, "**": operator.pow,
+    "%": operator.mod, "**": math.pow,
 }  # fmt: skip
-_BROKEN_BY = ("obeyed", "refused", "kept")
+_APART = ("obeyed", "refused", "kept")  # decisions that make kernels and traffic more,
+_TOGETHER = ("obeyed", "fused", "inlined")  # and those that make them fewer
 
 
 def traffic(plan: Plan) -> float:
-    """Bytes that the kernels read and write."""
-    return sum(k.work.dram_read + k.work.dram_write for k in plan.kernels)
+    """Bytes that kernels and copies read and write."""
+    return sum(part.work.dram_read + part.work.dram_write for part in (*plan.kernels, *plan.copies))
 
 
 def minimal_traffic(specialised: Specialised) -> int:
@@ -60,20 +63,24 @@ def _failure(expect: ast.Expect, specialised: Specialised, plan: Plan) -> Diagno
     facts = _Plan(specialised, plan)
     facts.value(expect.condition)
     where = Provenance(specialised)
-    notes = [Note(str(r), where.span(r.line)) for r in _culprits(expect.condition, facts, plan)]
-    told = facts.told()
-    return Diagnostic(
-        f"the plan does not meet this expectation{f': {told}' if told else ''}", expect.span, tuple(notes[:4])
-    )
+    told, hint, verbs = facts.told(), None, _APART
+    wanted = facts.wanted(expect.condition)
+    if wanted["traffic"] < 0 and traffic(plan) <= 1.01 * minimal_traffic(specialised):
+        verbs, hint = (), "no plan moves less than `minimal`: every input is read once, and every result written once"
+    elif wanted["kernels"] > 0 or wanted["traffic"] > 0:
+        verbs = _TOGETHER
+    notes = [Note(str(r), where.span(r.line)) for r in _culprits(verbs, facts, plan)]
+    message = f"the plan does not meet this expectation{f': {told}' if told else ''}"
+    return Diagnostic(message, expect.span, tuple(notes[:4]), hint)
 
 
-def _culprits(condition: ast.Expr, facts: _Plan, plan: Plan) -> list[Remark]:
-    """The refusals about the tensors that are named; about any, where none is."""
-    remarks = [r for r in plan.remarks if r.verb in _BROKEN_BY]
+def _culprits(verbs: tuple[str, ...], facts: _Plan, plan: Plan) -> list[Remark]:
+    """The decisions of such verbs about the tensors that are named; about any, where none is."""
+    remarks = [r for r in plan.remarks if r.verb in verbs]
     names = facts.stored
     about = [r for r in remarks if names & {w.strip(",") for w in r.subject.split()}]
     about = about or [r for r in remarks if r.verb != "kept"] or remarks
-    return sorted(about, key=lambda r: _BROKEN_BY.index(r.verb))
+    return sorted(about, key=lambda r: verbs.index(r.verb))
 
 
 class _Plan:
@@ -88,6 +95,18 @@ class _Plan:
         return ", ".join(
             f"{name} {'is ' if not text.startswith('`') else ''}{text}" for name, text in self.asked.items()
         )
+
+    def wanted(self, condition: ast.Expr) -> dict[str, int]:
+        """Whether a condition that fails asks for more (1) or less (-1) of kernels and of traffic than there is."""
+        found = {"kernels": 0, "traffic": 0}
+        for node in ast.walk(condition):
+            if not isinstance(node, ast.Compare) or self.value(node):
+                continue
+            left, right = self.value(node.left), self.value(node.right)
+            for side, sign in ((node.left, 1), (node.right, -1)):
+                for name in {n.name for n in ast.walk(side) if isinstance(n, ast.Name)} & found.keys():
+                    found[name] = sign * (1 if left < right else -1)
+        return found
 
     def value(self, expr: ast.Expr) -> float | bool:
         match expr:
@@ -113,20 +132,20 @@ class _Plan:
                 return {"min": min, "max": max, "abs": lambda v: abs(v[0])}[function](
                     [self.value(a) for a in arguments]
                 )
-        raise TileError(Diagnostic("`expect` does not understand this", expr.span))
+        raise TileError(Diagnostic("`expect` cannot evaluate this", expr.span))
 
     def apply(self, op: str, left: float, right: float, span: Span) -> float | bool:
         try:
             return _OPERATORS[op](left, right)
-        except (ZeroDivisionError, OverflowError):
-            raise TileError(Diagnostic("this is no number", span)) from None
+        except (ZeroDivisionError, OverflowError, ValueError):
+            raise TileError(Diagnostic("this has no value: it divides by zero or is too large", span)) from None
 
     def quantity(self, name: str) -> float:
         match name:
             case "kernels":
-                value = len(self.plan.kernels)
+                value = len(self.plan.kernels) + len(self.plan.copies)
                 self.stored |= {n for k in self.plan.kernels for n in k.outputs}
-                shown = str(value)
+                shown = str(value) + (f" ({self.plan.counted})" if self.plan.copies else "")
             case "traffic":
                 value = traffic(self.plan)
                 results = {t.name for t in self.specialised.outputs}

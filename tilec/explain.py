@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from tilec.copies import Copy
+from tilec.cost import MEMORY, Prediction
 from tilec.dsl.specialise import Specialised
 from tilec.expectations_check import describe_expectations, minimal_traffic, traffic
 from tilec.grouping import Remark
 from tilec.plan import KernelPlan, Plan
 from tilec.provenance import Provenance, short_place
+from tilec.quantities import amount, duration
 from tilec.target import Target
 
 BAR = 24  # characters of the longest bar
@@ -27,6 +30,7 @@ def explain(plan: Plan, specialised: Specialised, measured: Mapping[str, float] 
     where = Provenance(specialised)
     parts = [_summary(plan, specialised, measured or {})]
     parts += [_kernel(kernel, plan, where, (measured or {}).get(kernel.name)) for kernel in plan.kernels]
+    parts += [_copy(copy, (measured or {}).get("copies") if len(plan.copies) == 1 else None) for copy in plan.copies]
     parts.append(_decisions(plan, where))
     return "\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n"
 
@@ -40,10 +44,10 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
         yield f"  {plan.target.note}"
     if specialised.sizes:
         yield _row("sizes", ", ".join(f"{name} = {value}" for name, value in specialised.sizes.items()))
-    count = len(plan.kernels)
-    yield _row("kernels", f"{count}" + (f", {', '.join(plan.inlined)} inlined" if plan.inlined else ""))
+    kernels = plan.counted.removesuffix(" kernels").removesuffix(" kernel")
+    yield _row("kernels", kernels + (f", {', '.join(plan.inlined)} inlined" if plan.inlined else ""))
     told = measured.get(specialised.name)
-    yield _row("time", f"{_time(plan.time_us)} predicted" + (f", {_time(told)} measured" if told else ""))
+    yield _row("time", f"{duration(plan.time_us)} predicted" + (f", {duration(told)} measured" if told else ""))
     moved, least = traffic(plan), minimal_traffic(specialised)
     share = f", {moved / least:.2f} of the least (inputs read once, outputs written once)" if least else ""
     yield _row("traffic", f"{amount(moved)}B{share}")
@@ -56,8 +60,8 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
 
 def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float | None) -> Iterator[str]:
     p, work = kernel.prediction, kernel.work
-    told = f", {_time(measured)} measured ({p.time_us / measured:.0%} of it predicted)" if measured else ""
-    yield f"kernel {kernel.name}: {_time(p.time_us)}{told}, bound by {_bound(kernel)}"
+    told = _beside(p.time_us, measured)
+    yield f"kernel {kernel.name}: {duration(p.time_us)}{told}, bound by {_bound(p)}"
     yield _row("computes", ", ".join(kernel.nodes))
     yield _row("writes", ", ".join(kernel.outputs))
     yield _row("grid", _grid(kernel, where))
@@ -71,9 +75,21 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float |
     yield _row("roofline", f"{p.roofline_share:.0%} of what this intensity allows")
     if plan.target.kind == "cuda":
         yield _row("occupancy", _occupancy(kernel, plan.target))
-    yield from _terms(kernel)
+    yield from _terms(p)
     if measured:
         yield _row("model", _verdict(kernel, measured))
+
+
+def _copy(copy: Copy, measured: float | None) -> Iterator[str]:
+    """No kernel: the driver, or the C library, copies."""
+    p = copy.prediction
+    yield f"copy of {copy.source} into {copy.name}: {duration(p.time_us)}{_beside(p.time_us, measured)}, bound by {_bound(p)}"
+    yield _row("bytes", f"{amount(copy.work.dram_read)}B read, {amount(copy.work.dram_write)}B written")
+    yield from _terms(p)
+
+
+def _beside(predicted: float, measured: float | None) -> str:
+    return f", {duration(measured)} measured (predicted: {predicted / measured:.0%} of that)" if measured else ""
 
 
 NEAR = 0.2  # of the measured time, that a prediction may be off
@@ -85,7 +101,7 @@ def _verdict(kernel: KernelPlan, measured: float) -> str:
     if abs(p.time_us / measured - 1) <= NEAR:
         return f"within {NEAR:.0%} of the measured time"
     if p.bound == "launch":
-        return f"launching: {_time(p.time_us)} assumed, {_time(measured)} measured"
+        return f"launching: {duration(p.time_us)} assumed, {duration(measured)} measured"
     name, term = p.limiter, p.terms[p.limiter]
     taken = max(1e-3, measured - (p.time_us - term))  # the rest of the prediction taken as right
     amounts = {
@@ -100,8 +116,7 @@ def _verdict(kernel: KernelPlan, measured: float) -> str:
     return f"{name}: {amount(1e6 * done / term)}op/s assumed, {amount(1e6 * done / taken)}op/s reached"
 
 
-def _bound(kernel: KernelPlan) -> str:
-    p = kernel.prediction
+def _bound(p: Prediction) -> str:
     return {"memory": f"memory ({p.limiter})", "launch": "launch overhead"}.get(p.bound, f"{p.bound} ({p.limiter})")
 
 
@@ -134,8 +149,26 @@ def _intensity(kernel: KernelPlan, target: Target) -> str:
     if unit is None or not flops[unit]:
         return "no operations"
     found, ridge = flops[unit] / moved, kernel.prediction.ridge
-    side = "below it memory limits" if found < ridge else "above it arithmetic limits"
-    return f"{found:.2f} {unit} operations a byte, the ridge is at {ridge:.1f}: {side}"
+    return f"{found:.2f} {unit} operations a byte, the ridge is at {ridge:.1f}: {_side(kernel, found < ridge)}"
+
+
+def _side(kernel: KernelPlan, below: bool) -> str:
+    """What the ridge says, which knows the main memory and one unit, beside what limits the kernel by all its terms."""
+    p = kernel.prediction
+    if p.bound == "launch":
+        return f"{'below' if below else 'above'} it, but launching takes longer than either"
+    if p.bound == "memory" and (below or p.limiter == "dram"):
+        return "below it memory limits" if below else "above it, but dram is not used at its full rate"
+    if p.bound == "compute" and not below:
+        return "above it arithmetic limits"
+    if below:
+        faster = "" if "dram" in p.terms else f", as the data stay in {_nearest(p)}"
+        return f"below it, but not memory: {p.limiter} takes longer{faster}"
+    return f"above it, but not arithmetic: {p.limiter} takes longer"
+
+
+def _nearest(p: Prediction) -> str:
+    return next((name for name in reversed(MEMORY) if name in p.terms), "a cache")
 
 
 def _occupancy(kernel: KernelPlan, target: Target) -> str:
@@ -146,13 +179,13 @@ def _occupancy(kernel: KernelPlan, target: Target) -> str:
     return f"{p.occupancy.fraction:.0%}: {blocks}; {waves}"
 
 
-def _terms(kernel: KernelPlan) -> Iterator[str]:
-    terms = {name: t for name, t in kernel.prediction.terms.items() if t > 0}
+def _terms(p: Prediction) -> Iterator[str]:
+    terms = {name: t for name, t in p.terms.items() if t > 0}
     longest = max(terms.values(), default=1.0)
     label = "time"
     for name, t in sorted(terms.items(), key=lambda item: -item[1]):
         bar = "#" * max(1, round(BAR * t / longest))
-        yield _row(label, f"{name:<8}{_time(t):>10}  {bar}")
+        yield _row(label, f"{name:<8}{duration(t):>10}  {bar}")
         label = ""
 
 
@@ -164,6 +197,8 @@ def _decisions(plan: Plan, where: Provenance) -> Iterator[str]:
     if not plan.remarks:
         return
     yield "decisions"
+    if any(r.verb in ("fused", "refused") and r.alternatives and not r.weighed for r in plan.remarks):
+        yield "  (fused, refused: times are estimates from before tiles are chosen; a kernel's own time above is from after)"
     places: dict[tuple[str, int] | None, list[Remark]] = {}
     for remark in plan.remarks:
         places.setdefault(remark.line, []).append(remark)
@@ -182,24 +217,11 @@ def _order(place: tuple[str, int] | None, plan: Plan) -> tuple:
 def _alternatives(remark: Remark) -> Iterable[str]:
     """What was weighed, unless the reason says it: two alternatives always stand in it."""
     if len(remark.alternatives) > 2:
+        if remark.weighed:
+            yield f"             ({remark.weighed})"
         for name, time_us in sorted(remark.alternatives, key=lambda a: a[1]):
-            yield f"             {name}: {_time(time_us)}"
-
-
-# ---- numbers ---------------------------------------------------------------------------------------------
+            yield f"             {name}: {duration(time_us)}"
 
 
 def _row(label: str, text: str) -> str:
     return f"  {label:<{LABEL}}{text}".rstrip()
-
-
-def _time(us: float) -> str:
-    return f"{us / 1e3:.2f} ms" if us >= 1e4 else f"{us:.1f} us" if us >= 0.1 else f"{us:.3f} us"
-
-
-def amount(n: float) -> str:
-    """1.05 M: decimal prefixes."""
-    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if n >= scale:
-            return f"{n / scale:.2f} {prefix}"
-    return f"{n:.0f} "

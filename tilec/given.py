@@ -48,7 +48,7 @@ def _complete(nodes: dict[str, Node], fixed: Fixed) -> None:
             hint = f"did you mean `{close[0]}`?" if close else "the program's are " + ", ".join(nodes)
             raise CallError(f"there is no operation `{name}`", hint=hint)
         if said.count(name) > 1:
-            raise CallError(f"the operation `{name}` stands in two places")
+            raise CallError(f"the operation `{name}` is listed twice")
     if missing := [name for name in nodes if name not in said]:
         hint = "name it under a kernel's `operations`, or in `inline`"
         raise CallError(f"the operation `{missing[0]}` is in no kernel", hint=hint)

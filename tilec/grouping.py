@@ -16,6 +16,7 @@ from tilec.amounts import bytes_of, is_chain, kept_bytes, onchip_bytes, work_of
 from tilec.cost import predict
 from tilec.graph import Graph, Node, places_of
 from tilec.mlir import ir
+from tilec.quantities import duration
 from tilec.space import Space, space_of
 from tilec.target import Target
 
@@ -29,6 +30,7 @@ class Remark:
     reason: str
     line: tuple[str, int] | None = None
     alternatives: tuple[tuple[str, float], ...] = ()  # what else was weighed, with its predicted microseconds
+    weighed: str = ""  # how these times were found, where not as the kernel's own
 
     def __str__(self) -> str:
         return f"{self.verb} {self.subject}: {self.reason}"
@@ -79,10 +81,10 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
             separate = sum(g.time_us(graph, target) for g in (theirs, mine))
             alternatives = (("one kernel", together), ("two kernels", separate))
             if together > separate:
-                reason = f"one kernel would take {together:.1f} us, two take {separate:.1f} us"
+                reason = f"one kernel would take {duration(together)}, two take {duration(separate)}"
                 remarks.append(Remark("refused", f"{other.name} with {node.name}", reason, node.line, alternatives))
                 continue
-            reason = f"{together:.1f} us as one kernel, {separate:.1f} us as two"
+            reason = f"{duration(together)} as one kernel, {duration(separate)} as two"
             remarks.append(Remark("fused", f"{other.name} with {node.name}", reason, node.line, alternatives))
             for n in nodes:
                 member[n] = joined
@@ -90,7 +92,18 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
         from tilec.stream_grouping import join_streams
 
         join_streams(graph, member, target, remarks)
-    return ordered(graph, member), remarks
+    return ordered(graph, member), _standing(remarks, member)
+
+
+def _standing(remarks: list[Remark], member: dict[Node, Group]) -> list[Remark]:
+    """Without the refusals to join what a later decision has joined, as a walk of two contractions does."""
+    home = {n.name: id(g) for n, g in member.items()}
+    found = []
+    for remark in remarks:
+        first, _, second = remark.subject.partition(" with ")
+        if remark.verb != "refused" or first not in home or home[first] != home.get(second):
+            found.append(remark)
+    return found
 
 
 class _Neighbours:
@@ -174,11 +187,11 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
         )
         cheap = AGAIN if _between_sweeps(node, consumers, graph, target) else CHEAP
         if why is None and repeats > 1 and (operations > cheap or len(node.reads) + len(node.extracts) > 2):
-            why = f"{operations:.0f} operations would be computed {repeats} times"
+            why = f"inlined into its readers, its {operations:.0f} operations an element would run {repeats} times"
         if why is None and len(node.extracts) and repeats > 1:
             why = "its computed subscripts would be evaluated more than once"
         if why is None and (maker := _finished(node, graph)):
-            why = f"it finishes the elements of {maker.name}, of which it stores no more bytes"
+            why = f"it is the last step of {maker.name}, and storing it takes no more bytes than storing {maker.name}"
         size = max(places_of(node.results[0].value, c) * node.size + c.size for c in consumers)
         if why is None and size + LOOP > MOST:
             why = f"one kernel of {size} operations would take long to compile"
@@ -270,7 +283,7 @@ def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: T
         if node is contraction:
             continue
         if node.reduced:
-            return f"{node.name} reduces over what the contraction {contraction.name} spreads over blocks"
+            return f"{node.name} reduces along a dimension that the contraction {contraction.name} divides among blocks"
         if set(space.dims[node]) != parallel:
             return f"{node.name} does not walk the same elements as the contraction {contraction.name}"
         if graph.position[node] < graph.position[contraction]:

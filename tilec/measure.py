@@ -20,13 +20,15 @@ def calls_within(device, executable, budget: float, most: int = 200) -> int:
 def kernel_times(device, executable, budget: float = 0.2) -> dict[str, float]:
     """Microseconds of every kernel: what the program takes longer with it than without it, in the order of its launches.
 
-    So each finds the caches as the ones before have left them. Copies count for the kernel after them.
+    So each finds the caches as the ones before have left them. Copies count for the kernel after them; those behind the
+    last kernel are `copies`, a name that no kernel has.
     """
     found: dict[str, float] = {}
-    ends = [n + 1 for n, step in enumerate(executable.emitted.steps) if step.kernel is not None]
+    steps = executable.emitted.steps
+    ends = [n + 1 for n, step in enumerate(steps) if step.kernel is not None or n + 1 == len(steps)]
     before = 0.0
     for time, end in zip(interleaved(device, [executable.first(n) for n in ends], budget), ends):
-        name = executable.emitted.steps[end - 1].kernel
+        name = steps[end - 1].kernel or "copies"
         found[name] = found.get(name, 0.0) + max(0.0, time - before)
         before = time
     return found

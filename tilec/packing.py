@@ -14,6 +14,7 @@ from tilec.matrix import multiplicand_of
 from tilec.mlir import ir
 from tilec.passes.pack import SIDES, factor, pack
 from tilec.plan_cuda_feed import BYTES, LINE, WIDE
+from tilec.quantities import duration
 from tilec.target import Target
 
 GAIN = 1.05  # what storing must promise
@@ -44,7 +45,7 @@ def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[lis
         (node,) = contractions
         found = _packs(node, g, graph, target)
         if isinstance(found, str):
-            remarks.append(Remark("refused", f"to store factors of {node.name}", found, node.line))
+            remarks.append(Remark("refused", f"copying factors of {node.name} first", found, node.line))
         elif found:
             packs += found[0]
             remarks.append(Remark("packed", ", ".join(p.stored for p in found[0]), found[1], node.line))
@@ -72,12 +73,13 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     after = best.prediction.time_us
     after += sum(_time(node, p, size, target) for p in packs)
     stored = " and ".join(p.stored for p in packs)
+    as_they_are = f"{duration(before)} as they are" if before < inf else "no tile fits them as they are"
     if GAIN * after > before:
-        return f"{before:.1f} us as they come, {after:.1f} us with {stored} stored"
+        return f"{as_they_are}, {duration(after)} with {stored} copied first"
     for p in packs:
         if prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side))):
             return f"{p.stored} would have more than {UNFOLDED} times the elements that it is computed from"
-    return packs, f"{before:.1f} us as they come, {after:.1f} us with copies that the hardware loads"
+    return packs, f"{as_they_are}, {duration(after)} with copies that the hardware can load"
 
 
 def is_plain(tile: cost_contraction.BlockTile) -> bool:

@@ -25,6 +25,7 @@ from functools import partial
 
 from tilec import mlir
 from tilec.amounts import outputs_of, work_of
+from tilec.copies import Copy, copies_of
 from tilec.cost import Prediction, Work, predict
 from tilec.given import Fixed, group_as
 from tilec.graph import Graph, Node, build_graph
@@ -32,6 +33,7 @@ from tilec.grouping import Group, Remark, group
 from tilec.mlir import ir
 from tilec.packing import Pack, apply_packs, choose_packs
 from tilec.passes.pack import SIDES
+from tilec.quantities import count, duration
 from tilec.rounding import QUICK, quick_operations
 from tilec.splitting import Split, apply_splits, choose_splits
 from tilec.target import Target
@@ -83,6 +85,7 @@ class Plan:
     quick: dict[ir.Operation, str] = field(default_factory=dict, compare=False, repr=False)
     regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
     packs: tuple[Pack, ...] = ()
+    copies: tuple[Copy, ...] = ()
     candidates: Callable[[], dict[str, list[KernelPlan]]] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -92,7 +95,15 @@ class Plan:
 
     @property
     def time_us(self) -> float:
-        return sum(k.prediction.time_us for k in self.kernels)
+        return sum(part.prediction.time_us for part in (*self.kernels, *self.copies))
+
+    @property
+    def counted(self) -> str:
+        """`2 kernels`, `1 copy`, `1 kernel and 1 copy`."""
+        copies = count(len(self.copies), "copy", "copies")
+        if not self.kernels and self.copies:
+            return copies
+        return count(len(self.kernels), "kernel") + (f" and {copies}" if self.copies else "")
 
 
 def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None, splitting: bool = True) -> Plan:
@@ -146,6 +157,7 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
         quick,
         regroup,
         tuple(packs),
+        copies_of(function, target),
         partial(_candidates, groups, starts, graph, target),
     )
     if splits and fixed is None and target.kind == "cuda":
@@ -171,9 +183,9 @@ def _quick_remarks(quick: dict[ir.Operation, str]) -> list[Remark]:
         if form not in forms.setdefault(name, []):
             forms[name].append(form)
     reasons = {
-        "hidden": "quick: rounding to 16 bits hides their errors of {} at most",
-        "exact": "quick: as right as the function is documented to be",
-        "weight": "quick: the sum of many errs by {} at most, less than it is held to",
+        "hidden": "by a quick form: its relative error of at most {} is hidden by the rounding to 16 bits",
+        "exact": "by a quick form, which meets the function's documented error",
+        "weight": "by a quick form: the error of their sum is at most {}, within its bound",
     }
     found = []
     for name, used in forms.items():
@@ -193,7 +205,7 @@ def _whole_if_faster(split: Plan, whole: Plan) -> Plan:
     look at the data."""
     if whole.time_us > split.time_us:
         return split
-    times = f"{split.time_us:.1f} us in parts, {whole.time_us:.1f} us whole"
+    times = f"{duration(split.time_us)} in parts, {duration(whole.time_us)} whole"
     remarks = [Remark("refused", f"to split {s.name}", times) for s in split.splits]
     return replace(whole, remarks=(*remarks, *whole.remarks))
 

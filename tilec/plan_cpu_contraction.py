@@ -38,6 +38,7 @@ GATHER_NS = 1.5  # an element at computed subscripts
 PLAIN_NS = 0.08  # a product in plain loops that vectorise, on one core
 GAIN_US = 10  # what the panels must save: kernels that pack take longer to compile
 BLOCK_US = 0.3
+WEIGHED = "compared by register passes and packing alone, which leaves out the caches that a kernel's own time counts"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def choose_contraction(
     """The kernel with panels (the `pick`-th best), or unchanged where they cannot be or are not worth it; the remarks say why."""
     node = next(n for n in g.nodes if n.contraction is not None)
     element = str(ir.ShapedType(node.results[0].value.type).element_type)
-    roles = _roles(node) if element in ("f32", "f64") else f"sums of {element} have no fast form"
+    roles = _roles(node) if element in ("f32", "f64") else f"sums of {element} are computed by plain loops"
     if isinstance(roles, str):
         return kernel, [Remark("refused", f"panels for {node.name}", roles, node.line)]
     size = 8 if element == "f64" else 4
@@ -89,13 +90,14 @@ def choose_contraction(
                 "plain loops are as fast at this size",
                 node.line,
                 alternatives,
+                WEIGHED,
             )
         ]
     if pick >= len(weighed):
         raise NoFurtherChoice
     best = weighed[pick][1]
     return _planned(kernel, g, node, roles, best, element, target), [
-        Remark("tiled", kernel.name, str(best), node.line, alternatives)
+        Remark("tiled", kernel.name, str(best), node.line, alternatives, WEIGHED)
     ]
 
 
@@ -127,7 +129,7 @@ def _roles(node: Node) -> Roles | str:
     order = node.results[0].dims
     last = next((d for d in reversed(order) if e[d] > 1), order[-1])
     if last in c.batch:
-        return "its result lies in memory along a dimension that both factors have"
+        return "its result is contiguous along a dimension that both factors have"
     m, n = (c.n, c.m) if last in c.m else (c.m, c.n)
     lane = max(m, key=lambda d: (e[d], d))
     rows = (*(d for d in order if d in m and d != lane), lane)

@@ -49,7 +49,8 @@ def choose_stream(
     how = "rescaled when the maximum grows" if chain.online.shifts else "added up"
     remarks.append(Remark("carried", states, f"along {chain.scores.name}'s index, {how}", line))
     if parts > 1:
-        reason = f"weights are f32, which {parts} numbers of {chain.values.type} make up: {parts} products instead of 1"
+        reason = f"an f32 weight takes {parts} numbers of {chain.values.type}, so {parts} products instead of 1; "
+        reason += f"`using {chain.values.type}` rounds weights, and takes 1"
         remarks.append(Remark("split", chain.product.total.name, reason, line))
     if chain.masks:
         reason = f"tiles that the mask excludes are skipped: {100 * problem.share:.0f}% of the scores remain"

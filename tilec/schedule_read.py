@@ -19,6 +19,7 @@ from tilec.diagnostics import CallError, Source, Span, TileError
 from tilec.given import Fixed
 from tilec.grouping import Remark
 from tilec.plan import KernelPlan, Plan
+from tilec.quantities import duration
 
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, "options": dict}
@@ -145,7 +146,9 @@ class Schedule:
             if "operations" not in table and name not in named:
                 self.fail(f"there is no kernel `{name}`", number, name, hint=_suggest(name, named))
             if not re.fullmatch(rf"{stem}_\w+", name, re.ASCII):  # nothing else in the module is called so
-                self.fail(f"`{name}` is no name for a kernel of this op", number, name, hint=f"{stem}_{name}")
+                self.fail(
+                    f"`{name}` cannot be the name of a kernel of this op", number, name, hint=f"write `{stem}_{name}`"
+                )
             tables[frozenset(table["operations"]) if "operations" in table else named[name]] = (name, table)
         taken = [name for name, _ in tables.values()]
         for kernel in plan.kernels:
@@ -155,14 +158,17 @@ class Schedule:
 
     def _difference(self, own: KernelPlan, obeyed: KernelPlan) -> Iterable[Remark]:
         """A remark for what the compiler would choose differently in a kernel."""
-        told = [
-            f"{what} {getattr(obeyed, what)} as {self.source.name} says, not {getattr(own, what)}"
-            for what in ("tile", "loops", "options")
-            if getattr(obeyed, what) != getattr(own, what)
-        ]
+        told = [f"tile {list(obeyed.tile)} instead of {list(own.tile)}"] if obeyed.tile != own.tile else []
+        for what in ("loops", "options"):
+            mine, chosen = getattr(obeyed, what), getattr(own, what)
+            for key in (k for k in (*mine, *chosen) if mine.get(k) != chosen.get(k)):
+                subject = f"the loops of {key} as" if what == "loops" else f"`{key}`"
+                told.append(f"{subject} {_instead(mine, chosen, key)}")
         if told:
+            told = list(dict.fromkeys(told))
             times = obeyed.prediction.time_us, own.prediction.time_us
-            reason = f"{'; '.join(told)}: {times[0]:.1f} us, the compiler's choice {times[1]:.1f} us"
+            reason = f"{self.source.name} gives {'; '.join(told)}: "
+            reason += f"{duration(times[0])}, the compiler's choice {duration(times[1])}"
             alternatives = (("the schedule's", times[0]), ("the compiler's", times[1]))
             line = obeyed.lines[-1] if obeyed.lines else None
             yield Remark("obeyed", obeyed.name, reason, line, alternatives)
@@ -172,8 +178,8 @@ class Schedule:
             kernels = " | ".join(", ".join(k.nodes) for k in p.kernels)
             return kernels + (f"; inline {', '.join(p.inlined)}" if p.inlined else "")
 
-        reason = f"kernels {shown(plan)} as {self.source.name} says: {plan.time_us:.1f} us; "
-        reason += f"the compiler's choice {shown(own)}: {own.time_us:.1f} us"
+        reason = f"{self.source.name} gives the kernels {shown(plan)}: {duration(plan.time_us)}; "
+        reason += f"the compiler's choice {shown(own)}: {duration(own.time_us)}"
         alternatives = (("the schedule's", plan.time_us), ("the compiler's", own.time_us))
         return Remark("obeyed", "kernels", reason, None, alternatives)
 
@@ -201,6 +207,12 @@ class Schedule:
         strings = re.compile(rf"""["']{re.escape(name[1])}["']""") if name else None
         places = list(strings.finditer(self.source.text, plan.end, end)) if strings else []
         return Span(self.source, *places[-1].span()) if places else plan
+
+
+def _instead(mine: dict[str, Any], chosen: dict[str, Any], key: str) -> str:
+    """One loop order or option, beside the compiler's."""
+    a, b = (list(d[key]) if isinstance(d.get(key), tuple) else d.get(key, "none") for d in (mine, chosen))
+    return f"{a} instead of {b}"
 
 
 class _Edit:
@@ -251,7 +263,7 @@ class _Edit:
         for operation, order in self.table.get("loops", {}).items():
             if operation not in kernel.dims:
                 hint = _suggest(operation, kernel.nodes)
-                self.fail(f"`{operation}` is no operation of this kernel", "loops", operation, hint=hint)
+                self.fail(f"`{operation}` is not an operation of this kernel", "loops", operation, hint=hint)
             dims = range(len(kernel.dims[operation]))
             if sorted(order) != list(dims):
                 self.fail(f"the loops of `{operation}` must be {list(dims)} in some order", "loops", operation)

@@ -13,6 +13,7 @@ from tilec.grouping import Group, Remark
 from tilec.mlir import ir
 from tilec.passes.inline import inline_all
 from tilec.passes.split import refuse_split, split
+from tilec.quantities import duration
 from tilec.target import Target
 
 MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of the second pass
@@ -47,7 +48,8 @@ def choose_splits(groups: list[Group], graph: Graph, target: Target) -> tuple[li
         if isinstance(found, Split):
             splits.append(found)
             cost = predict(work_of(g.nodes, graph, g.space, target), target).time_us
-            reason = f"{found.parts} parts of dimension {found.dim}: {g.space.parallelism} blocks take {cost:.1f} us"
+            whole = f"as a whole it has {g.space.parallelism} blocks and takes {duration(cost)}"
+            reason = f"{found.parts} parts of dimension {found.dim}; {whole}"
             remarks.append(Remark("split", node.name, reason, node.line))
         elif found:
             remarks.append(Remark("refused", f"to split {node.name}", found, node.line))
@@ -96,7 +98,7 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
         time = tiles[0].prediction.time_us + predict(combine, target).time_us if tiles else best
         if time < SAVING * best:
             best, found = time, Split(node.name, dim, parts)
-    return found and (found, f"{found.parts} parts of k: {best:.1f} us, as a whole {before:.1f} us")
+    return found and (found, f"{found.parts} parts of k: {duration(best)}, as a whole {duration(before)}")
 
 
 def _rows(node: Node) -> bool:

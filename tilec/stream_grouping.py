@@ -11,6 +11,7 @@ from tilec.expression import Expr, Reader, Unreadable
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark, refuse
 from tilec.mlir import ir
+from tilec.quantities import duration
 from tilec.space import Space
 from tilec.streaming import Chain, multiplicand_allowed, read_chain
 from tilec.target import Target
@@ -47,12 +48,12 @@ def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Ta
     together = choose_stream_tile(target, stream_problem(nodes, space, graph))[0].prediction.time_us
     separate = sum(predict(work_of(g.nodes, graph, g.space, target), target).time_us for g in groups)
     alternatives = (("one walk", together), (f"{len(groups)} kernels", separate))
-    apart = f"{separate:.1f} us as {len(groups)} kernels"
+    apart = f"{duration(separate)} as {len(groups)} kernels"
     if not profitable(together, separate):
-        reason = f"one walk would take {together:.1f} us, {apart}"
+        reason = f"one walk would take {duration(together)}, {apart}"
         remarks.append(Remark("refused", subject, reason, line, alternatives))
         return
-    reason = f"{together:.1f} us as one walk in which {chain[0].name} stays on chip, {apart}"
+    reason = f"{duration(together)} as one walk in which {chain[0].name} stays on chip, {apart}"
     remarks.append(Remark("fused", subject, reason, line, alternatives))
     joined = Group(nodes, space)
     for n in nodes:
@@ -84,13 +85,13 @@ def refuse_stream(nodes: list[Node], space: Space, graph: Graph, target: Target)
     """Why nodes with two contractions cannot be one walk; None where they can."""
     chain = chain_of(nodes, space, graph)
     if isinstance(chain, str):
-        return f"each is a contraction, and they are no walk over one index: {chain}"
+        return f"each is a contraction, and one walk cannot do both: {chain}"
     if not target.has("tma") or "wgmma" not in target.instructions("bf16"):
         return f"{target.name} lacks asynchronous matrix units, for which there is a walk of two contractions"
     if 0 in space.extents.values():
         return "there is nothing to walk"
     if set(space.grid) != {*chain.batch, chain.rows}:
-        return "they have parallel dimensions that the walk has not"
+        return "they have parallel dimensions that the walk does not have"
     return _refuse_storage(chain, space) or _refuse_size(chain, nodes, space, graph, target)
 
 
@@ -113,9 +114,7 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
         if space.extents[d] > WIDEST:
             return f"{space.extents[d]} {what} contraction do not fit a block: at most {WIDEST}"
     if parts_of(chain) is None:
-        return (
-            f"f32 weights are no sum of few {chain.values.type} numbers: `using {chain.values.type}` would round them"
-        )
+        return f"an f32 weight is not the sum of few {chain.values.type} numbers: `using {chain.values.type}` would round it"
     if not choose_stream_tile(target, stream_problem(nodes, space, graph)):
         return "no tile fits registers and shared memory"
     return None

@@ -1,0 +1,52 @@
+"""Results that are an input, or another result: no kernel makes them, memory is copied (`passes/bufferize.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilec import mlir
+from tilec.amounts import bytes_of
+from tilec.cost import Prediction, Work, predict
+from tilec.mlir import ir
+from tilec.target import Target
+
+BLOCK = 16384  # bytes that a block of the driver's copy on a GPU is taken to move
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The tensor `source` copied into the result `name`."""
+
+    name: str
+    source: str
+    work: Work
+    prediction: Prediction
+
+
+def copies_of(function: ir.Operation, target: Target) -> tuple[Copy, ...]:
+    """What is left to copy of a program, behind its kernels. On a CPU one core does it."""
+    block = mlir.entry(function)
+    names = dict(zip(block.arguments, _names(function, "arg_attrs")))
+    returned = list(list(block.operations)[-1].operation.operands)
+    found = []
+    for value, name in zip(returned, _names(function, "res_attrs")):
+        if value not in names:
+            names[value] = name
+            continue
+        size = bytes_of(value)
+        if target.kind == "cuda":
+            work = Work(dram_read=size, dram_write=size, blocks=max(1, size // BLOCK))
+        else:
+            work = Work(dram_read=size, dram_write=size, threads=1, working_set=2 * size)
+        found.append(Copy(name, names[value], work, predict(work, target)))
+    return tuple(found)
+
+
+def _names(function: ir.Operation, key: str) -> list[str]:
+    """Of arguments or results; generated IR may have none."""
+    if key not in function.attributes:
+        return ["it"] * 1000
+    return [
+        ir.StringAttr(a["tilec.name"]).value if "tilec.name" in ir.DictAttr(a) else "it"
+        for a in ir.ArrayAttr(function.attributes[key])
+    ]
