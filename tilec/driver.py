@@ -6,7 +6,6 @@ the stage that failed and the IR it failed on.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,11 +16,8 @@ from tilec.diagnostics import InternalError, TileError
 from tilec.mlir import PassManager, ir
 from tilec.passes import NAMES, Stage, stages
 from tilec.plan import Plan, annotate, make_plan
+from tilec.recursion import deep_recursion
 from tilec.target import Target
-
-DEEP = 20_000
-"""Calls inside each other: functions that follow what a value is computed from call themselves, and a kernel has a thousand
-operations and more. The limit stays, since other threads may compile, too."""
 
 
 @dataclass
@@ -44,7 +40,6 @@ def lower(
     `begin="emit"` runs no stage and prints the kernels of a module that `map` made.
     """
     lowered = Lowered({}, None)
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), DEEP))
 
     def plan(op: ir.Operation) -> None:
         (function,) = [f for f in mlir.functions(op) if "tilec.kernel" not in f.attributes]
@@ -63,7 +58,8 @@ def lower(
     for stage in chosen:
         _add_stage(manager, stage, lowered, state, locations)
     try:
-        manager.run(module.operation)
+        with deep_recursion():
+            manager.run(module.operation)
     except (TileError, InternalError) as error:
         if isinstance(error, InternalError):
             error.stage, error.ir = error.stage or state.name, state.text or error.ir
@@ -71,7 +67,8 @@ def lower(
     except Exception as error:
         raise InternalError(f"stage '{state.name}' failed: {error}", state.name, state.text) from error
     if emit and end == "map":
-        lowered.emitted = _emit(module, lowered)
+        with deep_recursion():
+            lowered.emitted = _emit(module, lowered)
     return lowered
 
 
