@@ -293,7 +293,8 @@ class Printer:
             case "arith.cmpi":
                 return self.compare_integers(op, texts)
             case "arith.index_cast" | "arith.index_castui":
-                return f"{self.use('i64')}({texts[0]})" if str(operands[0].type) not in ("index", "i64") else texts[0]
+                wide = [str(t) in ("index", "i64") for t in (operands[0].type, op.results[0].type)]
+                return texts[0] if all(wide) else f"{self.use('i64' if wide[1] else type_)}({texts[0]})"
             case "arith.remf":
                 return self.function("fmod", texts, type_)
             case "arith.extf" | "arith.truncf":
