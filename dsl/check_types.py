@@ -16,8 +16,9 @@ from tilec.diagnostics import Note
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, text_of
 from tilec.dsl.ranges import Poly
-from tilec.dtypes import BOOL, DTYPES, F32, I32, I64, DType, compute_type, join
+from tilec.dtypes import BOOL, DTYPES, F32, F64, I32, I64, DType, compute_type, join
 from tilec.functions import FUNCTIONS
+from tilec.reductions import REDUCTIONS, highest, lowest
 
 WEAK_INT = DType("whole number", "int", 0, "")
 WEAK_FLOAT = DType("number", "float", 0, "")
@@ -109,7 +110,7 @@ class Typer:
         if to.is_float:
             return ast.Number(float(value) if abs(value) < math.inf else value, to, expr.span)
         if not _holds(to, value):
-            low, high = _ends(to)
+            low, high = lowest(to), highest(to)
             self.report.error(f"{value} is outside of {to}", expr.span, hint=f"{to} holds {low} to {high}")
             value = 0
         return ast.Number(int(value), to, expr.span)
@@ -186,7 +187,7 @@ class Typer:
     def _pad(self, expr: ast.Pad) -> ast.Expr:
         """`pad` has the stored type, unless its value would be rounded by that: then it is written out with `if`."""
         access, value = self._load(expr.access), self._expr(expr.value)
-        if value.dtype in _WEAK or value.dtype is access.dtype:
+        if value.dtype is access.dtype or (value.dtype in _WEAK and not _rounds(value, access.dtype)):
             if value.dtype is WEAK_FLOAT and access.dtype.is_integer:
                 self.report.error(f"the value must be of type {access.dtype}, as the tensor is", expr.value.span)
                 value = replace(value, dtype=UNKNOWN)
@@ -320,9 +321,12 @@ class Typer:
             self.report.error(
                 "`using` can only follow a sum of products of f32", expr.span, hint="`sum[k](a[k] * b[k]) using tf32`"
             )
-        body = self._coerce(body, accumulator)
         if expr.kind == "mean":
             return self._mean(expr, ranges, body, accumulator)
+        if expr.kind in ("max", "min") and body.dtype.is_integer and 0 in map(_count, ranges):
+            end = REDUCTIONS[expr.kind].identity(body.dtype)  # of nothing: the end of what would have been compared
+            return ast.Number(end, accumulator, expr.span)
+        body = self._coerce(body, accumulator)
         is_arg = expr.kind.startswith("arg")
         if is_arg and any((n := _count(r)) is not None and n <= 0 for r in ranges):
             self.report.error(f"`{expr.kind}` over an empty range", expr.span, [_range_note(ranges[0])])
@@ -330,11 +334,14 @@ class Typer:
         return replace(expr, ranges=ranges, body=body, accumulator=accumulator, dtype=dtype)
 
     def _mean(self, expr: ast.Reduce, ranges: tuple[ast.Range, ...], body: ast.Expr, accumulator: DType) -> ast.Expr:
-        """The sum, divided by how many there are; integers divide as f32."""
-        total = replace(expr, kind="sum", ranges=ranges, body=body, accumulator=accumulator, dtype=accumulator)
+        """The sum, divided by how many there are; integers divide as f32, and their sum does not overflow."""
         dtype = accumulator if accumulator.is_float else F32
         counts = [_count(r) for r in ranges]
         count = math.nan if None in counts else float(math.prod(max(0, n) for n in counts))
+        if expr.accumulator is None and not accumulator.is_float:
+            accumulator = _sum_of_integers(body.dtype, count)
+        body = self._coerce(body, accumulator)
+        total = replace(expr, kind="sum", ranges=ranges, body=body, accumulator=accumulator, dtype=accumulator)
         return ast.Binary("/", self._coerce(total, dtype), ast.Number(count, dtype, expr.span), dtype, expr.span)
 
     def _scan(self, expr: ast.Scan) -> ast.Expr:
@@ -345,14 +352,15 @@ class Typer:
         return replace(expr, range=range_, body=body, accumulator=accumulator, dtype=accumulator)
 
 
+def _sum_of_integers(dtype: DType, count: float) -> DType:
+    """The type that adds up `count` integers of a type without overflow; f64, which rounds, where no integer does."""
+    largest = max(-lowest(dtype), highest(dtype))
+    return next((wide for wide in (I32, I64) if largest * count <= highest(wide)), F64)
+
+
 def _default(dtype: DType) -> DType:
     """The type of a literal that meets nothing."""
     return {WEAK_INT: I64, WEAK_FLOAT: F32}.get(dtype, dtype)
-
-
-def _ends(dtype: DType) -> tuple[int, int]:
-    """The smallest and the largest value of an integer type."""
-    return (0 if dtype.kind == "uint" else -(1 << (dtype.bits - 1))), (1 << (dtype.bits - (dtype.kind == "int"))) - 1
 
 
 def _holds(dtype: DType, value: int | float) -> bool:
@@ -362,8 +370,14 @@ def _holds(dtype: DType, value: int | float) -> bool:
             return math.isnan(value) or float(np.asarray(value, np.float64).astype(dtype.numpy)) == value
     if dtype.kind == "bool":
         return True
-    low, high = _ends(dtype)
+    low, high = lowest(dtype), highest(dtype)
     return low <= value <= high and (isinstance(value, int) or value.is_integer())
+
+
+def _rounds(literal: ast.Expr, dtype: DType) -> bool:
+    """Whether a narrow float may not hold what it is computed to, in f32."""
+    narrow = dtype.is_float and 0 < dtype.bits < 32
+    return narrow and not (isinstance(literal, ast.Number) and _holds(dtype, literal.value))
 
 
 def _negative(expr: ast.Expr) -> bool:

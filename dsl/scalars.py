@@ -6,7 +6,9 @@ for a divisor of 0 (as NumPy does), so that a branch not taken may be computed a
 
 from __future__ import annotations
 
-from tilec.dtypes import BOOL, F32, DType
+import numpy as np
+
+from tilec.dtypes import BOOL, F32, F64, DType
 from tilec.functions import FUNCTIONS, PHILOX_MULTIPLIERS, PHILOX_ROUNDS, PHILOX_WEYL
 from tilec.mlir import arith, constant, constant_value, ir, math, type_of
 
@@ -23,14 +25,18 @@ def number(value: int | float | bool, dtype: DType) -> ir.Value:
 
 
 def cast(value: ir.Value, source: DType, target: DType) -> ir.Value:
-    """Conversions as in NumPy; a float becomes an integer by dropping its fraction, anything becomes bool by `!= 0`."""
+    """A float is rounded once and becomes an integer as `_to_integer` says, integers wrap around, bools are `!= 0`."""
     if source == target:
         return value
     to = mlir_type(target)
-    if source.is_float != target.is_float and min(t.bits for t in (source, target) if t.is_float) < 32:
+    if source.is_float and source.bits < 32 and not target.is_float:
         return cast(cast(value, source, F32), F32, target)
     if target == BOOL:
         return compare("!=", value, number(0, source), source)
+    if target.is_float and target.bits < 32 and not source.is_float:
+        if source.bits < 32:
+            return cast(cast(value, source, F32), F32, target)
+        return cast(cast(_marked(value, source), source, F64), F64, target)
     if source.is_float and target.is_float:
         if source.bits < target.bits:
             return arith.extf(to, value)
@@ -38,13 +44,51 @@ def cast(value: ir.Value, source: DType, target: DType) -> ir.Value:
             return arith.truncf(to, value)
         return arith.truncf(to, arith.extf(mlir_type(F32), value))  # bf16 to f16 and back
     if source.is_float:
-        return (arith.fptoui if target.kind == "uint" else arith.fptosi)(to, value)
+        return _to_integer(value, source, target)
     unsigned = source.kind in ("uint", "bool")
     if target.is_float:
         return (arith.uitofp if unsigned else arith.sitofp)(to, value)
     if source == BOOL or source.bits < target.bits:
         return (arith.extui if unsigned else arith.extsi)(to, value)
     return arith.trunci(to, value) if source.bits > target.bits else value
+
+
+def _to_integer(value: ir.Value, source: DType, target: DType) -> ir.Value:
+    """A float without its fraction; the type's smallest or largest number where it does not fit, and 0 of a NaN.
+
+    `arith.fptosi` and `arith.fptoui` mean nothing beyond the type, so they never see such a number. The largest of wide
+    types is no float: the float before it takes its place, and is taken back.
+    """
+    limits = np.iinfo(target.numpy)
+    largest = np.asarray(limits.max, source.numpy)
+    holds = int(largest) == limits.max
+    most = float(largest if holds else np.nextafter(largest, np.asarray(0, source.numpy)))
+    low, high = number(float(limits.min), source), number(most, source)
+    if target.kind == "uint":  # a NaN is not above 0, either
+        inside = arith.select(compare(">", value, low, source), value, low)
+    else:
+        inside = arith.select(compare("==", value, value, source), value, number(0, source))
+        inside = arith.select(compare("<", inside, low, source), low, inside)
+    inside = arith.select(compare(">", inside, high, source), high, inside)
+    whole = (arith.fptoui if target.kind == "uint" else arith.fptosi)(mlir_type(target), inside)
+    if holds:
+        return whole
+    return arith.select(compare(">", value, high, source), number(limits.max, target), whole)
+
+
+def _marked(value: ir.Value, dtype: DType) -> ir.Value:
+    """An integer that an f64 holds, and that rounds to 24 bits or fewer as this does: of a large one, whose last bits
+    are too many, one bit stands for them.
+    """
+    if dtype.bits < 64:
+        return value
+    rest = arith.andi(value, number(0xFFF, dtype))
+    cut = arith.subi(value, rest)
+    marked = arith.select(compare("!=", rest, number(0, dtype), dtype), arith.ori(cut, number(0x800, dtype)), cut)
+    large = compare(">=", value, number(1 << 53, dtype), dtype)
+    if dtype.kind == "int":
+        large = arith.ori(large, compare("<=", value, number(-(1 << 53), dtype), dtype))
+    return arith.select(large, marked, value)
 
 
 def negate(value: ir.Value, dtype: DType) -> ir.Value:
@@ -92,14 +136,16 @@ def _floor_divide(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
 
 
 def _floor_divide_floats(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
-    """Python's: (a - r) / b, with r the remainder that has the sign of a, rounded to the whole number that it is up to
-    rounding, so that 1.0 // 0.1 is 9; one less where a % b has the other sign, so that -1.0 // inf is -1.
-    """
+    """`tilec.operators.floor_divide`, which says why, in operations."""
+    zero, one = number(0, dtype), number(1, dtype)
     exact, remainder = arith.divf(left, right), arith.remf(left, right)
-    whole = math.roundeven(arith.divf(arith.subf(left, remainder), right))
-    below = arith.subf(whole, number(1, dtype))
-    whole = arith.select(_other_sign(remainder, right, dtype), below, whole)
-    return arith.select(compare("==", right, number(0, dtype), dtype), exact, whole)
+    quotient = arith.divf(arith.subf(left, remainder), right)
+    quotient = arith.select(_other_sign(remainder, right, dtype), arith.subf(quotient, one), quotient)
+    whole = math.floor(quotient)
+    above = compare(">", arith.subf(quotient, whole), number(0.5, dtype), dtype)
+    whole = arith.select(above, arith.addf(whole, one), whole)
+    whole = arith.select(compare("==", quotient, zero, dtype), arith.mulf(exact, zero), whole)
+    return arith.select(compare("==", right, zero, dtype), exact, whole)
 
 
 def _guard_divisor(divide, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
@@ -125,8 +171,10 @@ def _modulo(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
         if constant_value(right):
             return remainder
         return arith.select(compare("==", right, number(0, dtype), dtype), number(0, dtype), remainder)
-    remainder = arith.remf(left, right)
-    return arith.select(_other_sign(remainder, right, dtype), arith.addf(remainder, right), remainder)
+    zero, remainder = number(0, dtype), arith.remf(left, right)
+    whole = arith.select(compare("<", right, zero, dtype), number(-0.0, dtype), zero)
+    result = arith.select(_other_sign(remainder, right, dtype), arith.addf(remainder, right), remainder)
+    return arith.select(compare("==", remainder, zero, dtype), whole, result)
 
 
 def _other_sign(remainder: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:

@@ -15,10 +15,12 @@ from numba.extending import intrinsic, register_jitable
 from tilec.runtime import cpu_math_values
 from tilec.runtime.cpu_math_values import (
     F32,
+    F64,
     Value,
     absolute,
     bits,
     call,
+    convert,
     floats,
     from_bits,
     to_float,
@@ -276,6 +278,23 @@ def f16_from_f32(x: Value) -> Value:
     return Value(x.builder, x.builder.bitcast(half, ir.IntType(16)))
 
 
+def _f32_odd(x: Value) -> Value:
+    """An f64 as f32, rounded to odd where it is not exact: rounding that to fewer bits does as one rounding would.
+
+    Source: Boldo & Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd".
+    """
+    near = convert(x, F32)
+    back, word = convert(near, F64), bits(near)
+    toward_zero = absolute(back) > absolute(x)
+    odd = _choose(toward_zero, word - 1, word + 1)
+    away = Value(x.builder, x.builder.fcmp_ordered("!=", back.llvm, x.llvm))  # not of a NaN
+    even = (word & 1) == 0
+    return from_bits(_choose(Value(x.builder, x.builder.and_(away.llvm, even.llvm)), odd, word), F32)
+
+
+f32_odd = typed(_f32_odd, _storing(types.float64, types.float32))
+
+
 def _f8_from_f32(x: Value, fraction: int, bias: int) -> Value:
     """Rounded magnitude bits without regard to overflow. Adding 2^(23 - digits) rounds what will be subnormal."""
     magnitude = _magnitude(x)
@@ -324,6 +343,6 @@ __all__ = [
     *(f"{name}_pointer" for name in _POINTED),
     *(f"f32_from_{t}" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
     *(f"{t}_from_f32" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
-    "bf16_from_exact", "bits_f32", "bits_f64",
+    "bf16_from_exact", "bits_f32", "bits_f64", "f32_odd",
     "floor_divide", "floor_modulo", "fma", "fmod", "ipow", "maximum", "minimum", "reassoc_add", "reassoc_mul", "select",
 ]  # fmt: skip

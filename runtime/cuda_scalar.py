@@ -177,6 +177,19 @@ def _round_tf32() -> Any:
     return define("round_tf32", {"a": "f32"}, "f32", f"%cut = {cut}\n%result = arith.bitcast %cut : i32 to f32")
 
 
+def _f32_odd() -> Any:
+    """An f64 as f32, rounded to odd: cut, and the last bit set where something was. What rounds it further rounds once."""
+    cut = asm("cvt.rz.f32.f64 $0, $1;", "f", [("d", "%a")], pure=True)
+    body = f"""%cut = {cut}
+      %back = arith.extf %cut : f32 to f64
+      %inexact = arith.cmpf one, %back, %a : f64
+      %word = arith.bitcast %cut : f32 to i32
+      %last = arith.extui %inexact : i1 to i32
+      %odd = arith.ori %word, %last : i32
+      %result = arith.bitcast %odd : i32 to f32"""
+    return define("f32_odd", {"a": "f64"}, "f32", body)
+
+
 def _round(dtype: str) -> Any:
     """A float32 rounded to what `dtype` can hold, still as float32: what a store and a load would give."""
     from tilec.runtime.cuda_memory import WIDTH, _decode, _encode_one
@@ -271,7 +284,7 @@ def _build() -> dict[str, Callable[[], Any]]:
     table |= {name: partial(ptx, name, *row) for name, row in _PTX_EFFECTS.items()}
     table |= {n: partial(ptx, n, f"mov.u32 $0, {r};", "", "r", pure=True) for n, r in _REGISTERS.items()}
     table |= {f"{n}_u{b}": partial(_extremum_unsigned, n, f"u{b}") for n in ("max", "min") for b in (8, 16, 32, 64)}
-    table["round_tf32"] = _round_tf32
+    table["round_tf32"], table["f32_odd"] = _round_tf32, _f32_odd
     table |= {f"round_{t}": partial(_round, t) for t in ("bf16", "f16", "f8e4m3", "f8e5m2")}
     for mode in _SHUFFLES:
         for dtype in ("f32", "i32", "u32", "f64", "i64", "u64"):

@@ -339,9 +339,10 @@ class Printer:
         return f"{texts[0]} {COMPARE_INTEGER[predicate]} {texts[1]}"
 
     def convert(self, text: str, source: str, target: str) -> str:
-        """Between integers and floats; narrow floats go by way of f32."""
+        """Between integers and floats; narrow floats go by way of a float that holds the integer."""
         if target in NARROW:
-            return self.narrow(self.convert(text, source, "f32"), "f32", target)
+            through = "f32" if source in ("i1", "i8", "i16") else "f64"
+            return self.narrow(self.convert(text, source, through), through, target)
         if source in NARROW:
             text = self.narrow(text, source, "f32")
         return f"{self.use(target)}({text})"
@@ -355,8 +356,11 @@ class Printer:
         if source not in ("f32", "f64"):
             text = f"{self.use(f'f32_from_{source}')}({text})"
             return text if target == "f32" else self.narrow(text, "f32", target)
-        text = f"{self.use('f32')}({text})" if source == "f64" else text
-        return f"{self.use(f'{target}_from_f32')}({text})"
+        return f"{self.use(f'{target}_from_f32')}({self.single(text, source)})"
+
+    def single(self, text: str, source: str) -> str:
+        """An f32 that rounds to a narrower type as the float does: an f64 rounded to odd, so that it is rounded once."""
+        return f"{self.use('f32_odd')}({text})" if source == "f64" else text
 
     def affine(self, op: ir.Operation) -> str:
         map_ = ir.AffineMapAttr(op.attributes["map"]).value

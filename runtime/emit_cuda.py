@@ -335,9 +335,7 @@ class _CudaPrinter(UnrollPrinter):
                 if predicate == 14:
                     return " | ".join(f"{self.use(f'is_nan_{element}')}({t})" for t in dict.fromkeys((a, b)))
             case "arith.truncf" if self.rounded_later(op):
-                source = str(op.operands[0].type)
-                text = self.expr(op.operands[0])
-                return f"{self.use('f32')}({text})" if source == "f64" else text
+                return self.single(self.expr(op.operands[0]), str(op.operands[0].type))
             case "arith.bitcast":
                 narrow = str(op.results[0].type)[0] == "i"
                 kind = str(op.operands[0].type if narrow else op.results[0].type)
@@ -362,11 +360,9 @@ class _CudaPrinter(UnrollPrinter):
 
     def narrow(self, text: str, source: str, target: str) -> str:
         """Narrow floats are float32 that happen to be representable."""
-        if source == "f64" and target != "f64":
-            text = f"{self.use('f32')}({text})"
-        if target == "f64":
-            return f"{self.use('f64')}({text})"
-        return f"{self.use(f'round_{self.dtype(target)}')}({text})" if target in NARROW else text
+        if target in NARROW:
+            return f"{self.use(f'round_{self.dtype(target)}')}({self.single(text, source)})"
+        return f"{self.use(target)}({text})" if "f64" in (source, target) else text
 
     def function(self, name: str, arguments: list[str], element: str) -> str:
         inner = ", ".join(arguments)

@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
+from tilec.conversions import to_odd
 from tilec.dtypes import DTYPES
 
 ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(nc|nc_again|nc_last))?(?:_where)?$")
@@ -147,6 +148,8 @@ class Intrinsics(ModuleType):
             return lambda a, b: CONVERT[f"uint{kind[1:]}"]({"max": max, "min": min}[stem](a, b))
         if name == "round_tf32":
             return lambda value: ((np.array([value], np.float32).view(np.int32) + 0x1000) & ~0x1FFF).view(np.float32)[0]
+        if name == "f32_odd":
+            return lambda value: to_odd(np.array([value]))[0]
         if stem == "round":
             return lambda value: np.float32(np.float32(value).astype(DTYPES[kind].numpy))
         raise AttributeError(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import reduce as fold
 
 import ml_dtypes
 import numpy as np
@@ -39,7 +40,9 @@ def of(program: str, **inputs) -> Enclosure:
 
 def holds(x: Enclosure, value) -> np.ndarray:
     value = np.asarray(value, np.float64)
-    return (value >= x.low) & (value <= x.high) | np.isnan(x.low) & np.isnan(value) | on.is_anything(x)
+    zero = (x.low == 0) & (x.high == 0) & (np.signbit(x.low) == np.signbit(x.high))
+    inside = (value >= x.low) & (value <= x.high) & ~(zero & (np.signbit(value) != np.signbit(x.low)))
+    return inside | np.isnan(x.low) & np.isnan(value) | on.is_anything(x)
 
 
 # ---- sound: values within give results within ------------------------------------------------------------------------
@@ -54,7 +57,7 @@ def interval(values: np.ndarray) -> Enclosure:
     values = values.astype(np.float64)
     if np.isnan(values).any():
         return point(np.float64(nan)) if np.isnan(values).all() else on.ANYTHING
-    return Enclosure(values.min(), values.max()) if len(values) > 1 else point(values[0])
+    return Enclosure(fold(on.lesser, values), fold(on.greater, values)) if len(values) > 1 else point(values[0])
 
 
 ARITHMETIC = {
@@ -62,6 +65,7 @@ ARITHMETIC = {
     "-": (np.subtract, lambda a, b: on.add(a, on.negative(b), F32)),
     "*": (np.multiply, lambda a, b: on.multiply(a, b, F32)),
     "/": (np.divide, lambda a, b: on.divide(a, b, F32)),
+    "//": (np.floor_divide, lambda a, b: on.floor_divide(a, b, F32)),
     "%": (np.remainder, lambda a, b: on.modulo(a, b, F32)),
     "**": (lambda a, b: np.power(a.astype(np.float64), b), lambda a, b: on.power(a, b, F32, None)),
 }
@@ -247,7 +251,7 @@ def test_overflow_on_the_way_is_open():
     x = np.array([1.0, 3e30], f32)  # the square of the second is no f32: inf, unless it is added to unrounded
     found = of("y[i] = x[i] * x[i] / (1 + x[i] * x[i])", x=x)
     assert found.low[0] == found.high[0] == 0.5 and on.is_anything(found)[1]
-    assert compare_array(np.array([0.5, nan], f32), found).undetermined == 1
+    assert compare_array(np.array([0.5, nan], f32), found).unbounded == 1
     certain = of("y[i] = exp(x[i]) / exp(x[i])", x=np.array([100], f32))
     assert np.isnan(certain.low[0])
 

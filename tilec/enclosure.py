@@ -11,7 +11,8 @@ Comparisons give intervals of bools, and casts to integers intervals of integers
 before it may turn is undetermined, and so is what hangs on it. Ends are f64. Those of f64 values move outwards
 by a unit in the last place more where NumPy itself may err.
 
-An interval of NaN is NaN for certain. [-inf, inf] is any value, and NaN.
+An interval of NaN is NaN for certain. [-inf, inf] is any value, and NaN. Zeros have signs: [-0, 0] is a zero of either,
+[0, 0] is 0 and not -0.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tilec.dtypes import F32, F64, DType, compute_type
+from tilec.conversions import to_float
+from tilec.dtypes import F64, DType, compute_type
 from tilec.functions import FUNCTIONS, POWER, Function
+from tilec.operators import OPERATORS
 
 HOST_ULP = 4
 """What NumPy's functions of f64 may err by: the bound of its own accuracy tests."""
@@ -51,6 +54,28 @@ def point(value: object) -> Enclosure:
     return Enclosure(array, array)
 
 
+def lesser(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The smaller end, where -0 is below 0."""
+    least = np.minimum(a, b)
+    if least.dtype.kind != "f" or np.all(least):
+        return least
+    return np.where((least == 0) & (np.signbit(a) | np.signbit(b)), -0.0, least)
+
+
+def greater(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The larger end, where 0 is above -0."""
+    most = np.maximum(a, b)
+    if most.dtype.kind != "f" or np.all(most):
+        return most
+    return np.where((most == 0) & ~(np.signbit(a) & np.signbit(b)), 0.0, most)
+
+
+def of_either_sign(x: Enclosure, where: np.ndarray) -> Enclosure:
+    """Zeros whose sign the language leaves open, where they are."""
+    where = where & (x.low == 0) & (x.high == 0)
+    return Enclosure(np.where(where, -0.0, x.low), np.where(where, 0.0, x.high)) if np.any(where) else x
+
+
 ANYTHING = Enclosure(np.float64(-np.inf), np.float64(np.inf))
 
 
@@ -60,7 +85,7 @@ def is_anything(x: Enclosure) -> np.ndarray:
 
 def hull(a: Enclosure, b: Enclosure) -> Enclosure:
     """What is in either of the two; NaN or a number is anything."""
-    low, high = np.minimum(a.low, b.low), np.maximum(a.high, b.high)
+    low, high = lesser(a.low, b.low), greater(a.high, b.high)
     if low.dtype.kind != "f":
         return Enclosure(low, high)
     mixed = np.isnan(a.low) ^ np.isnan(b.low)
@@ -89,11 +114,8 @@ def ulp(x: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def to_nearest(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """f64 rounded to `dtype`: by way of f32, if narrower, as what is computed in f32 is."""
-    if dtype is F64:
-        return array
-    array = np.asarray(array).astype(np.float32)
-    return (array if dtype is F32 else array.astype(dtype.numpy)).astype(np.float64)
+    """f64 rounded to `dtype`, still as f64."""
+    return array if dtype is F64 else to_float(array, dtype.numpy).astype(np.float64)
 
 
 def rounded(x: Enclosure, dtype: DType) -> Enclosure:
@@ -145,7 +167,7 @@ def corners(operation: Callable, *operands: Enclosure) -> Enclosure:
     if all(x.is_point for x in operands):
         return point(operation(*(x.low for x in operands)))
     values = [operation(*ends) for ends in product(*((x.low,) if x.is_point else x for x in operands))]
-    return _settled(reduce(np.minimum, values), reduce(np.maximum, values), *operands)
+    return _settled(reduce(lesser, values), reduce(greater, values), *operands)
 
 
 # ---- arithmetic of floats ----------------------------------------------------------------------------------
@@ -173,10 +195,10 @@ def multiply(a: Enclosure, b: Enclosure, dtype: DType, same: bool = False) -> En
         exact = Enclosure(np.nextafter(exact.low, -np.inf), np.nextafter(exact.high, np.inf))
         zero = nearest.low == nearest.high
         zero &= (nearest.low == 0) & (_is_zero(a) | _is_zero(b))
-        exact = Enclosure(np.where(zero, 0.0, exact.low), np.where(zero, 0.0, exact.high))
+        exact = Enclosure(np.where(zero, nearest.low, exact.low), np.where(zero, nearest.high, exact.high))
     if nearest.is_point and (np.array_equal(nearest.low, exact.low, equal_nan=True)):
         return nearest
-    return Enclosure(np.minimum(nearest.low, exact.low), np.maximum(nearest.high, exact.high))
+    return Enclosure(lesser(nearest.low, exact.low), greater(nearest.high, exact.high))
 
 
 def _is_zero(x: Enclosure) -> np.ndarray:
@@ -187,9 +209,7 @@ def _quotient(a: Enclosure, b: Enclosure) -> Enclosure:
     if a.is_point and b.is_point:
         return point(np.divide(a.low, b.low))
     found = corners(np.divide, a, b)
-    if b.is_point:  # a zero of which the sign is known
-        return found
-    open_ = (b.low <= 0) & (b.high >= 0) & ~np.isnan(a.low)
+    open_ = (b.low <= 0) & (b.high >= 0) & ~np.isnan(a.low) & ~_is_known(b)  # of a zero the sign may be known
     return Enclosure(np.where(open_, -np.inf, found.low), np.where(open_, np.inf, found.high))
 
 
@@ -197,29 +217,44 @@ def divide(a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
     return rounded(_outwards(_quotient(a, b)), dtype)
 
 
+def _is_known(x: Enclosure) -> np.ndarray:
+    """Where there is one value, zeros with their sign."""
+    if x.is_point:
+        return np.True_
+    return np.isnan(x.low) | ((x.low == x.high) & (np.signbit(x.low) == np.signbit(x.high)))
+
+
+def _as_computed(op: str, a: Enclosure, b: Enclosure, dtype: DType) -> np.ndarray:
+    """What the operator gives in its type, for values of that type."""
+    left, right = (x.low.astype(dtype.numpy) for x in (a, b))
+    return OPERATORS[op](left, right).astype(np.float64)
+
+
 def modulo(a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
     """The remainder is exact but for the sum that gives it the divisor's sign."""
-    if a.is_point and b.is_point:
-        return rounded(point(np.remainder(a.low, b.low)), dtype)
+    exact, one = _is_known(a) & _is_known(b), _as_computed("%", a, b, dtype)
+    if np.all(exact):
+        return point(one)
     quotient = _outwards(_quotient(a, b))
     low, high = np.floor(quotient.low), np.floor(quotient.high)
-    exact = (a.low == a.high) & (b.low == b.high)
-    known = ((low == high) & (b.low == b.high) & np.isfinite(b.low) & (np.abs(low) < 2.0**53)) | exact
+    known = (low == high) & (b.low == b.high) & np.isfinite(b.low) & (np.abs(low) < 2.0**53)
     rest = Enclosure(a.low - low * b.low, a.high - low * b.high)
-    rest = Enclosure(*(np.where(exact, np.remainder(a.low, b.low), end) for end in rest))
-    span = Enclosure(np.minimum(b.low, 0.0), np.maximum(b.high, 0.0))
+    span = Enclosure(np.minimum(b.low, -0.0), np.maximum(b.high, 0.0))
     found = Enclosure(np.where(known, rest.low, span.low), np.where(known, rest.high, span.high))
-    open_ = (~np.isfinite(quotient.low) | ~np.isfinite(quotient.high)) & ~exact
+    open_ = ~np.isfinite(quotient.low) | ~np.isfinite(quotient.high)
     found = Enclosure(np.where(open_, -np.inf, found.low), np.where(open_, np.inf, found.high))
-    return rounded(_outwards(widened(found, dtype, 1)), dtype)
+    return select(point(exact), point(one), rounded(_outwards(widened(found, dtype, 1)), dtype))
 
 
 def floor_divide(a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
-    """round((a - a % b) / b), each step rounded."""
-    if a.is_point and b.is_point:
-        whole = divide(add(a, negative(modulo(a, b, dtype)), dtype), b, dtype).map(np.round)
-        return point(np.where(b.low == 0, np.divide(a.low, b.low), whole.low))
-    return widened(divide(a, b, dtype), dtype, 2).map(np.floor)
+    """Two roundings and one to a whole number, of which an infinity divided is NaN."""
+    exact, one = _is_known(a) & _is_known(b), _as_computed("//", a, b, dtype)
+    if np.all(exact):
+        return point(one)
+    found = widened(divide(a, b, dtype), dtype, 2).map(np.floor)
+    open_ = (np.isinf(a.low) | np.isinf(a.high)) & ~np.isnan(found.low)
+    found = Enclosure(np.where(open_, -np.inf, found.low), np.where(open_, np.inf, found.high))
+    return select(point(exact), point(one), found)
 
 
 def power(a: Enclosure, b: Enclosure, dtype: DType, kind: str | None) -> Enclosure:
@@ -278,6 +313,7 @@ def function(name: str, arguments: list[Enclosure], dtype: DType, kind: str | No
     if name in ("min", "max", "clamp") or all(x.is_point for x in arguments):
         exact = _settled(*(row.reference(*ends) for ends in zip(*arguments)), *arguments)
         exact = point(exact.low) if all(x.is_point for x in arguments) else exact
+        exact = of_either_sign(exact, _of_two_signs(arguments)) if name in ("min", "max", "clamp") else exact
     else:
         exact = _image(name, row, arguments[0])
     if count <= 0.5:
@@ -287,6 +323,14 @@ def function(name: str, arguments: list[Enclosure], dtype: DType, kind: str | No
     inside = ~is_anything(Enclosure(low, high))
     low, high = np.where(inside, np.maximum(low, least), low), np.where(inside, np.minimum(high, most), high)
     return rounded(Enclosure(low, high), dtype)
+
+
+def _of_two_signs(arguments: list[Enclosure]) -> np.ndarray:
+    """Where some may be -0 and some 0: which of the two is the smaller is not said."""
+    ends = [end for x in arguments for end in (x[:1] if x.is_point else x)]
+    zeros = [(end == 0, np.signbit(end)) for end in ends]
+    minus, plus = (reduce(np.logical_or, (z & (s == sign) for z, s in zeros)) for sign in (True, False))
+    return minus & plus
 
 
 def _image(name: str, row: Function, x: Enclosure) -> Enclosure:

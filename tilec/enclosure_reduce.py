@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilec.dtypes import F64, DType
-from tilec.enclosure import Enclosure, corners, is_anything, negative, point, rounded
+from tilec.enclosure import Enclosure, corners, is_anything, negative, of_either_sign, point, rounded
 from tilec.reductions import REDUCTIONS
 
 HOST = 2.0**-53  # the unit roundoff of the f64 in which ends are computed
@@ -101,7 +101,7 @@ def sum_of_parts(parts: list[np.ndarray], count: np.ndarray, dtype: DType, unit:
     open_ = anything | (may_up & may_down)
     certain = nan | (up & down)
     low, high = np.where(open_, -np.inf, low), np.where(open_, np.inf, high)
-    return Enclosure(np.where(certain, np.nan, low), np.where(certain, np.nan, high))
+    return of_either_sign(Enclosure(np.where(certain, np.nan, low), np.where(certain, np.nan, high)), np.True_)
 
 
 def _sum(x: Enclosure, total: Total, dtype: DType) -> Enclosure:
@@ -129,7 +129,7 @@ def _product(x: Enclosure, total: Total, dtype: DType) -> Enclosure:
     error = np.where(np.isfinite(error), error, 0) + np.where(total.any(size == 0), 0, lost)
     open_ = ((most > largest(dtype)) & (total.count > 1) | is_anything(exact)) & ~np.isnan(exact.low)
     low, high = exact.low - error, exact.high + error
-    return Enclosure(np.where(open_, -np.inf, low), np.where(open_, np.inf, high))
+    return of_either_sign(Enclosure(np.where(open_, -np.inf, low), np.where(open_, np.inf, high)), np.True_)
 
 
 def _halves(x: Enclosure) -> Enclosure:
@@ -161,7 +161,10 @@ def _prefixes(x: Enclosure) -> Enclosure:
 def _extreme(x: Enclosure, total: Total, ufunc: np.ufunc, identity: object) -> Enclosure:
     initial = {} if total.scans else {"initial": identity}
     found = x.map(lambda end: total(ufunc, end, **initial))
-    if found.low.dtype.kind != "f" or x.is_point:
+    if found.low.dtype.kind != "f":
+        return found
+    found = of_either_sign(found, np.True_)
+    if x.is_point:
         return found
     open_ = total.any(is_anything(x)) & ~np.isnan(found.low)
     return Enclosure(np.where(open_, -np.inf, found.low), np.where(open_, np.inf, found.high))

@@ -12,7 +12,7 @@ are within: nothing is said about a value that the documented errors leave undet
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce as fold
 from typing import Literal, assert_never
@@ -25,9 +25,9 @@ from tilec.dsl.specialise import Specialised
 from tilec.dtypes import F64, DType
 from tilec.enclosure import Enclosure, point
 from tilec.enclosure_reduce import Total, place, reduce, sum_of_parts, sum_parts, unit_roundoff
+from tilec.enclosure_types import cast, compared, of_integers, rounded_to
 from tilec.evaluate import OutOfRangeError, Space, blocks, extents_of, is_inside, outside_error, stored, take
-from tilec.functions import HIDDEN
-from tilec.operators import COMBINE, OPERATORS
+from tilec.operators import COMBINE
 
 Kind = Literal["cpu", "cuda"] | None
 """The kind of target whose functions' bounds count; None for the larger bound of all."""
@@ -41,7 +41,7 @@ def enclose(special: Specialised, inputs: Mapping[str, np.ndarray], kind: Kind =
             tensors[equation.name] = _equation(equation, tensors, special.sizes, kind)
         for t in special.outputs:
             if t.dtype.is_float:
-                tensors[t.name] = _stored(tensors[t.name], t.dtype, kind)
+                tensors[t.name] = rounded_to(tensors[t.name], t.dtype, kind)
     return tensors
 
 
@@ -51,7 +51,8 @@ def enclose(special: Specialised, inputs: Mapping[str, np.ndarray], kind: Kind =
 @dataclass(frozen=True)
 class Comparison:
     """One output, at its worst element: `error` is the distance from the middle of what is allowed, `allowed` the
-    largest that is within. `undetermined` counts the elements that may be anything.
+    largest that is within. `unbounded` counts the elements that may be any value of their type: of them the comparison
+    says nothing.
     """
 
     within: bool
@@ -62,12 +63,13 @@ class Comparison:
     low: float = 0.0
     high: float = 0.0
     wrong: int = 0
-    undetermined: int = 0
+    unbounded: int = 0
 
     def __str__(self) -> str:
         verdict = "within the bound" if self.within else f"OUT OF BOUNDS, {self.wrong} elements"
         at = f"{self.found!r} at {list(self.place)}, between {self.low!r} and {self.high!r} allowed"
-        return f"{self.error:.2g} of {self.allowed:.2g} allowed, {verdict}" + ("" if self.within else f": {at}")
+        text = f"{self.error:.2g} of {self.allowed:.2g} allowed, {verdict}" + ("" if self.within else f": {at}")
+        return text + (f"; of {self.unbounded} elements anything is allowed" if self.unbounded else "")
 
 
 def compare(
@@ -89,21 +91,33 @@ def compare_array(found: np.ndarray, allowed: Enclosure) -> Comparison:
             found = found.astype(np.float64)
         low, high = (np.asarray(end).astype(found.dtype) for end in allowed)
         inside = (found >= low) & (found <= high)
-        undetermined = np.zeros(found.shape, np.bool_)
+        unbounded = _is_unbounded(low, high)
         if found.dtype.kind == "f":
-            undetermined = on.is_anything(allowed)
-            inside |= undetermined | (np.isnan(found) & np.isnan(low))
+            wrong_sign = (low == 0) & (high == 0) & (np.signbit(low) == np.signbit(high))
+            wrong_sign &= np.signbit(found) != np.signbit(low)
+            inside = (inside & ~wrong_sign) | unbounded | (np.isnan(found) & np.isnan(low))
         wide = [array.astype(np.float64) for array in (found, low, high)]
         middle = (wide[1] + wide[2]) / 2
         error, radius = np.abs(wide[0] - middle), (wide[2] - wide[1]) / 2
         error = np.where(inside & ~np.isfinite(error), 0, error)
+        radius = np.where(np.isnan(radius), 0, radius)  # of a NaN, or of an infinity, that is certain
         share = np.where(inside, np.where(radius > 0, error / radius, 0), np.inf)
         share = np.where(np.isfinite(share) | ~inside, share, 0)
     worst = np.unravel_index(np.argmax(share), found.shape)
     return Comparison(
         bool(inside.all()), float(error[worst]), float(radius[worst]), tuple(map(int, worst)), found[worst].item(),
-        low[worst].item(), high[worst].item(), int(np.count_nonzero(~inside)), int(np.count_nonzero(undetermined)),
+        low[worst].item(), high[worst].item(), int(np.count_nonzero(~inside)), int(np.count_nonzero(unbounded)),
     )  # fmt: skip
+
+
+def _is_unbounded(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Where every value of the type is allowed."""
+    if low.dtype.kind == "f":
+        return on.is_anything(Enclosure(low, high))
+    if low.dtype.kind == "b":
+        return ~low & high
+    limits = np.iinfo(low.dtype)
+    return (low == limits.min) & (high == limits.max)
 
 
 # ---- one equation ------------------------------------------------------------------------------------------
@@ -119,6 +133,7 @@ def _equation(equation: ast.Equation, tensors: dict, sizes: dict[str, int], kind
         for end, result in zip(value, (low, high)):
             part.store(part.spread(end, list(range(len(shape)))), result)
     same = np.array_equal(low, high, equal_nan=equation.dtype.is_float)
+    same = same and (not equation.dtype.is_float or np.array_equal(np.signbit(low), np.signbit(high)))
     return Enclosure(low, low if same else high)
 
 
@@ -151,13 +166,13 @@ class _Space(Space):
                 same = left == right
                 return self.binary(op, self.enclose(left, mask), self.enclose(right, mask), expr.dtype, same)
             case ast.Compare(op, left, right):
-                return _compare(op, self.enclose(left, mask), self.enclose(right, mask))
+                return compared(op, self.enclose(left, mask), self.enclose(right, mask))
             case ast.Conditional(condition, then, otherwise):
                 test = self.enclose(condition, mask)
                 first, second = self.enclose(then, mask & test.low), self.enclose(otherwise, mask & ~test.high)
                 return on.select(test, first, second)
             case ast.Cast(operand, dtype):
-                return _cast(self.enclose(operand, mask), operand.dtype, dtype, self.kind)
+                return cast(self.enclose(operand, mask), operand.dtype, dtype, self.kind)
             case ast.Call(name, _, arguments, dtype):
                 return on.function(name, [self.enclose(a, mask) for a in arguments], dtype, self.kind)
             case ast.Reduce():
@@ -174,7 +189,7 @@ class _Space(Space):
 
     def binary(self, op: str, a: Enclosure, b: Enclosure, dtype: DType, same: bool) -> Enclosure:
         if not dtype.is_float:
-            return _of_integers(op, a, b, dtype)
+            return of_integers(op, a, b, dtype)
         match op:
             case "+":
                 return on.add(a, b, dtype)
@@ -211,11 +226,11 @@ class _Space(Space):
         inside = is_inside(subscripts, tensor.low.shape)
         value = self.enclose(expr.value, mask & known & ~inside)
         found = on.select(
-            point(inside), _cast(tensor.map(lambda e: take(e, subscripts)), dtype, expr.dtype, self.kind), value
+            point(inside), cast(tensor.map(lambda e: take(e, subscripts)), dtype, expr.dtype, self.kind), value
         )
         if np.all(known):
             return found
-        return on.select(point(known), found, on.hull(_cast(_any_of(tensor), dtype, expr.dtype, self.kind), value))
+        return on.select(point(known), found, on.hull(cast(_any_of(tensor), dtype, expr.dtype, self.kind), value))
 
     def places(self, expr: ast.Access, mask: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """The subscripts, and where all of them are determined."""
@@ -235,7 +250,8 @@ class _Space(Space):
             first, second = (space.enclose_reduce(expr, mask) for space in self.halves(half))
             if expr.kind == "prod":
                 return self.binary("*", first, second, expr.dtype, False)
-            return Enclosure(*(COMBINE[expr.kind](*ends) for ends in zip(first, second)))
+            found = Enclosure(*(COMBINE[expr.kind](*ends) for ends in zip(first, second)))
+            return on.of_either_sign(found, np.True_) if expr.dtype.is_float else found
         body = self.enclose(expr.body, mask).map(lambda end: self.spread(end, list(axes)))
         if expr.kind in ("argmax", "argmin"):
             start = self.extents[expr.ranges[0].index][0]
@@ -296,7 +312,9 @@ def _using(expr: ast.Reduce) -> float:
 def _ball(x: Enclosure, relative: float) -> tuple[np.ndarray, np.ndarray]:
     """Middles and radii; a radius grows by the rounding of multiplicands, and by that of the middle itself."""
     middle = x.low if x.is_point else (x.low + x.high) / 2
-    radius = np.zeros_like(middle) if x.is_point else (x.high - x.low) / 2 + 2.0**-52 * np.abs(middle)
+    radius = np.zeros_like(middle)
+    if not x.is_point:
+        radius = np.where(x.low == x.high, 0.0, (x.high - x.low) / 2 + 2.0**-52 * np.abs(middle))
     return middle, radius + relative * (np.abs(middle) + radius)
 
 
@@ -312,80 +330,5 @@ def _any_of(tensor: Enclosure) -> Enclosure:
         return point(np.zeros((), tensor.low.dtype))
     if tensor.low.dtype.kind == "f" and np.isnan(tensor.low).any():
         return on.ANYTHING
-    return Enclosure(tensor.low.min(), tensor.high.max())
-
-
-def _compare(op: str, a: Enclosure, b: Enclosure) -> Enclosure:
-    """Whether a comparison holds for certain, and whether it may."""
-    if a.is_point and b.is_point:
-        return point(OPERATORS[op](a.low, b.low))
-    match op:
-        case "<" | "<=":
-            return Enclosure(OPERATORS[op](a.high, b.low), OPERATORS[op](a.low, b.high))
-        case ">" | ">=":
-            return Enclosure(OPERATORS[op](a.low, b.high), OPERATORS[op](a.high, b.low))
-    sure = (a.low == a.high) & (b.low == b.high) & (a.low == b.low)
-    may = (a.low <= b.high) & (b.low <= a.high)
-    return Enclosure(sure, may) if op == "==" else Enclosure(~may, ~sure)
-
-
-def _stored(x: Enclosure, dtype: DType, kind: Kind) -> Enclosure:
-    """Rounded to a type; on CUDA after the error that a rounding to 16 bits hides. A value of the type stays as it is."""
-    if dtype.name in HIDDEN and kind != "cpu":
-        low, high = (np.where(np.isfinite(end), HIDDEN[dtype.name] * np.abs(end), 0) for end in x)
-        x = Enclosure(x.low - low, x.high + high)
-    return on.rounded(x, dtype)
-
-
-def _cast(x: Enclosure, source: DType, target: DType, kind: Kind) -> Enclosure:
-    if source == target:
-        return x
-    if target.kind == "bool":
-        return _compare("!=", x, point(np.zeros((), x.low.dtype)))
-    if target.is_float:
-        wide = x.map(lambda end: end.astype(np.float64))
-        return _stored(wide, target, kind) if source.bits >= target.bits or not source.is_float else wide
-    if source.is_float:
-        return _truncated(x, target)
-    if x.is_point or source.kind == "bool":
-        return x.map(lambda end: end.astype(target.numpy))
-    limits = np.iinfo(target.numpy)
-    fits = (x.low == x.high) | ((x.low >= limits.min) & (x.high <= limits.max))
-    return _open(x.map(lambda end: end.astype(target.numpy)), ~fits, target)
-
-
-def _truncated(x: Enclosure, target: DType) -> Enclosure:
-    """A float's whole part; what does not fit is any integer, as the language leaves it undefined."""
-    limits = np.iinfo(target.numpy)
-    whole = x.map(np.trunc)
-    fits = (whole.low >= limits.min) & (whole.high < float(limits.max) + 1)
-    ends = whole.map(lambda end: np.where(fits, end, 0).astype(target.numpy))
-    return ends if fits.all() else _open(ends, ~fits, target)
-
-
-def _open(x: Enclosure, where: np.ndarray, dtype: DType) -> Enclosure:
-    limits = np.iinfo(dtype.numpy)
-    low, high = (np.where(where, np.asarray(n, dtype.numpy), end) for n, end in zip((limits.min, limits.max), x))
-    return Enclosure(low, high)
-
-
-def _of_integers(op: str, a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
-    """Exact on points; sums, differences and products of intervals that stay inside the type; else anything."""
-    if (a.is_point and b.is_point) or op in ("and", "or"):
-        return Enclosure(*_ends(OPERATORS[op], a, b))
-    known = (a.low == a.high) & (b.low == b.high)
-    exact = OPERATORS[op](a.low, b.low)
-    if op not in ("+", "-", "*"):
-        return _open(point(exact), ~known, dtype)
-    values = [OPERATORS[op](x, y) for x in a for y in b]
-    sizes = [np.abs(OPERATORS[op](x.astype(np.float64), y.astype(np.float64))) for x in a for y in b]
-    limits = np.iinfo(dtype.numpy)
-    fits = known | (fold(np.maximum, sizes) < min(limits.max, 2.0**53))
-    fits &= known | (dtype.kind == "int") | (fold(np.minimum, values) <= fold(np.maximum, values))
-    return _open(Enclosure(fold(np.minimum, values), fold(np.maximum, values)), ~fits, dtype)
-
-
-def _ends(operation, a: Enclosure, b: Enclosure) -> Iterator[np.ndarray]:
-    low = operation(a.low, b.low)
-    yield low
-    yield low if a.is_point and b.is_point else operation(a.high, b.high)
+    found = Enclosure(tensor.low.min(), tensor.high.max())
+    return on.of_either_sign(found, np.True_) if tensor.low.dtype.kind == "f" else found

@@ -24,6 +24,7 @@ import numpy as np
 
 from tilec.api import read_source
 from tilec.arguments import as_declared
+from tilec.conversions import to_float, to_integer
 from tilec.diagnostics import CallError, Diagnostic, TileError
 from tilec.dsl import ast
 from tilec.dsl.parse import parse
@@ -94,7 +95,9 @@ def evaluate(special: Specialised, arrays: Tensors, rounded: bool = False) -> Te
 def _results(special: Specialised, tensors: Tensors, rounded: bool):
     found = [tensors[t.name] for t in special.outputs]
     if rounded:
-        found = [array.astype(t.dtype.numpy) for array, t in zip(found, special.outputs)]
+        found = [
+            to_float(array, t.dtype.numpy) if t.dtype.is_float else array for array, t in zip(found, special.outputs)
+        ]
     if len(found) == 1:
         return found[0]
     return namedtuple(special.name, [t.name for t in special.outputs], rename=True)(*found)
@@ -243,7 +246,9 @@ class Space:
 
     def cast(self, value: np.ndarray, dtype: DType) -> np.ndarray:
         if dtype.is_float and self.rounded:
-            value = np.asarray(value).astype(dtype.numpy)
+            value = to_float(value, dtype.numpy)
+        elif dtype.is_integer and value.dtype.kind == "f":
+            value = to_integer(value, dtype.numpy)
         return np.asarray(value).astype(stored(dtype))
 
     def conditional(self, expr: ast.Conditional, mask: np.ndarray) -> np.ndarray:

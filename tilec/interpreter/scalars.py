@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tilec.conversions import to_float
 from tilec.interpreter.code import Code, Mask, Step, Values, differs, dtype_of, merge, operation
 from tilec.interpreter.faults import Fault, Unsupported
 from tilec.mlir import ir
@@ -24,7 +25,9 @@ def unsigned(value, dtype: np.dtype):
 
 
 def narrowed(value, dtype: np.dtype):
-    """A value in another type, as C converts it."""
+    """A value in another type: floats rounded once, integers cut."""
+    if dtype.kind not in "iub" and dtype.itemsize < 4:
+        return to_float(value, dtype)[()]
     if isinstance(value, np.ndarray):
         return value.astype(dtype)
     return dtype.type(value) if dtype.kind not in "iu" else np.asarray(value).astype(dtype)[()]
@@ -242,11 +245,14 @@ def _convert(code: Code, op: ir.Operation) -> Step:
     source, target = dtype_of(op.operands[0].type), dtype_of(op.results[0].type)
     from_bool = source == np.bool_ and op.name in ("arith.extsi", "arith.sitofp", "arith.index_cast")
     to_bool = target == np.bool_
+    to_integer = op.name == "arith.fptosi"
     if "tf32" in str(op.results[0].type):
         return _round_to_tf32(code, op)
 
     def step(values: Values, mask: Mask) -> None:
         value = values[a]
+        if to_integer:
+            _fits(op, values, mask, value, np.iinfo(target))
         if from_bool:
             value = -np.asarray(value, np.int64)  # as a signed number, true is -1
         if to_bool:
@@ -254,6 +260,17 @@ def _convert(code: Code, op: ir.Operation) -> Step:
         values[r] = narrowed(value, target)
 
     return step
+
+
+def _fits(op: ir.Operation, values: Values, mask: Mask, value, limits: np.iinfo) -> None:
+    """A float outside of an integer's type has no result in the IR."""
+    whole = np.trunc(np.asarray(value, np.float64))
+    wrong = ~((whole >= float(limits.min)) & (whole < float(limits.max) + (limits.bits < 64)))
+    if mask is not None:
+        wrong = wrong & mask
+    if wrong.any():
+        places = values[0].names(np.flatnonzero(np.atleast_1d(wrong)))
+        raise Fault("invalid", op, f"a float that is no {'u' if limits.min == 0 else 'i'}{limits.bits}", places)
 
 
 def _round_to_tf32(code: Code, op: ir.Operation) -> Step:
@@ -276,7 +293,7 @@ def _convert_unsigned(code: Code, op: ir.Operation) -> Step:
     source, target = dtype_of(op.operands[0].type), dtype_of(op.results[0].type)
 
     def step(values: Values, mask: Mask) -> None:
-        values[r] = unsigned(values[a], source).astype(target)[()]
+        values[r] = narrowed(unsigned(values[a], source), target)
 
     return step
 
@@ -285,9 +302,11 @@ def _convert_unsigned(code: Code, op: ir.Operation) -> Step:
 def _convert_to_unsigned(code: Code, op: ir.Operation) -> Step:
     (a,), (r,) = code.operands(op), code.results(op)
     target = dtype_of(op.results[0].type)
+    unsigned_target = np.dtype(f"u{target.name}")
 
     def step(values: Values, mask: Mask) -> None:
-        values[r] = np.asarray(values[a]).astype(np.dtype(f"u{target.name}")).view(target)[()]
+        _fits(op, values, mask, values[a], np.iinfo(unsigned_target))
+        values[r] = np.asarray(values[a]).astype(unsigned_target).view(target)[()]
 
     return step
 
