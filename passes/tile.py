@@ -34,8 +34,7 @@ def _tile_kernel(function: ir.Operation, plan: ir.DictAttr) -> None:
     counts = [-(-e // t) for e, t in zip(extents, steps)]
     with ir.InsertionPoint(ops[-1]), function.location:
         counts = counts or [1]  # a kernel of a single point is a block of its own
-        mapping = ir.ArrayAttr.get([ir.Attribute.parse(f"#gpu.block<linear_dim_{n}>") for n in range(len(counts))])
-        loop = scf.ForallOp([0] * len(counts), counts, [1] * len(counts), outs, mapping=mapping)
+        loop = scf.ForallOp([0] * len(counts), counts, [1] * len(counts), outs)
         shared = list(loop.regions[0].blocks[0].arguments)[len(counts) :]
         tiler = _Tiler(loop, grid, extents, steps, dict(zip(results, shared)))
         with ir.InsertionPoint(loop.regions[0].blocks[0]):
