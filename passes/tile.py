@@ -16,6 +16,8 @@ from __future__ import annotations
 from tilec import mlir
 from tilec.mlir import affine, ir, linalg, scf, tensor
 
+LAST_NAMED = 9  # MLIR has names for ten dimensions of blocks; no pass asks for them
+
 
 def tile(module: ir.Operation) -> None:
     for function, plan in mlir.planned_kernels(module):
@@ -34,7 +36,9 @@ def _tile_kernel(function: ir.Operation, plan: ir.DictAttr) -> None:
     counts = [-(-e // t) for e, t in zip(extents, steps)]
     with ir.InsertionPoint(ops[-1]), function.location:
         counts = counts or [1]  # a kernel of a single point is a block of its own
-        loop = scf.ForallOp([0] * len(counts), counts, [1] * len(counts), outs)
+        # Dimensions of one block stay, as they are mapped to something: later stages know them by their place.
+        mapping = [ir.Attribute.parse(f"#gpu.block<linear_dim_{min(n, LAST_NAMED)}>") for n in range(len(counts))]
+        loop = scf.ForallOp([0] * len(counts), counts, [1] * len(counts), outs, mapping=ir.ArrayAttr.get(mapping))
         shared = list(loop.regions[0].blocks[0].arguments)[len(counts) :]
         tiler = _Tiler(loop, grid, extents, steps, dict(zip(results, shared)))
         with ir.InsertionPoint(loop.regions[0].blocks[0]):

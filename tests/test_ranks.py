@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fuzz.compare import check
+from fuzz.compare import check, expect, specialised
 from fuzz.programs import Case
+
+from tilec import mlir
+from tilec.driver import lower
+from tilec.dsl.build import build
+from tilec.interpreter import interpret
+from tilec.mlir import ir
+from tilec.target import load
 
 NAMES = "abcdefghijklmnop"
 
@@ -18,6 +25,21 @@ PROGRAMS = {
     "a scan": ("{all}", "cumsum[{last}](x[{all}])"),
     "most of it": ("a, {last}", "sum[{inner}](x[{all}] * x[{all}])"),
 }
+
+
+def test_products_of_matrices_in_many_dimensions():
+    """The units that multiply them find a block's place by its dimensions, most of which are of one element here."""
+    batch, ones = ", ".join("abcdefghijklmn"), ", ".join("1" * 14)
+    program = f"op f(x: f16[{ones}, 64, 32], w: f16[{ones}, 32, 64]) -> (y: f32[{ones}, 64, 64])"
+    program += f" {{ y[{batch}, p, q] = sum[z](x[{batch}, p, z] * w[{batch}, z, q]) }}"
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=(*[1] * 14, *shape)).astype(np.float16) for shape in ((64, 32), (32, 64)))
+    case = Case(program, {}, {"x": x, "w": w})
+    check(case, "cpu")
+    with mlir.context(), ir.Location.unknown():
+        found = lower(build(specialised(case)), load("h200"))
+    assert "mma" in found.emitted.module
+    expect(case, specialised(case), interpret(found.texts["map"], case.inputs), "cuda")
 
 
 @pytest.mark.parametrize("rank", [11, 16])
