@@ -25,6 +25,7 @@ from tilec.passes.inline import inline_all
 from tilec.passes.merge import merge
 from tilec.passes.pack import SIDES, pack
 from tilec.passes.split import split
+from tilec.passes.walks import Walked, walks
 
 PLACEMENT = ("kernel", "sweep", "dims", "loops")  # what the plan writes on every operation
 
@@ -110,47 +111,19 @@ def _is_argument_of(value: ir.Value, op: ir.Operation) -> bool:
 
 def _merge_sweeps(ops: list[ir.Operation]) -> None:
     """Joins those operations of a kernel that are of one sweep and walk the same kernel dimensions."""
-    walks: list[_Walk] = []
-    latest: dict[tuple[int, frozenset[int]], _Walk] = {}
-    for op in ops:
-        key = (mlir.get_integer(op, "tilec.sweep"), frozenset(mlir.get_integers(op, "tilec.dims")))
-        if key not in latest or not latest[key].takes(op):
-            latest[key] = _Walk()
-            walks.append(latest[key])
-        latest[key].add(op)
-    for walk in walks:
-        if len(walk.ops) > 1:
-            _merged(walk.ops)
+    module = ops[0].parent.operation.parent.operation
+    walked: dict[int, list[ir.Operation]] = {}
+    for op, number in zip(ops, walks([_walked(op) for op in ops], mlir.get_string(module, "tilec.backend"))):
+        walked.setdefault(number, []).append(op)
+    for together in walked.values():
+        if len(together) > 1:
+            _merged(together)
 
 
-class _Walk:
-    """Operations that one walk computes. A scan has one of its own; on a GPU, so have reductions of different dimensions.
-
-    There a thread adds up what it walks, and the threads of all reduced dimensions combine their sums in the end: of one
-    dimension for one sum, of another for the other, they are not the same threads.
-    """
-
-    def __init__(self) -> None:
-        self.ops: list[ir.Operation] = []
-        self.reduced: set[int] = set()  # kernel dimensions
-
-    def takes(self, op: ir.Operation) -> bool:
-        if any("tilec.scan" in o.attributes for o in (self.ops[0], op)):
-            return False
-        module = op.parent.operation.parent.operation
-        if mlir.get_string(module, "tilec.backend") != "cuda":
-            return True
-        reduced = _reduced(op)
-        return not reduced or not self.reduced or reduced == self.reduced
-
-    def add(self, op: ir.Operation) -> None:
-        self.ops.append(op)
-        self.reduced |= _reduced(op)
-
-
-def _reduced(op: ir.Operation) -> set[int]:
-    dims = zip(mlir.get_integers(op, "tilec.dims"), mlir.iterators_of(op))
-    return {k for k, kind in dims if kind == "reduction"}
+def _walked(op: ir.Operation) -> Walked:
+    dims = tuple(mlir.get_integers(op, "tilec.dims"))
+    reduced = frozenset(k for k, kind in zip(dims, mlir.iterators_of(op)) if kind == "reduction")
+    return Walked(mlir.get_integer(op, "tilec.sweep"), dims, reduced, "tilec.scan" in op.attributes)
 
 
 def _merged(ops: list[ir.Operation]) -> None:

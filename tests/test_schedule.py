@@ -265,5 +265,5 @@ def test_more_sram_than_a_block_has_is_refused(tmp_path):
     for option, value in {"threads": 256, "thread_order": [1, 0], "thread_counts": [4, 64], "keep": 1}.items():
         text = re.sub(rf"(?m)^{option} = .*", f"{option} = {value}", text)
     path.write_text(text)
-    with pytest.raises(CallError, match="262,208 bytes in SRAM, h200 has 232,448"):
+    with pytest.raises(CallError, match="262,208 bytes in SRAM, and h200 has 232,448"):
         tilec.compile(example, target="h200", schedule=path).build(**sizes)

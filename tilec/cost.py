@@ -241,6 +241,10 @@ class NoFurtherChoice(Exception):
     """There is no `n`-th cheapest."""
 
 
+class TooLarge(NoFurtherChoice):
+    """Blocks of a kernel cannot keep what its operations pass on, whatever its tile; the text says how much that is."""
+
+
 def pick(choices: Sequence[Choice[T]], n: int) -> T:
     """The tile of the `n`-th cheapest; 0 is what is chosen, the others are for those who measure them."""
     if n >= len(choices):

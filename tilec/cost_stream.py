@@ -63,18 +63,21 @@ class StreamTile:
 def stream_tiles(target: Target, p: Stream) -> Iterator[StreamTile]:
     """Every tile that fits registers and shared memory."""
     assert target.sm is not None
-    inner, columns = round_up(p.inner, LINE), round_up(p.columns, 16)
+    columns = round_up(p.columns, 16)
     for groups in (1, 2):
         for bn in range(32, LONGEST + 1, 16):
             held = bn // 2 + p.parts * bn // 4 + columns // 2
             if held > HELD or bn >= 2 * round_up(p.length, 16) > 32:
                 continue
-            once = 2 * ROWS * groups * inner
-            stage = 2 * bn * (inner + round_up(columns, LINE))
-            room = target.sm.shared_per_block - 2048 - once
-            stages = min(2, room // stage)
-            if stages >= 2:
-                yield StreamTile(ROWS * groups, bn, stages, 168, once + stages * stage)
+            shared = stream_bytes(p, ROWS * groups, bn, 2)
+            if shared <= target.sm.shared_per_block:
+                yield StreamTile(ROWS * groups, bn, 2, 168, shared)
+
+
+def stream_bytes(p: Stream, bm: int, bn: int, stages: int) -> int:
+    """Of SRAM that a block takes: its rows of Q, tiles of K and V, barriers, and what begins at a multiple of 1024."""
+    inner = round_up(p.inner, LINE)
+    return 2 * bm * inner + stages * 2 * bn * (inner + round_up(round_up(p.columns, 16), LINE)) + 2048
 
 
 def stream_work(target: Target, p: Stream, tile: StreamTile) -> Work:

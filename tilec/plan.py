@@ -26,7 +26,8 @@ from functools import partial
 from tilec import mlir
 from tilec.amounts import outputs_of, work_of
 from tilec.copies import Copy, copies_of
-from tilec.cost import Prediction, Work, predict
+from tilec.cost import Prediction, TooLarge, Work, predict
+from tilec.diagnostics import CallError
 from tilec.given import Fixed, group_as
 from tilec.graph import Graph, Node, build_graph
 from tilec.grouping import Group, Remark, group
@@ -42,7 +43,8 @@ from tilec.target import Target
 @dataclass(frozen=True)
 class KernelPlan:
     """One kernel. `grid` lists kernel dimensions, `tile` their sizes in a block; `options` are the backend's numbers, and
-    `refused` says why its operations rule out what a schedule might ask of some of them."""
+    `refused` says why its operations rule out what a schedule might ask of some of them. `sram` is how many bytes of SRAM a
+    block takes, of a plan for these operations with any tile and options (CUDA)."""
 
     name: str
     nodes: tuple[str, ...]
@@ -57,6 +59,7 @@ class KernelPlan:
     work: Work
     prediction: Prediction
     lines: tuple[tuple[str, int], ...] = ()
+    sram: Callable[[KernelPlan], int] | None = field(default=None, compare=False, repr=False)
     refused: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -109,8 +112,35 @@ class Plan:
 def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None, splitting: bool = True) -> Plan:
     """Decides everything for one function of `linalg` on tensors; its kernels too, unless `fixed` gives them.
 
-    With `splitting`, long reductions may be cut into parts, where the whole program then takes less time.
+    With `splitting`, long reductions may be cut into parts, where the whole program then takes less time. A group whose
+    blocks cannot keep what it passes on is taken apart; a given one raises CallError.
     """
+    remarks: list[Remark] = []
+    given = fixed
+    while True:
+        try:
+            plan = _make_plan(function, target, given, splitting)
+            return replace(plan, remarks=(*remarks, *plan.remarks)) if remarks else plan
+        except _Apart as error:
+            if fixed is not None or given == error.kernels:
+                names = ", ".join(f"`{name}`" for name in error.names)
+                raise CallError(f"{names} cannot be one kernel: {error}") from None
+            given = error.kernels
+            remarks.append(Remark("refused", f"{', '.join(error.names)} as one kernel", str(error)))
+
+
+class _Apart(Exception):
+    """A group is too much for one kernel; `kernels` are all groups, with one of its own for each of its operations."""
+
+    def __init__(self, why: TooLarge, g: Group, groups: list[Group], graph: Graph):
+        super().__init__(str(why))
+        self.names = [n.name for n in g.nodes]
+        kept = (tuple(n.name for n in other.nodes) for other in groups if other is not g)
+        inlined = tuple(n.name for n in graph.nodes if n.inlined)
+        self.kernels = Fixed((*kept, *((name,) for name in self.names)), inlined)
+
+
+def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool) -> Plan:
     if target.kind == "cuda":
         from tilec.plan_cuda import choose
     else:
@@ -138,7 +168,10 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     kernels = []
     starts = [_start(g, graph, _kernel_name(stem, g, graph), target) for g in groups]
     for g, start in zip(groups, starts):
-        kernel, why = choose(start, g, graph, target)
+        try:
+            kernel, why = choose(start, g, graph, target)
+        except TooLarge as error:
+            raise _Apart(error, g, groups, graph) from None
         if kernels and target.launch.overlap_us:
             kernel = replace(
                 kernel, options=kernel.options | {"overlap": 1}, work=replace(kernel.work, overlaps=True)

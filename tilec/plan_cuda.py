@@ -31,6 +31,7 @@ from tilec.plan_cuda_contraction import choose_contraction
 from tilec.plan_cuda_online import choose_online, online_reductions
 from tilec.plan_cuda_rows import DEFAULTS, SHOWN, RowPlan, alone, choose_rows, describe, refused_options, row_tiles
 from tilec.plan_cuda_scan import ScanPlan, refuse_chain, refused_chain, scan_kept_bytes, scan_tiles
+from tilec.plan_cuda_sram import fit, kept, layout_of, too_much
 from tilec.plan_cuda_stream import choose_stream
 from tilec.plan_cuda_view import WIDE, View, accesses, lane_dim, power, vector_of
 from tilec.stream_grouping import is_streamed
@@ -57,6 +58,7 @@ def choose(
     """Tile sizes and the layout of one kernel: the best, or where several are ranked the `pick`-th best. Raises
     NoFurtherChoice."""
     view = View(kernel, g, graph, target, accesses(kernel, g, graph), pick)
+    kernel = replace(kernel, sram=kept(view).bytes)
     lane, turn, row = lane_dim(view), (), None
     contraction = next((n for n in g.nodes if n.contraction is not None), None)
     if is_streamed(g.nodes):
@@ -95,9 +97,20 @@ def choose(
     if lane is not None and lane in view.reduced and contraction is None and "registers" not in kernel.options:
         # Left alone, the assembler takes what registers there are, and one block an SM waits at its own barriers.
         kernel = replace(kernel, options=kernel.options | {"registers": max(64, kernel.work.registers // 8 * 8 - 8)})
+    kernel, smaller = _fitted(kernel, view)
     kernel, twice = _twice(kernel, g, layout)
     line = kernel.lines[-1] if kernel.lines else None
-    return kernel, [Remark("tiled", kernel.name, why + twice, line, row.alternatives if row else ())]
+    return kernel, [Remark("tiled", kernel.name, why + smaller + twice, line, row.alternatives if row else ())]
+
+
+def _fitted(kernel: KernelPlan, view: View) -> tuple[KernelPlan, str]:
+    """The kernel with a tile for which there is room, and what it takes of SRAM."""
+    fitting, why = fit(kernel, view.target), ""
+    if fitting.tile != kernel.tile:
+        fitting = replace(fitting, work=work_laid_out(fitting, view, layout_of(fitting)))
+        why = f"; cut to {fitting.tile}, since {too_much(kernel, view.target)}"
+    bytes_kept = max(fitting.work.shared_per_block, fitting.sram(fitting))
+    return replace(fitting, work=replace(fitting.work, shared_per_block=bytes_kept)), why
 
 
 def _twice(kernel: KernelPlan, g: Group, layout: Layout) -> tuple[KernelPlan, str]:

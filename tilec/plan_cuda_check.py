@@ -7,6 +7,7 @@ from math import prod
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_rows import refuse_options
 from tilec.plan_cuda_scan import refuse_chain_options
+from tilec.plan_cuda_sram import too_much
 from tilec.plan_cuda_stream import refuse_stream_options
 from tilec.target import Target
 
@@ -21,7 +22,17 @@ def refuse(kernel: KernelPlan, planned: KernelPlan, target: Target) -> tuple[tup
         key, why = problem
         return ("tile",) if key == "tile" else ("options", key), why
     why = refuse_options(kernel, target) or refuse_chain_options(kernel) or refuse_stream_options(planned, kernel)
-    return why and (("options",), why)
+    return (("options",), why) if why else _refuse_memory(kernel, planned, target)
+
+
+def _refuse_memory(kernel: KernelPlan, planned: KernelPlan, target: Target) -> tuple[tuple[str, ...], str] | None:
+    """What is wrong with a kernel whose blocks take more SRAM than there is: its tile, or the first option that is another."""
+    if kernel.sram is None or target.sm is None or kernel.sram(kernel) <= target.sm.shared_per_block:
+        return None
+    why = f"{too_much(kernel, target)}; choose a smaller tile, or fewer `stages`"
+    if kernel.tile != planned.tile:
+        return ("tile",), why
+    return ("options", next(k for k, v in kernel.options.items() if v != planned.options[k])), why
 
 
 def _refuse_layout(kernel: KernelPlan) -> tuple[str, str] | None:

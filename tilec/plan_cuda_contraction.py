@@ -18,7 +18,7 @@ along columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, prod
@@ -43,6 +43,7 @@ DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}  # stages; more hide no more lat
 HELD = {"copied": 224, "computed": 176, "gathered": 160}
 
 
+BARRIERS = 256  # bytes
 OTHER = 24  # registers of a thread for addresses and loops, at least
 Sizes = dict[int, int]  # by kernel dimension
 
@@ -117,7 +118,8 @@ def choose_contraction(
     }  # fmt: skip
     if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
         options["persistent"] = target.units
-    kernel = replace(kernel, tile=tuple(sizes.get(d, 1) for d in kernel.grid), options=options)
+    tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
+    kernel = replace(kernel, tile=tiles, options=options, sram=contraction_bytes)
     kernel = replace(kernel, work=cost_contraction.contraction_work(target, problem, tile))
     return kernel, _remarks(kernel, kind, tile, feeds, choices)
 
@@ -226,19 +228,34 @@ def _staged(tile: BlockTile, feeds: dict[str, Feed], kind: str, target: Target) 
     Lines of k for the vector units have a padding; wgmma keeps an epilogue's buffer beside its stages, the
     others lay it over them.
     """
-    size = BYTES[kind]
-    pads = [padding(tile.instruction, size, f.major) for f in feeds.values()]
-    lines = [
-        (n, tile.bk + p) if f.major else (tile.bk, n + p) for n, p, f in zip((tile.bm, tile.bn), pads, feeds.values())
-    ]
-    stage = size * sum(a * b for a, b in lines)
-    room = target.sm.shared_per_block - 256  # barriers
-    if tile.instruction == "wgmma":
-        room -= 4 * tile.bm * next(c for c in (64, 32, 16) if tile.bn % c == 0)
+    majors = [f.major for f in feeds.values()]
+    stage = _stage_bytes(tile.instruction, BYTES[kind], (tile.bm, tile.bn, tile.bk), majors)
+    room = target.sm.shared_per_block - _beside(tile.instruction, tile.bm, tile.bn)
     deepest = 2 if all(f.copy == "registers" for f in feeds.values()) else DEEPEST[tile.instruction]
     deepest = deepest if tile.instruction == "wgmma" else min(deepest, max(2, tile.stages))
     stages = min(deepest, room // stage)
     return replace(tile, stages=stages, shared=stages * stage)
+
+
+def _stage_bytes(instruction: str, size: int, block: tuple[int, ...], majors: Sequence[int]) -> int:
+    """Of SRAM that one tile of both factors takes."""
+    *sides, bk = block
+    pads = [padding(instruction, size, major) for major in majors]
+    lines = [(n, bk + p) if major else (bk, n + p) for n, p, major in zip(sides, pads, majors)]
+    return size * sum(a * b for a, b in lines)
+
+
+def _beside(instruction: str, bm: int, bn: int) -> int:
+    """Barriers, and the epilogue's buffer where it does not lie over the stages."""
+    return BARRIERS + (4 * bm * next((c for c in (64, 32, 16) if bn % c == 0), 64) if instruction == "wgmma" else 0)
+
+
+def contraction_bytes(kernel: KernelPlan) -> int:
+    """Of SRAM that a block takes, as the kernel's options say."""
+    o = kernel.options
+    majors = [o[f"{side}_major"] for side in ("left", "right")]
+    stage = _stage_bytes(o["instruction"], BYTES[o["multiplicand"]], o["block"], majors)
+    return o["stages"] * stage + _beside(o["instruction"], *o["block"][:2])
 
 
 def _boxes_of(

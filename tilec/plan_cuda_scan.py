@@ -98,16 +98,25 @@ def _part(warps: int, vector: int) -> int:
 def scan_kept_bytes(view: View) -> int:
     """Bytes of a row's intermediates; none of the scan's where all that is made of its elements is part of the scan."""
     kept = kept_bytes(view.group.nodes, view.graph, view.group.space)
-    (scan,) = [n for n in view.group.nodes if n.scan is not None][:1]
-    dims, made = view.group.space.dims, {r.value: r for r in scan.results}
+    for value in finished(view):
+        scan = view.graph.producer[value]
+        inner = prod(e for d, e in zip(view.group.space.dims[scan], scan.extents) if d not in view.kernel.grid)
+        kept -= inner * element_bytes(ir.ShapedType(value.type).element_type)
+    return max(0, kept)
+
+
+def finished(view: View) -> list[ir.Value]:
+    """What a kernel's scan makes that is kept nowhere: all that is made of its elements is part of the scan."""
+    scan = next((n for n in view.group.nodes if n.scan is not None), None)
+    if scan is None:
+        return []
+    dims, made = view.group.space.dims, {r.value for r in scan.results}
     users = [n for n in view.group.nodes if any(r.value in made for r in n.reads)]
     if len(users) != 1 or not finishes(users[0].op) or dims[users[0]] != dims[scan]:
-        return kept
+        return []
     value = users[0].op.operands[0]
-    if value not in made or len(users[0].reads) != 1:  # it reads them by operations that are computed again in it
-        return kept
-    inner = prod(e for d, e in zip(dims[scan], scan.extents) if d not in view.kernel.grid)
-    return max(0, kept - inner * element_bytes(ir.ShapedType(value.type).element_type))
+    # else it reads them by operations that are computed again in it
+    return [value] if value in made and len(users[0].reads) == 1 else []
 
 
 def refuse_chain(view: View, lane: int) -> str | None:

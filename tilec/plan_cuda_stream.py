@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilec.cost import pick
-from tilec.cost_stream import StreamTile, choose_stream_tile, stream_work
+from tilec.cost_stream import StreamTile, choose_stream_tile, stream_bytes, stream_work
 from tilec.graph import Graph
 from tilec.grouping import Group, Remark
 from tilec.plan import KernelPlan
@@ -39,6 +39,7 @@ def choose_stream(
         "block": (tile.bm, tile.bn), "stages": tile.stages, "parts": parts, "turns": int(tile.groups > 1),
         "threads": tile.threads, "descending": int(grows(chain, kernel.extents)),
     }  # fmt: skip
+    kernel = replace(kernel, sram=lambda k: stream_bytes(problem, *k.options["block"], k.options["stages"]))
     sizes = tuple(min(tile.bm, kernel.extents[d]) if d == chain.rows else 1 for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=options, work=stream_work(target, problem, tile))
     line = kernel.lines[-1] if kernel.lines else None

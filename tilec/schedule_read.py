@@ -243,6 +243,8 @@ class _Edit:
             registers = edited.options.get("registers", min(registers, sm.registers // max(32, threads)))
         work = replace(edited.work, blocks=blocks, threads=threads, registers=registers)
         work = replace(work, overlaps=bool(edited.options.get("overlap")))
+        if edited.sram is not None:
+            work = replace(work, shared_per_block=edited.sram(edited))
         try:
             return replace(edited, work=work, prediction=predict(work, self.plan.target))
         except ValueError as error:

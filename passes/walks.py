@@ -1,0 +1,41 @@
+"""Which operations of a sweep are one walk over its space: what `plan` accounts for, and `fuse` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Walked:
+    """An operation as the question needs it: its sweep, its kernel dimensions, which of them it reduces, whether it scans."""
+
+    sweep: int
+    dims: tuple[int, ...]
+    reduced: frozenset[int]
+    scans: bool
+
+
+def walks(operations: Sequence[Walked], backend: str) -> list[int]:
+    """A number for each operation of a kernel, in order; operations of one number become one."""
+    numbers: list[int] = []
+    latest: dict[tuple[int, frozenset[int]], tuple[int, Walked]] = {}
+    for count, op in enumerate(operations):
+        key = op.sweep, frozenset(op.dims)
+        number, first = latest.get(key, (count, op))
+        if first is not op and _apart(first, op, backend):
+            number, first = count, op
+        latest[key] = number, replace(first, reduced=first.reduced | op.reduced)
+        numbers.append(number)
+    return numbers
+
+
+def _apart(first: Walked, second: Walked, backend: str) -> bool:
+    """Whether two operations of one sweep need a walk each: scans, and on a GPU reductions of different dimensions.
+
+    There a thread adds up what it walks, and the threads of all reduced dimensions combine their sums in the end: of one
+    dimension for one sum, of another for the other, they are not the same threads.
+    """
+    if first.scans or second.scans:
+        return True
+    return backend == "cuda" and bool(first.reduced and second.reduced) and first.reduced != second.reduced
