@@ -33,7 +33,8 @@ PROGRAMS = {
         }""", {"N": 130, "K": 1}),
     "rows in SRAM": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = softmax[j](x[i, j]) }", {"M": 4096, "N": 32768}),
     "rows that blocks share": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = softmax[j](x[i, j]) }", {"M": 64, "N": 262144}),
-    "rows that begin anywhere": ("op f(x: bf16[M, N]) -> (y: bf16[M, N]) { y[i, j] = softmax[j](x[i, j]) }", {"M": 999, "N": 50257}),
+    "rows that begin anywhere": (
+        "op f(x: bf16[M, N]) -> (y: bf16[M, N]) { y[i, j] = softmax[j](x[i, j]) }", {"M": 999, "N": 50257}),
     "a scan of a block": ("op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = cumsum[j](x[i, j]) }", {"M": 512, "N": 9000}),
     "a scan that is read again": (
         "op f(x: f32[M, N]) -> (y: f32[M, N]) { c[i, j] = cumsum[j](x[i, j])  y[i, j] = c[i, j] / (1 + max[j](c[i, j])) }",
@@ -97,7 +98,7 @@ def test_a_schedule_that_asks_for_more_is_refused():
     text = write_schedule(planned(program, "h200", None), program)
     tile = re.findall(r"^tile = .*$", text, re.MULTILINE)[-1]
     with pytest.raises(
-        CallError, match="a block would keep [0-9,]+ bytes in SRAM, and h200 has 232,448 for one"
+        CallError, match=r"a block would keep [0-9,]+ bytes in SRAM, and h200 has 232,448 for one"
     ) as error:
         planned(program, "h200", text.replace(tile, "tile = [130]"))
     assert "tile = [130]" in str(error.value)
