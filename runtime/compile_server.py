@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -38,6 +39,8 @@ class _Server:
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1"}, start_new_session=True,
             )  # fmt: skip
         self.free: list[socket.socket] | None = [self._fork()]
+        self.busy: set[socket.socket] = set()
+        self.given_up = False
 
     def _fork(self) -> socket.socket:
         """A connection to a new fork, which begins once the compiler is loaded."""
@@ -48,10 +51,13 @@ class _Server:
 
     def take(self) -> socket.socket:
         with _lock:
-            return self.free.pop() if self.free else self._fork()
+            connection = self.free.pop() if self.free else self._fork()
+            self.busy.add(connection)
+            return connection
 
     def give_back(self, connection: socket.socket) -> None:
         with _lock:
+            self.busy.discard(connection)
             if self.free is None:
                 connection.close()
             else:
@@ -94,6 +100,8 @@ def ask(kind: str, request: dict[str, Any]) -> dict[str, Any] | None:
                 server.give_back(connection)
                 return json.loads(reply)
             connection.close()
+        if server.given_up:
+            return None
         with _lock:
             if _running.get(kind) is server:
                 _end(_running.pop(kind))
@@ -112,6 +120,20 @@ def _receive(connection: socket.socket) -> bytes:
         size = int.from_bytes(file.read(8), "little")
         text = file.read(size)
         return text if len(text) == size else b""
+
+
+def give_up() -> None:
+    """Ends all processes, at work or not; who waits for one is told that there is none. Later requests start others."""
+    with _lock:
+        while _running:
+            server = _running.popitem()[1]
+            server.given_up = True
+            for connection in server.busy:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                os.killpg(server.process.pid, signal.SIGKILL)  # its forks, too
+            _end(server)
 
 
 def _end(server: _Server) -> None:
@@ -148,7 +170,6 @@ def serve(number: int, kind: str) -> None:
     """Forks whenever a socket comes over socket `number`, once a module's `prepare` is done. Never returns."""
     import gc
     import importlib
-    import signal
 
     for name in ("torch", "cupy"):  # numba-cuda-mlir imports them where they are, to know their arrays in launches
         sys.modules[name] = None  # type: ignore[assignment]

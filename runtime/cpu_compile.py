@@ -14,7 +14,7 @@ import linecache
 import operator
 from base64 import b64encode
 from collections.abc import Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, ClassVar
@@ -28,10 +28,10 @@ from numba.core.lowering import Lower
 from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import type_inference_stage
 
-from tilec.runtime import cpu_builtins
+from tilec.runtime import cpu_builtins, progress
 from tilec.runtime.cpu_masked_stores import without_single_masked_stores
 from tilec.runtime.generated import identity, uncollected
-from tilec.runtime.interrupts import uninterrupted
+from tilec.runtime.interrupts import uninterrupted, workers
 from tilec.runtime.program import KernelSource, Object
 
 ARGUMENTS = (types.int64, types.CPointer(types.int64), types.int64)
@@ -131,8 +131,9 @@ def compile_kernels(module: str, kernels: tuple[KernelSource, ...]) -> dict[str,
         functions = _execute(module)
     compiled: dict[tuple, Future[Object]] = {}
     names: dict[str, Future[Object]] = {}
-    with global_compiler_lock, uncollected(), ThreadPoolExecutor(1, "tilec-llvm") as llvm:
-        for kernel in kernels:
+    with global_compiler_lock, uncollected(), workers(1, "tilec-llvm") as llvm:
+        for number, kernel in enumerate(kernels, 1):
+            progress.at(f"compiling kernel {number} of {len(kernels)}")
             function = functions[kernel.name]
             same = identity(function.__code__)
             if same not in compiled:

@@ -6,16 +6,15 @@ import ctypes
 import os
 import sys
 from base64 import b64decode
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache as once
 
 import llvmlite.binding as llvm
 
-from tilec.runtime import cache
+from tilec.runtime import cache, progress
 from tilec.runtime.cpu_load import MissingSymbol, load, machine
 from tilec.runtime.generated import functions, identity
-from tilec.runtime.interrupts import uninterrupted
+from tilec.runtime.interrupts import uninterrupted, workers
 from tilec.runtime.program import Emitted, Object
 
 COMPILER = "tilec.runtime.cpu_compile"
@@ -63,7 +62,7 @@ def _compiled_elsewhere(emitted: Emitted) -> dict[str, Object] | None:
     codes = functions(emitted.module)
     alike = {k.name: identity(codes[k.name]) for k in emitted.kernels}
     names = {same: name for name, same in alike.items()}
-    with ThreadPoolExecutor(os.cpu_count(), "tilec-compile") as pool:
+    with workers(os.cpu_count(), "tilec-compile") as pool:
         asked = {
             same: pool.submit(compile_server.ask, COMPILER, {"module": emitted.module, "kernel": name})
             for same, name in names.items()
@@ -72,7 +71,10 @@ def _compiled_elsewhere(emitted: Emitted) -> dict[str, Object] | None:
             import numba  # noqa: F401
 
             load_native()
-    replies = {same: future.result() for same, future in asked.items()}
+        replies = {}
+        for number, (same, future) in enumerate(asked.items(), 1):
+            progress.at(f"compiling kernel {number} of {len(asked)}")
+            replies[same] = future.result()
     if any(r is None or "image" not in r for r in replies.values()):
         return None
     objects = {same: Object(b64decode(r["image"]), r["symbol"], tuple(r["needs"])) for same, r in replies.items()}

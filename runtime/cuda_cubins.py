@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilec.runtime import cache, generated
+from tilec.runtime import cache, generated, progress
 from tilec.runtime.generated import uncollected
+from tilec.runtime.interrupts import workers
 from tilec.runtime.program import Cubin, Emitted, KernelSource
 
 if TYPE_CHECKING:
@@ -48,18 +49,19 @@ def _from_cache(properties: dict[str, Any], files: dict[str, bytes]) -> dict[str
 
 def _compiled(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict[str, Cubin]:
     """Kernels that differ in names only share one. One kernel is assembled while the next becomes PTX."""
-    from concurrent.futures import ThreadPoolExecutor
-
     codes = generated.functions(emitted.module)
     made: dict[tuple, Future[Cubin]] = {}
     cubins: dict[str, Future[Cubin]] = {}
-    with uncollected(), ThreadPoolExecutor(os.cpu_count(), "tilec-assemble") as pool:
+    with uncollected(), workers(os.cpu_count(), "tilec-assemble") as pool:
         for k in emitted.kernels:
             most = registers.get(k.name)
             same = generated.identity(codes[k.name]), k.threads, k.parameters, k.maps, bool(k.sites), most
             if same not in made:
                 made[same] = pool.submit(_compile, emitted.module, k, chip, most)
             cubins[k.name] = made[same]
+        for number, future in enumerate(made.values(), 1):
+            progress.at(f"compiling kernel {number} of {len(made)}")
+            future.result()
     return {name: future.result() for name, future in cubins.items()}
 
 

@@ -161,6 +161,21 @@ def test_threads_that_meet_a_process_that_ended(compiler):
         assert [f["n"] for f in pool.map(again, range(4))] == [0, 1, 2, 3]
 
 
+def test_those_who_wait_are_told_that_it_is_given_up(compiler, tmp_path):
+    """Ctrl-C ends the processes, at work or not; later ones are asked as ever."""
+    begun = tmp_path / "begun"
+    kind = compiler(answer=f"open({str(begun)!r}, 'w').write(str(os.getpid()))\n    time.sleep(request['seconds'])")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(compile_server.ask, kind, {"seconds": 60})
+        end = time.monotonic() + 60
+        while not (begun.exists() and begun.read_text()):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        compile_server.give_up()
+        assert waiting.result(20) is None and gone(int(begun.read_text()))
+    assert compile_server.ask(kind, {"seconds": 0})["seconds"] == 0
+
+
 def test_an_interrupted_caller_can_ask_again(compiler):
     kind = compiler(answer="time.sleep(request['sleep'])")
     first = compile_server.ask(kind, {"sleep": 0})

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tilec.cli_common import STAGES, add_output, add_program, note, show_error, sizes, write_file
 from tilec.diagnostics import InternalError, TileError
+from tilec.runtime import progress
 
 OK, MISTAKE, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 70, 130, 141
 ERROR_FILE = "tilec-error.mlir"
@@ -70,7 +71,8 @@ def _drop_output() -> None:
 
 def _run(args: argparse.Namespace) -> int:
     module, _, function = args.command.partition(":")
-    return getattr(import_module(f"tilec.{module}"), function)(args)
+    with progress.shown(lambda what: note(what, "still")):
+        return getattr(import_module(f"tilec.{module}"), function)(args)
 
 
 def _is_environment(error: Exception) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilec.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError
+from tilec.runtime import progress
 from tilec.runtime.files import replace_file
 
 STAGES = "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES`, whose import takes half a second
@@ -107,6 +108,7 @@ def parse_checked(path: Path):
     """The syntax tree of a program without mistakes. Raises TileError with all of them."""
     from tilec.dsl.mistakes import read
 
+    progress.at(f"reading {path}")
     return read(read_text(path))
 
 
@@ -134,6 +136,7 @@ def specialise_given(program, op: str | None, given: dict[str, int], inputs=None
     if missing and not wrong:
         hint = "give " + ("them" if len(missing) > 1 else "it") + ": " + " ".join(f"-D {n}=…" for n in missing)
         raise CallError(f"{not_known(missing)} not known", size_names(chosen)[missing[0]], hint=hint)
+    progress.at(f"working out ranges and types of {chosen.name}")
     return specialise(program, op, inputs, given)
 
 
@@ -157,6 +160,7 @@ def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool =
     from tilec.expectations_check import check_expectations
 
     with working(f"compiling {loaded.specialised.name}"), mlir.context(), mlir.ir.Location.unknown():
+        progress.at("in stage 'build'")
         try:
             module = build(loaded.specialised)
         except (TileError, InternalError):
@@ -239,9 +243,11 @@ def _spinner(message: str) -> Iterator[None]:
         yield
 
 
-def working(message: str):
-    """Says on a terminal that something takes its time; in a pipe, nothing."""
-    return _spinner(message) if coloured(sys.stderr) else nullcontext()
+@contextmanager
+def working(message: str) -> Iterator[None]:
+    """Says on a terminal that something takes its time; in a pipe only what `cli` says of all that takes long."""
+    with progress.during(message), _spinner(message) if coloured(sys.stderr) else nullcontext():
+        yield
 
 
 # ---- files -----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from tilec.mlir import PassManager, ir
 from tilec.passes import NAMES, Stage, stages
 from tilec.plan import Plan, annotate, make_plan
 from tilec.recursion import deep_recursion
+from tilec.runtime import progress
 from tilec.target import Target
 
 
@@ -84,6 +85,7 @@ class _State:
 def _add_stage(manager: PassManager, stage: Stage, lowered: Lowered, state: _State, locations: bool) -> None:
     def begin(op: ir.Operation, _pass) -> None:
         state.name, state.start = stage.name, time.perf_counter()
+        progress.at(f"in stage '{stage.name}'")
 
     def finish(op: ir.Operation, _pass) -> None:
         lowered.seconds[stage.name] = time.perf_counter() - state.start
@@ -100,6 +102,7 @@ def _add_stage(manager: PassManager, stage: Stage, lowered: Lowered, state: _Sta
 
 def _emit(module: ir.Module, lowered: Lowered):
     start = time.perf_counter()
+    progress.at("in stage 'emit'")
     backend = ir.StringAttr(module.operation.attributes["tilec.backend"]).value
     try:
         if backend == "cuda":

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilec.diagnostics import Source
 from tilec.dtypes import DTYPES, DType
-from tilec.runtime import cache
+from tilec.runtime import cache, progress
 from tilec.runtime.generated import uncollected
 
 
@@ -90,6 +90,7 @@ def _parsed(source: Source, key: str) -> Program:
         imports[str(Path(loaded.name).resolve())] = _digest(loaded.text.encode())
         return loaded
 
+    progress.at(f"reading {source.name}")
     tree = read(source, load)
     ops = {op.name: Declared(op.name, tuple((t.name, t.dtype) for t in op.inputs)) for op in tree.ops}
     written = {name: [(n, t.name if t else None) for n, t in op.inputs] for name, op in ops.items()}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.dtypes import DTYPES, DType
 from tilec.frontend import Program
-from tilec.runtime import cache
+from tilec.runtime import cache, progress
 from tilec.runtime.generated import uncollected
 from tilec.runtime.program import Emitted
 from tilec.target import Target
@@ -82,6 +82,7 @@ class Recipe:
         """The op with numbers for sizes."""
         from tilec.dsl.specialise import specialise
 
+        progress.at(f"working out ranges and types of {self.op}")
         inputs = list(self.inputs) if self.inputs is not None else None
         return specialise(self.program.tree, self.op, inputs, self.sizes)
 
@@ -95,6 +96,7 @@ class Recipe:
 
         specialised = self.specialised
         with mlir.context(), mlir.ir.Location.unknown():
+            progress.at("in stage 'build'")
             lowered = lower(build(specialised), self.target, schedule=_schedule(self.schedule))
         check_expectations(specialised, lowered.plan)
         return specialised, lowered

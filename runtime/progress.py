@@ -1,0 +1,57 @@
+"""What the compiler is at, for those who wait.
+
+Each long part of the work says what it is when it begins. The command line shows it on the standard error where a command
+takes longer than some seconds; a program that uses tilec finds it in the log `tilec`, level INFO.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+FIRST, AGAIN = 5.0, 15.0  # seconds until it is shown, and shown again
+
+_outer, _latest = "", ""
+
+
+def at(what: str) -> None:
+    """Says what begins now. Of several threads the last one counts."""
+    global _latest
+    _latest = what
+    if (logging := sys.modules.get("logging")) is not None:  # who wants to read it has imported it
+        logging.getLogger("tilec").info(what)
+
+
+@contextmanager
+def during(what: str) -> Iterator[None]:
+    """Says of all that is done within what it is for."""
+    global _outer, _latest
+    before, _outer, _latest = _outer, what, ""
+    try:
+        yield
+    finally:
+        _outer, _latest = before, ""
+
+
+@contextmanager
+def shown(show: Callable[[str], object]) -> Iterator[None]:
+    """Calls `show` from a thread of its own, where what is done within takes long."""
+    global _outer, _latest
+    begin, done, _outer, _latest = time.monotonic(), threading.Event(), "", ""
+
+    def watch() -> None:
+        wait = FIRST
+        while not done.wait(wait):
+            if what := ", ".join(filter(None, (_outer, _latest))):
+                show(f"{what}, {time.monotonic() - begin:.0f} s so far; Ctrl-C stops it")
+            wait = AGAIN
+
+    thread = threading.Thread(target=watch, name="tilec-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
