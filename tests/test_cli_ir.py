@@ -75,7 +75,7 @@ def test_opt_refuses_what_it_cannot_place(tilec, folder):
     assert "has no line `// tilec stage: …`" in tilec("opt", "a.mlir")[2]
     (folder / "b.mlir").write_text("// tilec stage: tile, target: cpu\nmodule { nonsense }\n")
     status, _, err = tilec("opt", "b.mlir")
-    assert status == 1 and "this is no valid MLIR" in err and "nonsense" in err
+    assert status == 1 and "this is not valid MLIR" in err and "nonsense" in err
     tilec("dump", *SOFTMAX, "-o", "ir")
     assert "stage 'plan' does not come after 'tile'" in tilec("opt", "ir/04-tile.mlir", "--to", "plan")[2]
 

@@ -184,8 +184,8 @@ def _command(commands, name: str, command: str, usage: str, summary: str, text: 
 def _check(commands) -> None:
     p = _command(
         commands, "check", "cli_source:check", "[options] FILE...", "report every mistake of a program",
-        "Reports every mistake that can be known without running, each with its place; where there is\n"
-        "none, it says nothing.",
+        "Reports every mistake that can be known without running, each with its place. Where there is none,\n"
+        "it prints nothing, or a warning for an op that is refused at all sizes that were tried.",
         """tilec check softmax.tile
         tilec check --ranges attention.tile --op attention
         tilec check --ranges softmax.tile -D N=1024""",
@@ -228,8 +228,8 @@ def _plan(commands) -> None:
 def _explain(commands) -> None:
     p = _command(
         commands, "explain", "cli_plan:explain", "[options] FILE", "say why: costs, decisions, refusals",
-        "Tells of every kernel what bounds it and what it costs, and of every decision what it was\n"
-        "weighed against.",
+        "For every kernel: what bounds it, and what it costs. For every decision: what else was possible,\n"
+        "and what that would have cost.",
         """tilec explain softmax.tile -D M=4096 -D N=1024
         tilec explain softmax.tile -D M=4096,N=1024 --measure
         tilec explain mlp.tile -D M=512,D=1024,F=4096 --target h200""",
@@ -249,9 +249,13 @@ def _tune(commands) -> None:
     )  # fmt: skip
     add_program(p, schedule=False)
     p.add_argument(
-        "--most", metavar="N", type=int, default=16, help="plans of each kernel beside the compiler's (default: 16)"
+        "--most",
+        metavar="N",
+        type=int,
+        default=16,
+        help="plans to measure for each kernel, besides the compiler's (default: 16)",
     )
-    p.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs (default: 0)")
+    p.add_argument("--seed", metavar="N", type=int, default=0, help="the seed of the random inputs (default: 0)")
     add_output(p, "the schedule file; - prints it (default: FILE.sched.toml)")
     p.add_argument("--force", action="store_true", help="replace a plan that was edited")
 
@@ -267,14 +271,14 @@ def _dump(commands) -> None:
         tilec dump softmax.tile -D M=512,N=512 -o ir/""",
     )  # fmt: skip
     add_program(p)
-    p.add_argument("--after", metavar="STAGE", help="only the IR after this stage; emit: the kernels")
+    p.add_argument("--after", metavar="STAGE", help="only the IR after this stage; emit stands for the kernels")
     p.add_argument("--locations", action="store_true", help="print source locations, too")
     add_output(p, "a folder for 00-build.mlir to 07-map.mlir and kernels.py")
 
 
 def _opt(commands) -> None:
     p = _command(
-        commands, "opt", "cli_ir:opt", "[options] FILE", "carry on from dumped IR",
+        commands, "opt", "cli_ir:opt", "[options] FILE", "run the remaining stages on dumped IR",
         "Reads the IR that a stage left (dumped, perhaps edited) and runs the stages after it.\n"
         f"Stages: {STAGES}.",
         """tilec opt ir/03-fuse.mlir
@@ -287,11 +291,11 @@ def _opt(commands) -> None:
         "--from",
         metavar="STAGE",
         dest="from_",
-        help="the stage that FILE is after (default: its first line says)",
+        help="the stage after which FILE was dumped (default: as its first line says)",
     )
     p.add_argument("--to", metavar="STAGE", help="the last stage to run (default: emit, which prints the kernels)")
-    p.add_argument("--passes", metavar="LIST", help="run these upstream passes instead, on the module")
-    p.add_argument("--target", metavar="TARGET", help="the machine (default: the first line of FILE says)")
+    p.add_argument("--passes", metavar="LIST", help="run these passes of upstream MLIR instead of stages")
+    p.add_argument("--target", metavar="TARGET", help="the machine (default: as the first line of FILE says)")
     add_output(p, "where to (default: standard output)")
 
 
@@ -325,7 +329,7 @@ def _run_op(commands) -> None:
         tilec run softmax.tile -D M=8,N=40 --target sm_90a --interpret map --check""",
     )  # fmt: skip
     add_program(p)
-    p.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs (default: 0)")
+    p.add_argument("--seed", metavar="N", type=int, default=0, help="the seed of the random inputs (default: 0)")
     p.add_argument(
         "--input",
         metavar="NAME=FILE",
@@ -343,17 +347,18 @@ def _run_op(commands) -> None:
 
 def _verify(commands) -> None:
     p = _command(
-        commands, "verify", "cli_verify:verify", "[options] FILE", "hold every stage to the program's meaning",
+        commands, "verify", "cli_verify:verify", "[options] FILE", "compare the IR after every stage with the program",
         "Interprets the IR after every stage, at small sizes (0, 1, primes, around the plan's tiles) and on\n"
         "ordinary, huge, tiny, NaN, infinite and tied inputs, and compares with the program evaluated at f64.\n"
-        "Where a stage is wrong it names the pass, and leaves a small reproducer that `tilec opt` reads.",
+        "Where a stage is wrong it names the pass, and writes a small reproducer that `tilec opt` reads.\n"
+        "Exit status 1: a mistake in what was given, or nothing could be verified; 70: a stage is wrong.",
         """tilec verify softmax.tile
         tilec verify softmax.tile --target sm_90a
         tilec verify softmax.tile -D M=64,N=64 --schedule mine.sched.toml
         tilec verify softmax.tile -D M=8,N=8 --ir ir/04-tile.mlir""",
     )  # fmt: skip
     add_program(p)
-    p.add_argument("--seed", metavar="N", type=int, default=0, help="of the random inputs (default: 0)")
+    p.add_argument("--seed", metavar="N", type=int, default=0, help="the seed of the random inputs (default: 0)")
     p.add_argument("--ir", metavar="FILE", type=Path, help="begin with this dump, edited by hand, for the sizes given")
     p.add_argument("--all", action="store_true", help="also sizes at which the interpreter takes long")
     add_output(p, "the reproducer (default: tilec-verify.mlir)")
@@ -374,15 +379,15 @@ def _cache(commands) -> None:
         metavar="DAYS",
         type=float,
         default=0.0,
-        help="with clear: only what was not written for so many days",
+        help="with clear: only what was written more than so many days ago",
     )
 
 
 def _doctor(commands) -> None:
     p = _command(
-        commands, "doctor", "doctor:doctor", "[--calibrate]", "tell what was found and what is missing",
-        "Tells of Python, the system, CPU, GPU, driver, toolkit, dependencies and the cache; exit status 1\n"
-        "where something that the CPU needs is missing.",
+        commands, "doctor", "doctor:doctor", "[--calibrate]", "report what was found and what is missing",
+        "Reports Python, the system, CPU, GPU, driver, toolkit, dependencies and the cache. Exit status 1:\n"
+        "something that the CPU needs is missing.",
         """tilec doctor
         tilec doctor --calibrate""",
     )  # fmt: skip

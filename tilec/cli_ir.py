@@ -147,7 +147,7 @@ def parse_text(text: str):
     try:
         return mlir.parse(text)
     except mlir.ir.MLIRError as error:
-        raise CallError(f"this is no valid MLIR: {_first_messages(error)}") from None
+        raise CallError(f"this is not valid MLIR: {_first_messages(error)}") from None
 
 
 def _first_messages(error: Exception) -> str:
@@ -201,7 +201,7 @@ def _form(args: argparse.Namespace, loaded: common.Loaded, lowered) -> str | byt
         what = f"a cubin holds one kernel, and there are {len(names)}"
         raise CallError(what, hint=f"--kernel, one of {', '.join(names)}")
     if args.output is None and sys.stdout.isatty():
-        raise CallError("a cubin is no text", hint="-o FILE")
+        raise CallError("a cubin is binary, and not printed on a terminal", hint="write it to a file: -o FILE")
     return _cubins(loaded, lowered)[names[0]].image
 
 

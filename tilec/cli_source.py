@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tilec.cli_common import (
@@ -18,7 +19,7 @@ from tilec.cli_common import (
     write,
     write_file,
 )
-from tilec.diagnostics import TileError
+from tilec.diagnostics import Diagnostic, TileError
 
 
 def check(args: argparse.Namespace) -> int:
@@ -29,12 +30,46 @@ def check(args: argparse.Namespace) -> int:
             program = parse_checked(path)
             if args.ranges:
                 _ranges(program, args)
+            for warning in refused_everywhere(program):
+                show_error(TileError(warning))
         except TileError as error:
             show_error(error)
             wrong += len(error.diagnostics)
     if wrong > 1:
         print(f"{wrong} mistakes", file=sys.stderr)
     return 1 if wrong else 0
+
+
+_SMALL = 400  # statements up to which `check` tries sizes
+_TRIED = (dict(zip(range(6), (5, 7, 3, 11, 2, 13))), *(dict.fromkeys(range(6), n) for n in (8, 64, 720)))
+
+
+def refused_everywhere(program) -> list[Diagnostic]:
+    """A warning for every op that is refused at all of some sizes: a proof that fails with numbers is none that `check`
+    can tell with names, as other sizes may be meant."""
+    from tilec.dsl.check_sizes import size_names
+    from tilec.dsl.specialise import specialise
+
+    found: list[Diagnostic] = []
+    if sum(len(op.body) for op in program.ops) > _SMALL:
+        return found
+    for op in program.ops:
+        names = list(size_names(op))
+        if not names or any(t.shape is None for t in op.inputs):
+            continue
+        first: Diagnostic | None = None
+        for tried in _TRIED:
+            sizes = {name: tried[k % len(tried)] for k, name in enumerate(names)}
+            try:
+                specialise(program, op.name, None, sizes)
+                break
+            except TileError as error:
+                told = ", ".join(f"{n}={v}" for n, v in sizes.items())
+                first = first or replace(error.diagnostics[0], message=f"{error.diagnostics[0].message} (at {told})")
+        else:
+            message = f"`{op.name}` is refused at all sizes that were tried: {first.message}"
+            found.append(replace(first, message=message, severity="warning"))
+    return found
 
 
 def _ranges(program, args: argparse.Namespace) -> None:
@@ -83,7 +118,14 @@ def _format(path: Path, check_only: bool) -> int:
 
 
 def _show_difference(name: str, before: str, after: str) -> None:
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), name, f"{name}, formatted", lineterm="")
-    for line in lines:
+    """A unified diff. Where only the ends of lines differ, which it would not show, one line says so."""
+    if before.replace("\r\n", "\n") == after:
+        say(f"{name}: its lines end with CR LF, formatted ones with LF")
+        return
+    old, new = (text.replace("\r\n", "\n").splitlines(keepends=True) for text in (before, after))
+    for line in difflib.unified_diff(old, new, name, f"{name}, formatted"):
         style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
-        say(paint(line, style) if style and coloured(sys.stdout) else line)
+        shown = line.rstrip("\n")
+        say(paint(shown, style) if style and coloured(sys.stdout) else shown)
+        if not line.endswith("\n"):
+            say("\\ No newline at end of file")

@@ -6,22 +6,24 @@ import argparse
 import io
 import re
 import shlex
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from tilec import cli_common as common
 from tilec import mlir
-from tilec.cli_common import note, say, working, write_file
+from tilec.cli_common import note, progress, say, working, write_file
 from tilec.cli_ir import header, parse_text, read_header
 from tilec.diagnostics import CallError, InternalError, TileError
 from tilec.dsl.specialise import Specialised
-from tilec.run_data import saved
+from tilec.passes import NAMES
+from tilec.run_data import saved, shape_of
 from tilec.verify import Failure, Verifier
 from tilec.verify_data import KINDS, WORK, first_sizes, inputs_of, sizes_around_tiles, steps
 
-RIGHT, EDITED, DEFECT = 0, 1, 70
+RIGHT, EDITED, NOTHING, DEFECT = 0, 1, 1, 70
+RIGHT_TOLD, REFUSED, LEFT_OUT = "right", "refused", "left out"  # what becomes of one set of sizes
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -32,7 +34,7 @@ def verify(args: argparse.Namespace) -> int:
     program = common.parse_checked(args.file)
     op = choose_op(program, args.op)
     if any(t.shape is None for t in op.inputs):
-        raise CallError("the short form has no types: write the op in full, with types and sizes", op.span)
+        raise CallError("the short form does not say types: write the op in full, with types and sizes", op.span)
     given = common.defined(args)
     verifier = Verifier(load(args.target), common.find_schedule(args), _edited(args))
 
@@ -40,17 +42,40 @@ def verify(args: argparse.Namespace) -> int:
         return specialise(program, args.op, None, sizes)
 
     say(f"{op.name} for {verifier.target}", [(r"^\S+", "bold")])
+    sys.stdout.flush()
     if verifier.schedule is not None or verifier.edited is not None:
-        several: Iterator[dict[str, int]] = iter([_all_sizes(args, list(size_names(op)), given)])
+        several = [_all_sizes(args, list(size_names(op)), given)]
+        _dumped_at(args, make(several[0]), verifier)
     else:
         several = _sizes(verifier, make, list(size_names(op)), given)
-    for sizes in several:
-        found = _check(verifier, make, sizes, args)
-        if found is not None:
+    done: dict[str, list[dict[str, int]]] = {RIGHT_TOLD: [], REFUSED: [], LEFT_OUT: []}
+    for number, sizes in enumerate(several, 1):
+        found = _check(verifier, make, sizes, args, f"{number} of {len(several)}")
+        if not isinstance(found, str):
             return _tell(args, verifier, make, given, *found)
+        done[found].append(sizes)
     for stage, why in verifier.unsupported.items():
         note(f"not checked: {stage}: {why}")
-    return RIGHT
+    return _conclude(done, verifier)
+
+
+def _conclude(done: dict[str, list[dict[str, int]]], verifier: Verifier) -> int:
+    """Exit status 0 only where stages were held to the program at sizes at which there is something to compute."""
+    if len(verifier.unsupported) == len(NAMES):
+        note("nothing was verified: no stage could be interpreted", "error")
+        return NOTHING
+    if any(all(n > 1 for n in sizes.values()) for sizes in done[RIGHT_TOLD]):
+        return RIGHT
+    larger = [sizes for what in (REFUSED, LEFT_OUT) for sizes in done[what] if all(n > 1 for n in sizes.values())]
+    if not larger and done[RIGHT_TOLD]:  # all sizes that were asked for
+        return RIGHT
+    few = "only sizes of 0 and 1 were verified" if done[RIGHT_TOLD] else "nothing was verified"
+    if done[REFUSED]:
+        hint = "-D gives sizes that the program is for; `tilec run` at refused ones shows the whole message"
+        note(f"{few}: the compiler refuses the program at the other sizes\nhint: {hint}", "error")
+    else:
+        note(f"{few}: the other sizes take the interpreter long\nhint: --all runs them, -D gives smaller ones", "error")
+    return NOTHING
 
 
 def _edited(args: argparse.Namespace) -> tuple[str, str] | None:
@@ -68,34 +93,61 @@ def _edited(args: argparse.Namespace) -> tuple[str, str] | None:
 
 def _all_sizes(args: argparse.Namespace, names: list[str], given: dict[str, int]) -> dict[str, int]:
     """A schedule and a dump are for one set of sizes."""
+    from tilec.dsl.specialise import not_known
+
     if missing := [n for n in names if n not in given]:
-        what = f"{args.ir or 'a schedule'} is for one set of sizes: nothing says what `{'`, `'.join(missing)}` are"
+        what = f"{args.ir or 'a schedule'} is for one set of sizes: {not_known(missing)} not known"
         raise CallError(what, hint=" ".join(f"-D {n}=…" for n in missing))
     return given
 
 
-def _sizes(verifier: Verifier, make, names: list[str], given: dict[str, int]) -> Iterator[dict[str, int]]:
+def _dumped_at(args: argparse.Namespace, specialised: Specialised, verifier: Verifier) -> None:
+    """Raises CallError where edited IR is for other sizes than those given."""
+    if verifier.edited is None:
+        return
+    with mlir.context():
+        module = parse_text(verifier.edited[1])
+        programs = [f for f in mlir.functions(module.operation) if "tilec.kernel" not in f.attributes]
+        types = [mlir.ir.ShapedType(a.type) for f in programs[:1] for a in mlir.entry(f).arguments]
+        shapes = [tuple(t.shape) for t in types]
+    for tensor, shape in zip(specialised.inputs, shapes):
+        if shape != shape_of(tensor):
+            there, here = ("x".join(map(str, s)) or "a scalar" for s in (shape, shape_of(tensor)))
+            what = f"'{args.ir}' is for other sizes: `{tensor.name}` is {there} there, and {here} by -D"
+            raise CallError(what, hint="give the sizes that it was dumped with")
+
+
+def _sizes(verifier: Verifier, make, names: list[str], given: dict[str, int]) -> list[dict[str, int]]:
     """Small sizes, then those around the tiles of a plan for larger ones, as far as they do not take too long."""
-    yield from first_sizes(names, given)
+    small = first_sizes(names, given)
     try:
         verifier.texts(make({n: 48 for n in names} | given))
-    except TileError:
-        return
-    yield from sizes_around_tiles(names, given, verifier.plan)
+    except (TileError, InternalError):  # told with the sizes at which it is met
+        return small
+    return list({tuple(s.items()): s for s in (*small, *sizes_around_tiles(names, given, verifier.plan))}.values())
 
 
-def _check(verifier: Verifier, make, sizes: dict[str, int], args: argparse.Namespace) -> tuple[str, Failure] | None:
-    """One set of sizes, with all kinds of inputs; one that the program does not allow is told and left out."""
+def _check(
+    verifier: Verifier, make, sizes: dict[str, int], args: argparse.Namespace, place: str
+) -> tuple[str, Failure] | str:
+    """One set of sizes, with all kinds of inputs: what failed, or what became of it. One that the compiler refuses is told,
+    and left out."""
     label = ", ".join(f"{n}={v}" for n, v in sizes.items()) or "no sizes"
     try:
         specialised = make(sizes)
     except TileError as error:
-        return _row(label, f"the program refuses it: {_first_line(error)}")
+        _row(label, f"refused by the compiler: {_first_line(error)}")
+        return REFUSED
     if not args.all and (count := _steps(verifier, specialised)) > WORK:
-        return _row(label, f"left out: {count:,} steps (--all runs it)")
-    with working(f"checking {label}"):
-        found = verifier.check(specialised, {kind: inputs_of(specialised, kind, args.seed) for kind in KINDS})
-    return found if found is not None else _row(label, f"right: {', '.join(KINDS)}")
+        _row(label, f"left out: {count:,} steps take long (--all runs them)")
+        return LEFT_OUT
+    with progress(f"checking {label} ({place})") as tell:
+        inputs = {kind: inputs_of(specialised, kind, args.seed) for kind in KINDS}
+        found = verifier.check(specialised, inputs, tell)
+    if found is not None:
+        return found
+    _row(label, f"right: {', '.join(KINDS)}")
+    return RIGHT_TOLD
 
 
 def _steps(verifier: Verifier, specialised: Specialised) -> int:
@@ -109,6 +161,7 @@ def _steps(verifier: Verifier, specialised: Specialised) -> int:
 
 def _row(label: str, text: str) -> None:
     say(f"  {label:<24} {text}", [(r"right:", "green")])
+    sys.stdout.flush()
 
 
 def _first_line(error: TileError) -> str:
@@ -135,7 +188,7 @@ def _tell(args, verifier: Verifier, make, given: dict[str, int], kind: str, fail
     note(f"{sizes or 'no sizes'}; inputs {kind}, seed {args.seed}", "at")
     if failure.specialised != before:
         lines = [f"{e.name} ({e.span})" for e in failure.specialised.equations]
-        note(f"enough to see it: {', '.join(lines)}")
+        note(f"these equations suffice: {', '.join(lines)}")
     _save(args, failure, kind)
     return EDITED if edited else DEFECT
 

@@ -114,7 +114,7 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
         if space.extents[d] > WIDEST:
             return f"{space.extents[d]} {what} contraction do not fit a block: at most {WIDEST}"
     if parts_of(chain) is None:
-        return f"an f32 weight is not the sum of few {chain.values.type} numbers: `using {chain.values.type}` would round it"
+        return f"f32 weights are not sums of few {chain.values.type} numbers, as they are of bf16: only those have one walk"
     if not choose_stream_tile(target, stream_problem(nodes, space, graph)):
         return "no tile fits registers and shared memory"
     return None

@@ -73,8 +73,12 @@ class Verifier:
                 found |= {s: t for s, t in lowered.texts.items() if NAMES.index(s) > NAMES.index(stage)}
             return found
 
-    def check(self, specialised: Specialised, several: Mapping[str, Arrays]) -> tuple[str, Failure] | None:
-        """The first stage that is wrong on one of several inputs, by their names; None where all are right."""
+    def check(
+        self, specialised: Specialised, several: Mapping[str, Arrays], tell: Callable[[str], None] = lambda text: None
+    ) -> tuple[str, Failure] | None:
+        """The first stage that is wrong on one of several inputs, by their names; None where all are right. `tell` hears
+        how far it is.
+        """
         try:
             texts = self.texts(specialised)
         except InternalError as error:
@@ -82,9 +86,10 @@ class Verifier:
             return kind, Failure(error.stage or "build", str(error), specialised, inputs, error.ir or "", None)
         expected = {kind: self._expected(specialised, inputs) for kind, inputs in several.items()}
         before = ""
-        for stage, text in texts.items():
+        for number, (stage, text) in enumerate(texts.items(), 1):
             run = _prepared(text)
             for kind, inputs in several.items():
+                tell(f"stage {stage} ({number} of {len(texts)}), {kind} inputs")
                 if expected[kind] is None:
                     continue
                 wrong = self.wrong(specialised, run, inputs, expected[kind], stage)
