@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -42,6 +43,20 @@ def rows_of(options: argparse.Namespace) -> list[runner.Row]:
     from benchmarks.gpu import suite as gpu_rows
 
     return gpu_rows(compiled)
+
+
+def missing(options: argparse.Namespace) -> str:
+    """What the suite needs and this machine lacks, if anything: a file of failed rows would pass for the newest figures."""
+    peers = options.suite in ("gpu", "memory")
+    if peers and find_spec("torch") is None:
+        return "needs PyTorch, which is not installed"
+    targets = options.target or (["cuda"] if options.suite == "audit" else [])
+    if not options.only_prepare and (peers or (options.suite in ("audit", "numerics") and "cuda" in targets)):
+        from tilec.runtime.cuda_driver import device_info
+
+        info = device_info()
+        return "" if info.devices else f"needs a GPU, and there is none: {info.problem}"
+    return ""
 
 
 def numerics(options: argparse.Namespace) -> int:
@@ -85,6 +100,8 @@ def main() -> int:
     parser.add_argument("--worker", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--ahead", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if lacking := missing(options):
+        parser.exit(1, f"{parser.prog} {options.suite}: {lacking}\n")
     if options.suite == "compile":
         from benchmarks.compiling import run
 

@@ -57,11 +57,15 @@ def _checked(named: str | None) -> Path | None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = path.resolve(strict=True)
         reason = refusal(path)
+    except (FileExistsError, NotADirectoryError):
+        reason = f"{path} is not a directory"
     except (OSError, RuntimeError) as error:
-        reason = str(error)
+        reason = f"{path}: {getattr(error, 'strerror', None) or error}"
     if reason is None:
         return path
-    warnings.warn(f"working without a cache: {reason}; {VARIABLE} names another directory", CacheWarning, stacklevel=4)
+    warnings.warn(
+        f"working without a cache: {reason}; set {VARIABLE} to use another directory", CacheWarning, stacklevel=4
+    )
     return None
 
 
@@ -116,7 +120,7 @@ def make_key(*parts: str | bytes) -> str:
     """The SHA-256 of the parts; each counts with its length, so that no two lists of parts read alike."""
     digest = hashlib.sha256()
     for part in parts:
-        data = part.encode() if isinstance(part, str) else part
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()

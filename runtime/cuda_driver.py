@@ -45,7 +45,7 @@ _KNOWN: dict[int, tuple[type[CudaError], str]] = {
     1: (CudaError, "the grid, block, cluster or shared memory is more than this GPU takes"),
     2: (OutOfMemory, "free tensors, or torch.cuda.empty_cache()"),
     100: (NoDriver, "no GPU is visible; look at nvidia-smi and CUDA_VISIBLE_DEVICES"),
-    101: (CudaError, "there is no GPU of that number"),
+    101: (CudaError, "no GPU has that number"),
     200: (CudaError, "the kernel image is damaged; `tilec cache clear` removes it"),
     209: (WrongDevice, "the kernel was compiled for another GPU"),
     222: (CudaError, "the driver is older than the toolkit: update it, or install an older tilec[cuda]"),

@@ -19,7 +19,7 @@ from cli_tools import ROOT, SOFTMAX, examples_folder, tilec_command  # noqa: F40
 from tilec import cli_common
 
 GOLDEN = Path(__file__).parent / "golden" / "cli"
-COMMANDS = ("check", "fmt", "plan", "explain", "dump", "opt", "emit", "run", "verify", "cache", "doctor")
+COMMANDS = ("check", "fmt", "plan", "explain", "tune", "dump", "opt", "emit", "run", "verify", "cache", "doctor")
 
 
 # ---- help ------------------------------------------------------------------------------------------------

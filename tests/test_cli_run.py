@@ -63,12 +63,12 @@ def test_run_tells_where_the_error_is(tilec, monkeypatch):
 
 @pytest.mark.parametrize("arguments, message", [
     (["--input", "x=none.npy"], "cannot read 'none.npy'"),
-    (["--input", "softmax.tile"], "'softmax.tile' is no .npy or .npz file"),
+    (["--input", "softmax.tile"], "'softmax.tile' is not a .npy or .npz file"),
     (["--input", "q=x.npy"], "there is no input `q`"),
-    (["--input", "x=ints.npy"], "`x` is f32, and its file holds int64"),
+    (["--input", "x=ints.npy"], "`x` is f32, but its file holds int64"),
     (["--input", "x=cube.npy"], "`x` has 2 dimensions, and the argument has 3"),
     (["--input", "x.npy"], "--input NAME=x.npy"),
-    (["-D", "M=2,N=2", "--save", "out.txt"], "results go into a .npz file"),
+    (["-D", "M=2,N=2", "--save", "out.txt"], "'out.txt' does not end in .npz"),
     (["-D", "M=2,N=2", "--save", "no/out.npz"], "cannot write 'no/out.npz'"),
     (["-D", "M=1000000000000,N=1000000000000"], "`x` is too large: no memory holds f32[1000000000000, 1000000000000]"),
 ])  # fmt: skip

@@ -93,7 +93,7 @@ def test_loads_from_another_block_that_are_wrong(kind, changed, message):
 
 
 def test_clusters_that_are_none():
-    fault("invalid", loads(), "3 blocks are no whole clusters of 2", threads=32, blocks=3, cluster=2)
+    fault("invalid", loads(), "3 blocks cannot be divided into clusters of 2", threads=32, blocks=3, cluster=2)
     fault("invalid", loads(), "memory of 2 blocks, where a cluster has 4", threads=32, blocks=4, cluster=4)
 
 

@@ -184,7 +184,9 @@ MISTAKES = {
         [(r"^operations = .*$", ""), (r"(?s)softmax_y\](.*)softmax_y.loops", r"softmax]\1softmax.loops")],
         "there is no kernel `softmax`", "softmax_y",
     ),
-    "tile of another rank": ([(TILE, "tile = [8, 8]")], "`tile` has 2 numbers, and the grid 1: [512]", ""),
+    "tile of another rank": (
+        [(TILE, "tile = [8, 8]")], "`tile` must have one number for each dimension of the grid [512], but it has 2", "",
+    ),
     "tile too large": ([(TILE, "tile = [513]")], "a tile of 513 does not fit a dimension of 512", ""),
     "tile of nothing": ([(TILE, "tile = [0]")], "a tile of 0 does not fit", ""),
     "tile of text": ([(TILE, 'tile = ["a"]')], "`tile` must be a list of whole numbers", ""),

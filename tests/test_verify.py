@@ -129,7 +129,7 @@ def test_ir_edited_by_hand(tilec, program, folder):
         assert status == 1 and f"{stage}.mlir is wrong: y: " in err, err
         path.write_text(re.sub(r"^.*(gpu\.shuffle|linalg\.fill).*\n", "", text, count=0, flags=re.MULTILINE))
         status, _, err = tilec("verify", *options)
-        assert status == 1 and "not valid MLIR" in err
+        assert status == 1 and "is not valid MLIR" in err
     assert tilec("verify", "centred.tile", "--ir", path)[0] == 1  # for which sizes?
 
 

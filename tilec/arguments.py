@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilec.diagnostics import CallError
+from tilec.quantities import count
 
 if TYPE_CHECKING:
     from tilec.dtypes import DType
@@ -98,7 +99,7 @@ def given_results(op: str, results: Results, out: Any, inputs: Sequence[Buffer])
         names = ", ".join(f"`{name}`" for name, _, _ in results)
         raise CallError(f"out= must be a list or a tuple of {len(results)} arrays, not {_a(out)}", hint=f"for {names}")
     if len(arrays) != len(results):
-        raise CallError(f"{op} has {_count(len(results), 'result')}, but out= has {_count(len(arrays), 'array')}")
+        raise CallError(f"{op} has {count(len(results), 'result')}, but out= has {count(len(arrays), 'array')}")
     found = []
     for (name, dtype, shape), array in zip(results, arrays):
         hint = f"pass a new array of the type {dtype} and the shape {list(shape)}"
@@ -127,10 +128,6 @@ def given_results(op: str, results: Results, out: Any, inputs: Sequence[Buffer])
 def _a(value: Any) -> str:
     kind = type(value).__name__
     return "None" if value is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from tilec.cli_common import STAGES, add_output, add_program, note, show_error, sizes, write_file
+from tilec.cli_common import STAGES, add_output, add_program, days, note, show_error, sizes, whole, write_file
+from tilec.cli_streams import open_streams, warnings_as
 from tilec.diagnostics import InternalError, TileError
 from tilec.runtime import progress
 
@@ -26,11 +27,11 @@ ERROR_FILE = "tilec-error.mlir"
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
+    open_streams()
     args = parser().parse_args(argv)
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter is no reason to fail
     try:
-        status = _run(args)
+        with warnings_as(lambda text: note(text, "warning")):
+            status = _run(args)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -249,13 +250,10 @@ def _tune(commands) -> None:
     )  # fmt: skip
     add_program(p, schedule=False)
     p.add_argument(
-        "--most",
-        metavar="N",
-        type=int,
-        default=16,
+        "--most", metavar="N", type=int, default=16,
         help="plans to measure for each kernel, besides the compiler's (default: 16)",
-    )
-    p.add_argument("--seed", metavar="N", type=int, default=0, help="the seed of the random inputs (default: 0)")
+    )  # fmt: skip
+    p.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
     add_output(p, "the schedule file; - prints it (default: FILE.sched.toml)")
     p.add_argument("--force", action="store_true", help="replace a plan that was edited")
 
@@ -329,14 +327,11 @@ def _run_op(commands) -> None:
         tilec run softmax.tile -D M=8,N=40 --target sm_90a --interpret map --check""",
     )  # fmt: skip
     add_program(p)
-    p.add_argument("--seed", metavar="N", type=int, default=0, help="the seed of the random inputs (default: 0)")
+    p.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
     p.add_argument(
-        "--input",
-        metavar="NAME=FILE",
-        action="append",
-        default=[],
+        "--input", metavar="NAME=FILE", action="append", default=[],
         help="an input from a .npy or .npz file; an .npz alone gives several",
-    )
+    )  # fmt: skip
     p.add_argument("--check", action="store_true", help="compare with the reference; exit 1 where out of bounds")
     p.add_argument("--time", action="store_true", help="time it, and compare with the roofline")
     p.add_argument("--save", metavar="OUT.npz", type=Path, help="write the results")
@@ -358,7 +353,7 @@ def _verify(commands) -> None:
         tilec verify softmax.tile -D M=8,N=8 --ir ir/04-tile.mlir""",
     )  # fmt: skip
     add_program(p)
-    p.add_argument("--seed", metavar="N", type=int, default=0, help="the seed of the random inputs (default: 0)")
+    p.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
     p.add_argument("--ir", metavar="FILE", type=Path, help="begin with this dump, edited by hand, for the sizes given")
     p.add_argument("--all", action="store_true", help="also sizes at which the interpreter takes long")
     add_output(p, "the reproducer (default: tilec-verify.mlir)")
@@ -377,7 +372,7 @@ def _cache(commands) -> None:
     p.add_argument(
         "--older",
         metavar="DAYS",
-        type=float,
+        type=days,
         default=0.0,
         help="with clear: only what was written more than so many days ago",
     )

@@ -42,6 +42,24 @@ def sizes(text: str) -> dict[str, int]:
     return found
 
 
+def whole(text: str) -> int:
+    """A whole number from 0."""
+    if not (text.isascii() and text.isdigit() and len(text) < 1000):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0")
+    return int(text)
+
+
+def days(text: str) -> float:
+    """An age."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of days from 0")
+    return number
+
+
 def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
     """The program, and what makes it one set of kernels."""
     parser.add_argument("file", metavar="FILE", type=Path, help="a .tile program")
@@ -99,7 +117,7 @@ def read_text(path: Path) -> Source:
         try:
             return Source("<stdin>", sys.stdin.buffer.read().decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise CallError(f"what comes in is not UTF-8 text, from byte {error.start}") from None
+            raise CallError(f"the standard input is not UTF-8 text: byte {error.start} is not") from None
     from tilec.api import read_source
 
     return read_source(path)

@@ -102,23 +102,24 @@ def changed_lines(before: list[str], after: list[str]) -> tuple[set[int], int]:
 
 def opt(args: argparse.Namespace) -> int:
     """Reads a dumped file and goes on behind its stage."""
-    text = common.read_text(args.file).text
+    source = common.read_text(args.file)
+    text, name = source.text, source.shown
     stage, machine = read_header(text)
     start, target = args.from_ or stage, args.target or machine or "cpu"
     if args.passes is not None:
-        result = _upstream(text, args.passes)
+        result = _upstream(text, args.passes, name)
         write(args.output, (header(stage, target) if stage else "") + result)
         return 0
     if start is None:
         hint = "say after which stage it was dumped: --from STAGE"
         raise CallError(f"'{args.file}' has no line `// tilec stage: …`", hint=hint)
     end = stage_name(args.to or "emit", ("emit",))
-    write(args.output, _carry_on(text, stage_name(start), end, target))
+    write(args.output, _carry_on(text, name, stage_name(start), end, target, args.target is not None))
     return 0
 
 
-def _carry_on(text: str, start: str, end: str, target: str) -> str:
-    """The IR after stage `end`, or for "emit" the kernels."""
+def _carry_on(text: str, name: str, start: str, end: str, target: str, asked: bool) -> str:
+    """The IR after stage `end`, or for "emit" the kernels. `name` is the file's; `asked` whether the target was given."""
     from tilec import mlir
     from tilec.driver import lower
     from tilec.target import load
@@ -128,10 +129,14 @@ def _carry_on(text: str, start: str, end: str, target: str) -> str:
         raise CallError(f"stage '{end}' does not come after '{start}'")
     following = order[order.index(start) + 1]
     with common.working(f"{following} to {end}"), mlir.context(), mlir.ir.Location.unknown():
-        module = parse_text(text)
+        module, machine = parse_text(text, name), load(target)
+        if len([f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]) != 1:
+            raise CallError(f"'{name}' must have one function that is not a kernel: the program")
+        if order.index(start) >= order.index("plan"):
+            _demand_planned(module, start, machine, target if asked else None)
         last = "map" if end == "emit" else end
         try:
-            lowered = lower(module, load(target), begin=following, end=last, emit=end == "emit")
+            lowered = lower(module, machine, begin=following, end=last, emit=end == "emit")
         except InternalError as error:
             hint = (
                 f"it is a defect of tilec if stage '{start}' left the file as it is; TILEC_DEBUG=1 shows the traceback"
@@ -140,26 +145,41 @@ def _carry_on(text: str, start: str, end: str, target: str) -> str:
     return lowered.emitted.module if end == "emit" else header(end, target) + lowered.texts[end]
 
 
-def parse_text(text: str):
-    """The module of a text, in the current MLIR context. Raises CallError."""
+def _demand_planned(module, start: str, machine, asked: str | None) -> None:
+    """What stage `plan` decided stands in the module, for one target. Raises CallError where it does not, or not for this one."""
+    found = {}
+    for attribute in ("tilec.kernels", "tilec.target", "tilec.backend"):
+        if attribute not in module.operation.attributes:
+            what = f"the module has no attribute `{attribute}`, which stage 'plan' writes"
+            raise CallError(what, hint=f"give the stage that it was really dumped after; it is not '{start}'")
+        found[attribute] = str(module.operation.attributes[attribute]).strip('"')
+    backend, planned = found["tilec.backend"], found["tilec.target"]
+    if backend != machine.kind or (asked and planned != machine.name):
+        what = f"the module was planned for {planned}, which cannot be changed to {asked or machine.name} after stage 'plan'"
+        raise CallError(what, hint="dump the program again with --target, or carry on from stage 'simplify'")
+
+
+def parse_text(text: str, name: str):
+    """The module of a text, in the current MLIR context; messages call it by its name. Raises CallError."""
     from tilec import mlir
 
     try:
         return mlir.parse(text)
     except mlir.ir.MLIRError as error:
-        raise CallError(f"this is not valid MLIR: {_first_messages(error)}") from None
+        said = _first_messages(error).replace('"-":', f"{name}:")  # which is what MLIR calls a text
+        raise CallError(f"'{name}' is not valid MLIR: {said}") from None
 
 
 def _first_messages(error: Exception) -> str:
     return "\n".join(str(error).strip().splitlines()[:12])
 
 
-def _upstream(text: str, passes: str) -> str:
+def _upstream(text: str, passes: str, name: str) -> str:
     """The IR after passes of upstream's, by their registered names."""
     from tilec import mlir
 
     with mlir.context(), mlir.ir.Location.unknown():
-        module = parse_text(text)
+        module = parse_text(text, name)
         try:
             manager = mlir.PassManager.parse(f"builtin.module({passes})")
         except (ValueError, mlir.ir.MLIRError) as error:
@@ -178,7 +198,7 @@ def emit(args: argparse.Namespace) -> int:
     loaded = prepare(args)
     if args.form in ("ptx", "cubin") and loaded.target.kind != "cuda":
         hint = "give a GPU: --target cuda, sm_80, sm_90a, h200, …"
-        raise CallError(f"there is no {args.form} for the target '{loaded.target.name}'", hint=hint)
+        raise CallError(f"the target '{loaded.target.name}' has no {args.form}", hint=hint)
     lowered = common.lower(loaded)
     write(args.output, _form(args, loaded, lowered))
     return 0
@@ -198,7 +218,7 @@ def _form(args: argparse.Namespace, loaded: common.Loaded, lowered) -> str | byt
             cubins = _cubins(loaded, lowered)
             return "\n".join(cubins[name].ptx for name in names)
     if len(names) != 1:
-        what = f"a cubin holds one kernel, and there are {len(names)}"
+        what = f"a cubin holds one kernel, but the program has {len(names)}"
         raise CallError(what, hint=f"--kernel, one of {', '.join(names)}")
     if args.output is None and sys.stdout.isatty():
         raise CallError("a cubin is binary, and not printed on a terminal", hint="write it to a file: -o FILE")
@@ -208,7 +228,7 @@ def _form(args: argparse.Namespace, loaded: common.Loaded, lowered) -> str | byt
 def _chosen(emitted, name: str | None) -> list[str]:
     names = [k.name for k in emitted.kernels]
     if name is not None and name not in names:
-        raise CallError(f"there is no kernel '{name}'", hint=f"there is {', '.join(names)}")
+        raise CallError(f"there is no kernel '{name}'", hint=f"the kernels are {', '.join(names)}")
     return names if name is None else [name]
 
 

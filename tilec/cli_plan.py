@@ -37,7 +37,7 @@ def schedule_text(
     text, replaced = merge_schedule(_existing(path), plan, loaded.specialised, measured)
     if replaced and not args.force and not measured:
         what = f"{path} has another plan for {plan.signature} on {loaded.target.name}"
-        raise CallError(what, hint="--force puts another in its place; -o - prints it")
+        raise CallError(what, hint="--force replaces it; -o - only prints the new one")
     return path, text
 
 

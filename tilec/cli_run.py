@@ -13,7 +13,7 @@ import numpy as np
 
 from tilec import cli_common as common
 from tilec.cli_common import Loaded, note, say, working, write_file
-from tilec.diagnostics import CallError
+from tilec.diagnostics import CallError, CheckError
 from tilec.quantities import duration
 from tilec.run_data import Arrays, fit_types, random_inputs, read_inputs, saved, shape_of
 
@@ -53,7 +53,12 @@ def _execute(loaded: Loaded, inputs: Arrays, timed: bool):
     executable = build(loaded)
     with open_device(loaded.target.kind, inputs, executable.outputs) as device:
         with working("running"):
-            device.run(executable)
+            try:
+                device.run(executable)
+            except CheckError as error:
+                from tilec.outside import explained
+
+                raise explained(error, loaded.specialised, {n: lambda a=a: a for n, a in inputs.items()}) from None
         seconds = _measure(device, executable) if timed else None
         return device.results(), seconds, executable.recipe.lowered[1].plan if timed else None
 
@@ -81,12 +86,12 @@ def _prepare(args: argparse.Namespace) -> tuple[Loaded, Arrays]:
     if given and all(t.name in given for t in op.inputs):
         types = [(from_numpy(given[t.name].dtype), given[t.name].shape) for t in op.inputs]
         if wrong := next((t.name for t, (dtype, _) in zip(op.inputs, types) if dtype is None), None):
-            raise CallError(f"`{wrong}` is an array of {given[wrong].dtype}, which the language does not have")
+            raise CallError(f"`{wrong}` is an array of {given[wrong].dtype}, a type that the language does not have")
         sizes = common.defined(args)
     specialised = common.specialise_given(program, args.op, sizes, types)
     for tensor in specialised.inputs:
         if tensor.name in given and given[tensor.name].shape != shape_of(tensor):
-            shapes = f"{_shape(shape_of(tensor))}, and its file holds {_shape(given[tensor.name].shape)}"
+            shapes = f"{_shape(shape_of(tensor))}, but its file holds {_shape(given[tensor.name].shape)}"
             raise CallError(f"`{tensor.name}` is {tensor.dtype}{shapes}")
     return Loaded(specialised, target, common.find_schedule(args)), given
 
@@ -112,7 +117,7 @@ def need_gpu() -> None:
     if not info.devices:
         raise CallError(
             f"there is no GPU to run on: {info.problem}",
-            hint="--target cpu runs here; `tilec doctor` tells more",
+            hint="--target cpu runs here; `tilec doctor` shows what was found",
         )
 
 
@@ -157,7 +162,7 @@ def _tell_time(loaded: Loaded, plan, seconds: list[float]) -> None:
 
     middle, least = median(seconds), minimal_traffic(loaded.specialised)
     operations = sum(sum(k.work.flops.values()) for k in plan.kernels)
-    spread = f"best {_time(min(seconds))}, {len(seconds)} calls, {_time(plan.time_us * 1e-6)} predicted"
+    spread = f"best {_time(min(seconds))}, {len(seconds)} calls, {duration(plan.time_us)} predicted"
     _row("time", f"{_time(middle)} ({spread})")
     _row("speed", f"{amount(least / middle)}B/s of inputs and outputs, {amount(operations / middle)}FLOP/s")
     _row(
@@ -189,7 +194,7 @@ def _roofline_seconds(loaded: Loaded, plan) -> float:
 
 def _save(args: argparse.Namespace, results: Arrays) -> None:
     if args.save.suffix != ".npz":
-        raise CallError(f"results go into a .npz file, not '{args.save}'")
+        raise CallError(f"--save writes a .npz file, but '{args.save}' does not end in .npz")
     buffer = io.BytesIO()
     np.savez(buffer, **saved(results))
     write_file(args.save, buffer.getvalue())

@@ -19,12 +19,14 @@ from tilec.cli_common import (
     write,
     write_file,
 )
-from tilec.diagnostics import Diagnostic, TileError
+from tilec.diagnostics import CallError, Diagnostic, TileError
 
 
 def check(args: argparse.Namespace) -> int:
     """Every mistake of every file; exit status 1 if there is one."""
     wrong = 0
+    if not args.ranges and (args.op or args.define):
+        raise CallError("--op and -D only go with --ranges", hint="add --ranges, or leave them out")
     for path in args.files:
         try:
             program = parse_checked(path)
@@ -74,12 +76,21 @@ def refused_everywhere(program) -> list[Diagnostic]:
 
 def _ranges(program, args: argparse.Namespace) -> None:
     """What was inferred of every name, op by op."""
+    from tilec.dsl.check_sizes import size_names
     from tilec.dsl.specialise import choose_op, describe_ranges
 
     ops = [choose_op(program, args.op)] if args.op or not program.ops else program.ops
+    given = defined(args)
+    for name in given:
+        if not any(name in size_names(op) for op in ops):
+            names = [f"`{op.name}`" for op in ops]
+            every = sorted({n for op in ops for n in size_names(op)})
+            hint = f"the sizes are {', '.join(every)}" if every else "there are no named sizes"
+            raise CallError(f"{' and '.join(names)} {'has' if len(ops) == 1 else 'have'} no size `{name}`", hint=hint)
     for op in ops:
         lines = [f"op {op.name}"]
-        found = describe_ranges(program, op.name, defined(args) or None)
+        known = {name: value for name, value in given.items() if name in size_names(op)}
+        found = describe_ranges(program, op.name, known or None)
         width = max((len(d.name) for d in found), default=0)
         for described in found:
             name, _, rest = str(described).partition(": ")

@@ -12,6 +12,7 @@ from tilec import cli_common as common
 from tilec.cli_common import note, say
 from tilec.cli_plan import put, schedule_text
 from tilec.diagnostics import CallError, TileError
+from tilec.quantities import count, duration
 
 GAIN = 0.02  # of its time, that a plan must save before it takes the place of the compiler's
 FINAL = 4  # plans that are measured once more, with the compiler's
@@ -35,7 +36,7 @@ def tune(args: argparse.Namespace) -> int:
     from tilec.tune import candidates, combined, compiled
 
     if args.most < 1:
-        raise CallError("--most is at least 1")
+        raise CallError("--most must be at least 1")
     args.schedule, args.no_schedule = None, True
     loaded = common.prepare(args)
     if loaded.target.kind == "cuda":
@@ -52,7 +53,7 @@ def tune(args: argparse.Namespace) -> int:
     with open_device(loaded.target.kind, inputs, plans[0].executable.outputs) as device:
         right = [m for m in plans if _is_right(m, device, allowed)]
         if not right or right[0] is not plans[0]:
-            raise CallError("the compiler's own plan gives wrong results: `tilec verify` tells where")
+            raise CallError("the compiler's own plan gives wrong results", hint="`tilec verify` finds the stage")
         _measure(device, right, QUICK)
         ranked = sorted(right[1:], key=lambda m: m.time_us)
         final = [right[0], *ranked[:FINAL]]
@@ -66,7 +67,7 @@ def tune(args: argparse.Namespace) -> int:
         best = right[0]
     _show(right, final, best)
     path, text = schedule_text(args, loaded, best.candidate.plan, (best.time_us, right[0].time_us))
-    put(path, text, best.candidate.plan, f"{best.time_us:.1f} us measured")
+    put(path, text, best.candidate.plan, f"{duration(best.time_us)} measured")
     return 0
 
 
@@ -115,7 +116,7 @@ def _show(right: list[Measured], final: list[Measured], best: Measured) -> None:
         say(f"{mark} {m.time_us:10.1f} us  {m.candidate.predicted_us:10.1f} predicted  {m.what}", [(r"^\*.*", "green")])
     gain = right[0].time_us / best.time_us
     told = f"{gain:.2f} times as fast as the compiler's" if best is not right[0] else "the compiler's choice stays"
-    say(f"{len(right)} plans measured: {told}")
+    say(f"{count(len(right), 'plan')} measured: {told}")
 
 
 @contextmanager

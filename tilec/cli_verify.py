@@ -87,7 +87,7 @@ def _edited(args: argparse.Namespace) -> tuple[str, str] | None:
     if stage is None:
         raise CallError(f"'{args.ir}' has no line `// tilec stage: …`", hint="`tilec dump -o FOLDER` writes it")
     with mlir.context():
-        parse_text(text)
+        parse_text(text, str(args.ir))
     return common.stage_name(stage), text
 
 
@@ -106,7 +106,7 @@ def _dumped_at(args: argparse.Namespace, specialised: Specialised, verifier: Ver
     if verifier.edited is None:
         return
     with mlir.context():
-        module = parse_text(verifier.edited[1])
+        module = parse_text(verifier.edited[1], str(args.ir))
         programs = [f for f in mlir.functions(module.operation) if "tilec.kernel" not in f.attributes]
         types = [mlir.ir.ShapedType(a.type) for f in programs[:1] for a in mlir.entry(f).arguments]
         shapes = [tuple(t.shape) for t in types]

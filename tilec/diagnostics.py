@@ -16,6 +16,11 @@ class Source:
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", self.text.removeprefix("\ufeff"))
 
+    @property
+    def shown(self) -> str:
+        """The name, where a text must be Unicode: bytes of a path that are not become question marks."""
+        return self.name.encode("utf-8", "replace").decode("utf-8")
+
     def position(self, offset: int) -> tuple[int, int]:
         """1-based line and column of a character offset."""
         before = self.text[:offset]
@@ -47,7 +52,7 @@ class Span:
         return self.source.position(self.start)[1]
 
     def __str__(self) -> str:
-        return f"{self.source.name}:{self.line}:{self.column}"
+        return f"{self.source.shown}:{self.line}:{self.column}"
 
 
 _NOWHERE = Span(Source("<nowhere>", ""), 0, 0)

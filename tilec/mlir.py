@@ -90,7 +90,7 @@ def plain_values() -> None:
                 ir.register_value_caster(kind.static_typeid, replace=True)(lambda value: value)
 
 
-def parse(text: str, name: str = "<mlir>") -> ir.Module:
+def parse(text: str) -> ir.Module:
     """The module that a dump holds, in the current context. Raises ir.MLIRError with MLIR's own message."""
     return ir.Module.parse(text)
 
@@ -112,7 +112,7 @@ def verify(module: ir.Module, stage: str) -> None:
 def location(span: Span) -> ir.Location:
     if span is Span.none():
         return ir.Location.unknown()
-    return ir.Location.file(span.source.name, span.line, span.column)
+    return ir.Location.file(span.source.shown, span.line, span.column)
 
 
 def source_line(op: ir.Operation) -> tuple[str, int] | None:

@@ -17,7 +17,7 @@ class Provenance:
         self.equations = {e.name: e for e in specialised.equations}
         spans = [t.span for t in (*specialised.inputs, *specialised.outputs)]
         spans += [n.span for e in specialised.equations for n in (e, *ast.walk(e.value))]
-        self.sources: dict[str, Source] = {s.source.name: s.source for s in spans if s is not Span.none()}
+        self.sources: dict[str, Source] = {s.source.shown: s.source for s in spans if s is not Span.none()}
 
     def line(self, place: tuple[str, int] | None) -> str:
         """The text of a source line, without the space around it."""

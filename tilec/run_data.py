@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -76,6 +77,8 @@ def read_inputs(items: list[str]) -> Arrays:
         name, equals, path = item.partition("=")
         if not equals:
             name, path = "", item
+        if not path:
+            raise CallError(f"--input '{item}' names no file", hint="--input NAME=FILE, or --input FILE.npz")
         arrays |= _read(name, Path(path))
     return arrays
 
@@ -88,15 +91,17 @@ def _read(name: str, path: Path) -> Arrays:
             return _from_archive(name, {key: loaded[key] for key in loaded.files}, path)
     except OSError as error:
         raise CallError(f"cannot read '{path}': {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
-        raise CallError(f"'{path}' is no .npy or .npz file: {error}") from None
-    except TypeError:  # a plain array is no context manager
+    except (ValueError, EOFError, BadZipFile) as error:
+        pickled = "allow_pickle" in str(error)  # NumPy takes whatever it does not know for a pickle
+        why = "it holds Python objects, or something other than arrays" if pickled else error
+        raise CallError(f"'{path}' is not a .npy or .npz file of arrays: {why}") from None
+    except TypeError:  # a plain array is not a context manager
         return _named(name, np.load(path, allow_pickle=False), path)
 
 
 def _named(name: str, array: np.ndarray, path: Path) -> Arrays:
     if not name:
-        raise CallError(f"which input is '{path}'?", hint=f"--input NAME={path}")
+        raise CallError(f"'{path}' holds one array without a name", hint=f"say which input it is: --input NAME={path}")
     return {name: array}
 
 
@@ -129,7 +134,7 @@ def _converted(array: np.ndarray, dtype: DType, name: str) -> np.ndarray:
         return array.astype(dtype.numpy)
     if dtype.is_float and array.dtype.kind == "V" and array.dtype.itemsize == dtype.bytes:
         return array.view(dtype.numpy)  # as NumPy stores the types of ml_dtypes
-    raise CallError(f"`{name}` is {dtype}, and its file holds {array.dtype}")
+    raise CallError(f"`{name}` is {dtype}, but its file holds {array.dtype}")
 
 
 def saved(results: Arrays) -> Arrays:

@@ -20,6 +20,7 @@ from tilec.given import Fixed
 from tilec.grouping import Remark
 from tilec.plan import KernelPlan, Plan
 from tilec.quantities import duration
+from tilec.target import names
 
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, "options": dict}
@@ -69,11 +70,17 @@ class Schedule:
     def validate(self) -> None:
         """Every key known, every value of its kind."""
         self._keys(self.table, {"plan": list}, ())
+        seen = set()
         for number, plan in enumerate(self.table.get("plan", [])):
             self._keys(plan, _PLAN_KEYS, (number,))
             for key in ("program", "target"):
                 if key not in plan:
                     self.fail(f"a plan needs `{key}`", number)
+            known = plan["program"], plan["target"]
+            if known in seen:
+                what = f"there are two plans for {known[0]} on {known[1]}"
+                self.fail(what, number, "program", hint="remove one of them")
+            seen.add(known)
             self._list_of(str, plan.get("inline", []), "inline", number)
             for name, kernel in plan.get("kernels", {}).items():
                 self._kernel(kernel, number, name)
@@ -104,8 +111,17 @@ class Schedule:
         for number, section in enumerate(self.table.get("plan", [])):
             if section["program"] == own.signature and section["target"] == own.target.name:
                 return self._obey(own, section, number)
-        what = f"no plan for {own.signature} on {own.target.name} in {self.source.name}: the compiler decided"
+        what = f"no plan for {own.signature} on {own.target.name} in {self.source.name}{self._others(own)}: the compiler decided"
         return replace(own, remarks=(*own.remarks, Remark("ignored", "schedule", what)))
+
+    def _others(self, own: Plan) -> str:
+        """The targets that the file has plans of this program for; that one is unknown, which may be a slip."""
+        targets = [s["target"] for s in self.table.get("plan", []) if s["program"] == own.signature]
+        if not targets:
+            return ""
+        unknown = [t for t in targets if t not in names()]
+        told = f" (it has one for {', '.join(targets)}"
+        return f"{told}; tilec knows no target {', '.join(map(repr, unknown))})" if unknown else f"{told})"
 
     def _obey(self, own: Plan, section: dict[str, Any], number: int) -> Plan:
         plan = self._regroup(own, section, number)
@@ -254,7 +270,8 @@ class _Edit:
         tile = tuple(self.table.get("tile", kernel.tile))
         extents = tuple(kernel.extents[d] for d in kernel.grid)
         if len(tile) != len(extents):
-            self.fail(f"`tile` has {len(tile)} numbers, and the grid {len(extents)}: {list(extents)}", "tile")
+            what = f"`tile` must have one number for each dimension of the grid {list(extents)}, but it has {len(tile)}"
+            self.fail(what, "tile")
         for size, extent, own in zip(tile, extents, kernel.tile):
             if not 1 <= size <= max(1, extent, own):  # threads of the planner's own tile may reach beyond
                 self.fail(f"a tile of {size} does not fit a dimension of {extent}", "tile")

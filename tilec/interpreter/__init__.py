@@ -65,7 +65,7 @@ class _Program:
         self.codes: dict[str, Code] = {}
         entries = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
         if len(entries) != 1:
-            raise CallError(f"the module has {len(entries)} functions that are no kernels; the program is one")
+            raise CallError(f"the module has {len(entries)} functions besides kernels; it must have one, the program")
         (self.entry,) = entries
 
     def is_declared(self, name: str) -> bool:

@@ -37,7 +37,7 @@ def launch(code: Code, arguments: list[View]) -> None:
         guards[-1].name = arguments[n].buffer.name
         arguments[n].buffer.guard = guards[-1]
     if blocks % kernel.cluster:
-        raise Fault("invalid", code.function, f"{blocks} blocks are no whole clusters of {kernel.cluster}")
+        raise Fault("invalid", code.function, f"{blocks} blocks cannot be divided into clusters of {kernel.cluster}")
     for start in range(0, blocks, kernel.together):
         Flight(kernel, range(start, min(blocks, start + kernel.together)), guards).run(arguments)
     for n in kernel.stored:

@@ -88,7 +88,7 @@ class _Generic:
         try:
             self.maps = [mlir.map_dims(m) for m in mlir.maps_of(op)]
         except (ValueError, TypeError) as error:
-            raise Unsupported(op, "an indexing map that is no projection") from error
+            raise Unsupported(op, "an indexing map that is not a projection") from error
         kinds = mlir.iterators_of(op)
         self.rank = len(kinds)
         self.parallel = [d for d, k in enumerate(kinds) if k == "parallel"]
