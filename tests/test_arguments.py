@@ -188,6 +188,7 @@ def test_elements_that_share_memory():
         ),
         (THREE, np.zeros(17, np.uint8)[1:].view(F32), "out= for `y`: .* not aligned.*\nhint: pass a new array"),
         (THREE, {"y": X}, "out= for `y`: expected an array, got a dict"),
+        ("op f(x: f32[N]) -> (y: f32) { y = sum[i](x[i]) }", F32(3), "out= for `y`: expected an array, got a float32"),
         (THREE, 3.0, "out= for `y`: expected an array, got a float"),
         (THREE, [X, X], "h has 1 result, but out= has 2 arrays"),
         (TWO, {"y": X, "z": X}, "out= must be a list or a tuple of 2 arrays, not a dict"),
@@ -301,3 +302,20 @@ def test_what_cannot_be_found_again_is_told_as_it_was(monkeypatch):
     op = tilec.compile("op f(t: f32[V], k: i32[N]) -> (y: f32[N]) { h[i] = k[i] + 1 y[i] = t[h[i]] + t[h[i]] }")
     monkeypatch.setattr(outside, "MOST", 1)
     assert "whose shape is [4]\nhint: `pad" in failure(op, X, np.full(3, 9, np.int32))
+
+
+def test_what_failed_is_fetched_from_a_gpu():
+    from types import SimpleNamespace
+
+    from tilec.diagnostics import CheckError
+    from tilec.outside import on_host
+
+    k = np.array([0, 9], np.int32)
+    there = view(k)._replace(device=0, pointer=0)
+    for owner in (SimpleNamespace(cpu=lambda: k), SimpleNamespace(get=lambda: k)):  # PyTorch's and CuPy's ways
+        np.testing.assert_array_equal(on_host(there._replace(owner=owner))(), k)
+    with pytest.raises(tilec.CallError, match="stays on its GPU"):
+        on_host(there._replace(owner=None))()
+    op = tilec.compile("op f(t: f32[V], k: i32[N]) -> (y: f32[N]) { y[i] = t[k[i]] }")
+    late = CheckError("found later", late=True)
+    assert op._told(late, (X, k)) is late

@@ -9,7 +9,7 @@ pytest.importorskip("numba_cuda_mlir")
 
 from cuda_driver_fake import stand_in
 
-from tilec.diagnostics import CallError
+from tilec.diagnostics import CallError, CheckError
 from tilec.runtime import cuda_driver
 from tilec.runtime.cuda_program import DeviceProgram, Graph
 from tilec.runtime.program import Cubin, Emitted, KernelSource, Temporary
@@ -89,8 +89,9 @@ def waits(driver) -> int:
 def test_a_failed_check_is_raised_by_the_call(driver):
     made = program(sites=("too low", "too high"))
     driver.failing[0] = 2
-    with pytest.raises(CallError, match="too high"):
+    with pytest.raises(CheckError, match=r"too high$") as raised:
         made.launch([16], [32], 7)
+    assert not raised.value.late
     assert len(driver.launches) == 1  # what comes after it was not started
     made.launch([16], [32], 7)
     assert waits(driver) == 3
@@ -102,8 +103,9 @@ def test_a_late_check_is_raised_once_by_what_comes_next(driver, step):
     driver.failing = {step: 1, 2 + step: 2}
     made.launch([16], [32], 7)
     assert waits(driver) == 0 and len(driver.launches) == 2
-    with pytest.raises(CallError, match="too low"):
+    with pytest.raises(CheckError, match="too low\nhint: an op compiled without `late` tells which index") as raised:
         made.check()
+    assert raised.value.late
     made.check()
     made.launch([16], [32], 7)
     driver.finish()

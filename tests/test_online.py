@@ -75,7 +75,7 @@ REFUSED = {
     ),
     "a second maximum": (
         HEAD + "(y: f32[M]) { m[i] = max[j](x[i, j])\n y[i] = max[j](tanh(x[i, j]) - m[i]) }",
-        "no sum",
+        "is not a sum",
     ),
     "rounded": (
         HEAD

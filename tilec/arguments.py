@@ -92,6 +92,8 @@ def example(arrays: Sequence[Any], found: Sequence[Buffer], device: str | int) -
 
 def given_results(op: str, results: Results, out: Any, inputs: Sequence[Buffer]) -> tuple[list[Any], list[Buffer]]:
     """The arrays in `out`, and their memory: one for each result, of its type and shape, apart from all else."""
+    import numpy as np
+
     from tilec.runtime import buffers
 
     arrays = [out] if len(results) == 1 and not isinstance(out, (list, tuple)) else out
@@ -104,7 +106,7 @@ def given_results(op: str, results: Results, out: Any, inputs: Sequence[Buffer])
     for (name, dtype, shape), array in zip(results, arrays):
         hint = f"pass a new array of the type {dtype} and the shape {list(shape)}"
         try:
-            if isinstance(array, (bool, int, float)):
+            if isinstance(array, (bool, int, float, np.generic)):
                 raise CallError(f"expected an array, got {_a(array)}")
             buffer = buffers.view(array)
         except CallError as error:

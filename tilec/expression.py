@@ -144,7 +144,7 @@ class Reader:
         state = list(block.arguments)[len(inputs) + number]
         update = mlir.definition(value)
         if update is None or len(update.operands) != 2 or state not in list(update.operands):
-            raise Unreadable(f"{_name(operation)} is no reduction by one operation")
+            raise Unreadable(f"{_name(operation)} is not a reduction by one operation")
         a, b = update.operands
         term = body.expression(b if a == state else a)
         place = tuple(own[d] for d in out)

@@ -131,7 +131,7 @@ class _Carrier:
         if total.reduced != {self.stream}:
             raise _Refused(f"{total.name} reduces over more than the walk's own index")
         if total.combine not in _IDENTITY or total.term.type != "f32":
-            raise _Refused(f"{total.name} is no f32 sum, maximum or minimum")
+            raise _Refused(f"{total.name} is not a sum, maximum or minimum of f32")
         state = Expr("state", key=total.number, place=total.place)
         if not self.running(total.term):
             term, final = total.term, state
@@ -140,7 +140,7 @@ class _Carrier:
             self.carried[total.number] = Carried(total, term, final, None)
             return
         if total.combine != "arith.addf":
-            raise _Refused(f"{total.name} is no sum, and its terms depend on {self.names(total.term)}")
+            raise _Refused(f"{total.name} is not a sum, and its terms depend on {self.names(total.term)}")
         if self.exact and (carried := self.square(total, state)):
             self.carried[total.number] = carried
             return
@@ -210,7 +210,7 @@ class _Carrier:
         if x.op in ("arith.extf", "arith.truncf"):
             type_ = x.type if x.op == "arith.truncf" else x.args[0].type
             raise _Refused(f"what depends on {self.names(x)} is rounded to {type_} before it is scaled")
-        raise _Refused(f"what depends on {self.names(x)} is no factor of the sum: it goes through {_short(x)}")
+        raise _Refused(f"what depends on {self.names(x)} is not a factor of the sum: it goes through {_short(x)}")
 
     def _branches(self, x: Expr, action):
         """`action` on both branches of a select, on the first where its condition holds."""
@@ -261,7 +261,9 @@ class _Carrier:
                     a, b = b, a
                 if b.number is not None:
                     return tuple(p and Expr(x.op, (p, b)) for p in self.parts(a))
-        raise _Refused(f"an exponent is no sum of an element's part and {self.names(x)}: it goes through {_short(x)}")
+        raise _Refused(
+            f"an exponent is not a sum of an element's part and {self.names(x)}, but goes through {_short(x)}"
+        )
 
     def bounded(self, element: Expr, row: Expr) -> int | None:
         """The extreme that `row` takes away from just the element's part, so that their sum is never above 0.

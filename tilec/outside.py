@@ -33,8 +33,8 @@ def explained(error: CheckError, specialised: Specialised, inputs: Mapping[str, 
                 except OutOfRangeError as found:
                     told = found.diagnostics[0].message
                     return CheckError(f"{problem.message}: {told}", hint=HINT)
-                except (CallError, RuntimeError, MemoryError):  # an array that went, no memory
-                    continue
+                except Exception:  # no memory, an array that went: the failure itself is what must be told
+                    break
     return CheckError(problem.message, hint=HINT)
 
 

@@ -119,7 +119,7 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
 
 def _factors(term: Expr, place: tuple[int, ...]) -> tuple[Expr, Expr]:
     if term.op != "arith.mulf":
-        raise Unreadable("the first of the contractions is no sum of products")
+        raise Unreadable("the first of the contractions is not a sum of products")
     left, right = (stored(a) for a in term.args)
     if left.op != "element" or right.op != "element":
         raise Unreadable("the first contraction's factors are computed, not stored")
@@ -130,7 +130,7 @@ def _product(product: Carried) -> tuple[Expr, Expr]:
     """The weights and the values of the last contraction."""
     name = product.total.name
     if product.term.op != "arith.mulf":
-        raise Unreadable(f"{name} is no sum of products")
+        raise Unreadable(f"{name} is not a sum of products")
     own = set(product.total.place)
     pair = sorted(product.term.args, key=lambda a: stored(a).op == "element" and bool(own & a.dims))
     weights, values = pair[0], stored(pair[1])
