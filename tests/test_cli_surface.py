@@ -27,12 +27,14 @@ GATHER = "op f(t: f32[V], k: i32[N]) -> (y: f32[N]) { y[i] = t[k[i]] }\n"
     (["run", "softmax.tile", "--input", "x="], 1, "--input 'x=' names no file\nhint: --input NAME=FILE"),
     (["run", "softmax.tile", "--input", ""], 1, "--input '' names no file"),
     (["run", "softmax.tile", "--input", "x=text.npy"], 1, "'text.npy' is not a .npy or .npz file of arrays"),
+    (["run", "softmax.tile", "--input", "x=large.npy"], 1, "`x` is f32, which cannot hold 1e+300, a number of its file"),
     (["run", "gather.tile", "-D", "V=4", "--input", "k=k.npy"], 1, "index 7 is outside 0:4, dimension 0 of `t`, at i = 2\n"),
 ])  # fmt: skip
 def test_what_does_not_fit(tilec, folder, arguments, status, message):
     (folder / "text.npy").write_text("hello")
     (folder / "gather.tile").write_text(GATHER)
     np.save(folder / "k.npy", np.array([0, 3, 7], np.int32))
+    np.save(folder / "large.npy", np.array([[1.0, np.inf, 1e300]]))
     found, _, err = tilec(*arguments)
     assert found == status and message in err and "Traceback" not in err and "allow_pickle" not in err, err
 

@@ -131,7 +131,11 @@ def fit_types(arrays: Arrays, tensors: tuple[ast.Tensor, ...]) -> Arrays:
 
 def _converted(array: np.ndarray, dtype: DType, name: str) -> np.ndarray:
     if dtype.is_float and array.dtype.kind == "f":
-        return array.astype(dtype.numpy)
+        with np.errstate(over="ignore"):
+            fitted = array.astype(dtype.numpy)
+        if (lost := np.isfinite(array) & ~np.isfinite(fitted)).any():
+            raise CallError(f"`{name}` is {dtype}, which cannot hold {array[lost].flat[0]!s}, a number of its file")
+        return fitted
     if dtype.is_float and array.dtype.kind == "V" and array.dtype.itemsize == dtype.bytes:
         return array.view(dtype.numpy)  # as NumPy stores the types of ml_dtypes
     raise CallError(f"`{name}` is {dtype}, but its file holds {array.dtype}")
