@@ -6,6 +6,7 @@ refused; in `specialise` they are numbers, and everything is decided.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -189,9 +190,11 @@ class Elaborator(Calls):
         self.equations.append(equation)
 
     def _describe(self, info: TensorInfo, ranges: Mapping[str, ast.Range]) -> None:
-        shown = tuple((i, str(size_poly(r.low, {})), str(size_poly(r.high, {}))) for i, r in ranges.items())
-        shape = tuple(map(str, info.shape)) if info.shape is not None else ("…",)
-        self.described.append(Described(info.name, str(info.dtype or "?"), shape, shown))
+        shown = tuple(
+            (i, _open_size(size_poly(r.low, {})), _open_size(size_poly(r.high, {}))) for i, r in ranges.items()
+        )
+        shape = tuple(map(_open_size, info.shape)) if info.shape is not None else ("…",)
+        self.described.append(Described(info.name, str(info.dtype or "any"), shape, shown))
 
     def _new(self, name: str, span: Span) -> bool:
         """Whether the name is free to be defined."""
@@ -209,6 +212,11 @@ class Elaborator(Calls):
         """What is known of a name whose definition is wrong, so that its uses cause no further messages."""
         declared = self.results.get(name)
         return declared if declared is not None else TensorInfo(name, dtype, None, span)
+
+
+def _open_size(size: Poly) -> str:
+    """A size; those that only a call tells (`x.0` of the short form) as Python has them: `x.shape[0]`."""
+    return re.sub(r"\b(\w+)\.(\d+)\b", r"\1.shape[\2]", str(size))
 
 
 def defined_names(statement: ast.Statement) -> tuple[str, ...]:

@@ -38,20 +38,20 @@ class _Checker:
             case ast.Call(function="fused"):
                 return self._fused(expr)
             case ast.Call(function=name, arguments=arguments) if name in _FUNCTIONS:
-                return self._all(arguments, _NUMBER, f"`{name}`") and _NUMBER
+                return _NUMBER if self._all(arguments, _NUMBER, f"`{name}`") else None
             case ast.Call(function=name, span=span):
                 hint = "its functions are `fused`, `min`, `max` and `abs`"
                 self.report.error(f"`expect` does not know the function `{name}`", span, hint=hint)
             case ast.Binary(op="and" | "or" as op, left=left, right=right):
-                return self._all((left, right), _BOOL, f"`{op}`") and _BOOL
+                return _BOOL if self._all((left, right), _BOOL, f"`{op}`") else None
             case ast.Unary(op="not", operand=operand):
-                return self._all((operand,), _BOOL, "`not`") and _BOOL
+                return _BOOL if self._all((operand,), _BOOL, "`not`") else None
             case ast.Unary(op=op, operand=operand):
-                return self._all((operand,), _NUMBER, f"`{op}`") and _NUMBER
+                return _NUMBER if self._all((operand,), _NUMBER, f"`{op}`") else None
             case ast.Binary(op=op, left=left, right=right):
-                return self._all((left, right), _NUMBER, f"`{op}`") and _NUMBER
+                return _NUMBER if self._all((left, right), _NUMBER, f"`{op}`") else None
             case ast.Compare(left=left, right=right):
-                return self._same(left, right) and _BOOL
+                return _BOOL if self._same(left, right) else None
             case ast.Conditional(condition=condition, then=then, otherwise=otherwise):
                 right = self._all((condition,), _BOOL, "`if`")
                 kind = self._same(then, otherwise)

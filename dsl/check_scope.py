@@ -64,7 +64,7 @@ class TensorInfo:
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:
     """`did you mean …?` for a name that nothing is called by."""
-    close = difflib.get_close_matches(name, list(known)[:500], n=1)
+    close = difflib.get_close_matches(name, list(known)[:500], n=1, cutoff=0.76)
     return f"did you mean `{close[0]}`?" if close else None
 
 

@@ -67,8 +67,7 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float |
     yield _row("grid", _grid(kernel, where))
     if walks := _walks(kernel):
         yield _row("walks", walks)
-    for key, value in kernel.options.items():
-        yield _row(key.replace("_", " "), str(value))
+    yield from _options(kernel, where)
     yield _row("bytes", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written")
     yield _row("operations", _operations(kernel))
     yield _row("intensity", _intensity(kernel, plan.target))
@@ -126,6 +125,25 @@ def _grid(kernel: KernelPlan, where: Provenance) -> str:
     rest = [f"{names[d]} = {e}" for d, e in kernel.extents.items() if d not in kernel.grid]
     inside = f"; inside a block {', '.join(rest)}" if rest else ""
     return f"{kernel.blocks} block{'s' * (kernel.blocks != 1)}" + (f": {', '.join(cut)}" if cut else "") + inside
+
+
+_DIMENSIONS = ("rows", "columns", "inner", "along", "turn", "thread_order", "stream")  # options that are dimensions
+
+
+def _options(kernel: KernelPlan, where: Provenance) -> Iterator[str]:
+    """The backend's numbers (docs/cli.md has their meaning); what is 0 or empty in one row."""
+    names, off = where.dimensions(kernel), []
+    for key, value in kernel.options.items():
+        if key in _DIMENSIONS and value != ():
+            listed = value if isinstance(value, tuple) else (value,)
+            yield _row(key.replace("_", " "), ", ".join(names.get(d, str(d)) for d in listed))
+        elif not value:
+            off.append(key.replace("_", " "))
+        else:
+            shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            yield _row(key.replace("_", " "), shown)
+    if off:
+        yield _row("off", ", ".join(off))
 
 
 def _walks(kernel: KernelPlan) -> str:

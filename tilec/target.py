@@ -216,10 +216,10 @@ def load(name: str | Path) -> Target:
             return _for_chip(chip)
         case model if model in models():
             return built_in(model)
-    close = difflib.get_close_matches(text.lower(), names(), 1)
-    guess = f"did you mean '{close[0]}'? " if close else ""
-    hint = f"{guess}known: {', '.join(names())}, or the path of a .toml file"
-    raise CallError(f"unknown target '{text}'", hint=hint)
+    guess = next((f"did you mean '{n}'? " for n in difflib.get_close_matches(text.lower(), names(), 1)), "")
+    if chip := re.fullmatch(r"sm_(\d+)[a-z]?", text.lower()):  # near names are other chips
+        guess = "sm_80 is the oldest chip that tilec compiles for; " if int(chip[1]) < 80 else ""
+    raise CallError(f"unknown target '{text}'", hint=f"{guess}known: {', '.join(names())}, or the path of a .toml file")
 
 
 def kind_of(name: str | Path) -> str:
@@ -305,7 +305,7 @@ def _parse(kind: Any, value: Any, where: str, key: str) -> Any:
         return tuple(_expect(v, get_args(kind)[0], where, f"{key}[{i}]") for i, v in items)
     value = _expect(value, kind, where, key)
     if kind in (int, float) and not 0 <= value < float("inf"):
-        raise CallError(f"{where}: `{key}` is {value}, which is no size or rate")
+        raise CallError(f"{where}: `{key}` is {value}, and must be a finite number, 0 or above")
     if value == 0 and key.rpartition(".")[2] in ("units", "clock_ghz", "bandwidth_gbs", "achievable", "warp"):
         raise CallError(f"{where}: `{key}` must not be 0")
     return value
