@@ -185,7 +185,7 @@ LARGE = {"B": 2, "H": 8, "S": 1024, "T": 1024, "D": 128, "E": 128}
         (PROGRAMS["softmax"], LARGE | {"E": 512}, "h200", "512 columns of the last contraction do not fit a block"),
         (PROGRAMS["softmax"], LARGE | {"D": 65}, "h200", "do not begin at multiples of 16 bytes"),
         (PROGRAMS["softmax"].replace("bf16[", "f32["), LARGE, "h200", "stored as f32"),
-        (PROGRAMS["in three parts"].replace("bf16", "f16"), LARGE, "h200", "`using f16` would"),
+        (PROGRAMS["in three parts"].replace("bf16", "f16"), LARGE, "h200", "not sums of few f16 numbers"),
         (PROGRAMS["softmax"].replace("(o:", "(p: f32[B, H, S, T], o:"), LARGE, "h200", "leaves the kernel"),
         (program("", "tanh(s[b, h, i, j] - max[t](s[b, h, i, t]))"), LARGE, "h200", "goes through 'tanh'"),
         (program("", "s[b, h, i, j] * mean[t](s[b, h, i, t]) + 1"), LARGE, "h200", "by different factors"),

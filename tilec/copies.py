@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 
 from tilec import mlir
 from tilec.amounts import bytes_of
@@ -42,11 +44,9 @@ def copies_of(function: ir.Operation, target: Target) -> tuple[Copy, ...]:
     return tuple(found)
 
 
-def _names(function: ir.Operation, key: str) -> list[str]:
-    """Of arguments or results; generated IR may have none."""
+def _names(function: ir.Operation, key: str) -> Iterable[str]:
+    """Of arguments or results; IR that a person wrote may have none."""
     if key not in function.attributes:
-        return ["it"] * 1000
-    return [
-        ir.StringAttr(a["tilec.name"]).value if "tilec.name" in ir.DictAttr(a) else "it"
-        for a in ir.ArrayAttr(function.attributes[key])
-    ]
+        return repeat("?")
+    attributes = map(ir.DictAttr, ir.ArrayAttr(function.attributes[key]))
+    return [ir.StringAttr(a["tilec.name"]).value if "tilec.name" in a else "?" for a in attributes]

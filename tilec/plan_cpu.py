@@ -16,6 +16,7 @@ from tilec.grouping import Group, Remark
 from tilec.mlir import ir
 from tilec.plan import KernelPlan
 from tilec.plan_cpu_contraction import choose_contraction
+from tilec.quantities import by_sizes
 from tilec.target import Target
 
 BLOCK_ELEMENTS = 1 << 15  # elements of work a block: some ten microseconds
@@ -82,7 +83,7 @@ def _tile(
     small = not turn or all(kernel.extents[d] <= TRANSPOSE_TILE for d in _directions(g))
     if alone < 2 * target.launch.overhead_us and small:  # twice: a small gain is not sure
         whole = tuple(kernel.extents[d] for d in kernel.grid)
-        return whole, f"one block: {alone:.1f} us of work, a parallel loop costs {target.launch.overhead_us:g}"
+        return whole, f"one block: {alone:.1f} us of work, and a parallel loop costs {target.launch.overhead_us:g} us"
     a_point = max(1.0, sum(n.iterations + n.operations / 8 for n in g.nodes) / points)
     budget = max(1, int(BLOCK_ELEMENTS / a_point))
     kept = kept_bytes(g.nodes, graph, g.space)
@@ -109,7 +110,7 @@ def _tile(
     sizes = tuple(tile[d] for d in kernel.grid)
     why = "squares, turned in registers" if turn else f"about {BLOCK_ELEMENTS} elements"
     extents = tuple(kernel.extents[d] for d in kernel.grid)
-    return sizes, f"tiles of {sizes} of {extents}: {why}, {kept * prod(sizes)} bytes kept"
+    return sizes, f"tiles of {by_sizes(sizes)} of {by_sizes(extents)}: {why}, {kept * prod(sizes)} bytes kept"
 
 
 def _lengthen(kernel: KernelPlan, g: Group, tile: dict[int, int], budget: int) -> int:

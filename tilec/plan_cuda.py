@@ -34,6 +34,7 @@ from tilec.plan_cuda_scan import ScanPlan, refuse_chain, refused_chain, scan_kep
 from tilec.plan_cuda_sram import fit, kept, layout_of, too_much
 from tilec.plan_cuda_stream import choose_stream
 from tilec.plan_cuda_view import WIDE, View, accesses, lane_dim, power, vector_of
+from tilec.quantities import by_sizes, count
 from tilec.stream_grouping import is_streamed
 from tilec.target import Target
 
@@ -200,7 +201,12 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, Scan
     tile, sizes, layout, work = found[sorted(range(len(found)), key=times.__getitem__)[view.pick]]
     options = {} if refuse_chain(view, lane) else {"chain": tile.chain}
     others = sorted(((str(t), us) for (t, *_), us in zip(found, times)), key=lambda o: o[1])
-    return sizes, layout, f"a scan: {tile}, {vector} elements an access", ScanPlan(options, work, tuple(others))
+    return (
+        sizes,
+        layout,
+        f"a scan: {tile}, {count(vector, 'element')} an access",
+        ScanPlan(options, work, tuple(others)),
+    )
 
 
 # ---- columns and points ----------------------------------------------------------------------------------------------
@@ -245,7 +251,11 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         _more_steps(view, (lane, *others), tile, steps, 2)
     layout = _make(view, counts, {lane: vector}, steps, tile)
     shape = " x ".join(str(counts[d]) for d in layout.order)
-    return tile, layout, f"{shape} threads, {vector} elements an access, tiles of {tuple(tile[d] for d in kernel.grid)}"
+    return (
+        tile,
+        layout,
+        f"{shape} threads, {count(vector, 'element')} an access, tiles of {by_sizes(tile[d] for d in kernel.grid)}",
+    )
 
 
 def _is_light(view: View, vector: int) -> bool:
@@ -316,7 +326,11 @@ def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layou
     counts = {lane: min(32, side[lane] // vector), other: min(16, side[other])}
     steps = {d: side[d] // counts[d] // (vector if d == lane else 1) for d in side}
     layout = _make(view, counts, {lane: vector}, steps, side)
-    return side, layout, f"tiles of {side[lane]} x {side[other]} turned in shared memory, {vector} elements an access"
+    return (
+        side,
+        layout,
+        f"tiles of {side[lane]} x {side[other]} turned in shared memory, {count(vector, 'element')} an access",
+    )
 
 
 # ---- contractions ----------------------------------------------------------------------------------------------------

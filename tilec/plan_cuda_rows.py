@@ -29,6 +29,7 @@ from tilec.passes.pipeline_cuda import IN_SRAM
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_online import online_reductions
 from tilec.plan_cuda_view import widest
+from tilec.quantities import count
 from tilec.target import Target
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def describe(tile: cost_rows.RowTile) -> str:
     shared = f" in each of {tile.cluster} blocks" if tile.cluster > 1 else ""
     ahead = f", {tile.stages} ahead in SRAM" if tile.stages else ""
     beside = f", {tile.rows_per_block} rows a block" if tile.rows_per_block > 1 else ""
-    return f"{tile.threads} threads{shared}, {tile.vector} elements an access{beside}, rows {where}{ahead}"
+    return f"{tile.threads} threads{shared}, {count(tile.vector, 'element')} an access{beside}, rows {where}{ahead}"
 
 
 def refuse_options(kernel: KernelPlan, target: Target) -> str | None:

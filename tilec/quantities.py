@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def duration(us: float) -> str:
     """`0.120 us`, `85.3 us`, `1.25 ms`, `2.40 s`: of microseconds."""
@@ -18,6 +20,11 @@ def amount(n: float) -> str:
         if n >= scale:
             return f"{n / scale:.2f} {prefix}"
     return f"{n:.0f} "
+
+
+def by_sizes(sizes: Iterable[int]) -> str:
+    """`64 x 512`."""
+    return " x ".join(map(str, sizes))
 
 
 def count(n: int, one: str, many: str | None = None) -> str:
