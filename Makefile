@@ -2,8 +2,8 @@
 # make test    sets up .venv, then runs the tests that this machine can run
 # make bench   times tilec beside the peers that are installed (PEERS="torch jax" installs them first)
 # make outside runs the test cases of NumPy, opt_einsum, ONNX and PyTorch, and writes their counts into docs/outside.md
-# make fuzz    draws random programs, schedules and texts for MINUTES (60) from SEED (0), JOBS processes at a time; TARGET is
-#              cpu, stages, emulator, gpu, text or all; what fails goes to fuzz-found/
+# make fuzz    draws random programs, schedules and texts for MINUTES (60), or CASES of each way, from SEED (0), JOBS processes at
+#              a time; TARGET is cpu, stages, emulator, gpu, text or all; what fails goes to fuzz-found/
 # make sanitize runs NVIDIA's Compute Sanitizer over the kernels of every example and of FUZZ (32) drawn programs from SEED;
 #              it takes a GPU and the CUDA toolkit
 # make lint    ruff
@@ -29,6 +29,7 @@ MINUTES ?= 60
 SEED   ?= 0
 TARGET ?= all
 FUZZ   ?= 32
+CASES  ?=
 
 .PHONY: demo test bench fuzz sanitize outside lint docs clean
 .DEFAULT_GOAL := demo
@@ -48,7 +49,7 @@ outside: $(TEST)
 	$(RUN) -m tests.outside --write $(ARGS)
 
 fuzz: $(TEST)
-	PYTHONPATH=tests $(RUN) -m fuzz --minutes $(MINUTES) --seed $(SEED) --target $(TARGET) --jobs $(JOBS) $(ARGS)
+	PYTHONPATH=tests $(RUN) -m fuzz $(if $(CASES),--cases $(CASES),--minutes $(MINUTES)) --seed $(SEED) --target $(TARGET) --jobs $(JOBS) $(ARGS)
 
 sanitize: $(TEST)
 	PYTHONPATH=tests $(RUN) -m sanitize --fuzz $(FUZZ) --seed $(SEED) $(ARGS)

@@ -65,7 +65,20 @@ def versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found | {"commit": commit()}
+    return found | compilers() | {"commit": commit()}
+
+
+def compilers() -> dict[str, str]:
+    """The compilers below tilec: LLVM, which makes machine code for CPUs, NVVM and ptxas, which make it for GPUs."""
+    import llvmlite.binding
+
+    found = {"llvm": ".".join(map(str, llvmlite.binding.llvm_version_info))}
+    for name, package in (("nvvm", "nvidia-nvvm"), ("ptxas", "nvidia-cuda-nvcc"), ("nvjitlink", "nvidia-nvjitlink")):
+        try:
+            found[name] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def _git(*words: str) -> str:

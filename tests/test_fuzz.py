@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
+
 import pytest
-from fuzz import driver
+from fuzz import attempt, driver
+from fuzz.attempt import Drawn
+from fuzz.batch import together
+from fuzz.choices import Choices
 from fuzz.compare import check, specialised
+from fuzz.counts import Counts
 from fuzz.files import SORTS
-from fuzz.hunt import drawn
+from fuzz.guards import in_a_child
+from fuzz.hunt import Hunt
 from fuzz.indices import check_polynomial, check_proof, subscript_case, trees
-from fuzz.programs import cases
-from fuzz.text import limited
+from fuzz.programs import drawn_case
+from fuzz.reduce import reductions
+from fuzz.result import summary
+from fuzz.worker import seeded
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tilec.evaluate import evaluate
-
-SMALL = [2, 3, 1, 4, 0, 5]
 
 
 def fixed(examples: int):
@@ -26,48 +34,48 @@ def fixed(examples: int):
     )  # fmt: skip
 
 
-@fixed(10)
-@given(drawn("cpu", statements=3, fuel=3, sizes=[*SMALL, 33]))
-def test_programs_on_the_cpu(pair):
-    check(pair[0], "cpu", pair[1])
+@cache
+def run(way: str, seed: int, name: str) -> Drawn:
+    """Draws a case and checks it."""
+    counts = Counts()
+    drawn = attempt.draw(way, seeded(way, seed, name), counts)
+    attempt.run(drawn, counts)
+    return drawn
 
 
-@fixed(25)
-@given(cases(statements=4, fuel=3, sizes=SMALL))
-def test_programs_after_every_stage(case):
-    check(case, "stages")
+@pytest.mark.parametrize("first", [0, 6, 12])
+def test_programs_on_the_cpu(first):
+    named = [(str(n), seeded("cpu", 0, str(n))) for n in range(first, first + 6)]
+    facts = in_a_child(lambda: [f for f in together(named, 0, lambda **_: None)])
+    assert [f.get("error", "") for f in facts] == [""] * 6
 
 
-@fixed(25)
-@given(drawn("emulator", statements=4, fuel=3, sizes=SMALL))
-def test_programs_as_cuda_kernels(pair):
-    check(pair[0], "emulator", pair[1])
+@pytest.mark.parametrize("name", [*map(str, range(12))])
+def test_programs_after_every_stage(name):
+    run("stages", 0, name)
+
+
+@pytest.mark.parametrize("name", [*map(str, range(12))])
+def test_programs_as_cuda_kernels(name):
+    run("emulator", 0, name)
 
 
 @pytest.mark.gpu
-@fixed(25)
-@given(drawn("gpu", statements=5, fuel=4))
-def test_programs_on_the_gpu(pair):
-    check(pair[0], "gpu", pair[1])
+@pytest.mark.parametrize("name", [*map(str, range(25))])
+def test_programs_on_the_gpu(name):
+    run("gpu", 0, name)
 
 
-@fixed(150)
-@given(cases(statements=6, fuel=4))
-def test_drawn_programs_are_well_typed(case):
-    evaluate(specialised(case), case.inputs)
+def test_drawn_programs_are_well_typed():
+    for number in range(120):
+        case = drawn_case(Choices(f"typed {number}"), statements=6, fuel=4)
+        evaluate(specialised(case), case.inputs)
 
 
 @pytest.mark.parametrize("sort", SORTS)
 def test_texts(sort):
-    strategy, check_one = SORTS[sort]
-
-    @fixed(150)
-    @given(strategy())
-    def checked(text):
-        with limited():
-            check_one(text)
-
-    checked()
+    for number in range(100):
+        run(sort, 0, str(number))
 
 
 @fixed(300)
@@ -98,37 +106,59 @@ def test_subscripts_after_every_stage(tree, m, n):
     check(case, "emulator")
 
 
-def test_a_failure_is_written_at_once_and_again_when_reduced(monkeypatch, tmp_path, capsys):
-    """A sum or an exponential stands for a defect; whatever else a case has is to go."""
-    seen: list[str] = []
-
-    def planted(case, way, schedule):
-        if "sum_" in case.text or "exp(" in case.text:
-            seen.append(case.text)
-            if len(seen) == 1:
-                assert not list(tmp_path.iterdir())
-            elif len(seen) == 2:
-                written.append(next(tmp_path.glob("*/program.tile")).read_text())
-            raise AssertionError("planted")
-
-    written: list[str] = []
-    monkeypatch.setattr("fuzz.hunt.check", planted)
-    ran, found = driver.look(0.05, ["cpu"], tmp_path, 0)
-    assert ran > len(seen) > 1 and {way for way, _ in found} == {"cpu"} and len(found) == 1
-    (folder,) = tmp_path.iterdir()
-    last = (folder / "program.tile").read_text()
-    assert written == [seen[0]] and last == seen[-1] and len(last) <= len(seen[0])
-    assert "planted" in (folder / "error.txt").read_text()
-    said = capsys.readouterr().out
-    assert said.count(f"tilec run {folder / 'program.tile'}") == said.count("reduced:") + 1 == 2
+# ---- hunts -------------------------------------------------------------------------------------------------------------
 
 
-def test_texts_that_fail_are_kept_with_the_command_that_fails_again(monkeypatch, tmp_path, capsys):
-    def planted(text):
-        raise AssertionError("planted")
+def test_the_same_choices_make_the_same_case():
+    first, again = (Choices("a seed") for _ in range(2))
+    case = drawn_case(first)
+    assert repr(drawn_case(again)) == repr(case) == repr(drawn_case(Choices(given=first.taken)))
+    assert repr(drawn_case(seeded("cpu", 1, "5~2"))) == repr(drawn_case(seeded("cpu", 1, "5~2")))
 
-    monkeypatch.setattr("fuzz.files.SORTS", {sort: (strategy, planted) for sort, (strategy, _) in SORTS.items()})
-    ran, found = driver.look(0.01, ["text"], tmp_path, 2)  # the third sort is IR
-    assert ran and ("text", "ir: AssertionError('planted')") in found
-    (kept,) = tmp_path.glob("*/softmax.mlir")
-    assert kept.read_text().startswith("// tilec stage: ") and f"  tilec opt {kept}\n" in capsys.readouterr().out
+
+def test_reducing_finds_the_least_that_fails():
+    """Of what has a number above 50 and two below it, the least is [51, 0, 0]."""
+
+    def fails(row):
+        return any(n > 50 and row[k + 1] < n and row[k + 2] < n for k, n in enumerate(row[:-2]))
+
+    rows = reductions(list(range(100, 0, -3)))
+    row, best = next(rows), None
+    while row is not None:
+        best = row if fails(row) else best
+        try:
+            row = rows.send(row if fails(row) else None)
+        except StopIteration:
+            row = None
+    assert best == [51, 0, 0]
+
+
+def test_failures_and_crashes_are_told_while_the_hunt_goes_on(monkeypatch, tmp_path):
+    """A sum and an exponential stand for defects; whatever else a case has is to go."""
+    monkeypatch.setattr("fuzz.reducer.REDUCING", 8.0)
+    told = []
+
+    def tell(found, reduced):
+        assert (found.folder / "program.tile").is_file()
+        told.append((found.kind.partition(":")[0], reduced, (found.folder / "program.tile").read_text()))
+
+    hunt = Hunt(["stages"], 0, 2, tmp_path, cases=60, attempt="fuzz.planted", tell=tell)
+    hunt.run()
+    assert hunt.counts["stages"].tried == 60
+    kinds = {kind: [text for k, _, text in told if k == kind] for kind, _, _ in told}
+    assert {"AssertionError in run", "the process ended"} <= set(kinds), kinds
+    assert all("sum[" in text for text in kinds["AssertionError in run"])
+    assert all("exp(" in text for text in kinds["the process ended"])
+    first, *_, last = kinds["AssertionError in run"]
+    assert len(last) < len(first), "it was not reduced"
+    shown = summary(hunt)
+    assert "stages: 60 cases" in shown and f"{len(hunt.found)} kinds of failure" in shown
+
+
+def test_the_command_writes_what_was_tried(tmp_path, capsys):
+    result = tmp_path / "made" / "hunt.json"
+    status = driver.main(["--cases", "3", "--target", "text", "--out", str(tmp_path), "--result", str(result)])
+    facts = json.loads(result.read_text())
+    assert status == 0 and "9 cases" in capsys.readouterr().out
+    assert {way: c["tried"] for way, c in facts["ways"].items()} == dict.fromkeys(driver.TEXTS, 3)
+    assert facts["seed"] == 0 and facts["versions"]["llvm"] and facts["found"] == []

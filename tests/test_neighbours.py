@@ -48,3 +48,10 @@ def test_what_is_shared_is_the_same(target, n, value):
     text = FORM.format(value)
     found = tilec.compile(text, target=target).interpret("map", *arrays)
     assert_within(text, arrays, found)
+
+
+def test_what_is_shared_is_looked_at_once():
+    """30 statements that read the one before twice are 2**30 paths."""
+    lines = "\n".join(f"    n{k + 1}[i] = n{k}[i] + n{k}[i]" for k in range(30))
+    body = f"    n0[i] = i // 4 where i in 0:64\n{lines}\n    y[i] = rand(seed, i) + n30[i] % 7"
+    assert tilec.compile(f"op f(seed: i64) -> (y: f32[64]) {{\n{body}\n}}\n").build().kernels

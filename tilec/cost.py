@@ -140,7 +140,10 @@ def predict(work: Work, target: Target) -> Prediction:
     resident = work.blocks / max(1, ceil(waves))  # blocks at work at a time, on average over the waves
     issue = 1.0
     if target.sm is not None:
-        issue = min(1.0, min(occ.blocks, ceil(work.blocks / target.units)) * work.threads / (4 * target.sm.warp))
+        here = max(
+            1, min(occ.blocks, ceil(work.blocks / target.units))
+        )  # an empty grid has one, too, that does nothing
+        issue = min(1.0, here * work.threads / (4 * target.sm.warp))
     terms = _memory_terms(work, target, resident)
     for unit, amount in work.flops.items():
         lanes = 1.0 if unit.startswith("tensor") else work.lanes

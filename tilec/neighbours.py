@@ -104,8 +104,15 @@ class _Multiples:
 
     def __init__(self, is_lane: Callable[[ir.Value], bool], most: int):
         self.is_lane, self.most = is_lane, most
+        self._found: dict[ir.Value, tuple[int, int] | None] = {}
 
     def of(self, value: ir.Value) -> tuple[int, int] | None:
+        """Each value is looked at once: operands are shared, in the rounds of `rand` so often that their paths are millions."""
+        if value not in self._found:
+            self._found[value] = self._of(value)
+        return self._found[value]
+
+    def _of(self, value: ir.Value) -> tuple[int, int] | None:
         if self.is_lane(value):
             return 1, self.most
         op, known = mlir.definition(value), mlir.constant_value(value)

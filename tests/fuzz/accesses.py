@@ -8,8 +8,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from hypothesis import strategies as st
-
+from fuzz.choices import Choices
 from fuzz.values import Value, limit, worst
 from tilec.dtypes import BOOL, DTYPES, F32, F64, I64, DType, compute_type
 
@@ -72,7 +71,7 @@ class Accesses:
     form does: bare indices tell all ranges.
     """
 
-    draw: Callable
+    draw: Choices
     sizes: dict[str, int]
     special: bool = False
     tensors: list[Tensor] = field(default_factory=list)
@@ -88,10 +87,10 @@ class Accesses:
 
     def pick(self, *options):
         """One of the options; the first is the simplest."""
-        return options[self.draw(st.integers(0, len(options) - 1))] if len(options) > 1 else options[0]
+        return self.draw.pick(*options)
 
     def chance(self, percent: int) -> bool:
-        return self.draw(st.integers(0, 99)) >= 100 - percent
+        return self.draw.chance(percent)
 
     def fresh(self, stem: str) -> str:
         self.names += 1
@@ -253,7 +252,7 @@ class Accesses:
         """An input whose dimensions suit the subscripts drawn."""
         dims, subscripts = [], []
         indices = [i for i in scope.values() if self.plain or not self.chance(25)]
-        for index in self.draw(st.permutations(indices)) if len(indices) > 1 and self.chance(40) else indices:
+        for index in self.draw.ordered(indices) if len(indices) > 1 and self.chance(40) else indices:
             for dim, subscript in self.fitted(scope, index):
                 dims.append(dim)
                 subscripts.append(subscript)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from tilec.evaluate import evaluate
 from tilec.interpreted import interpret_stage
 from tilec.mlir import ir
 from tilec.passes import NAMES
+from tilec.runtime.program import Emitted
 from tilec.schedule_read import read_schedule
 from tilec.target import load
 
@@ -44,29 +46,41 @@ WAYS = ("cpu", "stages", "emulator", "gpu")
 """`stages`: the IR after every stage, for CPU and GPU, by the interpreter; `emulator`: printed CUDA kernels, on the CPU."""
 
 
-def check(case: Case, way: str, schedule: str | None = None) -> None:
+@dataclass
+class Verdict:
+    """Of how many results that were compared some elements may be anything."""
+
+    compared: int = 0
+    unbounded: int = 0
+
+
+def check(case: Case, way: str, schedule: str | None = None) -> Verdict:
     """Runs a case one way, as the text of a schedule file says. Raises Wrong, or what compiling and running raise."""
     program = specialised(case)
     match way:
         case "cpu":
-            expect(case, program, on_cpu(case, program, schedule), "cpu")
+            return expect(case, program, on_cpu(case, program, schedule), "cpu")
         case "emulator":
-            expect(case, program, on_emulator(case, program, schedule), "cuda")
+            return expect(case, program, on_emulator(case, program, schedule), "cuda")
         case "gpu":
-            expect(case, program, on_gpu(case, program, schedule), "cuda")
+            return expect(case, program, on_gpu(case, program, schedule), "cuda")
         case "stages":
+            verdict = Verdict()
             for target in ("cpu", "h200"):
                 for stage, results in interpreted(case, program, target, schedule):
-                    expect(case, program, results, None, f"after {stage} for {target}: ")
-        case _:
-            raise ValueError(way)
+                    verdict = expect(case, program, results, None, f"after {stage} for {target}: ")
+            return verdict
+    raise ValueError(way)
 
 
-def expect(case: Case, program: Specialised, results: Arrays, kind: str | None, where: str = "") -> None:
+def expect(case: Case, program: Specialised, results: Arrays, kind: str | None, where: str = "") -> Verdict:
     """Results within what the documented errors allow, and equal where no rounding reaches."""
+    verdict = Verdict()
     for name, comparison in compare(program, case.inputs, results, kind).items():
         if not comparison.within:
             raise Wrong(f"{where}{name} is out of bounds: {comparison}")
+        verdict.compared += 1
+        verdict.unbounded += comparison.undetermined > 0
     exact = evaluate(program, case.inputs, rounded=True)
     for tensor in program.outputs:
         name, found = tensor.name, results[tensor.name]
@@ -81,6 +95,7 @@ def expect(case: Case, program: Specialised, results: Arrays, kind: str | None, 
             at = tuple(map(int, np.argwhere(differ)[0]))
             count = f"{np.count_nonzero(differ)} of {found.size} elements of {name}"
             raise Wrong(f"{where}{count} differ, at {list(at)} {found[at]}, not {expected[at]}")
+    return verdict
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -98,6 +113,15 @@ def as_schedule(text: str | None):
         path = Path(folder) / "drawn.sched.toml"
         path.write_text(text)
         return read_schedule(path)
+
+
+def outputs_of(program: Specialised) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    return {t.name: (t.dtype.numpy, tuple(s.value for s in t.shape)) for t in program.outputs}
+
+
+def lowered_for_cpu(program: Specialised, schedule: str | None) -> Emitted:
+    """The kernels, in the current MLIR context."""
+    return lower(build(program), load("cpu"), schedule=as_schedule(schedule)).emitted
 
 
 def on_cpu(case: Case, program: Specialised, schedule: str | None = None) -> Arrays:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
-
-from fuzz.text import ROOT, check_text, limited, sources
+from fuzz.choices import Choices
+from fuzz.text import ROOT, check_text, drawn_source
 from tilec import mlir
 from tilec.api import read_source
 from tilec.cli import main
@@ -49,26 +44,26 @@ def softmax():
     return program, write_schedule(lowered.plan, program), lowered.texts
 
 
-@st.composite
-def edited(draw, texts: list[str], tokens: list[str], longest: int) -> str:
+def edited(draw: Choices, texts: list[str], tokens: list[str], longest: int) -> str:
     """One of the texts after some edits."""
-    text = draw(st.sampled_from(texts))
-    for _ in range(draw(st.integers(1, 4))):
-        at, length = draw(st.integers(0, len(text))), draw(st.integers(0, longest))
-        text = text[:at] + draw(st.sampled_from(tokens)) + text[at + draw(st.sampled_from([0, length])) :]
+    text = draw.pick(*texts)
+    for _ in range(draw.integer(1, 4)):
+        at, length = draw.below(len(text) + 1), draw.below(longest + 1)
+        text = text[:at] + draw.pick(*tokens) + text[at + draw.pick(0, length) :]
     return text
 
 
-def schedule_texts():
-    return edited([softmax()[1]], SCHEDULE_TOKENS, 20)
+def schedule_text(draw: Choices) -> str:
+    return edited(draw, [softmax()[1]], SCHEDULE_TOKENS, 20)
 
 
-def ir_texts():
+def ir_text(draw: Choices) -> str:
     dumped = [f"// tilec stage: {stage}, target: cpu\n{text}" for stage, text in softmax()[2].items()]
-    return edited(dumped, IR_TOKENS, 12)
+    return edited(draw, dumped, IR_TOKENS, 12)
 
 
-def check_schedule_text(text: str) -> None:
+def check_schedule_text(text: str) -> str:
+    """Why it is refused, if it is."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.sched.toml"
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -77,11 +72,12 @@ def check_schedule_text(text: str) -> None:
             with mlir.context(), ir.Location.unknown():
                 lower(build(softmax()[0]), load("cpu"), schedule=schedule, end="plan", emit=False)
         except TileError as error:
-            str(error)
+            return str(error)
+    return ""
 
 
-def check_ir_text(text: str) -> None:
-    """What `tilec opt` makes of it: an exit status that blames the input, or kernels."""
+def check_ir_text(text: str) -> str:
+    """What `tilec opt` makes of it: an exit status that blames the input, or kernels. Returns why it is refused, if it is."""
     told = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, redirect_stderr(told), redirect_stdout(io.StringIO()):
         path, here = Path(folder) / "a.mlir", os.getcwd()
@@ -92,12 +88,13 @@ def check_ir_text(text: str) -> None:
         finally:
             os.chdir(here)
     assert status in (0, 1), f"status {status}: {told.getvalue()[-2000:]}"
+    return told.getvalue() if status else ""
 
 
 SORTS = {
-    "programs": (sources, check_text),
-    "schedules": (schedule_texts, check_schedule_text),
-    "ir": (ir_texts, check_ir_text),
+    "programs": (drawn_source, check_text),
+    "schedules": (schedule_text, check_schedule_text),
+    "ir": (ir_text, check_ir_text),
 }
 AGAIN = {
     "programs": ("program.tile", "tilec check {}"),
@@ -105,50 +102,3 @@ AGAIN = {
     "ir": ("softmax.mlir", "tilec opt {}"),
 }
 """Under which name a text is kept, and what then fails again."""
-
-
-@dataclass
-class FoundText:
-    """A text that fails, and how."""
-
-    sort: str
-    text: str
-    error: Exception
-
-    @property
-    def kind(self) -> str:
-        return f"{self.sort}: {self.error!r:.80}"
-
-
-def hunt_texts(start: int, minutes: float, tell: Callable[[FoundText], None]) -> int:
-    """Draws texts of every sort for so many minutes; returns how many. `tell` is called with what fails."""
-    end, ran, latest = time.monotonic() + 60 * minutes, 0, []
-    while time.monotonic() < end:
-        sort = list(SORTS)[start % len(SORTS)]
-        strategy, check_one = SORTS[sort]
-        latest.clear()
-
-        @seed(start)
-        @settings(
-            max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate, Phase.shrink], report_multiple_bugs=False,
-        )  # fmt: skip
-        @given(strategy())
-        def draw(text):
-            nonlocal ran
-            ran += 1
-            try:
-                with limited():
-                    check_one(text)  # noqa: B023
-            except Exception as error:
-                latest.append(FoundText(sort, text, error))  # noqa: B023
-                raise
-
-        try:
-            draw()
-        except Exception:
-            if not latest:
-                raise
-            tell(latest[-1])
-        start += 1
-    return ran

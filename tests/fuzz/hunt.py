@@ -1,110 +1,156 @@
-"""Looking for failures: cases are drawn until the time is up, and each kind of failure is reduced and kept."""
+"""Looking for failures in several processes at once: cases by number until time or their number is up.
+
+A process that dies or hangs is replaced, and the case that it was at is a failure. The first of each kind of failure is written
+at once, and reduced by one more process, while the others go on.
+"""
 
 from __future__ import annotations
 
-import re
+import selectors
+import tempfile
 import time
-import traceback
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
+from fuzz.counts import Counts
+from fuzz.process import Process
+from fuzz.reducer import Found, Reducer, ended_kind
 
-from fuzz.compare import check
-from fuzz.programs import Case, cases
-from fuzz.schedules import TARGETS, schedules
-from tilec.diagnostics import InternalError, TileError
-
-REDUCING = 60
-"""Seconds that may go into reducing one failure."""
+LATE = 5.0
+"""Seconds that processes have to finish what they are at when the time is up."""
+BATCH = {"cpu": 8, "gpu": 8, "stages": 4, "emulator": 4}
+"""Cases that a process is asked for at a time; texts come in tens."""
 
 
 @dataclass
-class Found:
-    """A reduced case that fails, and how."""
+class Hunt:
+    """What is looked for, and what came of it. `tell` is called with each kind as it is written, and once more when reduced."""
 
-    case: Case
-    schedule: str | None
-    way: str
-    error: Exception
-    kind: str
+    ways: list[str]
+    seed: int
+    jobs: int
+    out: Path
+    minutes: float | None = None
+    cases: int | None = None
+    attempt: str = "fuzz.attempt"
+    tell: Callable[[Found, bool], None] = lambda found, reduced: None
+    begin: int = 0
+    counts: dict[str, Counts] = field(default_factory=dict)
+    found: dict[tuple[str, str], Found] = field(default_factory=dict)
+    seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.counts = {way: Counts() for way in self.ways}
+        self.next = dict.fromkeys(self.ways, self.begin)
+        self.again: deque[tuple[str, list[str]]] = deque()
+        self.processes: list[Process] = []
+        self.reducer: Reducer | None = None
+        self.reduced: deque[Found] = deque()
 
-def kind_of(error: Exception) -> str:
-    """What failures of one defect have in common: the error's type, the place that raised it, its words."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
-    cause = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-        frames += traceback.extract_tb(cause.__traceback__)
-    words = re.sub(r"[\d.]+|`[^`]*`|\[.*?\]|\b[xyn]\d+\b|e[+-]\d+", "", str(cause).partition("\n")[0])
-    place = frames[-1].name if frames and "<kernels>" not in frames[-1].filename else "kernel"
-    return f"{type(cause).__name__} in {place}: {words.strip()[-80:]}"
-
-
-class _TimeIsUp(BaseException):
-    """Hypothesis does not take it for a failure, and draws no more."""
-
-
-@st.composite
-def drawn(draw, way: str, scheduled: bool = True, **options) -> tuple[Case, str | None]:
-    """A case, and sometimes a schedule file for it."""
-    case = draw(cases(**options))
-    if not scheduled or way == "stages" or not draw(st.booleans()):
-        return case, None
-    try:
-        return case, draw(schedules(case, TARGETS[way]))
-    except (TileError, InternalError):
-        return case, None  # that is found without a schedule, too
-
-
-def hunt(way: str, start: int, minutes: float, tell: Callable[[Found], None], examples: int = 100, **options) -> int:
-    """Draws cases for so many minutes, from `start` on; returns how many ran. `tell` is called for each kind of failure as it
-    is found, and once more with a reduced case. The same `start` draws the same cases.
-    """
-    end, kinds, ran = time.monotonic() + 60 * minutes, set(), 0
-    latest: list[Found] = []
-    since: list[float] = []
-    while time.monotonic() < end:
-        latest.clear()
-
-        @seed(start)
-        @settings(
-            max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate, Phase.shrink], report_multiple_bugs=False,
-        )  # fmt: skip
-        @given(drawn(way, **options))
-        def draw(pair):
-            nonlocal ran
-            case, schedule = pair
-            if not latest and time.monotonic() > end:
-                raise _TimeIsUp
-            if latest and time.monotonic() > since[0] + REDUCING:
-                raise _TimeIsUp
-            ran += 1
+    def run(self) -> None:
+        """Returns when the time is up, or every way has had its cases; whatever happens, with what was told until then."""
+        self.started = time.monotonic()
+        self.end = self.started + 60 * self.minutes if self.minutes is not None else float("inf")
+        with tempfile.TemporaryDirectory(prefix="tilec-fuzz-") as folder:
+            self.cache = Path(folder)
             try:
-                check(case, way, schedule)
-            except Exception as error:
-                kind = kind_of(error)
-                if kind in kinds or (latest and latest[-1].kind != kind):
-                    return
-                if not latest:
-                    since[:] = [time.monotonic()]
-                    tell(Found(case, schedule, way, error, kind))
-                latest.append(Found(case, schedule, way, error, kind))
-                raise
+                while time.monotonic() < self.end and self._step(self._more):
+                    pass
+                late = time.monotonic() + LATE
+                while time.monotonic() < late and self._step(lambda: None):
+                    pass
+            finally:
+                self.seconds = time.monotonic() - self.started
+                for process in [*self.processes, *([self.reducer.process] if self.reducer else [])]:
+                    process.end()
 
-        try:
-            draw()
-        except _TimeIsUp:
-            if not latest:
-                break
-        except Exception:
-            if not latest:
-                raise
-        if latest:
-            kinds.add(latest[-1].kind)
-            tell(latest[-1])
-        start += 1
-    return ran
+    # ---- one step ----------------------------------------------------------------------------------------------------
+
+    def _more(self) -> tuple[str, list[str]] | None:
+        """The next cases: of the way that had least time."""
+        if self.again:
+            return self.again.popleft()
+        left = [w for w in self.ways if self.cases is None or self.next[w] < self.begin + self.cases]
+        if not left:
+            return None
+        way = min(left, key=lambda w: self.counts[w].seconds + 0.001 * self.next[w])
+        first = self.next[way]
+        last = first + BATCH.get(way, 10)
+        self.next[way] = last if self.cases is None else min(last, self.begin + self.cases)
+        return way, [str(n) for n in range(first, self.next[way])]
+
+    def _step(self, more: Callable[[], tuple[str, list[str]] | None]) -> bool:
+        """Waits for what processes say. False when nothing is to be done."""
+        wanted = self.jobs - len(self.processes)
+        if wanted > 0 and (cases := more()) is not None:
+            self.again.appendleft(cases)
+            self.processes.append(Process(self.attempt, self.cache))
+        for process in self.processes:
+            if process.idle and (cases := more()) is not None:
+                process.ask(*cases, seed=self.seed)
+        busy = [p for p in self.processes if not p.idle]
+        if self.reducer is None and self.reduced and time.monotonic() < self.end:
+            found = self.reduced.popleft()
+            self.reducer = Reducer(found, self.seed, self.tell, lambda: Process(self.attempt, self.cache))
+        if self.reducer is not None:
+            busy.append(self.reducer.process)
+        if not busy:
+            return False
+        with selectors.DefaultSelector() as selector:
+            for process in busy:
+                selector.register(process, selectors.EVENT_READ)
+            ready = [key.fileobj for key, _ in selector.select(0.5)]
+        for process in busy:
+            said, ended = process.read() if process in ready else ([], False)
+            late = process.late
+            if self.reducer is not None and process is self.reducer.process:
+                if self.reducer.step(said, ended or late, late):
+                    self.reducer = None
+                continue
+            for facts in said:
+                self._heard(process, facts)
+            if ended or late:
+                self._died(process, late)
+        return True
+
+    def _heard(self, process: Process, facts: dict[str, Any]) -> None:
+        if "counts" in facts:
+            self.counts[process.way].add(facts["counts"])
+        if "kind" in facts:
+            self._failed(process.way, facts["kind"], facts["case"], facts["error"], facts["choices"])
+        if facts.get("full"):
+            self.processes.remove(process)
+            process.end()
+
+    def _died(self, process: Process, late: bool) -> None:
+        """The case that it was at failed, the others are asked for again. Where it was at several, each is by itself."""
+        self.processes.remove(process)
+        at, way, pending = process.at, process.way, process.pending
+        told = process.end()
+        kind = ended_kind(told, late)
+        if not pending:
+            if not late and way == "":
+                raise RuntimeError(f"a worker ended as it began: {told}")
+            return
+        if at not in pending:
+            if len(pending) > 1:
+                self.again += [(way, [name]) for name in pending]
+                return
+            at = pending[0]
+        self.counts[way].add({"tried": 1, "failed": 1})
+        self._failed(way, kind, at, told, None)
+        if rest := [name for name in pending if name != at]:
+            self.again.append((way, rest))
+
+    def _failed(self, way: str, kind: str, name: str, error: str, choices: list[int] | None) -> None:
+        if (known := self.found.get((way, kind))) is not None:
+            known.times += 1
+            return
+        folder = self.out / f"{way}-{self.seed}-{name}"
+        found = self.found[way, kind] = Found(way, kind, name, error, choices, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "error.txt").write_text(error, errors="surrogatepass")
+        self.reduced.append(found)

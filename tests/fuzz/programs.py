@@ -1,14 +1,15 @@
-"""Random well-typed programs with sizes and inputs, on Hypothesis."""
+"""Random well-typed programs with sizes and inputs."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from hypothesis import strategies as st
 
 from fuzz.accesses import DEEPEST, FLOATS, INTEGERS, Index, Tensor
+from fuzz.choices import Choices
 from fuzz.expressions import Expressions
 from fuzz.values import converted
 from tilec.dtypes import BOOL, DType, compute_type
@@ -40,13 +41,12 @@ def _short(array: np.ndarray) -> str:
     return np.array2string(array.astype(np.float64) if array.dtype.kind == "V" else array, threshold=20)
 
 
-@st.composite
-def cases(draw, statements: int = 4, fuel: int = 3, sizes: list[int] = SIZES) -> Case:
+def drawn_case(draw: Choices, statements: int = 4, fuel: int = 3, sizes: Sequence[int] = SIZES) -> Case:
     """A program of up to so many statements, sizes for it, and inputs."""
-    values = {name: draw(st.sampled_from(sizes)) for name in "MNK"[: draw(st.integers(1, 3))]}
-    maker = _Program(draw, values, fuel, special=draw(st.integers(0, 9)) == 9)
-    text, exact = maker.program(draw(st.integers(1, statements)), short=draw(st.integers(0, 4)) == 4)
-    seed = draw(st.integers(0, 2**16))
+    values = {name: draw.pick(*sizes) for name in "MNK"[: draw.integer(1, 3)]}
+    maker = _Program(draw, values, fuel, special=draw.chance(10))
+    text, exact = maker.program(draw.integer(1, statements), short=draw.chance(20))
+    seed = draw.below(1 << 16)
     return Case(
         text, maker.sizes(text), {t.name: _data(t, seed, n, maker.special) for n, t in enumerate(maker.inputs)}, exact
     )
@@ -55,7 +55,7 @@ def cases(draw, statements: int = 4, fuel: int = 3, sizes: list[int] = SIZES) ->
 class _Program:
     """One op under construction, and the ops that it calls."""
 
-    def __init__(self, draw, sizes: dict[str, int], fuel: int, special: bool):
+    def __init__(self, draw: Choices, sizes: dict[str, int], fuel: int, special: bool):
         self.scope = Expressions(draw, sizes, special)
         self.draw, self.fuel, self.special = draw, fuel, special
         self.lines: list[str] = []

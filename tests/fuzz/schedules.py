@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 import tomlkit
-from hypothesis import strategies as st
 
+from fuzz.choices import Choices
 from fuzz.compare import as_schedule, specialised
 from fuzz.programs import Case
 from tilec import mlir
@@ -22,12 +22,11 @@ from tilec.target import load
 TARGETS = {"cpu": "cpu", "emulator": "h200", "gpu": "h200"}
 
 
-@st.composite
-def schedules(draw, case: Case, target: str) -> str:
+def drawn_schedule(draw: Choices, case: Case, target: str) -> str:
     """The text of a schedule file for a case: the compiler's own plan after some edits that it accepts."""
     program = specialised(case)
     text = write_schedule(planned(program, target, None), program)
-    if "[plan.kernels" in text and draw(st.booleans()):
+    if "[plan.kernels" in text and draw.chance(50):
         regrouped = _regroup(draw, text)
         with suppress(CallError):  # not legal, and refused
             text = write_schedule(planned(program, target, regrouped), program)
@@ -45,22 +44,22 @@ def planned(program, target: str, text: str | None) -> Plan:
         return lower(build(program), load(target), schedule=as_schedule(text), end="plan", emit=False).plan
 
 
-def _regroup(draw, text: str) -> str:
+def _regroup(draw: Choices, text: str) -> str:
     """One operation goes to a kernel of its own or of another, or is computed inside its readers."""
     table = tomlkit.parse(text).unwrap()
     section = table["plan"][0]
     groups = [list(k["operations"]) for k in section["kernels"].values()]
     inline = list(section.get("inline", []))
-    for _ in range(draw(st.integers(1, 3))):
-        source = groups[draw(st.integers(0, len(groups) - 1))]
+    for _ in range(draw.integer(1, 3)):
+        source = groups[draw.below(len(groups))]
         if not source:
             continue
-        name = source.pop(draw(st.integers(0, len(source) - 1)))
-        match draw(st.integers(0, 2)):
+        name = source.pop(draw.below(len(source)))
+        match draw.below(3):
             case 0:
                 groups.append([name])
             case 1:
-                groups[draw(st.integers(0, len(groups) - 1))].append(name)
+                groups[draw.below(len(groups))].append(name)
             case _:
                 inline.append(name)
     groups = [g for g in groups if g]
@@ -70,23 +69,24 @@ def _regroup(draw, text: str) -> str:
     return tomlkit.dumps(table)
 
 
-def _edit(draw, text: str, plan: Plan) -> str:
+def _edit(draw: Choices, text: str, plan: Plan) -> str:
     """Tiles, orders of loops, and options of the same kind."""
     table: dict[str, Any] = tomlkit.parse(text).unwrap()
     kernels = {k.name: k for k in plan.kernels}
     for name, edited in table["plan"][0].get("kernels", {}).items():
         kernel = kernels[name]
-        if draw(st.booleans()):
-            edited["tile"] = [draw(_tile(kernel.extents[d])) for d in kernel.grid]
+        if draw.chance(50):
+            edited["tile"] = [_tile(draw, kernel.extents[d]) for d in kernel.grid]
         for operation, order in edited.get("loops", {}).items():
-            if draw(st.booleans()):
-                edited["loops"][operation] = list(draw(st.permutations(order)))
+            if draw.chance(50):
+                edited["loops"][operation] = draw.ordered(order)
         for key, value in edited.get("options", {}).items():
-            if type(value) is int and value and draw(st.integers(0, 3)) == 3:
-                edited["options"][key] = max(1, draw(st.sampled_from([value, value // 2, value * 2, 1])))
+            if type(value) is int and value and draw.chance(25):
+                edited["options"][key] = max(1, draw.pick(value, value // 2, value * 2, 1))
     return tomlkit.dumps(table)
 
 
-def _tile(extent: int):
+def _tile(draw: Choices, extent: int) -> int:
+    """A divisor, or any number up to the extent."""
     divisors = [d for d in range(1, extent + 1) if extent % d == 0] or [1]
-    return st.sampled_from(divisors) | st.integers(1, max(1, extent))
+    return draw.pick(*divisors) if draw.chance(50) else draw.integer(1, max(1, extent))

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from hypothesis import strategies as st
-
+from fuzz.choices import Choices
 from tilec.api import read_source
 from tilec.diagnostics import CallError, TileError
 from tilec.dsl.check import check
@@ -38,21 +37,20 @@ def corpus() -> list[str]:
     return ["y[i] = x[i]", "", *(p.read_text() for p in paths), (ROOT / "dsl" / "std" / "std.tile").read_text()]
 
 
-@st.composite
-def sources(draw) -> str:
+def drawn_source(draw: Choices) -> str:
     """A program of the repository after some edits, or garbage."""
-    if draw(st.integers(0, 9)) == 9:
-        return "".join(draw(st.lists(st.sampled_from(TOKENS) | st.characters(), max_size=60)))
-    text = draw(st.sampled_from(corpus()))
-    for _ in range(draw(st.integers(0, 6))):
+    if draw.chance(10):
+        return "".join(draw.pick(*TOKENS, chr(draw.below(0x110000))) for _ in range(draw.below(61)))
+    text = draw.pick(*corpus())
+    for _ in range(draw.below(7)):
         text = mutated(draw, text)
     return text
 
 
-def mutated(draw, text: str) -> str:
-    at, length = draw(st.integers(0, len(text))), draw(st.integers(0, 30))
-    token = draw(st.sampled_from(TOKENS))
-    match draw(st.integers(0, 6)):
+def mutated(draw: Choices, text: str) -> str:
+    at, length = draw.below(len(text) + 1), draw.below(31)
+    token = draw.pick(*TOKENS)
+    match draw.below(7):
         case 0:
             return text[:at] + text[at + length :]
         case 1:
@@ -62,15 +60,13 @@ def mutated(draw, text: str) -> str:
         case 3:
             return text[:at]
         case 4:
-            to = draw(st.integers(0, len(text)))
+            to = draw.below(len(text) + 1)
             return text[:to] + text[at : at + length] + text[to:]
         case 5:
-            return text[:at] + text[at : at + length] * draw(st.sampled_from([2, 10, 300])) + text[at + length :]
+            return text[:at] + text[at : at + length] * draw.pick(2, 10, 300) + text[at + length :]
         case _:
-            deep = draw(st.sampled_from([3, 100, 3000]))
-            opening, closing = draw(
-                st.sampled_from([("(", ")"), ("exp(", ")"), ("-", ""), ("x[", "]"), ("not ", ""), ("1 + ", "")])
-            )
+            deep = draw.pick(3, 100, 3000)
+            opening, closing = draw.pick(("(", ")"), ("exp(", ")"), ("-", ""), ("x[", "]"), ("not ", ""), ("1 + ", ""))
             return text[:at] + opening * deep + text[at : at + 4] + closing * deep + text[at + 4 :]
 
 
@@ -90,17 +86,15 @@ def limited(seconds: int = SECONDS):
         signal.signal(signal.SIGALRM, before)
 
 
-def check_text(text: str) -> None:
+def check_text(text: str) -> str:
     """Parse, check, ranges, specialise with small sizes, and format: a result or a TileError; formatting keeps the
-    meaning and leaves what it made alone.
+    meaning and leaves what it made alone. Returns why it is refused, if it is.
     """
     try:
         program = parse(read_source(_not_a_path(text)))
     except TileError as error:
-        str(error)
-        return
-    for problem in check(program):
-        str(problem)
+        return str(error)
+    problems = [str(problem) for problem in check(program)]
     for op in program.ops:
         for act in (lambda n: describe_ranges(program, n), lambda n: specialise(program, n, None, _sizes(program, n))):
             try:
@@ -112,6 +106,7 @@ def check_text(text: str) -> None:
     assert again == program, f"formatting changed the program:\n{once}"
     twice = format_source(_not_a_path(once))
     assert twice == once, f"formatting twice differs:\n{once}\n---\n{twice}"
+    return "\n".join(problems)
 
 
 def _sizes(program, name: str) -> dict[str, int]:

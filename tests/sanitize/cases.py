@@ -96,26 +96,15 @@ def cases() -> list[Case]:
 
 def drawn_cases(seed: int, count: int) -> list[Case]:
     """Programs of the fuzzer, with schedules where it draws them. The same seed draws the same."""
-    from fuzz.hunt import drawn
-    from hypothesis import HealthCheck, Phase, given, settings
-    from hypothesis import seed as seeded
+    from fuzz import attempt
+    from fuzz.counts import Counts
+    from fuzz.worker import seeded
 
-    made: list[Case] = []
-
-    @seeded(seed)
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
-    @given(drawn("gpu", statements=6, fuel=4))
-    def draw(pair):
-        case, schedule = pair
-        made.append(Case(f"drawn-{seed}-{len(made)}", case.text, case.op, case.sizes, case.inputs, schedule))
-
-    draw()
+    made = []
+    for number in range(count):
+        drawn = attempt.draw("gpu", seeded("gpu", seed, str(number)), Counts())
+        case = drawn.case
+        made.append(Case(f"drawn-{seed}-{number}", case.text, case.op, case.sizes, case.inputs, drawn.schedule))
     return made
 
 

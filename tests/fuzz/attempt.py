@@ -1,0 +1,120 @@
+"""One drawn case, from choices to a verdict: what every process of a hunt does."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fuzz.choices import Choices
+from fuzz.compare import WAYS, Verdict, check
+from fuzz.counts import Counts
+from fuzz.files import AGAIN, SORTS
+from fuzz.programs import Case, drawn_case
+from fuzz.schedules import TARGETS, drawn_schedule
+from fuzz.text import limited
+from tilec.diagnostics import CallError
+from tilec.run_data import saved
+
+SMALL = [2, 3, 1, 4, 5, 0, 8]
+"""Sizes for what runs in Python alone."""
+EVERY = (*WAYS, *SORTS)
+SCHEDULED = 25
+"""Percent of programs that have a schedule."""
+
+
+@dataclass
+class Drawn:
+    """What a row of choices makes: a program with its inputs and perhaps a schedule, or another text."""
+
+    way: str
+    case: Case | None = None
+    schedule: str | None = None
+    text: str = ""
+
+
+def draw(way: str, choices: Choices, counts: Counts) -> Drawn:
+    """A case for a way. Raises what planning a drawn schedule raises."""
+    counts.tried += 1
+    if way in SORTS:
+        return Drawn(way, text=SORTS[way][0](choices))
+    sizes = {} if way in ("cpu", "gpu") else {"sizes": SMALL}
+    case = drawn_case(choices, **sizes)
+    counts.statements += case.text.count(" = ")
+    counts.constructs.update(constructs(case.text))
+    made = Drawn(way, case)
+    if way in TARGETS and choices.chance(SCHEDULED):
+        with suppress(CallError):
+            made.schedule = drawn_schedule(choices, case, TARGETS[way])
+            counts.scheduled += 1
+        counts.refused += made.schedule is None
+    return made
+
+
+def run(drawn: Drawn, counts: Counts) -> None:
+    """Raises what is wrong."""
+    if drawn.case is None:
+        with limited():
+            counts.refused += bool(SORTS[drawn.way][1](drawn.text))
+        return
+    judged(check(drawn.case, drawn.way, drawn.schedule), counts)
+
+
+def judged(verdict: Verdict, counts: Counts) -> None:
+    counts.compared += verdict.compared
+    counts.unbounded += verdict.unbounded
+
+
+WORDS = re.compile(
+    r"\b(sum|prod|max|min|any|all|mean|argmin|argmax|logsumexp|cum\w+|softmax|log_softmax|pad|rand|exp|log|sin|def|op g|"
+    r"using \w+|in f64|clamp|round|floor|u?i\d+|b?f\d+\w*|bool|nan|inf)\b|\*\*|//|%|(?<= )/(?= )| if |-f?\d"
+)
+OPERATORS = {"**": "power", "//": "floor division", "%": "remainder", "/": "division", "if": "conditional"}
+
+
+def constructs(text: str) -> set[str]:
+    """What a program contains, as the language names it."""
+    found = {m[0].strip() for m in WORDS.finditer(text)}
+    gather = {"gather"} if re.search(r"\[[^\]]*\b[nxy]\d+\[", text) else set()
+    return gather | {OPERATORS.get(w, "negative number" if w.startswith("-") else w) for w in found}
+
+
+def kind_of(error: BaseException) -> str:
+    """What failures of one defect have in common: the error's type, the place that raised it, its words."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+        frames += traceback.extract_tb(cause.__traceback__)
+    words = re.sub(r"[\d.]+|`[^`]*`|\[.*?\]|\b[xyn]\d+\b|e[+-]\d+|0x\w+", "", str(cause).partition("\n")[0])
+    place = frames[-1].name if frames and "<kernels>" not in frames[-1].filename else "kernel"
+    return f"{type(cause).__name__} in {place}: {words.strip()[-80:]}"
+
+
+BATCHES = ("cpu",)
+"""Ways whose programs are compiled several at once."""
+
+
+def write(drawn: Drawn, folder: Path) -> str:
+    """Writes a case to a folder, in place of what it held; returns the command that runs it again."""
+    for name in ("program.tile", "program.sched.toml", "inputs.npz"):
+        (folder / name).unlink(missing_ok=True)
+    if drawn.case is None:
+        name, command = AGAIN[drawn.way]
+        (folder / name).write_text(drawn.text, errors="surrogatepass")
+        return command.format(folder / name)
+    case, path = drawn.case, folder / "program.tile"
+    path.write_text(case.text)
+    if case.inputs:
+        np.savez(folder / "inputs.npz", **saved(case.inputs))
+    if drawn.schedule:
+        (folder / "program.sched.toml").write_text(drawn.schedule)
+    given = f" --input {folder / 'inputs.npz'}" if case.inputs else ""
+    sizes = "".join(f" -D {name}={value}" for name, value in case.sizes.items())
+    target = " --target cuda" if drawn.way in ("gpu", "emulator") else ""
+    op = f" --op {case.op}" if case.op else ""
+    return f"tilec run {path}{op}{sizes}{given} --check{target}"

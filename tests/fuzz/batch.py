@@ -1,0 +1,79 @@
+"""Programs on the CPU, several compiled at once, each run between canaries and, mostly, guard pages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fuzz import attempt
+from fuzz.choices import Choices
+from fuzz.compare import expect, lowered_for_cpu, outputs_of, specialised
+from fuzz.guards import Pages, run_guarded
+from fuzz.together import compile_together
+from fuzz.worker import failure, success
+from tilec import mlir
+from tilec.dsl.specialise import Specialised
+from tilec.mlir import ir
+from tilec.runtime.program import Emitted
+
+REAL = 3
+"""One in so many batches is compiled with all of LLVM's optimisations, as users' programs are."""
+PAGES: tuple[Pages, ...] = (None, "end", "begin", "end")
+
+
+@dataclass
+class _Program:
+    name: str
+    choices: Choices
+    counts: Any = field(default_factory=attempt.Counts)
+    drawn: attempt.Drawn | None = None
+    special: Specialised | None = None
+    emitted: Emitted | None = None
+    loops: dict[str, int] | None = None
+    seconds: float = 0.0
+
+
+def together(named: list[tuple[str, Choices]], seed: int, say: Callable[..., None]) -> Iterator[dict[str, Any]]:
+    """Facts of each case. A failure to compile all of them is one of each, by itself."""
+    programs = []
+    with mlir.context(), ir.Location.unknown():
+        for name, choices in named:
+            say(at=name)
+            made, start = _Program(name, choices), time.process_time()
+            try:
+                made.drawn = attempt.draw("cpu", choices, made.counts)
+                made.special = specialised(made.drawn.case)
+                made.emitted = lowered_for_cpu(made.special, made.drawn.schedule)
+            except Exception as error:
+                yield failure(attempt, name, choices, made.counts, error, start)
+                continue
+            made.counts.seconds = time.process_time() - start
+            programs.append(made)
+    if not programs:
+        return
+    quick = (len(named) > 1) and (int(programs[0].name.partition("~")[0]) // max(1, len(named))) % REAL > 0
+    say(at="all", names=[p.name for p in programs])
+    start = time.process_time()
+    try:
+        compiled = compile_together([p.emitted for p in programs], quick)
+    except Exception as error:
+        if len(programs) == 1:
+            yield failure(attempt, programs[0].name, programs[0].choices, programs[0].counts, error, start)
+        else:
+            for p in programs:
+                yield from together([(p.name, Choices(given=p.choices.taken))], seed, say)
+        return
+    share = (time.process_time() - start) / len(programs)
+    for number, (p, loops) in enumerate(zip(programs, compiled)):
+        say(at=p.name)
+        start = time.process_time() - share
+        try:
+            case, outputs = p.drawn.case, outputs_of(p.special)
+            found = run_guarded(p.emitted, loops, case.inputs, outputs, PAGES[number % len(PAGES)])
+            attempt.judged(expect(case, p.special, found, "cpu"), p.counts)
+        except Exception as error:
+            yield failure(attempt, p.name, p.choices, p.counts, error, start)
+        else:
+            yield success(p.name, p.choices, p.counts, start)

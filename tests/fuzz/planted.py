@@ -1,0 +1,18 @@
+"""Planted defects, for the tests of hunts: `fuzz.attempt` where a program with a word in it fails in a way of its own."""
+
+from __future__ import annotations
+
+import os
+
+from fuzz import attempt
+from fuzz.attempt import Counts, draw, kind_of, write
+
+__all__ = ["Counts", "draw", "kind_of", "run", "write"]
+
+
+def run(drawn: attempt.Drawn, counts: Counts) -> None:
+    text = drawn.case.text if drawn.case else drawn.text
+    if "sum[" in text:
+        raise AssertionError("planted")
+    if "exp(" in text:
+        os.abort()
