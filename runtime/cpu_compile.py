@@ -15,13 +15,13 @@ import operator
 from base64 import b64encode
 from collections.abc import Hashable
 from concurrent.futures import Future
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import FunctionType
 from typing import Any, ClassVar
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba.core import bytecode, callconv, codegen, compiler, funcdesc, interpreter, registry, types
+from numba.core import base, bytecode, callconv, codegen, compiler, funcdesc, interpreter, registry, types
 from numba.core import ir as numba_ir
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.lowering import Lower
@@ -62,6 +62,8 @@ class _Interpreter(interpreter.Interpreter):
         return func_ir
 
 
+_forms: dict[tuple, Any] = {}
+base._has_loc = cache(base._has_loc)  # which Numba asks `inspect` for each operation
 _WRAPPING = {operator.add: ir.IRBuilder.add, operator.sub: ir.IRBuilder.sub, operator.mul: ir.IRBuilder.mul}
 
 
@@ -88,9 +90,25 @@ class _Lower(Lower):
     def lower_binop(self, resty, expr, op):
         build = _WRAPPING.get(op) if isinstance(resty, types.Integer) else None
         if build is None:
-            return super().lower_binop(resty, expr, op)
+            return self._lower_form(resty, op, self.fndesc.calltypes[expr], expr.lhs, expr.rhs)
         operands = [(self.loadvar(v.name), self.typeof(v.name)) for v in (expr.lhs, expr.rhs)]
         return build(self.builder, *(self.context.cast(self.builder, v, t, resty) for v, t in operands))
+
+    def lower_getitem(self, resty, expr, value, index, signature):
+        return self._lower_form(resty, operator.getitem, signature, value, index)
+
+    def _lower_form(self, resty, op, signature, *operands):
+        """An operator's form for the types that inference found. Numba looks for it anew each time, for literals first."""
+        form = self.context.typing_context.resolve_value_type(op)
+        found = _forms.get((op, signature.args))
+        if found is None:
+            found = _forms[op, signature.args] = form.get_call_type(self.context.typing_context, signature.args, {})
+        values = [
+            self.context.cast(self.builder, self.loadvar(v.name), self.typeof(v.name), t)
+            for v, t in zip(operands, signature.args)
+        ]
+        made = self.context.get_function(form, found)(self.builder, values)
+        return self.context.cast(self.builder, made, signature.return_type, resty)
 
 
 class _Typing(type(registry.cpu_target.typing_context)):

@@ -33,12 +33,13 @@ class Lowered:
 
 def lower(
     module: ir.Module, target: Target, *, schedule: Callable[[Plan], Plan] | None = None, begin: str = "simplify",
-    end: str = "map", locations: bool = True, tree: Path | None = None, emit: bool = True,
+    end: str = "map", locations: bool = True, tree: Path | None = None, emit: bool = True, texts: bool = True,
 ) -> Lowered:  # fmt: skip
     """Runs the stages `begin` to `end` on a module, in the current MLIR context.
 
     `schedule` may change the plan before it is written into the IR; `tree` is a folder for MLIR's own per-pass files.
-    `begin="emit"` runs no stage and prints the kernels of a module that `map` made.
+    `begin="emit"` runs no stage and prints the kernels of a module that `map` made. Without `texts` those of the stages, which
+    take a fifth of the time, are not kept; an InternalError then has none.
     """
     lowered = Lowered({}, None)
 
@@ -50,14 +51,14 @@ def lower(
 
     order = (*NAMES, "emit")
     chosen = [s for s in stages(plan) if order.index(begin) <= order.index(s.name) <= order.index(end)]
-    if begin == "simplify":
-        lowered.texts["build"] = mlir.text(module, locations)
-    state = _State(begin, lowered.texts.get("build") or mlir.text(module, locations))
+    state = _State(begin, mlir.text(module, locations) if texts else "")
+    if begin == "simplify" and texts:
+        lowered.texts["build"] = state.text
     manager = PassManager("builtin.module")
     if tree is not None:
         manager.enable_ir_printing(tree_printing_dir_path=str(tree), enable_debug_info=locations)
     for stage in chosen:
-        _add_stage(manager, stage, lowered, state, locations)
+        _add_stage(manager, stage, lowered, state, locations, texts)
     try:
         with deep_recursion():
             manager.run(module.operation)
@@ -82,14 +83,17 @@ class _State:
     start: float = 0.0
 
 
-def _add_stage(manager: PassManager, stage: Stage, lowered: Lowered, state: _State, locations: bool) -> None:
+def _add_stage(
+    manager: PassManager, stage: Stage, lowered: Lowered, state: _State, locations: bool, texts: bool
+) -> None:
     def begin(op: ir.Operation, _pass) -> None:
         state.name, state.start = stage.name, time.perf_counter()
         progress.at(f"in stage '{stage.name}'")
 
     def finish(op: ir.Operation, _pass) -> None:
         lowered.seconds[stage.name] = time.perf_counter() - state.start
-        state.text = lowered.texts[stage.name] = op.get_asm(enable_debug_info=locations)
+        if texts:
+            state.text = lowered.texts[stage.name] = op.get_asm(enable_debug_info=locations)
 
     manager.add(begin, f"tilec-before-{stage.name}")
     for step in stage.steps:

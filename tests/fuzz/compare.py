@@ -121,7 +121,7 @@ def outputs_of(program: Specialised) -> dict[str, tuple[np.dtype, tuple[int, ...
 
 def lowered_for_cpu(program: Specialised, schedule: str | None) -> Emitted:
     """The kernels, in the current MLIR context."""
-    return lower(build(program), load("cpu"), schedule=as_schedule(schedule)).emitted
+    return lower(build(program), load("cpu"), schedule=as_schedule(schedule), texts=False).emitted
 
 
 def on_cpu(case: Case, program: Specialised, schedule: str | None = None) -> Arrays:
@@ -166,7 +166,7 @@ def on_gpu(case: Case, program: Specialised, schedule: str | None = None) -> Arr
 
     target = load("cuda")
     with mlir.context(), ir.Location.unknown():
-        lowered = lower(build(program), target, schedule=as_schedule(schedule))
+        lowered = lower(build(program), target, schedule=as_schedule(schedule), texts=False)
     executable = build_executable(Prepared(program, lowered, target))
     with open_device("cuda", case.inputs, executable.outputs) as device:
         device.run(executable)
@@ -175,7 +175,7 @@ def on_gpu(case: Case, program: Specialised, schedule: str | None = None) -> Arr
 
 def on_emulator(case: Case, program: Specialised, schedule: str | None = None) -> Arrays:
     with mlir.context(), ir.Location.unknown():
-        emitted = lower(build(program), load("h200"), schedule=as_schedule(schedule)).emitted
+        emitted = lower(build(program), load("h200"), schedule=as_schedule(schedule), texts=False).emitted
     outputs = {t.name: np.empty([s.value for s in t.shape], t.dtype.numpy) for t in program.outputs}
     for array in outputs.values():
         array.reshape(-1).view(np.uint8)[...] = 0xA5

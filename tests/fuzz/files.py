@@ -70,7 +70,7 @@ def check_schedule_text(text: str) -> str:
         try:
             schedule = read_schedule(path)
             with mlir.context(), ir.Location.unknown():
-                lower(build(softmax()[0]), load("cpu"), schedule=schedule, end="plan", emit=False)
+                lower(build(softmax()[0]), load("cpu"), schedule=schedule, end="plan", emit=False, texts=False)
         except TileError as error:
             return str(error)
     return ""

@@ -41,11 +41,12 @@ def _short(array: np.ndarray) -> str:
     return np.array2string(array.astype(np.float64) if array.dtype.kind == "V" else array, threshold=20)
 
 
-def drawn_case(draw: Choices, statements: int = 4, fuel: int = 3, sizes: Sequence[int] = SIZES) -> Case:
-    """A program of up to so many statements, sizes for it, and inputs."""
+def drawn_case(draw: Choices, statements: int | None = None, fuel: int | None = None, sizes: Sequence[int] = SIZES) -> Case:
+    """A program, sizes for it, and inputs. Most have one or two statements: what is wrong shows in few, and they are quick."""
     values = {name: draw.pick(*sizes) for name in "MNK"[: draw.integer(1, 3)]}
+    fuel = fuel or draw.pick(2, 3, 3, 4)
     maker = _Program(draw, values, fuel, special=draw.chance(10))
-    text, exact = maker.program(draw.integer(1, statements), short=draw.chance(20))
+    text, exact = maker.program(statements or draw.pick(1, 1, 1, 2, 2, 3, 6), short=draw.chance(20))
     seed = draw.below(1 << 16)
     return Case(
         text, maker.sizes(text), {t.name: _data(t, seed, n, maker.special) for n, t in enumerate(maker.inputs)}, exact

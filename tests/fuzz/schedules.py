@@ -41,7 +41,7 @@ def drawn_schedule(draw: Choices, case: Case, target: str) -> str:
 
 def planned(program, target: str, text: str | None) -> Plan:
     with mlir.context(), ir.Location.unknown():
-        return lower(build(program), load(target), schedule=as_schedule(text), end="plan", emit=False).plan
+        return lower(build(program), load(target), schedule=as_schedule(text), end="plan", emit=False, texts=False).plan
 
 
 def _regroup(draw: Choices, text: str) -> str:
