@@ -206,10 +206,11 @@ def test_nothing_verified_is_a_failure(tilec, folder):
 
 
 def test_verify_says_how_far_it_is(tilec, folder, monkeypatch):
-    monkeypatch.setattr("tilec.cli_common.QUIET", 0.0)
+    monkeypatch.setattr("tilec.runtime.progress.FIRST", 0.01)
+    monkeypatch.setattr("tilec.runtime.progress.AGAIN", 0.01)
     _, _, err = tilec("verify", "cos_cos.tile", "-D", "M=2,N=3")
     assert re.search(
-        r"^checking M=2, N=3 \(1 of 1\): stage map \(8 of 8\), ties inputs, after \d+ s$", err, re.MULTILINE
+        r"^still: checking M=2, N=3 \(1 of 1\), stage \w+ \(\d of 8\), \w+ inputs, \d+ s so far", err, re.MULTILINE
     )
 
 

@@ -9,11 +9,10 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from tilec.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError
@@ -267,30 +266,6 @@ def working(message: str) -> Iterator[None]:
     """Says on a terminal that something takes its time; in a pipe only what `cli` says of all that takes long."""
     with progress.during(message), _spinner(message) if coloured(sys.stderr) else nullcontext():
         yield
-
-
-QUIET = 5.0  # seconds after which a pipe, too, is told how far something is, and between two such lines
-
-
-@contextmanager
-def progress(message: str) -> Iterator[Callable[[str], None]]:
-    """For what may take long: gives a function that is told how far it is. A terminal shows it at once, by the side of a
-    spinner; elsewhere lines come when it takes long, on the standard error as well."""
-    if coloured(sys.stderr):
-        from rich.console import Console
-
-        with Console(stderr=True).status(message) as status:
-            yield lambda detail: status.update(f"{message}: {detail}")
-        return
-    start = last = monotonic()
-
-    def tell(detail: str) -> None:
-        nonlocal last
-        if (now := monotonic()) - last >= QUIET:
-            last = now
-            note(f"{message}: {detail}, after {now - start:.0f} s", kind="")
-
-    yield tell
 
 
 # ---- files -----------------------------------------------------------------------------------------------

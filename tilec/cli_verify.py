@@ -13,12 +13,13 @@ import numpy as np
 
 from tilec import cli_common as common
 from tilec import mlir
-from tilec.cli_common import note, progress, say, working, write_file
+from tilec.cli_common import note, say, working, write_file
 from tilec.cli_ir import header, parse_text, read_header
 from tilec.diagnostics import CallError, InternalError, TileError
 from tilec.dsl.specialise import Specialised
 from tilec.passes import NAMES
 from tilec.run_data import saved, shape_of
+from tilec.runtime import progress
 from tilec.verify import Failure, Verifier
 from tilec.verify_data import KINDS, WORK, first_sizes, inputs_of, sizes_around_tiles, steps
 
@@ -141,9 +142,9 @@ def _check(
     if not args.all and (count := _steps(verifier, specialised)) > WORK:
         _row(label, f"left out: {count:,} steps take long (--all runs them)")
         return LEFT_OUT
-    with progress(f"checking {label} ({place})") as tell:
+    with working(f"checking {label} ({place})"):
         inputs = {kind: inputs_of(specialised, kind, args.seed) for kind in KINDS}
-        found = verifier.check(specialised, inputs, tell)
+        found = verifier.check(specialised, inputs, progress.at)
     if found is not None:
         return found
     _row(label, f"right: {', '.join(KINDS)}")

@@ -41,7 +41,9 @@ def _short(array: np.ndarray) -> str:
     return np.array2string(array.astype(np.float64) if array.dtype.kind == "V" else array, threshold=20)
 
 
-def drawn_case(draw: Choices, statements: int | None = None, fuel: int | None = None, sizes: Sequence[int] = SIZES) -> Case:
+def drawn_case(
+    draw: Choices, statements: int | None = None, fuel: int | None = None, sizes: Sequence[int] = SIZES
+) -> Case:
     """A program, sizes for it, and inputs. Most have one or two statements: what is wrong shows in few, and they are quick."""
     values = {name: draw.pick(*sizes) for name in "MNK"[: draw.integer(1, 3)]}
     fuel = fuel or draw.pick(2, 3, 3, 4)
