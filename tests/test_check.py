@@ -322,7 +322,7 @@ def test_the_op_must_be_clear():
 @pytest.mark.parametrize(
     "source, message",
     [
-        (len, "a program is a path or a text, not a builtin_function_or_method"),
+        (len, "the program must be a path or a text, not a value of the type builtin_function_or_method"),
         ("none.tile", "^error: there is no file 'none.tile'$"),
     ],
 )

@@ -201,6 +201,8 @@ def test_nothing_verified_is_a_failure(tilec, folder):
     status, _, err = tilec("verify", "edge.tile", "-D", "N=5")
     assert status == 1 and "nothing was verified: the compiler refuses" in err
     assert tilec("verify", "edge.tile", "-D", "N=1")[0] == 0
+    (folder / "two.tile").write_text(EDGE.replace("x: f32[N]", "x: f32[N], w: f32[M]"))
+    assert tilec("verify", "two.tile", "-D", "M=1")[0] == 1 and tilec("verify", "two.tile", "-D", "M=1,N=0")[0] == 0
     status, _, err = tilec("verify", "softmax.tile", "-D", "M=400,N=400")
     assert status == 1 and "nothing was verified: the other sizes take" in err and "--all" in err
 

@@ -57,18 +57,20 @@ def verify(args: argparse.Namespace) -> int:
         done[found].append(sizes)
     for stage, why in verifier.unsupported.items():
         note(f"not checked: {stage}: {why}")
-    return _conclude(done, verifier)
+    return _conclude(done, verifier, given)
 
 
-def _conclude(done: dict[str, list[dict[str, int]]], verifier: Verifier) -> int:
-    """Exit status 0 only where stages were held to the program at sizes at which there is something to compute."""
+def _conclude(done: dict[str, list[dict[str, int]]], verifier: Verifier, given: dict[str, int]) -> int:
+    """Exit status 0 only where stages were held to the program at sizes at which there is something to compute: those that
+    are not given are above 1."""
+
+    def proper(what: str) -> list[dict[str, int]]:
+        return [s for s in done[what] if all(n > 1 for name, n in s.items() if name not in given)]
+
     if len(verifier.unsupported) == len(NAMES):
         note("nothing was verified: no stage could be interpreted", "error")
         return NOTHING
-    if any(all(n > 1 for n in sizes.values()) for sizes in done[RIGHT_TOLD]):
-        return RIGHT
-    larger = [sizes for what in (REFUSED, LEFT_OUT) for sizes in done[what] if all(n > 1 for n in sizes.values())]
-    if not larger and done[RIGHT_TOLD]:  # all sizes that were asked for
+    if proper(RIGHT_TOLD):
         return RIGHT
     few = "only sizes of 0 and 1 were verified" if done[RIGHT_TOLD] else "nothing was verified"
     if done[REFUSED]:
