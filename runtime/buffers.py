@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from tilec.conversions import to_float
 from tilec.diagnostics import CallError
 from tilec.dtypes import BOOL, DTYPES, F32, I64, DType, from_numpy
 
@@ -96,8 +97,7 @@ def number(value: float, dtype: DType) -> np.ndarray:
     bool has 0 and 1; floats round, but for finite numbers beyond their largest, and infinities where they have none."""
     try:
         if dtype.is_float:
-            with np.errstate(over="ignore"):
-                array = np.asarray(float(value), dtype.numpy)
+            array = to_float(np.float64(value), dtype.numpy)
             if math.isinf(float(array)) == math.isinf(value) and math.isnan(float(array)) == math.isnan(value):
                 return array
         elif isinstance(value, int) and (dtype.is_integer or value in (0, 1)):

@@ -56,7 +56,8 @@ def test_numbers_that_a_type_does_not_have(one, dtype):
     "dtype, value, expected",
     [
         ("u8", 255, 255), ("i8", -128, -128), ("i32", True, 1), ("bool", 1, True), ("bool", False, False),
-        ("f32", 3, 3.0), ("f32", 0.1, F32(0.1)), ("f32", 1e-300, 0.0), ("f32", float("inf"), np.inf),
+        ("f32", 3, 3.0), ("f32", 0.1, F32(0.1)), ("f32", 1e-300, 0.0), ("bf16", 1 + 2**-8 + 2**-40, 1 + 2**-7),
+        ("f16", 65519.999, 65504.0), ("f32", float("inf"), np.inf),
         ("f16", 65504.0, 65504.0), ("f8e5m2", float("-inf"), -np.inf), ("f32", float("nan"), np.nan), ("f32", np.float64(2.5), 2.5),
     ],
 )  # fmt: skip

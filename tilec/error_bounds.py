@@ -68,10 +68,9 @@ class Comparison:
     def __str__(self) -> str:
         verdict = "within the bound" if self.within else f"OUT OF BOUNDS, {self.wrong} elements"
         at = f"{self.found!r} at {list(self.place)}, between {self.low!r} and {self.high!r} allowed"
-        if self.within and not np.isfinite(self.allowed):
-            text = f"{verdict}: every element is infinite, NaN or may be anything"
-        else:
-            text = f"{self.error:.2g} of {self.allowed:.2g} allowed, {verdict}" + ("" if self.within else f": {at}")
+        text = f"{self.error:.2g} of {self.allowed:.2g} allowed, {verdict}" + ("" if self.within else f": {at}")
+        if self.within and not np.isfinite(self.allowed):  # no element has a bound
+            text = verdict
         return text + (f"; of {self.unbounded} elements anything is allowed" if self.unbounded else "")
 
 
@@ -106,7 +105,7 @@ def compare_array(found: np.ndarray, allowed: Enclosure) -> Comparison:
         radius = np.where(np.isnan(radius), 0, radius)  # of a NaN, or of an infinity, that is certain
         share = np.where(inside, np.where(radius > 0, error / radius, 0), np.inf)
         share = np.where(np.isfinite(share) | ~inside, share, 0)
-        share = np.where(inside & ~np.isfinite(radius), -1, share)  # infinities and NaN have no distance to show
+        share = np.where(inside & ~np.isfinite(radius), -1, share)  # what has no bound is not the worst
     worst = np.unravel_index(np.argmax(share), found.shape)
     return Comparison(
         bool(inside.all()), float(error[worst]), float(radius[worst]), tuple(map(int, worst)), found[worst].item(),

@@ -9,6 +9,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from tilec.conversions import to_float
 from tilec.diagnostics import CallError
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
@@ -131,8 +132,7 @@ def fit_types(arrays: Arrays, tensors: tuple[ast.Tensor, ...]) -> Arrays:
 
 def _converted(array: np.ndarray, dtype: DType, name: str) -> np.ndarray:
     if dtype.is_float and array.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            fitted = array.astype(dtype.numpy)
+        fitted = to_float(array, dtype.numpy)
         if (lost := np.isfinite(array) & ~np.isfinite(fitted)).any():
             raise CallError(f"`{name}` is {dtype}, which cannot hold {array[lost].flat[0]!s}, a number of its file")
         return fitted
