@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from fuzz.choices import Choices
+from fuzz.edges import ORDINARY, integers
 from fuzz.values import Value, limit, worst
 from tilec.dtypes import BOOL, DTYPES, F32, F64, I64, DType, compute_type
 
 FLOATS = [F32, DTYPES["f16"], DTYPES["bf16"], F64, DTYPES["f8e4m3"], DTYPES["f8e5m2"]]
 INTEGERS = [DTYPES[n] for n in ("i32", "i64", "u8", "i8", "i16", "u16", "u32", "u64")]
 DEEPEST = 40_000
-"""The points of the largest space that an expression is evaluated over."""
+"""The points of the largest space that an expression is evaluated over, but for huge programs."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Accesses:
     opaque: list[Value] | None = None
     names: int = 0
     plain: bool = False
+    deepest: int = DEEPEST
 
     # ---- drawing -----------------------------------------------------------------------------------------------------
 
@@ -127,9 +129,12 @@ class Accesses:
         if kind == "bool":
             return Value(self.pick("true", "false"), BOOL, 1, 0, True, False)
         if kind == "int":
-            dtype, number = self.pick(*INTEGERS), self.pick(1, 2, 0, 3, 7, 100)
-            return Value(f"{dtype}({number})", dtype, number, 0, True, False)
-        text, grain = self.pick(("1.0", 0), ("0.5", 1), ("2.0", 0), ("0.0", 0), ("1.25", 2))
+            dtype = self.pick(*INTEGERS)
+            number = self.pick(*integers(dtype)) if self.chance(40) else self.pick(*ORDINARY)
+            return Value(f"{dtype}({number})", dtype, abs(number), 0, True, number < 0)
+        if self.chance(8):
+            return Value(f"f32({self.pick('inf', '-inf', 'nan', '-0.0')})", F32, math.inf, 0, False)
+        text, grain = self.pick(("1.0", 0), ("0.5", 1), ("2.0", 0), ("0.0", 0), ("1.25", 2), ("-0.5", 1))
         return (
             Value(f"{self.pick(F32, F32, F64)}({text})", F32, 2, grain, True, False)
             if self.chance(50)
@@ -146,10 +151,15 @@ class Accesses:
     def literal_like(self, value: Value) -> Value:
         """A number that takes the type of what it meets."""
         if value.dtype.is_float:
-            text, bound, grain = self.pick(("1", 1, 0), ("0.5", 1, 1), ("2", 2, 0), ("1.5", 2, 1), ("3", 3, 0))
-            return Value(text, value.dtype, bound, grain, True, False)
-        number = self.pick(1, 2, 3, 5, 7)
-        return Value(str(number), value.dtype, number, 0, True, False)
+            if self.chance(5):
+                return Value(self.pick("inf", "-inf", "nan"), value.dtype, math.inf, 0, False)
+            text, bound, grain = self.pick(
+                ("1", 1, 0), ("0.5", 1, 1), ("2", 2, 0), ("1.5", 2, 1), ("3", 3, 0), ("0", 0, 0), ("-0.25", 1, 2)
+            )
+            return Value(text, value.dtype, bound, grain, True, text.startswith("-"))
+        edges = value.kind == "int" and self.chance(30)
+        number = self.pick(*integers(value.dtype)) if edges else self.pick(1, 2, 3, 5, 7, 0)
+        return Value(str(number), value.dtype, abs(number), 0, True, number < 0)
 
     # ---- accesses ----------------------------------------------------------------------------------------------------
 
@@ -259,7 +269,7 @@ class Accesses:
         if self.chance(5):
             dims.append(self.dim("3"))
             subscripts.append((str(self.pick(0, 1, 2)), True, []))
-        if self.chance(5) or math.prod(d.value for d in dims) > DEEPEST or len(dims) > 5:
+        if self.chance(5) or math.prod(d.value for d in dims) > self.deepest or len(dims) > 16:
             dims, subscripts = [], []
         dtype = {
             "float": lambda: self.pick(F32, F32, *FLOATS),
@@ -272,10 +282,12 @@ class Accesses:
 
     def fresh_element(self, dtype: DType) -> tuple[Value, DType]:
         if dtype.is_float:
+            if self.special and self.chance(60):
+                return Value("", compute_type(dtype), math.inf, None, False), dtype
             return Value("", compute_type(dtype), 2, 2, not self.special), dtype
         if dtype is BOOL:
             return Value("", dtype, 1, 0, True, False), dtype
-        wide = self.chance(25)
+        wide = self.chance(60)
         return Value("", dtype, limit(dtype) if wide else 4, 0, True, dtype.kind == "int"), dtype
 
     def add_input(self, tensor: Tensor) -> None:
@@ -300,7 +312,7 @@ class Accesses:
                 parts = [(self.dim(f"({text}) // {count} + 1"), (f"{name} // {count}", True, []))]
                 return [*parts, (self.dim(str(count)), (f"{name} % {count}", True, []))]
             case "join":
-                others = [i for i in scope.values() if i.dim.value * index.dim.value <= DEEPEST]
+                others = [i for i in scope.values() if i.dim.value * index.dim.value <= self.deepest]
                 if others:
                     other = self.pick(*others)
                     dim = self.dim(f"({text}) * ({other.dim.text})")

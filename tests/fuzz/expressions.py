@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fuzz.accesses import DEEPEST, FLOATS, Index, Scope
+from fuzz.accesses import FLOATS, Index, Scope
 from fuzz.values import Value, accumulated, cast, computed, limit, meeting, operand, tame, worst
 from fuzz.whole import Whole
 from tilec.dtypes import F32, F64, I64
@@ -40,7 +40,8 @@ class Expressions(Whole):
         if self.opaque is None:
             options += [self.contraction, self.from_int, self.own_function, self.masked]
         made = self.pick(*options)(scope, fuel - 1)
-        return tame(made, 2.0**20) if made.kind == "float" else self.as_float(made)
+        wild = made.bound == math.inf and self.chance(50)
+        return made if wild else tame(made, 2.0**20) if made.kind == "float" else self.as_float(made)
 
     def int(self, scope: Scope, fuel: int) -> Value:
         if fuel <= 0:
@@ -87,7 +88,11 @@ class Expressions(Whole):
         )  # fmt: skip
 
     def division(self, scope: Scope, fuel: int) -> Value:
-        a, b = tame(self.float(scope, fuel), 256), self.apart(tame(self.float(scope, fuel), 256))
+        a, b = self.float(scope, fuel), self.float(scope, fuel)
+        if self.chance(25):  # by anything, zeros and infinities among it
+            dtype, operator = meeting(a, b), self.pick("/", "//", "%")
+            return Value(f"({a.text} {operator} {b.text})", dtype, math.inf, None, False)
+        a, b = tame(a, 256), self.apart(tame(b, 256))
         dtype = meeting(a, b)
         if self.chance(50):
             return Value(f"({a.text} / {b.text})", dtype, 2 * a.bound, None, a.finite and b.finite)
@@ -148,10 +153,10 @@ class Expressions(Whole):
         return Value(f"({base.text} ** {b.text})", meeting(base, b), 64, None, a.finite and b.finite, False)
 
     def narrowed(self, scope: Scope, fuel: int) -> Value:
-        return cast(self.float(scope, fuel), self.pick(*FLOATS[1:], F32))
+        return cast(self.float(scope, fuel), self.pick(*FLOATS[1:], F32), self.chance(30))
 
     def from_int(self, scope: Scope, fuel: int) -> Value:
-        return cast(self.pick(self.int, self.int, self.bool)(scope, fuel), self.pick(F32, F64))
+        return cast(self.pick(self.int, self.int, self.bool)(scope, fuel), self.pick(F32, F64, *FLOATS))
 
     def conditional(self, scope: Scope, fuel: int) -> Value:
         test = self.bool(scope, fuel)
@@ -160,7 +165,7 @@ class Expressions(Whole):
         dtype = meeting(a, b)
         a, b = operand(a, dtype), operand(b, dtype)
         text, finite = f"({a.text} if {test.text} else {b.text})", a.finite and b.finite
-        return Value(text, dtype, max(a.bound, b.bound), worst(a, b), finite, a.negative or b.negative)
+        return Value(text, dtype, max(a.bound, b.bound), worst(a, b, test), finite, a.negative or b.negative)
 
     def masked(self, scope: Scope, fuel: int) -> Value:
         """A softmax or an extreme over a triangle."""
@@ -198,7 +203,7 @@ class Expressions(Whole):
             for _ in range(count):
                 dim = self.some_dim()
                 low = self.pick(1, 2) if not self.plain and self.chance(8) and dim.value > 2 else 0
-                if self.volume * max(1, math.prod(i.count for i in indices)) * max(1, dim.value) > DEEPEST:
+                if self.volume * max(1, math.prod(i.count for i in indices)) * max(1, dim.value) > self.deepest:
                     dim, low = self.dim("1"), 0
                 shadowed = [i.name for i in scope.values() if (i.dim, i.low) == (dim, low) and self.chance(10)]
                 indices.append(Index(shadowed[0] if shadowed else self.fresh("k"), dim, low))

@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fuzz.accesses import DEEPEST, FLOATS, INTEGERS, Index, Tensor
+from fuzz.accesses import FLOATS, INTEGERS, Index, Tensor
 from fuzz.choices import Choices
+from fuzz.edges import float_data, integer_data
 from fuzz.expressions import Expressions
 from fuzz.values import converted
 from tilec.dtypes import BOOL, DType, compute_type
 
-SIZES = [2, 3, 1, 4, 5, 0, 8, 7, 16, 17, 33, 64, 65, 130]
+SIZES = [2, 3, 1, 4, 5, 0, 8, 7, 9, 13, 16, 17, 31, 33, 63, 64, 65, 127, 129, 130]
+HUGE = [4096, 10_007, 65_537, 200_000]
+"""Of one size, where the others are small."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,13 @@ def drawn_case(
 ) -> Case:
     """A program, sizes for it, and inputs. Most have one or two statements: what is wrong shows in few, and they are quick."""
     values = {name: draw.pick(*sizes) for name in "MNK"[: draw.integer(1, 3)]}
+    huge = sizes is SIZES and draw.chance(1.5)
+    if huge:
+        values = {name: draw.pick(1, 2, 3) for name in values} | {draw.pick(*values): draw.pick(*HUGE)}
     fuel = fuel or draw.pick(2, 3, 3, 4)
-    maker = _Program(draw, values, fuel, special=draw.chance(10))
+    maker = _Program(draw, values, fuel, special=draw.chance(15))
+    if huge:
+        maker.scope.deepest = 3 * max(values.values())
     text, exact = maker.program(statements or draw.pick(1, 1, 1, 2, 2, 3, 6), short=draw.chance(20))
     seed = draw.below(1 << 16)
     return Case(
@@ -130,18 +138,18 @@ class _Program:
         indices: dict[str, Index] = {}
         volume = 1
         shapes = [t.dims for t in scope.tensors if t.dims and len(t.dims) < 4]
-        count = scope.pick(1, 2, 2, 3, 0)
+        count = scope.pick(1, 2, 2, 3, 0) if not scope.chance(3) else self.draw.integer(4, 16)
         like = scope.pick(*reversed(shapes))[:count] if shapes and scope.chance(60) else ()
-        for k, letter in enumerate("ijlh"[:count]):
+        for k, letter in enumerate("ijlhabcdeopqrstu"[:count]):
             dim = like[k] if k < len(like) else scope.some_dim()
-            if volume * max(1, dim.value) > DEEPEST:
+            if volume * max(1, dim.value) > scope.deepest:
                 dim = scope.dim("1")
             volume *= max(1, dim.value)
             indices[letter] = Index(letter, dim)
         scope.volume = volume
         value = scope.expression(indices, scope.pick(*range(self.fuel), *[self.fuel] * 3))
         dtype = self.stored(value)
-        stored = converted(value, dtype)
+        stored = converted(value, dtype, wild=scope.chance(30))
         if stored is None:
             dtype = value.dtype
             stored = converted(value, dtype)
@@ -228,11 +236,13 @@ def _data(tensor: Tensor, seed: int, number: int, special: bool) -> np.ndarray:
     if dtype is BOOL:
         return np.asarray(rng.integers(0, 2, shape)).astype(bool)
     if dtype.is_float:
+        if not tensor.element.exact:
+            return float_data(rng, dtype, shape)
         array = np.asarray(rng.integers(-8, 9, shape) / 4)
-        if special and not tensor.element.finite:
+        if special:
             array = np.where(rng.random(shape) < 0.1, rng.choice([np.nan, np.inf, -np.inf, -0.0], shape), array)
         with np.errstate(all="ignore"):
             return np.asarray(array).astype(dtype.numpy)
-    info = np.iinfo(dtype.numpy)
-    low, high = (info.min, info.max) if tensor.element.bound > 4 else (max(-4, info.min), 4)
-    return np.asarray(rng.integers(low, high, shape, dtype.numpy, endpoint=True))
+    if tensor.element.bound > 4:
+        return integer_data(rng, dtype, shape)
+    return np.asarray(rng.integers(max(-4, np.iinfo(dtype.numpy).min), 4, shape, dtype.numpy, endpoint=True))

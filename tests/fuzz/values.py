@@ -63,29 +63,39 @@ def tame(value: Value, most: float) -> Value:
     """The value, clamped where it may be larger."""
     if value.bound <= most:
         return value
+    if value.dtype is BOOL:
+        return value
     most = int(most) if most >= 1 else most
     low = 0 if value.dtype.kind == "uint" else -most
     return replace(value, text=f"clamp({value.text}, {low}, {most})", bound=float(most))
 
 
-def converted(value: Value, dtype: DType) -> Value | None:
-    """The value as it is stored in `dtype`; the text is what to convert, without the cast. None where the conversion is
-    not defined, or depends on rounding.
-    """
+def converted(value: Value, dtype: DType, wild: bool = False) -> Value | None:
+    """The value as it is stored in `dtype`; the text is what to convert, without the cast. None where that depends on rounding."""
     if dtype is BOOL:
-        return Value(value.text, BOOL, 1, 0, True, False) if value.exact else None
+        return (
+            Value(value.text, BOOL, 1, value.grain and 0, True, False) if value.exact or value.kind == "bool" else None
+        )
     if dtype.is_float:
-        value = tame(value, min(limit(dtype) / 2, WILD))
         if value.kind != "float":
-            exact = value.bound <= 2.0 ** compute_type(dtype).mantissa
+            exact = (
+                value.exact and value.bound <= 2.0 ** compute_type(dtype).mantissa and value.bound <= limit(dtype) / 2
+            )
             return replace(value, dtype=dtype, grain=0 if exact else None, bound=value.bound * 1.1)
+        if wild:
+            return replace(value, dtype=dtype, grain=None, finite=False, bound=float("inf"))
+        value = tame(value, min(limit(dtype) / 2, WILD))
         if not value.exact:
             return replace(value, dtype=dtype, bound=value.bound * 1.1)
         info = ml_dtypes.finfo(dtype.numpy)
         finest = int(info.nmant - info.minexp)
         return replace(value, dtype=dtype, grain=min(value.grain, finest), bound=value.bound * 1.1)
     if value.kind == "float":
-        if not value.exact or not value.finite:
+        if not value.exact:
+            return None
+        if wild:  # to the nearest end, and 0 for NaN
+            return replace(value, dtype=dtype, grain=0, bound=limit(dtype), finite=True, negative=dtype.kind == "int")
+        if not value.finite:
             return None
         value = tame(value, min(100, limit(dtype) - 1))
         if dtype.kind == "uint" and value.negative:
@@ -94,9 +104,9 @@ def converted(value: Value, dtype: DType) -> Value | None:
     return computed(replace(value, dtype=dtype))
 
 
-def cast(value: Value, dtype: DType) -> Value | None:
-    """The value, cast."""
-    made = converted(value, dtype)
+def cast(value: Value, dtype: DType, wild: bool = False) -> Value | None:
+    """The value, cast. `wild`: as it is, be it beyond the type."""
+    made = converted(value, dtype, wild)
     return made and replace(made, text=f"{dtype}({made.text})", dtype=compute_type(dtype))
 
 
@@ -111,7 +121,7 @@ def operand(value: Value, dtype: DType) -> Value:
     if value.dtype is dtype or value.kind == "float":
         return replace(value, dtype=dtype)
     if dtype.is_float:
-        exact = value.bound <= 2.0**dtype.mantissa
+        exact = value.exact and value.bound <= 2.0**dtype.mantissa
         return replace(value, dtype=dtype, grain=0 if exact else None)
     return computed(replace(value, dtype=dtype))
 
