@@ -160,17 +160,20 @@ def simplified_after(texts: dict[str, str], stage: str, target: str) -> dict[str
 
 
 def on_gpu(case: Case, program: Specialised, schedule: str | None = None) -> Arrays:
+    from fuzz.guards_cuda import GuardedGpu
     from tilec.executable import build_executable
     from tilec.recipe import Prepared
-    from tilec.run_device import open_device
 
     target = load("cuda")
     with mlir.context(), ir.Location.unknown():
         lowered = lower(build(program), target, schedule=as_schedule(schedule), texts=False)
     executable = build_executable(Prepared(program, lowered, target))
-    with open_device("cuda", case.inputs, executable.outputs) as device:
+    device = GuardedGpu(case.inputs, executable.outputs)
+    try:
         device.run(executable)
         return device.results()
+    finally:
+        device.close()
 
 
 def on_emulator(case: Case, program: Specialised, schedule: str | None = None) -> Arrays:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+import tilec
 from tilec.runtime.cpu_launch import CACHE_LINE, CpuProgram, _stride
 from tilec.runtime.native_tables import NODE
 from tilec.runtime.program import Emitted, Temporary
@@ -100,14 +101,14 @@ def forbid(pages: np.ndarray) -> None:
         raise OSError(ctypes.get_errno(), "mprotect")
 
 
-def apart(emitted: Emitted, gap: int) -> Emitted:
+def apart(emitted: Emitted, gap: int, align: int = ALIGN) -> Emitted:
     """The same program, with a gap around every temporary and canaries behind every thread's scratch memory. Temporaries end
     at multiples of the gap, but for their alignment."""
     most = max((k.scratch for k in emitted.kernels), default=0)
     kernels = tuple(replace(k, scratch=_up(most, ALIGN) + MARGIN) if k.scratch else k for k in emitted.kernels)
     temporaries, offset = [], gap
     for t in emitted.temporaries:
-        offset = _up(offset + t.bytes, gap) - _up(t.bytes, ALIGN)
+        offset = _up(offset + t.bytes, gap) - _up(t.bytes, align)
         temporaries.append(replace(t, offset=offset))
         offset = _up(offset + t.bytes, gap) + gap
     if temporaries:  # which nothing uses
@@ -170,7 +171,7 @@ def run_guarded(
 
 
 def in_a_child(act: Callable[[], Any]) -> Any:
-    """What `act` returns, in a process of its own. A signal that ends it is raised as Overrun, an exception as itself."""
+    """What `act` returns, in a process of its own. A signal that ends it is raised as Overrun, an exception as an AssertionError."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -178,7 +179,8 @@ def in_a_child(act: Callable[[], Any]) -> Any:
         try:
             told = pickle.dumps((True, act()))
         except BaseException as error:
-            told = pickle.dumps((False, f"{error!r}\n{traceback.format_exc()}"))
+            kind = Overrun if isinstance(error, Overrun) else AssertionError
+            told = pickle.dumps((False, kind(f"{error}\n{traceback.format_exc()}")))
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(told)
         os._exit(0)
@@ -190,5 +192,18 @@ def in_a_child(act: Callable[[], Any]) -> Any:
         raise Overrun(f"{signal.Signals(-status).name}: memory was touched that nothing may touch")
     fine, result = pickle.loads(told)
     if not fine:
-        raise AssertionError(result)
+        raise result
     return result
+
+
+def run_checked(
+    source: Any, op: str | None, sizes: Mapping[str, int], inputs: Any, pages: Pages, of: Any = None
+) -> dict[str, np.ndarray]:
+    """The results of a program's own compiled kernels, guarded; `of` is an executable whose kernels run instead."""
+    built = tilec.compile(source, op=op, sizes=dict(sizes), target="cpu").build()._last
+    names = [name for name, _, _ in built.compiled.inputs]
+    given = inputs if isinstance(inputs, dict) else dict(zip(names, inputs, strict=True))
+    arrays = {n: np.asarray(given[n], d.numpy).reshape(shape) for n, d, shape in built.compiled.inputs}
+    outputs = {name: (dtype.numpy, shape) for name, dtype, shape in built.outputs}
+    kernels = of or built
+    return run_guarded(kernels.emitted, kernels._loops, arrays, outputs, pages)
