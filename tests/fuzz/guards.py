@@ -171,7 +171,10 @@ def run_guarded(
 
 
 def in_a_child(act: Callable[[], Any]) -> Any:
-    """What `act` returns, in a process of its own. A signal that ends it is raised as Overrun, an exception as an AssertionError."""
+    """What `act` returns, in a process of its own.
+
+    A signal that ends it is raised as Overrun, an exception as an AssertionError.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
