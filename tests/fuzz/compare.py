@@ -80,7 +80,7 @@ def expect(case: Case, program: Specialised, results: Arrays, kind: str | None, 
         if not comparison.within:
             raise Wrong(f"{where}{name} is out of bounds: {comparison}")
         verdict.compared += 1
-        verdict.unbounded += comparison.undetermined > 0
+        verdict.unbounded += comparison.unbounded > 0
     exact = evaluate(program, case.inputs, rounded=True)
     for tensor in program.outputs:
         name, found = tensor.name, results[tensor.name]
