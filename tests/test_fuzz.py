@@ -10,10 +10,11 @@ from fuzz import attempt, driver
 from fuzz.attempt import Drawn
 from fuzz.batch import together
 from fuzz.choices import Choices
-from fuzz.compare import check, specialised
+from fuzz.compare import check, expect, specialised
+from fuzz.corpus import NAMES, kept
 from fuzz.counts import Counts
 from fuzz.files import SORTS
-from fuzz.guards import in_a_child
+from fuzz.guards import in_a_child, run_checked
 from fuzz.hunt import Hunt
 from fuzz.indices import check_polynomial, check_proof, subscript_case, trees
 from fuzz.programs import drawn_case
@@ -58,6 +59,14 @@ def test_programs_after_every_stage(name):
 @pytest.mark.parametrize("name", [*map(str, range(12))])
 def test_programs_as_cuda_kernels(name):
     run("emulator", 0, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_that_once_failed(name):
+    case = kept(name)
+    check(case, "stages")
+    results = in_a_child(lambda: run_checked(case.text, case.op, case.sizes, case.inputs, "end"))
+    expect(case, specialised(case), results, "cpu")
 
 
 @pytest.mark.gpu
