@@ -159,7 +159,7 @@ class Elaborator(Calls):
         declared = self.results.get(name)
         mistakes = self.report.count
         group = self.inliner.equation(equation)
-        ranges = None if group is None else self.ranges.infer(group, declared)
+        ranges = None if group is None else self.ranges.infer(group, declared, self.inliner.unread)
         if ranges is None:
             self.tensors[name] = self._assumed(name, equation.dtype, equation.span)
             return

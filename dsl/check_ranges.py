@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.diagnostics import Note, Span
@@ -32,8 +32,11 @@ class RangeChecker:
 
     # ---- inference ----
 
-    def infer(self, group: list[ast.Equation], declared: TensorInfo | None) -> dict[str, ast.Range] | None:
-        """The range of every index of a group, whose last equation defines `declared`; None if some have none."""
+    def infer(
+        self, group: list[ast.Equation], declared: TensorInfo | None, unread: Sequence[ast.Expr] = ()
+    ) -> dict[str, ast.Range] | None:
+        """The range of every index of a group, whose last equation defines `declared`; None if some have none. What indices
+        subscript in `unread` counts, too."""
         mistakes = self.report.count
         main = group[-1]
         explicit = {r.index: r for r in main.ranges}
@@ -46,8 +49,8 @@ class RangeChecker:
                 bound.setdefault(r.index, r.span)
                 if r.low is not None:
                     explicit[r.index] = r
-        for equation in group:
-            self._collect(equation.value, frozenset(), frozenset(bound), uses)
+        for value in (*(equation.value for equation in group), *unread):
+            self._collect(value, frozenset(), frozenset(bound), uses)
         if declared is not None and declared.shape is not None:
             if len(declared.shape) != len(main.indices):
                 message = f"`{main.name}` has {len(declared.shape)} dimensions, but {len(main.indices)} indices"

@@ -36,10 +36,12 @@ class Inliner(Calls):
         self.nodes = self.calls = self.depth = 0
 
     def equation(self, equation: ast.Equation) -> list[ast.Equation] | None:
-        """The group of an equation, itself last; None where it has a mistake."""
+        """The group of an equation, itself last; None where it has a mistake. `unread` are then the arguments that no function
+        makes anything of: the indices in them have their ranges all the same."""
         mistakes = self.report.count
         self.nodes = self.calls = self.depth = 0
         self.group: list[ast.Equation] = []
+        self.unread: list[ast.Expr] = []
         self.main = equation
         self.bound: dict[str, tuple | None] = {i: None for i in equation.indices}
         self.where = {r.index: r for r in equation.ranges}
@@ -64,7 +66,7 @@ class Inliner(Calls):
     def function(self, function: ast.Def) -> None:
         """Only the names in a function, its parameters standing for some number."""
         self.nodes = self.calls = self.depth = 0
-        self.group, self.bound, self.where = [], {i: None for i in function.indices}, {}
+        self.group, self.unread, self.bound, self.where = [], [], {i: None for i in function.indices}, {}
         self.main = ast.Equation(function.name, function.indices, function.result, span=function.span)
         values: dict[str, ast.Expr] = {p: ast.Number(0, span=function.span) for p in function.parameters}
         indices = {i: i for i in function.indices}

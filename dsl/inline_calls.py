@@ -109,6 +109,8 @@ class Calls:
         values: dict[str, ast.Expr] = {}
         for parameter, argument in zip(function.parameters, arguments):
             value = self._resolve(argument, outside)
+            if not uses(function, parameter) and not scope.guards:
+                self.unread.append(value)
             once = not reduces and uses(function, parameter) <= 1
             values[parameter] = value if once else self._share(value, instance, parameter, scope)
         inner = Scope(

@@ -248,3 +248,16 @@ def test_rows_of_nothing_are_not_planned():
     case = Case(program, {"M": 1, "K": 0}, {"x": np.asarray(2.0)})
     assert [k.nodes for k in planned(specialised(case), "h200", None).kernels] == [("z",)]
     check(case, "emulator")
+
+
+def test_an_argument_that_a_function_ignores_has_ranges():
+    """What stands in the program says what an index runs over, whatever becomes of it."""
+    short = "def g(p) { return 1.0 }\ny[i, j] = 1 < g(i + x[i, j])\nz[i]: f32 = w[i]"
+    y, z = tilec.compile(short, target="cpu")(np.ones((2, 3), np.float32), np.ones(4, np.float32))
+    assert y.shape == (2, 3) and not y.any() and z.shape == (4,)
+    full = "def g(p) { return 1.0 }\ndef h(p, q) { return g(p) + q }\n"
+    full += "op f(x: f32[M, N], w: f32[N]) -> (y: f32[N]) { y[j] = sum[i](h(x[i, j], w[j])) }"
+    x, w = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+    np.testing.assert_array_equal(tilec.compile(full, target="cpu")(x, w), [4, 4, 4])
+    with pytest.raises(tilec.TileError, match="index `j` runs over sizes that differ: N and M"):
+        tilec.compile(full.replace("y: f32[N]", "y: f32[M]"))
