@@ -262,6 +262,16 @@ def walk(expr: Expr) -> Iterator[Expr]:
         stack.extend(reversed(children(node)))
 
 
+def bound_in(expr: Expr) -> Iterator[Range]:
+    """The ranges that the reductions and scans in an expression bind."""
+    for node in walk(expr):
+        match node:
+            case Reduce():
+                yield from node.ranges
+            case Scan():
+                yield node.range
+
+
 # ---- statements ------------------------------------------------------------------------------------------------------
 
 

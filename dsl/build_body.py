@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tilec import mlir
 from tilec.dsl import ast, scalars
+from tilec.dsl.index_values import index_values
 from tilec.dtypes import BOOL, I64
 from tilec.mlir import affine, arith, cf, ir, linalg, tensor
 
@@ -36,6 +37,8 @@ class Body:
     def __init__(self, builder: Builder, dims: list[Index], elements: dict[tuple[str, tuple[int, ...]], ir.Value]):
         self.builder, self.dims, self.elements = builder, dims, elements
         self.position = {index.name: d for d, index in enumerate(dims)}
+        self.values = {name: (size, size) for name, size in builder.sizes.items()}
+        self.values |= {index.name: (index.low, max(index.low, index.high - 1)) for index in dims}
         self.taken: list[ir.Value] = []  # the conditions under which the current branch is taken
 
     def value(self, expr: ast.Expr) -> ir.Value:
@@ -141,7 +144,10 @@ class Body:
         return affine.AffineApplyOp(ir.AffineMap.get(len(used), 0, [compact]), operands).result
 
     def affine(self, expr: ast.Expr) -> ir.AffineExpr | None:
-        """The subscript over the loops' dimensions, or None where it depends on data."""
+        """The subscript over the loops' dimensions, or None where it depends on data, or may wrap around."""
+        return None if index_values(expr, self.values) is None else self._affine(expr)
+
+    def _affine(self, expr: ast.Expr) -> ir.AffineExpr | None:
         match expr:
             case ast.Number(value=int() as value):
                 return ir.AffineConstantExpr.get(value)
@@ -150,13 +156,11 @@ class Body:
                 return ir.AffineDimExpr.get(d) + self.dims[d].low
             case ast.Name(name=name):
                 return ir.AffineConstantExpr.get(self.builder.sizes[name])
-            case ast.Cast(operand=operand) if operand.dtype.is_integer:
-                return self.affine(operand)
             case ast.Unary("-", operand=operand):
-                inner = self.affine(operand)
+                inner = self._affine(operand)
                 return None if inner is None else inner * -1
             case ast.Binary(op, left, right) if op in ("+", "-", "*", "//", "%"):
-                a, b = self.affine(left), self.affine(right)
+                a, b = self._affine(left), self._affine(right)
                 return None if a is None or b is None else _affine_binary(op, a, b)
         return None
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from tilec.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
+from tilec.dsl.index_values import index_values
 from tilec.dsl.ranges import Atom, Facts, Poly, divide, indices_of, interval, nonnegative, size_poly
+from tilec.dtypes import I64
 
 _MAX_TERMS = 400  # a subscript with larger products is treated like data
 
@@ -259,18 +261,37 @@ class RangeChecker:
         return p
 
     def _integer(self, expr: ast.Expr, facts: Facts) -> Poly | None:
+        """What an expression says about indices; None where it depends on data, or may leave 64 bits and wrap around."""
+        p = self._polynomial(expr, facts)
+        return None if p is None or self._may_wrap(expr, facts) else p
+
+    def _may_wrap(self, expr: ast.Expr, facts: Facts) -> bool:
+        """As far as sizes are known."""
+        if isinstance(expr, (ast.Name, ast.Number)):
+            return False
+        names = {}
+        for name in {e.name for e in ast.walk(expr) if isinstance(e, ast.Name)}:
+            low, high = facts.unconditional.bounds.get(name) or (self.sizes[name], self.sizes[name])
+            if low.constant is None or high.constant is None:
+                return False
+            names[name] = low.constant, max(low.constant, high.constant)
+        return index_values(expr, names) is None
+
+    def _polynomial(self, expr: ast.Expr, facts: Facts) -> Poly | None:
         match expr:
             case ast.Number(value=int(value)):
                 return Poly.of(value)
+            case ast.Cast(operand=operand, dtype=dtype) if dtype is I64:
+                return self._polynomial(operand, facts)
             case ast.Name(name=name) if name in facts.bounds:
                 return Poly.of(name)
             case ast.Name(name=name):
                 return self.sizes.get(name)
             case ast.Unary(op="-", operand=operand):
-                p = self._integer(operand, facts)
+                p = self._polynomial(operand, facts)
                 return None if p is None else -p
             case ast.Binary(op=op, left=left, right=right):
-                a, b = self._integer(left, facts), self._integer(right, facts)
+                a, b = self._polynomial(left, facts), self._polynomial(right, facts)
                 return None if a is None or b is None else self._arithmetic(op, a, b, expr, facts)
         return None
 

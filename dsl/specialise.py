@@ -79,6 +79,11 @@ def _addressable(inputs: Iterable[TensorInfo], equations: list[ast.Equation], si
     for name, value in sizes.items():
         if value.constant >= _LIMIT:
             raise CallError(f"the size `{name}` is too large: {value.constant} is not below 2^63")
+    for equation in equations:
+        for r in (*equation.ranges, *ast.bound_in(equation.value)):
+            if max(abs(r.low.value), abs(r.high.value)) >= _LIMIT:
+                message = f"`{r.index}` runs from {r.low.value} to {r.high.value}, beyond integers of 64 bits"
+                raise CallError(message, r.span)
     shapes = [(t.name, t.dtype, [extent.constant for extent in t.shape], t.span) for t in inputs]
     shapes += [(e.name, e.dtype, [r.high.value for r in e.ranges], e.span) for e in equations]
     for name, dtype, shape, span in shapes:

@@ -119,14 +119,14 @@ def _equation(equation: ast.Equation, tensors: Tensors, sizes: dict[str, int], r
 def extents_of(equation: ast.Equation) -> dict[str, tuple[int, int]]:
     """The bounds of an equation's indices: those of its left side first, in order, and then those bound inside."""
     outer = {r.index: bounds_of(r) for r in equation.ranges}
-    return outer | {r.index: bounds_of(r) for r in bound_in(equation.value) if r.index not in outer}
+    return outer | {r.index: bounds_of(r) for r in ast.bound_in(equation.value) if r.index not in outer}
 
 
 def blocks(equation: ast.Equation, space: Space) -> Iterator[Space]:
     """The space in blocks small enough to evaluate; an index that the right side binds again is never cut."""
     if 0 in [space.extent(name) for name in equation.indices]:
         return
-    inner = {r.index for r in bound_in(equation.value)}
+    inner = {r.index for r in ast.bound_in(equation.value)}
     longest = max((name for name in equation.indices if name not in inner), key=space.extent, default=None)
     if longest is None or space.extent(longest) < 2 or space.width(equation.value)[1] <= LARGEST:
         yield space
@@ -137,16 +137,6 @@ def blocks(equation: ast.Equation, space: Space) -> Iterator[Space]:
 
 def bounds_of(r: ast.Range) -> tuple[int, int]:
     return r.low.value, max(r.low.value, r.high.value)
-
-
-def bound_in(expr: ast.Expr) -> Iterator[ast.Range]:
-    """The ranges that the reductions and scans in an expression bind."""
-    for node in ast.walk(expr):
-        match node:
-            case ast.Reduce():
-                yield from node.ranges
-            case ast.Scan():
-                yield node.range
 
 
 def stored(dtype: DType) -> np.dtype:
@@ -316,7 +306,7 @@ class Space:
         """The range to halve of a reduction whose body is large; None if it is not, or has no such range."""
         if expr.kind not in COMBINE or self.width(expr.body)[1] <= LARGEST:
             return None
-        again = {r.index for r in bound_in(expr.body)}
+        again = {r.index for r in ast.bound_in(expr.body)}
         names = [r.index for r in expr.ranges if r.index not in again and self.extent(r.index) > 1]
         return max(names, key=self.extent, default=None)
 

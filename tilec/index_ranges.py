@@ -38,18 +38,8 @@ class Ranges:
             case ir.AffineSymbolExpr():
                 return operands[dims + expr.position]
         left, right = self.of_affine(expr.lhs, operands, dims), self.of_affine(expr.rhs, operands, dims)
-        if left is None or right is None:
-            return None
-        match expr:
-            case ir.AffineAddExpr():
-                return left[0] + right[0], left[1] + right[1]
-            case ir.AffineMulExpr():
-                return _product(left, right)
-            case ir.AffineFloorDivExpr():
-                return _quotient(left, right)
-            case ir.AffineModExpr():
-                return _remainder(left, right)
-        return None
+        found = None if left is None or right is None else _affine(expr, left, right)
+        return None if found is None or found[0] < I64[0] or found[1] > I64[1] else found
 
     def _find(self, value: ir.Value) -> Range | None:
         op = mlir.definition(value)
@@ -100,6 +90,19 @@ class Ranges:
         """The variable of a loop: from the least start to below the greatest end, by positive steps."""
         start, end, _ = (self.of(v) for v in list(loop.operands)[:3])
         return None if start is None or end is None else (start[0], max(start[0], end[1] - 1))
+
+
+def _affine(expr: ir.AffineExpr, left: Range, right: Range) -> Range | None:
+    match expr:
+        case ir.AffineAddExpr():
+            return left[0] + right[0], left[1] + right[1]
+        case ir.AffineMulExpr():
+            return _product(left, right)
+        case ir.AffineFloorDivExpr():
+            return _quotient(left, right)
+        case ir.AffineModExpr():
+            return _remainder(left, right)
+    return None
 
 
 def _product(a: Range, b: Range) -> Range:

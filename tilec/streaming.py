@@ -210,11 +210,17 @@ def affine_bounds(condition: Expr) -> tuple[Linear, ...] | None:
         return None
     predicate = ir.IntegerAttr(condition.template.attributes["predicate"]).value
     sides = [linear(a) for a in condition.args]
-    if predicate not in _AT_LEAST or None in sides:
+    if predicate not in _AT_LEAST or None in sides or any(map(_may_wrap, sides)):
         return None
     strict, sign = _AT_LEAST[predicate]
     leaves, number = _add(_times(sides[0], sign), _times(sides[1], -sign))
     return ((leaves, number - strict),)
+
+
+def _may_wrap(side: Linear) -> bool:
+    """Whether it may leave 64 bits, whatever the indices of tensors that memory holds."""
+    leaves, number = side
+    return sum(map(abs, leaves.values())) > 2**16 or abs(number) > 2**62
 
 
 def linear(x: Expr) -> Linear | None:

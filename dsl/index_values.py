@@ -1,0 +1,59 @@
+"""What values arithmetic of indices takes, as long as no part of it leaves the 64 bits that it is computed in.
+
+What leaves them wraps around, and is not what a polynomial says: such a subscript is treated like data, checked where it is used,
+and such a condition says nothing about indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tilec.dsl import ast
+from tilec.dtypes import I64
+
+Values = tuple[int, int]
+"""The least and the greatest."""
+_LEAST, _GREATEST = -(2**63), 2**63 - 1
+
+
+def index_values(expr: ast.Expr, names: Mapping[str, Values]) -> Values | None:
+    """Of an expression of indices and sizes with these values; None where it has other parts, or one may leave 64 bits."""
+    match expr:
+        case ast.Number(value=int(value)):
+            found = value, value
+        case ast.Name(name=name) if name in names:
+            found = names[name]
+        case ast.Cast(operand=operand, dtype=dtype) if dtype is I64:
+            return index_values(operand, names)
+        case ast.Unary(op="-", operand=operand):
+            a = index_values(operand, names)
+            found = None if a is None else (-a[1], -a[0])
+        case ast.Binary(op=op, left=left, right=right):
+            a, b = index_values(left, names), index_values(right, names)
+            found = None if a is None or b is None else _binary(op, a, b)
+        case _:
+            return None
+    return found if found is not None and found[0] >= _LEAST and found[1] <= _GREATEST else None
+
+
+def _binary(op: str, a: Values, b: Values) -> Values | None:
+    match op:
+        case "+":
+            return a[0] + b[0], a[1] + b[1]
+        case "-":
+            return a[0] - b[1], a[1] - b[0]
+        case "*":
+            return _ends(x * y for x in a for y in b)
+        case "//" if b[0] <= 0 <= b[1]:  # by 0 it is 0, by a number next to it the largest
+            most = max(map(abs, a))
+            return -most, most
+        case "//":
+            return _ends(x // y for x in a for y in b)
+        case "%":
+            return min(0, b[0] + 1), max(0, b[1] - 1)
+    return None
+
+
+def _ends(values: Iterable[int]) -> Values:
+    first, *_, last = sorted(values)
+    return first, last

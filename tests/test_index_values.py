@@ -1,0 +1,89 @@
+"""Arithmetic of indices that leaves 64 bits: it is data, checked where it is used, and says nothing about indices."""
+
+import numpy as np
+import pytest
+from conftest import as_list
+
+import tilec
+from tilec.diagnostics import CallError, TileError
+from tilec.dsl import ast
+from tilec.dsl.index_values import index_values
+from tilec.dsl.parse import parse
+from tilec.evaluate import read_source
+
+WIDE = 2**62
+RIGHT = {
+    "a hash of an index": "y[i] = t[i * 6364136223846793005 % 7] where i in 0:500",
+    "a product that wraps to 0": f"y[i] = t[i * 4 * {WIDE}] where i in 0:40",
+    "a guard that holds after wrapping": f"y[i] = t[i % 10] if i * {WIDE} < 10 else -1 where i in 0:40",
+    "padded": f"y[i] = pad(t[i * {WIDE}], -1) where i in 0:10",
+    "summed": f"y[i] = sum[k in 0:9](t[(i + k) * {WIDE} * 4 + k]) where i in 0:10",
+}
+OUTSIDE = {
+    "guarded by what wraps": f"y[i] = t[i * {WIDE}] if i * {WIDE} < 10 else 0 where i in 0:40",
+    "a quotient of what wraps": f"y[i] = t[i * {WIDE} // {WIDE}] where i in 0:4",
+    "narrowed": "y[i] = t[i8(i * 100)] where i in 0:3",
+    "narrow and too large": "y[i] = t[i32(i) + 5] where i in 0:10",
+    "a remainder by what wraps": f"y[i] = t[i % (i * {WIDE} + 7)] where i in 0:20",
+}
+
+
+WAYS = {
+    "compiled": lambda text, t: tilec.compile(text)(t),
+    "interpreted": lambda text, t: tilec.interpret(text, "build", t),
+    "mapped": lambda text, t: tilec.interpret(text, "map", t, target="sm_90a"),
+    "reference": lambda text, t: tilec.reference(text)(t),
+}
+
+
+def source(body: str) -> str:
+    return f"op f(t: f32[10]) -> (y: f32[{body.split(':')[-1]}]) {{ {body} }}"
+
+
+@pytest.mark.parametrize("body", RIGHT.values(), ids=RIGHT)
+def test_what_wraps_is_computed_as_it_wraps(body):
+    t = np.arange(10, dtype=np.float32)
+    expected, *found = (np.asarray(as_list(run(source(body), t))[0]) for run in reversed(WAYS.values()))
+    assert all(np.array_equal(expected, f) for f in found)
+
+
+@pytest.mark.parametrize("body", OUTSIDE.values(), ids=OUTSIDE)
+def test_what_wraps_is_checked_where_it_is_used(body):
+    for run in WAYS.values():
+        with pytest.raises(Exception, match="outside"):
+            run(source(body), np.arange(10, dtype=np.float32))
+
+
+def test_an_index_that_is_cast_to_its_own_type_is_proved():
+    with pytest.raises(TileError, match=r"takes the values 5 to 14"):
+        tilec.compile(source("y[i] = t[i64(i) + 5] where i in 0:10"))(np.zeros(10, np.float32))
+
+
+@pytest.mark.parametrize(
+    "text", ["i + 3", "-i", "i - n", "i * n", "i // 3", "-i // n", "i % 7", "i % -7", "i // (n - 12)", "i64(i)"]
+)
+def test_values_hold_what_is_computed(text):
+    names = {"i": (-5, 9), "n": (11, 13)}
+    (equation,) = parse(read_source(f"op f(x: f32[4]) -> (y: i64[4]) {{ y[j] = {text} }}")).ops[0].body
+    low, high = index_values(equation.value, names)
+    for i in range(-5, 10):
+        for n in (11, 12, 13):
+            try:
+                assert low <= eval(text, {"i": i, "n": n, "i64": int}) <= high
+            except ZeroDivisionError:
+                assert low <= 0 <= high
+
+
+def test_values_end_where_they_leave_64_bits():
+    (equation,) = (
+        parse(read_source("op f(x: f32[4]) -> (y: i64[4]) { y[j] = (j * 4611686018427387904 + 3) // 9 }")).ops[0].body
+    )
+    assert index_values(equation.value, {"j": (0, 1)}) is not None
+    assert index_values(equation.value, {"j": (0, 2)}) is None
+    assert index_values(ast.Name("z", equation.span), {"j": (0, 2)}) is None
+
+
+def test_a_range_beyond_64_bits_is_refused():
+    text = "op f(x: f32[N]) -> (y: i64) { y = sum[k in 0:N * N * N](k) }"
+    with pytest.raises(CallError, match="runs from 0 to 64000000000000000000, beyond integers of 64 bits"):
+        tilec.compile(text)(np.zeros(4_000_000, np.float32))
