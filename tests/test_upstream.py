@@ -4,6 +4,8 @@ Each stands here as it can be reported (`docs/upstream/`). A test that is skippe
 """
 
 import ctypes
+import re
+from pathlib import Path
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -14,6 +16,7 @@ from tilec.dtypes import DTYPES
 from tilec.runtime.cpu_masked_stores import without_single_masked_stores
 
 BROKEN_LLVM = (22, 1, 0)  # of which it is known that it makes the fault
+BROKEN_NVVM = "release 13.5"  # as its PTX says
 FEATURES = llvm.get_host_cpu_features().flatten()
 FILL = 0xAB
 TRUNCATIONS = [("i16", "i8", 8), ("i32", "i8", 4), ("i32", "i16", 16), ("i64", "i32", 2), ("i64", "i16", 8)]
@@ -93,3 +96,52 @@ def test_nothing_is_written_behind_narrow_results(columns):
     tilec.compile(source)(x.astype(np.float32), x, out=tuple(out))
     assert all((m[-32:] == FILL).all() for m in memory)
     assert all(np.array_equal(o, (x * x).astype(np.float32).astype(o.dtype)) for o in out[4:7])
+
+
+def nvvm(text: str, arch: str) -> str:
+    """PTX of NVVM IR, by libnvvm alone."""
+    pathfinder = pytest.importorskip("cuda.pathfinder")
+    try:
+        library = ctypes.CDLL(pathfinder.load_nvidia_dynamic_lib("nvvm").abs_path)
+    except pathfinder.DynamicLibNotFoundError as error:
+        pytest.skip(f"no libnvvm: {error}")
+    program, size, source = ctypes.c_void_p(), ctypes.c_size_t(), text.encode()
+    assert library.nvvmCreateProgram(ctypes.byref(program)) == 0
+    assert library.nvvmAddModuleToProgram(program, source, ctypes.c_size_t(len(source)), b"module") == 0
+    options = (ctypes.c_char_p * 1)(f"-arch={arch}".encode())
+    assert library.nvvmCompileProgram(program, 1, options) == 0
+    assert library.nvvmGetCompiledResultSize(program, ctypes.byref(size)) == 0
+    result = ctypes.create_string_buffer(size.value)
+    assert library.nvvmGetCompiledResult(program, result) == 0
+    library.nvvmDestroyProgram(ctypes.byref(program))
+    return result.value.decode()
+
+
+def test_nvvm_drops_a_logical_shift():
+    """docs/upstream/nvvm-dropped-shift.md."""
+    text = (Path(__file__).parents[1] / "docs/upstream/nvvm-dropped-shift.ll").read_text()
+    ptx = nvvm(text, "compute_90")
+    numbers = {int(n) for n in re.findall(r"xor\.b32\s+\S+, \S+, (\d+);", ptx)}
+    right, wrong = ({f(8 * i + 5) for i in range(8)} for f in (lambda n: n >> 2, lambda n: n))
+    assert numbers in (right, wrong)
+    if BROKEN_NVVM in ptx:
+        assert numbers == wrong
+    elif numbers == right:
+        pytest.skip("mended in this libnvvm: `_keep_logical_shifts` can go once no other is used")
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_kernels_keep_logical_shifts(bits):
+    """The same loops in kernels as they are printed, with unsigned types, which Numba takes to 64 bits."""
+    pytest.importorskip("numba_cuda_mlir.cuda")
+    from cuda_tools import kernel
+
+    from tilec.runtime.cuda_compile import _to_ptx
+
+    body = f"""for i in range(8):
+  for j in range(4):
+    at = ((i * 4 + j) * 128 + tid) * 4
+    store_i32(y + at, int32(uint{bits}(int{bits}(i * 8 + 5)) // uint{bits}(4)) ^ load_i32(x + at))"""
+    names = (f"uint{bits}", "int16", "load_i32", "store_i32")
+    ptx = _to_ptx(kernel(body, *names, parameters="x, y"), "kernel", "sm_90a", 128, None, 1)
+    assert {int(n) for n in re.findall(r"xor\.b32\s+\S+, \S+, (\d+);", ptx)} == set(range(1, 16, 2))
