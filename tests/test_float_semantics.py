@@ -122,6 +122,19 @@ def test_a_wrong_sign_of_zero_is_out_of_bounds():
     assert kept.is_point
 
 
+def test_a_comparison_says_of_what_it_says_nothing():
+    """NaN for certain is one value; an infinity that may or may not be reached is any; bools and integers are counted, too."""
+    x = np.array([math.nan, 3e30, 1], np.float32)
+    case = Case("y[i] = x[i]; z[i] = x[i] * x[i] / (1 + x[i] * x[i]); b[i] = z[i] > 2; n[i]: i8 = z[i]", {}, {"x": x})
+    program = specialised(case)
+    found = {"y": x, "z": np.array([math.nan, 7, 0.5], np.float32), "b": np.zeros(3, bool), "n": np.zeros(3, np.int8)}
+    verdicts = compare(program, case.inputs, {t.name: found[t.name] for t in program.outputs})
+    assert all(c.within for c in verdicts.values())
+    assert str(verdicts["y"]) == "0 of 0 allowed, within the bound"
+    assert [verdicts[n].unbounded for n in ("b", "n")] == [1, 1]
+    assert str(verdicts["n"]).endswith("; 1 of its elements may be anything")
+
+
 # ---- means -----------------------------------------------------------------------------------------------------------
 
 MEANS = {

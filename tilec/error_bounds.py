@@ -68,10 +68,11 @@ class Comparison:
     def __str__(self) -> str:
         verdict = "within the bound" if self.within else f"OUT OF BOUNDS, {self.wrong} elements"
         at = f"{self.found!r} at {list(self.place)}, between {self.low!r} and {self.high!r} allowed"
-        text = f"{self.error:.2g} of {self.allowed:.2g} allowed, {verdict}" + ("" if self.within else f": {at}")
-        if self.within and not np.isfinite(self.allowed):  # no element has a bound
-            text = verdict
-        return text + (f"; of {self.unbounded} elements anything is allowed" if self.unbounded else "")
+        if self.within and not np.isfinite(self.allowed):
+            text = f"{verdict}: every element is infinite, NaN or may be anything"
+        else:
+            text = f"{self.error:.2g} of {self.allowed:.2g} allowed, {verdict}" + ("" if self.within else f": {at}")
+        return text + (f"; {self.unbounded} of its elements may be anything" if self.unbounded else "")
 
 
 def compare(
