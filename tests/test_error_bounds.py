@@ -247,6 +247,12 @@ def test_a_square_is_not_negative(rng):
     assert np.isfinite(found.low).all() and (found.low >= 0).all() and (found.high < 1e-6).all()
 
 
+def test_products_of_which_there_are_none():
+    x = np.ones(4, f32)
+    found = of("op f(x: f32[K], v: f32[M]) -> (y: f32[K]) { y[i] = sum[j in 0:M](cumprod[i](x[i] + v[j])) }", x=x, v=x[:0])
+    assert found.low.tolist() == found.high.tolist() == [0] * 4
+
+
 def test_overflow_on_the_way_is_open():
     x = np.array([1.0, 3e30], f32)  # the square of the second is no f32: inf, unless it is added to unrounded
     found = of("y[i] = x[i] * x[i] / (1 + x[i] * x[i])", x=x)

@@ -114,7 +114,8 @@ def _sum(x: Enclosure, total: Total, dtype: DType) -> Enclosure:
 def _product(x: Enclosure, total: Total, dtype: DType) -> Enclosure:
     """By halves, or step by step for a scan; the corners of two intervals at a time."""
     moved = x.map(lambda end: np.moveaxis(end, total.axes, range(len(total.axes))))
-    moved = moved.map(lambda end: end.reshape(-1, *end.shape[len(total.axes) :]))
+    rest = moved.low.shape[len(total.axes) :]
+    moved = moved.map(lambda end: end.reshape(int(np.prod(end.shape[: len(total.axes)])), *rest))
     exact = _prefixes(moved) if total.scans else _halves(moved)
     if total.scans:
         exact = exact.map(lambda end: np.moveaxis(end, 0, total.axes[0]))
