@@ -249,7 +249,9 @@ def test_a_square_is_not_negative(rng):
 
 def test_products_of_which_there_are_none():
     x = np.ones(4, f32)
-    found = of("op f(x: f32[K], v: f32[M]) -> (y: f32[K]) { y[i] = sum[j in 0:M](cumprod[i](x[i] + v[j])) }", x=x, v=x[:0])
+    found = of(
+        "op f(x: f32[K], v: f32[M]) -> (y: f32[K]) { y[i] = sum[j in 0:M](cumprod[i](x[i] + v[j])) }", x=x, v=x[:0]
+    )
     assert found.low.tolist() == found.high.tolist() == [0] * 4
 
 
