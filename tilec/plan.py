@@ -262,8 +262,8 @@ def _signature(function: ir.Operation) -> str:
 
 def _kernel_name(stem: str, g: Group, graph: Graph) -> str:
     values = outputs_of(g.nodes, graph)
-    names = [n.name.replace(".", "_") for n in g.nodes if any(r.value in values for r in n.results)]
-    return f"{stem}_{'_'.join(names[:3])}"
+    named = [n for n in g.nodes if any(r.value in values for r in n.results)] or g.nodes  # some have a check alone
+    return f"{stem}_{'_'.join(n.name.replace('.', '_') for n in named[:3])}"
 
 
 def _start(g: Group, graph: Graph, name: str, target: Target) -> KernelPlan:
