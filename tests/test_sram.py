@@ -75,7 +75,7 @@ def test_kernels_of_every_kind(name, target):
 def test_drawn_kernels():
     for number in range(200):
         draw = Choices(f"sram {number}")
-        case = drawn_case(draw)
+        case = drawn_case(draw, statements=draw.pick(2, 3, 4))
         hold(case, "h200", drawn_schedule(draw, case, "h200") if draw.chance(50) else None)
 
 
