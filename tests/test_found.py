@@ -276,3 +276,15 @@ def test_an_argument_that_a_function_ignores_has_ranges():
     np.testing.assert_array_equal(tilec.compile(full, target="cpu")(x, w), [4, 4, 4])
     with pytest.raises(tilec.TileError, match="index `j` runs over sizes that differ: N and M"):
         tilec.compile(full.replace("y: f32[N]", "y: f32[M]"))
+
+
+def test_kernels_of_checks_alone_have_names():
+    """A schedule that the compiler writes is one that it reads."""
+    program = "op f(x: f32[M, K], n: i64[N, 2]) -> (y: f32[M]) {"
+    program += " t[i, j] = x[n[i, j], 0]  y[i] = sum[k](x[i, k]) where i in 0:M }"
+    case = Case(program, {"M": 7, "K": 500, "N": 300}, {})
+    special = specialised(case)
+    for target in ("cpu", "h200"):
+        text = write_schedule(planned(special, target, None), special)
+        names = [k.name for k in planned(special, target, text).kernels]
+        assert sorted(names) == ["f_t", "f_y"]
