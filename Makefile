@@ -1,5 +1,6 @@
 # make demo    sets up .venv, then compiles and runs a transformer block
-# make test    sets up .venv, then runs the tests that this machine can run
+# make test    sets up .venv, then runs the tests that this machine can run, but for those that take long
+# make test-all runs the rest: the tests that are marked slow
 # make bench   times tilec beside the peers that are installed (PEERS="torch jax" installs them first)
 # make outside runs the test cases of NumPy, opt_einsum, ONNX and PyTorch, and writes their counts into docs/outside.md
 # make fuzz    draws random programs, schedules and texts for MINUTES (60), or CASES of each way, from SEED (0), JOBS processes at
@@ -9,8 +10,8 @@
 # make lint    ruff
 # make docs    rewrites the figures and tables of README.md and docs/ from the code and benchmarks/results/
 #
-# Everything happens in $(VENV); PYTHON is what makes it. Where an NVIDIA driver is loaded, the GPU compiler is
-# installed, too (EXTRAS= leaves it out).
+# Everything happens in $(VENV); PYTHON is what makes it. The tests install the GPU compiler, which needs no GPU; the demo and
+# the benchmarks do so where an NVIDIA driver is loaded (or as EXTRAS=cuda and EXTRAS= say).
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -18,12 +19,11 @@ JOBS   ?= $(shell n=$$(nproc 2>/dev/null || sysctl -n hw.ncpu); echo $$(( n > 8 
 EXTRAS ?= $(if $(wildcard /proc/driver/nvidia/version /dev/dxg),cuda)
 PEERS  ?=
 SUITE  ?= cpu
-comma  := ,
 
 BIN  := $(VENV)/bin
 RUN  := $(BIN)/python
 BASE := $(VENV)/.base$(addprefix -,$(EXTRAS))
-TEST := $(VENV)/.test$(addprefix -,$(EXTRAS))
+TEST := $(VENV)/.test
 
 MINUTES ?= 60
 SEED   ?= 0
@@ -31,7 +31,7 @@ TARGET ?= all
 FUZZ   ?= 32
 CASES  ?=
 
-.PHONY: demo test bench fuzz sanitize outside lint docs clean
+.PHONY: demo test test-all bench fuzz sanitize outside lint docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(BASE)
@@ -39,6 +39,9 @@ demo: $(BASE)
 
 test: $(TEST)
 	$(RUN) -m pytest -q -n $(JOBS) $(ARGS)
+
+test-all: $(TEST)
+	$(RUN) -m pytest -q -n $(JOBS) -m slow $(ARGS)
 
 bench: $(BASE)
 	$(if $(PEERS),$(RUN) -m pip install -q $(PEERS))
@@ -72,7 +75,7 @@ $(BASE): pyproject.toml | $(RUN)
 	@touch $@
 
 $(TEST): pyproject.toml | $(RUN)
-	$(RUN) -m pip install -q -e ".[test$(addprefix $(comma),$(EXTRAS))]"
+	$(RUN) -m pip install -q -e ".[test]"
 	@touch $@ $(BASE)
 
 $(RUN):

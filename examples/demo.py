@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tilec
+from tilec.runtime import cuda_toolkit
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expectations import EXAMPLES, Bound
@@ -33,14 +34,16 @@ CHECKED = {"B": 1, "S": 64, "E": 128, "H": 2, "D": 64, "F": 352}
 
 def find_device() -> str:
     """ "cuda" where a driver sees a GPU and the GPU compiler is installed."""
-    if importlib.util.find_spec("cuda") is None:
-        return "cpu"
     try:
         driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
     except OSError:
         return "cpu"
-    seen = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
-    return "cuda" if seen else "cpu"
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return "cpu"
+    if parts := cuda_toolkit.missing():
+        print(f"on the CPU: {cuda_toolkit.told(parts)}", file=sys.stderr)
+        return "cpu"
+    return "cuda"
 
 
 class GpuArray:

@@ -8,14 +8,13 @@ memory is set aside.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import tempfile
 import time
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tilec.runtime.cuda_toolkit import ptxas_path, refuse_if_missing
 from tilec.runtime.program import Cubin
 
 
@@ -36,10 +35,6 @@ class CompileError(Exception):
     def __init__(self, message: str, source: str, log: str = ""):
         super().__init__(message)
         self.source, self.log = source, log
-
-
-class NoCompiler(Exception):
-    """What GPU compilation needs is not installed."""
 
 
 def assemble(
@@ -77,31 +72,6 @@ def _image(ptx: str, chip: str) -> tuple[bytes, str]:
         raise
 
 
-@cache
-def ptxas_path() -> str | None:
-    """The toolkit's assembler: of the `cuda` extra, of conda, or of CUDA_HOME."""
-    try:
-        from cuda.pathfinder import find_nvidia_binary_utility
-    except ImportError:
-        return _in_toolkit()
-    return find_nvidia_binary_utility("ptxas") or _in_toolkit()
-
-
-def toolkit_library(name: str) -> str | None:
-    """Where a library of the toolkit ("nvvm", "nvJitLink") is: in the `cuda` extra's wheels, conda, or CUDA_HOME."""
-    try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-
-        return load_nvidia_dynamic_lib(name).abs_path
-    except (ImportError, RuntimeError, OSError):  # pathfinder's own error is a RuntimeError
-        return None
-
-
-def _in_toolkit() -> str | None:
-    """On the path, or where NVIDIA's packages put a toolkit that is not on it."""
-    return shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
-
-
 def _ptxas(ptx: str, chip: str) -> tuple[bytes, str]:
     with tempfile.TemporaryDirectory(prefix="tilec-") as folder:
         target = Path(folder) / "kernel.cubin"
@@ -114,16 +84,15 @@ def _ptxas(ptx: str, chip: str) -> tuple[bytes, str]:
 
 
 def _nvjitlink(ptx: str, chip: str) -> tuple[bytes, str]:
-    try:
-        from cuda.core import Linker, LinkerOptions, ObjectCode
-    except ImportError as error:
-        raise NoCompiler(f"GPU kernels need the cuda extra: pip install 'tilec[cuda]' ({error})") from error
-    options = LinkerOptions(arch=chip, verbose=True, optimization_level=3)
     linker = None
     try:
+        from cuda.core import Linker, LinkerOptions, ObjectCode
+
+        options = LinkerOptions(arch=chip, verbose=True, optimization_level=3)
         linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
         image = bytes(linker.link("cubin").code)
     except Exception as error:
+        refuse_if_missing(error)
         raise _Refused(f"{error}\n{linker.get_error_log() if linker else ''}") from error
     return image, linker.get_info_log() + "\n" + linker.get_error_log()
 

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from tilec.runtime.cuda_assemble import CompileError, NoCompiler, ResourceError, assemble
+from tilec.runtime.cuda_assemble import CompileError, ResourceError, assemble
+from tilec.runtime.cuda_toolkit import NoCompiler, refuse_if_missing
 from tilec.runtime.generated import uncollected
 from tilec.runtime.interrupts import uninterrupted
 from tilec.runtime.program import Cubin
@@ -140,9 +141,10 @@ def _compile_here(
                 kinds = [_kind(name) for name in names]
                 lowered = cuda_frontend.to_mlir(function, kinds, chip, threads, min_blocks)
         ptx = cuda_frontend.to_ptx(lowered)
-    except (CompileError, NoCompiler):
+    except CompileError:
         raise
     except Exception as error:
+        refuse_if_missing(error)
         raise CompileError(f"{entry} does not compile for {chip}: {error}", source) from error
     ptx = re.sub(rf"{re.escape(lowered.symbol)}(?=\W|_param_)", entry, ptx)
     maps = [i for i, name in enumerate(names) if name == "tensor_map"]
@@ -208,12 +210,9 @@ def _operator_values():
     They are global to the process, and `==` is among them: it builds a comparison, where the passes ask whether two
     values are the same one.
     """
-    try:
-        from numba_cuda_mlir.mlir.dialect_exts.arith import ScalarValue
-        from numba_cuda_mlir.mlir.dialect_exts.memref import MemRefValue
-        from numba_cuda_mlir.mlir.dialect_exts.tensor import TensorValue
-    except ImportError as error:
-        raise NoCompiler(f"GPU kernels need the cuda extra: pip install 'tilec[cuda]' ({error})") from error
+    from numba_cuda_mlir.mlir.dialect_exts.arith import ScalarValue
+    from numba_cuda_mlir.mlir.dialect_exts.memref import MemRefValue
+    from numba_cuda_mlir.mlir.dialect_exts.tensor import TensorValue
 
     from tilec.mlir import VALUE_TYPES, ir, plain_values
 

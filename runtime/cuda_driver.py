@@ -185,7 +185,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class SystemInfo:
-    """What GPU work this machine can do. `problem` says why none, and what to install."""
+    """What GPU work this machine can do. `problem` says why none, and what to do; compiling is `cuda_toolkit`'s matter."""
 
     devices: tuple[DeviceInfo, ...] = ()
     driver: str = ""
@@ -196,8 +196,8 @@ class SystemInfo:
 
 def device_info() -> SystemInfo:
     """Never raises: whatever is missing is in `problem`."""
-    from tilec.runtime.cuda_assemble import ptxas_path, toolkit_library
     from tilec.runtime.cuda_cubins import versions
+    from tilec.runtime.cuda_toolkit import ptxas_path
 
     toolkit, assembler = versions(), ptxas_path() or "nvJitLink (setmaxnreg is ignored)"
     try:
@@ -209,8 +209,6 @@ def device_info() -> SystemInfo:
     driver = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
     old = [d.name for d in devices if int(d.chip[3:].rstrip("a")) < 80]
     problem = f"{', '.join(old)}: older than Ampere (sm_80), use the CPU target" if old else ""
-    if "numba_cuda_mlir -" in toolkit or toolkit_library("nvvm") is None:  # the wheel of nvvm is one place of several
-        problem = "the compiler for GPUs is not installed: pip install 'tilec[cuda]'"
     return SystemInfo(devices, driver, toolkit, assembler, problem)
 
 

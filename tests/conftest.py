@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import zlib
 from functools import cache
@@ -19,6 +20,10 @@ from expectations import EXACT, Bound
 
 settings.register_profile("tilec", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
 settings.load_profile("tilec")
+
+# as a shell begins jobs in the background; the processes that tests interrupt would inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache

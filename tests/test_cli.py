@@ -217,13 +217,13 @@ def test_doctor_names_what_is_missing(tilec, monkeypatch):
 
 def test_doctor_finds_a_toolkit_that_is_no_wheel(tilec, monkeypatch):
     from tilec import doctor
-    from tilec.runtime import cuda_assemble, cuda_driver
+    from tilec.runtime import cuda_driver, cuda_toolkit
 
     wheels = ("nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc")
     real = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in wheels else real(name))
-    monkeypatch.setattr(cuda_assemble, "toolkit_library", lambda name: f"/opt/cuda/lib{name}.so")
-    monkeypatch.setattr(cuda_assemble, "ptxas_path", lambda: "/opt/cuda/bin/ptxas")
+    monkeypatch.setattr(cuda_toolkit, "toolkit_library", lambda name: f"/opt/cuda/lib{name}.so")
+    monkeypatch.setattr(cuda_toolkit, "ptxas_path", lambda: "/opt/cuda/bin/ptxas")
     monkeypatch.setattr(doctor, "_gpu_info", lambda: cuda_driver.SystemInfo(driver="CUDA 13.0", assembler="ptxas"))
     _, out, _ = tilec("doctor")
     assert "no wheel; found /opt/cuda/libnvvm.so" in out and "no wheel; found /opt/cuda/bin/ptxas" in out

@@ -77,12 +77,11 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _is_environment(error: Exception) -> bool:
-    """Whether the machine is at fault: no driver, no memory, no space. Classes are looked up where already
+    """Whether the machine is at fault: no driver, no memory, no space. The driver's class is looked up where already
     imported.
     """
-    names = (("tilec.runtime.cuda_driver", "CudaError"), ("tilec.runtime.cuda_assemble", "NoCompiler"))
-    kinds = [getattr(sys.modules[m], n) for m, n in names if m in sys.modules]
-    return isinstance(error, (*kinds, OSError, MemoryError))
+    driver = sys.modules.get("tilec.runtime.cuda_driver")
+    return isinstance(error, (OSError, MemoryError, *((driver.CudaError,) if driver else ())))
 
 
 # ---- defects ---------------------------------------------------------------------------------------------

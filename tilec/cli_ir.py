@@ -234,13 +234,11 @@ def _chosen(emitted, name: str | None) -> list[str]:
 
 def _cubins(loaded: common.Loaded, lowered):
     """Every kernel's cubin by name; no GPU is needed."""
-    from tilec.runtime.cuda_compile import CompileError, NoCompiler, ResourceError
+    from tilec.runtime.cuda_compile import CompileError, ResourceError
     from tilec.runtime.cuda_cubins import program_cubins
 
     try:
         with common.working(f"compiling for {loaded.target.chip}"):
             return program_cubins(lowered.emitted, loaded.target.chip, lowered.plan.registers)
-    except NoCompiler as error:
-        raise CallError(str(error)) from None
     except (CompileError, ResourceError) as error:
         raise InternalError(str(error), "emit", lowered.texts["map"]) from error

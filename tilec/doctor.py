@@ -12,18 +12,34 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from tilec.cli_common import note, say, working
 
 _LABEL = 18
-_GPU = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-nvjitlink")
+_GPU = ("cuda-core", "cuda-bindings")
+_TOOLKIT = {
+    "nvidia-cuda-nvcc": "ptxas",
+    "nvidia-nvvm": "nvvm",
+    "nvidia-cuda-nvrtc": "nvrtc",
+    "nvidia-nvjitlink": "nvJitLink",
+}
+"""Packages, and the program or library of each."""
 _OPTIONAL = ("torch", "cupy-cuda13x", "cupy-cuda12x", "matplotlib")
 
 
 def doctor(args: argparse.Namespace) -> int:
     if args.calibrate:
         _calibrate()
-    lines = [*_python(), "", *_cpu(), "", *_gpu(), "", *_cache()]
     problems = list(_problems())
-    lines += ["", *([f"problem: {p}" for p in problems] or ["nothing is missing for the CPU"])]
-    say("\n".join(lines), [(r"^\w[^:\n]*$", "bold"), (r"\bmissing\b.*$|^problem:", "yellow")])
+    lines = [*(f"problem: {p}" for p in problems), *_no_compiler()]
+    lines += [*([""] if lines else []), *_python(), "", *_cpu(), "", *_gpu(), "", *_cache()]
+    lines += ["", "what the CPU needs is missing: see above" if problems else "nothing is missing for the CPU"]
+    say("\n".join(lines), [(r"^\w[^:\n]*$", "bold"), (r"\bmissing: .*$|^problem:", "yellow")])
     return 1 if problems else 0
+
+
+def _no_compiler() -> Iterator[str]:
+    """What GPU targets lack, in one line; nothing where they lack nothing."""
+    from tilec.runtime.cuda_toolkit import missing, told
+
+    if parts := missing():
+        yield f"problem: {told(parts)}"
 
 
 def _calibrate() -> None:
@@ -117,18 +133,19 @@ def _gpu() -> Iterator[str]:
         yield _row(f"device {d.index}", f"{d.name}, {d.chip}, {d.multiprocessors} SMs, {size_text(d.memory)}")
     yield _row("driver", info.driver or f"missing: {info.problem}")
     for name in _GPU:
-        yield _row(name, _version(name) or _elsewhere(name) or "missing: pip install 'tilec[cuda]'")
+        yield _row(name, _version(name) or "missing")
+    for name, part in _TOOLKIT.items():
+        yield _row(name, _version(name) or _elsewhere(part) or "missing")
     yield _row("assembler", info.assembler)
     if info.driver and info.problem:
         yield _row("problem", info.problem)
 
 
-def _elsewhere(name: str) -> str | None:
+def _elsewhere(part: str) -> str | None:
     """Where a part of the toolkit is that did not come as a wheel."""
-    from tilec.runtime.cuda_assemble import ptxas_path, toolkit_library
+    from tilec.runtime.cuda_toolkit import ptxas_path, toolkit_library
 
-    library = {"nvidia-nvvm": "nvvm", "nvidia-nvjitlink": "nvJitLink"}.get(name)
-    found = toolkit_library(library) if library else ptxas_path() if name == "nvidia-cuda-nvcc" else None
+    found = ptxas_path() if part == "ptxas" else toolkit_library(part)
     return f"no wheel; found {found}" if found else None
 
 
