@@ -1,4 +1,4 @@
-"""Runs emitted CUDA kernels without a GPU: they are plain Python, so every CUDA thread becomes a thread here.
+"""Runs emitted CUDA kernels without a GPU: they are plain Python, and CUDA threads take turns (`cuda_threads.py`).
 
 Device functions are stand-ins that keep their types (float32 stays float32, integers wrap) and check addresses: an
 access outside an array, or a vector that is not aligned, is an error. Blocks run one after another.
@@ -14,6 +14,7 @@ from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
+from cuda_threads import Meeting, Turns
 
 from tilec.conversions import to_odd
 from tilec.dtypes import DTYPES
@@ -43,14 +44,6 @@ def _wrapping(name: str):
 CONVERT = {name: _wrapping(name) if "int" in name else kind for name, kind in NUMPY.items()}
 
 
-PATIENCE = 120
-"""Seconds that a thread waits for others: a busy machine may need a minute."""
-
-
-class Failed(Exception):
-    """Another thread of the block failed."""
-
-
 class Memory:
     """Arrays at made-up addresses, far from each other."""
 
@@ -77,13 +70,10 @@ class Block:
     def __init__(self, threads: int, shared: int, memory: Memory):
         self.shared = np.full(shared, 0xA5, np.uint8)
         self.memory = memory
-        self.barrier = threading.Barrier(threads, timeout=PATIENCE)
-        self.warps = [threading.Barrier(min(32, threads - 32 * w), timeout=PATIENCE) for w in range(-(-threads // 32))]
-        self.lanes = [None] * threads
-
-    def abort(self) -> None:
-        for barrier in (self.barrier, *self.warps):
-            barrier.abort()
+        self.barrier = Meeting(threads)
+        self.warps = [Meeting(min(32, threads - 32 * w)) for w in range(-(-threads // 32))]
+        self.threads = threads
+        self.rooms: dict[tuple[int, int], tuple[list, Meeting, list]] = {}
 
     def bytes_at(self, address: int, count: int) -> np.ndarray:
         if address < SHARED:
@@ -128,11 +118,8 @@ class Intrinsics(ModuleType):
     def low_word(self, value):
         return np.int64(value).astype(np.int32)
 
-    def _meet(self, barrier: threading.Barrier) -> None:
-        try:
-            barrier.wait()
-        except threading.BrokenBarrierError as error:
-            raise Failed from error
+    def _meet(self, meeting: Meeting) -> None:
+        meeting.wait(self.state.turns)
 
     def __getattr__(self, name: str):
         if name in CONVERT:
@@ -185,14 +172,23 @@ class Intrinsics(ModuleType):
         return load if action == "load" else store
 
     def _shuffle(self, mode, value, mask):
-        block, thread = self.state.block, self.state.thread
-        lane, mask = thread % 32, int(mask)
+        lane, mask = self.state.thread % 32, int(mask)
         source = {"xor": lane ^ mask, "up": lane - mask if lane >= mask else lane, "index": mask}[mode]
-        block.lanes[thread] = value
-        self._meet(block.warps[thread // 32])
-        other = block.lanes[thread - lane + source]
-        self._meet(block.warps[thread // 32])
-        return other
+        return self._together(32, value, list)[source]
+
+    def _together(self, width: int, mine, compute):
+        """All threads of a group of `width` give `mine`; the last computes, and all get the result."""
+        block, (group, place) = self.state.block, divmod(self.state.thread, width)
+        if (width, group) not in block.rooms:
+            count = min(width, block.threads - width * group)
+            block.rooms[width, group] = [None] * count, Meeting(count), [None]
+        given, meeting, result = block.rooms[width, group]
+        given[place] = mine
+        if meeting.arrive(self.state.turns):
+            result[0] = compute(given)
+        else:
+            self.state.turns.wait(meeting.others)
+        return result[0]
 
 
 def _typed(function, kind: str):
@@ -257,32 +253,16 @@ def _run_blocks(
 ) -> None:
     """A block, or the blocks of a cluster, which run at the same time."""
     blocks = [Block(kernel.threads, kernel.shared, memory) for _ in range(kernel.cluster)]
-    meeting = threading.Barrier(kernel.threads * kernel.cluster, timeout=PATIENCE)
-    problems: list[BaseException] = []
-    given_up: list[Failed] = []  # of themselves these say nothing: others failed, or waiting took too long
+    meeting = Meeting(kernel.threads * kernel.cluster)
 
     def work(rank: int, thread: int) -> None:
-        state, state.block, state.thread, state.number = module.state, blocks[rank], thread, first + rank
+        state = module.state
+        state.__dict__.clear()  # of whom ran on this thread of the system before
+        state.turns, state.block, state.thread, state.number = turns, blocks[rank], thread, first + rank
         state.blocks, state.launched, state.meeting = blocks, launched, meeting
         state.waits, state.made = kernel.overlap, module.made
-        try:
-            with np.errstate(all="ignore"):
-                function(*addresses)
-        except Failed as error:
-            given_up.append(error)
-        except BaseException as error:
-            problems.append(error)
-            meeting.abort()
-            for block in blocks:
-                block.abort()
+        with np.errstate(all="ignore"):
+            function(*addresses)
 
-    threads = [threading.Thread(target=work, args=(r, t)) for r in range(kernel.cluster) for t in range(kernel.threads)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if problems or given_up:
-        raise [
-            *problems,
-            TimeoutError("threads waited for each other too long: a barrier that not all reach, or a busy machine"),
-        ][0]
+    turns = Turns(partial(work, r, t) for r in range(kernel.cluster) for t in range(kernel.threads))
+    turns.run()

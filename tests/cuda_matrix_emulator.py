@@ -6,13 +6,13 @@ shows. Shared memory begins as garbage, which a product that reads too early tur
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from functools import partial
 from itertools import product
 
 import numpy as np
 from cuda_emulator import SHARED, Intrinsics
+from cuda_threads import Meeting, Turns
 
 from tilec.dtypes import DTYPES
 
@@ -35,8 +35,8 @@ class MatrixIntrinsics(Intrinsics):
             lambda sums, at, *operands: self._wgmma(dtype, n, options, sums, at, *operands)
         )
         self.wgmma_wait = lambda *_: lambda *registers: None
-        self.named_barrier = lambda number, threads: self._named(number, threads).wait()
-        self.named_barrier_arrive = lambda number, threads: self._named(number, threads).arrive()
+        self.named_barrier = lambda number, threads: self._meet(self._named(number, threads))
+        self.named_barrier_arrive = lambda number, threads: self._named(number, threads).arrive(self.state.turns)
         self.exp2_approx = lambda x: np.float32(np.exp2(np.float64(x)))
         self.bits_f32 = lambda x: np.float32(x).view(np.int32)
         self.from_bits_f32 = lambda x: np.int32(x).view(np.float32)
@@ -78,22 +78,6 @@ class MatrixIntrinsics(Intrinsics):
                     cells[:size] = self.state.block.bytes_at(source, size)
 
     # ---- warps ---------------------------------------------------------------------------------------------
-
-    def _together(self, width: int, mine, compute):
-        """All threads of a group of `width` give `mine`; one computes, and all get the result."""
-        block, thread = self.state.block, self.state.thread
-        group = thread // width
-        rooms = block.__dict__.setdefault("rooms", {})
-        room = rooms.setdefault((width, group), ([None] * width, threading.Barrier(width), [None]))
-        room[0][thread % width] = mine
-        block.warps.append(room[1]) if thread % width == 0 and room[1] not in block.warps else None
-        self._meet(room[1])
-        if thread % width == 0:
-            room[2][0] = compute(room[0])
-        self._meet(room[1])
-        result = room[2][0]
-        self._meet(room[1])
-        return result
 
     def _ldmatrix(self, array, at, address, transposed: bool) -> None:
         def load(addresses):
@@ -144,13 +128,13 @@ class MatrixIntrinsics(Intrinsics):
         self._barrier(address).expected = self._barrier(address).left = int(count)
 
     def mbarrier_expect(self, address, size) -> None:
-        self._barrier(address).change(1, int(size))
+        self._barrier(address).change(1, int(size), self.state.turns)
 
     def mbarrier_arrive(self, address) -> None:
-        self._barrier(address).change(1, 0)
+        self._barrier(address).change(1, 0, self.state.turns)
 
     def mbarrier_wait(self, address, parity) -> None:
-        self._barrier(address).wait(int(parity))
+        self._barrier(address).wait(int(parity), self.state.turns)
 
     def _tma_load(self, target, tensor, barrier, *coordinates) -> None:
         description, pointer = tensor
@@ -165,7 +149,7 @@ class MatrixIntrinsics(Intrinsics):
         for line, values in enumerate(box.reshape(-1, description.box[-1]).view(np.uint8).reshape(-1, 8, 16)):
             for piece, data in enumerate(values):
                 self.state.block.bytes_at(_swizzled(int(target) + 128 * line + 16 * piece), 16)[:] = data
-        self._barrier(barrier).change(0, -box.nbytes)
+        self._barrier(barrier).change(0, -box.nbytes, self.state.turns)
 
     def _wgmma(self, dtype, n, options, sums, at, *operands) -> None:
         kind = np.float32 if dtype == "tf32" else DTYPES[dtype].numpy
@@ -197,9 +181,10 @@ class MatrixIntrinsics(Intrinsics):
             value = total[16 * warp + 8 * half + lane // 4, 8 * j + 2 * (lane % 4) + column]
             sums[place] = value if int(keep) == 0 else sums[place] + value
 
-    def _named(self, number, threads) -> _Named:
+    def _named(self, number, threads) -> Meeting:
+        """Of those who wait and of those who only arrive."""
         known = self.state.block.__dict__.setdefault("named", {})
-        return known.setdefault(int(number), _Named(int(threads)))
+        return known.setdefault(int(number), Meeting(int(threads)))
 
     def _operand(self, descriptor: int, rows: int, dtype, transposed: bool) -> np.ndarray:
         """Rows of 32 bytes of k by a matrix descriptor, as PTX defines it for 128 bytes of swizzle."""
@@ -221,44 +206,20 @@ class _Barrier:
 
     def __init__(self) -> None:
         self.expected = self.left = self.bytes = self.phase = 0
-        self.condition = threading.Condition()
+        self.others: list = []
 
-    def change(self, arrivals: int, size: int) -> None:
-        with self.condition:
-            self.left -= arrivals
-            self.bytes += size
-            if self.left == 0 and self.bytes == 0:
-                self.phase += 1
-                self.left = self.expected
-                self.condition.notify_all()
+    def change(self, arrivals: int, size: int, turns: Turns) -> None:
+        self.left -= arrivals
+        self.bytes += size
+        if self.left == 0 and self.bytes == 0:
+            self.phase += 1
+            self.left = self.expected
+            turns.wake(self.others)
 
-    def wait(self, parity: int) -> None:
+    def wait(self, parity: int, turns: Turns) -> None:
         """Until the phase of this parity is over; the phase before the first counts as one of parity 1."""
-        with self.condition:
-            if not self.condition.wait_for(lambda: self.phase % 2 != parity, timeout=60):
-                raise AssertionError("an mbarrier that never comes")
-
-
-class _Named:
-    """A named barrier: ends a phase when so many threads have come, whether they wait or not."""
-
-    def __init__(self, threads: int) -> None:
-        self.threads, self.count, self.phase = threads, 0, 0
-        self.condition = threading.Condition()
-
-    def arrive(self) -> int:
-        with self.condition:
-            phase, self.count = self.phase, self.count + 1
-            if self.count == self.threads:
-                self.count, self.phase = 0, self.phase + 1
-                self.condition.notify_all()
-            return phase
-
-    def wait(self) -> None:
-        phase = self.arrive()
-        with self.condition:
-            if not self.condition.wait_for(lambda: self.phase > phase, timeout=60):
-                raise AssertionError("a named barrier that never comes")
+        while self.phase % 2 == parity:
+            turns.wait(self.others)
 
 
 def _left(fragments: list[np.ndarray]) -> np.ndarray:

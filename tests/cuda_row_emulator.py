@@ -42,7 +42,7 @@ class RowIntrinsics(MatrixIntrinsics):
         block, at = self.state.blocks[rank - 1], SHARED + offset
         block.access(dtype, 1, at)[0] = value
         assert barrier // REMOTE == rank, "the bytes count in another block than they go to"
-        block.__dict__["barriers"][SHARED + barrier % REMOTE].change(0, -dtype.itemsize)
+        block.__dict__["barriers"][SHARED + barrier % REMOTE].change(0, -dtype.itemsize, self.state.turns)
 
     def _load_words(self, count: int, words, at, address) -> None:
         words[at : at + count] = self.state.block.access(np.dtype(np.uint32), count, int(address))

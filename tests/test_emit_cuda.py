@@ -18,7 +18,8 @@ from tilec.mlir import ir
 from tilec.target import load
 
 pytest.importorskip("numba_cuda_mlir.cuda")
-ALL = [pytest.param(example, id=name) for name, example in EXAMPLES.items()]
+LONG = {"transformer_block"}  # kernels like those of other examples, and many
+ALL = [pytest.param(e, id=name, marks=pytest.mark.slow if name in LONG else ()) for name, e in EXAMPLES.items()]
 TRIGONOMETRIC = re.compile(r"\b(sin|cos|tan)_f")
 """Functions whose reduction of huge arguments keeps a table in local memory, on a path that is never taken else."""
 

@@ -48,8 +48,12 @@ LATE = {  # what a row's value is beside gathers, the same in NumPy, how many lo
 }
 
 
-@pytest.mark.parametrize("name", LATE)
-@pytest.mark.parametrize("width", [24, 5000])
+LONG = [  # the emulator's 1024 threads walk all of the row
+    pytest.param(name, 5000, marks=pytest.mark.slow if name == "of a row" else ()) for name in LATE
+]
+
+
+@pytest.mark.parametrize("name, width", [*((name, 24) for name in LATE), *LONG])
 def test_what_follows_a_reduction_is_loaded_before_it(name, width, rng):
     """So that nothing waits for it at the end: not what depends on the reduction."""
     body, expected, early = LATE[name]
