@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import islice
 from typing import Any
 
 import lark
@@ -157,7 +158,7 @@ def lex(text: str) -> list[Token]:
 def _tree(source: Source, text: str, problems: list[Diagnostic], lost: set[Lost]) -> Tree:
     """Lark's tree, of what could be read."""
     try:
-        tokens = list(_lark().lex(text))
+        tokens = list(islice(_lark().lex(text), MAX_TOKENS + 1))
     except UnexpectedInput as error:
         at = error.pos_in_stream or 0
         diagnostic = Diagnostic(

@@ -49,11 +49,13 @@ store_{v}(a, {2 * count}, y + 4096 + tid * {size})
 """
     names += [f"load_{v}_nc", f"load_{v}_nc_where", "barrier", array]
     cubin = check(kernel(SHARED + body, *names), ("sm_80", "sm_90a"))
-    for hint in ("again", "last"):
-        body = f"a = cuda.local.array({count}, {array})\nload_{v}_nc_{hint}(a, 0, x + tid * {size})\n"
-        text = kernel(f"{body}store_{v}(a, 0, y + tid * {size})", f"load_{v}_nc_{hint}", f"store_{v}", array)
-        assert "ld.global.nc.L2::cache_hint" in check(text, ("sm_90a",)).ptx
-        assert "cache_hint" not in check(text, ("sm_80",)).ptx
+    body = f"a = cuda.local.array({2 * count}, {array})\n"
+    for n, hint in enumerate(("again", "last")):
+        body += f"load_{v}_nc_{hint}(a, {n * count}, x + {4096 * n} + tid * {size})\n"
+        body += f"store_{v}(a, {n * count}, y + {4096 * n} + tid * {size})\n"
+    text = kernel(body, f"load_{v}_nc_again", f"load_{v}_nc_last", f"store_{v}", array)
+    assert check(text, ("sm_90a",)).ptx.count("ld.global.nc.L2::cache_hint") == 2
+    assert "cache_hint" not in check(text, ("sm_80",)).ptx
     whole = {4: r"b32", 8: ("v2.b32", "b64"), 16: ("v4.b32", "v2.b64")}[size]
     expected = [f"ld.global.nc.{w}" for w in ([whole] if isinstance(whole, str) else whole)]
     assert any(e in cubin.ptx for e in expected), "not one access"
