@@ -41,6 +41,7 @@ def test_section(section, tmp_path):
     for program in (ROOT / "examples").glob("*.tile"):
         shutil.copy(program, tmp_path)
     environment = {**os.environ, "TILEC_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ""}
+    environment.pop("PYTHONUNBUFFERED", None)  # which would hide an order of output that users do not see
     for command, status, expected in commands(SECTIONS[section]):
         script = f'tilec() {{ "{sys.executable}" -m tilec.cli "$@"; }}\n{command}\n'
         done = subprocess.run(

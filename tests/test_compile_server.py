@@ -45,7 +45,7 @@ def compiler(tmp_path, monkeypatch):
             compile_server._end(server)
 
 
-def gone(process: int, seconds: float = 20.0) -> bool:
+def gone(process: int, seconds: float = 60.0) -> bool:
     """Whether a process ends in that time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -236,7 +236,9 @@ _MESSAGE = [
 
 
 def note(text: str, kind: str = "note") -> None:
-    """To the standard error."""
+    """To the standard error, after what was said before: one file may take both, and output waits in a buffer."""
+    with suppress(OSError):  # the reader has gone, which whoever writes next is told
+        sys.stdout.flush()
     text = f"{kind}: {text}" if kind else text
     print(paint_matches(text, _MESSAGE) if coloured(sys.stderr) else text, file=sys.stderr, flush=True)
 
