@@ -167,3 +167,32 @@ def test_fork_after_use(tmp_path):
     assert done.returncode == 0, (
         f"{signal.Signals(-done.returncode).name if done.returncode < 0 else done.stderr[-2000:]}"
     )
+
+
+STRIKES = """
+import signal
+from tilec import mlir
+import numba_cuda_mlir.mlir.dialect_exts.arith  # whose operators are taken back
+from tilec.mlir import arith, ir
+def strike(number, frame): raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, strike)
+struck = 0
+with mlir.context(), ir.Location.unknown():
+    module = ir.Module.create()
+    with ir.InsertionPoint(module.body):
+        kind = ir.IntegerType.get_signless(64)
+        for n in range(200):
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 + n % 13 * 1e-5)
+            try:
+                while True:
+                    arith.ConstantOp(kind, n).result
+            except KeyboardInterrupt:
+                struck += 1
+assert struck == 200
+"""
+
+
+def test_interrupted_inside_the_bindings():
+    """KeyboardInterrupt comes out: where C++ calls Python, and cannot pass on what that raises, nothing is raised."""
+    done = subprocess.run([sys.executable, "-c", STRIKES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -42,6 +42,7 @@ with uninterrupted(), executing(_NAMED_OPS, _define_later):
         affine,
         arith,
         bufferization,
+        builtin,  # noqa: F401 - the bindings else import it where nothing may be raised, and Ctrl-C is
         cf,
         func,
         gpu,
@@ -79,6 +80,10 @@ _SCALARS = (ir.BF16Type, ir.F16Type, ir.F32Type, ir.F64Type, ir.IndexType, ir.In
 VALUE_TYPES = {"arith": _SCALARS, "tensor": (ir.RankedTensorType,), "memref": (ir.MemRefType,)}
 
 
+_itself = partial({}.get, None)
+"""A value as it is. In C: what a function of Python raises, Ctrl-C among it, ends the process where the bindings call it."""
+
+
 def plain_values() -> None:
     """Takes back the operators that Numba's compiler, where it is imported, gives to values in the whole process.
 
@@ -87,7 +92,7 @@ def plain_values() -> None:
     for module, kinds in VALUE_TYPES.items():
         if f"numba_cuda_mlir.mlir.dialect_exts.{module}" in sys.modules:
             for kind in kinds:
-                ir.register_value_caster(kind.static_typeid, replace=True)(lambda value: value)
+                ir.register_value_caster(kind.static_typeid, replace=True)(_itself)
 
 
 def parse(text: str) -> ir.Module:
