@@ -1,0 +1,47 @@
+"""Turns of the emulator's threads."""
+
+from functools import partial
+
+import pytest
+from cuda_threads import Meeting, Turns
+
+
+def run(tasks) -> list:
+    """What tasks note; each is called with the turns and the notes."""
+    notes: list = []
+    turns = Turns(partial(lambda task: task(turns, notes), task) for task in tasks)
+    turns.run()
+    return notes
+
+
+def test_who_waits_lets_others_go_first():
+    meeting = Meeting(3)
+
+    def task(number, turns, notes):
+        notes.append(("before", number))
+        meeting.wait(turns)
+        notes.append(("after", number))
+
+    notes = run([partial(task, n) for n in range(3)])
+    assert notes == [("before", 0), ("before", 1), ("before", 2), ("after", 2), ("after", 0), ("after", 1)]
+
+
+def test_a_barrier_that_not_all_reach_is_known_at_once():
+    meeting = Meeting(3)
+    with pytest.raises(AssertionError, match="threads wait for each other"):
+        run([lambda turns, notes: meeting.wait(turns)] * 2)
+
+
+def test_the_first_to_fail_ends_the_others():
+    meeting, after = Meeting(3), []
+
+    def fail(turns, notes):
+        raise ValueError("wrong")
+
+    def wait(turns, notes):
+        meeting.wait(turns)
+        after.append(1)
+
+    with pytest.raises(ValueError, match="wrong"):
+        run([wait, wait, fail])
+    assert not after
