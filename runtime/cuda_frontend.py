@@ -125,21 +125,23 @@ def _keep_logical_shifts(module: ir.Module) -> None:
 
     module.operation.walk(visit)
     for op in found:
+        known, shift = _number(op.operands[1]), op.name == "arith.shrui"
         with ir.InsertionPoint.after(op), op.location:
             word, wide = ir.IntegerType.get_signless(32), op.results[0].type
             operands = [_in_word(v, word) for v in op.operands]
-            if None not in operands and not (op.name == "arith.shrui" and (_number(op.operands[1]) or 0) >= 32):
+            if None not in operands and (not shift or (known is not None and known < 32)):
                 small = ir.Operation.create(op.name, results=[word], operands=operands)
                 made = ir.Operation.create("arith.extui", results=[wide], operands=[small.result]).result
                 op.result.replace_all_uses_with(made)
                 op.erase()
-            elif op.name != "arith.remui" and 1 < (_number(op.operands[1]) or 0) < (
-                32 if op.name == "arith.shrui" else 1 << 32
-            ):
+            elif op.name != "arith.remui" and known is not None and (0 < known < 32 if shift else known > 1):
+                text, constraints = ir.StringAttr.get("mov.b64 $0, $1;"), ir.StringAttr.get("=l,l")
                 hidden = ir.Operation.create(
-                    "llvm.inline_asm", results=[wide], operands=[op.result],
-                    attributes={"asm_string": ir.StringAttr.get("mov.b64 $0, $1;"), "constraints": ir.StringAttr.get("=l,l")},
-                )  # fmt: skip
+                    "llvm.inline_asm",
+                    results=[wide],
+                    operands=[op.result],
+                    attributes={"asm_string": text, "constraints": constraints},
+                )
                 op.result.replace_all_uses_except(hidden.result, hidden)
 
 
@@ -162,11 +164,15 @@ def _in_word(value: ir.Value, word: ir.Type) -> ir.Value | None:
 
 
 def _number(value: ir.Value) -> int | None:
-    """Of a constant."""
+    """Of a constant, which may have been extended."""
     maker = value.owner
-    if not isinstance(maker, ir.Operation | ir.OpView) or maker.operation.name != "arith.constant":
+    if not isinstance(maker, ir.Operation | ir.OpView):
         return None
-    return ir.IntegerAttr(maker.operation.attributes["value"]).value
+    op = maker.operation
+    if op.name == "arith.constant":
+        return ir.IntegerAttr(op.attributes["value"]).value
+    known = _number(op.operands[0]) if op.name == "arith.extui" else None
+    return None if known is None else known % (1 << ir.IntegerType(op.operands[0].type).width)
 
 
 _translating = Lock()

@@ -130,8 +130,8 @@ def test_nvvm_drops_a_logical_shift():
         pytest.skip("mended in this libnvvm: `_keep_logical_shifts` can go once no other is used")
 
 
-@pytest.mark.parametrize("bits", [16, 32])
-def test_kernels_keep_logical_shifts(bits):
+@pytest.mark.parametrize("bits, quotient", [(16, "// uint16(4)"), (32, "// uint32(4)"), (32, ">> uint32(2)")])
+def test_kernels_keep_logical_shifts(bits, quotient):
     """The same loops in kernels as they are printed, with unsigned types, which Numba takes to 64 bits."""
     pytest.importorskip("numba_cuda_mlir.cuda")
     from cuda_tools import kernel
@@ -141,7 +141,7 @@ def test_kernels_keep_logical_shifts(bits):
     body = f"""for i in range(8):
   for j in range(4):
     at = ((i * 4 + j) * 128 + tid) * 4
-    store_i32(y + at, int32(uint{bits}(int{bits}(i * 8 + 5)) // uint{bits}(4)) ^ load_i32(x + at))"""
+    store_i32(y + at, int32(uint{bits}(int{bits}(i * 8 + 5)) {quotient}) ^ load_i32(x + at))"""
     names = (f"uint{bits}", "int16", "load_i32", "store_i32")
     ptx = _to_ptx(kernel(body, *names, parameters="x, y"), "kernel", "sm_90a", 128, None, 1)
     assert {int(n) for n in re.findall(r"xor\.b32\s+\S+, \S+, (\d+);", ptx)} == set(range(1, 16, 2))
