@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from fuzz import attempt
+from fuzz.branches import SAMPLE, Branches
 from fuzz.choices import Choices
 from fuzz.compare import expect, lowered_for_cpu, outputs_of, specialised
 from fuzz.guards import Pages, run_guarded
@@ -35,8 +37,12 @@ class _Program:
     seconds: float = 0.0
 
 
-def together(named: list[tuple[str, Choices]], seed: int, say: Callable[..., None]) -> Iterator[dict[str, Any]]:
-    """Facts of each case. A failure to compile all of them is one of each, by itself."""
+def together(
+    named: list[tuple[str, Choices]], seed: int, say: Callable[..., None], branches: Branches | None = None
+) -> Iterator[dict[str, Any]]:
+    """Facts of each case. A failure to compile all of them is one of each, by itself. Programs whose names are a multiple of
+    SAMPLE tell how many branches they were the first to take.
+    """
     programs = []
     with mlir.context(), ir.Location.unknown():
         for name, choices in named:
@@ -45,7 +51,10 @@ def together(named: list[tuple[str, Choices]], seed: int, say: Callable[..., Non
             try:
                 made.drawn = attempt.draw("cpu", choices, made.counts)
                 made.special = specialised(made.drawn.case)
-                made.emitted = lowered_for_cpu(made.special, made.drawn.schedule)
+                watched = branches is not None and (SAMPLE == 1 or int(name.partition("~")[0]) % SAMPLE == 0)
+                with branches.watched() if watched else nullcontext(()) as new:
+                    made.emitted = lowered_for_cpu(made.special, made.drawn.schedule)
+                made.counts.branches += len(new)
             except Exception as error:
                 yield failure(attempt, name, choices, made.counts, error, start)
                 continue

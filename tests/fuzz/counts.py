@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 @dataclass
 class Counts:
     """What happened to cases: `refused` are schedules and texts; `unbounded` are compared results some of whose elements may be
-    anything; `constructs` are programs by what they contain."""
+    anything; `branches` are those of the passes that a program was the first of its process to take, which is then `mutated`;
+    `constructs` are programs by what they contain."""
 
     tried: int = 0
     failed: int = 0
@@ -18,6 +19,8 @@ class Counts:
     statements: int = 0
     compared: int = 0
     unbounded: int = 0
+    branches: int = 0
+    mutated: int = 0
     seconds: float = 0.0
     constructs: Counter = field(default_factory=Counter)
 

@@ -131,6 +131,8 @@ class Hunt:
         at, way, pending = process.at, process.way, process.pending
         told = process.end()
         kind = ended_kind(told, late)
+        if "~" in at and at not in pending:
+            pending = [*pending, at]
         if not pending:
             if not late and way == "":
                 raise RuntimeError(f"a worker ended as it began: {told}")

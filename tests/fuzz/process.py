@@ -70,6 +70,9 @@ class Process:
         for facts in said:
             self.since = time.monotonic()
             self.at = facts.get("at", self.at)
+            for name in facts.get("names", ()):  # of mutations, nobody asked for them
+                if name not in self.pending:
+                    self.pending.append(name)
             self.idle = self.idle or "ready" in facts
             if facts.get("case") in self.pending:
                 self.pending.remove(facts["case"])

@@ -54,6 +54,8 @@ def drawn_case(
         values = {name: draw.pick(1, 2, 3) for name in values} | {draw.pick(*values): draw.pick(*HUGE)}
     fuel = fuel or draw.pick(2, 3, 3, 4)
     maker = _Program(draw, values, fuel, special=draw.chance(15))
+    if sizes is not SIZES:  # for what runs in Python alone
+        maker.scope.deepest = 2000
     if huge:
         maker.scope.deepest = 3 * max(values.values())
     text, exact = maker.program(statements or draw.pick(1, 1, 1, 2, 2, 3, 6), short=draw.chance(20))

@@ -19,6 +19,10 @@ def summary(hunt: Hunt) -> str:
         rate, scheduled = f"{c.tried / minutes:,.0f} a minute", f", {c.scheduled:,} scheduled" if c.scheduled else ""
         statements = f" of {c.statements:,} statements" if c.statements else ""
         line = f"{way}: {c.tried:,} cases{statements}{scheduled}, {c.refused:,} refused, {c.failed:,} failed, {rate}"
+        if c.branches:
+            line += (
+                f"; {c.mutated:,} of them mutations of programs that took {c.branches:,} branches of the passes first"
+            )
         if c.compared:
             line += f"; {c.compared:,} results compared, {100 * c.unbounded / c.compared:.1f}% of them may be anything somewhere"
         lines.append(line)

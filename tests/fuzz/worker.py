@@ -21,10 +21,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fuzz.branches import Branches
 from fuzz.choices import Choices, mutated
 
 MOST_MEMORY = 3 << 20
 """KiB, after which a worker makes room for a new one: machine code stays for good."""
+
+
+MUTATIONS, DEEPEST = 2, 3
+"""Of a program that takes a new branch of the passes, and of those in turn."""
 
 
 def seeded(way: str, seed: int, name: str) -> Choices:
@@ -48,6 +53,7 @@ class Worker:
 
     def __init__(self, attempt: ModuleType, out: Any):
         self.attempt, self.out = attempt, out
+        self.branches = Branches()
 
     def say(self, **facts: Any) -> None:
         self.out.write(json.dumps(facts) + "\n")
@@ -62,16 +68,27 @@ class Worker:
         if "write" in asked:
             self.write(way, named[0][1], Path(asked["write"]))
         elif way == "cpu" and hasattr(self.attempt, "BATCHES"):
-            from fuzz.batch import together
-
-            for facts in together(named, asked.get("seed", 0), self.say):
-                self.say(**facts)
+            self.batch(named, asked.get("seed", 0))
         else:
             for name, choices in named:
                 self.say(at=name)
                 self.say(**self.one(way, name, choices))
         full = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_MEMORY
         self.say(ready=True, full=full)
+
+    def batch(self, named: list[tuple[str, Choices]], seed: int) -> None:
+        """Programs for the CPU, and then like ones of those that took branches of the passes for the first time."""
+        from fuzz.batch import together
+
+        while named:
+            following = []
+            for facts in together(named, seed, self.say, self.branches):
+                name, counts = facts["case"], facts["counts"]
+                counts["mutated"] = int("~" in name)
+                self.say(**facts)
+                if counts["branches"] and name != "given" and name.count("~") < DEEPEST:
+                    following += [f"{name}~{n}" for n in range(MUTATIONS)]
+            named = [(name, seeded("cpu", seed, name)) for name in following]
 
     def write(self, way: str, choices: Choices, folder: Path) -> None:
         with suppress(Exception):  # what is wrong may be the drawing
