@@ -142,6 +142,7 @@ def test_reducing_finds_the_least_that_fails():
     assert best == [51, 0, 0]
 
 
+@pytest.mark.slow
 def test_failures_and_crashes_are_told_while_the_hunt_goes_on(monkeypatch, tmp_path):
     """A sum and an exponential stand for defects; whatever else a case has is to go."""
     monkeypatch.setattr("fuzz.reducer.REDUCING", 8.0)
