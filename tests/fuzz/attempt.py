@@ -23,7 +23,7 @@ from tilec.run_data import saved
 SMALL = [2, 3, 1, 4, 5, 0, 8]
 """Sizes for what runs in Python alone."""
 EVERY = (*WAYS, *SORTS)
-SCHEDULED = 25
+SCHEDULED = 15
 """Percent of programs that have a schedule."""
 
 

@@ -52,7 +52,7 @@ def drawn_case(
     huge = sizes is SIZES and draw.chance(1.5)
     if huge:
         values = {name: draw.pick(1, 2, 3) for name in values} | {draw.pick(*values): draw.pick(*HUGE)}
-    fuel = fuel or draw.pick(2, 3, 3, 4)
+    fuel = fuel or draw.pick(1, 2, 2, 3, 3, 4)
     maker = _Program(draw, values, fuel, special=draw.chance(15))
     if sizes is not SIZES:  # for what runs in Python alone
         maker.scope.deepest = 2000
