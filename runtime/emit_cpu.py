@@ -193,8 +193,8 @@ class _CpuPrinter(Printer):
         return super().expression(op)
 
     def function(self, name: str, arguments: list[str], element: str) -> str:
-        if name in ("max", "min") and element not in ("f32", "f64"):
-            text = f"{name}({', '.join(arguments)})"
+        if name in ("max", "min", "ipow") and element not in ("f32", "f64"):  # they give 64 bits
+            text = f"{self.use(name) if name == 'ipow' else name}({', '.join(arguments)})"
             return text if element in ("index", "i64") else f"{self.use(element)}({text})"
         return f"{self.use(name)}({', '.join(arguments)})"
 
