@@ -194,6 +194,11 @@ def nonnegative(p: Poly) -> bool:
     """Whether p >= 0 for all sizes >= 1: sufficient, and exact for numbers."""
     if (value := p.constant) is not None:
         return value >= 0
+    for v in p.variables:  # a remainder that is taken away is at most its divisor less one
+        if isinstance(v, Atom) and v.op == "%" and nonnegative(v.right - 1) and (parts := p.split(v)):
+            factor, rest = parts
+            if nonnegative(-factor):
+                return nonnegative(factor * (v.right - 1) + rest)
     shifted = Poly()
     for monomial, a in p.terms:
         product = Poly.of(a)

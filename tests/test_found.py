@@ -154,6 +154,11 @@ def test_floor_division_by_infinities_is_pythons():
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("subscript", ["M % 3", "(M + 1) % 3", "-M % 3", "M // 2 % 3", "2 - i64(M) % 3", "M % N % 3"])
+def test_a_remainder_of_sizes_is_less_than_its_divisor(subscript):
+    tilec.compile(f"op f(x: f32[3]) -> (y: f32[M, N]) {{ y[i, j] = x[{subscript}] }}")
+
+
 def test_a_quotient_of_sizes_may_be_negative():
     assert not nonnegative(divide("//", Poly.of(-1), Poly.of("M")))
 

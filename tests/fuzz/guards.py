@@ -8,6 +8,7 @@ failure. `GuardedProgram` runs a CPU program whose temporaries and scratch areas
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
 import os
 import pickle
@@ -179,6 +180,7 @@ def in_a_child(act: Callable[[], Any]) -> Any:
     child = os.fork()
     if not child:
         os.close(reading)
+        faulthandler.disable()  # a signal is expected
         try:
             told = pickle.dumps((True, act()))
         except BaseException as error:
