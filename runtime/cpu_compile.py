@@ -45,14 +45,21 @@ class _Library(codegen.AOTCodeLibrary):
         ll_module.data_layout = self._codegen._data_layout
 
     def emit(self, symbol: str) -> Object:
-        for called in self._linking_libraries:  # functions that Numba compiled by themselves
-            self._final_module.link_in(called._get_module_for_linking(), preserve=True)
+        self.link()
         self._optimize_final_module()
+        return self.to_object(symbol, self.codegen._tm)
+
+    def link(self) -> None:
+        """Brings in the functions that Numba compiled by themselves."""
+        for called in self._linking_libraries:
+            self._final_module.link_in(called._get_module_for_linking(), preserve=True)
+
+    def to_object(self, symbol: str, machine: llvm.TargetMachine) -> Object:
         self._finalized = True
         module = without_single_masked_stores(self._final_module)
         outside = (*module.functions, *module.global_variables)
         needs = tuple(v.name for v in outside if v.is_declaration and not v.name.startswith("llvm."))
-        return Object(self.codegen._tm.emit_object(module), symbol, needs)
+        return Object(machine.emit_object(module), symbol, needs)
 
 
 class _Interpreter(interpreter.Interpreter):

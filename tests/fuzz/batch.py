@@ -20,8 +20,8 @@ from tilec.dsl.specialise import Specialised
 from tilec.mlir import ir
 from tilec.runtime.program import Emitted
 
-REAL = 3
-"""One in so many batches is compiled with all of LLVM's optimisations, as users' programs are."""
+LEVELS = (None, 0, 1, 0)
+"""How batches are optimised by LLVM, in turn: one of four as users' programs are."""
 PAGES: tuple[Pages, ...] = (None, "end", "begin", "end")
 
 
@@ -62,11 +62,11 @@ def together(
             programs.append(made)
     if not programs:
         return
-    quick = (len(named) > 1) and (int(programs[0].name.partition("~")[0]) // max(1, len(named))) % REAL > 0
+    batch = int(programs[0].name.partition("~")[0]) // len(named) if len(named) > 1 else 0
     say(at="all", names=[p.name for p in programs])
     start = time.process_time()
     try:
-        compiled = compile_together([p.emitted for p in programs], quick)
+        compiled = compile_together([p.emitted for p in programs], LEVELS[batch % len(LEVELS)])
     except Exception as error:
         if len(programs) == 1:
             yield failure(attempt, programs[0].name, programs[0].choices, programs[0].counts, error, start)
