@@ -205,9 +205,11 @@ class _CpuPrinter(Printer):
 def _is_bf16(value: ir.Value) -> bool:
     """Whether an f32 is known to be a number that a bf16 is, so that no rounding is due."""
     known, op = mlir.constant_value(value), mlir.definition(value)
+    if str(value.type) != "f32":
+        return False
     if known is not None:
         return not int(np.float32(known).view(np.uint32)) & 0xFFFF
-    if op is None or str(value.type) != "f32":
+    if op is None:
         return False
     match op.name:
         case "arith.extf":
