@@ -14,10 +14,13 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks import audit_report, memory_report, report
+from benchmarks import audit_report, hunts, memory_report, report
 
 ROOT = Path(__file__).parents[1]
-FILES = ["README.md", *(f"docs/{n}.md" for n in ("language", "architecture", "extending", "numerics", "performance"))]
+FILES = [
+    "README.md",
+    *(f"docs/{n}.md" for n in ("language", "architecture", "extending", "numerics", "performance", "reliability")),
+]
 SECTION = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -329,6 +332,10 @@ def reductions() -> str:
     return table(["reduction", "of nothing", "scan"], [*rows, ["`mean`", "nan", ""], ["`logsumexp`", "-inf", ""]])
 
 
+def hunted() -> str:
+    return f"{table(hunts.HEADINGS, hunts.rows(), hunts.COUNTS)}\n\nBelow tilec were {hunts.compilers()}."
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "headlines": headlines,
     "cpu results": lambda: results("cpu"),
@@ -346,4 +353,5 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "types": types,
     "library": library,
     "reductions": reductions,
+    "hunts": hunted,
 }

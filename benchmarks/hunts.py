@@ -1,0 +1,47 @@
+"""What was hunted, for docs/reliability.md: a row for each way of each hunt whose result is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from benchmarks import report
+
+HEADINGS = [
+    "cases",
+    "how",
+    "statements",
+    "with a schedule",
+    "failures",
+    "may be anything",
+    "seed",
+    "machine, minutes",
+    "commit, date",
+]
+COUNTS = (0, 2, 3, 4, 5)
+
+
+def rows() -> Iterator[list[str]]:
+    """Of the newest hunts first. `may be anything`: the share of compared results of which some elements have no bound."""
+    for path in sorted(report.RESULTS.glob("*-fuzz.json"), reverse=True):
+        hunt = json.loads(path.read_text())
+        machine = hunt["machine"]
+        for way, counts in hunt["ways"].items():
+            free = f"{100 * counts['unbounded'] / counts['compared']:.1f}%" if counts["compared"] else ""
+            where = machine["gpu"].split(",")[0] if way == "gpu" else machine["cpu"].replace("(R)", "")
+            yield [
+                f"{counts['tried']:,}", f"`{way}`", f"{counts['statements']:,}" if counts["statements"] else "",
+                f"{counts['scheduled']:,}" if counts["scheduled"] else "", str(counts["failed"]), free, str(hunt["seed"]),
+                f"{where}, {hunt['jobs']} jobs, {hunt['seconds'] / 60:.0f}", f"{hunt['versions']['commit']}, {hunt['date']}",
+            ]  # fmt: skip
+
+
+def compilers() -> str:
+    """The versions of what was below tilec in these hunts."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(report.RESULTS.glob("*-fuzz.json")):
+        versions = json.loads(path.read_text())["versions"]
+        for name in ("llvm", "numba", "numba-cuda-mlir", "nvvm", "ptxas", "nvjitlink"):
+            if name in versions:
+                found.setdefault(name, set()).add(versions[name])
+    return ", ".join(f"{name} {' and '.join(sorted(numbers))}" for name, numbers in found.items())
