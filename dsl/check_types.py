@@ -334,15 +334,18 @@ class Typer:
         return replace(expr, ranges=ranges, body=body, accumulator=accumulator, dtype=dtype)
 
     def _mean(self, expr: ast.Reduce, ranges: tuple[ast.Range, ...], body: ast.Expr, accumulator: DType) -> ast.Expr:
-        """The sum, divided by how many there are; integers divide as f32, and their sum does not overflow."""
-        dtype = accumulator if accumulator.is_float else F32
+        """The sum, divided by how many there are. That of integers does not overflow, and is divided as f64 where an f32 does not
+        hold it."""
+        dtype = divided = accumulator if accumulator.is_float else F32
         counts = [_count(r) for r in ranges]
         count = math.nan if None in counts else float(math.prod(max(0, n) for n in counts))
         if expr.accumulator is None and not accumulator.is_float:
             accumulator = _sum_of_integers(body.dtype, count)
+            divided = F32 if _largest(body.dtype) * count <= 1 << 24 else F64
         body = self._coerce(body, accumulator)
         total = replace(expr, kind="sum", ranges=ranges, body=body, accumulator=accumulator, dtype=accumulator)
-        return ast.Binary("/", self._coerce(total, dtype), ast.Number(count, dtype, expr.span), dtype, expr.span)
+        number = ast.Number(count, divided, expr.span)
+        return self._coerce(ast.Binary("/", self._coerce(total, divided), number, divided, expr.span), dtype)
 
     def _scan(self, expr: ast.Scan) -> ast.Expr:
         body = self._strong(self._expr(expr.body))
@@ -354,8 +357,11 @@ class Typer:
 
 def _sum_of_integers(dtype: DType, count: float) -> DType:
     """The type that adds up `count` integers of a type without overflow; f64, which rounds, where no integer does."""
-    largest = max(-lowest(dtype), highest(dtype))
-    return next((wide for wide in (I32, I64) if largest * count <= highest(wide)), F64)
+    return next((wide for wide in (I32, I64) if _largest(dtype) * count <= highest(wide)), F64)
+
+
+def _largest(dtype: DType) -> int:
+    return max(-lowest(dtype), highest(dtype))
 
 
 def _default(dtype: DType) -> DType:
