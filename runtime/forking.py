@@ -1,6 +1,8 @@
 """fork() beside tilec's threads: it waits for compilation in other threads, and the child knows which threads it lacks.
 
-A lock that another thread holds at a fork stays locked in the child for ever, and compilers hold many.
+A lock that another thread holds at a fork stays locked in the child for ever. Compilers hold many; so do imports, and, before
+Python 3.12, `functools.cached_property`, one for all objects of a class. llvmlite's is taken whenever garbage of its own is
+collected, in any thread, so that a fork takes it, too.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import threading
 from collections import Counter
 from contextlib import contextmanager
 from time import monotonic
+from typing import Any
 
 _LONGEST = 60.0  # seconds that a fork waits
 
 _changed = threading.Condition()
 _compiling: Counter[int] = Counter()  # threads by their identity
+_held: list[Any] = []  # locks of others, during a fork
 POOL_LOST = ctypes.c_int64(0)  # machine code reads it
 
 
@@ -46,13 +50,22 @@ def _before() -> None:
     me, end = threading.get_ident(), monotonic() + _LONGEST
     while any(count for thread, count in _compiling.items() if thread != me) and monotonic() < end:
         _changed.wait(end - monotonic())
+    lock = getattr(getattr(getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None), "_lock", None), "_lock", None)
+    if lock is not None and lock.acquire(timeout=max(0.0, end - monotonic())):
+        _held.append(lock)
+
+
+def _release() -> None:
+    while _held:
+        _held.pop().release()
+    _changed.release()
 
 
 def _in_child() -> None:
     if getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False):
         POOL_LOST.value = 1
-    _changed.release()
+    _release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_changed.release, after_in_child=_in_child)
+    os.register_at_fork(before=_before, after_in_parent=_release, after_in_child=_in_child)

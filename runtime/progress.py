@@ -50,8 +50,10 @@ def shown(show: Callable[[str], object]) -> Iterator[None]:
             wait = AGAIN
 
     thread = threading.Thread(target=watch, name="tilec-progress", daemon=True)
-    thread.start()
     try:
+        thread.start()
         yield
     finally:
         done.set()
+        if thread.is_alive():
+            thread.join(1)  # it may be writing; Python aborts where it ends while a thread does so

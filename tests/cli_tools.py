@@ -1,6 +1,8 @@
-"""What the tests of the command line share: a folder with the examples, and the command in this process."""
+"""What the tests of the command line share: a folder with the examples, and the command in this process or another."""
 
+import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,10 @@ from tilec import cli
 from tilec.runtime import progress
 
 ROOT = Path(__file__).parents[1]
+QUIET = "from tilec.runtime import progress; progress.FIRST = 1e6"
+"""What a script begins with whose standard error is compared: however busy the machine is, nothing says what it is at."""
+IN_SHELL = shlex.join([sys.executable, "-c", f"import sys; {QUIET}; from tilec.cli import main; sys.exit(main())"])
+"""The command for a shell, so."""
 SOFTMAX = ["softmax.tile", "-D", "M=40,N=50"]
 
 

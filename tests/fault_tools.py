@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from conftest import Within
+from faults import fork_without_interrupts
 
 SOURCE = "op go(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = exp(x[i, j] - max[k](x[i, k])) / 3.0 }\n"
 SIZES = ["-D", "M=6,N=8"]
@@ -50,18 +51,28 @@ class Child:
         sys.stderr.flush()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of fork in a process with threads
-            self.pid = os.fork()
+            self.pid = fork_without_interrupts()
         if self.pid == 0:
             self._be_child(body, str(cache), folder, show)
         self.status: int | None = None
 
     def _be_child(self, body, cache: str, folder: Path | None, show: bool) -> None:
+        """Never returns, whenever it is interrupted: it would go on as the process that runs the tests."""
         status = 99
+        try:
+            status = self._act(body, cache, folder, show)
+        except KeyboardInterrupt:
+            status = 130
+        finally:
+            os._exit(status)
+
+    def _act(self, body, cache: str, folder: Path | None, show: bool) -> int:
         try:
             from tilec.runtime import cache as store
             from tilec.runtime import files
 
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             os.environ[store.VARIABLE] = cache
             store._checked.cache_clear()
             files._sweep.cache_clear()
@@ -72,14 +83,12 @@ class Child:
                 os.dup2(nowhere, 1)
                 os.dup2(nowhere, 2)
             result = body()
-            status = result if isinstance(result, int) else 0
+            return result if isinstance(result, int) else 0
         except KeyboardInterrupt:
-            status = 130
+            return 130
         except BaseException:
             traceback.print_exc()
-            status = 98
-        finally:
-            os._exit(status)
+            return 98
 
     def wait(self, seconds: float = 120) -> int:
         """The exit status, or the negative number of the signal that ended it. Raises TimeoutError, and ends it."""

@@ -41,26 +41,41 @@ def compiled_and_right(number: int) -> None:
     np.testing.assert_array_equal(found, x * number - x.max(1, keepdims=True))
 
 
+def fork_without_interrupts() -> int:
+    """os.fork(), whose child receives no Ctrl-C until it unblocks SIGINT: what strikes before is kept until then."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    child = -1
+    try:
+        child = os.fork()
+        return child
+    finally:
+        if child:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def fork(action: Callable[[], None]) -> int:
     """A child that does it and exits with 0, 1 for an exception, or 130 for Ctrl-C. Returns when it has called `begin`."""
     global _begun
     told, _begun = os.pipe()
-    child = os.fork()
+    child = fork_without_interrupts()
     if child:
         os.close(_begun)
         os.read(told, 1)
         os.close(told)
         return child
-    code = 1
-    try:
-        action()
-        code = 0
-    except KeyboardInterrupt:
-        code = 130
-    except BaseException:
-        traceback.print_exc()
-    finally:
+    code = 130
+    try:  # twice: Ctrl-C may come when the inner one has been left
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            action()
+            code = 0
+        except KeyboardInterrupt:
+            code = 130
+        except BaseException:
+            code = 1
+            traceback.print_exc()
         sys.stderr.flush()
+    finally:
         os._exit(code)
 
 

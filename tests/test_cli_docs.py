@@ -9,10 +9,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from cli_tools import IN_SHELL
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ def test_section(section, tmp_path):
     environment = {**os.environ, "TILEC_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ""}
     environment.pop("PYTHONUNBUFFERED", None)  # which would hide an order of output that users do not see
     for command, status, expected in commands(SECTIONS[section]):
-        script = f'tilec() {{ "{sys.executable}" -m tilec.cli "$@"; }}\n{command}\n'
+        script = f'tilec() {{ {IN_SHELL} "$@"; }}\n{command}\n'
         done = subprocess.run(
             ["bash", "-c", script], cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

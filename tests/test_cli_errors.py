@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_tools import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
+from cli_tools import IN_SHELL, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 from tilec import cli, cli_common
 from tilec.diagnostics import InternalError
@@ -136,7 +136,7 @@ def test_as_a_process():
 @pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
 def test_a_closed_pipe_is_quiet():
     program = "transformer_block.tile --op transformer_block -D B=1,S=8,E=16,H=2,D=8,F=16"
-    command = f'"{sys.executable}" -m tilec.cli dump {program} | head -1'
+    command = f"{IN_SHELL} dump {program} | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stdout.startswith("// tilec stage: build") and done.stderr == ""
 

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from cli_tools import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
+from cli_tools import IN_SHELL, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 GATHER = "op f(t: f32[V], k: i32[N]) -> (y: f32[N]) { y[i] = t[k[i]] }\n"
 
@@ -122,9 +122,7 @@ def test_a_name_that_is_not_utf8(tilec, folder):
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
 def test_closed_streams(folder):
     def run(command):
-        made = subprocess.run(
-            ["sh", "-c", command.replace("tilec", f"{sys.executable} -m tilec")], capture_output=True, text=True
-        )
+        made = subprocess.run(["sh", "-c", command.replace("tilec", IN_SHELL)], capture_output=True, text=True)
         return made.returncode, made.stdout, made.stderr
 
     assert run("tilec check softmax.tile <&- >&- 2>&-") == (0, "", "")

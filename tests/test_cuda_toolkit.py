@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from cli_tools import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
+from cli_tools import QUIET, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 from tilec.runtime import cuda_toolkit
 
@@ -36,6 +36,7 @@ def test_without_the_extra(folder, lacking):
     script = f"""
 import tilec
 from tilec import cli
+{QUIET}
 assert cli.main(["doctor"]) == 0
 for form in ("ptx", "cubin"):
     assert cli.main(["emit", "--as", form, "--target", "h200", *{SOFTMAX!r}]) == 1

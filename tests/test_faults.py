@@ -1,6 +1,6 @@
 """Killed, interrupted, forked, out of disk: right results or a clear error, nothing half-written, a cache that is sound.
 
-What `test_faults_cache.py` and `test_faults_processes.py` do not hold; docs/reliability.md says what is promised.
+What the other `test_faults_*.py` do not hold; docs/reliability.md says what is promised.
 `--slow` repeats what is random hundreds of times.
 """
 
@@ -10,18 +10,15 @@ import os
 import random
 import resource
 import signal
-import threading
 import time
 from pathlib import Path
 
 import fault_tools as faults
 import numpy as np
 import pytest
-from conftest import assert_within
 from fault_tools import SIZES, SOURCE, Child, Writes, results_are_right
 from faults import longer
 
-import tilec
 from tilec import cli
 from tilec.runtime import cache, files
 
@@ -188,65 +185,6 @@ def test_old_temporary_files_go_and_new_ones_stay(tmp_path):
     files._sweep.cache_clear()
     files.replace_file(tmp_path / "a", b"1")
     assert {p.name for p in tmp_path.iterdir()} == {new.name, other.name, "a"}
-
-
-# ---- many at once ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("different", [False, True])
-def test_threads_in_the_first_compile(tmp_path, different):
-    def body():
-        texts = [SOURCE.replace("3.0", f"{3 + n * different * 1e-9:.9f}") for n in range(3)]
-        op, wrong = tilec.compile(texts[0]), []
-        x = np.ones((600, 70), np.float32)
-
-        def work(text: str):
-            try:
-                assert_within(text, [x], (tilec.compile(text) if different else op)(x), kind="cpu")
-            except BaseException as error:
-                wrong.append(error)
-
-        threads = [threading.Thread(target=work, args=(t,)) for t in texts]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-        assert not wrong
-
-    assert Child(body, tmp_path / "cache").wait() == 0
-
-
-@pytest.mark.parametrize("layer", ["omp", "workqueue"])
-def test_a_child_made_after_use(tmp_path, layer):
-    """Numba's threads do not come along into a forked child, and omp ends a child that asks for them."""
-
-    def body():
-        import numba
-
-        numba.config.THREADING_LAYER = layer
-        results_are_right()
-        for again in (SOURCE, SOURCE.replace("3.0", "3.00000001")):  # compiled before, and in the child
-            assert Child(lambda text=again: results_are_right(text), tmp_path / "cache").wait() == 0
-        results_are_right()
-
-    assert Child(body, tmp_path / "cache").wait() == 0
-
-
-def test_a_child_made_while_another_thread_compiles(tmp_path):
-    def body():
-        op, x = tilec.compile(SOURCE), np.ones((600, 70), np.float32)
-        thread = threading.Thread(target=op, args=(x,))
-        thread.start()
-        time.sleep(0.1)
-
-        def use():
-            assert_within(SOURCE, [x], op(x), kind="cpu")
-
-        status = Child(use, tmp_path / "cache").wait()
-        thread.join()
-        return status
-
-    assert Child(body, tmp_path / "cache").wait() == 0
 
 
 # ---- disks -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from conftest import as_list
+from fuzz.guards import call_guarded
 
 import tilec
 
@@ -102,9 +103,8 @@ def check(results: list[Drawn], types: dict[str, str], data: dict[str, list[int]
     inputs = ", ".join(f"{name}: {dtype}[N]" for name, dtype in types.items())
     outputs = ", ".join(f"r{n}: {r.dtype}[N]" for n, r in enumerate(results))
     body = "\n".join(f"r{n}[i] = {r.text}" for n, r in enumerate(results))
-    found = tilec.compile(f"op f({inputs}) -> ({outputs}) {{\n{body}\n}}")(
-        **{n: array(types[n], data[n]) for n in types}
-    )
+    op = tilec.compile(f"op f({inputs}) -> ({outputs}) {{\n{body}\n}}")
+    found = call_guarded(op, *(array(types[n], data[n]) for n in types))
     for result, got in zip(results, found if len(results) > 1 else [found]):
         for n in range(count):
             at = {name: numbers[n] for name, numbers in data.items()}

@@ -93,13 +93,17 @@ class Op:
 
     def _call(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
         """A call by the general way, which leaves a short one for the next."""
-        executable, views, outs, results = self._prepared(arrays, out)
+        with compiling():  # modules are imported and machine code is loaded, under locks
+            executable, views, outs, results = self._prepared(arrays, out)
+            executable.load()
         executable.run(views, outs, stream)
         kind = executable, arrays and type(arrays[0])
         if not any(known == kind for _, _, known in self._fast):
             made = list(results) if len(outs) > 1 else [results]
             wrap = self._wrapped(executable)
-            if (call := fast_call.make(executable, arrays, views, made, wrap)) is not None:
+            with compiling():
+                call = fast_call.make(executable, arrays, views, made, wrap)
+            if call is not None:
                 self._fast = ((call, executable, kind), *self._fast[: MOST_FAST - 1])
         return results
 
@@ -227,9 +231,15 @@ class Op:
         return self._latest
 
     @property
+    def _lowered(self):
+        """The latest specialisation, and what the stages made of it."""
+        with compiling():
+            return self._last.recipe.lowered
+
+    @property
     def stages(self) -> dict[str, str]:
         """MLIR text after every stage of the latest specialisation, by stage name."""
-        return dict(self._last.recipe.lowered[1].texts)
+        return dict(self._lowered[1].texts)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -238,13 +248,13 @@ class Op:
     @property
     def plan(self):
         """The decisions behind the latest specialisation: a `tilec.plan.Plan`."""
-        return self._last.recipe.lowered[1].plan
+        return self._lowered[1].plan
 
     def explain(self) -> str:
         """Every kernel's predicted time and bound, and every decision with its reason."""
         from tilec.explain import explain
 
-        specialised, lowered = self._last.recipe.lowered
+        specialised, lowered = self._lowered
         return explain(lowered.plan, specialised)
 
 
@@ -282,14 +292,15 @@ def compile(
     arguments.text_option("schedule", schedule, path=True)
     known = arguments.sizes(sizes)
     text = read_source(source)
-    program = read_program(text, before=lambda: _load_compiler(target))
-    if target is not None:
-        load(target)
-    path = Path(schedule) if schedule is not None else _schedule_beside(text)
-    if path is not None:
-        from tilec.schedule_read import read_schedule
+    with compiling():
+        program = read_program(text, before=lambda: _load_compiler(target))
+        if target is not None:
+            load(target)
+        path = Path(schedule) if schedule is not None else _schedule_beside(text)
+        if path is not None:
+            from tilec.schedule_read import read_schedule
 
-        read_schedule(path)  # says what is wrong with it
+            read_schedule(path)  # says what is wrong with it
     return Op(program, op, known, target, path, late)
 
 

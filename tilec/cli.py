@@ -26,7 +26,13 @@ ERROR_FILE = "tilec-error.mlir"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _status(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # whatever it came into: reading the command line, working, showing an error
+        return INTERRUPTED
+
+
+def _status(argv: list[str]) -> int:
     open_streams()
     args = parser().parse_args(argv)
     try:
@@ -34,8 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = _run(args)
         sys.stdout.flush()
         return status
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         _drop_output()
         return PIPE_CLOSED

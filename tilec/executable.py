@@ -42,6 +42,9 @@ class Executable:
             for k in self.emitted.kernels
         )
 
+    def load(self) -> None:
+        """Does what running takes once; `run` does it where this was not called before."""
+
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         """Works on any buffers: copies what kernels cannot read or write as it lies."""
         raise NotImplementedError
@@ -94,6 +97,9 @@ class CpuExecutable(Executable):
         from tilec.runtime.cpu_launch import CpuProgram
 
         return CpuProgram(self.emitted, self._loops, len(self.compiled.inputs), len(self.outputs))
+
+    def load(self) -> None:
+        _ = self.program
 
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
         if stream is not None:
