@@ -157,5 +157,5 @@ def test_interruption_is_quiet():
         _, err = child.communicate(timeout=60)
     finally:
         child.kill()
-    # while LLVM is at work its own handler ends the process by the signal, which a shell reports as 130, too
+    # a process that is done, and ends, has no handler of Python's left: the signal ends it, which a shell reports as 130, too
     assert child.returncode in (130, -signal.SIGINT) and "Traceback" not in err
