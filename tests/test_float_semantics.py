@@ -166,8 +166,8 @@ def test_the_mean_of_one_number_is_that_number(number, dtype):
 ])  # fmt: skip
 def test_what_a_mean_accumulates_in(name, count, accumulator):
     """The narrowest type that cannot overflow."""
-    from tilec.dsl.parse import parse
     from tilec.dsl.ast import Reduce, walk
+    from tilec.dsl.parse import parse
     from tilec.dsl.specialise import specialise
 
     program = parse(tilec.api.read_source(f"op f(x: {name}[N]) -> (y: f32) {{ y = mean[i](x[i]) }}"))
