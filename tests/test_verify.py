@@ -94,7 +94,7 @@ def test_broken_only_where_a_tile_ends(tilec, program, monkeypatch):
             op.erase()
 
     broken(monkeypatch, "tile", without_bound)
-    status, out, err = tilec("verify", "centred.tile", "--target", "sm_90a")
+    status, out, err = tilec("verify", "centred.tile", "--target", "sm_90a", "-D", "N=3")
     assert status == 70 and "stage 'tile' is wrong, by its pass 'wrong_tile'" in err, out + err
     assert "outside: " in err and "centred.tile:" in err
 
@@ -137,7 +137,7 @@ def test_a_schedule_edited_by_hand(tilec, program, folder, monkeypatch):
     tilec("plan", "centred.tile", "-D", "M=40,N=50")
     path = folder / "centred.sched.toml"
     path.write_text(re.sub(r"tile = \[\d+\]", "tile = [7]", path.read_text()))
-    assert "obeying" not in tilec("verify", "centred.tile", "--no-schedule")[2]
+    assert "obeying" not in tilec("verify", "centred.tile", "-D", "M=40,N=50", "--no-schedule")[2]
     options = "centred.tile", "-D", "M=40,N=50", "--schedule", path
     status, out, err = tilec("verify", *options)
     assert status == 0 and "M=40, N=50" in out and out.count("right:") == 1, err
