@@ -48,6 +48,7 @@ def assemble(
 ) -> Cubin:
     """Assembles PTX text, which may be one that a person has edited. `begin` is when the work on it began."""
     begin = time.perf_counter() if begin is None else begin
+    ptx = _unordered(ptx)
     if max_registers:  # ptxas's own option gives way to launch bounds, this directive does not
         ptx = re.sub(r"^(\.maxntid [^\n]*)$", rf"\1\n.maxnreg {max_registers}", ptx, flags=re.MULTILINE)
     try:
@@ -55,6 +56,23 @@ def assemble(
     except _Refused as error:
         raise CompileError(f"{entry} for {chip} does not assemble:\n{error}", source or ptx, str(error)) from None
     return Cubin(image, ptx, entry, chip, **_usage(log, entry), seconds=round(time.perf_counter() - begin, 4))
+
+
+_ORDERED = re.compile(r"^(\s*)setp\.(lt|le|gt|ge)(\.ftz)?\.f32(\s+)(%\w+)(,[^\n;]*;)", re.MULTILINE)
+_OPPOSITE = {"lt": "geu", "le": "gtu", "gt": "leu", "ge": "ltu"}
+
+
+def _unordered(ptx: str) -> str:
+    """Each ordered comparison of f32 as the negation of the opposite unordered one: the negation takes no instruction.
+
+    ptxas (13.0 and 13.5) knows a range of what `abs`, a square, `ex2` and `sin` give, and forgets that each may be NaN: it
+    takes `abs(x) + 0.5 > 0` for true, also inside libdevice's functions (`fmod`). Unordered comparisons it leaves alone.
+    """
+
+    def negated(m: re.Match[str]) -> str:
+        return f"{m[1]}setp.{_OPPOSITE[m[2]]}{m[3] or ''}.f32{m[4]}{m[5]}{m[6]}\n{m[1]}not.pred {m[5]}, {m[5]};"
+
+    return _ORDERED.sub(negated, ptx)
 
 
 class _Refused(Exception):

@@ -39,6 +39,16 @@ def test_scalar_parameters():
     assert ".param .f32" in check(source, parameters=("i64", "f32", "i32")).ptx
 
 
+@pytest.mark.parametrize("condition", ["fabs_f32(a) >= zero", "fabs_f32(a) + float32(0.5) > zero", "zero <= a * a"])
+def test_comparisons_of_what_is_not_negative_see_nan(condition):
+    """ptxas forgets that `abs(x)` may be NaN: the kernel would not even read x."""
+    names = ["load_f32", "store_f32", "fabs_f32"]
+    before = "a = load_f32(x)\nzero = float32(0)\n"
+    read = check(kernel(f"{before}store_f32(y, float32(1) if {condition} else float32(2))", *names), ("sm_90a",))
+    constant = check(kernel("store_f32(y, float32(1))", *names), ("sm_90a",))
+    assert len(read.image) > len(constant.image)
+
+
 def test_slow_kernels_are_refused():
     body = """
 a = cuda.local.array(64, float32)

@@ -70,6 +70,12 @@ def test_programs_that_once_failed(name):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_that_once_failed_on_the_gpu(name):
+    check(kept(name), "gpu")
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", [*map(str, range(25))])
 def test_programs_on_the_gpu(name):
     run("gpu", 0, name)
