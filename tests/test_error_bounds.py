@@ -19,6 +19,7 @@ from tilec.dsl.specialise import specialise
 from tilec.dtypes import BF16, DTYPES, F16, F32, F64, I32, from_numpy
 from tilec.enclosure import Enclosure, point
 from tilec.enclosure_reduce import Total, place, reduce
+from tilec.enclosure_types import cast
 from tilec.error_bounds import compare, compare_array, enclose
 from tilec.functions import FUNCTIONS
 
@@ -357,3 +358,15 @@ def test_a_power_of_one_index_with_one_value():
     program = "op f(x: f32[M], v: f32[N]) -> (y: f32[M, N]) { y[i, j] = x[i] ** (-2 * f32(j + 1)) + 0 * v[j] }"
     found = of(program, x=np.array([2, 4], f32), v=np.zeros(1, f32))
     assert holds(found, [[0.25], [0.0625]]).all()
+
+
+def test_between_numbers_too_large_for_f8e4m3_there_are_others():
+    f8 = DTYPES["f8e4m3"]
+    ends = Enclosure(np.array([-1e9, -inf, -1e9, 500, -inf, nan]), np.array([1e9, inf, 0, inf, -500, nan]))
+    whole = np.array([-(2**31), -(2**31), 500, 3], np.int32), np.array([2**31 - 1, 1, 600, 3], np.int32)
+    for found, certain in (
+        (on.rounded(ends, f8), [False, False, False, True, True, True]),
+        (cast(Enclosure(*whole), I32, f8, None), [False, False, True, False]),
+    ):
+        assert (np.isnan(found.low) == certain).all()
+        assert (on.is_anything(found) == ~np.array(certain) & ~(found.low == 3)).all()

@@ -120,8 +120,15 @@ def to_nearest(array: np.ndarray, dtype: DType) -> np.ndarray:
 
 def rounded(x: Enclosure, dtype: DType) -> Enclosure:
     """The values of `dtype` that are nearest to those of an interval; too large for it is any number at all."""
-    nearest = x.map(lambda end: to_nearest(end, dtype))
-    lost = np.isnan(nearest.low) ^ np.isnan(nearest.high)  # f8e4m3 has no infinity
+    return without_infinity(x, x.map(lambda end: to_nearest(end, dtype)))
+
+
+def without_infinity(x: Enclosure, nearest: Enclosure) -> Enclosure:
+    """What `x` rounds to, whose ends round to `nearest`: f8e4m3 has NaN for what is too large, and between two ends that are so,
+    one on either side, there are numbers.
+    """
+    low, high = np.isnan(nearest.low), np.isnan(nearest.high)
+    lost = (low ^ high) | (low & (x.low < 0) & (x.high > 0))
     if not np.any(lost):
         return nearest
     return Enclosure(np.where(lost, -np.inf, nearest.low), np.where(lost, np.inf, nearest.high))

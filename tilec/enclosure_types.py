@@ -9,7 +9,7 @@ import numpy as np
 
 from tilec.conversions import to_float, to_integer
 from tilec.dtypes import F64, DType
-from tilec.enclosure import Enclosure, point, rounded
+from tilec.enclosure import Enclosure, point, rounded, without_infinity
 from tilec.functions import HIDDEN
 from tilec.operators import OPERATORS
 
@@ -43,7 +43,7 @@ def cast(x: Enclosure, source: DType, target: DType, kind: str | None) -> Enclos
     if target.kind == "bool":
         return compared("!=", x, point(np.zeros((), x.low.dtype)))
     if target.is_float and not source.is_float:
-        return x.map(lambda end: to_float(end, target.numpy).astype(np.float64))
+        return without_infinity(x, x.map(lambda end: to_float(end, target.numpy).astype(np.float64)))
     if target.is_float and source is F64:
         return rounded(x, target)
     if target.is_float:
