@@ -58,8 +58,9 @@ class _Line:
 
 def format_source(text: str) -> str:
     """The text in canonical form; raises TileError where it does not parse. Formatting twice changes nothing more."""
-    program = parse(Source("<format>", text))
-    lines = _lines(lex(text), _starts(program), _one_liners(program, text))
+    source = Source("<format>", text)
+    program = parse(source)
+    lines = _lines(lex(source.text), _starts(program), _one_liners(program, source.text))
     _mark_equals(lines)
     printed = [_print(line) for line in lines]
     _align(lines, printed)

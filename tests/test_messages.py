@@ -12,6 +12,7 @@ from test_explain import MLP, SOFTMAX, failure, planned
 
 import tilec
 from tilec.diagnostics import Source, TileError
+from tilec.dsl.format import format_source
 from tilec.dsl.mistakes import read
 from tilec.expectations_check import minimal_traffic, traffic
 from tilec.explain import explain
@@ -65,6 +66,9 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
     path = tmp_path / "p.tile"
     path.write_text("\ufeff" + text, encoding="utf-8")
     assert (tilec.compile(path)(np.ones(3, np.float32)) == 2).all()
+    assert format_source("\ufeff" + text) == text
+    with pytest.raises(TileError, match=r"unexpected character `U\+FEFF`"):
+        format_source("\ufeff\ufeff" + text)
 
 
 def test_a_mistyped_index_of_the_short_form_is_pointed_at():
