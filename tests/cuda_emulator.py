@@ -1,11 +1,13 @@
 """Runs emitted CUDA kernels without a GPU: they are plain Python, and CUDA threads take turns (`cuda_threads.py`).
 
+Whole numbers in kernels are 64 bits wide, as the compiler of kernels takes them, not Python's, which never wrap around.
 Device functions are stand-ins that keep their types (float32 stays float32, integers wrap) and check addresses: an
 access outside an array, or a vector that is not aligned, is an error. Blocks run one after another.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import sys
@@ -211,6 +213,36 @@ SCALAR = {
 }  # fmt: skip
 
 
+class _Numbers(ast.NodeTransformer):
+    """Each whole number in a function becomes the name of a NumPy scalar, which `values` holds."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, np.integer] = {}
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        return self._named(node.value) if type(node.value) is int else node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        match node:
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)) if type(value) is int:
+                return self._named(-value)  # of -2**63, the operand alone has too many bits
+        return self.generic_visit(node)
+
+    def _named(self, value: int) -> ast.expr:
+        name = f"number_{value}".replace("-", "minus_")
+        self.values[name] = np.int64(value) if value < 1 << 63 else np.uint64(value)
+        return ast.Name(name, ast.Load())
+
+
+def numbered(text: str) -> dict:
+    """What a module of kernels defines."""
+    module, numbers = ast.parse(text), _Numbers()
+    module.body = [numbers.visit(s) if isinstance(s, ast.FunctionDef) else s for s in module.body]
+    namespace = numbers.values | {"range": lambda *bounds: map(np.int64, range(*bounds))}
+    exec(compile(ast.fix_missing_locations(module), "<kernels>", "exec"), namespace)
+    return namespace
+
+
 def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics: type = Intrinsics) -> list[int]:
     """Runs a program; returns the sites of failed checks, by kernel launch."""
     module = intrinsics()
@@ -223,8 +255,7 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics
     saved = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
     try:
-        namespace: dict = {}
-        exec(compile(emitted.module, "<kernels>", "exec"), namespace)
+        namespace = numbered(emitted.module)
     finally:
         sys.modules[module.__name__] = saved
         if saved is None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from functools import cache
 
+import numpy as np
 import pytest
 from fuzz import attempt, driver
 from fuzz.attempt import Drawn
 from fuzz.batch import together
 from fuzz.choices import Choices
-from fuzz.compare import check, expect, specialised
+from fuzz.compare import Wrong, check, expect, specialised
 from fuzz.corpus import NAMES, kept
 from fuzz.counts import Counts
 from fuzz.files import SORTS
 from fuzz.guards import in_a_child, run_checked
 from fuzz.hunt import Hunt
 from fuzz.indices import check_polynomial, check_proof, subscript_case, trees
-from fuzz.programs import drawn_case
+from fuzz.programs import Case, drawn_case
 from fuzz.reduce import reductions
 from fuzz.result import summary
 from fuzz.worker import seeded
@@ -65,6 +66,7 @@ def test_programs_as_cuda_kernels(name):
 def test_programs_that_once_failed(name):
     case = kept(name)
     check(case, "stages")
+    check(case, "emulator")
     results = in_a_child(lambda: run_checked(case.text, case.op, case.sizes, case.inputs, "end"))
     expect(case, specialised(case), results, "cpu")
 
@@ -79,6 +81,17 @@ def test_programs_that_once_failed_on_the_gpu(name):
 @pytest.mark.parametrize("name", [*map(str, range(25))])
 def test_programs_on_the_gpu(name):
     run("gpu", 0, name)
+
+
+def test_a_zero_has_its_sign_where_it_is_determined():
+    text = "op f(x: f16[2]) -> (y: f16[2], m: f16) { y[i] = -x[i] m = max[i](x[i]) }"
+    case = Case(text, {}, {"x": np.array([0, -0.0], np.float16)})
+    program = specialised(case)
+    for sign in (1, -1):
+        results = {"y": np.array([-0.0, 0], np.float16), "m": np.float16(sign * 0.0)}
+        expect(case, program, results, "cpu")
+        with pytest.raises(Wrong, match="y is out of bounds"):
+            expect(case, program, {**results, "y": -results["y"]}, "cpu")
 
 
 def test_drawn_programs_are_well_typed():
@@ -169,6 +182,19 @@ def test_failures_and_crashes_are_told_while_the_hunt_goes_on(monkeypatch, tmp_p
     assert len(texts[-1]) <= len(texts[0])
     shown = summary(hunt)
     assert "stages: 40 cases" in shown and f"{len(hunt.found)} kinds of failure" in shown
+
+
+@pytest.mark.slow
+def test_a_case_that_takes_too_long_is_a_failure_and_the_others_are_tried(monkeypatch, tmp_path):
+    """The first text has an `argmax`, which stands for a hang."""
+    for name, seconds in {"process.LONGEST": 3.0, "reducer.LONGEST": 3.0, "reducer.REDUCING": 5.0}.items():
+        monkeypatch.setattr(f"fuzz.{name}", seconds)
+    hunt = Hunt(["programs"], 0, 1, tmp_path, cases=3, attempt="fuzz.planted", begin=5)
+    hunt.run()
+    (found,) = hunt.found.values()
+    assert (found.kind, found.name, found.times) == ("longer than 3 seconds", "5", 1)
+    assert "argmax[" in (found.folder / "program.tile").read_text()
+    assert (hunt.counts["programs"].tried, hunt.counts["programs"].failed) == (3, 1)
 
 
 def test_the_command_writes_what_was_tried(tmp_path, capsys):

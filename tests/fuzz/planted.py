@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from fuzz import attempt
 from fuzz.attempt import Counts, draw, kind_of, write
@@ -16,3 +17,5 @@ def run(drawn: attempt.Drawn, counts: Counts) -> None:
         raise AssertionError("planted")
     if "exp(" in text:
         os.abort()
+    if "argmax[" in text:
+        time.sleep(3600)
