@@ -43,6 +43,8 @@ from numba_cuda_mlir.numba_cuda.cudadrv.nvvm import LibDevice
 from numba_cuda_mlir.numba_cuda.flags import CUDAFlags
 from numba_cuda_mlir.optimization import run_pre_codegen_patterns
 
+from tilec.runtime.cuda_shifts import keep_right_shifts
+
 mlir_target.ensure_initialized()
 
 
@@ -87,7 +89,7 @@ def to_mlir(function: Callable[..., Any], kinds: Sequence[str], chip: str, threa
             MLIRLower(context, descriptor, code, metadata=metadata).lower_to_mlir()
         module = metadata["mlir_module"]
         _let_integers_wrap(module)
-        _keep_logical_shifts(module)
+        keep_right_shifts(module)
         PassManager.parse(get_base_pipeline()).run(module.operation)
         run_pre_codegen_patterns(module)
     return Lowered(module, tools.generate_mangled_name(descriptor.qualname, descriptor.argtypes), options)
@@ -105,74 +107,6 @@ def _let_integers_wrap(module: ir.Module) -> None:
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-
-
-_UNSIGNED = ("arith.divui", "arith.remui", "arith.shrui")
-
-
-def _keep_logical_shifts(module: ir.Module) -> None:
-    """NVVM's LLVM 7 drops logical shifts of 64 bits whose operand is masked and whose result is cut to 32, where constants are
-    found late (`docs/upstream/nvvm-dropped-shift.md`). Numba takes all unsigned arithmetic to 64 bits.
-
-    So what fits 32 bits is shifted and divided in 32, which is also cheaper; of other shifts NVVM may not see that they are cut.
-    """
-    found = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name in _UNSIGNED and str(op.results[0].type) == "i64":
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for op in found:
-        known, shift = _number(op.operands[1]), op.name == "arith.shrui"
-        with ir.InsertionPoint.after(op), op.location:
-            word, wide = ir.IntegerType.get_signless(32), op.results[0].type
-            operands = [_in_word(v, word) for v in op.operands]
-            if None not in operands and (not shift or (known is not None and known < 32)):
-                small = ir.Operation.create(op.name, results=[word], operands=operands)
-                made = ir.Operation.create("arith.extui", results=[wide], operands=[small.result]).result
-                op.result.replace_all_uses_with(made)
-                op.erase()
-            elif op.name != "arith.remui" and known is not None and (0 < known < 32 if shift else known > 1):
-                text, constraints = ir.StringAttr.get("mov.b64 $0, $1;"), ir.StringAttr.get("=l,l")
-                hidden = ir.Operation.create(
-                    "llvm.inline_asm",
-                    results=[wide],
-                    operands=[op.result],
-                    attributes={"asm_string": text, "constraints": constraints},
-                )
-                op.result.replace_all_uses_except(hidden.result, hidden)
-
-
-def _in_word(value: ir.Value, word: ir.Type) -> ir.Value | None:
-    """The value in 32 bits, where it is known to fit them without a sign."""
-    known, maker = _number(value), value.owner
-    if known is not None:
-        attribute = ir.IntegerAttr.get(word, known - (known >> 31 << 32)) if 0 <= known < 1 << 32 else None
-        if attribute is None:
-            return None
-        return ir.Operation.create("arith.constant", results=[word], attributes={"value": attribute}).result
-    if not isinstance(maker, ir.Operation | ir.OpView) or maker.operation.name != "arith.extui":
-        return None
-    narrow = maker.operation.operands[0]
-    bits = ir.IntegerType(narrow.type).width
-    if bits == 32:
-        return narrow
-    extended = ir.Operation.create("arith.extui", results=[word], operands=[narrow]) if bits < 32 else None
-    return None if extended is None else extended.result
-
-
-def _number(value: ir.Value) -> int | None:
-    """Of a constant, which may have been extended."""
-    maker = value.owner
-    if not isinstance(maker, ir.Operation | ir.OpView):
-        return None
-    op = maker.operation
-    if op.name == "arith.constant":
-        return ir.IntegerAttr(op.attributes["value"]).value
-    known = _number(op.operands[0]) if op.name == "arith.extui" else None
-    return None if known is None else known % (1 << ir.IntegerType(op.operands[0].type).width)
 
 
 _translating = Lock()

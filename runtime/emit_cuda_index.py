@@ -7,8 +7,7 @@ five, and shifts, comparisons and extrema are two against one. Their operands ar
     v_3 // 7    ->    within_u31(v_3) // 7
     v_3 // 4    ->    within_i32(v_3) >> 2
 
-Shifts are told of 32 bits with a sign, which is never set: NVVM's LLVM 7 drops the logical shift of an or of a shifted number,
-as of 8 i + 5 in an unrolled loop, where the result is cut to 32 bits.
+Shifts are told of 32 bits with a sign, which is never set, as `cuda_shifts` need not guard those of indices that nothing masks.
 
 A product of two unsigned 32-bit numbers in 64 bits is one instruction. LLVM does not see it where a constant takes all 32
 bits, and adds the product of an upper half that is zero:

@@ -4,6 +4,7 @@ Each stands here as it can be reported (`docs/upstream/`). A test that is skippe
 """
 
 import ctypes
+import operator
 import re
 from pathlib import Path
 
@@ -19,6 +20,9 @@ BROKEN_LLVM = (22, 1, 0)  # of which it is known that it makes the fault
 BROKEN_NVVM = "release 13.5"  # as its PTX says
 FEATURES = llvm.get_host_cpu_features().flatten()
 FILL = 0xAB
+FOLDS = {"mov": int, "cvt": int, "and": operator.and_, "add": operator.add}
+FOLDS |= {"shr": operator.rshift, "shl": operator.lshift}
+"""What PTX's instructions do to small numbers that are not negative."""
 TRUNCATIONS = [("i16", "i8", 8), ("i32", "i8", 4), ("i32", "i16", 16), ("i64", "i32", 2), ("i64", "i16", 8)]
 
 
@@ -127,24 +131,74 @@ def test_nvvm_drops_a_logical_shift():
     if BROKEN_NVVM in ptx:
         assert numbers == wrong
     elif numbers == right:
-        pytest.skip("mended in this libnvvm: `_keep_logical_shifts` can go once no other is used")
+        pytest.skip("mended in this libnvvm: `keep_right_shifts` can go once no other is used")
 
 
-@pytest.mark.parametrize("bits, quotient", [(16, "// uint16(4)"), (32, "// uint32(4)"), (32, ">> uint32(2)")])
-def test_kernels_keep_logical_shifts(bits, quotient):
-    """The same loops in kernels as they are printed, with unsigned types, which Numba takes to 64 bits."""
+def xored(ptx: str) -> set[int]:
+    """The numbers that are xored with what a kernel loads: written there, or made of such as are."""
+    known: dict[str, int] = {}
+    found = set()
+    for name, bits, to, operands in re.findall(r"\b(\w+)\.(?:[\w.]*\D)?(\d+)\s+(%\w+), ([^;{}]+);", ptx):
+        numbers = [known.get(o, int(o) if o.lstrip("-").isdigit() else None) for o in operands.split(", ")]
+        if name == "xor":
+            found |= {n for n in numbers if n is not None}
+        elif name in FOLDS and None not in numbers:
+            known[to] = FOLDS[name](*numbers) % 2 ** int(bits)
+    return found
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(
+    "shifted, meant",
+    [
+        *((f"int32(uint{b}(int{b}(i * 8 + 5)) {q})", lambda i: 8 * i + 5 >> 2)
+          for b, q in ((16, "// uint16(4)"), (32, "// uint32(4)"), (32, ">> uint32(2)"))),
+        ("(within_i32((i * 32 + 53) & 1023) >> 3)", lambda i: 4 * i + 6),
+        ("(within_i32(within_u31((i * 16 + 9) & 255) >> 1) >> 1)", lambda i: 4 * i + 2),
+        ("(((i * 4 + 13) & 60) >> 2)", lambda i: i + 3),
+        ("(within_u31((i * 16 + 9) & 255) >> 1 & 1023)", lambda i: 8 * i + 4),
+        ("int64(uint32(int32(i * 8 + 5)) >> uint32(2))", lambda i: 8 * i + 5 >> 2),
+        ("int64(uint64((i * 16 + 13) & 1099511627775) * uint64(8) // uint64(16) >> uint64(1))", lambda i: 16 * i + 13 >> 2),
+        ("(((((i * 16 + 9) >> 3) * 32 >> 2) >> 1) >> 2)", lambda i: 2 * i + 1),
+    ],
+)  # fmt: skip
+def test_kernels_keep_right_shifts(shifted, meant, chip):
+    """Kernels as they are printed: unsigned types, which Numba takes to 64 bits, and indices, which are 64 bits."""
     pytest.importorskip("numba_cuda_mlir.cuda")
     from cuda_tools import kernel
 
     from tilec.runtime.cuda_compile import _to_ptx
 
+    bits = 32 if shifted.startswith("int32") else 64
     body = f"""for i in range(8):
   for j in range(4):
-    at = ((i * 4 + j) * 128 + tid) * 4
-    store_i32(y + at, int32(uint{bits}(int{bits}(i * 8 + 5)) {quotient}) ^ load_i32(x + at))"""
-    names = (f"uint{bits}", "int16", "load_i32", "store_i32")
-    ptx = _to_ptx(kernel(body, *names, parameters="x, y"), "kernel", "sm_90a", 128, None, 1)
-    assert {int(n) for n in re.findall(r"xor\.b32\s+\S+, \S+, (\d+);", ptx)} == set(range(1, 16, 2))
+    at = ((i * 4 + j) * 128 + tid) * 8
+    store_i{bits}(y + at, {shifted} ^ load_i{bits}(x + at))"""
+    names = ("uint16", "uint32", "uint64", "int16", "within_i32", "within_u31", f"load_i{bits}", f"store_i{bits}")
+    ptx = _to_ptx(kernel(body, *names, parameters="x, y"), "kernel", chip, 128, None, 1)
+    assert xored(ptx) | {0} == {meant(i) for i in range(8)} | {0}
+
+
+def test_places_in_registers_stay_known():
+    """An element's word is its place shifted by one: were that hidden from NVVM, the row would lie in local memory."""
+    pytest.importorskip("numba_cuda_mlir.cuda")
+    from cuda_tools import kernel
+
+    from tilec.runtime.cuda_compile import compile_kernel
+
+    body = """row = cuda.local.array(32, uint32)
+for i in range(8):
+  load_u32x4_nc(row, (i * 8) >> 1, x + (i * 128 + tid) * 16)
+total = float32(0.0)
+for i in range(8):
+  for j in range(8):
+    total = total + unpack_bf16(row, i * 8 + j)
+for i in range(8):
+  for j in range(8):
+    total = total * unpack_bf16(row, i * 8 + j)
+store_f32(y + tid * 4, total)"""
+    source = kernel(body, "uint32", "load_u32x4_nc", "unpack_bf16", "store_f32", parameters="x, y")
+    assert compile_kernel(source, "kernel", "sm_80", 128).stack == 0
 
 
 def test_ptxas_takes_a_comparison_of_nan_for_true():
