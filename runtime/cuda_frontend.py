@@ -98,12 +98,14 @@ def to_mlir(function: Callable[..., Any], kinds: Sequence[str], chip: str, threa
 def _let_integers_wrap(module: ir.Module) -> None:
     """Takes back what Numba says of sums, differences and products of integers: that they never overflow.
 
-    Where they do, NVVM would take `a + 1 > a` for true.
+    Where they do, NVVM would take `a + 1 > a` for true. The flags stay as an attribute that says `none`: what simplifies
+    `a * b // c` reads it unasked, and crashes where it is missing.
     """
+    none = ir.Attribute.parse("#arith.overflow<none>", module.context)
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if op.name in ("arith.addi", "arith.subi", "arith.muli") and "overflowFlags" in op.attributes:
-            del op.attributes["overflowFlags"]
+            op.attributes["overflowFlags"] = none
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)

@@ -1,5 +1,6 @@
 """The compiler of GPU kernels: what it refuses and says, its cache, and its processes."""
 
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,14 @@ def test_comparisons_of_what_is_not_negative_see_nan(condition):
     read = check(kernel(f"{before}store_f32(y, float32(1) if {condition} else float32(2))", *names), ("sm_90a",))
     constant = check(kernel("store_f32(y, float32(1))", *names), ("sm_90a",))
     assert len(read.image) > len(constant.image)
+
+
+@pytest.mark.parametrize("division", ["uint64(a * b) // uint64(b)", "(a * b) // b", "(a + b - n) * b % b"])
+def test_products_divided(division):
+    """The simplification of `a * b // b` asks whether the product may overflow; it once crashed where nothing told it."""
+    body = f"a = load_i64(x + tid * 8)\nb = load_i64(y)\nstore_i64(y + tid * 8, int64({division}))"
+    cubin = check(kernel(body, "load_i64", "store_i64", "uint64"), ("sm_90a",))
+    assert re.search(r"mul\.lo\.s64|mad\.lo\.s64", cubin.ptx)  # may wrap around, so it is not left out
 
 
 def test_slow_kernels_are_refused():
