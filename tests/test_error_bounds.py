@@ -370,3 +370,19 @@ def test_between_numbers_too_large_for_f8e4m3_there_are_others():
     ):
         assert (np.isnan(found.low) == certain).all()
         assert (on.is_anything(found) == ~np.array(certain) & ~(found.low == 3)).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 40])
+@pytest.mark.parametrize("scale", [1, 2e-22, 2e19])
+def test_products_narrower_than_their_sum(rng, n, scale):
+    """Each is rounded to f32, where it may be subnormal or infinite, or goes unrounded into the sum."""
+    a, b = ((scale * rng.uniform(1, 2, n)).astype(f32) for _ in range(2))
+    with np.errstate(all="ignore"):
+        rounded, exact = (a * b).astype(np.float64).sum(), np.dot(a.astype(np.float64), b.astype(np.float64))
+    body = "y = sum[k](a[k] * b[k]) in f64; z = f64(sum[k](a[k] * b[k]))"
+    source = f"op f(a: f32[N], b: f32[N]) -> (y: f64, z: f64) {{ {body} }}"
+    special, inputs = specialised(source, a=a, b=b), {"a": a, "b": b}
+    for found in (enclose(special, inputs)[name] for name in "yz"):
+        assert holds(found, rounded) and holds(found, exact) and not holds(found, exact * (1 - 1e-4) - n * 1e-45)
+    results = tilec.compile(source, target="cpu")(a, b)._asdict()
+    assert all(c.within for c in compare(special, inputs, results, "cpu").values())

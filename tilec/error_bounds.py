@@ -24,11 +24,13 @@ from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.dtypes import F64, DType
 from tilec.enclosure import Enclosure, point
-from tilec.enclosure_reduce import Total, place, reduce, sum_of_parts, sum_parts, unit_roundoff
+from tilec.enclosure_reduce import Total, largest, place, reduce, sum_of_parts, sum_parts, unit_roundoff
 from tilec.enclosure_types import cast, compared, of_integers, rounded_to
 from tilec.evaluate import OutOfRangeError, Space, blocks, extents_of, is_inside, outside_error, stored, take
 from tilec.operators import COMBINE
 
+SMALLEST_NORMAL = 2.0**-126
+"""Of f32: smaller products lose digits."""
 Kind = Literal["cpu", "cuda"] | None
 """The kind of target whose functions' bounds count; None for the larger bound of all."""
 
@@ -265,27 +267,36 @@ class _Space(Space):
     def sums(self, expr: ast.Reduce, mask: np.ndarray) -> list[np.ndarray]:
         """The parts of a sum (`sum_parts`), by halves where the space is large, without the products of factors."""
         axes = [self.axes[r.index] for r in expr.ranges]
-        if factors := self.factors(expr):
-            left, right = (self.enclose(f, mask) for f in factors)
-            if all(np.isfinite(end).all() for x in (left, right) for end in x):
-                return self.contraction(left, right, axes, factors[0] == factors[1], _using(expr))
+        if product := self.product(expr):
+            left, right = (self.enclose(f, mask) for f in (product.left, product.right))
+            most = float(np.prod([max(np.abs(end).max(initial=0) for end in x) for x in (left, right)]))
+            fits = bool(np.isfinite(most)) and (product.dtype is expr.dtype or most <= largest(product.dtype))
+            if fits and self.volume({r.index for r in expr.ranges}) > 1:
+                return self.contraction(left, right, axes, product, expr)
         if half := self.halved(expr):
             parts = [space.sums(expr, mask) for space in self.halves(half)]
             return [a + b for a, b in zip(*parts)]
         body = self.enclose(expr.body, mask)
-        if factors and expr.multiplicand is not None:
+        if product and expr.multiplicand is not None:
             left, right = (_multiplicand(x, _using(expr)) for x in (left, right))
-            body = on.multiply(left, right, expr.dtype, factors[0] == factors[1])
+            body = on.multiply(left, right, product.dtype, product.left == product.right)
         body = body.map(lambda end: self.spread(end, axes))
         return sum_parts(body, Total.reduction(body.low.shape, tuple(axes)))
 
-    def contraction(self, left, right, axes: list[int], square: bool, using: float) -> list[np.ndarray]:
-        """The parts of `sum(left * right)`: that of the intervals' middles, and how far their radii reach."""
-        (a, da), (b, db) = (_ball(x, using) for x in (left, right))
-        middle, size = self.contract(a, b, axes), self.contract(np.abs(a) + da, np.abs(b) + db, axes)
+    def contraction(self, left, right, axes: list[int], product: ast.Binary, expr: ast.Reduce) -> list[np.ndarray]:
+        """The parts of `sum(left * right)`: that of the intervals' middles, and how far their radii reach, and the roundings of
+        the products, where those of the sum do not count them."""
+        square = product.left == product.right
+        (a, da), (b, db) = (_ball(x, _using(expr)) for x in (left, right))
+        sizes = np.abs(a) + da, np.abs(b) + db
+        middle, size = self.contract(a, b, axes), self.contract(*sizes, axes)
         reach = np.zeros_like(middle)
         if da.any() or db.any():
-            reach = self.contract(np.abs(a), db, axes) + self.contract(da, np.abs(b) + db, axes)
+            reach = self.contract(np.abs(a), db, axes) + self.contract(da, sizes[1], axes)
+        if product.dtype.mantissa < expr.dtype.mantissa:
+            reach = reach + unit_roundoff(product.dtype) * size
+        if product.dtype is not F64 and np.prod([_least(x) for x in sizes]) < SMALLEST_NORMAL:
+            reach = reach + on.ulp(0.0, product.dtype) / 2 * self.contract(*(np.sign(x) for x in sizes), axes)
         low, high = middle - reach, middle + reach
         negative = (size - low) / 2
         if square or ((left.low >= 0).all() and (right.low >= 0).all()):
@@ -311,6 +322,11 @@ class _Space(Space):
 
 def _using(expr: ast.Reduce) -> float:
     return unit_roundoff(expr.multiplicand) if expr.multiplicand is not None else 0.0
+
+
+def _least(sizes: np.ndarray) -> float:
+    """The smallest but zeros."""
+    return float(np.min(sizes, where=sizes > 0, initial=np.inf))
 
 
 def _ball(x: Enclosure, relative: float) -> tuple[np.ndarray, np.ndarray]:

@@ -312,15 +312,17 @@ class Space:
 
     def factors(self, expr: ast.Expr) -> tuple[ast.Expr, ast.Expr] | None:
         """The two factors of a sum of float products, which need no array of all the products."""
+        product = self.product(expr)
+        return (product.left, product.right) if product else None
+
+    def product(self, expr: ast.Expr) -> ast.Binary | None:
+        """What a sum of float products sums, without casts that change no value."""
         if not isinstance(expr, ast.Reduce) or expr.kind != "sum":
             return None
         body = expr.body
         while isinstance(body, ast.Cast) and self.keeps(body):
             body = body.operand
-        match body:
-            case ast.Binary("*", left, right) if body.dtype.is_float:
-                return left, right
-        return None
+        return body if isinstance(body, ast.Binary) and body.op == "*" and body.dtype.is_float else None
 
     def keeps(self, cast: ast.Cast) -> bool:
         """Whether a cast changes no value."""
