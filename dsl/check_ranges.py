@@ -211,9 +211,11 @@ class RangeChecker:
             p = self.affine(subscript, facts)
             if p is None:
                 guarded = True  # a gather: checked where it is used
-            elif not _inside(p, extent, always):
+            elif not _inside(
+                p, extent, always
+            ):  # a reduction does not run along the empty range of an index it does not use
                 guarded = True
-                if not _inside(p, extent, facts):
+                if not (facts.impossible or _inside(p, extent, facts)):
                     self._outside(access, k, p, extent, facts)
         return guarded
 
@@ -333,7 +335,7 @@ def _leaves(p: Poly) -> set[str]:
 
 
 def _inside(p: Poly, extent: Poly, facts: Facts) -> bool:
-    return facts.impossible or (facts.proves(p) and facts.proves(extent - 1 - p))
+    return facts.proves(p) and facts.proves(extent - 1 - p)
 
 
 _OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
