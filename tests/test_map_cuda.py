@@ -11,7 +11,7 @@ from conftest import assert_within
 from expectations import EXAMPLES
 
 import tilec
-from tilec import mlir, plan_cuda
+from tilec import mlir, plan_cuda, plan_cuda_view
 from tilec.driver import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
@@ -59,7 +59,7 @@ def test_examples(example, rng, monkeypatch):
 def test_tiles_that_do_not_fit_registers(example, rng, monkeypatch):
     """Rows are read again by every sweep, and intermediates live in workgroup memory."""
     monkeypatch.setattr(plan_cuda, "choose_contraction", lambda *_: None)
-    monkeypatch.setattr(plan_cuda, "HELD", 1)
+    monkeypatch.setattr(plan_cuda_view, "HELD", 1)
     monkeypatch.setattr(plan_cuda, "LOADS", 2)
     monkeypatch.setattr(plan_cuda, "THREADS", 64)
     check(example, example.inputs(rng))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from tilec.evaluate import read_source
 from tilec.target import load
 
 H200 = load("h200")
+CORPUS = Path(__file__).parent / "fuzz" / "corpus"
 
 
 def planned(text: str, target=H200, **sizes: int):
@@ -45,6 +48,12 @@ def test_lines_are_as_long_as_blocks_last(columns, lanes):
 def test_a_turned_tile_has_many_threads():
     (kernel,) = planned("op f(x: f32[M, N]) -> (y: f32[N, M]) { y[j, i] = x[i, j] }", M=4096, N=4096).kernels
     assert kernel.tile == (64, 64) and kernel.options["threads"] == 512
+
+
+def test_many_short_dimensions_are_not_unrolled_together():
+    """One thread once held the 2^13 elements that follow from one reduction: its kernel took minutes to compile."""
+    (kernel,) = planned((CORPUS / "broadcast_of_reduction.tile").read_text(), M=2).kernels
+    assert prod(kernel.options["steps"]) <= 64
 
 
 def test_parts_pay_where_a_second_kernel_begins_early():

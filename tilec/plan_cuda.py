@@ -33,7 +33,7 @@ from tilec.plan_cuda_rows import DEFAULTS, SHOWN, RowPlan, alone, choose_rows, d
 from tilec.plan_cuda_scan import ScanPlan, refuse_chain, refused_chain, scan_kept_bytes, scan_tiles
 from tilec.plan_cuda_sram import fit, kept, layout_of, too_much
 from tilec.plan_cuda_stream import choose_stream
-from tilec.plan_cuda_view import WIDE, View, accesses, lane_dim, power, vector_of
+from tilec.plan_cuda_view import UNROLLED, WIDE, View, accesses, lane_dim, power, unrolled, vector_of
 from tilec.quantities import by_sizes, count
 from tilec.stream_grouping import is_streamed
 from tilec.target import Target
@@ -41,7 +41,6 @@ from tilec.target import Target
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
 POINT_THREADS = 128  # of a block without reductions; small blocks that come and go keep memory busiest (measured, H200)
 LOADS = 4  # independent 16-byte loads a thread has in flight in a loop: 32 KB an SM, see Little's law in cost.py
-HELD = 32  # elements that a thread may hold of a tile, twice where sweeps pass them on: 40 to 110 registers
 TURNED = 128  # elements of a side of a tile that is turned in vectors: 256 bytes of memory in both directions
 WORD = 4  # bytes of a bank of shared memory
 FEW = 0.75
@@ -50,7 +49,6 @@ FEW = 0.75
 TWICE = 16
 """Elements a thread that sin and cos may be written out for twice: more of their full forms fill the registers."""
 BUSY = 0.75  # share of memory's time from which arithmetic counts
-UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
 
 
 def choose(
@@ -177,7 +175,7 @@ def _dealt(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout
     counts = {lane: tile.threads}
     if across is not None and tile.rows_per_block > 1:
         counts[across] = power(min(tile.rows_per_block, view.extents[across]))
-    step = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: tile.vectors}
+    step = unrolled(view, set(view.reduced) - {lane}) | {lane: tile.vectors}
     ones = dict.fromkeys(view.kernel.grid, 1)
     layout = _make(view, counts, {lane: tile.vector}, step, ones | counts, tile.shifted)
     return {across: counts.get(across, 1)} if across is not None else {}, layout
@@ -189,7 +187,7 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, Scan
     kept, found = scan_kept_bytes(view), []
     for tile in scan_tiles(view, lane, vector, THREADS, kept):
         counts = {lane: tile.threads} | ({grid[-1]: tile.beside} if grid else {})
-        steps = {d: min(view.extents[d], UNROLLED) for d in view.reduced} | {lane: tile.steps}
+        steps = unrolled(view, set(view.reduced) - {lane}) | {lane: tile.steps}
         layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(grid, 1) | counts)
         kernel = replace(view.kernel, tile=tuple(counts.get(d, 1) for d in grid))
         held = replace(layout, chain=tile.chain).whole([lane])
@@ -237,7 +235,7 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
         counts[d] = min(budget, power(extents[d]))
         budget //= counts[d]
-    steps = {d: (4 if joined else 2) * LOADS if d in splits else min(extents[d], UNROLLED) for d in view.reduced}
+    steps = unrolled(view, set(view.reduced) - set(splits)) | dict.fromkeys(splits, (4 if joined else 2) * LOADS)
     tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
     others = sorted((d for d in tile if d != lane), reverse=True)
     computed = [v for n in view.group.nodes for v in n.extracts]

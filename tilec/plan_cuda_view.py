@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -13,6 +14,8 @@ from tilec.plan import KernelPlan
 from tilec.target import Target
 
 WIDE = 16  # bytes of the widest memory access
+UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
+HELD = 64  # elements of all such dimensions together that a thread may hold: 40 to 110 registers
 
 
 @dataclass(frozen=True)
@@ -139,3 +142,13 @@ def scattered(node: Node, view: View, lane: int) -> int:
 def power(value: float) -> int:
     """The least power of two that is not below `value`."""
     return 1 << max(0, ceil(value) - 1).bit_length()
+
+
+def unrolled(view: View, dims: Iterable[int]) -> dict[int, int]:
+    """Steps along dimensions that a thread walks alone: short ones whole, the last first, while a thread may hold what they are
+    together. Along the others it goes step by step: sixteen dimensions of 2 would make tens of thousands of elements."""
+    steps, room = {}, HELD
+    for d in sorted(dims, reverse=True):
+        steps[d] = max(1, min(view.extents[d], UNROLLED, room))
+        room //= steps[d]
+    return steps
