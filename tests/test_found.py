@@ -38,6 +38,9 @@ PROGRAMS = {
             y[i, j] = rand(i64(u32(abs(cummin[i](round(x[i, j]))))), i64(i))
             z[i, j] = i32(cummin[i](x[i, j])) + i32(i // 4)
         }""", {"M": 64, "N": 64}),
+    "a large number in a product of 64 bits, in a loop of one thread": (
+        "op f(n: i64[M, K], p: i32[M]) -> (y: f8e4m3[M, K]) { "
+        "y[i, j] = 9223372036854775806 * ((n[i, p[i] - 9] if p[i] >= 9 and p[i] < 9 + K else 1) + j) }", {"M": 1, "K": 2}),
     "what is made of two scans by an operation that is computed again": (
         """op f(x: f32[M, N]) -> (y: f64[M, N]) {
             t[i, j]: f64 = cumsum[i](x[i, j]) / (abs(cumsum[j](x[i, j])) + 0.5)
