@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import cached_property
+from itertools import pairwise, takewhile
 
 from lark import Token
 from lark.parsers.lalr_analysis import Shift
@@ -70,6 +71,7 @@ class Words:
 
     def __init__(self, source: Source, tokens: list[Token]):
         self.source, self.tokens = source, tokens
+        self._read, self._open = 0, list[int]()  # of `opener`
 
     def span(self, at: int) -> Span:
         token = self.tokens[at]
@@ -105,15 +107,29 @@ class Words:
         return names
 
     def opener(self, at: int, closer: str) -> int | None:
-        """The innermost bracket of the closer's kind that is still open before `at`."""
-        open_: list[int] = []
-        for k in range(at):
+        """The innermost bracket of the closer's kind that is still open before `at`. Later words are asked about later:
+        each is read once."""
+        if at < self._read:
+            self._read, self._open = 0, []
+        for k in range(self._read, at):
             kind = self.tokens[k].type
             if kind in _OPENERS.values():
-                open_.append(k)
-            elif kind in _OPENERS and open_ and self.tokens[open_[-1]].type == _OPENERS[kind]:
-                open_.pop()
-        return next((k for k in reversed(open_) if self.tokens[k].type == _OPENERS[closer]), None)
+                self._open.append(k)
+            elif kind in _OPENERS and self._open and self.tokens[self._open[-1]].type == _OPENERS[kind]:
+                self._open.pop()
+        self._read = at
+        return next((k for k in reversed(self._open) if self.tokens[k].type == _OPENERS[closer]), None)
+
+    @cached_property
+    def comments(self) -> list[tuple[int, str]]:
+        """Where other languages would begin a comment, and how that is written here."""
+        found = []
+        for k, (token, after) in enumerate(pairwise([*self.tokens, self.tokens[-1]])):
+            pair = token.value + after.value if token.end_pos == after.start_pos else ""
+            shown = next((c for c in _COMMENTS if c == token.value or pair.startswith(c)), None)
+            if shown is not None:
+                found.append((k, _COMMENTS[shown]))
+        return found
 
 
 def recover(words: Words, at: int, parser: InteractiveParser) -> tuple[Diagnostic, Recovery]:
@@ -254,14 +270,9 @@ def _name_it(words: Words, at: int, expected: set[str]) -> tuple[str, str | None
 
 def _comment(words: Words, at: int) -> str | None:
     """What the line of the word that does not fit, or of the one before, begins a comment with in other languages."""
-    lines = {words.tokens[k].line for k in (at, at - 1) if k >= 0}
-    for k, token in enumerate(words.tokens[: at + 1]):
-        after = words.tokens[min(k + 1, len(words.tokens) - 1)]
-        pair = token.value + after.value if token.end_pos == after.start_pos else ""
-        shown = next((c for c in _COMMENTS if c == token.value or pair.startswith(c)), None)
-        if token.line in lines and shown is not None:
-            return _COMMENTS[shown]
-    return None
+    first = bisect_left(words.tokens, words.tokens[max(at - 1, 0)].line, key=lambda token: token.line)
+    near = bisect_left(words.comments, first, key=lambda comment: comment[0])
+    return next((hint for k, hint in words.comments[near : near + 1] if k <= at), None)
 
 
 def _operator(words: Words, at: int, expected: set[str]) -> tuple[str, str | None]:

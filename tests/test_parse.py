@@ -156,8 +156,9 @@ def test_many_mistakes_in_one_run():
         "\n".join(f"y{n} = {n}" for n in range(20_000)),
         "op " * 2_000,
         "}" * 2_000,
+        "op f() -> (y: f32) { y = 1 }\n" + "1 + " * 70_000,
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_hostile_text_is_refused_quickly(text):
     start = time.process_time()
