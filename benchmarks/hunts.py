@@ -15,7 +15,7 @@ HEADINGS = [
     "failures",
     "may be anything",
     "seed",
-    "machine, minutes",
+    "machine, time",
     "commit, date",
 ]
 COUNTS = (0, 2, 3, 4, 5)
@@ -32,8 +32,12 @@ def rows() -> Iterator[list[str]]:
             yield [
                 f"{counts['tried']:,}", f"`{way}`", f"{counts['statements']:,}" if counts["statements"] else "",
                 f"{counts['scheduled']:,}" if counts["scheduled"] else "", str(counts["failed"]), free, str(hunt["seed"]),
-                f"{where}, {hunt['jobs']} jobs, {hunt['seconds'] / 60:.0f}", f"{hunt['versions']['commit']}, {hunt['date']}",
+                f"{where}, {hunt['jobs']} jobs, {_time(hunt['seconds'])}", f"{hunt['versions']['commit']}, {hunt['date']}",
             ]  # fmt: skip
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def compilers() -> str:

@@ -77,8 +77,22 @@ def compilers() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            continue
+            found |= {name: version} if (version := _toolkit(name)) else {}
     return found
+
+
+def _toolkit(name: str) -> str:
+    """The CUDA toolkit that one of its compilers lies in, where no package brought it: they do not all tell their version."""
+    from tilec.runtime.cuda_assemble import ptxas_path
+
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        path = ptxas_path() if name == "ptxas" else load_nvidia_dynamic_lib(name).abs_path
+    except (ImportError, RuntimeError):
+        return ""
+    toolkit = re.search(r"cuda-(\d+\.\d+)", os.path.realpath(path)) if path else None
+    return f"of CUDA {toolkit[1]}" if toolkit else ""
 
 
 def _git(*words: str) -> str:
