@@ -70,6 +70,8 @@ def draw(rng: random.Random, depth: int, variables: dict[str, str]) -> Drawn:
         change = {"-x": operator.neg, "abs": abs, "cast": int}[kind]
         return Drawn(text, dtype, lambda e: wrapped(dtype, change(a.value(e))))
     b = draw(rng, depth - 1, variables)
+    if kind == "**" and "[i]" not in b.text:  # a negative constant would make it an f32
+        b = Drawn(f"{(name := rng.choice(list(variables)))}[i]", variables[name], operator.itemgetter(name))
     dtype = met(a, b)
     if kind == "if":
         c, d = draw(rng, depth - 1, variables), draw(rng, depth - 1, variables)
