@@ -71,10 +71,10 @@ class GenericMapper:
             return
         self._load([n for n in range(self.count) if self.layout.whole(self.places[n])])
         self._enter(self.loops, self._reduce)
-        if any(self._has_copies(n) for n in range(self.count, len(self.operands))):
+        if any(self.has_copies(n) for n in range(self.count, len(self.operands))):
             gpu.BarrierOp()  # each reads what one of them wrote last
 
-    def _has_copies(self, n: int) -> bool:
+    def has_copies(self, n: int) -> bool:
         """Whether threads that hold the same elements of a result all store them in workgroup memory."""
         others = [d for d in self.layout.order if d not in self.places[n]]
         return space_of(self.operands[n]) == "workgroup" and not self.threads.alone(others)
@@ -117,7 +117,7 @@ class GenericMapper:
         stores = [n for n in range(self.count, len(self.operands)) if n not in self.states]
         for n in stores:
             if space_of(self.operands[n]) != "workgroup":
-                self.tiles[n] = self._out_tile(n)
+                self.tiles[n] = self.out_tile(n)
         if self.scanned is not None and self.layout.threads[self.scanned] > 1:
             scan(self, self.scanned)
         elif may_compute_twice(self):
@@ -288,7 +288,7 @@ class GenericMapper:
         with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1, owner=owner) as place:
             self._store_at(n, place)
 
-    def _out_tile(self, n: int) -> ir.Value:
+    def out_tile(self, n: int) -> ir.Value:
         if space_of(self.operands[n]) == "private":
             return self.kernel.tile(self.operands[n], self.places[n])
         element = ir.MemRefType(self.operands[n].type).element_type

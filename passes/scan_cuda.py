@@ -43,7 +43,9 @@ class _Scan:
         end = list(generic.block.operations)[-1]
         self.scanned, self.made = (end.operands[n - generic.count] for n in (self.state, self.out))
         self.elements = None
-        if self.made != self.scanned:  # which is made once an element is whole: until then it has registers of its own
+        # What is made of an element once it is whole, or what other threads store as well, one of which may have added
+        # what lies before already: until it is whole an element has registers of its own.
+        if self.made != self.scanned or generic.has_copies(self.out):
             place = generic.places[self.out]
             self.elements = generic.kernel.private(place, self.identity.type, "scanned", generic.layout)
 
@@ -97,15 +99,18 @@ class _Scan:
     def _own(self, place: Place, at: list[ir.Value]) -> None:
         """A thread's scan of its own elements of a step; their total is left in `running`."""
         generic = self.generic
-        carry = generic.tiles[self.state]
+        tiles = dict(generic.tiles)
         memref.StoreOp(self.identity, self.running, at)
         generic.tiles[self.state] = self.running
+        # no part of an element goes to workgroup memory
+        if self.elements is not None and self.out not in generic.tiles:
+            generic.tiles[self.out] = self.elements if self.made == self.scanned else generic.out_tile(self.out)
         with generic.threads.lanes(place, generic.sizes) as inner:
             generic.compute(inner)
-            if self.elements:
+            if self.made != self.scanned:
                 so_far = memref.LoadOp(self.running, at).result
                 memref.StoreOp(so_far, self.elements, inner.slot(generic.places[self.out]))
-        generic.tiles[self.state] = carry
+        generic.tiles = tiles
 
     def _add(self, place: Place, offset: ir.Value) -> None:
         """What lies before a thread's elements, to one of them."""
