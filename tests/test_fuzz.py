@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from fuzz import attempt, driver
+from fuzz.accesses import Dim, Index
 from fuzz.attempt import Drawn
 from fuzz.batch import together
 from fuzz.choices import Choices
@@ -92,6 +93,15 @@ def test_a_zero_has_its_sign_where_it_is_determined():
         expect(case, program, results, "cpu")
         with pytest.raises(Wrong, match="y is out of bounds"):
             expect(case, program, {**results, "y": -results["y"]}, "cpu")
+
+
+def test_an_index_is_another_one_inside_a_reduction_over_its_name():
+    """What tells the range of `j` there says nothing about `j` outside."""
+    j = Index("j", Dim("M", 3), bare=True)
+    assert not j.told_by("mean[j in 0:M, k1](exp((x1[i, j]) + 1)) in f64")
+    assert not j.told_by("max[k1](sum[k2, j](x1[j]) + any[j](x2[j])) - 1")
+    assert j.told_by("mean[j in 0:M](exp(x1[i, j])) * x2[j]") and j.told_by("cumsum[j](x1[j])")
+    assert j.told_by("sum[k1 in 0:j_1](x1[j, k1])")
 
 
 def test_drawn_programs_are_well_typed():

@@ -42,8 +42,11 @@ class Index:
         return max(0, self.dim.value - self.low)
 
     def told_by(self, text: str) -> bool:
-        """Whether an expression tells the range: it may have been drawn and thrown away."""
-        return self.bare and not self.stated and bool(re.search(rf"\b[nxy]\d+\[([^][]*, )?{self.name}[],]", text))
+        """Whether an expression tells the range: a use may have been drawn and thrown away, and where a reduction has an
+        index of this name it is another one.
+        """
+        use = rf"\b[nxy]\d+\[([^][]*, )?{self.name}[],]"
+        return self.bare and not self.stated and bool(re.search(use, without_reductions(text, self.name)))
 
 
 @dataclass(frozen=True)
@@ -318,6 +321,24 @@ class Accesses:
                     dim = self.dim(f"({text}) * ({other.dim.text})")
                     return [(dim, (f"{name} * ({other.dim.text}) + {other.name}", True, []))]
         return plain
+
+
+REDUCTION = re.compile(r"\b(?:sum|prod|max|min|mean|logsumexp|any|all|argmax|argmin)\[([^][]*)\]\(")
+
+
+def without_reductions(text: str, index: str) -> str:
+    """An expression without its reductions over an index of this name."""
+    place = 0
+    while found := REDUCTION.search(text, place):
+        place = found.end()
+        if index not in (given.partition(" in ")[0] for given in found[1].split(", ")):
+            continue
+        depth, end = 1, place
+        while depth:
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        text, place = text[: found.start()] + text[end:], found.start()
+    return text
 
 
 def _surely_shorter(a: Dim, b: Dim) -> bool:

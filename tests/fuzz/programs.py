@@ -89,7 +89,8 @@ class _Program:
                 self.call()
         body = "\n".join(self.lines)
         unread = [t for t, _ in self.made if not _reads(self.lines, t.name)]
-        if short and not re.search(rf"\b({'|'.join(self.scope.sizes)})\b", body):
+        # The sizes that arguments tell are known by no name there: a number that a range states is not known to be one.
+        if short and not re.search(rf"\b({'|'.join(self.scope.sizes)})\b| in \d+:\d", body):
             return self.short_form(unread)
         results = [t for t, _ in self.made if t in unread or self.scope.chance(15)]
         text = body
