@@ -44,6 +44,7 @@ class RangeChecker:
         explicit = {r.index: r for r in main.ranges}
         uses: dict[str, list[_Use]] = {}
         bound: dict[str, Span] = {}
+        self.lost: set[str] = set()  # indices of what has no shape, since its equation has a mistake
         for equation in (main, *group[:-1]):
             for index in equation.indices:
                 bound.setdefault(index, equation.span)
@@ -65,6 +66,8 @@ class RangeChecker:
                 uses.setdefault(index, []).append(use)
         found: dict[str, ast.Range] = {}
         for index, span in bound.items():
+            if index in self.lost and index not in explicit and index not in uses:
+                continue
             range_ = (
                 self._written(explicit[index])
                 if index in explicit
@@ -74,7 +77,7 @@ class RangeChecker:
                 found[index] = range_
         for index in main.indices:
             self._starts_at_zero(index, found.get(index), explicit.get(index))
-        return found if self.report.count == mistakes else None
+        return found if self.report.count == mistakes and self.lost <= found.keys() else None
 
     def _collect(
         self, expr: ast.Expr, soft: frozenset[str], bound: frozenset[str], uses: dict[str, list[_Use]]
@@ -88,6 +91,8 @@ class RangeChecker:
                             name = subscript.name
                             use = _Use(extent, tensor, k, subscript.span, name not in soft)
                             uses.setdefault(name, []).append(use)
+                elif info is not None and info.shape is None and self.report.count:
+                    self.lost |= {s.name for s in subscripts if isinstance(s, ast.Name) and s.name in bound}
                 for subscript in subscripts:
                     self._collect(subscript, soft, bound, uses)
             case ast.Pad(access=access, value=value):

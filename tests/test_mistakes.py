@@ -72,6 +72,19 @@ def test_a_repaired_statement_says_one_thing():
     assert found == [(2, "missing `,`")]
 
 
+def test_the_ranges_of_what_has_no_shape_are_not_missed():
+    """An index of a tensor whose own equation has a mistake; that of a reduction that reads nothing is told."""
+    found = mistakes(
+        """op f(x: f32[M, N]) -> (y: f32[M], z: f32[M]) {
+    a[i, j] = mean[i in 0:M](x[i, j])
+    y[i] = sum[k](a[i, k])
+    z[i] = sum[q](1.0)
+}
+"""
+    )
+    assert [line for line, _ in found] == [2, 4], found
+
+
 def test_mistakes_in_two_ops_are_both_told():
     found = mistakes(
         """op f(x: f32[N]) -> (y: f32[N]) {
