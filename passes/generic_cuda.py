@@ -71,13 +71,18 @@ class GenericMapper:
             return
         self._load([n for n in range(self.count) if self.layout.whole(self.places[n])])
         self._enter(self.loops, self._reduce)
-        if any(self.has_copies(n) for n in range(self.count, len(self.operands))):
+        if any(self.has_copies(n) or self._has_copies_read_again(n) for n in range(self.count, len(self.operands))):
             gpu.BarrierOp()  # each reads what one of them wrote last
 
     def has_copies(self, n: int) -> bool:
         """Whether threads that hold the same elements of a result all store them in workgroup memory."""
         others = [d for d in self.layout.order if d not in self.places[n]]
         return space_of(self.operands[n]) == "workgroup" and not self.threads.alone(others)
+
+    def _has_copies_read_again(self, n: int) -> bool:
+        """The same of a result in global memory that a later operation reads there: all of them store it, too."""
+        others = [d for d in self.layout.order if d not in self.places[n]]
+        return space_of(self.operands[n]) is None and self._read_again(n) and not self.threads.alone(others)
 
     def _is_copy(self) -> bool:
         (*body, end) = self.block.operations
