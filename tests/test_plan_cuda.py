@@ -56,6 +56,21 @@ def test_many_short_dimensions_are_not_unrolled_together():
     assert prod(kernel.options["steps"]) <= 64
 
 
+def test_dimensions_leave_room_for_the_vectors_of_a_lane():
+    """One thread once held 8 vectors of 8 elements along each of two dimensions: its kernel took minutes to compile."""
+    kernels = planned((CORPUS / "scalar_beside_scan.tile").read_text(), M=16).kernels
+    (both,) = [k for k in kernels if len(k.grid) == 0 and k.extents.get(3) == 16]
+    assert max(both.options["vectors"]) == 8 and prod(both.options["vectors"]) * prod(both.options["steps"]) <= 64
+
+
+def test_a_scanned_row_that_has_no_room_is_in_memory():
+    """A tile that no block has room for was priced, which failed, before the group was refused."""
+    text = "op f(x: i32[N, 1]) -> (y: i32[N, 1, 1]) { y[i, j, l] = cumsum[i](cumsum[i](x[i, l])) where j in 0:1 }"
+    few, many = planned(text, N=50000), planned(text, N=200000)
+    assert len(few.kernels) < len(many.kernels) == 3
+    assert any("800,000 bytes in SRAM" in r.reason for r in many.remarks if r.verb == "refused")
+
+
 def test_parts_pay_where_a_second_kernel_begins_early():
     text = "op f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[j](x[i, j]) }"
     assert len(planned(text, M=16, N=131072).kernels) == 2

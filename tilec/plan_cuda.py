@@ -175,7 +175,7 @@ def _dealt(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout
     counts = {lane: tile.threads}
     if across is not None and tile.rows_per_block > 1:
         counts[across] = power(min(tile.rows_per_block, view.extents[across]))
-    step = unrolled(view, set(view.reduced) - {lane}) | {lane: tile.vectors}
+    step = unrolled(view, set(view.reduced) - {lane}, tile.vector * tile.vectors) | {lane: tile.vectors}
     ones = dict.fromkeys(view.kernel.grid, 1)
     layout = _make(view, counts, {lane: tile.vector}, step, ones | counts, tile.shifted)
     return {across: counts.get(across, 1)} if across is not None else {}, layout
@@ -184,14 +184,14 @@ def _dealt(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout
 def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, ScanPlan]:
     """A scan along rows: the lanes of a warp share a row, several rows a block; warps and blocks share few long rows."""
     vector, grid = vector_of(view, lane), view.kernel.grid
-    kept, found = scan_kept_bytes(view), []
+    kept, room, found = scan_kept_bytes(view), view.target.sm.shared_per_block, []  # `fit` refuses what takes more
     for tile in scan_tiles(view, lane, vector, THREADS, kept):
         counts = {lane: tile.threads} | ({grid[-1]: tile.beside} if grid else {})
-        steps = unrolled(view, set(view.reduced) - {lane}) | {lane: tile.steps}
+        steps = unrolled(view, set(view.reduced) - {lane}, vector * tile.steps) | {lane: tile.steps}
         layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(grid, 1) | counts)
         kernel = replace(view.kernel, tile=tuple(counts.get(d, 1) for d in grid))
         held = replace(layout, chain=tile.chain).whole([lane])
-        work = tile.work(work_laid_out(kernel, view, layout), kernel.blocks, 0 if held else kept, vector)
+        work = tile.work(work_laid_out(kernel, view, layout), kernel.blocks, 0 if held else min(kept, room), vector)
         found.append((tile, {d: c for d, c in counts.items() if d != lane}, layout, work))
     times = [cost.predict(work, view.target).time_us for *_, work in found]
     if view.pick >= len(found):
@@ -235,7 +235,7 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
         counts[d] = min(budget, power(extents[d]))
         budget //= counts[d]
-    steps = unrolled(view, set(view.reduced) - set(splits)) | dict.fromkeys(splits, (4 if joined else 2) * LOADS)
+    steps = unrolled(view, {*view.reduced} - {*splits}, vector) | dict.fromkeys(splits, (4 if joined else 2) * LOADS)
     tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
     others = sorted((d for d in tile if d != lane), reverse=True)
     computed = [v for n in view.group.nodes for v in n.extracts]

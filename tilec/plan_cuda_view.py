@@ -15,7 +15,7 @@ from tilec.target import Target
 
 WIDE = 16  # bytes of the widest memory access
 UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
-HELD = 64  # elements of all such dimensions together that a thread may hold: 40 to 110 registers
+HELD = 64  # elements of several dimensions together that a thread may hold: 40 to 110 registers
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,11 @@ def power(value: float) -> int:
     return 1 << max(0, ceil(value) - 1).bit_length()
 
 
-def unrolled(view: View, dims: Iterable[int]) -> dict[int, int]:
+def unrolled(view: View, dims: Iterable[int], beside: int = 1) -> dict[int, int]:
     """Steps along dimensions that a thread walks alone: short ones whole, the last first, while a thread may hold what they are
-    together. Along the others it goes step by step: sixteen dimensions of 2 would make tens of thousands of elements."""
-    steps, room = {}, HELD
+    together. Along the others it goes step by step: sixteen dimensions of 2 would make tens of thousands of elements. `beside`
+    are the elements that it takes along its lane's dimension at each of those places: several dimensions leave room for them."""
+    steps, room = {}, min(HELD, max(UNROLLED, HELD // beside))
     for d in sorted(dims, reverse=True):
         steps[d] = max(1, min(view.extents[d], UNROLLED, room))
         room //= steps[d]
