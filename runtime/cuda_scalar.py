@@ -167,6 +167,12 @@ def _within(name: str, extend: str) -> Any:
     return define(name, {"x": "i64"}, "i64", body)
 
 
+def _unsigned(bits: int) -> Any:
+    """The same bits without a sign. Numba-CUDA's own cast of a constant keeps its sign: `float32(uint32(int32(-1)))` is -1."""
+    body = f"%zero = arith.constant 0 : i{bits}\n%result = arith.addi %a, %zero : i{bits}"
+    return define(f"unsigned_u{bits}", {"a": f"i{bits}"}, f"u{bits}", body)
+
+
 def _bitcast(name: str, source: str, result: str) -> Any:
     return define(name, {"a": source}, result, f"%result = arith.bitcast %a : {source} to {result}")
 
@@ -284,6 +290,7 @@ def _build() -> dict[str, Callable[[], Any]]:
     table |= {name: partial(ptx, name, *row) for name, row in _PTX_EFFECTS.items()}
     table |= {n: partial(ptx, n, f"mov.u32 $0, {r};", "", "r", pure=True) for n, r in _REGISTERS.items()}
     table |= {f"{n}_u{b}": partial(_extremum_unsigned, n, f"u{b}") for n in ("max", "min") for b in (8, 16, 32, 64)}
+    table |= {f"unsigned_u{b}": partial(_unsigned, b) for b in (8, 16, 32, 64)}
     table["round_tf32"], table["f32_odd"] = _round_tf32, _f32_odd
     table |= {f"round_{t}": partial(_round, t) for t in ("bf16", "f16", "f8e4m3", "f8e5m2")}
     for mode in _SHUFFLES:

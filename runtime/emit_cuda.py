@@ -334,6 +334,10 @@ class _CudaPrinter(UnrollPrinter):
                     return f"{self.use(f'not_equal_{element}')}({a}, {b})"
                 if predicate == 14:
                     return " | ".join(f"{self.use(f'is_nan_{element}')}({t})" for t in dict.fromkeys((a, b)))
+            case "arith.extui" | "arith.uitofp" if str(op.operands[0].type) not in ("i1", "index"):
+                source = str(op.operands[0].type)
+                text = f"{self.use(f'unsigned_u{source[1:]}')}({self.operand(op, op.operands[0])})"
+                return self.convert(text, source, str(op.results[0].type))
             case "arith.truncf" if self.rounded_later(op):
                 return self.single(self.expr(op.operands[0]), str(op.operands[0].type))
             case "arith.bitcast":

@@ -135,6 +135,8 @@ class Intrinsics(ModuleType):
             return _typed(SCALAR[stem], kind)
         if stem in ("max", "min"):  # of unsigned integers
             return lambda a, b: CONVERT[f"uint{kind[1:]}"]({"max": max, "min": min}[stem](a, b))
+        if stem == "unsigned":
+            return CONVERT[f"uint{kind[1:]}"]
         if name == "round_tf32":
             return lambda value: ((np.array([value], np.float32).view(np.int32) + 0x1000) & ~0x1FFF).view(np.float32)[0]
         if name == "f32_odd":

@@ -216,3 +216,29 @@ def test_ptxas_takes_a_comparison_of_nan_for_true():
     assert kept > constant
     if as_it_stands > constant:
         pytest.skip("mended in this ptxas: `_unordered` in runtime/cuda_assemble.py can go once no other is used")
+
+
+@pytest.mark.parametrize(
+    "element, number, printed",
+    [("i64", "u32(4294967295)", "4294967295"), ("f32", "u32(4294967295)", "0f4F800000|1333788672"),
+     ("f64", "u64(18446744073709551615)", f"0d43F0000000000000|{0x43F0 << 48}")],
+)  # fmt: skip
+def test_known_numbers_without_a_sign_stay_positive(element, number, printed):
+    """Numba-CUDA takes the cast of a known -1 to an unsigned type for -1, also where that is made wider."""
+    pytest.importorskip("numba_cuda_mlir.cuda")
+    from fuzz.compare import specialised
+    from fuzz.programs import Case
+
+    from tilec import mlir
+    from tilec.driver import lower
+    from tilec.dsl.build import build
+    from tilec.mlir import ir
+    from tilec.runtime.cuda_compile import _to_ptx
+    from tilec.target import load
+
+    program = specialised(Case(f"op f() -> (y: {element}[M]) {{ y[j] = max[k in 0:1]({number}) }}", {"M": 5}, {}))
+    with mlir.context(), ir.Location.unknown():
+        emitted = lower(build(program), load("h200"), texts=False).emitted
+    (kernel,) = emitted.kernels
+    ptx = _to_ptx(emitted.module, kernel.name, "sm_90a", kernel.threads, None, 1)
+    assert re.search(printed, ptx), ptx
