@@ -67,22 +67,22 @@ class GenericMapper:
     # ---- the order of things -----------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        if self._is_copy() and self.layout is self.kernel.layout and self._copy():
-            return
-        self._load([n for n in range(self.count) if self.layout.whole(self.places[n])])
-        self._enter(self.loops, self._reduce)
+        if not (self._is_copy() and self.layout is self.kernel.layout and self._copy()):
+            self._load([n for n in range(self.count) if self.layout.whole(self.places[n])])
+            self._enter(self.loops, self._reduce)
         if any(self.has_copies(n) or self._has_copies_read_again(n) for n in range(self.count, len(self.operands))):
             gpu.BarrierOp()  # each reads what one of them wrote last
 
     def has_copies(self, n: int) -> bool:
         """Whether threads that hold the same elements of a result all store them in workgroup memory."""
-        others = [d for d in self.layout.order if d not in self.places[n]]
-        return space_of(self.operands[n]) == "workgroup" and not self.threads.alone(others)
+        return space_of(self.operands[n]) == "workgroup" and self._is_shared(n)
 
     def _has_copies_read_again(self, n: int) -> bool:
         """The same of a result in global memory that a later operation reads there: all of them store it, too."""
-        others = [d for d in self.layout.order if d not in self.places[n]]
-        return space_of(self.operands[n]) is None and self._read_again(n) and not self.threads.alone(others)
+        return space_of(self.operands[n]) is None and self._read_again(n) and self._is_shared(n)
+
+    def _is_shared(self, n: int) -> bool:
+        return not self.threads.alone([d for d in self.layout.order if d not in self.places[n]])
 
     def _is_copy(self) -> bool:
         (*body, end) = self.block.operations
