@@ -48,7 +48,7 @@ def assemble(
 ) -> Cubin:
     """Assembles PTX text, which may be one that a person has edited. `begin` is when the work on it began."""
     begin = time.perf_counter() if begin is None else begin
-    ptx = _unordered(ptx)
+    ptx = _wrapping(_unordered(ptx))
     if max_registers:  # ptxas's own option gives way to launch bounds, this directive does not
         ptx = re.sub(r"^(\.maxntid [^\n]*)$", rf"\1\n.maxnreg {max_registers}", ptx, flags=re.MULTILINE)
     try:
@@ -73,6 +73,18 @@ def _unordered(ptx: str) -> str:
         return f"{m[1]}setp.{_OPPOSITE[m[2]]}{m[3] or ''}.f32{m[4]}{m[5]}{m[6]}\n{m[1]}not.pred {m[5]}, {m[5]};"
 
     return _ORDERED.sub(negated, ptx)
+
+
+_ABSOLUTE = re.compile(r"^(\s*)abs\.s16(\s+)(%\w+), (%\w+);", re.MULTILINE)
+
+
+def _wrapping(ptx: str) -> str:
+    """The absolute value of 16 bits as the larger of a number and its negation, of which -2^15 is its own.
+
+    The ptxas of CUDA 13.0 computes it in 32 bits and does not cut it off where it is extended: it gives 2^15.
+    """
+    larger = r"\1{\n\1.reg .b16 %negated;\n\1neg.s16\2%negated, \4;\n\1max.s16\2\3, \4, %negated;\n\1}"
+    return _ABSOLUTE.sub(larger, ptx)
 
 
 class _Refused(Exception):
