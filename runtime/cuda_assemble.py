@@ -81,7 +81,8 @@ _ABSOLUTE = re.compile(r"^(\s*)abs\.s16(\s+)(%\w+), (%\w+);", re.MULTILINE)
 def _wrapping(ptx: str) -> str:
     """The absolute value of 16 bits as the larger of a number and its negation, of which -2^15 is its own.
 
-    The ptxas of CUDA 13.0 computes it in 32 bits and does not cut it off where it is extended: it gives 2^15.
+    With CUDA 13.0's ptxas, results on an H200 were as if it computes this in 32 bits and does not cut it off where it is
+    extended, which gives 2^15. The code of 13.5 is right.
     """
     larger = r"\1{\n\1.reg .b16 %negated;\n\1neg.s16\2%negated, \4;\n\1max.s16\2\3, \4, %negated;\n\1}"
     return _ABSOLUTE.sub(larger, ptx)
