@@ -16,6 +16,7 @@ from typing import Any
 
 from tilec.runtime.cuda_toolkit import ptxas_path, refuse_if_missing
 from tilec.runtime.program import Cubin
+from tilec.runtime.ptx_faults import without_faults
 
 
 class ResourceError(Exception):
@@ -48,7 +49,7 @@ def assemble(
 ) -> Cubin:
     """Assembles PTX text, which may be one that a person has edited. `begin` is when the work on it began."""
     begin = time.perf_counter() if begin is None else begin
-    ptx = _wrapping(_unordered(ptx))
+    ptx = without_faults(ptx)
     if max_registers:  # ptxas's own option gives way to launch bounds, this directive does not
         ptx = re.sub(r"^(\.maxntid [^\n]*)$", rf"\1\n.maxnreg {max_registers}", ptx, flags=re.MULTILINE)
     try:
@@ -56,36 +57,6 @@ def assemble(
     except _Refused as error:
         raise CompileError(f"{entry} for {chip} does not assemble:\n{error}", source or ptx, str(error)) from None
     return Cubin(image, ptx, entry, chip, **_usage(log, entry), seconds=round(time.perf_counter() - begin, 4))
-
-
-_ORDERED = re.compile(r"^(\s*)setp\.(lt|le|gt|ge)(\.ftz)?\.f32(\s+)(%\w+)(,[^\n;]*;)", re.MULTILINE)
-_OPPOSITE = {"lt": "geu", "le": "gtu", "gt": "leu", "ge": "ltu"}
-
-
-def _unordered(ptx: str) -> str:
-    """Each ordered comparison of f32 as the negation of the opposite unordered one: the negation takes no instruction.
-
-    ptxas (13.0 and 13.5) knows a range of what `abs`, a square, `ex2` and `sin` give, and forgets that each may be NaN: it
-    takes `abs(x) + 0.5 > 0` for true, also inside libdevice's functions (`fmod`). Unordered comparisons it leaves alone.
-    """
-
-    def negated(m: re.Match[str]) -> str:
-        return f"{m[1]}setp.{_OPPOSITE[m[2]]}{m[3] or ''}.f32{m[4]}{m[5]}{m[6]}\n{m[1]}not.pred {m[5]}, {m[5]};"
-
-    return _ORDERED.sub(negated, ptx)
-
-
-_ABSOLUTE = re.compile(r"^(\s*)abs\.s16(\s+)(%\w+), (%\w+);", re.MULTILINE)
-
-
-def _wrapping(ptx: str) -> str:
-    """The absolute value of 16 bits as the larger of a number and its negation, of which -2^15 is its own.
-
-    With CUDA 13.0's ptxas, results on an H200 were as if it computes this in 32 bits and does not cut it off where it is
-    extended, which gives 2^15. The code of 13.5 is right.
-    """
-    larger = r"\1{\n\1.reg .b16 %negated;\n\1neg.s16\2%negated, \4;\n\1max.s16\2\3, \4, %negated;\n\1}"
-    return _ABSOLUTE.sub(larger, ptx)
 
 
 class _Refused(Exception):

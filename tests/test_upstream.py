@@ -215,7 +215,41 @@ def test_ptxas_takes_a_comparison_of_nan_for_true():
     )  # fmt: skip
     assert kept > constant
     if as_it_stands > constant:
-        pytest.skip("mended in this ptxas: `_unordered` in runtime/cuda_assemble.py can go once no other is used")
+        pytest.skip("mended in this ptxas: `_unordered` in runtime/ptx_faults.py can go once no other is used")
+
+
+F2F = 0x7310
+"""The lower 16 bits of a conversion between floats in machine code of sm_90: instructions are 16 bytes."""
+
+
+def conversions(image: bytes) -> int:
+    return int(np.count_nonzero(np.frombuffer(image[: len(image) // 16 * 16], np.uint16)[::8] == F2F))
+
+
+def test_ptxas_takes_a_conversion_for_an_earlier_one():
+    """docs/upstream/ptxas-f64-to-f32.md: two conversions to f32, and two back."""
+    from tilec.runtime import cuda_assemble
+
+    ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-f64-to-f32.ptx").read_text()
+    assert conversions(cuda_assemble.assemble(ptx, "kernel", "sm_90a").image) == 4
+    if conversions(cuda_assemble._image(ptx, "sm_90a")[0]) == 4:
+        pytest.skip("right in this ptxas: `_parted` in runtime/ptx_faults.py can go once 13.0 is not used")
+
+
+def test_signs_of_the_least_integers_are_left_to_products_and_maxima():
+    """docs/upstream/ptxas-least-integer.md. What is rewritten is not rewritten again."""
+    from tilec.runtime import cuda_assemble
+    from tilec.runtime.ptx_faults import without_faults
+
+    body = (
+        "neg.s16 %rs2, %rs1;\nabs.s16 %rs3, %rs1;\nsub.s16 %rs4, 0, %rs1;\nsub.s16 %rs5, %rs4, %rs1;\nabs.s32 %r1, %r2;"
+    )
+    ptx = without_faults(body)
+    assert not re.search(r"abs|neg\.s16|sub\.s16 %\w+, 0", ptx)
+    assert ptx.count("mul.lo.s16") == 3 and ptx.count("max.s") == 2 and "sub.s16 %rs5, %rs4, %rs1" in ptx
+    assert without_faults(ptx) == ptx
+    head = ".version 8.4\n.target sm_90\n.address_size 64\n.visible .entry kernel()\n{\n.reg .b16 %rs<6>;\n.reg .b32 %r<3>;\n"
+    assert cuda_assemble.assemble(f"{head}{body}\nret;\n}}\n", "kernel", "sm_90a").image
 
 
 @pytest.mark.parametrize(
