@@ -197,7 +197,7 @@ class Typer:
         if meet(access.dtype, value.dtype) is access.dtype or access.dtype is UNKNOWN:
             return replace(expr, access=access, value=self._coerce(value, access.dtype), dtype=access.dtype)
         then, otherwise = self._same(self._computed(replace(access, guarded=True)), value)
-        return ast.Conditional(self._inside(access), then, otherwise, then.dtype, expr.span)
+        return ast.Conditional(self._inside(access), then, otherwise, meet(then.dtype, otherwise.dtype), expr.span)
 
     def _inside(self, access: ast.Access) -> ast.Expr:
         """The condition that every subscript is inside."""
@@ -259,7 +259,9 @@ class Typer:
                 dtype=meet(then.dtype, otherwise.dtype),
             )
         then, otherwise = self._same(then, otherwise)
-        return replace(expr, condition=condition, then=then, otherwise=otherwise, dtype=then.dtype)
+        return replace(
+            expr, condition=condition, then=then, otherwise=otherwise, dtype=meet(then.dtype, otherwise.dtype)
+        )
 
     def _cast(self, operand: ast.Expr, dtype: DType, written: ast.Cast) -> ast.Expr:
         if operand.dtype in _WEAK and (dtype.is_float or operand.dtype is WEAK_INT):

@@ -48,6 +48,11 @@ class _Scan:
         if self.made != self.scanned or generic.has_copies(self.out):
             place = generic.places[self.out]
             self.elements = generic.kernel.private(place, self.identity.type, "scanned", generic.layout)
+        self.so_far = generic.block.arguments[self.state]
+        self.preceding = None
+        if reads(self.made, self.so_far, self.scanned):  # `(s + 7) - 5` has become `s + 2`
+            place = generic.places[self.out]
+            self.preceding = generic.kernel.private(place, self.identity.type, "preceding", generic.layout)
 
     def combine(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.combiner.combine([self.state], [a], [b])[0]
@@ -106,6 +111,9 @@ class _Scan:
         if self.elements is not None and self.out not in generic.tiles:
             generic.tiles[self.out] = self.elements if self.made == self.scanned else generic.out_tile(self.out)
         with generic.threads.lanes(place, generic.sizes) as inner:
+            if self.preceding is not None:
+                so_far = memref.LoadOp(self.running, at).result
+                memref.StoreOp(so_far, self.preceding, inner.slot(generic.places[self.out]))
             generic.compute(inner)
             if self.made != self.scanned:
                 so_far = memref.LoadOp(self.running, at).result
@@ -118,8 +126,10 @@ class _Scan:
         if self.elements is None:
             generic.put(self.out, place, self.combine(offset, generic.element(self.out, place)))
             return
-        element = memref.LoadOp(self.elements, place.slot(generic.places[self.out])).result
-        known = {self.scanned: self.combine(offset, element)}
+        slot = place.slot(generic.places[self.out])
+        known = {self.scanned: self.combine(offset, memref.LoadOp(self.elements, slot).result)}
+        if self.preceding is not None:
+            known[self.so_far] = self.combine(offset, memref.LoadOp(self.preceding, slot).result)
         generic.put(self.out, place, evaluate(generic, self.made, place, 0, known))
 
     def _scan_totals(self, totals: ir.Value, count: int, lane: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -164,6 +174,20 @@ class _Scan:
         source = mlir.constant(last, _i32()) if isinstance(last, int) else arith.index_cast(_i32(), last)
         total = _shuffle(inclusive, source, gpu.ShuffleMode.IDX)
         return arith.select(first, self.identity, previous), total
+
+
+def reads(value: ir.Value, wanted: ir.Value, known: ir.Value) -> bool:
+    """Whether a value is made of another one otherwise than through a known one."""
+    todo, seen = [value], {known}
+    while todo:
+        value = todo.pop()
+        if value == wanted:
+            return True
+        if value in seen or (owner := mlir.definition(value)) is None:
+            continue
+        seen.add(value)
+        todo += [v for inner in (owner, *mlir.walk(owner)) for v in inner.operands]
+    return False
 
 
 def _workgroup(slots: int, element: ir.Type) -> ir.Value:

@@ -108,6 +108,8 @@ def test_literals_take_the_type_of_what_they_meet():
     assert value("y = -inf if x > 0 else x", (F64, ())).then == ast.Number(float("-inf"), F64)
     assert value("y = x * (2 ** 0.5)", (F64, ())).right.left == ast.Number(2.0, F64)
     assert messages(op("y[i] = f32(u8(x[i]) + 300)")) == ["300 is outside of u8"]
+    assert messages("y[i] = (i8(1) if b[i] else x[i]) + 65535") == []  # the type of `x` is not known yet
+    assert special("y[i] = (i8(1) if b[i] else x[i]) + 65535", [(BOOL, (3,)), (I32, (3,))]).outputs[0].dtype is I32
 
 
 def test_narrow_values_are_widened_and_rounded_once():
