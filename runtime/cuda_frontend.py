@@ -43,6 +43,7 @@ from numba_cuda_mlir.numba_cuda.cudadrv.nvvm import LibDevice
 from numba_cuda_mlir.numba_cuda.flags import CUDAFlags
 from numba_cuda_mlir.optimization import run_pre_codegen_patterns
 
+from tilec.runtime.cuda_nan_tests import keep_nan_tests
 from tilec.runtime.cuda_shifts import keep_right_shifts
 
 mlir_target.ensure_initialized()
@@ -92,6 +93,7 @@ def to_mlir(function: Callable[..., Any], kinds: Sequence[str], chip: str, threa
         keep_right_shifts(module)
         PassManager.parse(get_base_pipeline()).run(module.operation)
         run_pre_codegen_patterns(module)
+        keep_nan_tests(module)
     return Lowered(module, tools.generate_mangled_name(descriptor.qualname, descriptor.argtypes), options)
 
 

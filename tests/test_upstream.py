@@ -134,6 +134,18 @@ def test_nvvm_drops_a_logical_shift():
         pytest.skip("mended in this libnvvm: `keep_right_shifts` can go once no other is used")
 
 
+def test_nvvm_takes_nan_of_constants_for_equal_to_itself():
+    """docs/upstream/nvvm-nan-constant.md."""
+    text = (Path(__file__).parents[1] / "docs/upstream/nvvm-nan-constant.ll").read_text()
+    asked, beside_zero = (nvvm(t, "compute_90") for t in (text, text.replace("%v1, %v1", "%v1, 0.0")))
+    assert "setp" in beside_zero
+    assert "setp" in asked or re.search(r"mov\.u32\s+%r\d+, [12];", asked)
+    if BROKEN_NVVM in asked:
+        assert re.search(r"mov\.u32\s+%r\d+, 2;", asked)
+    elif "setp" in asked or re.search(r"mov\.u32\s+%r\d+, 1;", asked):
+        pytest.skip("mended in this libnvvm: runtime/cuda_nan_tests.py can go once no other is used")
+
+
 def xored(ptx: str) -> set[int]:
     """The numbers that are xored with what a kernel loads: written there, or made of such as are."""
     known: dict[str, int] = {}
