@@ -51,6 +51,20 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="slow: add --slow"))
 
 
+def pytest_collection_finish(session):
+    import guarded_calls  # which imports much of tilec
+
+    guarded_calls.install()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Whatever a test calls, and fixtures for it, run once more among canary bytes."""
+    import guarded_calls
+
+    guarded_calls.active = item.get_closest_marker("unguarded") is None
+
+
 @pytest.fixture
 def rng(request) -> np.random.Generator:
     """Random numbers that are the same on every run, and others for every test."""

@@ -2,7 +2,8 @@
 
 Whole numbers in kernels are 64 bits wide, as the compiler of kernels takes them, not Python's, which never wrap around.
 Device functions are stand-ins that keep their types (float32 stays float32, integers wrap) and check addresses: an
-access outside an array, or a vector that is not aligned, is an error. Blocks run one after another.
+access outside an array, or a vector that is not aligned, is an error, which takes the place of canary bytes; so is a store
+into an argument. Results, temporaries and shared memory hold canaries until they are written. Blocks run one after another.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 from cuda_threads import Meeting, Turns
+from fuzz.guards import CANARY
 
 from tilec.conversions import to_odd
 from tilec.dtypes import DTYPES
@@ -70,7 +72,7 @@ class Block:
     """One block while it runs: its shared memory, and where its threads meet."""
 
     def __init__(self, threads: int, shared: int, memory: Memory):
-        self.shared = np.full(shared, 0xA5, np.uint8)
+        self.shared = np.full(shared, CANARY, np.uint8)
         self.memory = memory
         self.barrier = Meeting(threads)
         self.warps = [Meeting(min(32, threads - 32 * w)) for w in range(-(-threads // 32))]
@@ -249,10 +251,12 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics
     """Runs a program; returns the sites of failed checks, by kernel launch."""
     module = intrinsics()
     memory = Memory(module.state)
+    for array in outputs:
+        array.reshape(-1).view(np.uint8)[...] = CANARY
     slots = {
-        "input": [memory.add(np.ascontiguousarray(a)) for a in inputs],
+        "input": [memory.add(_read_only(a)) for a in inputs],
         "output": [memory.add(a) for a in outputs],
-        "temporary": [memory.add(np.zeros(t.bytes, np.uint8)) for t in emitted.temporaries],
+        "temporary": [memory.add(np.full(t.bytes, CANARY, np.uint8)) for t in emitted.temporaries],
     }
     saved = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
@@ -279,6 +283,12 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics
             _run_blocks(module, namespace[kernel.name], kernel, first, launched, addresses, memory)
         failed.append(int(errors[0]))
     return failed
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = np.ascontiguousarray(array)[...]
+    view.flags.writeable = False
+    return view
 
 
 def _run_blocks(

@@ -3,7 +3,7 @@
 `Guarded` makes arrays and remembers what lies around them. With `pages`, an array ends where a page ends that is followed by
 one that nothing may touch, or begins where one begins: reading beyond it, too, is a SIGSEGV, which `in_a_child` turns into a
 failure. `GuardedProgram` runs a CPU program whose temporaries and scratch areas lie apart, with canaries between them.
-`call_guarded` is a call as tests make it, and the same among canaries.
+`guards_cuda.py` does the same on a GPU, `guarded_calls.py` has every test's calls made so.
 """
 
 from __future__ import annotations
@@ -156,13 +156,18 @@ def run_guarded(
     emitted: Emitted, loops: Mapping[str, int], inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, tuple[Any, tuple[int, ...]]], pages: Pages = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """The results of a CPU program of which `loops` are the kernels' addresses; `outputs` are types and shapes by name."""
+    """The results of a CPU program of which `loops` are the kernels' addresses; `outputs` are types and shapes by name.
+
+    Raises Overrun, and CheckError for what a run-time check found.
+    """
     with Guarded(pages) as guarded:
         given = {n: guarded.copy(f"argument {n}", np.ascontiguousarray(a)) for n, a in inputs.items()}
         made = {n: guarded.empty(f"result {n}", shape, dtype) for n, (dtype, shape) in outputs.items()}
         program = GuardedProgram(emitted, loops, len(given), len(made), guarded)
-        program.launch([a.ctypes.data for a in (*given.values(), *made.values())])
-        guarded.check()
+        try:
+            program.launch([a.ctypes.data for a in (*given.values(), *made.values())])
+        finally:
+            guarded.check()
         for name, array in given.items():
             before = np.ascontiguousarray(inputs[name])
             if array.tobytes() != before.tobytes():
@@ -207,20 +212,7 @@ def run_checked(
 ) -> dict[str, np.ndarray]:
     """The results of a program's own compiled kernels, guarded; `of` is an executable whose kernels run instead."""
     built = tilec.compile(source, op=op, sizes=dict(sizes), target="cpu").build()._last
-    return _run_built(built, inputs, pages, of or built)
-
-
-def call_guarded(op: tilec.Op, *arrays: Any) -> Any:
-    """What a call on the CPU gives; the same kernels, run again among canaries, touch none and give the same bits."""
-    results = op(*arrays)
-    again = _run_built(op._last, arrays, None, op._last)
-    for (name, guarded), found in zip(again.items(), results if len(again) > 1 else [results], strict=True):
-        assert guarded.tobytes() == np.asarray(found).tobytes(), f"{name} is another one in other memory"
-    return results
-
-
-def _run_built(built: Any, inputs: Any, pages: Pages, kernels: Any) -> dict[str, np.ndarray]:
-    names = [name for name, _, _ in built.compiled.inputs]
+    names, kernels = [name for name, _, _ in built.compiled.inputs], of or built
     given = inputs if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=True))
     arrays = {n: np.asarray(given[n], d.numpy).reshape(shape) for n, d, shape in built.compiled.inputs}
     outputs = {name: (dtype.numpy, shape) for name, dtype, shape in built.outputs}

@@ -1,8 +1,12 @@
-"""Canary bytes on a GPU: around arguments, results and temporaries."""
+"""Canary bytes on a GPU: around arguments, results and temporaries.
+
+Everything is queued on the caller's stream: work on another one may go on meanwhile.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,56 +14,138 @@ from fuzz.guards import CANARY, MARGIN, Overrun, apart
 from tilec.cuda_executable import CudaExecutable
 from tilec.dtypes import from_numpy
 from tilec.run_device import Gpu, Outputs
+from tilec.runtime import cuda_driver as driver
 from tilec.runtime.buffers import Buffer
+from tilec.runtime.cuda_program import DeviceProgram
+
+
+class DeviceGuarded:
+    """Memory of a device with canaries around it, as `guards.Guarded` has it on the host."""
+
+    def __init__(self, device: int = 0, stream: int = 0):
+        driver.use_device(device)
+        self.stream, self._memory = stream, []
+        self._around: list[tuple[str, int, int]] = []  # names, addresses and bytes of canaries
+
+    def __enter__(self) -> DeviceGuarded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for pointer in self._memory:
+            driver.library().cuMemFree_v2(ctypes.c_uint64(pointer))
+        self._memory, self._around = [], []
+
+    def empty(self, name: str, count: int) -> int:
+        """The address of `count` bytes of canaries."""
+        pointer, most = ctypes.c_uint64(), -(-count // 16) * 16 + 2 * MARGIN
+        driver.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(most))
+        begin = self.own(pointer.value) + MARGIN
+        self._fill(pointer.value, most)
+        self._around.append((f"before {name}", pointer.value, MARGIN))
+        self._around.append((f"behind {name}", begin + count, most - MARGIN - count))
+        return begin
+
+    def copy(self, name: str, source: int, count: int) -> int:
+        """The address of a copy of bytes of the device."""
+        made = self.empty(name, count)
+        if count:
+            bounds = ctypes.c_uint64(made), ctypes.c_uint64(source), ctypes.c_size_t(count)
+            driver.call("cuMemcpyDtoDAsync_v2", *bounds, ctypes.c_void_p(self.stream))
+        return made
+
+    def own(self, pointer: int) -> int:
+        """Memory of the driver's, to be freed with the rest."""
+        self._memory.append(pointer)
+        return pointer
+
+    def watch(self, name: str, pointer: int, count: int) -> None:
+        """Bytes that become canaries, and are to stay so."""
+        self._fill(pointer, count)
+        self._around.append((name, pointer, count))
+
+    def _fill(self, pointer: int, count: int) -> None:
+        bounds = ctypes.c_uint64(pointer), ctypes.c_ubyte(CANARY), ctypes.c_size_t(count)
+        driver.call("cuMemsetD8Async", *bounds, ctypes.c_void_p(self.stream))
+
+    def read(self, pointer: int, count: int) -> np.ndarray:
+        """Bytes, after all that was queued."""
+        found = np.empty(count, np.uint8)
+        driver.synchronize_stream(self.stream)
+        if count:
+            host = ctypes.c_void_p(found.ctypes.data)
+            driver.call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(pointer), ctypes.c_size_t(count))
+        return found
+
+    def check(self) -> None:
+        for name, pointer, count in self._around:
+            found = self.read(pointer, count)
+            if len(wrong := np.flatnonzero(found != CANARY)):
+                where = f"{count - wrong[-1]} bytes before" if name.startswith("before") else f"{wrong[0]} bytes on"
+                raise Overrun(f"{len(wrong)} bytes were written {name}, {where}")
+
+
+class GuardedDeviceProgram(DeviceProgram):
+    """A program whose temporaries lie apart. The host waits for its run-time checks."""
+
+    def __init__(self, executable: CudaExecutable, device: int, guarded: DeviceGuarded):
+        self._guarded, self._emitted = guarded, apart(executable.emitted, MARGIN, MARGIN)
+        super().__init__(self._emitted, executable.cubins, executable.steps, device)
+
+    def _allocate(self, stream: int, after: int = 0):
+        space, guarded, free = super()._allocate(stream, after), self._guarded, 0
+        if temporaries := self._emitted.temporaries:
+            guarded.own(space.memory)
+            *used, _ = temporaries
+            for number, t in enumerate(used):
+                name = f"behind temporary {number - 1}" if number else "before the temporaries"
+                guarded.watch(name, space.memory + free, t.offset - free)
+                free = t.end
+            guarded.watch(f"behind temporary {number}", space.memory + free, self._emitted.workspace - free)
+        return space
+
+
+def run_guarded(
+    executable: CudaExecutable, inputs: Sequence[Buffer], device: int = 0, stream: int = 0
+) -> dict[str, np.ndarray]:
+    """The bytes of the results by name, of row-major arrays on a device. Raises Overrun, and CheckError for what a run-time
+    check found."""
+    with DeviceGuarded(device, stream) as guarded:
+        names = [f"argument {name}" for name, _, _ in executable.compiled.inputs]
+        given = [guarded.copy(n, b.pointer, b.nbytes) for n, b in zip(names, inputs, strict=True)]
+        sizes = {n: int(np.prod(shape, dtype=np.int64)) * dtype.bytes for n, dtype, shape in executable.outputs}
+        made = {name: guarded.empty(f"result {name}", count) for name, count in sizes.items()}
+        try:
+            GuardedDeviceProgram(executable, device, guarded).launch(given, list(made.values()), stream)
+        finally:
+            guarded.check()
+        for name, pointer, buffer in zip(names, given, inputs):
+            if not np.array_equal(guarded.read(pointer, buffer.nbytes), guarded.read(buffer.pointer, buffer.nbytes)):
+                raise Overrun(f"{name} was written")
+        return {name: guarded.read(pointer, sizes[name]) for name, pointer in made.items()}
 
 
 class GuardedGpu(Gpu):
     """Memory of device 0 with canaries on both sides of every array, and in results before they are written."""
 
     def __init__(self, inputs: dict[str, np.ndarray], outputs: Outputs):
-        self._watched: list[tuple[int, int]] = []  # addresses and bytes of canaries
+        self._guarded = DeviceGuarded()
         super().__init__(inputs, outputs)
 
     def allocate(self, array: np.ndarray) -> Buffer:
-        inner = -(-array.nbytes // 16) * 16
-        raw = super().allocate(np.empty(inner + 2 * MARGIN, np.uint8))
-        self.fill(raw.pointer, inner + 2 * MARGIN)
-        begin, strides = raw.pointer + MARGIN, tuple(s // array.itemsize for s in array.strides)
-        self._watched += [(raw.pointer, MARGIN), (begin + array.nbytes, MARGIN + inner - array.nbytes)]
+        begin = self._guarded.empty(f"array {len(self._guarded._memory)}", array.nbytes)
+        strides = tuple(s // array.itemsize for s in array.strides)
         return Buffer(begin, array.shape, strides, from_numpy(array.dtype), 0, False, None)
 
     def run(self, executable: CudaExecutable) -> None:
-        """On temporaries that lie apart. Raises Overrun."""
-        executable.emitted = apart(executable.emitted, MARGIN, MARGIN)
-        executable.__dict__.pop("steps", None)
-        program, emitted = executable.on(0), executable.emitted
-        if not emitted.temporaries:
-            super().run(executable)
-            self.check()
-            return
-        memory = program._space(0).memory
-        self.fill(memory, emitted.workspace)
-        free = 0
-        for t in emitted.temporaries[:-1]:
-            self._watched.append((memory + free, t.offset - free))
-            free = t.end
-        self._watched.append((memory + free, emitted.workspace - free))
+        """Raises Overrun."""
+        program = GuardedDeviceProgram(executable, 0, self._guarded)
         try:
-            super().run(executable)
-            self.check()
+            program.launch([b.pointer for b in self.inputs], [b.pointer for b in self.outputs], 0)
         finally:
-            self.driver.library().cuMemFree_v2(ctypes.c_uint64(memory))
+            self._guarded.check()
 
-    def fill(self, pointer: int, count: int) -> None:
-        self.driver.call("cuMemsetD8_v2", ctypes.c_uint64(pointer), ctypes.c_ubyte(CANARY), ctypes.c_size_t(count))
-
-    def check(self) -> None:
-        self.driver.synchronize_stream(0)
-        for number, (pointer, count) in enumerate(self._watched):
-            found = np.empty(count, np.uint8)
-            host = ctypes.c_void_p(found.ctypes.data)
-            self.driver.call("cuMemcpyDtoH_v2", host, ctypes.c_uint64(pointer), ctypes.c_size_t(count))
-            if len(wrong := np.flatnonzero(found != CANARY)):
-                raise Overrun(
-                    f"{len(wrong)} bytes were written beside array {number // 2}, {wrong[0]} bytes into the gap"
-                )
+    def close(self) -> None:
+        self._guarded.close()
