@@ -1,8 +1,8 @@
 """Every op that a test calls runs once more among canary bytes, with the kernels that it has.
 
-Every call that is the first of its executable goes through `Executable.run`, whatever made it: a test, a command, a graph. `install`
-puts a run before it on copies of the arguments: with canaries around these, the results, temporaries and scratch memory. None
-of them may change, no argument either, and the results' bits are to be those of the call.
+The first call of every executable goes through `Executable.run`, whatever made it: a test, a command, a graph. `install` puts
+a run before it on copies of the arguments: with canaries around these, the results, temporaries and scratch memory. None of
+them may change, no argument either, and the results' bits are to be those of the call.
 
 A test marked `unguarded` is left alone, since it counts what runs do, or stops them.
 """
@@ -19,7 +19,7 @@ from tilec.diagnostics import CallError
 from tilec.executable import CpuExecutable, Executable
 from tilec.runtime.buffers import Buffer, wrap
 
-MOST = {"cpu": 1 << 23, "cuda": 1 << 27}
+MOST = {"cpu": 1 << 25, "cuda": 1 << 27}
 """Bytes of arguments, results and temporaries, of which there is one more copy. Beyond them, a run is not repeated."""
 
 active = False

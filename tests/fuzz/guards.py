@@ -28,6 +28,7 @@ from tilec.runtime.native_tables import NODE
 from tilec.runtime.program import Emitted, Temporary
 
 CANARY = 0xA5
+"""The first array's canary bytes."""
 MARGIN = 256
 """Bytes of canaries on each side; a multiple of all alignments."""
 ALIGN = 64
@@ -41,12 +42,18 @@ class Overrun(AssertionError):
     """Something was written beside the memory that it belongs into."""
 
 
+def canary(number: int) -> int:
+    """The canary bytes of an array: its neighbours have others, so that what a kernel reads behind one array and writes behind
+    another is seen."""
+    return (CANARY + 29 * number) % 256
+
+
 class Guarded:
     """Arrays with canaries around them."""
 
     def __init__(self, pages: Pages = None):
         self.pages = pages if hasattr(mmap, "MAP_ANONYMOUS") and sys.platform != "win32" else None
-        self._around: list[tuple[str, np.ndarray]] = []
+        self._around: list[tuple[str, np.ndarray, int]] = []
 
     def __enter__(self) -> Guarded:
         return self
@@ -59,8 +66,8 @@ class Guarded:
         dtype = np.dtype(dtype)
         count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         block, begin = self._block(count, align or dtype.itemsize)
-        block[:] = CANARY
-        self._around += [(f"before {name}", block[:begin]), (f"behind {name}", block[begin + count :])]
+        block[:] = own = canary(len(self._around))
+        self._around += [(f"before {name}", block[:begin], own), (f"behind {name}", block[begin + count :], own)]
         return block[begin : begin + count].view(dtype).reshape(shape)
 
     def copy(self, name: str, array: np.ndarray) -> np.ndarray:
@@ -70,12 +77,12 @@ class Guarded:
 
     def watch(self, name: str, memory: np.ndarray) -> None:
         """Bytes that are canaries, and are to stay so."""
-        memory[:] = CANARY
-        self._around.append((name, memory))
+        memory[:] = own = canary(len(self._around))
+        self._around.append((name, memory, own))
 
     def check(self) -> None:
-        for name, memory in self._around:
-            wrong = np.flatnonzero(memory != CANARY)
+        for name, memory, own in self._around:
+            wrong = np.flatnonzero(memory != own)
             if len(wrong):
                 where = (
                     f"{len(memory) - wrong[-1]} bytes before" if name.startswith("before") else f"{wrong[0]} bytes on"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fuzz.guards import CANARY, MARGIN, Overrun, apart
+from fuzz.guards import MARGIN, Overrun, apart, canary
 from tilec.cuda_executable import CudaExecutable
 from tilec.dtypes import from_numpy
 from tilec.run_device import Gpu, Outputs
@@ -25,7 +25,7 @@ class DeviceGuarded:
     def __init__(self, device: int = 0, stream: int = 0):
         driver.use_device(device)
         self.stream, self._memory = stream, []
-        self._around: list[tuple[str, int, int]] = []  # names, addresses and bytes of canaries
+        self._around: list[tuple[str, int, int, int]] = []  # names, addresses and bytes of canaries, and what they are
 
     def __enter__(self) -> DeviceGuarded:
         return self
@@ -43,9 +43,9 @@ class DeviceGuarded:
         pointer, most = ctypes.c_uint64(), -(-count // 16) * 16 + 2 * MARGIN
         driver.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(most))
         begin = self.own(pointer.value) + MARGIN
-        self._fill(pointer.value, most)
-        self._around.append((f"before {name}", pointer.value, MARGIN))
-        self._around.append((f"behind {name}", begin + count, most - MARGIN - count))
+        own = self._fill(pointer.value, most)
+        self._around.append((f"before {name}", pointer.value, MARGIN, own))
+        self._around.append((f"behind {name}", begin + count, most - MARGIN - count, own))
         return begin
 
     def copy(self, name: str, source: int, count: int) -> int:
@@ -63,12 +63,13 @@ class DeviceGuarded:
 
     def watch(self, name: str, pointer: int, count: int) -> None:
         """Bytes that become canaries, and are to stay so."""
-        self._fill(pointer, count)
-        self._around.append((name, pointer, count))
+        self._around.append((name, pointer, count, self._fill(pointer, count)))
 
-    def _fill(self, pointer: int, count: int) -> None:
-        bounds = ctypes.c_uint64(pointer), ctypes.c_ubyte(CANARY), ctypes.c_size_t(count)
+    def _fill(self, pointer: int, count: int) -> int:
+        own = canary(len(self._around))
+        bounds = ctypes.c_uint64(pointer), ctypes.c_ubyte(own), ctypes.c_size_t(count)
         driver.call("cuMemsetD8Async", *bounds, ctypes.c_void_p(self.stream))
+        return own
 
     def read(self, pointer: int, count: int) -> np.ndarray:
         """Bytes, after all that was queued."""
@@ -80,9 +81,9 @@ class DeviceGuarded:
         return found
 
     def check(self) -> None:
-        for name, pointer, count in self._around:
+        for name, pointer, count, own in self._around:
             found = self.read(pointer, count)
-            if len(wrong := np.flatnonzero(found != CANARY)):
+            if len(wrong := np.flatnonzero(found != own)):
                 where = f"{count - wrong[-1]} bytes before" if name.startswith("before") else f"{wrong[0]} bytes on"
                 raise Overrun(f"{len(wrong)} bytes were written {name}, {where}")
 
