@@ -10,6 +10,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
+from fuzz.guards import Guarded
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,7 +42,14 @@ def run(body: str, *arrays: np.ndarray, grid: int = 1, sites: tuple[str, ...] = 
     lines = [f"    a{n} = i64_pointer(args[{n}])" for n in range(len(arrays))] + [f"    {x}" for x in body.splitlines()]
     text = HEAD + "def kernel(block, args, scratch):\n" + "\n".join(lines) + "\n"
     kernel = KernelSource("kernel", text, grid, len(arrays), scratch=scratch, sites=sites)
-    programs(text, kernel)["kernel"].launch([a.ctypes.data for a in arrays])
+    with Guarded() as guarded:
+        made = [guarded.copy(f"a{n}", a) for n, a in enumerate(arrays)]
+        try:
+            programs(text, kernel)["kernel"].launch([a.ctypes.data for a in made])
+        finally:
+            guarded.check()
+            for array, new in zip(arrays, made):
+                array[...] = new
 
 
 @pytest.mark.parametrize(
