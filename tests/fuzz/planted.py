@@ -17,5 +17,5 @@ def run(drawn: attempt.Drawn, counts: Counts) -> None:
         raise AssertionError("planted")
     if "exp(" in text:
         os.abort()
-    if "argmax[" in text:
+    if "argmax[" in text and drawn.case is None:  # a hunt waits long for programs that hang
         time.sleep(3600)
