@@ -19,7 +19,7 @@ from tilec.diagnostics import CallError
 from tilec.executable import CpuExecutable, Executable
 from tilec.runtime.buffers import Buffer, wrap
 
-MOST = {"cpu": 1 << 25, "cuda": 1 << 27}
+MOST = {"cpu": 1 << 25, "cuda": 1 << 28}
 """Bytes of arguments, results and temporaries, of which there is one more copy. Beyond them, a run is not repeated."""
 
 active = False

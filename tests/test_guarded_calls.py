@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from cuda_driver_fake import FakeDriver
 from fuzz.guards import Overrun
-from fuzz.guards_cuda import run_guarded
+from fuzz.guards_cuda import GuardedGpu, run_guarded
 from test_map_cuda import lowered
 
 import tilec
 from tilec.dtypes import DTYPES
 from tilec.runtime import cuda_driver
+from tilec.runtime.buffers import view
 from tilec.runtime.program import Cubin, Emitted, KernelSource, Temporary
 
 DOUBLE = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * 2 }"
@@ -154,6 +155,10 @@ class DriverWithMemory(FakeDriver):
         ctypes.memmove(host, pointer.value, size.value)
         return 0
 
+    def cuMemcpyHtoD_v2(self, pointer, host, size):
+        ctypes.memmove(pointer.value, host, size.value)
+        return 0
+
     def _cuMemcpyDtoDAsync_v2(self, target, source, count, stream):
         ctypes.memmove(target, source, count)
         return super()._cuMemcpyDtoDAsync_v2(target, source, count, stream)
@@ -167,6 +172,13 @@ class DriverWithMemory(FakeDriver):
         words = [(ctypes.c_float * 8).from_address(word) for word in self.launches[-1].words[:2]]
         self.does[kernel - 1001](*words)
         return code
+
+
+def driver_with(monkeypatch, *kernels) -> DriverWithMemory:
+    driver = DriverWithMemory(*kernels)
+    monkeypatch.setattr(cuda_driver, "library", lambda: driver)
+    monkeypatch.setattr(cuda_driver, "_contexts", {})
+    return driver
 
 
 def double(x, y) -> None:
@@ -199,9 +211,7 @@ def into_its_argument(x, y) -> None:
 ])  # fmt: skip
 def test_a_driver_that_runs_python(monkeypatch, first, second, said):
     """Kernels that write a temporary, and a result from it, on a stream of the caller's."""
-    driver = DriverWithMemory(first, second)
-    monkeypatch.setattr(cuda_driver, "library", lambda: driver)
-    monkeypatch.setattr(cuda_driver, "_contexts", {})
+    driver = driver_with(monkeypatch, first, second)
     kernels = tuple(KernelSource(name, "", 1, 2, threads=32) for name in ("first", "second"))
     executable = SimpleNamespace(
         emitted=Emitted("p", "", kernels, (), (Temporary(20, 0),)),
@@ -218,3 +228,37 @@ def test_a_driver_that_runs_python(monkeypatch, first, second, said):
             run_guarded(executable, given, 0, 7)
     assert len(driver.freed) == len(driver.held) == 3
     assert {q.stream if hasattr(q, "stream") else q[1] for q in driver.queued} == {7}
+
+
+@pytest.mark.parametrize("guard, kernel, said", [
+    (double, double, None),
+    (one_too_many, double, "1 bytes were written behind result y"),
+    (into_its_argument, double, "argument x was written"),
+    (double, lambda x, y: None, "y is another one among canaries"),
+])  # fmt: skip
+def test_runs_on_a_gpu_are_guarded(monkeypatch, guard, kernel, said):
+    """The program is loaded before its guarded form, and launched after it. In a hunt there is that form alone."""
+    built = tilec.compile(DOUBLE, target="h200").build(N=5)._last
+    built.cubins = {k.name: Cubin(b"image", "", k.name, "sm_90a", 32, 0, 0, 0) for k in built.emitted.kernels}
+    driver = driver_with(monkeypatch, kernel, guard)
+    x, y = (np.arange(n, n + 5, dtype=np.float32) for n in (0, 8))
+    given, made = ([view(a)._replace(device=0)] for a in (x, y))
+    if said is None:
+        built.run(given, made, 7)
+        assert np.array_equal(y, 2 * x) and len(driver.launches) == 2
+        built.run(given, made, 7)
+        assert len(driver.launches) == 3, "the first run is guarded"
+    else:
+        with pytest.raises(AssertionError, match=said):
+            built.run(given, made, 7)
+    assert len(driver.freed) == len(driver.held) > 0
+    driver = driver_with(monkeypatch, guard)
+    device = GuardedGpu({"x": x}, built.outputs)
+    if guard is double:
+        device.run(built)
+        assert np.array_equal(device.results()["y"], 2 * x)
+    else:
+        with pytest.raises(Overrun, match=said.replace("argument x", "argument 0").replace("result y", "array 1")):
+            device.run(built)
+    device.close()
+    assert len(driver.freed) == len(driver.held) == 2

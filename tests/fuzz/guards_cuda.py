@@ -24,7 +24,7 @@ class DeviceGuarded:
 
     def __init__(self, device: int = 0, stream: int = 0):
         driver.use_device(device)
-        self.stream, self._memory = stream, []
+        self.stream, self.memory = stream, []
         self._around: list[tuple[str, int, int, int]] = []  # names, addresses and bytes of canaries, and what they are
 
     def __enter__(self) -> DeviceGuarded:
@@ -34,9 +34,9 @@ class DeviceGuarded:
         self.close()
 
     def close(self) -> None:
-        for pointer in self._memory:
+        for pointer in self.memory:
             driver.library().cuMemFree_v2(ctypes.c_uint64(pointer))
-        self._memory, self._around = [], []
+        self.memory, self._around = [], []
 
     def empty(self, name: str, count: int) -> int:
         """The address of `count` bytes of canaries."""
@@ -58,7 +58,7 @@ class DeviceGuarded:
 
     def own(self, pointer: int) -> int:
         """Memory of the driver's, to be freed with the rest."""
-        self._memory.append(pointer)
+        self.memory.append(pointer)
         return pointer
 
     def watch(self, name: str, pointer: int, count: int) -> None:
@@ -132,11 +132,11 @@ class GuardedGpu(Gpu):
     """Memory of device 0 with canaries on both sides of every array, and in results before they are written."""
 
     def __init__(self, inputs: dict[str, np.ndarray], outputs: Outputs):
-        self._guarded = DeviceGuarded()
+        self._guarded, self._given = DeviceGuarded(), list(inputs.values())
         super().__init__(inputs, outputs)
 
     def allocate(self, array: np.ndarray) -> Buffer:
-        begin = self._guarded.empty(f"array {len(self._guarded._memory)}", array.nbytes)
+        begin = self._guarded.empty(f"array {len(self._guarded.memory)}", array.nbytes)
         strides = tuple(s // array.itemsize for s in array.strides)
         return Buffer(begin, array.shape, strides, from_numpy(array.dtype), 0, False, None)
 
@@ -147,6 +147,9 @@ class GuardedGpu(Gpu):
             program.launch([b.pointer for b in self.inputs], [b.pointer for b in self.outputs], 0)
         finally:
             self._guarded.check()
+        for number, (array, buffer) in enumerate(zip(self._given, self.inputs)):
+            if self._guarded.read(buffer.pointer, array.nbytes).tobytes() != array.tobytes():
+                raise Overrun(f"argument {number} was written")
 
     def close(self) -> None:
         self._guarded.close()
