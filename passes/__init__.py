@@ -14,6 +14,7 @@ from tilec.passes.approximate import approximate
 from tilec.passes.bounds import fold_bounds
 from tilec.passes.bufferize import bufferize
 from tilec.passes.compare import compare_whole
+from tilec.passes.elements import forward_elements
 from tilec.passes.forward import forward
 from tilec.passes.fuse import fuse
 from tilec.passes.map import map_kernels
@@ -35,7 +36,7 @@ def stages(plan: Callable[[ir.Operation], None]) -> tuple[Stage, ...]:
     return (
         Stage(
             "simplify", "canonical forms, common subexpressions, algebra",
-            ("canonicalize", "cse", simplify, "canonicalize", "cse", fold_bounds, "canonicalize"),
+            ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize"),
         ),
         Stage("plan", "decides kernels, tiles, memory: attributes only", (plan,)),
         Stage(

@@ -3,8 +3,9 @@
     func @k(%x, %s, %y) { s = ...; return s, %x }        func @k(%x, %s) { s = ...; return s }
     s, y = call @k(%x, %s0, %y0); return s, y      ->    s = call @k(%x, %s0);                 return s, %x
 
-Operations that were computed inside one another may cancel: a conversion to a wider type and back, a negation of a
-negation. What is left is a copy, which the list of launches makes where a result of the program needs it.
+`elements` finds almost all of these before anything is planned. Here are those that it leaves, as it follows an element
+through so many operations only, and those of IR that a person wrote. What is left is a copy, which the list of launches
+makes where a result of the program needs it.
 """
 
 from __future__ import annotations
