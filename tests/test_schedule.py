@@ -269,3 +269,29 @@ def test_more_sram_than_a_block_has_is_refused(tmp_path):
     path.write_text(text)
     with pytest.raises(CallError, match="262,208 bytes in SRAM, and h200 has 232,448"):
         tilec.compile(example, target="h200", schedule=path).build(**sizes)
+
+
+@pytest.mark.parametrize("steps, refused", [("[1, 64, 1]", False), ("[2, 64, 1]", True), ("[9, 99, 1]", True)])
+def test_more_than_compilers_unroll_is_refused(steps, refused, tmp_path):
+    """The assembler once took minutes for what a file asked for. What a tile has no room for is not unrolled."""
+    program, path = (
+        "op f(x: f32[4, 64, 64]) -> (y: f32[4, 64, 64]) { y[i, j, k] = sin(x[i, j, k]) }",
+        tmp_path / "f.toml",
+    )
+    specialised = specialise(parse(read_source(program)))
+    with mlir.context(), ir.Location.unknown():
+        own = lower(build(specialised), load("h200"), end="plan", emit=False).plan
+    text = write_schedule(own, specialised)
+    assert "vectors = [1, 1, 4]" in text
+    edits = {"tile": [4, 64, 64], "threads": 32, "thread_order": [2], "thread_counts": [1, 1, 16], "steps": steps}
+    path.write_text(edited(text, *((rf"(?m)^{key} = .*", f"{key} = {value}") for key, value in edits.items())))
+    with mlir.context(), ir.Location.unknown():
+        if not refused:
+            lower(build(specialised), load("h200"), schedule=read_schedule(path), end="plan", emit=False)
+            return
+        with pytest.raises(CallError) as error:
+            lower(build(specialised), load("h200"), schedule=read_schedule(path), end="plan", emit=False)
+    count = 512 if "2" in steps else 1024
+    wanted = f"`steps` {steps}, each of 4 elements, would have a thread unroll {count} elements"
+    assert wanted in str(error.value)
+    assert "the limit is 256" in str(error.value)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from math import prod
 
+from tilec.passes.layout import OPTIONS, make
 from tilec.plan import KernelPlan
 from tilec.plan_cuda_rows import refuse_options
 from tilec.plan_cuda_scan import refuse_chain_options
 from tilec.plan_cuda_sram import too_much
 from tilec.plan_cuda_stream import refuse_stream_options
+from tilec.plan_cuda_view import HELD
 from tilec.target import Target
 
 _LISTS = ("thread_counts", "vectors", "steps")
 _MOST_THREADS = 1024
 _WIDEST = 8
+_UNROLLED = 4 * HELD  # elements that a thread unrolls: more of a sine take the assembler minutes
 
 
 def refuse(kernel: KernelPlan, planned: KernelPlan, target: Target) -> tuple[tuple[str, ...], str] | None:
     """Which key of the kernel's table is wrong and why, for a kernel that was `planned` otherwise; None where none is."""
-    if (problem := _refuse_layout(kernel)) is not None:
+    if (problem := _refuse_layout(kernel) or _refuse_unrolling(kernel, planned)) is not None:
         key, why = problem
         return ("tile",) if key == "tile" else ("options", key), why
     why = refuse_options(kernel, target) or refuse_chain_options(kernel) or refuse_stream_options(planned, kernel)
@@ -67,3 +70,23 @@ def _refuse_layout(kernel: KernelPlan) -> tuple[str, str] | None:
         if tile % vectors[d] and tile < kernel.extents[d]:
             return "tile", f"a tile of {tile} cuts vectors of {vectors[d]} elements (`options.vectors`)"
     return None
+
+
+def _refuse_unrolling(kernel: KernelPlan, planned: KernelPlan) -> tuple[str, str] | None:
+    """`steps` that compilers would take minutes for, where the planner did not choose as many."""
+    if any(key not in kernel.options for key in OPTIONS) or (count := _unrolled(kernel)) <= max(
+        _UNROLLED, _unrolled(planned)
+    ):
+        return None
+    steps, vector = list(kernel.options["steps"]), max(kernel.options["vectors"], default=1)
+    each = f", each of {vector} elements," if vector > 1 else ""
+    why = f"`steps` {steps}{each} would have a thread unroll {count} elements, which takes minutes to compile"
+    return "steps", f"{why}; the limit is {_UNROLLED}"
+
+
+def _unrolled(kernel: KernelPlan) -> int:
+    """Elements that a thread holds: steps stop where the tile does."""
+    tile = dict(zip(kernel.grid, kernel.tile))
+    sizes = [tile.get(d, extent) for d, extent in sorted(kernel.extents.items())]
+    layout = make(sizes, *(kernel.options[key] for key in OPTIONS), shifted=bool(kernel.options.get("shift")))
+    return layout.slots(range(len(sizes)))
