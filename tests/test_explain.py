@@ -173,3 +173,9 @@ def test_intensity_is_of_the_unit_that_the_ridge_is_of():
     """A GPU's instructions over a ridge of `exp`s a byte would call this kernel compute-bound."""
     text = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 4096, "N": 4096}, "h200")))
     assert re.search(r"intensity +\d\.\d+ fma.f32 operations a byte, the ridge is at 1\d\.\d: below it memory", text)
+
+
+def test_a_tile_of_one_thread_says_so():
+    """The count was empty: no dimension has more than one thread."""
+    _, plan = planned("op f(x: f32[2]) -> (y: f32[2]) { y[i] = x[i] + 1 }", {}, "h200")
+    assert [r.reason for r in plan.remarks if r.verb == "tiled"] == ["1 thread, 2 elements an access, tiles of 2"]

@@ -248,11 +248,11 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     elif not view.reduced and (_is_busy(view) or _is_light(view, vector)):
         _more_steps(view, (lane, *others), tile, steps, 2)
     layout = _make(view, counts, {lane: vector}, steps, tile)
-    shape = " x ".join(str(counts[d]) for d in layout.order)
+    threads = f"{by_sizes(counts[d] for d in layout.order)} threads" if layout.order else "1 thread"
     return (
         tile,
         layout,
-        f"{shape} threads, {count(vector, 'element')} an access, tiles of {by_sizes(tile[d] for d in kernel.grid)}",
+        f"{threads}, {count(vector, 'element')} an access, tiles of {by_sizes(tile[d] for d in kernel.grid)}",
     )
 
 
