@@ -10,7 +10,6 @@ what is lost where a part of it is too small for the type. Extremes are exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,15 +111,7 @@ def _sum(x: Enclosure, total: Total, dtype: DType) -> Enclosure:
 
 
 def _product(x: Enclosure, total: Total, dtype: DType) -> Enclosure:
-    """By halves, or step by step for a scan; the corners of two intervals at a time."""
-    moved = x.map(lambda end: np.moveaxis(end, total.axes, range(len(total.axes))))
-    rest = moved.low.shape[len(total.axes) :]
-    moved = moved.map(lambda end: end.reshape(int(np.prod(end.shape[: len(total.axes)])), *rest))
-    exact = _prefixes(moved) if total.scans else _halves(moved)
-    if total.scans:
-        exact = exact.map(lambda end: np.moveaxis(end, 0, total.axes[0]))
-    else:
-        exact = exact.map(lambda end: np.expand_dims(end, total.axes))
+    exact = _multiplied(x, total)
     size = np.maximum(np.abs(x.low), np.abs(x.high))
     most = total(np.multiply, np.maximum(size, 1))  # the largest that a part of the product may be
     unit = 2.0 ** (-1074 if dtype is F64 else -149)
@@ -133,10 +124,20 @@ def _product(x: Enclosure, total: Total, dtype: DType) -> Enclosure:
     return of_either_sign(Enclosure(np.where(open_, -np.inf, low), np.where(open_, np.inf, high)), np.True_)
 
 
+def _multiplied(x: Enclosure, total: Total) -> Enclosure:
+    """By halves, or step by step for a scan; the corners of two intervals at a time."""
+    moved = x.map(lambda end: np.moveaxis(end, total.axes, range(len(total.axes))))
+    rest = moved.low.shape[len(total.axes) :]
+    moved = moved.map(lambda end: end.reshape(int(np.prod(end.shape[: len(total.axes)])), *rest))
+    if total.scans:
+        return _prefixes(moved).map(lambda end: np.moveaxis(end, 0, total.axes[0]))
+    return _halves(moved).map(lambda end: np.expand_dims(end, total.axes))
+
+
 def _halves(x: Enclosure) -> Enclosure:
     length = x.low.shape[0]
     if length == 0:
-        return point(np.ones(x.low.shape[1:]))
+        return point(np.ones(x.low.shape[1:], x.low.dtype))
     while length > 1:
         half = length // 2
         first, second = x.map(lambda end, n=half: end[:n]), x.map(lambda end, n=half: end[n : 2 * n])
@@ -207,19 +208,34 @@ def reduce(kind: str, x: Enclosure, total: Total, dtype: DType) -> Enclosure:
         case "prod" if dtype.is_float:
             return _product(x, total, dtype)
         case "sum" | "prod":
-            return _of_integers(np.add if kind == "sum" else np.multiply, x, total, dtype)
+            return (_sum_of_integers if kind == "sum" else _product_of_integers)(x, total, dtype)
     ufunc = {"max": np.maximum, "min": np.minimum, "any": np.logical_or, "all": np.logical_and}[kind]
     return _extreme(x, total, ufunc, REDUCTIONS[kind].identity(dtype))
 
 
-def _of_integers(ufunc: Callable, x: Enclosure, total: Total, dtype: DType) -> Enclosure:
+def _sum_of_integers(x: Enclosure, total: Total, dtype: DType) -> Enclosure:
     """Exact where the elements are; else any value of the type, should the result not stay inside it."""
-    found = x.map(lambda end: total(ufunc, end))
+    found = x.map(lambda end: total(np.add, end))
     if x.is_point:
         return found
-    open_ = total.any(x.low != x.high)
-    if ufunc is np.add:
-        size = total(np.add, np.maximum(np.abs(x.low.astype(np.float64)), np.abs(x.high.astype(np.float64))))
-        open_ &= size > np.iinfo(dtype.numpy).max / 2
+    size = total(np.add, _sizes(x))
+    return _opened(found, total.any(x.low != x.high) & (size > np.iinfo(dtype.numpy).max / 2), dtype)
+
+
+def _product_of_integers(x: Enclosure, total: Total, dtype: DType) -> Enclosure:
+    """Exact where the elements are; else any value of the type, should a part of the product not stay inside it."""
+    if x.is_point:
+        return x.map(lambda end: total(np.multiply, end))
+    found, most = _multiplied(x, total), total(np.multiply, np.maximum(_sizes(x), 1))
+    zero = total.any((x.low == 0) & (x.high == 0))
+    wraps = total.any(x.low != x.high) & (most > min(np.iinfo(dtype.numpy).max, 2.0**53))
+    return _opened(found.map(lambda end: np.where(zero, 0, end)), wraps & ~zero, dtype)
+
+
+def _sizes(x: Enclosure) -> np.ndarray:
+    return np.maximum(np.abs(x.low.astype(np.float64)), np.abs(x.high.astype(np.float64)))
+
+
+def _opened(x: Enclosure, where: np.ndarray, dtype: DType) -> Enclosure:
     limits = np.iinfo(dtype.numpy)
-    return Enclosure(np.where(open_, limits.min, found.low), np.where(open_, limits.max, found.high))
+    return Enclosure(np.where(where, limits.min, x.low), np.where(where, limits.max, x.high))
