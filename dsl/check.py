@@ -18,10 +18,11 @@ from tilec.dsl.check_expect import check_expect
 from tilec.dsl.check_ranges import RangeChecker
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
-from tilec.dsl.check_types import UNKNOWN, Typer
+from tilec.dsl.check_types import Typer
 from tilec.dsl.inline import Inliner
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.ranges import Poly, size_poly
+from tilec.dsl.weak_types import UNKNOWN
 
 
 def check(program: ast.Program, loader: Loader = load_file) -> list[Diagnostic]:

@@ -1,7 +1,6 @@
 """Types: every expression gets its dtype, every conversion becomes a `Cast`, `mean` becomes a division.
 
-A literal has no type until it meets one. Until then it, and what is made of literals alone, has one of two weak types;
-`_coerce` then gives the type down to the leaves.
+A literal has no type until it meets one (`weak_types`); `_coerce` then gives the type down to the leaves.
 """
 
 from __future__ import annotations
@@ -10,47 +9,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from tilec.diagnostics import Note
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, text_of
 from tilec.dsl.ranges import Poly
-from tilec.dtypes import BOOL, DTYPES, F32, F64, I32, I64, DType, compute_type, join
+from tilec.dsl.weak_types import UNKNOWN, WEAK, WEAK_FLOAT, WEAK_INT, default, holds, meet, rounds, wide
+from tilec.dtypes import BOOL, DTYPES, F32, F64, I32, I64, DType, compute_type
 from tilec.functions import FUNCTIONS
 from tilec.reductions import REDUCTIONS, highest, lowest
 
-WEAK_INT = DType("whole number", "int", 0, "")
-WEAK_FLOAT = DType("number", "float", 0, "")
-UNKNOWN = DType("unknown", "float", 0, "")  # of what is wrong already, and of the short form before its call
-_WEAK = (WEAK_INT, WEAK_FLOAT)
-
 _BOOLEAN_REDUCTIONS = ("any", "all")
-
-
-def meet(a: DType, b: DType) -> DType:
-    """The type of arithmetic between `a` and `b`, where literals take the type of what they meet."""
-    if UNKNOWN in (a, b):
-        return UNKNOWN
-    if a in _WEAK and b in _WEAK:
-        return WEAK_FLOAT if WEAK_FLOAT in (a, b) else WEAK_INT
-    if a in _WEAK or b in _WEAK:
-        weak, strong = (a, b) if a in _WEAK else (b, a)
-        if strong.is_float:
-            return compute_type(strong)
-        return F32 if weak is WEAK_FLOAT else strong if strong.is_integer else I64
-    return join(a, b)
-
-
-def _wide(dtype: DType) -> DType:
-    """The type that a value is computed in."""
-    return dtype if dtype in _WEAK or dtype is UNKNOWN else compute_type(dtype)
 
 
 def accumulator_of(dtype: DType) -> DType:
     """What a reduction of such values adds up in (section 6): f32 for narrow floats, i32 for narrow integers."""
     if dtype.is_float:
-        return _wide(dtype)
+        return wide(dtype)
     return dtype if dtype.bits >= 32 else I32
 
 
@@ -65,9 +39,9 @@ class Typer:
         """The equation with types; its own is the declared one, or else what its value has."""
         self.ranges = ranges
         value = self._expr(equation.value)
-        dtype = declared or equation.dtype or _default(value.dtype)
-        if value.dtype in _WEAK and not isinstance(value, ast.Number):
-            literal = _default(value.dtype) if dtype.kind == "bool" else meet(value.dtype, dtype)
+        dtype = declared or equation.dtype or default(value.dtype)
+        if value.dtype in WEAK and not isinstance(value, ast.Number):
+            literal = default(value.dtype) if dtype.kind == "bool" else meet(value.dtype, dtype)
             value = self._coerce(value, literal)
         return replace(equation, value=self._coerce(value, dtype), dtype=dtype)
 
@@ -75,20 +49,20 @@ class Typer:
 
     def _coerce(self, expr: ast.Expr, to: DType) -> ast.Expr:
         """The expression as a value of type `to`."""
-        if expr.dtype is to or UNKNOWN in (to, expr.dtype) or (expr.dtype in _WEAK and to in _WEAK):
+        if expr.dtype is to or UNKNOWN in (to, expr.dtype) or (expr.dtype in WEAK and to in WEAK):
             return expr
-        if expr.dtype in _WEAK:
+        if expr.dtype in WEAK:
             return self._settle(expr, to)
         if isinstance(expr, ast.Cast) and expr.operand.dtype is to and compute_type(to) is expr.dtype:
             return expr.operand  # widened only to be computed with: narrowing it again is exact
-        if isinstance(expr, ast.Number) and _holds(to, expr.value) and _holds(expr.dtype, expr.value):
+        if isinstance(expr, ast.Number) and holds(to, expr.value) and holds(expr.dtype, expr.value):
             return self._settle(expr, to)
         return ast.Cast(expr, to, expr.span)
 
     def _settle(self, expr: ast.Expr, to: DType) -> ast.Expr:
         """A literal, or an expression of literals, in the type that it has met."""
         match expr:
-            case ast.Number(value=value) if to.is_float and to.bits < 32 and not _holds(to, value):
+            case ast.Number(value=value) if to.is_float and to.bits < 32 and not holds(to, value):
                 return ast.Cast(self._number(expr, value, F32), to, expr.span)  # rounded, as a declared type says
             case ast.Number(value=value):
                 return self._number(expr, value, to)
@@ -109,14 +83,14 @@ class Typer:
             return ast.Boolean(bool(value), BOOL, expr.span)
         if to.is_float:
             return ast.Number(float(value) if abs(value) < math.inf else value, to, expr.span)
-        if not _holds(to, value):
+        if not holds(to, value):
             low, high = lowest(to), highest(to)
             self.report.error(f"{value} is outside of {to}", expr.span, hint=f"{to} holds {low} to {high}")
             value = 0
         return ast.Number(int(value), to, expr.span)
 
     def _strong(self, expr: ast.Expr) -> ast.Expr:
-        return self._coerce(expr, _default(expr.dtype))
+        return self._coerce(expr, default(expr.dtype))
 
     def _condition(self, expr: ast.Expr, what: str) -> ast.Expr:
         if expr.dtype not in (BOOL, UNKNOWN):
@@ -124,7 +98,7 @@ class Typer:
             shown = (
                 text if isinstance(expr, ast.Number | ast.Name | ast.Access | ast.Call | ast.Reduce) else f"({text})"
             )
-            kind = f"a {expr.dtype.name}" if expr.dtype in _WEAK else str(expr.dtype)
+            kind = f"a {expr.dtype.name}" if expr.dtype in WEAK else str(expr.dtype)
             message = f"{what} must be a bool, and `{text}` is {kind}"
             self.report.error(message, expr.span, hint=f"compare it: `{shown} != 0`")
         return expr
@@ -182,12 +156,12 @@ class Typer:
 
     def _computed(self, expr: ast.Expr) -> ast.Expr:
         """A stored value as one that is computed with: narrow floats widen to f32."""
-        return self._coerce(expr, _wide(expr.dtype))
+        return self._coerce(expr, wide(expr.dtype))
 
     def _pad(self, expr: ast.Pad) -> ast.Expr:
         """`pad` has the stored type, unless its value would be rounded by that: then it is written out with `if`."""
         access, value = self._load(expr.access), self._expr(expr.value)
-        if value.dtype is access.dtype or (value.dtype in _WEAK and not _rounds(value, access.dtype)):
+        if value.dtype is access.dtype or (value.dtype in WEAK and not rounds(value, access.dtype)):
             if value.dtype is WEAK_FLOAT and access.dtype.is_integer:
                 self.report.error(f"the value must be of type {access.dtype}, as the tensor is", expr.value.span)
                 value = replace(value, dtype=UNKNOWN)
@@ -217,7 +191,7 @@ class Typer:
         for a, b in ((left, right), (right, left)):
             if a.dtype is BOOL and isinstance(b, ast.Number) and b.dtype is WEAK_INT and b.value in (0, 1):
                 return self._coerce(left, BOOL), self._coerce(right, BOOL)
-        dtype = _default(meet(left.dtype, right.dtype))
+        dtype = default(meet(left.dtype, right.dtype))
         return self._coerce(left, dtype), self._coerce(right, dtype)
 
     def _unary(self, expr: ast.Unary) -> ast.Expr:
@@ -227,7 +201,7 @@ class Typer:
         if operand.dtype is BOOL:
             self.report.error("a bool cannot be negated with `-`", expr.span, hint="write `not`, or cast it: `i32(…)`")
         operand = self._computed(operand)
-        if isinstance(operand, ast.Number) and operand.dtype in _WEAK:
+        if isinstance(operand, ast.Number) and operand.dtype in WEAK:
             return replace(operand, value=-operand.value, span=expr.span)
         return replace(expr, operand=operand, dtype=operand.dtype)
 
@@ -250,7 +224,7 @@ class Typer:
     def _conditional(self, expr: ast.Conditional) -> ast.Expr:
         condition = self._condition(self._expr(expr.condition), "the condition of `if`")
         then, otherwise = self._expr(expr.then), self._expr(expr.otherwise)
-        if then.dtype in _WEAK and otherwise.dtype in _WEAK:
+        if then.dtype in WEAK and otherwise.dtype in WEAK:
             return replace(
                 expr,
                 condition=condition,
@@ -264,7 +238,7 @@ class Typer:
         )
 
     def _cast(self, operand: ast.Expr, dtype: DType, written: ast.Cast) -> ast.Expr:
-        if operand.dtype in _WEAK and (dtype.is_float or operand.dtype is WEAK_INT):
+        if operand.dtype in WEAK and (dtype.is_float or operand.dtype is WEAK_INT):
             operand = self._settle(operand, compute_type(dtype))
         operand = self._strong(operand)
         if isinstance(operand, ast.Cast) and operand.operand.dtype is dtype:
@@ -278,7 +252,7 @@ class Typer:
         dtype = arguments[0].dtype
         for argument in arguments[1:]:
             dtype = meet(dtype, argument.dtype)
-        dtype = I32 if dtype is BOOL else _wide(dtype)
+        dtype = I32 if dtype is BOOL else wide(dtype)
         if dtype.is_integer and FUNCTIONS[expr.function].integer is None:
             dtype = WEAK_FLOAT if dtype is WEAK_INT else F32
         return replace(expr, arguments=tuple(self._coerce(a, dtype) for a in arguments), dtype=dtype)
@@ -364,28 +338,6 @@ def _sum_of_integers(dtype: DType, count: float) -> DType:
 
 def _largest(dtype: DType) -> int:
     return max(-lowest(dtype), highest(dtype))
-
-
-def _default(dtype: DType) -> DType:
-    """The type of a literal that meets nothing."""
-    return {WEAK_INT: I64, WEAK_FLOAT: F32}.get(dtype, dtype)
-
-
-def _holds(dtype: DType, value: int | float) -> bool:
-    """Whether a number is a value of the type."""
-    if dtype.is_float:
-        with np.errstate(all="ignore"):
-            return math.isnan(value) or float(np.asarray(value, np.float64).astype(dtype.numpy)) == value
-    if dtype.kind == "bool":
-        return True
-    low, high = lowest(dtype), highest(dtype)
-    return low <= value <= high and (isinstance(value, int) or value.is_integer())
-
-
-def _rounds(literal: ast.Expr, dtype: DType) -> bool:
-    """Whether a narrow float may not hold what it is computed to, in f32."""
-    narrow = dtype.is_float and 0 < dtype.bits < 32
-    return narrow and not (isinstance(literal, ast.Number) and _holds(dtype, literal.value))
 
 
 def _negative(expr: ast.Expr) -> bool:
