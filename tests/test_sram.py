@@ -76,7 +76,7 @@ def test_drawn_kernels():
     for number in range(200):
         draw = Choices(f"sram {number}")
         case = drawn_case(draw, statements=draw.pick(2, 3, 4))
-        hold(case, "h200", drawn_schedule(draw, case, "h200") if draw.chance(50) else None)
+        hold(case, "h200", drawn_schedule(draw, specialised(case), "h200") if draw.chance(50) else None)
 
 
 def test_a_tile_is_cut_to_what_there_is_room_for():

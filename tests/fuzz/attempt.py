@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from fuzz.choices import Choices
-from fuzz.compare import WAYS, Verdict, check
+from fuzz.compare import WAYS, Verdict, check, specialised
 from fuzz.counts import Counts
 from fuzz.files import AGAIN, SORTS
 from fuzz.programs import Case, drawn_case
 from fuzz.schedules import TARGETS, drawn_schedule
 from fuzz.text import limited
 from tilec.diagnostics import CallError
+from tilec.dsl.specialise import Specialised
 from tilec.run_data import saved
 
 SMALL = [2, 3, 1, 4, 5, 0, 8]
@@ -35,6 +36,8 @@ class Drawn:
     case: Case | None = None
     schedule: str | None = None
     text: str = ""
+    special: Specialised | None = None
+    """The program, where drawing a schedule took it."""
 
 
 def draw(way: str, choices: Choices, counts: Counts) -> Drawn:
@@ -49,7 +52,8 @@ def draw(way: str, choices: Choices, counts: Counts) -> Drawn:
     made = Drawn(way, case)
     if way in TARGETS and choices.chance(SCHEDULED):
         with suppress(CallError):
-            made.schedule = drawn_schedule(choices, case, TARGETS[way])
+            made.special = specialised(case)
+            made.schedule = drawn_schedule(choices, made.special, TARGETS[way])
             counts.scheduled += 1
         counts.refused += made.schedule is None
     return made

@@ -20,8 +20,8 @@ from tilec.dsl.specialise import Specialised
 from tilec.mlir import ir
 from tilec.runtime.program import Emitted
 
-LEVELS = (None, 0, 1, 0)
-"""How batches are optimised by LLVM, in turn: one of four as users' programs are."""
+LEVELS = (None, 0, 0, 0, 1, 0, 0, 0)
+"""How batches are optimised by LLVM, in turn: one of eight as users' programs are, which takes ten times as long as not at all."""
 PAGES: tuple[Pages, ...] = (None, "end", "begin", "end")
 
 
@@ -50,7 +50,7 @@ def together(
             made, start = _Program(name, choices), time.process_time()
             try:
                 made.drawn = attempt.draw("cpu", choices, made.counts)
-                made.special = specialised(made.drawn.case)
+                made.special = made.drawn.special or specialised(made.drawn.case)
                 watched = branches is not None and (SAMPLE == 1 or int(name.partition("~")[0]) % SAMPLE == 0)
                 with branches.watched() if watched else nullcontext(()) as new:
                     made.emitted = lowered_for_cpu(made.special, made.drawn.schedule)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import tomlkit
 
 from fuzz.choices import Choices
-from fuzz.compare import as_schedule, specialised
-from fuzz.programs import Case
+from fuzz.compare import as_schedule
 from tilec import mlir
 from tilec.diagnostics import CallError
 from tilec.driver import lower
 from tilec.dsl.build import build
+from tilec.dsl.specialise import Specialised
 from tilec.mlir import ir
 from tilec.plan import Plan
 from tilec.schedule import write_schedule
@@ -22,31 +24,44 @@ from tilec.target import load
 TARGETS = {"cpu": "cpu", "emulator": "h200", "gpu": "h200"}
 
 
-def drawn_schedule(draw: Choices, case: Case, target: str) -> str:
-    """The text of a schedule file for a case: the compiler's own plan after some edits that it accepts."""
-    program = specialised(case)
-    text = write_schedule(planned(program, target, None), program)
-    if "[plan.kernels" in text and draw.chance(50):
-        regrouped = _regroup(draw, text)
-        with suppress(CallError):  # not legal, and refused
-            text = write_schedule(planned(program, target, regrouped), program)
-    plan = planned(program, target, text)
-    edited = _edit(draw, text, plan)
-    try:
-        planned(program, target, edited)
-    except CallError:
-        return text
-    return edited
-
-
-def planned(program, target: str, text: str | None) -> Plan:
+def drawn_schedule(draw: Choices, program: Specialised, target: str) -> str:
+    """The text of a schedule file for a program: the compiler's own plan after some edits that it accepts."""
     with mlir.context(), ir.Location.unknown():
-        return lower(build(program), load(target), schedule=as_schedule(text), end="plan", emit=False, texts=False).plan
+        plan_as = _planner(program, target)
+        text = write_schedule(plan_as(None), program)
+        if "[plan.kernels" in text and draw.chance(50):
+            regrouped = _regroup(draw, text)
+            with suppress(CallError):  # not legal, and refused
+                text = write_schedule(plan_as(regrouped), program)
+        edited = _edit(draw, text, plan_as(text))
+        try:
+            plan_as(edited)
+        except CallError:
+            return text
+        return edited
+
+
+def planned(program: Specialised, target: str, text: str | None) -> Plan:
+    """The plan of a program as the text of a schedule file says."""
+    with mlir.context(), ir.Location.unknown():
+        return _planner(program, target)(text)
+
+
+def _planner(program: Specialised, name: str) -> Callable[[str | None], Plan]:
+    """Plans a program as the text of a schedule file says, in the current MLIR context; what comes before is done once."""
+    module, target = build(program), load(name)
+    lower(module, target, end="simplify", emit=False, texts=False)
+
+    def plan_as(text: str | None) -> Plan:
+        copy = module.operation.clone()
+        return lower(copy, target, schedule=as_schedule(text), begin="plan", end="plan", emit=False, texts=False).plan
+
+    return plan_as
 
 
 def _regroup(draw: Choices, text: str) -> str:
     """One operation goes to a kernel of its own or of another, or is computed inside its readers."""
-    table = tomlkit.parse(text).unwrap()
+    table = tomllib.loads(text)
     section = table["plan"][0]
     groups = [list(k["operations"]) for k in section["kernels"].values()]
     inline = list(section.get("inline", []))
@@ -71,7 +86,7 @@ def _regroup(draw: Choices, text: str) -> str:
 
 def _edit(draw: Choices, text: str, plan: Plan) -> str:
     """Tiles, orders of loops, and options of the same kind."""
-    table: dict[str, Any] = tomlkit.parse(text).unwrap()
+    table: dict[str, Any] = tomllib.loads(text)
     kernels = {k.name: k for k in plan.kernels}
     for name, edited in table["plan"][0].get("kernels", {}).items():
         kernel = kernels[name]
