@@ -278,7 +278,10 @@ class _Lower(Lower):
         called, signature = self.typeof(expr.func.name), self.fndesc.calltypes[expr]
         if not isinstance(called, _CALLED) or isinstance(signature.return_type, types.Phantom):
             return super().lower_call(resty, expr)
-        values = self.fold_call_args(called, signature, expr.args, expr.vararg, expr.kws)
+        if expr.kws or expr.vararg or len(expr.args) != len(signature.args):
+            values = self.fold_call_args(called, signature, expr.args, expr.vararg, expr.kws)
+        else:
+            values = [self._cast_var(v, t) for v, t in zip(expr.args, signature.args)]
         made = self.context.get_function(called, signature)(self.builder, values, self.loc)
         if made is None:  # of a function that returns nothing
             made = self.context.get_dummy_value()
