@@ -203,7 +203,8 @@ class Stage:
         extents = (self.problem.inner[-1], self.problem.depth) if self.side.major else (self.side.box[-1],)
         if any(o.name == "linalg.index" for o in mlir.slice_of(self.problem.body, self.problem.factor(self.side))):
             total = self.lines * self.width
-            fits = (w for w in (4, 2) if total % (w * self.problem.options.threads) == 0)
+            most = min(4, WIDE // self.bytes)
+            fits = (w for w in (4, 2) if w <= most and total % (w * self.problem.options.threads) == 0)
             return next((w for w in fits if all(e % w == 0 for e in extents)), 1)
         return 1
 
