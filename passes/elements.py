@@ -3,7 +3,9 @@
     t[i] = -x[i];  y[i] = -t[i];  z[i] = exp(y[i])    ->    z[i] = exp(x[i])        and y is x
 
 Every elementwise operation is written once more in a function of scalars, where an element is computed from the elements of
-inputs, and that function is folded. `plan` then sees no operation that a later stage would fold away.
+inputs, and that function is folded. `plan` then sees no operation that a later stage would fold away. What is computed
+like a result is that result; other tensors that are computed alike stay two, since whether they are computed once is a matter of
+costs.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ def forward_elements(module: ir.Operation) -> None:
     for function in mlir.functions(module):
         ops = [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]
         if sum(map(_is_elementwise, ops)) > 1:
-            _forward(ops)
+            _forward(ops, set(list(mlir.entry(function).operations)[-1].operands))
 
 
-def _forward(ops: list[ir.Operation]) -> None:
+def _forward(ops: list[ir.Operation], results: set[ir.Value]) -> None:
     values = [o.results[0] for o in ops if _is_elementwise(o)]
     scalars = ir.Module.create()
     with ir.InsertionPoint(scalars.body), ir.Location.unknown():
@@ -37,9 +39,11 @@ def _forward(ops: list[ir.Operation]) -> None:
     block = mlir.entry(function.operation)
     known = {block.arguments[n]: value for n, value in enumerate(elements.read) if value is not None}
     for value, element in zip(values, list(block.operations)[-1].operands):
-        first = known.setdefault(element, value)
-        if first != value and first.type == value.type:
+        first = known.get(element)
+        if first is not None and first != value and first.type == value.type:
             value.replace_all_uses_with(first)
+        elif value in results:
+            known[element] = value
 
 
 def _own(value: ir.Value) -> tuple[int, ...]:
