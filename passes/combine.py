@@ -73,6 +73,8 @@ class Combiner:
         op = self.update[n].owner
         if not isinstance(op, ir.Block) and op.name == "arith.constant" and isinstance(a.type, ir.IntegerType):
             return self._absorbed(op, a, b)
+        if self._absorbs(n, op):
+            return self._build(self.update[n], {self.state[n]: a, self._element(n): b})
         name = INVERSE.get(op.name, op.name)
         if name not in BINARY or self.state[n] not in list(op.operands):
             raise self._error(n)
@@ -83,6 +85,15 @@ class Combiner:
         """Any element makes the state this constant (`any` of true, a product with 0): a state is it, or has seen none."""
         value = constant.clone().results[0]
         return arith.select(arith.cmpi(arith.CmpIPredicate.eq, a, value), a, b)
+
+    def _absorbs(self, n: int, op: ir.Operation) -> bool:
+        """Whether an element is taken unless the state says otherwise: partial states that were combined by `_absorbed`, whose
+        combination is combined again."""
+        if isinstance(op, ir.Block) or op.name != "arith.select" or self.state[n] not in list(op.operands)[1:]:
+            return False
+        return self._reads(op.operands[0], self.state[n]) and not any(
+            self._reads(op.operands[0], a) for a in self.block.arguments if a != self.state[n]
+        )
 
     def _element(self, n: int) -> ir.Value:
         """The part of an element's own state that output `n` may take."""

@@ -158,7 +158,8 @@ def fetch(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: 
                     vector.StoreOp(vector.LoadOp(type_, whole, at).result, tile, place.slot(dims, lane))
         return
     if not generic.kernel.shifts.follows(value, dims):
-        return (_fetch_elements if _is_scattered(value, dims) else _fetch_anywhere)(generic, value, dims, tile)
+        scattered = dims[-1] != generic.layout.lane_dim or _is_scattered(value, dims)
+        return (_fetch_elements if scattered else _fetch_anywhere)(generic, value, dims, tile)
     memory = flat(value)
     if root(value) in generic.kernel.written:
         return _fetch_own(generic, value, dims, tile, memory, type_)
@@ -275,14 +276,16 @@ def _load_within(memory: ir.Value, at: ir.Value, width: int, tile: ir.Value, slo
 
 def _fetch_elements(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
     """What begins elsewhere, one by one; the nearest there are for places beside the row."""
-    size = generic.sizes[dims[-1]]
+    lane = generic.layout.lane_dim
+    size = generic.sizes[lane]
     for part in generic.threads.parts(dims, TOUCHED):
         with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=True, part=part) as place:
-            *others, at = place.coordinates(dims)
+            at = place.coordinates(dims)
             if part.kind != INNER:
                 last = sum_of([(size, 1)], -1) if isinstance(size, ir.Value) else mlir.index(size - 1)
-                at = arith.minsi(arith.maxsi(at, mlir.index(0)), last)
-            memref.StoreOp(memref.LoadOp(value, [*others, at]).result, tile, place.slot(dims))
+                for n, d in enumerate(dims):
+                    at[n] = arith.minsi(arith.maxsi(at[n], mlir.index(0)), last) if d == lane else at[n]
+            memref.StoreOp(memref.LoadOp(value, at).result, tile, place.slot(dims))
 
 
 def ends_before(value: ir.Value, dims, lane: int, last: int, inside: bool, place: Place) -> ir.Value:

@@ -148,6 +148,15 @@ def test_their_schedules_are_read_back(target):
         assert planned(program, target, write_schedule(plan, program)).kernels == plan.kernels
 
 
+def test_parts_of_reductions_of_one_constant_are_combined():
+    """The parts are taken or not, as a whole is of its elements: that was read from sums and the like alone."""
+    text = """op f(x: bool[N]) -> (y: bool[M], z: bool[M]) {
+        y[i] = all[k in 0:N](false) where i in 0:M
+        z[i] = any[k in 0:N](true) where i in 0:M
+    }"""
+    check(Case(text, {"M": 1, "N": 60_000}, {"x": np.zeros(60_000, bool)}), "emulator")
+
+
 def test_floor_division_by_infinities_is_pythons():
     values = np.array([0.0, -0.0, 1, -1, 2.5, -2.5, np.inf, -np.inf, np.nan], np.float32)
     a, b = (np.ravel(m) for m in np.meshgrid(values, values))

@@ -188,6 +188,7 @@ def test_failures_and_crashes_are_told_while_the_hunt_goes_on(monkeypatch, tmp_p
     assert {"AssertionError in run", "the process ended"} <= set(kinds), kinds
     assert all("sum[" in text for text in kinds["AssertionError in run"])
     assert all("exp(" in text for text in kinds["the process ended"])
+    assert all("cumprod[" in text for text in kinds["Spoiled in run"]), "a process that a fault spoiled went on"
     texts = kinds["AssertionError in run"]
     assert len(texts[-1]) <= len(texts[0])
     shown = summary(hunt)

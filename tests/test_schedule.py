@@ -3,6 +3,7 @@ with reasons.
 """
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -295,3 +296,26 @@ def test_more_than_compilers_unroll_is_refused(steps, refused, tmp_path):
     wanted = f"`steps` {steps}, each of 4 elements, would have a thread unroll {count} elements"
     assert wanted in str(error.value)
     assert "the limit is 256" in str(error.value)
+
+
+def test_rows_that_begin_anywhere_are_one_a_thread(tmp_path):
+    """Where a row begins in a vector is found once: a second row of a thread began elsewhere, and was read wrongly."""
+    program, path = "op f(x: f64[49, 7, 7]) -> (y: f64[49, 7]) { y[i, j] = sum[k](x[i, j, k]) }", tmp_path / "f.toml"
+    specialised = specialise(parse(read_source(program)))
+    with mlir.context(), ir.Location.unknown():
+        own = lower(build(specialised), load("h200"), end="plan", emit=False).plan
+    text = write_schedule(own, specialised)
+    edits = {
+        "threads": 32,
+        "thread_order": [2, 1],
+        "thread_counts": [1, 8, 4],
+        "vectors": [1, 1, 2],
+        "steps": [1, 1, 1],
+        "shift": 1,
+    }
+    text = edited(text, *((rf"(?m)^{key} = .*", f"{key} = {value}") for key, value in edits.items()))
+    for tile, refused in (([1, 7], False), ([34, 7], True)):
+        path.write_text(edited(text, (r"(?m)^tile = .*", f"tile = {tile}")))
+        with mlir.context(), ir.Location.unknown(), pytest.raises(CallError) if refused else nullcontext() as error:
+            lower(build(specialised), load("h200"), schedule=read_schedule(path), end="plan", emit=False)
+    assert "a thread has one row where `shift` is 1: the tile of 34 is more than 1 threads" in str(error.value)

@@ -69,6 +69,11 @@ def _refuse_layout(kernel: KernelPlan) -> tuple[str, str] | None:
     for d, tile in zip(kernel.grid, kernel.tile):
         if tile % vectors[d] and tile < kernel.extents[d]:
             return "tile", f"a tile of {tile} cuts vectors of {vectors[d]} elements (`options.vectors`)"
+        if options.get("shift") and tile > counts[d]:  # where a row begins in a vector is found once
+            return (
+                "tile",
+                f"a thread has one row where `shift` is 1: the tile of {tile} is more than {counts[d]} threads",
+            )
     return None
 
 

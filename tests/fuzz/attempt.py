@@ -20,10 +20,13 @@ from fuzz.text import limited
 from tilec.diagnostics import CallError
 from tilec.dsl.specialise import Specialised
 from tilec.run_data import saved
+from tilec.runtime.cuda_driver import KernelFault
 
 SMALL = [2, 3, 1, 4, 5, 0, 8]
 """Sizes for what runs in Python alone."""
 EVERY = (*WAYS, *SORTS)
+SPOILING = (KernelFault,)
+"""Errors after which a process's GPU does nothing more."""
 SCHEDULED = 15
 """Percent of programs that have a schedule."""
 

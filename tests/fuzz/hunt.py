@@ -121,7 +121,9 @@ class Hunt:
             self.counts[process.way].add(facts["counts"])
         if "kind" in facts:
             self._failed(process.way, facts["kind"], facts["case"], facts["error"], facts["choices"])
-        if facts.get("full"):
+        if facts.get("last"):
+            if process.pending:
+                self.again.append((process.way, process.pending))
             self.processes.remove(process)
             process.end()
 

@@ -8,11 +8,23 @@ import time
 from fuzz import attempt
 from fuzz.attempt import Counts, draw, kind_of, write
 
-__all__ = ["Counts", "draw", "kind_of", "run", "write"]
+__all__ = ["SPOILING", "Counts", "draw", "kind_of", "run", "write"]
+
+
+class Spoiled(Exception):
+    """What a GPU's fault is: nothing in the process goes on after it."""
+
+
+SPOILING = (Spoiled,)
+_spoiled = False
 
 
 def run(drawn: attempt.Drawn, counts: Counts) -> None:
+    global _spoiled
     text = drawn.case.text if drawn.case else drawn.text
+    if _spoiled or ("cumprod[" in text and drawn.case):
+        _spoiled = True
+        raise Spoiled("again" if "cumprod[" not in text else "planted")
     if "sum[" in text:
         raise AssertionError("planted")
     if "exp(" in text:

@@ -159,7 +159,8 @@ class _Program:
         name = scope.fresh("y")
         dims = tuple(i.dim for i in indices.values())
         left = f"{name}[{', '.join(indices)}]" if indices else name
-        stated = [i for i in indices.values() if not i.told_by(stored.text) or (not scope.plain and scope.chance(10))]
+        seen = without_unread(stored.text, scope.defs)
+        stated = [i for i in indices.values() if not i.told_by(seen) or (not scope.plain and scope.chance(10))]
         where = f" where {', '.join(f'{i.name} in 0:{i.dim.text}' for i in stated)}" if stated else ""
         self.lines.append(f"    {left}@{name}@ = {stored.text}{where}")
         element = replace(stored, text="", dtype=compute_type(dtype))
@@ -211,6 +212,21 @@ class _Program:
 def _linear(text: str, size: str) -> bool:
     """Whether an extent is a multiple of a size and a number, so that the extent tells the size."""
     return re.fullmatch(rf"[\d\s*+()-]*\b{size}\b[\d\s*+()-]*", text) is not None
+
+
+def without_unread(text: str, functions: list[str]) -> str:
+    """A value less the arguments of functions that may not read them: such tell no index's range."""
+    for function in functions:
+        name, parameters, result = re.search(r"def (\w+).*?\((.*)\) \{.*return (.*)\n", function, re.DOTALL).groups()
+        if all(re.search(rf"\b{p}\b", result) for p in parameters.split(", ")):
+            continue
+        while call := re.search(rf"\b{name}\b[^(]*\(", text):
+            depth, end = 1, call.end()
+            while depth:
+                depth += {"(": 1, ")": -1}.get(text[end], 0)
+                end += 1
+            text = text[: call.start()] + "0" + text[end:]
+    return text
 
 
 def _suits(tensor: Tensor, wanted: Tensor) -> bool:

@@ -52,6 +52,9 @@ class Reducer:
                 self.answer = facts
         if ended:
             self.answer = {"kind": ended_kind(self.process.end(), late)}
+        if ended or any(facts.get("last") for facts in said):
+            if not ended:
+                self.process.end()
             self.process = self.start()
         if self.answer is not None and (ended or self.process.idle):
             try:

@@ -54,6 +54,7 @@ class Worker:
     def __init__(self, attempt: ModuleType, out: Any):
         self.attempt, self.out = attempt, out
         self.branches = Branches()
+        self.spoiled = False  # whether nothing runs in this process any more
 
     def say(self, **facts: Any) -> None:
         self.out.write(json.dumps(facts) + "\n")
@@ -73,8 +74,10 @@ class Worker:
             for name, choices in named:
                 self.say(at=name)
                 self.say(**self.one(way, name, choices))
+                if self.spoiled:
+                    break
         full = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > MOST_MEMORY
-        self.say(ready=True, full=full)
+        self.say(ready=True, last=full or self.spoiled)
 
     def batch(self, named: list[tuple[str, Choices]], seed: int) -> None:
         """Programs for the CPU, and then like ones of those that took branches of the passes for the first time."""
@@ -104,6 +107,7 @@ class Worker:
             drawn = self.attempt.draw(way, choices, counts)
             self.attempt.run(drawn, counts)
         except Exception as error:
+            self.spoiled = isinstance(error, self.attempt.SPOILING)
             return failure(self.attempt, name, choices, counts, error, start)
         return success(name, choices, counts, start)
 
