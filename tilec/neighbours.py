@@ -18,6 +18,8 @@ from tilec.mlir import ir
 
 _SAME = ("arith.index_cast", "arith.index_castui", "arith.extsi", "arith.extui", "arith.trunci")
 _ANY = 1 << 62  # what 0 is a multiple of
+_MOST = 16
+"""Elements that are computed together: the body is written that often, and with more of them little is won."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def neighbours(
         divisor = _divisor(op)
         if divisor and (form := multiples.of(op.operands[0])) and form[0] == 1:
             quotients[op] = gcd(divisor, form[1])
-    size = gcd(most, *quotients.values()) if quotients else 1
+    size = gcd(_MOST, most, *quotients.values()) if quotients else 1
     if size == 1:
         return NONE
     differing = {a for a in block.arguments if moves(a)}
