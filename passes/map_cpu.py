@@ -346,6 +346,7 @@ class _Nest:
         flags, largest = states[len(self.carried) :], None
         for inner in kept:
             combines = inner.operation.name in ("arith.addf", "arith.mulf") and any(v in outs for v in inner.operands)
+            combines = combines and self._is_only_reduced(inner.operation.results[0])
             copy = self.together.clone(inner.operation, number, mapping, {} if shared is None else shared)
             if copy is None:
                 continue
@@ -359,6 +360,16 @@ class _Nest:
         if largest is not None:  # once: LLVM vectorises a loop that carries one maximum, not a chain of them
             flags = [arith.maxsi(flags[0], largest)]
         return mapping, flags
+
+    def _is_only_reduced(self, value: ir.Value) -> bool:
+        """Whether nothing sees a sum before it is whole. Of a scan by equal steps LLVM would make products of the step, 0 of
+        which are NaN where the step is infinite."""
+        end = list(self.block.operations)[-1].operation
+        reduced = {d for d, kind in enumerate(mlir.iterators_of(self.op)) if kind == "reduction"}
+        return all(
+            use.owner.operation == end and not reduced & set(self.maps[self.count + use.operand_number])
+            for use in value.uses
+        )
 
 
 def _is_check(op: ir.Operation) -> bool:
