@@ -118,7 +118,8 @@ class Expressions(Whole):
     def random(self, scope: Scope, fuel: int) -> Value:
         """A number of a stream: the seed and the place are any integers."""
         seed, place = (cast(self.int(scope, fuel), I64) for _ in range(2))
-        return Value(f"rand({seed.text}, {place.text})", F32, 1, 24, True, False)
+        grain = 24 if seed.exact and place.exact else None
+        return Value(f"rand({seed.text}, {place.text})", F32, 1, grain, True, False)
 
     def extreme(self, scope: Scope, fuel: int) -> Value:
         name = self.pick("max", "min", "abs", "clamp")
