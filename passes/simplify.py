@@ -25,7 +25,14 @@ def simplify(module: ir.Operation) -> None:
     for op in [o for o in mlir.walk(module) if _is_constant(o)]:
         _spread_constant(op)
     for op in [o for o in mlir.walk(module) if mlir.is_generic(o)]:
-        _make_nothing(op) if all(0 in ir.ShapedType(r.type).shape for r in op.results) else _drop_unread(op)
+        if all(0 in ir.ShapedType(r.type).shape for r in op.results):
+            _make_nothing(op)
+
+
+def drop_unread(module: ir.Operation) -> None:
+    """After all is folded: `a if true else b` reads `b` until then."""
+    for op in [o for o in mlir.walk(module) if mlir.is_generic(o)]:
+        _drop_unread(op)
 
 
 def _divide_by_power_of_two(op: ir.Operation) -> None:

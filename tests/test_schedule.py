@@ -319,3 +319,23 @@ def test_rows_that_begin_anywhere_are_one_a_thread(tmp_path):
         with mlir.context(), ir.Location.unknown(), pytest.raises(CallError) if refused else nullcontext() as error:
             lower(build(specialised), load("h200"), schedule=read_schedule(path), end="plan", emit=False)
     assert "a thread has one row where `shift` is 1: the tile of 34 is more than 1 threads" in str(error.value)
+
+
+def test_a_block_of_a_contraction_has_one_place_of_the_batch(tmp_path):
+    """With a tile of several, all but the first were left as they were."""
+    program, path = (
+        "op f(x: f16[B, M, K], w: f16[B, K, N]) -> (y: f32[B, M, N]) { y[b, i, j] = sum[k](x[b, i, k] * w[b, k, j]) }",
+        tmp_path / "f.toml",
+    )
+    specialised = specialise(parse(read_source(program)), None, None, {"B": 4, "M": 512, "N": 32, "K": 32})
+    with mlir.context(), ir.Location.unknown():
+        own = lower(build(specialised), load("h200"), end="plan", emit=False).plan
+    text = write_schedule(own, specialised)
+    for tile, why in (
+        ([4, 32, 32], "one place along dimension 0"),
+        ([1, 512, 32], "rows (`block`), and the tile 512"),
+    ):
+        path.write_text(edited(text, (r"(?m)^tile = .*", f"tile = {tile}")))
+        with mlir.context(), ir.Location.unknown(), pytest.raises(CallError) as error:
+            lower(build(specialised), load("h200"), schedule=read_schedule(path), end="plan", emit=False)
+        assert why in str(error.value)

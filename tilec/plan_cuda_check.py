@@ -42,7 +42,7 @@ def _refuse_layout(kernel: KernelPlan) -> tuple[str, str] | None:
     """The option that is wrong (or `tile`) and why; None where the layout can be carried out."""
     options = kernel.options
     if any(key not in options for key in _LISTS):
-        return None  # a contraction's options have checks of their own
+        return _refuse_block(kernel) if "rows" in options else None  # streams have checks of their own
     dims = len(kernel.extents)
     for key in _LISTS:
         if len(options[key]) != dims or any(n < 1 for n in options[key]):
@@ -74,6 +74,21 @@ def _refuse_layout(kernel: KernelPlan) -> tuple[str, str] | None:
                 "tile",
                 f"a thread has one row where `shift` is 1: the tile of {tile} is more than {counts[d]} threads",
             )
+    return None
+
+
+def _refuse_block(kernel: KernelPlan) -> tuple[str, str] | None:
+    """What is wrong with the tile of a contraction on the matrix units, or by panels."""
+    sides = {"rows": kernel.options["rows"], "columns": kernel.options["columns"]}
+    for d, tile in zip(kernel.grid, kernel.tile):
+        if tile > 1 and not any(d in dims for dims in sides.values()):
+            return (
+                "tile",
+                f"a block has one place along dimension {d}, which is of both factors: the tile is 1 there, not {tile}",
+            )
+    for (name, dims), most in zip(sides.items(), kernel.options["block"]):
+        if (count := prod(t for d, t in zip(kernel.grid, kernel.tile) if d in dims)) > most:
+            return "tile", f"a block has {most} {name} (`block`), and the tile {count}"
     return None
 
 
