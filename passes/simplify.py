@@ -93,23 +93,26 @@ def _spread_constant(op: ir.Operation) -> None:
     """A tensor of one constant is that constant to whoever reads it element by element."""
     (end,) = mlir.body_of(op).operations
     for user in dict.fromkeys(mlir.uses(op.results[0])):
-        if mlir.is_generic(user) and op.results[0] in mlir.inputs_of(user):
-            _without_input(user, op.results[0], end.operands[0])
+        if mlir.is_generic(user):
+            read = {n for n, value in enumerate(mlir.inputs_of(user)) if value == op.results[0]}
+            if read:
+                _without_inputs(user, read, end.operands[0])
 
 
 def _drop_unread(op: ir.Operation) -> None:
     """An input that the body does not use keeps what makes it alive for nothing."""
-    inputs, arguments = mlir.inputs_of(op), list(mlir.body_of(op).arguments)
-    read = {v for v, a in zip(inputs, arguments) if mlir.uses(a)}
-    for value in dict.fromkeys(v for v in inputs if v not in read and not _is_empty(v)):
-        kept = _without_input(op, value)
+    while (n := _unread(op)) is not None:
+        value, kept = mlir.inputs_of(op)[n], _without_inputs(op, {n})
         if kept is op:
             type_ = ir.RankedTensorType(value.type)
             with ir.InsertionPoint(op), op.location:
-                empty = tensor.EmptyOp(list(type_.shape), type_.element_type).result
-            for n in [n for n, v in enumerate(mlir.inputs_of(op)) if v == value]:
-                op.operands[n] = empty
+                op.operands[n] = tensor.EmptyOp(list(type_.shape), type_.element_type).result
         op = kept
+
+
+def _unread(op: ir.Operation) -> int | None:
+    pairs = zip(mlir.inputs_of(op), mlir.body_of(op).arguments)
+    return next((n for n, (value, a) in enumerate(pairs) if not mlir.uses(a) and not _is_empty(value)), None)
 
 
 def _is_empty(value: ir.Value) -> bool:
@@ -117,14 +120,14 @@ def _is_empty(value: ir.Value) -> bool:
     return owner is not None and owner.name == "tensor.empty"
 
 
-def _without_input(op: ir.Operation, tensor_: ir.Value, element: ir.Value | None = None) -> ir.Operation:
-    """The operation with `element` in place of what it reads of a tensor, whose use stays where it alone tells a size."""
+def _without_inputs(op: ir.Operation, dropped: set[int], element: ir.Value | None = None) -> ir.Operation:
+    """The operation with `element` in place of what it reads of some inputs, which stay where they alone tell a size."""
     inputs, outputs, maps = mlir.inputs_of(op), mlir.outputs_of(op), mlir.maps_of(op)
-    kept = [n for n, value in enumerate(inputs) if value != tensor_]
+    kept = [n for n in range(len(inputs)) if n not in dropped]
     places = [*(maps[n] for n in kept), *maps[len(inputs) :]]
     if len({d for m in places for d in mlir.map_dims(m)}) < maps[0].n_dims:
-        for value, argument in zip(inputs, mlir.body_of(op).arguments):
-            if value == tensor_ and element is not None:
+        for n, argument in enumerate(mlir.body_of(op).arguments):
+            if n in dropped and element is not None:
                 argument.replace_all_uses_with(element)
         return op
     with ir.InsertionPoint(op), op.location:
