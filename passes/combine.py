@@ -36,26 +36,12 @@ class Combiner:
         """The states in sets that are combined together."""
         groups: list[set[int]] = []
         for n in self.state:
-            mine = {n} | {m for m, s in self.state.items() if self._reads(self.update[n], s)}
+            mine = {n} | {m for m, s in self.state.items() if mlir.depends(self.block, self.update[n], s)}
             for group in [g for g in groups if g & mine]:
                 groups.remove(group)
                 mine |= group
             groups.append(mine)
         return [sorted(g) for g in groups]
-
-    def _reads(self, value: ir.Value, state: ir.Value) -> bool:
-        """Whether `value` is computed from `state`."""
-        seen: set[ir.Value] = set()
-        stack = [value]
-        while stack:
-            value = stack.pop()
-            if value == state:
-                return True
-            owner = value.owner
-            if value not in seen and not isinstance(owner, ir.Block) and owner.operation.block == self.block:
-                seen.add(value)
-                stack += owner.operands
-        return False
 
     def combine(self, group: list[int], a: list[ir.Value], b: list[ir.Value]) -> list[ir.Value]:
         """Builds the combination of the states `a` and `b` of one group at the insertion point."""
@@ -91,8 +77,8 @@ class Combiner:
         combination is combined again."""
         if isinstance(op, ir.Block) or op.name != "arith.select" or self.state[n] not in list(op.operands)[1:]:
             return False
-        return self._reads(op.operands[0], self.state[n]) and not any(
-            self._reads(op.operands[0], a) for a in self.block.arguments if a != self.state[n]
+        return mlir.depends(self.block, op.operands[0], self.state[n]) and not any(
+            mlir.depends(self.block, op.operands[0], a) for a in self.block.arguments if a != self.state[n]
         )
 
     def _element(self, n: int) -> ir.Value:

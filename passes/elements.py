@@ -58,15 +58,8 @@ def _is_elementwise(op: ir.Operation) -> bool:
     return (
         not any(map(mlir.uses, states))
         and all(o.name.partition(".")[0] in ("arith", "math", "linalg") for o in mlir.walk(op))
-        and all(mlir.constant_value(v) is not None for v in _captured(op))
+        and all(mlir.constant_value(v) is not None for v in mlir.captured(op))
     )
-
-
-def _captured(op: ir.Operation) -> list[ir.Value]:
-    """What its body uses of what stands before it."""
-    block = mlir.body_of(op)
-    own = {*block.arguments, *(r for o in block.operations for r in o.results)}
-    return [v for o in block.operations for v in o.operands if v not in own]
 
 
 class _Elements:
@@ -94,7 +87,7 @@ class _Elements:
         block = mlir.body_of(op)
         used = [(a, v, dims) for a, v, dims in zip(block.arguments, inputs, maps) if mlir.uses(a)]
         mapping = {a: self.of(v, tuple(at[d] for d in dims), depth) for a, v, dims in used}
-        for value in dict.fromkeys(_captured(op)):
+        for value in dict.fromkeys(mlir.captured(op)):
             mlir.clone_op(mlir.definition(value), mapping)
         for inner in block.operations:
             if inner.operation.name == "linalg.index":

@@ -100,13 +100,7 @@ def _in_dependence(members: dict[str, list[ir.Operation]]) -> dict[str, list[ir.
 
 def _read(op: ir.Operation) -> list[ir.Value]:
     """All that an operation reads from outside: operands, and what its body captures."""
-    inside = {r for inner in mlir.walk(op) for r in inner.results}
-    captured = [v for inner in mlir.walk(op) for v in inner.operands if v not in inside and not _is_argument_of(v, op)]
-    return [*op.operands, *captured]
-
-
-def _is_argument_of(value: ir.Value, op: ir.Operation) -> bool:
-    return isinstance(value.owner, ir.Block) and value.owner == mlir.body_of(op)
+    return [*op.operands, *mlir.captured(op)]
 
 
 def _merge_sweeps(ops: list[ir.Operation]) -> None:

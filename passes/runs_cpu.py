@@ -32,14 +32,9 @@ def taken(block: ir.Block, states: list[ir.Value]) -> tuple[ir.Value, frozenset[
         if owner is not None and owner.name == "arith.select" and owner.operands[2] == states[n]:
             found.setdefault(owner.operands[0], []).append(n)
     for condition, places in found.items():
-        if _depends(condition, [states[n] for n in places]):
+        if any(mlir.depends(block, condition, states[n]) for n in places):
             return condition, frozenset(places)
     return None
-
-
-def _depends(value: ir.Value, states: list[ir.Value]) -> bool:
-    owner = mlir.definition(value)
-    return value in states or (owner is not None and any(_depends(v, states) for v in owner.operands))
 
 
 def run(

@@ -50,7 +50,7 @@ class _Scan:
             self.elements = generic.kernel.private(place, self.identity.type, "scanned", generic.layout)
         self.so_far = generic.block.arguments[self.state]
         self.preceding = None
-        if reads(self.made, self.so_far, self.scanned):  # `(s + 7) - 5` has become `s + 2`
+        if mlir.depends(generic.block, self.made, self.so_far, {self.scanned}):  # `(s + 7) - 5` has become `s + 2`
             place = generic.places[self.out]
             self.preceding = generic.kernel.private(place, self.identity.type, "preceding", generic.layout)
 
@@ -174,20 +174,6 @@ class _Scan:
         source = mlir.constant(last, _i32()) if isinstance(last, int) else arith.index_cast(_i32(), last)
         total = _shuffle(inclusive, source, gpu.ShuffleMode.IDX)
         return arith.select(first, self.identity, previous), total
-
-
-def reads(value: ir.Value, wanted: ir.Value, known: ir.Value) -> bool:
-    """Whether a value is made of another one otherwise than through a known one."""
-    todo, seen = [value], {known}
-    while todo:
-        value = todo.pop()
-        if value == wanted:
-            return True
-        if value in seen or (owner := mlir.definition(value)) is None:
-            continue
-        seen.add(value)
-        todo += [v for inner in (owner, *mlir.walk(owner)) for v in inner.operands]
-    return False
 
 
 def _workgroup(slots: int, element: ir.Type) -> ir.Value:

@@ -59,3 +59,15 @@ def test_plans_of_found_programs_are_of_what_is_launched(target):
     for text, sizes in list(PROGRAMS.values()):
         _, plan, made = stages_of(Case(text, sizes, {}), target)
         agree(plan, made)
+
+
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+def test_what_only_a_dead_branch_reads_is_not_planned(target):
+    """It was computed, and made a circle of kernels that a schedule had in another order."""
+    text = """op f(x: i32[N, N], n: u16) -> (y: i32[N, N]) {
+        t[i, j]: i64 = (sum[k in 0:N](cumsum[i](n)) ** 2) where i in 0:N, j in 0:N
+        c[i, j]: bool = true where i in 0:N, j in 0:N
+        y[i, j] = x[i, j] * 3 if c[i, j] else i16(abs(t[i, j]))
+    }"""
+    _, plan, made = stages_of(Case(text, {"N": 7}, {}), target)
+    assert [k.name for k in plan.kernels] == ["f_y"] == list(made)

@@ -55,3 +55,10 @@ def test_what_is_shared_is_looked_at_once():
     lines = "\n".join(f"    n{k + 1}[i] = n{k}[i] + n{k}[i]" for k in range(30))
     body = f"    n0[i] = i // 4 where i in 0:64\n{lines}\n    y[i] = rand(seed, i) + n30[i] % 7"
     assert tilec.compile(f"op f(seed: i64) -> (y: f32[64]) {{\n{body}\n}}\n").build().kernels
+
+
+def test_a_body_is_written_out_for_few_neighbours():
+    """As many as a quotient is the same for were once: 4096 bodies, which LLVM took minutes for."""
+    text = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = sin(x[i]) * f32(i // 4096) }"
+    (kernel,) = tilec.compile(text, sizes={"N": 8192}, target="cpu").build().kernels
+    assert 1 <= kernel.source.count("x_1[") <= 64

@@ -230,12 +230,13 @@ def test_ptxas_takes_a_comparison_of_nan_for_true():
         pytest.skip("mended in this ptxas: `_unordered` in runtime/ptx_faults.py can go once no other is used")
 
 
-F2F = 0x7310
-"""The lower 16 bits of a conversion between floats in machine code of sm_90: instructions are 16 bytes."""
+F2F, PERMUTE, STORE = 0x310, 0x816, 0x986
+"""In machine code of sm_90: conversions between floats, choices of bytes (by which 16 bits are extended), stores."""
 
 
-def conversions(image: bytes) -> int:
-    return int(np.count_nonzero(np.frombuffer(image[: len(image) // 16 * 16], np.uint16)[::8] == F2F))
+def opcodes(image: bytes) -> np.ndarray:
+    """The lower 12 bits of every 16 bytes of a cubin, which an instruction has, among them those of its kernel."""
+    return np.frombuffer(image[: len(image) // 16 * 16], np.uint16)[::8] & 0xFFF
 
 
 def test_ptxas_takes_a_conversion_for_an_earlier_one():
@@ -243,9 +244,25 @@ def test_ptxas_takes_a_conversion_for_an_earlier_one():
     from tilec.runtime import cuda_assemble
 
     ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-f64-to-f32.ptx").read_text()
-    assert conversions(cuda_assemble.assemble(ptx, "kernel", "sm_90a").image) == 4
-    if conversions(cuda_assemble._image(ptx, "sm_90a")[0]) == 4:
+    kept, as_it_stands = cuda_assemble.assemble(ptx, "kernel", "sm_90a").image, cuda_assemble._image(ptx, "sm_90a")[0]
+    assert np.count_nonzero(opcodes(kept) == F2F) == 4
+    if np.count_nonzero(opcodes(as_it_stands) == F2F) == 4:
         pytest.skip("right in this ptxas: `_parted` in runtime/ptx_faults.py can go once 13.0 is not used")
+
+
+def test_ptxas_extends_the_negation_of_the_least_integer():
+    """docs/upstream/ptxas-least-integer.md: what is stored has been cut to 16 bits just before."""
+    from tilec.runtime import cuda_assemble
+
+    def cut(image: bytes) -> bool:
+        found = opcodes(image)
+        (at,) = np.flatnonzero(found == STORE)
+        return bool(found[at - 1] == PERMUTE)
+
+    ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-least-integer.ptx").read_text()
+    assert cut(cuda_assemble.assemble(ptx, "kernel", "sm_90a").image)
+    if cut(cuda_assemble._image(ptx, "sm_90a")[0]):
+        pytest.skip("right in this ptxas: `_wrapping` in runtime/ptx_faults.py can go once 13.0 is not used")
 
 
 def test_signs_of_the_least_integers_are_left_to_products_and_maxima():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tilec.bindings import (
     VALUE_TYPES,
@@ -315,15 +315,27 @@ def operands_of(op: ir.Operation) -> list[ir.Value]:
     return [*op.operands, *(v for inner in walk(op) for v in inner.operands)]
 
 
-def slice_of(block: ir.Block, value: ir.Value) -> list[ir.Operation]:
-    """The operations of a block that a value depends on, in order."""
+def slice_of(block: ir.Block, value: ir.Value, known: Collection[ir.Value] = ()) -> list[ir.Operation]:
+    """The operations of a block that a value depends on, in order; not what `known` values are made of."""
     needed, pending = set(), [value]
     while pending:
-        owner = definition(pending.pop())
+        value = pending.pop()
+        owner = None if value in known else definition(value)
         if owner is not None and owner.block == block and owner not in needed:
             needed.add(owner)
             pending += operands_of(owner)
     return [o.operation for o in block.operations if o.operation in needed]
+
+
+def depends(block: ir.Block, value: ir.Value, wanted: ir.Value, known: Collection[ir.Value] = ()) -> bool:
+    """Whether a value is another one, or computed from it in a block otherwise than through `known` values."""
+    return value == wanted or any(wanted in operands_of(o) for o in slice_of(block, value, known))
+
+
+def captured(op: ir.Operation) -> list[ir.Value]:
+    """What the body of an operation uses of what stands outside."""
+    inside = {*body_of(op).arguments, *(r for inner in walk(op) for r in inner.results)}
+    return [v for inner in walk(op) for v in inner.operands if v not in inside]
 
 
 def functions(module: ir.Module | ir.Operation) -> list[ir.Operation]:
