@@ -18,7 +18,7 @@ from tilec.passes.elements import forward_elements
 from tilec.passes.forward import forward
 from tilec.passes.fuse import fuse
 from tilec.passes.map import map_kernels
-from tilec.passes.simplify import drop_unread, simplify
+from tilec.passes.simplify import settle, simplify
 from tilec.passes.stage import stage
 from tilec.passes.tile import tile
 
@@ -36,8 +36,7 @@ def stages(plan: Callable[[ir.Operation], None]) -> tuple[Stage, ...]:
     return (
         Stage(
             "simplify", "canonical forms, common subexpressions, algebra",
-            ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", drop_unread,
-             "canonicalize"),
+            ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", settle),
         ),
         Stage("plan", "decides kernels, tiles, memory: attributes only", (plan,)),
         Stage(

@@ -1,4 +1,4 @@
-"""forward: what a kernel returns as it came needs no kernel.
+"""forward: what a kernel returns as it came needs no kernel, nor does nothing at all.
 
     func @k(%x, %s, %y) { s = ...; return s, %x }        func @k(%x, %s) { s = ...; return s }
     s, y = call @k(%x, %s0, %y0); return s, y      ->    s = call @k(%x, %s0);                 return s, %x
@@ -40,7 +40,7 @@ def _forward(kernel: ir.Operation, call: ir.Operation) -> None:
             call.results[n].replace_all_uses_with(call.results[results.index(value)])
         else:
             kept.append(n)
-    if len(kept) == len(results):
+    if len(kept) == len(results) and (results or any(mlir.is_generic(o.operation) for o in block.operations)):
         return
     if kept:
         _rebuild(kernel, call, [*range(inputs), *(inputs + n for n in kept)], kept)

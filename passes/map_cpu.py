@@ -6,7 +6,7 @@ The loops nest in the planned order (`tilec.loops`). Reductions innermost carry 
 out add to memory. Operands are loaded in the outermost loop that fixes their subscripts, and checks that need no more are
 made there: in the innermost loop they would keep it from SIMD. Of a reduction just outside the innermost loop several steps
 are made at once (`_several`), so that memory is read and written once for them. Additions and products that combine a
-reduction's state are marked `reassoc`, all others are computed as written.
+reduction's state, which stands first, are marked `reassoc`; all others are computed as written.
 """
 
 from __future__ import annotations
@@ -351,6 +351,8 @@ class _Nest:
             if copy is None:
                 continue
             if combines:
+                if inner.operation.operands[1] in outs:  # the state stands first
+                    copy.operands[0], copy.operands[1] = copy.operands[1], copy.operands[0]
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
             if self.quick and inner.operation.name in TRIGONOMETRIC:
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<afn>")

@@ -14,51 +14,66 @@ import math
 
 from tilec import mlir
 from tilec.mlir import arith, ir, linalg, tensor
+from tilec.passes.bounds import fold_bounds
+from tilec.passes.elements import forward_elements
 
 
-def simplify(module: ir.Operation) -> None:
+def simplify(module: ir.Operation) -> bool:
+    """Whether anything changed."""
+    changed = False
     for op in list(mlir.walk(module)):
         if op.name == "arith.divf":
-            _divide_by_power_of_two(op)
+            changed |= _divide_by_power_of_two(op)
         elif mlir.is_generic(op):
-            _reduce_nothing(op)
+            changed |= _reduce_nothing(op)
     for op in [o for o in mlir.walk(module) if _is_constant(o)]:
-        _spread_constant(op)
+        changed |= _spread_constant(op)
     for op in [o for o in mlir.walk(module) if mlir.is_generic(o)]:
         if all(0 in ir.ShapedType(r.type).shape for r in op.results):
             _make_nothing(op)
+            changed = True
+    return changed
 
 
-def drop_unread(module: ir.Operation) -> None:
-    """After all is folded: `a if true else b` reads `b` until then."""
-    for op in [o for o in mlir.walk(module) if mlir.is_generic(o)]:
-        _drop_unread(op)
+def settle(module: ir.Operation) -> None:
+    """Until nothing folds any more: what is left is planned, and is still there when it is compiled."""
+    fold = mlir.PassManager.parse("builtin.module(canonicalize,cse)")
+    while simplify(module) | _drop_all_unread(module):  # after all is folded: `a if true else b` reads `b` until then
+        fold.run(module)
+        forward_elements(module)
+        fold_bounds(module)
+        fold.run(module)
 
 
-def _divide_by_power_of_two(op: ir.Operation) -> None:
+def _drop_all_unread(module: ir.Operation) -> bool:
+    return any([_drop_unread(op) for op in [o for o in mlir.walk(module) if mlir.is_generic(o)]])
+
+
+def _divide_by_power_of_two(op: ir.Operation) -> bool:
     divisor = mlir.constant_value(op.operands[1])
     if divisor is None or not math.isfinite(divisor) or abs(math.frexp(divisor)[0]) != 0.5:
-        return
+        return False
     inverse = 1 / divisor
     if not 1e-30 < abs(inverse) < 1e30:  # a subnormal inverse would round
-        return
+        return False
     with ir.InsertionPoint(op), op.location:
         product = arith.mulf(op.operands[0], mlir.constant(inverse, op.results[0].type))
     op.results[0].replace_all_uses_with(product)
     op.erase()
+    return True
 
 
-def _reduce_nothing(op: ir.Operation) -> None:
+def _reduce_nothing(op: ir.Operation) -> bool:
     """A kernel without a single step would never write what its result starts from."""
     kinds = mlir.iterators_of(op)
     if not any(k == "reduction" and e == 0 for k, e in zip(kinds, mlir.extents_of(op))):
-        return
+        return False
     if len(op.results) != 1 or "tilec.scan" in op.attributes:
-        return
+        return False
     (start,), (place,) = mlir.outputs_of(op), mlir.maps_of(op)[len(mlir.inputs_of(op)) :]
     fill = mlir.definition(start)
     if fill is None or fill.name != "linalg.fill":
-        return
+        return False
     order = {d: n for n, d in enumerate(d for d, k in enumerate(kinds) if k == "parallel")}
     type_ = ir.RankedTensorType(op.results[0].type)
     with ir.InsertionPoint(op), op.location:
@@ -70,6 +85,7 @@ def _reduce_nothing(op: ir.Operation) -> None:
             linalg.YieldOp([fill.operands[0]])
     op.results[0].replace_all_uses_with(made.results[0])
     op.erase()
+    return True
 
 
 def _make_nothing(op: ir.Operation) -> None:
@@ -89,25 +105,30 @@ def _is_constant(op: ir.Operation) -> bool:
     return not body and mlir.constant_value(end.operands[0]) is not None
 
 
-def _spread_constant(op: ir.Operation) -> None:
+def _spread_constant(op: ir.Operation) -> bool:
     """A tensor of one constant is that constant to whoever reads it element by element."""
     (end,) = mlir.body_of(op).operations
+    changed = False
     for user in dict.fromkeys(mlir.uses(op.results[0])):
         if mlir.is_generic(user):
             read = {n for n, value in enumerate(mlir.inputs_of(user)) if value == op.results[0]}
-            if read:
+            if any(mlir.uses(mlir.body_of(user).arguments[n]) for n in read):
                 _without_inputs(user, read, end.operands[0])
+                changed = True
+    return changed
 
 
-def _drop_unread(op: ir.Operation) -> None:
+def _drop_unread(op: ir.Operation) -> bool:
     """An input that the body does not use keeps what makes it alive for nothing."""
+    changed = False
     while (n := _unread(op)) is not None:
         value, kept = mlir.inputs_of(op)[n], _without_inputs(op, {n})
         if kept is op:
             type_ = ir.RankedTensorType(value.type)
             with ir.InsertionPoint(op), op.location:
                 op.operands[n] = tensor.EmptyOp(list(type_.shape), type_.element_type).result
-        op = kept
+        op, changed = kept, True
+    return changed
 
 
 def _unread(op: ir.Operation) -> int | None:

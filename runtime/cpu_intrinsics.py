@@ -89,6 +89,21 @@ def reassoc_mul(a: Value, b: Value) -> Value:
 
 
 @floats
+def opaque(x: Value) -> Value:
+    """x, of which LLVM does not know how it was computed.
+
+    It takes `reassoc` for leave to do algebra with what is added: x * c + y * c becomes (x + y) * c, x - x becomes 0, and n steps
+    of c become n * c. With infinite numbers these differ. Exclusive or with a 0 that LLVM does not know can be vectorised.
+    """
+    number = bits(x)
+    with x.builder.goto_entry_block():
+        zero = ir.Constant(number.llvm.type, 0)
+        unknown = ir.InlineAsm(ir.FunctionType(zero.type, [zero.type]), "", "=r,0", side_effect=False)
+        unknown = x.builder.call(unknown, [zero])
+    return from_bits(number ^ Value(x.builder, unknown), x.kind)
+
+
+@floats
 def fma(a: Value, b: Value, c: Value) -> Value:
     """a * b + c, rounded once."""
     return call("llvm.fma", a, b, c)
@@ -344,5 +359,5 @@ __all__ = [
     *(f"f32_from_{t}" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
     *(f"{t}_from_f32" for t in ("bf16", "f16", "f8e4m3", "f8e5m2")),
     "bf16_from_exact", "bits_f32", "bits_f64", "f32_odd",
-    "floor_divide", "floor_modulo", "fma", "fmod", "ipow", "maximum", "minimum", "reassoc_add", "reassoc_mul", "select",
+    "floor_divide", "floor_modulo", "fma", "fmod", "ipow", "maximum", "minimum", "opaque", "reassoc_add", "reassoc_mul", "select",
 ]  # fmt: skip

@@ -320,11 +320,11 @@ class Printer:
         if type_ == "i1" and name == "arith.xori" and "True" in texts:
             return f"not {texts[0] if texts[1] == 'True' else texts[1]}"
         if name in ("arith.addf", "arith.mulf") and has_flag(op, "reassoc"):
-            return self.reassociable("add" if name == "arith.addf" else "mul", texts)
+            return self.reassociable(op, "add" if name == "arith.addf" else "mul", texts)
         text = f"{texts[0]} {BINARY[name]} {texts[1]}"
         return f"{self.use(type_)}({text})" if type_ in ("i8", "i16", "i32") or name in UNSIGNED else text
 
-    def reassociable(self, name: str, texts: list[str]) -> str:
+    def reassociable(self, op: ir.Operation, name: str, texts: list[str]) -> str:
         return f"{texts[0]} {'+' if name == 'add' else '*'} {texts[1]}"
 
     def select(self, condition: str, then: str, otherwise: str, type_: str) -> str:

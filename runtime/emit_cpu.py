@@ -198,8 +198,19 @@ class _CpuPrinter(Printer):
             return text if element in ("index", "i64") else f"{self.use(element)}({text})"
         return f"{self.use(name)}({', '.join(arguments)})"
 
-    def reassociable(self, name: str, texts: list[str]) -> str:
-        return f"{self.use('reassoc_' + name)}({', '.join(texts)})"
+    def reassociable(self, op: ir.Operation, name: str, texts: list[str]) -> str:
+        state, term = texts
+        if not _is_loaded_beside(op, op.operands[1]):
+            term = f"{self.use('opaque')}({term})"
+        return f"{self.use('reassoc_' + name)}({state}, {term})"
+
+
+def _is_loaded_beside(op: ir.Operation, value: ir.Value) -> bool:
+    """Whether it is an element of memory, and another one in each step of the loop."""
+    made = mlir.definition(value)
+    if made is not None and made.name == "arith.extf":
+        made = mlir.definition(made.operands[0])
+    return made is not None and made.name == "memref.load" and made.block == op.block
 
 
 def _is_bf16(value: ir.Value) -> bool:

@@ -7,7 +7,7 @@ import re
 
 def without_faults(ptx: str) -> str:
     """The same kernels in instructions that every known ptxas assembles rightly."""
-    return _parted(_wrapping(_unordered(ptx)))
+    return _parted(_two_at_a_time(_wrapping(_unordered(ptx))))
 
 
 _ORDERED = re.compile(r"^(\s*)setp\.(lt|le|gt|ge)(\.ftz)?\.f32(\s+)(%\w+)(,[^\n;]*;)", re.MULTILINE)
@@ -49,8 +49,35 @@ def _wrapping(ptx: str) -> str:
     return _NEGATIVE.sub(product, _ABSOLUTE.sub(larger, ptx))
 
 
-_NARROWING = re.compile(r"\bcvt\.(r[nzmp](?:\.sat)?)\.f32\.f64(\s+)([%\w$]+), ([%\w$]+);")
+_EXTREME = re.compile(r"\b(max|min)\.s(16|32)(\s+)(%\w+), ([%\w-]+), (%(?!second;)\w+);")
 _XOR_WHERE_BOTH = 0xF0 ^ (0xCC & 0xAA)  # lop3's table of a ^ (b & c)
+
+
+def _two_at_a_time(ptx: str) -> str:
+    """The larger and the smaller of two signed integers with the second one computed anew.
+
+    ptxas of CUDA 13.0 makes one instruction of `max(max(a, -b), c)` from sm_90 on and drops the negation, also of `0 - b` where
+    only it knows the 0. It keeps a negation of the first operand. Here the second depends on a number that is 0 and that ptxas
+    does not know: grids have one dimension.
+    """
+
+    def anew(m: re.Match[str]) -> str:
+        kind, bits, space, to, first, second = m.groups()
+        lines = {
+            "32": [f"lop3.b32 %second, {second}, {second}, %zero, {_XOR_WHERE_BOTH};"],
+            "16": [
+                "cvt.u16.u32 %second, %zero;",
+                f"and.b16 %second, {second}, %second;",
+                f"xor.b16 %second, {second}, %second;",
+            ],
+        }[bits]
+        declared = [".reg .b32 %zero;", f".reg .b{bits} %second;", "mov.u32 %zero, %ctaid.z;"]
+        return "\n\t".join(["{", *declared, *lines, f"{kind}.s{bits}{space}{to}, {first}, %second;", "}"])
+
+    return _EXTREME.sub(anew, ptx)
+
+
+_NARROWING = re.compile(r"\bcvt\.(r[nzmp](?:\.sat)?)\.f32\.f64(\s+)([%\w$]+), ([%\w$]+);")
 
 
 def _parted(ptx: str) -> str:
@@ -58,7 +85,7 @@ def _parted(ptx: str) -> str:
 
     ptxas of CUDA 13.0 takes a conversion for one that it has made before where the register of the operand's lower half did
     not change, though that of the upper half did (a choice of constants such as 0 and 1, whose lower halves are alike). Here the
-    lower half depends on the upper one, through a number that is 0 and that ptxas does not know: grids have one dimension.
+    lower half depends on the upper one, through a 0 as above.
     """
 
     def parted(m: re.Match[str]) -> str:

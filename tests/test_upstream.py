@@ -230,8 +230,9 @@ def test_ptxas_takes_a_comparison_of_nan_for_true():
         pytest.skip("mended in this ptxas: `_unordered` in runtime/ptx_faults.py can go once no other is used")
 
 
-F2F, PERMUTE, STORE = 0x310, 0x816, 0x986
-"""In machine code of sm_90: conversions between floats, choices of bytes (by which 16 bits are extended), stores."""
+F2F, PERMUTE, STORE, SUM, PRODUCT = 0x310, 0x816, 0x986, 0x210, 0x224
+"""In machine code of sm_90: conversions between floats, choices of bytes (by which 16 bits are extended), stores, and the sums and
+products of integers by which they are negated, too."""
 
 
 def opcodes(image: bytes) -> np.ndarray:
@@ -263,6 +264,20 @@ def test_ptxas_extends_the_negation_of_the_least_integer():
     assert cut(cuda_assemble.assemble(ptx, "kernel", "sm_90a").image)
     if cut(cuda_assemble._image(ptx, "sm_90a")[0]):
         pytest.skip("right in this ptxas: `_wrapping` in runtime/ptx_faults.py can go once 13.0 is not used")
+
+
+def test_ptxas_drops_a_negation_in_the_largest_of_three():
+    """docs/upstream/ptxas-negation-in-extremes.md: the machine code negates nothing."""
+    from tilec.runtime import cuda_assemble
+
+    def negates(image: bytes) -> bool:
+        return bool(np.isin(opcodes(image), (SUM, PRODUCT)).any())
+
+    ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-negation-in-extremes.ptx").read_text()
+    assert negates(cuda_assemble.assemble(ptx, "kernel", "sm_90a").image)
+    assert not negates(cuda_assemble._image(ptx.replace("%r1, %r4;", "%r1, %r2;"), "sm_90a")[0])
+    if negates(cuda_assemble._image(ptx, "sm_90a")[0]):
+        pytest.skip("right in this ptxas: `_two_at_a_time` in runtime/ptx_faults.py can go once 13.0 is not used")
 
 
 def test_signs_of_the_least_integers_are_left_to_products_and_maxima():
