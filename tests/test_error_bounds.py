@@ -386,3 +386,15 @@ def test_products_narrower_than_their_sum(rng, n, scale):
         assert holds(found, rounded) and holds(found, exact) and not holds(found, exact * (1 - 1e-4) - n * 1e-45)
     results = tilec.compile(source, target="cpu")(a, b)._asdict()
     assert all(c.within for c in compare(special, inputs, results, "cpu").values())
+
+
+def test_products_of_f64_that_are_subnormal():
+    """A kernel may take them unrounded into the sum, and NumPy has rounded them."""
+    a, b = np.full(5, 1.3e-160), np.full(5, 7.82e-162)
+    source = "op f(a: f64[N], b: f64[N]) -> (y: f64) { y = sum[k](a[k] * b[k]) }"
+    special, inputs = specialised(source, a=a, b=b), {"a": a, "b": b}
+    found = enclose(special, inputs)["y"]
+    assert holds(found, 5 * (a[0] * b[0])) and holds(found, 5 * a[0] * b[0]) and found.high < 1.01 * 5 * a[0] * b[0]
+    assert all(
+        c.within for c in compare(special, inputs, {"y": tilec.compile(source, target="cpu")(a, b)}, "cpu").values()
+    )

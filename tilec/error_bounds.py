@@ -22,15 +22,15 @@ import numpy as np
 from tilec import enclosure as on
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
-from tilec.dtypes import F64, DType
+from tilec.dtypes import F32, F64, DType
 from tilec.enclosure import Enclosure, point
 from tilec.enclosure_reduce import Total, largest, place, reduce, sum_of_parts, sum_parts, unit_roundoff
 from tilec.enclosure_types import cast, compared, of_integers, rounded_to
 from tilec.evaluate import OutOfRangeError, Space, blocks, extents_of, is_inside, outside_error, stored, take
 from tilec.operators import COMBINE
 
-SMALLEST_NORMAL = 2.0**-126
-"""Of f32: smaller products lose digits."""
+SMALLEST_NORMAL = {F32: 2.0**-126, F64: 2.0**-1022}
+"""Smaller products lose digits."""
 Kind = Literal["cpu", "cuda"] | None
 """The kind of target whose functions' bounds count; None for the larger bound of all."""
 
@@ -295,8 +295,9 @@ class _Space(Space):
             reach = self.contract(np.abs(a), db, axes) + self.contract(da, sizes[1], axes)
         if product.dtype.mantissa < expr.dtype.mantissa:
             reach = reach + unit_roundoff(product.dtype) * size
-        if product.dtype is not F64 and np.prod([_least(x) for x in sizes]) < SMALLEST_NORMAL:
-            reach = reach + on.ulp(0.0, product.dtype) / 2 * self.contract(*(np.sign(x) for x in sizes), axes)
+        if np.prod([_least(x) for x in sizes]) < SMALLEST_NORMAL[product.dtype]:
+            lost = on.ulp(0.0, product.dtype) / (1 if product.dtype is F64 else 2)  # of f64, here as in the kernel
+            reach = reach + lost * self.contract(*(np.sign(x) for x in sizes), axes)
         low, high = middle - reach, middle + reach
         negative = (size - low) / 2
         if square or ((left.low >= 0).all() and (right.low >= 0).all()):
