@@ -69,7 +69,7 @@ class Contraction:
         sizes = self._sizes()
         rows, columns, inner = (tuple(own[k] for k in option(name)) for name in ("rows", "columns", "inner"))
         width, along = option("registers"), [own[k] for k in option("along")]
-        factors = self._factors(rows)
+        factors = self._factors(rows, columns)
         self.left, self.right = (
             Side(
                 f,
@@ -109,8 +109,9 @@ class Contraction:
 
     # ---- the body ------------------------------------------------------------------------------------------
 
-    def _factors(self, rows: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
-        """Left and right: the left depends on rows."""
+    def _factors(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
+        """Left and right: the left depends on rows, the right on columns. What is computed from the index of a tile's only row, or
+        column, depends on no index of the block any more."""
         (total,) = list(self.body.operations)[-1].operation.operands
         state = list(self.body.arguments)[-1]
         a, b = mlir.definition(total).operands
@@ -118,7 +119,8 @@ class Contraction:
         if product is None or product.name != "arith.mulf":
             raise InternalError(f"{mlir.get_string(self.op, 'tilec.name')} is no sum of products", "stage")
         first, second = product.operands
-        return (second, first) if self.dims_of(second) & set(rows) else (first, second)
+        swapped = self.dims_of(second) & set(rows) or self.dims_of(first) & set(columns)
+        return (second, first) if swapped else (first, second)
 
     def arguments(self, value: ir.Value) -> list[int]:
         """Numbers of the operands whose elements a value reads at bare indices."""

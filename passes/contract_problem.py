@@ -208,8 +208,10 @@ class Problem:
         state = list(self.body.arguments)[-1]
         a, b = mlir.definition(total).operands
         first, second = mlir.definition(b if a == state else a).operands
-        rows = set(self.options.rows)
-        swapped = bool({self.dims[d] for d in self.dims_of(second)} & rows)
+        # both are asked: what is computed from the index of a tile's only row depends on no index of the block any more
+        rows, columns = set(self.options.rows), set(self.options.columns)
+        of_first, of_second = ({self.dims[d] for d in self.dims_of(factor)} for factor in (first, second))
+        swapped = bool(of_second & rows or of_first & columns)
         return {"left": second, "right": first} if swapped else {"left": first, "right": second}
 
     def dims_of(self, value: ir.Value) -> set[int]:

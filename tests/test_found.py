@@ -157,6 +157,18 @@ def test_parts_of_reductions_of_one_constant_are_combined():
     check(Case(text, {"M": 1, "N": 60_000}, {"x": np.zeros(60_000, bool)}), "emulator")
 
 
+@pytest.mark.parametrize("target, way, size", [("h200", "emulator", 3), ("cpu", "cpu", 96)])
+def test_a_tile_of_one_place_has_both_factors(target, way, size):
+    """Of one that is computed from the index of the tile's only row no index is left: it was taken for the other."""
+    text = "op f(x: f32[M, M]) -> (y: f32[M, M]) { y[i, l] = sum[k](x[l, k] * x[k % M, i]) }"
+    case = Case(text, {"M": size}, {"x": np.random.default_rng(0).integers(-4, 5, (size, size)).astype(np.float32)})
+    program = specialised(case)
+    schedule = re.sub(
+        r"^tile = .*", "tile = [1, 1]", write_schedule(planned(program, target, None), program), flags=re.MULTILINE
+    )
+    check(case, way, schedule)
+
+
 def test_floor_division_by_infinities_is_pythons():
     values = np.array([0.0, -0.0, 1, -1, 2.5, -2.5, np.inf, -np.inf, np.nan], np.float32)
     a, b = (np.ravel(m) for m in np.meshgrid(values, values))
