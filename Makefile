@@ -5,6 +5,7 @@
 # make outside runs the test cases of NumPy, opt_einsum, ONNX and PyTorch, and writes their counts into docs/outside.md
 # make fuzz    draws random programs, schedules and texts for MINUTES (60), or CASES of each way, from SEED (0), JOBS processes at
 #              a time; TARGET is cpu, stages, emulator, gpu, text or all; what fails goes to fuzz-found/
+# make fuzz-ptxas draws kernels of PTX for MINUTES, or CASES of them, and holds what ptxas makes of them to PTX's manual; it takes a GPU
 # make sanitize runs NVIDIA's Compute Sanitizer over the kernels of every example and of FUZZ (32) drawn programs from SEED;
 #              it takes a GPU and the CUDA toolkit
 # make lint    ruff
@@ -31,7 +32,7 @@ TARGET ?= all
 FUZZ   ?= 32
 CASES  ?=
 
-.PHONY: demo test test-all bench fuzz sanitize outside lint docs clean
+.PHONY: demo test test-all bench fuzz fuzz-ptxas sanitize outside lint docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(BASE)
@@ -53,6 +54,9 @@ outside: $(TEST)
 
 fuzz: $(TEST)
 	PYTHONPATH=tests $(RUN) -m fuzz $(if $(CASES),--cases $(CASES),--minutes $(MINUTES)) --seed $(SEED) --target $(TARGET) --jobs $(JOBS) $(ARGS)
+
+fuzz-ptxas: $(TEST)
+	PYTHONPATH=tests $(RUN) -m fuzz.instructions $(if $(CASES),--kernels $(CASES),--minutes $(MINUTES)) --seed $(SEED) --jobs $(JOBS) $(ARGS)
 
 sanitize: $(TEST)
 	PYTHONPATH=tests $(RUN) -m sanitize --fuzz $(FUZZ) --seed $(SEED) $(ARGS)

@@ -28,7 +28,9 @@ def rows() -> Iterator[list[str]]:
         machine = hunt["machine"]
         for way, counts in hunt["ways"].items():
             free = f"{100 * counts['unbounded'] / counts['compared']:.1f}%" if counts["compared"] else ""
-            where = machine["gpu"].split(",")[0] if way == "gpu" else machine["cpu"].replace("(R)", "")
+            where = (
+                machine["gpu"].split(",")[0] if way in ("gpu", "instructions") else machine["cpu"].replace("(R)", "")
+            )
             yield [
                 f"{counts['tried']:,}", f"`{way}`", f"{counts['statements']:,}" if counts["statements"] else "",
                 f"{counts['scheduled']:,}" if counts["scheduled"] else "", str(counts["failed"]), free, str(hunt["seed"]),

@@ -9,10 +9,13 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
+from cuda_driver_fake import stand_in
 from fuzz import instructions
 from fuzz.instruction_kernels import THREADS, Draw, Input, Node, Number, evaluate, parts, read, same, written
 from fuzz.instruction_set import ALIASES, OPS
 from fuzz.instruction_values import KINDS
+
+from tilec.runtime import cuda_driver
 
 # ---- what one instruction computes: once more, with Python's integers and fractions, as the manual of PTX writes it
 
@@ -220,20 +223,26 @@ def test_what_instructions_compute(family):
 @pytest.mark.parametrize(
     "name, given, meant",
     [
-        ("shl.b32", (1, 32), 0), ("shl.b32", (1, 2**32 - 1), 0), ("shr.s32", (2**31, 40), 2**32 - 1), ("shr.u64", (2**63, 64), 0),
-        ("shr.s16", (2**15, 15), 2**16 - 1), ("abs.s16", (2**15,), 2**15), ("neg.s64", (2**63,), 2**63), ("div.s32", (-7, 2), -3),
-        ("rem.s32", (-7, 2), -1), ("rem.s32", (7, -2), 1), ("mul.hi.s32", (2**31, 2**31), 2**30), ("mul.hi.u16", (65535, 65535), 65534),
+        ("shl.b32", (1, 32), 0), ("shl.b32", (1, 2**32 - 1), 0), ("shr.s32", (2**31, 40), 2**32 - 1),
+        ("shr.u64", (2**63, 64), 0), ("shr.s16", (2**15, 15), 2**16 - 1), ("abs.s16", (2**15,), 2**15),
+        ("neg.s64", (2**63,), 2**63), ("div.s32", (-7, 2), -3), ("rem.s32", (-7, 2), -1), ("rem.s32", (7, -2), 1),
+        ("mul.hi.s32", (2**31, 2**31), 2**30), ("mul.hi.u16", (65535, 65535), 65534),
         ("mul.wide.s16", (2**15, 2**15), 2**30), ("min.u16", (65535, 1), 1), ("min.s16", (65535, 1), 65535),
-        ("prmt.b32", (0x44332211, 0x88776655, 0x7F5C), 0x88FF6600), ("bfe.s32", (0xF0, 4, 4), 2**32 - 1), ("bfe.u32", (0xF0, 4, 4), 15),
-        ("bfe.s32", (2**31, 30, 9), 2**32 - 2), ("bfi.b32", (0xFF, 0, 28, 8), 0xF0000000), ("lop3.b32", (12, 10, 6, 0xE8), 14),
-        ("shf.l.wrap.b32", (2**31, 1, 1), 3), ("shf.r.clamp.b32", (1, 7, 99), 7), ("cvt.s32.s8 of b16", (0x1FF,), 2**32 - 1),
-        ("clz.b64", (1,), 63), ("max.f32", (math.nan, -1.0), -1.0), ("min.f64", (0.0, -0.0), -0.0), ("max.f32", (-0.0, 0.0), 0.0),
-        ("max.NaN.f32", (math.nan, 1.0), math.nan), ("setp.ne.f32", (math.nan, 1.0), False), ("setp.ltu.f64", (math.nan, 1.0), True),
+        ("prmt.b32", (0x44332211, 0x88776655, 0x7F5C), 0x88FF6600), ("bfe.s32", (0xF0, 4, 4), 2**32 - 1),
+        ("bfe.u32", (0xF0, 4, 4), 15), ("bfe.s32", (2**31, 30, 9), 2**32 - 2),
+        ("bfi.b32", (0xFF, 0, 28, 8), 0xF0000000), ("lop3.b32", (12, 10, 6, 0xE8), 14),
+        ("shf.l.wrap.b32", (2**31, 1, 1), 3), ("shf.r.clamp.b32", (1, 7, 99), 7),
+        ("cvt.s32.s8 of b16", (0x1FF,), 2**32 - 1), ("clz.b64", (1,), 63), ("max.f32", (math.nan, -1.0), -1.0),
+        ("min.f64", (0.0, -0.0), -0.0), ("max.f32", (-0.0, 0.0), 0.0), ("max.NaN.f32", (math.nan, 1.0), math.nan),
+        ("setp.ne.f32", (math.nan, 1.0), False), ("setp.ltu.f64", (math.nan, 1.0), True),
         ("cvt.rzi.s32.f32", (3e9,), 2**31 - 1), ("cvt.rzi.u32.f32", (-1.0,), 0), ("cvt.rzi.s32.f32", (math.nan,), 0),
-        ("cvt.rni.s64.f64", (2.5,), 2), ("cvt.rzi.u64.f64", (2.0**64,), 2**64 - 1), ("cvt.rzi.s64.f32", (-math.inf,), 2**63),
-        ("cvt.rmi.s16.f32", (-1.5,), 2**16 - 2), ("cvt.rpi.f32.f32", (-0.5,), -0.0), ("cvt.rn.f32.s64", (2**24 + 1,), 2.0**24),
-        ("cvt.rn.f32.u64", (2**63 + 2**39 + 1,), 2.0**63 + 2.0**40), ("cvt.rz.f32.f64", (-1e300,), -3.4028234663852886e38),
-        ("fma.rn.f32", (1 + 2.0**-12, 1 + 2.0**-12, 2.0**-60), 1 + 2.0**-11 + 2.0**-23), ("fma.rn.f64", (0.1, 10.0, -1.0), 2.0**-54),
+        ("cvt.rni.s64.f64", (2.5,), 2), ("cvt.rzi.u64.f64", (2.0**64,), 2**64 - 1),
+        ("cvt.rzi.s64.f32", (-math.inf,), 2**63), ("cvt.rmi.s16.f32", (-1.5,), 2**16 - 2),
+        ("cvt.rpi.f32.f32", (-0.5,), -0.0), ("cvt.rn.f32.s64", (2**24 + 1,), 2.0**24),
+        ("cvt.rn.f32.u64", (2**63 + 2**39 + 1,), 2.0**63 + 2.0**40),
+        ("cvt.rz.f32.f64", (-1e300,), -3.4028234663852886e38),
+        ("fma.rn.f32", (1 + 2.0**-12, 1 + 2.0**-12, 2.0**-60), 1 + 2.0**-11 + 2.0**-23),
+        ("fma.rn.f64", (0.1, 10.0, -1.0), 2.0**-54),
     ],
 )  # fmt: skip
 def test_ends(name, given, meant):
@@ -248,7 +257,8 @@ def test_ends(name, given, meant):
 
 
 def test_half_types_know_subnormals():
-    assert float(np.float32(1e-40).astype(ml_dtypes.bfloat16)) == rounded(Fraction(float(np.float32(1e-40))), "bf16") != 0
+    x = np.float32(1e-40)
+    assert float(x.astype(ml_dtypes.bfloat16)) == rounded(Fraction(float(x)), "bf16") != 0
 
 
 # ---- what is drawn and found
@@ -360,9 +370,24 @@ def test_a_kernel_that_does_not_assemble_is_reduced():
 def test_the_command(tmp_path, capsys):
     pytest.importorskip("cuda.pathfinder")
     result = tmp_path / "found.json"
-    arguments = "--kernels 2 --expressions 10 --jobs 2 --assemble-only sm_90a".split()
+    arguments = ["--kernels", "2", "--expressions", "10", "--jobs", "2", "--assemble-only", "sm_90a"]
     assert instructions.main([*arguments, "--result", str(result), "--out", str(tmp_path)]) == 0
     assert "2 kernels, 20 expressions" in capsys.readouterr().out and '"instructions"' in result.read_text()
+
+
+def test_a_kernel_is_launched_on_its_arrays(monkeypatch):
+    """By a driver that runs nothing: what is read is what the results' memory held."""
+    pytest.importorskip("cuda.pathfinder")
+    fake = stand_in(monkeypatch)
+    monkeypatch.setattr(cuda_driver, "chip_of", lambda: "sm_90a")
+    run = instructions.Gpu(raw=True)
+    for address, array in zip((4096, 8192), run.arrays):
+        array.value = address
+    roots = Draw("launched").kernel(5)
+    found = run(roots)
+    (launch,) = fake.launches
+    assert launch.words == (4096, 8192) and launch.block == (THREADS, 1, 1) and fake.names()[-1] == "cuLibraryUnload"
+    assert [f.dtype for f in found] == [KINDS[r.kind] for r in roots] and not any(f.any() for f in found)
 
 
 @pytest.mark.gpu

@@ -13,6 +13,8 @@ from fuzz.instruction_set import ALIASES, OPS, Op
 from fuzz.instruction_values import KINDS
 
 THREADS = 128
+SHARED_DEPTH = 3
+"""Of expressions that are part of others: deep ones are a NaN or 0 in every thread, and slow to reduce."""
 REGISTERS = {"pred": "p", "b16": "rs", "b32": "r", "b64": "rd", "f32": "f", "f64": "fd"}
 _SLOT = 8 * THREADS  # bytes of an input or of a result
 
@@ -207,6 +209,8 @@ PATTERNS = [
     "selp.{f}($1, {v}.{f}($1), setp.{c}{q}.{f}($1, 0))", "cvt.rn.f32.f64(selp.f64(#, #, ?))", "cvt.f64.f32(cvt.rn.f32.f64(?))",
     "cvt.rn.f32.f64(cvt.rn.f64.s32(?))", "cvt.rzi.s32.f32(cvt.rn.f32.s32(?))", "cvt.rzi.{s}.{f}({m}.{f}({M}.{f}(?, #), #))",
     "cvt.rn.{f}.s64(cvt.rzi.s64.{f}(?))", "cvt.rzi.u{w}.{f}({v}.{f}(?))", "mul.rn.{f}(mul.rn.{f}(?, #), #)",
+    "add.rn.f32(cvt.rn.f32.f64(selp.f64(1, 0, ?)), cvt.rn.f32.f64(selp.f64(1, 0, ?)))",
+    "setp.{c}.f64(cvt.f64.f32(cvt.rz.f32.f64($1)), $1)",
     "sub.rn.{f}(0, {v}.{f}(?))", "{v}.{f}(sub.rn.{f}(?, ?))", "add.rn.{f}(?, 0)", "mul.rn.{f}(selp.{f}(1, 0, ?), ?)",
     "selp.b{w}($1, $2, setp.{c}.{s}($1, $2))", "selp.b{w}($1, neg.s{w}($1), setp.{c}.s{w}($1, 0))",
     "and.pred(setp.{c}.{s}($1, #), setp.{d}.{s}($1, #))", "or.pred(setp.{c}{q}.{f}($1, #), setp.{d}.{f}($1, #))",
@@ -225,9 +229,10 @@ class Draw:
 
     def __init__(self, seed: str):
         self.random = random.Random(seed)
+        self.depths: dict[Part, int] = {}
         self.known: dict[str, list[Part]] = {k: [] for k in KINDS}
         for kind, loaded in _LOADED.items():
-            self.known[kind] = [self.input(kind, self.random.choice(loaded)) for _ in range(3)]
+            self.known[kind] = [self.input(kind, self.random.choice(loaded)) for _ in range(4)]
 
     def kernel(self, count: int) -> list[Part]:
         roots = []
@@ -324,7 +329,9 @@ class Draw:
 
     def made(self, op: Op, operands: tuple[Part, ...]) -> Node:
         node = Node(op, operands)
-        self.known[node.kind].append(node)
+        self.depths[node] = depth = 1 + max(self.depths.get(o, 0) for o in operands)
+        if depth <= SHARED_DEPTH:
+            self.known[node.kind].append(node)
         return node
 
     def over(self, part: Part) -> Part:

@@ -297,15 +297,19 @@ def attempt(options, kernel: int, run: Run, end: float, known) -> tuple[int, int
     if not new:
         held = next(k for k in kinds if k <= opcodes([roots[suspects[0]]]))
         return kernel, len(roots), count, " ".join(sorted(held)), {}
-    small = reduced(_first(roots, new, failed), run, min(time.monotonic() + REDUCING, end + LATE / 2))
+    until = min(time.monotonic() + REDUCING, end + LATE / 2)
+    small = reduced(_first(roots, new, failed), run, until)
     codes = opcodes(small)
-    if codes and codes not in kinds:
+    kind = " ".join(sorted(codes)) or "loads and stores"
+    if time.monotonic() > until and len(codes) > 6:
+        kind = f"not reduced in time, kernel {kernel}"
+    elif codes and codes not in kinds:
         known.append(sorted(codes))
     ptx, memory = written(small, getattr(run, "chip", "sm_90a"))
     command = f"python -m fuzz.instructions --seed {options.seed} --first {kernel} --kernels 1"
     command += f" --expressions {options.expressions}" + " --raw" * options.raw
     files = {"report.txt": report(small, run) + f"\n{command}\n", "kernel.ptx": ptx, "input.hex": memory.hex()}
-    return kernel, len(roots), count, " ".join(sorted(codes)) or "loads and stores", files
+    return kernel, len(roots), count, kind, files
 
 
 def _first(roots: list[Part], new: list[int], failed: list[int] | str) -> list[Part]:
@@ -322,7 +326,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first kernel")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("ptxas-found"))
+    parser.add_argument("--out", type=Path, default=Path("fuzz-found/ptxas"))
     parser.add_argument("--result", type=Path, help="writes what was hunted as JSON")
     parser.add_argument("--raw", action="store_true", help="without runtime/ptx_faults.py")
     parser.add_argument("--ptxas", help="another than the one that kernels are assembled by")
@@ -342,7 +346,7 @@ def main(arguments: list[str] | None = None) -> int:
         version = re.search(r"V[\d.]+", subprocess.run(asked, capture_output=True, text=True, check=False).stdout)
         told |= {"ptxas": version[0] if version else "", "raw": options.raw, "assemble_only": options.assemble_only}
         options.result.write_text(json.dumps(told, indent=1))
-    return 1 if hunt.found else 0
+    return 1 if hunt.found else 0 if hunt.counts.tried else 2
 
 
 if __name__ == "__main__":
