@@ -126,9 +126,12 @@ def written(roots: list[Part], chip: str = "sm_90a") -> tuple[str, bytes]:
         if isinstance(part, Input):
             at = f"[%rd4+{_SLOT * len(memory)}]"
             if part.kind == "pred":
-                lines += [f"ld.global.b16 {(byte := register('b16'))}, {at};", f"setp.ne.s16 {names[part]}, {byte}, 0;"]
+                lines += [
+                    f"ld.global.nc.b16 {(byte := register('b16'))}, {at};",
+                    f"setp.ne.s16 {names[part]}, {byte}, 0;",
+                ]
             else:
-                lines.append(f"ld.global.{part.loaded} {names[part]}, {at};")
+                lines.append(f"ld.global.nc.{part.loaded} {names[part]}, {at};")
             held = np.zeros(THREADS, "u8")
             size = part.values.dtype.itemsize
             held.view(part.values.dtype)[:: 8 // size] = part.values

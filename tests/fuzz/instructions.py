@@ -35,7 +35,7 @@ from tilec.runtime.cuda_assemble import CompileError
 Run = Callable[[list[Part]], list[np.ndarray]]
 LATE = 8.0
 """Seconds that processes have for what they are at when the time is up, of which reducing a failure takes half."""
-REDUCING = 15.0
+REDUCING = 20.0
 
 
 # ---- one kernel --------------------------------------------------------------------------------------------------------
@@ -113,6 +113,8 @@ def wrong(roots: list[Part], run: Run) -> list[int] | str:
 def reduced(roots: list[Part], run: Run, until: float = float("inf")) -> list[Part]:
     """The fewest expressions, of the fewest instructions, that fail alike."""
     symptom = wrong(roots, run)
+    if not symptom:
+        return roots
 
     def fails(candidate: list[Part]) -> bool:
         found = wrong(candidate, run)
@@ -297,12 +299,13 @@ def attempt(options, kernel: int, run: Run, end: float, known) -> tuple[int, int
     if not new:
         held = next(k for k in kinds if k <= opcodes([roots[suspects[0]]]))
         return kernel, len(roots), count, " ".join(sorted(held)), {}
-    until = min(time.monotonic() + REDUCING, end + LATE / 2)
-    small = reduced(_first(roots, new, failed), run, until)
+    state = _first(roots, new, failed)
+    state = state if wrong(state, run) else roots
+    small = reduced(state, run, min(time.monotonic() + REDUCING, end + LATE / 2))
     codes = opcodes(small)
     kind = " ".join(sorted(codes)) or "loads and stores"
-    if time.monotonic() > until and len(codes) > 6:
-        kind = f"not reduced in time, kernel {kernel}"
+    if len(codes) > 12:  # there was no time, or it does not fail again
+        kind = f"not reduced, kernel {kernel}"
     elif codes and codes not in kinds:
         known.append(sorted(codes))
     ptx, memory = written(small, getattr(run, "chip", "sm_90a"))
