@@ -7,7 +7,7 @@ import re
 
 def without_faults(ptx: str) -> str:
     """The same kernels in instructions that every known ptxas assembles rightly."""
-    return _parted(_two_at_a_time(_wrapping(_unordered(ptx))))
+    return _parted(_two_at_a_time(_wrapping(_in_words(_signed_zeros(_unordered(ptx))))))
 
 
 _ORDERED = re.compile(r"^(\s*)setp\.(lt|le|gt|ge)(\.ftz)?\.f32(\s+)(%\w+)(,[^\n;]*;)", re.MULTILINE)
@@ -27,30 +27,95 @@ def _unordered(ptx: str) -> str:
     return _ORDERED.sub(negated, ptx)
 
 
-_ABSOLUTE = re.compile(r"\babs\.s(16|32|64)(\s+)(%\w+), (%\w+);")
-_NEGATIVE = re.compile(r"\b(?:neg\.s16(\s+)(%\w+), |sub\.s16(\s+)(%\w+), 0, )(%\w+);")
+_SELECTING = re.compile(r"^(\s*)((?:selp|min|max)(?:\.NaN)?\.f32\s[^\n;]*)\b0f80000000\b([^\n;]*;)", re.MULTILINE)
+_CLAMPING = re.compile(r"^(\s*)((?:min|max)\.f(32|64)\s[^\n;]*), 0([fd]3F[F8]0+);", re.MULTILINE)
+_ONE = {"f3F800000": "0x3F800000", "d3FF0000000000000": "0x3FF0000000000000"}
+
+
+def _signed_zeros(ptx: str) -> str:
+    """Constants -0 among what is chosen from, and 1 among what is clamped to, as numbers that ptxas does not know.
+
+    ptxas of CUDA 13.0 takes `selp -0.0, 1.0` for a comparison's 1 or +0, `max(|x|, -0.0)` for a number whose sign
+    `abs` need not clear, and the smaller of 1 and the larger of -0 (or 0) and x for its own clamping, which gives +0, also of NaN.
+    """
+
+    def chosen(m: re.Match[str]) -> str:
+        indent, before, after = m.groups()
+        return _unknown(indent, "32", "0x80000000", f"{before}%constant{after}")
+
+    def clamped(m: re.Match[str]) -> str:
+        indent, before, bits, constant = m.groups()
+        return _unknown(indent, bits, _ONE[constant], f"{before}, %constant;") if constant in _ONE else m[0]
+
+    return _CLAMPING.sub(clamped, _SELECTING.sub(chosen, ptx))
+
+
+def _unknown(indent: str, bits: str, constant: str, instruction: str) -> str:
+    """An instruction with a float `%constant`, of which ptxas knows no bit for sure."""
+    lines = ["{", ".reg .b32 %zero;", f".reg .b{bits} %bits;", f".reg .f{bits} %constant;", "mov.u32 %zero, %ctaid.z;"]
+    lines += ["cvt.u64.u32 %bits, %zero;"] if bits == "64" else ["mov.b32 %bits, %zero;"]
+    lines += [f"or.b{bits} %bits, %bits, {constant};", f"mov.b{bits} %constant, %bits;", instruction, "}"]
+    return indent + "\n\t".join(lines)
+
+
+_NARROW = re.compile(
+    r"^(\s*)(add|sub|mul\.lo|mul\.wide|mad\.lo|min|max|abs|neg|div|rem|shl|shr|setp\.\w+)\.([sub])16(\s+)([^\n;]*);",
+    re.MULTILINE,
+)
+
+
+def _in_words(ptx: str) -> str:
+    """Arithmetic of 16 bits in 32.
+
+    ptxas of CUDA 13.0 forgets in many places that 16 bits were cut: it extends the negation of -2^15 as 2^15, compares what has
+    bits above, and takes the smaller of two numbers together with another pair's larger one.
+    """
+
+    def widened(m: re.Match[str]) -> str:
+        indent, op, sign, space, operands = m.groups()
+        to, *values = re.split(r",\s*", operands)
+        kind, shifts, compares = "s" if sign == "s" else "u", op in ("shl", "shr"), op.startswith("setp")
+        lines, words = [".reg .b32 %word<4>;"], []
+        for n, value in enumerate(values):
+            if shifts and n:  # an amount has 32 bits
+                words.append(value)
+            elif not value.startswith("%"):
+                number = int(value, 0) % 2**16
+                words.append(str(number - 2**16 * (kind == "s" and number >= 2**15)))
+            else:
+                lines.append(f"cvt.{kind}32.{kind}16 %word{n}, {value};")
+                words.append(f"%word{n}")
+        name = "mul.lo" if op == "mul.wide" else op
+        type_ = "b32" if op == "shl" else f"{kind}32"
+        if op == "neg":
+            name, words = "sub", ["0", *words]
+        if op == "abs":  # `_wrapping` knows of abs
+            type_ = "s32"
+        result = to if compares or op == "mul.wide" else "%word3"
+        lines.append(f"{name}.{type_}{space}{result}, {', '.join(words)};")
+        if result != to:
+            lines.append(f"cvt.u16.u32 {to}, %word3;")
+        return indent + "\n\t".join(["{", *lines, "}"])
+
+    return _NARROW.sub(widened, ptx)
+
+
+_ABSOLUTE = re.compile(r"\babs\.s(32|64)(\s+)(%\w+), (%\w+);")
 
 
 def _wrapping(ptx: str) -> str:
-    """Negations and absolute values of integers so that those of -2^(n-1) are itself.
-
-    ptxas of CUDA 13.0 keeps 2^15 for -2^15 where what it makes of 16 bits is extended or compared, and takes `abs(x) < 0` for
-    false. It is right about the larger of a number and its negation, and about products with -1.
-    """
+    """Absolute values of integers as the larger of a number and its negation: ptxas of CUDA 13.0 takes `abs(x) < 0` for false,
+    though the absolute value of the least number is that number."""
 
     def larger(m: re.Match[str]) -> str:
         bits, space, to, operand = m.groups()
         lines = (f".reg .b{bits} %negated;", f"neg.s{bits} %negated, {operand};")
         return "\n\t".join(["{", *lines, f"max.s{bits}{space}{to}, {operand}, %negated;", "}"])
 
-    def product(m: re.Match[str]) -> str:
-        return f"mul.lo.s16{m[1] or m[3]}{m[2] or m[4]}, {m[5]}, -1;"
-
-    return _NEGATIVE.sub(product, _ABSOLUTE.sub(larger, ptx))
+    return _ABSOLUTE.sub(larger, ptx)
 
 
-_EXTREME = re.compile(r"\b(max|min)\.s(16|32)(\s+)(%\w+), ([%\w-]+), (%(?!second;)\w+);")
-_XOR_WHERE_BOTH = 0xF0 ^ (0xCC & 0xAA)  # lop3's table of a ^ (b & c)
+_EXTREME = re.compile(r"\b(max|min)\.s32(\s+)(%\w+), ([%\w-]+), (%(?!second;)\w+);")
 
 
 def _two_at_a_time(ptx: str) -> str:
@@ -62,17 +127,9 @@ def _two_at_a_time(ptx: str) -> str:
     """
 
     def anew(m: re.Match[str]) -> str:
-        kind, bits, space, to, first, second = m.groups()
-        lines = {
-            "32": [f"lop3.b32 %second, {second}, {second}, %zero, {_XOR_WHERE_BOTH};"],
-            "16": [
-                "cvt.u16.u32 %second, %zero;",
-                f"and.b16 %second, {second}, %second;",
-                f"xor.b16 %second, {second}, %second;",
-            ],
-        }[bits]
-        declared = [".reg .b32 %zero;", f".reg .b{bits} %second;", "mov.u32 %zero, %ctaid.z;"]
-        return "\n\t".join(["{", *declared, *lines, f"{kind}.s{bits}{space}{to}, {first}, %second;", "}"])
+        kind, space, to, first, second = m.groups()
+        lines = (".reg .b32 %zero, %second;", "mov.u32 %zero, %ctaid.z;", f"or.b32 %second, {second}, %zero;")
+        return "\n\t".join(["{", *lines, f"{kind}.s32{space}{to}, {first}, %second;", "}"])
 
     return _EXTREME.sub(anew, ptx)
 
@@ -85,7 +142,7 @@ def _parted(ptx: str) -> str:
 
     ptxas of CUDA 13.0 takes a conversion for one that it has made before where the register of the operand's lower half did
     not change, though that of the upper half did (a choice of constants such as 0 and 1, whose lower halves are alike). Here the
-    lower half depends on the upper one, through a 0 as above.
+    lower half depends on the upper one, through a 0 as above. Not by one `lop3`, which it merges wrongly where operands repeat.
     """
 
     def parted(m: re.Match[str]) -> str:
@@ -96,7 +153,8 @@ def _parted(ptx: str) -> str:
             ".reg .f64 %parted;",
             "mov.u32 %zero, %ctaid.z;",
             f"mov.b64 {{%lower, %upper}}, {operand};",
-            f"lop3.b32 %lower, %lower, %upper, %zero, {_XOR_WHERE_BOTH};",
+            "and.b32 %zero, %upper, %zero;",
+            "or.b32 %lower, %lower, %zero;",
             "mov.b64 %parted, {%lower, %upper};",
             f"cvt.{how}.f32.f64{space}{to}, %parted;",
             "}",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fuzz.instruction_set import ALIASES, OPS, Op
+from fuzz.instruction_set import ALIASES, OPS, WRITTEN_OUT, Op
 from fuzz.instruction_values import KINDS
 
 THREADS = 128
@@ -203,7 +203,7 @@ PATTERNS = [
     "add.s{w}(selp.b{w}(#, #, ?), ?)", "mul.lo.s{w}(selp.b{w}(1, 0, ?), ?)", "shl.b{w}(selp.b{w}(1, 0, ?), #)",
     "{m}.s32(cvt.s32.s16(?), cvt.s32.s8 of b32(?))", "cvt.u16.u32({M}.s32({m}.s32(?, #), #))",
     "cvt.rn.f32.u32(and.b32(shr.u32(?, #), 255))", "add.s32(add.s32(?, {u}.s32(?)), {u}.s32(?))",
-    "prmt.b32(prmt.b32(?, ?, #), ?, #)", "lop3.b32(lop3.b32(?, ?, ?, #), ?, not.b32(?), #)",
+    "prmt.b32(prmt.b32(?, ?, #), ?, #)",
     # floats: negations and absolute values, ranges, choices of constants, conversions there and back
     "{m}.{f}({m}.{f}(?, {v}.{f}(?)), ?)", "{m}.{f}({M}.{f}(?, #), #)", "{a}.rn.{f}({v}.{f}(?), {v}.{f}(?))",
     "fma.rn.{f}({v}.{f}(?), {v}.{f}(?), {v}.{f}(?))", "add.rn.{f}(mul.rn.{f}(?, ?), mul.rn.{f}(?, ?))",
@@ -277,11 +277,12 @@ class Draw:
     def number(self, kind: str) -> Number:
         """Written out in an instruction."""
         r, width = self.random, int(ALIASES.get(kind, kind)[1:])
-        if kind == "table":
-            return Number(kind, r.randrange(256))
-        if kind == "amount":
-            ends = [0, 1, 2, 3, 7, 8, 15, 16, 17, 24, 31, 32, 33, 63, 64, 65, 255]
-            return Number(kind, r.choice([*ends, r.randrange(64)]))
+        if kind.startswith("bytes"):
+            return Number(kind, sum(r.randrange(8) << 4 * n for n in range(4)))
+        if kind.startswith(("amount", "place", "count")):
+            below = int(kind[-2:]) // (1 if kind[0] == "a" else 2)
+            ends = [n for n in (0, 1, 2, 3, 7, 8, 15, 16, 17, 24, 31, 32, 33, 63, below - 1) if n < below]
+            return Number(kind, r.choice([*ends, r.randrange(below)]) + kind.startswith("count"))
         if "divisor" in kind:
             below = width - (kind[0] == "s")
             small, some = r.choice([1, 2, 3, 5, 7, 10, 16, 255, 1000]), 1 + r.getrandbits(below - 1)
@@ -308,7 +309,8 @@ class Draw:
                 below = int(b[1:]) - 1 - self.random.choice([0, 1, 4])
                 found = self.made(OPS[f"and.{b}"], (found, Number(b, 2**below - 1)))
             return self.made(OPS[f"or.{b}"], (found, Number(b, 1)))
-        kind = ALIASES.get(kind, kind)
+        if kind.startswith("amount"):
+            return self.made(OPS["and.b32"], (self.any("b32", depth), Number("b32", int(kind[-2:]) - 1)))
         shared = self.known[kind]
         if shared and (depth <= 0 or self.random.random() < 0.3):
             return self.random.choice(shared if self.random.random() < 0.5 else shared[-9:])
@@ -323,10 +325,11 @@ class Draw:
         given = given or {}
         free = [i for i in op.numbers if i not in given]
         if len(op.operands) > 1 and len(free) == len(op.operands):
-            free.remove(self.random.choice(free))
+            free.remove(self.random.choice([i for i in free if not op.operands[i].startswith(WRITTEN_OUT)]))
         operands = []
         for i, kind in enumerate(op.operands):
-            written_out = i in free and (kind == "table" or len(op.operands) == 1 or self.random.random() < 0.4)
+            always = kind.startswith(WRITTEN_OUT) or len(op.operands) == 1
+            written_out = i in free and (always or self.random.random() < 0.4)
             operands.append(given[i] if i in given else self.number(kind) if written_out else self.any(kind, depth - 1))
         return self.made(op, tuple(operands))
 

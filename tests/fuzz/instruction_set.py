@@ -2,6 +2,9 @@
 
 Registers of integers are arrays of unsigned numbers. What the manual leaves open is not here: divisors of 0, least integers
 divided by -1, bits of NaN, and the integer that a NaN becomes, for which 0 is chosen in the kernel (as tilec's kernels do).
+Nor is what LLVM does not write and ptxas of CUDA 13.0 gets wrong: shifts by the width and more, fields of bits beyond the
+number's end, `prmt` with signs, `lop3` of one register twice, 8 bits of a register of 64 that are extended to 16, and floats that
+are rounded up or down to integers in one instruction.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ import numpy as np
 
 from fuzz import instruction_values as V
 
-ALIASES = {"amount": "b32", "table": "b32"}
+WRITTEN_OUT = ("place", "count", "bytes")
+ALIASES = {f"{name}{w}": "b32" for name in ("amount", *WRITTEN_OUT) for w in (16, 32, 64)}
 ALIASES |= {f"{sign}divisor{w}": f"b{w}" for sign in "us" for w in (16, 32, 64)}
-"""Operands of which not any register will do: amounts of shifts and places of bits, the table of `lop3`, divisors."""
+"""Operands of which not any register will do, by the width of what they are for: amounts of shifts, places and counts of bits and
+choices of bytes, which are always written out, divisors."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +72,11 @@ for w in (16, 32, 64):
     _op(f"not.{b}", b, b, operator.invert)
     for name, value in (("and", operator.and_), ("or", operator.or_), ("xor", operator.xor)):
         _op(f"{name}.{b}", b, f"{b} {b}", value, numbers=(1,), weight=2)
-    _op(f"shl.{b}", b, f"{b} amount", V.shift("l"), numbers=(0, 1), weight=2)
+    _op(f"shl.{b}", b, f"{b} amount{w}", V.shift("l"), numbers=(0, 1), weight=2)
     _op(f"selp.{b}", b, f"{b} {b} pred", lambda a, b, p: np.where(p, a, b), numbers=(0, 1), weight=3)
     for sign in "su":
         t = f"{sign}{w}"
-        _op(f"shr.{t}", b, f"{b} amount", V.shift("r", sign), numbers=(0, 1), weight=2)
+        _op(f"shr.{t}", b, f"{b} amount{w}", V.shift("r", sign), numbers=(0, 1), weight=2)
         _op(f"mul.hi.{t}", b, f"{b} {b}", V.high(sign), numbers=(1,))
         for how in ("min", "max"):
             _op(f"{how}.{t}", b, f"{b} {b}", V.extreme(how, sign), numbers=(1,), weight=3)
@@ -89,9 +94,9 @@ for w in (16, 32, 64):
         _op(f"popc.{b}", "b32", b, V.counted, weight=0.5)
         _op(f"clz.{b}", "b32", b, V.leading, weight=0.5)
         _op(f"brev.{b}", b, b, V.reversed, weight=0.3)
-        _op(f"bfi.{b}", b, f"{b} {b} amount amount", V.inserted, numbers=(2, 3), weight=0.7)
+        _op(f"bfi.{b}", b, f"{b} {b} place{w} count{w}", V.inserted, numbers=(2, 3), weight=0.7)
         for sign in "su":
-            _op(f"bfe.{sign}{w}", b, f"{b} amount amount", V.extracted(sign), numbers=(1, 2), weight=0.7)
+            _op(f"bfe.{sign}{w}", b, f"{b} place{w} count{w}", V.extracted(sign), numbers=(1, 2), weight=0.7)
         joined = lambda a, c, w=w: V.cut(a, w) | V.cut(c, w) << np.array(w // 2, f"u{w // 8}")  # noqa: E731
         _op(f"pack {b}", b, f"{half} {half}", joined, f"mov.{b} {{d}}, {{{{{{0}}, {{1}}}}}};")
         _op(
@@ -105,11 +110,10 @@ for w in (16, 32, 64):
         _op(f"upper {b}", half, b, lambda a, w=w: V.cut(a >> np.array(w // 2, a.dtype), w // 2), _scoped(
             f".{half} %other", f"mov.{b} {{{{%other, {{d}}}}}}, {{0}};"), weight=0.7)  # fmt: skip
 
-_op("prmt.b32", "b32", "b32 b32 b32", V.permuted, numbers=(1, 2))
-_op("lop3.b32", "b32", "b32 b32 b32 table", V.looked_up, numbers=(3,))
+_op("prmt.b32", "b32", "b32 b32 bytes32", V.permuted, numbers=(1, 2))
 for way in "lr":
     for wrap in ("wrap", "clamp"):
-        _op(f"shf.{way}.{wrap}.b32", "b32", "b32 b32 amount", V.funnel(way, wrap == "wrap"), numbers=(2,), weight=0.4)
+        _op(f"shf.{way}.{wrap}.b32", "b32", "b32 b32 amount32", V.funnel(way, wrap == "wrap"), numbers=(2,), weight=0.4)
 
 for to in (16, 32, 64):  # the lower bits of a register that may have more
     for register in (16, 32, 64):
@@ -117,7 +121,7 @@ for to in (16, 32, 64):  # the lower bits of a register that may have more
             if source > register or (source == to == register):
                 continue
             for sign in "su":
-                if source >= to and sign == "s":
+                if (source >= to and sign == "s") or (sign, to, register, source) == ("s", 16, 64, 8):
                     continue
 
                 extended = lambda a, sign=sign, to=to, source=source: V.extend(V.cut(a, source), sign, to)  # noqa: E731
@@ -162,7 +166,7 @@ for t in ("f32", "f64"):
         )
     for how, rounded in V.ROUND.items():
         _op(f"cvt.{how}.{t}.{t}", t, t, rounded, weight=0.5)
-        for sign in "su":
+        for sign in "su" if how in ("rzi", "rni") else "":
             for w in (16, 32, 64):
                 name = f"cvt.{how}.{sign}{w}.{t}"
                 text = _scoped(f".pred %nan; .b{w} %whole", f"setp.nan.{t} %nan, {{0}}, {{0}};",

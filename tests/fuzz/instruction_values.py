@@ -133,14 +133,6 @@ def permuted(a, b, c):
     return out
 
 
-def looked_up(a, b, c, table):
-    out = np.zeros_like(a)
-    for i in range(8):
-        x, y, z = (v if i >> bit & 1 else ~v for v, bit in ((a, 2), (b, 1), (c, 0)))
-        out |= np.where(table >> np.uint32(i) & 1, x & y & z, 0).astype("u4")
-    return out
-
-
 def funnel(way, wrap):
     def value(a, b, c):
         n = (c & 31 if wrap else np.minimum(c, 32)).astype("u8")
