@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tilec.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Module, calls_itself, free_indices, suggestion
-from tilec.dsl.notation import bodies, plural, trivial, uses
+from tilec.dsl.notation import bodies, matters, plural, trivial, uses
 from tilec.dtypes import OTHER_NAMES
 from tilec.functions import FUNCTIONS
 
@@ -109,7 +109,7 @@ class Calls:
         values: dict[str, ast.Expr] = {}
         for parameter, argument in zip(function.parameters, arguments):
             value = self._resolve(argument, outside)
-            if not uses(function, parameter) and not scope.guards:
+            if not matters(function, parameter) and not scope.guards:
                 self.unread.append(value)
             once = not reduces and uses(function, parameter) <= 1
             values[parameter] = value if once else self._share(value, instance, parameter, scope)

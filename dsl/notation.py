@@ -38,6 +38,15 @@ def uses(function: ast.Def, parameter: str) -> int:
     return sum(isinstance(n, ast.Name) and n.name == parameter for e in bodies(function) for n in ast.walk(e))
 
 
+def matters(function: ast.Def, name: str) -> bool:
+    """Whether the result depends on a parameter, or a local, itself or through other locals."""
+    wanted = {n.name for n in ast.walk(function.result) if isinstance(n, ast.Name)}
+    for local in reversed(function.locals):
+        if local.name in wanted:
+            wanted |= {n.name for n in ast.walk(local.value) if isinstance(n, ast.Name)}
+    return name in wanted
+
+
 def trivial(value: ast.Expr) -> bool:
     """A name, a number, or a load of one element: repeating it computes nothing."""
     match value:

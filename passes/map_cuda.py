@@ -98,6 +98,7 @@ class KernelMapper:
                     self.threads.least = self.shifts.least(self.spread)
             if op in online:
                 if op == online[0]:
+                    self._define_before(op, online[1:])
                     with ir.InsertionPoint(op), _named(op):
                         OnlineMapper(self, online).build()
             elif op.name == "linalg.generic":
@@ -114,6 +115,20 @@ class KernelMapper:
         for op in reversed([o.operation for o in block.operations]):
             if op.name in ("memref.alloc", "memref.subview") and not any(mlir.uses(op.results[0])):
                 op.erase()
+
+    def _define_before(self, first: ir.Operation, others: list[ir.Operation]) -> None:
+        """What `others` write to is there before `first`, with which they become one walk."""
+        before = list(self.body.operations)
+        at = {o.operation: n for n, o in enumerate(before)}
+        for value in (v for op in others for v in mlir.outputs_of(op)):
+            chain = []
+            while (made := mlir.definition(value)) is not None and at.get(made, 0) > at[first]:
+                chain.append(made)
+                value = made.operands[0] if made.name == "memref.subview" else None
+                if value is None:
+                    break
+            for made in reversed(chain):
+                made.move_before(first)
 
     def _generic(self, op: ir.Operation) -> None:
         """One operation; a copy marked `tilec.turn` in a layout of its own, for all threads to see."""

@@ -20,7 +20,7 @@ from math import inf
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.expression import Expr, Reader, operation
-from tilec.mlir import arith, ir, memref
+from tilec.mlir import arith, gpu, ir, memref
 from tilec.online import Carried, Online, Shift, derive
 from tilec.passes.generic_cuda import GenericMapper
 from tilec.passes.loops import EDGE, WHOLE, Place
@@ -71,6 +71,8 @@ class OnlineMapper:
             mapper.chunk = self.first.chunk
             self._load(mapper, lambda m, n: m.layout.whole(m.places[n]))
         self.first._enter(self.first.loops, self._reduce)
+        if any(mapper.has_copies(n) for mapper, n in map(self._made_by, self.carried.values())):
+            gpu.BarrierOp()  # as after an operation alone: each reads what one of them wrote last
 
     def _load(self, mapper: GenericMapper, wanted: Callable[[GenericMapper, int], bool]) -> None:
         """What the reductions read of memory, but for what they give each other."""

@@ -27,7 +27,7 @@ def _unordered(ptx: str) -> str:
     return _ORDERED.sub(negated, ptx)
 
 
-_SELECTING = re.compile(r"^(\s*)((?:selp|min|max)(?:\.NaN)?\.f32\s[^\n;]*)\b0f80000000\b([^\n;]*;)", re.MULTILINE)
+_SELECTING = re.compile(r"^(\s*)((?:selp|min|max|mov)(?:\.NaN)?\.f32\s[^\n;]*)\b0f80000000\b([^\n;]*;)", re.MULTILINE)
 _CLAMPING = re.compile(r"^(\s*)((?:min|max)\.f(32|64)\s[^\n;]*), 0([fd]3F[F8]0+);", re.MULTILINE)
 _ONE = {"f3F800000": "0x3F800000", "d3FF0000000000000": "0x3FF0000000000000"}
 
@@ -64,6 +64,9 @@ _NARROW = re.compile(
 )
 
 
+_EXTENDED = re.compile(r"^(\s*)cvt\.s16\.s8\s+(%\w+), (%\w+);", re.MULTILINE)
+
+
 def _in_words(ptx: str) -> str:
     """Arithmetic of 16 bits in 32.
 
@@ -97,7 +100,9 @@ def _in_words(ptx: str) -> str:
             lines.append(f"cvt.u16.u32 {to}, %word3;")
         return indent + "\n\t".join(["{", *lines, "}"])
 
-    return _NARROW.sub(widened, ptx)
+    return _NARROW.sub(
+        widened, _EXTENDED.sub(r"\1{\n\t.reg .b32 %word;\n\tcvt.s32.s8 %word, \3;\n\tcvt.u16.u32 \2, %word;\n\t}", ptx)
+    )
 
 
 _ABSOLUTE = re.compile(r"\babs\.s(32|64)(\s+)(%\w+), (%\w+);")

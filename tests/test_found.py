@@ -305,6 +305,22 @@ def test_an_argument_that_a_function_ignores_has_ranges():
     np.testing.assert_array_equal(tilec.compile(full, target="cpu")(x, w), [4, 4, 4])
     with pytest.raises(tilec.TileError, match="index `j` runs over sizes that differ: N and M"):
         tilec.compile(full.replace("y: f32[N]", "y: f32[M]"))
+    deeper = "def g(p) { a = p\n b = a\n return 1.0 }\nop f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[k](g(x[i, k])) }"
+    np.testing.assert_array_equal(tilec.compile(deeper, target="cpu")(x), [3, 3])
+
+
+def test_states_in_sram_are_there_before_the_walk():
+    """Of reductions that are one walk over elements that threads do not hold: the second's was made behind the first."""
+    text = """op f(x: bool[N, M], w: f32[N, M, N, 1, M, M, 1], v: bool[N, M, M, M, M, M, M, M, M, M, 1, 1, 1, 1])
+        -> (y: f32[N, M, N, 1, M, M], z: bool[N, M, M, M, M, M, M, M, M, M, 1, 1, 1, 1]) {
+        t[i]: u64 = any[k](not any[i](x[i, k])) where i in 0:N
+        y[i, j, l, h, a, b] = logsumexp[k](f32(w[i, j, l, h, a, b, k] >= t[i])) + f32(x[i, j])
+        z[i, j, l, h, a, b, c, d, e, o, p, q, r, s] = v[i, j, l, h, a, b, c, d, e, o, p, q, r, s] and x[i, j]
+    }"""
+    program = specialise(parse(read_source(text)), "f", None, {"M": 2, "N": 63})
+    with mlir.context(), ir.Location.unknown():
+        lowered = lower(build(program), load("h200"))
+    assert any(k.options.get("online") for k in lowered.plan.kernels)
 
 
 def test_kernels_of_checks_alone_have_names():
