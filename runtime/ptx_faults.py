@@ -7,7 +7,29 @@ import re
 
 def without_faults(ptx: str) -> str:
     """The same kernels in instructions that every known ptxas assembles rightly."""
-    return _parted(_two_at_a_time(_wrapping(_in_words(_signed_zeros(_unordered(ptx))))))
+    return _parted(_two_at_a_time(_wrapping(_in_words(_signed_zeros(_unordered(_upper_halves(ptx)))))))
+
+
+_UPPER_HALF = re.compile(r"\bmul\.hi\.u32\s+(%\w+),")
+_WIDENED = re.compile(r"\bcvt\.u64\.u32(\s+)(%\w+), (%\w+);")
+
+
+def _upper_halves(ptx: str) -> str:
+    """The upper half of a product that is widened as a number that ptxas does not know.
+
+    ptxas (13.0 and 13.5) subtracts from it by one multiplication with an addend, the negated lower half of what is taken away, and
+    forgets the carry of that negation: the difference is less by 2^32 where the lower half is 0.
+    """
+    halves = set(_UPPER_HALF.findall(ptx))
+
+    def widened(m: re.Match[str]) -> str:
+        space, to, operand = m.groups()
+        if operand not in halves:
+            return m[0]
+        lines = [".reg .b32 %zero;", "mov.u32 %zero, %ctaid.z;", f"or.b32 %zero, {operand}, %zero;"]
+        return "\n\t".join(["{", *lines, f"cvt.u64.u32{space}{to}, %zero;", "}"])
+
+    return _WIDENED.sub(widened, ptx) if halves else ptx
 
 
 _ORDERED = re.compile(r"^(\s*)setp\.(lt|le|gt|ge)(\.ftz)?\.f32(\s+)(%\w+)(,[^\n;]*;)", re.MULTILINE)

@@ -230,9 +230,9 @@ def test_ptxas_takes_a_comparison_of_nan_for_true():
         pytest.skip("mended in this ptxas: `_unordered` in runtime/ptx_faults.py can go once no other is used")
 
 
-F2F, PERMUTE, STORE, SUM, PRODUCT = 0x310, 0x816, 0x986, 0x210, 0x224
+F2F, PERMUTE, STORE, SUM, PRODUCT, HIGH = 0x310, 0x816, 0x986, 0x210, 0x224, 0x227
 """In machine code of sm_90: conversions between floats, choices of bytes (by which 16 bits are extended), stores, and the sums and
-products of integers by which they are negated, too."""
+products of integers by which they are negated, too, and the upper halves of products."""
 
 
 def opcodes(image: bytes) -> np.ndarray:
@@ -314,6 +314,39 @@ ret;
         pytest.skip(
             "right in this ptxas: a part of `_signed_zeros` in runtime/ptx_faults.py can go once no other is used"
         )
+
+
+def test_ptxas_forgets_a_carry_beside_a_product():
+    """docs/upstream/ptxas-widened-product.md: the product takes a negation as an addend."""
+    from tilec.runtime import cuda_assemble
+
+    ptx = """.version 8.4
+.target sm_90
+.address_size 64
+.visible .entry kernel(.param .u64 x)
+{
+.reg .b32 %r<3>;
+.reg .b64 %rd<6>;
+ld.param.u64 %rd1, [x];
+ld.global.u32 %r1, [%rd1];
+ld.global.u64 %rd2, [%rd1+8];
+mul.hi.u32 %r2, %r1, %r1;
+cvt.u64.u32 %rd3, %r2;
+sub.s64 %rd4, %rd3, %rd2;
+st.global.u64 [%rd1], %rd4;
+ret;
+}
+"""
+
+    def product_first(image: bytes) -> bool:
+        found = opcodes(image)
+        (stored,) = np.flatnonzero(found == STORE)
+        (product,) = np.flatnonzero(found[:stored] == HIGH)
+        return not (found[product - 3 : product] == SUM).any()
+
+    assert product_first(cuda_assemble.assemble(ptx, "kernel", "sm_90a").image)
+    if product_first(cuda_assemble._image(ptx, "sm_90a")[0]):
+        pytest.skip("right in this ptxas: `_upper_halves` in runtime/ptx_faults.py can go once no other is used")
 
 
 def test_signs_of_the_least_integers_are_those_of_wider_ones():
