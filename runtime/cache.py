@@ -128,28 +128,35 @@ def make_key(*parts: str | bytes) -> str:
 
 @cache
 def runtime_digest() -> str:
-    """Stands for this folder's sources: generated kernels are compiled together with the functions they import."""
-    return _sources(Path(__file__).parent)
+    """Stands for the sources of `tilec.runtime`: generated kernels are compiled together with the functions they import."""
+    return _sources(_folder_of("tilec.runtime"))
 
 
 @cache
 def compiler_digest() -> str:
     """Stands for all of tilec's sources and what they rely on: what a program becomes depends on each."""
-    packages = ("tilec", "tilec.dsl", "tilec.passes")  # found without importing them
-    folders = [next(iter(find_spec(name).submodule_search_locations)) for name in packages]
+    packages = ("tilec", "tilec.dsl", "tilec.passes")
     versions = (sys.version, *installed("tilec", "numba-cuda-mlir", "lark", "numpy"))
-    return make_key(runtime_digest(), *versions, *(_sources(Path(folder)) for folder in folders))
+    return make_key(runtime_digest(), *versions, *(_sources(_folder_of(name)) for name in packages))
+
+
+def _folder_of(package: str) -> Path:
+    """Where a package's sources are, without importing it."""
+    return Path(next(iter(find_spec(package).submodule_search_locations)))
 
 
 def _sources(folder: Path) -> str:
     """By name, size and time of writing: reading them all would take as long as the rest of a start from the cache."""
-    kinds = (".py", ".lark", ".tile")
+    kinds, folders = (".py", ".lark", ".tile"), []
     with os.scandir(folder) as entries:
-        stamps = sorted(
-            (e.name, s.st_size, s.st_mtime_ns) for e in entries if e.name.endswith(kinds) for s in [e.stat()]
-        )
-    library = folder / "std"
-    return make_key(str(folder), repr(stamps), _sources(library) if library.is_dir() else "")
+        stamps = []
+        for e in entries:
+            if e.is_dir() and e.name != "__pycache__":
+                folders.append(e.name)
+            elif e.name.endswith(kinds):
+                s = e.stat()
+                stamps.append((e.name, s.st_size, s.st_mtime_ns))
+    return make_key(str(folder), repr(sorted(stamps)), *(_sources(folder / name) for name in sorted(folders)))
 
 
 def installed(*names: str) -> tuple[str, ...]:

@@ -188,5 +188,8 @@ def test_a_source_that_changed_changes_the_digest(tmp_path):
     digests.add(cache._sources(tmp_path))
     (tmp_path / "c.py").write_text("")
     digests.add(cache._sources(tmp_path))
+    (tmp_path / "std" / "deep").mkdir()
+    (tmp_path / "std" / "deep" / "d.py").write_text("")
+    digests.add(cache._sources(tmp_path))
     (tmp_path / "notes.txt").write_text("no source")
-    assert len(digests | {cache._sources(tmp_path)}) == 5
+    assert len(digests | {cache._sources(tmp_path)}) == 6

@@ -18,11 +18,9 @@ from tilec.runtime import cuda_matrix
 
 ROOT = Path(tilec.__file__).parent.parent
 MAKERS = [
-    *sorted((ROOT / "passes").glob("*.py")),
-    *sorted((ROOT / "runtime").glob("emit*.py")),
-    *sorted((ROOT / "dsl").glob("build*.py")),
-    *(ROOT / "dsl" / n for n in ("scalars.py",)),
-    *(ROOT / "tilec" / n for n in ("functions.py", "reductions.py", "mlir.py")),
+    *(path for folder in ("passes", "dsl") for path in sorted((ROOT / folder).rglob("*.py"))),
+    *(path for path in sorted((ROOT / "runtime").rglob("*.py")) if "emit" in str(path.relative_to(ROOT))),
+    *(found for n in ("functions", "reductions", "mlir") for found in (ROOT / "tilec").rglob(f"{n}.py")),
 ]
 HOLDERS = {"builtin.module", "func.func"}  # what operations lie in; the rest is a step, or ends a block
 
@@ -73,7 +71,7 @@ def test_operations(context):
 
 def test_functions_that_are_only_declared():
     """What passes call by name, as far as the text of the name is fixed."""
-    nodes = [n for path in sorted((ROOT / "passes").glob("*.py")) for n in ast.walk(ast.parse(path.read_text()))]
+    nodes = [n for path in sorted((ROOT / "passes").rglob("*.py")) for n in ast.walk(ast.parse(path.read_text()))]
     parts = {part for n in nodes if isinstance(n, ast.JoinedStr) for part in n.values}
     names = {_pattern(n) for n in nodes if isinstance(n, ast.Constant | ast.JoinedStr) and n not in parts}
     names = {n for n in names if re.fullmatch(r"(wgmma|named)_[\w{}]+", n)}
