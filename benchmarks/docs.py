@@ -9,9 +9,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 
 from benchmarks import audit_report, hunts, memory_report, report
@@ -19,7 +21,10 @@ from benchmarks import audit_report, hunts, memory_report, report
 ROOT = Path(__file__).parents[1]
 FILES = [
     "README.md",
-    *(f"docs/{n}.md" for n in ("language", "architecture", "extending", "numerics", "performance", "reliability")),
+    *(
+        f"docs/{n}.md"
+        for n in ("language", "architecture", "cli", "extending", "numerics", "performance", "reliability")
+    ),
 ]
 SECTION = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -336,6 +341,23 @@ def hunted() -> str:
     return f"{table(hunts.HEADINGS, hunts.rows(), hunts.COUNTS)}\n\nBelow tilec were {hunts.compilers()}."
 
 
+def kernel_families() -> str:
+    """The kernel families with their options. Options that several families share stand at the first of them."""
+    from tilec.kernels import FAMILIES
+
+    parts, told = [], set()
+    for name, family in FAMILIES.items():
+        rows = []
+        for field in fields(family):
+            home = next(c for c in family.__mro__ if field.name in inspect.get_annotations(c))
+            if not field.metadata["fixed"] and home not in told:
+                rows.append([f"`{field.name}`", field.metadata["meaning"]])
+        told |= set(family.__mro__)
+        summary = f"`{name}` ({family.backend}): {' '.join((family.__doc__ or '').split())}"
+        parts.append(f"{summary}\n\n{table(['option', 'meaning'], rows)}" if rows else summary)
+    return "\n\n".join(parts)
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "headlines": headlines,
     "cpu results": lambda: results("cpu"),
@@ -354,4 +376,5 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "library": library,
     "reductions": reductions,
     "hunts": hunted,
+    "kernels": kernel_families,
 }

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilec import mlir
+from tilec.kernels.threaded import part_of
 from tilec.mlir import affine, arith, gpu, ir, memref, nvvm
 from tilec.passes.combine import Combiner
 from tilec.passes.loops import flat_slot
@@ -30,11 +31,6 @@ class Spread:
     dim: int
     blocks: int
     part: int
-
-
-def part_of(extent: int, blocks: int, vector: int) -> int:
-    """Elements of a block's part: whole vectors, the last block having what is left."""
-    return -(-extent // (blocks * vector)) * vector
 
 
 def planned_spread(function: ir.Operation) -> Spread | None:

@@ -23,6 +23,7 @@ from math import prod
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
+from tilec.kernels import Panels
 from tilec.mlir import affine, arith, ir, memref, scf
 from tilec.passes.loops import sum_of
 
@@ -58,17 +59,14 @@ class Side:
 class Contraction:
     """The operation and its numbers; all dimensions are the operation's own."""
 
-    def __init__(self, op: ir.Operation, plan: ir.DictAttr):
-        def option(name: str) -> list[int]:
-            return list(ir.DenseI64ArrayAttr(plan[name]))
-
+    def __init__(self, op: ir.Operation, tiles: dict[int, int], options: Panels):
         self.op, self.body = op, mlir.body_of(op)
         own = {k: d for d, k in enumerate(mlir.get_integers(op, "tilec.dims"))}
         self.operands, self.places = list(op.operands), [mlir.map_dims(m) for m in mlir.maps_of(op)]
-        tile = {own[k]: t for k, t in zip(option("grid"), option("tile")) if k in own}
+        tile = {own[k]: t for k, t in tiles.items() if k in own}
         sizes = self._sizes()
-        rows, columns, inner = (tuple(own[k] for k in option(name)) for name in ("rows", "columns", "inner"))
-        width, along = option("registers"), [own[k] for k in option("along")]
+        rows, columns, inner = (tuple(own[k] for k in dims) for dims in (options.rows, options.columns, options.inner))
+        width, along = options.register_tile, [own[k] for k in options.along]
         factors = self._factors(rows, columns)
         self.left, self.right = (
             Side(
@@ -81,10 +79,10 @@ class Contraction:
             )
             for f, dims, w, a in zip(factors, (rows, columns), width, along)
         )
-        self.inner, self.depths = inner, [max(1, d) for d in option("depths")]
+        self.inner, self.depths = inner, [max(1, d) for d in options.depths]
         self.k = [sizes[d] for d in inner]
         self.batch = {d: sizes[d] for d in self.places[-1] if d not in (*rows, *columns)}
-        self.lanes = ir.IntegerAttr(plan["lanes"]).value
+        self.lanes = options.lanes
 
     @property
     def element(self) -> ir.Type:

@@ -15,27 +15,21 @@ from __future__ import annotations
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
+from tilec.kernels import Contraction, Planned, WarpgroupContraction
 from tilec.mlir import arith, gpu, ir, nvvm
 from tilec.passes.contract_epilogue import Epilogue, buffer
-from tilec.passes.contract_problem import Blocks, Options, Problem, Thread, below
+from tilec.passes.contract_problem import Blocks, Problem, Thread, below
 from tilec.passes.contract_stage import Stage
 from tilec.passes.contract_tile import FmaTile, MmaTile
 from tilec.passes.loops import loop, sum_of, when
 from tilec.passes.spaces import root
 
 
-def is_contraction(plan: ir.DictAttr) -> bool:
-    """Whether a kernel was planned as a contraction: then `stage` leaves it alone, and `map` comes here."""
-    return "instruction" in plan
-
-
-def map_contraction(function: ir.Operation, plan: ir.DictAttr) -> None:
-    options = Options.read(plan)
-    grid = list(ir.DenseI64ArrayAttr(plan["grid"]))
-    tiles = dict(zip(grid, ir.DenseI64ArrayAttr(plan["tile"])))
+def map_contraction(function: ir.Operation, planned: Planned) -> None:
+    options, grid, tiles = planned.options, list(planned.grid), planned.tiles
     blocks = Blocks(function, options)
     with ir.InsertionPoint(blocks.forall), function.location:
-        if options.instruction == "wgmma":
+        if isinstance(options, WarpgroupContraction):
             from tilec.passes.contract_wgmma import map_wgmma
 
             map_wgmma(function, options, blocks, grid, tiles)
@@ -45,13 +39,13 @@ def map_contraction(function: ir.Operation, plan: ir.DictAttr) -> None:
     _clean(function)
 
 
-def _map(function: ir.Operation, options: Options, blocks: Blocks, grid: list[int], tiles: dict[int, int]) -> None:
+def _map(function: ir.Operation, options: Contraction, blocks: Blocks, grid: list[int], tiles: dict[int, int]) -> None:
     function.attributes["tilec.blocks"] = mlir.integer(blocks.count)
-    function.attributes["tilec.threads"] = mlir.integer(options.threads)
+    function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
     thread = Thread()
     block = Block(blocks.enter(gpu.BlockIdOp(gpu.Dimension.x).result, grid))
     problem = Problem(options, tiles, block.contraction)
-    tile = (FmaTile if options.instruction == "fma" else MmaTile)(problem, thread)
+    tile = (FmaTile if options.unit == "fma" else MmaTile)(problem, thread)
     stages = [Stage(problem, side, thread, options.stages) for side in (problem.left, problem.right)]
     tile.clear(block.initial)
     with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
@@ -59,7 +53,7 @@ def _map(function: ir.Operation, options: Options, blocks: Blocks, grid: list[in
     with (block.after or [block.contraction])[-1].location:
         gpu.BarrierOp()  # the staged tiles are read for the last time: their memory serves the epilogue
         chunks = tile.chunks()
-        shared = buffer(chunks, options.threads // 32, problem.accumulator, overlay=True)
+        shared = buffer(chunks, options.block_threads // 32, problem.accumulator, overlay=True)
         Epilogue(problem, block.after, thread, shared, thread.warp).store(chunks)
     block.erase()
 
@@ -143,4 +137,4 @@ def _clean(function: ir.Operation) -> None:
             op.erase()
 
 
-__all__ = ["Block", "is_contraction", "map_contraction"]
+__all__ = ["Block", "map_contraction"]

@@ -14,6 +14,7 @@ from functools import cached_property, reduce
 from math import prod
 
 from tilec import mlir
+from tilec.kernels import MatrixKernel
 from tilec.matrix import stored
 from tilec.mlir import arith, gpu, ir, memref
 from tilec.passes.guard import guard_loads
@@ -29,42 +30,6 @@ def local(shape: list[int], element: ir.Type, space: str) -> ir.MemRefType:
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `plan_cuda_contraction` wrote."""
-
-    instruction: str
-    multiplicand: str
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    inner: tuple[int, ...]
-    block: tuple[int, int, int]
-    warps: tuple[int, int]
-    threads: int
-    stages: int
-    raster: int
-    left_copy: str
-    left_major: int
-    right_copy: str
-    right_major: int
-    persistent: int = 0
-
-    @staticmethod
-    def read(plan: ir.DictAttr) -> Options:
-        found = {}
-        for name, kind in Options.__annotations__.items():
-            if name in plan:
-                attribute = plan[name]
-                match kind:
-                    case "str":
-                        found[name] = ir.StringAttr(attribute).value
-                    case "int":
-                        found[name] = ir.IntegerAttr(attribute).value
-                    case _:
-                        found[name] = tuple(ir.DenseI64ArrayAttr(attribute))
-        return Options(**found)
-
-
-@dataclass(frozen=True)
 class Side:
     """One factor: its rows (or columns), how many a block has, and how it reaches shared memory."""
 
@@ -73,7 +38,7 @@ class Side:
     box: tuple[int, ...]
     size: int
     copy: str
-    major: int
+    major: bool
 
     @property
     def full(self) -> bool:
@@ -84,7 +49,7 @@ class Side:
 class Problem:
     """The contraction of one block, after its grid coordinates are known."""
 
-    def __init__(self, options: Options, tiles: dict[int, int], op: ir.Operation):
+    def __init__(self, options: MatrixKernel, tiles: dict[int, int], op: ir.Operation):
         self.options, self.op = options, op
         self.body = mlir.body_of(op)
         guard_loads(self.body)
@@ -97,16 +62,16 @@ class Problem:
             options.rows,
             tuple(tiles[d] for d in options.rows),
             bm,
-            options.left_copy,
-            options.left_major,
+            options.copies[0],
+            options.left_k_major,
         )
         self.right = Side(
             "right",
             options.columns,
             tuple(tiles[d] for d in options.columns),
             bn,
-            options.right_copy,
-            options.right_major,
+            options.copies[1],
+            options.right_k_major,
         )
         extents = dict(zip(self.dims, mlir.extents_of(op)))
         self.inner = [extents[d] for d in options.inner]
@@ -289,7 +254,7 @@ class Thread:
 class Blocks:
     """The grid of a kernel: which tile of C a number means, and the operations of that tile."""
 
-    def __init__(self, function: ir.Operation, options: Options):
+    def __init__(self, function: ir.Operation, options: MatrixKernel):
         self.function, self.options = function, options
         view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
         self.forall = view.operation
@@ -307,7 +272,7 @@ class Blocks:
         return [mlir.clone_op(op, mapping) for op in operations]
 
     def _raster(self, number: ir.Value, grid: list[int]) -> list[ir.Value]:
-        """Batches one after another; in each, `raster` rows of tiles are walked column by column.
+        """Batches one after another; in each, `group_rows` rows of tiles are walked column by column.
 
         Blocks that run at one time then cover about a square of C, and share its rows' and columns' factors
         in L2.
@@ -317,7 +282,7 @@ class Blocks:
         batch = [d for d in grid if d not in (*rows, *columns)]
         high, wide = prod(count[d] for d in rows), prod(count[d] for d in columns)
         which, rest = _divide(number, high * wide, prod(count[d] for d in batch))
-        group = min(self.options.raster, high)
+        group = min(self.options.group_rows, high)
         band, place = _divide(rest, group * wide, -(-high // group))
         first = arith.muli(band, mlir.index(group))
         tall = mlir.index(group)
@@ -338,4 +303,4 @@ def _divide(number: ir.Value, by: int, quotients: int) -> tuple[ir.Value, ir.Val
     return arith.divui(number, mlir.index(by)), arith.remui(number, mlir.index(by))
 
 
-__all__ = ["PRIVATE", "SHARED", "Blocks", "Options", "Problem", "Side", "Thread", "all_of", "below", "local"]
+__all__ = ["PRIVATE", "SHARED", "Blocks", "Problem", "Side", "Thread", "all_of", "below", "local"]

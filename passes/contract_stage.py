@@ -16,19 +16,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
 from tilec import mlir
+from tilec.kernels.contraction import WIDE, padding
 from tilec.mlir import arith, ir, memref, nvgpu, scf, vector
 from tilec.passes.contract_problem import PRIVATE, SHARED, Problem, Side, Thread, all_of, local
 from tilec.passes.loops import loop, sum_of, when
 from tilec.passes.spaces import is_local, root
-
-WIDE = 16  # bytes of the widest access
-
-
-def padding(instruction: str, size: int, major: int) -> int:
-    """Elements of `size` bytes that follow a line so that the accesses of a warp lie in different banks."""
-    if instruction == "fma":
-        return WIDE // size if major else 0
-    return 8 if size == 4 and not major else 0
 
 
 class Stage:
@@ -67,12 +59,12 @@ class Stage:
     def _share(self) -> tuple[int, int]:
         """Vectors in all, and of one thread."""
         total = self.lines * self.width // self.vector
-        return total, -(-total // self.problem.options.threads)
+        return total, -(-total // self.problem.options.block_threads)
 
     def _place(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], ir.Value]:
         """Line and column of this thread's vector `i`, its coordinates in tile `number`, and its place along k."""
         per_line = self.width // self.vector
-        index = sum_of([(i, self.problem.options.threads), (self.thread.number, 1)])
+        index = sum_of([(i, self.problem.options.block_threads), (self.thread.number, 1)])
         line = arith.divui(index, mlir.index(per_line))
         column = arith.muli(arith.remui(index, mlir.index(per_line)), mlir.index(self.vector))
         row, k = (line, column) if self.side.major else (column, line)
@@ -87,8 +79,8 @@ class Stage:
     def _mine(self, stack: ExitStack, i: ir.Value) -> None:
         """Threads beyond the last vector do nothing."""
         total, _ = self._share
-        if total % self.problem.options.threads:
-            index = sum_of([(i, self.problem.options.threads), (self.thread.number, 1)])
+        if total % self.problem.options.block_threads:
+            index = sum_of([(i, self.problem.options.block_threads), (self.thread.number, 1)])
             stack.enter_context(when(arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(total))))
 
     # ---- asynchronous copies -------------------------------------------------------------------------------
@@ -195,7 +187,7 @@ class Stage:
                     return 1
                 lengths.append(ir.MemRefType(root(value).type).shape[-1])
         total = self.lines * self.width
-        fits = total % (width * problem.options.threads) == 0
+        fits = total % (width * problem.options.block_threads) == 0
         return width if fits and all(e % width == 0 for e in lengths) else 1
 
     def _run(self) -> int:
@@ -204,7 +196,7 @@ class Stage:
         if any(o.name == "linalg.index" for o in mlir.slice_of(self.problem.body, self.problem.factor(self.side))):
             total = self.lines * self.width
             most = min(4, WIDE // self.bytes)
-            fits = (w for w in (4, 2) if w <= most and total % (w * self.problem.options.threads) == 0)
+            fits = (w for w in (4, 2) if w <= most and total % (w * self.problem.options.block_threads) == 0)
             return next((w for w in fits if all(e % w == 0 for e in extents)), 1)
         return 1
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tilec import mlir
+from tilec.kernels.contraction import fma_group
 from tilec.mlir import arith, ir, memref, nvgpu, vector
 from tilec.passes.contract_problem import PRIVATE, Problem, Side, Thread, local
 from tilec.passes.contract_stage import Stage
@@ -53,11 +54,6 @@ def overlapped(count: int, parts: list, fetch: Callable, multiply: Callable) -> 
     multiply(now)
     if count % 2 == 0:
         multiply(following)
-
-
-def fma_group(high: int, wide: int, bits: int) -> int:
-    """k of one group: wide loads where registers allow two groups of them."""
-    return 2 if bits > 32 or high * wide > 32 else 4
 
 
 class FmaTile:

@@ -23,9 +23,10 @@ from functools import partial
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
+from tilec.kernels import WarpgroupContraction
 from tilec.mlir import arith, func, gpu, ir, memref, nvgpu, nvvm, scf, vector
 from tilec.passes.contract_epilogue import Epilogue, buffer
-from tilec.passes.contract_problem import PRIVATE, SHARED, Blocks, Options, Problem, Side, Thread, local
+from tilec.passes.contract_problem import PRIVATE, SHARED, Blocks, Problem, Side, Thread, local
 from tilec.passes.contract_tile import Chunk, chunk_columns, fragment_place
 from tilec.passes.loops import delinearise, loop, sum_of, when
 from tilec.passes.spaces import root
@@ -34,10 +35,12 @@ SWIZZLE = 128  # bytes of a line in shared memory
 LOADS, MULTIPLIES = 40, 232  # registers of a thread that loads, and of one that multiplies, of 168 at launch
 
 
-def map_wgmma(function: ir.Operation, options: Options, blocks: Blocks, grid: list[int], tiles: dict[int, int]) -> None:
-    count = min(options.persistent, blocks.count)
+def map_wgmma(
+    function: ir.Operation, options: WarpgroupContraction, blocks: Blocks, grid: list[int], tiles: dict[int, int]
+) -> None:
+    count = min(options.persistent_blocks, blocks.count)
     function.attributes["tilec.blocks"] = mlir.integer(count)
-    function.attributes["tilec.threads"] = mlir.integer(options.threads)
+    function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
     thread = Thread()
     first = gpu.BlockIdOp(gpu.Dimension.x).result
     shape = _Shape(options, thread)
@@ -62,7 +65,7 @@ def map_wgmma(function: ir.Operation, options: Options, blocks: Blocks, grid: li
 
 
 def _multiply_tile(
-    function, options: Options, tiles, operations, ring: _Ring, shape: _Shape, state: list[ir.Value]
+    function, options: WarpgroupContraction, tiles, operations, ring: _Ring, shape: _Shape, state: list[ir.Value]
 ) -> None:
     from tilec.passes.contract_cuda import Block
 
@@ -103,7 +106,7 @@ class _Shape:
     two rows.
     """
 
-    def __init__(self, options: Options, thread: Thread):
+    def __init__(self, options: WarpgroupContraction, thread: Thread):
         self.thread, self.wide = thread, options.block[1] // 8
         self.groups = options.warps[0] * options.warps[1] // 4
         self.warpgroup = arith.shrui(thread.number, mlir.index(7))

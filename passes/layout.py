@@ -17,9 +17,6 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilec import mlir
-from tilec.mlir import ir
-
-OPTIONS = ("thread_order", "thread_counts", "vectors", "steps")
 
 
 @dataclass(frozen=True)
@@ -119,22 +116,9 @@ def turn(layout: Layout, d: int, dense: bool = False) -> Layout:
     return replace(turned, dense=fast) if dense else turned
 
 
-def options(layout: Layout) -> dict[str, tuple[int, ...] | int]:
-    """The layout as a kernel plan's options."""
-    values = (layout.order, layout.threads, layout.vectors, layout.steps)
-    return {"threads": layout.block, **dict(zip(OPTIONS, values))}
-
-
-def read(plan: ir.DictAttr, extents: dict[int, int]) -> Layout:
-    """The layout that `plan` wrote. `extents` are the sizes of the block's tile, by kernel dimension."""
-    order, *numbers = (_integers(plan[name]) for name in OPTIONS)
-    sizes = [extents.get(d, 1) for d in range(len(numbers[0]))]
-    return make(sizes, order, *numbers, shifted="shift" in plan and bool(ir.IntegerAttr(plan["shift"]).value))
-
-
-def tile_extents(ops, plan: ir.DictAttr, spread=None) -> dict[int, int]:
-    """The sizes of a block's tile by kernel dimension: of the operations where static, else the plan's."""
-    found = dict(zip(_integers(plan["grid"]), _integers(plan["tile"])))
+def tile_extents(ops, tiles: dict[int, int], spread=None) -> dict[int, int]:
+    """The sizes of a block's tile by kernel dimension: of the operations where static, else as planned, in `tiles`."""
+    found = dict(tiles)
     if spread is not None:
         found[spread.dim] = spread.part
     for op in ops:
@@ -142,7 +126,3 @@ def tile_extents(ops, plan: ir.DictAttr, spread=None) -> dict[int, int]:
             if extent != mlir.DYNAMIC:
                 found[d] = extent
     return found
-
-
-def _integers(attribute: ir.Attribute) -> list[int]:
-    return list(ir.DenseI64ArrayAttr(attribute))

@@ -18,56 +18,58 @@ from math import prod
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
+from tilec.kernels import ContractionChain, MatrixKernel, Threaded, planned_kernels
 from tilec.mlir import gpu, ir, memref
 from tilec.passes import turn_cuda
 from tilec.passes.chain_cuda import chain
 from tilec.passes.cluster_cuda import arrive, cluster_rank, meet, planned_spread
-from tilec.passes.contract_cuda import is_contraction, map_contraction
+from tilec.passes.contract_cuda import map_contraction
 from tilec.passes.generic_cuda import GenericMapper
-from tilec.passes.layout import Layout, read, tile_extents, turn
+from tilec.passes.layout import Layout, tile_extents, turn
 from tilec.passes.loops import Threads, delinearise
 from tilec.passes.online_cuda import OnlineMapper, joined
 from tilec.passes.pipeline_cuda import STAGES, Pipeline, copy_rows
 from tilec.passes.shift_cuda import Shifts
 from tilec.passes.spaces import is_local, root, space_of
-from tilec.passes.stream_cuda import is_stream, map_stream
+from tilec.passes.stream_cuda import map_stream
 
 
 def map_cuda(module: ir.Operation) -> None:
-    for function, plan in mlir.planned_kernels(module):
-        if "overlap" in plan and ir.IntegerAttr(plan["overlap"]).value:
+    for function, planned in planned_kernels(module):
+        if planned.options.overlap_launch:
             function.attributes["tilec.overlap"] = ir.UnitAttr.get()
-        if is_stream(plan):
-            map_stream(function, plan)
-        elif is_contraction(plan):
-            map_contraction(function, plan)
-        else:
-            if "chain" in plan and (parts := ir.IntegerAttr(plan["chain"]).value) > 1:
-                layout = read(plan, tile_extents([], plan))
-                chain(module, function, layout.lane, layout.vectors[layout.lane], parts)
-            KernelMapper(function, plan).build()
+        match planned.options:
+            case ContractionChain():
+                map_stream(function, planned)
+            case MatrixKernel():
+                map_contraction(function, planned)
+            case Threaded() as options:
+                if (parts := options.blocks_per_tile) > 1:
+                    layout = options.layout(planned.tiles)
+                    chain(module, function, layout.lane, layout.vectors[layout.lane], parts)
+                KernelMapper(function, planned.tiles, options).build()
 
 
 class KernelMapper:
     """Maps one kernel. `tiles` takes a block's private memory to this thread's part of it, and its dimensions."""
 
-    def __init__(self, function: ir.Operation, plan: ir.DictAttr):
+    def __init__(self, function: ir.Operation, tiles: dict[int, int], options: Threaded):
         self.function = function
         generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
         self.spread = planned_spread(function)
-        self.layout = read(plan, tile_extents(generics, plan, self.spread))
+        self.layout = options.layout(tile_extents(generics, tiles, self.spread))
         self.reduces = any("reduction" in mlir.iterators_of(op) for op in generics)
         self.shifts = Shifts(generics, self.layout) if self.layout.shifted else None
         self.written = {root(v) for op in generics for v in mlir.outputs_of(op) if not is_local(v)}
         self.filled: set[ir.Value] = set()  # tiles that have something in all vectors of a shifted row
         self.placed: set[ir.Value] = set()  # buffers that have vectors of shifted rows as they are in memory
-        self.grid = list(ir.DenseI64ArrayAttr(plan["grid"]))
-        self.resident = ir.IntegerAttr(plan["resident"]).value
-        self.packed = ir.IntegerAttr(plan["packed"]).value
-        self.keeps = ir.IntegerAttr(plan["keep"]).value > 0
+        self.grid = list(tiles)
+        self.resident = options.rows_at_work
+        self.packed = options.is_packed
+        self.keeps = options.residency != "reload"
         self.known: set[ir.Value] = set()  # what an operation has read, where rows are read again rather than kept
-        self.twice = "twice" in plan and ir.IntegerAttr(plan["twice"]).value
-        self.online = "online" in plan and ir.IntegerAttr(plan["online"]).value
+        self.twice = options.trig_fast_path
+        self.online = options.online
         self.body = mlir.entry(function)
         self.met = False  # the blocks of its cluster
         self.chained = "tilec.chained" in function.attributes

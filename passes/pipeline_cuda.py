@@ -26,7 +26,6 @@ from tilec.passes.spaces import is_local, places_of, root
 
 NARROWEST, WIDEST = 32, 128  # bits that an asynchronous copy takes at once
 STAGES, RESTS, BESIDE = "tilec.stages", "tilec.rests", "tilec.beside"
-IN_SRAM = 2
 """Option `keep`: what several operations read of a row waits for them in SRAM, copied as rows that arrive early."""
 
 

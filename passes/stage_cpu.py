@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
+from tilec.kernels import Panels, RegisterTranspose, planned_kernels
 from tilec.mlir import ir, linalg, memref, scf, vector
 from tilec.passes.contract_cpu import Block, Contraction, Packing, Side, loop, loops, panels_of
 from tilec.passes.guard import guard_loads
@@ -29,16 +30,16 @@ from tilec.passes.turn_cpu import stage_turns
 
 
 def stage_cpu(module: ir.Operation) -> None:
-    for function, plan in mlir.planned_kernels(module):
-        if "registers" in plan:
+    for function, planned in planned_kernels(module):
+        if isinstance(planned.options, Panels):
             (op,) = [o for o in mlir.walk(function) if mlir.is_generic(o) and "reduction" in mlir.iterators_of(o)]
             guard_loads(mlir.body_of(op))
             with ir.InsertionPoint(op), op.location:
-                _contract(Contraction(op, plan))
+                _contract(Contraction(op, planned.tiles, planned.options))
             op.erase()
-        elif "turn" in plan:
+        elif isinstance(planned.options, RegisterTranspose):
             for op in [o for o in mlir.walk(function) if mlir.is_generic(o)]:
-                stage_turns(op, plan)
+                stage_turns(op, planned.tiles, planned.options)
 
 
 def _contract(c: Contraction) -> None:

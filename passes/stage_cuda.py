@@ -18,42 +18,44 @@ from dataclasses import replace
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
+from tilec.kernels import Threaded, planned_kernels
 from tilec.mlir import ir, linalg, memref
 from tilec.passes import turn_cuda
 from tilec.passes.cluster_cuda import planned_spread, spread
 from tilec.passes.early_cuda import load_early
 from tilec.passes.finish_cuda import finish_scans
-from tilec.passes.layout import Layout, read, tile_extents
-from tilec.passes.pipeline_cuda import IN_SRAM, STAGES, hold_rows, stage_rows
+from tilec.passes.layout import Layout, tile_extents
+from tilec.passes.pipeline_cuda import STAGES, hold_rows, stage_rows
 from tilec.passes.spaces import is_local, places_of, root, space_of
 
 
 def stage_cuda(module: ir.Operation) -> None:
-    for function, plan in mlir.planned_kernels(module):
-        if "instruction" not in plan:  # contractions are staged where their pipeline is made, see contract_cuda
-            _stage(function, plan)
+    for function, planned in planned_kernels(module):
+        if isinstance(
+            planned.options, Threaded
+        ):  # contractions are staged where their pipeline is made, see contract_cuda
+            _stage(function, planned.tiles, planned.options)
 
 
-def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
+def _stage(function: ir.Operation, tiles: dict[int, int], options: Threaded) -> None:
     for op in [o for o in mlir.walk(function) if o.name == "memref.copy"]:
         _copy_of_fill(op)
     finish_scans(function)
-    layout = _layout(function, plan)
-    if (cluster := ir.IntegerAttr(plan["cluster"]).value) > 1:
-        spread(function, layout.lane, cluster, layout.vectors[layout.lane])
-        layout = _layout(function, plan)
-    if stages := ir.IntegerAttr(plan["stages"]).value:
-        stage_rows(function, layout, list(ir.DenseI64ArrayAttr(plan["grid"])), stages, _tile_like, _copy)
-    elif ir.IntegerAttr(plan["keep"]).value == IN_SRAM:
-        beside = ir.IntegerAttr(plan["beside"]).value if "beside" in plan else 0
-        hold_rows(function, layout, beside, _tile_like, _copy)
+    layout = _layout(function, tiles, options)
+    if options.cluster_blocks > 1:
+        spread(function, layout.lane, options.cluster_blocks, layout.vectors[layout.lane])
+        layout = _layout(function, tiles, options)
+    if stages := options.rows_in_flight:
+        stage_rows(function, layout, list(tiles), stages, _tile_like, _copy)
+    elif options.residency == "smem":
+        hold_rows(function, layout, options.register_chunks or 0, _tile_like, _copy)
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
     for op in generics:
         for n in range(len(mlir.inputs_of(op)), len(op.operands)):
             _keep_output(op, n, layout)
     for op in generics:
-        _turn_inputs(op, list(ir.DenseI64ArrayAttr(plan["turn"])), layout)
-    if ir.IntegerAttr(plan["keep"]).value:
+        _turn_inputs(op, list(options.transposed_dims), layout)
+    if options.residency != "reload":
         _keep_inputs(generics, layout)
     load_early(function, layout, stages > 0, _tile_like, _copy)
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
@@ -65,10 +67,10 @@ def _stage(function: ir.Operation, plan: ir.DictAttr) -> None:
             _place(op.results[0], generics, layout)
 
 
-def _layout(function: ir.Operation, plan: ir.DictAttr) -> Layout:
+def _layout(function: ir.Operation, tiles: dict[int, int], options: Threaded) -> Layout:
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
-    layout = read(plan, tile_extents(generics, plan, planned_spread(function)))
-    return replace(layout, chain=ir.IntegerAttr(plan["chain"]).value if "chain" in plan else 1)
+    layout = options.layout(tile_extents(generics, tiles, planned_spread(function)))
+    return replace(layout, chain=options.blocks_per_tile)
 
 
 def _copy_of_fill(op: ir.Operation) -> None:

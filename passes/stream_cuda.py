@@ -23,6 +23,7 @@ from math import prod
 from tilec import mlir
 from tilec.diagnostics import InternalError
 from tilec.expression import Expr, Reader
+from tilec.kernels import ContractionChain, Planned
 from tilec.mlir import arith, gpu, ir, memref, nvvm, scf
 from tilec.online import Carried
 from tilec.passes.contract_problem import PRIVATE, Thread, local
@@ -39,14 +40,10 @@ LOADS, MULTIPLIES = 24, 240  # registers of a thread that loads, and of one that
 ROWS = 64  # of a warpgroup
 
 
-def is_stream(plan: ir.DictAttr) -> bool:
-    return "stream" in plan
-
-
-def map_stream(function: ir.Operation, plan: ir.DictAttr) -> None:
+def map_stream(function: ir.Operation, planned: Planned) -> None:
     view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
     with ir.InsertionPoint(view), function.location:
-        _Kernel(function, plan, view.operation).build()
+        _Kernel(function, planned, view.operation).build()
     view.operation.erase()
     for op in reversed([o.operation for o in mlir.entry(function).operations]):
         if op.name in ("memref.alloc", "memref.subview", "memref.dim") and not any(mlir.uses(op.results[0])):
@@ -54,14 +51,14 @@ def map_stream(function: ir.Operation, plan: ir.DictAttr) -> None:
 
 
 class _Kernel:
-    def __init__(self, function: ir.Operation, plan: ir.DictAttr, forall: ir.Operation):
+    def __init__(self, function: ir.Operation, planned: Planned, forall: ir.Operation):
         self.function, self.forall, self.calls = function, forall, Calls(function)
-        self.bm, self.bn = ir.DenseI64ArrayAttr(plan["block"])
-        numbers = (ir.IntegerAttr(plan[n]).value for n in ("stages", "parts", "threads", "turns", "descending"))
-        self.stages, self.parts, self.threads, self.turns, self.descending = numbers
-        self.kind = ir.StringAttr(plan["multiplicand"]).value
-        self.grid = list(ir.DenseI64ArrayAttr(plan["grid"]))
-        self.groups = self.threads // 128 - 1
+        options: ContractionChain = planned.options
+        self.bm, self.bn = options.block
+        self.stages, self.parts, self.kind = options.stages, options.weight_terms, options.multiplicand
+        self.threads, self.groups = options.block_threads, options.warpgroups
+        self.turns, self.descending = options.ping_pong, options.longest_first
+        self.grid = list(planned.grid)
 
     def build(self) -> None:
         self.thread = Thread()

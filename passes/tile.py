@@ -14,19 +14,18 @@ tensors of their tile's full size; at the edge of the grid a slice of them is us
 from __future__ import annotations
 
 from tilec import mlir
+from tilec.kernels import planned_kernels
 from tilec.mlir import affine, ir, linalg, scf, tensor
 
 LAST_NAMED = 9  # MLIR has names for ten dimensions of blocks; no pass asks for them
 
 
 def tile(module: ir.Operation) -> None:
-    for function, plan in mlir.planned_kernels(module):
-        _tile_kernel(function, plan)
+    for function, planned in planned_kernels(module):
+        _tile_kernel(function, list(planned.grid), list(planned.tile))
 
 
-def _tile_kernel(function: ir.Operation, plan: ir.DictAttr) -> None:
-    grid = list(ir.DenseI64ArrayAttr(plan["grid"]))
-    sizes = list(ir.DenseI64ArrayAttr(plan["tile"]))
+def _tile_kernel(function: ir.Operation, grid: list[int], sizes: list[int]) -> None:
     block = mlir.entry(function)
     ops = [op.operation for op in block.operations]
     results = list(ops[-1].operands)

@@ -15,15 +15,16 @@ At `map` the transpose becomes loops over square tiles of vectors, and over sing
 from __future__ import annotations
 
 from tilec import mlir
+from tilec.kernels import RegisterTranspose
 from tilec.mlir import affine, ir, linalg, memref, vector
 from tilec.passes.contract_cpu import Size, loop, loops
 
 
-def stage_turns(op: ir.Operation, plan: ir.DictAttr) -> None:
+def stage_turns(op: ir.Operation, tiles: dict[int, int], options: RegisterTranspose) -> None:
     """Puts a turned copy in place of each operand of a linalg.generic that is contiguous along one of the kernel's
-    dimensions `turn` of the plan, where the innermost loop walks another. Reductions' results stay as they are.
+    dimensions `transposed` of the plan, where the innermost loop walks another. Reductions' results stay as they are.
     """
-    along = list(ir.DenseI64ArrayAttr(plan["turn"]))
+    along, lanes = options.transposed, mlir.integer(options.lanes)
     names, maps = mlir.get_integers(op, "tilec.dims"), mlir.maps_of(op)
     order = mlir.get_integers(op, "tilec.loops") or list(range(len(names)))
     inputs = len(mlir.inputs_of(op))
@@ -36,7 +37,7 @@ def stage_turns(op: ir.Operation, plan: ir.DictAttr) -> None:
             turned.append(n)
     if turned and (permutation := _copy(op)) is not None:
         with ir.InsertionPoint(op), op.location:
-            _transpose(*op.operands, permutation).attributes["tilec.lanes"] = plan["lanes"]
+            _transpose(*op.operands, permutation).attributes["tilec.lanes"] = lanes
         op.erase()
         return
     for n in turned:
@@ -45,10 +46,10 @@ def stage_turns(op: ir.Operation, plan: ir.DictAttr) -> None:
         swap = list(range(len(dims)))
         swap[place], swap[-1] = swap[-1], swap[place]
         with ir.InsertionPoint(op), op.location:
-            tile = _tile(value, swap, [names[d] for d in dims], plan)
+            tile = _tile(value, swap, [names[d] for d in dims], tiles)
             pair = (value, tile) if n < inputs else (tile, value)
             turn = _transpose(*pair, swap)
-        turn.attributes["tilec.lanes"] = plan["lanes"]
+        turn.attributes["tilec.lanes"] = lanes
         if n >= inputs:
             turn.move_after(op)
         op.operands[n] = tile
@@ -71,12 +72,11 @@ def _transpose(source: ir.Value, target: ir.Value, permutation: list[int]) -> ir
     return next(u for u in mlir.uses(target) if u.name == "linalg.transpose" and u.operands[0] == source)
 
 
-def _tile(value: ir.Value, swap: list[int], dims: list[int], plan: ir.DictAttr) -> ir.Value:
+def _tile(value: ir.Value, swap: list[int], dims: list[int], tiles: dict[int, int]) -> ir.Value:
     """Scratch for the turned `value`, as large as in a whole block and cut to what this block has of it."""
-    sizes = dict(zip(*(list(ir.DenseI64ArrayAttr(plan[name])) for name in ("grid", "tile"))))
     type_ = ir.MemRefType(value.type)
     shape = list(type_.shape)
-    room = [sizes.get(dims[d], shape[d]) for d in swap]
+    room = [tiles.get(dims[d], shape[d]) for d in swap]
     alloc = memref.AllocOp(ir.MemRefType.get(room, type_.element_type), [], [], alignment=64)
     alloc.attributes["tilec.name"] = mlir.string("turned")
     used = [shape[d] for d in swap]

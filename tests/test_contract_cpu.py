@@ -157,7 +157,7 @@ def test_staged_text():
     """mr x nr sums in registers, both factors in panels of these widths; the text can be read again."""
     text = lowered(MATMUL, "stage", M=480, N=512, K=512).texts["stage"]
     assert "linalg.generic" not in text
-    plan = text[text.index("registers = array<i64: ") :]
+    plan = text[text.index("register_tile = array<i64: ") :]
     mr, nr = (int(v) for v in plan[plan.index(":") + 2 : plan.index(">")].split(","))
     assert text.count("vector.fma") == mr * nr // 8  # AVX2: 8 lanes
     assert f"x{mr}xf32>" in text and f"x{nr}xf32>" in text

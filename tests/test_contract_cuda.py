@@ -19,6 +19,7 @@ from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
 from tilec.dtypes import DTYPES
+from tilec.kernels import MatrixKernel, contraction
 from tilec.mlir import ir
 from tilec.target import load
 
@@ -83,7 +84,7 @@ def lowered(text: str, sizes: dict[str, int], target: str, tile: tuple | None = 
             )
             return same and found.split_k == found.cluster == 1
 
-        monkeypatch.setattr(plan_cuda_contraction, "_buildable", only)
+        monkeypatch.setattr(plan_cuda_contraction, "_is_buildable", only)
     specialised = specialise(parse(Source("t.tile", text)), None, None, sizes)
     with mlir.context(), ir.Location.unknown():
         result = lower(build(specialised), load(target))
@@ -104,8 +105,7 @@ def arrays(specialised, seed: int = 0) -> list[np.ndarray]:
 def check(text, kinds, sizes, tile, expected, monkeypatch, target="h200"):
     text = text.format(**dict(zip("to", kinds)))
     specialised, result = lowered(text, sizes, target, tile, monkeypatch)
-    options = result.plan.kernels[-1].options
-    assert options["instruction"] == tile[0]
+    assert result.plan.kernels[-1].options.instruction == tile[0]
     inputs = arrays(specialised)
     outputs = emulated(specialised, result, inputs)
     assert_within(text, inputs, outputs, kind="cuda", expected=expected(*(a.astype(np.float64) for a in inputs)))
@@ -252,7 +252,7 @@ def test_batches(text, sizes, expected, tile, monkeypatch):
 @pytest.mark.parametrize("text, expected", [(MATMUL, lambda a, b: a @ b), (TURNED, lambda a, b: a.T @ b.T)])
 @pytest.mark.parametrize("tile", [("wgmma", 64, 64, 64, (4, 1)), ("wgmma", 128, 128, 64, (8, 1))])
 def test_wgmma(text, expected, tile, monkeypatch):
-    monkeypatch.setitem(plan_cuda_contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
     result = check(text, ("bf16", "bf16"), {"M": 136, "N": 72, "K": 200}, tile, expected, monkeypatch)
     assert "tma_load_2d" in result.emitted.module
 
@@ -292,11 +292,11 @@ def test_large_tiles_fit_registers(text, kind, sizes, target):
     _, result = lowered(text.format(t=kind, o=kind), sizes, target)
     instruction = {"mma.sync": "mma.sync", "wgmma": "wgmma.mma_async", "fma": "fma.rn"}
     plans = {plan.name: plan.options for plan in result.plan.kernels}
-    assert any("instruction" in options for options in plans.values())
+    assert any(isinstance(options, MatrixKernel) for options in plans.values())
     for kernel in result.emitted.kernels:  # one, or two where a factor is packed first
         cubin = compile_kernel(
             result.emitted.module, kernel.name, load(target).chip, kernel.threads, parameters=_parameters(kernel)
         )
-        if "instruction" in plans[kernel.name]:
-            assert instruction[plans[kernel.name]["instruction"]] in cubin.ptx
+        if isinstance(plans[kernel.name], MatrixKernel):
+            assert instruction[plans[kernel.name].instruction] in cubin.ptx
         assert kernel.shared <= load(target).sm.shared_per_block

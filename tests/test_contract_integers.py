@@ -17,7 +17,7 @@ TILES = {"i8": T.mma(32, 32, 64), "u8": T.fma(), "i32": T.fma(), "i16": T.fma()}
 def test_products_of_integers(kind, turned, sizes, monkeypatch):
     text = PRODUCT.format(t=kind, turned="N, K" if turned else "K, N", at="n, k" if turned else "k, n")
     specialised, result = T.lowered(text, sizes, "a100", TILES[kind], monkeypatch)
-    assert result.plan.kernels[-1].options["instruction"] == TILES[kind][0]
+    assert result.plan.kernels[-1].options.instruction == TILES[kind][0]
     random = np.random.default_rng(0)
     low, high = (0, 255) if kind == "u8" else (-128, 127)
     shapes = [[s.value for s in t.shape] for t in specialised.inputs]

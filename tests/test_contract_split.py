@@ -5,6 +5,7 @@ import test_contract_cuda as T
 from conftest import assert_within
 
 from tilec import plan, splitting
+from tilec.kernels import MatrixKernel
 
 
 @pytest.mark.parametrize("kind, tile", [("bf16", T.mma(32, 32, 32)), ("f32", T.fma(16, 64, 16, 4, 4))])
@@ -16,14 +17,14 @@ def test_parts_of_k(kind, tile, monkeypatch):
     text = T.MATMUL.format(t=kind, o=kind)
     specialised, result = T.lowered(text, sizes, "h200", tile, monkeypatch)
     partial, combined = result.plan.kernels
-    assert partial.options["instruction"] == tile[0] and "instruction" not in combined.options
+    assert partial.options.instruction == tile[0] and not isinstance(combined.options, MatrixKernel)
     inputs = T.arrays(specialised)
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
 
 
 def test_parts_where_the_machine_would_idle():
     _, result = T.lowered(T.MATMUL.format(t="bf16", o="bf16"), {"M": 256, "N": 256, "K": 16384}, "h200")
-    assert [k.options.get("instruction") for k in result.plan.kernels] == ["wgmma", None]
+    assert [getattr(k.options, "instruction", None) for k in result.plan.kernels] == ["wgmma", None]
     (split,) = result.plan.splits
     assert split.parts > 2
     _, result = T.lowered(T.MATMUL.format(t="bf16", o="bf16"), {"M": 4096, "N": 4096, "K": 4096}, "h200")
@@ -35,6 +36,6 @@ def test_a_vector_is_no_contraction(sizes):
     """Each element of the matrix is used once: there is nothing for tiles to reuse."""
     text = T.MATMUL.format(t="f32", o="f32")
     specialised, result = T.lowered(text, sizes, "h200")
-    assert not any("instruction" in k.options for k in result.plan.kernels)
+    assert not any(isinstance(k.options, MatrixKernel) for k in result.plan.kernels)
     inputs = T.arrays(specialised)
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")

@@ -71,7 +71,7 @@ def test_the_last_step_is_stored_by_the_contraction(monkeypatch):
     sizes = {"M": 40, "K": 24, "N": 32, "P": 40}
     result = check(text, ("bf16", "bf16"), sizes, mma(), lambda x, w, v: x @ w @ v, monkeypatch)
     first, second = result.plan.kernels
-    assert first.outputs == ("h",) and second.options["left_copy"] == "async"
+    assert first.outputs == ("h",) and second.options.left_copy == "async"
 
 
 PACKED = {  # text, types, what is stored before
@@ -97,6 +97,6 @@ def test_factors_are_stored_before(name, monkeypatch):
 @pytest.mark.parametrize("kind", ["tf32", "bf16"])
 def test_storing_pays_at_large_sizes(kind):
     _, result = T.lowered(T.USING.format(t=kind, o="f32"), T.LARGE, "h200")
-    assert [k.options.get("instruction") for k in result.plan.kernels] == [None, None, "wgmma"]
+    assert [getattr(k.options, "instruction", None) for k in result.plan.kernels] == [None, None, "wgmma"]
     _, result = T.lowered(T.USING.format(t=kind, o="f32"), {"M": 128, "N": 128, "K": 128}, "h200")
-    assert [k.options["instruction"] for k in result.plan.kernels] == ["mma.sync"]
+    assert [k.options.instruction for k in result.plan.kernels] == ["mma.sync"]

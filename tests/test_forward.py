@@ -9,6 +9,7 @@ from tilec import mlir
 from tilec.driver import lower
 from tilec.dsl.build import build
 from tilec.explain import explain
+from tilec.kernels import planned_kernels
 from tilec.mlir import ir
 from tilec.target import load
 
@@ -33,7 +34,7 @@ def stages_of(case: Case, target: str):
         module = build(special)
         lowered = lower(module, load(target), end="fuse", emit=False)
         made = {}
-        for f, _ in mlir.planned_kernels(module.operation):
+        for f, _ in planned_kernels(module.operation):
             made[ir.StringAttr(f.attributes["sym_name"]).value] = len(list(mlir.entry(f).operations)[-1].operands)
     return special, lowered.plan, made
 

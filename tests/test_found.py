@@ -24,7 +24,7 @@ from tilec.error_bounds import compare
 from tilec.evaluate import reference
 from tilec.interpreter import interpret
 from tilec.mlir import ir
-from tilec.plan_cuda_rows import refuse_options
+from tilec.plan_check import refuse
 from tilec.schedule import write_schedule
 from tilec.target import load
 from tilec.verify_data import inputs_of
@@ -265,7 +265,7 @@ def test_blocks_that_share_a_scan():
         plans = []
         lower(build(special), load("h200"), schedule=lambda plan: plans.append(dealt_out(64, 2, 2, 0, 0)(plan)) or plan)
     (kernel,) = plans[0].kernels
-    assert refuse_options(kernel, load("h200")) == "`cluster` cannot be 2: a scan goes along the rows"
+    assert refuse(kernel, kernel, load("h200")).why == "`cluster` cannot be 2: a scan goes along the rows"
 
 
 def test_a_check_of_an_index_that_blocks_count(tmp_path):
@@ -320,7 +320,7 @@ def test_states_in_sram_are_there_before_the_walk():
     program = specialise(parse(read_source(text)), "f", None, {"M": 2, "N": 63})
     with mlir.context(), ir.Location.unknown():
         lowered = lower(build(program), load("h200"))
-    assert any(k.options.get("online") for k in lowered.plan.kernels)
+    assert any(getattr(k.options, "online", None) for k in lowered.plan.kernels)
 
 
 def test_kernels_of_checks_alone_have_names():

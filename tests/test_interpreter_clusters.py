@@ -118,7 +118,7 @@ def test_rows(name, plan, rng):
 @pytest.mark.parametrize("name", ["softmax", "layernorm", "rmsnorm"])
 def test_rows_that_wait_in_sram(name, cluster, rng):
     """A block's part of 228 elements or all 456, in rounds of 64; without its wait, a sweep would find nothing there."""
-    example, plan = EXAMPLES[name], planned(32, 2, cluster, 0, 0, keep=2, steps=(1, 1))
+    example, plan = EXAMPLES[name], planned(32, 2, cluster, 0, 0, residency="smem", steps=(1, 1))
     inputs = example.inputs(rng, {"M": 3, "N": 456})
     text = lowered(example.path, example.op, inputs, plan, locations=True)[1].texts["map"]
     assert_within(example.path, inputs, interpret(text, inputs), example.op, kind="cuda")

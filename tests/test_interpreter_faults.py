@@ -11,6 +11,7 @@ from test_contract_cuda import MATMUL, arrays, lowered
 
 import tilec
 from tilec.interpreter import Fault, Unsupported, interpret
+from tilec.kernels import contraction as kernel_contraction
 
 KERNEL = """
 module {{
@@ -286,9 +287,8 @@ PRODUCT = MATMUL.format(t="bf16", o="bf16")
 
 
 def contraction(tile: tuple, target: str, monkeypatch, sizes=(136, 72, 200)) -> tuple[str, list[np.ndarray]]:
-    from tilec import plan_cuda_contraction
 
-    monkeypatch.setitem(plan_cuda_contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(kernel_contraction.DEEPEST, "wgmma", 2)
     specialised, result = lowered(PRODUCT, dict(zip("MNK", sizes)), target, tile, monkeypatch)
     return result.texts["map"], arrays(specialised)
 

@@ -92,10 +92,9 @@ def _shuffled(kernel, draw):
     spans = [c * v for c, v in zip(counts, vectors)]
     tile = tuple(spans[d] * int(draw.integers(1, steps[d] + 1)) for d in kernel.grid)
     order = tuple(d for d in order if counts[d] > 1)
-    used = int(np.prod([counts[d] for d in order], initial=1))
-    options = {"threads": max(32, used), "thread_order": order, "thread_counts": tuple(counts)}
-    options |= {"vectors": tuple(vectors), "steps": tuple(steps), "turn": ()}
-    return replace(kernel, tile=tile, options=kernel.options | options)
+    options = {"thread_order": order, "thread_counts": tuple(counts)}
+    options |= {"vectors": tuple(vectors), "steps": tuple(steps)}
+    return replace(kernel, tile=tile, options=replace(kernel.options, **options))
 
 
 PROGRAMS = {
@@ -156,7 +155,7 @@ def test_rows_that_end_within_a_step_branch_there_only(length, ends, branches):
     that begin anywhere in a vector it is the first and the last, and there are elements that count and others."""
     source = "op f(x: f32[M, N]) -> (s: f32[M]) { s[i] = sum[j](x[i, j] * x[i, j]) }"
     op = tilec.compile(source, target="sm_90a", sizes={"M": 100_003, "N": length})
-    steps = op.plan.kernels[0].options["steps"][1]
+    steps = op.plan.kernels[0].options.steps[1]
     (ptx,) = [c.ptx for c in program_cubins(op._last.emitted, "sm_90a", {}).values()]
     assert steps == 8 and ptx.count("@p ld.global") == ends
     assert sum("bra" in line.replace("\t", " ").split() for line in ptx.splitlines()) <= branches
@@ -167,4 +166,4 @@ def test_blocks_that_only_write_take_two_vectors_a_thread(source, moved):
     """A block that moves less than 32 bytes a thread is over before the next one is there."""
     inputs = {n: np.zeros(s, np.float32) for n, s in (("a", 4096), ("b", 4096), ("x", (4096, 4096))) if n in source}
     (kernel,) = lowered(source, None, inputs)[1].plan.kernels
-    assert moved * np.prod(kernel.options["steps"]) == 32 and max(kernel.options["vectors"]) == 4
+    assert moved * np.prod(kernel.options.steps) == 32 and max(kernel.options.vectors) == 4

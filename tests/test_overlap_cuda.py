@@ -55,7 +55,7 @@ def test_the_second_kernel_waits_for_the_first():
     assert "_nc" not in second.text, "what the first kernel writes while the second is there is no constant"
     run(result.emitted)
     assert Emitted.from_json(result.emitted.to_json()) == result.emitted
-    assert "overlap        1" in explain(result.plan, special)
+    assert "overlap launch yes" in " ".join(explain(result.plan, special).split())
 
 
 @pytest.mark.parametrize("wrong", [("    grid_wait()\n", "    pass\n"), ("load_f32x4(", "load_f32x4_nc(")])
@@ -70,15 +70,16 @@ def test_the_emulator_sees_who_does_not_wait(wrong):
 def test_devices_without_it_launch_one_after_another():
     result = M.lowered(SUM, None, X, target="a100")[1]
     assert not any(k.overlap or "grid_" in k.text for k in kernels(result))
-    assert not any("overlap" in k.options or k.work.overlaps for k in result.plan.kernels)
+    assert not any(k.options.overlap_launch or k.work.overlaps for k in result.plan.kernels)
     run(result.emitted)
 
 
 def test_a_schedule_turns_it_off():
     special, own = M.lowered(SUM, None, X)
     text = write_schedule(own.plan, special)
-    assert text.count("overlap = 1") == 1
-    result = M.lowered(SUM, None, X, parse_schedule(Source("s", text.replace("overlap = 1", "overlap = 0"))))[1]
+    assert text.count("overlap_launch = true") == 1
+    edited = Source("s", text.replace("overlap_launch = true", "overlap_launch = false"))
+    result = M.lowered(SUM, None, X, parse_schedule(edited))[1]
     first, second = kernels(result)
     assert not second.overlap and "grid_" not in first.text + second.text and "_nc(" in second.text
     assert result.plan.time_us > own.plan.time_us
@@ -140,7 +141,7 @@ def test_on_a_gpu(name):
         with torch.cuda.stream(streams[n % 2]):
             made.append((inputs, op(*inputs)))
     torch.cuda.synchronize()
-    assert op.plan.kernels[-1].options["overlap"] == 1
+    assert op.plan.kernels[-1].options.overlap_launch
     slots = [torch.empty_like(i) for i in made[0][0]]
     graph = op.graph(*slots)
     for given, result in made:

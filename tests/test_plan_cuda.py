@@ -34,33 +34,33 @@ def test_a_second_block_of_columns_fits():
     """It loads while the first waits at its barriers; a block that has an SM for itself may take what it likes."""
     (many,) = planned(MIDDLE, B=64, M=1024, N=1024).kernels
     assert many.blocks > H200.units
-    assert 2 * many.options["threads"] * many.options["registers"] <= H200.sm.registers
+    assert 2 * many.options.block_threads * many.options.registers <= H200.sm.registers
     (few,) = planned(COLUMNS, M=8192, N=8192).kernels
-    assert few.blocks < H200.units and "registers" not in few.options
+    assert few.blocks < H200.units and few.options.registers is None
 
 
 @pytest.mark.parametrize(("columns", "lanes"), [(8192, 16), (4096, 8), (1024, 8)])
 def test_lines_are_as_long_as_blocks_last(columns, lanes):
     (kernel,) = planned(COLUMNS, M=columns, N=columns).kernels
-    assert kernel.options["thread_counts"][0] == lanes
+    assert kernel.options.thread_counts[0] == lanes
 
 
 def test_a_turned_tile_has_many_threads():
     (kernel,) = planned("op f(x: f32[M, N]) -> (y: f32[N, M]) { y[j, i] = x[i, j] }", M=4096, N=4096).kernels
-    assert kernel.tile == (64, 64) and kernel.options["threads"] == 512
+    assert kernel.tile == (64, 64) and kernel.options.block_threads == 512
 
 
 def test_many_short_dimensions_are_not_unrolled_together():
     """One thread once held the 2^13 elements that follow from one reduction: its kernel took minutes to compile."""
     (kernel,) = planned((CORPUS / "broadcast_of_reduction.tile").read_text(), M=2).kernels
-    assert prod(kernel.options["steps"]) <= 64
+    assert prod(kernel.options.steps) <= 64
 
 
 def test_dimensions_leave_room_for_the_vectors_of_a_lane():
     """One thread once held 8 vectors of 8 elements along each of two dimensions: its kernel took minutes to compile."""
     kernels = planned((CORPUS / "scalar_beside_scan.tile").read_text(), M=16).kernels
     (both,) = [k for k in kernels if len(k.grid) == 0 and k.extents.get(3) == 16]
-    assert max(both.options["vectors"]) == 8 and prod(both.options["vectors"]) * prod(both.options["steps"]) <= 64
+    assert max(both.options.vectors) == 8 and prod(both.options.vectors) * prod(both.options.steps) <= 64
 
 
 def test_a_scanned_row_that_has_no_room_is_in_memory():

@@ -12,10 +12,11 @@ import pytest
 from conftest import assert_within
 from cuda_row_emulator import RowIntrinsics
 from expectations import EXAMPLES
+from plan_tools import built
 from test_map_cuda import lowered
 
 from tilec.dtypes import DTYPES
-from tilec.plan_cuda_rows import refuse_options
+from tilec.kernels import Rows, Threaded
 from tilec.target import load
 
 VARIANCE = """op variance(x: f32[M, N]) -> (mu: f32[M], v: f32[M]) {
@@ -43,15 +44,9 @@ def planned(threads, vector, cluster, stages, packed, **other):
         one = [1] * rank
         put = lambda value: tuple(value if d == lane else n for d, n in enumerate(one))  # noqa: E731
         layout = {"thread_counts": put(threads), "vectors": put(vector), "steps": put(steps), "thread_order": (lane,)}
-        more = {
-            "cluster": cluster,
-            "stages": stages,
-            "resident": 2 * (stages > 0),
-            "packed": packed,
-            "threads": threads,
-        }
-        layout |= other
-        return replace(kernel, tile=(1,) * len(kernel.grid), options=kernel.options | more | layout)
+        ahead = {"prefetched_rows": stages, "persistent_blocks": 2 * (stages > 0)}
+        kernel = built(kernel, Rows, cluster=cluster, packed=bool(packed), **ahead, **(layout | other))
+        return replace(kernel, tile=(1,) * len(kernel.grid))
 
     return lambda plan: replace(plan, kernels=tuple(deal(k) for k in plan.kernels))
 
@@ -77,16 +72,18 @@ def test_examples(name, plan, rng):
 
 @pytest.mark.parametrize("cluster", [1, 4])
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("residency", ["registers", "smem"])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_rows_that_registers_do_not_hold(cluster, steps, keep, dtype, rng):
+def test_rows_that_registers_do_not_hold(cluster, steps, residency, dtype, rng):
     """Read again by every sweep, or kept in SRAM: then read once, whatever a sweep holds of them at a time."""
     source = EXAMPLES["layernorm"].path.read_text().replace("f32[", f"{dtype}[")
     x, gain, bias = (rng.normal(1, 2, s).astype(DTYPES[dtype].numpy) for s in ((2, 3208), (3208,), (3208,)))
     inputs = {"x": x, "gain": gain, "bias": bias}
-    outs, emitted = run(source, None, inputs, planned(32, 8, cluster, 0, 0, keep=keep, online=0, steps=(1, steps)))
+    outs, emitted = run(
+        source, None, inputs, planned(32, 8, cluster, 0, 0, residency=residency, online=False, steps=(1, steps))
+    )
     reads = ["cp_async" in line for line in emitted.module.splitlines() if "x_1 +" in line]
-    assert all(reads) if keep == 2 else len(reads) >= 3 and not any(reads)
+    assert all(reads) if residency == "smem" else len(reads) >= 3 and not any(reads)
     assert_within(source, inputs, outs, kind="cuda")
 
 
@@ -99,7 +96,7 @@ def test_rows_partly_in_registers(cluster, beside, name, dtype, rng):
     source, length = EXAMPLES[name].path.read_text().replace("f32[", f"{dtype}["), 32 * 8 * 2 * 4 * cluster
     x, gain, bias = (rng.normal(1, 2, s).astype(DTYPES[dtype].numpy) for s in ((2, length), (length,), (length,)))
     inputs = {"x": x} | ({"gain": gain, "bias": bias} if name == "layernorm" else {})
-    more = {"keep": 2, "online": 0, "steps": (1, 2), "beside": beside}
+    more = {"residency": "smem", "online": False, "steps": (1, 2), "register_chunks": beside}
     outs, emitted = run(source, None, inputs, planned(32, 8, cluster, 0, int(dtype == "bf16"), **more))
     reads = [line.split("(")[0].strip() for line in emitted.module.splitlines() if "x_1 +" in line]
     assert any("cp_async" in r for r in reads) and any("_nc" in r for r in reads)
@@ -114,14 +111,16 @@ def test_a_row_is_read_twice_where_that_leaves_more_in_l2():
     text = EXAMPLES["rmsnorm"].path.read_text().replace("bf16[", "f32[")
     inputs = {"x": np.zeros((32768, 4096), np.float32), "gain": np.zeros(4096, np.float32)}
     result = lowered(text, None, inputs)[1]
-    assert result.plan.kernels[0].options["keep"] == 0
+    assert result.plan.kernels[0].options.residency == "reload"
     reads = re.findall(r"load_f32x4(\w*)\(.*, x_1 \+", result.emitted.module)
     assert reads == ["_nc_again", "_nc_last"] and "_nc(gain" in result.emitted.module.replace("load_f32x4", "")
-    assert plan_of(text, x=((1024, 4096), np.float32), gain=((4096,), np.float32))["keep"] == 1
+    assert plan_of(text, x=((1024, 4096), np.float32), gain=((4096,), np.float32)).residency == "registers"
     norm = EXAMPLES["layernorm"].path.read_text()
     assert (
-        plan_of(norm, **{n: (np.shape(v), np.float32) for n, v in (inputs | {"bias": inputs["gain"]}).items()})["keep"]
-        > 0
+        plan_of(
+            norm, **{n: (np.shape(v), np.float32) for n, v in (inputs | {"bias": inputs["gain"]}).items()}
+        ).residency
+        != "reload"
     )
 
 
@@ -132,7 +131,7 @@ def test_rows_read_twice(length, rng):
         "x": rng.normal(1, 2, (3, length)).astype(np.float32),
         "gain": rng.normal(1, 1, length).astype(np.float32),
     }
-    outs, emitted = run(text, None, inputs, planned(128, 4, 1, 0, 0, keep=0, steps=(1, 8)))
+    outs, emitted = run(text, None, inputs, planned(128, 4, 1, 0, 0, residency="reload", steps=(1, 8)))
     assert "_nc_again" in emitted.module and "_nc_last" in emitted.module
     assert_within(text, inputs, outs, kind="cuda")
 
@@ -141,15 +140,15 @@ def test_a_row_that_sram_does_not_hold_is_partly_in_registers():
     """One block has all of it, where a cluster's would wait for each other; of shorter rows two more blocks fit an SM."""
     x, gain = ((1024, 65536), np.float32), ((65536,), np.float32)
     options = plan_of(EXAMPLES["rmsnorm"].path.read_text().replace("bf16[", "f32["), x=x, gain=gain)
-    assert options["keep"] == 2 and options["beside"] == 1 and options["cluster"] == 1
+    assert options.residency == "smem" and options.register_chunks == 1 and options.cluster == 1
     options = plan_of(
         EXAMPLES["softmax"].path.read_text().replace("f32[", "bf16["), x=((2048, 65536), ml_dtypes.bfloat16)
     )
-    assert options["beside"] == 1 and options["cluster"] == 1 and options["packed"] == 1
+    assert options.register_chunks == 1 and options.cluster == 1 and options.packed
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("online", [0, 1])
+@pytest.mark.parametrize("online", [False, True])
 @pytest.mark.parametrize("length", [28, 1000])
 def test_moments(plan, online, length, rng):
     """A part may end within a block, or the last blocks may have little."""
@@ -182,19 +181,19 @@ def test_few_long_rows_are_one_kernel(rows):
     """The blocks of a cluster share a row, so that a kernel for all of it has as much to do at a time as several have."""
     inputs = {"x": np.zeros((rows, 262144), np.float32)} | {n: np.zeros(262144, np.float32) for n in ("gain", "bias")}
     (kernel,) = lowered(EXAMPLES["layernorm"].path, None, inputs)[1].plan.kernels
-    assert kernel.options["cluster"] == 16
+    assert kernel.options.cluster == 16
 
 
 def test_a_variance_reads_once():
     """What threads do not hold is read by one walk, where its reductions can be one."""
     x = {"x": np.zeros((4096, 512), np.float32)}
     (kernel,) = lowered(EXAMPLES["variance"].path, None, x)[1].plan.kernels
-    assert kernel.options["online"] == 1 and kernel.work.dram_read == 4 * 4096 * 512
+    assert kernel.options.online and kernel.work.dram_read == 4 * 4096 * 512
     (kernel,) = lowered(EXAMPLES["variance"].path, None, {"x": x["x"][:8]})[1].plan.kernels
-    assert kernel.options["online"] == 0
+    assert kernel.options.online is False
 
 
-def plan_of(source: str, **inputs) -> dict:
+def plan_of(source: str, **inputs) -> Threaded:
     """Options of the first kernel; arrays are given by shape and type."""
     return lowered(source, None, {n: np.zeros(*a) for n, a in inputs.items()})[1].plan.kernels[0].options
 
@@ -203,14 +202,14 @@ def test_what_is_read_once_is_planned_so():
     sums = "op f(x: bf16[M, N]) -> (z: f32[M]) { z[i] = logsumexp[j](x[i, j]) }"
     bf16 = ml_dtypes.bfloat16
     long, short = (plan_of(sums, x=(shape, bf16)) for shape in ((64, 262144), (65536, 1024)))
-    assert long["online"] == 1 or long["cluster"] > 1
-    assert short["online"] == 0 and short["threads"] >= 128 and short["thread_counts"][0] > 1
+    assert long.online or long.cluster > 1
+    assert short.online is False and short.block_threads >= 128 and short.thread_counts[0] > 1
     everything = plan_of("op f(x: f32[M, N]) -> (y: f32) { y = sum[i, j](x[i, j]) }", x=((1024, 1024), np.float32))
-    assert everything["threads"] >= 256  # the steps of both dimensions are loads in flight
+    assert everything.block_threads >= 256  # the steps of both dimensions are loads in flight
     down = plan_of(f"op f(x: f32[M, N]) -> {SQUARES['of columns']}", x=((4096, 4096), np.float32))
-    assert max(down["vectors"]) == 1 and down["threads"] == 512  # one word an access, and more of them
+    assert max(down.vectors) == 1 and down.block_threads == 512  # one word an access, and more of them
     places = plan_of("op f(x: bf16[M, N]) -> (y: i64[M]) { y[i] = argmax[j](x[i, j]) }", x=((4096, 16384), bf16))
-    assert places["cluster"] == 1 and places["stages"] == 0
+    assert places.cluster == 1 and places.prefetched_rows == 0
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -240,9 +239,10 @@ def refused(kernel_options, tile=(1,)):
     plans = []
     lowered(EXAMPLES["softmax"].path, None, inputs, lambda plan: plans.append(plan) or plan)
     (kernel,) = plans[0].kernels
-    layout = {"threads": 128, "thread_order": (1,), "thread_counts": (1, 128), "vectors": (1, 4), "steps": (1, 2)}
-    edited = replace(kernel, tile=tile, options=kernel.options | layout | {"cluster": 4} | kernel_options)
-    return refuse_options(edited, load("a100" if kernel_options.get("old") else "h200"))
+    layout = {"thread_order": (1,), "thread_counts": (1, 128), "vectors": (1, 4), "steps": (1, 2)}
+    old = kernel_options.pop("old", False)
+    edited = replace(built(kernel, Rows, **(layout | {"cluster": 4} | kernel_options)), tile=tile)
+    return edited.options.refuse(edited, kernel, load("a100" if old else "h200"))
 
 
 @pytest.mark.parametrize(
@@ -251,19 +251,27 @@ def refused(kernel_options, tile=(1,)):
         ({}, (1,), None),
         ({"cluster": 3}, (1,), "1, 2, 4, 8 or 16 blocks, not 3"),
         ({"old": 1}, (1,), "no clusters"),
-        ({"stages": 1}, (1,), "`resident` is above 0"),
+        ({"prefetched_rows": 1}, (1,), "`persistent_blocks` is above 0"),
         ({}, (2,), "the tile must be [1]"),
-        ({"steps": (1, 1), "stages": 1, "resident": 9}, (1,), "hold 512 elements of a part of 1024"),
+        ({"steps": (1, 1), "prefetched_rows": 1, "persistent_blocks": 9}, (1,), "hold 512 elements of a part of 1024"),
         ({"steps": (1, 1)}, (1,), None),
-        ({"keep": 2, "cluster": 1}, (1,), None),
-        ({"keep": 2, "stages": 1, "resident": 9}, (1,), "`keep` is 0, 1, or 2 where `stages` is 0"),
-        ({"keep": 2}, (2,), "the tile must be [1]"),
-        ({"keep": 2, "beside": 1, "steps": (1, 1)}, (1,), None),
-        ({"keep": 2, "beside": 2, "steps": (1, 1)}, (1,), "less than the chunks of 512 elements that a part of 1024"),
-        ({"keep": 2, "beside": 1, "online": 1}, (1,), "`beside` is 0 where"),
-        ({"cluster": 1, "beside": 1}, (1,), "`beside` is 0 where `keep` is not 2"),
+        ({"residency": "smem", "cluster": 1}, (1,), None),
+        (
+            {"residency": "smem", "prefetched_rows": 1, "persistent_blocks": 9},
+            (1,),
+            "or `smem` where `prefetched_rows` is 0",
+        ),
+        ({"residency": "smem"}, (2,), "the tile must be [1]"),
+        ({"residency": "smem", "register_chunks": 1, "steps": (1, 1)}, (1,), None),
+        (
+            {"residency": "smem", "register_chunks": 2, "steps": (1, 1)},
+            (1,),
+            "less than the chunks of 512 elements",
+        ),
+        ({"residency": "smem", "register_chunks": 1, "online": True}, (1,), "`register_chunks` is 0 where"),
+        ({"cluster": 1, "register_chunks": 1}, (1,), "`register_chunks` is 0 where `residency` is not"),
     ],
 )
 def test_what_a_schedule_cannot_ask_for(options, tile, why):
     found = refused(options, tile)
-    assert found is None if why is None else why in found
+    assert found is None if why is None else why in found.why

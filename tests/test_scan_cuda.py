@@ -9,11 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from conftest import assert_within
+from plan_tools import built
 from test_map_cuda import lowered
 
 import tilec
 from tilec.interpreted import interpret_stage
-from tilec.plan_cuda_scan import refuse_chain_options
+from tilec.kernels import Scan
+from tilec.plan_check import refuse
+from tilec.target import load
 
 SUM = "op f(x: {0}[M, N]) -> (y: {0}[M, N]) {{ y[i, j] = cumsum[j](x[i, j]) }}"
 FUSED = "op f(x: f32[M, N], w: f32[N]) -> (y: f32[M, N]) { s[i, j] = cummax[j](x[i, j] * w[j])  y[i, j] = exp(s[i, j] - 9) }"
@@ -28,8 +31,7 @@ def dealt(threads: int, vector: int, steps: int, chain: int | None = None):
         put = lambda value: tuple(value if d == lane else 1 for d in sorted(kernel.extents))  # noqa: E731
         blocks = ceil(kernel.extents[lane] / (threads * vector * steps)) if chain is None else chain
         layout = {"thread_counts": put(threads), "vectors": put(vector), "steps": put(steps), "thread_order": (lane,)}
-        options = kernel.options | layout | {"threads": threads, "chain": blocks}
-        return replace(kernel, tile=(1,) * len(kernel.grid), options=options)
+        return replace(built(kernel, Scan, **layout, blocks_per_row=blocks), tile=(1,) * len(kernel.grid))
 
     return lambda plan: replace(plan, kernels=tuple(deal(k) for k in plan.kernels))
 
@@ -112,8 +114,8 @@ def test_few_long_rows_are_shared():
     few, many = (
         tilec.compile(source, target="h200", sizes={"M": m, "N": 1 << 24 >> (m.bit_length() - 1)}) for m in (2, 8192)
     )
-    assert few.plan.kernels[0].options["chain"] > 100 and "share a row" in few.explain()
-    assert many.plan.kernels[0].options["chain"] == 1
+    assert few.plan.kernels[0].options.blocks_per_row > 100 and "share a row" in few.explain()
+    assert many.plan.kernels[0].options.blocks_per_row == 1
     assert few.kernels[0].predicted_us < 2 * many.kernels[0].predicted_us
     assert "publish_i64" in few.kernels[0].source and "publish_i64" not in many.kernels[0].source
 
@@ -122,31 +124,33 @@ def test_no_chain_beside_a_reduction():
     source = "op f(x: f32[M, N]) -> (y: f32[M, N], s: f32[M]) { s[i] = sum[j](x[i, j])  y[i, j] = cumsum[j](x[i, j]) }"
     op = tilec.compile(source, target="sm_90a", sizes={"M": 2, "N": 100_000})
     scans = [k for k in op.plan.kernels if "y" in k.nodes]
-    assert all(len(k.nodes) == 1 or "chain" not in k.options for k in scans)
+    assert all(len(k.nodes) == 1 or k.options.blocks_per_row is None for k in scans)
+
+
+def why(kernel, **options):
+    """Why a kernel with other options is refused."""
+    refusal = refuse(built(kernel, Scan, **options), kernel, load("sm_90a"))
+    return refusal and refusal.why
 
 
 def test_wrong_chains_are_refused():
     op = tilec.compile(SUM.format("f32"), target="sm_90a", sizes={"M": 2, "N": 100_000})
     (kernel,) = op.plan.kernels
-    assert refuse_chain_options(kernel) is None
-    assert "cannot hold" in refuse_chain_options(replace(kernel, options=kernel.options | {"chain": 2}))
-    assert "has not enough" in refuse_chain_options(replace(kernel, options=kernel.options | {"chain": 99_999}))
-    assert "tile must be" in refuse_chain_options(replace(kernel, tile=(2,)))
-    alone = kernel.options | {"chain": 1}
-    beside = alone | {"thread_counts": (2, 64), "thread_order": (1, 0), "threads": 128}
-    assert "one row" in refuse_chain_options(replace(kernel, tile=(2,), options=beside))
-    assert "totals of a warp" in refuse_chain_options(
-        replace(kernel, options=alone | {"thread_counts": (1, 256), "steps": (1, 8)})
-    )
+    assert why(kernel) is None
+    assert "cannot hold" in why(kernel, blocks_per_row=2)
+    assert "has not enough" in why(kernel, blocks_per_row=99_999)
+    assert "tile must be" in why(replace(kernel, tile=(2,)))
+    beside = {"thread_counts": (2, 64), "thread_order": (1, 0), "blocks_per_row": 1}
+    assert "one row" in why(replace(kernel, tile=(2,)), **beside)
+    assert "totals of a warp" in why(kernel, blocks_per_row=1, thread_counts=(1, 256), steps=(1, 8))
 
 
 def test_a_scan_beside_a_reduction_keeps_to_a_warp():
     source = "op f(x: f32[M, N]) -> (y: f32[M, N]) { s[i] = sum[j](x[i, j])  y[i, j] = cumsum[j](x[i, j]) / s[i] }"
     op = tilec.compile(source, target="sm_90a", sizes={"M": 2000, "N": 1000})
     (kernel,) = op.plan.kernels
-    assert "chain" not in kernel.options and refuse_chain_options(kernel) is None
-    wide = kernel.options | {"thread_counts": (1, 64), "thread_order": (1,), "threads": 64}
-    assert "warp" in refuse_chain_options(replace(kernel, options=wide))
+    assert kernel.options.blocks_per_row is None and why(kernel) is None
+    assert "warp" in why(kernel, thread_counts=(1, 64), thread_order=(1,))
 
 
 @pytest.mark.gpu

@@ -97,13 +97,12 @@ def test_registers_are_counted(obeyed):
     sizes = {"M": 512, "N": 16384}
     text = edited(
         written("softmax", target="h200", sizes=sizes),
-        (r"^threads = \d+", "threads = 1024"),
         (r"^thread_counts = .*", "thread_counts = [1, 1024]"),
         (r"^registers = \d+", "registers = 64"),
     )
     (kernel,) = obeyed("softmax", text, target="h200", sizes=sizes).plan.kernels
     assert kernel.prediction.occupancy.blocks == 1
-    with pytest.raises(CallError, match="too many registers"):
+    with pytest.raises(CallError, match="a thread of 1024 in a block has 16 to 64 registers"):
         obeyed("softmax", edited(text, ("^registers = 64", "registers = 72")), target="h200", sizes=sizes)
 
 
@@ -200,7 +199,7 @@ MISTAKES = {
     "unknown key": ([(r"^tile = ", "tiles = ")], "unknown key `tiles`", "did you mean `tile`?"),
     "no target": ([(r"^target = .*$", "")], "a plan needs `target`", ""),
     "option": (
-        [(r"\Z", "\n[plan.kernels.softmax_y.options]\nthreads = 3\n")], "`cpu` has no option `threads`", "",
+        [(r"\Z", "\n[plan.kernels.softmax_y.loop_nest]\nthreads = 3\n")], "a kernel by `loop_nest` has no option `threads`", "",
     ),
     "inlined reduction": (
         [(r"^inline = .*$", 'inline = ["s"]'), (r'"e", "s", "y"', '"e", "y"')],
@@ -265,7 +264,7 @@ def test_more_sram_than_a_block_has_is_refused(tmp_path):
     example, sizes, path = str(EXAMPLES / "softmax.tile"), {"M": 64, "N": 16384}, tmp_path / "softmax.sched.toml"
     assert main(["plan", example, "-D", "M=64,N=16384", "--target", "h200", "-o", str(path)]) == 0
     text = re.sub(r"(?m)^tile = .*", "tile = [4]", path.read_text())
-    for option, value in {"threads": 256, "thread_order": [1, 0], "thread_counts": [4, 64], "keep": 1}.items():
+    for option, value in {"thread_order": [1, 0], "thread_counts": [4, 64], "residency": '"registers"'}.items():
         text = re.sub(rf"(?m)^{option} = .*", f"{option} = {value}", text)
     path.write_text(text)
     with pytest.raises(CallError, match="262,208 bytes in SRAM, and h200 has 232,448"):
@@ -284,7 +283,7 @@ def test_more_than_compilers_unroll_is_refused(steps, refused, tmp_path):
         own = lower(build(specialised), load("h200"), end="plan", emit=False).plan
     text = write_schedule(own, specialised)
     assert "vectors = [1, 1, 4]" in text
-    edits = {"tile": [4, 64, 64], "threads": 32, "thread_order": [2], "thread_counts": [1, 1, 16], "steps": steps}
+    edits = {"tile": [4, 64, 64], "thread_order": [2], "thread_counts": [1, 1, 16], "steps": steps}
     path.write_text(edited(text, *((rf"(?m)^{key} = .*", f"{key} = {value}") for key, value in edits.items())))
     with mlir.context(), ir.Location.unknown():
         if not refused:
@@ -306,19 +305,18 @@ def test_rows_that_begin_anywhere_are_one_a_thread(tmp_path):
         own = lower(build(specialised), load("h200"), end="plan", emit=False).plan
     text = write_schedule(own, specialised)
     edits = {
-        "threads": 32,
         "thread_order": [2, 1],
         "thread_counts": [1, 8, 4],
         "vectors": [1, 1, 2],
         "steps": [1, 1, 1],
-        "shift": 1,
+        "unaligned": "true",
     }
     text = edited(text, *((rf"(?m)^{key} = .*", f"{key} = {value}") for key, value in edits.items()))
     for tile, refused in (([1, 7], False), ([34, 7], True)):
         path.write_text(edited(text, (r"(?m)^tile = .*", f"tile = {tile}")))
         with mlir.context(), ir.Location.unknown(), pytest.raises(CallError) if refused else nullcontext() as error:
             lower(build(specialised), load("h200"), schedule=read_schedule(path), end="plan", emit=False)
-    assert "a thread has one row where `shift` is 1: the tile of 34 is more than 1 threads" in str(error.value)
+    assert "a thread has one row where `unaligned` is true: the tile of 34 is more than 1 threads" in str(error.value)
 
 
 def test_a_block_of_a_contraction_has_one_place_of_the_batch(tmp_path):

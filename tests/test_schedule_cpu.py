@@ -11,7 +11,7 @@ from fuzz.programs import Case
 from fuzz.schedules import planned
 
 from tilec.diagnostics import CallError
-from tilec.plan_cpu_check import SIDES
+from tilec.kernels import cpu
 from tilec.schedule import write_schedule
 
 RNG = np.random.default_rng(0)
@@ -35,26 +35,28 @@ def edited(case: Case, *lines: str) -> str:
 
 
 @pytest.mark.parametrize("case, line, message", [
-    (TURNED, "lanes = 1", "`lanes` is one of 2, 4, 8 or 16, not 1: the side of a tile that is turned"),
+    (TURNED, "lanes = 1", "`lanes` is one of 2, 4, 8 or 16, not 1: the side of a tile that is transposed"),
     (TURNED, "lanes = 32", "not 32"),
-    (TURNED, "turn = [1]", "`turn` can be [0]"),
+    (TURNED, "transposed = [1]", "`transposed` can be [0]"),
     (PANELS, "lanes = 3", "not 3: the elements of a vector"),
-    (PANELS, "registers = [2, 24]", "a multiple of `lanes`, 16"),
-    (PANELS, "registers = [64, 64]", "at most 64 vectors"),
+    (PANELS, "register_tile = [2, 24]", "a multiple of `lanes`, 16"),
+    (PANELS, "register_tile = [64, 64]", "at most 64 vectors"),
     (PANELS, "depths = [0]", "`depths` is a number of at least 1"),
-    (PANELS, "rows = [1]", "`rows` follows from the program: [0]"),
+    (PANELS, "depths = [90]\nrows = [1]", "`rows` follows from the program: [0]"),
 ])  # fmt: skip
 def test_an_option_that_cannot_be_is_refused(case, line, message):
-    lines = ("lanes = 16", line) if "registers" in line else (line,)
+    lines = ("lanes = 16", line) if "register_tile" in line else (line,)
     with pytest.raises(CallError, match=re.escape(message)) as caught:
         planned(specialised(case), "cpu", edited(case, *lines))
-    assert line.partition(" ")[0] in str(caught.value).splitlines()[1]  # the line of the file that is shown
+    assert (
+        line.splitlines()[-1].partition(" ")[0] in str(caught.value).splitlines()[1]
+    )  # the line of the file that is shown
 
 
 @pytest.mark.parametrize("case, lines", [
     *((TURNED, (f"lanes = {side}",)) for side in (2, 16)),
-    (TURNED, ("turn = []",)),
-    (PANELS, ("lanes = 4", "registers = [3, 24]", "depths = [7]")),
+    (TURNED, ("transposed = []",)),
+    (PANELS, ("lanes = 4", "register_tile = [3, 24]", "depths = [7]")),
 ])  # fmt: skip
 def test_one_that_can_be_is_right(case, lines):
     check(case, "cpu", edited(case, *lines))
@@ -63,4 +65,4 @@ def test_one_that_can_be_is_right(case, lines):
 def test_the_sides_of_tiles_have_their_functions():
     from tilec.runtime.cpu_tile import LANES
 
-    assert SIDES == LANES
+    assert cpu.LANES == LANES

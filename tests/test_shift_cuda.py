@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from conftest import assert_within
 from cuda_row_emulator import RowIntrinsics
+from plan_tools import built
 from test_map_cuda import lowered
 
 from tilec.dtypes import DTYPES
 from tilec.interpreter import interpret
+from tilec.kernels import Rows
 from tilec.passes.layout import places
 
 PROGRAMS = {
@@ -29,20 +31,20 @@ PROGRAMS = {
     "moments": """op moments(x: {t}[M, N]) -> (mu: f32[M], v: f32[M]) {{
         mu[i] = mean[j](x[i, j])  v[i] = mean[j]((x[i, j] - mu[i]) ** 2) }}""",
 }
-PLANS = [  # threads, rows beside, cluster, stages, packed, steps, keep
+PLANS = [  # threads, rows beside, cluster, stages, packed, steps, residency
     pytest.param((32, 1, 1, 0, 0, None), id="a warp"),
     pytest.param((8, 4, 1, 0, 1, None), id="rows beside, packed"),
     pytest.param((32, 1, 1, 0, 0, 1), id="read again"),
     pytest.param((64, 1, 2, 0, 1, None), id="cluster"),
     pytest.param((32, 1, 1, 1, 1, None), id="pipelined"),
     pytest.param((32, 1, 2, 2, 0, None), id="cluster, two stages"),
-    pytest.param((32, 1, 2, 0, 0, 1, 2), id="cluster, waiting in SRAM"),
-    pytest.param((32, 1, 1, 0, 1, 2, 2), id="waiting in SRAM, packed"),
+    pytest.param((32, 1, 2, 0, 0, 1, "smem"), id="cluster, waiting in SRAM"),
+    pytest.param((32, 1, 1, 0, 1, 2, "smem"), id="waiting in SRAM, packed"),
 ]
 KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 
 
-def shifted(threads, beside, cluster, stages, packed, steps=None, keep=1, vector=8):
+def shifted(threads, beside, cluster, stages, packed, steps=None, residency="registers", vector=8):
     """The schedule that deals every kernel's rows out so."""
 
     def deal(kernel):
@@ -50,11 +52,11 @@ def shifted(threads, beside, cluster, stages, packed, steps=None, keep=1, vector
         part = places(-(-kernel.extents[lane] // (cluster * vector)) * vector, vector)
         count = steps or -(-part // (threads * vector))
         options = {
-            "thread_counts": (beside, threads), "vectors": (1, vector), "steps": (1, count), "threads": threads * beside,
-            "thread_order": (lane, row) if beside > 1 else (lane,), "cluster": cluster, "stages": stages,
-            "resident": 2 * (stages > 0), "packed": packed, "shift": 1, "keep": keep,
+            "thread_counts": (beside, threads), "vectors": (1, vector), "steps": (1, count),
+            "thread_order": (lane, row) if beside > 1 else (lane,), "cluster": cluster, "prefetched_rows": stages,
+            "persistent_blocks": 2 * (stages > 0), "packed": bool(packed), "unaligned": True, "residency": residency,
         }  # fmt: skip
-        return replace(kernel, tile=(beside,), options=kernel.options | options)
+        return replace(built(kernel, Rows, **options), tile=(beside,))
 
     return lambda plan: replace(plan, kernels=tuple(deal(k) for k in plan.kernels))
 
@@ -99,22 +101,27 @@ def test_lengths(kind, length, rng):
 def test_what_the_planner_takes(rng):
     """Rows of odd length are read by whole vectors without being asked; those of even vectors are not
     shifted, nor short ones, which have little but ends."""
-    for rows, length, wanted in ((2048, 4099, 1), (2048, 4096, None), (1 << 19, 18, 0)):
+    for rows, length, wanted in ((2048, 4099, True), (2048, 4096, None), (1 << 19, 18, False)):
         x = {"x": np.zeros((rows, length), np.float32)}
         (kernel,) = lowered(PROGRAMS["softmax"].format(t="f32"), None, x)[1].plan.kernels
-        assert kernel.options.get("shift") == wanted and max(kernel.options["vectors"]) == (4 if length > 18 else 2)
+        assert kernel.options.unaligned is wanted and max(kernel.options.vectors) == (4 if length > 18 else 2)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "keep"),
-    [("softmax", "bf16", 2), ("softmax", "f16", 2), ("softmax", "f32", 1), ("gain", "bf16", 1)],
+    ("name", "kind", "residency"),
+    [
+        ("softmax", "bf16", "smem"),
+        ("softmax", "f16", "smem"),
+        ("softmax", "f32", "registers"),
+        ("gain", "bf16", "registers"),
+    ],
 )
-def test_long_rows_wait_in_sram(name, kind, keep):
+def test_long_rows_wait_in_sram(name, kind, residency):
     """Those of 16 bits with which nothing is read that begins elsewhere; what a softmax makes of them is computed twice."""
     inputs = {"x": np.zeros((2670, 50257), KINDS[kind]), "g": np.zeros(50257, KINDS[kind])}
     inputs = {n: inputs[n] for n in inputs_of(name, kind, 1, 8, np.random.default_rng(0))}
     (kernel,) = lowered(PROGRAMS[name].format(t=kind), None, inputs)[1].plan.kernels
-    assert (kernel.options["shift"], kernel.options["keep"]) == (1, keep)
+    assert (kernel.options.unaligned, kernel.options.residency) == (True, residency)
     assert "e" not in kernel.sweeps
 
 

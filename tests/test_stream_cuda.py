@@ -15,6 +15,7 @@ from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
 from tilec.interpreter import Fault, interpret
+from tilec.kernels import ContractionChain
 from tilec.mlir import ir
 from tilec.target import load
 
@@ -60,7 +61,7 @@ def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | None, monk
 def check(text, sizes, tile, monkeypatch, inputs=None, printed=False):
     """Runs the mapped IR, thread by thread, where races are faults; or with `printed` the Python text."""
     specialised, result = lowered(text, sizes, tile, monkeypatch)
-    assert len(result.emitted.kernels) == 1 and "stream" in result.plan.kernels[0].options
+    assert len(result.emitted.kernels) == 1 and isinstance(result.plan.kernels[0].options, ContractionChain)
     inputs = arrays(specialised) if inputs is None else inputs
     if printed:
         outputs = emulated(specialised, result, inputs)
@@ -171,7 +172,7 @@ def reasons(text: str, sizes: dict[str, int], target: str = "h200") -> str:
     specialised = specialise(parse(Source("t.tile", text)), None, None, sizes)
     with mlir.context(), ir.Location.unknown():
         result = lower(build(specialised), load(target))
-    assert not any("stream" in k.options for k in result.plan.kernels)
+    assert not any(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
     return "\n".join(str(r) for r in result.plan.remarks)
 
 
@@ -211,11 +212,11 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path):
     assert planned(read_schedule(path)).plan.kernels == first.plan.kernels
     path.write_text(text.replace("block = [128, 128]", "block = [128, 64]"))
     edited = planned(read_schedule(path))
-    assert edited.plan.kernels[0].options["block"] == (128, 64) and "wgmma_64_mk_nk_128" in edited.emitted.module
+    assert edited.plan.kernels[0].options.block == (128, 64) and "wgmma_64_mk_nk_128" in edited.emitted.module
     for old, new, why in (
         ("block = [128, 128]", "block = [100, 128]", "`block` is 64 or 128 rows"),
-        ("block = [128, 128]", "block = [64, 128]", "64 rows take 256 threads"),
-        ("parts = 1", "parts = 2", "`parts` follows from the program: 1"),
+        ("block = [128, 128]", "block = [64, 128]", "one warpgroup has none to take turns with"),
+        ("stages = 2", "weight_terms = 2", "`weight_terms` follows from the program: 1"),
     ):
         path.write_text(text.replace(old, new))
         with pytest.raises(CallError, match=why):
@@ -260,5 +261,7 @@ def test_on_a_gpu(name, s, t, d, e, monkeypatch):
     op = tilec.compile(PROGRAMS[name])
     got = op(*inputs)
     again = op(*inputs)
-    assert "stream" in op.plan.kernels[0].options and torch.equal(got.nan_to_num(), again.nan_to_num())
+    assert isinstance(op.plan.kernels[0].options, ContractionChain) and torch.equal(
+        got.nan_to_num(), again.nan_to_num()
+    )
     assert_within(PROGRAMS[name], [from_torch(i) for i in inputs], from_torch(got), kind="cuda")

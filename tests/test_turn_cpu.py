@@ -42,6 +42,6 @@ def test_the_plan_says_so():
     op = tilec.compile("y[j, i] = x[i, j]")
     op(np.ones((512, 512), np.float32))
     (kernel,) = op.plan.kernels
-    assert kernel.options["turn"] == (0,) or kernel.options["turn"] == (1,)
+    assert kernel.options.transposed in ((0,), (1,))
     assert "turned in registers" in op.explain()
     assert "transpose(" in op.kernels[0].source

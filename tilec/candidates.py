@@ -18,10 +18,12 @@ from tilec import plan_cpu, plan_cuda
 from tilec.cost import NoFurtherChoice, predict
 from tilec.graph import Graph
 from tilec.grouping import Group
-from tilec.passes.layout import make, options, turn
-from tilec.plan import KernelPlan
-from tilec.plan_cuda_check import refuse
+from tilec.kernels import Threaded
+from tilec.kernels.threaded import laid_out
+from tilec.passes.layout import make, turn
+from tilec.plan_check import refuse
 from tilec.plan_cuda_view import View, accesses
+from tilec.plan_model import KernelPlan
 from tilec.target import Target
 
 MOST_HELD = 64  # elements of one operand that a thread may hold, as for rows in `cost_rows`
@@ -45,7 +47,7 @@ def candidates(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> li
 
 def _said(kernel: KernelPlan) -> str:
     """What a schedule file would say."""
-    return repr((kernel.tile, sorted(kernel.loops.items()), sorted(kernel.options.items())))
+    return repr((kernel.tile, sorted(kernel.loops.items()), kernel.options))
 
 
 def _predicted(kernel: KernelPlan, target: Target) -> KernelPlan | None:
@@ -75,16 +77,16 @@ def _picks(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> Iterat
 def _layouts(own: KernelPlan, g: Group, graph: Graph, target: Target) -> Iterator[KernelPlan]:
     """Layouts over the dimensions that have threads in `own`, and the longest that is reduced."""
     o = own.options
-    if "thread_counts" not in o:
+    if not isinstance(o, Threaded):
         return
     view = View(own, g, graph, target, accesses(own, g, graph))
-    dims, lane = range(len(own.extents)), next((d for d in o["thread_order"]), None)
+    dims, lane = range(len(own.extents)), next(iter(o.thread_order), None)
     if lane is None:
         return
-    longest = [d for d in view.reduced if d not in view.scanned and own.extents[d] > 8 and d not in o["thread_order"]]
-    order = (*o["thread_order"], *sorted(longest, key=lambda d: -own.extents[d])[:1])
+    longest = [d for d in view.reduced if d not in view.scanned and own.extents[d] > 8 and d not in o.thread_order]
+    order = (*o.thread_order, *sorted(longest, key=lambda d: -own.extents[d])[:1])
     for vector in (v for v in (1, 2, 4, 8) if v <= 8 and own.extents[lane] % v == 0):
-        if o["turn"] and vector > 1:
+        if o.transposed_dims and vector > 1:
             continue
         for counts in _counts([own.extents[d] for d in order], vector):
             threads = dict(zip(order, counts))
@@ -95,13 +97,11 @@ def _layouts(own: KernelPlan, g: Group, graph: Graph, target: Target) -> Iterato
                 layout = make(
                     inside, [d for d in order if threads[d] > 1], [threads.get(d, 1) for d in dims],
                     [vector if d == lane else 1 for d in dims], [steps.get(d, 1) for d in dims])  # fmt: skip
-                held = [layout, *(turn(layout, d) for d in o["turn"])]
+                held = [layout, *(turn(layout, d) for d in o.transposed_dims)]
                 if max((x.slots(a.dims) for x in held for a in view.accesses), default=1) > MOST_HELD:
                     continue
-                allowed = (
-                    {"registers": min(o["registers"], target.sm.registers // layout.block)} if "registers" in o else {}
-                )
-                kernel = replace(own, tile=tile, options=o | options(layout) | allowed)
+                most = min(o.registers, target.sm.registers // layout.block) if o.registers is not None else None
+                kernel = replace(own, tile=tile, options=replace(o, **laid_out(layout), registers=most))
                 if refuse(kernel, own, target) is None:
                     yield replace(kernel, work=plan_cuda.work_laid_out(kernel, view, layout))
 
@@ -120,7 +120,7 @@ def _with_vectors(extents: list[int], vector: int) -> list[tuple[int, int]]:
 
 def _steps(own: KernelPlan, view: View, order: tuple[int, ...]) -> Iterator[dict[int, int]]:
     """Along dimensions that are walked, unrolled as in `own`, less or more; along those of the grid 1 to 4, or as in `own`."""
-    mine = dict(enumerate(own.options["steps"]))
+    mine = dict(enumerate(own.options.steps))
     choices = {}
     for d in mine:
         if d in own.grid:

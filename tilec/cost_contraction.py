@@ -118,29 +118,35 @@ def contraction_candidates(
         return
     matrix = [i for i in target.instructions(problem.unit_type) if instructions is None or i in instructions]
     for instruction in matrix or ("fma",):
-        for shape in _SHAPES.get(instruction, _fma_shapes)(problem):
+        for shape in block_shapes(instruction, problem.bytes):
             yield from _staged(target, problem, instruction, *shape)
 
 
-def _wgmma_shapes(p: Contraction) -> Iterator[tuple[int, int, int, int, int, int]]:
+def _wgmma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
     """One or two warpgroups of 64 (or 128) rows beside a producer; K in steps of one 128-byte swizzle."""
     for bm, bn in product((64, 128, 256), (16, 32, 64, 96, 128, 160, 192, 224, 256)):
-        yield bm, bn, 128 // p.bytes, 4 * min(2, bm // 64), 1, 4
+        yield bm, bn, 128 // size, 4 * min(2, bm // 64), 1, 4
 
 
-def _mma_shapes(p: Contraction) -> Iterator[tuple[int, int, int, int, int, int]]:
+def _mma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
     """Warps of at least 16 x 16, at most 64 x 128; every warp loads and computes."""
     sizes = (16, 32, 64, 128, 256)
     for bm, bn, bk, (wm, wn) in product(sizes, sizes, (64, 128), ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2))):
         if 16 <= bm // wm <= 64 and 16 <= bn // wn <= 128:
-            yield bm, bn, bk // p.bytes, wm, wn, 0
+            yield bm, bn, bk // size, wm, wn, 0
 
 
-def _fma_shapes(p: Contraction) -> Iterator[tuple[int, int, int, int, int, int]]:
+def _fma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
     """4 x 8 threads a warp with 4 to 8 rows and 4 to 16 columns each."""
     for bm, bn, bk, tm, tn in product((16, 32, 64, 128), (32, 64, 128, 256), (8, 16, 32), (4, 8), (4, 8, 16)):
         if bm % (4 * tm) == 0 and bn % (8 * tn) == 0 and 2 <= (warps := bm * bn // (32 * tm * tn)) <= 16:
             yield bm, bn, bk, bm // (4 * tm), warps // (bm // (4 * tm)), 0
+
+
+def block_shapes(instruction: str, size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """(bm, bn, bk, warps over rows, over columns, producers) of the blocks that an instruction is used with, for elements of
+    `size` bytes."""
+    return _SHAPES.get(instruction, _fma_shapes)(size)
 
 
 _SHAPES = {"wgmma": _wgmma_shapes, "tcgen05": _wgmma_shapes, "mma.sync": _mma_shapes}

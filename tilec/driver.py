@@ -15,7 +15,8 @@ from tilec import mlir
 from tilec.diagnostics import InternalError, TileError
 from tilec.mlir import PassManager, ir
 from tilec.passes import NAMES, Stage, stages
-from tilec.plan import Plan, annotate, make_plan
+from tilec.plan import annotate, make_plan
+from tilec.plan_model import Plan
 from tilec.recursion import deep_recursion
 from tilec.runtime import progress
 from tilec.target import Target

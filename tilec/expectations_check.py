@@ -17,7 +17,7 @@ from tilec.diagnostics import Diagnostic, Note, Span, TileError
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.grouping import Remark
-from tilec.plan import Plan
+from tilec.plan_model import Plan
 from tilec.provenance import Provenance
 
 _OPERATORS = {

@@ -14,7 +14,7 @@ from tilec.cost import MEMORY, Prediction
 from tilec.dsl.specialise import Specialised
 from tilec.expectations_check import describe_expectations, minimal_traffic, traffic
 from tilec.grouping import Remark
-from tilec.plan import KernelPlan, Plan
+from tilec.plan_model import KernelPlan, Plan
 from tilec.provenance import Provenance, short_place
 from tilec.quantities import amount, duration
 from tilec.target import Target
@@ -127,23 +127,23 @@ def _grid(kernel: KernelPlan, where: Provenance) -> str:
     return f"{kernel.blocks} block{'s' * (kernel.blocks != 1)}" + (f": {', '.join(cut)}" if cut else "") + inside
 
 
-_DIMENSIONS = ("rows", "columns", "inner", "along", "turn", "thread_order", "stream")  # options that are dimensions
-
-
 def _options(kernel: KernelPlan, where: Provenance) -> Iterator[str]:
-    """The backend's numbers (docs/cli.md has their meaning); what is 0 or empty in one row."""
-    names, off = where.dimensions(kernel), []
-    for key, value in kernel.options.items():
-        if key in _DIMENSIONS and value != ():
-            listed = value if isinstance(value, tuple) else (value,)
-            yield _row(key.replace("_", " "), ", ".join(names.get(d, str(d)) for d in listed))
-        elif not value:
-            off.append(key.replace("_", " "))
+    """How the kernel is built (docs/schedules.md has the meaning of every option), but for options that are off."""
+    names = where.dimensions(kernel)
+    yield _row("built by", kernel.options.name.replace("_", " "))
+    if kernel.options.block_threads:
+        yield _row("threads", str(kernel.options.block_threads))
+    for field, value in kernel.options.fields():
+        if field.metadata["by_dim"]:
+            shown = ", ".join(f"{names.get(d, str(d))} {n}" for d, n in enumerate(value) if n > 1)
+        elif field.metadata["dims"]:
+            shown = ", ".join(names.get(d, str(d)) for d in (value if isinstance(value, tuple) else (value,)))
+        elif isinstance(value, tuple):
+            shown = " x ".join(map(str, value))
         else:
-            shown = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            yield _row(key.replace("_", " "), shown)
-    if off:
-        yield _row("off", ", ".join(off))
+            shown = "yes" if value is True else str(value or "")
+        if shown:
+            yield _row(field.name.replace("_", " "), shown)
 
 
 def _walks(kernel: KernelPlan) -> str:

@@ -346,16 +346,6 @@ def functions(module: ir.Module | ir.Operation) -> list[ir.Operation]:
     return [op for op in found if len(op.regions[0].blocks)]
 
 
-def planned_kernels(module: ir.Operation) -> Iterator[tuple[ir.Operation, ir.DictAttr]]:
-    """Each kernel's function with what `plan` decided for it; none of a module without kernels."""
-    if "tilec.kernels" not in module.attributes:
-        return
-    table = ir.DictAttr(module.attributes["tilec.kernels"])
-    for function in functions(module):
-        if "tilec.kernel" in function.attributes:
-            yield function, ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])
-
-
 def uses(value: ir.Value) -> list[ir.Operation]:
     return [use.owner.operation if hasattr(use.owner, "operation") else use.owner for use in value.uses]
 

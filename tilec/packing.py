@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, prod
 
 from tilec import cost_contraction, mlir
@@ -10,29 +10,16 @@ from tilec.amounts import bytes_of
 from tilec.cost import Work, predict
 from tilec.graph import Graph, Node, dims_of
 from tilec.grouping import Group, Remark
+from tilec.kernels.contraction import BYTES, LINE, WIDE
 from tilec.matrix import multiplicand_of
 from tilec.mlir import ir
-from tilec.passes.pack import SIDES, factor, pack
-from tilec.plan_cuda_feed import BYTES, LINE, WIDE
+from tilec.passes.pack import factor, pack
+from tilec.plan_model import Pack
 from tilec.quantities import duration
 from tilec.target import Target
 
 GAIN = 1.05  # what storing must promise
 UNFOLDED = 2  # times as many elements as are read: beyond, a window would be stored once for each place it covers
-
-
-@dataclass(frozen=True)
-class Pack:
-    """Factor `side` of operation `name` is stored over its dimensions `dims`, as `kind`."""
-
-    name: str
-    side: int
-    dims: tuple[int, ...]
-    kind: str
-
-    @property
-    def stored(self) -> str:
-        return f"{self.name}.{SIDES[self.side]}"
 
 
 def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[list[Pack], list[Remark]]:

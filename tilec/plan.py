@@ -13,100 +13,32 @@ attributes, which is all that the passes after it obey:
 | `tilec.pack_left`, `tilec.pack_right` | operation | a factor of a contraction that is stored before, by which operation |
 | `tilec.loops` | operation | its own dimensions in the order of loops, outermost first |
 | `tilec.quick` | scalar operation | it may have its quick form, as a rounding hides the difference |
-| `tilec.kernels` | module | per kernel: its grid dimensions and their tile sizes, threads, predicted time |
+| `tilec.kernels` | module | per kernel: grid dimensions, tile sizes, predicted time, family with options (`tilec/kernels/`) |
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from tilec import mlir
 from tilec.amounts import outputs_of, work_of
-from tilec.copies import Copy, copies_of
-from tilec.cost import Prediction, TooLarge, Work, predict
+from tilec.copies import copies_of
+from tilec.cost import TooLarge, predict
 from tilec.diagnostics import CallError
 from tilec.given import Fixed, group_as
 from tilec.graph import Graph, Node, build_graph
 from tilec.grouping import Group, Remark, group
+from tilec.kernels import Planned
 from tilec.mlir import ir
-from tilec.packing import Pack, apply_packs, choose_packs
+from tilec.packing import apply_packs, choose_packs
 from tilec.passes.pack import SIDES
-from tilec.quantities import count, duration
+from tilec.plan_model import KernelPlan, Plan
+from tilec.quantities import duration
 from tilec.rounding import QUICK, quick_operations
-from tilec.splitting import Split, apply_splits, choose_splits
+from tilec.splitting import apply_splits, choose_splits
 from tilec.target import Target
-
-
-@dataclass(frozen=True)
-class KernelPlan:
-    """One kernel. `grid` lists kernel dimensions, `tile` their sizes in a block; `options` are the backend's numbers, and
-    `refused` says why its operations rule out what a schedule might ask of some of them. `sram` is how many bytes of SRAM a
-    block takes, of a plan for these operations with any tile and options (CUDA)."""
-
-    name: str
-    nodes: tuple[str, ...]
-    dims: dict[str, tuple[int, ...]]
-    extents: dict[int, int]
-    grid: tuple[int, ...]
-    tile: tuple[int, ...]
-    sweeps: dict[str, int]
-    loops: dict[str, tuple[int, ...]]
-    options: dict[str, int | str | tuple[int, ...]]
-    outputs: tuple[str, ...]
-    work: Work
-    prediction: Prediction
-    lines: tuple[tuple[str, int], ...] = ()
-    sram: Callable[[KernelPlan], int] | None = field(default=None, compare=False, repr=False)
-    refused: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def blocks(self) -> int:
-        count = 1
-        for d, t in zip(self.grid, self.tile):
-            count *= -(-self.extents[d] // max(1, t))
-        return count
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All kernels of a program. `signature` says of which, with its shapes.
-
-    `regroup` plans once more with given groups, `candidates` lists by kernel what it could be instead. They read the IR that
-    the plan was made of, so they are there only while that is unchanged: for the schedule, which the driver asks before
-    any pass goes on.
-    """
-
-    target: Target
-    kernels: tuple[KernelPlan, ...]
-    inlined: tuple[str, ...]
-    remarks: tuple[Remark, ...] = field(default=())
-    signature: str = ""
-    splits: tuple[Split, ...] = ()
-    quick: dict[ir.Operation, str] = field(default_factory=dict, compare=False, repr=False)
-    regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
-    packs: tuple[Pack, ...] = ()
-    copies: tuple[Copy, ...] = ()
-    candidates: Callable[[], dict[str, list[KernelPlan]]] | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def registers(self) -> dict[str, int]:
-        """What a thread of a kernel may have (CUDA), where the plan says."""
-        return {k.name: k.options["registers"] for k in self.kernels if "registers" in k.options}
-
-    @property
-    def time_us(self) -> float:
-        return sum(part.prediction.time_us for part in (*self.kernels, *self.copies))
-
-    @property
-    def counted(self) -> str:
-        """`2 kernels`, `1 copy`, `1 kernel and 1 copy`."""
-        copies = count(len(self.copies), "copy", "copies")
-        if not self.kernels and self.copies:
-            return copies
-        return count(len(self.kernels), "kernel") + (f" and {copies}" if self.copies else "")
 
 
 def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None, splitting: bool = True) -> Plan:
@@ -174,7 +106,7 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
             raise _Apart(error, g, groups, graph) from None
         if kernels and target.launch.overlap_us:
             kernel = replace(
-                kernel, options=kernel.options | {"overlap": 1}, work=replace(kernel.work, overlaps=True)
+                kernel, options=replace(kernel.options, overlap_launch=True), work=replace(kernel.work, overlaps=True)
             )  # fmt: skip
         kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
         remarks += why
@@ -280,7 +212,7 @@ def _start(g: Group, graph: Graph, name: str, target: Target) -> KernelPlan:
         tile=tuple(space.extents[d] for d in space.grid),
         sweeps=number_sweeps(g.nodes, graph),
         loops={},
-        options={},
+        options=None,
         outputs=tuple(n.name for n in g.nodes for r in n.results if r.value in outputs),
         work=work,
         prediction=predict(work, target),
@@ -329,13 +261,8 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
                 continue
             for key, value in placed.items():
                 by_name[name].attributes[f"tilec.{key}"] = value
-        entry = {
-            "grid": mlir.integers(kernel.grid),
-            "tile": mlir.integers(kernel.tile),
-            "predicted_us": ir.FloatAttr.get(ir.F64Type.get(), round(kernel.prediction.time_us, 3)),
-        }
-        entry |= {key: _attribute(value) for key, value in kernel.options.items()}
-        table[kernel.name] = ir.DictAttr.get(entry)
+        planned = Planned(kernel.grid, kernel.tile, kernel.options)
+        table[kernel.name] = planned.to_attribute(kernel.prediction.time_us)
     module.attributes["tilec.kernels"] = ir.DictAttr.get(table)
     module.attributes["tilec.target"] = mlir.string(plan.target.name)
     module.attributes["tilec.backend"] = mlir.string(plan.target.kind)
@@ -349,12 +276,3 @@ def _placement(kernel: KernelPlan, name: str) -> dict[str, ir.Attribute]:
         "dims": mlir.integers(kernel.dims[name]),
     }
     return placed | ({"loops": mlir.integers(kernel.loops[name])} if name in kernel.loops else {})
-
-
-def _attribute(value: int | str | tuple[int, ...]) -> ir.Attribute:
-    match value:
-        case int():
-            return mlir.integer(value)
-        case str():
-            return mlir.string(value)
-    return mlir.integers(value)

@@ -13,9 +13,10 @@ from tilec.amounts import kept_bytes
 from tilec.cost import predict
 from tilec.graph import Graph, Node, Read, extract_directions
 from tilec.grouping import Group, Remark
+from tilec.kernels import LoopNest, Panels, RegisterTranspose
 from tilec.mlir import ir
-from tilec.plan import KernelPlan
 from tilec.plan_cpu_contraction import choose_contraction
+from tilec.plan_model import KernelPlan
 from tilec.quantities import by_sizes
 from tilec.target import Target
 
@@ -35,13 +36,13 @@ def choose(
     turn = _turned(kernel, g)
     tile, why = _tile(kernel, g, graph, target, turn)
     kernel = replace(kernel, tile=tile, loops={n.name: loop_order(n) for n in g.nodes})
-    if turn:
-        kernel = replace(kernel, options={"turn": turn, "lanes": _square(g, target)})
+    built = RegisterTranspose(transposed=turn, lanes=_square(g, target)) if turn else LoopNest()
+    kernel = replace(kernel, options=built)
     kernel = replace(kernel, work=replace(kernel.work, blocks=max(1, kernel.blocks)))
     refused = []
     if any(n.contraction is not None for n in g.nodes):
         kernel, remarks = choose_contraction(kernel, g, graph, target, pick)
-        if "registers" in kernel.options:
+        if isinstance(kernel.options, Panels):
             return kernel, remarks
         refused = remarks
     return kernel, [*refused, Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]

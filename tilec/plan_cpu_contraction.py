@@ -6,13 +6,6 @@ registers' tiles from the panels (`passes/contract_cpu.py`, `passes/stage_cpu.py
 lanes without work, packing, which all blocks of a row or column repeat, blocks for every core, and the plain
 loops, which small sizes leave nothing to gain over.
 
-| option | meaning |
-|---|---|
-| `rows`, `columns`, `inner` | kernel dimensions of C's rows and columns (the lanes' one last), reduced ones |
-| `registers`, `lanes` | rows and columns whose sums are in registers at a time; columns of one vector |
-| `depths` | how much of each reduced dimension is packed at a time |
-| `along` | the dimension along which the left, the right factor lies in memory |
-
 Sources: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008); Low et al.,
 "Analytical modeling is enough for high-performance BLIS" (TOMS 2016).
 """
@@ -28,8 +21,9 @@ from tilec import cost_contraction
 from tilec.cost import NoFurtherChoice
 from tilec.graph import Graph, Node, extract_directions
 from tilec.grouping import Group, Remark
+from tilec.kernels import Panels
 from tilec.mlir import ir
-from tilec.plan import KernelPlan
+from tilec.plan_model import KernelPlan
 from tilec.target import Target
 
 SUMS = 16  # vectors of sums: enough to hide an FMA's latency; more would be more text for Numba to compile
@@ -107,17 +101,16 @@ def _planned(
     place = g.space.dims[node]
     tile = {place[d]: t for d, t in zip((*roles.rows, *roles.columns), (*best.rows, *best.columns))}
     named = {name: tuple(place[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")}
-    options = named | {
-        "registers": (best.mr, best.nr),
-        "lanes": _lanes(target, 8 if element == "f64" else 4),
-        "depths": _depths([node.extents[d] for d in roles.inner], best.depth),
-    }
+    built = Panels(
+        **named, register_tile=(best.mr, best.nr), lanes=_lanes(target, 8 if element == "f64" else 4),
+        depths=_depths([node.extents[d] for d in roles.inner], best.depth),
+    )  # fmt: skip
     sizes = (prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch))
     problem = cost_contraction.Contraction(*sizes, dtype=element)
     blocking = cost_contraction.CacheTile(prod(best.rows), best.depth, prod(best.columns), best.mr, best.nr)
     work = cost_contraction.contraction_work(target, problem, blocking)
     tiles = tuple(tile.get(d, 1) for d in kernel.grid)
-    return replace(kernel, tile=tiles, options=kernel.options | options, work=work)
+    return replace(kernel, tile=tiles, options=built, work=work)
 
 
 # ---- roles -------------------------------------------------------------------------------------------------

@@ -16,24 +16,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, prod
+from typing import Any
 
 from tilec import cost, mlir
 from tilec.amounts import element_bytes
 from tilec.cost_rows import RowTile
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark
+from tilec.kernels import Columns, Points, Rows, Scan, Threaded, Transpose, VectorContraction
+from tilec.kernels.threaded import laid_out
 from tilec.mlir import ir
-from tilec.passes.layout import Layout, make, options
-from tilec.passes.pipeline_cuda import IN_SRAM
+from tilec.passes.layout import Layout, make
 from tilec.passes.quick_cuda import is_trigonometric
-from tilec.plan import KernelPlan
 from tilec.plan_cuda_contraction import choose_contraction
 from tilec.plan_cuda_online import choose_online, online_reductions
-from tilec.plan_cuda_rows import DEFAULTS, SHOWN, RowPlan, alone, choose_rows, describe, refused_options, row_tiles
-from tilec.plan_cuda_scan import ScanPlan, refuse_chain, refused_chain, scan_kept_bytes, scan_tiles
+from tilec.plan_cuda_rows import SHOWN, RowPlan, alone, choose_rows, describe, row_tiles, ruled_out_rows
+from tilec.plan_cuda_scan import ScanPlan, refuse_chain, ruled_out_scan, scan_kept_bytes, scan_tiles
 from tilec.plan_cuda_sram import fit, kept, layout_of, too_much
 from tilec.plan_cuda_stream import choose_stream
 from tilec.plan_cuda_view import UNROLLED, WIDE, View, accesses, lane_dim, power, unrolled, vector_of
+from tilec.plan_model import KernelPlan
 from tilec.quantities import by_sizes, count
 from tilec.stream_grouping import is_streamed
 from tilec.target import Target
@@ -58,48 +60,54 @@ def choose(
     NoFurtherChoice."""
     view = View(kernel, g, graph, target, accesses(kernel, g, graph), pick)
     kernel = replace(kernel, sram=kept(view).bytes)
-    lane, turn, row = lane_dim(view), (), None
+    lane, row = lane_dim(view), None
     contraction = next((n for n in g.nodes if n.contraction is not None), None)
     if is_streamed(g.nodes):
         return choose_stream(kernel, g, graph, target, pick)
     if contraction is not None and (planned := choose_contraction(kernel, g, graph, target, pick)):
         return planned
+    family: type[Threaded] = Points
     if contraction is not None:
-        tile, layout, why = _contraction(view, contraction)
+        family, (tile, layout, why) = VectorContraction, _contraction(view, contraction)
     elif lane is None:
         tile, layout, why = {}, _make(view, {}, {}, {}, {}), "one thread computes a scalar"
     elif turn := _turned(view, lane):
-        tile, layout, why = _transpose(view, lane, turn[0])
+        family, (tile, layout, why) = Transpose, _transpose(view, lane, turn[0])
     elif lane in kernel.grid:
-        tile, layout, why = _columns(view, lane)
+        family, (tile, layout, why) = Columns if view.reduced else Points, _columns(view, lane)
     else:
         tile, layout, why, row = _rows(view, lane)
+        family = Scan if isinstance(row, ScanPlan) else Rows
     sizes = tuple(tile.get(d, 1) for d in kernel.grid)
-    kernel = replace(kernel, tile=sizes, options=options(layout) | {"keep": 1, "turn": turn} | DEFAULTS)
+    further = {"transposed": turn} if family is Transpose else {}
+    kernel = replace(kernel, tile=sizes, options=family(**laid_out(layout), **further))
     if lane is not None:
-        kernel = replace(kernel, refused=refused_options(view, lane) | refused_chain(view, lane))
+        kernel = replace(kernel, ruled_out=ruled_out_rows(view, lane) | ruled_out_scan(view, lane))
     blocks = row.tile.cluster if isinstance(row, RowPlan) else 1  # that hold a row together
     waits = isinstance(row, RowPlan) and row.tile.keep == "sram"
-    online = choose_online(view, replace(layout, chain=blocks), waits)
-    kernel = replace(kernel, options=kernel.options | online)
+    kernel = _with(kernel, online=choose_online(view, replace(layout, chain=blocks), waits))
     kernel = replace(kernel, work=work_laid_out(kernel, view, layout))
     if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
-        kernel = replace(kernel, options=kernel.options | {"registers": target.sm.registers // target.sm.threads})
+        kernel = _with(kernel, registers=target.sm.registers // target.sm.threads)
     elif lane is not None and lane in kernel.grid and contraction is None and kernel.blocks > target.units:
         # Room for a second block, which loads while the first waits at its barriers.
         most = target.sm.registers // (2 * layout.block) if target.sm else 0
-        kernel = replace(kernel, options=kernel.options | {"registers": min(128, max(64, most))})
+        kernel = _with(kernel, registers=min(128, max(64, most)))
     if isinstance(row, ScanPlan):
-        kernel = replace(kernel, options=kernel.options | row.options, work=row.work)
+        kernel = replace(_with(kernel, blocks_per_row=row.blocks_per_row), work=row.work)
     elif row is not None:
         kernel = _with_rows(kernel, row)
-    if lane is not None and lane in view.reduced and contraction is None and "registers" not in kernel.options:
+    if lane is not None and lane in view.reduced and contraction is None and kernel.options.registers is None:
         # Left alone, the assembler takes what registers there are, and one block an SM waits at its own barriers.
-        kernel = replace(kernel, options=kernel.options | {"registers": max(64, kernel.work.registers // 8 * 8 - 8)})
+        kernel = _with(kernel, registers=max(64, kernel.work.registers // 8 * 8 - 8))
     kernel, smaller = _fitted(kernel, view)
     kernel, twice = _twice(kernel, g, layout)
     line = kernel.lines[-1] if kernel.lines else None
     return kernel, [Remark("tiled", kernel.name, why + smaller + twice, line, row.alternatives if row else ())]
+
+
+def _with(kernel: KernelPlan, **options: Any) -> KernelPlan:
+    return replace(kernel, options=replace(kernel.options, **options))
 
 
 def _fitted(kernel: KernelPlan, view: View) -> tuple[KernelPlan, str]:
@@ -113,35 +121,31 @@ def _fitted(kernel: KernelPlan, view: View) -> tuple[KernelPlan, str]:
 
 
 def _twice(kernel: KernelPlan, g: Group, layout: Layout) -> tuple[KernelPlan, str]:
-    """The option `twice`, of kernels with sines and cosines: 1 where a thread computes all elements by forms that are not for huge
-    arguments, and again by the full ones if there was one; 0 where each element has a branch."""
+    """The option `trig_fast_path`, of kernels with sines and cosines: true where a thread computes all elements by forms that are
+    not for huge arguments, and again by the full ones if there was one; false where each element has a branch."""
     of = {n.name: g.space.dims[n] for n in g.nodes if any(map(is_trigonometric, mlir.walk(n.op)))}
     if not of:
         return kernel, ""
     most = max(layout.slots(dims) for dims in of.values())
     why = f"; sin, cos of {most} elements a thread " + ("together" if most <= TWICE else "one by one")
-    return replace(kernel, options=kernel.options | {"twice": int(most <= TWICE)}), why
+    return _with(kernel, trig_fast_path=most <= TWICE), why
 
 
 def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
     """The kernel with its rows dealt out as chosen, and the work that this takes."""
-    tile = row.tile
-    chosen = {"cluster": tile.cluster, "stages": tile.stages, "resident": tile.resident, "packed": int(tile.packed)}
-    if row.shifts:
-        chosen["shift"] = int(tile.shifted)
-    if row.beside:
-        chosen["beside"] = tile.beside
-    if tile.keep == "sram":
-        chosen["keep"] = IN_SRAM
-    elif tile.keep == "again":
-        chosen |= {"keep": 0, "registers": tile.registers}
-    if tile.cluster > 1 or tile.stages or tile.keep == "sram":
-        chosen["registers"] = tile.registers
-    elif tile.packed or (tile.keep == "memory" and kernel.options.get("online")):
-        chosen["registers"] = max(64, tile.registers)
+    tile, registers = row.tile, kernel.options.registers
+    residency = {"sram": "smem", "again": "reload"}.get(tile.keep, "registers")
+    if tile.cluster > 1 or tile.stages or tile.keep in ("sram", "again"):
+        registers = tile.registers
+    elif tile.packed or (tile.keep == "memory" and kernel.options.online):
+        registers = max(64, tile.registers)
     if row.alone:
         kernel = replace(kernel, work=replace(row.work, dram_write=kernel.work.dram_write, flops=kernel.work.flops))
-    return replace(kernel, options=kernel.options | chosen)
+    return _with(
+        kernel, cluster=tile.cluster, prefetched_rows=tile.stages, persistent_blocks=tile.resident, packed=tile.packed,
+        residency=residency, registers=registers, unaligned=tile.shifted if row.shifts else None,
+        register_chunks=tile.beside if row.beside else None,
+    )  # fmt: skip
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -197,13 +201,13 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, Scan
     if view.pick >= len(found):
         raise cost.NoFurtherChoice
     tile, sizes, layout, work = found[sorted(range(len(found)), key=times.__getitem__)[view.pick]]
-    options = {} if refuse_chain(view, lane) else {"chain": tile.chain}
+    blocks = None if refuse_chain(view, lane) else tile.chain
     others = sorted(((str(t), us) for (t, *_), us in zip(found, times)), key=lambda o: o[1])
     return (
         sizes,
         layout,
         f"a scan: {tile}, {count(vector, 'element')} an access",
-        ScanPlan(options, work, tuple(others)),
+        ScanPlan(blocks, work, tuple(others)),
     )
 
 
@@ -377,7 +381,7 @@ def _make(
 
 def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     """What the kernel does, laid out so."""
-    together = [n.name for n in online_reductions(view)] if kernel.options.get("online") else []
+    together = [n.name for n in online_reductions(view)] if kernel.options is not None and kernel.options.online else []
     again = sum(
         a.bytes * (len({together[0] if n in together else n for n in a.readers}) - 1)
         for a in view.accesses

@@ -14,13 +14,10 @@ from tilec import mlir
 from tilec.amounts import outputs_of
 from tilec.graph import Graph, Node, Read, dims_of, extract_directions
 from tilec.grouping import Group
+from tilec.kernels.contraction import BYTES, LINE, WIDE
 from tilec.matrix import stored
 from tilec.mlir import ir
 from tilec.target import Target
-
-WIDE = 16  # bytes of the widest memory access
-LINE = 128  # bytes of a line of a swizzled box
-BYTES = {"i8": 1, "bf16": 2, "f16": 2, "i32": 4, "f32": 4, "tf32": 4, "f64": 8}  # of the multiplicands that are staged
 
 
 @dataclass(frozen=True)

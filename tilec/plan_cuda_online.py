@@ -54,10 +54,11 @@ def _derive(view: View, nodes: list[Node], dim: int) -> Online | None:
     return None if isinstance(online, str) else online
 
 
-def choose_online(view: View, layout: Layout, waits: bool = False) -> dict[str, int]:
-    """The option for this layout: one walk saves reading elements again that threads do not hold. Where they hold them, or
+def choose_online(view: View, layout: Layout, waits: bool = False) -> bool | None:
+    """Whether one walk is better for this layout, None where it cannot be. It saves reading elements again that threads do not
+    hold. Where they hold them, or
     these wait in SRAM, a walk for each takes less arithmetic."""
     nodes = online_reductions(view)
     if not nodes:
-        return {}
-    return {"online": int(not waits and not all(layout.whole(view.group.space.dims[n]) for n in nodes))}
+        return None
+    return not waits and not all(layout.whole(view.group.space.dims[n]) for n in nodes)

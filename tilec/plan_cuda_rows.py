@@ -1,16 +1,6 @@
 """Rows on CUDA: how the threads of a block, or of a cluster of blocks, share them, and where they are kept.
 
-| option | meaning |
-|---|---|
-| `cluster` | blocks that share a row and exchange the states of its reductions; 1 to 16 (sm_90 and newer) |
-| `stages` | rows of a block that may be on their way into SRAM while one is worked on; 0: a block for every row |
-| `resident` | most blocks (or clusters) at work; each goes on to further rows. 0 where `stages` is |
-| `packed` | 1: 16-bit rows are kept in registers as they are stored, two elements in one |
-| `keep` | 1: what several sweeps read of a row is kept in registers where these hold it; 2: in SRAM; 0: nowhere |
-| `beside` | where `keep` is 2: chunks (`steps` accesses of all threads) at a row's end that are in registers, not in SRAM |
-| `shift` | 1: rows begin anywhere in a vector, and whole ones are read; only where their length is no multiple of one |
-
-`cost_rows` enumerates and predicts; this file says what a kernel's rows are, and refuses what its operations rule out.
+`cost_rows` enumerates and predicts; this file says what a kernel's rows are, and what its operations rule out.
 """
 
 from __future__ import annotations
@@ -23,19 +13,13 @@ from tilec import cost_rows
 from tilec.cost import Choice, Work, pick
 from tilec.graph import Node
 from tilec.mlir import ir
-from tilec.passes.cluster_cuda import part_of
-from tilec.passes.layout import places
-from tilec.passes.pipeline_cuda import IN_SRAM
-from tilec.plan import KernelPlan
 from tilec.plan_cuda_online import online_reductions
 from tilec.plan_cuda_view import widest
 from tilec.quantities import count
-from tilec.target import Target
 
 if TYPE_CHECKING:
     from tilec.plan_cuda_view import View
 
-DEFAULTS = {"cluster": 1, "stages": 0, "resident": 0, "packed": 0}
 SHOWN = 4  # alternatives, of those that differ in kind
 
 
@@ -140,10 +124,10 @@ def refuse_cluster(view: View, lane: int) -> str | None:
     return None
 
 
-def refused_options(view: View, lane: int) -> dict[str, str]:
+def ruled_out_rows(view: View, lane: int) -> dict[str, str]:
     """The options that the operations of a kernel rule out, with the reason."""
     streams = refuse_streams(view, lane)
-    found = {"stages": streams, "keep": streams, "cluster": streams or refuse_cluster(view, lane)}
+    found = {"prefetched_rows": streams, "residency": streams, "cluster": streams or refuse_cluster(view, lane)}
     return {option: why for option, why in found.items() if why is not None}
 
 
@@ -189,44 +173,3 @@ def describe(tile: cost_rows.RowTile) -> str:
     ahead = f", {tile.stages} ahead in SRAM" if tile.stages else ""
     beside = f", {tile.rows_per_block} rows a block" if tile.rows_per_block > 1 else ""
     return f"{tile.threads} threads{shared}, {count(tile.vector, 'element')} an access{beside}, rows {where}{ahead}"
-
-
-def refuse_options(kernel: KernelPlan, target: Target) -> str | None:
-    """Why a kernel's options for rows, which may be a person's, cannot be."""
-    o = kernel.options
-    if "stages" not in o or "resident" not in o:  # no kernel of this kind
-        return None
-    cluster, stages, held = o["cluster"], o["stages"], o["keep"] == IN_SRAM
-    if cluster not in (1, 2, 4, 8, 16):
-        return f"a cluster has 1, 2, 4, 8 or 16 blocks, not {cluster}"
-    if cluster > 1 and not target.has("clusters"):
-        return f"{target.name} has no clusters of blocks"
-    if not 0 <= stages <= 4 or bool(stages) != bool(o["resident"]):
-        return "`stages` is from 0 to 4, and `resident` is above 0 where `stages` is"
-    if not 0 <= o["keep"] <= IN_SRAM or (held and stages):
-        return f"`keep` is 0, 1, or {IN_SRAM} where `stages` is 0"
-    if (beside := o.get("beside", 0)) and (not held or o.get("shift") or o.get("online")):
-        return f"`beside` is 0 where `keep` is not {IN_SRAM}, or `shift` or `online` is 1"
-    if cluster == 1 and not stages and not held:
-        return None
-    for option, why in (("cluster", cluster > 1), ("stages", stages > 0), ("keep", held)):
-        if why and option in kernel.refused:
-            return f"`{option}` cannot be {o[option]}: {kernel.refused[option]}"
-    if (stages or held) and not target.has("cp_async"):
-        return f"{target.name} has no copies that run beside the arithmetic"
-    if len(o["thread_order"]) != 1 or (lane := o["thread_order"][0]) in kernel.grid:
-        return "rows are shared or staged only where all threads of a block lie along them"
-    if any(t != 1 for t in kernel.tile):
-        return f"rows are shared or staged one at a time: the tile must be {[1] * len(kernel.tile)}"
-    extent, width = kernel.extents[lane], o["threads"] * o["vectors"][lane] * o["steps"][lane]
-    part = part_of(extent, cluster, o["vectors"][lane])
-    if beside and not (0 < beside < part // width and part * cluster == extent and part % width == 0):
-        return f"`beside` is less than the chunks of {width} elements that a part of {part} has, all of them whole"
-    needed = places(part, o["vectors"][lane]) if o.get("shift") else part
-    if o["threads"] < 32:
-        return f"rows are shared or staged by a warp or more, not by {o['threads']} threads"
-    if stages and width < needed:
-        return f"{o['threads']} threads with {o['steps'][lane]} steps hold {width} elements of a part of {part}"
-    if part * (cluster - 1) >= extent:
-        return f"a row of {extent} elements has not enough for {cluster} blocks"
-    return None

@@ -1,6 +1,5 @@
 """Scans on CUDA: how many threads, warps and blocks share a row.
 
-The option `chain`, which only kernels have whose rows can be shared, counts the blocks of a row.
 A warp a row needs no barrier, and many rows keep the machine busy. Few long rows are shared by blocks, each of which keeps
 its part in registers until it knows what the blocks before it found (`passes/chain_cuda.py`).
 """
@@ -14,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from tilec.amounts import element_bytes, is_chain, kept_bytes
 from tilec.cost import Work
+from tilec.kernels.threaded import part_of
 from tilec.mlir import ir
-from tilec.passes.cluster_cuda import part_of
 from tilec.passes.finish_cuda import finishes
 from tilec.plan_cuda_view import power
 
 if TYPE_CHECKING:
-    from tilec.plan import KernelPlan
     from tilec.plan_cuda_view import View
 
 WARP = 32
@@ -57,9 +55,10 @@ class ScanTile:
 
 @dataclass(frozen=True)
 class ScanPlan:
-    """The choice for one kernel: its options, what it does, and the time of all that was weighed, the best first."""
+    """The choice for one kernel: blocks that share a row, None where they cannot, what it does, and the time of all that was
+    weighed, the best first."""
 
-    options: dict[str, int]
+    blocks_per_row: int | None
     work: Work
     alternatives: tuple[tuple[str, float], ...]
 
@@ -130,35 +129,7 @@ def refuse_chain(view: View, lane: int) -> str | None:
     return None
 
 
-def refused_chain(view: View, lane: int) -> dict[str, str]:
+def ruled_out_scan(view: View, lane: int) -> dict[str, str]:
     """The option that a scan's surroundings rule out, with the reason."""
     why = refuse_chain(view, lane) if lane in view.scanned else None
-    return {"chain": why} if why else {}
-
-
-def refuse_chain_options(kernel: KernelPlan) -> str | None:
-    """Why the threads and blocks of a scanned row, which may be a person's choice, cannot be."""
-    o = kernel.options
-    if why := kernel.refused.get("chain"):
-        wide = any(n > WARP for d, n in enumerate(o["thread_counts"]) if d not in kernel.grid)
-        return f"a row is scanned by at most the {WARP} threads of a warp here: {why}" if wide else None
-    if "chain" not in o:
-        return None
-    chain, walked = o["chain"], [d for d in kernel.extents if d not in kernel.grid]
-    (lane,) = walked
-    threads, vector, steps = (o[key][lane] for key in ("thread_counts", "vectors", "steps"))
-    extent = kernel.extents[lane]
-    if chain == 1 and threads <= WARP:
-        return None
-    if chain < 1 or tuple(o["thread_order"]) != (lane,):
-        return "warps and blocks share one row at a time: all threads of a block must lie along it"
-    if any(t != 1 for t in kernel.tile):
-        return f"blocks share a row each: the tile must be {[1] * len(kernel.tile)}"
-    if threads < WARP or steps * threads > WARP * WARP:
-        return f"a block can scan {WARP} totals of a warp's steps, not those of {threads} threads with {steps} steps"
-    part = part_of(extent, chain, vector)
-    if chain > 1 and threads * vector * steps < part:
-        return f"{threads} threads with {steps} steps cannot hold a part of {part} elements"
-    if part * (chain - 1) >= extent:
-        return f"a row of {extent} elements has not enough for {chain} blocks"
-    return None
+    return {"blocks_per_row": why} if why else {}

@@ -12,14 +12,13 @@ from math import prod
 
 from tilec.amounts import element_bytes, kept_values
 from tilec.cost import TooLarge, round_up
+from tilec.kernels.threaded import laid_out, part_of
 from tilec.mlir import ir
-from tilec.passes.cluster_cuda import part_of
-from tilec.passes.layout import Layout, make, options
-from tilec.passes.pipeline_cuda import IN_SRAM
+from tilec.passes.layout import Layout, make
 from tilec.passes.walks import Walked, walks
-from tilec.plan import KernelPlan
 from tilec.plan_cuda_scan import finished
 from tilec.plan_cuda_view import View, power
+from tilec.plan_model import KernelPlan
 from tilec.target import Target
 
 ALIGN = 16  # bytes that every piece begins at a multiple of
@@ -52,25 +51,25 @@ class Kept:
         layout, o = layout_of(kernel), kernel.options
         sizes = [_size(layout, p) for p in (*self.made, *self.states) if not layout.whole(p.dims)]
         for p in self.inputs:
-            if p.dims and p.dims[-1] in o["turn"] and layout.lane in p.dims:
+            if p.dims and p.dims[-1] in o.transposed_dims and layout.lane in p.dims:
                 sizes += [_size(layout, p, pad=1)] * p.walks
             elif p.dims and p.dims[-1] == layout.lane and all(layout.extents[d] == 1 for d in p.dims[:-1]):
                 sizes += self._rows(kernel, layout, p)
         for p in self.states:
             sizes += _exchanged(kernel, layout, p)
-        if o.get("online"):
+        if o.online:
             sizes += _exchanged(kernel, layout, replace(self.states[0], element=4))  # how many elements have been seen
         return sum(round_up(size, ALIGN) for size in sizes)
 
     def _rows(self, kernel: KernelPlan, layout: Layout, p: Piece) -> list[int]:
         """An input that arrives early, or waits for a second walk."""
         o = kernel.options
-        if stages := o["stages"]:
+        if stages := o.rows_in_flight:
             return [_size(layout, p) * (stages if set(p.dims) & set(kernel.grid) else 1)]
-        if o["keep"] != IN_SRAM or p.walks < 2:
+        if o.residency != "smem" or p.walks < 2:
             return []
-        if o.get("beside"):
-            chunks = layout.chunks(layout.lane) - o["beside"]
+        if o.register_chunks:
+            chunks = layout.chunks(layout.lane) - o.register_chunks
             return [chunks * layout.chunk(layout.lane) * p.element]
         return [_size(layout, p)]
 
@@ -110,11 +109,10 @@ def layout_of(kernel: KernelPlan) -> Layout:
     """The layout that a kernel's tile and options say, of a block's part of a row where blocks share it."""
     o, tile = kernel.options, dict(zip(kernel.grid, kernel.tile))
     extents = [min(tile.get(d, e), e) for d, e in sorted(kernel.extents.items())]
-    order, numbers = o["thread_order"], [o[name] for name in ("thread_counts", "vectors", "steps")]
-    if (blocks := o.get("cluster", 1)) > 1 and order:
-        extents[order[0]] = part_of(extents[order[0]], blocks, o["vectors"][order[0]])
-    shifted = bool(o.get("shift")) and bool(order)
-    return replace(make(extents, order, *numbers, shifted=shifted), chain=o.get("chain", 1))
+    if o.cluster_blocks > 1 and o.thread_order:
+        lane = o.thread_order[0]
+        extents[lane] = part_of(extents[lane], o.cluster_blocks, o.vectors[lane])
+    return replace(o.layout(dict(enumerate(extents))), chain=o.blocks_per_tile)
 
 
 def fit(kernel: KernelPlan, target: Target) -> KernelPlan:
@@ -126,14 +124,14 @@ def fit(kernel: KernelPlan, target: Target) -> KernelPlan:
         if d is None or min(tile[d], kernel.extents[d]) <= 1:
             raise TooLarge(f"{too_much(kernel, target)}, however small its tile")
         size = power(min(tile[d], kernel.extents[d])) // 2
-        counts, vectors, steps = (list(o[name]) for name in ("thread_counts", "vectors", "steps"))
+        counts, vectors, steps = list(o.thread_counts), list(o.vectors), list(o.steps)
         vectors[d] = min(vectors[d], size)
         counts[d] = min(counts[d], size // vectors[d])
-        order = tuple(e for e in o["thread_order"] if counts[e] > 1)
+        order = tuple(e for e in o.thread_order if counts[e] > 1)
         extents = [size if e == d else min(tile.get(e, n), n) for e, n in sorted(kernel.extents.items())]
-        layout = make(extents, order, counts, vectors, steps, bool(o.get("shift")) and bool(order))
+        layout = make(extents, order, counts, vectors, steps, o.is_unaligned and bool(order))
         sizes = tuple(size if e == d else t for e, t in tile.items())
-        kernel = replace(kernel, tile=sizes, options=o | options(layout))
+        kernel = replace(kernel, tile=sizes, options=replace(o, **laid_out(layout)))
     return kernel
 
 
@@ -151,7 +149,7 @@ def _exchanged(kernel: KernelPlan, layout: Layout, p: Piece) -> list[int]:
     across = [d for d in layout.order if d in p.reduced and layout.stride(d) * layout.threads[d] > WARP]
     each = {d: WARP if layout.stride(d) == 1 else 1 for d in across}  # threads that have one state
     sizes = [slots * layout.block // each[d] * p.element for d in across]
-    if (blocks := kernel.options.get("cluster", 1)) > 1:
+    if (blocks := kernel.options.cluster_blocks) > 1:
         sizes += [2 * blocks * slots * p.element, TAGS]
     return sizes
 

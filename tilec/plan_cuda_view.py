@@ -10,7 +10,7 @@ from tilec.amounts import element_bytes, inputs_of, outputs_of
 from tilec.graph import Graph, Node, extract_directions, scattered_extracts
 from tilec.grouping import Group
 from tilec.mlir import ir
-from tilec.plan import KernelPlan
+from tilec.plan_model import KernelPlan
 from tilec.target import Target
 
 WIDE = 16  # bytes of the widest memory access

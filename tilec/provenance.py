@@ -7,7 +7,7 @@ from pathlib import Path
 from tilec.diagnostics import Source, Span
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
-from tilec.plan import KernelPlan
+from tilec.plan_model import KernelPlan
 
 
 class Provenance:

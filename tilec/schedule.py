@@ -1,6 +1,8 @@
 """The schedule file: a plan's decisions as TOML that a person reads, diffs and edits, and that the compiler
 obeys.
 
+    version = 2
+
     [[plan]]
     program = "softmax(x: f32[512, 512])"   # M = 512, N = 512
     target = "cpu"
@@ -25,9 +27,9 @@ import tomlkit
 from tomlkit.items import Array, Table
 
 from tilec.dsl.specialise import Specialised
-from tilec.plan import KernelPlan, Plan
+from tilec.plan_model import KernelPlan, Plan
 from tilec.provenance import Provenance, short_place
-from tilec.schedule_read import read_schedule
+from tilec.schedule_read import VERSION, read_schedule
 
 __all__ = ["merge_schedule", "read_schedule", "write_schedule"]
 
@@ -38,7 +40,8 @@ and yours to edit: the compiler does what stands here, or says why it cannot. Ti
   inline      operations that are computed again inside each of their readers, never stored
   tile        a block's part of each dimension of the grid
   loops       each operation's own dimensions, by number, outermost loop first
-What is left out of a kernel's table is the compiler's choice.
+A kernel's last table is named for the way in which it is built, and holds the options of that.
+What is left out of a kernel's tables is the compiler's choice.
 """
 
 
@@ -55,6 +58,7 @@ def _document(plan: Plan, specialised: Specialised, measured: Times | None) -> t
     for line in HEADER.splitlines():
         document.add(tomlkit.comment(line))
     document.add(tomlkit.nl())
+    document.add("version", VERSION)
     plans = tomlkit.aot()
     plans.append(_plan(plan, specialised, measured))
     document.add("plan", plans)
@@ -110,11 +114,11 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance) -> Table:
     _add(table, "tile", _array(kernel.tile), f"of {grid}: {blocks}" if grid else blocks)
     if kernel.loops:
         table.add("loops", _loops(kernel, names))
-    if kernel.options:
-        options = tomlkit.table()
-        for key, value in kernel.options.items():
-            options.add(key, _array(value) if isinstance(value, tuple) else value)
-        table.add("options", options)
+    options = tomlkit.table()
+    for key, value in kernel.options.editable():
+        options.add(key, _array(value) if isinstance(value, tuple) else value)
+    if len(options):
+        table.add(kernel.options.name, options)
     return table
 
 

@@ -13,17 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tilec import plan_cpu_check, plan_cuda_check
 from tilec.cost import predict
 from tilec.diagnostics import CallError, Source, Span, TileError
 from tilec.given import Fixed
 from tilec.grouping import Remark
-from tilec.plan import KernelPlan, Plan
+from tilec.kernels import FAMILIES, Family, Refusal, Refused
+from tilec.plan_check import refuse
+from tilec.plan_model import KernelPlan, Plan
 from tilec.quantities import duration
 from tilec.target import names
 
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
-_KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, "options": dict}
+_KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, **dict.fromkeys(FAMILIES, dict)}
+VERSION = 2
+"""Of the form of schedule files."""
 _PLAN_HEADER = r"^[ \t]*(\[\[[ \t]*plan[ \t]*\]\])"
 _KEY = r"""(?:^[ \t]*|[.{{,][ \t]*)(["']?{}["']?)(?=[ \t]*[=\].])"""  # in a line, header or inline table
 _WORDS = {str: "a string", list: "a list", dict: "a table"}
@@ -69,7 +72,8 @@ class Schedule:
 
     def validate(self) -> None:
         """Every key known, every value of its kind."""
-        self._keys(self.table, {"plan": list}, ())
+        self._version()
+        self._keys(self.table, {"version": int, "plan": list}, ())
         seen = set()
         for number, plan in enumerate(self.table.get("plan", [])):
             self._keys(plan, _PLAN_KEYS, (number,))
@@ -85,10 +89,26 @@ class Schedule:
             for name, kernel in plan.get("kernels", {}).items():
                 self._kernel(kernel, number, name)
 
+    def _version(self) -> None:
+        """A file that a person wrote may leave it out, but for the tables of options of version 1."""
+        plans = self.table.get("plan", [])
+        plans = [p for p in plans if isinstance(p, dict)] if isinstance(plans, list) else []
+        tables = [k for p in plans if isinstance(p.get("kernels"), dict) for k in p["kernels"].values()]
+        version = self.table.get(
+            "version", 1 if any(isinstance(k, dict) and "options" in k for k in tables) else VERSION
+        )
+        if version != VERSION:
+            what = f"this schedule has the form of version {version}, and tilec reads version {VERSION}"
+            self.fail(what, *([] if "version" not in self.table else ["version"]), hint="write it anew: `tilec plan`")
+
     def _kernel(self, kernel: Any, number: int, name: str) -> None:
         if not isinstance(kernel, dict):
             self.fail(f"`kernels.{name}` must be a table", number, name)
         self._keys(kernel, _KERNEL_KEYS, (number, name))
+        families = [key for key in kernel if key in FAMILIES]
+        if len(families) > 1:
+            what = f"a kernel is built in one way, and `{name}` has tables for {len(families)}: {', '.join(families)}"
+            self.fail(what, number, name, families[1])
         self._list_of(str, kernel.get("operations", []), "operations", number, name)
         self._list_of(int, kernel.get("tile", []), "tile", number, name)
         for operation, order in kernel.get("loops", {}).items():
@@ -175,8 +195,10 @@ class Schedule:
     def _difference(self, own: KernelPlan, obeyed: KernelPlan) -> Iterable[Remark]:
         """A remark for what the compiler would choose differently in a kernel."""
         told = [f"tile {list(obeyed.tile)} instead of {list(own.tile)}"] if obeyed.tile != own.tile else []
-        for what in ("loops", "options"):
-            mine, chosen = getattr(obeyed, what), getattr(own, what)
+        if (mine := obeyed.options.name) != own.options.name:
+            told.append(f"a kernel by `{mine}` instead of `{own.options.name}`")
+        for what, said in (("loops", lambda k: k.loops), ("options", lambda k: dict(k.options.options()))):
+            mine, chosen = said(obeyed), said(own)
             for key in (k for k in (*mine, *chosen) if mine.get(k) != chosen.get(k)):
                 subject = f"the loops of {key} as" if what == "loops" else f"`{key}`"
                 told.append(f"{subject} {_instead(mine, chosen, key)}")
@@ -242,29 +264,42 @@ class _Edit:
 
     def apply(self, kernel: KernelPlan) -> KernelPlan:
         """The kernel as the table has it, with a new prediction."""
+        kernel = self.family(kernel)
         edited = replace(kernel, tile=self.tile(kernel), loops=self.loops(kernel), options=self.options(kernel))
         if edited == kernel:
             return kernel
-        if self.plan.target.kind == "cuda":
-            problem = plan_cuda_check.refuse(edited, kernel, self.plan.target)
-        else:
-            problem = plan_cpu_check.refuse(edited, kernel)
-        if problem is not None:
-            where, why = problem
-            self.fail(why, *where)
-        threads = edited.options.get("threads", edited.work.threads)
-        blocks = edited.blocks * edited.options.get("chain", 1)
-        registers = edited.work.registers
+        if (refusal := refuse(edited, kernel, self.plan.target)) is not None:
+            self.fail_at(edited.options, refusal)
+        options, registers = edited.options, edited.work.registers
+        threads = options.block_threads or edited.work.threads
         if (sm := self.plan.target.sm) is not None:  # left alone, the assembler keeps to what a block may have
-            registers = edited.options.get("registers", min(registers, sm.registers // max(32, threads)))
-        work = replace(edited.work, blocks=blocks, threads=threads, registers=registers)
-        work = replace(work, overlaps=bool(edited.options.get("overlap")))
+            registers = getattr(options, "registers", None) or min(registers, sm.registers // max(32, threads))
+        work = replace(
+            edited.work, blocks=edited.blocks * options.blocks_per_tile, threads=threads, registers=registers
+        )
+        work = replace(work, overlaps=bool(getattr(options, "overlap_launch", False)))
         if edited.sram is not None:
             work = replace(work, shared_per_block=edited.sram(edited))
         try:
             return replace(edited, work=work, prediction=predict(work, self.plan.target))
         except ValueError as error:
             self.fail(str(error), "tile")
+
+    def fail_at(self, options: Family, refusal: Refusal) -> None:
+        self.fail(refusal.why, *(["tile"] if refusal.option == "tile" else [options.name, refusal.option or ""]))
+
+    def family(self, kernel: KernelPlan) -> KernelPlan:
+        """The kernel built in the way that the table has: the compiler's choice, or the best of another family."""
+        asked = next((key for key in self.table if key in FAMILIES), kernel.options.name)
+        if asked == kernel.options.name:
+            return kernel
+        assert self.plan.candidates is not None, "a schedule is read while the stage of its plan runs"
+        ranked = next(found for found in self.plan.candidates().values() if found[0].nodes == kernel.nodes)
+        others = {k.options.name: replace(k, name=kernel.name) for k in reversed(ranked)}
+        if asked not in others:
+            ways = ", ".join(f"`{name}`" for name in sorted({kernel.options.name, *others}))
+            self.fail(f"this kernel cannot be built by `{asked}`; it can by {ways}", asked)
+        return others[asked]
 
     def tile(self, kernel: KernelPlan) -> tuple[int, ...]:
         tile = tuple(self.table.get("tile", kernel.tile))
@@ -289,25 +324,15 @@ class _Edit:
             loops[operation] = tuple(order)
         return loops
 
-    def options(self, kernel: KernelPlan) -> dict[str, Any]:
-        options = dict(kernel.options)
-        for key, value in self.table.get("options", {}).items():
-            if key not in options:
-                self.fail(
-                    f"`{self.plan.target.kind}` has no option `{key}`",
-                    "options",
-                    key,
-                    hint=_suggest(key, options),
-                )
-            value = tuple(value) if isinstance(value, list) else value
-            if type(value) is not type(options[key]) or (isinstance(value, tuple) and not _numbers(value)):
-                self.fail(f"the option `{key}` must be like {options[key]!r}", "options", key)
-            options[key] = value
-        return options
-
-
-def _numbers(values: tuple) -> bool:
-    return all(type(v) is int for v in values)
+    def options(self, kernel: KernelPlan) -> Family:
+        try:
+            return kernel.options.edited(self.table.get(kernel.options.name, {}))
+        except Refused as error:
+            known = dict(kernel.options.editable())
+            option = error.refusal.option
+            hint = _suggest(option, known) if option not in known else None
+            self.fail(str(error), kernel.options.name, option, hint=hint)
+            raise
 
 
 def _groups(plan: Plan) -> tuple[tuple[str, ...], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, isqrt
 
 from tilec import mlir
@@ -13,21 +12,13 @@ from tilec.grouping import Group, Remark
 from tilec.mlir import ir
 from tilec.passes.inline import inline_all
 from tilec.passes.split import refuse_split, split
+from tilec.plan_model import Split
 from tilec.quantities import duration
 from tilec.target import Target
 
 MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of the second pass
 
 SAVING = 0.9  # of its time, that a contraction in parts may take
-
-
-@dataclass(frozen=True)
-class Split:
-    """Dimension `dim` of operation `name` becomes `parts` parts."""
-
-    name: str
-    dim: int
-    parts: int
 
 
 def choose_splits(groups: list[Group], graph: Graph, target: Target) -> tuple[list[Split], list[Remark]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tilec import mlir
 from tilec.diagnostics import Source
 from tilec.dsl.specialise import Specialised
-from tilec.plan import KernelPlan, Plan
+from tilec.plan_model import KernelPlan, Plan
 from tilec.target import Target
 
 
@@ -42,9 +42,12 @@ def _changes(mine: KernelPlan, theirs: KernelPlan):
     for name in theirs.loops:
         if mine.loops.get(name) != theirs.loops[name]:
             yield f"loops of {name} {mine.loops.get(name)} -> {theirs.loops[name]}"
-    for key in theirs.options:
-        if mine.options.get(key) != theirs.options[key]:
-            yield f"{key} {mine.options.get(key)} -> {theirs.options[key]}"
+    if mine.options.name != theirs.options.name:
+        yield f"{mine.options.name} -> {theirs.options.name}"
+    own = dict(mine.options.options())
+    for key, value in theirs.options.editable():
+        if own.get(key) != value:
+            yield f"{key} {own.get(key)} -> {value}"
 
 
 def candidates(specialised: Specialised, target: Target, most: int, schedule=None) -> list[Candidate]:

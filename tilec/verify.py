@@ -21,7 +21,7 @@ from tilec.evaluate import OutOfRangeError
 from tilec.interpreter import Fault, Unsupported, prepare
 from tilec.mlir import PassManager, ir
 from tilec.passes import NAMES, stages
-from tilec.plan import Plan
+from tilec.plan_model import Plan
 from tilec.target import Target
 
 Arrays = dict[str, np.ndarray]

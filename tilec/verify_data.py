@@ -9,7 +9,7 @@ import numpy as np
 
 from tilec.dsl.specialise import Specialised
 from tilec.dtypes import DType
-from tilec.plan import Plan
+from tilec.plan_model import Plan
 from tilec.run_data import Arrays, random_inputs, subscript_limits
 
 KINDS = ("ordinary", "huge", "tiny", "nan", "infinity", "ties")
@@ -30,7 +30,7 @@ def first_sizes(names: Sequence[str], given: dict[str, int]) -> list[dict[str, i
 def sizes_around_tiles(names: Sequence[str], given: dict[str, int], plan: Plan) -> list[dict[str, int]]:
     """Two neighbouring sizes at a time one more and one less than a tile of the plan, the others 2."""
     free = [n for n in names if n not in given]
-    tiles = {t for k in plan.kernels for t in (*k.tile, *k.options.get("block", ()))}
+    tiles = {t for k in plan.kernels for t in (*k.tile, *getattr(k.options, "block", ()))}
     found = []
     for tile in sorted(t for t in tiles if 1 < t <= LARGEST):
         for first, second in zip(free, free[1:] or free):

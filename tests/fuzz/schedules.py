@@ -17,7 +17,7 @@ from tilec.driver import lower
 from tilec.dsl.build import build
 from tilec.dsl.specialise import Specialised
 from tilec.mlir import ir
-from tilec.plan import Plan
+from tilec.plan_model import Plan
 from tilec.schedule import write_schedule
 from tilec.target import load
 
@@ -95,10 +95,31 @@ def _edit(draw: Choices, text: str, plan: Plan) -> str:
         for operation, order in edited.get("loops", {}).items():
             if draw.chance(50):
                 edited["loops"][operation] = draw.ordered(order)
-        for key, value in edited.get("options", {}).items():
-            if type(value) is int and value and draw.chance(25):
-                edited["options"][key] = max(1, draw.pick(value, value // 2, value * 2, 1))
+        options = edited.get(kernel.options.name, {})
+        for key, value in options.items():
+            if draw.chance(25):
+                options[key] = other(draw, value)
     return tomlkit.dumps(table)
+
+
+def other(draw: Choices, value: Any) -> Any:
+    """A value like an option's, legal or not."""
+    match value:
+        case bool():
+            return not value
+        case str():
+            return draw.pick("registers", "smem", "reload", "none")
+        case int():
+            return draw.pick(value // 2, value * 2, 1, 0, value + 1, -1)
+    numbers = list(value)
+    if numbers and not draw.chance(10):
+        at = draw.below(len(numbers))
+        numbers[at] = other(draw, numbers[at])
+    elif numbers and draw.chance(50):
+        numbers.pop()
+    else:
+        numbers.append(1)
+    return numbers
 
 
 def _tile(draw: Choices, extent: int) -> int:

@@ -1,0 +1,340 @@
+"""CUDA kernels whose threads are dealt out over a block's tile by a layout (`passes/layout.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from tilec.kernels.base import Family, Refusal, option
+from tilec.passes.layout import Layout, make, places
+
+if TYPE_CHECKING:
+    from tilec.plan_model import KernelPlan
+    from tilec.target import Target
+
+WARP = 32
+MOST_THREADS = 1024  # of a block
+MOST_REGISTERS = 255  # of a thread
+WIDEST = 8  # elements of a vector
+UNROLLED = 256  # elements that a thread unrolls: more of a sine take the assembler minutes
+RESIDENCIES = ("reload", "registers", "smem")
+
+
+@dataclass(frozen=True)
+class Threaded(Family, backend="cuda"):
+    """Numbers of the layout are by kernel dimension."""
+
+    thread_order: tuple[int, ...] = option("dimensions that have threads, neighbouring threads' first", dims=True)
+    thread_counts: tuple[int, ...] = option("threads along each dimension", by_dim=True)
+    vectors: tuple[int, ...] = option("elements of one access along each dimension", by_dim=True)
+    steps: tuple[int, ...] = option("accesses along each dimension that are unrolled", by_dim=True)
+    registers: int | None = option("most registers of a thread", default=None)
+    residency: str = option(
+        "where what is read again is kept: `registers` (where these hold it), `smem`, or `reload` for nowhere",
+        default="registers",
+    )
+    online: bool | None = option("reductions that read each other are one pass over the data", default=None)
+    trig_fast_path: bool | None = option(
+        "sin and cos of all elements by forms for small arguments, and again by the full ones where one was large",
+        default=None,
+    )
+    overlap_launch: bool | None = option("the kernel starts while the one before it ends", default=None)
+
+    @property
+    def block_threads(self) -> int:
+        return max(WARP, prod(self.thread_counts[d] for d in self.thread_order))
+
+    @property
+    def is_unaligned(self) -> bool:
+        """Whether rows begin anywhere in a vector."""
+        return False
+
+    @property
+    def transposed_dims(self) -> tuple[int, ...]:
+        """Dimensions along which inputs are contiguous that are transposed in shared memory."""
+        return ()
+
+    @property
+    def cluster_blocks(self) -> int:
+        """Blocks of a cluster, which share a row."""
+        return 1
+
+    @property
+    def rows_in_flight(self) -> int:
+        """Rows of a block that are on their way into shared memory."""
+        return 0
+
+    @property
+    def rows_at_work(self) -> int:
+        """Most blocks, or clusters, each of which goes on to further rows; 0 where every row has a block of its own."""
+        return 0
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether 16-bit elements stay two in a register."""
+        return False
+
+    def layout(self, extents: dict[int, int]) -> Layout:
+        """`extents` are the sizes of the block's tile, by kernel dimension."""
+        sizes = [extents.get(d, 1) for d in range(len(self.thread_counts))]
+        shifted = self.is_unaligned and bool(self.thread_order)
+        return make(sizes, self.thread_order, self.thread_counts, self.vectors, self.steps, shifted)
+
+    # ---- checks ----------------------------------------------------------------------------------------------------------
+
+    def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
+        return (
+            self._refuse_lists(kernel)
+            or self._refuse_tile(kernel)
+            or self._refuse_registers(target)
+            or self._refuse_unrolling(kernel, planned)
+            or self.refuse_rows(kernel, target)
+        )
+
+    def refuse_rows(self, kernel: KernelPlan, target: Target) -> Refusal | None:
+        """What only some kernels have: here that rows wait in registers or nowhere."""
+        if self.residency not in RESIDENCIES[:2]:
+            return Refusal("residency", f"`residency` is `registers` or `reload` here, not `{self.residency}`")
+        return None
+
+    def _refuse_lists(self, kernel: KernelPlan) -> Refusal | None:
+        dims = len(kernel.extents)
+        for key in ("thread_counts", "vectors", "steps"):
+            if len(numbers := getattr(self, key)) != dims or any(n < 1 for n in numbers):
+                return Refusal(key, f"`{key}` must be {dims} numbers of at least 1, one a dimension")
+        for key in ("thread_counts", "vectors"):
+            if any(n & (n - 1) for n in getattr(self, key)):
+                return Refusal(key, f"`{key}` must be powers of two")
+        if prod(self.thread_counts) > MOST_THREADS:
+            return Refusal(
+                "thread_counts", f"a block has at most {MOST_THREADS} threads, not {prod(self.thread_counts)}"
+            )
+        if sorted(self.thread_order) != [d for d, n in enumerate(self.thread_counts) if n > 1]:
+            return Refusal("thread_order", "`thread_order` must list the dimensions that have threads, each once")
+        if sum(n > 1 for n in self.vectors) > 1 or max(self.vectors, default=1) > WIDEST:
+            return Refusal("vectors", f"one dimension may have vectors, of up to {WIDEST} elements")
+        return None
+
+    def _refuse_tile(self, kernel: KernelPlan) -> Refusal | None:
+        vectors, counts = self.vectors, self.thread_counts
+        for d, n in enumerate(vectors):
+            if kernel.extents[d] % n and not (self.is_unaligned and d not in kernel.grid):
+                return Refusal("vectors", f"vectors of {n} elements do not divide a dimension of {kernel.extents[d]}")
+        for d in self.transposed_dims:
+            if kernel.extents[d] % max(vectors):
+                why = f"vectors of {max(vectors)} elements do not divide a dimension of {kernel.extents[d]}"
+                return Refusal("vectors", f"{why}, which is transposed")
+        for d, tile in zip(kernel.grid, kernel.tile):
+            if tile % vectors[d] and tile < kernel.extents[d]:
+                return Refusal("tile", f"a tile of {tile} cuts vectors of {vectors[d]} elements (`vectors`)")
+            if self.is_unaligned and tile > counts[d]:  # where a row begins in a vector is found once
+                why = f"a thread has one row where `unaligned` is true: the tile of {tile} is more than {counts[d]} threads"
+                return Refusal("tile", why)
+        return None
+
+    def _refuse_registers(self, target: Target) -> Refusal | None:
+        if self.registers is None or target.sm is None:
+            return None
+        most = min(MOST_REGISTERS, target.sm.registers // self.block_threads)
+        if not 16 <= self.registers <= most:
+            return Refusal("registers", f"a thread of {self.block_threads} in a block has 16 to {most} registers")
+        return None
+
+    def _refuse_unrolling(self, kernel: KernelPlan, planned: KernelPlan) -> Refusal | None:
+        """`steps` that compilers would take minutes for, where the planner did not choose as many."""
+        own = planned.options.unrolled(planned) if isinstance(planned.options, Threaded) else 0
+        if (count := self.unrolled(kernel)) <= max(UNROLLED, own):
+            return None
+        vector = max(self.vectors, default=1)
+        each = f", each of {vector} elements," if vector > 1 else ""
+        why = f"`steps` {list(self.steps)}{each} would have a thread unroll {count} elements"
+        return Refusal("steps", f"{why}, which takes minutes to compile; the limit is {UNROLLED}")
+
+    def unrolled(self, kernel: KernelPlan) -> int:
+        """Elements that a thread holds: steps stop where the tile does."""
+        tile = dict(zip(kernel.grid, kernel.tile))
+        sizes = {d: tile.get(d, extent) for d, extent in kernel.extents.items()}
+        return self.layout(sizes).slots(range(len(sizes)))
+
+
+@dataclass(frozen=True)
+class Points(Threaded, name="points"):
+    """Nothing is reduced: each thread computes some elements of the results."""
+
+
+@dataclass(frozen=True)
+class Columns(Threaded, name="columns"):
+    """Threads lie along what is contiguous in memory, and along the reduction across it."""
+
+
+@dataclass(frozen=True)
+class VectorContraction(Threaded, name="vector_contraction"):
+    """A sum of products in plain arithmetic: outer products in registers."""
+
+
+@dataclass(frozen=True)
+class Transpose(Threaded, name="transpose"):
+    """Inputs that are contiguous along another dimension are transposed in shared memory on their way."""
+
+    transposed: tuple[int, ...] = option("dimensions along which those inputs are contiguous", dims=True, fixed=True)
+
+    @property
+    def transposed_dims(self) -> tuple[int, ...]:
+        return self.transposed
+
+
+@dataclass(frozen=True)
+class Rows(Threaded, name="rows"):
+    """Rows are reduced by a block, several rows by one, or a long row by the blocks of a cluster."""
+
+    cluster: int = option("blocks that share a row and exchange the states of its reductions: 1 to 16", default=1)
+    prefetched_rows: int = option(
+        "rows of a block that may be on their way into shared memory while one is worked on; 0: a block a row",
+        default=0,
+    )
+    persistent_blocks: int = option(
+        "most blocks (or clusters) at work, each of which goes on to further rows; 0 where `prefetched_rows` is",
+        default=0,
+    )
+    packed: bool = option("rows of 16-bit elements stay in registers as they are stored, two in one", default=False)
+    register_chunks: int | None = option(
+        "where `residency` is `smem`: chunks (`steps` accesses of all threads) at a row's end that are in registers",
+        default=None,
+    )
+    unaligned: bool | None = option("rows begin anywhere in a vector, and whole vectors are read", default=None)
+
+    @property
+    def is_unaligned(self) -> bool:
+        return bool(self.unaligned)
+
+    @property
+    def cluster_blocks(self) -> int:
+        return self.cluster
+
+    @property
+    def rows_in_flight(self) -> int:
+        return self.prefetched_rows
+
+    @property
+    def rows_at_work(self) -> int:
+        return self.persistent_blocks
+
+    @property
+    def is_packed(self) -> bool:
+        return self.packed
+
+    def refuse_rows(self, kernel: KernelPlan, target: Target) -> Refusal | None:
+        return self._refuse_values(target) or self._refuse_sharing(kernel, target)
+
+    def _refuse_values(self, target: Target) -> Refusal | None:
+        smem = self.residency == "smem"
+        if self.cluster not in (1, 2, 4, 8, 16):
+            return Refusal("cluster", f"a cluster has 1, 2, 4, 8 or 16 blocks, not {self.cluster}")
+        if self.cluster > 1 and not target.has("clusters"):
+            return Refusal("cluster", f"{target.name} has no clusters of blocks")
+        if not 0 <= self.prefetched_rows <= 4:
+            return Refusal("prefetched_rows", "`prefetched_rows` is from 0 to 4")
+        if self.persistent_blocks < 0 or bool(self.prefetched_rows) != bool(self.persistent_blocks):
+            return Refusal("persistent_blocks", "`persistent_blocks` is above 0 where `prefetched_rows` is, and 0 else")
+        if self.residency not in RESIDENCIES or (smem and self.prefetched_rows):
+            return Refusal("residency", "`residency` is `registers`, `reload`, or `smem` where `prefetched_rows` is 0")
+        if (self.register_chunks or 0) < 0 or (self.register_chunks and (not smem or self.unaligned or self.online)):
+            why = "`register_chunks` is 0 where `residency` is not `smem`, or `unaligned` or `online` is true"
+            return Refusal("register_chunks", why)
+        return None
+
+    def _refuse_sharing(self, kernel: KernelPlan, target: Target) -> Refusal | None:
+        """Rows that several blocks share, or that lie in shared memory."""
+        smem = self.residency == "smem"
+        if self.cluster == 1 and not self.prefetched_rows and not smem:
+            return None
+        for key, asked in (
+            ("cluster", self.cluster > 1),
+            ("prefetched_rows", self.prefetched_rows > 0),
+            ("residency", smem),
+        ):
+            if asked and key in kernel.ruled_out:
+                return Refusal(key, f"`{key}` cannot be {getattr(self, key)}: {kernel.ruled_out[key]}")
+        if (self.prefetched_rows or smem) and not target.has("cp_async"):
+            key = "prefetched_rows" if self.prefetched_rows else "residency"
+            return Refusal(key, f"{target.name} has no copies that run beside the arithmetic")
+        if len(self.thread_order) != 1 or (lane := self.thread_order[0]) in kernel.grid:
+            return Refusal("thread_order", "rows are shared or staged only where all threads of a block lie along them")
+        if any(t != 1 for t in kernel.tile):
+            return Refusal(
+                "tile", f"rows are shared or staged one at a time: the tile must be {[1] * len(kernel.tile)}"
+            )
+        return self._refuse_parts(kernel.extents[lane], lane)
+
+    def _refuse_parts(self, extent: int, lane: int) -> Refusal | None:
+        threads, vector, steps = self.block_threads, self.vectors[lane], self.steps[lane]
+        width, part = threads * vector * steps, part_of(extent, self.cluster, vector)
+        chunks = self.register_chunks or 0
+        if chunks and not (chunks < part // width and part * self.cluster == extent and part % width == 0):
+            why = f"`register_chunks` is less than the chunks of {width} elements that a part of {part} has, all of them whole"
+            return Refusal("register_chunks", why)
+        if prod(self.thread_counts) < WARP:
+            why = f"rows are shared or staged by a warp or more, not by {prod(self.thread_counts)} threads"
+            return Refusal("thread_counts", why)
+        needed = places(part, vector) if self.unaligned else part
+        if self.prefetched_rows and width < needed:
+            why = f"{threads} threads with {steps} steps hold {width} elements of a part of {part}"
+            return Refusal("steps", why)
+        if part * (self.cluster - 1) >= extent:
+            return Refusal("cluster", f"a row of {extent} elements has not enough for {self.cluster} blocks")
+        return None
+
+
+@dataclass(frozen=True)
+class Scan(Threaded, name="scan"):
+    """A scan along rows: by a warp, by the warps of a block, or by blocks of which each looks back at those before it."""
+
+    blocks_per_row: int | None = option("blocks that share a row", default=None)
+
+    @property
+    def blocks_per_tile(self) -> int:
+        return self.blocks_per_row or 1
+
+    def refuse_rows(self, kernel: KernelPlan, target: Target) -> Refusal | None:
+        if (refusal := super().refuse_rows(kernel, target)) is not None:
+            return refusal
+        if (why := kernel.ruled_out.get("blocks_per_row")) is not None:
+            wide = any(n > WARP for d, n in enumerate(self.thread_counts) if d not in kernel.grid)
+            why = f"a row is scanned by at most the {WARP} threads of a warp here: {why}"
+            return Refusal("thread_counts", why) if wide else None
+        if self.blocks_per_row is None:
+            return None
+        (lane,) = [d for d in kernel.extents if d not in kernel.grid]
+        threads, vector, steps = self.thread_counts[lane], self.vectors[lane], self.steps[lane]
+        extent, blocks = kernel.extents[lane], self.blocks_per_row
+        if blocks == 1 and threads <= WARP:
+            return None
+        if blocks < 1:
+            return Refusal("blocks_per_row", f"a row has at least one block, not {blocks}")
+        if self.thread_order != (lane,):
+            why = "warps and blocks share one row at a time: all threads of a block must lie along it"
+            return Refusal("thread_order", why)
+        if any(t != 1 for t in kernel.tile):
+            return Refusal("tile", f"blocks share a row each: the tile must be {[1] * len(kernel.tile)}")
+        if threads < WARP or steps * threads > WARP * WARP:
+            why = f"a block can scan {WARP} totals of a warp's steps, not those of {threads} threads with {steps} steps"
+            return Refusal("steps", why)
+        part = part_of(extent, blocks, vector)
+        if blocks > 1 and threads * vector * steps < part:
+            return Refusal("steps", f"{threads} threads with {steps} steps cannot hold a part of {part} elements")
+        if part * (blocks - 1) >= extent:
+            return Refusal("blocks_per_row", f"a row of {extent} elements has not enough for {blocks} blocks")
+        return None
+
+
+def laid_out(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """A layout as options."""
+    return {
+        "thread_order": layout.order, "thread_counts": layout.threads, "vectors": layout.vectors, "steps": layout.steps
+    }  # fmt: skip
+
+
+def part_of(extent: int, blocks: int, vector: int) -> int:
+    """Elements of a row that a block has of those that share it: whole vectors, the last block having what is left."""
+    return -(-extent // (blocks * vector)) * vector

@@ -1,0 +1,108 @@
+"""What a plan is: its kernels, how each is built, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tilec.copies import Copy
+from tilec.cost import Prediction, Work
+from tilec.given import Fixed
+from tilec.grouping import Remark
+from tilec.kernels import Family
+from tilec.mlir import ir
+from tilec.passes.pack import SIDES
+from tilec.quantities import count
+from tilec.target import Target
+
+
+@dataclass(frozen=True)
+class Split:
+    """Dimension `dim` of operation `name` becomes `parts` parts."""
+
+    name: str
+    dim: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Factor `side` of operation `name` is stored over its dimensions `dims`, as `kind`."""
+
+    name: str
+    side: int
+    dims: tuple[int, ...]
+    kind: str
+
+    @property
+    def stored(self) -> str:
+        return f"{self.name}.{SIDES[self.side]}"
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel. `grid` lists kernel dimensions, `tile` their sizes in a block. `options` say how it is built; they are None
+    before the backend's choice. `ruled_out` says why its operations rule out what a schedule might ask of some of them. `sram` is
+    how many bytes of SRAM a block takes, of a plan for these operations with any tile and options (CUDA)."""
+
+    name: str
+    nodes: tuple[str, ...]
+    dims: dict[str, tuple[int, ...]]
+    extents: dict[int, int]
+    grid: tuple[int, ...]
+    tile: tuple[int, ...]
+    sweeps: dict[str, int]
+    loops: dict[str, tuple[int, ...]]
+    options: Family | None
+    outputs: tuple[str, ...]
+    work: Work
+    prediction: Prediction
+    lines: tuple[tuple[str, int], ...] = ()
+    sram: Callable[[KernelPlan], int] | None = field(default=None, compare=False, repr=False)
+    ruled_out: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def blocks(self) -> int:
+        count = 1
+        for d, t in zip(self.grid, self.tile):
+            count *= -(-self.extents[d] // max(1, t))
+        return count
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All kernels of a program. `signature` says of which, with its shapes.
+
+    `regroup` plans once more with given groups, `candidates` lists by kernel what it could be instead. They read the IR that
+    the plan was made of, so they are there only while that is unchanged: for the schedule, which the driver asks before
+    any pass goes on.
+    """
+
+    target: Target
+    kernels: tuple[KernelPlan, ...]
+    inlined: tuple[str, ...]
+    remarks: tuple[Remark, ...] = field(default=())
+    signature: str = ""
+    splits: tuple[Split, ...] = ()
+    quick: dict[ir.Operation, str] = field(default_factory=dict, compare=False, repr=False)
+    regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
+    packs: tuple[Pack, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    candidates: Callable[[], dict[str, list[KernelPlan]]] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def registers(self) -> dict[str, int]:
+        """What a thread of a kernel may have (CUDA), where the plan says."""
+        return {k.name: n for k in self.kernels if (n := getattr(k.options, "registers", None)) is not None}
+
+    @property
+    def time_us(self) -> float:
+        return sum(part.prediction.time_us for part in (*self.kernels, *self.copies))
+
+    @property
+    def counted(self) -> str:
+        """`2 kernels`, `1 copy`, `1 kernel and 1 copy`."""
+        copies = count(len(self.copies), "copy", "copies")
+        if not self.kernels and self.copies:
+            return copies
+        return count(len(self.kernels), "kernel") + (f" and {copies}" if self.copies else "")
