@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    import guarded_calls  # which imports much of tilec
+    from tools import guarded_calls  # which imports much of tilec
 
     guarded_calls.install()
 
@@ -60,7 +60,7 @@ def pytest_collection_finish(session):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Whatever a test calls, and fixtures for it, run once more among canary bytes."""
-    import guarded_calls
+    from tools import guarded_calls
 
     guarded_calls.active = item.get_closest_marker("unguarded") is None
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_tools import ROOT, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
+from tools.commands import ROOT, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 from tilec import cli_common
 

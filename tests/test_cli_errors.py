@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_tools import IN_SHELL, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
+from tools.commands import IN_SHELL, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 from tilec import cli, cli_common
 from tilec.diagnostics import InternalError

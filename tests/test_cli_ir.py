@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from cli_tools import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
+from tools.commands import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 from tilec import cli_common
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from cli_tools import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 from conftest import assert_within
+from tools.commands import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 SUM = 50 * 2.0**-24
 """What a row of 50 quotients by their sum may be off 1: 49 additions and a division in f32."""

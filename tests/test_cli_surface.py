@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from cli_tools import IN_SHELL, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
+from tools.commands import IN_SHELL, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 GATHER = "op f(t: f32[V], k: i32[N]) -> (y: f32[N]) { y[i] = t[k[i]] }\n"
 

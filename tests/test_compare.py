@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_map_cuda import emulate
-from test_rand import expected
+from tools.emulation import emulate
+from tools.philox import expected
 
 import tilec
 

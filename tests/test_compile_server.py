@@ -190,7 +190,7 @@ def test_an_interrupted_caller_can_ask_again(compiler):
 def test_kernels_for_gpus_compile_there(monkeypatch):
     """Though that process lacks modules that are for launches: the caller must not have to compile after all."""
     pytest.importorskip("numba_cuda_mlir")
-    from cuda_tools import SHARED, kernel
+    from tools.cuda_kernels import SHARED, kernel
 
     from tilec.runtime import cuda_compile
 

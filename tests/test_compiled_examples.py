@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conftest import as_list, assert_within, from_torch, to_gpu
 from expectations import EXAMPLES, Example, Sizes
+from tools.examples import NOTHING
 
 import tilec
 
@@ -30,32 +31,6 @@ LARGE = {  # large enough for several blocks of the parallel loop on every axis 
 EVEN = {"rotary": "D", "transformer_block": "D"}  # a head is made of pairs
 ODD = {"conv2d": "RS"}  # a window has a middle
 SMALL = {"conv2d": {"R": 3, "S": 5}}
-NOTHING = {  # sizes that may be 0, one at a time
-    **{
-        name: ["M"]
-        for name in (
-            "cos_cos",
-            "softmax",
-            "log_softmax",
-            "layernorm",
-            "rmsnorm",
-            "jacobi",
-            "top1",
-            "cumsum",
-            "linear",
-            "mlp",
-        )
-    },
-    **{name: ["N"] for name in ("transpose", "gelu", "variance")},
-    "batched_einsum": ["B", "I", "J"],
-    "attention": ["B", "S"],
-    "causal_attention": ["B", "H"],
-    "rotary": ["B", "S"],
-    "embedding": ["B", "D"],
-    "conv2d": ["N", "K"],
-    "max_pool": ["N", "C"],
-    "transformer_block": ["B"],
-}
 
 
 def sizes_of(example: Example, shape: str) -> Sizes:

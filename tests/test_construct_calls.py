@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from conftest import assert_close, assert_within, from_torch
-from construct_cases import compiled, f32, full, nan, run
+from tools.construct_cases import compiled, f32, full, nan, run
 
 from tilec import CallError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import assert_close
-from construct_cases import FLOATS, SIGNED, UNSIGNED, compiled, f32, i32, inf, nan, run
+from tools.construct_cases import FLOATS, SIGNED, UNSIGNED, compiled, f32, i32, inf, nan, run
 
 from tilec import CallError, TileError
 from tilec.dtypes import DTYPES

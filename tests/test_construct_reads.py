@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import assert_close
-from construct_cases import compiled, f32, i32, run
+from tools.construct_cases import compiled, f32, i32, run
 
 import tilec
 from tilec import CallError

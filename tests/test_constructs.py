@@ -1,6 +1,6 @@
 """Every construct of the language, compiled for the CPU, against plain NumPy written by hand.
 
-Programs of `construct_cases` run at a middling size, at ones, with an empty dimension, and at primes large enough for
+Programs of `tools.construct_cases` run at a middling size, at ones, with an empty dimension, and at primes large enough for
 several blocks. Single values, computed subscripts and calls have test files of their own, `test_construct_*.py`.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import assert_close
-from construct_cases import CASES, GIVEN, SIZES, compiled, expected_of, f32, inf, inputs_of, run, softmax
+from tools.construct_cases import CASES, GIVEN, SIZES, compiled, expected_of, f32, inf, inputs_of, run, softmax
 
 import tilec
 from tilec import CallError, TileError

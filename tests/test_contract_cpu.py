@@ -5,14 +5,10 @@ import numpy as np
 import pytest
 from by_numpy import np_conv2d
 from conftest import assert_within
+from tools import lowering
 
 import tilec
 from tilec import mlir, plan_cpu_contraction
-from tilec.diagnostics import Source
-from tilec.driver import lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
 from tilec.mlir import ir
 from tilec.target import BUILT_IN, load
 
@@ -136,9 +132,7 @@ def test_convolution_is_packed_as_im2col(h, w, c, k, rng, compiled, always):
 
 def lowered(text: str, end: str = "map", **sizes: int):
     """For a machine of 16 registers of 32 bytes, whatever the host is."""
-    specialised = specialise(parse(Source("f.tile", text)), None, None, sizes)
-    with mlir.context(), ir.Location.unknown():
-        return lower(build(specialised), load(BUILT_IN / "cpu.toml"), end=end, locations=False)
+    return lowering.lowered(text, None, sizes, target=load(BUILT_IN / "cpu.toml"), end=end)[1]
 
 
 def test_small_sizes_are_plain_loops():

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-import test_contract_cuda as T
-import test_contract_views as V
 from by_numpy import np_conv2d
 from conftest import assert_within, from_torch, to_gpu
+from tools import contractions as T
 
 import tilec
 from tilec.dtypes import DTYPES
@@ -52,9 +51,9 @@ def test_products_that_may_be_rounded(kind, m, n, k):
 @pytest.mark.parametrize("heads, depth", [(2, 64), (3, 12), (16, 128), (5, 7)])
 @pytest.mark.parametrize("kind", ["bf16", "f32"])
 def test_heads(kind, heads, depth):
-    check(V.PROJECTION.format(t=kind, o=kind), [kind] * 2, [(2, heads, 70, depth), (heads, depth, 72)], V.projected)
+    check(T.PROJECTION.format(t=kind, o=kind), [kind] * 2, [(2, heads, 70, depth), (heads, depth, 72)], T.projected)
     expected = lambda n, w: np.einsum("bse,ehd->bhsd", n, w)  # noqa: E731
-    check(V.TO_HEADS.format(t=kind, o=kind), [kind] * 2, [(2, 70, 136), (136, heads, depth)], expected)
+    check(T.TO_HEADS.format(t=kind, o=kind), [kind] * 2, [(2, 70, 136), (136, heads, depth)], expected)
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 9, 11, 5, 3, 5), (3, 32, 28, 28, 64, 3, 3), (1, 17, 29, 31, 19, 1, 3)])

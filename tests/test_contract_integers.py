@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-import test_contract_cuda as T
+from tools import contractions as T
+from tools.contractions import INTEGERS
 
 import tilec
 from tilec.dtypes import DTYPES
 
-PRODUCT = "op mm(a: {t}[M, K], b: {t}[{turned}]) -> (c: i32[M, N]) {{ c[m, n] = sum[k](i32(a[m, k]) * i32(b[{at}])) }}"
 TILES = {"i8": T.mma(32, 32, 64), "u8": T.fma(), "i32": T.fma(), "i16": T.fma()}
 
 
@@ -15,7 +15,7 @@ TILES = {"i8": T.mma(32, 32, 64), "u8": T.fma(), "i32": T.fma(), "i16": T.fma()}
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("sizes", [{"M": 40, "N": 48, "K": 80}, {"M": 33, "N": 35, "K": 37}])
 def test_products_of_integers(kind, turned, sizes, monkeypatch):
-    text = PRODUCT.format(t=kind, turned="N, K" if turned else "K, N", at="n, k" if turned else "k, n")
+    text = INTEGERS.format(t=kind, turned="N, K" if turned else "K, N", at="n, k" if turned else "k, n")
     specialised, result = T.lowered(text, sizes, "a100", TILES[kind], monkeypatch)
     assert result.plan.kernels[-1].options.instruction == TILES[kind][0]
     random = np.random.default_rng(0)
@@ -29,4 +29,4 @@ def test_products_of_integers(kind, turned, sizes, monkeypatch):
 
 def test_the_cpu_has_no_integer_panels():
     a, b = (np.random.default_rng(1).integers(-99, 99, (20, 20)).astype(np.int32) for _ in range(2))
-    np.testing.assert_array_equal(tilec.compile(PRODUCT.format(t="i32", turned="K, N", at="k, n"))(a, b), a @ b)
+    np.testing.assert_array_equal(tilec.compile(INTEGERS.format(t="i32", turned="K, N", at="k, n"))(a, b), a @ b)

@@ -1,8 +1,8 @@
 """Contractions with few results: parts of k that many blocks compute, vectors, a few rows."""
 
 import pytest
-import test_contract_cuda as T
 from conftest import assert_within
+from tools import contractions as T
 
 from tilec import plan, splitting
 from tilec.kernels import MatrixKernel

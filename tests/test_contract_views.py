@@ -2,24 +2,12 @@
 
 import numpy as np
 import pytest
-import test_contract_cuda as T
-from test_contract_cuda import check, fma, mma
+from tools import contractions as T
+from tools.contractions import PROJECTION, TO_HEADS, check, fma, mma, projected
 
 from tilec import packing
 
-PROJECTION = """op project(o: {t}[B, H, S, D], w: {t}[H, D, E]) -> (r: {o}[B, S, E]) {{
- r[b, s, e] = sum[h, d](o[b, h, s, d] * w[h, d, e])
-}}
-"""
-TO_HEADS = """op heads(n: {t}[B, S, E], w: {t}[E, H, D]) -> (q: {o}[B, H, S, D]) {{
- q[b, h, s, d] = sum[e](n[b, s, e] * w[e, h, d])
-}}
-"""
 WGMMA = ("wgmma", 64, 128, 64, (4, 1))
-
-
-def projected(o, w):
-    return np.einsum("bhsd,hde->bse", o, w)
 
 
 @pytest.mark.parametrize("tile", [mma(), WGMMA])

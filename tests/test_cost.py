@@ -10,15 +10,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tools.machines import CARDS, CPU, H200
 
 from tilec import cost_contraction
 from tilec.cost import Work, balance, home_level, occupancy, predict
 from tilec.cost_contraction import BlockTile, CacheTile, Contraction, contraction_cost
-from tilec.target import BUILT_IN, load, read
+from tilec.target import load
 
-H200 = load("h200")
-CPU = read(BUILT_IN / "cpu.toml")
-CARDS = [load(n) for n in ("h200", "h100", "a100", "l4", "rtx4090", "rtx3090", "b200", "sm_90")]
 GIB = 1 << 30
 COPY = Work(dram_read=2 * GIB, dram_write=2 * GIB, blocks=1 << 17, threads=256, registers=32, bytes_in_flight=64)
 

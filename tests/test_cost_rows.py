@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cost import CARDS, CPU, H200
+from tools.machines import CARDS, CPU, H200
 
 from tilec import cost_rows
 from tilec.cost import occupancy, predict

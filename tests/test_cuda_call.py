@@ -13,7 +13,7 @@ pytest.importorskip("numba_cuda_mlir")
 pytest.importorskip("torch")
 
 import torch
-from cuda_driver_fake import FakeDriver, stand_in
+from tools.cuda_driver_fake import FakeDriver, stand_in
 
 import tilec
 from tilec import fast_call

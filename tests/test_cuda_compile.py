@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("numba_cuda_mlir")
 pytest.importorskip("cuda.core")
 
-from cuda_tools import CHIPS, COPY, SHARED, check, kernel
+from tools.cuda_kernels import CHIPS, COPY, SHARED, check, kernel
 
 from tilec.runtime import cache, compile_server, cuda_compile
 from tilec.runtime.cuda_compile import CompileError, ResourceError, compile_kernel

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("numba_cuda_mlir")
 pytest.importorskip("cuda.core")
 
-from cuda_driver_fake import Launch, stand_in
-from cuda_tools import COPY, SHARED, kernel
+from tools.cuda_driver_fake import Launch, stand_in
+from tools.cuda_kernels import COPY, SHARED, kernel
 
 import tilec
 from tilec import enclosure

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("numba_cuda_mlir")
 
-from cuda_driver_fake import stand_in
+from tools.cuda_driver_fake import stand_in
 
 from tilec.diagnostics import CallError, CheckError
 from tilec.runtime import cuda_driver

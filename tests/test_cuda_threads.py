@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from cuda_threads import Meeting, Turns
+from tools.cuda_threads import Meeting, Turns
 
 
 def run(tasks) -> list:

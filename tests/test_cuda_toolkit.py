@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from cli_tools import QUIET, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
+from tools.commands import QUIET, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 from tilec.runtime import cuda_toolkit
 

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("numba_cuda_mlir")
 pytest.importorskip("cuda.core")
 
-from cuda_tools import CHIPS, SHARED, check, kernel
+from tools.cuda_kernels import CHIPS, SHARED, check, kernel
 
 from tilec.runtime import cuda_async, cuda_matrix, cuda_scalar
 from tilec.runtime.cuda_memory import WIDTH, in_array

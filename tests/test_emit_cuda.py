@@ -7,35 +7,12 @@ import re
 
 import pytest
 from expectations import EXAMPLES
-
-from tilec import mlir
-from tilec.driver import lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
-from tilec.evaluate import read_source
-from tilec.mlir import ir
-from tilec.target import load
+from tools.cuda_kernels import compiled
+from tools.lowering import emitted
 
 pytest.importorskip("numba_cuda_mlir.cuda")
 LONG = {"transformer_block"}  # kernels like those of other examples, and many
 ALL = [pytest.param(e, id=name, marks=pytest.mark.slow if name in LONG else ()) for name, e in EXAMPLES.items()]
-TRIGONOMETRIC = re.compile(r"\b(sin|cos|tan)_f")
-"""Functions whose reduction of huge arguments keeps a table in local memory, on a path that is never taken else."""
-
-
-def emitted(source, op=None, sizes=None, target="h200"):
-    with mlir.context(), ir.Location.unknown():
-        special = specialise(parse(read_source(source)), op, None, sizes)
-        return lower(build(special), load(target), locations=True).emitted
-
-
-def compiled(program, chip):
-    from tilec.runtime.cuda_compile import compile_kernel
-
-    for kernel in program.kernels:
-        allow = ("stack",) if TRIGONOMETRIC.search(kernel.text) else ()
-        yield kernel, compile_kernel(program.module, kernel.name, chip, kernel.threads, allow=allow)
 
 
 @pytest.mark.parametrize("chip, target", [("sm_80", "a100"), ("sm_90a", "h200")])

@@ -7,51 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tools.explained import MLP, SOFTMAX, failure, planned
 
 import tilec
-from tilec import mlir
-from tilec.diagnostics import Source, TileError
-from tilec.driver import lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
+from tilec.diagnostics import TileError
 from tilec.expectations_check import check_expectations, minimal_traffic, traffic
 from tilec.explain import amount, explain
-from tilec.mlir import ir
-from tilec.target import load
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SOFTMAX = """op softmax(x: f32[M, N]) -> (y: f32[M, N]) {
-    m[i]    = max[j](x[i, j])
-    e[i, j] = exp(x[i, j] - m[i])
-    s[i]    = sum[j](e[i, j])
-    y[i, j] = e[i, j] / s[i]
-    EXPECT
-}
-"""
-MLP = """op mlp(x: f32[M, D], w: f32[D, F], v: f32[F, D]) -> (y: f32[M, D]) {
-    h[m, f] = exp(sum[d](x[m, d] * w[d, f]))
-    y[m, d] = sum[f](h[m, f] * v[f, d])
-    EXPECT
-}
-"""
-
-
-def planned(text: str, sizes: dict[str, int], target: str = "cpu", name: str = "program.tile"):
-    specialised = specialise(parse(Source(name, text)), None, None, sizes)
-    with mlir.context(), ir.Location.unknown():
-        return specialised, lower(build(specialised), load(target), end="plan", emit=False).plan
-
-
-def failure(text: str, expect: str, sizes: dict[str, int], target: str = "cpu") -> str | None:
-    specialised, plan = planned(text.replace("EXPECT", f"expect {expect}"), sizes, target)
-    try:
-        check_expectations(specialised, plan)
-    except TileError as error:
-        return str(error)
-    return None
-
-
 # ---- explain ---------------------------------------------------------------------------------------------
 
 

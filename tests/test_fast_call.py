@@ -4,25 +4,9 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from conftest import assert_within
+from tools.fast_calls import PROGRAM, arrays, check, taken
 
 import tilec
-from tilec import fast_call
-
-PROGRAM = (
-    "op go(x: f32[M, N], w: f32[N]) -> (y: f32[M, N], s: f32[M]) { y[i, j] = x[i, j] * w[j]\n s[i] = sum[j](y[i, j]) }"
-)
-
-
-def arrays(rng, rows=3, columns=5):
-    return rng.standard_normal((rows, columns), np.float32), rng.standard_normal(columns, np.float32)
-
-
-def check(results, x, w):
-    y, s = results
-    np.testing.assert_array_equal(np.asarray(y), np.asarray(x) * np.asarray(w))
-    assert_within(PROGRAM, [x, w], [y, s])
-    assert results.y is y and results.s is s
 
 
 @pytest.fixture
@@ -32,10 +16,6 @@ def op(rng):
     made(*arrays(rng))
     assert len(made._fast) == 1
     return made
-
-
-def taken(op, *given, out=None) -> bool:
-    return any(call(given, out, None) is not fast_call.NO for call, _, _ in op._fast)
 
 
 def test_it_is_taken_and_right(op, rng):

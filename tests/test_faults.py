@@ -13,11 +13,11 @@ import signal
 import time
 from pathlib import Path
 
-import fault_tools as faults
 import numpy as np
 import pytest
-from fault_tools import SIZES, SOURCE, Child, Writes, results_are_right
-from faults import longer
+from tools import fault_children as faults
+from tools.fault_children import SIZES, SOURCE, Child, Writes, results_are_right
+from tools.faults import longer
 
 from tilec import cli
 from tilec.runtime import cache, files

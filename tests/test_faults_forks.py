@@ -9,11 +9,11 @@ import threading
 import time
 import types
 
-import fault_tools as faults
 import numpy as np
 import pytest
 from conftest import assert_within
-from fault_tools import SOURCE, Child, results_are_right
+from tools import fault_children as faults
+from tools.fault_children import SOURCE, Child, results_are_right
 
 import tilec
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import assert_within
+from tools import TESTS
 
 import tilec
 from tilec.runtime import cache
 from tilec.runtime.interrupts import uninterrupted
 
-HERE = Path(__file__).parent
 ONE = """
 import numpy as np, tilec
 x = np.arange(40, dtype=np.float32).reshape(5, 8)
@@ -29,7 +29,7 @@ np.testing.assert_array_equal(y, x - x.max(1, keepdims=True))
 
 
 def faults(what: str, times: int, seed: int, folder: Path) -> dict:
-    command = [sys.executable, str(HERE / "faults.py"), what, str(times), str(seed), str(folder)]
+    command = [sys.executable, str(TESTS / "tools" / "faults.py"), what, str(times), str(seed), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1]) | {"told": done.stderr[-3000:]}

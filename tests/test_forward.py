@@ -3,7 +3,7 @@
 import pytest
 from fuzz.compare import specialised
 from fuzz.programs import Case
-from test_found import PROGRAMS
+from tools.found import PROGRAMS
 
 from tilec import mlir
 from tilec.driver import lower

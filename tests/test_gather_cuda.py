@@ -2,11 +2,12 @@
 
 import re
 
-import cuda_emulator
 import numpy as np
 import pytest
 from conftest import assert_within
-from test_map_cuda import lowered
+from tools import cuda_emulator
+from tools.emulation import run_printed
+from tools.lowering import lowered
 
 GATHERS = {  # program, the same in NumPy, whether the loads are wide at D = 24
     "rows": ("y[b, d] = t[i[b], d]", lambda i, t: t[i], True),
@@ -32,8 +33,7 @@ def test_gathers(name, width, kind, rng):
         "t": rng.standard_normal((rows, width)).astype(DTYPES[kind].numpy),
     }
     special, result = lowered(text, None, inputs)
-    (out,) = [np.zeros([s.value for s in t.shape], t.dtype.numpy) for t in special.outputs]
-    failed = cuda_emulator.run(result.emitted, list(inputs.values()), [out])
+    (out,), failed = run_printed(special, result, inputs)
     assert not any(failed)
     assert_within(text, inputs, out, kind="cuda", expected=expected(inputs["i"], inputs["t"].astype(np.float64)))
     moved = rf"load_{kind}x{16 // DTYPES[kind].bytes}_nc(_where)?\(t"

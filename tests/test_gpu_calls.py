@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import to_gpu
 from expectations import EXAMPLES
-from test_fast_call import PROGRAM, arrays, check, taken
+from tools.fast_calls import PROGRAM, arrays, check, taken
 
 import tilec
 from tilec import fast_call

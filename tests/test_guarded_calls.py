@@ -8,14 +8,13 @@ from dataclasses import replace
 from operator import itemgetter
 from types import SimpleNamespace
 
-import cuda_emulator
-import guarded_calls
 import numpy as np
 import pytest
-from cuda_driver_fake import FakeDriver
 from fuzz.guards import Overrun
 from fuzz.guards_cuda import GuardedGpu, run_guarded
-from test_map_cuda import lowered
+from tools import cuda_emulator, guarded_calls
+from tools.cuda_driver_fake import FakeDriver
+from tools.lowering import lowered
 
 import tilec
 from tilec.dtypes import DTYPES

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tools import lowering
 
 import tilec
-from tilec import mlir
-from tilec.api import read_source
-from tilec.driver import lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
-from tilec.mlir import ir
-from tilec.target import load
 
 PROGRAMS = [
     "op f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[j](x[i, j]) }",
@@ -26,8 +19,7 @@ HUGE = [{"M": 2**32, "N": 2**31}, {"M": 2**62, "N": 4}, {"M": 2**63, "N": 1}]
 
 
 def lowered(program: str, sizes: dict[str, int], target: str):
-    with mlir.context(), ir.Location.unknown():
-        return lower(build(specialise(parse(read_source(program)), None, None, sizes)), load(target))
+    return lowering.lowered(program, None, sizes, target=target)[1]
 
 
 @pytest.mark.parametrize("target", ["cpu", "h200"])

@@ -45,7 +45,7 @@ def test_ranges_follow_arithmetic():
 
 @pytest.mark.parametrize(("extent", "marked"), [(2**20, True), (2**33, False)])
 def test_divisions_are_marked_where_they_fit_32_bits(extent, marked):
-    from test_emit_cuda import emitted
+    from tools.lowering import emitted
 
     source = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] + x[i // 3] }"
     (kernel,) = emitted(source, None, {"N": extent}).kernels
@@ -85,7 +85,7 @@ def test_ranges_of_64_bit_integers_end_where_they_may_wrap():
 
 def test_quotients_by_powers_of_two_are_shifts_with_a_sign():
     """NVVM's LLVM 7 drops the logical shift of `8 * i + 5`, known to fit 32 bits, where the result is cut to 32."""
-    from test_emit_cuda import emitted
+    from tools.lowering import emitted
 
     source = "op f(n: i64[N]) -> (y: i32[N], z: f32[N]) { y[i] = i32(i // 8 + n[i])  z[i] = rand(7, i64(i)) }"
     text = "".join(kernel.text for kernel in emitted(source, None, {"N": 4096}).kernels)

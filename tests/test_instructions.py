@@ -9,11 +9,11 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from cuda_driver_fake import stand_in
 from fuzz import instructions
 from fuzz.instruction_kernels import THREADS, Draw, Input, Node, Number, evaluate, parts, read, same, written
 from fuzz.instruction_set import ALIASES, OPS, WRITTEN_OUT
 from fuzz.instruction_values import KINDS
+from tools.cuda_driver_fake import stand_in
 
 from tilec.runtime import cuda_driver
 

@@ -191,7 +191,7 @@ def test_random_numbers_beside_a_constant(test):
 def test_integers_wrap_on_a_gpu():
     """By the instructions: sums, differences and products are made, and compared as what they are."""
     pytest.importorskip("numba_cuda_mlir.cuda")
-    from test_emit_cuda import emitted
+    from tools.lowering import emitted
 
     from tilec.runtime.cuda_compile import _to_ptx
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import construct_cases
 import ml_dtypes
 import numpy as np
 import pytest
-import test_compiled_examples
 from conftest import Within, assert_within
 from expectations import EXAMPLES
+from tools import construct_cases, contractions
+from tools.examples import NOTHING
+from tools.lowering import lowered, specialised
 
 import tilec
-from tilec import mlir
-from tilec.driver import lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
-from tilec.dtypes import from_numpy
-from tilec.evaluate import read_source
 from tilec.interpreter import interpret
-from tilec.mlir import ir
 from tilec.passes import NAMES
-from tilec.target import load
 
 TARGETS = ["cpu", "sm_80", "sm_90a"]
 nan, inf = np.nan, np.inf
@@ -29,11 +21,8 @@ nan, inf = np.nan, np.inf
 
 def texts(source, op, arrays, target, sizes=None) -> dict[str, str]:
     """The IR after every stage."""
-    program = parse(read_source(source))
-    types = [(from_numpy(a.dtype), a.shape) for a in arrays]
-    with mlir.context(), ir.Location.unknown():
-        specialised = specialise(program, op, types, sizes)
-        return lower(build(specialised), load(target), emit=False).texts
+    special = specialised(source, op, list(arrays), sizes)
+    return lowered(special, target=target, locations=True, emit=False)[1].texts
 
 
 def of_one_meaning(found: dict[str, str], seen: set[str]) -> dict[str, str]:
@@ -71,11 +60,11 @@ def test_examples(name, rng):
         )
 
 
-@pytest.mark.parametrize("name", test_compiled_examples.NOTHING)
+@pytest.mark.parametrize("name", NOTHING)
 def test_examples_of_nothing(name, rng):
     """Each size that may be 0, for a GPU: the planner meets it, and results without elements have no thread."""
     example = EXAMPLES[name]
-    for size in test_compiled_examples.NOTHING[name]:
+    for size in NOTHING[name]:
         inputs = example.inputs(rng, {**example.sizes, size: 0})
         text = texts(example.path, example.op, inputs.values(), "sm_90a")["map"]
         assert_within(example.path, inputs, interpret(text, inputs), example.op, kind="cuda")
@@ -171,26 +160,21 @@ MATRIX = {  # program, type of the factors, of the result, tile, target
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_matrix_units(name, monkeypatch):
-    import test_contract_cuda as contract
-
     source, factors, result, tile, target = MATRIX[name]
-    text = getattr(contract, source).format(t=factors, o=result)
+    text = getattr(contractions, source).format(t=factors, o=result)
     sizes = {"M": 40, "N": 72, "K": 136} | ({"H": 2} if source == "HEADS" else {})
-    specialised, lowered = contract.lowered(text, sizes, target, tile, monkeypatch)
-    arrays = contract.arrays(specialised)
+    specialised, lowered = contractions.lowered(text, sizes, target, tile, monkeypatch)
+    arrays = contractions.arrays(specialised)
     assert_within(text, arrays, interpret(lowered.texts["map"], arrays), kind="cuda")
 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_matrix_units_of_integers(turned, monkeypatch):
-    import test_contract_cuda as contract
-    from test_contract_integers import PRODUCT
-
-    text = PRODUCT.format(t="i8", turned="N, K" if turned else "K, N", at="n, k" if turned else "k, n")
+    text = contractions.INTEGERS.format(t="i8", turned="N, K" if turned else "K, N", at="n, k" if turned else "k, n")
     sizes, tile = {"M": 40, "N": 48, "K": 80}, ("mma.sync", 32, 32, 64, (1, 2))
-    specialised, lowered = contract.lowered(text, sizes, "a100", tile, monkeypatch)
+    specialised, lowered = contractions.lowered(text, sizes, "a100", tile, monkeypatch)
     assert "nvgpu.mma.sync" in lowered.texts["map"]
-    a, b = contract.arrays(specialised)
+    a, b = contractions.arrays(specialised)
     expected = a.astype(np.int32) @ (b.T if turned else b).astype(np.int32)
     np.testing.assert_array_equal(interpret(lowered.texts["map"], [a, b])["c"], expected)
 

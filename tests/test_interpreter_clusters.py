@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from conftest import assert_within
 from expectations import EXAMPLES
-from test_interpreter_faults import X, fault, filled, run, without
-from test_map_cuda import lowered
-from test_rows_cuda import PLANS, TOP, planned
+from tools.broken_kernels import X, fault, filled, run, without
+from tools.lowering import lowered
+from tools.rows import PLANS, TOP, planned
 
 from tilec.interpreter import Fault, interpret
 

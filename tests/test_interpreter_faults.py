@@ -7,61 +7,12 @@ import re
 import numpy as np
 import pytest
 from conftest import assert_within
-from test_contract_cuda import MATMUL, arrays, lowered
+from tools.broken_kernels import KERNEL, LOAD, PUT, SHARED, X, fault, filled, run, without
+from tools.contractions import MATMUL, arrays, lowered
 
 import tilec
 from tilec.interpreter import Fault, Unsupported, interpret
 from tilec.kernels import contraction as kernel_contraction
-
-KERNEL = """
-module {{
-  func.func @kernel(%x: memref<64xf32>, %y: memref<64xf32>)
-      attributes {{tilec.kernel, tilec.blocks = {blocks} : i64, tilec.threads = {threads} : i64,
-                  tilec.cluster = {cluster} : i64}} {{
-    %t = gpu.thread_id x
-    %b = gpu.block_id x
-    %c0 = arith.constant 0 : index
-    %c1 = arith.constant 1 : index
-    %c2 = arith.constant 2 : index
-    %c4 = arith.constant 4 : index
-    %c16 = arith.constant 16 : index
-    %c32 = arith.constant 32 : index
-    %zero = arith.constant 0.0 : f32
-    %one = arith.constant 1.0 : f32
-    %other = arith.xori %t, %c1 : index
-    %far = arith.xori %t, %c32 : index
-    %s = memref.alloc() : memref<64xf32, #gpu.address_space<workgroup>>
-{body}
-    return
-  }}
-  func.func @main(%x: memref<64xf32> {{tilec.name = "x"}}, %y: memref<64xf32> {{tilec.name = "y"}})
-      attributes {{tilec.inputs = 1 : i64}} {{
-    func.call @kernel(%x, %y) : (memref<64xf32>, memref<64xf32>) -> ()
-    return
-  }}
-}}
-"""
-X = np.arange(64, dtype=np.float32)
-SHARED = "memref<64xf32, #gpu.address_space<workgroup>>"
-LOAD = "%v = memref.load %x[%t] : memref<64xf32>"
-PUT = f"memref.store %v, %s[%t] : {SHARED}"
-
-
-def run(body: str, threads: int = 64, blocks: int = 1, cluster: int = 1) -> np.ndarray:
-    return interpret(KERNEL.format(body=body, threads=threads, blocks=blocks, cluster=cluster), [X])["y"]
-
-
-def fault(kind: str, body: str, match: str = ".", **options) -> Fault:
-    with pytest.raises(Fault, match=match) as error:
-        run(body, **options)
-    assert error.value.kind == kind, error.value
-    return error.value
-
-
-def filled(template: str, **parts: str) -> str:
-    for name, part in parts.items():
-        template = template.replace(name.upper(), part)
-    return template
 
 
 def stored(name: str) -> str:
@@ -291,13 +242,6 @@ def contraction(tile: tuple, target: str, monkeypatch, sizes=(136, 72, 200)) -> 
     monkeypatch.setitem(kernel_contraction.DEEPEST, "wgmma", 2)
     specialised, result = lowered(PRODUCT, dict(zip("MNK", sizes)), target, tile, monkeypatch)
     return result.texts["map"], arrays(specialised)
-
-
-def without(text: str, *patterns: str) -> str:
-    for pattern in patterns:
-        text, count = re.subn(rf"^.*{pattern}.*\n", "", text, flags=re.MULTILINE)
-        assert count, pattern
-    return text
 
 
 WGMMA = ("wgmma", 64, 64, 64, (4, 1))

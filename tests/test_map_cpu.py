@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from construct_cases import compiled, run
+from tools.construct_cases import compiled, run
 
 REDUCTIONS = {
     "sum": "y[j] = sum[i](x[i, j])",

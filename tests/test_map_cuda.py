@@ -4,42 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import cuda_emulator
 import numpy as np
 import pytest
 from conftest import assert_within
 from expectations import EXAMPLES
+from tools.emulation import emulate
+from tools.lowering import lowered
 
 import tilec
 from tilec import mlir, plan_cuda, plan_cuda_view
-from tilec.driver import lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
-from tilec.dtypes import from_numpy
-from tilec.evaluate import read_source
-from tilec.mlir import ir
 from tilec.runtime.cuda_cubins import program_cubins
-from tilec.target import load
 
 ALL = [pytest.param(example, id=name) for name, example in EXAMPLES.items()]
 QUICK = [pytest.param(EXAMPLES[name], id=name) for name in (
     "softmax", "layernorm", "variance", "top1", "cumsum", "transpose", "cross_entropy", "max_pool", "linear", "jacobi",
 )]  # fmt: skip
-
-
-def lowered(source, op, inputs, schedule=None, target="h200", locations=False):
-    program = parse(read_source(source))
-    special = specialise(program, op, [(from_numpy(a.dtype), a.shape) for a in inputs.values()])
-    with mlir.context(), ir.Location.unknown():
-        return special, lower(build(special), load(target), schedule=schedule, locations=locations)
-
-
-def emulate(source, op, inputs, schedule=None):
-    special, result = lowered(source, op, inputs, schedule)
-    outs = [np.zeros([s.value for s in t.shape], t.dtype.numpy) for t in special.outputs]
-    failed = cuda_emulator.run(result.emitted, list(inputs.values()), outs)
-    return outs, failed
 
 
 def check(example, inputs, schedule=None):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_tools import examples_folder, tilec_command  # noqa: F401 - fixtures
-from test_explain import MLP, SOFTMAX, failure, planned
+from tools.commands import examples_folder, tilec_command  # noqa: F401 - fixtures
+from tools.explained import MLP, SOFTMAX, failure, planned
 
 import tilec
 from tilec.diagnostics import Source, TileError

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import cuda_emulator
 import numpy as np
 import pytest
-import test_map_cuda as M
 from conftest import assert_within, from_torch
-from cuda_driver_fake import stand_in
-from test_emit_cuda import compiled
+from tools import cuda_emulator
+from tools.cuda_driver_fake import stand_in
+from tools.cuda_kernels import compiled
+from tools.lowering import lowered
 
 import tilec
 from tilec import mlir, plan, splitting
@@ -46,7 +46,7 @@ def run(emitted):
 
 
 def test_the_second_kernel_waits_for_the_first():
-    special, result = M.lowered(SUM, None, X)
+    special, result = lowered(SUM, None, X)
     first, second = kernels(result)
     assert (first.overlap, second.overlap) == (False, True)
     assert "grid_release()" in first.text and "grid_wait" not in first.text and "_nc(" in first.text
@@ -60,7 +60,7 @@ def test_the_second_kernel_waits_for_the_first():
 
 @pytest.mark.parametrize("wrong", [("    grid_wait()\n", "    pass\n"), ("load_f32x4(", "load_f32x4_nc(")])
 def test_the_emulator_sees_who_does_not_wait(wrong):
-    emitted = M.lowered(SUM, None, X)[1].emitted
+    emitted = lowered(SUM, None, X)[1].emitted
     assert wrong[0] in emitted.module
     module = emitted.module.replace(*wrong).replace("    load_f32x4,", "    load_f32x4, load_f32x4_nc,")
     with pytest.raises(AssertionError, match=r"before the kernel ahead is complete|writes this meanwhile"):
@@ -68,18 +68,18 @@ def test_the_emulator_sees_who_does_not_wait(wrong):
 
 
 def test_devices_without_it_launch_one_after_another():
-    result = M.lowered(SUM, None, X, target="a100")[1]
+    result = lowered(SUM, None, X, target="a100")[1]
     assert not any(k.overlap or "grid_" in k.text for k in kernels(result))
     assert not any(k.options.overlap_launch or k.work.overlaps for k in result.plan.kernels)
     run(result.emitted)
 
 
 def test_a_schedule_turns_it_off():
-    special, own = M.lowered(SUM, None, X)
+    special, own = lowered(SUM, None, X)
     text = write_schedule(own.plan, special)
     assert text.count("overlap_launch = true") == 1
     edited = Source("s", text.replace("overlap_launch = true", "overlap_launch = false"))
-    result = M.lowered(SUM, None, X, parse_schedule(edited))[1]
+    result = lowered(SUM, None, X, parse_schedule(edited))[1]
     first, second = kernels(result)
     assert not second.overlap and "grid_" not in first.text + second.text and "_nc(" in second.text
     assert result.plan.time_us > own.plan.time_us
@@ -106,7 +106,7 @@ def test_attributes_of_a_launch(monkeypatch):
 
 
 def test_nothing_is_read_before_the_wait():
-    second = list(compiled(M.lowered(SUM, None, X)[1].emitted, "sm_90a"))[1][1]
+    second = list(compiled(lowered(SUM, None, X)[1].emitted, "sm_90a"))[1][1]
     body = second.ptx[second.ptx.index(".entry") :]
     assert "ld.global" in body
     assert body.index("griddepcontrol.wait") < body.index("ld.global")

@@ -11,26 +11,17 @@ from filecheck.finput import FInput
 from filecheck.matcher import Matcher
 from filecheck.options import Options
 from filecheck.parser import Parser
+from tools.lowering import lowered
 
 from tilec import mlir
-from tilec.api import read_source
-from tilec.driver import lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
 from tilec.mlir import ir
-from tilec.target import load
 
 FILES = sorted((Path(__file__).parent / "filecheck").glob("*.tile"))
 
 
 def stage_text(path: Path, stage: str, sizes: dict[str, int], target: str) -> str:
-    specialised = specialise(parse(read_source(path)), None, None, sizes)
-    with mlir.context(), ir.Location.unknown():
-        lowered = lower(
-            build(specialised), load(target), end=stage if stage != "build" else "simplify", locations=False, emit=False
-        )
-    return lowered.texts[stage]
+    end = stage if stage != "build" else "simplify"
+    return lowered(path, None, sizes, target=target, end=end, emit=False)[1].texts[stage]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_map_cuda import emulate, lowered
-from test_rows_cuda import PLANS, planned
-from test_rows_cuda import run as emulate_rows
+from tools.emulation import emulate
+from tools.lowering import lowered
+from tools.rows import PLANS, planned
+from tools.rows import run as emulate_rows
 
 import tilec
 

@@ -7,13 +7,8 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from tools.lowering import lowered
 
-from tilec import mlir
-from tilec.driver import lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
-from tilec.evaluate import read_source
 from tilec.target import load
 
 H200 = load("h200")
@@ -21,9 +16,7 @@ CORPUS = Path(__file__).parent / "fuzz" / "corpus"
 
 
 def planned(text: str, target=H200, **sizes: int):
-    special = specialise(parse(read_source(text)), None, None, sizes)
-    with mlir.context(), mlir.ir.Location.unknown():
-        return lower(build(special), target, end="plan", emit=False).plan
+    return lowered(text, None, sizes, target=target, end="plan", emit=False)[1].plan
 
 
 COLUMNS = "op f(x: f32[M, N]) -> (y: f32[N]) { y[j] = sum[i](x[i, j]) }"

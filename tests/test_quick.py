@@ -5,18 +5,12 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from tools.lowering import lowered
 
-from tilec import mlir, weights
-from tilec.driver import lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
-from tilec.evaluate import read_source
+from tilec import weights
 from tilec.functions import HIDDEN
-from tilec.mlir import ir
 from tilec.passes.approximate import COS, LOG2_NEAR, SIN
 from tilec.rounding import NEAR, QUICK
-from tilec.target import load
 
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 UNARY = [
@@ -26,9 +20,8 @@ UNARY = [
 
 
 def planned(source: str, target: str = "h200"):
-    with mlir.context(), ir.Location.unknown():
-        lowered = lower(build(specialise(parse(read_source(source)))), load(target), locations=True)
-        return sorted(set(lowered.plan.quick.values())), lowered
+    _, result = lowered(source, target=target)
+    return sorted(set(result.plan.quick.values())), result
 
 
 def elementwise(body: str, kind: str = "bf16", out: str | None = None) -> str:

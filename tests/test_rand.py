@@ -4,34 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_map_cuda import emulate
+from tools.emulation import emulate
+from tools.philox import expected, philox
 
 import tilec
-from tilec.functions import PHILOX_MULTIPLIERS, PHILOX_ROUNDS, PHILOX_WEYL
 
 UNIFORM = "op uniform(seed: i64, start: i64, x: f32[N]) -> (y: f32[N]) { y[i] = x[i] + rand(seed, start + i) }"
 SEEDS = [(0, 0), (7, 1 << 31), (-1, -5), (1 << 40, (1 << 62) + 3), (-(1 << 63), (1 << 63) - 5000)]
-
-
-def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
-    """Philox4x32, on Python's integers."""
-    for _ in range(PHILOX_ROUNDS):
-        first, second = (counter[2 * n] * m for n, m in enumerate(PHILOX_MULTIPLIERS))
-        counter = (
-            (second >> 32) ^ counter[1] ^ key[0], second & 0xFFFFFFFF,
-            (first >> 32) ^ counter[3] ^ key[1], first & 0xFFFFFFFF,
-        )  # fmt: skip
-        key = tuple((k + w) & 0xFFFFFFFF for k, w in zip(key, PHILOX_WEYL))
-    return counter
-
-
-def expected(seed: int, start: int, count: int) -> np.ndarray:
-    key = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
-    values = []
-    for n in range(count):
-        block, place = divmod((start + n) % (1 << 64), 4)
-        values.append((philox((block & 0xFFFFFFFF, block >> 32, 0, 0), key)[place] >> 8) * 2.0**-24)
-    return np.array(values, np.float32)
 
 
 def test_known_answers():

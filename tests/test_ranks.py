@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 from fuzz.compare import check, expect, specialised
 from fuzz.programs import Case
+from tools.lowering import lowered
 
-from tilec import mlir
-from tilec.driver import lower
-from tilec.dsl.build import build
 from tilec.interpreter import interpret
-from tilec.mlir import ir
-from tilec.target import load
 
 NAMES = "abcdefghijklmnop"
 
@@ -36,8 +32,7 @@ def test_products_of_matrices_in_many_dimensions():
     x, w = (rng.normal(size=(*[1] * 14, *shape)).astype(np.float16) for shape in ((64, 32), (32, 64)))
     case = Case(program, {}, {"x": x, "w": w})
     check(case, "cpu")
-    with mlir.context(), ir.Location.unknown():
-        found = lower(build(specialised(case)), load("h200"))
+    _, found = lowered(specialised(case))
     assert "mma" in found.emitted.module
     expect(case, specialised(case), interpret(found.texts["map"], case.inputs), "cuda")
 

@@ -11,18 +11,14 @@ import time
 
 import numpy as np
 import pytest
-from cli_tools import examples_folder, tilec_command  # noqa: F401
+from tools import lowering
+from tools.commands import examples_folder, tilec_command  # noqa: F401
 
 import tilec
 from tilec import grouping, mlir
-from tilec.api import read_source
-from tilec.driver import Lowered, lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
+from tilec.driver import Lowered
 from tilec.runtime import compile_server, progress
 from tilec.runtime.interrupts import workers
-from tilec.target import load
 
 
 def chain(count: int) -> str:
@@ -51,9 +47,7 @@ def turned(count: int) -> str:
 
 
 def lowered(program: str, target: str = "cpu", n: int = 40) -> Lowered:
-    op = specialise(parse(read_source(program)), None, None, {"N": n})
-    with mlir.context(), mlir.ir.Location.unknown():
-        return lower(build(op), load(target))
+    return lowering.lowered(program, None, {"N": n}, target=target, locations=True)[1]
 
 
 def calls(monkeypatch, module, name: str, of=lambda *args: 1) -> list[int]:

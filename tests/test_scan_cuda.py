@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from conftest import assert_within
-from plan_tools import built
-from test_map_cuda import lowered
+from tools.lowering import lowered
+from tools.plans import built
 
 import tilec
 from tilec.interpreted import interpret_stage

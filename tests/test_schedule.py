@@ -8,20 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tools import lowering
 
 import tilec
-from tilec import mlir
-from tilec.api import read_source
 from tilec.cli import main
 from tilec.diagnostics import CallError
-from tilec.driver import lower
-from tilec.dsl.build import build
-from tilec.dsl.parse import parse
-from tilec.dsl.specialise import specialise
 from tilec.given import Fixed
-from tilec.mlir import ir
 from tilec.schedule import merge_schedule, read_schedule, write_schedule
-from tilec.target import load
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SIZES = {
@@ -33,11 +26,14 @@ SIZES = {
 
 
 def lowered(name: str, schedule=None, target: str = "cpu", sizes=None):
-    program = parse(read_source(EXAMPLES / f"{name}.tile"))
     op = "attention" if name == "attention" else None
-    specialised = specialise(program, op, None, sizes or SIZES[name])
-    with mlir.context(), ir.Location.unknown():
-        return specialised, lower(build(specialised), load(target), schedule=schedule)
+    return lowering.lowered(EXAMPLES / f"{name}.tile", op, sizes or SIZES[name], schedule, target)
+
+
+def planned(specialised, path: Path | None = None):
+    """The plan for an H200, the compiler's own or by a schedule file."""
+    schedule = read_schedule(path) if path else None
+    return lowering.lowered(specialised, schedule=schedule, end="plan", emit=False)[1].plan
 
 
 def written(name: str, **options) -> str:
@@ -278,19 +274,17 @@ def test_more_than_compilers_unroll_is_refused(steps, refused, tmp_path):
         "op f(x: f32[4, 64, 64]) -> (y: f32[4, 64, 64]) { y[i, j, k] = sin(x[i, j, k]) }",
         tmp_path / "f.toml",
     )
-    specialised = specialise(parse(read_source(program)))
-    with mlir.context(), ir.Location.unknown():
-        own = lower(build(specialised), load("h200"), end="plan", emit=False).plan
+    specialised = lowering.specialised(program)
+    own = planned(specialised)
     text = write_schedule(own, specialised)
     assert "vectors = [1, 1, 4]" in text
     edits = {"tile": [4, 64, 64], "thread_order": [2], "thread_counts": [1, 1, 16], "steps": steps}
     path.write_text(edited(text, *((rf"(?m)^{key} = .*", f"{key} = {value}") for key, value in edits.items())))
-    with mlir.context(), ir.Location.unknown():
-        if not refused:
-            lower(build(specialised), load("h200"), schedule=read_schedule(path), end="plan", emit=False)
-            return
-        with pytest.raises(CallError) as error:
-            lower(build(specialised), load("h200"), schedule=read_schedule(path), end="plan", emit=False)
+    if not refused:
+        planned(specialised, path)
+        return
+    with pytest.raises(CallError) as error:
+        planned(specialised, path)
     count = 512 if "2" in steps else 1024
     wanted = f"`steps` {steps}, each of 4 elements, would have a thread unroll {count} elements"
     assert wanted in str(error.value)
@@ -300,9 +294,8 @@ def test_more_than_compilers_unroll_is_refused(steps, refused, tmp_path):
 def test_rows_that_begin_anywhere_are_one_a_thread(tmp_path):
     """Where a row begins in a vector is found once: a second row of a thread began elsewhere, and was read wrongly."""
     program, path = "op f(x: f64[49, 7, 7]) -> (y: f64[49, 7]) { y[i, j] = sum[k](x[i, j, k]) }", tmp_path / "f.toml"
-    specialised = specialise(parse(read_source(program)))
-    with mlir.context(), ir.Location.unknown():
-        own = lower(build(specialised), load("h200"), end="plan", emit=False).plan
+    specialised = lowering.specialised(program)
+    own = planned(specialised)
     text = write_schedule(own, specialised)
     edits = {
         "thread_order": [2, 1],
@@ -314,8 +307,8 @@ def test_rows_that_begin_anywhere_are_one_a_thread(tmp_path):
     text = edited(text, *((rf"(?m)^{key} = .*", f"{key} = {value}") for key, value in edits.items()))
     for tile, refused in (([1, 7], False), ([34, 7], True)):
         path.write_text(edited(text, (r"(?m)^tile = .*", f"tile = {tile}")))
-        with mlir.context(), ir.Location.unknown(), pytest.raises(CallError) if refused else nullcontext() as error:
-            lower(build(specialised), load("h200"), schedule=read_schedule(path), end="plan", emit=False)
+        with pytest.raises(CallError) if refused else nullcontext() as error:
+            planned(specialised, path)
     assert "a thread has one row where `unaligned` is true: the tile of 34 is more than 1 threads" in str(error.value)
 
 
@@ -325,15 +318,14 @@ def test_a_block_of_a_contraction_has_one_place_of_the_batch(tmp_path):
         "op f(x: f16[B, M, K], w: f16[B, K, N]) -> (y: f32[B, M, N]) { y[b, i, j] = sum[k](x[b, i, k] * w[b, k, j]) }",
         tmp_path / "f.toml",
     )
-    specialised = specialise(parse(read_source(program)), None, None, {"B": 4, "M": 512, "N": 32, "K": 32})
-    with mlir.context(), ir.Location.unknown():
-        own = lower(build(specialised), load("h200"), end="plan", emit=False).plan
+    specialised = lowering.specialised(program, None, {"B": 4, "M": 512, "N": 32, "K": 32})
+    own = planned(specialised)
     text = write_schedule(own, specialised)
     for tile, why in (
         ([4, 32, 32], "one place along dimension 0"),
         ([1, 512, 32], "rows (`block`), and the tile 512"),
     ):
         path.write_text(edited(text, (r"(?m)^tile = .*", f"tile = {tile}")))
-        with mlir.context(), ir.Location.unknown(), pytest.raises(CallError) as error:
-            lower(build(specialised), load("h200"), schedule=read_schedule(path), end="plan", emit=False)
+        with pytest.raises(CallError) as error:
+            planned(specialised, path)
         assert why in str(error.value)

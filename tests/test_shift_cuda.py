@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import cuda_emulator
 import ml_dtypes
 import numpy as np
 import pytest
 from conftest import assert_within
-from cuda_row_emulator import RowIntrinsics
-from plan_tools import built
-from test_map_cuda import lowered
+from tools.cuda_row_emulator import RowIntrinsics
+from tools.emulation import run_printed
+from tools.lowering import lowered
+from tools.plans import built
 
 from tilec.dtypes import DTYPES
 from tilec.interpreter import interpret
@@ -73,8 +73,8 @@ def inputs_of(name, kind, rows, length, rng):
 def check(source, inputs, schedule):
     """The emitted kernels, and the IR before them, interpreted, are right; the kernels' text."""
     special, result = lowered(source, None, inputs, schedule)
-    outs = [np.zeros([s.value for s in t.shape], t.dtype.numpy) for t in special.outputs]
-    assert not any(cuda_emulator.run(result.emitted, list(inputs.values()), outs, RowIntrinsics))
+    outs, failed = run_printed(special, result, inputs, RowIntrinsics)
+    assert not any(failed)
     assert_within(source, inputs, outs, kind="cuda")
     assert_within(source, inputs, list(interpret(result.texts["map"], inputs).values()), kind="cuda")
     return result.emitted.module

@@ -9,12 +9,9 @@ from fuzz.choices import Choices
 from fuzz.compare import as_schedule, check, specialised
 from fuzz.programs import Case, drawn_case
 from fuzz.schedules import drawn_schedule, planned
+from tools.lowering import lowered
 
-from tilec import mlir
 from tilec.diagnostics import CallError
-from tilec.driver import lower
-from tilec.dsl.build import build
-from tilec.mlir import ir
 from tilec.schedule import write_schedule
 from tilec.target import load
 from tilec.verify_data import inputs_of
@@ -53,10 +50,9 @@ PROGRAMS = {
 
 def kernels(case: Case, target: str, schedule: str | None = None):
     """The planned and the printed kernels, by name."""
-    with mlir.context(), ir.Location.unknown():
-        lowered = lower(build(specialised(case)), load(target), schedule=as_schedule(schedule))
-    plans = {k.name: k for k in lowered.plan.kernels}
-    return [(plans[k.name], k) for k in lowered.emitted.kernels]
+    _, result = lowered(specialised(case), schedule=as_schedule(schedule), target=target)
+    plans = {k.name: k for k in result.plan.kernels}
+    return [(plans[k.name], k) for k in result.emitted.kernels]
 
 
 def hold(case: Case, target: str, schedule: str | None = None) -> None:

@@ -4,7 +4,9 @@ GPU. All within the program's error bounds."""
 import numpy as np
 import pytest
 from conftest import assert_within, from_torch
-from test_contract_cuda import arrays, emulated
+from tools.contractions import arrays, emulated
+from tools.lowering import assert_reads_back
+from tools.lowering import lowered as lower_text
 
 from tilec import mlir, stream_grouping
 from tilec.cost import Choice
@@ -50,11 +52,8 @@ def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | None, monk
         rest = lambda t, p: [Choice(made, c.prediction) for c in choose_stream_tile(t, p)[:1]]  # noqa: E731
         monkeypatch.setattr("tilec.plan_cuda_stream.choose_stream_tile", rest)
     monkeypatch.setattr(stream_grouping, "profitable", lambda together, separate: True)
-    specialised = specialise(parse(Source("t.tile", text)), None, None, sizes)
-    with mlir.context(), ir.Location.unknown():
-        result = lower(build(specialised), load(target))
-        again = mlir.parse(result.texts["map"])
-        assert again.operation.verify() and again.operation.get_asm(enable_debug_info=True) == result.texts["map"]
+    specialised, result = lower_text(Source("t.tile", text), None, sizes, target=target, locations=True)
+    assert_reads_back(result)
     return specialised, result
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import cuda_emulator
 import ml_dtypes
 import numpy as np
 import pytest
 from conftest import assert_within
-from test_map_cuda import lowered
+from tools.emulation import run_printed
+from tools.lowering import lowered
 
 from tilec.interpreter import interpret
 
@@ -28,8 +28,8 @@ def test_turned_by_vectors(name, kind, rng):
     x = rng.normal(0, 1, shape).astype(ml_dtypes.bfloat16 if kind == "bf16" else np.float16)
     special, result = lowered(source, None, {"x": x})
     assert f"shared_load_{kind}x8" in result.emitted.module and f" store_{kind}x8(" in result.emitted.module
-    outs = [np.zeros([s.value for s in t.shape], t.dtype.numpy) for t in special.outputs]
-    assert not any(cuda_emulator.run(result.emitted, [x], outs))
+    outs, failed = run_printed(special, result, [x])
+    assert not any(failed)
     assert_within(source, {"x": x}, outs, kind="cuda")
     assert_within(source, {"x": x}, list(interpret(result.texts["map"], {"x": x}).values()), kind="cuda")
 
@@ -43,7 +43,7 @@ def test_one_turned_and_one_not(rng):
             "z": rng.normal(0, 1, (n, m)).astype(ml_dtypes.bfloat16),
         }
         special, result = lowered(source, None, inputs)
-        outs = [np.zeros([s.value for s in t.shape], t.dtype.numpy) for t in special.outputs]
-        assert not any(cuda_emulator.run(result.emitted, list(inputs.values()), outs))
+        outs, failed = run_printed(special, result, inputs)
+        assert not any(failed)
         assert_within(source, inputs, outs, kind="cuda")
         assert ("shared_load_bf16x8" in result.emitted.module) == (m % 8 == n % 8 == 0)

@@ -177,7 +177,7 @@ def xored(ptx: str) -> set[int]:
 def test_kernels_keep_right_shifts(shifted, meant, chip):
     """Kernels as they are printed: unsigned types, which Numba takes to 64 bits, and indices, which are 64 bits."""
     pytest.importorskip("numba_cuda_mlir.cuda")
-    from cuda_tools import kernel
+    from tools.cuda_kernels import kernel
 
     from tilec.runtime.cuda_compile import _to_ptx
 
@@ -194,7 +194,7 @@ def test_kernels_keep_right_shifts(shifted, meant, chip):
 def test_places_in_registers_stay_known():
     """An element's word is its place shifted by one: were that hidden from NVVM, the row would lie in local memory."""
     pytest.importorskip("numba_cuda_mlir.cuda")
-    from cuda_tools import kernel
+    from tools.cuda_kernels import kernel
 
     from tilec.runtime.cuda_compile import compile_kernel
 
@@ -374,17 +374,12 @@ def test_known_numbers_without_a_sign_stay_positive(element, number, printed):
     pytest.importorskip("numba_cuda_mlir.cuda")
     from fuzz.compare import specialised
     from fuzz.programs import Case
+    from tools.lowering import lowered
 
-    from tilec import mlir
-    from tilec.driver import lower
-    from tilec.dsl.build import build
-    from tilec.mlir import ir
     from tilec.runtime.cuda_compile import _to_ptx
-    from tilec.target import load
 
     program = specialised(Case(f"op f() -> (y: {element}[M]) {{ y[j] = max[k in 0:1]({number}) }}", {"M": 5}, {}))
-    with mlir.context(), ir.Location.unknown():
-        emitted = lower(build(program), load("h200"), texts=False).emitted
+    emitted = lowered(program)[1].emitted
     (kernel,) = emitted.kernels
     ptx = _to_ptx(emitted.module, kernel.name, "sm_90a", kernel.threads, None, 1)
     assert re.search(printed, ptx), ptx

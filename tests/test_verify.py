@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_tools import examples_folder, tilec_command  # noqa: F401 - fixtures
+from tools.commands import examples_folder, tilec_command  # noqa: F401 - fixtures
 
 from tilec import mlir, passes
 from tilec.interpreter import interpret

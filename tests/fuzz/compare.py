@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from cuda_emulator import run as emulate
-from cuda_row_emulator import RowIntrinsics
+from tools.cuda_emulator import run as emulate
+from tools.cuda_row_emulator import RowIntrinsics
+from tools.lowering import lowered
 
 import tilec
 from fuzz.programs import Case
@@ -138,8 +139,7 @@ def interpreted(
     case: Case, program: Specialised, target: str, schedule: str | None = None
 ) -> Iterator[tuple[str, Arrays]]:
     """The results of the IR after every stage."""
-    with mlir.context(), ir.Location.unknown():
-        texts = lower(build(program), load(target), schedule=as_schedule(schedule), emit=False).texts
+    texts = lowered(program, schedule=as_schedule(schedule), target=target, locations=True, emit=False)[1].texts
     for stage in [s for s in NAMES if s in texts]:
         with np.errstate(all="ignore"):
             yield stage, interpret_stage(program, texts, stage, case.inputs)
@@ -165,9 +165,8 @@ def on_gpu(case: Case, program: Specialised, schedule: str | None = None) -> Arr
     from tilec.recipe import Prepared
 
     target = load("cuda")
-    with mlir.context(), ir.Location.unknown():
-        lowered = lower(build(program), target, schedule=as_schedule(schedule), texts=False)
-    executable = build_executable(Prepared(program, lowered, target))
+    _, found = lowered(program, schedule=as_schedule(schedule), target=target, texts=False)
+    executable = build_executable(Prepared(program, found, target))
     device = GuardedGpu(case.inputs, executable.outputs)
     try:
         device.run(executable)
@@ -177,8 +176,7 @@ def on_gpu(case: Case, program: Specialised, schedule: str | None = None) -> Arr
 
 
 def on_emulator(case: Case, program: Specialised, schedule: str | None = None) -> Arrays:
-    with mlir.context(), ir.Location.unknown():
-        emitted = lower(build(program), load("h200"), schedule=as_schedule(schedule), texts=False).emitted
+    emitted = lowered(program, schedule=as_schedule(schedule), texts=False)[1].emitted
     outputs = {t.name: np.empty([s.value for s in t.shape], t.dtype.numpy) for t in program.outputs}
     failed = emulate(emitted, list(case.inputs.values()), list(outputs.values()), RowIntrinsics)
     if any(failed):

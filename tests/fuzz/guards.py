@@ -3,7 +3,7 @@
 `Guarded` makes arrays and remembers what lies around them. With `pages`, an array ends where a page ends that is followed by
 one that nothing may touch, or begins where one begins: reading beyond it, too, is a SIGSEGV, which `in_a_child` turns into a
 failure. `GuardedProgram` runs a CPU program whose temporaries and scratch areas lie apart, with canaries between them.
-`guards_cuda.py` does the same on a GPU, `guarded_calls.py` has every test's calls made so.
+`guards_cuda.py` does the same on a GPU, `tools/guarded_calls.py` has every test's calls made so.
 """
 
 from __future__ import annotations

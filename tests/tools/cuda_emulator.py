@@ -17,11 +17,11 @@ from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
-from cuda_threads import Meeting, Turns
 from fuzz.guards import CANARY
 
 from tilec.conversions import to_odd
 from tilec.dtypes import DTYPES
+from tools.cuda_threads import Meeting, Turns
 
 ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(nc|nc_again|nc_last))?(?:_where)?$")
 SHARED = 1 << 40

@@ -6,10 +6,10 @@ import re
 from functools import partial
 
 import numpy as np
-from cuda_emulator import SHARED
-from cuda_matrix_emulator import MatrixIntrinsics
 
 from tilec.dtypes import DTYPES
+from tools.cuda_emulator import SHARED
+from tools.cuda_matrix_emulator import MatrixIntrinsics
 
 REMOTE = 1 << 48  # above it, shared memory of a cluster's blocks by their rank
 SENT = re.compile(r"remote_store_async_(f32|f64|i32|i64)$")

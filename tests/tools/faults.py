@@ -1,6 +1,6 @@
 """Faults at random moments: a warm process forks children that compile, cache and write files, and signals them.
 
-    python tests/faults.py kill|interrupt|fmt TIMES SEED FOLDER
+    python tests/tools/faults.py kill|interrupt|fmt TIMES SEED FOLDER
 
 Prints how many children were struck before they were done, and what went wrong afterwards, as JSON. Children are forks of a
 process that has imported everything and run nothing, so that a strike lands in the compiler and not in imports.

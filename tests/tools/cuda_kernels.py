@@ -1,5 +1,7 @@
 """Kernels written by hand, for tests of device functions, of their compiler and of launches."""
 
+import re
+
 from tilec.runtime.cuda_compile import compile_kernel
 
 CHIPS = ("sm_80", "sm_90a")
@@ -26,6 +28,17 @@ def check(source: str, chips=CHIPS, threads: int = 128, **options):
     cubins = [compile_kernel(source, "kernel", chip, threads, **options) for chip in chips]
     assert all(c.image.startswith(b"\x7fELF") and c.registers > 0 for c in cubins)
     return cubins[-1]
+
+
+TRIGONOMETRIC = re.compile(r"\b(sin|cos|tan)_f")
+"""Functions whose reduction of huge arguments keeps a table in local memory, on a path that is never taken else."""
+
+
+def compiled(program, chip):
+    """Every kernel of an emitted program with its cubin."""
+    for kernel in program.kernels:
+        allow = ("stack",) if TRIGONOMETRIC.search(kernel.text) else ()
+        yield kernel, compile_kernel(program.module, kernel.name, chip, kernel.threads, allow=allow)
 
 
 SHARED = "base = shared_address(cuda.shared.array(0, int8))\n"

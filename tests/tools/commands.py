@@ -3,14 +3,13 @@
 import shlex
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
 from tilec import cli
 from tilec.runtime import progress
+from tools import ROOT
 
-ROOT = Path(__file__).parents[1]
 QUIET = "from tilec.runtime import progress; progress.FIRST = 1e6"
 """What a script begins with whose standard error is compared: however busy the machine is, nothing says what it is at."""
 IN_SHELL = shlex.join([sys.executable, "-c", f"import sys; {QUIET}; from tilec.cli import main; sys.exit(main())"])

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 from conftest import Within
-from faults import fork_without_interrupts
+
+from tools.faults import fork_without_interrupts
 
 SOURCE = "op go(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = exp(x[i, j] - max[k](x[i, k])) / 3.0 }\n"
 SIZES = ["-D", "M=6,N=8"]

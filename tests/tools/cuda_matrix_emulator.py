@@ -11,10 +11,10 @@ from functools import partial
 from itertools import product
 
 import numpy as np
-from cuda_emulator import SHARED, Intrinsics
-from cuda_threads import Meeting, Turns
 
 from tilec.dtypes import DTYPES
+from tools.cuda_emulator import SHARED, Intrinsics
+from tools.cuda_threads import Meeting, Turns
 
 WORDS = {f"mma_{t}": DTYPES[t].numpy for t in ("bf16", "f16", "i8", "u8")} | {"mma_tf32": np.float32}
 

@@ -1,0 +1,128 @@
+"""Products of matrices for CUDA: programs by their factors' types, lowered with one tile, and run by the emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+from conftest import assert_within
+
+from tilec import plan_cuda_contraction
+from tilec.cost_contraction import BlockTile
+from tilec.diagnostics import Source
+from tilec.dtypes import DTYPES
+from tools import lowering
+from tools.cuda_matrix_emulator import MatrixIntrinsics
+from tools.emulation import run_printed
+
+MATMUL = """op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {o}[M, N]) {{
+ c[m, n] = sum[k](a[m, k] * b[k, n])
+}}
+"""
+TURNED = """op mm(a: {t}[K, M], b: {t}[N, K]) -> (c: {o}[M, N]) {{
+ c[m, n] = sum[k](a[k, m] * b[n, k])
+}}
+"""
+TO_COLUMNS = "op mm(a: {t}[M, K], b: {t}[K, N]) -> (c: {o}[N, M]) {{\n c[n, m] = sum[k](a[m, k] * b[k, n])\n}}\n"
+LINEAR = """op linear(x: {t}[M, K], w: {t}[K, N], b: {t}[N], z: {o}[M, N]) -> (y: {o}[M, N]) {{
+ h[m, n] = sum[k](x[m, k] * w[k, n])
+ y[m, n] = tanh(h[m, n] + b[n]) + z[m, n]
+}}
+"""
+PROLOGUE = """op mm(a: {t}[M, K], s: f32[M], b: {t}[K, N]) -> (c: {o}[M, N]) {{
+ p[m, k]: {t} = a[m, k] * s[m]
+ c[m, n] = sum[k](p[m, k] * b[k, n])
+}}
+"""
+BATCHED = """op mm(a: {t}[B, M, K], b: {t}[B, N, K]) -> (c: {o}[B, M, N]) {{
+ c[i, m, n] = sum[k](a[i, m, k] * b[i, n, k])
+}}
+"""
+HEADS = """op mm(a: {t}[M, H, K], b: {t}[N, H, K]) -> (c: {o}[M, H, N]) {{
+ c[m, h, n] = sum[k](a[m, h, k] * b[n, h, k])
+}}
+"""
+TWO_ROWS = """op mm(a: {t}[P, Q, K], b: {t}[N, K]) -> (c: {o}[P, Q, N]) {{
+ c[p, q, n] = sum[k](a[p, q, k] * b[n, k])
+}}
+"""
+EINSUM = """op mm(a: {t}[B, I, K, L], c: {t}[L, B, K, J]) -> (y: {o}[B, I, J]) {{
+ y[b, i, j] = sum[k, l](a[b, i, k, l] * c[l, b, k, j])
+}}
+"""
+CONV = """op conv(x: {t}[N, C, H, W], f: {t}[K, C, R, S]) -> (y: {o}[N, K, H, W]) {{
+ y[n, k, h, w] = sum[c, r, s](pad(x[n, c, h + r - R // 2, w + s - S // 2], 0) * f[k, c, r, s])
+}}
+"""
+USING = """op mm(a: f32[M, K], b: f32[K, N]) -> (c: {o}[M, N]) {{
+ c[m, n] = sum[k](a[m, k] * b[k, n]) using {t}
+}}
+"""
+
+TURNED_USING = USING.replace("f32[M, K]", "f32[K, M]").replace("f32[K, N]", "f32[N, K]")
+TURNED_USING = TURNED_USING.replace("a[m, k]", "a[k, m]").replace("b[k, n]", "b[n, k]")
+PROJECTION = """op project(o: {t}[B, H, S, D], w: {t}[H, D, E]) -> (r: {o}[B, S, E]) {{
+ r[b, s, e] = sum[h, d](o[b, h, s, d] * w[h, d, e])
+}}
+"""
+TO_HEADS = """op heads(n: {t}[B, S, E], w: {t}[E, H, D]) -> (q: {o}[B, H, S, D]) {{
+ q[b, h, s, d] = sum[e](n[b, s, e] * w[e, h, d])
+}}
+"""
+INTEGERS = "op mm(a: {t}[M, K], b: {t}[{turned}]) -> (c: i32[M, N]) {{ c[m, n] = sum[k](i32(a[m, k]) * i32(b[{at}])) }}"
+LARGE = {"M": 4096, "N": 4096, "K": 4096}
+
+
+def lowered(text: str, sizes: dict[str, int], target: str, tile: tuple | None = None, monkeypatch=None):
+    """A program down to Python text; `tile` is (instruction, bm, bn, bk, warps)."""
+    if tile is not None:
+        instruction, *block, warps = tile
+
+        def only(found: BlockTile, *_) -> bool:
+            same = (found.instruction, found.bm, found.bn, found.bk, (found.warp_m, found.warp_n)) == (
+                instruction,
+                *block,
+                warps,
+            )
+            return same and found.split_k == found.cluster == 1
+
+        monkeypatch.setattr(plan_cuda_contraction, "_is_buildable", only)
+    specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, target=target, locations=True)
+    lowering.assert_reads_back(result)
+    return specialised, result
+
+
+def arrays(specialised, seed: int = 0) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    made = []
+    for t in specialised.inputs:
+        values = random.standard_normal([s.value for s in t.shape])
+        made.append(values.astype(DTYPES[str(t.dtype)].numpy))
+    return made
+
+
+def check(text, kinds, sizes, tile, expected, monkeypatch, target="h200"):
+    text = text.format(**dict(zip("to", kinds)))
+    specialised, result = lowered(text, sizes, target, tile, monkeypatch)
+    assert result.plan.kernels[-1].options.instruction == tile[0]
+    inputs = arrays(specialised)
+    outputs = emulated(specialised, result, inputs)
+    assert_within(text, inputs, outputs, kind="cuda", expected=expected(*(a.astype(np.float64) for a in inputs)))
+    return result
+
+
+def emulated(specialised, result, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """What the printed kernels compute."""
+    return run_printed(specialised, result, inputs, MatrixIntrinsics)[0]
+
+
+def fma(bm=32, bn=64, bk=8, tm=4, tn=4):
+    """The tile that `cost_contraction._fma_shapes` makes of these numbers."""
+    warps = bm * bn // (32 * tm * tn)
+    return "fma", bm, bn, bk, (bm // (4 * tm), warps // (bm // (4 * tm)))
+
+
+def mma(bm=32, bn=32, bk=32, warps=(1, 2)):
+    return "mma.sync", bm, bn, bk, warps
+
+
+def projected(o, w):
+    return np.einsum("bhsd,hde->bse", o, w)
