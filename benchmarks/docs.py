@@ -23,7 +23,7 @@ FILES = [
     "README.md",
     *(
         f"docs/{n}.md"
-        for n in ("language", "architecture", "cli", "extending", "numerics", "performance", "reliability")
+        for n in ("language", "architecture", "cli", "extending", "numerics", "performance", "reliability", "targets")
     ),
 ]
 SECTION = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -358,6 +358,23 @@ def kernel_families() -> str:
     return "\n\n".join(parts)
 
 
+def fitted() -> str:
+    """The numbers of target files that were fitted to measurements, by group, with their values and evidence."""
+    from tilec.fitted import GROUPS
+    from tilec.target import built_in
+
+    parts = []
+    for name, group in GROUPS.items():
+        values = built_in("cpu" if group.kind == "cpu" else "h200").fit(group)
+        rows = [
+            [f"`{f.name}`", f"{getattr(values, f.name):g}", f.metadata["meaning"]] for f in fields(group) if f.metadata
+        ]
+        title = f"`[fitted.{name}]` ({group.kind}): {' '.join((group.__doc__ or '').split())}"
+        told = f"Fitted to: {' '.join(values.fitted_to.split())}."
+        parts.append(f"{title}\n\n{table(['number', 'value', 'meaning'], rows, (1,))}\n\n{told}")
+    return "\n\n".join(parts)
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "headlines": headlines,
     "cpu results": lambda: results("cpu"),
@@ -377,4 +394,5 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "reductions": reductions,
     "hunts": hunted,
     "kernels": kernel_families,
+    "fitted": fitted,
 }

@@ -52,6 +52,7 @@ def estimate() -> Target:
             integer=core.fma_units * core.simd_bytes / 4,
         ),
         core=core,
+        fitted=generic.fitted.inherited(generic.name),
         note="estimated from the system; `tilec doctor --calibrate` measures it",
     )
 

@@ -128,7 +128,7 @@ def predict(work: Work, target: Target) -> Prediction:
     """Time = launch + the largest of the terms; each term is an amount over a rate.
 
     Throughput units (vector, matrix, special, shared) run at peak x wave efficiency x issue, where issue is
-    below 1 with less than a warp to each of an SM's four schedulers. Memory runs at its rate or at Little's,
+    below 1 with less than a warp to each of an SM's schedulers. Memory runs at its rate or at Little's,
     see `_transfer_us`. Back to back, kernels follow each other no faster than the host launches them. On a CPU only
     a loop of several blocks is launched; one block runs in the caller's thread.
     """
@@ -143,7 +143,7 @@ def predict(work: Work, target: Target) -> Prediction:
         here = max(
             1, min(occ.blocks, ceil(work.blocks / target.units))
         )  # an empty grid has one, too, that does nothing
-        issue = min(1.0, here * work.threads / (4 * target.sm.warp))
+        issue = min(1.0, here * work.threads / target.sm.issued)
     terms = _memory_terms(work, target, resident)
     for unit, amount in work.flops.items():
         lanes = 1.0 if unit.startswith("tensor") else work.lanes

@@ -9,6 +9,7 @@ from itertools import product
 from math import ceil, log2
 
 from tilec.cost import Choice, Prediction, Work, occupancy, predict, ranked, round_up
+from tilec.fitted import ContractionTimes
 from tilec.target import Target
 
 
@@ -229,13 +230,10 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=(tile.stages - 1) * (tile.bm + tile.bn) * tile.bk * p.bytes / tile.threads,
-        lanes=_WAITS ** log2(tile.warps) if tile.instruction == "fma" else 1.0,
+        lanes=target.fit(ContractionTimes).warp_wait ** log2(tile.warps) if tile.instruction == "fma" else 1.0,
         serial_us=_fill_and_drain(target, p, tile, tiles * tile.split_k),
         launches=1 if tile.split_k == 1 else 2,
     )
-
-
-_WAITS = 0.97  # of the vector units' time is left when twice as many warps wait for each other at every step (H200)
 
 
 def _fill_and_drain(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:

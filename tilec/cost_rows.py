@@ -8,6 +8,7 @@ from itertools import product
 from math import ceil, log2
 
 from tilec.cost import Choice, Prediction, Work, home_level, occupancy, predict, ranked, round_up
+from tilec.fitted import Barriers, PersistentRows, RowRegisters, RowTimes, SmemRows
 from tilec.target import Target
 
 
@@ -78,17 +79,6 @@ class RowTile:
     beside: int = 0
 
 
-HELD = 64  # elements of a row that a thread may hold: loops over them are unrolled
-HELD_PACKED = 48  # where two are kept in one
-OWN = 40  # registers of a thread besides; 16-bit rows kept as stored and written again need PACKING to be taken apart
-PACKING = 56
-IN_SRAM_STEPS = 4  # of rows in SRAM, that a thread takes at a time, in LEAN registers at least
-LEAN = 40
-LEAST_IN_SRAM = 32768  # bytes a block
-LOOPING = 72  # loops that run, for addresses and guards
-WALKING = 24  # a loop over whole parts of a row, where no other loop follows
-
-
 def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
     """Every way to deal rows out to threads that fits registers; rows are read again where nothing holds
     them.
@@ -97,12 +87,12 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
     if target.core is not None:
         yield from _row_tasks(target, p)
         return
-    vector, size = p.access, max(1, p.element_bytes // 4)
+    fit, vector, size = target.fit(RowRegisters), p.access, max(1, p.element_bytes // 4)
     words = size * (2 if p.passes > 1 else 1)
     length = p.places(p.length)
     whole = 1 << max(0, ceil(length / vector) - 1).bit_length()
     single = p.passes == p.joined + 1  # one walk over a row, if it is not kept
-    holds = HELD if single else 32
+    holds = fit.elements if single else fit.reread_elements
     some = min(8, max(1, holds // (vector * max(1, p.reads))))  # loads in flight of a loop over a row's parts
     halves = p.element_bytes == 2 and vector % 2 == 0 and p.passes > 1
     for threads in (1 << n for n in range(11)):
@@ -117,11 +107,11 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
                 continue
             for packed in (False, True) if halves else (False,):
                 kept = vectors * vector * (p.made + p.reads / 2 if packed else size)
-                registers = round_up(int((PACKING if packed and p.writes else OWN) - 8 + kept), 8)
+                registers = round_up(int((fit.packed if packed and p.writes else fit.base) - 8 + kept), 8)
                 most = registers + 16 * p.common * p.shifted  # what is common to rows is put together ahead of time
                 elements = vectors * vector
-                half = HELD if threads >= 32 and p.writes and not p.shifted else HELD_PACKED
-                fits = elements * words <= HELD or (packed and elements <= half)
+                half = fit.elements if threads >= 32 and p.writes and not p.shifted else fit.packed_elements
+                fits = elements * words <= fit.elements or (packed and elements <= half)
                 if fits and occupancy(target, max(32, threads * rows), most).blocks:
                     yield RowTile(
                         threads, vector, rows, vectors, 1, "registers", registers, packed=packed, shifted=p.shifted
@@ -130,8 +120,8 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
                 walked = single and not p.shifted and p.length % (threads * held * vector) == 0
                 stored = walked and not p.joined  # what is added up as it comes is on its way as it is stored
                 values = held * vector * p.element_bytes // 4 if stored else held * vector * size
-                registers = round_up((WALKING if walked else LOOPING) - 8 + values, 8)
-                fits = held < vectors and held * vector * (size if single else words) <= HELD
+                registers = round_up((fit.whole_loop if walked else fit.loop) - 8 + values, 8)
+                fits = held < vectors and held * vector * (size if single else words) <= fit.elements
                 if fits and occupancy(target, max(32, threads * rows), registers + 16 * p.common * p.shifted).blocks:
                     yield RowTile(threads, vector, rows, held, 1, "memory", registers, shifted=p.shifted)
     yield from _shared_rows(target, p)
@@ -140,33 +130,34 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
 
 def _is_read_twice(target: Target, p: Rows) -> bool:
     """Whether a block may read its row again for the result, out of L1, telling L2 that this was the last time: such lines make
-    place first, and more of what is written is still there at the end. That is 1 to 3% of a kernel that moves more than four
-    times what L2 holds; measured on an H200, of rows of 16 KiB and more in two passes."""
+    place first, and more of what is written is still there at the end. That is 1 to 3% of a kernel that moves several times what
+    L2 holds, on an H200."""
     if not target.has("l2_policies") or p.shifted or p.made or (p.passes, p.joined, p.reads, p.writes) != (2, 0, 1, 1):
         return False
-    return (row := p.length * p.element_bytes) >= 16384 and p.rows * row > 2 * target.l2.bytes
+    fit, row = target.fit(RowTimes), p.length * p.element_bytes
+    return row >= fit.evict_row_bytes and p.rows * row > fit.evict_sizes * target.l2.bytes
 
 
 def _waiting_rows(target: Target, p: Rows) -> Iterator[RowTile]:
     """Rows that wait in SRAM from pass to pass, whole or shared by a cluster's blocks: a block, or cluster, for every row."""
-    vector, sm = p.access, target.sm
+    fit, vector, sm = target.fit(RowRegisters), p.access, target.sm
     if sm is None or not (p.streams and target.has("cp_async") and vector * p.element_bytes == 16):
         return
     if p.passes < 2 or not p.writes or (p.shifted and (p.common or p.element_bytes > 2)):
         return  # beside what begins elsewhere they were slower than rows in registers; of 32 bits none was measured (H200)
     for cluster, threads in product(_clusters(target, p), (128, 256, 512, 1024)):
         part = round_up(ceil(p.length / cluster), vector)
-        vectors = IN_SRAM_STEPS // (2 if p.shifted else 1)  # their ends take registers
+        vectors = fit.smem_accesses // (2 if p.shifted else 1)  # their ends take registers
         chunk, most = vectors * threads * vector, 0
-        if part < chunk or part * p.element_bytes < LEAST_IN_SRAM or p.rows * cluster < 4 * target.units:
+        if part < chunk or part * p.element_bytes < fit.smem_bytes or p.rows * cluster < 4 * target.units:
             continue
         cut = cluster == 1 and part % chunk == 0 and p.element_bytes > 1 and not (p.made or p.shifted)
         for beside in range(part // chunk if cut else 1):  # as few as let one more block in; clusters gain little
             held = beside * vectors * vector * p.reads * p.element_bytes // 4
             shared = p.places(part - beside * chunk) * (p.element_bytes * p.reads + 4 * p.made) + 1024
-            blocks = min(occupancy(target, threads, LEAN + held, shared).blocks, sm.threads // threads)
+            blocks = min(occupancy(target, threads, fit.smem + held, shared).blocks, sm.threads // threads)
             registers = min(64, sm.registers // (threads * max(1, blocks)) // 8 * 8)
-            if blocks > most and registers >= LEAN + held:
+            if blocks > most and registers >= fit.smem + held:
                 most, packed = blocks, p.shifted or (beside > 0 and p.element_bytes == 2)
                 yield RowTile(
                     threads, vector, 1, vectors, cluster, "sram", registers, 0, 0, packed, shared, p.shifted, beside
@@ -179,7 +170,7 @@ def _clusters(target: Target, p: Rows) -> tuple[int, ...]:
 
 def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
     """Rows that the blocks of a cluster share, and rows that come through SRAM ahead of time."""
-    vector, packed = p.access, p.element_bytes == 2 and p.access % 2 == 0
+    fit, vector, packed = target.fit(RowRegisters), p.access, p.element_bytes == 2 and p.access % 2 == 0
     words = p.element_bytes / 4 if packed or p.element_bytes > 4 else 1
     depths = (0, 1, 2) if p.streams and target.has("cp_async") and vector * p.element_bytes >= 4 else (0,)
     for cluster, threads, stages in product(_clusters(target, p), (128, 256, 512, 1024), depths):
@@ -188,13 +179,13 @@ def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         held = vectors * vector
         if (
             (cluster == 1 and not stages)
-            or held > (HELD if vector > 1 else HELD // 2)
+            or held > (fit.elements if vector > 1 else fit.elements // 2)
             or part * (cluster - 1) >= p.length
         ):
             continue
         if part < threads * vector and threads > 128:
             continue
-        need = round_up(int(OWN - 8 + held * max(words * p.reads, p.live) + 8 * (p.common > 0)), 8)
+        need = round_up(int(fit.base - 8 + held * max(words * p.reads, p.live) + 8 * (p.common > 0)), 8)
         shared = p.places(part) * p.element_bytes * (stages * p.reads + (p.common if stages else 0)) + 1024
         resident = occupancy(target, threads, need, shared).blocks
         if not resident:
@@ -221,12 +212,6 @@ def _row_tasks(target: Target, p: Rows) -> Iterator[RowTile]:
 
 
 _END = 4  # instructions for an element at a row's end besides its own, which no other of the warp has
-_WAITS = {"block": 0.5, "cluster": 0.6}  # of the time that a round of rows moves, not hidden: measured on an H200
-_ALONE_US = 0.008  # of an element in a pass, where all blocks run at once and nothing hides it: measured on an H200
-_ENDING = 0.15  # of the time that a block is at work while as many are as can be
-_LEFT = 0.3  # of L2, not yet written to memory at the end, where lines read for the last time make place
-_BLOCK_NS = 80  # from one block's start to the next's on an SM: rows of 2 KiB, one a block; measured on an H200
-_BARRIER_NS = {"warp": 60, "block": 160, "cluster": 1100}  # a reduction across; the last measured on an H200
 
 
 def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
@@ -245,7 +230,9 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         return _streamed(target, p, tile)
     if tile.keep == "sram":
         return _waiting(target, p, tile)
-    span = "cluster" if tile.cluster > 1 else "block" if tile.threads > 32 else "warp"
+    times, barriers = target.fit(RowTimes), target.fit(Barriers)
+    barrier = barriers.warp_ns if tile.threads <= 32 else barriers.block_ns
+    barrier = barriers.cluster_ns if tile.cluster > 1 else barrier
     walks = p.passes - (p.joined if tile.keep == "memory" else 0)
     looped = tile.keep == "memory" and walks == 1
     rounds = ceil(p.length / (tile.threads * tile.vector * tile.vectors)) if looped else 1  # of loads
@@ -254,84 +241,89 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         ends = p.rows * tile.vector * min(32, tile.threads) * (1 if tile.vectors == 1 else 2)
         shuffles += _END * p.passes * ends
     reads, block = once, tile.threads * tile.rows_per_block
-    fit = occupancy(target, max(32, block), tile.registers, tile.shared).blocks
-    alone, many = fit == 1, blocks > fit * target.units
-    exposed = 500 if alone else 250  # nanoseconds of a microsecond's arithmetic
+    resident = occupancy(target, max(32, block), tile.registers, tile.shared).blocks
+    many = blocks > resident * target.units
+    exposed = times.exposed_alone if resident == 1 else times.exposed_shared
     flight = min(tile.vectors, 8) * tile.vector * p.element_bytes * p.reads * p.length / padded
     if tile.keep == "memory":
         held = occupancy(target, block, tile.registers).blocks * target.units * tile.rows_per_block
-        misses = 0.5 if held * p.length * p.element_bytes * p.reads < 0.5 * target.l2.bytes else 1
-        reads *= 1 + misses * (walks - 1)  # half at best: a block that reads again asks the memory for nothing new
-    reads *= 1 + _scattered(p, tile, rounds)
+        fits = held * p.length * p.element_bytes * p.reads < times.reread_fits * target.l2.bytes
+        reads *= 1 + (times.reread_misses if fits else 1) * (walks - 1)
+    reads *= 1 + _scattered(target, p, tile, rounds)
     return Work(
         dram_read=reads,
-        dram_write=written - (_LEFT * target.l2.bytes if tile.keep == "again" else 0),
+        dram_write=written - (times.unwritten * target.l2.bytes if tile.keep == "again" else 0),
         l2_bytes=written + once * (walks if tile.keep == "memory" else 1),
         flops={**flops, "int": flops.get("int", 0) + shuffles},
         blocks=blocks,
-        units=target.units if tile.cluster == 1 else target.sm.clusters(tile.cluster, fit) * tile.cluster // fit,
+        units=target.units
+        if tile.cluster == 1
+        else target.sm.clusters(tile.cluster, resident) * tile.cluster // resident,
         threads=block,
         registers=tile.registers,
         bytes_in_flight=flight,
         # a cluster meets before it starts; of the arithmetic, the loads of other blocks hide most
-        stall_ns=(_BARRIER_NS[span] * (max(1, walks - 1) + (span == "cluster")) + exposed * _busy_us(target, p, tile))
+        stall_ns=(barrier * (max(1, walks - 1) + (tile.cluster > 1)) + 1e3 * exposed * _busy_us(target, p, tile))
         / rounds,
         lanes=p.length / padded,
         shared_per_block=tile.shared,
         serial_us=_left_over(target, p, tile, blocks, rounds)
-        + (0.0 if many else _ALONE_US * p.passes * tile.vectors * tile.vector),
+        + (0.0 if many else times.element_us * p.passes * tile.vectors * tile.vector),
     )
 
 
 def _left_over(target: Target, p: Rows, tile: RowTile, blocks: int, rounds: int) -> float:
     """Microseconds at the end of a kernel that only reads in which too little is on its way. Blocks end one after another
     over a share of the time that one is at work; and the last ones, where fewer are left than run at a time, go through their
-    rows alone, which counts for less in later waves, when blocks no longer start together. Measured on an H200."""
+    rows alone, which counts for less in later waves, when blocks no longer start together."""
     if p.writes or tile.cluster > 1:
         return 0.0
     block = tile.threads * tile.rows_per_block
     most = occupancy(target, max(32, block), tile.registers, tile.shared).blocks * target.units
     waves, rest = divmod(blocks, most)
     each = 1e6 * tile.rows_per_block * p.length * p.element_bytes * p.reads / target.dram.rate(target.units)
-    ending = _ENDING * min(blocks / 2, most) * each
+    ending = target.fit(RowTimes).ending * min(blocks / 2, most) * each
     if not waves or not rest:
         return ending
-    alone = 1e-3 * rounds * (target.dram.latency_ns + _BARRIER_NS["block"])
-    alone += _busy_us(target, p, tile) * 128 / min(128, block)
+    alone = 1e-3 * rounds * (target.dram.latency_ns + target.fit(Barriers).block_ns)
+    alone += _busy_us(target, p, tile) * target.sm.issued / min(target.sm.issued, block)
     return max(ending, (alone - rest * each) / waves)
 
 
-def _scattered(p: Rows, tile: RowTile, rounds: int) -> float:
-    """The share that reads take longer where blocks are at places far from each other, each in the middle of its row. What
-    is asked for at a time, between the places, was measured from 2 to 64 KiB on an H200: 5% to 1%."""
+def _scattered(target: Target, p: Rows, tile: RowTile, rounds: int) -> float:
+    """The share that reads take longer where blocks are at places far from each other, each in the middle of its row: the
+    larger, the less a block asks for at a time."""
     if rounds == 1:
         return 0.0
     piece = tile.threads * tile.vector * p.element_bytes * (tile.vectors if tile.threads >= 32 else 1)
-    return 0.055 / (1 + piece / 16384)
+    fit = target.fit(RowTimes)
+    return fit.scatter / (1 + piece / fit.scatter_bytes)
 
 
 def _busy_us(target: Target, p: Rows, tile: RowTile) -> float:
     """What a block's arithmetic on its rows takes an SM: instructions, an element's special function being five."""
     issued = 2 * sum(n for u, n in p.flops.items() if u != "special") + 5 * p.flops.get("special", 0)
-    return issued * p.length * tile.rows_per_block / tile.cluster / (128 * target.clock_ghz * 1e3)
+    return issued * p.length * tile.rows_per_block / tile.cluster / (target.sm.issued * target.clock_ghz * 1e3)
 
 
 def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
-    """Rows in SRAM: what the memory waits is a share of the time that it moves, as measured on an H200.
+    """Rows in SRAM: what the memory waits is a share of the time that it moves.
 
-    Of several blocks an SM, one's start, end and exchange hide behind the others' loads, up to six of them; a block alone shows
+    Of several blocks an SM, one's start, end and exchange hide behind the others' loads; a block alone shows
     its arithmetic between the loads and the stores. What all rows share is read for each, the later the larger the cluster.
     """
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
-    fit = occupancy(target, tile.threads, tile.registers, tile.shared).blocks
-    common = 0.05 * p.common * (1 + (tile.cluster - 1) / 6)
+    fit, resident = target.fit(SmemRows), occupancy(target, tile.threads, tile.registers, tile.shared).blocks
+    common = fit.common * p.common * (1 + (tile.cluster - 1) / fit.common_blocks)
     if tile.cluster > 1:
-        share = 0.11 + common + 0.0075 * (tile.cluster - 1) * max(0.0, 6 / fit - 1)
-    elif fit > 1:
-        share = 0.05 + 0.4 * common
+        share = fit.cluster + common
+        share += fit.cluster_block * (tile.cluster - 1) * max(0.0, fit.hiding_blocks / resident - 1)
+    elif resident > 1:
+        share = fit.several + fit.several_common * common
     else:
-        share = 0.015 + common + 0.1 * (p.passes - 2) + 0.08 * max(0.0, p.flops.get("special", 0) - 1)
-    share += 0.02 * max(0.0, 1536 / (tile.threads * fit) - 1) + 0.07 * tile.shifted
+        share = fit.alone + common + fit.alone_pass * (p.passes - 2)
+        share += fit.alone_special * max(0.0, p.flops.get("special", 0) - 1)
+    share += fit.idle * max(0.0, fit.threads / (tile.threads * resident) - 1) + fit.unaligned * tile.shifted
     return Work(
         dram_read=once,
         dram_write=written,
@@ -349,9 +341,9 @@ def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
 def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
     """Blocks that go from row to row: memory is busy all the time but for what one row's work makes it wait.
 
-    Measured, a round of rows makes memory wait for a share of the time that it moves, however the rows are dealt out;
+    A round of rows makes memory wait for a share of the time that it moves, however the rows are dealt out;
     Little's law with one row in flight a block turns that into time, as for all loads. With little arithmetic between them,
-    loads and stores of many blocks meet, up to a tenth; threads that others do not hide, and clusters of 16, wait longer. The
+    loads and stores of many blocks meet; threads that others do not hide, and large clusters, wait longer. The
     last round has the memory for itself. What all rows share is read once a block.
     """
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
@@ -359,12 +351,15 @@ def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
     part = p.length / tile.cluster
     rounds = p.rows / tile.resident
     move_us = (once + written) / target.dram.rate(target.units) * 1e6
-    share = _WAITS["cluster" if tile.cluster > 2 else "block"]
+    fit = target.fit(PersistentRows)
+    share = fit.cluster if tile.cluster > 2 else fit.block
     if tile.cluster > 2 and p.writes:
-        fit = occupancy(target, tile.threads, tile.registers, tile.shared).blocks
-        idle = 0.05 * max(0.0, 1024 / (tile.threads * fit) - 1) - 0.03 * (fit > 1)
-        share *= min(1.1, 4 / (p.passes + 1)) * (1 + idle + 0.12 * (tile.cluster > 8))
-    wait_ns = max(2 * target.dram.latency_ns, share * 1e3 * move_us / rounds)
+        resident = occupancy(target, tile.threads, tile.registers, tile.shared).blocks
+        idle = fit.idle * max(0.0, fit.threads / (tile.threads * resident) - 1) - fit.several * (resident > 1)
+        waits = 1 + idle + fit.large * (tile.cluster > fit.large_blocks)
+        share *= min(fit.most, fit.passes / (p.passes + 1)) * waits
+    wait_ns = max(fit.latencies * target.dram.latency_ns, share * 1e3 * move_us / rounds)
+    last_round = fit.last_round if p.writes and rounds > fit.last_rounds else 1
     return Work(
         dram_read=once,
         dram_write=written,
@@ -375,7 +370,7 @@ def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
         registers=tile.registers,
         bytes_in_flight=part * p.element_bytes * p.reads / tile.threads,
         stall_ns=wait_ns - target.dram.latency_ns,
-        serial_us=(0.5 if p.writes and rounds > 8 else 1) * move_us * (ceil(rounds) / rounds - 1) + 1,
+        serial_us=last_round * move_us * (ceil(rounds) / rounds - 1) + fit.start_us,
         shared_per_block=tile.shared,
     )
 
@@ -383,7 +378,7 @@ def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
 def row_cost(target: Target, problem: Rows, tile: RowTile) -> Prediction:
     work = row_work(target, problem, tile)
     found = predict(work, target)
-    started = 1e-3 * _BLOCK_NS * work.blocks / target.units if target.sm is not None else 0.0
+    started = 1e-3 * target.fit(RowTimes).block_start_ns * work.blocks / target.units if target.sm is not None else 0.0
     more = started - max(found.terms[t] for t in found.terms if t != "launch")
     return replace(found, time_us=found.time_us + more, terms=found.terms | {"blocks": started}) if more > 0 else found
 

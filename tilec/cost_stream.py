@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from tilec.cost import Choice, Prediction, Work, predict, ranked, round_up
+from tilec.fitted import ChainTimes
 from tilec.target import Target
 
 LINE = 64  # 16-bit elements of a swizzled line
 ROWS = 64  # rows that a warpgroup multiplies
-STEP_US = 0.25  # of a step, in which nothing hides the waits between its products (measured, H200)
-CUT_US = 0.01  # of an element of the walk where each score is compared: nothing runs under that (measured, H200)
-LONGEST = 160  # elements of a step: with more, what is computed between its products spills
-HELD = 208  # registers of a thread for scores, weights and results, of the 240 that it has
 
 
 @dataclass(frozen=True)
@@ -63,11 +60,12 @@ class StreamTile:
 def stream_tiles(target: Target, p: Stream) -> Iterator[StreamTile]:
     """Every tile that fits registers and shared memory."""
     assert target.sm is not None
+    fit = target.fit(ChainTimes)
     columns = round_up(p.columns, 16)
     for groups in (1, 2):
-        for bn in range(32, LONGEST + 1, 16):
+        for bn in range(32, fit.step_elements + 1, 16):
             held = bn // 2 + p.parts * bn // 4 + columns // 2
-            if held > HELD or bn >= 2 * round_up(p.length, 16) > 32:
+            if held > fit.registers or bn >= 2 * round_up(p.length, 16) > 32:
                 continue
             shared = stream_bytes(p, ROWS * groups, bn, 2)
             if shared <= target.sm.shared_per_block:
@@ -92,7 +90,7 @@ def stream_work(target: Target, p: Stream, tile: StreamTile) -> Work:
         across = max(tile.bm, tile.bn) if aligned else tile.bm + tile.bn
         walked, cut = walked + across / 2, cut + across
     scores = p.batch * rows * tile.bm * min(walked, round_up(p.length, tile.bn))
-    waves = ceil(rows * p.batch / target.units)
+    fit, waves = target.fit(ChainTimes), ceil(rows * p.batch / target.units)
     inner, columns = round_up(p.inner, 16), round_up(p.columns, 16)
     flops = 2 * scores * (inner + p.parts * columns)
     # weights taken apart and packed; sums and results that are rescaled once a tile
@@ -115,7 +113,7 @@ def stream_work(target: Target, p: Stream, tile: StreamTile) -> Work:
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=tile.shared / tile.threads,
-        serial_us=2e-3 * target.dram.latency_ns + waves * (STEP_US * walked / tile.bn + CUT_US * cut),
+        serial_us=2e-3 * target.dram.latency_ns + waves * (fit.step_us * walked / tile.bn + fit.cut_us * cut),
     )
 
 

@@ -110,6 +110,8 @@ def _cpu() -> Iterator[str]:
     measured = calibrated_path().is_file() and not target.note
     figures = f"measured ({calibrated_path()})" if measured else target.note or "estimated"
     yield _row("figures", figures)
+    if target.fitted.sources:
+        yield _row("fitted", str(target.fitted))
     yield _row("threads", _threads())
 
 

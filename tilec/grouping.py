@@ -14,6 +14,7 @@ from math import prod
 
 from tilec.amounts import bytes_of, is_chain, kept_bytes, onchip_bytes, work_of
 from tilec.cost import predict
+from tilec.fitted import Recompute
 from tilec.graph import Graph, Node, places_of
 from tilec.mlir import ir
 from tilec.quantities import duration
@@ -167,7 +168,6 @@ LOOP = 8  # operations that take as long to compile as a loop and its accesses
 SIBLINGS = 16  # kernels that read the same input, and that an operation might join
 CHEAP = 4  # operations that cost less than a load and a store of their result
 ACCESS = 16  # bytes of a GPU's widest access
-AGAIN = 20  # that a GPU computes twice rather than keep their result from sweep to sweep: one function and a few more
 
 
 def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
@@ -185,7 +185,8 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
             max(1, places_of(node.results[0].value, c)) * max(1, c.iterations // max(1, node.iterations))
             for c in consumers
         )
-        cheap = AGAIN if _between_sweeps(node, consumers, graph, target) else CHEAP
+        again = _between_sweeps(node, consumers, graph, target)
+        cheap = target.fit(Recompute).operations if again else CHEAP
         if why is None and repeats > 1 and (operations > cheap or len(node.reads) + len(node.extracts) > 2):
             why = f"inlined into its readers, its {operations:.0f} operations an element would run {repeats} times"
         if why is None and len(node.extracts) and repeats > 1:
@@ -213,8 +214,8 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
 def _between_sweeps(node: Node, consumers: list[Node], graph: Graph, target: Target) -> bool:
     """Whether it is better computed twice than kept between two sweeps of a GPU over its elements: an exponential of a
     softmax. It reads a complete reduction, is itself reduced and read again, and what it is made of is kept as it is
-    stored: in registers, of rows that take an eighth of them, so that several blocks fill an SM, or in SRAM, of rows of 16-bit
-    elements that begin anywhere in an access (measured, H200)."""
+    stored: in registers, of rows that take a share of them that lets several blocks fill an SM, or in SRAM, of rows of 16-bit
+    elements that begin anywhere in an access."""
     made = [p for p in graph.producers(node) if p.reduced and p.contraction is None]
     inputs = [r.value for r in node.reads if len(r.dims) == len(node.extents)]
     if target.sm is None or not made or not inputs or any(v in graph.producer for v in inputs):
@@ -223,7 +224,8 @@ def _between_sweeps(node: Node, consumers: list[Node], graph: Graph, target: Tar
     row = length * sum(bytes_of(v) for v in inputs) // max(1, node.iterations)
     if any(c.contraction for c in consumers) or not any(c.reduced for c in consumers):
         return False
-    fits = target.sm.registers * 4 // 8 < row < target.sm.registers * 4 // 2
+    fit = target.fit(Recompute)
+    fits = fit.least < row / (4 * target.sm.registers) < fit.most
     return not fits or (row % ACCESS > 0 and all(ir.ShapedType(v.type).element_type.width == 16 for v in inputs))
 
 

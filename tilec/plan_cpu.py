@@ -11,6 +11,7 @@ from math import ceil, prod
 
 from tilec.amounts import kept_bytes
 from tilec.cost import predict
+from tilec.fitted import LoopTiles
 from tilec.graph import Graph, Node, Read, extract_directions
 from tilec.grouping import Group, Remark
 from tilec.kernels import LoopNest, Panels, RegisterTranspose
@@ -20,12 +21,7 @@ from tilec.plan_model import KernelPlan
 from tilec.quantities import by_sizes
 from tilec.target import Target
 
-BLOCK_ELEMENTS = 1 << 15  # elements of work a block: some ten microseconds
 SQUARE = 16  # the longest side of a tile that is turned in registers
-TRANSPOSE_TILE = 64  # square tiles where operands disagree on the direction of memory: 64 lines of 64 bytes fit L1
-PIECE = 2048  # bytes of an operand that lie together
-# Longer pieces of one operand are more rows of another at a time, and rows a power of two apart share a set of L1: of more
-# than it has ways, lines are lost before they are full.
 SMALL = 1 / 16  # an operand of less than this share of the largest one has no say in how memory is walked
 
 
@@ -79,14 +75,14 @@ def _bits(value: ir.Value) -> int:
 def _tile(
     kernel: KernelPlan, g: Group, graph: Graph, target: Target, turn: tuple[int, ...]
 ) -> tuple[tuple[int, ...], str]:
-    points = max(1, g.space.parallelism)
+    fit, points = target.fit(LoopTiles), max(1, g.space.parallelism)
     alone = predict(replace(kernel.work, blocks=1), target).time_us
-    small = not turn or all(kernel.extents[d] <= TRANSPOSE_TILE for d in _directions(g))
+    small = not turn or all(kernel.extents[d] <= fit.transpose_tile for d in _directions(g))
     if alone < 2 * target.launch.overhead_us and small:  # twice: a small gain is not sure
         whole = tuple(kernel.extents[d] for d in kernel.grid)
         return whole, f"one block: {alone:.1f} us of work, and a parallel loop costs {target.launch.overhead_us:g} us"
     a_point = max(1.0, sum(n.iterations + n.operations / 8 for n in g.nodes) / points)
-    budget = max(1, int(BLOCK_ELEMENTS / a_point))
+    budget = max(1, int(fit.block_elements / a_point))
     kept = kept_bytes(g.nodes, graph, g.space)
     if kept:
         budget = max(1, min(budget, target.l2.bytes // 4 // kept))
@@ -96,32 +92,35 @@ def _tile(
     directions = [d for d in _directions(g) if d in tile]
     if len(directions) > 1:
         for d in directions:
-            tile[d] = min(kernel.extents[d], TRANSPOSE_TILE)
+            tile[d] = min(kernel.extents[d], fit.transpose_tile)
         budget = max(1, budget // prod(tile.values()))
     elif (
         d := _innermost(g)
     ) in tile:  # at least some cache lines along memory, however much work stands behind each element
         tile[d] = min(kernel.extents[d], max(64, min(1024, kernel.extents[d] // (4 * target.units))))
         budget = max(1, budget // tile[d])
-        budget = _lengthen(kernel, g, tile, budget)
+        budget = _lengthen(kernel, g, tile, budget, fit.piece_bytes)
     for d in (d for d in order if d not in directions or len(directions) < 2):  # square tiles use whole pages of both
         grow = min(ceil(kernel.extents[d] / tile[d]), budget)
         tile[d] = min(kernel.extents[d], tile[d] * grow)
         budget = max(1, budget // grow)
     sizes = tuple(tile[d] for d in kernel.grid)
-    why = "squares, turned in registers" if turn else f"about {BLOCK_ELEMENTS} elements"
+    why = "squares, turned in registers" if turn else f"about {fit.block_elements} elements"
     extents = tuple(kernel.extents[d] for d in kernel.grid)
     return sizes, f"tiles of {by_sizes(sizes)} of {by_sizes(extents)}: {why}, {kept * prod(sizes)} bytes kept"
 
 
-def _lengthen(kernel: KernelPlan, g: Group, tile: dict[int, int], budget: int) -> int:
-    """Grows a tile along what each operand has next in memory until its piece of it is that long. Returns what is left of
-    the budget."""
+def _lengthen(kernel: KernelPlan, g: Group, tile: dict[int, int], budget: int, piece: int) -> int:
+    """Grows a tile along what each operand has next in memory until `piece` bytes of it lie together. Returns what is left of
+    the budget.
+
+    Longer pieces of one operand are more rows of another at a time, and rows a power of two apart share a set of L1: of more
+    than it has ways, lines are lost before they are full."""
     for node, read in _large(g):
         run = _bits(read.value) // 8 or 1
         for d in (g.space.dims[node][d] for d in reversed(read.dims)):
-            if d in tile and run < PIECE:
-                grow = min(ceil(kernel.extents[d] / tile[d]), budget, max(1, PIECE // (run * tile[d])))
+            if d in tile and run < piece:
+                grow = min(ceil(kernel.extents[d] / tile[d]), budget, max(1, piece // (run * tile[d])))
                 tile[d], budget = min(kernel.extents[d], tile[d] * grow), max(1, budget // grow)
             if tile.get(d, kernel.extents[d]) < kernel.extents[d]:
                 break

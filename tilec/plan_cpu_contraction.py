@@ -19,6 +19,7 @@ from math import ceil, prod
 
 from tilec import cost_contraction
 from tilec.cost import NoFurtherChoice
+from tilec.fitted import PanelTimes
 from tilec.graph import Graph, Node, extract_directions
 from tilec.grouping import Group, Remark
 from tilec.kernels import Panels
@@ -27,11 +28,7 @@ from tilec.plan_model import KernelPlan
 from tilec.target import Target
 
 SUMS = 16  # vectors of sums: enough to hide an FMA's latency; more would be more text for Numba to compile
-PACK_NS = {True: 0.25, False: 0.7}  # an element of a factor that lies along its lanes, or does not; measured
-GATHER_NS = 1.5  # an element at computed subscripts
-PLAIN_NS = 0.08  # a product in plain loops that vectorise, on one core
 GAIN_US = 10  # what the panels must save: kernels that pack take longer to compile
-BLOCK_US = 0.3
 WEIGHED = "compared by register passes and packing alone, which leaves out the caches that a kernel's own time counts"
 
 
@@ -199,15 +196,17 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
     k = prod(node.extents[d] for d in roles.inner)
     m, n = (prod(box[:-1]) * -(-box[-1] // width) * width for box, width in ((b.rows, b.mr), (b.columns, b.nr)))
     passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, target)
-    packing = k * (m * _pack_ns(node, roles.rows, roles.along[0]) + n * _pack_ns(node, roles.columns, roles.along[1]))
+    fit = target.fit(PanelTimes)
+    sides = zip((m, n), (roles.rows, roles.columns), roles.along)
+    packing = k * sum(size * _pack_ns(node, dims, along, fit) for size, dims, along in sides)
     sums = 2 * m * n * size * ceil(k / b.depth) / (target.l2.unit_gbs or 32)
     rounds = ceil(blocks / target.units)
     start = 2 * target.launch.overhead_us if blocks > 1 else 0  # twice: a small gain is not sure
-    return start + rounds * (BLOCK_US + 1e-3 * (passes + packing + sums))
+    return start + rounds * (fit.block_us + 1e-3 * (passes + packing + sums))
 
 
 def _plain_us(node: Node, size: int, target: Target) -> float:
-    alone = 1e-3 * PLAIN_NS * size / 4 * node.iterations
+    alone = 1e-3 * target.fit(PanelTimes).plain_ns * size / 4 * node.iterations
     return min(alone, target.launch.overhead_us + alone / target.units)
 
 
@@ -221,8 +220,8 @@ def _step_ns(b: Blocking, size: int, target: Target) -> float:
     return max(fma, clocks / target.clock_ghz)
 
 
-def _pack_ns(node: Node, dims: tuple[int, ...], along: int) -> float:
-    return GATHER_NS if node.extracts else PACK_NS[along == dims[-1]]
+def _pack_ns(node: Node, dims: tuple[int, ...], along: int, fit: PanelTimes) -> float:
+    return fit.gather_ns if node.extracts else fit.pack_along_ns if along == dims[-1] else fit.pack_across_ns
 
 
 __all__ = ["choose_contraction"]

@@ -21,6 +21,7 @@ from typing import Any
 from tilec import cost, mlir
 from tilec.amounts import element_bytes
 from tilec.cost_rows import RowTile
+from tilec.fitted import Layouts
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark
 from tilec.kernels import Columns, Points, Rows, Scan, Threaded, Transpose, VectorContraction
@@ -41,16 +42,9 @@ from tilec.stream_grouping import is_streamed
 from tilec.target import Target
 
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
-POINT_THREADS = 128  # of a block without reductions; small blocks that come and go keep memory busiest (measured, H200)
-LOADS = 4  # independent 16-byte loads a thread has in flight in a loop: 32 KB an SM, see Little's law in cost.py
 TURNED = 128  # elements of a side of a tile that is turned in vectors: 256 bytes of memory in both directions
 WORD = 4  # bytes of a bank of shared memory
-FEW = 0.75
-"""Blocks an SM, below which columns are dealt out in lines of 8 accesses instead of 16: more blocks, shorter pieces of memory
-(measured, H200: 64.3 us with 128 blocks of 256 bytes a row, 65.1 with 256 of 128)."""
-TWICE = 16
-"""Elements a thread that sin and cos may be written out for twice: more of their full forms fill the registers."""
-BUSY = 0.75  # share of memory's time from which arithmetic counts
+TWICE = 16  # elements of a thread that sin and cos may be written out for twice: more of their full forms fill the registers
 
 
 def choose(
@@ -195,7 +189,8 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, Scan
         layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(grid, 1) | counts)
         kernel = replace(view.kernel, tile=tuple(counts.get(d, 1) for d in grid))
         held = replace(layout, chain=tile.chain).whole([lane])
-        work = tile.work(work_laid_out(kernel, view, layout), kernel.blocks, 0 if held else min(kept, room), vector)
+        kept_here = 0 if held else min(kept, room)
+        work = tile.work(work_laid_out(kernel, view, layout), kernel.blocks, kept_here, vector, view.target)
         found.append((tile, {d: c for d, c in counts.items() if d != lane}, layout, work))
     times = [cost.predict(work, view.target).time_us for *_, work in found]
     if view.pick >= len(found):
@@ -217,19 +212,20 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, Scan
 def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     """Threads along the contiguous grid dimension, then along a reduction that needs them, then along other grid
     dimensions; steps keep several loads in flight."""
-    kernel, extents, vector = view.kernel, view.extents, vector_of(view, lane)
+    kernel, extents, vector, fit = view.kernel, view.extents, vector_of(view, lane), view.target.fit(Layouts)
     if not view.reduced:  # stores of 16 bytes that leave gaps for the next one reach 0.63 of copy, narrower loads 0.98
         vector = min(vector, max(1, WIDE // max((a.element for a in view.accesses if a.written), default=1)))
     splits = [d for d in view.reduced if d not in view.scanned and extents[d] > UNROLLED]
     points = prod(extents[d] for d in kernel.grid)
     counts: dict[int, int] = {}
-    budget = THREADS if view.reduced else POINT_THREADS
+    budget = THREADS if view.reduced else fit.point_threads
     joined = bool(splits and online_reductions(view)) and _split(view, points) > 1
     if joined:  # the states of several reductions take registers: one word an access, and more of them
         vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
     narrow = _split(view, points // vector) if splits else 1
     blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
-    line = 8 if blocks < FEW else 16 if blocks < (2 if joined else 4) else 32
+    few = fit.online_line_blocks if joined else fit.line_blocks
+    line = 8 if blocks < fit.few_blocks else 16 if blocks < few else 32
     counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
     budget //= counts[lane]
     if narrow > 1:
@@ -239,14 +235,14 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
         counts[d] = min(budget, power(extents[d]))
         budget //= counts[d]
-    steps = unrolled(view, {*view.reduced} - {*splits}, vector) | dict.fromkeys(splits, (4 if joined else 2) * LOADS)
+    steps = unrolled(view, {*view.reduced} - {*splits}, vector) | dict.fromkeys(splits, (4 if joined else 2) * fit.loads)
     tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
     others = sorted((d for d in tile if d != lane), reverse=True)
     computed = [v for n in view.group.nodes for v in n.extracts]
     if vector == 1 and not view.reduced and len(computed) > len(set(computed)):
         _more_steps(view, (*others, lane), tile, steps, UNROLLED)  # what rows read alike stays in L1
     elif vector == 1 and not splits:
-        _more_steps(view, (lane, *others), tile, steps, LOADS)  # single elements: several of them in flight
+        _more_steps(view, (lane, *others), tile, steps, fit.loads)  # single elements: several of them in flight
     elif not view.reduced and computed:
         _more_steps(view, (*others, lane), tile, steps, 2)  # two places to wait for at a time
     elif not view.reduced and (_is_busy(view) or _is_light(view, vector)):
@@ -261,26 +257,26 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
 
 
 def _is_light(view: View, vector: int) -> bool:
-    """Whether a vector of each operand is too little for a block that comes and goes: 82 us for 268 MB that are only written,
-    2 KB a block, and 62 us where it is 4 KB (measured, H200)."""
+    """Whether a vector of each operand is too little for a block that comes and goes."""
     points = {d for d in view.kernel.grid if view.extents[d] > 1}
-    return vector * sum(a.element for a in view.accesses if points <= set(a.dims)) < 2 * WIDE
+    return vector * sum(a.element for a in view.accesses if points <= set(a.dims)) < view.target.fit(Layouts).light_bytes
 
 
 def _is_busy(view: View) -> bool:
     """Whether the arithmetic of elements takes nearly as long as their memory: a thread then takes two vectors, which share
-    addresses and what is the same for all, and whose instructions overlap (0.91 to 0.97 of copy at 19 instructions an element
-    of 2 bytes, measured on an H200). Not sines and cosines that are written out twice: they fill the registers."""
+    addresses and what is the same for all, and whose instructions overlap. Not sines and cosines that are written out twice:
+    they fill the registers."""
     if any(is_trigonometric(op) for n in view.group.nodes for op in mlir.walk(n.op)):
         return False
     terms = cost.predict(view.kernel.work, view.target).terms
     memory = max(terms.get(name, 0.0) for name in cost.MEMORY)
-    return any(us > BUSY * memory for name, us in terms.items() if name not in cost.MEMORY)
+    busy = view.target.fit(Layouts).busy
+    return any(us > busy * memory for name, us in terms.items() if name not in cost.MEMORY)
 
 
 def _split(view: View, threads: int) -> int:
     """Over how many threads a reduction is spread so that all SMs have enough to do."""
-    wanted = view.target.units * 1024
+    wanted = view.target.units * view.target.fit(Layouts).split_threads
     return min(32, power(wanted / max(1, threads))) if threads < wanted else 1
 
 
@@ -394,7 +390,7 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     registers = 40 + held if view.reduced else min(32, 16 + held)
     return replace(
         kernel.work, blocks=max(1, kernel.blocks), threads=layout.block, shared_per_block=0, dram_read=read + again,
-        registers=min(168, 65536 // layout.block, registers),
+        registers=min(168, view.target.sm.registers // layout.block, registers),
         bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
     )  # fmt: skip
 

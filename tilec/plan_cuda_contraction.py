@@ -19,6 +19,7 @@ from tilec import cost_contraction
 from tilec.amounts import element_bytes, inputs_of, outputs_of
 from tilec.cost import Choice, pick
 from tilec.cost_contraction import BlockTile
+from tilec.fitted import ContractionTimes
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark
 from tilec.kernels.contraction import BYTES, Contraction, MatrixKernel, WarpgroupContraction, whole_pieces
@@ -58,7 +59,7 @@ def tiles_of(node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
     kind = kind if kind in BYTES else "f32"
     roles, feeds = arrange(node, kind, g, graph, target)
     problem = _problem(node, roles, kind, g, graph)
-    problem = replace(problem, staged=tuple(_staging(feeds[s]) for s in ("left", "right")))
+    problem = replace(problem, staged=tuple(_staging(feeds[s], target) for s in ("left", "right")))
 
     @cache  # tiles differ in more than their boxes depend on
     def boxes_of(bm: int, bn: int, pieces: tuple[int, int]) -> Sizes | None:
@@ -157,10 +158,10 @@ def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> cos
     return cost_contraction.Contraction(m, n, k, points // (m * n), stored, result, tf32, reads, epilogue=epilogue)
 
 
-def _staging(feed: Feed) -> float:
-    """Integer operations for an element that threads bring: conversions and convolutions of 4096 and 2304 products on an
-    H200 take as long as so many."""
-    return 0 if feed.copy != "registers" else 40 if feed.gathers else 13
+def _staging(feed: Feed, target: Target) -> float:
+    """Integer operations for an element that threads bring to shared memory."""
+    fit = target.fit(ContractionTimes)
+    return 0 if feed.copy != "registers" else fit.gather_operations if feed.gathers else fit.convert_operations
 
 
 def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tilec.amounts import element_bytes, is_chain, kept_bytes
 from tilec.cost import Work
+from tilec.fitted import Barriers
 from tilec.kernels.threaded import part_of
 from tilec.mlir import ir
 from tilec.passes.finish_cuda import finishes
@@ -20,13 +21,12 @@ from tilec.plan_cuda_view import power
 
 if TYPE_CHECKING:
     from tilec.plan_cuda_view import View
+    from tilec.target import Target
 
 WARP = 32
 _STEPS = 4  # loads of a thread in flight
 _HELD = 8  # of a block that keeps its part: it waits for others, and more memory should be on its way meanwhile
 _MOST_WARPS = 16
-_HOP_NS = 1100  # a word from one SM through L2 to another that waits for it
-_BARRIER_NS = 160
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,15 @@ class ScanTile:
     steps: int
     chain: int = 1
 
-    def work(self, work: Work, kernel_blocks: int, kept: int, vector: int) -> Work:
+    def work(self, work: Work, kernel_blocks: int, kept: int, vector: int, target: Target) -> Work:
         """What a kernel does that is laid out so, and keeps `kept` bytes of each of its rows in SRAM. Threads that have
         `vector` words side by side there meet as many others at a bank, when they write as when they read."""
         moved = 2 * kept * self.beside * kernel_blocks * vector
         work = replace(work, shared_per_block=kept * self.beside, shared_bytes=work.shared_bytes + moved)
+        fit = target.fit(Barriers)
         if self.chain == 1:
-            return replace(work, stall_ns=_BARRIER_NS * (self.threads > WARP))
-        return replace(work, blocks=kernel_blocks * self.chain, stall_ns=2 * (_HOP_NS + _BARRIER_NS), launches=2)
+            return replace(work, stall_ns=fit.block_ns * (self.threads > WARP))
+        return replace(work, blocks=kernel_blocks * self.chain, stall_ns=2 * (fit.hop_ns + fit.block_ns), launches=2)
 
     def __str__(self) -> str:
         if self.chain > 1:

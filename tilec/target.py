@@ -13,13 +13,14 @@ import json
 import os
 import re
 import tomllib
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from tilec.diagnostics import CallError
+from tilec.fitted import Fitted, G, read_fitted
+from tilec.target_table import parse
 
 BUILT_IN = Path(__file__).parent / "targets"
 CHIPS = {  # the file that stands for a chip of which only the architecture is known
@@ -82,7 +83,8 @@ class Launch:
 @dataclass(frozen=True)
 class Multiprocessor:
     """What one SM holds. Registers are 32-bit; a warp gets them in steps of `register_unit`. `groups`: how many SMs each
-    group (GPC) has; a cluster lies within one. None: no clusters.
+    group (GPC) has; a cluster lies within one. None: no clusters. Each of its `schedulers` issues an instruction of a warp a
+    clock.
     """
 
     shared_bytes: int
@@ -96,7 +98,13 @@ class Multiprocessor:
     shared_bytes_per_clock: int = 128
     register_unit: int = 256
     warp: int = 32
+    schedulers: int = 4
     groups: tuple[int, ...] = ()
+
+    @property
+    def issued(self) -> int:
+        """Instructions of single threads that an SM issues a clock."""
+        return self.schedulers * self.warp
 
     def clusters(self, size: int, blocks: int) -> int:
         """Clusters of `size` blocks that run at a time, where an SM holds so many blocks."""
@@ -117,8 +125,9 @@ class Core:
 class Target:
     """A machine. `fma` and `tensor` are peaks in TFLOP/s, the latter by type and instruction.
 
-    A cuda target has `sm`; a cpu target has `core`, `l1` and perhaps `l3`. `note` is for the user: where the
-    figures come from, if not from the file that was asked for; it is no part of the identity.
+    A cuda target has `sm`; a cpu target has `core`, `l1` and perhaps `l3`. `fitted`: the numbers of the cost model that were
+    fitted to measurements, of this machine or of another. `note` is for the user: where the figures come from, if not from
+    the file that was asked for; it is no part of the identity.
     """
 
     name: str
@@ -138,6 +147,7 @@ class Target:
     core: Core | None = None
     l1: Level | None = None
     l3: Level | None = None
+    fitted: Fitted = field(default_factory=Fitted, hash=False)
     description: str = field(default="", compare=False)
     note: str = field(default="", compare=False)
 
@@ -173,13 +183,18 @@ class Target:
                 return 1e9 * self.rates.integer * self.units * self.clock_ghz
         raise CallError(f"target '{self.name}' has no unit '{unit}'")
 
+    def fit(self, group: type[G]) -> G:
+        """The fitted numbers of one part of the cost model. Raises CallError where the target has none."""
+        return self.fitted.group(group)
+
     def to_dict(self) -> dict[str, Any]:
-        """The tables of its TOML file, without what is absent."""
-        return {k: v for k, v in asdict(self).items() if v not in (None, "", {})}
+        """The tables of its TOML file, without what is absent or inherited."""
+        tables = asdict(self) | {"fitted": self.fitted.to_dict()}
+        return {k: v for k, v in tables.items() if v not in (None, "", {})}
 
     def digest(self) -> str:
         """A hash of everything that a decision may depend on, for cache keys."""
-        data = {k: v for k, v in self.to_dict().items() if k not in ("note", "description")}
+        data = {k: v for k, v in asdict(self).items() if k not in ("note", "description")}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
@@ -197,6 +212,13 @@ def models() -> tuple[str, ...]:
 def built_in(model: str) -> Target:
     """The target of a file that comes with tilec."""
     return read(BUILT_IN / f"{model}.toml")
+
+
+def _file(name: str) -> Target:
+    """The built-in target with a file of this name. Raises CallError where there is none."""
+    if name not in (*models(), "cpu"):
+        raise CallError(f"there is no target file '{name}'")
+    return built_in(name)
 
 
 def load(name: str | Path) -> Target:
@@ -280,7 +302,8 @@ def read(path: Path) -> Target:
 
 
 def from_dict(table: dict[str, Any], where: str = "target") -> Target:
-    target: Target = _parse(Target, table, where, "")
+    own = {k: v for k, v in table.items() if k != "fitted"}
+    target: Target = parse(Target, own, where, "")
     if target.kind not in ("cuda", "cpu"):
         raise CallError(f"{where}: `kind` is '{target.kind}', not 'cuda' or 'cpu'")
     needs = ("sm",) if target.kind == "cuda" else ("core", "l1")
@@ -288,53 +311,7 @@ def from_dict(table: dict[str, Any], where: str = "target") -> Target:
         raise CallError(f"{where}: a {target.kind} target needs the table [{absent[0]}]")
     if "f32" not in target.fma:
         raise CallError(f"{where}: [fma] needs `f32`")
-    return target
-
-
-def _parse(kind: Any, value: Any, where: str, key: str) -> Any:
-    """`value` as the annotated type `kind`, or a message that names the key."""
-    if get_origin(kind) not in (None, dict, tuple):  # X | None
-        kind = next(k for k in get_args(kind) if k is not NoneType)
-    if is_dataclass(kind):
-        return _parse_table(kind, _expect(value, dict, where, key), where, key)
-    if get_origin(kind) is dict:
-        items = _expect(value, dict, where, key).items()
-        return {k: _parse(get_args(kind)[1], v, where, f"{key}.{k}") for k, v in items}
-    if get_origin(kind) is tuple:
-        items = enumerate(_expect(list(value) if type(value) is tuple else value, list, where, key))
-        return tuple(_expect(v, get_args(kind)[0], where, f"{key}[{i}]") for i, v in items)
-    value = _expect(value, kind, where, key)
-    if kind in (int, float) and not 0 <= value < float("inf"):
-        raise CallError(f"{where}: `{key}` is {value}, and must be a finite number, 0 or above")
-    if value == 0 and key.rpartition(".")[2] in ("units", "clock_ghz", "bandwidth_gbs", "achievable", "warp"):
-        raise CallError(f"{where}: `{key}` must not be 0")
-    return value
-
-
-def _parse_table(kind: Any, table: dict[str, Any], where: str, key: str) -> Any:
-    hints, prefix = {f.name: f.type for f in fields(kind)}, f"{key}." if key else ""
-    for name in table:
-        if name not in hints:
-            close = difflib.get_close_matches(name, hints, 1)
-            hint = f"did you mean `{close[0]}`?" if close else f"known: {', '.join(hints)}"
-            raise CallError(f"{where}: unknown key `{prefix}{name}`", hint=hint)
-    for f in fields(kind):
-        if f.name not in table and f.default is MISSING and f.default_factory is MISSING:
-            raise CallError(f"{where}: `{prefix}{f.name}` is missing")
-    return kind(**{n: _parse(hints[n], v, where, prefix + n) for n, v in table.items()})
-
-
-_WORDS = {
-    str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a table", list: "a list",
-}  # fmt: skip
-
-
-def _expect(value: Any, kind: type, where: str, key: str) -> Any:
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise CallError(f"{where}: `{key}` must be {_WORDS[kind]}, not {value!r}")
-    return value
+    return replace(target, fitted=read_fitted(table.get("fitted"), target.kind, where, _file))
 
 
 # CUdevice_attribute of cuda.h, by the field of Target or Multiprocessor that it fills
@@ -380,6 +357,7 @@ def _adjusted(base: Target, name: str, a: dict[str, int]) -> Target:
         l2=replace(base.l2, bytes=a["l2_bytes"], bandwidth_gbs=base.l2.bandwidth_gbs * min(1.0, share)),
         fma={t: r * share for t, r in base.fma.items()},
         tensor={t: {i: r * share for i, r in rates.items()} for t, rates in base.tensor.items()},
+        fitted=base.fitted.inherited(base.name),
         note=f"{name} has no file of its own: estimated from {base.name} and the driver's figures",
     )
 
