@@ -12,17 +12,23 @@ from tools.emulation import emulate
 from tools.lowering import lowered
 
 import tilec
-from tilec import mlir, plan_cuda, plan_cuda_view
+from tilec import mlir, plan_cuda
 from tilec.runtime.cuda_cubins import program_cubins
+from tilec.target import load
 
 ALL = [pytest.param(example, id=name) for name, example in EXAMPLES.items()]
 QUICK = [pytest.param(EXAMPLES[name], id=name) for name in (
     "softmax", "layernorm", "variance", "top1", "cumsum", "transpose", "cross_entropy", "max_pool", "linear", "jacobi",
 )]  # fmt: skip
 
+SMALL = {
+    "row_registers": {"elements": 2, "packed_elements": 2, "reread_elements": 1},
+    "layouts": {"loads": 2, "point_threads": 32},
+}
 
-def check(example, inputs, schedule=None):
-    outs, failed = emulate(example.path, example.op, inputs, schedule)
+
+def check(example, inputs, schedule=None, target="h200"):
+    outs, failed = emulate(example.path, example.op, inputs, schedule, target)
     assert not any(failed)
     assert_within(example.path, inputs, outs, example.op, kind="cuda")
 
@@ -36,12 +42,15 @@ def test_examples(example, rng, monkeypatch):
 
 @pytest.mark.parametrize("example", QUICK)
 def test_tiles_that_do_not_fit_registers(example, rng, monkeypatch):
-    """Rows are read again by every sweep, and intermediates live in workgroup memory."""
+    """Rows are read again by every sweep, and intermediates live in workgroup memory: on a card where a thread holds little."""
     monkeypatch.setattr(plan_cuda, "choose_contraction", lambda *_: None)
-    monkeypatch.setattr(plan_cuda_view, "HELD", 1)
-    monkeypatch.setattr(plan_cuda, "LOADS", 2)
     monkeypatch.setattr(plan_cuda, "THREADS", 64)
-    check(example, example.inputs(rng))
+    h200 = load("h200")
+    groups = dict(h200.fitted.groups)
+    for name, changes in SMALL.items():
+        groups[name] = replace(groups[name], **changes)
+    small = replace(h200, fitted=replace(h200.fitted, groups=groups))
+    check(example, example.inputs(rng), target=small)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -9,6 +9,7 @@ import numpy as np
 
 from tilec.driver import Lowered
 from tilec.dsl.specialise import Specialised
+from tilec.target import Target
 from tools import cuda_emulator
 from tools.lowering import lowered
 
@@ -26,6 +27,8 @@ def run_printed(
     return outputs, failed
 
 
-def emulate(source: Any, op: str | None, inputs: Mapping[str, np.ndarray], schedule: Any = None):
+def emulate(
+    source: Any, op: str | None, inputs: Mapping[str, np.ndarray], schedule: Any = None, target: str | Target = "h200"
+) -> tuple[list[np.ndarray], list[int]]:
     """A program's outputs, and the numbers of the checks that failed."""
-    return run_printed(*lowered(source, op, inputs, schedule), inputs)
+    return run_printed(*lowered(source, op, inputs, schedule, target), inputs)
