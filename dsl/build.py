@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from tilec import mlir
 from tilec.dsl import ast, scalars
-from tilec.dsl.build_body import Body, Index
+from tilec.dsl.build_body import Body, Index, bare, index_value, projected
 from tilec.dsl.specialise import Specialised
 from tilec.dtypes import BOOL, I64, DType
 from tilec.mlir import arith, func, ir, linalg, tensor
@@ -112,7 +112,7 @@ class Builder:
     # ---- the three shapes of an operation ----------------------------------------------------------------------------
 
     def pointwise(self, name: str, indices: tuple[str, ...], value: ast.Expr) -> ir.Value:
-        if isinstance(value, ast.Access) and value.tensor.startswith("%") and _bare(value) == indices:
+        if isinstance(value, ast.Access) and value.tensor.startswith("%") and bare(value) == indices:
             return self.tensors[value.tensor]  # the whole right side was one reduction
         dims = [self.scope[i] for i in indices]
         out = self.empty(dims, value.dtype)
@@ -155,7 +155,7 @@ class Builder:
         places = linalg.fill(scalars.number(2**63 - 1, I64), outs=[self.empty(dims[:outer], I64)])
 
         def combine(value: ir.Value, states: list[ir.Value]) -> list[ir.Value]:
-            place = self.index_value(dims, outer)
+            place = index_value(dims, outer)
             return combine_arg(kind, (value, place), (states[0], states[1]), body.dtype)
 
         attributes = {"tilec.reduce": mlir.string(expr.kind)}
@@ -200,7 +200,7 @@ class Builder:
         for key, attribute in (attributes or {}).items():
             op.attributes[key] = attribute
         with ir.InsertionPoint(block):
-            body = Body(self, dims, dict(zip(operands, block.arguments)))
+            body = Body(self.tensors, self.sizes, dims, dict(zip(operands, block.arguments)))
             result = body.value(value)
             linalg.YieldOp(finish(result, list(block.arguments)[len(inputs) :]))
         return list(op.results)
@@ -214,29 +214,12 @@ class Builder:
         """The accesses that can be operands: distinct bare indices over the full extent of what they subscript."""
         found: dict[tuple[str, tuple[int, ...]], None] = {}
         for expr in ast.walk(value):
-            if isinstance(expr, ast.Access) and (picked := self.projected(expr, dims)) is not None:
+            if isinstance(expr, ast.Access) and (picked := projected(expr, dims, self.tensors)) is not None:
                 found[expr.tensor, picked] = None
         return list(found)
 
-    def projected(self, access: ast.Access, dims: list[Index]) -> tuple[int, ...] | None:
-        if access.guarded or (bare := _bare(access)) is None or len(set(bare)) < len(bare):
-            return None
-        position = {index.name: d for d, index in enumerate(dims)}
-        if not all(name in position for name in bare):
-            return None
-        picked = tuple(position[name] for name in bare)
-        if access.tensor.startswith("%"):  # a hoisted reduction has the extents of its indices, wherever they begin
-            return picked
-        shape = self.tensors[access.tensor].type.shape
-        full = all(dims[d].low == 0 and dims[d].high == extent for d, extent in zip(picked, shape))
-        return picked if full else None
-
     def empty(self, dims: list[Index], dtype: DType) -> ir.Value:
         return tensor.empty([d.extent for d in dims], scalars.mlir_type(dtype))
-
-    def index_value(self, dims: list[Index], d: int) -> ir.Value:
-        value = arith.index_cast(scalars.mlir_type(I64), linalg.IndexOp(d).result)
-        return value if dims[d].low == 0 else arith.addi(value, scalars.number(dims[d].low, I64))
 
 
 # ---- combining states: one place for builder and passes --------------------------------------------------------------
@@ -304,12 +287,6 @@ def _ranges(expr: ast.Expr) -> tuple[ast.Range, ...]:
             return (expr.range,)
     return ()
 
-
-def _bare(access: ast.Access) -> tuple[str, ...] | None:
-    """The index names of an access whose subscripts are all bare names."""
-    if all(isinstance(s, ast.Name) for s in access.subscripts):
-        return tuple(s.name for s in access.subscripts)
-    return None
 
 
 def _changed(expr: ast.Expr, change: Callable[[ast.Expr], ast.Expr]) -> ast.Expr:

@@ -6,16 +6,12 @@ An access that is no operand is a `tensor.extract` at computed subscripts, with 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tilec import mlir
 from tilec.dsl import ast, scalars
 from tilec.dsl.index_values import index_values
 from tilec.dtypes import BOOL, I64
 from tilec.mlir import affine, arith, cf, ir, linalg, tensor
-
-if TYPE_CHECKING:
-    from tilec.dsl.build import Builder
 
 
 @dataclass(frozen=True)
@@ -32,12 +28,16 @@ class Index:
 
 
 class Body:
-    """Lowers a scalar expression inside the body of one operation."""
+    """Lowers a scalar expression inside the body of one operation over `dims`. `tensors` and `sizes` are the program's, by name;
+    `elements` the values of operands at a point."""
 
-    def __init__(self, builder: Builder, dims: list[Index], elements: dict[tuple[str, tuple[int, ...]], ir.Value]):
-        self.builder, self.dims, self.elements = builder, dims, elements
+    def __init__(
+        self, tensors: dict[str, ir.Value], sizes: dict[str, int], dims: list[Index],
+        elements: dict[tuple[str, tuple[int, ...]], ir.Value],
+    ):  # fmt: skip
+        self.tensors, self.sizes, self.dims, self.elements = tensors, sizes, dims, elements
         self.position = {index.name: d for d, index in enumerate(dims)}
-        self.values = {name: (size, size) for name, size in builder.sizes.items()}
+        self.values = {name: (size, size) for name, size in sizes.items()}
         self.values |= {index.name: (index.low, max(index.low, index.high - 1)) for index in dims}
         self.taken: list[ir.Value] = []  # the conditions under which the current branch is taken
 
@@ -69,8 +69,8 @@ class Body:
 
     def name(self, expr: ast.Name) -> ir.Value:
         if expr.name in self.position:
-            return self.builder.index_value(self.dims, self.position[expr.name])
-        return scalars.number(self.builder.sizes[expr.name], I64)
+            return index_value(self.dims, self.position[expr.name])
+        return scalars.number(self.sizes[expr.name], I64)
 
     def conditional(self, expr: ast.Conditional) -> ir.Value:
         """Both branches are computed and one is chosen: every access below is made safe for the branch not taken."""
@@ -83,10 +83,10 @@ class Body:
         return arith.select(condition, then, otherwise)
 
     def access(self, expr: ast.Access) -> ir.Value:
-        picked = self.builder.projected(expr, self.dims)
+        picked = projected(expr, self.dims, self.tensors)
         if picked is not None:
             return self.elements[expr.tensor, picked]
-        source = self.builder.tensors[expr.tensor]
+        source = self.tensors[expr.tensor]
         subscripts = [self.subscript(s) for s in expr.subscripts]
         if not expr.guarded:
             return tensor.extract(source, subscripts)
@@ -108,10 +108,10 @@ class Body:
 
     def pad(self, expr: ast.Pad) -> ir.Value:
         access, value = expr.access, self.value(expr.value)
-        picked = self.builder.projected(access, self.dims)
+        picked = projected(access, self.dims, self.tensors)
         if picked is not None:
             return self.elements[access.tensor, picked]
-        source = self.builder.tensors[access.tensor]
+        source = self.tensors[access.tensor]
         extents = list(source.type.shape)
         if 0 in extents:
             return value
@@ -155,7 +155,7 @@ class Body:
                 d = self.position[name]
                 return ir.AffineDimExpr.get(d) + self.dims[d].low
             case ast.Name(name=name):
-                return ir.AffineConstantExpr.get(self.builder.sizes[name])
+                return ir.AffineConstantExpr.get(self.sizes[name])
             case ast.Unary("-", operand=operand):
                 inner = self._affine(operand)
                 return None if inner is None else inner * -1
@@ -191,3 +191,31 @@ def _inside(subscripts: list[ir.Value], extents: list[int]) -> ir.Value:
         for predicate, bound in ((arith.CmpIPredicate.sge, 0), (arith.CmpIPredicate.slt, extent)):
             result = arith.andi(result, arith.cmpi(predicate, subscript, mlir.index(bound)))
     return result
+
+
+def projected(access: ast.Access, dims: list[Index], tensors: dict[str, ir.Value]) -> tuple[int, ...] | None:
+    """The dimensions that subscript an access to whole tensors by distinct bare indices; None for any other access."""
+    if access.guarded or (names := bare(access)) is None or len(set(names)) < len(names):
+        return None
+    position = {index.name: d for d, index in enumerate(dims)}
+    if not all(name in position for name in names):
+        return None
+    picked = tuple(position[name] for name in names)
+    if access.tensor.startswith("%"):  # a hoisted reduction has the extents of its indices, wherever they begin
+        return picked
+    shape = tensors[access.tensor].type.shape
+    full = all(dims[d].low == 0 and dims[d].high == extent for d, extent in zip(picked, shape))
+    return picked if full else None
+
+
+def bare(access: ast.Access) -> tuple[str, ...] | None:
+    """The index names of an access whose subscripts are all bare names."""
+    if all(isinstance(s, ast.Name) for s in access.subscripts):
+        return tuple(s.name for s in access.subscripts)
+    return None
+
+
+def index_value(dims: list[Index], d: int) -> ir.Value:
+    """The value of dimension `d`'s index, as i64."""
+    value = arith.index_cast(scalars.mlir_type(I64), linalg.IndexOp(d).result)
+    return value if dims[d].low == 0 else arith.addi(value, scalars.number(dims[d].low, I64))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from tilec.diagnostics import Note, Span
 from tilec.dsl import ast
@@ -12,9 +11,6 @@ from tilec.dsl.check_scope import Module, calls_itself, free_indices, suggestion
 from tilec.dsl.notation import bodies, matters, plural, trivial, uses
 from tilec.dtypes import OTHER_NAMES
 from tilec.functions import FUNCTIONS
-
-if TYPE_CHECKING:
-    from tilec.dsl.inline import Inliner
 
 MAX_CALLS = 1000
 MAX_NODES = 100_000
@@ -36,14 +32,15 @@ class Scope:
 
 
 class Instance:
-    """One inlined call; takes its name, `softmax` or `softmax_2`, when it first needs one."""
+    """One inlined call; takes its name, `softmax` or `softmax_2`, from `unique` when it first needs one."""
 
-    def __init__(self, inliner: Inliner, function: str):
-        self.inliner, self.function, self.prefix = inliner, function, None
+    def __init__(self, unique: Callable[[str], str], function: str):
+        self.unique, self.function = unique, function
+        self.prefix: str | None = None
 
     def name(self, local: str) -> str:
         if self.prefix is None:
-            self.prefix = self.inliner.instance(self.function)
+            self.prefix = self.unique(self.function)
         return f"{self.prefix}.{local}"
 
 
@@ -104,7 +101,7 @@ class Calls:
         written = {r.index: g.index for r, g in zip(ranges, given)}
         scope = self._walking(scope, given)
         outside = replace(scope, indices=scope.indices | written)
-        instance = Instance(self, function.name)
+        instance = Instance(self.instance, function.name)
         reduces = any(isinstance(n, ast.Reduce | ast.Scan | ast.Call) for e in bodies(function) for n in ast.walk(e))
         values: dict[str, ast.Expr] = {}
         for parameter, argument in zip(function.parameters, arguments):
