@@ -123,13 +123,11 @@ class KernelMapper:
         before = list(self.body.operations)
         at = {o.operation: n for n, o in enumerate(before)}
         for value in (v for op in others for v in mlir.outputs_of(op)):
-            chain = []
-            while (made := mlir.definition(value)) is not None and at.get(made, 0) > at[first]:
-                chain.append(made)
-                value = made.operands[0] if made.name == "memref.subview" else None
-                if value is None:
-                    break
-            for made in reversed(chain):
+            makers, made = [], mlir.definition(value)
+            while made is not None and at.get(made, 0) > at[first]:
+                makers.append(made)
+                made = mlir.definition(made.operands[0]) if made.name == "memref.subview" else None
+            for made in reversed(makers):
                 made.move_before(first)
 
     def _generic(self, op: ir.Operation) -> None:

@@ -10,6 +10,15 @@ def without_faults(ptx: str) -> str:
     return _parted(_two_at_a_time(_wrapping(_in_words(_signed_zeros(_unordered(_upper_halves(ptx)))))))
 
 
+_ZERO = (".reg .b32 %zero;", "mov.u32 %zero, %ctaid.z;")
+"""A 0 that ptxas does not know: grids have one dimension."""
+
+
+def _block(*lines: str, indent: str = "") -> str:
+    """Instructions with registers of their own."""
+    return indent + "\n\t".join(["{", *lines, "}"])
+
+
 _UPPER_HALF = re.compile(r"\bmul\.hi\.u32\s+(%\w+),")
 _WIDENED = re.compile(r"\bcvt\.u64\.u32(\s+)(%\w+), (%\w+);")
 
@@ -26,8 +35,7 @@ def _upper_halves(ptx: str) -> str:
         space, to, operand = m.groups()
         if operand not in halves:
             return m[0]
-        lines = [".reg .b32 %zero;", "mov.u32 %zero, %ctaid.z;", f"or.b32 %zero, {operand}, %zero;"]
-        return "\n\t".join(["{", *lines, f"cvt.u64.u32{space}{to}, %zero;", "}"])
+        return _block(*_ZERO, f"or.b32 %zero, {operand}, %zero;", f"cvt.u64.u32{space}{to}, %zero;")
 
     return _WIDENED.sub(widened, ptx) if halves else ptx
 
@@ -57,7 +65,7 @@ _ONE = {"f3F800000": "0x3F800000", "d3FF0000000000000": "0x3FF0000000000000"}
 def _signed_zeros(ptx: str) -> str:
     """Constants -0 among what is chosen from, and 1 among what is clamped to, as numbers that ptxas does not know.
 
-    ptxas of CUDA 13.0 takes `selp -0.0, 1.0` for a comparison's 1 or +0, `max(|x|, -0.0)` for a number whose sign
+    ptxas (13.0 and 13.5) takes `selp -0.0, 1.0` for a comparison's 1 or +0, `max(|x|, -0.0)` for a number whose sign
     `abs` need not clear, and the smaller of 1 and the larger of -0 (or 0) and x for its own clamping, which gives +0, also of NaN.
     """
 
@@ -74,10 +82,9 @@ def _signed_zeros(ptx: str) -> str:
 
 def _unknown(indent: str, bits: str, constant: str, instruction: str) -> str:
     """An instruction with a float `%constant`, of which ptxas knows no bit for sure."""
-    lines = ["{", ".reg .b32 %zero;", f".reg .b{bits} %bits;", f".reg .f{bits} %constant;", "mov.u32 %zero, %ctaid.z;"]
-    lines += ["cvt.u64.u32 %bits, %zero;"] if bits == "64" else ["mov.b32 %bits, %zero;"]
-    lines += [f"or.b{bits} %bits, %bits, {constant};", f"mov.b{bits} %constant, %bits;", instruction, "}"]
-    return indent + "\n\t".join(lines)
+    widened = "cvt.u64.u32 %bits, %zero;" if bits == "64" else "mov.b32 %bits, %zero;"
+    made = (widened, f"or.b{bits} %bits, %bits, {constant};", f"mov.b{bits} %constant, %bits;")
+    return _block(*_ZERO, f".reg .b{bits} %bits;", f".reg .f{bits} %constant;", *made, instruction, indent=indent)
 
 
 _NARROW = re.compile(
@@ -120,7 +127,7 @@ def _in_words(ptx: str) -> str:
         lines.append(f"{name}.{type_}{space}{result}, {', '.join(words)};")
         if result != to:
             lines.append(f"cvt.u16.u32 {to}, %word3;")
-        return indent + "\n\t".join(["{", *lines, "}"])
+        return _block(*lines, indent=indent)
 
     return _NARROW.sub(
         widened, _EXTENDED.sub(r"\1{\n\t.reg .b32 %word;\n\tcvt.s32.s8 %word, \3;\n\tcvt.u16.u32 \2, %word;\n\t}", ptx)
@@ -137,7 +144,7 @@ def _wrapping(ptx: str) -> str:
     def larger(m: re.Match[str]) -> str:
         bits, space, to, operand = m.groups()
         lines = (f".reg .b{bits} %negated;", f"neg.s{bits} %negated, {operand};")
-        return "\n\t".join(["{", *lines, f"max.s{bits}{space}{to}, {operand}, %negated;", "}"])
+        return _block(*lines, f"max.s{bits}{space}{to}, {operand}, %negated;")
 
     return _ABSOLUTE.sub(larger, ptx)
 
@@ -155,8 +162,8 @@ def _two_at_a_time(ptx: str) -> str:
 
     def anew(m: re.Match[str]) -> str:
         kind, space, to, first, second = m.groups()
-        lines = (".reg .b32 %zero, %second;", "mov.u32 %zero, %ctaid.z;", f"or.b32 %second, {second}, %zero;")
-        return "\n\t".join(["{", *lines, f"{kind}.s32{space}{to}, {first}, %second;", "}"])
+        lines = (*_ZERO, ".reg .b32 %second;", f"or.b32 %second, {second}, %zero;")
+        return _block(*lines, f"{kind}.s32{space}{to}, {first}, %second;")
 
     return _EXTREME.sub(anew, ptx)
 
@@ -174,17 +181,15 @@ def _parted(ptx: str) -> str:
 
     def parted(m: re.Match[str]) -> str:
         how, space, to, operand = m.groups()
-        return "\n\t".join([
-            "{",
-            ".reg .b32 %lower, %upper, %zero;",
+        return _block(
+            *_ZERO,
+            ".reg .b32 %lower, %upper;",
             ".reg .f64 %parted;",
-            "mov.u32 %zero, %ctaid.z;",
             f"mov.b64 {{%lower, %upper}}, {operand};",
             "and.b32 %zero, %upper, %zero;",
             "or.b32 %lower, %lower, %zero;",
             "mov.b64 %parted, {%lower, %upper};",
             f"cvt.{how}.f32.f64{space}{to}, %parted;",
-            "}",
-        ])  # fmt: skip
+        )
 
     return _NARROWING.sub(parted, ptx)
