@@ -130,9 +130,12 @@ def _tile_of_sums(c: Contraction) -> tuple[ir.Value, Callable[[], None]]:
     if owner is not None and owner.name == "memref.subview" and _is_alloc(owner.operands[0]):
         out = owner.operands[0]
     if _fits(c, out, shape):
+        if out != c.operands[-1]:
+            _take_fill(c, out)
         return out, lambda: None
     tile = _named_alloc(shape, c)
     if _is_alloc(out):
+        _take_fill(c, tile)
         _move(out, tile)
         return tile, lambda: None
     _take_fill(c, tile)
@@ -195,7 +198,8 @@ def _review(view: ir.Operation, source: ir.Value) -> None:
 
 
 def _take_fill(c: Contraction, tile: ir.Value) -> None:
-    """The value that the output was filled with goes to the tile instead."""
+    """The value that the output was filled with goes to the tile instead: to whole panels, since the register kernel adds to the
+    lanes beyond the output's end, too."""
     fills = [u for u in mlir.uses(c.operands[-1]) if u.name == "linalg.fill"]
     if len(fills) != 1:
         raise InternalError(f"{mlir.get_string(c.op, 'tilec.name')} adds to sums that it does not start", "stage")

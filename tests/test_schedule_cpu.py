@@ -38,7 +38,7 @@ def edited(case: Case, *lines: str) -> str:
     (TURNED, "lanes = 1", "`lanes` is one of 2, 4, 8 or 16, not 1: the side of a tile that is transposed"),
     (TURNED, "lanes = 32", "not 32"),
     (TURNED, "transposed = [1]", "`transposed` can be [0]"),
-    (PANELS, "lanes = 3", "not 3: the elements of a vector"),
+    (PANELS, "lanes = 3", "not 3: the f32 elements of a vector"),
     (PANELS, "register_tile = [2, 24]", "a multiple of `lanes`, 16"),
     (PANELS, "register_tile = [64, 64]", "at most 64 vectors"),
     (PANELS, "depths = [0]", "`depths` is a number of at least 1"),
@@ -64,5 +64,6 @@ def test_one_that_can_be_is_right(case, lines):
 
 def test_the_sides_of_tiles_have_their_functions():
     from tilec.runtime.cpu_tile import LANES
+    from tilec.runtime.cpu_vector import BYTES, WIDTHS
 
-    assert cpu.LANES == LANES
+    assert cpu.LANES == LANES and (cpu.VECTORS, cpu.BYTES) == (tuple(WIDTHS), BYTES)

@@ -99,7 +99,7 @@ def _planned(
     tile = {place[d]: t for d, t in zip((*roles.rows, *roles.columns), (*best.rows, *best.columns))}
     named = {name: tuple(place[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")}
     built = Panels(
-        **named, register_tile=(best.mr, best.nr), lanes=_lanes(target, 8 if element == "f64" else 4),
+        **named, element=element, register_tile=(best.mr, best.nr), lanes=_lanes(target, 8 if element == "f64" else 4),
         depths=_depths([node.extents[d] for d in roles.inner], best.depth),
     )  # fmt: skip
     sizes = (prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch))

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tomlkit
 
 from fuzz.choices import Choices
 from fuzz.compare import WAYS, Verdict, check, specialised
 from fuzz.counts import Counts
+from fuzz.edits import PROGRAMS, check_edit, drawn_edit, own
 from fuzz.files import AGAIN, SORTS
 from fuzz.programs import Case, drawn_case
 from fuzz.schedules import TARGETS, drawn_schedule
@@ -24,7 +26,7 @@ from tilec.runtime.cuda_driver import KernelFault
 
 SMALL = [2, 3, 1, 4, 5, 0, 8]
 """Sizes for what runs in Python alone."""
-EVERY = (*WAYS, *SORTS)
+EVERY = (*WAYS, "edits", *SORTS)
 SPOILING = (KernelFault,)
 """Errors after which a process's GPU does nothing more."""
 SCHEDULED = 15
@@ -41,6 +43,8 @@ class Drawn:
     text: str = ""
     special: Specialised | None = None
     """The program, where drawing a schedule took it."""
+    edited: str = ""
+    """The name of the program in `fuzz.edits` whose schedule was edited."""
 
 
 def draw(way: str, choices: Choices, counts: Counts) -> Drawn:
@@ -48,6 +52,10 @@ def draw(way: str, choices: Choices, counts: Counts) -> Drawn:
     counts.tried += 1
     if way in SORTS:
         return Drawn(way, text=SORTS[way][0](choices))
+    if way == "edits":
+        name, schedule = drawn_edit(choices)
+        counts.scheduled += 1
+        return Drawn(way, own(name).case, schedule, edited=name)
     sizes = {} if way in ("cpu", "gpu") else {"sizes": SMALL}
     case = drawn_case(choices, **sizes)
     counts.statements += case.text.count(" = ")
@@ -67,6 +75,11 @@ def run(drawn: Drawn, counts: Counts) -> None:
     if drawn.case is None:
         with limited():
             counts.refused += bool(SORTS[drawn.way][1](drawn.text))
+        return
+    if drawn.edited:
+        verdict = check_edit(drawn.edited, drawn.schedule or "")
+        counts.refused += verdict is None
+        judged(verdict or Verdict(), counts)
         return
     judged(check(drawn.case, drawn.way, drawn.schedule), counts)
 
@@ -121,6 +134,10 @@ def write(drawn: Drawn, folder: Path) -> str:
     if drawn.schedule:
         (folder / "program.sched.toml").write_text(drawn.schedule)
     given = f" --input {folder / 'inputs.npz'}" if case.inputs else ""
+    if drawn.edited:
+        (folder / "target.toml").write_text(tomlkit.dumps(PROGRAMS[drawn.edited].machine.to_dict()))
+        sizes = " ".join(f"-D {name}={value}" for name, value in case.sizes.items())
+        return f"tilec verify {path} {sizes} --target {folder / 'target.toml'}"
     sizes = "".join(f" -D {name}={value}" for name, value in case.sizes.items())
     target = " --target cuda" if drawn.way in ("gpu", "emulator") else ""
     op = f" --op {case.op}" if case.op else ""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tilec.target import Target
 
 LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `load_tile_2` and so on in `runtime/cpu_tile.py`
+VECTORS = (16, 32, 64)  # bytes of a vector: `fma_f32x4` and so on in `runtime/cpu_vector.py`
+BYTES = {"f32": 4, "f64": 8}
 MOST_SUMS = 64  # vectors of sums: each is written out in a kernel
 
 
@@ -50,14 +52,17 @@ class Panels(Family, name="panels", backend="cpu"):
     along: tuple[int, ...] = option(
         "dimensions along which the left and the right factor are contiguous", dims=True, fixed=True
     )
+    element: str = option("the type of its sums", fixed=True)
     register_tile: tuple[int, ...] = option("rows and columns whose sums are in registers at a time")
     lanes: int = option("columns of one vector")
     depths: tuple[int, ...] = option("how much of each of `inner` is packed at a time")
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         tile, lanes = self.register_tile, self.lanes
-        if lanes not in LANES:
-            return Refusal("lanes", f"`lanes` is one of {_listed(LANES)}, not {lanes}: the elements of a vector")
+        allowed = tuple(n // BYTES[self.element] for n in VECTORS)
+        if lanes not in allowed:
+            why = f"`lanes` is one of {_listed(allowed)}, not {lanes}: the {self.element} elements of a vector"
+            return Refusal("lanes", why)
         if len(tile) != 2 or min(tile) < 1 or tile[1] % lanes:
             why = f"`register_tile` is rows and columns, the columns a multiple of `lanes`, {lanes}"
             return Refusal("register_tile", why)
@@ -66,6 +71,17 @@ class Panels(Family, name="panels", backend="cpu"):
         if len(self.depths) != len(self.inner) or min(self.depths, default=1) < 1:
             why = f"`depths` is a number of at least 1 for each of `inner`, {len(self.inner)} in all"
             return Refusal("depths", why)
+        return self._refuse_gaps([kernel.extents[d] for d in self.inner])
+
+    def _refuse_gaps(self, extents: list[int]) -> Refusal | None:
+        """A panel has the products of one step side by side, so a step that is cut short along one dimension is of one place
+        along those before it."""
+        for n, (depth, extent) in enumerate(zip(self.depths, extents)):
+            if depth > max(1, extent):
+                return Refusal("depths", f"`depths` has {depth} of a dimension of {extent}")
+            if extent % depth and any(d > 1 for d in self.depths[:n]):
+                why = f"`depths` has {depth}, which does not divide a dimension of {extent}: the numbers before it must be 1"
+                return Refusal("depths", why)
         return None
 
 

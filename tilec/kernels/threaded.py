@@ -125,6 +125,8 @@ class Threaded(Family, backend="cuda"):
             if kernel.extents[d] % max(vectors):
                 why = f"vectors of {max(vectors)} elements do not divide a dimension of {kernel.extents[d]}"
                 return Refusal("vectors", f"{why}, which is transposed")
+            if (tile := dict(zip(kernel.grid, kernel.tile)).get(d, max(vectors))) % max(vectors) and tile < kernel.extents[d]:
+                return Refusal("tile", f"a tile of {tile} cuts vectors of {max(vectors)} elements, which are transposed")
         for d, tile in zip(kernel.grid, kernel.tile):
             if tile % vectors[d] and tile < kernel.extents[d]:
                 return Refusal("tile", f"a tile of {tile} cuts vectors of {vectors[d]} elements (`vectors`)")

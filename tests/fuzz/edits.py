@@ -1,0 +1,298 @@
+"""Options of one kernel changed: each family of kernels, each field, values that are legal or not.
+
+What the compiler accepts must be right: the IR after every stage by the interpreter, and for the CPU the compiled kernel.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import tomlkit
+
+from fuzz.choices import Choices
+from fuzz.compare import Verdict, as_schedule, expect, outputs_of, specialised
+from fuzz.guards import in_a_child, run_guarded
+from fuzz.programs import Case
+from fuzz.together import compile_together
+from tilec import mlir
+from tilec.diagnostics import CallError
+from tilec.driver import Lowered, lower
+from tilec.dsl.build import build
+from tilec.dsl.specialise import Specialised
+from tilec.dtypes import DTYPES
+from tilec.fitted import PanelTimes
+from tilec.interpreted import interpret_stage
+from tilec.kernels import FAMILIES
+from tilec.mlir import ir
+from tilec.passes import NAMES
+from tilec.plan_model import Plan
+from tilec.schedule import write_schedule
+from tilec.target import Target, load
+
+
+@dataclass(frozen=True)
+class Program:
+    """A small program whose kernels are of one family on a target. `inputs`: type and shape of each."""
+
+    target: str
+    family: str
+    text: str
+    sizes: dict[str, int]
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
+
+    @property
+    def case(self) -> Case:
+        rng, arrays = np.random.default_rng(7), {}
+        for name, (dtype, shape) in self.inputs.items():
+            arrays[name] = np.asarray(rng.normal(size=shape)).astype(DTYPES[dtype].numpy)
+        return Case(self.text, self.sizes, arrays)
+
+    @property
+    def machine(self) -> Target:
+        """The target, altered so that the family is the planner's choice for few elements."""
+        target = load(self.target)
+        match self.family:
+            case "panels":
+                slow = replace(target.fit(PanelTimes), plain_ns=1000.0)
+                groups = target.fitted.groups | {"panels": slow}
+                return replace(target, fitted=replace(target.fitted, groups=groups))
+            case "vector_contraction":
+                return replace(target, sm=replace(target.sm, shared_per_block=2048))
+            case "warpgroup_contraction":
+                slow = {"mma.sync": 0.01}
+                return replace(target, tensor={t: rates | slow for t, rates in target.tensor.items()})
+        return target
+
+
+PRODUCT = "op f(a: {t}[M, K], b: {t}[K, N]) -> (y: f32[M, N]) {{ y[i, j] = sum[k](a[i, k] * b[k, j]) }}"
+PROGRAMS = {
+    "softmax, cpu": Program(
+        "cpu", "loop_nest",
+        "op f(x: f32[M, N]) -> (y: f32[M, N]) { m[i] = max[j](x[i, j]) e[i, j] = exp(x[i, j] - m[i]) "
+        "y[i, j] = e[i, j] / sum[k](e[i, k]) }",
+        {"M": 40, "N": 33}, {"x": ("f32", (40, 33))},
+    ),
+    "columns and a scan, cpu": Program(
+        "cpu", "loop_nest",
+        "op f(x: f64[M, N]) -> (y: f64[N], z: f64[M, N]) { y[j] = sum[i](x[i, j]) z[i, j] = cumsum[j](x[i, j]) }",
+        {"M": 37, "N": 24}, {"x": ("f64", (37, 24))},
+    ),
+    "transposed sum, cpu": Program(
+        "cpu", "register_transpose",
+        "op f(x: f32[M, N], w: f32[N, M]) -> (y: f32[N, M]) { y[j, i] = x[i, j] + w[j, i] }",
+        {"M": 40, "N": 33}, {"x": ("f32", (40, 33)), "w": ("f32", (33, 40))},
+    ),
+    "transpose of bytes, cpu": Program(
+        "cpu", "register_transpose",
+        "op f(x: i8[B, M, N]) -> (y: i8[B, N, M]) { y[h, j, i] = x[h, i, j] }",
+        {"B": 2, "M": 35, "N": 50}, {"x": ("i8", (2, 35, 50))},
+    ),
+    "product, cpu": Program(
+        "cpu", "panels",
+        "op f(a: f32[M, K], b: f32[K, N]) -> (y: f32[M, N]) { y[i, j] = max(sum[k](a[i, k] * b[k, j]), 0) }",
+        {"M": 35, "K": 13, "N": 40}, {"a": ("f32", (35, 13)), "b": ("f32", (13, 40))},
+    ),
+    "products of a batch, cpu": Program(
+        "cpu", "panels",
+        "op f(a: f64[B, K, M], b: f64[B, N, K]) -> (y: f64[B, M, N]) { y[h, i, j] = sum[k](a[h, k, i] * b[h, j, k]) }",
+        {"B": 2, "M": 19, "K": 10, "N": 21}, {"a": ("f64", (2, 10, 19)), "b": ("f64", (2, 21, 10))},
+    ),
+    "convolution, cpu": Program(
+        "cpu", "panels",
+        "op f(x: f32[H, C], w: f32[O, C, 3]) -> (y: f32[H - 2, O]) { y[h, o] = sum[c, r](x[h + r, c] * w[o, c, r]) }",
+        {"H": 30, "C": 4, "O": 20}, {"x": ("f32", (30, 4)), "w": ("f32", (20, 4, 3))},
+    ),
+    "sines": Program(
+        "h200", "points",
+        "op f(x: bf16[M, N], w: f32[N]) -> (y: bf16[M, N]) { y[i, j] = bf16(sin(x[i, j]) * w[j]) }",
+        {"M": 6, "N": 64}, {"x": ("bf16", (6, 64)), "w": ("f32", (64,))},
+    ),
+    "variance of columns": Program(
+        "h200", "columns",
+        "op f(x: f32[M, N]) -> (y: f32[N]) { m[j] = mean[i](x[i, j]) y[j] = mean[i]((x[i, j] - m[j]) ** 2) }",
+        {"M": 40, "N": 24}, {"x": ("f32", (40, 24))},
+    ),
+    "softmax": Program(
+        "h200", "rows",
+        "op f(x: bf16[M, N]) -> (y: bf16[M, N]) { m[i] = max[j](x[i, j]) e[i, j] = exp(x[i, j] - m[i]) "
+        "y[i, j] = bf16(e[i, j] / sum[k](e[i, k])) }",
+        {"M": 5, "N": 1024}, {"x": ("bf16", (5, 1024))},
+    ),
+    "rmsnorm of rows that begin anywhere": Program(
+        "h200", "rows",
+        "op f(x: f32[M, N], g: f32[N]) -> (y: f32[M, N]) { s[i] = mean[j](x[i, j] ** 2) "
+        "y[i, j] = x[i, j] * rsqrt(s[i] + 1) * g[j] }",
+        {"M": 5, "N": 131}, {"x": ("f32", (5, 131)), "g": ("f32", (131,))},
+    ),
+    "argmax": Program(
+        "h200", "rows",
+        "op f(x: f32[M, N]) -> (y: i32[M], z: f32[M]) { y[i] = argmax[j](x[i, j]) z[i] = logsumexp[j](x[i, j]) }",
+        {"M": 6, "N": 96}, {"x": ("f32", (6, 96))},
+    ),
+    "scan": Program(
+        "h200", "scan",
+        "op f(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = 2 * cumsum[j](x[i, j]) }",
+        {"M": 2, "N": 1300}, {"x": ("f32", (2, 1300))},
+    ),
+    "transpose": Program(
+        "h200", "transpose",
+        "op f(x: f32[M, N]) -> (y: f32[N, M]) { y[j, i] = 2 * x[i, j] }",
+        {"M": 48, "N": 40}, {"x": ("f32", (48, 40))},
+    ),
+    "transpose of narrow elements": Program(
+        "h200", "transpose",
+        "op f(x: f16[M, N]) -> (y: f16[N, M]) { y[j, i] = x[i, j] }",
+        {"M": 64, "N": 128}, {"x": ("f16", (64, 128))},
+    ),
+    "product in plain arithmetic": Program(
+        "h200", "vector_contraction",
+        PRODUCT.format(t="f32"),
+        {"M": 33, "K": 21, "N": 40}, {"a": ("f32", (33, 21)), "b": ("f32", (21, 40))},
+    ),
+    "product by fma": Program(
+        "h200", "contraction",
+        PRODUCT.format(t="f32"),
+        {"M": 33, "K": 21, "N": 40}, {"a": ("f32", (33, 21)), "b": ("f32", (21, 40))},
+    ),
+    "products by mma.sync": Program(
+        "h200", "contraction",
+        "op f(a: bf16[B, M, K], b: bf16[B, K, N]) -> (y: bf16[B, M, N]) "
+        "{ y[h, i, j] = bf16(max(sum[k](a[h, i, k] * b[h, k, j]), 0)) }",
+        {"B": 2, "M": 40, "K": 72, "N": 24}, {"a": ("bf16", (2, 40, 72)), "b": ("bf16", (2, 72, 24))},
+    ),
+    "product by wgmma": Program(
+        "h200", "warpgroup_contraction",
+        PRODUCT.format(t="bf16"),
+        {"M": 80, "K": 96, "N": 48}, {"a": ("bf16", (80, 96)), "b": ("bf16", (96, 48))},
+    ),
+    "attention": Program(
+        "h200", "contraction_chain",
+        "op f(q: bf16[S, D], k: bf16[T, D], v: bf16[T, E]) -> (o: bf16[S, E]) { "
+        "s[i, j] = sum[d](q[i, d] * k[j, d]) m[i] = max[j](s[i, j]) p[i, j] = exp(s[i, j] - m[i]) "
+        "l[i] = sum[j](p[i, j]) o[i, e] = bf16(sum[j](p[i, j] * v[j, e]) / l[i]) }",
+        {"S": 80, "T": 72, "D": 16, "E": 16}, {"q": ("bf16", (80, 16)), "k": ("bf16", (72, 16)), "v": ("bf16", (72, 16))},
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Own:
+    """A program as the compiler plans it."""
+
+    program: Specialised
+    case: Case
+    machine: Target
+    plan: Plan
+    schedule: str
+
+
+@cache
+def own(name: str) -> Own:
+    made = PROGRAMS[name]
+    case, machine = made.case, made.machine
+    program = specialised(case)
+    plan = _lowered(program, machine, None, end="plan").plan
+    assert plan is not None and {k.options.name for k in plan.kernels} == {made.family}, name
+    return Own(program, case, machine, plan, write_schedule(plan, program))
+
+
+def _lowered(program: Specialised, machine: Target, schedule: str | None, **options: Any) -> Lowered:
+    with mlir.context(), ir.Location.unknown():
+        return lower(build(program), machine, schedule=as_schedule(schedule), **{"emit": False} | options)
+
+
+# ---- drawing -----------------------------------------------------------------------------------------------------------
+
+
+def drawn_edit(draw: Choices) -> tuple[str, str]:
+    """The name of a program, and its schedule with one to three values of one kernel changed."""
+    name = draw.pick(*PROGRAMS)
+    planned = own(name)
+    table = tomllib.loads(planned.schedule)
+    kernel = draw.pick(*planned.plan.kernels)
+    said = table["plan"][0]["kernels"][kernel.name]
+    options = said.setdefault(kernel.options.name, {})
+    now = dict(kernel.options.options())
+    known = {f.name: f for f in fields(FAMILIES[kernel.options.name])}
+    keys = [*known, "tile", *(f"loops.{n}" for n in kernel.loops)]
+    loose = [k for k in keys if k in now and not known[k].metadata["fixed"]] + ["tile"]
+    for _ in range(draw.pick(1, 1, 1, 2, 3)):
+        key = draw.pick(*keys) if draw.chance(70) else draw.pick(*loose)
+        if key == "tile":
+            said["tile"] = drawn_value(draw, tuple(said["tile"]))
+        elif key.startswith("loops."):
+            operation = key.removeprefix("loops.")
+            said["loops"][operation] = drawn_value(draw, tuple(said["loops"][operation]))
+        else:
+            options[key] = drawn_value(draw, now.get(key))
+    return name, tomlkit.dumps(table)
+
+
+def drawn_value(draw: Choices, value: Any) -> Any:
+    """A value in place of another one, mostly of its kind."""
+    if value is None or draw.chance(3):
+        return draw.pick(1, True, 0, "foo", [1], [])
+    match value:
+        case bool():
+            return not value
+        case str():
+            return draw.pick("registers", "reload", "smem", "async", "tma", "fma", "mma.sync", "f32", "bf16", "foo", "")
+        case int():
+            return _number(draw, value)
+    numbers = list(value)
+    if not numbers or draw.chance(8):
+        return draw.pick([*numbers, 1], numbers[:-1], [])
+    if draw.chance(15):
+        return draw.ordered(numbers)
+    for _ in range(draw.pick(1, 1, 2)):
+        at = draw.below(len(numbers))
+        numbers[at] = _number(draw, numbers[at])
+    return numbers
+
+
+def _number(draw: Choices, value: int) -> int:
+    if draw.chance(60):
+        return draw.pick(value // 2, value * 2, value + 1, value - 1, 4 * value)
+    return draw.pick(0, 1, -1, 2, 3, 4, 5, 8, 16, 32, 64, 96, 128, 256, 1 << 20, 1 << 40)
+
+
+def planned(name: str, schedule: str | None) -> Plan:
+    """The plan of a program as a schedule says. Raises CallError where the schedule is refused."""
+    plan = _lowered(own(name).program, own(name).machine, schedule, end="plan").plan
+    assert plan is not None
+    return plan
+
+
+# ---- checking ----------------------------------------------------------------------------------------------------------
+
+
+def check_edit(name: str, schedule: str) -> Verdict | None:
+    """None where the compiler refuses the schedule of a program. Raises Wrong, or what compiling and running raise, where the
+    compiler accepts the schedule, and results are not right after every stage (and on the CPU, if it is the target)."""
+    planned = own(name)
+    try:
+        lowered = _lowered(planned.program, planned.machine, schedule, emit=True)
+    except CallError as error:
+        assert str(error)
+        return None
+    return check_lowered(name, lowered)
+
+
+def check_lowered(name: str, lowered: Lowered) -> Verdict:
+    """Holds what became of a program to the reference. Raises Wrong, and what running raises."""
+    planned, verdict = own(name), Verdict()
+    for stage in [s for s in NAMES if s in lowered.texts]:
+        with np.errstate(all="ignore"):
+            results = interpret_stage(planned.program, lowered.texts, stage, planned.case.inputs)
+        where = f"after {stage} for {planned.machine.name}: "
+        verdict = expect(planned.case, planned.program, results, None, where)
+    if planned.machine.kind == "cpu":
+        (loops,) = compile_together([lowered.emitted], 0)
+        case, outputs = planned.case, outputs_of(planned.program)
+        results = in_a_child(lambda: run_guarded(lowered.emitted, loops, case.inputs, outputs, "end"))
+        verdict = expect(case, planned.program, results, "cpu")
+    return verdict
