@@ -1,8 +1,10 @@
-"""Options of kernels edited in schedule files: refused with a reason, or obeyed with results that are right."""
+"""Options of kernels edited in schedule files and in dumped IR: refused with a reason, or obeyed with results that are right."""
 
 from __future__ import annotations
 
+import re
 import tomllib
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,8 +12,17 @@ import tomlkit
 from fuzz.choices import Choices
 from fuzz.edits import PROGRAMS, check_edit, drawn_edit, own, planned
 
+from tilec import mlir
+from tilec.api import read_source
+from tilec.cli import main
 from tilec.diagnostics import CallError
+from tilec.driver import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
 from tilec.kernels import FAMILIES
+from tilec.mlir import ir
+from tilec.target import load
 
 
 def test_every_family_has_programs():
@@ -79,3 +90,82 @@ def test_edits_that_can_be_are_right(name, values):
 def test_sums_beyond_the_end_of_a_tile_start_somewhere():
     """A tile of a result that an epilogue reads has whole panels, and lanes that only the register kernel adds to."""
     assert check_edit("product, cpu", own("product, cpu").schedule) is not None
+
+
+# ---- plans in dumped IR --------------------------------------------------------------------------------------------------
+
+
+SPLIT = ("op f(x: f32[N]) -> (y: f32) { y = sum[i](x[i]) }", {"N": 1 << 20}, "h200")
+PACKED = (
+    "op f(a: f32[M, K], b: bf16[K, N]) -> (y: f32[M, N]) { y[i, j] = sum[k](bf16(a[i, k]) * b[k, j]) }",
+    {"M": 4096, "K": 4096, "N": 4096}, "h200",
+)  # fmt: skip
+SEVERAL = (
+    "op f(x: f32[M, N]) -> (y: f32[M, N]) { m[i] = max[j](x[i, j]) y[i, j] = exp(x[i, j] - m[i]) }",
+    {"M": 64, "N": 48}, "cpu",
+)  # fmt: skip
+
+
+@cache
+def dumps(program: str, sizes: tuple[tuple[str, int], ...], target: str) -> dict[str, str]:
+    """The IR after stages `plan` to `tile`."""
+    special = specialise(parse(read_source(program)), None, None, dict(sizes))
+    with mlir.context(), ir.Location.unknown():
+        return lower(build(special), load(target), end="tile", emit=False).texts
+
+
+def carried_on(text: str, target: str, begin: str = "fuse") -> None:
+    with mlir.context(), ir.Location.unknown():
+        lower(mlir.parse(text), load(target), begin=begin, end="tile", emit=False)
+
+
+@pytest.mark.parametrize("program, sizes, target", [SPLIT, PACKED, SEVERAL])
+def test_a_plan_without_its_digest_is_found_again(program, sizes, target):
+    text = dumps(program, tuple(sizes.items()), target)["plan"]
+    if program != SEVERAL[0]:
+        assert "tilec.split" in text or "tilec.pack_left" in text
+    carried_on(re.sub(r'tilec.plan_digest = "[^"]*", ', "", text), target)
+
+
+@pytest.mark.parametrize(("pattern", "new", "message"), [
+    (r"tile = array<i64: \d+", "tile = array<i64: 0", "a tile of 0 does not fit a dimension of 64"),
+    (r"tile = array<i64: \d+", "tile = array<i64: 5, 5", "`tile` must have one number for each dimension of the grid"),
+    (r"tile = array<i64: (\d+)>", r"tile = \1 : i64", "`tile` must be a list"),
+    (r"tile = array<i64: (\d+)>", "tile = 1.0 : f32", "has `1.000000e+00 : f32`, which is no value of an option"),
+    (r"grid = array<i64: 0>", "grid = array<i64: 1>", "grid` is array<i64: 1>, and follows from the program: array<i64: 0>"),
+    (r"tilec.sweep = 1", "tilec.sweep = 0", "`tilec.sweep of y` is 0 : i64, and follows from the program: 1 : i64"),
+    (r"tilec.dims = array<i64: 0, 1>", "tilec.dims = array<i64: 1, 0>", "tilec.dims of"),
+    (r"tilec.loops = array<i64: 0, 1>", "tilec.loops = array<i64: 0, 0>", "must be [0, 1] in some order"),
+    (r"loop_nest = \{\}", "panels = {}", "this kernel cannot be built by `panels`; it can by `loop_nest`"),
+    (r"loop_nest = \{\}", "loop_nest = {lanes = 3 : i64}", "a kernel by `loop_nest` has no option `lanes`"),
+    (r"loop_nest = \{\}, ", "", "loop_nest` is absent, and follows from the program"),
+    (r'tilec.kernel = "f_y"', 'tilec.kernel = "f_z"', "`tilec.kernels` has no kernel `f_z`"),
+])  # fmt: skip
+def test_a_plan_that_cannot_be_is_refused_in_a_dump(pattern, new, message):
+    program, sizes, target = SEVERAL
+    text = dumps(program, tuple(sizes.items()), target)["plan"]
+    assert re.search(pattern, text), pattern
+    with pytest.raises(CallError) as error:
+        carried_on(re.sub(pattern, new, text), target)
+    assert message in str(error.value)
+
+
+def test_a_plan_is_not_edited_after_later_stages():
+    """Passes have followed it already."""
+    program, sizes, target = SEVERAL
+    text = dumps(program, tuple(sizes.items()), target)["tile"]
+    carried_on(text, target, begin="bufferize")
+    with pytest.raises(CallError, match="is not the one that stage 'plan' wrote") as error:
+        carried_on(re.sub(r"tile = array<i64: \d+", "tile = array<i64: 2", text), target, begin="bufferize")
+    assert "edit the plan in IR that was dumped after stage 'plan', or in a schedule file" in str(error.value)
+
+
+def test_opt_tells_a_refused_plan(tmp_path, capsys):
+    program, sizes, target = SEVERAL
+    text = dumps(program, tuple(sizes.items()), target)["plan"]
+    path = tmp_path / "f.mlir"
+    path.write_text(
+        "// tilec stage: plan, target: cpu\n" + re.sub(r"tile = array<i64: \d+", "tile = array<i64: 0", text)
+    )
+    assert main(["opt", str(path)]) == 1
+    assert "the plan in this IR cannot be carried out: a tile of 0 does not fit" in capsys.readouterr().err

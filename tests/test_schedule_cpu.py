@@ -66,4 +66,4 @@ def test_the_sides_of_tiles_have_their_functions():
     from tilec.runtime.cpu_tile import LANES
     from tilec.runtime.cpu_vector import BYTES, WIDTHS
 
-    assert cpu.LANES == LANES and (cpu.VECTORS, cpu.BYTES) == (tuple(WIDTHS), BYTES)
+    assert cpu.LANES == LANES and (tuple(WIDTHS), BYTES) == (cpu.VECTORS, cpu.BYTES)

@@ -16,6 +16,7 @@ from tilec.diagnostics import InternalError, TileError
 from tilec.mlir import PassManager, ir
 from tilec.passes import NAMES, Stage, stages
 from tilec.plan import annotate, make_plan
+from tilec.plan_edited import check_edited
 from tilec.plan_model import Plan
 from tilec.recursion import deep_recursion
 from tilec.runtime import progress
@@ -40,7 +41,8 @@ def lower(
 
     `schedule` may change the plan before it is written into the IR; `tree` is a folder for MLIR's own per-pass files.
     `begin="emit"` runs no stage and prints the kernels of a module that `map` made. Without `texts` those of the stages, which
-    take a fifth of the time, are not kept; an InternalError then has none.
+    take a fifth of the time, are not kept; an InternalError then has none. Raises CallError where a plan that was edited in the
+    module cannot be carried out.
     """
     lowered = Lowered({}, None)
 
@@ -51,6 +53,8 @@ def lower(
         annotate(op, function, lowered.plan)
 
     order = (*NAMES, "emit")
+    if order.index(begin) > order.index("plan"):
+        check_edited(module.operation if isinstance(module, ir.Module) else module, target, begin)
     chosen = [s for s in stages(plan) if order.index(begin) <= order.index(s.name) <= order.index(end)]
     state = _State(begin, mlir.text(module, locations) if texts else "")
     if begin == "simplify" and texts:

@@ -14,6 +14,7 @@ attributes, which is all that the passes after it obey:
 | `tilec.loops` | operation | its own dimensions in the order of loops, outermost first |
 | `tilec.quick` | scalar operation | it may have its quick form, as a rounding hides the difference |
 | `tilec.kernels` | module | per kernel: grid dimensions, tile sizes, predicted time, family with options (`tilec/kernels/`) |
+| `tilec.plan_digest` | module | of these attributes: one edited in dumped IR is checked (`tilec/plan_edited.py`) |
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from tilec.kernels import Planned
 from tilec.mlir import ir
 from tilec.packing import apply_packs, choose_packs
 from tilec.passes.pack import SIDES
+from tilec.plan_edited import sign
 from tilec.plan_model import KernelPlan, Plan
 from tilec.quantities import duration
 from tilec.rounding import QUICK, quick_operations
@@ -266,6 +268,7 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     module.attributes["tilec.kernels"] = ir.DictAttr.get(table)
     module.attributes["tilec.target"] = mlir.string(plan.target.name)
     module.attributes["tilec.backend"] = mlir.string(plan.target.kind)
+    sign(module)
 
 
 def _placement(kernel: KernelPlan, name: str) -> dict[str, ir.Attribute]:

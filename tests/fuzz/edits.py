@@ -1,10 +1,12 @@
 """Options of one kernel changed: each family of kernels, each field, values that are legal or not.
 
-What the compiler accepts must be right: the IR after every stage by the interpreter, and for the CPU the compiled kernel.
+What the compiler accepts must be right: the IR after every stage by the interpreter, and for the CPU the compiled kernel. The same
+edit of dumped IR must be refused, or come to the same kernels.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -14,7 +16,7 @@ import numpy as np
 import tomlkit
 
 from fuzz.choices import Choices
-from fuzz.compare import Verdict, as_schedule, expect, outputs_of, specialised
+from fuzz.compare import Verdict, Wrong, as_schedule, expect, outputs_of, specialised
 from fuzz.guards import in_a_child, run_guarded
 from fuzz.programs import Case
 from fuzz.together import compile_together
@@ -188,6 +190,8 @@ class Own:
     machine: Target
     plan: Plan
     schedule: str
+    dump: str
+    """The IR after stage `plan`."""
 
 
 @cache
@@ -195,9 +199,10 @@ def own(name: str) -> Own:
     made = PROGRAMS[name]
     case, machine = made.case, made.machine
     program = specialised(case)
-    plan = _lowered(program, machine, None, end="plan").plan
+    lowered = _lowered(program, machine, None, end="plan")
+    plan = lowered.plan
     assert plan is not None and {k.options.name for k in plan.kernels} == {made.family}, name
-    return Own(program, case, machine, plan, write_schedule(plan, program))
+    return Own(program, case, machine, plan, write_schedule(plan, program), lowered.texts["plan"])
 
 
 def _lowered(program: Specialised, machine: Target, schedule: str | None, **options: Any) -> Lowered:
@@ -272,14 +277,60 @@ def planned(name: str, schedule: str | None) -> Plan:
 
 def check_edit(name: str, schedule: str) -> Verdict | None:
     """None where the compiler refuses the schedule of a program. Raises Wrong, or what compiling and running raise, where the
-    compiler accepts the schedule, and results are not right after every stage (and on the CPU, if it is the target)."""
-    planned = own(name)
+    compiler accepts the schedule, and results are not right after every stage (and on the CPU, if it is the target), or where
+    dumped IR with the same edit does not fare alike."""
+    made = own(name)
     try:
-        lowered = _lowered(planned.program, planned.machine, schedule, emit=True)
+        lowered = _lowered(made.program, made.machine, schedule, emit=True)
     except CallError as error:
-        assert str(error)
+        if (text := from_dump(name, schedule)) is not None:
+            raise Wrong(f"a schedule is refused ({error}), and the same edit of IR is not: {text}") from None
         return None
+    if (found := from_dump(name, schedule)) != _mapped(lowered):
+        raise Wrong(f"a schedule is obeyed, and the same edit of IR is {'refused' if found is None else 'something else'}")
     return check_lowered(name, lowered)
+
+
+def from_dump(name: str, schedule: str) -> str | None:
+    """The IR after `map`, of IR that was dumped after `plan` and edited as a schedule is; None where the compiler refuses it."""
+    made = own(name)
+    (table,) = tomllib.loads(schedule)["plan"]
+    with mlir.context(), ir.Location.unknown():
+        module = mlir.parse(made.dump)
+        kernels = {k.name: {e.name: e.attr for e in k.attr} for k in module.operation.attributes["tilec.kernels"]}
+        for kernel, said in table["kernels"].items():
+            for key, value in said.items():
+                if key == "tile":
+                    kernels[kernel][key] = _attribute(value)
+                elif key in FAMILIES:
+                    options = {e.name: e.attr for e in kernels[kernel].get(key, ())}
+                    edited = {k: _attribute(v) for k, v in value.items()}
+                    kernels[kernel][key] = ir.DictAttr.get(options | edited)
+            for op in [o for o in mlir.walk(module.operation) if mlir.is_generic(o)]:
+                if (order := said.get("loops", {}).get(mlir.get_string(op, "tilec.name"))) is not None:
+                    op.attributes["tilec.loops"] = _attribute(order)
+        edited = {k: ir.DictAttr.get(entries) for k, entries in kernels.items()}
+        module.operation.attributes["tilec.kernels"] = ir.DictAttr.get(edited)
+        try:
+            return _mapped(lower(mlir.parse(mlir.text(module, locations=True)), made.machine, begin="fuse", emit=False))
+        except CallError:
+            return None
+
+
+def _attribute(value: Any) -> ir.Attribute:
+    match value:
+        case bool():
+            return ir.BoolAttr.get(value)
+        case int():
+            return mlir.integer(value)
+        case str():
+            return mlir.string(value)
+    return mlir.integers(value)
+
+
+def _mapped(lowered: Lowered) -> str:
+    """The IR after `map`, without predicted times."""
+    return re.sub(r"predicted_us = [^,}]*", "", lowered.texts["map"])
 
 
 def check_lowered(name: str, lowered: Lowered) -> Verdict:
