@@ -3,7 +3,7 @@
 `annotate` writes with the plan a digest of its attributes. Where the digest of what is read is another one, the attributes say
 what a schedule file would say, and the program is planned again by it. All attributes of the plan must then be as they were read:
 
-    tilec.kernels = {f_y = {tile = [4], rows = {...}}}   ->   [plan.kernels.f_y] tile = [4] ...   ->   the same attributes, or a reason
+    tilec.kernels = {f_y = {tile = [4], ...}}   ->   [plan.kernels.f_y] tile = [4] ...   ->   the same attributes, or a reason
 
 That takes the tensors that `plan` reads. In IR after a later stage, the plan must be as it was written.
 """
@@ -39,7 +39,7 @@ def check_edited(module: ir.Operation, target: Target, begin: str) -> None:
     if signed[:1] == [kernels] and (begin != "fuse" or signed == [kernels, operations]):
         return
     if begin != "fuse":
-        why = "the plan in this IR (`tilec.kernels`) is not the one that stage 'plan' wrote, and later stages have followed that one"
+        why = "the plan in this IR (`tilec.kernels`) is not the one that stage 'plan' wrote, which later stages have obeyed"
         raise CallError(why, hint="edit the plan in IR that was dumped after stage 'plan', or in a schedule file")
     again = _planned_again(module, target)
     for name, now, then in _differences(module, again):
