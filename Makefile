@@ -8,7 +8,7 @@
 # make fuzz-ptxas draws kernels of PTX for MINUTES, or CASES of them, and holds what ptxas makes of them to PTX's manual; it takes a GPU
 # make sanitize runs NVIDIA's Compute Sanitizer over the kernels of every example and of FUZZ (32) drawn programs from SEED;
 #              it takes a GPU and the CUDA toolkit
-# make lint    ruff
+# make lint    ruff, and mypy over the package
 # make docs    rewrites the figures and tables of README.md and docs/ from the code and benchmarks/results/
 #
 # Everything happens in $(VENV); PYTHON is what makes it. The tests install the GPU compiler, which needs no GPU; the demo and
@@ -63,6 +63,7 @@ sanitize: $(TEST)
 
 lint: $(TEST)
 	$(BIN)/ruff check .
+	$(RUN) tests/tools/typecheck.py
 
 docs: $(TEST)
 	$(RUN) -m pip install -q "matplotlib>=3.9"

@@ -4,6 +4,8 @@
 functions, `mean`, implicit casts), and `build` turns what is left into MLIR. Spans never take part in equality.
 """
 
+# mypy: disable-error-code="arg-type"
+
 from __future__ import annotations
 
 from collections.abc import Iterator

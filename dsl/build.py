@@ -11,10 +11,14 @@ simple form to fuse and tile, and still see each subscript as an `affine.apply` 
     %y = linalg.generic {maps = [(i, k) -> (i, k), (i, k) -> (k), (i, k) -> (i)], [parallel, reduction]} ins(%a, %x) outs(%0)
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="union-attr"
+
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from tilec import mlir
 from tilec.dsl import ast, scalars
@@ -90,7 +94,8 @@ class Builder:
                 body = self.hoist(expr.body, name)
                 inner = [r.index for r in _ranges(expr)]
                 order = {index: position for position, index in enumerate(self.scope)}
-                free = sorted(self.free(body) - (set(inner) if isinstance(expr, ast.Reduce) else set()), key=order.get)
+                bound = set(inner) if isinstance(expr, ast.Reduce) else set()
+                free = sorted(self.free(body) - bound, key=order.__getitem__)
                 if whole is not None and isinstance(expr, ast.Reduce) and set(free) == set(whole):
                     free = list(whole)
                 with mlir.location(expr.span):
@@ -98,7 +103,7 @@ class Builder:
                         value = self.reduce(part, tuple(free), tuple(inner), expr, body)
                     else:
                         if expr.range.index not in free:
-                            free = sorted([*free, expr.range.index], key=order.get)
+                            free = sorted([*free, expr.range.index], key=order.__getitem__)
                         value = self.scan(part, tuple(free), expr, body)
                 self.hoisted += 1
                 hidden = f"%{self.hoisted}"
@@ -181,8 +186,8 @@ class Builder:
         return self.operation(name, dims, [along], body, [out, state], outs, combine, attributes)[0]
 
     def operation(
-        self, name, dims: list[Index], reduced: list[int], value: ast.Expr, outs: list[ir.Value],
-        out_dims: list[list[int]], finish, attributes: dict[str, ir.Attribute] | None = None,
+        self, name: str, dims: list[Index], reduced: list[int], value: ast.Expr, outs: list[ir.Value],
+        out_dims: list[list[int]], finish: Callable[..., Any], attributes: dict[str, ir.Attribute] | None = None,
     ) -> list[ir.Value]:  # fmt: skip
         """One linalg.generic over `dims` whose body computes `value` and yields `finish(value, old outputs)`."""
         operands = self.operands(value, dims)

@@ -3,6 +3,8 @@
 An access that is no operand is a `tensor.extract` at computed subscripts, with its guards and its run-time check.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from dataclasses import dataclass

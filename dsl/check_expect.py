@@ -1,5 +1,7 @@
 """`expect` statements: a condition on the plan, made of its quantities, sizes, numbers and `fused`. The plan evaluates it."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -53,9 +55,9 @@ class _Checker:
             case ast.Compare(left=left, right=right):
                 return _BOOL if self._same(left, right) else None
             case ast.Conditional(condition=condition, then=then, otherwise=otherwise):
-                right = self._all((condition,), _BOOL, "`if`")
+                decided = self._all((condition,), _BOOL, "`if`")
                 kind = self._same(then, otherwise)
-                return kind if right else None
+                return kind if decided else None
             case _:
                 self.report.error("`expect` is about the plan, not about values", expr.span)
         return None

@@ -1,8 +1,10 @@
 """Ranges of indices, and that every access stays inside (section 4 of the language)."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilec.diagnostics import Note, Span
@@ -362,7 +364,7 @@ def _comparison(op: str, holds: bool, a: Poly, b: Poly, facts: Facts) -> list[Po
             return [p - 1 for p in (a - b, b - a) if facts.proves(p)]
 
 
-def _bound_ranges(expr: ast.Expr):
+def _bound_ranges(expr: ast.Expr) -> Iterator[ast.Range]:
     for node in ast.walk(expr):
         if isinstance(node, ast.Reduce):
             yield from node.ranges

@@ -83,7 +83,8 @@ def text_of(node: ast.Expr) -> str:
 
 def free_indices(expr: ast.Expr, indices: Iterable[str]) -> tuple[str, ...]:
     """Which of `indices` occur free, in order of first use."""
-    wanted, found = frozenset(indices), {}
+    wanted = frozenset(indices)
+    found: dict[str, None] = {}
 
     def visit(node: ast.Expr, bound: frozenset[str]) -> None:
         match node:

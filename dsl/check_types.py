@@ -3,6 +3,8 @@
 A literal has no type until it meets one (`weak_types`); `_coerce` then gives the type down to the leaves.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 import math
@@ -337,7 +339,7 @@ def _sum_of_integers(dtype: DType, count: float) -> DType:
 
 
 def _largest(dtype: DType) -> int:
-    return max(-lowest(dtype), highest(dtype))
+    return int(max(-lowest(dtype), highest(dtype)))
 
 
 def _negative(expr: ast.Expr) -> bool:

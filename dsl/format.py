@@ -5,8 +5,11 @@ within a statement the author's line breaks stay, and a header's parameters may 
 line stays; in a run of statements of one line each the `=` stand below each other, and so do comments at the ends of lines.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lark import Token
@@ -227,7 +230,7 @@ def _align(lines: list[_Line], printed: list[str]) -> None:
             printed[k] = blank + codes[k].strip("\n").ljust(widest) + "  " + lines[k].comment
 
 
-def _runs(lines: list[_Line], wanted) -> list[list[int]]:
+def _runs(lines: list[_Line], wanted: Callable[[_Line], bool]) -> list[list[int]]:
     """Maximal runs of neighbouring lines of one depth that are wanted."""
     runs: list[list[int]] = []
     for k, line in enumerate(lines):

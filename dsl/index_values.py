@@ -4,6 +4,8 @@ What leaves them wraps around, and is not what a polynomial says: such a subscri
 and such a condition says nothing about indices.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

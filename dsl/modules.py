@@ -94,7 +94,8 @@ def _refuse_cycles(module: Module, report: Report) -> None:
     }
     done: set[str] = set()
     for first in own:
-        path, pending = [], [iter([first])]
+        path: list[str] = []
+        pending = [iter([first])]
         while pending:
             name = next(pending[-1], None)
             if name is None:
@@ -118,7 +119,8 @@ def _called(op: ast.Op) -> Iterator[str]:
 def _declare(module: Module, report: Report) -> None:
     """Makes a program's own declarations visible, over imported ones and the library's; each name once."""
     seen: dict[str, ast.Def | ast.Op] = {}
-    for declaration in (*module.program.defs, *module.program.ops):
+    declarations: tuple[ast.Def | ast.Op, ...] = (*module.program.defs, *module.program.ops)
+    for declaration in declarations:
         name = declaration.name
         if name in seen:
             note = Note("the first one is here", seen[name].span)

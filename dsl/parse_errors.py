@@ -5,6 +5,8 @@ missing word in (a comma, a bracket), read another word in its place (`==` for `
 continue at the next one. Each makes the rest of the file worth reading, so one run reports all its mistakes.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -149,7 +151,10 @@ def _token(kind: str, text: str, near: Token) -> Token:
     return Token.new_borrow_pos(kind, text, near)
 
 
-def _foreign(words: Words, at: int, parser: InteractiveParser):
+Found = tuple[Diagnostic, Recovery] | None
+
+
+def _foreign(words: Words, at: int, parser: InteractiveParser) -> Found:
     """Words of other languages: loops, declarations."""
     for k in (at - 1, at):
         text = words.tokens[k].value if k >= 0 and words.tokens[k].type in ("NAME", "IF", "RETURN") else None
@@ -163,7 +168,7 @@ def _foreign(words: Words, at: int, parser: InteractiveParser):
     return None
 
 
-def _branch(words: Words, at: int, parser: InteractiveParser):
+def _branch(words: Words, at: int, parser: InteractiveParser) -> Found:
     """`if` as a statement, with its blocks."""
     begins = at == 0 or words.first_of_line(at) or words.tokens[at - 1].type in ("LBRACE", "RBRACE", "SEMICOLON")
     if words.tokens[at].type != "IF" or not begins:
@@ -199,14 +204,14 @@ def _after_block(words: Words, k: int) -> int:
     return k
 
 
-def _equals(words: Words, at: int, expected: set[str]):
+def _equals(words: Words, at: int, expected: set[str]) -> Found:
     if words.tokens[at].type != "EQUAL" or "COMPARISON" not in expected:
         return None
     diagnostic = Diagnostic("`=` inside an expression", words.span(at), hint="write `==` to compare")
     return diagnostic, Replace(_token("COMPARISON", "==", words.tokens[at]))
 
 
-def _missing_bracket(words: Words, at: int, expected: set[str]):
+def _missing_bracket(words: Words, at: int, expected: set[str]) -> Found:
     """A bracket that is never opened, never closed, or closed by one of another kind."""
     token = words.tokens[at]
     leaves = token.type in _DECLARATIONS or token.type == "RBRACE" or words.starts_statement(at)
@@ -227,7 +232,7 @@ def _missing_bracket(words: Words, at: int, expected: set[str]):
     return None
 
 
-def _missing_comma(words: Words, at: int, expected: set[str]):
+def _missing_comma(words: Words, at: int, expected: set[str]) -> Found:
     token = words.tokens[at]
     if "COMMA" not in expected or token.type not in _OPERANDS or words.starts_statement(at):
         return None

@@ -6,6 +6,8 @@ for a divisor of 0 (as NumPy does), so that a branch not taken may be computed a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tilec.dtypes import BOOL, F32, F64, DType
@@ -148,7 +150,9 @@ def _floor_divide_floats(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Va
     return arith.select(compare("==", right, zero, dtype), exact, whole)
 
 
-def _guard_divisor(divide, left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
+def _guard_divisor(
+    divide: Callable[[ir.Value, ir.Value], ir.Value], left: ir.Value, right: ir.Value, dtype: DType
+) -> ir.Value:
     """0 where the divisor is 0; the division itself never sees one. A divisor of -1 is a negation: it may overflow."""
     known = constant_value(right)
     if known is not None and known not in (0, -1):

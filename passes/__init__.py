@@ -22,7 +22,7 @@ from tilec.passes.simplify import settle, simplify
 from tilec.passes.stage import stage
 from tilec.passes.tile import tile
 
-Step = str | Callable[[ir.Operation], None]
+Step = str | Callable[[ir.Operation], object]
 
 
 @dataclass(frozen=True)

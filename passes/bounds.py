@@ -9,6 +9,8 @@ A padded window clamps every subscript and checks every one; most are a dimensio
 it.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from tilec import mlir

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from tilec import mlir
 from tilec.mlir import arith, func, gpu, ir, linalg, memref, scf
@@ -93,12 +94,12 @@ class _Level:
 class Chain:
     """The totals of the row that a kernel's blocks share, as lane `lane` of a warp sees them."""
 
-    def __init__(self, kernel, lane: ir.Value):
+    def __init__(self, kernel: Any, lane: ir.Value) -> None:
         self.lane, self.part, self.row = lane, kernel.rank, kernel.row
         self.totals = mlir.entry(kernel.function).arguments[-1]
         self.sizes = levels(kernel.spread.blocks)
 
-    def before(self, combiner, group: list[int], total: ir.Value, identity: ir.Value) -> ir.Value:
+    def before(self, combiner: Any, group: list[int], total: ir.Value, identity: ir.Value) -> ir.Value:
         """Publishes this part's total; returns that of all parts before. A whole warp asks."""
         last = arith.cmpi(arith.CmpIPredicate.eq, self.lane, mlir.index(0))
         with when(last):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tilec import mlir
 from tilec.kernels.threaded import part_of
@@ -155,7 +156,7 @@ def _after_constants(block: ir.Block) -> ir.Operation:
 # ---- map: finishing a reduction --------------------------------------------------------------------------------------
 
 
-def across_blocks(generic, combiner: Combiner, group: list[int], butterfly) -> None:
+def across_blocks(generic: Any, combiner: Combiner, group: list[int], butterfly: Callable[..., Any]) -> None:
     """Combines a group's states over the blocks of the cluster; all of them get the result, in one order."""
     kernel, dims = generic.kernel, generic.places[group[0]]
     kernel.meet()
@@ -182,7 +183,7 @@ class _Mailbox:
     reads, since it has had the other's states of the row between.
     """
 
-    def __init__(self, generic, n: int, slots: int):
+    def __init__(self, generic: Any, n: int, slots: int) -> None:
         kernel, self.tile = generic.kernel, generic.tiles[n]
         self.turn = kernel.turn if kernel.turn is not None else mlir.index(0)
         self.rank, self.blocks, self.slots = kernel.rank, kernel.spread.blocks, slots

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
@@ -27,7 +28,7 @@ from tilec.kernels import Panels
 from tilec.mlir import affine, arith, ir, memref, scf
 from tilec.passes.loops import sum_of
 
-Size = int | ir.Value
+Size: TypeAlias = "int | ir.Value"
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ class Evaluation:
     def __init__(self, contraction: Contraction, factor: ir.Value, at: dict[int, ir.Value]):
         self.contraction, self.factor = contraction, factor
         self.pending, self.arguments = mlir.slice_of(contraction.body, factor), contraction.arguments(factor)
-        self.at, self.mapping = dict(at), {}
+        self.at = dict(at)
+        self.mapping: dict[ir.Value, ir.Value] = {}
         self._advance()
 
     def enter(self, d: int, index: ir.Value) -> None:

@@ -13,9 +13,12 @@ products, put after them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tilec import mlir
 from tilec.diagnostics import InternalError
-from tilec.kernels import Contraction, Planned, WarpgroupContraction
+from tilec.kernels import Contraction, MatrixKernel, Planned, WarpgroupContraction
 from tilec.mlir import arith, gpu, ir, nvvm
 from tilec.passes.contract_epilogue import Epilogue, buffer
 from tilec.passes.contract_problem import Blocks, Problem, Thread, below
@@ -27,6 +30,7 @@ from tilec.passes.spaces import root
 
 def map_contraction(function: ir.Operation, planned: Planned) -> None:
     options, grid, tiles = planned.options, list(planned.grid), planned.tiles
+    assert isinstance(options, MatrixKernel)
     blocks = Blocks(function, options)
     with ir.InsertionPoint(blocks.forall), function.location:
         if isinstance(options, WarpgroupContraction):
@@ -34,6 +38,7 @@ def map_contraction(function: ir.Operation, planned: Planned) -> None:
 
             map_wgmma(function, options, blocks, grid, tiles)
         else:
+            assert isinstance(options, Contraction)
             _map(function, options, blocks, grid, tiles)
     blocks.forall.erase()
     _clean(function)
@@ -79,7 +84,7 @@ class Block:
                 op.erase()
 
 
-def _pipeline(problem: Problem, tile, stages: list[Stage]) -> None:
+def _pipeline(problem: Problem, tile: Any, stages: list[Stage]) -> None:
     """Walks k with `stages` tiles under way or in use."""
     slots, steps = problem.options.stages, problem.steps
     copied = [s for s in stages if s.asynchronous]
@@ -117,7 +122,7 @@ def _start(copied: list[Stage], slot: ir.Value, number: ir.Value, steps: int, gu
     nvvm.CpAsyncCommitGroupOp()
 
 
-def _ahead(fetched: list[Stage], step: ir.Value, steps: int, action) -> None:
+def _ahead(fetched: list[Stage], step: ir.Value, steps: int, action: Callable[..., Any]) -> None:
     if not fetched or steps == 1:
         return
     number = sum_of([(step, 1)], 1)

@@ -15,7 +15,9 @@ so what computes on them directly is written out as often as a thread has sums.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tilec import mlir
 from tilec.mlir import arith, ir, memref, nvvm, vector
@@ -138,7 +140,7 @@ class Epilogue:
             for begin, type_, place in self._pieces(use, at, width):
                 vector.StoreOp(vector.LoadOp(type_, tile, [mlir.index(begin)]).result, use.value, place)
 
-    def _pieces(self, use: Use, at: dict[int, ir.Value], width: int):
+    def _pieces(self, use: Use, at: dict[int, ir.Value], width: int) -> Iterator[Any]:
         """Accesses of at most 16 bytes: first element, type and place of each."""
         element = ir.MemRefType(use.value.type).element_type
         piece = min(width, WIDE // max(8, element.width))
@@ -159,7 +161,9 @@ class Epilogue:
             vector.StoreOp(loaded, tile, [mlir.index(begin)])
         return tile
 
-    def _operation(self, op, known, loaded, at, lane, width, stored) -> None:
+    def _operation(
+        self, op: ir.Operation, known: Any, loaded: Any, at: Any, lane: Any, width: int, stored: Any
+    ) -> None:
         body, count = mlir.body_of(op), len(mlir.inputs_of(op))
         uses = uses_of(op)
         live = {v for inner in mlir.walk(op) for v in inner.operands}
@@ -175,14 +179,14 @@ class Epilogue:
             known[root(use.value)] = value
             self._keep(use, value, at, lane, width, stored)
 
-    def _element(self, use: Use, known, loaded, at, lane) -> ir.Value:
+    def _element(self, use: Use, known: Any, loaded: Any, at: Any, lane: Any) -> ir.Value:
         if root(use.value) in known:
             return known[root(use.value)]
         if use in loaded:
             return memref.LoadOp(loaded[use], [lane]).result
         return memref.LoadOp(use.value, [at[d] for d in use.dims]).result
 
-    def _keep(self, use: Use, value: ir.Value, at, lane, width: int, stored) -> None:
+    def _keep(self, use: Use, value: ir.Value, at: Any, lane: Any, width: int, stored: Any) -> None:
         """A result that leaves the kernel goes to memory, several elements at a time where it can."""
         if is_local(use.value):
             return

@@ -10,6 +10,8 @@ banks. Of 32-bit elements in lines of rows, 8 of each of 4 lines are read one by
 same. Threads that multiply themselves read along lines, and short lines get a padding instead.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Iterator

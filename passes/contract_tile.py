@@ -11,11 +11,14 @@ Fragments of mma.sync: PTX ISA, "Matrix Fragments for mma.m16n8k16", and "ldmatr
 row.
 """
 
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from tilec import mlir
 from tilec.kernels.contraction import fma_group
@@ -89,7 +92,7 @@ class FmaTile:
             memref.StoreOp(value, self.sums, [i, j])
 
     def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
-        def fetch(parts, number: ir.Value) -> None:
+        def fetch(parts: Any, number: ir.Value) -> None:
             self._fetch(parts, left, right, slot, arith.muli(number, mlir.index(self.group)))
 
         overlapped(self.problem.depth // self.group, self.parts, fetch, self._contract)
@@ -129,7 +132,7 @@ class FmaTile:
         """One for each of a thread's rows: a warp's 4 threads along rows, all of its columns."""
         return [Chunk(4, 8 * self.wide, partial(self._spill, i), partial(self._place, i)) for i in range(self.high)]
 
-    def _spill(self, i: int, put) -> None:
+    def _spill(self, i: int, put: Callable[..., None]) -> None:
         row = arith.divui(self.thread.lane, mlir.index(8))
         mine = arith.remui(self.thread.lane, mlir.index(8))
         with loop(self.wide // self.vector) as j:
@@ -180,12 +183,12 @@ class MmaTile:
             memref.StoreOp(value, self.sums, [i, j, half, lane])
 
     def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
-        def fetch(parts, number: ir.Value) -> None:
+        def fetch(parts: Any, number: ir.Value) -> None:
             k = arith.muli(number, mlir.index(2 * self.half))
             self._load(parts[0], left, self.row, self.high, slot, k, rows_first=True)
             self._load(parts[1], right, self.column, self.wide // 2, slot, k, rows_first=False)
 
-        def multiply(parts) -> None:
+        def multiply(parts: Any) -> None:
             with loop(self.high) as i, loop(self.wide) as j:
                 self._multiply(parts, i, j)
 
@@ -206,7 +209,7 @@ class MmaTile:
             if self.problem.options.multiplicand == "tf32":
                 self._round(part, i)
 
-    def _load_matrices(self, part, stage: Stage, first, slot, k, i, rows_first: bool) -> None:
+    def _load_matrices(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
         """Lane l names row l % 8 of matrix l / 8. A tile that lies in lines of rows is transposed on the way."""
         lane = self.thread.lane
         inner = arith.andi(lane, mlir.index(7))
@@ -220,7 +223,7 @@ class MmaTile:
         loaded = nvgpu.LdMatrixOp(self._words(4), stage.tile, place, not stage.side.major, 4).result
         vector.StoreOp(loaded, part, [arith.muli(i, mlir.index(4)), mlir.index(0)])
 
-    def _load_words(self, part, stage: Stage, first, slot, k, i, rows_first: bool) -> None:
+    def _load_words(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
         """32-bit elements in lines of rows, one by one: lane l has row l / 4 of the place l % 4 of k."""
         group, member = arith.shrui(self.thread.lane, mlir.index(2)), arith.andi(self.thread.lane, mlir.index(3))
         with loop(2) as high, loop(2) as low:
@@ -238,7 +241,7 @@ class MmaTile:
         cut = arith.TruncFOp(narrow, vector.LoadOp(self._words(4), part, place).result, roundingmode=away)
         vector.StoreOp(arith.extf(self._words(4), cut.result), part, place)
 
-    def _multiply(self, parts, i: ir.Value, j: ir.Value) -> None:
+    def _multiply(self, parts: Any, i: ir.Value, j: ir.Value) -> None:
         zero = mlir.index(0)
         a = vector.LoadOp(self._words(4), parts[0], [arith.muli(i, mlir.index(4)), zero])
         b = vector.LoadOp(self._words(2), parts[1], [arith.muli(j, mlir.index(2)), zero])
@@ -259,7 +262,7 @@ class MmaTile:
             for i, first in parts
         ]
 
-    def _spill(self, i: int, first: int, columns: int, put) -> None:
+    def _spill(self, i: int, first: int, columns: int, put: Callable[..., None]) -> None:
         with loop(2) as half, loop(columns // 8) as j:
             at = [mlir.index(i), sum_of([(j, 1)], first // 8), half, mlir.index(0)]
             value = vector.LoadOp(ir.VectorType.get([2], self.problem.accumulator), self.sums, at).result

@@ -14,12 +14,15 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (fragments;
 of 16 bytes) and "cp.async.bulk.tensor"; CUTLASS and fast.cu for the division of work.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
@@ -65,7 +68,13 @@ def map_wgmma(
 
 
 def _multiply_tile(
-    function, options: WarpgroupContraction, tiles, operations, ring: _Ring, shape: _Shape, state: list[ir.Value]
+    function: ir.Operation,
+    options: WarpgroupContraction,
+    tiles: Any,
+    operations: Any,
+    ring: _Ring,
+    shape: _Shape,
+    state: list[ir.Value],
 ) -> None:
     from tilec.passes.contract_cuda import Block
 
@@ -131,7 +140,7 @@ class _Shape:
             for first in firsts
         ]
 
-    def _spill(self, sums: ir.Value, first: int, columns: int, put) -> None:
+    def _spill(self, sums: ir.Value, first: int, columns: int, put: Callable[..., None]) -> None:
         with loop(2) as half, loop(columns // 8) as j:
             at = [sum_of([(j, 1)], first // 8), half, mlir.index(0)]
             value = vector.LoadOp(ir.VectorType.get([2], ir.MemRefType(sums.type).element_type), sums, at).result

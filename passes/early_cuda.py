@@ -10,6 +10,8 @@ the loads of a row both cost nothing. It is done where a thread has one element 
 through the reduction takes few registers.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from tilec import mlir
@@ -32,7 +33,7 @@ def map_copy(op: ir.Operation) -> None:
     op.erase()
 
 
-def _over(value: ir.Value, body, place: tuple[ir.Value, ...] = ()) -> None:
+def _over(value: ir.Value, body: Callable[[list[ir.Value]], None], place: tuple[ir.Value, ...] = ()) -> None:
     """Loops over every element of a memref."""
     shape = ir.ShapedType(value.type).shape
     if len(place) == len(shape):

@@ -6,9 +6,11 @@ A load can be wide where its last subscript moves with the lanes, begins at a mu
 subscript depends on them.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilec import mlir
 from tilec.mlir import ir, vector
@@ -96,7 +98,9 @@ def fetch(generic: GenericMapper, load: ir.Operation) -> ir.Value:
     return tile
 
 
-def evaluate(generic: GenericMapper, value: ir.Value, place, lane: int, mapping: dict[ir.Value, ir.Value]) -> ir.Value:
+def evaluate(
+    generic: GenericMapper, value: ir.Value, place: Any, lane: int, mapping: dict[ir.Value, ir.Value]
+) -> ir.Value:
     """A value of the body that does not vary otherwise, such as a subscript, at one lane of a step; `mapping` has what is known
     of it."""
     owner = mlir.definition(value)

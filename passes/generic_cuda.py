@@ -5,9 +5,11 @@ loads are then in flight. A reduction over threads is finished by shuffles withi
 warps, in an order that never varies; every thread of the reduced dimensions then holds the result.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
@@ -137,7 +139,7 @@ class GenericMapper:
                 self._store(n)
         self.tiles = held
 
-    def _enter(self, loops: list[int], body) -> None:
+    def _enter(self, loops: list[int], body: Any) -> None:
         """Loops over the chunks of some dimensions around `body`."""
         if not loops:
             return body()

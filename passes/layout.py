@@ -13,8 +13,10 @@ a barrier. Threads along a dimension that an operation lacks do the same work an
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from tilec import mlir
 
@@ -77,11 +79,11 @@ class Layout:
         """The dimension along which the fastest threads lie."""
         return self.order[0] if self.order else None
 
-    def whole(self, dims) -> bool:
+    def whole(self, dims: Iterable[int]) -> bool:
         """Whether a thread holds all its elements over these dimensions at once."""
         return all(self.chunks(d) == 1 for d in dims)
 
-    def slots(self, dims) -> int:
+    def slots(self, dims: Iterable[int]) -> int:
         """Elements over these dimensions that a thread holds at once."""
         return prod(self.steps[d] * self.vectors[d] for d in dims)
 
@@ -90,7 +92,14 @@ class Layout:
         return self.extents[d] % self.chunk(d) != 0
 
 
-def make(extents, order, threads, vectors, steps, shifted: bool = False) -> Layout:
+def make(
+    extents: Sequence[int],
+    order: Sequence[int],
+    threads: Sequence[int],
+    vectors: Sequence[int],
+    steps: Sequence[int],
+    shifted: bool = False,
+) -> Layout:
     """A layout whose steps stop where the tile does."""
     if shifted:
         extents = [places(e, v) if d == order[0] else e for d, (e, v) in enumerate(zip(extents, vectors))]
@@ -116,7 +125,7 @@ def turn(layout: Layout, d: int, dense: bool = False) -> Layout:
     return replace(turned, dense=fast) if dense else turned
 
 
-def tile_extents(ops, tiles: dict[int, int], spread=None) -> dict[int, int]:
+def tile_extents(ops: Iterable[Any], tiles: dict[int, int], spread: Any = None) -> dict[int, int]:
     """The sizes of a block's tile by kernel dimension: of the operations where static, else as planned, in `tiles`."""
     found = dict(tiles)
     if spread is not None:

@@ -1,10 +1,13 @@
 """The loops in which a thread walks its elements: unrolled steps, and guards where a tile is not full."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilec import mlir
 from tilec.mlir import affine, arith, gpu, ir, scf
@@ -265,7 +268,7 @@ class Threads:
                 inner.lane = stack.enter_context(loop(self.layout.vectors[self.layout.lane_dim]))
             yield inner
 
-    def _guard(self, place: Place, d: int, size: int | ir.Value):
+    def _guard(self, place: Place, d: int, size: int | ir.Value) -> Any:
         if not self._partial(d, size):
             return nullcontext()
         limit = size if isinstance(size, ir.Value) else mlir.index(size)

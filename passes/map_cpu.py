@@ -9,7 +9,13 @@ are made at once (`_several`), so that memory is read and written once for them.
 reduction's state, which stands first, are marked `reassoc`; all others are computed as written.
 """
 
+# mypy: no-strict-optional
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from tilec import mlir
 from tilec.mlir import arith, ir, math, memref, scf
@@ -232,7 +238,8 @@ class _Nest:
         loop = self._loop(d, states, self.together.size)
         index = self.variables[d]
         with ir.InsertionPoint(loop.body):
-            states, shared = list(loop.inner_iter_args), {}
+            states = list(loop.inner_iter_args)
+            shared: dict[Any, Any] = {}
             for number in range(self.together.size):
                 self.variables[d] = sum_of([(index, 1)], number)
                 self._load_ready()
@@ -253,7 +260,7 @@ class _Nest:
         maps = dict(zip(self.arguments, self.maps))
         return neighbours(self.block, is_index, lambda a: d in maps[a], multiple(self.extent(d)))
 
-    def _quick_first(self, build, states: list[ir.Value]) -> list[ir.Value]:
+    def _quick_first(self, build: Callable[..., Any], states: list[ir.Value]) -> list[ir.Value]:
         """Trigonometric functions have a quick form for arguments that are not huge: run the innermost loops with it,
         look whether any argument was, and run them again with the full form if so.
 
@@ -329,7 +336,7 @@ class _Nest:
                 self._store(value, n)
         return [results[n - self.count] for n in self.carried] + flags
 
-    def _compute(self, states: list[ir.Value], number: int = 0, shared: dict | None = None):
+    def _compute(self, states: list[ir.Value], number: int = 0, shared: dict | None = None) -> Any:
         """What the body's values are for this element, and flags of arguments beyond the quick functions."""
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.arguments):

@@ -11,6 +11,9 @@ The layout (`passes/layout.py`) says which elements are a thread's. A private ti
 Operations are mapped one after another, each by `passes/generic_cuda.py`.
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 from dataclasses import replace

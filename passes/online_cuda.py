@@ -12,10 +12,13 @@ for every reduction; its states are then combined with those of the chunks befor
 an order that never varies.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
+from typing import Any
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
@@ -33,7 +36,7 @@ Values = dict[int, ir.Value]
 class OnlineMapper:
     """Maps the reductions `ops` of a kernel as one; what stands between them is mapped after it."""
 
-    def __init__(self, kernel, ops: list[ir.Operation]):
+    def __init__(self, kernel: Any, ops: list[ir.Operation]) -> None:
         self.kernel, self.threads, self.layout = kernel, kernel.threads, kernel.layout
         self.mappers = [GenericMapper(kernel, op, kernel.threads) for op in ops]
         self.first = self.mappers[0]
@@ -173,7 +176,8 @@ class OnlineMapper:
 
     def combine(self, group: list[int], a: list[ir.Value], b: list[ir.Value]) -> list[ir.Value]:
         """Builds the combination of the states `a` and `b`, each with its count."""
-        left, right, made = dict(zip(group, a)), dict(zip(group, b)), {}
+        left, right = dict(zip(group, a)), dict(zip(group, b))
+        made: dict[Any, ir.Value] = {}
         for c in [c for wave in _waves(self.online.carried) for c in wave]:
             n, sides = c.total.number, [left[c.total.number], right[c.total.number]]
             if c.shift is not None:
@@ -300,7 +304,7 @@ def _number(counter: ir.Value) -> ir.Value:
     return memref.LoadOp(counter, [mlir.index(0)]).result
 
 
-def _leaves(x: Expr):
+def _leaves(x: Expr) -> Iterator[Expr]:
     if not x.args:
         yield x
     for a in x.args:

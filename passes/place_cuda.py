@@ -10,6 +10,8 @@ that equals what `best` starts from need not be taken. Places are counted in 32 
 64-bit indices of all elements would fill the registers.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -7,6 +7,8 @@ pair as it does for a sum.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilec import mlir
 from tilec.mlir import arith, gpu, ir, memref
 from tilec.passes.cluster_cuda import across_blocks
@@ -16,7 +18,7 @@ from tilec.passes.loops import flat_slot, sum_of
 WARP = 32
 
 
-def across_threads(generic, combiner: Combiner) -> None:
+def across_threads(generic: Any, combiner: Any) -> None:
     """Combines the states in `generic.tiles` over the threads of all reduced dimensions."""
     layout = generic.layout
     reduced = [d for d in layout.order if d in generic.reduced and layout.threads[d] > 1]
@@ -40,13 +42,13 @@ def _split(stride: int, threads: int) -> tuple[list[int], int]:
     return lanes, 1 << (len(masks) - len(lanes))
 
 
-def _slots(generic, group: list[int]):
+def _slots(generic: Any, group: list[int]) -> Any:
     """The loop over the slots of a group's states; they have one shape."""
     dims = generic.places[group[0]]
     return generic.threads.slots(dims, {}, None, lanes=True)
 
 
-def _shuffle(generic, combiner: Combiner, group: list[int], masks: list[int]) -> None:
+def _shuffle(generic: Any, combiner: Combiner, group: list[int], masks: list[int]) -> None:
     dims = generic.places[group[0]]
     with _slots(generic, group) as place:
         at = place.slot(dims)
@@ -75,7 +77,7 @@ def _from_lane(value: ir.Value, mask: int) -> ir.Value:
     return arith.trunci(type_, result) if narrow else result
 
 
-def _exchange(generic, combiner: Combiner, group: list[int], d: int, warps: int) -> None:
+def _exchange(generic: Any, combiner: Combiner, group: list[int], d: int, warps: int) -> None:
     """Across warps: all write, wait, and combine what the warps of the reduction wrote."""
     dims = generic.places[group[0]]
     by_lanes = generic.layout.stride(d) == 1 and warps <= WARP
@@ -97,7 +99,9 @@ def _exchange(generic, combiner: Combiner, group: list[int], d: int, warps: int)
             memref.StoreOp(value, generic.tiles[n], place.slot(dims))
 
 
-def _read_by_lanes(generic, combiner, group, buffers, slot, d: int, warps: int) -> list[ir.Value]:
+def _read_by_lanes(
+    generic: Any, combiner: Combiner, group: list[int], buffers: Any, slot: Any, d: int, warps: int
+) -> list[ir.Value]:
     """Every warp belongs to one reduction as a whole: lane n takes the state of its warp n, and a butterfly follows."""
     number, block = generic.threads.number, generic.layout.block
     source = arith.andi(number, mlir.index(warps - 1))
@@ -108,7 +112,9 @@ def _read_by_lanes(generic, combiner, group, buffers, slot, d: int, warps: int) 
     return butterfly(combiner, group, values, [1 << n for n in range(warps.bit_length() - 1)])
 
 
-def _read_in_turn(generic, combiner, group, buffers, slot, d: int, warps: int) -> list[ir.Value]:
+def _read_in_turn(
+    generic: Any, combiner: Combiner, group: list[int], buffers: Any, slot: Any, d: int, warps: int
+) -> list[ir.Value]:
     """A warp works on several reductions: each thread goes through the warps one by one."""
     low = max(generic.layout.stride(d), WARP)  # what lies between one warp's state and the next
     rest = arith.andi(generic.threads.number, mlir.index(generic.layout.block - 1 - low * (warps - 1)))

@@ -13,6 +13,9 @@ elements. A tensor begins where a vector does, and where it ends in one, only th
 Operands whose rows begin elsewhere, such as a gain by column, are read by elements.
 """
 
+# mypy: no-strict-optional
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from __future__ import annotations
 
 from collections import Counter

@@ -96,7 +96,7 @@ def _view(source: ir.Value, offsets: list[ir.Value | int], sizes: list[int]) -> 
 # ---- the register kernel -----------------------------------------------------------------------------------
 
 
-def _registers(c: Contraction, tile: ir.Value, left: ir.Value, right: ir.Value, count) -> None:
+def _registers(c: Contraction, tile: ir.Value, left: ir.Value, right: ir.Value, count: ir.Value) -> None:
     """tile += left * right over `count` products. The sums are loop variables, vectors along columns."""
     mr, vectors = c.left.width, c.right.width // c.lanes
     type_ = ir.VectorType.get([c.lanes], c.element)

@@ -53,7 +53,8 @@ def map_stream(function: ir.Operation, planned: Planned) -> None:
 class _Kernel:
     def __init__(self, function: ir.Operation, planned: Planned, forall: ir.Operation):
         self.function, self.forall, self.calls = function, forall, Calls(function)
-        options: ContractionChain = planned.options
+        options = planned.options
+        assert isinstance(options, ContractionChain)
         self.bm, self.bn = options.block
         self.stages, self.parts, self.kind = options.stages, options.weight_terms, options.multiplicand
         self.threads, self.groups = options.block_threads, options.warpgroups
@@ -122,7 +123,7 @@ class _Kernel:
         if not isinstance(chain, Chain):
             raise InternalError(f"the kernel is no walk of two contractions: {chain}", "map", str(self.function))
         self.chain = chain
-        self.sizes = {}
+        self.sizes: dict[int, int] = {}
         for op in generics:
             self.sizes |= zip(places[op], mlir.extents_of(op))
         for output in self.outputs:  # at the edge of the grid a block has fewer rows

@@ -7,6 +7,7 @@ where it does at one end of the tile and at one of the block's rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tilec import mlir
 from tilec.mlir import arith, ir
@@ -32,7 +33,7 @@ class Tiles:
         self.high = arith.maxsi(self.high, self.low)
         self.count = arith.subi(self.high, self.low)
 
-    def _bound(self, leaves, number: int) -> None:
+    def _bound(self, leaves: dict[Any, int], number: int) -> None:
         factor = sum(f for leaf, f in leaves.items() if self.stream in leaf.place)
         rows = [f for leaf, f in leaves.items() if self.rows in leaf.place]
         outer = [(leaf.key, f) for leaf, f in leaves.items() if leaf.op == "outer"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tilec import mlir
 from tilec.expression import Expr
@@ -47,7 +48,8 @@ class Results:
                 self._store_row(row, half)
 
     def _store_row(self, row: ir.Value, half: int) -> None:
-        chain, known = self.chain, {}
+        chain = self.chain
+        known: dict[Any, Any] = {}
         at = At({chain.rows: row}, half, known=known)
         for output in self.outputs:
             final = chain.online.final(output.value)

@@ -87,7 +87,7 @@ def registers(shape: list[int], name: str) -> ir.Value:
 
 def fill(array: ir.Value, value: float) -> None:
     shape = ir.MemRefType(array.type).shape
-    places = [[]]
+    places: list[list[int]] = [[]]
     for extent in shape:
         places = [[*p, n] for p in places for n in range(extent)]
     for place in places:

@@ -1,5 +1,7 @@
 """Weights of a walk as the matrix units take them, and scores that a mask excludes."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from tilec import mlir

@@ -67,7 +67,14 @@ def _grid_extents(ops: list[ir.Operation], grid: list[int]) -> list[int]:
 class _Tiler:
     """Builds a block's operations; `tiles` takes a tensor of the kernel to its part in this block."""
 
-    def __init__(self, loop, grid: list[int], extents: list[int], steps: list[int], shared: dict[ir.Value, ir.Value]):
+    def __init__(
+        self,
+        loop: ir.Operation,
+        grid: list[int],
+        extents: list[int],
+        steps: list[int],
+        shared: dict[ir.Value, ir.Value],
+    ) -> None:
         self.grid, self.extents, self.steps, self.shared = grid, extents, steps, shared
         self.tiles: dict[ir.Value, ir.Value] = {}
         self.dims: dict[ir.Value, list[int]] = {}

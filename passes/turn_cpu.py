@@ -14,6 +14,8 @@ At `map` the transpose becomes loops over square tiles of vectors, and over sing
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilec import mlir
 from tilec.kernels import RegisterTranspose
 from tilec.mlir import affine, ir, linalg, memref, vector
@@ -37,7 +39,8 @@ def stage_turns(op: ir.Operation, tiles: dict[int, int], options: RegisterTransp
             turned.append(n)
     if turned and (permutation := _copy(op)) is not None:
         with ir.InsertionPoint(op), op.location:
-            _transpose(*op.operands, permutation).attributes["tilec.lanes"] = lanes
+            source, target = op.operands
+            _transpose(source, target, permutation).attributes["tilec.lanes"] = lanes
         op.erase()
         return
     for n in turned:
@@ -102,7 +105,7 @@ def map_transpose(op: ir.Operation) -> None:
                 _plane(source, at, sizes),
                 _plane(target, {order.index(d): i for d, i in at.items()}, [sizes[d] for d in order]),
             ]
-            _turn_plane(*planes, sizes[row], sizes[column], lanes)
+            _turn_plane(planes[0], planes[1], sizes[row], sizes[column], lanes)
     op.erase()
 
 
@@ -124,7 +127,7 @@ def _turn_elements(source: ir.Value, target: ir.Value, rows: tuple[Size, Size], 
         memref.StoreOp(memref.LoadOp(source, [r, c]).result, target, [c, r])
 
 
-def _plane(value: ir.Value, at: dict[int, ir.Value], sizes) -> ir.Value:
+def _plane(value: ir.Value, at: dict[int, ir.Value], sizes: Any) -> ir.Value:
     """The two-dimensional part of `value` where its other dimensions are `at`."""
     type_ = ir.MemRefType(value.type)
     if not at:

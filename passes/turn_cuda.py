@@ -9,6 +9,8 @@ A tile in workgroup memory lies as the results do. Threads side by side write co
 in the banks of shared memory: a place along a column is xored with the number of the vector that the column is in.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from dataclasses import replace

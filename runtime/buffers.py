@@ -5,6 +5,9 @@ recognised when the program has imported them. The paths for NumPy and PyTorch a
 program: they are short.
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type"
+
 from __future__ import annotations
 
 import math

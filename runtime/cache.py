@@ -142,7 +142,9 @@ def compiler_digest() -> str:
 
 def _folder_of(package: str) -> Path:
     """Where a package's sources are, without importing it."""
-    return Path(next(iter(find_spec(package).submodule_search_locations)))
+    found = find_spec(package)
+    assert found is not None and found.submodule_search_locations is not None
+    return Path(next(iter(found.submodule_search_locations)))
 
 
 def _sources(folder: Path) -> str:

@@ -4,6 +4,8 @@ Numba's own forms serve any program: its `range` checks the step, counts iterati
 function of its own to compile. These compile in a fraction of the time to the loop that C has.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from __future__ import annotations
 
 from llvmlite import ir
@@ -18,12 +20,12 @@ _I64, _WORD = types.int64, ir.IntType(64)
 class Count(types.SimpleIterableType):
     """`range(start, stop, step)` of 64-bit integers."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__("tilec_range", CountIterator())
 
 
 class CountIterator(types.SimpleIteratorType):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__("tilec_range_iterator", _I64)
 
 
@@ -32,13 +34,13 @@ COUNT = Count()
 
 @register_model(Count)
 class _CountModel(models.StructModel):
-    def __init__(self, manager, type_):
+    def __init__(self, manager, type_) -> None:
         super().__init__(manager, type_, [("start", _I64), ("stop", _I64), ("step", _I64)])
 
 
 @register_model(CountIterator)
 class _IteratorModel(models.StructModel):
-    def __init__(self, manager, type_):
+    def __init__(self, manager, type_) -> None:
         members = [("next", types.CPointer(_I64)), ("stop", _I64), ("step", _I64)]
         super().__init__(manager, type_, members)
 
@@ -68,7 +70,7 @@ def _start(context, builder, signature, arguments):
 
 @lower_builtin("iternext", CountIterator)
 @iternext_impl(RefType.UNTRACKED)
-def _next(context, builder, signature, arguments, result):
+def _next(context, builder, signature, arguments, result) -> None:
     following, stop, step = _fields(builder, arguments[0])
     value = builder.load(following)
     valid = builder.icmp_signed("<", value, stop)

@@ -5,6 +5,8 @@
 Beside each kernel stands a loop over its blocks (`_blocks`), in the form that Numba's thread pool calls.
 """
 
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 import hashlib
@@ -35,7 +37,7 @@ _I64, _BYTE = ir.IntType(64), ir.IntType(8)
 class _Library(codegen.AOTCodeLibrary):
     """Code for an object file rather than for Numba's own engine, optimised once, when it is whole."""
 
-    def _optimize_functions(self, ll_module) -> None:
+    def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
 
     def emit(self, symbol: str) -> Object:

@@ -5,6 +5,9 @@ what looks for closures, literals, generators, exceptions and array expressions 
 information and the text of an error are not prepared for every statement, which takes a third of the time.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="assignment, attr-defined, has-type, index, misc, var-annotated"
+
 from __future__ import annotations
 
 import operator
@@ -87,7 +90,7 @@ class _Typing(type(registry.cpu_target.typing_context)):
 
     known: ClassVar[dict[tuple, object]] = {}
 
-    def __init__(self, context):
+    def __init__(self, context) -> None:
         self.__dict__ = context.__dict__
 
     def resolve_value_type(self, val):
@@ -133,7 +136,7 @@ class _Variable(typeinfer.TypeVar):
 
 
 class _Variables(typeinfer.TypeVarMap):
-    def __init__(self, context):
+    def __init__(self, context) -> None:
         self.context, self.unsettled = context, set()
 
     def __missing__(self, name):
@@ -149,7 +152,7 @@ class _Types(typeinfer.TypeInferer):
     round would find again.
     """
 
-    def __init__(self, context, func_ir):
+    def __init__(self, context, func_ir) -> None:
         super().__init__(context, func_ir, None)
         self.typevars = _Variables(context)
 
@@ -163,7 +166,7 @@ class _Types(typeinfer.TypeInferer):
         found, _, calls = self.unify()
         return found, calls
 
-    def propagate(self, raise_errors=True):
+    def propagate(self, raise_errors=True) -> None:
         unsettled = self.typevars.unsettled
         before, errors = None, True
         while errors or unsettled:
@@ -200,15 +203,15 @@ class _Lower(Lower):
     and LLVM takes `a + 1 > a` for true.
     """
 
-    def __init__(self, context, library, descriptor, code, beside):
+    def __init__(self, context, library, descriptor, code, beside) -> None:
         super().__init__(context, library, descriptor, code)
         self._beside = beside
 
-    def lower_normal_function(self, fndesc):
+    def lower_normal_function(self, fndesc) -> None:
         super().lower_normal_function(fndesc)
         self._beside(self.context, self.module, self.function)
 
-    def _find_singly_assigned_variable(self):
+    def _find_singly_assigned_variable(self) -> None:
         """Those that stand for one value, and need no memory: assigned once, and used in the same block after that."""
         assigned, elsewhere = Counter(), set()
         for block in self.blocks.values():
@@ -236,7 +239,7 @@ class _Lower(Lower):
         else:
             super().lower_inst(inst)
 
-    def storevar(self, value, name, argidx=None):
+    def storevar(self, value, name, argidx=None) -> None:
         if name in self._singly_assigned_vars:
             self._blk_local_varmap[name] = value
         else:
@@ -255,7 +258,7 @@ class _Lower(Lower):
     def lower_getitem(self, resty, expr, value, index, signature):
         return self._lower_form(resty, operator.getitem, signature, value, index)
 
-    def lower_setitem(self, target_var, index_var, value_var, signature):
+    def lower_setitem(self, target_var, index_var, value_var, signature) -> None:
         self._form(operator.setitem, signature, target_var, index_var, value_var)
 
     def _lower_form(self, resty, op, signature, *operands):

@@ -4,6 +4,8 @@ Kernels work on raw addresses: `x = f32_pointer(args[0])`, then `x[i]` and `x[i]
 no wraparound and no checks of bounds. All of this is inlined without branches, so loops vectorise.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from __future__ import annotations
 
 from collections.abc import Callable

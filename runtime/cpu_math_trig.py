@@ -167,7 +167,8 @@ def full_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value, V
     q, r, rest = (full_reduction_f32 if x.kind == F32 else full_reduction_f64)(x, shift, pieces)
     full = q, select(absolute(x) < math.inf, r, math.nan), rest
     near = absolute(x) <= QUICK_LIMIT[x.kind.name]
-    return tuple(select(near, a, b) for a, b in zip(quick, full))
+    sin, cos, tan = (select(near, a, b) for a, b in zip(quick, full))
+    return sin, cos, tan
 
 
 # ---- functions of the reduced argument -------------------------------------------------------------------------------

@@ -11,6 +11,10 @@ no compilation of its own, as a jitted callee would (50 ms each). No operation c
 written is what is computed, and roundings can be reasoned about. `fma` needs the FMA instructions to be fast.
 """
 
+# mypy: no-strict-optional
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="attr-defined, union-attr"
+
 from __future__ import annotations
 
 import inspect

@@ -1,5 +1,7 @@
 """The machine code of CPU programs: from the disk cache, where it was compiled before on this processor, or made now."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 import ctypes

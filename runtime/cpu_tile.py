@@ -7,6 +7,8 @@ A loop that walks down a column uses one element of each cache line that it touc
 whole lines in both directions, and the shuffles between cost less than the lines.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -28,7 +30,7 @@ class Tile(types.Type):
 
 @register_model(Tile)
 class _TileModel(models.PrimitiveModel):
-    def __init__(self, manager, type_: Tile):
+    def __init__(self, manager, type_: Tile) -> None:
         row = ir.VectorType(manager[type_.element].get_data_type(), type_.lanes)
         super().__init__(manager, type_, ir.ArrayType(row, type_.lanes))
 

@@ -11,6 +11,8 @@ tile of sums in registers. A variable of these types is one LLVM value, so that 
 that the processor runs.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -38,7 +40,7 @@ class Vector(types.Type):
 
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
-    def __init__(self, manager, type_):
+    def __init__(self, manager, type_) -> None:
         super().__init__(manager, type_, type_.llvm)
 
 

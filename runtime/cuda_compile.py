@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -99,7 +99,13 @@ def _to_ptx(source: str, entry: str, chip: str, threads: int, parameters: Sequen
     """By a process of the compiler's own; in this one where that cannot be had."""
     from tilec.runtime import compile_server
 
-    wanted = {"source": source, "entry": entry, "chip": chip, "threads": threads, "min_blocks": min_blocks}
+    wanted: dict[str, Any] = {
+        "source": source,
+        "entry": entry,
+        "chip": chip,
+        "threads": threads,
+        "min_blocks": min_blocks,
+    }
     wanted["parameters"] = parameters and list(parameters)
     reply = compile_server.ask(__name__, wanted)
     return _compile_here(**wanted) if reply is None or "ptx" not in reply else reply["ptx"]
@@ -204,7 +210,7 @@ def _execute(source: str, entry: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _operator_values():
+def _operator_values() -> Iterator[None]:
     """Lets MLIR values have the operators that `numba-cuda-mlir` gives them for its own use, within only.
 
     They are global to the process, and `==` is among them: it builds a comparison, where the passes ask whether two

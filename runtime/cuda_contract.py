@@ -39,5 +39,5 @@ def contract(dtype: str, m: int, n: int, k: int, left_major: int, right_major: i
                 lines.append(f"%s{i}_{j}_{p} = arith.addi %p{i}_{j}_{p}, {value} : {dtype}")
     lines += [f"memref.store {v}, %sums[%c{i * n + j}] : {memref(dtype)}" for (i, j), v in held.items()]
     name = f"contract_{dtype}_{m}x{n}x{k}_{left_major}{right_major}"
-    parameters = {"sums": Array(dtype), "left": Array(dtype), "right": Array(dtype)}
+    parameters: dict[str, str | Array] = {"sums": Array(dtype), "left": Array(dtype), "right": Array(dtype)}
     return define(name, parameters, None, "\n".join(lines))

@@ -7,6 +7,7 @@ because MLIR integers have no sign and Numba's do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def memref(element: str) -> str:
 
 
 @contextmanager
-def target(chip: str):
+def target(chip: str) -> Iterator[None]:
     """Device functions are defined for `chip` ("sm_90a") within: a few have a faster form on newer chips."""
     token = _CHIP.set(chip)
     try:
@@ -82,7 +83,7 @@ def _define(name: str, parameters: tuple[tuple[str, Parameter], ...], result: st
 
     _initialize()
 
-    def numba(parameter: Parameter):
+    def numba(parameter: Parameter) -> Any:
         if isinstance(parameter, Array):
             return types.Array(getattr(types, NUMBA[parameter.element]), 1, "A")
         return getattr(types, NUMBA[parameter])

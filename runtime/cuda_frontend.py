@@ -8,6 +8,9 @@ if they were renamed first, and MLIR and NVVM make registers of them.
 This is the only module that touches these private entry points.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

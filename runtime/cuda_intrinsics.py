@@ -21,6 +21,7 @@ Nothing of `numba-cuda-mlir` is imported before the first name is looked up.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from tilec.runtime.cuda_async import ASYNC, bulk_wait, cp_async_wait, set_registers, tma_load, tma_store
@@ -44,7 +45,7 @@ __all__ = [
     "wgmma_wait",
 ]
 
-_TABLE = {**SCALAR, **ASYNC, **MATRIX, **PACKED}
+_TABLE: dict[str, Callable[[], Any]] = {**SCALAR, **ASYNC, **MATRIX, **PACKED}
 _ACCESS = re.compile(rf"(shared_)?(load|store)_({'|'.join(WIDTH)})(?:x(\d+))?(?:_(nc|nc_again|nc_last))?(_where)?")
 
 

@@ -42,7 +42,10 @@ ALIGN = 16
 
 def emit_cuda(module: ir.Module) -> Emitted:
     name, steps, temporaries = read_steps(module)
-    kernels, used, definitions, neighbours = [], set(), {}, overlaps(module, steps)
+    kernels: list[KernelSource] = []
+    used: set[str] = set()
+    neighbours = overlaps(module, steps)
+    definitions: dict[str, str] = {}
     for function in mlir.functions(module):
         if "tilec.kernel" in function.attributes:
             printer = _CudaPrinter()

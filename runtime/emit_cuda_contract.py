@@ -7,7 +7,7 @@ elements are arrays of 32-bit words with two elements each (`tilec.packed`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilec import mlir
 from tilec.diagnostics import InternalError
@@ -87,7 +87,7 @@ def store_made(printer: _CudaPrinter, op: ir.Operation) -> bool:
     return True
 
 
-def _same(c, target, op: ir.Operation) -> None:
+def _same(c: Any, target: Any, op: ir.Operation) -> None:
     if c != target:
         raise InternalError("a product is stored elsewhere than the sums that it adds to", "emit", str(op))
 

@@ -55,7 +55,7 @@ def _stores(op: ir.Operation) -> list[ir.Operation]:
     return found
 
 
-def _is_load(op) -> bool:
+def _is_load(op: ir.Operation) -> bool:
     return not isinstance(op, ir.Block) and op.name in ("vector.load", "memref.load")
 
 

@@ -35,8 +35,9 @@ _QUOTIENTS = ("arith.divui", "arith.floordivsi")
 
 def _exponent(divisor: object) -> int | None:
     """Of a divisor that is a power of two."""
-    known = isinstance(divisor, int) and divisor > 0 and divisor & (divisor - 1) == 0
-    return divisor.bit_length() - 1 if known else None
+    if isinstance(divisor, int) and divisor > 0 and divisor & (divisor - 1) == 0:
+        return divisor.bit_length() - 1
+    return None
 
 
 class IndexPrinter(Printer):

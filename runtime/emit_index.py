@@ -49,7 +49,7 @@ def plus(a: str | int, b: str | int) -> str | int:
     if isinstance(b, int) and b < 0:
         return f"{a} - {-b}"
     if isinstance(b, int) and (end := re.search(r" \+ (\d+)$", str(a))):
-        return f"{a[: end.start()]} + {int(end[1]) + b}"
+        return f"{str(a)[: end.start()]} + {int(end[1]) + b}"
     return f"{a} + {b}"
 
 

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -27,7 +28,7 @@ POOL_LOST = ctypes.c_int64(0)  # machine code reads it
 
 
 @contextmanager
-def compiling():
+def compiling() -> Iterator[None]:
     """A fork by another thread waits until this is left. Entered before any lock is taken."""
     me = threading.get_ident()
     with _changed:

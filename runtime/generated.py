@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType
 
@@ -19,7 +20,7 @@ def functions(module: str) -> dict[str, CodeType]:
 
 
 @contextmanager
-def uncollected():
+def uncollected() -> Iterator[None]:
     """Without the garbage collector: compilers make a great many objects, nearly all of which are in use."""
     was = gc.isenabled()
     gc.disable()

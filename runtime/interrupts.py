@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def uninterrupted():
+def uninterrupted() -> Iterator[None]:
     """Ctrl-C acts when this is left. Only the main thread is ever interrupted, so that others have nothing to do."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

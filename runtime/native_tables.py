@@ -14,7 +14,7 @@ QUEUE, ENCODE, WAIT, CAPTURING = range(4)  # functions: what launches, copies or
 
 class _Fields(IntEnum):
     @staticmethod
-    def _generate_next_value_(name, start, count, last_values) -> int:  # type: ignore[override]
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
         return count
 
 

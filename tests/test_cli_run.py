@@ -1,5 +1,7 @@
 """`tilec run`: inputs, the bound that results are held against, and what is refused."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from conftest import assert_within
@@ -7,6 +9,17 @@ from tools.commands import SOFTMAX, examples_folder, tilec_command  # noqa: F401
 
 SUM = 50 * 2.0**-24
 """What a row of 50 quotients by their sum may be off 1: 49 additions and a division in f32."""
+
+
+def test_a_result_may_have_any_name(tilec, folder):
+    """`np.savez` takes arrays as named arguments, and has arguments of its own."""
+    Path("names.tile").write_text(
+        "op f(x: f32[N]) -> (file: f32[N], allow_pickle: bf16[N]) { file[i] = x[i] + 1  allow_pickle[i] = x[i] }"
+    )
+    assert tilec("run", "names.tile", "-D", "N=5", "--seed", "1", "--save", "out.npz")[0] == 0
+    with np.load("out.npz") as found:
+        assert {n: a.dtype.name for n, a in found.items()} == {"file": "float32", "allow_pickle": "float32"}
+        np.testing.assert_allclose(found["file"], found["allow_pickle"] + 1, rtol=1e-2, atol=1e-2)
 
 
 def test_run_checks_times_and_saves(tilec, folder):

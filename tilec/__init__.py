@@ -7,7 +7,7 @@ from tilec.diagnostics import CallError, Diagnostic, InternalError, TileError
 __all__ = ["CallError", "Diagnostic", "InternalError", "Op", "TileError", "compile", "interpret", "reference"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     """Loads the compiler when it is first asked for: importing tilec costs next to nothing."""
     if name in ("compile", "interpret", "Op"):
         from tilec import api

@@ -1,5 +1,7 @@
 """What a kernel reads, writes, keeps on chip and computes: the amounts from which its time is predicted."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from math import prod

@@ -148,7 +148,7 @@ class Op:
             return itemgetter(0)
         return _result_tuple(self.name, names)._make
 
-    def _outputs(self, executable, arrays, views, out, device):
+    def _outputs(self, executable: Any, arrays: Any, views: Any, out: Any, device: Any) -> Any:
         from tilec.runtime import buffers
 
         shapes = executable.outputs
@@ -162,7 +162,7 @@ class Op:
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
-    def _executable(self, key: tuple, device: str | int):
+    def _executable(self, key: tuple, device: str | int) -> Any:
         full = (key, device)
         found = self._built.get(full)
         if found is None:
@@ -231,7 +231,7 @@ class Op:
         return self._latest
 
     @property
-    def _lowered(self):
+    def _lowered(self) -> Any:
         """The latest specialisation, and what the stages made of it."""
         with compiling():
             return self._last.recipe.lowered
@@ -246,7 +246,7 @@ class Op:
         return self._last.kernels
 
     @property
-    def plan(self):
+    def plan(self) -> Any:
         """The decisions behind the latest specialisation: a `tilec.plan.Plan`."""
         return self._lowered[1].plan
 
@@ -266,7 +266,7 @@ def _again(
 
 
 @cache
-def _result_tuple(name: str, fields: tuple[str, ...]):
+def _result_tuple(name: str, fields: tuple[str, ...]) -> Any:
     """A field has its result's name; one that Python does not allow there (`class`, `_a`) is `_0`, `_1`, ... by position."""
     return namedtuple(name, fields, rename=True)
 

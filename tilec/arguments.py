@@ -44,7 +44,7 @@ def views(parameters: Parameters, arrays: Sequence[Any]) -> list[Buffer]:
     """The arguments' memory. A Python number takes the type that its parameter declares, if that has the number."""
     from tilec.runtime import buffers
 
-    found = []
+    found: list[Buffer] = []
     for position, array in enumerate(arrays):
         name, dtype = parameters[position] if position < len(parameters) else (f"argument {position + 1}", None)
         try:
@@ -102,7 +102,7 @@ def given_results(op: str, results: Results, out: Any, inputs: Sequence[Buffer])
         raise CallError(f"out= must be a list or a tuple of {len(results)} arrays, not {_a(out)}", hint=f"for {names}")
     if len(arrays) != len(results):
         raise CallError(f"{op} has {count(len(results), 'result')}, but out= has {count(len(arrays), 'array')}")
-    found = []
+    found: list[Buffer] = []
     for (name, dtype, shape), array in zip(results, arrays):
         hint = f"pass a new array of the type {dtype} and the shape {list(shape)}"
         try:

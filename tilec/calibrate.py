@@ -116,7 +116,7 @@ def _clock_ghz() -> float:
 
 def _cache_sizes() -> dict[int, tuple[int, int, bool]]:
     """By level: bytes, ways, and whether one core has it for itself (hyperthreads of it aside)."""
-    found = {}
+    found: dict[int, tuple[int, int, bool]] = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (_text(index / f) for f in ("level", "type", "size"))
         if kind != "Instruction" and (match := re.fullmatch(r"(\d+)([KM]?)", size)) and level.isdigit():
@@ -129,11 +129,11 @@ def _cache_sizes() -> dict[int, tuple[int, int, bool]]:
                 int(ways) if ways.isdigit() else 8,
                 shared in ("0", siblings),
             )
-    for level, name in ((1, "l1dcachesize"), (2, "l2cachesize"), (3, "l3cachesize")):
+    for number, name in ((1, "l1dcachesize"), (2, "l2cachesize"), (3, "l3cachesize")):
         size = _sysctl(f"hw.perflevel0.{name}") or _sysctl(f"hw.{name}")
-        if level not in found and size.isdigit():
-            found[level] = (int(size), 8, level == 1)
-    return {level: cache for level, cache in found.items() if cache[0]}
+        if number not in found and size.isdigit():
+            found[number] = (int(size), 8, number == 1)
+    return {number: cache for number, cache in found.items() if cache[0]}
 
 
 def _memory_bytes() -> int:
@@ -232,7 +232,8 @@ def _copy_gbs(size: int, threads: int) -> float:
 def _matmul_tflops(dtype: type) -> float:
     """The vector peak that NumPy's BLAS reaches with the cores it uses."""
     n = 1024
-    a, b, c = (np.ones((n, n), dtype) for _ in range(3))
+    a: np.ndarray = np.ones((n, n), dtype)
+    b, c = a.copy(), a.copy()
     return round(2e-12 * n**3 / _best(lambda: np.matmul(a, b, out=c), 0.5), 6)
 
 

@@ -6,6 +6,9 @@ that of the tiles, and the loop that goes innermost. A candidate differs from th
 file can say.
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type, union-attr"
+
 from __future__ import annotations
 
 from collections.abc import Iterator

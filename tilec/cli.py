@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from tilec.cli_common import STAGES, add_output, add_program, days, note, show_error, sizes, whole, write_file
 from tilec.cli_streams import open_streams, warnings_as
@@ -168,14 +169,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    def __call__(self, parser, namespace, values, option_string=None):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         from tilec.version import VERSION
 
         print(f"tilec {VERSION}")
         parser.exit()
 
 
-def _command(commands, name: str, command: str, usage: str, summary: str, text: str, examples: str):
+def _command(commands: Any, name: str, command: str, usage: str, summary: str, text: str, examples: str) -> Any:
     lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
     made = commands.add_parser(
         name, prog=f"tilec {name}", usage=f"tilec {name} {usage}", help=summary, formatter_class=_Help,
@@ -185,7 +186,7 @@ def _command(commands, name: str, command: str, usage: str, summary: str, text: 
     return made
 
 
-def _check(commands) -> None:
+def _check(commands: Any) -> None:
     p = _command(
         commands, "check", "cli_source:check", "[options] FILE...", "report every mistake of a program",
         "Reports every mistake that can be known without running, each with its place. Where there is none,\n"
@@ -203,7 +204,7 @@ def _check(commands) -> None:
     )  # fmt: skip
 
 
-def _fmt(commands) -> None:
+def _fmt(commands: Any) -> None:
     p = _command(
         commands, "fmt", "cli_source:fmt", "[--check] FILE...", "format programs in place",
         "Rewrites programs in the canonical form. Comments stay; what does not parse stays as it is.",
@@ -215,7 +216,7 @@ def _fmt(commands) -> None:
     p.add_argument("--check", action="store_true", help="write nothing: show what would change, exit 1 if anything")
 
 
-def _plan(commands) -> None:
+def _plan(commands: Any) -> None:
     p = _command(
         commands, "plan", "cli_plan:plan", "[options] FILE", "write the schedule file, to be edited",
         "Writes what the compiler decides (kernels, tiles, loop orders, options) into FILE.sched.toml,\n"
@@ -229,7 +230,7 @@ def _plan(commands) -> None:
     p.add_argument("--force", action="store_true", help="replace a plan that was edited")
 
 
-def _explain(commands) -> None:
+def _explain(commands: Any) -> None:
     p = _command(
         commands, "explain", "cli_plan:explain", "[options] FILE", "say why: costs, decisions, refusals",
         "For every kernel: what bounds it, and what it costs. For every decision: what else was possible,\n"
@@ -242,7 +243,7 @@ def _explain(commands) -> None:
     p.add_argument("--measure", action="store_true", help="time every kernel on this machine, beside its prediction")
 
 
-def _tune(commands) -> None:
+def _tune(commands: Any) -> None:
     p = _command(
         commands, "tune", "cli_tune:tune", "[options] FILE", "measure plans, and write the fastest",
         "Measures the plans that the cost model thinks best, and some from all over the rest, on the device at\n"
@@ -261,7 +262,7 @@ def _tune(commands) -> None:
     p.add_argument("--force", action="store_true", help="replace a plan that was edited")
 
 
-def _dump(commands) -> None:
+def _dump(commands: Any) -> None:
     p = _command(
         commands, "dump", "cli_ir:dump", "[options] FILE", "print the IR after every stage",
         "Prints the IR after every stage; a terminal shows in colour what the stage changed.\n"
@@ -277,7 +278,7 @@ def _dump(commands) -> None:
     add_output(p, "a folder for 00-build.mlir to 07-map.mlir and kernels.py")
 
 
-def _opt(commands) -> None:
+def _opt(commands: Any) -> None:
     p = _command(
         commands, "opt", "cli_ir:opt", "[options] FILE", "run the remaining stages on dumped IR",
         "Reads the IR that a stage left (dumped, perhaps edited) and runs the stages after it.\n"
@@ -300,7 +301,7 @@ def _opt(commands) -> None:
     add_output(p, "where to (default: standard output)")
 
 
-def _emit(commands) -> None:
+def _emit(commands: Any) -> None:
     p = _command(
         commands, "emit", "cli_ir:emit", "--as FORM [options] FILE",
         "print the kernels: MLIR, Numba, PTX or a cubin",
@@ -319,7 +320,7 @@ def _emit(commands) -> None:
     add_output(p, "where to (default: standard output)")
 
 
-def _run_op(commands) -> None:
+def _run_op(commands: Any) -> None:
     p = _command(
         commands, "run", "cli_run:run", "[options] FILE", "run an op, check it, time it",
         "Runs an op on random inputs, or on arrays from files, whose shapes then give the sizes.\n"
@@ -343,7 +344,7 @@ def _run_op(commands) -> None:
     )
 
 
-def _verify(commands) -> None:
+def _verify(commands: Any) -> None:
     p = _command(
         commands, "verify", "cli_verify:verify", "[options] FILE", "compare the IR after every stage with the program",
         "Interprets the IR after every stage, at small sizes (0, 1, primes, around the plan's tiles) and on\n"
@@ -362,7 +363,7 @@ def _verify(commands) -> None:
     add_output(p, "the reproducer (default: tilec-verify.mlir)")
 
 
-def _cache(commands) -> None:
+def _cache(commands: Any) -> None:
     p = _command(
         commands, "cache", "cli_cache:cache", "dir|size|clear [options]", "show or empty the cache of compiled programs",
         "dir prints the directory, size how much is in it, clear empties it. Whatever is missing is\n"
@@ -381,7 +382,7 @@ def _cache(commands) -> None:
     )
 
 
-def _doctor(commands) -> None:
+def _doctor(commands: Any) -> None:
     p = _command(
         commands, "doctor", "doctor:doctor", "[--calibrate]", "report what was found and what is missing",
         "Reports Python, the system, CPU, GPU, driver, toolkit, dependencies and the cache. Exit status 1:\n"

@@ -3,6 +3,8 @@
 Nothing heavy is imported at the top: `tilec --help` must come at once.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 import argparse
@@ -122,7 +124,7 @@ def read_text(path: Path) -> Source:
     return read_source(path)
 
 
-def parse_checked(path: Path):
+def parse_checked(path: Path) -> Any:
     """The syntax tree of a program without mistakes. Raises TileError with all of them."""
     from tilec.dsl.mistakes import read
 
@@ -143,7 +145,7 @@ def prepare(args: argparse.Namespace) -> Loaded:
     return Loaded(specialise_given(program, args.op, defined(args)), target, find_schedule(args))
 
 
-def specialise_given(program, op: str | None, given: dict[str, int], inputs=None):
+def specialise_given(program: Any, op: str | None, given: dict[str, int], inputs: Any = None) -> Any:
     """`specialise`, whose message about missing sizes is put in the command line's words."""
     from tilec.dsl.check_sizes import size_names
     from tilec.dsl.specialise import choose_op, not_known, specialise
@@ -158,7 +160,7 @@ def specialise_given(program, op: str | None, given: dict[str, int], inputs=None
     return specialise(program, op, inputs, given)
 
 
-def find_schedule(args: argparse.Namespace):
+def find_schedule(args: argparse.Namespace) -> Any:
     """The schedule that is named, or that lies beside the program."""
     if args.no_schedule:
         return None
@@ -170,7 +172,7 @@ def find_schedule(args: argparse.Namespace):
     return read_schedule(path)
 
 
-def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool = True, expect: bool = True):
+def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool = True, expect: bool = True) -> Any:
     """Runs the stages; what a schedule changed is told on the standard error."""
     from tilec import mlir
     from tilec.driver import lower as run_stages
@@ -192,7 +194,7 @@ def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool =
     return lowered
 
 
-def tell_schedule(loaded: Loaded, plan) -> None:
+def tell_schedule(loaded: Loaded, plan: Any) -> None:
     """That a schedule was obeyed, though nobody may have asked for it, and what it changed."""
     if loaded.schedule is None or plan is None:
         return
@@ -208,7 +210,7 @@ def tell_schedule(loaded: Loaded, plan) -> None:
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36, "strong red": "1;31"}
 
 
-def coloured(stream) -> bool:
+def coloured(stream: Any) -> bool:
     """Whether a stream is a terminal that takes colours."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from tilec import cli_common as common
 from tilec.cli_common import note, prepare, say, write
@@ -24,7 +25,7 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def schedule_text(
-    args: argparse.Namespace, loaded, plan, measured: tuple[float, float] | None = None
+    args: argparse.Namespace, loaded: Any, plan: Any, measured: tuple[float, float] | None = None
 ) -> tuple[Path, str]:
     """The schedule file, and its text with the plan in it; `measured`: microseconds of it, and of the compiler's own.
     Raises CallError where the file has another plan for the program, and `--force` is not given."""
@@ -41,7 +42,7 @@ def schedule_text(
     return path, text
 
 
-def put(path: Path, text: str, plan, told: str) -> None:
+def put(path: Path, text: str, plan: Any, told: str) -> None:
     write(path, text)
     if str(path) != "-":
         note(f"wrote {path}: {plan.counted}, {told}", kind="")
@@ -55,7 +56,7 @@ def _existing(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _measured(loaded) -> dict[str, float]:
+def _measured(loaded: Any) -> dict[str, float]:
     """Microseconds of every kernel on this machine, and of the op as a whole, on random inputs."""
     from tilec.cli_run import build, need_gpu
     from tilec.measure import kernel_times

@@ -2,20 +2,20 @@
 roofline.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="misc"
+
 from __future__ import annotations
 
 import argparse
-import io
 from statistics import median
 from time import perf_counter
-
-import numpy as np
 
 from tilec import cli_common as common
 from tilec.cli_common import Loaded, note, say, working, write_file
 from tilec.diagnostics import CallError, CheckError
 from tilec.quantities import duration
-from tilec.run_data import Arrays, fit_types, random_inputs, read_inputs, saved, shape_of
+from tilec.run_data import Arrays, fit_types, npz, random_inputs, read_inputs, shape_of
 
 
 def run(args: argparse.Namespace) -> int:
@@ -195,9 +195,7 @@ def _roofline_seconds(loaded: Loaded, plan) -> float:
 def _save(args: argparse.Namespace, results: Arrays) -> None:
     if args.save.suffix != ".npz":
         raise CallError(f"--save writes a .npz file, but '{args.save}' does not end in .npz")
-    buffer = io.BytesIO()
-    np.savez(buffer, **saved(results))
-    write_file(args.save, buffer.getvalue())
+    write_file(args.save, npz(results))
     note(f"wrote {args.save}: {', '.join(results)}", kind="")
 
 

@@ -20,7 +20,7 @@ class _Closed(io.TextIOBase):
         self._name = name
 
     @property
-    def buffer(self) -> _Closed:  # type: ignore[override]
+    def buffer(self) -> _Closed:
         return self
 
     def read(self, *_: object) -> str:

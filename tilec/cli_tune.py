@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,7 @@ def tune(args: argparse.Namespace) -> int:
     return 0
 
 
-def _compiled(loaded, found) -> list[Measured]:
+def _compiled(loaded: Any, found: Any) -> list[Measured]:
     """What compiles; a plan that cannot be carried out is told of and left out."""
     from tilec.tune import compiled
 
@@ -89,7 +90,7 @@ def _compiled(loaded, found) -> list[Measured]:
     return made
 
 
-def _is_right(m: Measured, device, allowed) -> bool:
+def _is_right(m: Measured, device: Any, allowed: Any) -> bool:
     """Whether its results are within the program's error bounds."""
     from tilec.error_bounds import compare_array
 
@@ -100,7 +101,7 @@ def _is_right(m: Measured, device, allowed) -> bool:
     return False
 
 
-def _measure(device, plans: list[Measured], budget: float) -> None:
+def _measure(device: Any, plans: list[Measured], budget: float) -> None:
     from tilec.measure import interleaved
 
     with common.working(f"timing {len(plans)} plans"):
@@ -120,7 +121,7 @@ def _show(right: list[Measured], final: list[Measured], best: Measured) -> None:
 
 
 @contextmanager
-def _progress(what: str, count: int):
+def _progress(what: str, count: int) -> Iterator[Callable[[], None]]:
     """A bar on a terminal; in a pipe, nothing."""
     if not common.coloured(sys.stderr):
         yield lambda: None

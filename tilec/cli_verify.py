@@ -1,15 +1,15 @@
 """`tilec verify`: every stage's IR against the reference, and a small reproducer where one is wrong."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 import argparse
-import io
 import re
 import shlex
 import sys
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from tilec import cli_common as common
 from tilec import mlir
@@ -18,7 +18,7 @@ from tilec.cli_ir import header, parse_text, read_header
 from tilec.diagnostics import CallError, InternalError, TileError
 from tilec.dsl.specialise import Specialised
 from tilec.passes import NAMES
-from tilec.run_data import saved, shape_of
+from tilec.run_data import npz, shape_of
 from tilec.runtime import progress
 from tilec.verify import Failure, Verifier
 from tilec.verify_data import KINDS, WORK, first_sizes, inputs_of, sizes_around_tiles, steps
@@ -120,7 +120,7 @@ def _dumped_at(args: argparse.Namespace, specialised: Specialised, verifier: Ver
             raise CallError(what, hint="give the sizes that it was dumped with")
 
 
-def _sizes(verifier: Verifier, make, names: list[str], given: dict[str, int]) -> list[dict[str, int]]:
+def _sizes(verifier: Verifier, make: Any, names: list[str], given: dict[str, int]) -> list[dict[str, int]]:
     """Small sizes, then those around the tiles of a plan for larger ones, as far as they do not take too long."""
     small = first_sizes(names, given)
     try:
@@ -131,7 +131,7 @@ def _sizes(verifier: Verifier, make, names: list[str], given: dict[str, int]) ->
 
 
 def _check(
-    verifier: Verifier, make, sizes: dict[str, int], args: argparse.Namespace, place: str
+    verifier: Verifier, make: Any, sizes: dict[str, int], args: argparse.Namespace, place: str
 ) -> tuple[str, Failure] | str:
     """One set of sizes, with all kinds of inputs: what failed, or what became of it. One that the compiler refuses is told,
     and left out."""
@@ -174,7 +174,9 @@ def _first_line(error: TileError) -> str:
 # ---- what is wrong ---------------------------------------------------------------------------------------
 
 
-def _tell(args, verifier: Verifier, make, given: dict[str, int], kind: str, failure: Failure) -> int:
+def _tell(
+    args: argparse.Namespace, verifier: Verifier, make: Any, given: dict[str, int], kind: str, failure: Failure
+) -> int:
     from tilec.verify_shrink import Shrinker
 
     before = failure.specialised
@@ -208,9 +210,7 @@ def _save(args: argparse.Namespace, failure: Failure, kind: str) -> None:
     text += f", by {failure.step}" if failure.step else ""
     text += f", with {kind} inputs: {reason}\n{failure.before}"
     write_file(path, text.encode())
-    buffer = io.BytesIO()
-    np.savez(buffer, **saved(failure.inputs))
     arrays = path.with_suffix(".npz")
-    write_file(arrays, buffer.getvalue())
+    write_file(arrays, npz(failure.inputs))
     note(f"{path} holds the IR that went into the stage, {arrays} the inputs", "saved")
     note(f"tilec opt {shlex.quote(str(path))} --to {failure.stage}", "to reproduce")

@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any
 
 from tilec.cli_common import note, say, working
 
@@ -76,18 +77,8 @@ def _required() -> list[str]:
     try:
         found = requires("tilec") or []
     except PackageNotFoundError:
-        return [
-            "lark",
-            "numba",
-            "numba-cuda-mlir",
-            "numpy",
-            "ml_dtypes",
-            "rich",
-            "platformdirs",
-            "tomlkit",
-            "filelock",
-        ]
-    return [re.match(r"[\w.-]+", r)[0] for r in found if "extra ==" not in r]
+        return ["lark", "numba", "llvmlite", "numba-cuda-mlir", "numpy", "ml_dtypes", "rich", "platformdirs", "tomlkit"]
+    return [name for r in found if "extra ==" not in r for name in re.findall(r"^[\w.-]+", r)]
 
 
 def _version(name: str) -> str | None:
@@ -151,7 +142,7 @@ def _elsewhere(part: str) -> str | None:
     return f"no wheel; found {found}" if found else None
 
 
-def _gpu_info():
+def _gpu_info() -> Any:
     """The driver's `SystemInfo`, or why it cannot be asked."""
     try:
         from tilec.runtime.cuda_driver import device_info

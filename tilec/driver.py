@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tilec import mlir
 from tilec.diagnostics import InternalError, TileError
@@ -20,6 +21,7 @@ from tilec.plan_edited import check_edited
 from tilec.plan_model import Plan
 from tilec.recursion import deep_recursion
 from tilec.runtime import progress
+from tilec.runtime.program import Emitted
 from tilec.target import Target
 
 
@@ -30,7 +32,7 @@ class Lowered:
     texts: dict[str, str]
     plan: Plan | None
     seconds: dict[str, float] = field(default_factory=dict)
-    emitted: object | None = None
+    emitted: Emitted | None = None
 
 
 def lower(
@@ -91,11 +93,11 @@ class _State:
 def _add_stage(
     manager: PassManager, stage: Stage, lowered: Lowered, state: _State, locations: bool, texts: bool
 ) -> None:
-    def begin(op: ir.Operation, _pass) -> None:
+    def begin(op: ir.Operation, _pass: Any) -> None:
         state.name, state.start = stage.name, time.perf_counter()
         progress.at(f"in stage '{stage.name}'")
 
-    def finish(op: ir.Operation, _pass) -> None:
+    def finish(op: ir.Operation, _pass: Any) -> None:
         lowered.seconds[stage.name] = time.perf_counter() - state.start
         if texts:
             state.text = lowered.texts[stage.name] = op.get_asm(enable_debug_info=locations)
@@ -109,7 +111,7 @@ def _add_stage(
     manager.add(finish, f"tilec-after-{stage.name}")
 
 
-def _emit(module: ir.Module, lowered: Lowered):
+def _emit(module: ir.Module, lowered: Lowered) -> Emitted:
     start = time.perf_counter()
     progress.at("in stage 'emit'")
     backend = ir.StringAttr(module.operation.attributes["tilec.backend"]).value

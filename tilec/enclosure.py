@@ -15,6 +15,8 @@ An interval of NaN is NaN for certain. [-inf, inf] is any value, and NaN. Zeros 
 [0, 0] is 0 and not -0.
 """
 
+# mypy: disable-error-code="arg-type, return-value"
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -8,6 +8,9 @@ what is lost where a part of it is too small for the type. Extremes are exact.
 `Total` says along what is reduced: `reduce` keeps the axes at length 1, and a scan gives every prefix.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="arg-type, misc"
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce as fold
 
 import numpy as np
@@ -79,7 +79,9 @@ def of_integers(op: str, a: Enclosure, b: Enclosure, dtype: DType) -> Enclosure:
     return _open(Enclosure(fold(np.minimum, values), fold(np.maximum, values)), ~fits, dtype)
 
 
-def _ends(operation, a: Enclosure, b: Enclosure) -> Iterator[np.ndarray]:
+def _ends(
+    operation: Callable[[np.ndarray, np.ndarray], np.ndarray], a: Enclosure, b: Enclosure
+) -> Iterator[np.ndarray]:
     low = operation(a.low, b.low)
     yield low
     yield low if a.is_point and b.is_point else operation(a.high, b.high)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
@@ -72,7 +73,7 @@ class Executable:
         return tuple((step.kernel, _picker(numbers), step.bytes) for step, numbers in zip(self.emitted.steps, picks))
 
 
-def _picker(numbers: list[int]):
+def _picker(numbers: list[int]) -> Callable[[Any], Any]:
     if len(numbers) > 1:
         return itemgetter(*numbers)
     return lambda memory: [memory[n] for n in numbers]

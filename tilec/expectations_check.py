@@ -6,18 +6,23 @@ they move, `minimal` the bytes of inputs and outputs; `fused(a, b)` says that th
 kernel, those but the last never stored.
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="misc, operator, union-attr"
+
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
+from tilec.copies import Copy
 from tilec.diagnostics import Diagnostic, Note, Span, TileError
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.grouping import Remark
-from tilec.plan_model import Plan
+from tilec.plan_model import KernelPlan, Plan
 from tilec.provenance import Provenance
 
 _OPERATORS = {
@@ -32,13 +37,14 @@ _TOGETHER = ("obeyed", "fused", "inlined")  # and those that make them fewer
 
 def traffic(plan: Plan) -> float:
     """Bytes that kernels and copies read and write."""
-    return sum(part.work.dram_read + part.work.dram_write for part in (*plan.kernels, *plan.copies))
+    parts: tuple[KernelPlan | Copy, ...] = (*plan.kernels, *plan.copies)
+    return sum(part.work.dram_read + part.work.dram_write for part in parts)
 
 
 def minimal_traffic(specialised: Specialised) -> int:
     """Bytes of the inputs, read once, and of the outputs, written once."""
     tensors = (*specialised.inputs, *specialised.outputs)
-    return sum(t.dtype.bytes * prod(s.value for s in t.shape) for t in tensors)
+    return sum(t.dtype.bytes * prod([s.value for s in t.shape]) for t in tensors)
 
 
 def check_expectations(specialised: Specialised, plan: Plan) -> None:
@@ -63,7 +69,8 @@ def _failure(expect: ast.Expect, specialised: Specialised, plan: Plan) -> Diagno
     facts = _Plan(specialised, plan)
     facts.value(expect.condition)
     where = Provenance(specialised)
-    told, hint, verbs = facts.told(), None, _APART
+    told, hint = facts.told(), None
+    verbs: tuple[str, ...] = _APART
     wanted = facts.wanted(expect.condition)
     if wanted["traffic"] < 0 and traffic(plan) <= 1.01 * minimal_traffic(specialised):
         verbs, hint = (), "no plan moves less than `minimal`: every input is read once, and every result written once"
@@ -143,7 +150,7 @@ class _Plan:
     def quantity(self, name: str) -> float:
         match name:
             case "kernels":
-                value = len(self.plan.kernels) + len(self.plan.copies)
+                value: float = len(self.plan.kernels) + len(self.plan.copies)
                 self.stored |= {n for k in self.plan.kernels for n in k.outputs}
                 shown = str(value) + (f" ({self.plan.counted})" if self.plan.copies else "")
             case "traffic":
@@ -172,7 +179,7 @@ class _Plan:
                 met = False
         return met
 
-    def apart(self, name: str, home, returned: bool) -> str | None:
+    def apart(self, name: str, home: Any, returned: bool) -> str | None:
         """Why a tensor is not fused into the kernel `home`, or None."""
         if any(t.name == name for t in self.specialised.inputs):
             return "an input"

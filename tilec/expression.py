@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from tilec import mlir
 from tilec.mlir import ir
@@ -31,7 +32,7 @@ class Expr:
 
     op: str
     args: tuple[Expr, ...] = ()
-    key: object = None
+    key: Any = None
     place: Place = ()
     type: str = "f32"
     template: ir.Operation | None = field(default=None, compare=False, repr=False)

@@ -44,7 +44,7 @@ class Program:
         """The op of that name; without a name, the only one. Raises CallError."""
         if name is None and len(self.ops) == 1:
             return next(iter(self.ops.values()))
-        if name in self.ops:
+        if name is not None and name in self.ops:
             return self.ops[name]
         from tilec.dsl.specialise import choose_op
 

@@ -4,6 +4,8 @@ Built from the `linalg.generic` operations of one function and never changed int
 operation by its `tilec.name`, which is unique in a function.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
@@ -345,7 +347,7 @@ def _dims_of(value: ir.Value, node: Node, known: dict[ir.Value, frozenset[int]])
     owner = mlir.definition(value)
     if owner is None:
         arguments = list(value.owner.arguments)
-        found = frozenset()
+        found: frozenset[int] = frozenset()
         if value.owner == mlir.body_of(node.op):
             found = frozenset(mlir.map_dims(mlir.maps_of(node.op)[arguments.index(value)]))
     elif owner.name == "linalg.index":

@@ -5,6 +5,8 @@ intermediate tensor connects them. The *grid* is made of the dimensions that are
 computes all operations for its part of the grid, so nothing that one block makes is needed by another.
 """
 
+# mypy: disable-error-code="arg-type"
+
 from __future__ import annotations
 
 from collections.abc import Sequence, Set

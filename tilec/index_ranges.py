@@ -1,5 +1,7 @@
 """What values an index may have: intervals, followed from the indices of loops and threads through integer arithmetic."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -19,7 +21,8 @@ class Ranges:
     """
 
     def __init__(self, leaf: Callable[[ir.Operation], Range | None]):
-        self.leaf, self.known = leaf, {}
+        self.leaf = leaf
+        self.known: dict[ir.Value, Range | None] = {}
 
     def of(self, value: ir.Value) -> Range | None:
         if value not in self.known:

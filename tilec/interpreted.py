@@ -1,5 +1,7 @@
 """A specialised op run by the interpreter, as its IR stands after a stage."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Mapping

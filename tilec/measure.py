@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 ROUNDS = 5
 
 
-def calls_within(device, executable, budget: float, most: int = 200) -> int:
+def calls_within(device: Any, executable: Any, budget: float, most: int = 200) -> int:
     """How many calls fit in `budget` seconds, three at least. The first call is not counted."""
     device.run(executable)
     start = perf_counter()
@@ -17,7 +18,7 @@ def calls_within(device, executable, budget: float, most: int = 200) -> int:
     return max(3, min(most, int(budget / max(1e-6, perf_counter() - start))))
 
 
-def kernel_times(device, executable, budget: float = 0.2) -> dict[str, float]:
+def kernel_times(device: Any, executable: Any, budget: float = 0.2) -> dict[str, float]:
     """Microseconds of every kernel: what the program takes longer with it than without it, in the order of its launches.
 
     So each finds the caches as the ones before have left them. Copies count for the kernel after them; those behind the
@@ -34,7 +35,7 @@ def kernel_times(device, executable, budget: float = 0.2) -> dict[str, float]:
     return found
 
 
-def interleaved(device, executables: Sequence, budget: float, rounds: int = ROUNDS) -> list[float]:
+def interleaved(device: Any, executables: Sequence, budget: float, rounds: int = ROUNDS) -> list[float]:
     """Median microseconds of each, in rounds that go through all of them: what disturbs one disturbs all.
 
     A round's figure is the median of its calls; on a CPU the fastest, which other programs disturb least.

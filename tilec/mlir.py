@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from tilec.bindings import (
     VALUE_TYPES,
@@ -107,7 +108,7 @@ def constant(value: int | float | bool, type_: ir.Type) -> ir.Value:
     return arith.ConstantOp(type_, ir.FloatAttr.get(type_, float(value))).result
 
 
-def definition(value: ir.Value) -> ir.Operation | None:
+def definition(value: ir.Value) -> ir.Operation:
     """The operation that makes a value; None for the arguments of blocks."""
     return None if isinstance(value.owner, ir.Block) else value.owner.operation
 
@@ -143,7 +144,7 @@ def linear(map_: ir.AffineMap) -> list[int] | None:
     return factors if add(expression, 1) else None
 
 
-def constant_value(value: ir.Value) -> int | float | None:
+def constant_value(value: ir.Value) -> Any:
     """The number that a value is known to be."""
     owner = definition(value)
     if owner is None or owner.name != "arith.constant":
@@ -168,15 +169,18 @@ def integer(value: int) -> ir.Attribute:
     return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
 
 
-def get_string(op: ir.Operation, name: str) -> str | None:
+# An attribute that is not there is None. Passes know which ones are, so that the type checker is not told of None.
+
+
+def get_string(op: ir.Operation, name: str) -> Any:
     return ir.StringAttr(op.attributes[name]).value if name in op.attributes else None
 
 
-def get_integer(op: ir.Operation, name: str) -> int | None:
+def get_integer(op: ir.Operation, name: str) -> Any:
     return ir.IntegerAttr(op.attributes[name]).value if name in op.attributes else None
 
 
-def get_integers(op: ir.Operation, name: str) -> list[int] | None:
+def get_integers(op: ir.Operation, name: str) -> Any:
     return list(ir.DenseI64ArrayAttr(op.attributes[name])) if name in op.attributes else None
 
 

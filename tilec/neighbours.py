@@ -7,6 +7,8 @@
 That holds where `n` is known to be a multiple of the group. Numbers of `rand` come in such groups: four a run of the generator.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -25,12 +25,15 @@ maximum that is subtracted from it. At the end the state is moved from the refer
 by exp(+inf) from 0 to NaN, which is what the definition gives for a row of -inf. A NaN stays one.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import e as EULER
 from math import inf, isclose, log2
+from typing import Any
 
 from tilec.expression import Expr, Total, constant
 
@@ -173,7 +176,11 @@ class _Carrier:
         if element is None or row is None:
             return None
         z, sign = (element.args[0], -1) if element.op == "arith.negf" else (element, 1)
-        known = (t for t in self.totals.values() if (t.combine, t.reduced, t.term) == ("arith.addf", {self.stream}, z))
+        known = (
+            t
+            for t in self.totals.values()
+            if (t.combine, t.reduced, t.term) == ("arith.addf", frozenset({self.stream}), z)
+        )
         if (sums := next(known, None)) is None:
             return None
         mean = Expr("mean", key=sums.number, place=sums.place)
@@ -212,7 +219,7 @@ class _Carrier:
             raise _Refused(f"what depends on {self.names(x)} is rounded to {type_} before it is scaled")
         raise _Refused(f"what depends on {self.names(x)} is not a factor of the sum: it goes through {_short(x)}")
 
-    def _branches(self, x: Expr, action):
+    def _branches(self, x: Expr, action: Callable[[Expr], Any]) -> list[Any]:
         """`action` on both branches of a select, on the first where its condition holds."""
         self.assumed.append(x.args[0])
         taken = action(x.args[1])
@@ -254,13 +261,15 @@ class _Carrier:
                 (e1, r1), (e2, r2) = (self.parts(a) for a in x.args)
                 return _both(x.op, e1, e2), _both(x.op, r1, r2)
             case "arith.negf":
-                return tuple(p and Expr("arith.negf", (p,)) for p in self.parts(x.args[0]))
+                element, row = self.parts(x.args[0])
+                return element and Expr("arith.negf", (element,)), row and Expr("arith.negf", (row,))
             case "arith.mulf" | "arith.divf":
                 a, b = x.args
                 if x.op == "arith.mulf" and a.number is not None:
                     a, b = b, a
                 if b.number is not None:
-                    return tuple(p and Expr(x.op, (p, b)) for p in self.parts(a))
+                    element, row = self.parts(a)
+                return element and Expr(x.op, (element, b)), row and Expr(x.op, (row, b))
         raise _Refused(
             f"an exponent is not a sum of an element's part and {self.names(x)}, but goes through {_short(x)}"
         )

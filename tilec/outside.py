@@ -4,6 +4,9 @@ Kernels leave no more than the number of a check. What its subscripts and the co
 again, as the reference does (`tilec/evaluate.py`), and nothing else of the program.
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type, assignment, union-attr, var-annotated"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping

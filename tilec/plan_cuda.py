@@ -11,6 +11,9 @@ moves, and how many steps are unrolled. Few shapes cover all operations:
 - *contractions* without matrix units: outer products in registers.
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type, attr-defined, union-attr"
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -5,10 +5,13 @@ contiguous along columns. A factor that is a plain tensor can be copied past the
 inside one run of its memory; any other is computed by threads.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from tilec import mlir
 from tilec.amounts import outputs_of
@@ -67,7 +70,7 @@ def _roles(node: Node, g: Group, graph: Graph) -> list[Roles]:
     dims, c = g.space.dims[node], node.contraction
     order = _result_dims(node, g, graph)
 
-    def kernel_dims(own) -> tuple[int, ...]:
+    def kernel_dims(own: Any) -> tuple[int, ...]:
         return tuple(sorted((dims[d] for d in own), key=lambda d: order.index(d) if d in order else d))
 
     m, n, left, right = kernel_dims(c.m), kernel_dims(c.n), c.left, c.right

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilec import cost_rows
 from tilec.cost import Choice, Work, pick
@@ -147,7 +147,7 @@ def _live(view: View, lane: int, nodes: list[Node]) -> tuple[int, int]:
     last = max(sweep.values())
     made = {r.value for n in nodes for r in n.results}
 
-    def most(values) -> int:
+    def most(values: Any) -> int:
         kept = [(min(spans[v]), max(spans[v])) for v in values]
         return max(sum(a <= s < b for a, b in kept) for s in range(last + 1))
 

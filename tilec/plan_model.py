@@ -97,7 +97,8 @@ class Plan:
 
     @property
     def time_us(self) -> float:
-        return sum(part.prediction.time_us for part in (*self.kernels, *self.copies))
+        parts: tuple[KernelPlan | Copy, ...] = (*self.kernels, *self.copies)
+        return sum(part.prediction.time_us for part in parts)
 
     @property
     def counted(self) -> str:

@@ -1,5 +1,7 @@
 """Where decisions come from: the source lines and the index names behind operations, for people to read."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -4,6 +4,8 @@ That makes it the key of the disk cache. What is stored there is what running ne
 the shapes of the results. `lower` makes everything else again when someone wants to see it.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 import json
@@ -125,7 +127,7 @@ def load_compiler(kind: str) -> None:
         compile_server.start(COMPILER)
 
 
-def _schedule(path: Path | None):
+def _schedule(path: Path | None) -> Any:
     if path is None:
         return None
     from tilec.schedule_read import read_schedule
@@ -133,12 +135,12 @@ def _schedule(path: Path | None):
     return read_schedule(path)
 
 
-def _named(tensors) -> tuple[Named, ...]:
+def _named(tensors: Any) -> tuple[Named, ...]:
     return tuple((t.name, t.dtype, tuple(s.value for s in t.shape)) for t in tensors)
 
 
 def _written(made: Compiled) -> dict[str, Any]:
-    def tensors(named: tuple[Named, ...]):
+    def tensors(named: tuple[Named, ...]) -> list[list[Any]]:
         return [[name, dtype.name, shape] for name, dtype, shape in named]
 
     return {

@@ -3,11 +3,14 @@
 A NaN in the range makes `max` and `min` NaN, and `argmax` and `argmin` give the place of the first one.
 """
 
+# mypy: disable-error-code="arg-type"
+
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +81,7 @@ def _number(value: int) -> Callable[[DType], int | float | bool]:
     return lambda dtype: float(value) if dtype.is_float else bool(value) if dtype.kind == "bool" else value
 
 
-def _numpy(ufunc: np.ufunc, identity: Callable[[np.dtype], object] | None = None):
+def _numpy(ufunc: np.ufunc, identity: Callable[[np.dtype], object] | None = None) -> Callable[..., Any]:
     """The ufunc's reduction in the array's own type; `identity` where NumPy has none."""
 
     def reference(array: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:

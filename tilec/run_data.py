@@ -1,11 +1,15 @@
 """The data of `tilec run`: seeded or given inputs, and results as files."""
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="union-attr"
+
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
@@ -141,9 +145,15 @@ def _converted(array: np.ndarray, dtype: DType, name: str) -> np.ndarray:
     raise CallError(f"`{name}` is {dtype}, but its file holds {array.dtype}")
 
 
-def saved(results: Arrays) -> Arrays:
-    """What a .npz file can hold: floats narrower than f16 as f32, which keeps their values."""
-    return {
-        n: a.astype(np.float32) if a.dtype.kind == "V" or a.dtype.name not in np.sctypeDict else a
-        for n, a in results.items()
-    }
+def npz(arrays: Arrays) -> bytes:
+    """A .npz file with the arrays by name. It holds floats narrower than f16 as f32, which keeps their values.
+
+    Not by `np.savez`, whose arguments are the names: it has none for an array called `file` or `allow_pickle`.
+    """
+    buffer = io.BytesIO()
+    with ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            known = array.dtype.kind != "V" and array.dtype.name in np.sctypeDict
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array if known else array.astype(np.float32)))
+    return buffer.getvalue()

@@ -2,12 +2,16 @@
 for a GPU.
 """
 
+# mypy: no-strict-optional
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +64,8 @@ class Gpu(Host):
     def __init__(self, inputs: dict[str, np.ndarray], outputs: Outputs):
         from tilec.runtime import cuda_driver
 
-        self.driver, self.memory = cuda_driver, []
+        self.driver = cuda_driver
+        self.memory: list[Any] = []
         self.driver.use_device(0)
         self.arrays = {name: np.empty(shape, dtype.numpy) for name, dtype, shape in outputs}
         try:

@@ -17,6 +17,8 @@ a plan, `merge_schedule` puts it into a file's text, `read_schedule` (in `schedu
 file.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 import re

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from tilec.graph import Graph, Node
 from tilec.mlir import ir
@@ -30,7 +31,7 @@ def space_of(nodes: list[Node], graph: Graph) -> Space | str:
     """Unites the nodes' dimensions through the tensors between them; a text where two roles of one node collide."""
     parent: dict[Dim, Dim] = {(n, d): (n, d) for n in nodes for d in range(len(n.extents))}
 
-    def find(key):
+    def find(key: Any) -> Any:
         while parent[key] != key:
             parent[key] = parent[parent[key]]
             key = parent[key]
@@ -47,19 +48,19 @@ def space_of(nodes: list[Node], graph: Graph) -> Space | str:
                 parent[find((node, mine))] = find((producer, theirs))
     if clash := _clash(nodes, find):
         return clash
-    find = _unite_shared_inputs(nodes, graph, {key: find(key) for key in parent})
+    united = _unite_shared_inputs(nodes, graph, {key: find(key) for key in parent})
     numbers: dict[Dim, int] = {}
     for node in nodes:
         for d in range(len(node.extents)):
-            numbers.setdefault(find((node, d)), len(numbers))
-    dims = {n: tuple(numbers[find((n, d))] for d in range(len(n.extents))) for n in nodes}
+            numbers.setdefault(united((node, d)), len(numbers))
+    dims = {n: tuple(numbers[united((n, d))] for d in range(len(n.extents))) for n in nodes}
     extents = {dims[n][d]: n.extents[d] for n in nodes for d in range(len(n.extents))}
     reduced = {dims[n][d] for n in nodes for d in n.reduced}
     shared = set.intersection(*(set(dims[n]) for n in nodes)) - reduced
     return Space(list(nodes), dims, extents, tuple(k for k in extents if k in shared))
 
 
-def _clash(nodes: list[Node], find) -> str | None:
+def _clash(nodes: list[Node], find: Callable[[Any], Any]) -> str | None:
     for node in nodes:
         roots = [find((node, d)) for d in range(len(node.extents))]
         if len(set(roots)) < len(roots):

@@ -1,5 +1,7 @@
 """Which reductions are cut into parts, so that enough blocks have work: a sum of everything, a few long rows."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from math import ceil, isqrt
@@ -89,7 +91,9 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
         time = tiles[0].prediction.time_us + predict(combine, target).time_us if tiles else best
         if time < SAVING * best:
             best, found = time, Split(node.name, dim, parts)
-    return found and (found, f"{found.parts} parts of k: {duration(best)}, as a whole {duration(before)}")
+    return (
+        None if found is None else (found, f"{found.parts} parts of k: {duration(best)}, as a whole {duration(before)}")
+    )
 
 
 def _rows(node: Node) -> bool:

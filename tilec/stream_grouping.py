@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from tilec.amounts import element_bytes, outputs_of, work_of
 from tilec.cost import predict
@@ -161,7 +162,7 @@ def stream_problem(nodes: list[Node], space: Space, graph: Graph) -> Stream:
     )  # fmt: skip
 
 
-def _parts(x: Expr):
+def _parts(x: Expr) -> Any:
     yield x
     for a in x.args:
         yield from _parts(a)

@@ -8,6 +8,8 @@ A block has some rows i and walks the tiles of j. What is asked here is whether 
 tiles of j a mask leaves: conditions that are affine in indices are bounded over a tile (`Mask`).
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator

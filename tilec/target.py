@@ -239,8 +239,8 @@ def load(name: str | Path) -> Target:
         case model if model in models():
             return built_in(model)
     guess = next((f"did you mean '{n}'? " for n in difflib.get_close_matches(text.lower(), names(), 1)), "")
-    if chip := re.fullmatch(r"sm_(\d+)[a-z]?", text.lower()):  # near names are other chips
-        guess = "sm_80 is the oldest chip that tilec compiles for; " if int(chip[1]) < 80 else ""
+    if named := re.fullmatch(r"sm_(\d+)[a-z]?", text.lower()):  # near names are other chips
+        guess = "sm_80 is the oldest chip that tilec compiles for; " if int(named[1]) < 80 else ""
     raise CallError(f"unknown target '{text}'", hint=f"{guess}known: {', '.join(names())}, or the path of a .toml file")
 
 

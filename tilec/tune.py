@@ -4,6 +4,9 @@ A candidate is the compiler's plan with one kernel's tile, loops or options chan
 whatever is found best here is what `--schedule` then obeys.
 """
 
+# mypy: no-strict-optional
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 from __future__ import annotations
 
 from collections.abc import Sequence

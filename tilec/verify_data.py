@@ -1,5 +1,7 @@
 """What `tilec verify` tries: sizes around those where kernels change, and inputs of every kind."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -6,6 +6,8 @@ may be powers of 2 of one product, which flush to zero below 2^-126: the sum err
 f32 is held to n 2^-24 (`tilec/enclosure_reduce.py`), an eighth of which covers that from `LEAST` terms on.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from math import inf, prod
@@ -30,7 +32,7 @@ def is_weight(term: ir.Operation, reader: ir.Operation, result: int) -> bool:
     kept = maps[len(mlir.inputs_of(reader)) + result]
     if mlir.DYNAMIC in extents or prod(e for d, e in enumerate(extents) if d not in kept) < LEAST:
         return False
-    place = place_of_maximum(*apart.operands, or_zero=True)
+    place = place_of_maximum(apart.operands[0], apart.operands[1], or_zero=True)
     return place is not None and sorted(place) == sorted(kept)
 
 
@@ -65,7 +67,7 @@ def is_sum(value: ir.Value) -> bool:
     apart = mlir.definition(weight.operands[0]) if weight is not None and weight.name == "math.exp" else None
     if apart is None or apart.name != "arith.subf":
         return False
-    place = place_of_maximum(*apart.operands, or_zero=True)
+    place = place_of_maximum(apart.operands[0], apart.operands[1], or_zero=True)
     return place is not None and sorted(dims.get(d, -1) for d in place) == sorted(maps[inputs + number])
 
 

@@ -3,6 +3,8 @@
 Data is there as soon as a copy starts; whoever uses it without waiting for the copy is told of a race (`races`).
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 import re
@@ -59,7 +61,7 @@ def _copy(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-def _aligned(op: ir.Operation, buffer: Buffer, place, count: int, context: Threads, mask: Mask) -> None:
+def _aligned(op: ir.Operation, buffer: Buffer, place: np.ndarray, count: int, context: Threads, mask: Mask) -> None:
     size = buffer.data.dtype.itemsize
     at = np.broadcast_to(place, context.lanes) * size + buffer.start
     wrong = at % (size * count) != 0 if mask is None else (at % (size * count) != 0) & mask

@@ -5,6 +5,8 @@ known to have begun, and the block may end only when it knows that all such uses
 element there, which counts on a tag of the receiving block, an mbarrier in whose phases thread 0 arrives, as it is printed.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Iterator

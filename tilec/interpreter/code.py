@@ -7,10 +7,12 @@ vectors have further axes behind. What a lane that takes no part holds is never 
 Steps that may have to wait for another thread are generators: they yield while they wait (`Waiting`).
 """
 
+# mypy: disable-error-code="operator"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -31,16 +33,17 @@ class Waiting:
         self.resume = resume
 
 
-OPERATIONS: dict[str, Callable[[Code, ir.Operation], Step | Waiting | None]] = {}
+Maker: TypeAlias = "Callable[[Code, ir.Operation], Step | Waiting | None]"
+OPERATIONS: dict[str, Maker] = {}
 """What makes the step of an operation, by its name."""
 
 ENDS = ("func.return", "scf.yield", "scf.condition", "linalg.yield", "scf.forall.in_parallel")
 
 
-def operation(*names: str):
+def operation(*names: str) -> Callable[[Maker], Maker]:
     """Enters a maker of steps into the table."""
 
-    def enter(make):
+    def enter(make: Maker) -> Maker:
         OPERATIONS.update(dict.fromkeys(names, make))
         return make
 

@@ -1,5 +1,8 @@
 """`scf`, `func` and `cf`. Where lanes disagree, both ways are gone, each with a mask of its lanes."""
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -5,6 +5,9 @@ where a memref or a tensor lies in it. Every access is checked against the view'
 been written.
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="assignment, attr-defined"
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -109,7 +112,14 @@ class View:
         return np.where(mask, found, 0) if mask is not None and differs(found) else found
 
     def _outside(
-        self, op, d: int, subscript, extent, wrong: np.ndarray, context: Context, vector: tuple[int, ...]
+        self,
+        op: ir.Operation,
+        d: int,
+        subscript: Any,
+        extent: Any,
+        wrong: np.ndarray,
+        context: Context,
+        vector: tuple[int, ...],
     ) -> None:
         lane = first(wrong)
         at, size = (int(v[lane]) if differs(v) else int(v) for v in (subscript, extent))

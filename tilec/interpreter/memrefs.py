@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -160,7 +161,7 @@ class _Vector:
             offsets = (offsets[:, None] + stride * np.arange(extent)).reshape(-1)
         return (start + offsets) if context.lanes is None else np.reshape(start, (-1, 1)) + offsets
 
-    def _aligned(self, view: View, start, context, mask: Mask) -> None:
+    def _aligned(self, view: View, start: np.ndarray, context: Any, mask: Mask) -> None:
         """A GPU moves up to 16 bytes at once, from a multiple of as many."""
         at = start * view.buffer.data.dtype.itemsize + view.buffer.start
         wrong = np.broadcast_to(at % min(self.bytes, 16) != 0, context.lanes)

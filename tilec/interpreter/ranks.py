@@ -5,6 +5,8 @@ writes down how the states get together). The blocks go through the operations i
 is handed from one to the next.
 """
 
+# mypy: disable-error-code="operator"
+
 from __future__ import annotations
 
 from tilec import mlir

@@ -4,12 +4,17 @@ The parallel points of a `linalg.generic` are lanes: its body runs once for all 
 dimensions, which are walked in order. That is the order of a sequential loop for every result.
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="attr-defined"
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -205,7 +210,7 @@ def _to_tensor(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-def slicing(code: Code, op: ir.Operation, skip: int):
+def slicing(code: Code, op: ir.Operation, skip: int) -> Callable[[Values], Any]:
     """What gives a slice's offsets, sizes and steps; its first dynamic one is operand `skip`."""
     slots = iter(code.operands(op)[skip:])
     groups = []
@@ -254,7 +259,9 @@ def _insert_slice(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-def _insert(op, values: Values, whole: View, piece: View, offsets, sizes, steps, mask: Mask) -> None:
+def _insert(
+    op: ir.Operation, values: Values, whole: View, piece: View, offsets: Any, sizes: Any, steps: Any, mask: Mask
+) -> None:
     target = part(whole, offsets, sizes, steps, list(range(len(sizes))), op, values[0], mask)
     if prod(piece.static_shape()) != prod(target.static_shape()):
         raise Fault("outside", op, f"a slice of shape {piece.static_shape()} goes into {target.static_shape()}")

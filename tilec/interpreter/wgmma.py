@@ -7,10 +7,13 @@ rows (`km`, `kn`); what is longer than a line lies in slabs of so many lines, k 
 factor in registers, from a word that is an argument more. `wgmma_wait_{n}_...(sums, ...)` waits until at most n products run.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 import re
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +44,9 @@ def device_function(code: Code, op: ir.Operation, name: str) -> Step | Waiting:
 
 
 class _Product:
-    def __init__(self, code: Code, op: ir.Operation, n: str, depth: str, kind: str, left: str, right: str, *lines):
+    def __init__(
+        self, code: Code, op: ir.Operation, n: str, depth: str, kind: str, left: str, right: str, *lines: str | None
+    ) -> None:
         self.op, self.n, self.depth, self.tf32 = op, int(n), int(depth), kind == "tf32"
         self.sums, self.left, self.right, *self.at, self.keep = code.operands(op)
         self.turned = left == "km", right == "kn"
@@ -122,11 +127,11 @@ def _last(products: np.ndarray | None, context: Threads, lanes: np.ndarray, tick
     return products
 
 
-def _same(op: ir.Operation, values: Values, slot: int, lanes: np.ndarray):
+def _same(op: ir.Operation, values: Values, slot: int, lanes: np.ndarray) -> Any:
     return _agreed(op, np.broadcast_to(values[slot], values[0].lanes)[lanes], values[0], lanes)
 
 
-def _agreed(op: ir.Operation, found: np.ndarray, context: Threads, lanes: np.ndarray):
+def _agreed(op: ir.Operation, found: np.ndarray, context: Threads, lanes: np.ndarray) -> Any:
     """A value that all threads of a warpgroup must agree on."""
     if (found != found[0]).any():
         raise Fault("diverged", op, "the threads of a warpgroup do not agree", context.names(lanes))

@@ -14,6 +14,9 @@ A field is a whole number, true or false, a word, or several whole numbers. One 
 kernel: its operations rule it out. A `fixed` one follows from the program: schedule files do not have it.
 """
 
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type, assignment, attr-defined"
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

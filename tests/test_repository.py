@@ -1,0 +1,94 @@
+"""What holds for the repository as a whole: types, dependencies, and which modules tests import."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tools import ROOT, TESTS
+from tools.typecheck import typecheck
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SOURCES = [p for folder in ("tilec", "dsl", "passes", "runtime") for p in (ROOT / folder).rglob("*.py") if p.is_file()]
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+HELD_BACK = {"no-strict-optional": 85, "allow-untyped-defs": 27, "disable-error-code": 50}
+"""Files with a line `# mypy: ...`, by what it holds back. Each number only goes down: CONTRIBUTING.md, "Types"."""
+
+
+@pytest.mark.slow
+def test_types():
+    """As `make lint` checks them."""
+    pytest.importorskip("mypy")
+    status, text = typecheck()
+    assert status == 0, text
+
+
+def test_fewer_files_hold_back_a_check():
+    found = Counter()
+    for path in SOURCES:
+        lines = re.findall(r"^# mypy: ([\w-]+)(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert {kind for kind, _ in lines} <= set(HELD_BACK), f"{path}: no other check is held back"
+        found.update(kind for kind, _ in lines)
+    more = {kind: count for kind, count in found.items() if count > HELD_BACK[kind]}
+    assert not more, f"mend the types of the new files instead: {more} where there were {HELD_BACK}"
+    assert dict(found) == HELD_BACK, "lower HELD_BACK to what is left"
+
+
+# ---- dependencies ----------------------------------------------------------------------------------------------------
+
+DISTRIBUTIONS = {"cuda": "cuda-core", "numba_cuda_mlir": "numba-cuda-mlir"}
+"""Of modules that are called otherwise. `cuda.core` brings `cuda.pathfinder`."""
+CALLERS = {"torch", "cupy"}
+"""Are never demanded: where a caller passes their arrays, they are there."""
+
+
+def _named(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=\[; ]", r, maxsplit=1)[0] for r in requirements} - {"tilec"}
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield str(node.module).partition(".")[0]
+
+
+def test_dependencies_are_those_that_are_imported():
+    ours = {"tilec", "__future__", *sys.stdlib_module_names}
+    imported = {DISTRIBUTIONS.get(name, name) for path in SOURCES for name in _imported(path) if name not in ours}
+    always, extras = PROJECT["project"]["dependencies"], PROJECT["project"]["optional-dependencies"]
+    assert _named(always) <= imported, "a dependency that nothing imports"
+    assert _named(extras["cuda"]) <= imported
+    assert imported - CALLERS <= _named([*always, *extras["cuda"], *extras["outside"]]), "an import that nothing brings"
+
+
+def test_doctor_knows_the_dependencies(monkeypatch):
+    """Also where tilec runs from its sources, with no metadata."""
+    from importlib.metadata import PackageNotFoundError
+
+    from tilec import doctor
+
+    def not_there(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "requires", not_there)
+    assert set(doctor._required()) == _named(PROJECT["project"]["dependencies"])
+
+
+# ---- tests -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_test_module_is_imported():
+    """What several of them use is in `tests/tools`."""
+    for path in TESTS.rglob("*.py"):
+        names = {n for n in _imported(path) if n.startswith("test_")}
+        assert not names, f"{path.relative_to(TESTS)} imports {names}"
