@@ -212,9 +212,8 @@ def projected(access: ast.Access, dims: list[Index], tensors: dict[str, ir.Value
 
 def bare(access: ast.Access) -> tuple[str, ...] | None:
     """The index names of an access whose subscripts are all bare names."""
-    if all(isinstance(s, ast.Name) for s in access.subscripts):
-        return tuple(s.name for s in access.subscripts)
-    return None
+    names = tuple(s.name for s in access.subscripts if isinstance(s, ast.Name))
+    return names if len(names) == len(access.subscripts) else None
 
 
 def index_value(dims: list[Index], d: int) -> ir.Value:

@@ -1,4 +1,4 @@
-"""Running compiled CPU programs: their tables for `runtime/cpu_native.py`, and Numba's threads, which share out blocks."""
+"""Running compiled CPU programs: their tables, that `cpu_native` or `cpu_python` goes through, and Numba's pool of threads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,12 @@ class CpuProgram:
             parameters=max((len(s.slots) for s in self._steps), default=0), workspace=self._bytes,
             allocate=keep.object(self._allocate), fail=keep.object(self._fail), pool=_pool_table(),
         )  # fmt: skip
-        self._launch = builtin("tilec_launch", self.table, self)
+        if native_tables.native_calls():
+            self._launch = builtin("tilec_launch", self.table, self)
+        else:
+            from tilec.runtime.cpu_python import PythonLaunch
+
+            self._launch = PythonLaunch(self.table, self._allocate, self._fail)
 
     def _step(self, step: Step, loops: Mapping[str, int], scratch: int) -> int:
         slots = self._keep.words([self._begin[s.kind] + s.number for s in step.slots])

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from collections.abc import Sequence
 from enum import IntEnum, auto
+from functools import cache
 from typing import Any
+
+VARIABLE = "TILEC_NATIVE_CALLS"
+
+
+@cache
+def native_calls() -> bool:
+    """Whether machine code runs programs (docs/native_calls.md): on CPython, unless TILEC_NATIVE_CALLS is 0. Read once."""
+    return os.environ.get(VARIABLE, "1") != "0" and sys.implementation.name == "cpython"
+
 
 NODE = 128  # bytes of a workspace's head, whose first word links it to the next free one
 STEP, CALL = 14, 12  # of a failure on a GPU: bits where the numbers of its step and of the function begin

@@ -62,12 +62,19 @@ def _python() -> Iterator[str]:
     yield "software"
     yield _row("tilec", VERSION)
     yield _row("Python", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}")
+    yield _row("calls", _calls())
     yield _row("system", f"{platform.platform()}, {platform.machine()}")
     for name in _required():
         yield _row(name, _version(name) or f"missing: pip install {name}")
     for name in _OPTIONAL:
         if found := _version(name):
             yield _row(name, f"{found} (optional)")
+
+
+def _calls() -> str:
+    from tilec.runtime.native_tables import VARIABLE, native_calls
+
+    return "by machine code" if native_calls() else f"by Python ({VARIABLE} is 0, or this is not CPython)"
 
 
 def _required() -> list[str]:

@@ -2,7 +2,7 @@
 
 What can differ from call to call is looked at every time: kind, type, shape, device, row-major order, alignment, gradients,
 and for results that are given, whether they lie apart from all else. Whatever does not fit goes the general way. Machine code
-does all that (`runtime/cpu_call.py`, `runtime/cuda_call.py`).
+does all that (`runtime/cpu_call.py`, `runtime/cuda_call.py`), unless it is switched off (docs/native_calls.md).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from tilec.runtime import native_tables
 
 if TYPE_CHECKING:
     from tilec.runtime.buffers import Buffer
@@ -23,6 +25,8 @@ def make(
     executable: Any, arrays: Sequence[Any], views: Sequence[Buffer], results: Sequence[Any], wrap: Callable
 ) -> Call | None:
     """The short way for calls with arrays like these, if there is one by now. `wrap` makes of new arrays what a call returns."""
+    if not native_tables.native_calls():
+        return None
     kinds = {type(a) for a in (*arrays, *results)}
     if not arrays or len(kinds) > 1 or any(v.device != views[0].device for v in views):
         return None
