@@ -258,9 +258,13 @@ def stages() -> str:
 
 
 def attributes() -> str:
-    import tilec.plan
+    from tilec.attributes import PREFIX, TABLE
 
-    return "\n".join(line for line in tilec.plan.__doc__.splitlines() if line.startswith("|"))
+    rows = []
+    for a in TABLE:
+        places = " or ".join(f"`{n}`" if "." in n else n for n in a.on)
+        rows.append([f"`{PREFIX}{a.name}`", places, a.type.text, f"`{a.first}`", f"`{a.last}`", a.meaning])
+    return table(["attribute", "on", "type", "from", "until", "meaning"], rows)
 
 
 def functions() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tilec.attributes import STAGES
 from tilec.mlir import ir
 from tilec.passes.approximate import approximate
 from tilec.passes.bounds import fold_bounds
@@ -54,4 +55,4 @@ def stages(plan: Callable[[ir.Operation], None]) -> tuple[Stage, ...]:
     )  # fmt: skip
 
 
-NAMES = ("build", "simplify", "plan", "fuse", "tile", "bufferize", "stage", "map")
+NAMES = STAGES[:-1]

@@ -69,7 +69,9 @@ def approximate(module: ir.Operation) -> None:
         name = mlir.get_string(op, "tilec.quick")
         with ir.InsertionPoint(op), op.location:
             value = _FORMS[name](argument_of(op), op)
-        if value != op.results[0]:
+        if value == op.results[0]:
+            del op.attributes["tilec.quick"]
+        else:
             op.results[0].replace_all_uses_with(value)
             op.erase()
 

@@ -10,6 +10,7 @@ bufferization places the rest: intermediates of the program become `memref.alloc
 from __future__ import annotations
 
 from tilec import mlir
+from tilec.attributes import carry_over
 from tilec.mlir import bufferization, func, ir, memref
 
 
@@ -29,9 +30,7 @@ def memory_type(type_: ir.Type) -> ir.MemRefType:
 def _signature(function: ir.Operation, types: list[ir.Type], names: list[ir.Attribute]) -> tuple[ir.OpView, ir.Block]:
     """An empty function over memory in place of `function`, with its attributes."""
     new = func.FuncOp(ir.StringAttr(function.attributes["sym_name"]).value, ([memory_type(t) for t in types], []))
-    for key in function.attributes:
-        if key.startswith("tilec."):
-            new.attributes[key] = function.attributes[key]
+    carry_over(function, new)
     new.attributes["arg_attrs"] = ir.ArrayAttr.get(names)
     return new, new.add_entry_block()
 

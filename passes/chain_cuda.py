@@ -20,10 +20,11 @@ from functools import partial
 from typing import Any
 
 from tilec import mlir
+from tilec.hardware import WARP
 from tilec.mlir import arith, func, gpu, ir, linalg, memref, scf
 from tilec.passes.cluster_cuda import spread
 from tilec.passes.loops import sum_of, when
-from tilec.passes.reduce_cuda import WARP, butterfly
+from tilec.passes.reduce_cuda import butterfly
 
 GROUP = WARP  # a lane for each
 MARK = 1 << 32  # in a word: the lower half is part of a total
@@ -32,7 +33,6 @@ MARK = 1 << 32  # in a word: the lower half is part of a total
 def chain(module: ir.Operation, function: ir.Operation, lane: int, vector: int, parts: int) -> None:
     """Cuts a kernel's rows along `lane`, and gives the kernel memory for its totals, which the program clears."""
     spread(function, lane, parts, vector, rank=lambda: _part(parts))
-    function.attributes["tilec.chained"] = ir.UnitAttr.get()
     (scan,) = [op for op in mlir.walk(function) if "tilec.scan" in op.attributes]
     type_ = ir.MemRefType.get([rows_of(function), sum(levels(parts)), _words(scan)], _i64())
     block = mlir.entry(function)

@@ -13,10 +13,10 @@ space 7 is the cluster's: its first subscript is the block that has it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from tilec import mlir
+from tilec import mlir, records
+from tilec.attributes import Spread
 from tilec.kernels.threaded import part_of
 from tilec.mlir import affine, arith, gpu, ir, memref, nvvm
 from tilec.passes.combine import Combiner
@@ -25,19 +25,9 @@ from tilec.passes.loops import flat_slot
 CLUSTER = 7  # the number of this memory space in LLVM's NVPTX backend
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Kernel dimension `dim`, cut into parts of `part` elements, one for each of a cluster's `blocks`."""
-
-    dim: int
-    blocks: int
-    part: int
-
-
 def planned_spread(function: ir.Operation) -> Spread | None:
     """What `spread` did to a kernel."""
-    found = mlir.get_integers(function, "tilec.spread")
-    return Spread(*found) if found else None
+    return records.get(function, "tilec.spread", Spread)
 
 
 # ---- stage: every block has its part ---------------------------------------------------------------------------------
@@ -74,7 +64,7 @@ def spread(
             if dim in places:
                 op.operands[n] = _part(op.operands[n], places.index(dim), start, size, part, cut)
         _shift(op, dims.index(dim), start)
-    function.attributes["tilec.spread"] = mlir.integers((dim, blocks, part))
+    function.attributes["tilec.spread"] = records.to_attribute(Spread(dim, blocks, part))
 
 
 def _part(

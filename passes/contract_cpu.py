@@ -27,6 +27,8 @@ from tilec.diagnostics import InternalError
 from tilec.kernels import Panels
 from tilec.mlir import affine, arith, ir, memref, scf
 from tilec.passes.loops import sum_of
+from tilec.passes.spaces import sizes_of
+from tilec.products import arguments_of, dims_of, factors_of, index_dim
 
 Size: TypeAlias = "int | ir.Value"
 
@@ -65,7 +67,7 @@ class Contraction:
         own = {k: d for d, k in enumerate(mlir.get_integers(op, "tilec.dims"))}
         self.operands, self.places = list(op.operands), [mlir.map_dims(m) for m in mlir.maps_of(op)]
         tile = {own[k]: t for k, t in tiles.items() if k in own}
-        sizes = self._sizes()
+        sizes = sizes_of(self.operands, self.places)
         rows, columns, inner = (tuple(own[k] for k in dims) for dims in (options.rows, options.columns, options.inner))
         width, along = options.register_tile, [own[k] for k in options.along]
         factors = self._factors(rows, columns)
@@ -98,44 +100,22 @@ class Contraction:
     def _limit(size: Size) -> int:
         return size if isinstance(size, int) else 1 << 62
 
-    def _sizes(self) -> dict[int, Size]:
-        sizes: dict[int, Size] = {}
-        for value, places in zip(self.operands, self.places):
-            for n, (d, size) in enumerate(zip(places, ir.ShapedType(value.type).shape)):
-                if d not in sizes:
-                    sizes[d] = memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
-        return sizes
-
     # ---- the body ------------------------------------------------------------------------------------------
 
     def _factors(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
         """Left and right: the left depends on rows, the right on columns. What is computed from the index of a tile's only row, or
         column, depends on no index of the block any more."""
-        (total,) = list(self.body.operations)[-1].operation.operands
-        state = list(self.body.arguments)[-1]
-        a, b = mlir.definition(total).operands
-        product = mlir.definition(b if a == state else a)
-        if product is None or product.name != "arith.mulf":
+        if (factors := factors_of(self.op)) is None:
             raise InternalError(f"{mlir.get_string(self.op, 'tilec.name')} is no sum of products", "stage")
-        first, second = product.operands
+        first, second = factors
         swapped = self.dims_of(second) & set(rows) or self.dims_of(first) & set(columns)
         return (second, first) if swapped else (first, second)
 
     def arguments(self, value: ir.Value) -> list[int]:
-        """Numbers of the operands whose elements a value reads at bare indices."""
-        values = [value, *(v for op in mlir.slice_of(self.body, value) for v in mlir.operands_of(op))]
-        return sorted({ir.BlockArgument(v).arg_number for v in values if self.is_argument(v)})
+        return arguments_of(self.body, value)
 
-    def is_argument(self, value: ir.Value) -> bool:
-        return isinstance(value.owner, ir.Block) and value.owner == self.body
-
-    def dims_of(self, value: ir.Value) -> set[int]:
-        indices = {index_dim(op) for op in mlir.slice_of(self.body, value) if op.name == "linalg.index"}
-        return indices.union(*(self.places[n] for n in self.arguments(value)))
-
-
-def index_dim(op: ir.Operation) -> int:
-    return ir.IntegerAttr(op.attributes["dim"]).value
+    def dims_of(self, value: ir.Value) -> frozenset[int]:
+        return dims_of(self.body, value, self.places)
 
 
 class Evaluation:

@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilec import mlir
+from tilec.hardware import WIDE
 from tilec.mlir import arith, ir, memref, nvvm, vector
 from tilec.passes.contract_problem import PRIVATE, SHARED, Problem, Thread, all_of, local
 from tilec.passes.contract_tile import Chunk
 from tilec.passes.loops import loop, sum_of, when
 from tilec.passes.spaces import is_local, root
-
-WIDE = 128  # bits of the widest access
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Epilogue:
         ]
         bits = min(max(8, ir.MemRefType(u.value.type).element_type.width) for u in written)
         sizes = [side.box[-1], extent, chunk.columns] + ([side.size] if len(side.dims) > 1 else [])
-        widest = min(8, WIDE // bits, chunk.rows * chunk.columns // 32)
+        widest = min(8, 8 * WIDE // bits, chunk.rows * chunk.columns // 32)
         return next(w for w in (8, 4, 2, 1) if w <= widest and all(s % w == 0 for s in sizes))
 
     def _extent(self) -> int:
@@ -143,7 +142,7 @@ class Epilogue:
     def _pieces(self, use: Use, at: dict[int, ir.Value], width: int) -> Iterator[Any]:
         """Accesses of at most 16 bytes: first element, type and place of each."""
         element = ir.MemRefType(use.value.type).element_type
-        piece = min(width, WIDE // max(8, element.width))
+        piece = min(width, 8 * WIDE // max(8, element.width))
         for begin in range(0, width, piece):
             along = {**at, self.lane_dim: sum_of([(at[self.lane_dim], 1)], begin)}
             yield begin, ir.VectorType.get([piece], element), [along[d] for d in use.dims]
@@ -152,7 +151,7 @@ class Epilogue:
         """A thread's sums out of shared memory, by accesses of at most 16 bytes."""
         element = ir.MemRefType(self.buffer.type).element_type
         tile = self._tile(Use(self.buffer, (self.lane_dim,)), width)
-        piece = min(width, WIDE // element.width)
+        piece = min(width, 8 * WIDE // element.width)
         if width == 1:
             memref.StoreOp(memref.LoadOp(self.buffer, place).result, tile, [mlir.index(0)])
         for begin in range(0, width if width > 1 else 0, piece):

@@ -14,11 +14,13 @@ from functools import cached_property, reduce
 from math import prod
 
 from tilec import mlir
+from tilec.diagnostics import InternalError
 from tilec.kernels import MatrixKernel
-from tilec.matrix import stored
 from tilec.mlir import arith, gpu, ir, memref
 from tilec.passes.guard import guard_loads
 from tilec.passes.loops import delinearise
+from tilec.passes.spaces import root, sizes_of
+from tilec.products import arguments_of, dims_of, factors_of, stored
 
 PRIVATE, SHARED = "private", "workgroup"
 FLAT = -1  # a kernel dimension: all reduced ones as one
@@ -44,6 +46,27 @@ class Side:
     def full(self) -> bool:
         """Whether all of the block's rows are in the box."""
         return prod(self.box) == self.size
+
+
+class Block:
+    """The operations of one block: the contraction, what follows it, and where its sums start from."""
+
+    def __init__(self, operations: list[ir.Operation]):
+        self.operations = operations
+        generics = [o for o in operations if mlir.is_generic(o)]
+        contractions = [o for o in generics if "tilec.reduce" in o.attributes]
+        if len(contractions) != 1 or generics[0] != contractions[0]:
+            raise InternalError("a contraction kernel has one contraction, which comes first", "map")
+        self.contraction, *self.after = generics
+        result = root(list(self.contraction.operands)[-1])
+        self.initial = next(
+            o.operands[0] for o in operations if o.name == "linalg.fill" and root(o.operands[1]) == result
+        )
+
+    def erase(self) -> None:
+        for op in reversed(self.operations):
+            if op.name.startswith("linalg."):
+                op.erase()
 
 
 class Problem:
@@ -124,15 +147,8 @@ class Problem:
         """How much of a block's box there is along each kernel dimension; less than the box at the edge of
         the grid.
         """
-        sizes: dict[int, int | ir.Value] = {}
         with ir.InsertionPoint(self.op):
-            for value, places in zip(self.operands, self.places):
-                for n, (d, size) in enumerate(zip(places, ir.ShapedType(value.type).shape)):
-                    if self.dims[d] not in sizes:
-                        sizes[self.dims[d]] = (
-                            memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
-                        )
-        return sizes
+            return sizes_of(self.operands, [[self.dims[d] for d in place] for place in self.places])
 
     # ---- coordinates ---------------------------------------------------------------------------------------
 
@@ -169,31 +185,18 @@ class Problem:
 
     @cached_property
     def _factors(self) -> dict[str, ir.Value]:
-        (total,) = list(self.body.operations)[-1].operation.operands
-        state = list(self.body.arguments)[-1]
-        a, b = mlir.definition(total).operands
-        first, second = mlir.definition(b if a == state else a).operands
+        first, second = factors_of(self.op)
         # both are asked: what is computed from the index of a tile's only row depends on no index of the block any more
         rows, columns = set(self.options.rows), set(self.options.columns)
         of_first, of_second = ({self.dims[d] for d in self.dims_of(factor)} for factor in (first, second))
         swapped = bool(of_second & rows or of_first & columns)
         return {"left": second, "right": first} if swapped else {"left": first, "right": second}
 
-    def dims_of(self, value: ir.Value) -> set[int]:
-        """The operation's dimensions that a value of its body depends on."""
-        found: set[int] = set()
-        for v in [value, *(o for op in mlir.slice_of(self.body, value) for o in (*op.operands, *op.results))]:
-            if isinstance(v.owner, ir.Block) and v.owner == self.body:
-                found |= set(self.places[ir.BlockArgument(v).arg_number])
-            elif mlir.definition(v) is not None and mlir.definition(v).name == "linalg.index":
-                found.add(ir.IntegerAttr(mlir.definition(v).attributes["dim"]).value)
-        return found
+    def dims_of(self, value: ir.Value) -> frozenset[int]:
+        return dims_of(self.body, value, self.places)
 
     def arguments(self, value: ir.Value) -> list[int]:
-        """Numbers of the operands whose elements a value of the body reads at bare indices."""
-        values = [value, *(v for op in mlir.slice_of(self.body, value) for v in mlir.operands_of(op))]
-        mine = [v for v in values if isinstance(v.owner, ir.Block) and v.owner == self.body]
-        return sorted({ir.BlockArgument(v).arg_number for v in mine})
+        return arguments_of(self.body, value)
 
     def subscripts(self, n: int, at: dict[int, ir.Value]) -> list[ir.Value]:
         return [at[self.dims[d]] for d in self.places[n]]
@@ -303,4 +306,4 @@ def _divide(number: ir.Value, by: int, quotients: int) -> tuple[ir.Value, ir.Val
     return arith.divui(number, mlir.index(by)), arith.remui(number, mlir.index(by))
 
 
-__all__ = ["PRIVATE", "SHARED", "Blocks", "Problem", "Side", "Thread", "all_of", "below", "local"]
+__all__ = ["PRIVATE", "SHARED", "Block", "Blocks", "Problem", "Side", "Thread", "all_of", "below", "local"]

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
 from tilec import mlir
-from tilec.kernels.contraction import WIDE, padding
+from tilec.hardware import WIDE
+from tilec.kernels.contraction import padding
 from tilec.mlir import arith, ir, memref, nvgpu, scf, vector
 from tilec.passes.contract_problem import PRIVATE, SHARED, Problem, Side, Thread, all_of, local
 from tilec.passes.loops import loop, sum_of, when

@@ -175,7 +175,7 @@ class MmaTile:
     def _part(self, words: int) -> ir.Value:
         part = memref.AllocaOp(local(self._words(words).shape, self.problem.element, PRIVATE), [], [])
         if self.problem.element.width < 32:
-            part.operation.attributes["tilec.packed"] = ir.UnitAttr.get()
+            part.operation.attributes["tilec.words"] = ir.UnitAttr.get()
         return part.result
 
     def clear(self, value: ir.Value) -> None:

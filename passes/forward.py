@@ -11,6 +11,7 @@ makes where a result of the program needs it.
 from __future__ import annotations
 
 from tilec import mlir
+from tilec.attributes import carry_over
 from tilec.mlir import func, ir
 
 
@@ -56,9 +57,7 @@ def _rebuild(kernel: ir.Operation, call: ir.Operation, arguments: list[int], res
     end = list(block.operations)[-1].operation
     with ir.InsertionPoint(kernel), kernel.location:
         made = func.FuncOp(name, (types, [end.operands[n].type for n in results]))
-        for key in kernel.attributes:
-            if key.startswith("tilec."):
-                made.attributes[key] = kernel.attributes[key]
+        carry_over(kernel, made)
         made.attributes["arg_attrs"] = ir.ArrayAttr.get([names[n] for n in arguments])
         mapping = dict(zip((block.arguments[n] for n in arguments), made.add_entry_block().arguments))
         with ir.InsertionPoint(mlir.entry(made)):

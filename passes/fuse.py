@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from graphlib import CycleError, TopologicalSorter
 
-from tilec import mlir
+from tilec import mlir, records
+from tilec.attributes import Parts, Placement, StoredFactor
 from tilec.diagnostics import InternalError
 from tilec.mlir import func, ir, tensor
 from tilec.passes.inline import inline_all
@@ -26,8 +27,6 @@ from tilec.passes.merge import merge
 from tilec.passes.pack import SIDES, pack
 from tilec.passes.split import split
 from tilec.passes.walks import Walked, walks
-
-PLACEMENT = ("kernel", "sweep", "dims", "loops")  # what the plan writes on every operation
 
 
 def fuse(module: ir.Operation) -> None:
@@ -50,14 +49,10 @@ def _generics(function: ir.Operation) -> list[ir.Operation]:
 def _split_all(function: ir.Operation) -> None:
     for op in _generics(function):
         if "tilec.split" in op.attributes:
-            table = ir.DictAttr(op.attributes["tilec.split"])
-            placed = {f"tilec.{k}": op.attributes[f"tilec.{k}"] for k in PLACEMENT if f"tilec.{k}" in op.attributes}
-            partial, combine = split(op, ir.IntegerAttr(table["dim"]).value, ir.IntegerAttr(table["parts"]).value)
-            for key in PLACEMENT:
-                if key in table:
-                    partial.attributes[f"tilec.{key}"] = table[key]
-            for key, value in placed.items():
-                combine.attributes[key] = value
+            parts, placement = records.from_attribute(Parts, op.attributes["tilec.split"]), Placement.of(op)
+            partial, combine = split(op, parts.dim, parts.parts)
+            parts.write(partial)
+            placement.write(combine)
 
 
 def _pack_all(function: ir.Operation) -> None:
@@ -65,13 +60,10 @@ def _pack_all(function: ir.Operation) -> None:
         for side, name in enumerate(SIDES):
             if (key := f"tilec.pack_{name}") not in op.attributes:
                 continue
-            table = ir.DictAttr(op.attributes[key])
+            factor = records.from_attribute(StoredFactor, op.attributes[key])
             del op.attributes[key]
-            dims = tuple(ir.DenseI64ArrayAttr(table["factor_dims"]))
-            stored, op = pack(op, side, dims, ir.StringAttr(table["kind"]).value)
-            for part in PLACEMENT:
-                if part in table:
-                    stored.attributes[f"tilec.{part}"] = table[part]
+            stored, op = pack(op, side, factor.factor_dims, factor.kind)
+            factor.write(stored)
 
 
 def _kernels(function: ir.Operation) -> dict[str, list[ir.Operation]]:
@@ -151,8 +143,9 @@ def _outline(function: ir.Operation, name: str, ops: list[ir.Operation]) -> None
                 _clone_local(value, mapping)
             for op in ops:
                 copy = mlir.clone_op(op, mapping)
-                for key in ("tilec.kernel", "tilec.sweep"):
-                    del copy.attributes[key]
+                for key in ("tilec.kernel", "tilec.sweep", "tilec.multiplicand"):
+                    if key in copy.attributes:
+                        del copy.attributes[key]
             func.ReturnOp([mapping[v] for v in outputs])
         terminator = list(mlir.entry(function).operations)[-1]
         for value in inputs:  # shapes of what earlier calls returned

@@ -23,7 +23,7 @@ from tilec.passes.place_cuda import ascending, finish, start, step
 from tilec.passes.quick_cuda import compute_twice, is_trigonometric, mark_quick, may_compute_twice
 from tilec.passes.reduce_cuda import across_threads
 from tilec.passes.scan_cuda import scan
-from tilec.passes.spaces import is_half, is_local, places_of, root, space_of
+from tilec.passes.spaces import is_half, is_local, places_of, root, sizes_of, space_of
 
 if TYPE_CHECKING:
     from tilec.passes.map_cuda import KernelMapper
@@ -52,7 +52,7 @@ class GenericMapper:
         self.tiles: dict[int, ir.Value] = {}
         self.chunk: dict[int, ir.Value] = {}
         self.gathered: dict[ir.Operation, ir.Value] = {}  # loads of the body that were made for all lanes of a step
-        self.sizes = self._sizes()
+        self.sizes = sizes_of(self.operands, self.places)
         self.together = self._neighbours()
         self.ascending = {a.state: a for a in ascending(self) if self.threads.shift is None}
 
@@ -163,15 +163,6 @@ class GenericMapper:
                 self.tiles = tiles
             del self.chunk[d]
         self.threads.inner = False
-
-    def _sizes(self) -> dict[int, int | ir.Value]:
-        """How much of the block's tile there is along each dimension."""
-        sizes: dict[int, int | ir.Value] = {}
-        for value, places in zip(self.operands, self.places):
-            for n, (d, size) in enumerate(zip(places, ir.ShapedType(value.type).shape)):
-                if d not in sizes:
-                    sizes[d] = memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
-        return sizes
 
     # ---- states ------------------------------------------------------------------------------------------------------
 

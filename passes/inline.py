@@ -14,9 +14,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tilec import mlir
+from tilec.attributes import carry_over
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir, linalg, tensor
-from tilec.passes.merge import clone_with_indices, copy_attributes
+from tilec.passes.merge import clone_with_indices
 
 
 def refuse_inline(producer: ir.Operation) -> str | None:
@@ -147,7 +148,7 @@ class _Expansion:
                 [mlir.projection(rank, dims) for dims in (*(dims for _, dims in inputs), *out_maps)],
                 mlir.iterators_of(op),
             )
-            copy_attributes(op, made)
+            carry_over(op, made)
             with ir.InsertionPoint(block):
                 linalg.YieldOp(self._body(dict(zip(inputs, block.arguments)), list(block.arguments)[len(inputs) :]))
         for before, after in zip(op.results, made.results):

@@ -50,13 +50,14 @@ def map_cuda(module: ir.Operation) -> None:
                 if (parts := options.blocks_per_tile) > 1:
                     layout = options.layout(planned.tiles)
                     chain(module, function, layout.lane, layout.vectors[layout.lane], parts)
-                KernelMapper(function, planned.tiles, options).build()
+                KernelMapper(function, planned.tiles, options, chained=parts > 1).build()
 
 
 class KernelMapper:
-    """Maps one kernel. `tiles` takes a block's private memory to this thread's part of it, and its dimensions."""
+    """Maps one kernel. `tiles` takes a block's private memory to this thread's part of it, and its dimensions. `chained`: its rows
+    are shared by blocks that are no cluster (`chain_cuda`)."""
 
-    def __init__(self, function: ir.Operation, tiles: dict[int, int], options: Threaded):
+    def __init__(self, function: ir.Operation, tiles: dict[int, int], options: Threaded, chained: bool):
         self.function = function
         generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
         self.spread = planned_spread(function)
@@ -75,7 +76,7 @@ class KernelMapper:
         self.online = options.online
         self.body = mlir.entry(function)
         self.met = False  # the blocks of its cluster
-        self.chained = "tilec.chained" in function.attributes
+        self.chained = chained
         self.rank: ir.Value | None = None  # of this block among those that share its rows
         self.row: ir.Value | None = None  # that blocks of a chain share
         self.beside: dict[
@@ -120,6 +121,10 @@ class KernelMapper:
         for op in reversed([o.operation for o in block.operations]):
             if op.name in ("memref.alloc", "memref.subview") and not any(mlir.uses(op.results[0])):
                 op.erase()
+            elif turn_cuda.MARK in op.attributes:
+                del op.attributes[turn_cuda.MARK]
+        if self.spread:
+            del function.attributes["tilec.spread"]
 
     def _define_before(self, first: ir.Operation, others: list[ir.Operation]) -> None:
         """What `others` write to is there before `first`, with which they become one walk."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilec import mlir
+from tilec.attributes import carry_over
 from tilec.mlir import ir, linalg
 
 
@@ -37,7 +38,7 @@ def merge(ops: Sequence[ir.Operation], dims: Sequence[dict[int, int]]) -> ir.Ope
             [m for _, m in inputs] + out_maps,
             iterators,
         )
-        copy_attributes(ops[0], merged)
+        carry_over(ops[0], merged)
         element = dict(zip(inputs, block.arguments))
         states = iter(list(block.arguments)[len(inputs) :])
         with ir.InsertionPoint(block):
@@ -70,10 +71,3 @@ def clone_with_indices(
 
 def _reordered(iterators: list[str], dims: dict[int, int]) -> list[str]:
     return [iterators[old] for _, old in sorted((new, old) for old, new in dims.items())]
-
-
-def copy_attributes(source: ir.Operation, target: ir.OpView) -> None:
-    for name in source.attributes:
-        key = name if isinstance(name, str) else name.name
-        if key.startswith("tilec."):
-            target.attributes[key] = source.attributes[key]

@@ -11,8 +11,9 @@ prologue, another order in memory) take longer than the products; what is stored
 from __future__ import annotations
 
 from tilec import mlir
-from tilec.matrix import stored
+from tilec.attributes import carry_over
 from tilec.mlir import arith, ir, linalg, tensor
+from tilec.products import factors_of, stored
 
 SIDES = ("left", "right")  # the factors of a product in the order in which the body has them
 
@@ -25,17 +26,14 @@ def pack(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str) -> tuple
     with ir.InsertionPoint(op), op.location:
         made = _store(op, factor(op, side), dims, kind)
         made.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
-        made.attributes["tilec.packed"] = mlir.string(kind)
         return made, _read(op, side, made.results[0], dims)
 
 
 def factor(op: ir.Operation, side: int) -> ir.Value:
     """A factor of the product that the operation adds to its sum."""
-    body = mlir.body_of(op)
-    (total,) = list(body.operations)[-1].operation.operands
-    state = list(body.arguments)[-1]
-    term = next(v for v in mlir.definition(total).operands if v != state)
-    return mlir.definition(term).operands[side]
+    factors = factors_of(op)
+    assert factors is not None, "a sum of products, as the plan found"
+    return factors[side]
 
 
 def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str) -> ir.Operation:
@@ -86,9 +84,7 @@ def _read(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) 
         [r.type for r in op.results], [*(v for v, _, _ in operands), packed], mlir.outputs_of(op),
         [*(m for _, m, _ in operands), mlir.projection(rank, dims), *maps[count:]], mlir.iterators_of(op),
     )  # fmt: skip
-    for key in list(op.attributes):
-        if key.startswith("tilec."):
-            new.attributes[key] = op.attributes[key]
+    carry_over(op, new)
     arguments = list(block.arguments)
     with ir.InsertionPoint(block):
         mapping = {a: b for (_, _, a), b in zip(operands, arguments)}

@@ -22,9 +22,10 @@ from math import prod
 from tilec import mlir
 from tilec.mlir import arith, gpu, ir, memref, nvgpu, nvvm, scf
 from tilec.passes.layout import Layout
-from tilec.passes.loops import INNER, TOUCHED, delinearise, loop, sum_of, when
+from tilec.passes.loops import INNER, TOUCHED, delinearise, loop, sum_of
+from tilec.passes.ring_cuda import CopyRing
 from tilec.passes.shift_cuda import Shifts, ends_before, flat, flat_place, load_rest, uncut
-from tilec.passes.spaces import is_local, places_of, root
+from tilec.passes.spaces import is_local, places_of, root, sizes_of
 
 NARROWEST, WIDEST = 32, 128  # bits that an asynchronous copy takes at once
 STAGES, RESTS, BESIDE = "tilec.stages", "tilec.rests", "tilec.beside"
@@ -128,7 +129,7 @@ class Pipeline:
         self.body = forall.regions[0].blocks[0]
         self.ops = [o.operation for o in self.body.operations if o.operation.name != "scf.forall.in_parallel"]
         self.copies = [op for op in self.ops if STAGES in op.attributes]
-        self.depth = max((mlir.get_integer(op, STAGES) for op in self.copies), default=1) or 1
+        self.ring = CopyRing(max((mlir.get_integer(op, STAGES) for op in self.copies), default=1) or 1, self.total)
         self.buffers: dict[ir.Operation, ir.Value] = {}
 
     def build(self) -> ir.Block:
@@ -140,7 +141,7 @@ class Pipeline:
         number, self.step = first(gpu.Dimension.x).result, count(gpu.Dimension.x).result
         for copy in self.copies:
             shape = ir.MemRefType(self._alloc(copy).type)
-            turns = [self.depth] if self._streams(copy) and self.depth > 1 else []
+            turns = [self.ring.stages] if self._streams(copy) and self.ring.stages > 1 else []
             type_ = ir.MemRefType.get([*turns, *shape.shape], shape.element_type, None, shape.memory_space)
             self.buffers[copy] = memref.AllocOp(type_, [], []).result
             self.kernel.buffers.append(self.buffers[copy])
@@ -150,7 +151,7 @@ class Pipeline:
         for copy in self.copies:
             if not self._streams(copy):
                 self._start(copy, {}, zero)
-        for stage in range(self.depth):
+        for stage in range(self.ring.stages):
             self._start_streams(self._later(number, stage), mlir.index(stage))
         self.kernel.meet()
         loop = scf.ForOp(number, mlir.index(self.total), self.step, [zero, zero])
@@ -173,25 +174,19 @@ class Pipeline:
                     shift = self._shift(mapping.get(op.operands[0], op.operands[0]), op)
                     self.kernel.threads.shift = shift
                 if op == self.copies[-1]:
-                    nvvm.CpAsyncWaitGroupOp(self.depth - 1)
+                    self.ring.wait(self.ring.stages - 1)
                 continue
             made = mlir.clone_op(op, mapping)
-            if op.name == "memref.subview" and self.depth > 1 and op.operands[0] in streamed:
+            if op.name == "memref.subview" and self.ring.stages > 1 and op.operands[0] in streamed:
                 _moved(made.results[0])
             if rests and op == rests[-1]:
                 gpu.BarrierOp()  # workgroup memory of the last tile's reductions is free, too
-                self._start_streams(self._later(tile, self.depth), stage)
-        scf.YieldOp([arith.xori(turn, mlir.index(1)), self._next(stage)])
+                self._start_streams(self._later(tile, self.ring.stages), stage)
+        scf.YieldOp([arith.xori(turn, mlir.index(1)), self.ring.next(stage)])
 
     def _later(self, tile: ir.Value, rounds: int) -> ir.Value:
         """The number of the tile that this block takes some rounds later."""
         return sum_of([(tile, 1), *([(self.step, rounds)] if rounds else [])])
-
-    def _next(self, stage: ir.Value) -> ir.Value:
-        if self.depth == 1:
-            return stage
-        after = arith.addi(stage, mlir.index(1))
-        return arith.select(arith.cmpi(arith.CmpIPredicate.eq, after, mlir.index(self.depth)), mlir.index(0), after)
 
     def _mapping(self, tile: ir.Value, stage: ir.Value) -> dict[ir.Value, ir.Value]:
         """What stands for the values of the loop over tiles: its variables, and the memory of the copies."""
@@ -200,12 +195,14 @@ class Pipeline:
 
     def _start_streams(self, tile: ir.Value, stage: ir.Value) -> None:
         """Starts the copies of a tile, if there is one of this number; they end together."""
-        with when(arith.cmpi(arith.CmpIPredicate.slt, tile, mlir.index(self.total))):
+
+        def copy_all() -> None:
             numbers = dict(zip(self.body.arguments, delinearise(tile, self.counts)))
             for copy in self.copies:
                 if self._streams(copy):
                     self._start(copy, numbers, stage)
-        nvvm.CpAsyncCommitGroupOp()
+
+        self.ring.start(tile, copy_all)
 
     def _start(self, copy: ir.Operation, mapping: dict[ir.Value, ir.Value], stage: ir.Value) -> None:
         """Copies this thread's elements of one operand."""
@@ -221,7 +218,7 @@ class Pipeline:
     def _buffer(self, copy: ir.Operation, stage: ir.Value) -> ir.Value:
         """The memory that a copy goes to."""
         buffer = self.buffers[copy]
-        if not self._streams(copy) or self.depth == 1:
+        if not self._streams(copy) or self.ring.stages == 1:
             return buffer
         whole = ir.MemRefType(buffer.type)
         strides, _ = whole.get_strides_and_offset()
@@ -262,10 +259,7 @@ def _copy_beside(
 ) -> None:
     """Starts the copies of this thread's elements from global memory to SRAM."""
     layout, threads = kernel.layout, kernel.threads
-    sizes = {
-        d: memref.DimOp(source, mlir.index(n)).result if e == mlir.DYNAMIC else e
-        for n, (d, e) in enumerate(zip(dims, ir.MemRefType(source.type).shape))
-    }
+    sizes = sizes_of([source], [dims])
     bits = ir.MemRefType(source.type).element_type.width
     width = min(layout.vectors[dims[-1]], WIDEST // bits)
     plain = bits < 8 or width * bits < NARROWEST  # no asynchronous copy takes so little

@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from tilec import mlir
+from tilec.hardware import WARP
 from tilec.mlir import arith, gpu, ir, memref
 from tilec.passes.cluster_cuda import across_blocks
 from tilec.passes.combine import Combiner
 from tilec.passes.loops import flat_slot, sum_of
-
-WARP = 32
 
 
 def across_threads(generic: Any, combiner: Any) -> None:

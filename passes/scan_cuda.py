@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilec import mlir
+from tilec.hardware import WARP
 from tilec.mlir import arith, gpu, ir, memref
 from tilec.passes.chain_cuda import Chain
 from tilec.passes.combine import Combiner
 from tilec.passes.gather_cuda import evaluate
 from tilec.passes.loops import Place, sum_of, when
-from tilec.passes.reduce_cuda import WARP
 
 if TYPE_CHECKING:
     from tilec.passes.generic_cuda import GenericMapper

@@ -31,7 +31,7 @@ from tilec.passes.loops import EDGE, INNER, TOUCHED, WHOLE, Place, Threads, sum_
 from tilec.passes.spaces import is_half, is_local, places_of, root
 
 if TYPE_CHECKING:
-    from tilec.passes.cluster_cuda import Spread
+    from tilec.attributes import Spread
     from tilec.passes.generic_cuda import GenericMapper
     from tilec.passes.layout import Layout
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 
 from tilec import mlir
+from tilec.attributes import carry_over
 from tilec.mlir import arith, ir, linalg, tensor
 from tilec.passes.bounds import fold_bounds
 from tilec.passes.elements import forward_elements
@@ -154,10 +155,7 @@ def _without_inputs(op: ir.Operation, dropped: set[int], element: ir.Value | Non
     with ir.InsertionPoint(op), op.location:
         types = [r.type for r in op.results]
         made, block = mlir.generic(types, [inputs[n] for n in kept], outputs, places, mlir.iterators_of(op))
-        for name in op.attributes:
-            key = name if isinstance(name, str) else name.name
-            if key.startswith("tilec."):
-                made.attributes[key] = op.attributes[key]
+        carry_over(op, made)
         old, new = list(mlir.body_of(op).arguments), iter(block.arguments)
         mapping = {a: next(new) if n in kept or n >= len(inputs) else element for n, a in enumerate(old)}
         with ir.InsertionPoint(block):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from tilec import mlir
-from tilec.mlir import ir
+from tilec.mlir import ir, memref
 
 SPACES = ("private", "workgroup")
 
@@ -12,6 +14,22 @@ def places_of(op: ir.Operation) -> list[list[int]]:
     """The kernel dimensions that subscript each operand."""
     dims = mlir.get_integers(op, "tilec.dims")
     return [[dims[d] for d in mlir.map_dims(m)] for m in mlir.maps_of(op)]
+
+
+def size_of(value: ir.Value, n: int) -> ir.Value | int:
+    """The extent of dimension `n` of memory; a value where it differs from block to block, at the edge of the grid."""
+    size = ir.ShapedType(value.type).shape[n]
+    return memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
+
+
+def sizes_of(operands: Sequence[ir.Value], places: Sequence[Iterable[int]]) -> dict[int, ir.Value | int]:
+    """The extents of the dimensions that subscript the operands, each from the first operand that has it."""
+    sizes: dict[int, ir.Value | int] = {}
+    for value, dims in zip(operands, places):
+        for n, d in enumerate(dims):
+            if d not in sizes:
+                sizes[d] = size_of(value, n)
+    return sizes
 
 
 def root(value: ir.Value) -> ir.Value:
@@ -39,3 +57,10 @@ def space_of(value: ir.Value) -> str | None:
 def is_half(value: ir.Value) -> bool:
     """Whether elements are floats of 16 bits, of which threads may keep two in a register."""
     return isinstance(ir.MemRefType(value.type).element_type, (ir.BF16Type, ir.F16Type))
+
+
+def erase_unused(function: ir.Operation) -> None:
+    """Takes away memory that nothing reads or writes any more: tiles of tensors that are in registers now."""
+    for op in reversed([o.operation for o in mlir.entry(function).operations]):
+        if op.name in ("memref.alloc", "memref.subview", "memref.dim") and not any(mlir.uses(op.results[0])):
+            op.erase()

@@ -72,7 +72,6 @@ def _partial(op: ir.Operation, dim: int, parts: int) -> ir.Operation:
         linalg.YieldOp(mlir.clone_body(mlir.body_of(op), mapping))
     name = mlir.get_string(op, "tilec.name")
     new.attributes["tilec.name"] = mlir.string(f"{name}.partial")
-    new.attributes["tilec.part"] = ir.UnitAttr.get()
     for key in ("tilec.reduce", "tilec.multiplicand"):
         if key in op.attributes:
             new.attributes[key] = op.attributes[key]

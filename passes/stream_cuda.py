@@ -20,24 +20,25 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from tilec import mlir
+from tilec import mlir, opcodes
 from tilec.diagnostics import InternalError
 from tilec.expression import Expr, Reader
+from tilec.hardware import LINE, ROWS
 from tilec.kernels import ContractionChain, Planned
-from tilec.mlir import arith, gpu, ir, memref, nvvm, scf
+from tilec.mlir import arith, gpu, ir, memref
 from tilec.online import Carried
+from tilec.opcodes import NamedBarrier, WarpgroupProduct, WarpgroupWait
 from tilec.passes.contract_problem import PRIVATE, Thread, local
 from tilec.passes.loops import delinearise, loop, sum_of, when
-from tilec.passes.spaces import is_local, root
-from tilec.passes.stream_pipeline import Calls, Operand, Ring, walk
+from tilec.passes.ring_cuda import Registers, Ring, RingTiles, Roles, make_ready, offsets_of, walk
+from tilec.passes.spaces import erase_unused, is_local, root
 from tilec.passes.stream_ranges import Tiles
 from tilec.passes.stream_results import Output, Results
 from tilec.passes.stream_values import HALVES, PAIRS, At, States, Values, registers, selected
 from tilec.passes.stream_weights import Packer, exclude, fits, is_bounded
 from tilec.streaming import Chain, Linear, read_chain
 
-LOADS, MULTIPLIES = 24, 240  # registers of a thread that loads, and of one that multiplies, of 168 at launch
-ROWS = 64  # of a warpgroup
+REGISTERS = Registers(producer=24, consumer=240)  # of 168 at launch
 
 
 def map_stream(function: ir.Operation, planned: Planned) -> None:
@@ -45,14 +46,33 @@ def map_stream(function: ir.Operation, planned: Planned) -> None:
     with ir.InsertionPoint(view), function.location:
         _Kernel(function, planned, view.operation).build()
     view.operation.erase()
-    for op in reversed([o.operation for o in mlir.entry(function).operations]):
-        if op.name in ("memref.alloc", "memref.subview", "memref.dim") and not any(mlir.uses(op.results[0])):
-            op.erase()
+    erase_unused(function)
+
+
+class _Factor(RingTiles):
+    """Tiles of a factor: `lines` of its dimension `along` and all `columns`, 64 in a slab. Each factor has a ring of its own; the
+    rings of the walk's two factors are in step, so one stage and one phase serve for both."""
+
+    def __init__(self, source: Expr, along: int, across: int, lines: int, columns: int, stages: int):
+        self.place, self.along, self.across = source.place, along, across
+        self.line = LINE * 8 // ir.MemRefType(source.key.type).element_type.width
+        sizes, slabs = {along: lines, across: self.line}, -(-columns // self.line)
+        super().__init__(source.key, [sizes.get(d, 1) for d in source.place], slabs, slabs * lines, stages)
+
+    def load(self, ring: Ring, stage: ir.Value, first: ir.Value) -> None:
+        """Starts the copies of the tile that begins at `first` of the block's part."""
+        ring.expect(stage)
+        offsets = offsets_of(self.view)
+        for slab in range(self.slabs):
+            target = self.target(stage, mlir.index(slab * self.box_lines))
+            at = {self.along: first, self.across: mlir.index(slab * self.line)}
+            place = [sum_of([(at[d], 1), (o, 1)]) if d in at else o for d, o in zip(self.place, offsets)]
+            ring.copy(self, stage, target, place)
 
 
 class _Kernel:
     def __init__(self, function: ir.Operation, planned: Planned, forall: ir.Operation):
-        self.function, self.forall, self.calls = function, forall, Calls(function)
+        self.function, self.forall = function, forall
         options = planned.options
         assert isinstance(options, ContractionChain)
         self.bm, self.bn = options.block
@@ -63,36 +83,24 @@ class _Kernel:
 
     def build(self) -> None:
         self.thread = Thread()
-        self.warpgroup = arith.shrui(self.thread.number, mlir.index(7))
+        self.roles = Roles(self.thread, self.groups)
         operations = self._enter()
         self._read(operations)
         self._allocate()
         gpu.BarrierOp()
-        choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, self.warpgroup, mlir.index(0)), has_else=True)
-        with ir.InsertionPoint(choice.then_block):
-            self._registers(LOADS, more=False)
-            with when(arith.cmpi(arith.CmpIPredicate.eq, self.thread.number, mlir.index(0))):
-                self._load()
-            scf.YieldOp([])
-        with ir.InsertionPoint(choice.else_block):
-            self._registers(MULTIPLIES, more=True)
-            with ir.Location.name(self.chain.product.total.name, self.chain.product.total.operation.location):
-                self._multiply()
-            with (mlir.definition(self.outputs[-1].view) or self.function).location:
-                Results(
-                    self.chain, self.values, self.outputs, self.o, self.thread, self.row, self.column,
-                    self.sizes[self.chain.columns], self.bm, self.sizes[self.chain.rows],
-                ).store()  # fmt: skip
-            scf.YieldOp([])
+        self.roles.divide(REGISTERS, self._load, self._consume)
         for op in reversed(operations):
             if op.name.startswith("linalg."):
                 op.erase()
 
-    def _registers(self, count: int, more: bool) -> None:
-        """Moves registers to the warpgroups that multiply; a single one has enough."""
-        if self.groups > 1:
-            action = ir.Attribute.parse(f"#nvvm<action {'increase' if more else 'decrease'}>")
-            nvvm.SetMaxRegisterOp(count, action)
+    def _consume(self) -> None:
+        with ir.Location.name(self.chain.product.total.name, self.chain.product.total.operation.location):
+            self._multiply()
+        with (mlir.definition(self.outputs[-1].view) or self.function).location:
+            Results(
+                self.chain, self.values, self.outputs, self.o, self.thread, self.row, self.column,
+                self.sizes[self.chain.columns], self.bm, self.sizes[self.chain.rows],
+            ).store()  # fmt: skip
 
     # ---- what there is to do -------------------------------------------------------------------------------
 
@@ -134,29 +142,22 @@ class _Kernel:
 
     def _allocate(self) -> None:
         chain, sizes = self.chain, self.sizes
-        operands = [
-            Operand(x.key, x.place, lines, columns)
-            for x, lines, columns in (
-                (chain.left, chain.rows, chain.inner), (chain.right, chain.stream, chain.inner),
-                (chain.values, chain.stream, chain.columns),
-            )
-        ]  # fmt: skip
         inner, columns = sizes[chain.inner], sizes[chain.columns]
-        self.q = Ring(operands[0], self.bm, inner, 1, 1)
-        self.k = Ring(operands[1], self.bn, inner, self.stages, self.groups)
-        self.v = Ring(operands[2], self.bn, columns, self.stages, self.groups)
-        for ring in (self.q, self.k, self.v):
-            ring.make_barriers()
+        self.q_tiles = _Factor(chain.left, chain.rows, chain.inner, self.bm, inner, 1)
+        self.k_tiles = _Factor(chain.right, chain.stream, chain.inner, self.bn, inner, self.stages)
+        self.v_tiles = _Factor(chain.values, chain.stream, chain.columns, self.bn, columns, self.stages)
+        self.q = Ring([self.q_tiles], 1, 1)  # behind all tiles, which begin at multiples of 1024 bytes
+        self.k, self.v = (Ring([tiles], self.stages, self.groups) for tiles in (self.k_tiles, self.v_tiles))
         self.depth, self.wide = -(-inner // 16) * 16, -(-columns // 16) * 16
         self.s = registers([self.bn // 8, 2, 2], "s")
         self.o = registers([self.wide // 8, 2, 2], "o")
         with ir.Location.name("w"):
             shape = [self.parts * self.bn // 4, 2]
             packed = memref.AllocaOp(local(shape, mlir.type_of(self.kind), PRIVATE), [], [])
-            packed.operation.attributes["tilec.packed"] = ir.UnitAttr.get()
+            packed.operation.attributes["tilec.words"] = ir.UnitAttr.get()
             self.w = packed.result
         self.packer = Packer(self.s, self.w, self.parts, self.kind, is_bounded(chain.weights))
-        group = mlir.index(0) if self.groups == 1 else sum_of([(self.warpgroup, 1)], -1)
+        group = self.roles.consumer
         self.half = arith.muli(group, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
         quad = arith.shrui(self.thread.lane, mlir.index(2))
         warp = arith.andi(self.thread.warp, mlir.index(3))
@@ -170,24 +171,20 @@ class _Kernel:
             limits[chain.rows] = arith.subi(size, mlir.index(1))
         self.values = Values(chain.scores.number, chain.product.total.number, limits)
         self.states = States(chain.online, chain.product, self.values)
-        with when(arith.cmpi(arith.CmpIPredicate.eq, self.thread.number, mlir.index(0))):
-            for ring in (self.q, self.k, self.v):
-                ring.initialise()
-            nvvm.FenceMbarrierInitOp()
+        make_ready([self.q, self.k, self.v], self.thread)
 
     # ---- loading -------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
         zero = mlir.index(0)
-        self.q.load(zero, zero)
-        state = [zero, zero]
-        with walk(zero, self.tiles.count, state) as (number, now):
-            slot, parity = now
+        self.q_tiles.load(self.q, zero, zero)
+        with walk(zero, self.tiles.count, [zero, zero]) as (number, now):
+            stage, phase = now
             line = arith.muli(self.tiles.tile(number), mlir.index(self.bn))
-            for ring in (self.k, self.v):
-                ring.wait_empty(slot, parity)
-                ring.load(slot, line)
-            now[:] = self.k.next(slot, parity)
+            for ring, tiles in ((self.k, self.k_tiles), (self.v, self.v_tiles)):
+                ring.wait_empty(stage, phase)
+                tiles.load(ring, stage, line)
+            now[:] = self.k.next(stage, phase)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 
@@ -209,7 +206,7 @@ class _Kernel:
         """The first tile's weights; then, for each further tile, its weights under the product of those before."""
         zero, one = mlir.index(0), mlir.index(1)
         if self.turns:
-            last = arith.cmpi(arith.CmpIPredicate.eq, self.warpgroup, mlir.index(self.groups))
+            last = arith.cmpi(arith.CmpIPredicate.eq, self.roles.warpgroup, mlir.index(self.groups))
             with when(last):
                 self._turn("arrive")  # the first warpgroup has the first turn
             self._turn("sync")
@@ -218,36 +215,36 @@ class _Kernel:
         if self.turns:
             self._turn("arrive")
         self._wait(0, self.s)
-        self._release(self.k, zero)
+        self.k.release(zero, self.thread)
         self._weights(zero, masked=self.tiles.masked)
         self.packer.pack()
-        state = [*self.k.next(zero, zero), zero, zero]  # this tile's slot and parity, and the last one's
+        state = [*self.k.next(zero, zero), zero, zero]  # this tile's stage and phase, and the last one's
         for first, end, masked in self.tiles.ranges(one):
             with walk(first, end, state) as (number, now):
                 now[:] = self._step(number, now, masked)
-        slot, parity = state[2:]
-        self.v.wait_full(slot, parity)
-        self._product(slot)
+        stage, phase = state[2:]
+        self.v.wait_full(stage, phase)
+        self._product(stage)
         self._wait(0, self.o, self.w)
 
     def _step(self, number: ir.Value, state: list[ir.Value], masked: bool) -> list[ir.Value]:
-        slot, parity, before, old = state
-        self.k.wait_full(slot, parity)
+        stage, phase, before, old = state
+        self.k.wait_full(stage, phase)
         if self.turns:
             self._turn("sync")
-        self._scores(slot)
+        self._scores(stage)
         self.v.wait_full(before, old)
         self._product(before)
         if self.turns:
             self._turn("arrive")
         self._wait(self.parts, self.s)
-        self._release(self.k, slot)
+        self.k.release(stage, self.thread)
         self._weights(number, masked)
         self._wait(0, self.o, self.w)
-        self._release(self.v, before)
+        self.v.release(before, self.thread)
         self._rescale()
         self.packer.pack()
-        return [*self.k.next(slot, parity), slot, parity]
+        return [*self.k.next(stage, phase), stage, phase]
 
     def _turn(self, action: str) -> None:
         """Waits for this warpgroup's turn, or gives it to the next one: barriers 1 and up, one for each.
@@ -256,36 +253,33 @@ class _Kernel:
         """
         i32 = ir.IntegerType.get_signless(32)
         both = mlir.constant(2 * 128, i32)
-        number = self.warpgroup
+        number = self.roles.warpgroup
         if action == "arrive":
             number = sum_of([(number, -1)], self.groups + 1)
         number = arith.index_cast(i32, number)
-        self.calls("named_barrier" + ("_arrive" if action == "arrive" else ""), [number, both])
+        opcodes.call(self.function, NamedBarrier(waits=action == "sync"), [number, both])
 
-    def _release(self, ring: Ring, slot: ir.Value) -> None:
-        """This warpgroup has read the slot: one of its threads says so."""
-        lane = arith.andi(self.thread.number, mlir.index(127))
-        with when(arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))):
-            ring.release(slot)
-
-    def _scores(self, slot: ir.Value) -> None:
+    def _scores(self, stage: ir.Value) -> None:
         """s = the rows of this warpgroup times a tile of the second factor."""
-        name = f"wgmma_64x{self.bn}x{self.depth}_{self.kind}_mk_nk_{self.bm}_{self.bn}"
-        views = [self.q.view(mlir.index(0), self.half), self.k.view(slot)]
-        self.calls(name, [self.s, *views, mlir.index(0)])
+        product = WarpgroupProduct(self.bn, self.depth, self.kind, left_slab=self.bm, right_slab=self.bn)
+        first = None if mlir.constant_value(self.half) == 0 else ROWS
+        views = [self.q_tiles.lines(mlir.index(0), self.half, first), self.k_tiles.lines(stage, mlir.index(0))]
+        opcodes.call(self.function, product, [self.s, *views, mlir.index(0)])
 
-    def _product(self, slot: ir.Value) -> None:
+    def _product(self, stage: ir.Value) -> None:
         """o += the weights, each in its parts, times a tile of the third factor."""
-        name = f"wgmma_64x{self.wide}x{self.bn}_{self.kind}_rk_kn_0_{self.bn}"
+        product = WarpgroupProduct(
+            self.wide, self.bn, self.kind, right_k_major=False, left_in_registers=True, right_slab=self.bn
+        )
         for part in range(self.parts):
             at = mlir.index(part * self.bn // 4)
-            self.calls(name, [self.o, self.w, self.v.view(slot), at, mlir.index(1)])
+            opcodes.call(
+                self.function, product, [self.o, self.w, self.v_tiles.lines(stage, mlir.index(0)), at, mlir.index(1)]
+            )
 
     def _wait(self, running: int, sums: ir.Value, *factors: ir.Value) -> None:
         """Until at most so many products run."""
-        count = prod(ir.MemRefType(sums.type).shape)
-        words = "".join(f"_{ir.MemRefType(f.type).shape[0]}" for f in factors)
-        self.calls(f"wgmma_wait_{running}_{count}{words}", [sums, *factors])
+        opcodes.call(self.function, WarpgroupWait(running), [sums, *factors])
 
     # ---- between the products ------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ tensors of their tile's full size; at the edge of the grid a slice of them is us
 from __future__ import annotations
 
 from tilec import mlir
+from tilec.attributes import carry_over
 from tilec.kernels import planned_kernels
 from tilec.mlir import affine, ir, linalg, scf, tensor
 
@@ -132,9 +133,7 @@ class _Tiler:
                 self.output(result, out, p) for result, out, p in zip(op.results, mlir.outputs_of(op), places[count:])
             ]
             copy, block = mlir.generic([v.type for v in outputs], operands, outputs, maps, mlir.iterators_of(op))
-            for key in op.attributes:
-                if key.startswith("tilec."):
-                    copy.attributes[key] = op.attributes[key]
+            carry_over(op, copy)
             with ir.InsertionPoint(block):
                 mapping = dict(zip(mlir.body_of(op).arguments, block.arguments))
                 self.shift_indices(op, dims, mapping)

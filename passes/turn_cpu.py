@@ -20,6 +20,7 @@ from tilec import mlir
 from tilec.kernels import RegisterTranspose
 from tilec.mlir import affine, ir, linalg, memref, vector
 from tilec.passes.contract_cpu import Size, loop, loops
+from tilec.passes.spaces import size_of
 
 
 def stage_turns(op: ir.Operation, tiles: dict[int, int], options: RegisterTranspose) -> None:
@@ -98,7 +99,7 @@ def map_transpose(op: ir.Operation) -> None:
     rank = len(order)
     row, column = order[-1], rank - 1  # the source's dimension that becomes the last, and its last
     with ir.InsertionPoint(op), op.location:
-        sizes = {d: _size(source, d) for d in range(rank)}
+        sizes = {d: size_of(source, d) for d in range(rank)}
         at: dict[int, ir.Value] = {}
         with loops({d: n for d, n in sizes.items() if d not in (row, column)}, at):
             planes = [
@@ -143,11 +144,6 @@ def _plane(value: ir.Value, at: dict[int, ir.Value], sizes: Any) -> ir.Value:
     ones = [1] * type_.rank
     places = [at[d] for d in range(type_.rank) if d not in kept]
     return memref.SubViewOp(part, value, places, dynamic, [], offsets, counts, ones).result
-
-
-def _size(value: ir.Value, d: int) -> Size:
-    size = ir.MemRefType(value.type).shape[d]
-    return memref.DimOp(value, mlir.index(d)).result if size == mlir.DYNAMIC else size
 
 
 def whole(size: Size, lanes: int) -> Size:

@@ -220,7 +220,7 @@ class _CudaPrinter(UnrollPrinter):
             type_ = ir.MemRefType(value.type)
             element, slots = str(type_.element_type), prod(type_.shape)
             base = self.fresh(hint)
-            if "tilec.packed" in alloca.attributes:
+            if "tilec.words" in alloca.attributes:
                 self.memory[value] = packed(self, alloca, base)
                 continue
             kind = "f32" if element in NARROW else element

@@ -2,7 +2,7 @@
 
 Vectors never are variables. What makes one is printed where the vector is stored, over the private arrays
 that its operands were loaded from: `mma_bf16(sums, 4 * i, left, 4 * i, right, 2 * j)`. Fragments of 16-bit
-elements are arrays of 32-bit words with two elements each (`tilec.packed`).
+elements are arrays of 32-bit words with two elements each (`tilec.words`).
 """
 
 from __future__ import annotations

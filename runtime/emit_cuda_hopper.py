@@ -13,6 +13,7 @@ from tilec import mlir
 from tilec.amounts import element_bytes
 from tilec.diagnostics import InternalError
 from tilec.mlir import ir
+from tilec.opcodes import NamedBarrier, WarpgroupProduct, WarpgroupWait, opcode_of
 from tilec.runtime.emit_index import Memory
 from tilec.runtime.program import TensorMap
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from tilec.runtime.emit_cuda import _CudaPrinter
 
 LINE = 128  # bytes of a swizzled line
-WGMMA = re.compile(r"wgmma_64x(\d+)x(\d+)_(\w+?)_(mk|km|rk)_(nk|kn)(?:_(\d+)_(\d+))?")
 
 
 def _descriptor_map(printer: _CudaPrinter, op: ir.Operation) -> None:
@@ -100,37 +100,45 @@ def _registers(printer: _CudaPrinter, op: ir.Operation) -> None:
 
 
 def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
-    callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
-    if callee.startswith("named_barrier"):
-        printer.line(f"{printer.use(callee)}({', '.join(printer.expr(v) for v in op.operands)})")
-        return
-    sums = printer.memory[op.operands[0]]
-    count = prod(sums.shape)
-    if callee.startswith("wgmma_wait_"):
-        running = callee.split("_")[2]
-        factors = [printer.memory[v] for v in list(op.operands)[1:]]  # in registers: not to be changed before
-        words = f", {factors[0].shape[0]}" if factors else ""
-        name = printer.define(callee, "wgmma_wait", f'({running}, {count}, "{sums.element}"{words})')
-        printer.line(f"{name}({', '.join(f'{m.base}, 0' for m in (sums, *factors))})")
-        return
-    match = WGMMA.fullmatch(callee)
-    if match is None:
-        raise InternalError(f"no device function '{callee}'", "emit", str(op))
-    n, depth, kind, left, right, *slabs = match.groups()
-    turned = left == "km", right == "kn"
+    match opcode_of(op):
+        case NamedBarrier(waits):
+            name = "named_barrier" if waits else "named_barrier_arrive"
+            printer.line(f"{printer.use(name)}({', '.join(printer.expr(v) for v in op.operands)})")
+        case WarpgroupWait(running):
+            sums, *factors = (printer.memory[v] for v in op.operands)  # factors in registers: not to be changed before
+            count, words = prod(sums.shape), [m.shape[0] for m in factors]
+            name = "_".join(map(str, ("wgmma_wait", running, count, *words)))
+            arguments = ", ".join([str(running), str(count), f'"{sums.element}"', *map(str, words)])
+            name = printer.define(name, "wgmma_wait", f"({arguments})")
+            printer.line(f"{name}({', '.join(f'{m.base}, 0' for m in (sums, *factors))})")
+        case WarpgroupProduct() as product:
+            _product(printer, op, product)
+        case None:
+            raise InternalError(f"a call of no device function: {op}", "emit", str(op))
+
+
+def _product(printer: _CudaPrinter, op: ir.Operation, product: WarpgroupProduct) -> None:
+    sums, left, right = (printer.memory[v] for v in list(op.operands)[:3])
+    turned = [not major for major in product.k_major]
     steps = [depth_step(t) for t in turned]
-    views = [printer.memory[v] for v in list(op.operands)[1:3]]
-    size = element_bytes(ir.Type.parse(views[0].element))
-    arguments = f'"{kind}", {n}, steps={int(depth) * size // 32}, step_a={steps[0]}, step_b={steps[1]}'
+    size = element_bytes(ir.Type.parse(left.element))
+    arguments = (
+        f'"{product.multiplicand}", {product.n}, steps={product.k * size // 32}, step_a={steps[0]}, step_b={steps[1]}'
+    )
     arguments += f", transpose_a={turned[0]}, transpose_b={turned[1]}"
-    lines = [int(s) for s in slabs] if slabs[0] else [int(depth)] * 2
-    if slabs[0]:  # what is longer than a line of k lies in slabs of so many lines
-        jumps = [0 if t else count * LINE // 16 for t, count in zip(turned, lines)]
-        arguments += f", slab_a={jumps[0]}, slab_b={jumps[1]}, registers={left == 'rk'}"
-    name = printer.define(f"wgmma_{n}_{left}_{right}" + (f"_{depth}" if slabs[0] else ""), "wgmma", f"({arguments})")
-    texts = [f"{descriptor(t, k):#x} | ({printer.bytes(m, m.offset)} >> 4)" for t, k, m in zip(turned, lines, views)]
-    if left == "rk":
-        texts[0] = f"{views[0].base}, {printer.expr(op.operands[3])}"
+    order = "rk" if product.left_in_registers else "mk" if product.left_k_major else "km"
+    name = f"wgmma_{product.n}_{order}_{'nk' if product.right_k_major else 'kn'}"
+    if product.slabs != (None, None):
+        jumps = [0 if t or lines is None else lines * LINE // 16 for t, lines in zip(turned, product.slabs)]
+        arguments += f", slab_a={jumps[0]}, slab_b={jumps[1]}, registers={product.left_in_registers}"
+        name += f"_{product.k}"
+    name = printer.define(name, "wgmma", f"({arguments})")
+    texts = [
+        f"{descriptor(t, product.k if lines is None else lines):#x} | ({printer.bytes(m, m.offset)} >> 4)"
+        for t, lines, m in zip(turned, product.slabs, (left, right))
+    ]
+    if product.left_in_registers:
+        texts[0] = f"{left.base}, {printer.expr(op.operands[3])}"
     printer.line(f"{name}({sums.base}, 0, {', '.join(texts)}, {printer.expr(list(op.operands)[-1])})")
 
 

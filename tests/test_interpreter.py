@@ -184,9 +184,9 @@ def test_matrix_units_of_integers(turned, monkeypatch):
 TILES = """
 #shared = #gpu.address_space<workgroup>
 module {{
-  func.func private @{product}(memref<{wide}x2x2x{sum}, #gpu.address_space<private>>, memref<64x{line}x{type}, #shared>,
-                               memref<{n}x{line}x{type}, #shared>, index)
-  func.func private @wgmma_wait_0_{count}(memref<{wide}x2x2x{sum}, #gpu.address_space<private>>)
+  func.func private @wgmma(memref<{wide}x2x2x{sum}, #gpu.address_space<private>>, memref<64x{line}x{type}, #shared>,
+                           memref<{n}x{line}x{type}, #shared>, index)
+  func.func private @wgmma_wait(memref<{wide}x2x2x{sum}, #gpu.address_space<private>>)
   func.func @kernel(%a: memref<64x{line}x{type}>, %b: memref<{n}x{line}x{type}>, %c: memref<64x{n}x{sum}>)
       attributes {{tilec.kernel, tilec.blocks = 1 : i64, tilec.threads = 128 : i64}} {{
     %t = gpu.thread_id x
@@ -227,20 +227,21 @@ module {{
 """
 
 
-def tiles(body: str, kind: str, type_: str, sum_: str, n: int, line: int, swizzle: str) -> str:
+def tiles(body: str, type_: str, sum_: str, n: int, line: int, swizzle: str) -> str:
     size = {"f32": 4, "bf16": 2}.get(type_, 1)
     box = f"<tensor = memref<{{}}x{line}x{type_}, #shared>, swizzle = {swizzle}, l2promo = none, oob = zero, interleave = none>"
     return TILES.format(
-        body=body, product=f"wgmma_64x{n}x{line}_{kind}_mk_nk", wide=n // 8, count=n // 2, sum=sum_, type=type_, n=n,
-        line=line, bytes=(64 + n) * line * size, left=box.format(64), right=box.format(n))  # fmt: skip
+        body=body, wide=n // 8, sum=sum_, type=type_, n=n, line=line, bytes=(64 + n) * line * size,
+        left=box.format(64), right=box.format(n))  # fmt: skip
 
 
 MULTIPLY = """
-    func.call @wgmma_64x16x128_{kind}_mk_nk(%sums, %left, %right, %c0) : (memref<2x2x2x{sum}, #gpu.address_space<private>>,
+    func.call @wgmma(%sums, %left, %right, %c0) {{tilec.wgmma = {product}}} : (memref<2x2x2x{sum}, #gpu.address_space<private>>,
       memref<64x128x{type}, #shared>, memref<16x128x{type}, #shared>, index) -> ()
-    func.call @wgmma_64x16x128_{kind}_mk_nk(%sums, %left, %right, %c1) : (memref<2x2x2x{sum}, #gpu.address_space<private>>,
+    func.call @wgmma(%sums, %left, %right, %c1) {{tilec.wgmma = {product}}} : (memref<2x2x2x{sum}, #gpu.address_space<private>>,
       memref<64x128x{type}, #shared>, memref<16x128x{type}, #shared>, index) -> ()
-    func.call @wgmma_wait_0_8(%sums) : (memref<2x2x2x{sum}, #gpu.address_space<private>>) -> ()
+    func.call @wgmma_wait(%sums) {{tilec.wgmma_wait = {{running = 0 : i64}}}} :
+      (memref<2x2x2x{sum}, #gpu.address_space<private>>) -> ()
     %c2 = arith.constant 2 : index
     scf.for %j = %c0 to %c2 step %c1 {{ scf.for %h = %c0 to %c2 step %c1 {{ scf.for %e = %c0 to %c2 step %c1 {{
       %v = memref.load %sums[%j, %h, %e] : memref<2x2x2x{sum}, #gpu.address_space<private>>
@@ -262,7 +263,8 @@ def test_products_of_warpgroups_of_8_bits(kind, rng):
     a, b = (
         rng.integers(-128 if kind == "i8" else -8, 128 if kind == "i8" else 8, (n, 128)).astype(dtype) for n in (64, 16)
     )
-    text = tiles(MULTIPLY.format(kind=kind, sum=sum_, type=type_), kind, type_, sum_, 16, 128, "swizzle_128b")
+    product = f'{{n = 16 : i64, k = 128 : i64, multiplicand = "{kind}"}}'
+    text = tiles(MULTIPLY.format(product=product, sum=sum_, type=type_), type_, sum_, 16, 128, "swizzle_128b")
     expected = 2 * (a.astype(np.float64) @ b.astype(np.float64).T)
     np.testing.assert_array_equal(interpret(text, [a, b])["c"], expected)
 
@@ -284,5 +286,5 @@ def test_where_tma_lays_pieces_of_16_bytes(swizzle, line, rng):
       memref.store %v, %c[%t, %j] : memref<64x{line}xi8>
     }} }}"""
     a, b = (rng.integers(-128, 128, (n, line)).astype(np.int8) for n in (64, line))
-    found = interpret(tiles(body, "i8", "i8", "i8", line, line, swizzle), [a, b])["c"]
+    found = interpret(tiles(body, "i8", "i8", line, line, swizzle), [a, b])["c"]
     np.testing.assert_array_equal(found, a)

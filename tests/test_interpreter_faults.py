@@ -255,7 +255,7 @@ def test_a_product_of_warpgroups_is_right(monkeypatch):
 @pytest.mark.parametrize(
     "kind, pattern, message",
     [
-        ("race", r"call @wgmma_wait_0", "a product that writes it may still run"),
+        ("race", r"running = 0", "a product that writes it may still run"),
         ("stuck", r"mbarrier\.arrive\.expect_tx", "arrivals and -?[0-9]+ bytes are missing"),
         ("stuck", r"nvgpu\.mbarrier\.arrive %", "all threads wait for ever"),
         ("race", r"gpu\.barrier", "made by thread 0"),

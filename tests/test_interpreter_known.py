@@ -12,8 +12,9 @@ import pytest
 import tilec
 from tilec import mlir
 from tilec.interpreter.code import ENDS, OPERATIONS
-from tilec.interpreter.wgmma import PRODUCT, SIZES, WAIT
+from tilec.interpreter.wgmma import SIZES
 from tilec.mlir import ir
+from tilec.opcodes import OPCODES
 from tilec.runtime import cuda_matrix
 
 ROOT = Path(tilec.__file__).parent.parent
@@ -70,23 +71,16 @@ def test_operations(context):
 
 
 def test_functions_that_are_only_declared():
-    """What passes call by name, as far as the text of the name is fixed."""
-    nodes = [n for path in sorted((ROOT / "passes").rglob("*.py")) for n in ast.walk(ast.parse(path.read_text()))]
-    parts = {part for n in nodes if isinstance(n, ast.JoinedStr) for part in n.values}
-    names = {_pattern(n) for n in nodes if isinstance(n, ast.Constant | ast.JoinedStr) and n not in parts}
-    names = {n for n in names if re.fullmatch(r"(wgmma|named)_[\w{}]+", n)}
-    assert len(names) >= 5
-    for name in names:
-        plain = re.sub(r"_{}(?=_|$)", "_bf16", name.replace("x{}", "x8"), count=1)  # the kind of what is multiplied
-        plain = plain.replace("bf16_{}", "bf16_mk_kn").replace("{}", "8")
-        known = WAIT.fullmatch(name.replace("{}", "8")) or name in ("named_barrier", "named_barrier_arrive")
-        assert known or PRODUCT.fullmatch(plain), name
-
-
-def _pattern(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    return "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values)
+    """Every opcode has a meaning, and is printed."""
+    of_files = {
+        name: {n.cls.id for n in ast.walk(tree) if isinstance(n, ast.MatchClass) and isinstance(n.cls, ast.Name)}
+        for name in ("interpreter/wgmma.py", "emit_cuda_hopper.py")
+        for path in ROOT.rglob(name)
+        for tree in [ast.parse(path.read_text())]
+    }
+    assert len(of_files) == 2
+    for known in of_files.values():
+        assert known >= {record.__name__ for record in OPCODES.values()}
 
 
 def test_products():

@@ -136,6 +136,7 @@ def _carry_on(text: str, name: str, start: str, end: str, target: str, asked: bo
         module, machine = parse_text(text, name), load(target)
         if len([f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]) != 1:
             raise CallError(f"'{name}' must have one function that is not a kernel: the program")
+        demand_attributes(module, start, name)
         if order.index(start) >= order.index("plan"):
             _demand_planned(module, start, machine, target if asked else None)
         last = "map" if end == "emit" else end
@@ -161,6 +162,15 @@ def _demand_planned(module, start: str, machine, asked: str | None) -> None:
     if backend != machine.kind or (asked and planned != machine.name):
         what = f"the module was planned for {planned}, which cannot be changed to {asked or machine.name} after stage 'plan'"
         raise CallError(what, hint="dump the program again with --target, or carry on from stage 'simplify'")
+
+
+def demand_attributes(module: Any, stage: str, name: str) -> None:
+    """A text's module has no attributes but those that may be there after a stage; `name` is the file's. Raises CallError."""
+    from tilec.attributes import Verifier
+
+    if (fault := Verifier().fault(module.operation, stage, ended=True)) is not None:
+        hint = f"docs/architecture.md has a table of all attributes; '{name}' is what was left by stage '{stage}'"
+        raise CallError(f"in '{name}', {fault}", hint=hint)
 
 
 def parse_text(text: str, name: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from tilec import cli_common as common
 from tilec import mlir
 from tilec.cli_common import note, say, working, write_file
-from tilec.cli_ir import header, parse_text, read_header
+from tilec.cli_ir import demand_attributes, header, parse_text, read_header
 from tilec.diagnostics import CallError, InternalError, TileError
 from tilec.dsl.specialise import Specialised
 from tilec.passes import NAMES
@@ -89,9 +89,10 @@ def _edited(args: argparse.Namespace) -> tuple[str, str] | None:
     stage, _ = read_header(text)
     if stage is None:
         raise CallError(f"'{args.ir}' has no line `// tilec stage: …`", hint="`tilec dump -o FOLDER` writes it")
+    name = common.stage_name(stage)
     with mlir.context():
-        parse_text(text, str(args.ir))
-    return common.stage_name(stage), text
+        demand_attributes(parse_text(text, str(args.ir)), name, str(args.ir))
+    return name, text
 
 
 def _all_sizes(args: argparse.Namespace, names: list[str], given: dict[str, int]) -> dict[str, int]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tilec import mlir
+from tilec.attributes import Verifier
 from tilec.diagnostics import InternalError, TileError
 from tilec.mlir import PassManager, ir
 from tilec.passes import NAMES, Stage, stages
@@ -61,13 +63,15 @@ def lower(
     state = _State(begin, mlir.text(module, locations) if texts else "")
     if begin == "simplify" and texts:
         lowered.texts["build"] = state.text
-    manager = PassManager("builtin.module")
+    manager, verifier = PassManager("builtin.module"), Verifier()
     if tree is not None:
         manager.enable_ir_printing(tree_printing_dir_path=str(tree), enable_debug_info=locations)
     for stage in chosen:
-        _add_stage(manager, stage, lowered, state, locations, texts)
+        _add_stage(manager, stage, lowered, state, verifier, locations, texts)
     try:
         with deep_recursion():
+            if begin == "simplify":
+                verifier.demand(module.operation, "build", "build", ended=True)
             manager.run(module.operation)
     except (TileError, InternalError) as error:
         if isinstance(error, InternalError):
@@ -83,31 +87,44 @@ def lower(
 
 @dataclass
 class _State:
-    """The stage that runs, and the IR that went into it."""
+    """The stage that runs, the IR that went into it, and the last of its own passes."""
 
     name: str
     text: str
+    step: str = ""
     start: float = 0.0
 
 
 def _add_stage(
-    manager: PassManager, stage: Stage, lowered: Lowered, state: _State, locations: bool, texts: bool
-) -> None:
+    manager: PassManager, stage: Stage, lowered: Lowered, state: _State, verifier: Verifier, locations: bool, texts: bool
+) -> None:  # fmt: skip
+    """A stage's steps. Each of ours has its attributes verified, after upstream's that tidy up behind it, which write none."""
+
     def begin(op: ir.Operation, _pass: Any) -> None:
-        state.name, state.start = stage.name, time.perf_counter()
+        state.name, state.step, state.start = stage.name, "", time.perf_counter()
         progress.at(f"in stage '{stage.name}'")
 
     def finish(op: ir.Operation, _pass: Any) -> None:
+        verify(op, ended=True)
         lowered.seconds[stage.name] = time.perf_counter() - state.start
         if texts:
-            state.text = lowered.texts[stage.name] = op.get_asm(enable_debug_info=locations)
+            state.text = lowered.texts[stage.name] = op.get_asm(enable_debug_info=locations, assume_verified=True)
+
+    def run(step: Callable[[ir.Operation], None], op: ir.Operation, _pass: Any) -> None:
+        verify(op)
+        state.step = step.__name__
+        step(op)
+
+    def verify(op: ir.Operation, ended: bool = False) -> None:
+        if state.step:
+            verifier.demand(op, state.step, stage.name, ended)
 
     manager.add(begin, f"tilec-before-{stage.name}")
     for step in stage.steps:
         if isinstance(step, str):
             manager.add(step)
         else:
-            manager.add(lambda op, _pass, step=step: step(op), f"tilec-{step.__name__}")
+            manager.add(partial(run, step), f"tilec-{step.__name__}")
     manager.add(finish, f"tilec-after-{stage.name}")
 
 

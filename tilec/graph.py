@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from math import prod
 
-from tilec import mlir
+from tilec import mlir, products
 from tilec.functions import FUNCTIONS, POWER
 from tilec.mlir import ir
 from tilec.neighbours import neighbours
+from tilec.products import factors_of
 from tilec.rounding import SAVED
 
 # Floating-point operations (or issue slots) of one operation; what is not named costs 1.
@@ -302,15 +303,10 @@ def _contraction(node: Node) -> Contraction | None:
     """Recognises `sum(f * g)` where f and g each keep dimensions that the other does not: data that tiles can reuse."""
     if mlir.get_string(node.op, "tilec.reduce") != "sum" or node.scan is not None or len(node.results) != 1:
         return None
-    block = mlir.body_of(node.op)
-    (total,) = list(block.operations)[-1].operation.operands
-    state = list(block.arguments)[-1]
-    term = _other_operand(total, state)
-    product = None if term is None else mlir.definition(term)
-    if product is None or product.name != {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}[_sum_name(total)]:
+    if (factors := factors_of(node.op)) is None:
         return None
-    left, right = product.operands
-    if product.name == "arith.muli" and str(left.type) != "i32":
+    left, right = factors
+    if isinstance(left.type, ir.IntegerType) and str(left.type) != "i32":
         return None
     dims = [dims_of(v, node) for v in (left, right)]
     parallel = set(range(len(node.extents))) - node.reduced
@@ -324,40 +320,9 @@ def _contraction(node: Node) -> Contraction | None:
     return Contraction(tuple(sorted(m)), tuple(sorted(n)), tuple(sorted(k)), tuple(sorted(batch)), left, right)
 
 
-def _sum_name(total: ir.Value) -> str:
-    return mlir.definition(total).name
-
-
-def _other_operand(total: ir.Value, state: ir.Value) -> ir.Value | None:
-    owner = mlir.definition(total)
-    if owner is None or owner.name not in ("arith.addf", "arith.addi") or state not in list(owner.operands):
-        return None
-    a, b = owner.operands
-    return b if a == state else a
-
-
 def dims_of(value: ir.Value, node: Node) -> frozenset[int]:
     """The iteration dimensions that a value of an operation's body depends on."""
-    return _dims_of(value, node, {})
-
-
-def _dims_of(value: ir.Value, node: Node, known: dict[ir.Value, frozenset[int]]) -> frozenset[int]:
-    if value in known:
-        return known[value]
-    owner = mlir.definition(value)
-    if owner is None:
-        arguments = list(value.owner.arguments)
-        found: frozenset[int] = frozenset()
-        if value.owner == mlir.body_of(node.op):
-            found = frozenset(mlir.map_dims(mlir.maps_of(node.op)[arguments.index(value)]))
-    elif owner.name == "linalg.index":
-        found = frozenset([ir.IntegerAttr(owner.attributes["dim"]).value])
-    elif owner.block != mlir.body_of(node.op):
-        found = frozenset()
-    else:
-        found = frozenset().union(*(_dims_of(v, node, known) for v in owner.operands))
-    known[value] = found
-    return found
+    return products.dims_of(mlir.body_of(node.op), value, [mlir.map_dims(m) for m in mlir.maps_of(node.op)])
 
 
 # ---- directions of memory --------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from tilec.amounts import bytes_of, is_chain, kept_bytes, onchip_bytes, work_of
 from tilec.cost import predict
 from tilec.fitted import Recompute
 from tilec.graph import Graph, Node, places_of
+from tilec.hardware import WIDE
 from tilec.mlir import ir
 from tilec.quantities import duration
 from tilec.space import Space, space_of
@@ -169,14 +170,13 @@ MOST = 1024  # operations of a kernel: compilers take more than twice as long fo
 LOOP = 8  # operations that take as long to compile as a loop and its accesses
 SIBLINGS = 16  # kernels that read the same input, and that an operation might join
 CHEAP = 4  # operations that cost less than a load and a store of their result
-ACCESS = 16  # bytes of a GPU's widest access
 
 
 def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
     from tilec.passes.inline import refuse_inline
 
     for node in graph.nodes:
-        if not node.elementwise or graph.is_returned(node) or "tilec.packed" in node.op.attributes:
+        if not node.elementwise or graph.is_returned(node) or "tilec.stored" in node.op.attributes:
             continue
         consumers = graph.consumers(node)
         if not consumers:
@@ -228,7 +228,7 @@ def _between_sweeps(node: Node, consumers: list[Node], graph: Graph, target: Tar
         return False
     fit = target.fit(Recompute)
     fits = fit.least < row / (4 * target.sm.registers) < fit.most
-    return not fits or (row % ACCESS > 0 and all(ir.ShapedType(v.type).element_type.width == 16 for v in inputs))
+    return not fits or (row % WIDE > 0 and all(ir.ShapedType(v.type).element_type.width == 16 for v in inputs))
 
 
 def _finished(node: Node, graph: Graph) -> Node | None:

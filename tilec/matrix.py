@@ -11,6 +11,7 @@ from __future__ import annotations
 from tilec import mlir
 from tilec.graph import Node
 from tilec.mlir import ir
+from tilec.products import stored
 
 _EXACT = {  # stored type: the multiplicand that holds all of its values
     "bf16": "bf16", "f16": "f16", "f8E4M3FN": "f16", "f8E5M2": "f16",
@@ -33,11 +34,6 @@ def multiplicand_of(node: Node) -> str:
         return allowed
     kinds = {_EXACT.get(str(stored(f).type), "f32") for f in (left, right)}
     return kinds.pop() if len(kinds) == 1 else "f32"
-
-
-def stored(factor: ir.Value) -> ir.Value:
-    """A factor before it was widened: that loses nothing, so matrix units can take what was narrow."""
-    return stored(mlir.definition(factor).operands[0]) if _extended(factor) in ("arith.extf", "arith.extsi") else factor
 
 
 def _extended(factor: ir.Value) -> str:

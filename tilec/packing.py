@@ -13,7 +13,8 @@ from tilec.amounts import bytes_of
 from tilec.cost import Work, predict
 from tilec.graph import Graph, Node, dims_of
 from tilec.grouping import Group, Remark
-from tilec.kernels.contraction import BYTES, LINE, WIDE
+from tilec.hardware import LINE, WIDE
+from tilec.kernels.contraction import BYTES
 from tilec.matrix import multiplicand_of
 from tilec.mlir import ir
 from tilec.passes.pack import factor, pack
@@ -122,4 +123,5 @@ def apply_packs(function: ir.Operation, packs: list[Pack]) -> None:
     """Carries the choices out in a function, as `fuse` will."""
     for p in packs:
         by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(function) if mlir.is_generic(op)}
-        pack(by_name[p.name], p.side, p.dims, p.kind)
+        stored, _ = pack(by_name[p.name], p.side, p.dims, p.kind)
+        stored.attributes["tilec.stored"] = ir.UnitAttr.get()

@@ -1,20 +1,7 @@
 """The decisions: which operations form a kernel, how its space is cut, what stays on chip. Everything that weighs cost.
 
 `make_plan` reads the IR of one function and a target and returns a `Plan`; `annotate` writes it into the IR as `tilec.*`
-attributes, which is all that the passes after it obey:
-
-| attribute | on | meaning |
-|---|---|---|
-| `tilec.inline` | operation | computed again inside each of its readers, never stored |
-| `tilec.kernel` | operation | the kernel it belongs to |
-| `tilec.sweep` | operation | operations of a kernel with one number walk their space together, as one loop nest |
-| `tilec.dims` | operation | the kernel dimension of each of its dimensions |
-| `tilec.split` | operation | a reduction that is cut into parts, and where the operation that makes them belongs |
-| `tilec.pack_left`, `tilec.pack_right` | operation | a factor of a contraction that is stored before, by which operation |
-| `tilec.loops` | operation | its own dimensions in the order of loops, outermost first |
-| `tilec.quick` | scalar operation | it may have its quick form, as a rounding hides the difference |
-| `tilec.kernels` | module | per kernel: grid dimensions, tile sizes, predicted time, family with options (`tilec/kernels/`) |
-| `tilec.plan_digest` | module | of these attributes: one edited in dumped IR is checked (`tilec/plan_edited.py`) |
+attributes (`tilec/attributes.py`), which is all that the passes after it obey.
 """
 
 # mypy: no-strict-optional
@@ -25,9 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from tilec import mlir
+from tilec import mlir, records
 from tilec.amounts import outputs_of, work_of
+from tilec.attributes import Parts, Placement, StoredFactor
 from tilec.copies import copies_of
 from tilec.cost import TooLarge, predict
 from tilec.diagnostics import CallError
@@ -257,15 +246,13 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
             placed = _placement(kernel, name)
             if name in stored:
                 p = stored[name]
-                packed = {"factor_dims": mlir.integers(p.dims), "kind": mlir.string(p.kind)}
-                by_name[p.name].attributes[f"tilec.pack_{SIDES[p.side]}"] = ir.DictAttr.get(packed | placed)
-                continue
-            if name in parts:
-                split = {"dim": mlir.integer(parts[name].dim), "parts": mlir.integer(parts[name].parts)}
-                by_name[parts[name].name].attributes["tilec.split"] = ir.DictAttr.get(split | placed)
-                continue
-            for key, value in placed.items():
-                by_name[name].attributes[f"tilec.{key}"] = value
+                factor = StoredFactor(factor_dims=p.dims, kind=p.kind, **placed)
+                by_name[p.name].attributes[f"tilec.pack_{SIDES[p.side]}"] = records.to_attribute(factor)
+            elif name in parts:
+                cut = Parts(dim=parts[name].dim, parts=parts[name].parts, **placed)
+                by_name[parts[name].name].attributes["tilec.split"] = records.to_attribute(cut)
+            else:
+                Placement(**placed).write(by_name[name])
         planned = Planned(kernel.grid, kernel.tile, kernel.options)
         table[kernel.name] = planned.to_attribute(kernel.prediction.time_us)
     module.attributes["tilec.kernels"] = ir.DictAttr.get(table)
@@ -274,11 +261,11 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     sign(module)
 
 
-def _placement(kernel: KernelPlan, name: str) -> dict[str, ir.Attribute]:
-    """What the plan says of one operation of a kernel."""
-    placed = {
-        "kernel": mlir.string(kernel.name),
-        "sweep": mlir.integer(kernel.sweeps[name]),
-        "dims": mlir.integers(kernel.dims[name]),
+def _placement(kernel: KernelPlan, name: str) -> dict[str, Any]:
+    """The fields of a Placement for one operation of a kernel."""
+    return {
+        "kernel": kernel.name,
+        "sweep": kernel.sweeps[name],
+        "dims": kernel.dims[name],
+        "loops": kernel.loops.get(name),
     }
-    return placed | ({"loops": mlir.integers(kernel.loops[name])} if name in kernel.loops else {})

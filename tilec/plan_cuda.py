@@ -27,6 +27,7 @@ from tilec.cost_rows import RowTile
 from tilec.fitted import Layouts
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark
+from tilec.hardware import WIDE
 from tilec.kernels import Columns, Points, Rows, Scan, Threaded, Transpose, VectorContraction
 from tilec.kernels.threaded import laid_out
 from tilec.mlir import ir
@@ -38,7 +39,7 @@ from tilec.plan_cuda_rows import SHOWN, RowPlan, alone, choose_rows, describe, r
 from tilec.plan_cuda_scan import ScanPlan, refuse_chain, ruled_out_scan, scan_kept_bytes, scan_tiles
 from tilec.plan_cuda_sram import fit, kept, layout_of, too_much
 from tilec.plan_cuda_stream import choose_stream
-from tilec.plan_cuda_view import UNROLLED, WIDE, View, accesses, lane_dim, power, unrolled, vector_of
+from tilec.plan_cuda_view import UNROLLED, View, accesses, lane_dim, power, unrolled, vector_of
 from tilec.plan_model import KernelPlan
 from tilec.quantities import by_sizes, count
 from tilec.stream_grouping import is_streamed

@@ -17,9 +17,10 @@ from tilec import mlir
 from tilec.amounts import outputs_of
 from tilec.graph import Graph, Node, Read, dims_of, extract_directions
 from tilec.grouping import Group
-from tilec.kernels.contraction import BYTES, LINE, WIDE
-from tilec.matrix import stored
+from tilec.hardware import LINE, WIDE
+from tilec.kernels.contraction import BYTES
 from tilec.mlir import ir
+from tilec.products import stored
 from tilec.target import Target
 
 
@@ -128,7 +129,7 @@ def _feed(
 def is_packed(value: ir.Value) -> bool:
     """Whether a tensor was stored to be multiplied."""
     owner = mlir.definition(value)
-    return owner is not None and "tilec.packed" in owner.attributes
+    return owner is not None and "tilec.stored" in owner.attributes
 
 
 def _is_flat(places: list[int], inner: tuple[int, ...]) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tilec.amounts import element_bytes, is_chain, kept_bytes
 from tilec.cost import Work
 from tilec.fitted import Barriers
+from tilec.hardware import WARP
 from tilec.kernels.threaded import part_of
 from tilec.mlir import ir
 from tilec.passes.finish_cuda import finishes
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from tilec.plan_cuda_view import View
     from tilec.target import Target
 
-WARP = 32
 _STEPS = 4  # loads of a thread in flight
 _HELD = 8  # of a block that keeps its part: it waits for others, and more memory should be on its way meanwhile
 _MOST_WARPS = 16

@@ -16,6 +16,7 @@ from typing import Any
 
 from tilec.amounts import element_bytes, kept_values
 from tilec.cost import TooLarge, round_up
+from tilec.hardware import WARP
 from tilec.kernels.threaded import laid_out, part_of
 from tilec.mlir import ir
 from tilec.passes.layout import Layout, make
@@ -26,7 +27,6 @@ from tilec.plan_model import KernelPlan
 from tilec.target import Target
 
 ALIGN = 16  # bytes that every piece begins at a multiple of
-WARP = 32
 TAGS = 32  # bytes of the words that asynchronous stores to other blocks count on
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from tilec.amounts import element_bytes, inputs_of, outputs_of
 from tilec.graph import Graph, Node, extract_directions, scattered_extracts
 from tilec.grouping import Group
+from tilec.hardware import WIDE
 from tilec.mlir import ir
 from tilec.plan_model import KernelPlan
 from tilec.target import Target
 
-WIDE = 16  # bytes of the widest memory access
 UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
 HELD = 64  # elements of several dimensions together that a thread may hold: 40 to 110 registers
 

@@ -117,5 +117,6 @@ def apply_splits(function: ir.Operation, splits: list[Split], inlined: list[str]
     inline_all(copy)
     by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(copy) if mlir.is_generic(op)}
     for s in splits:
-        split(by_name[s.name], s.dim, s.parts)
+        partial, _ = split(by_name[s.name], s.dim, s.parts)
+        partial.attributes["tilec.part"] = ir.UnitAttr.get()
     return copy

@@ -11,13 +11,13 @@ from tilec.cost_stream import Stream, choose_stream_tile
 from tilec.expression import Expr, Reader, Unreadable
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark, refuse
+from tilec.hardware import WIDE
 from tilec.mlir import ir
 from tilec.quantities import duration
 from tilec.space import Space
 from tilec.streaming import Chain, multiplicand_allowed, read_chain
 from tilec.target import Target
 
-WIDE = 16  # bytes of which TMA wants strides to be multiples
 WIDEST = 256  # columns of the product, and reduced elements of the scores: what registers and shared memory hold
 PARTS = {("bf16", None): 3, ("bf16", "tf32"): 2, ("bf16", "bf16"): 1}
 """By the values' type and what `using` allows: in how many parts of that type an f32 weight is multiplied.

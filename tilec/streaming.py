@@ -20,6 +20,7 @@ from tilec import mlir
 from tilec.expression import Expr, Reader, Total, Unreadable
 from tilec.mlir import ir
 from tilec.online import Carried, Online, derive
+from tilec.products import stored_term
 
 Linear = tuple[dict[Expr, int], int]  # the sum of leaves times numbers, and a number
 _AT_LEAST = {2: (1, -1), 3: (0, -1), 4: (1, 1), 5: (0, 1)}  # cmpi a, b: sign * (a - b) - strict >= 0
@@ -122,7 +123,7 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
 def _factors(term: Expr, place: tuple[int, ...]) -> tuple[Expr, Expr]:
     if term.op != "arith.mulf":
         raise Unreadable("the first of the contractions is not a sum of products")
-    left, right = (stored(a) for a in term.args)
+    left, right = (stored_term(a) for a in term.args)
     if left.op != "element" or right.op != "element":
         raise Unreadable("the first contraction's factors are computed, not stored")
     return left, right
@@ -134,18 +135,13 @@ def _product(product: Carried) -> tuple[Expr, Expr]:
     if product.term.op != "arith.mulf":
         raise Unreadable(f"{name} is not a sum of products")
     own = set(product.total.place)
-    pair = sorted(product.term.args, key=lambda a: stored(a).op == "element" and bool(own & a.dims))
-    weights, values = pair[0], stored(pair[1])
+    pair = sorted(product.term.args, key=lambda a: stored_term(a).op == "element" and bool(own & a.dims))
+    weights, values = pair[0], stored_term(pair[1])
     if values.op != "element":
         raise Unreadable(f"the values that {name} adds are computed, not stored")
     if values.dims & weights.dims - {d for d in values.dims if d in own} - set(product.total.reduced):
         raise Unreadable(f"the factors of {name} share an index that it does not keep")
     return weights, values
-
-
-def stored(x: Expr) -> Expr:
-    """A factor before it was widened."""
-    return stored(x.args[0]) if x.op == "arith.extf" else x
 
 
 # ---- masks -------------------------------------------------------------------------------------------------

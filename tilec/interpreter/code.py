@@ -20,6 +20,7 @@ import numpy as np
 from tilec import mlir
 from tilec.interpreter.faults import Unsupported
 from tilec.mlir import ir
+from tilec.opcodes import NamedBarrier, opcode_of
 
 Values = list
 Mask = np.ndarray | None
@@ -155,7 +156,7 @@ class Code:
 def _waits(op: ir.Operation) -> bool:
     """Whether some threads of a block may have to wait here for what others do elsewhere."""
     if op.name == "func.call":
-        return ir.FlatSymbolRefAttr(op.attributes["callee"]).value == "named_barrier"
+        return opcode_of(op) == NamedBarrier(waits=True)
     return op.name == "nvgpu.mbarrier.try_wait.parity"
 
 

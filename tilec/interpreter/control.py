@@ -17,6 +17,7 @@ from tilec.interpreter.code import Block, Code, Context, Mask, Step, Values, Wai
 from tilec.interpreter.faults import Fault, Unsupported
 from tilec.interpreter.memory import copy_of
 from tilec.mlir import ir
+from tilec.opcodes import opcode_of
 
 
 def _finished(resume: Callable[[Values, Mask], Iterator[None]], waits: bool) -> Step | Waiting:
@@ -203,7 +204,7 @@ def _call(code: Code, op: ir.Operation) -> Step | Waiting:
     if code.program.is_declared(name):
         from tilec.interpreter.wgmma import device_function
 
-        return device_function(code, op, name)
+        return device_function(code, op, opcode_of(op))
     arguments, results = code.operands(op), code.results(op)
 
     def step(values: Values, mask: Mask) -> None:

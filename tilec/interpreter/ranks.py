@@ -9,15 +9,16 @@ is handed from one to the next.
 
 from __future__ import annotations
 
-from tilec import mlir
+from tilec import mlir, records
+from tilec.attributes import Spread
 from tilec.interpreter.code import Block, Code, Context, Values
 from tilec.mlir import ir
 
 
 def cluster_of(function: ir.Operation) -> int:
     """How many blocks share the rows of a kernel that is not mapped yet; 1 where none do."""
-    spread = mlir.get_integers(function, "tilec.spread")
-    return spread[1] if spread and "tilec.threads" not in function.attributes else 1
+    spread = records.get(function, "tilec.spread", Spread)
+    return spread.blocks if spread else 1
 
 
 def shared_dim(op: ir.Operation) -> int | None:
@@ -25,10 +26,10 @@ def shared_dim(op: ir.Operation) -> int | None:
     function = op
     while function.name != "func.func":
         function = function.parent.operation
-    spread, dims = mlir.get_integers(function, "tilec.spread"), mlir.get_integers(op, "tilec.dims")
-    if not spread or spread[0] not in dims or cluster_of(function) == 1:
+    spread, dims = records.get(function, "tilec.spread", Spread), mlir.get_integers(op, "tilec.dims")
+    if spread is None or spread.dim not in dims or spread.blocks == 1:
         return None
-    d = dims.index(spread[0])
+    d = dims.index(spread.dim)
     return d if mlir.iterators_of(op)[d] == "reduction" else None
 
 

@@ -1,22 +1,19 @@
-"""Functions that upstream's dialects have no operation for: products of a warpgroup, and barriers by number.
+"""Functions that upstream's dialects have no operation for (`tilec/opcodes.py`): products of a warpgroup, and barriers by number.
 
-`wgmma_64x{n}x{k}_{kind}_{mk|km|rk}_{nk|kn}[_{lines}_{lines}](sums, left, right, keep)` is what is printed for it: products
-of 64 x n x 32 bytes, one after another, of tiles in workgroup memory that matrix descriptors name, with a swizzle of 128
-bytes (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). A line of a tile, of 128 bytes, holds k (`mk`, `nk`) or
-rows (`km`, `kn`); what is longer than a line lies in slabs of so many lines, k where the name says none. `rk` has the left
-factor in registers, from a word that is an argument more. `wgmma_wait_{n}_...(sums, ...)` waits until at most n products run.
+A product is what is printed for it: products of 64 x n x 32 bytes, one after another, of tiles in workgroup memory that matrix
+descriptors name, with a swizzle of 128 bytes (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
 """
 
 # mypy: no-strict-optional
 
 from __future__ import annotations
 
-import re
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from tilec.hardware import LINE, ROWS
 from tilec.interpreter.asynchronous import boxed_places
 from tilec.interpreter.code import Code, Mask, Step, Values, Waiting, dtype_of
 from tilec.interpreter.faults import Fault, Unsupported, first
@@ -25,36 +22,33 @@ from tilec.interpreter.races import Agent
 from tilec.interpreter.threads import named_barrier
 from tilec.interpreter.warps import left_matrix, multiplicands, rounded
 from tilec.mlir import ir
+from tilec.opcodes import NamedBarrier, Opcode, WarpgroupProduct, WarpgroupWait
 
-LINE = 128  # bytes of a swizzled line
 SIZES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1, "f8e4m3": 1, "f8e5m2": 1}  # of what is multiplied, in bytes
-PRODUCT = re.compile(r"wgmma_64x(\d+)x(\d+)_(\w+?)_(mk|km|rk)_(nk|kn)(?:_(\d+)_(\d+))?")
-WAIT = re.compile(r"wgmma_wait_(\d+)(?:_\d+)+")
 
 
-def device_function(code: Code, op: ir.Operation, name: str) -> Step | Waiting:
+def device_function(code: Code, op: ir.Operation, opcode: Opcode | None) -> Step | Waiting:
     """The meaning of a call of a function that is only declared."""
-    if name in ("named_barrier", "named_barrier_arrive"):
-        return named_barrier(code, op, waits=name == "named_barrier")
-    if match := PRODUCT.fullmatch(name):
-        return _Product(code, op, *match.groups()).step
-    if match := WAIT.fullmatch(name):
-        return _wait(int(match[1]))
-    raise Unsupported(op, f"no meaning is known of '{name}'")
+    match opcode:
+        case NamedBarrier(waits):
+            return named_barrier(code, op, waits)
+        case WarpgroupProduct():
+            return _Product(code, op, opcode).step
+        case WarpgroupWait(running):
+            return _wait(running)
+    raise Unsupported(op, "a function that is only declared, by a call without an opcode")
 
 
 class _Product:
-    def __init__(
-        self, code: Code, op: ir.Operation, n: str, depth: str, kind: str, left: str, right: str, *lines: str | None
-    ) -> None:
-        self.op, self.n, self.depth, self.tf32 = op, int(n), int(depth), kind == "tf32"
+    def __init__(self, code: Code, op: ir.Operation, opcode: WarpgroupProduct):
+        self.op, self.n, self.depth, self.lines = op, opcode.n, opcode.k, opcode.slabs
+        self.tf32, self.in_registers = opcode.multiplicand == "tf32", opcode.left_in_registers
         self.sums, self.left, self.right, *self.at, self.keep = code.operands(op)
-        self.turned = left == "km", right == "kn"
-        self.lines = [int(count) if count else None for count in lines]
+        self.turned = not opcode.left_k_major, not opcode.right_k_major
         self.dtype = dtype_of(op.operands[0].type)
         self.size = dtype_of(op.operands[2].type).itemsize
-        if self.size != SIZES.get(kind) or (self.size != 2 and any(self.turned)):
-            raise Unsupported(op, f"of {kind}, {left} times {right}, in elements of {8 * self.size} bits")
+        if self.size != SIZES.get(opcode.multiplicand) or (self.size != 2 and any(self.turned)):
+            raise Unsupported(op, f"{opcode}, in elements of {8 * self.size} bits")
 
     def step(self, values: Values, mask: Mask) -> None:
         context: Threads = values[0]
@@ -67,10 +61,10 @@ class _Product:
         heard = context.clocks.known[row, context.thread_of[lanes]].min(axis=0)
         agent = int(context.kernel.multiplying(group))
         who = Agent(context.clocks, int(context.block_of[lanes[0]]), agent, int(tick), heard)
-        if self.at:
+        if self.in_registers:
             a = self._from_registers(values, lanes, tick)
         else:
-            a = self._tile(values, self.left, 64, 0, lanes, who)
+            a = self._tile(values, self.left, ROWS, 0, lanes, who)
         added = fragments(a @ self._tile(values, self.right, self.n, 1, lanes, who).T, self.n)
         if _same(self.op, values, self.keep, lanes):
             if not (total.written[lanes] == total.full).all():
@@ -92,7 +86,7 @@ class _Product:
         buffer.held = _last(buffer.held, context, lanes, tick)
         words = multiplicands(buffer.data[lanes, part], self.tf32).reshape(4, 32, count // 4, 4, word)
         steps = left_matrix(words.swapaxes(1, 2))  # warp, step, 16 rows, 32 bytes of k
-        return steps.swapaxes(1, 2).reshape(64, self.depth)
+        return steps.swapaxes(1, 2).reshape(ROWS, self.depth)
 
     def _tile(self, values: Values, slot: int, rows: int, side: int, lanes: np.ndarray, who: Agent) -> np.ndarray:
         """rows x k of a tile, as a matrix descriptor finds them."""

@@ -21,19 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from functools import cache
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from tilec import mlir
+from tilec import mlir, records
 from tilec.mlir import ir
+from tilec.records import Malformed, Value, fields_of, kind_of
 
 if TYPE_CHECKING:
     from tilec.plan_model import KernelPlan
     from tilec.target import Target
-
-Value = int | bool | str | tuple[int, ...] | None
-_SAID = {int: "a whole number", bool: "true or false", str: "a word", tuple: "a list of whole numbers"}
 
 
 def option(
@@ -89,7 +85,7 @@ class Family:
                 yield f, value
 
     def options(self) -> Iterator[tuple[str, Value]]:
-        return ((f.name, value) for f, value in self.fields())
+        return records.items(self)
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         """Why a kernel that was `planned` otherwise cannot be built so; None where it can."""
@@ -99,16 +95,16 @@ class Family:
         """With a schedule file's values. Raises `Refused`."""
         changes: dict[str, Value] = {}
         for key, value in table.items():
-            found = _fields(type(self)).get(key)
+            found = fields_of(type(self)).get(key)
             own = getattr(self, key, None)
             if found is None:
                 raise Refused(Refusal(key, f"a kernel by `{self.name}` has no option `{key}`"))
             if own is None:
                 raise Refused(Refusal(key, f"`{key}` is no option of this kernel: its operations rule it out"))
             value = tuple(value) if isinstance(value, list) else value
-            kind = _kind(type(self), key)
+            kind = kind_of(type(self), key)
             if type(value) is not kind or (kind is tuple and any(type(v) is not int for v in value)):
-                raise Refused(Refusal(key, f"`{key}` is {_SAID[kind]}, such as {_text(own)}"))
+                raise Refused(Refusal(key, f"`{key}` is {records.NOUNS[kind]}, such as {_text(own)}"))
             if found.metadata["fixed"] and value != own:
                 raise Refused(Refusal(key, f"`{key}` follows from the program: {_text(own)}"))
             changes[key] = value
@@ -145,16 +141,19 @@ class Planned:
             "grid": mlir.integers(self.grid),
             "tile": mlir.integers(self.tile),
             "predicted_us": ir.FloatAttr.get(ir.F64Type.get(), round(predicted_us, 3)),
-            self.options.name: ir.DictAttr.get({name: _attribute(value) for name, value in self.options.options()}),
+            self.options.name: records.to_attribute(self.options),
         })  # fmt: skip
 
     @staticmethod
     def from_attribute(entry: ir.DictAttr) -> Planned:
-        grid, tile = (tuple(ir.DenseI64ArrayAttr(entry[key])) for key in ("grid", "tile"))
-        (name,) = [n for n in FAMILIES if n in entry]
-        family, table = FAMILIES[name], ir.DictAttr(entry[name])
-        options = {key: _value(table[key], _kind(family, key)) for key in _fields(family) if key in table}
-        return Planned(grid, tile, family(**options))
+        """Raises Malformed."""
+        names = [n for n in FAMILIES if n in entry]
+        if len(names) != 1 or {e.name for e in entry} != {"grid", "tile", "predicted_us", *names}:
+            raise Malformed(f"`grid`, `tile`, `predicted_us` and one of {', '.join(FAMILIES)}, not {entry}")
+        grid, tile = (records.read(entry[key], tuple) for key in ("grid", "tile"))
+        if grid is None or tile is None or len(grid) != len(tile):
+            raise Malformed(f"a `grid` and a `tile` with as many numbers, not {entry['grid']} and {entry['tile']}")
+        return Planned(grid, tile, records.from_attribute(FAMILIES[names[0]], entry[names[0]]))
 
 
 def planned_kernels(module: ir.Operation) -> Iterator[tuple[ir.Operation, Planned]]:
@@ -168,41 +167,6 @@ def planned_kernels(module: ir.Operation) -> Iterator[tuple[ir.Operation, Planne
                 function,
                 Planned.from_attribute(ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])),
             )
-
-
-@cache
-def _fields(family: type[Family]) -> dict[str, Field]:
-    return {f.name: f for f in fields(family)}
-
-
-@cache
-def _kind(family: type[Family], key: str) -> type:
-    """int, bool, str or tuple."""
-    hint = get_type_hints(family)[key]
-    kinds = [k for k in get_args(hint) if k is not NoneType] if isinstance(hint, UnionType) else [hint]
-    (kind,) = kinds
-    return getattr(kind, "__origin__", kind)
-
-
-def _attribute(value: Value) -> ir.Attribute:
-    match value:
-        case bool():
-            return ir.BoolAttr.get(value)
-        case int():
-            return mlir.integer(value)
-        case str():
-            return mlir.string(value)
-    return mlir.integers(value)
-
-
-def _value(attribute: ir.Attribute, kind: type) -> Value:
-    if kind is bool:
-        return ir.BoolAttr(attribute).value
-    if kind is int:
-        return ir.IntegerAttr(attribute).value
-    if kind is str:
-        return ir.StringAttr(attribute).value
-    return tuple(ir.DenseI64ArrayAttr(attribute))
 
 
 def _text(value: Value) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
 from tilec.cost_contraction import block_shapes
+from tilec.hardware import LINE, ROWS, WARPGROUP, WIDE
 from tilec.kernels.base import Family, Refusal, option
 
 if TYPE_CHECKING:
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
 
 BYTES = {"i8": 1, "bf16": 2, "f16": 2, "i32": 4, "f32": 4, "tf32": 4, "f64": 8}
 """Of the types in which factors are staged."""
-WIDE = 16  # bytes of the widest access of memory
-LINE = 128  # bytes of a line of a swizzled box
 BARRIERS = 256  # bytes
 OTHER = 24  # registers of a thread for addresses and loops, at least
 HELD = {"copied": 224, "computed": 176, "gathered": 160}
@@ -25,8 +25,6 @@ HELD = {"copied": 224, "computed": 176, "gathered": 160}
 what is known of a place before the loop over k is kept."""
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}
 """Stages; more hide no more latency."""
-WARPGROUP = 128  # threads
-ROWS = 64  # that a warpgroup multiplies
 COPIES = ("tma", "async", "registers")
 
 
@@ -154,7 +152,7 @@ class Contraction(MatrixKernel, name="contraction"):
     def refuse_shape(self) -> Refusal | None:
         if len(self.block) != 3 or len(self.warps) != 2:
             return Refusal("block", "`block` is rows, columns and products; `warps` those over rows and over columns")
-        shapes = {s[:5] for s in block_shapes(self.unit, self.element_bytes)}
+        shapes = _shapes(self.unit, self.element_bytes)
         if (*self.block, *self.warps) not in shapes:
             return _nearest(self, shapes)
         bm, bn, bk = self.block
@@ -220,7 +218,7 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
     def refuse_shape(self) -> Refusal | None:
         if len(self.block) != 3 or self.persistent_blocks < 1:
             return Refusal("block", "`block` is rows, columns and products, and `persistent_blocks` at least 1")
-        shapes = {s[:3] for s in block_shapes("wgmma", self.element_bytes) if s[0] <= 2 * ROWS}
+        shapes = _shapes("wgmma", self.element_bytes)
         if self.block not in shapes:
             return _nearest(self, shapes)
         for side, (name, size) in enumerate(zip(("rows", "columns"), self.block)):
@@ -272,6 +270,18 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
         if any(t not in (1, min(self.block[0], kernel.extents[d])) for t, d in zip(kernel.tile, kernel.grid)):
             return Refusal("tile", "`tile` is 1 along all dimensions but the rows, and there what `block` says")
         return None
+
+
+@cache
+def _shapes(instruction: str, size: int) -> frozenset[tuple[int, ...]]:
+    """The blocks that the passes have code for, with the warps of each where these are not a consequence: planning asks of
+    thousands of kernels."""
+    shapes = block_shapes(instruction, size)
+    return (
+        frozenset(s[:3] for s in shapes if s[0] <= 2 * ROWS)
+        if instruction == "wgmma"
+        else frozenset(s[:5] for s in shapes)
+    )
 
 
 def _nearest(kernel: Contraction | WarpgroupContraction, shapes: Iterable[tuple[int, ...]]) -> Refusal:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from tilec.hardware import WARP
 from tilec.kernels.base import Family, Refusal, option
 from tilec.passes.layout import Layout, make, places
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from tilec.plan_model import KernelPlan
     from tilec.target import Target
 
-WARP = 32
 MOST_THREADS = 1024  # of a block
 MOST_REGISTERS = 255  # of a thread
 WIDEST = 8  # elements of a vector

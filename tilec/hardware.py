@@ -1,0 +1,7 @@
+"""Numbers that are the same for all of NVIDIA's GPUs; those that differ stand in `tilec/targets/`."""
+
+WARP = 32  # threads
+WARPGROUP = 128  # threads, which multiply together (sm_90)
+ROWS = 64  # that a warpgroup multiplies
+WIDE = 16  # bytes of the widest access of memory, and of which TMA wants strides to be multiples
+LINE = 128  # bytes of a line of a swizzled box
