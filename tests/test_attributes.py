@@ -183,6 +183,14 @@ def test_opt_refuses_wrong_edits(tilec, folder, stage, pattern, edited, said):
     assert (status, out) == (1, "") and said in err and "defect" not in err and "docs/architecture.md" in err
 
 
+def test_verify_refuses_wrong_edits(tilec, folder):
+    tilec("dump", *SOFTMAX, "-o", "ir")
+    path = folder / "ir" / "04-tile.mlir"
+    path.write_text(path.read_text().replace("tilec.dims", "tilec.dimensions", 1))
+    status, _, err = tilec("verify", *SOFTMAX, "--ir", path)
+    assert status == 1 and "`tilec.dimensions` on linalg.generic" in err and "is not declared" in err
+
+
 # ---- records -------------------------------------------------------------------------------------------------------------
 
 
