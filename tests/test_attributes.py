@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_tools import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
+from tools.commands import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 import tilec
 from tilec import driver, mlir, records
