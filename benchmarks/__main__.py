@@ -1,5 +1,5 @@
 """python -m benchmarks cpu|gpu|memory [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
-python -m benchmarks audit [--target cpu|cuda] [--most PLANS] [--json FILE] [--only TEXT ...] [--limit SECONDS]
+python -m benchmarks audit [--target cpu|cuda] [--trials PLANS] [--json FILE] [--only TEXT ...] [--limit SECONDS]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
 python -m benchmarks docs
@@ -39,7 +39,7 @@ def rows_of(options: argparse.Namespace) -> list[runner.Row]:
     if suite == "audit":
         from benchmarks.audit import suite as points
 
-        return points(*(options.target or ["cuda"])[:1], most=options.most)
+        return points(*(options.target or ["cuda"])[:1], most=options.trials)
     from benchmarks.gpu import suite as gpu_rows
 
     return gpu_rows(compiled)
@@ -86,7 +86,7 @@ def main() -> int:
     )
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu, memory)")
-    parser.add_argument("--most", type=int, default=24, help="candidates of a kernel, beside the choice (audit)")
+    parser.add_argument("--trials", type=int, default=24, help="candidates of a kernel, beside the choice (audit)")
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave what is prepared, or take it from")
     parser.add_argument("--only-prepare", action="store_true", help="compile all into --keep and the cache, and end")
     parser.add_argument(
@@ -130,7 +130,7 @@ def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
     suite = "-".join([*(options.target or ["cuda"])[:1], "audit"]) if options.suite == "audit" else options.suite
     end = time.monotonic() + options.limit
     command = [sys.executable, "-m", "benchmarks", options.suite]
-    command += ["--target", *options.target, "--most", str(options.most)]
+    command += ["--target", *options.target, "--trials", str(options.trials)]
     command += ["--no-compile"] if options.no_compile else []
     with nullcontext(options.keep) if options.keep else tempfile.TemporaryDirectory() as folder:
         os.environ |= {"BENCHMARKS_FOLDER": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torchinductor"}

@@ -98,7 +98,7 @@ def run(load: Load, target: str) -> dict:
     wide = torch_peers.expected(work.expected or work.torch, tensors)
     calls, wrong = {}, []
     for n, candidate in told.items():
-        op = tilec.compile(work.program, op=work.op, schedule=folder / f"{n}.sched.toml", late=True)
+        op = tilec.compile(work.program, op=work.op, schedule=folder / f"{n}.sched.toml", deferred_checks=True)
         made = op(*tensors)
         results = list(made) if isinstance(made, tuple) else [made]
         if torch_peers.share_of(wide, results, work.bound) > 1:

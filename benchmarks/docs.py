@@ -1,4 +1,4 @@
-"""What README.md and docs/ say that code or measurements determine: written between markers, never by hand.
+"""The generated parts of README.md and docs/: text that follows from code or measurements, written between markers.
 
     <!-- generated: stages -->
     ...
@@ -110,7 +110,7 @@ def results(suite: str, found: tuple[Path, dict] | None = None) -> str:
         parts.append("\n".join(f"- {line}" for line in lines))
     reached = report.targets(suite, rows)
     if missed := [f"{what} ({value:.2f}, wanted {wanted:.2f})" for what, value, wanted, met in reached if not met]:
-        parts.append(f"Of {len(reached)} targets {len(missed)} are missed: " + "; ".join(missed) + ".")
+        parts.append(f"{len(missed)} of {len(reached)} targets are missed: " + "; ".join(missed) + ".")
     elif reached:
         parts.append(f"All {len(reached)} targets are met.")
     return "\n\n".join(parts)
@@ -194,13 +194,14 @@ def memory_missed() -> str:
         return ""
     reached, lines = memory_report.targets(found[1]), memory_report.missed_groups(found[1])
     count = sum(not met for *_, met in reached)
-    said = f"Of {len(reached)} targets {count} are missed: speeds of "
-    said += ", ".join(f"{share} of a copy's for {kind}" for kind, share in _wanted()) + "; no peer faster; "
+    said = f"{count} of {len(reached)} targets are missed. The targets: a speed of "
+    said += " and ".join(f"{share} of a copy's for {kind}" for kind, share in _wanted()) + "; no faster peer; "
     said += f"a geometric mean of {memory_report.GEOMEAN} over torch.compile; gelu as fast as relu, cos(cos) as cos, within 2%; "
     said += "a third of torch.compile's host time for a call, and no more than Triton's. "
     if means := memory_report.large(found[1]):
-        said += f"Without the small programs that mean is {means[0]:.2f}; all at a copy's speed it would be {means[1]:.2f}. "
-    said += "A line is a reason: what was reached by what missed, and of how many shapes."
+        said += f"Without the small programs the mean is {means[0]:.2f}; "
+        said += f"if all programs ran at a copy's speed, it would be {means[1]:.2f}. "
+    said += "A row has the programs that miss targets for one reason, the values that they reach, and the number of shapes."
     headings = ["programs", "of copy", "best peer's time over ours", "ratio", "reason"]
     return said + "\n\n" + table(headings, lines, (1, 2, 3))
 
@@ -227,7 +228,7 @@ def audits() -> str:
         parts += [run, "; ".join(reached).capitalize() + ".", _wide_table(audit_report.by_kind(rows))]
         parts.append(f"![Predicted and measured times, and choices]({_audit_image(target)})")
         if (worst := audit_report.worst(rows))[1]:
-            parts += ["Where the choice was furthest from the best:", _wide_table(worst)]
+            parts += ["The points where the choice was furthest from the best plan:", _wide_table(worst)]
     return "\n\n".join(parts) or "No results yet: `python -m benchmarks audit` writes them."
 
 
@@ -342,11 +343,11 @@ def reductions() -> str:
 
 
 def hunted() -> str:
-    return f"{table(hunts.HEADINGS, hunts.rows(), hunts.COUNTS)}\n\nBelow tilec were {hunts.compilers()}."
+    return f"{table(hunts.HEADINGS, hunts.rows(), hunts.COUNTS)}\n\nThe compilers below tilec were {hunts.compilers()}."
 
 
 def kernel_families() -> str:
-    """The kernel families with their options. Options that several families share stand at the first of them."""
+    """The kernel families with their options in schedule files. An option of several families stands at the first of them."""
     from tilec.kernels import FAMILIES
 
     parts, told = [], set()

@@ -1,4 +1,4 @@
-"""What was hunted, for docs/reliability.md: a row for each way of each hunt whose result is kept."""
+"""The table of fuzzing runs in docs/reliability.md: a row for each method of each run whose result is kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from benchmarks import report
+from tilec.quantities import count
 
 HEADINGS = [
     "cases",
@@ -13,7 +14,7 @@ HEADINGS = [
     "statements",
     "with a schedule",
     "failures",
-    "may be anything",
+    "unbounded",
     "seed",
     "machine, time",
     "commit, date",
@@ -22,7 +23,7 @@ COUNTS = (0, 2, 3, 4, 5)
 
 
 def rows() -> Iterator[list[str]]:
-    """Of the newest hunts first. `may be anything`: the share of compared results of which some elements have no bound."""
+    """Of the newest hunts first. `unbounded`: the share of compared results with elements that have no error bound."""
     for path in sorted(report.RESULTS.glob("*-fuzz.json"), reverse=True):
         hunt = json.loads(path.read_text())
         machine = hunt["machine"]
@@ -34,7 +35,7 @@ def rows() -> Iterator[list[str]]:
             yield [
                 f"{counts['tried']:,}", f"`{way}`", f"{counts['statements']:,}" if counts["statements"] else "",
                 f"{counts['scheduled']:,}" if counts["scheduled"] else "", str(counts["failed"]), free, str(hunt["seed"]),
-                f"{where}, {hunt['jobs']} jobs, {_time(hunt['seconds'])}", f"{hunt['versions']['commit']}, {hunt['date']}",
+                f"{where}, {count(hunt['jobs'], 'job')}, {_time(hunt['seconds'])}", f"{hunt['versions']['commit']}, {hunt['date']}",
             ]  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def _time(seconds: float) -> str:
 
 
 def compilers() -> str:
-    """The versions of what was below tilec in these hunts."""
+    """The versions of the compilers below tilec in these runs."""
     found: dict[str, set[str]] = {}
     for path in sorted(report.RESULTS.glob("*-fuzz.json")):
         versions = json.loads(path.read_text())["versions"]

@@ -72,7 +72,7 @@ def run(load: Load, compiled: bool, device: str = "cuda") -> dict:
     from benchmarks import torch_peers
 
     tensors, work, notes = tensors_of(load, device), load.work, {}
-    op = tilec.compile(work.program, op=work.op, late=True)  # as PyTorch's checks of indices are
+    op = tilec.compile(work.program, op=work.op, deferred_checks=True)  # as PyTorch's checks of indices are
     made = op(*tensors)
     results = list(made) if isinstance(made, tuple) else [made]
     out = made if len(results) == 1 else results

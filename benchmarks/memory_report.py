@@ -75,36 +75,36 @@ def missed(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
     return [t for t in targets(rows) if not t[3]]
 
 
-SMALL = "a few microseconds, of which an empty kernel takes 3.5: exponentials and quotients are more exact than those of peers"
-TURNED = "elements of 2 bytes are turned one at a time: twice the instructions of f32"
-REDUCED = "of some 65 us a start and an end take 4"
-POINTS = "a load and a store a thread fall a few percent short of PyTorch's; the cause is not found"
-ARITHMETIC = "arithmetic takes about as long as memory: bf16 has twice as many elements for the same bytes"
-BESIDE = "rows do not begin with a line of memory: accesses are narrower, or cross lines"
+SMALL = "the kernel takes a few microseconds, and an empty one 3.5; exponentials and divisions are more exact than those of peers"
+TURNED = "elements of 2 bytes are transposed one at a time, which takes twice the instructions of f32"
+REDUCED = "the start and the end of the kernel take 4 of some 65 us"
+POINTS = "one load and one store a thread are a few percent slower than PyTorch's; the cause is unknown"
+ARITHMETIC = "arithmetic takes about as long as memory, since bf16 has twice as many elements in the same bytes"
+BESIDE = "rows are unaligned: accesses are narrower, or cross cache lines"
 REASONS = (  # programs by the beginning of their names, types and kinds likewise, and why they miss targets
     (
         "geometric",
         "",
-        "what is near a copy's time with torch.compile, too, cannot be much faster, nor what is a few microseconds",
+        "torch.compile is near a copy's speed, too, or the kernel takes a few microseconds: little is left to gain",
     ),
-    ("host time", "", "the host waits for the kernel, to see whether a check failed; `late=True` does not"),
+    ("host time", "", "the host waits for the kernel, to read the result of its check; `deferred_checks=True` avoids that"),
     ("cos(cos)", "", ARITHMETIC),
     ("gelu (erf)", "bf16", ARITHMETIC),
     ("cos", "bf16", ARITHMETIC),
-    ("column + row", "", "writes alone"),
+    ("column + row", "", "the kernel only writes"),
     ("x + z transposed", "bf16", TURNED),
     ("", "bf16 transpose", TURNED),
     ("", "f32 transpose", "blocks write short pieces"),
     ("", "bf16 chain", POINTS),
     ("", "f32 chain", POINTS),
-    ("gather", "", "places are read again by each block of a row, and checked"),
+    ("gather", "", "each block of a row reads the indices again, and checks them"),
     ("", "bf16 reduction", REDUCED),
     ("", "f32 reduction", REDUCED),
-    ("cross_entropy", "", "exponentials and loads of a row take turns"),
-    ("residual + layernorm", "", "arithmetic: random numbers"),
+    ("cross_entropy", "", "the loads of a row wait for its exponentials"),
+    ("residual + layernorm", "", "arithmetic takes longest, of random numbers"),
     ("", "bf16 small", SMALL),
     ("", "f32 small", SMALL),
-    ("", "", "a row is loaded, reduced and stored in turn, and waiting is only partly hidden"),
+    ("", "", "a row is loaded, reduced and stored one after another, and other rows hide only a part of the waiting"),
 )
 
 

@@ -1,7 +1,7 @@
 """The syntax tree of a `.tile` program: frozen dataclasses with source spans.
 
-`parse` makes it, `check` gives every expression its `dtype` and removes what is only notation (calls of ops and
-functions, `mean`, implicit casts), and `build` turns what is left into MLIR. Spans never take part in equality.
+`parse` makes it, `check` gives every expression its `dtype` and removes mere notation (calls of ops and
+functions, `mean`, implicit casts), and `build` turns the rest into MLIR. Spans never take part in equality.
 """
 
 # mypy: disable-error-code="arg-type"

@@ -1,4 +1,4 @@
-"""Sizes from shapes: the names in an op's signature are solved for, from what its arguments have."""
+"""Sizes from shapes: solves for the names of sizes in an op's signature, from the shapes of its arguments."""
 
 from __future__ import annotations
 

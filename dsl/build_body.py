@@ -1,6 +1,6 @@
-"""The body of an operation: what is computed for one element, from the elements of its operands.
+"""The body of an operation: the computation of one element from the elements of its operands.
 
-An access that is no operand is a `tensor.extract` at computed subscripts, with its guards and its run-time check.
+An access that is not an operand is a `tensor.extract` at computed subscripts, with its guards and its run-time check.
 """
 
 # mypy: no-strict-optional

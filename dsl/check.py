@@ -1,7 +1,7 @@
-"""The checks of one op, statement by statement, and `check`, which does it for a whole file without sizes.
+"""The checks of one op, statement by statement, and `check`, which checks a whole file without sizes.
 
-The same code runs twice in the life of a program: in `check` sizes are names, and what is wrong for every size is
-refused; in `specialise` they are numbers, and everything is decided.
+The same code runs twice for a program. In `check` sizes are names, and it refuses mistakes that exist for all sizes. In
+`specialise` sizes are numbers, and it decides everything.
 """
 
 # mypy: no-strict-optional

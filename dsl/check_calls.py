@@ -1,4 +1,4 @@
-"""Calls of ops by ops: arguments against parameters, results against declarations, the callee's equations spliced in."""
+"""Calls of ops by ops: compares arguments with parameters and results with declarations, and inserts the callee's equations."""
 
 # mypy: no-strict-optional
 # mypy: disable-error-code="attr-defined, call-arg"

@@ -1,4 +1,4 @@
-"""`expect` statements: a condition on the plan, made of its quantities, sizes, numbers and `fused`. The plan evaluates it."""
+"""`expect` statements: conditions on the plan, of its quantities, sizes, numbers and `fused`. The plan evaluates them."""
 
 # mypy: no-strict-optional
 

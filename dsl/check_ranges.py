@@ -1,4 +1,4 @@
-"""Ranges of indices, and that every access stays inside (section 4 of the language)."""
+"""Ranges of indices, and the proof that every access stays inside its tensor (docs/language.md, "Ranges")."""
 
 # mypy: no-strict-optional
 

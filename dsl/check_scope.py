@@ -1,4 +1,4 @@
-"""What the checks share: the list of mistakes, the modules, and what is known of a tensor."""
+"""The data that all checks share: the list of mistakes, the modules, and the known facts of each tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sizes and shapes that an op's text gives: names of sizes, declared shapes, ranks of the short form."""
+"""Sizes and shapes from an op's text: names of sizes, declared shapes, ranks of the short form."""
 
 from __future__ import annotations
 

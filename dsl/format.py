@@ -1,4 +1,4 @@
-"""The formatter: the same words with canonical space between them.
+"""The formatter: the same words with canonical white space between them.
 
 It prints tokens, not the tree, so comments stay and the parsed program cannot change. Every statement begins a line;
 within a statement the author's line breaks stay, and a header's parameters may have lines of their own; up to one blank

@@ -1,7 +1,7 @@
-"""What values arithmetic of indices takes, as long as no part of it leaves the 64 bits that it is computed in.
+"""The values of index arithmetic, as long as no part of it leaves 64 bits.
 
-What leaves them wraps around, and is not what a polynomial says: such a subscript is treated like data, checked where it is used,
-and such a condition says nothing about indices.
+Arithmetic that leaves 64 bits wraps around, and differs from its polynomial. A subscript with such arithmetic is treated like
+data, and checked at run time. A condition with such arithmetic proves nothing about indices.
 """
 
 # mypy: no-strict-optional

@@ -1,13 +1,13 @@
-"""Names to what they mean: indices, sizes and tensors are told apart, and calls of functions disappear.
+"""Resolves names to indices, sizes and tensors, and inlines calls of functions.
 
-One equation becomes a group of equations, the last of which is the one written:
+One equation becomes a group of equations, the last of which is the original one:
 
     y[i, j] = softmax[j](x[i, j])        softmax.m[i]    = max[j](x[i, j])
                                     ->   softmax.e[i, j] = exp(x[i, j] - softmax.m[i])
                                          y[i, j]         = softmax.e[i, j] / sum[j](softmax.e[i, j])
 
-A local, and an argument that is more than a name and used more than once, becomes an equation over its free indices, so
-that nothing is computed twice. Within a group an index name means one range, as within an equation.
+A local variable becomes an equation over its free indices. So does an argument that is more than a name and is used more
+than once. Nothing is computed twice in this way. Within a group an index name means one range, as within an equation.
 """
 
 # mypy: no-strict-optional

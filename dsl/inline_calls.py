@@ -1,4 +1,4 @@
-"""Calls of functions, unfolded in place: parameters become their arguments, shared values equations of their own."""
+"""Inlines calls of functions: parameters become their arguments, and shared values become equations."""
 
 # mypy: no-strict-optional
 # mypy: allow-untyped-defs, allow-incomplete-defs

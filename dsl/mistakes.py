@@ -1,4 +1,4 @@
-"""All mistakes of a file at once: those of form, and those of meaning in what could be read in spite of them."""
+"""All mistakes of a file at once: syntax errors, and errors of meaning in the parts that could be parsed."""
 
 from __future__ import annotations
 

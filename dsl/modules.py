@@ -1,4 +1,4 @@
-"""Imports and the standard library: which declarations a program sees."""
+"""Imports and the standard library: the declarations that a program sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small rewrites and questions about expressions, for the inliner."""
+"""Small rewrites and properties of expressions, for the inliner."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What is said when the parser meets a word that does not fit, and how it carries on.
+"""Messages for syntax errors, and the recovery of the parser.
 
-The parser is LALR, so at the word that does not fit it knows every word that would have. Three answers exist: put the
-missing word in (a comma, a bracket), read another word in its place (`==` for `=`), or give the statement up and
-continue at the next one. Each makes the rest of the file worth reading, so one run reports all its mistakes.
+The parser is LALR, so that it knows every word that would fit at the place of a wrong word. There are three recoveries:
+insert the missing word (a comma, a bracket), replace the wrong word by another (`==` for `=`), or skip the statement and
+continue at the next one. The rest of the file is then parsed, so that one run reports all mistakes.
 """
 
 # mypy: no-strict-optional

@@ -1,4 +1,4 @@
-"""Lark's tree to the AST, without recursion, with the mistakes of form that the grammar leaves through."""
+"""From Lark's tree to the AST, without recursion; and the syntax errors that the grammar does not find."""
 
 # mypy: no-strict-optional
 # mypy: allow-untyped-defs, allow-incomplete-defs

@@ -3,7 +3,7 @@
 Everything is exact and decides for *all* sizes >= 1 at once: a polynomial in the sizes is known to be >= 0 if, after
 `M = 1 + M'`, no coefficient is negative. Indices are eliminated by their bounds (interval arithmetic, one by one),
 `//` and `%` are atoms with bounds of their own, and conditions of enclosing `if`s are facts `p >= 0` that may be
-subtracted from what is to be shown. When every size is a number the same code computes with numbers.
+subtracted from the polynomial of a proof. When every size is a number the same code computes with numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The short form: what is read and never defined comes in, what is defined and never read goes out."""
+"""The short form: names that are read and never defined are inputs, names that are defined and never read are outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program, one of its ops, and sizes as numbers: what `build` turns into MLIR."""
+"""Specialisation: an op of a program with numbers for its sizes, which `build` turns into MLIR."""
 
 # mypy: no-strict-optional
 # mypy: disable-error-code="union-attr"

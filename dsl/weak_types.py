@@ -1,4 +1,4 @@
-"""Types of literals: none until they meet one. Until then they, and what is made of literals alone, have one of two weak types."""
+"""Weak types of literals: a literal, or an expression of literals alone, has one of two weak types until it meets a type."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The stages between `build` and `emit`, in order: what each runs, of ours or of upstream's.
+"""The stages between `build` and `emit` in order, with the steps of each: passes of tilec or of upstream MLIR.
 
-A step is the text of an upstream pass, or a function of the module's operation. `plan` needs a target and perhaps a
-schedule; it is made by the driver. This tuple is the compiler.
+A step is the text of an upstream pass, or a function of the module's operation. The driver makes the step of `plan`,
+which needs a target and perhaps a schedule. This tuple is the compiler.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def stages(plan: Callable[[ir.Operation], None]) -> tuple[Stage, ...]:
         ),
         Stage("plan", "decides kernels, tiles, memory: attributes only", (plan,)),
         Stage(
-            "fuse", "quick functions; one function per kernel",
+            "fuse", "fast approximations; one function per kernel",
             (approximate, fuse, compare_whole, "canonicalize", "cse", forward, "canonicalize"),
         ),
         # no cse: it would give two tiles of one size the same memory
-        Stage("tile", "cuts each kernel's space into blocks", (tile, "canonicalize")),
+        Stage("tile", "cuts each kernel's grid into tiles, one for each block", (tile, "canonicalize")),
         Stage(
             "bufferize", "tensors become memory",
             (bufferize, "one-shot-bufferize{allow-unknown-ops=1}", "canonicalize", "cse", "canonicalize"),
         ),
-        Stage("stage", "what is kept in SRAM and registers, and packing", (stage, "canonicalize", "cse")),
-        Stage("map", "loops, threads, vectors", (map_kernels, "canonicalize", "cse", "canonicalize")),
+        Stage("stage", "data in shared memory and registers; panels", (stage, "canonicalize", "cse")),
+        Stage("map", "operations become loops, threads and vectors", (map_kernels, "canonicalize", "cse", "canonicalize")),
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""approximate: functions marked `tilec.quick` become the few operations that their precision takes.
+"""approximate: functions marked `tilec.quick` become fast approximations of a few operations.
 
 exp(x)              ->  exp2(x log2(e) / 2)^2           the square reaches subnormal numbers, the instruction does not
                         on a CPU one of x <= 0 alone, where that is known
-exp(x - max x)      ->  exp2((x - max x) log2(e))       where only the sum of many matters (`tilec/weights.py`)
+exp(x - max x)      ->  exp2((x - max x) log2(e))       for weights of which only the sum matters (`tilec/weights.py`)
 1 / (1 + exp(-x))   ->  e / (1 + e), e = exp(min(x, 60))
 1 + tanh(x)         ->  2 e / (1 + e), e = exp(2 min(x, 30))
 1 + erf(x)          ->  erfc(-x) = t P(t) exp(-x^2) or 2 less that, t = 1 / (1 + |x| / 2)
@@ -16,8 +16,8 @@ x / y               ->  (x s) (1 / (y s)) where y is one for many elements: s, a
 x / y               ->  x (1 / y) where y is a sum of weights: at least 1, and no more than their number
 
 Operations with `fastmath<afn>` are printed as one approximate instruction, quotients with `arcp` as the product with an
-approximate reciprocal. The bounds are in `tilec/rounding.py`, which decides. All are for CUDA; a CPU takes those of arguments
-within a known range: `near` and `below`.
+approximate reciprocal. `tilec/rounding.py` has the error bounds, and decides. All forms are for CUDA. A CPU uses the
+forms for arguments within a known range: `near` and `below`.
 """
 
 from __future__ import annotations

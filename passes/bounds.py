@@ -1,12 +1,11 @@
-"""Decides what the ranges of indices decide: clamps and comparisons of an index with the end of its own
-dimension.
+"""Folds clamps and comparisons whose result follows from the ranges of indices.
 
     %i = linalg.index 0        (of 32)           %i = linalg.index 0
     %c = minsi %i, 31                     ->
     %x = extract %t[%c], if %i < 32              %x = extract %t[%i], if true
 
-A padded window clamps every subscript and checks every one; most are a dimension's own index and never leave
-it.
+A padded window clamps and checks every subscript. Most of these subscripts are the dimension's own index, and never leave
+its range.
 """
 
 # mypy: no-strict-optional

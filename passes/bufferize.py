@@ -57,7 +57,7 @@ def _kernel(function: ir.Operation) -> None:
 
 
 def _program(function: ir.Operation) -> None:
-    """What is left of the program is a list of kernel calls: each result is an output's memory or a buffer of its own."""
+    """The rest of the program becomes a list of kernel calls: each result is an output's memory or a buffer of its own."""
     old = mlir.entry(function)
     results = list(list(old.operations)[-1].operation.operands)
     names = [

@@ -1,4 +1,4 @@
-"""A scan of rows that many blocks share, in one pass over memory.
+"""Decoupled look-back: scans of rows that several blocks share, in one pass over memory.
 
     y[j] = y[j - 1] + x[j]      ->      a block scans its part, publishes its total,
                                         waits for the totals of the parts before, adds them to its elements
@@ -6,10 +6,10 @@
 This is the decoupled look-back of Merrill and Garland ("Single-pass Parallel Prefix Scan with Decoupled Look-back", NVIDIA
 NVR-2016-002), with an order of combination that never varies: `GROUP` parts in a row are a group, as many groups are a group
 of the next level, and so on; the last block of a group publishes the group's total, too. A block combines, at every level,
-the totals of those before it in its own group. It looks at all levels at once, since most of it is there already.
+the totals of those before it in its own group. It looks at all levels at once, since most totals have arrived already.
 
-A total is published in words of 64 bits, half of each a mark that it is there: no fence orders anything. Blocks start in
-the order of their numbers, so those that a block waits for are running or over.
+A total is published in words of 64 bits. Half of each word is a flag that the total has arrived, so that no fence is
+needed. Blocks start in the order of their numbers, so that all blocks which a block waits for are running or finished.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def chain(module: ir.Operation, function: ir.Operation, lane: int, vector: int, 
 
 
 def rows_of(function: ir.Operation) -> int:
-    """Tiles that the loop over blocks has; each is one row."""
+    """The number of tiles in the loop over blocks; each tile is one row."""
     rows = 1
     for op in mlir.entry(function).operations:
         if op.operation.name == "scf.forall":
@@ -82,7 +82,8 @@ def levels(parts: int) -> list[int]:
 
 @dataclass
 class _Level:
-    """A block's group at one level: the group's number, the block's (or its group's) place in it, where totals begin."""
+    """A block's group at one level: the number of the group, the position of the block (or its group) in it, and the
+    address of its totals."""
 
     group: ir.Value
     place: ir.Value

@@ -1,13 +1,13 @@
-"""Rows that several blocks share: a cluster of sm_90 and newer, whose blocks reach each other's SRAM.
+"""Clusters: rows that several blocks share, which access each other's shared memory (sm_90 and later).
 
     m = alloc                                     rank = cluster_block_id
     generic max ins(x : 1xN) outs(m)      ->      generic max ins(x[rank * part : ... + part]) outs(m)
                                                   every block sends its m to all, waits for theirs, combines them
 
-`spread` cuts the walked dimension before anything else of `stage` and `map` looks at it: all that follows sees a tile
-of `part` elements. `across_blocks` finishes a reduction. A state travels by an asynchronous store that counts on a
-barrier of the receiver (`memref.dma_start` with a tag), so nobody waits for a barrier of the whole cluster. Memory of
-space 7 is the cluster's: its first subscript is the block that has it.
+`spread` cuts the row first, so that the rest of `stage` and `map` sees a tile of `part` elements. `across_blocks`
+completes a reduction. A block sends a state by an asynchronous store that counts on an mbarrier of the receiver
+(`memref.dma_start` with a tag), so that no block waits for a barrier of the whole cluster. Memory of space 7 is
+distributed shared memory: its first subscript is the number of the block that holds it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLUSTER = 7  # the number of this memory space in LLVM's NVPTX backend
 
 
 def planned_spread(function: ir.Operation) -> Spread | None:
-    """What `spread` did to a kernel."""
+    """The parts into which `spread` cut a kernel."""
     return records.get(function, "tilec.spread", Spread)
 
 
@@ -167,11 +167,9 @@ def across_blocks(generic: Any, combiner: Combiner, group: list[int], butterfly:
 
 
 class _Mailbox:
-    """Where every block of a cluster puts a state for every other, and the tag that counts what came.
-
-    Two of them take turns in a loop over rows: a block that is a row ahead of another does not write what that still
-    reads, since it has had the other's states of the row between.
-    """
+    """The memory in which each block of a cluster receives a state from every other block, and the mbarrier (tag) that
+    counts the arrivals. In a loop over rows two mailboxes alternate. A block that is a row ahead does not overwrite
+    states that another block still reads, since it has received that block's states of the row between."""
 
     def __init__(self, generic: Any, n: int, slots: int) -> None:
         kernel, self.tile = generic.kernel, generic.tiles[n]

@@ -1,7 +1,7 @@
-"""How two partial states of a reduction become one, read from the body that adds one element to a state.
+"""The combination of two partial states of a reduction, read from the body that adds one element to a state.
 
 body: (x, s) -> s + f(x)                          combine: (a, b) -> a + b
-body: (x, s, p) -> (better ? f(x) : s, ...)       combine: (a, b) -> better of the two (value, place) pairs
+body: (x, s, p) -> (better ? f(x) : s, ...)       combine: (a, b) -> better of the two (value, index) pairs
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ INVERSE = {"arith.subf": "arith.addf", "arith.subi": "arith.addi"}  # s - f(x) a
 
 
 class Combiner:
-    """Combines partial states of the outputs `states` (positions among the block's arguments) of a generic.
-
-    Outputs whose updates read each other's states (a value and its place) form one group, and are combined together.
-    """
+    """Combines partial states of the outputs `states` (positions among the block's arguments) of a generic. Outputs whose
+    updates read each other's states (a value and its index) form one group, and are combined together."""
 
     def __init__(self, op: ir.Operation, states: list[int]):
         block = mlir.body_of(op)

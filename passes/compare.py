@@ -1,9 +1,9 @@
-"""compare: a fraction made of random bits is compared as a whole number, where the other side is one for many elements.
+"""compare: a fraction of random bits is compared as an integer, if the other side is the same for many elements.
 
     f32(word >> 8) * 2^-24 >= p    ->    word >> 8 >= t,    t = ceil(p * 2^24) within 0 .. 2^24
 
-Exact, with infinities and NaN: up to 24 bits become a float without rounding, and powers of two scale without any. What
-`t` takes is done once, where a conversion and a product were done for every element.
+The rewrite is exact, infinities and NaN included: up to 24 bits become a float without rounding, and powers of two scale
+without rounding. `t` is computed once. The conversion and the product of every element disappear.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def compare_whole(module: ir.Operation) -> None:
 
 
 def _fraction(value: ir.Value) -> tuple[ir.Operation, float] | None:
-    """The upper bits of a word, as a shift of it, and the power of two that they are multiplied with as a float32."""
+    """The shift of a word to its upper bits, and the power of two that multiplies them as a float32."""
     op, scale = mlir.definition(value), 1.0
     if op is not None and op.name == "arith.mulf" and (known := mlir.constant_value(op.operands[1])) is not None:
         op, scale = mlir.definition(op.operands[0]), float(known)

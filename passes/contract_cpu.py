@@ -1,15 +1,15 @@
 """A contraction in one block of a CPU kernel: its factors, packed into panels.
 
 A block computes C[r, c] += left[r, k] * right[c, k]. Rows, columns and k run over boxes of the program's
-dimensions: a convolution's column may be a place (n, h, w), its k a place (c, r, s) of the window. A factor
-is a value of the operation's body; packing computes it once for each place and lays it out as the register
+dimensions: in a convolution a column may be a point (n, h, w), and k a point (c, r, s) of the window. A factor
+is a value of the operation's body. Packing computes it once for each point, in the order in which the register
 kernel reads it:
 
     for p { for lane { panels[panel, p, lane] = factor(row = panel * width + lane, k = p) } }
 
-So whatever a factor is (converted, scaled, padded, gathered, transposed), the kernel reads contiguous memory:
-im2col is packing. A panel's lanes are `width` places along one dimension, the side's last; lanes beyond its
-end are 0.
+The kernel reads contiguous memory, even if a factor is converted, scaled, padded, gathered or transposed. (im2col
+is such a packing.) The lanes of a panel are `width` points along the last dimension of rows or columns; lanes beyond
+its end are 0.
 
 Source: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008).
 """
@@ -164,7 +164,7 @@ class Evaluation:
 
 @contextmanager
 def loop(low: Size, high: Size, step: int = 1) -> Iterator[ir.Value]:
-    """for i in range(low, high, step); no loop where there is one iteration."""
+    """for i in range(low, high, step); no loop if there is one iteration."""
     if isinstance(low, int) and isinstance(high, int) and low < high <= low + step:
         yield mlir.index(low)
         return
@@ -247,12 +247,9 @@ class Block:
 
 
 class Packing:
-    """Fills the panels of one factor for a block of k.
-
-    The loops nest such that the innermost goes along memory: along the lanes, or along one dimension of k.
-    Those over lanes have `width` iterations, which is what SIMD compilers do best, and store 0 for lanes
-    beyond the end.
-    """
+    """Fills the panels of one factor for a block of k. The innermost loop goes along contiguous memory: along the lanes, or
+    along one dimension of k. Loops over lanes have `width` iterations, which suits SIMD code, and store 0 for lanes
+    beyond the end."""
 
     def __init__(self, block: Block, side: Side, panels: ir.Value):
         self.block, self.side, self.panels = block, side, panels
@@ -285,7 +282,7 @@ class Packing:
         self.evaluation.enter(d, sum_of([(start, 1), (self.steps[d], 1)]))
 
     def _lane_or_zero(self, dims: list[int]) -> None:
-        """What the loop over lanes holds where the last panel is not full; `dims` are the loops inside."""
+        """The body of the loop over lanes if the last panel is not full; `dims` are the loops inside."""
         element = self.block.contraction.element
         lane = sum_of([(self.first, 1), (self.steps[self.lane], 1)])
         inside = arith.cmpi(arith.CmpIPredicate.slt, lane, _value(self.side.sizes[-1]))

@@ -1,14 +1,13 @@
-"""map, for CUDA contractions: a block's tile of C on tensor cores or vector units, its factors staged in
-shared memory.
+"""map, for CUDA contractions: a block's tile of C by mma.sync or fma, with a pipeline of factors in shared memory.
 
     generic ins(x, w) outs(h) { h + x * w }         a, b = shared tiles of x and w, `stages` of them
     generic ins(h, b) outs(y) { gelu(h + b) }  ->   for k { wait; barrier; start copies of tile k + stages - 1
                                                              c += a[k] * b[k] }
                                                      for elements of c { y = gelu(c + b) }
 
-One barrier a step is enough: behind it every thread has finished the step before, whose slot the copies that
-start now refill. What cannot be copied as it is goes through registers, one step ahead: fetched before the
-products, put after them.
+One barrier a step is enough. After it every thread has finished the step before, and the copies that start now
+refill that step's slot. Factors that cannot be copied as they are go through registers, one step ahead: they are
+loaded before the products, and stored into shared memory after them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What follows a contraction in its kernel, computed on the elements of C that a warp holds, and stored.
+"""Epilogues of contractions: elementwise operations on the elements of C that a warp holds, and the stores.
 
     for chunk {                      // a few rows and columns: every index of a register is constant
         shared[warp] = c[chunk]      // in the order in which the matrix units left them
@@ -7,10 +7,10 @@
             for lane { y1[lane] = gelu(c1[lane] + b1[lane]) }
             y[...] = y1 } }
 
-The operations behind the contraction walk the same elements, so each is computed where its operands are:
-nothing between the contraction and the kernel's results is ever in global memory. The way through shared
-memory gives accesses of 16 bytes and keeps the code short: sums in registers can only be named by constants,
-so what computes on them directly is written out as often as a thread has sums.
+The operations of the epilogue have the same elements as C, so that each is computed where its operands are. No
+intermediate goes to global memory. The exchange through shared memory gives accesses of 16 bytes, and keeps the
+code short: sums in registers can only be addressed by constants, so that code on them is written out once for
+each sum of a thread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def buffer(chunks: list[Chunk], warps: int, element: ir.Type, overlay: bool) -> 
 
 
 class Epilogue:
-    """`store(chunks)` finishes what a warp holds of C."""
+    """`store(chunks)` applies the epilogue to the elements of C that a warp holds, and stores them."""
 
     def __init__(self, problem: Problem, after: list[ir.Operation], thread: Thread, buffer: ir.Value, warp: ir.Value):
         self.problem, self.after, self.thread, self.buffer, self.warp = problem, after, thread, buffer, warp

@@ -1,9 +1,8 @@
-"""A contraction kernel as its passes see it: the plan's numbers, the operation, and what each of its values
-needs.
+"""A contraction kernel for its passes: the plan's options, the operation, and the dimensions of each of its values.
 
 A block computes C[r, c] += left[r, k] * right[c, k]. Rows r, columns c and the reduced k are numbers that run
-over boxes of the program's dimensions, outermost first: a convolution's row is a place (n, h, w), its k a
-place (c, r, s) of the window. A factor is a value of the operation's body; it is computed wherever its
+over boxes of the program's dimensions, outermost first: in a convolution a row is a point (n, h, w), and k a
+point (c, r, s) of the window. A factor is a value of the operation's body. It can be computed wherever its
 dimensions are known.
 """
 

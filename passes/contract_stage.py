@@ -1,13 +1,13 @@
-"""Factors in shared memory: where their elements lie there, and how a block's threads bring them.
+"""Factors in shared memory: their layout, and the loads and stores of a block's threads.
 
     for i { cp.async stage[slot, line, column ^ swizzle], x[row, k] }      // a plain tensor: 16 bytes each
     for i { held[i] = gelu(x[row, k]) } ... for i { stage[...] = held[i] } // computed: around the products
 
-A tile lies in lines in the direction in which the factor is contiguous: lines of k, one a row (`major` 1), or
-lines of rows, one a k. Matrix units load 8 lines at a time at the same columns: their 16-byte pieces are
-exchanged within 128 bytes by exclusive or with the line's number, so that the 8 pieces lie in different
-banks. Of 32-bit elements in lines of rows, 8 of each of 4 lines are read one by one, and a padding does the
-same. Threads that multiply themselves read along lines, and short lines get a padding instead.
+The lines of a tile run along the direction in which the factor is contiguous: lines of k, one for each row (k-major),
+or lines of rows, one for each k. Matrix units load 8 lines at a time at the same columns. Their 16-byte pieces are
+swizzled: exchanged within 128 bytes by exclusive or with the line's number, so that the 8 pieces are in different
+banks. 32-bit elements in lines of rows are read one by one, 8 of each of 4 lines; padding separates their banks.
+Threads that multiply by fma read along lines; short lines get padding instead of a swizzle.
 """
 
 # mypy: no-strict-optional

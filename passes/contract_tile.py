@@ -1,8 +1,8 @@
 """The product of two staged tiles, by thread: on the vector units, or by `mma.sync` on the matrix units.
 
-Each adds one staged tile of k to the sums that a thread holds, `multiply`, and gives them out in pieces,
-`chunks`: a piece is a few rows and columns of C that one warp holds, which it writes to shared memory in one
-order and reads in another.
+`multiply` adds the product of one staged tile of k to a thread's sums. `chunks` yields the sums in pieces: a piece is
+a few rows and columns of C that one warp holds. The warp writes it to shared memory in one order, and reads it in
+another.
 
     fma:       a[8 x 2] = 8 loads of 2 k  b[2 x 16] = 8 loads of 4 columns  c[8 x 16] += a b  (vector.contract)
     mma.sync:  a = ldmatrix of 16x16      b = ldmatrix of 16x16            c[16 x 8] += a b  (nvgpu.mma.sync)

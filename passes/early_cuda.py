@@ -1,13 +1,13 @@
-"""stage, for CUDA: what operations after a reduction read at computed subscripts is loaded before it.
+"""stage, for CUDA: hoists gathers. Values that operations after a reduction read at computed subscripts are loaded before it.
 
     generic max ins(x) outs(m)                      t1 = alloc;  generic copy ins(t) outs(t1)
     generic ins(m, t) outs(y) {                     g = alloc;   generic ins(t1) outs(g) { yield load x[b, t1] }
       yield m - load x[b, t] }               ->     generic max ins(x) outs(m)
                                                     generic ins(m, t1, g) outs(y) { yield m - g }
 
-At the end of a block nothing else of it is in flight, and a load at a subscript that is itself loaded waits twice. Beside
-the loads of a row both cost nothing. It is done where a thread has one element of such an operation, so that what is held
-through the reduction takes few registers.
+At the end of a block no other load is in flight, and a load at a loaded subscript waits twice. Beside the loads of a row
+the two loads cost nothing. Loads are hoisted where a thread has one element of such an operation, so that few registers
+are held during the reduction.
 """
 
 # mypy: no-strict-optional
@@ -25,8 +25,8 @@ Operations = list[ir.Operation]
 
 
 def load_early(function: ir.Operation, layout: Layout, front: bool, make_tile: Callable, make_copy: Callable) -> None:
-    """`front`: before everything else of a block, as where rows are waited for that were asked for long ago. Else right before
-    the first reduction, after the loads of what a block keeps of a row."""
+    """Hoists the loads. `front`: to the beginning of the block, where rows were prefetched long ago. Else right before the
+    first reduction, after the loads of the row's resident elements."""
     generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
     written = {root(v) for op in generics for v in mlir.outputs_of(op)}
     first = next((op for op in generics if _walked(op)), None)

@@ -1,11 +1,11 @@
-"""elements: a tensor that holds the elements of another one is that other one, whatever they went through between.
+"""elements: a tensor with the same elements as another tensor is replaced by it.
 
     t[i] = -x[i];  y[i] = -t[i];  z[i] = exp(y[i])    ->    z[i] = exp(x[i])        and y is x
 
-Every elementwise operation is written once more in a function of scalars, where an element is computed from the elements of
-inputs, and that function is folded. `plan` then sees no operation that a later stage would fold away. What is computed
-like a result is that result; other tensors that are computed alike stay two, since whether they are computed once is a matter of
-costs.
+Every elementwise operation is written again in a function of scalars, which computes an element from elements of the
+inputs. That function is folded. `plan` then sees no operation that a later stage would fold away. A tensor that is
+computed like a result is replaced by the result. Other tensors that are computed alike stay separate: computing them once
+is a matter of cost.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _is_elementwise(op: ir.Operation) -> bool:
 
 
 class _Elements:
-    """Elements of tensors as scalars. A place names, for each dimension of a tensor, the reader's dimension that it is there."""
+    """Elements of tensors as scalars. A subscript names, for each dimension of a tensor, the reader's dimension."""
 
     def __init__(self, block: ir.Block, most: int):
         self.block, self.most = block, most

@@ -1,4 +1,4 @@
-"""map, for the CPU: filling and copying memory become loops."""
+"""map, for the CPU: fills and copies of memory become loops."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""stage, for CUDA: what is made of a scan's elements alone becomes part of the scan.
+"""stage, for CUDA: elementwise operations on a scan's results alone become part of the scan.
 
     generic scan ins(x) outs(t)                     generic scan ins(x) outs(y) { yield f(t + x) }
     generic ins(t) outs(y) { yield f(t) }     ->
 
-The scan then leaves no elements in between (`passes/scan_cuda.py`).
+The scan then stores no intermediate elements (`passes/scan_cuda.py`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""forward: what a kernel returns as it came needs no kernel, nor does nothing at all.
+"""forward: removes results that a kernel returns unchanged, and kernels without results.
 
     func @k(%x, %s, %y) { s = ...; return s, %x }        func @k(%x, %s) { s = ...; return s }
     s, y = call @k(%x, %s0, %y0); return s, y      ->    s = call @k(%x, %s0);                 return s, %x
 
-`elements` finds almost all of these before anything is planned. Here are those that it leaves, as it follows an element
-through so many operations only, and those of IR that a person wrote. What is left is a copy, which the list of launches
-makes where a result of the program needs it.
+`elements` finds almost all of these before anything is planned. This pass finds those that `elements` misses, since that
+follows an element through a limited number of operations, and those in IR that a person wrote. A copy remains where a
+result of the program needs it; the list of launches makes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def forward(module: ir.Operation) -> None:
 
 
 def _forward(kernel: ir.Operation, call: ir.Operation) -> None:
-    """Takes what the kernel need not write out of its results, and the kernel away where nothing is left."""
+    """Removes the results that a kernel need not write, and the kernel if no result remains."""
     block = mlir.entry(kernel)
     end = list(block.operations)[-1].operation
     results, arguments = list(end.operands), list(block.arguments)

@@ -7,11 +7,11 @@
       y = generic e / s   {sweep 2}            return y
     }                                        }
 
-Reductions marked `tilec.split` become two; factors of contractions marked `tilec.pack_left` or `tilec.pack_right` are
-stored by an operation of their own. Producers marked `tilec.inline` are computed inside their readers; operations
-of one sweep that walk the same dimensions
-become one; then each kernel's operations move into a function that takes its inputs and the tensors to write
-(destination style) and returns what it wrote. What is left in the program's function is the order of calls.
+Reductions marked `tilec.split` become two. Factors of contractions marked `tilec.pack_left` or `tilec.pack_right` are
+stored by an operation of their own. Producers marked `tilec.inline` are computed inside their readers. Operations of one
+loop nest over the same dimensions become one. Then each kernel's operations move into a function, which takes its inputs
+and the tensors to write (destination style), and returns the written tensors. The program's function keeps the calls in
+their order.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _kernels(function: ir.Operation) -> dict[str, list[ir.Operation]]:
 
 
 def _in_dependence(members: dict[str, list[ir.Operation]]) -> dict[str, list[ir.Operation]]:
-    """The same in an order in which each kernel comes after those it reads from."""
+    """The kernels in an order in which each comes after the kernels that it reads from."""
     made = {r: name for name, ops in members.items() for op in ops for r in op.results}
     needs = {
         name: {made[v] for op in ops for v in map(mlir.source_of, _read(op)) if v in made} - {name}
@@ -91,12 +91,12 @@ def _in_dependence(members: dict[str, list[ir.Operation]]) -> dict[str, list[ir.
 
 
 def _read(op: ir.Operation) -> list[ir.Value]:
-    """All that an operation reads from outside: operands, and what its body captures."""
+    """All values that an operation reads from outside: its operands, and values that its body captures."""
     return [*op.operands, *mlir.captured(op)]
 
 
 def _merge_sweeps(ops: list[ir.Operation]) -> None:
-    """Joins those operations of a kernel that are of one sweep and walk the same kernel dimensions."""
+    """Merges the operations of a kernel that are of one loop nest and have the same kernel dimensions."""
     module = ops[0].parent.operation.parent.operation
     walked: dict[int, list[ir.Operation]] = {}
     for op, number in zip(ops, walks([_walked(op) for op in ops], mlir.get_string(module, "tilec.backend"))):
@@ -161,7 +161,7 @@ def _outline(function: ir.Operation, name: str, ops: list[ir.Operation]) -> None
 
 
 def _in_order(ops: list[ir.Operation]) -> list[ir.Operation]:
-    """Merging may leave an operation behind its reader: each after those it reads from, else as they stood."""
+    """Restores the order after merging: each operation after those that it reads from, else unchanged."""
     made = {r: op for op in ops for r in op.results}
     ordered: dict[ir.Operation, None] = {}
     pending = [(op, False) for op in reversed(ops)]

@@ -1,9 +1,9 @@
-"""Wide gathers: rows at computed places, whose elements neighbouring lanes take side by side.
+"""Vector gathers: rows at computed subscripts, of which neighbouring lanes read neighbouring elements.
 
     for lane { y[lane] = table[ids[b], d + lane] }   ->   t = vector.load table[ids[b], d]; for lane { y[lane] = t[lane] }
 
-A load can be wide where its last subscript moves with the lanes, begins at a multiple of their number, and no other
-subscript depends on them.
+A load can be a vector if its last subscript increases with the lanes and begins at a multiple of their number, and no other
+subscript depends on the lanes.
 """
 
 # mypy: no-strict-optional

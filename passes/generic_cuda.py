@@ -1,8 +1,8 @@
 """map, for CUDA: one operation of a kernel, for each thread's part of its elements.
 
-Every operation loads what it needs of global memory first, computes on registers, and stores last: several independent
-loads are then in flight. A reduction over threads is finished by shuffles within a warp and workgroup memory across
-warps, in an order that never varies; every thread of the reduced dimensions then holds the result.
+Every operation loads its operands from global memory first, computes on registers, and stores last, so that several
+independent loads are in flight. A reduction over threads is completed by shuffles within a warp and by workgroup memory
+across warps, in a fixed order. Every thread along the reduced dimensions then holds the result.
 """
 
 # mypy: no-strict-optional
@@ -336,7 +336,7 @@ class GenericMapper:
                     self.compute(place.beside(number), far, number, shared)
 
     def _is_free(self) -> bool:
-        """Whether elements beside a shifted row, which are read with it, may be computed as well: nothing comes of them."""
+        """Whether the elements beside an unaligned row may be computed, too, since their results are not used."""
         if not self._is_shifted(self.dims) or self.states:
             return False
         inputs = [(v, p) for v, p, live in zip(self.operands[: self.count], self.places, self.live) if live]
@@ -378,7 +378,7 @@ class GenericMapper:
             memref.StoreOp(value, self.operands[n], place.coordinates(self.places[n]))
 
     def _slot(self, n: int, place: Place) -> list[ir.Value]:
-        """Where an element is in a tile: in one of the whole block, behind the steps of the chunks before."""
+        """The position of an element in a tile. In a tile of the whole block the steps of earlier chunks come first."""
         kept = space_of(self.operands[n]) == "private" and self.layout is not self.kernel.layout
         return place.slot(self.places[n], chunk=self.chunk if kept else {})
 

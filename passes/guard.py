@@ -1,11 +1,11 @@
-"""Guarded loads: what is read at a place that may be outside becomes a load that happens inside only.
+"""Guarded loads: a clamped load whose result is used only inside the bounds becomes a load under a condition.
 
     i1 = min(max(i, 0), 9)                          inside = i >= 0 and i < 10
     x = load a[i1]                             ->   y = if inside { load a[i] } else { 0 }
     y = select(i >= 0 and i < 10, x, 0)
 
-The clamped form has no branch, but its subscript is no sum of loop variables, so a loop of it becomes a
-gather. The guarded form is one that SIMD compilers turn into a masked load.
+The clamped form has no branch, but its subscript is no sum of loop variables, so that SIMD compilers make a gather of it.
+They turn the guarded form into a masked load.
 """
 
 from __future__ import annotations

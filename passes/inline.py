@@ -1,10 +1,10 @@
-"""Inlining of elementwise operations: what is marked `tilec.inline` is computed inside all that read it.
+"""Inlining of elementwise operations: an operation marked `tilec.inline` is computed inside each of its readers.
 
     %e = generic(x) { exp }                 ->    %s = generic(x) { exp; add }
     %s = generic(%e) { add }
 
-Each reader is made anew once, with all that it is computed from, and holds a producer once for each place where it is read:
-the work is that of what comes out.
+Each reader is rebuilt once, together with all operations that are inlined into it. It contains a producer once for each
+subscript at which it is read. The time of the pass is proportional to its output.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tilec.passes.merge import clone_with_indices
 def refuse_inline(producer: ir.Operation) -> str | None:
     """Why `producer` cannot be computed inside its readers, or None where it can."""
     if "reduction" in mlir.iterators_of(producer):
-        return "it reduces: a reduction is complete only after its last element"
+        return "it is a reduction, which is complete only after its last element"
     if len(producer.results) != 1:
         return "it has several results"
     for user in mlir.uses(producer.results[0]):
         if user.name == "func.return":
             return "it is returned"
         if not mlir.is_generic(user):
-            return "it is read at computed subscripts, so it must be in memory"
+            return "a reader has computed subscripts, so it must be in memory"
     return None
 
 
@@ -50,7 +50,7 @@ def inline_all(function: ir.Operation) -> None:
 
 
 class _Op:
-    """An operation, and what it reads at which of its dimensions."""
+    """An operation, with the values that it reads and their dimensions."""
 
     def __init__(self, number: int, op: ir.Operation):
         self.number, self.op = number, op

@@ -1,14 +1,14 @@
-"""How a block's threads share its part of a kernel's space.
+"""Layouts: the map from the threads of a block to the elements of its tile.
 
 Along every kernel dimension a coordinate of the block's tile is
 
     ((chunk * steps + step) * threads + thread) * vector + lane
 
-`thread` is this thread's place along the dimension, a few bits of its number; `vector` elements of one memory access
-lie side by side; `steps` are unrolled, so that what a thread holds of them can be in registers; `chunks` are a loop.
+`thread` is the thread's coordinate along the dimension, a few bits of its number. One memory access has `vector`
+neighbouring elements. `steps` are unrolled, so that a thread can hold their elements in registers. `chunks` are a loop.
 
-All operations of a kernel use one layout: a value that one operation makes is read by the thread that made it, without
-a barrier. Threads along a dimension that an operation lacks do the same work and hold the same values.
+All operations of a kernel use one layout, so that a thread reads the values that it made itself, without a barrier.
+Threads along a dimension that an operation lacks do the same work and hold the same values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Layout:
 
     @property
     def block(self) -> int:
-        """Threads of a block: a warp at least. Those beyond the layout's repeat what others do."""
+        """Threads of a block, at least a warp. Threads beyond the layout repeat the work of others."""
         return max(32, prod(self.threads[d] for d in self.order))
 
     @property
@@ -50,7 +50,7 @@ class Layout:
         return prod(self.threads[d] for d in self.order)
 
     def stride(self, d: int) -> int:
-        """What one place along `d` adds to the thread's number."""
+        """The difference of thread numbers between neighbouring coordinates along `d`."""
         return prod(self.threads[e] for e in self.order[: self.order.index(d)])
 
     def span(self, d: int) -> int:
@@ -58,7 +58,7 @@ class Layout:
         return self.threads[d] * self.vectors[d]
 
     def strides(self, d: int) -> tuple[int, int]:
-        """What one thread, and one step, add to a coordinate."""
+        """The differences of a coordinate between neighbouring threads, and between steps."""
         if d == self.dense:
             return self.extents[d] // self.threads[d], self.vectors[d]
         return self.vectors[d], self.span(d)

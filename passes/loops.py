@@ -1,4 +1,4 @@
-"""The loops in which a thread walks its elements: unrolled steps, and guards where a tile is not full."""
+"""The loops of a thread over its elements: unrolled steps, and guards where a tile is not full."""
 
 # mypy: no-strict-optional
 
@@ -83,8 +83,8 @@ INNER, WHOLE, EDGE, TOUCHED = "inner", "whole", "edge", "touched"
 
 @dataclass(frozen=True)
 class Part:
-    """Steps of a nest over a shifted row from `low` to before `high`, and which of their vectors: those within the row
-    (WHOLE), those partly so (EDGE), or both (TOUCHED). All are within it where it is INNER."""
+    """Steps of a nest over an unaligned row from `low` to before `high`, and the kind of vectors: those within the row
+    (WHOLE), those partly within it (EDGE), or both (TOUCHED). INNER: all vectors are within the row."""
 
     kind: str
     low: int
@@ -93,8 +93,8 @@ class Part:
 
 @dataclass
 class Place:
-    """One slot of a thread: step and lane along every dimension of a loop nest, and where in the block's tile. `shift`: how
-    many places there are before the row's first element."""
+    """One slot of a thread: the step and lane along every dimension of a loop nest, and its coordinates in the block's
+    tile. `shift`: the number of elements in front of the row's first element."""
 
     layout: Layout
     steps: dict[int, ir.Value]
@@ -113,7 +113,7 @@ class Place:
         return at
 
     def beside(self, number: int) -> Place:
-        """The same place some lanes on."""
+        """The same slot, some lanes further."""
         return replace(self, lane=sum_of([(self.lane, 1)], number)) if number else self
 
     def coordinate(self, d: int, lane: int = 0) -> ir.Value:
@@ -139,8 +139,8 @@ def flat_slot(place: Place, dims: tuple[int, ...]) -> ir.Value:
 
 
 class Threads:
-    """This thread's place along every dimension. `shift`: see `Place`; no block has fewer than `least` elements of a
-    shifted row. `inner`: while nests are built for chunks in which all vectors are within it."""
+    """This thread's coordinate along every dimension. `shift`: see `Place`. Each block has at least `least` elements of an
+    unaligned row. `inner` is true while nests are built for chunks whose vectors are all within the row."""
 
     def __init__(self, layout: Layout, shift: ir.Value | None = None, least: int = 0):
         self.layout, self.shift, self.least, self.inner = layout, shift, least, False
@@ -160,7 +160,7 @@ class Threads:
         return value
 
     def alone(self, dims: list[int]) -> bool:
-        """Whether no two threads differ in nothing but their places along `dims`."""
+        """Whether two threads always differ in a coordinate outside `dims`."""
         return self._bits(dims) == 0
 
     def _bits(self, dims: list[int]) -> int:

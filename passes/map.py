@@ -1,4 +1,4 @@
-"""map: block-level operations to the machine's loops, threads and vectors, by backend."""
+"""map: operations of a block become loops, threads and vectors of the backend."""
 
 from __future__ import annotations
 

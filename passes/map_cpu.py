@@ -1,12 +1,12 @@
-"""map, for the CPU: block-level operations become loops that a SIMD compiler likes.
+"""map, for the CPU: operations of a block become loops that compilers vectorise.
 
     generic [parallel, reduction] ins(x) outs(s) { add }   ->   for i { s0 = s[i]; s[i] = for j iter(s0) { s0 + x[i, j] } }
 
-The loops nest in the planned order (`tilec.loops`). Reductions innermost carry their sums in registers; reductions further
-out add to memory. Operands are loaded in the outermost loop that fixes their subscripts, and checks that need no more are
-made there: in the innermost loop they would keep it from SIMD. Of a reduction just outside the innermost loop several steps
-are made at once (`_several`), so that memory is read and written once for them. Additions and products that combine a
-reduction's state, which stands first, are marked `reassoc`; all others are computed as written.
+The loops nest in the planned order (`tilec.loops`). A reduction in the innermost loop carries its state in registers; a
+reduction further out adds to memory. Operands are loaded in the outermost loop that determines their subscripts. Checks
+are made there, too, since they would prevent SIMD code in the innermost loop. Several steps of a reduction just outside
+the innermost loop are computed together (`_several`), so that memory is read and written once for them. Additions and
+products that combine a reduction's state (their first operand) are marked `reassoc`. All others are computed as written.
 """
 
 # mypy: no-strict-optional

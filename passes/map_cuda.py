@@ -1,4 +1,4 @@
-"""map, for CUDA: a block's operations become what each of its threads does.
+"""map, for CUDA: the operations of a block become the code of its threads.
 
     generic [parallel, reduction] ins(x) outs(s) { add }
     ->
@@ -75,7 +75,7 @@ class KernelMapper:
         self.twice = options.trig_fast_path
         self.online = options.online
         self.body = mlir.entry(function)
-        self.met = False  # the blocks of its cluster
+        self.met = False  # whether the blocks of the cluster have met at a barrier
         self.chained = chained
         self.rank: ir.Value | None = None  # of this block among those that share its rows
         self.row: ir.Value | None = None  # that blocks of a chain share

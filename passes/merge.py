@@ -1,4 +1,4 @@
-"""Merging `linalg.generic` operations that walk one space into one. Whether to merge is the plan's business."""
+"""Merges `linalg.generic` operations over one iteration space into one operation. The plan decides which ones."""
 
 from __future__ import annotations
 

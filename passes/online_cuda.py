@@ -1,4 +1,4 @@
-"""map, for CUDA: reductions that read one another, in one walk.
+"""map, for CUDA: online reductions, which read one another, in one pass.
 
     s = generic sum(x)                         for chunk {
     a = generic (s / n)                          x1 = load x[chunk]
@@ -6,10 +6,10 @@
                                                  s, v, count = s + s1, v + v1 + ..., count + ...  }
                                                s, v, count = those of the other threads, likewise
 
-How states are combined is derived from how the reductions depend on each other (`tilec.online`), and so is what a
-reduction reads in place of an earlier one that is not complete. A chunk, which is in registers, is gone through once
-for every reduction; its states are then combined with those of the chunks before, of other threads and other blocks, in
-an order that never varies.
+The combination of states is derived from the dependences between the reductions (`tilec.online`). So is the value that a
+reduction reads in place of an earlier reduction that is not complete. A chunk is in registers, and every reduction goes
+through it once. The states of the chunk are then combined with those of earlier chunks, of other threads and of other
+blocks, in a fixed order.
 """
 
 # mypy: no-strict-optional
@@ -34,7 +34,7 @@ Values = dict[int, ir.Value]
 
 
 class OnlineMapper:
-    """Maps the reductions `ops` of a kernel as one; what stands between them is mapped after it."""
+    """Maps the reductions `ops` of a kernel as one online reduction. Operations between them are mapped after it."""
 
     def __init__(self, kernel: Any, ops: list[ir.Operation]) -> None:
         self.kernel, self.threads, self.layout = kernel, kernel.threads, kernel.layout
@@ -66,7 +66,7 @@ class OnlineMapper:
         (stream,) = self.reduced
         online = derive(reader.totals, stream, exact=True)
         if isinstance(online, str):
-            raise InternalError(f"reductions that were planned as one walk are none: {online}", "map")
+            raise InternalError(f"reductions that were planned as online reductions are none: {online}", "map")
         return online
 
     def build(self) -> None:
@@ -78,7 +78,7 @@ class OnlineMapper:
             gpu.BarrierOp()  # as after an operation alone: each reads what one of them wrote last
 
     def _load(self, mapper: GenericMapper, wanted: Callable[[GenericMapper, int], bool]) -> None:
-        """What the reductions read of memory, but for what they give each other."""
+        """Loads the operands of the reductions, except the states that they pass to each other."""
         leaves = {(x.key, x.place) for c in self.carried.values() for x in _leaves(c.term) if x.op == "element"}
         for n, key in enumerate(zip(mapper.operands[: mapper.count], mapper.places)):
             if key in leaves and key not in self.elements and wanted(mapper, n):
@@ -147,8 +147,8 @@ class OnlineMapper:
         return counter
 
     def _count(self) -> Values:
-        """How many elements of the chunk are this thread's, of each place as many: what is divided by it is multiplied by
-        one reciprocal."""
+        """The number of this thread's elements in the chunk, which is the same for all its columns. One reciprocal replaces
+        the divisions by it."""
         counter = self._counter("some")
         dims = tuple(self.reduced)
         for vectors in self.threads.parts(dims, WHOLE, EDGE):
@@ -157,7 +157,7 @@ class OnlineMapper:
         return {self.count: _number(counter)}
 
     def _rows(self, part: Values, wave: list[Carried], counted: Values) -> dict[Expr, ir.Value]:
-        """What the terms of a wave read of the waves before, for this chunk: means, and references of exponents."""
+        """The values of earlier waves that the terms of a wave read, for this chunk: means, and references of exponents."""
         leaves = {x for c in wave for x in _leaves(c.term) if x.op in ("mean", "reference")}
         tiles = {x: self._array(x.op) for x in sorted(leaves, key=lambda x: (x.op, x.key))}
         if tiles:
@@ -193,7 +193,7 @@ class OnlineMapper:
         return [made[n] for n in group]
 
     def _factor(self, shift: Shift, old: Values, new: Values) -> ir.Value:
-        """What moves a state from one reference to another; 0 from where nothing has been seen."""
+        """The rescaling factor of a state from one reference to another; 0 if no element has been seen."""
         before = self._row(shift, old)
         return operation(Expr(shift.op), [arith.subf(_reference(self._row(shift, new)), before)])
 
@@ -236,7 +236,7 @@ class OnlineMapper:
     def _value(
         self, x: Expr, states: Values, place: Place | None, rows: dict[Expr, ir.Value] | None = None
     ) -> ir.Value:
-        """An expression at a place, from the states of all reductions; `rows` has leaves that are known."""
+        """An expression at a slot, from the states of all reductions; `rows` has leaves with known values."""
         known = dict(rows or {})
 
         def build(x: Expr) -> ir.Value:
@@ -269,13 +269,13 @@ class OnlineMapper:
 
 
 def joined(body: ir.Block) -> list[ir.Operation]:
-    """The reductions of a kernel that one walk takes, in order."""
+    """The reductions of a kernel that share one pass, in order."""
     generics = [o.operation for o in body.operations if mlir.is_generic(o.operation)]
     return [op for op in generics if "reduction" in mlir.iterators_of(op)]
 
 
 def _waves(carried: tuple[Carried, ...]) -> list[list[Carried]]:
-    """Reductions whose terms read no others, then those whose terms read these, and so on."""
+    """The reductions in waves: those whose terms read no others, then those whose terms read these, and so on."""
     depth: dict[int, int] = {}
     for c in sorted(carried, key=lambda c: (c.about is not None or c.shift is not None, c.total.number)):
         read = {c.about} if c.about is not None else c.shift.row.totals if c.shift is not None else set()
@@ -284,18 +284,18 @@ def _waves(carried: tuple[Carried, ...]) -> list[list[Carried]]:
 
 
 def _reference(row: ir.Value) -> ir.Value:
-    """What terms are relative to; 0 where nothing but the identity of a maximum has been seen."""
+    """The reference of terms; 0 as long as only the identity of a maximum has been seen."""
     nothing = arith.cmpf(arith.CmpFPredicate.OEQ, row, mlir.constant(inf, row.type))
     return arith.select(nothing, mlir.constant(0.0, row.type), row)
 
 
 def _mean(states: Values, number: int, count: int) -> ir.Value:
-    """Of what a sum has added up; 0 where it is nothing."""
+    """The mean of a sum's elements; 0 if it has none."""
     return arith.mulf(states[number], _inverse(states[count]))
 
 
 def _inverse(count: ir.Value) -> ir.Value:
-    """What stands for a division by a count, or by 1 where that is 0."""
+    """The reciprocal of a count; 1 if the count is 0."""
     one = mlir.constant(1.0, count.type)
     return arith.divf(one, arith.select(arith.cmpf(arith.CmpFPredicate.OGT, count, one), count, one))
 

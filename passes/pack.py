@@ -1,11 +1,11 @@
-"""Packing: a contraction's factor, computed once and stored as the matrix units read it.
+"""Packed factors: a contraction's factor is computed once, and stored in the layout that matrix units read.
 
     c[m, n] += f(a[m, k]) * b[k, n]   ->   c.left[m, k] = f(a[m, k])          // in the type that is multiplied
                                            c.right[n, k] = b[k, n]            // k last
                                            c[m, n] += c.left[m, k] * c.right[n, k]
 
-A factor of M x K elements is needed by every tile of columns. Threads that compute it anew for each (a conversion, a
-prologue, another order in memory) take longer than the products; what is stored once can be copied by the hardware.
+Every tile of columns needs the factor of M x K elements. If threads compute it again for each tile (a conversion, a
+prologue, another order in memory), that takes longer than the products. TMA can copy a factor that is stored once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that arrive while the rows before them are worked on: blocks that stay, and copies that run beside them.
+"""Persistent blocks of rows: each block prefetches its next row while it computes one.
 
     forall (b) in (rows) {                        start: x[number] -> buffer
       copy x[b] -> buffer     {tilec.stages}      for b = number to rows step blocks {
@@ -6,9 +6,10 @@
       generic max ins(x1) ...                       start: x[b + blocks] -> buffer
     }                                               generic max ins(x1) ... }
 
-`stage` writes the copies (`stage_rows`), `map` the loop (`Pipeline`). Every thread copies what it will read itself, so
-that it waits for nobody else's. `tilec.stages` is how many buffers take turns, 0 for what all tiles share: that is copied
-once, before the loop. (One bulk copy a block, on an H200, was slower by 2 to 12%: it keeps fewer bytes in flight.)
+`stage` writes the copies (`stage_rows`), `map` the loop (`Pipeline`). Every thread copies the elements that it will read
+itself, so that it does not wait for other threads. `tilec.stages` is the number of buffers; 0 marks an operand that all
+tiles share, which is copied once, before the loop. (One bulk copy a block, on an H200, was slower by 2 to 12%: it keeps
+fewer bytes in flight.)
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -84,9 +85,9 @@ def hold_rows(function: ir.Operation, layout: Layout, beside: int, make_tile, ma
 
 
 def row_inputs(generics: list[ir.Operation], layout: Layout) -> list[tuple[ir.Value, list[int]]]:
-    """The inputs in global memory whose part of a tile lies side by side, along the fastest threads; none that an operation
-    before writes; nor, of rows that begin anywhere in a vector, what begins elsewhere: other threads read its elements than
-    would copy them."""
+    """The inputs in global memory whose part of a tile is contiguous along the fastest threads, and that no earlier
+    operation of the block writes. For unaligned rows, inputs that begin at other places in a vector are excluded, since
+    the threads that copy their elements would not be those that read them."""
     shifts = Shifts(generics, layout) if layout.shifted else None
     made = {root(value) for op in generics for value in mlir.outputs_of(op)}
     found: list[tuple[ir.Value, list[int]]] = []

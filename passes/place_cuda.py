@@ -1,13 +1,13 @@
-"""Reductions that keep a place, such as argmax, for CUDA: a thread meets its elements in ascending order.
+"""argmax and argmin for CUDA: a thread meets its elements in ascending order.
 
     for j { take = x[j] > best | x[j] == best & j < place            for n, j { take = not (x[j] <= best) & best is a number
             best, place = take ? x[j], j : best, place }       ->               best, place = take ? x[j], n : best, place }
                                                                      place += this thread's first j
 
-No element comes before one that was taken, so `j < place` is false. A NaN is taken where no other was, so that what is left is
-two comparisons. The state starts from the first place: an element there
-that equals what `best` starts from need not be taken. Places are counted in 32 bits, and constants in unrolled loops, where
-64-bit indices of all elements would fill the registers.
+Elements come in ascending order, so that `j < place` is always false. A NaN is taken if no NaN was taken before. Two
+comparisons remain. The state starts with the first index: an element there that equals the start value of `best` need not
+be taken. Indices are 32-bit numbers, and constants in unrolled loops, since 64-bit indices of all elements would fill the
+registers.
 """
 
 # mypy: no-strict-optional
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ascending:
-    """State `state` is the place of an element along the kernel's dimension `along`: `own` is an element's, `before` compares
-    it with the state's, `choice` is the new one."""
+    """State `state` is the index of an element along the kernel's dimension `along`: `own` is an element's index, `before`
+    compares it with the state's, `choice` is the new index."""
 
     state: int
     along: int
@@ -40,7 +40,7 @@ class Ascending:
 
 
 def ascending(generic: GenericMapper) -> list[Ascending]:
-    """The states of an operation that are such places."""
+    """The states of an operation that are such indices."""
     if len(generic.reduced) != 1 or generic.scanned is not None:
         return []
     (along,) = generic.reduced

@@ -1,10 +1,9 @@
-"""sin and cos of float32, for CUDA: all of a thread's elements by the form for arguments that are not huge, and again by
-the full one if any was.
+"""sin and cos of float32, for CUDA: the fast path for small arguments, and the full form if an argument was large.
 
     for j { y[j] = cos(x[j]) }    ->    for j { y[j] = cos_quick(x[j]); far | (|x[j]| > limit) }
                                         if far { for j { y[j] = cos(x[j]) } }
 
-One branch for all elements: their instructions overlap, where a branch for each would keep them apart.
+All elements of a thread share one branch, so that their instructions overlap. A branch for each element would separate them.
 """
 
 from __future__ import annotations

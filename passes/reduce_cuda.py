@@ -1,8 +1,8 @@
-"""Finishing reductions over threads: every thread's partial state becomes the state of all, in a fixed order.
+"""Completes reductions over threads: every thread's partial state becomes the state of all, in a fixed order.
 
-Within a warp by a butterfly of shuffles, in which both lanes of a pair compute the same combination; across warps
-through workgroup memory. The combination is the operation's own (`passes/combine.py`), so it holds for a (value, place)
-pair as it does for a sum.
+Within a warp by a butterfly of shuffles, in which both lanes of a pair compute the same combination. Across warps through
+workgroup memory. The combination is read from the operation (`passes/combine.py`), so that it works for the (value,
+index) pair of an argmax as for a sum.
 """
 
 from __future__ import annotations

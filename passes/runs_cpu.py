@@ -1,15 +1,15 @@
-"""Reductions whose state seldom changes, such as argmax: looked through in runs.
+"""argmax and other reductions whose state seldom changes: whole runs of elements are compared first.
 
     for j iter(best, place) { take = x[j] > best | ...; select(take, x[j], best), select(take, j, place) }
 
-Each step waits for the comparison before, and no compiler makes SIMD code of that. But a run of elements changes nothing if
-none of them would be taken with the state as it is before the run, and to find that out is a reduction without such a chain:
+Each step waits for the comparison before it, and compilers make no SIMD code of that. But a run of elements changes
+nothing if none of them would be taken with the state before the run. That test is a reduction without such a dependence:
 
     for j0 by 32 iter(best, place) {
         found = for j in j0 : j0 + 32 iter(found) { found | take(x[j], best, place) }
         if found { for j in j0 : j0 + 32 iter(best, place) { ... } } }
 
-Of elements in random order, run n changes the state with probability 1 / n. The result is the same, bit by bit.
+If elements are in random order, run n changes the state with probability 1 / n. The result is the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def run(
     take: Callable[[], ir.Value],
     body: Callable[[States], States],
 ) -> States:
-    """The states after a run. `over` makes a loop over its elements, `take` says whether one would be taken with the
-    `states` at the start, `body` is the reduction's step. `kept` are the states that stay if none is."""
+    """The states after a run of elements. `over` makes a loop over the elements. `take` tells whether an element would be
+    taken with the `states` before the run. `body` is a step of the reduction. `kept` are the states that stay if no
+    element is taken."""
     false = mlir.constant(False, ir.IntegerType.get_signless(1))
     (found,) = over([false], lambda flags: [arith.ori(flags[0], take())])
     choice = scf.IfOp(found, [s.type for s in states], has_else=True)

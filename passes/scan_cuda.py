@@ -2,10 +2,10 @@
 
     y[j] = y[j - 1] + x[j]      ->      every thread scans the elements of its own access,
                                         shuffles give it the sum of the threads before it,
-                                        which it adds to each of its prefixes, behind what earlier steps carried over
+                                        which it adds to each of its prefixes, after the total of earlier steps
 
-Where a warp holds all threads of a row, no barrier is needed. Warps that share a row leave the totals of their steps in
-workgroup memory, where each finds those before its own. Blocks that share a row go on in `chain_cuda`.
+If all threads of a row are in one warp, no barrier is needed. Warps that share a row write the totals of their steps to
+workgroup memory, and each warp reads the totals before its own. `chain_cuda` continues for blocks that share a row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that begin anywhere in a vector, for CUDA: whole aligned vectors, from before a row's first element on.
+"""Unaligned rows, for CUDA: rows that begin in the middle of a vector are read by whole aligned vectors.
 
     for chunk, step, lane { x1 = load x[row, chunk + step + lane] }      // single elements: rows of odd length
     ->
@@ -6,11 +6,12 @@
     for chunk, step { x1 = vector.load flat[row * N + chunk + step - shift] }
     for chunk, step, lane { where 0 <= chunk + step + lane - shift < N }
 
-A thread's places are those of vectors in memory; an element's index is its place less the row's shift. Vectors at the two
-ends of a row hold elements of its neighbours: they are read and not used, and what is stored there is stored by
-elements. A tensor begins where a vector does, and where it ends in one, only that much is read.
+A thread's coordinates are those of vectors in memory. The index of an element is its coordinate minus the row's shift (0
+to 7 elements). The first and the last vector of a row also hold elements of neighbouring rows. These elements are read
+and not used; stores into such a vector are stores of single elements. A tensor begins at a vector. If it ends inside a
+vector, only its own elements are read.
 
-Operands whose rows begin elsewhere, such as a gain by column, are read by elements.
+Operands whose rows begin at other places, such as a gain by column, are read element by element.
 """
 
 # mypy: no-strict-optional
@@ -278,7 +279,7 @@ def _load_within(memory: ir.Value, at: ir.Value, width: int, tile: ir.Value, slo
 
 
 def _fetch_elements(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
-    """What begins elsewhere, one by one; the nearest there are for places beside the row."""
+    """Operands that begin at other places are loaded element by element; lanes beside the row load the nearest element."""
     lane = generic.layout.lane_dim
     size = generic.sizes[lane]
     for part in generic.threads.parts(dims, TOUCHED):

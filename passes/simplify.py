@@ -2,9 +2,9 @@
 
 x / 2.0          ->  x * 0.5            exact: the divisor is a power of two
 sum of nothing   ->  0                  a reduction whose range is empty is its identity, a constant like any other
-x[i] for no i    ->                     what has no elements is not computed
-x[i] if false    ->                     what is not used is not read, nor what makes it computed
-c[i] = 2; c[i]   ->  2                  in other operations: what folds then does so here, before anything is planned
+x[i] for no i    ->                     a tensor without elements is not computed
+x[i] if false    ->                     an unused tensor is not read, and its producers are not computed
+c[i] = 2; c[i]   ->  2                  in other operations, so that they fold here, before anything is planned
 rsqrt of a sqrt, exp of a log and the like stay as written: they round differently
 """
 
@@ -37,7 +37,7 @@ def simplify(module: ir.Operation) -> bool:
 
 
 def settle(module: ir.Operation) -> None:
-    """Until nothing folds any more: what is left is planned, and is still there when it is compiled."""
+    """Repeats the folding until nothing changes, so that all planned operations still exist when they are compiled."""
     fold = mlir.PassManager.parse("builtin.module(canonicalize,cse)")
     while simplify(module) | _drop_all_unread(module):  # after all is folded: `a if true else b` reads `b` until then
         fold.run(module)
@@ -65,7 +65,7 @@ def _divide_by_power_of_two(op: ir.Operation) -> bool:
 
 
 def _reduce_nothing(op: ir.Operation) -> bool:
-    """A kernel without a single step would never write what its result starts from."""
+    """Replaces a reduction over an empty range by its identity: a kernel without a step would never write it."""
     kinds = mlir.iterators_of(op)
     if not any(k == "reduction" and e == 0 for k, e in zip(kinds, mlir.extents_of(op))):
         return False
@@ -120,7 +120,7 @@ def _spread_constant(op: ir.Operation) -> bool:
 
 
 def _drop_unread(op: ir.Operation) -> bool:
-    """An input that the body does not use keeps what makes it alive for nothing."""
+    """Removes inputs that the body does not use, which would keep their producers alive."""
     changed = False
     while (n := _unread(op)) is not None:
         value, kept = mlir.inputs_of(op)[n], _without_inputs(op, {n})

@@ -1,4 +1,4 @@
-"""Where the memory of a block lies, and which kernel dimensions subscript it."""
+"""The memory spaces of a block's memory, and the kernel dimensions that subscript it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def space_of(value: ir.Value) -> str | None:
 
 
 def is_half(value: ir.Value) -> bool:
-    """Whether elements are floats of 16 bits, of which threads may keep two in a register."""
+    """Whether elements are 16-bit floats, of which a thread may keep two in a register."""
     return isinstance(ir.MemRefType(value.type).element_type, (ir.BF16Type, ir.F16Type))
 
 

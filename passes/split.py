@@ -5,8 +5,8 @@
                                              s = generic [red p] ins(s.partial)             s[] += s.partial[p]
 
 The order in which parts are combined is fixed, so the same program gives the same bits on every run. Upstream's
-`split_reduction` is the same rewrite for operations of one result; this one also takes the (value, place) pairs of an
-argmax, whose combination `Combiner` reads off the body.
+`split_reduction` is the same rewrite for operations of one result; this one also takes the (value, index) pairs of an
+argmax, whose combination `Combiner` reads from the body.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def refuse_split(op: ir.Operation, dim: int, parts: int) -> str | None:
         return "only a reduction's own dimension can be split"
     extent = mlir.extents_of(op)[dim]
     if parts < 2 or extent % parts:
-        return f"{extent} elements are not {parts} equal parts"
+        return f"{extent} elements cannot be {parts} equal parts"
     if any(_fill_value(v) is None for v in mlir.outputs_of(op)):
-        return "it does not start from a constant"
+        return "it starts from a value that is not constant"
     return None
 
 
@@ -79,7 +79,7 @@ def _partial(op: ir.Operation, dim: int, parts: int) -> ir.Operation:
 
 
 def _index(d: int, dim: int, chunk: int) -> ir.Value:
-    """The original index: a part's number times its length, and the place in it."""
+    """The original index: the number of the part times the length of a part, plus the index in the part."""
     if d != dim:
         return linalg.IndexOp(d + 1).result
     whole = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0) * chunk + ir.AffineDimExpr.get(1)])

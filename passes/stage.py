@@ -1,4 +1,4 @@
-"""stage: where the data of a block lives while the block runs."""
+"""stage: the memory space of a block's data while the block runs."""
 
 from __future__ import annotations
 

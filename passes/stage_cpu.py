@@ -123,7 +123,7 @@ def _registers(c: Contraction, tile: ir.Value, left: ir.Value, right: ir.Value, 
 
 
 def _tile_of_sums(c: Contraction) -> tuple[ir.Value, Callable[[], None]]:
-    """Memory that whole panels of sums fit, initialised, and what is to do when they are complete."""
+    """Initialised memory for whole panels of sums, and the operations that follow when they are complete."""
     out = c.operands[-1]
     shape = [_whole(c, d, n) for d, n in zip(c.places[-1], _shape(c, out))]
     owner = mlir.definition(out)

@@ -1,4 +1,4 @@
-"""stage, for CUDA: what a block keeps gets its memory space; what global memory need not see twice is kept.
+"""stage, for CUDA: a block's intermediates get their memory space; inputs that two passes read are kept on chip.
 
     x = subview %x                              x = subview %x
     m = alloc                                   x1 = alloc private          // kept: two sweeps read x
@@ -7,9 +7,9 @@
                                                 generic max ins(x1) outs(m)
                                                 generic exp ins(x1, m) outs(y)
 
-A private tile still has the block's shape here: `map` deals it out to the threads. It needs a layout in which every
-thread holds all its elements at once (`Layout.whole`); other tiles go to workgroup memory, where each thread reads only
-what it wrote. Reductions accumulate in tiles, never in global memory, and are copied out when complete.
+A private tile still has the block's shape here; `map` divides it among the threads. It needs a layout in which every
+thread holds all its elements at once (`Layout.whole`). Other tiles go to workgroup memory, where each thread reads only
+elements that it wrote. Reductions accumulate in tiles, never in global memory, and are copied out when complete.
 """
 
 # mypy: no-strict-optional
@@ -91,7 +91,7 @@ def _copy_of_fill(op: ir.Operation) -> None:
 
 
 def _keep_output(op: ir.Operation, n: int, layout: Layout) -> None:
-    """Accumulates a reduction's result, and holds what later operations read again, in a tile of the block's own."""
+    """Accumulates a reduction's result, or holds an intermediate that later operations read, in a tile of the block."""
     value, dims = op.operands[n], places_of(op)[n]
     if is_local(value):
         return
@@ -136,10 +136,8 @@ def _keep_inputs(generics: list[ir.Operation], layout: Layout) -> None:
 
 
 def _turn_inputs(op: ir.Operation, along: list[int], layout: Layout) -> None:
-    """Inputs that are contiguous along a dimension of `along` pass through workgroup memory.
-
-    The threads that read neighbours are not those that use them. One element more a row spreads columns over all banks.
-    """
+    """Inputs that are contiguous along a dimension of `along` go through workgroup memory, since the threads that read
+    neighbouring elements do not use them. One padding element for each row spreads columns over all banks."""
     for n, (value, dims) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
         if is_local(value) or not dims or dims[-1] not in along or layout.lane not in dims:
             continue

@@ -1,4 +1,4 @@
-"""map, for CUDA walks of two contractions: scores stay in registers from the first to the second.
+"""map, for CUDA contraction chains: the scores stay in registers between the two contractions.
 
     if warpgroup 0 { for tile of j { wait until slot is empty; start the copies of k[j], v[j] into it } }
     else { for tile of j { s = q k[j]                 (asynchronous)
@@ -7,9 +7,9 @@
                            w = s in 16 bits } }
 
 The weights of a tile are multiplied one step later, so that the matrix units work while the next tile's weights are
-computed; and the warpgroups that multiply take turns, so that one's products run under the other's arithmetic. The
-registers of a score's fragment are those of a left factor's, so weights never pass through shared memory. Tiles that a
-mask cuts are walked first, in a loop of their own; those that it excludes are not walked.
+computed; and the warpgroups that multiply alternate (ping-pong), so that the products of one run during the arithmetic of
+the other. The registers of a score's fragment are those of a left factor's, so weights never pass through shared memory.
+Tiles that a mask cuts are walked first, in a loop of their own; those that it excludes are not walked.
 
 Sources: Shah et al., "FlashAttention-3" (2024), for the order of things; PTX ISA, "Register Fragments for
 wgmma.mma_async.m64nNk16", for the fragments.

@@ -1,4 +1,4 @@
-"""Which tiles of a walk a block takes, and which of them a mask cuts.
+"""The tiles of j that a block computes, and the tiles among them that a mask cuts.
 
 A mask is affine: a j + b i + c >= 0. For all rows i of a block, it holds for some element of a tile, or for all, just
 where it does at one end of the tile and at one of the block's rows.
@@ -58,7 +58,7 @@ class Tiles:
         return sum_of([(self.high, 1), (number, -1)], -1)
 
     def ranges(self, first: ir.Value) -> list[tuple[ir.Value, ir.Value, bool]]:
-        """Numbers from `first` on: those that are cut, those that are whole, those that are cut again."""
+        """The numbers of tiles from `first` on, in three ranges: cut by the mask, whole, and cut again."""
         if not self.masked:
             return [(first, self.count, False)]
         whole = self._clamped(arith.subi(self.high, self.full_high), first)

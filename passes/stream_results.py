@@ -1,4 +1,4 @@
-"""What a walk leaves: complete rows, computed from states and the product's sums, and stored."""
+"""Results of a contraction chain: complete rows, computed from the states and the sums of the product, and stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions of a walk as operations on registers: elements of a fragment, rows, and what is carried between tiles.
+"""Expressions of a contraction chain as operations on registers: elements of a fragment, rows, and running states.
 
 A thread has two rows (`half` 0 and 1, eight apart) of its warp's 16, and in each of every 8 columns two adjacent ones.
 Row values are arrays over halves; a sum is carried in four chains, over halves and the two columns, and added up over

@@ -1,4 +1,4 @@
-"""Weights of a walk as the matrix units take them, and scores that a mask excludes."""
+"""Weights of a contraction chain in the form that matrix units read, and scores that a mask excludes."""
 
 # mypy: no-strict-optional
 

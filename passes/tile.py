@@ -1,4 +1,4 @@
-"""tile: cuts each kernel's space into blocks, as planned.
+"""tile: cuts each kernel's grid into tiles, one for each block, as planned.
 
     m = generic max(x : MxN)                    forall (b) in (M / T) shared_outs(y) {
     y = generic exp(x - m)                ->      m_t = generic max(x[b*T : b*T+T, :])

@@ -1,11 +1,12 @@
-"""Memory that lies along another dimension than the loop walks: turned in registers, tile by tile.
+"""Transposes on the CPU: operands that are contiguous along another dimension than the innermost loop, transposed in registers.
 
-At `stage` such an input goes through scratch of the block, which lies as the loop walks, and such a result likewise:
+At `stage` such an input goes through scratch memory of the block, which is contiguous along the innermost loop. So does
+such a result:
 
     generic ins(x[j, i]) outs(y[i, j])   ->   tile = alloc [i, j]; transpose ins(x) outs(tile)
                                               generic ins(tile[i, j]) outs(y[i, j])
 
-A copy that does nothing else is a transpose from end to end, without scratch.
+An operation that only copies is a transpose as a whole, without scratch memory.
 
 At `map` the transpose becomes loops over square tiles of vectors, and over single elements at the edges:
 
@@ -24,9 +25,8 @@ from tilec.passes.spaces import size_of
 
 
 def stage_turns(op: ir.Operation, tiles: dict[int, int], options: RegisterTranspose) -> None:
-    """Puts a turned copy in place of each operand of a linalg.generic that is contiguous along one of the kernel's
-    dimensions `transposed` of the plan, where the innermost loop walks another. Reductions' results stay as they are.
-    """
+    """Replaces operands of a linalg.generic by transposed copies, if they are contiguous along one of the kernel's
+    dimensions `transposed`, and the innermost loop goes along another. Results of reductions stay as they are."""
     along, lanes = options.transposed, mlir.integer(options.lanes)
     names, maps = mlir.get_integers(op, "tilec.dims"), mlir.maps_of(op)
     order = mlir.get_integers(op, "tilec.loops") or list(range(len(names)))
@@ -77,7 +77,7 @@ def _transpose(source: ir.Value, target: ir.Value, permutation: list[int]) -> ir
 
 
 def _tile(value: ir.Value, swap: list[int], dims: list[int], tiles: dict[int, int]) -> ir.Value:
-    """Scratch for the turned `value`, as large as in a whole block and cut to what this block has of it."""
+    """Scratch memory for the transposed `value`, as large as in a whole block, and cut to this block's part."""
     type_ = ir.MemRefType(value.type)
     shape = list(type_.shape)
     room = [tiles.get(dims[d], shape[d]) for d in swap]
@@ -111,7 +111,7 @@ def map_transpose(op: ir.Operation) -> None:
 
 
 def _turn_plane(source: ir.Value, target: ir.Value, rows: Size, columns: Size, lanes: int) -> None:
-    """Column by column of tiles, so that what is written lies in a row."""
+    """Transposes tiles column by column, so that stores are contiguous."""
     type_ = ir.VectorType.get([lanes, lanes], ir.MemRefType(source.type).element_type)
     whole_rows, whole_columns = whole(rows, lanes), whole(columns, lanes)
     with loop(0, whole_columns, lanes) as c, loop(0, whole_rows, lanes) as r:

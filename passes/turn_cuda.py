@@ -1,12 +1,14 @@
-"""Narrow elements turned by vectors, for CUDA: a thread's own square first, then words of several elements.
+"""Transposes of narrow elements, for CUDA: each thread transposes a square in registers, then exchanges words of several
+elements.
 
     x1[4, 8] = 4 vectors of x, one below the other          // this thread's, contiguous along j
     for j { t[j, i : i + 4] = x1[0, j], x1[1, j], x1[2, j], x1[3, j] }
     barrier
     y1[8] = t[j, i : i + 8]                                 // another thread's, contiguous along i
 
-A tile in workgroup memory lies as the results do. Threads side by side write columns that are vectors apart, which would meet
-in the banks of shared memory: a place along a column is xored with the number of the vector that the column is in.
+A tile in workgroup memory is contiguous as the results are. Neighbouring threads write columns that are a vector apart,
+which would conflict in the banks of shared memory. Therefore the address along a column is swizzled: xored with the
+number of the column's vector.
 """
 
 # mypy: no-strict-optional
@@ -29,7 +31,8 @@ MARK = "tilec.turned"  # of the memory: elements of a vector, and places along i
 
 
 def by_vectors(layout: Layout, value: ir.Value, dims: list[int]) -> bool:
-    """Whether an operand that lies along its last dimension is turned so, for a layout that lies along another."""
+    """Whether an operand that is contiguous along its last dimension is transposed by vectors, for a layout along another
+    dimension."""
     lane, d = layout.lane, dims[-1]
     width, side = layout.vectors[lane], layout.extents[lane]
     steps = side // layout.threads[d]  # of a thread, once it is turned

@@ -1,4 +1,4 @@
-"""Which operations of a sweep are one walk over its space: what `plan` accounts for, and `fuse` makes."""
+"""Which operations of a loop nest share one loop. `plan` counts with it, and `fuse` merges them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Walked:
-    """An operation as the question needs it: its sweep, its kernel dimensions, which of them it reduces, whether it scans."""
+    """The facts of an operation that decide about a shared loop: its loop nest, its kernel dimensions, the dimensions that
+    it reduces, whether it is a scan."""
 
     sweep: int
     dims: tuple[int, ...]

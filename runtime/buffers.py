@@ -1,4 +1,4 @@
-"""Arrays of the outside world: NumPy, PyTorch, CuPy, and whatever speaks DLPack or the CUDA array interface.
+"""Arrays of other packages: NumPy, PyTorch, CuPy, and all arrays with DLPack or the CUDA array interface.
 
 `view` describes an array's memory without copying it. PyTorch and CuPy are never imported here, only
 recognised when the program has imported them. The paths for NumPy and PyTorch are on every call of a compiled
@@ -148,7 +148,7 @@ def _view_torch(tensor: Any, torch: Any) -> Buffer:
         _refuse_dtype(tensor.dtype)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise CallError(
-            "the tensor records gradients, which a compiled program does not carry on",
+            "the tensor requires gradients, which compiled programs do not compute",
             hint="pass tensor.detach(), or call inside torch.no_grad()",
         )
     if tensor.is_cuda:

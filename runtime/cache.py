@@ -1,9 +1,8 @@
-"""The disk cache: compiled programs and kernels, in one private directory.
+"""The disk cache: compiled programs and kernels in one private directory.
 
-An entry is a JSON file that names its binaries by their digests. Nothing is ever unpickled, and nothing is
-loaded from a directory that someone else could have written: who can write a kernel there can run
-code here. Every failure (full disk, read-only, corrupted, refused) means working without the cache, never an
-error.
+An entry is a JSON file that names its binaries by their digests. Nothing is unpickled. Nothing is loaded from a directory
+that another user could have written: whoever can write a kernel there can run code here. Every failure (full disk,
+read-only, corrupted, refused) means that tilec works without the cache; it is never an error.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Compilers in processes of their own, which load while this one plans, and several of which compile at once.
+"""Compilers in processes of their own. They load while this process plans, and several compile at a time.
 
-Numba's compilers take a second to import and hold Python's lock while they work, and the one for GPUs imports torch. So a
-process for each kind of compiler is started when something is to be compiled. It loads the compiler and forks: its forks
-answer requests. All end with this process, or after ten minutes without work. Where none can be had, the caller compiles
-itself: `ask` says so.
+Numba's compilers take a second to import, hold Python's lock while they work, and the one for GPUs imports torch.
+Therefore a process for each kind of compiler starts when a program must be compiled. It loads the compiler and forks; the
+forks answer requests. All of them end with this process, or after ten minutes without work. If no such process can start,
+`ask` says so, and the caller compiles itself.
 
-Requests and replies are JSON after its length, over a socket for each fork.
+Requests and replies are JSON with its length before it, over one socket for each fork.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Python's `range`, `min` and `max` as emitted CPU kernels use them: on integers, with positive steps.
+"""Python's `range`, `min` and `max` as printed CPU kernels use them: on integers, with positive steps.
 
-Numba's own forms serve any program: its `range` checks the step, counts iterations ahead and may raise; its `min` is a
-function of its own to compile. These compile in a fraction of the time to the loop that C has.
+Numba's own forms serve any program. Its `range` checks the step, counts iterations ahead and may raise; its `min` is a
+function of its own to compile. These forms compile in a fraction of the time, to the loop that a C compiler makes.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

@@ -1,4 +1,4 @@
-"""Calls of a program on arrays like those of an earlier call, as built-in functions of Python's (`runtime/cpu_native.py`)."""
+"""Fast calls of a CPU program, on arrays like those of an earlier call: built-in functions for Python (`runtime/cpu_native.py`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Compiles emitted CPU kernels: all of a program in one unit of Numba's, to one object file.
+"""Compiles printed CPU kernels: all kernels of a program in one Numba unit, to one object file.
 
-`cpu_frontend` reads a kernel, LLVM does the rest. Kernels whose bytecode is the same are compiled once.
-
-Beside each kernel stands a loop over its blocks (`_blocks`), in the form that Numba's thread pool calls.
+`cpu_frontend` reads a kernel, LLVM does the rest. Kernels with the same bytecode are compiled once. Beside each kernel
+stands a loop over its blocks (`_blocks`), in the form that Numba's thread pool calls.
 """
 
 # mypy: disable-error-code="attr-defined"

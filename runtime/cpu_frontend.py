@@ -1,8 +1,8 @@
-"""From an emitted CPU kernel to LLVM's IR, by Numba's types and Numba's code for every operation.
+"""From a printed CPU kernel to LLVM's IR, by Numba's types and Numba's code for every operation.
 
-Numba's own pipeline is made for any Python. Emitted kernels are straight-line code and loops over typed values, so that
-what looks for closures, literals, generators, exceptions and array expressions is left out, and warnings, debugging
-information and the text of an error are not prepared for every statement, which takes a third of the time.
+Numba's own pipeline handles any Python. Printed kernels are straight-line code and loops over typed values. Therefore
+this front end leaves out the passes for closures, literals, generators, exceptions and array expressions, and prepares no
+warnings, debugging information or error texts for each statement, which take a third of the time.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

@@ -1,7 +1,7 @@
-"""What emitted CPU kernels use beside operators: pointers, narrow floats, and exact forms of arithmetic.
+"""Operations of printed CPU kernels beside Python's operators: pointers, narrow floats, exact forms of arithmetic.
 
-Kernels work on raw addresses: `x = f32_pointer(args[0])`, then `x[i]` and `x[i] = v` are plain loads and stores, with
-no wraparound and no checks of bounds. All of this is inlined without branches, so loops vectorise.
+Kernels work on raw addresses. After `x = f32_pointer(args[0])`, `x[i]` and `x[i] = v` are plain loads and stores, without
+wraparound and without bounds checks. All operations are inlined without branches, so that loops vectorise.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

@@ -1,4 +1,4 @@
-"""Running compiled CPU programs: their tables, that `cpu_native` or `cpu_python` goes through, and Numba's pool of threads."""
+"""Runs compiled CPU programs: their tables, for `cpu_native` or `cpu_python`, and Numba's threads, which share out blocks."""
 
 from __future__ import annotations
 

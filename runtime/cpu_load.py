@@ -1,4 +1,4 @@
-"""Machine code in this process: object files, loaded through LLVM. Numba's compiler is not needed for that."""
+"""Loads object files into this process through LLVM, without Numba's compiler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The language's functions for emitted CPU kernels: Numba intrinsics of f32 and f64 that are inlined without branches.
 
-Loops over them vectorise. Methods and sources stand in the modules they come from, error bounds in `tilec.functions`.
-Denormals count; every function gives NaN for NaN, and the limits at infinities and zeros that C99 (annex F) lists.
+Loops over them vectorise. The modules of the functions have their methods and sources, `tilec.functions` their error bounds.
+Subnormal numbers are handled. Every function gives NaN for NaN, and the limits of C99 (annex F) at infinities and zeros.
 """
 
 from __future__ import annotations

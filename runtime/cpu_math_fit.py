@@ -1,4 +1,4 @@
-"""Where the polynomials of `cpu_math` come from: weighted minimax fits. Prints `cpu_math_tables.py`; needs mpmath.
+"""The fits of the polynomials of `cpu_math`: weighted minimax approximation. Prints `cpu_math_tables.py`; needs mpmath.
 
     python -m tilec.runtime.cpu_math_fit > runtime/cpu_math_tables.py
 

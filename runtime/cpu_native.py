@@ -1,8 +1,8 @@
-"""Machine code between Python and kernels: checks a call's arrays, runs the program's steps, returns the results.
+"""Machine code between Python and kernels: it checks a call's arrays, runs the program's steps, and returns the results.
 
-Python's own part in a call is then one call of a built-in function. A few functions serve all programs; what differs stands
-in tables (`runtime/native_tables.py`). `runtime/cuda_native.py` has the steps on a GPU. NumPy's arrays are read as NumPy's ABI
-lays them down, PyTorch's tensors through DLPack's exchange API.
+A call is then a single call of a built-in function for Python. A few functions serve all programs; tables hold the
+differences (`runtime/native_tables.py`). `runtime/cuda_native.py` has the steps on a GPU. NumPy arrays are read by
+NumPy's ABI, PyTorch tensors through DLPack's exchange API.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The machine code of CPU programs: from the disk cache, where it was compiled before on this processor, or made now."""
+"""The machine code of CPU programs: from the disk cache if this processor compiled it before, or compiled now."""
 
 # mypy: no-strict-optional
 

@@ -1,4 +1,4 @@
-"""The names that emitted CPU kernels import: types, pointers, conversions and scalar functions, all compiled by Numba."""
+"""The names that printed CPU kernels import: types, pointers, conversions and scalar functions, all compiled by Numba."""
 
 from math import inf, nan
 

@@ -1,4 +1,4 @@
-"""Square tiles in vector registers for emitted CPU kernels, to turn memory that lies the other way.
+"""Square tiles in vector registers for printed CPU kernels, to transpose memory.
 
     t = load_tile_16(x, at, 4096)         # sixteen vectors of sixteen elements, 4096 apart
     store_tile(y, to, 64, transpose(t))

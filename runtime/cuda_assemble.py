@@ -31,7 +31,7 @@ class ResourceError(Exception):
 
 
 class CompileError(Exception):
-    """The emitted source or its PTX does not compile. `source` is the text, `log` what the assembler said."""
+    """The printed source or its PTX does not compile. `source` is the text, `log` the assembler's output."""
 
     def __init__(self, message: str, source: str, log: str = ""):
         super().__init__(message)

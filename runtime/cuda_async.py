@@ -1,7 +1,6 @@
-"""Copies that run beside the arithmetic, and what waits for them: cp.async (sm_80), mbarrier, bulk copies and
-TMA (sm_90).
+"""Asynchronous copies and their barriers: cp.async (sm_80), mbarrier, bulk copies and TMA (sm_90).
 
-Shared-memory addresses are int64 in kernels, as all addresses are; PTX takes their low 32 bits.
+Addresses of shared memory are int64 in kernels, as all addresses are. PTX takes their low 32 bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of a GPU program by machine code (`runtime/cuda_native.py`): its tables."""
+"""Fast calls of a GPU program: the tables of its machine code (`runtime/cuda_native.py`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _FUNCTIONS = {
 
 
 def runner(program: DeviceProgram, kind: type, arrays: int) -> Runner | None:
-    """What runs a program on `arrays` tensors. None where machine code cannot: of this kind, or by this PyTorch."""
+    """The machine-code call for `arrays` tensors. None if there is none for this kind of array, or for this version of
+    PyTorch."""
     if not cpu_call.possible(kind) or not (current := cpu_call.exchange(cpu_call.CURRENT_STREAM)):
         return None
     keep, words, runs = Keep(), arrays + len(program.offsets), program.steps
@@ -37,7 +38,7 @@ def runner(program: DeviceProgram, kind: type, arrays: int) -> Runner | None:
         Table, device=program.device, fail=keep.object(fail), steps=len(steps), step_list=keep.words(steps),
         parameters=max((-(-r.launcher.offsets[-1] // 8) if r.launcher else 2 for r in runs), default=0), arrays=arrays,
         temporaries=len(program.offsets), offsets=keep.words(program.offsets), spaced=not program.plain,
-        spaces=program.spaces, space=keep.object(program.space), checks=program.checks, late=program.late,
+        spaces=program.spaces, space=keep.object(program.space), checks=program.checks, deferred_checks=program.deferred_checks,
         **{field: _address(name) for field, name in _FUNCTIONS.items()},
     )  # fmt: skip
     owner: Any = keep, program
@@ -66,7 +67,7 @@ def _map(keep: Keep, m: TiledMap, place: int) -> int:
 
 
 def _queued(run: Run, words: int) -> str:
-    """What queues a step, as its errors say."""
+    """The description of a step in error messages."""
     if run.launcher is not None:
         return f"launch of {run.launcher.kernel.entry}"
     return _CLEAR if len(run.pick(range(words))) == 1 else _COPY

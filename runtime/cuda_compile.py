@@ -75,7 +75,7 @@ def compile_kernel(
 
 
 def _limits(registers: int, threads: int) -> list[int | None]:
-    """What to try one after another: each is the most for as many blocks a multiprocessor as fit with a few more."""
+    """Register limits to try in order: each is the largest limit with which a given number of blocks fits a multiprocessor."""
     tried = [registers]
     for more in (8, 16, 32):
         blocks = REGISTERS // (threads * (registers + more))
@@ -126,7 +126,7 @@ def prepare() -> None:
 
 
 def answer(wanted: dict[str, Any]) -> dict[str, str]:
-    """For `compile_server`: PTX, or what is wrong, which the caller is to find out, too, for its own traceback."""
+    """The reply of `compile_server`: PTX, or the error. The caller then compiles itself, for its own traceback."""
     try:
         return {"ptx": _compile_here(**wanted)}
     except Exception as error:

@@ -1,8 +1,6 @@
-"""The product of two small tiles in registers, as one device function: every index is constant, so arrays are
-registers.
+"""The product of two small tiles in registers, as one device function. Every index is constant, so that arrays are registers.
 
-Loops over it in the kernel's own source would be unrolled by LLVM or not, as it sees fit; where it does not,
-the sums land in local memory.
+In the kernel's own source, LLVM might not unroll these loops. The sums would then be in local memory.
 """
 
 from __future__ import annotations

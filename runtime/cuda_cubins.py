@@ -1,4 +1,4 @@
-"""The cubins of a program: from the disk cache, where they were compiled before, or compiled, several at a time."""
+"""The cubins of a program: from the disk cache, or compiled now, several at a time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _compiled(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict
 
 
 def _compile(module: str, kernel: KernelSource, chip: str, registers: int | None) -> Cubin:
-    """With the registers that the plan allows, or as many as it takes where those would spill."""
+    """Compiles with the plan's register limit, or with as many registers as needed if that limit would spill."""
     from tilec.runtime.cuda_compile import compile_kernel
 
     return compile_kernel(

@@ -1,4 +1,4 @@
-"""How a device function is defined: a few lines of MLIR, or one piece of PTX, under a name and a signature.
+"""Definitions of device functions: a few lines of MLIR, or one piece of PTX, with a name and a signature.
 
 `numba-cuda-mlir` links the MLIR text of such a function into the kernel and inlines it. This is the only
 module that touches that private mechanism. Signatures are given here rather than read back from the MLIR,

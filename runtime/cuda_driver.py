@@ -1,7 +1,7 @@
-"""The CUDA driver by ctypes: what launching needs, and errors that say what to do.
+"""The CUDA driver by ctypes: the functions of launches, and errors with advice.
 
-By ctypes rather than by a binding because a launch through prepared C structures costs a fraction of the
-binding's 4 us, and because a machine with nothing but a driver can then run cached kernels.
+ctypes, because a launch through prepared C structures takes a fraction of a binding's 4 us, and because a machine with
+nothing but a driver can then run cached kernels.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class WrongDevice(CudaError):
 
 
 class KernelFault(CudaError):
-    """A kernel did what it must not. The process cannot use CUDA any more."""
+    """A kernel failed by an illegal operation. The process cannot use CUDA any more."""
 
 
 _KNOWN: dict[int, tuple[type[CudaError], str]] = {
-    1: (CudaError, "the grid, block, cluster or shared memory is more than this GPU takes"),
+    1: (CudaError, "the grid, block, cluster or shared memory is larger than this GPU allows"),
     2: (OutOfMemory, "free tensors, or torch.cuda.empty_cache()"),
-    100: (NoDriver, "no GPU is visible; look at nvidia-smi and CUDA_VISIBLE_DEVICES"),
+    100: (NoDriver, "no GPU is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES"),
     101: (CudaError, "no GPU has that number"),
     200: (CudaError, "the kernel image is damaged; `tilec cache clear` removes it"),
     209: (WrongDevice, "the kernel was compiled for another GPU"),
     222: (CudaError, "the driver is older than the toolkit: update it, or install an older tilec[cuda]"),
     400: (CudaError, "the stream or the kernel belongs to another device or is destroyed"),
-    700: (KernelFault, "a kernel accessed memory it must not; run under compute-sanitizer"),
-    701: (CudaError, "a block needs more registers or shared memory than there is"),
+    700: (KernelFault, "a kernel accessed an illegal address; run under compute-sanitizer"),
+    701: (CudaError, "a block needs more registers or shared memory than the GPU has"),
     715: (KernelFault, "a kernel executed an illegal instruction"),
     716: (KernelFault, "a kernel accessed a misaligned address; run under compute-sanitizer"),
     719: (KernelFault, "a kernel failed; run under compute-sanitizer"),
@@ -185,7 +185,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class SystemInfo:
-    """What GPU work this machine can do. `problem` says why none, and what to do; compiling is `cuda_toolkit`'s matter."""
+    """The GPUs of this machine. `problem` says why there are none, and gives advice. `cuda_toolkit` is about compiling."""
 
     devices: tuple[DeviceInfo, ...] = ()
     driver: str = ""

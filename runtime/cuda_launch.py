@@ -1,4 +1,4 @@
-"""Loads cubins and launches them by `cuLaunchKernelEx`: an op's first calls, and those that do not go by machine code."""
+"""Loads cubins and launches them by `cuLaunchKernelEx`: the first calls of an op, and calls outside the fast path."""
 
 from __future__ import annotations
 
@@ -323,5 +323,5 @@ def _elapsed(begin: ctypes.c_void_p, end: ctypes.c_void_p) -> float:
 
 
 def device_info() -> driver.SystemInfo:
-    """What GPUs there are, or why there are none: for `tilec doctor`."""
+    """The GPUs of this machine, or the reason why there are none, for `tilec doctor`."""
     return driver.device_info()

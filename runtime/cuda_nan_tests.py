@@ -1,4 +1,4 @@
-"""Tests for NaN, of which NVVM's LLVM 7 takes some constants to have passed (`docs/upstream/nvvm-nan-constant.md`)."""
+"""Tests for NaN, some of which NVVM's LLVM 7 folds wrongly for constants (`docs/upstream/nvvm-nan-constant.md`)."""
 
 from __future__ import annotations
 

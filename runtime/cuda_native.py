@@ -1,6 +1,7 @@
-"""Machine code that runs a program's steps on a GPU: what `tilec_call` (`runtime/cpu_native.py`) executes there.
+"""Machine code for the steps of a program on a GPU, which `tilec_call` (`runtime/cpu_native.py`) runs.
 
-What belongs to a call lies on the stack, what to a stream in its space (`runtime/cuda_program.py`), which is locked meanwhile.
+Data of one call are on the stack. Data of a stream are in its space (`runtime/cuda_program.py`), which is locked during a
+call.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def execute(module: ir.Module) -> ir.Function:
         _demand_call(f, f.field(f.load(space), DeviceSpace.acquire))
     node, failed = f.load(space), f.words(1)
     f.store(NULL, failed)
-    late, checks = f.field(program, DeviceProgram.late), f.field(program, DeviceProgram.checks)
-    with f.when(f.is_("!=", late, 0)), f.times(checks) as n:
+    deferred, checks = f.field(program, DeviceProgram.deferred_checks), f.field(program, DeviceProgram.checks)
+    with f.when(f.is_("!=", deferred, 0)), f.times(checks) as n:
         word = f.load(f.add(f.field(node, DeviceSpace.errors), f.mul(n, 4)), 0, I32)
         with f.when(f.is_("!=", word, 0)):
             f.store(I64(FOUND), failed)
@@ -166,7 +167,7 @@ def _run(module: ir.Module) -> ir.Function:
                 for word, value in enumerate(entries):
                     f.store(value, extra, 8 * word)
                 demand(f.call(f.field(program, DeviceProgram.launch), config, kernel, 0, extra), QUEUE)
-                now = f.is_("==", f.field(program, DeviceProgram.late), 0)
+                now = f.is_("==", f.field(program, DeviceProgram.deferred_checks), 0)
                 with f.when(b.and_(now, f.is_("!=", check, 0))):
                     demand(f.call(f.field(program, DeviceProgram.wait), stream), WAIT)
                     with f.when(f.is_("!=", f.load(_error(f, space, step), 0, I32), 0)):

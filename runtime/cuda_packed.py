@@ -1,4 +1,4 @@
-"""Two floats of 16 bits in a register of 32: rows kept as they are stored, and widened where they are used."""
+"""Two 16-bit floats in one 32-bit register: rows stay as they are stored, and are widened where they are used."""
 
 from __future__ import annotations
 

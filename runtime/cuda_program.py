@@ -1,4 +1,4 @@
-"""The kernels of a program on one GPU: launched in their order on the caller's stream, and captured as a graph."""
+"""The kernels of a program on one GPU: launched in order on the caller's stream, or captured as a graph."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Pick = Callable[[Sequence[int]], Sequence[int]]
 
 @dataclass
 class _Space:
-    """What calls on one stream share, since it runs them one after another: memory for temporaries, and words of host memory
-    for failed checks. Its `table` is for machine code."""
+    """The data that calls on one stream share, since the stream runs them one after another: memory for temporaries, and
+    words of host memory for failed checks. `table` is for machine code."""
 
     memory: int
     errors: Any
@@ -33,7 +33,7 @@ class _Space:
 
 @dataclass
 class Run:
-    """One step: `pick` takes its addresses from those of inputs, outputs and temporaries in a row."""
+    """One step. `pick` selects its addresses from those of inputs, outputs and temporaries."""
 
     pick: Pick
     launcher: Launcher | None  # None copies, or clears
@@ -48,10 +48,11 @@ class DeviceProgram:
 
     def __init__(
         self, emitted: Emitted, cubins: Mapping[str, Cubin], steps: Sequence[tuple[str | None, Pick, int]], device: int,
-        late: bool = False,
+        deferred_checks: bool = False,
     ):  # fmt: skip
-        """`late`: the host does not wait for run-time checks; the next launch on the stream, or `check`, raises what failed."""
-        self.device, self.late = device, late
+        """`deferred_checks`: the host does not wait for run-time checks. The next launch on the stream, or `check`, raises the
+        error of a check that failed."""
+        self.device, self.deferred_checks = device, deferred_checks
         with _relaxed(device):
             launchers = {k.name: self._launcher(k, cubins[k.name]) for k in emitted.kernels}
         sources = {k.name: k for k in emitted.kernels}
@@ -79,15 +80,15 @@ class DeviceProgram:
         return Launcher(kernel, grid, block, source.shared, cluster, self.device, source.resident, source.overlap)
 
     def launch(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
-        """Queues the program on row-major arrays at these addresses, on multiples of 16. Raises CallError for what a
-        run-time check found, for which the host waits."""
+        """Queues the program on row-major arrays at these addresses, which are multiples of 16. Waits for run-time checks,
+        and raises CallError for a failed one, unless `deferred_checks` is set."""
         driver.enter_device(self.device)
         if self.plain:
             self._run([*inputs, *outputs], stream, None)
             return
         space = self._space(stream)
         with space.lock:  # another thread's kernels on this stream must not come in between
-            if self.late:
+            if self.deferred_checks:
                 self._report(space)
             self._run([*inputs, *outputs, *[space.memory + o for o in self.offsets]], stream, space)
 
@@ -103,20 +104,20 @@ class DeviceProgram:
                 continue
             assert space is not None
             step.launcher.launch(stream, *addresses, *maps, ctypes.addressof(space.errors) + 4 * step.word)
-            if not self.late:
+            if not self.deferred_checks:
                 driver.synchronize_stream(stream)
                 self._report(space)
 
     def _report(self, space: _Space) -> None:
-        """Raises CheckError for the first check that failed, and forgets it and those after."""
+        """Raises CheckError for the first check that failed, and clears all failures."""
         for step in self.steps:
             if step.sites and (failed := space.errors[step.word]):
                 ctypes.memset(space.errors, 0, ctypes.sizeof(space.errors))
-                hint = "an op compiled without `late` tells which index was outside" if self.late else None
-                raise CheckError(step.sites[failed - 1], self.late, hint)
+                hint = "an op compiled without `deferred_checks` tells which index was outside"
+                raise CheckError(step.sites[failed - 1], self.deferred_checks, hint if self.deferred_checks else None)
 
     def check(self) -> None:
-        """Waits for what was launched, and raises CallError for a check that failed in it."""
+        """Waits for all launches, and raises CallError for a check that failed in them."""
         driver.enter_device(self.device)
         for stream, space in list(self._spaces.items()):
             if self.checks:
@@ -127,11 +128,12 @@ class DeviceProgram:
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     def space(self, stream: int) -> int:
-        """The address of the table of what calls on a stream share, for machine code."""
+        """The address of the table that calls on a stream share, for machine code."""
         return self._space(stream).table
 
     def _space(self, stream: int) -> _Space:
-        """The stream's. A graph that is being captured gets its own: it may run beside what the stream does later."""
+        """The space of the stream. A graph that is being captured gets its own space: it may run beside later work of the
+        stream."""
         if _capturing(stream):
             if self.checks:
                 raise CallError("the program has run-time checks, which the host must see: it cannot be captured")

@@ -5,9 +5,9 @@ A shift is dropped where its operand
 - becomes a constant late: it is computed from a variable that is assigned more than once, such as a loop's;
 - and was masked on its way: by an `and`, an extension without a sign, a remainder, or a right shift and then a left one.
 
-A division by a power of two is a shift, too, and one of 32 bits becomes one of 64 where its result is extended. So the
-operands of such shifts pass through a `mov` that NVVM does not look into. Other operands stay as they are: NVVM has to see which
-place of an array in registers is meant, or else the array lies in local memory.
+A division by a power of two is a shift, too, and a 32-bit shift becomes a 64-bit one if its result is extended. The
+operands of such shifts pass through a `mov` that NVVM does not look into. Other operands stay as they are: NVVM must see
+the constant index of an array in registers, or it puts the array into local memory.
 """
 
 from __future__ import annotations

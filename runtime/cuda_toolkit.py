@@ -1,7 +1,7 @@
-"""The parts of NVIDIA's CUDA toolkit that compile kernels: where they are, and what to say where one is missing.
+"""The parts of NVIDIA's CUDA toolkit that compile kernels: their places, and the message for a missing part.
 
-They come with the `cuda` extra, from conda, or from a toolkit of the system. Nothing here is asked before compiling has
-failed, but for `ptxas`, which is a program among other programs.
+They come with the `cuda` extra, from conda, or from a toolkit of the system. Nothing here is searched before a
+compilation has failed, except `ptxas`, which is a program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LIBRARIES = ("nvvm", "nvrtc")
 
 
 class NoCompiler(CallError):
-    """A part of what compiles for GPUs is not installed. The message is one line, and has the command that installs it."""
+    """A part of the GPU compiler is not installed. The message is one line with the command that installs it."""
 
 
 def refuse_if_missing(error: Exception) -> None:
@@ -34,7 +34,7 @@ def refuse_if_missing(error: Exception) -> None:
 
 
 def told(parts: tuple[str, ...]) -> str:
-    """What is missing, and the command that installs it, in one line."""
+    """The missing part, and the command that installs it, in one line."""
     return f"the compiler for GPUs is not installed (missing: {', '.join(parts)}); install it by: {install_command()}"
 
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, whatever happens to the process or the disk."""
+"""Files that are written whole or not at all, if the process is killed or the disk is full."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""fork() beside tilec's threads: it waits for compilation in other threads, and the child knows which threads it lacks.
+"""fork() beside tilec's threads. A fork waits for compilation in other threads, and the child knows which threads it lacks.
 
-A lock that another thread holds at a fork stays locked in the child for ever. Compilers hold many; so do imports, and, before
-Python 3.12, `functools.cached_property`, one for all objects of a class. llvmlite's is taken whenever garbage of its own is
-collected, in any thread, so that a fork takes it, too.
+A lock that another thread holds at a fork stays locked in the child forever. Compilers hold many locks. So do imports,
+and, before Python 3.12, `functools.cached_property`, which has one lock for all objects of a class. llvmlite takes its
+lock whenever its own objects are collected, in any thread; a fork takes that lock, too.
 """
 
 from __future__ import annotations

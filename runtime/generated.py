@@ -1,4 +1,4 @@
-"""Work with generated Python: what a kernel does, told from its bytecode, and no garbage collection while it compiles."""
+"""Help for compiling generated Python: a digest of a kernel's bytecode, and no garbage collection while it compiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from types import CodeType
 
 
 def identity(code: CodeType) -> tuple:
-    """What a function does, whatever it and its variables are called. Constants by their text: 0.0 is equal to -0.0."""
+    """The meaning of a function without its name and the names of its variables. Constants by their text, since 0.0 is
+    equal to -0.0."""
     return code.co_code, repr(code.co_consts), code.co_names, code.co_nlocals, code.co_argcount
 
 
@@ -21,7 +22,7 @@ def functions(module: str) -> dict[str, CodeType]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the garbage collector: compilers make a great many objects, nearly all of which are in use."""
+    """Disables the garbage collector: compilers make a great many objects, and nearly all are in use."""
     was = gc.isenabled()
     gc.disable()
     try:

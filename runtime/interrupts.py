@@ -1,8 +1,8 @@
-"""Ctrl-C: at once where threads work, and put off where what it leaves half done cannot be done again.
+"""Ctrl-C while Numba or MLIR registers names: the interruption waits until the registration is complete.
 
-Numba and the MLIR bindings register types, functions and dialects when they are first used, for as long as the process lasts.
-Where KeyboardInterrupt comes between two of them, the first half stays, and every later attempt fails: "duplicate
-registration", "already registered".
+Numba and the MLIR bindings register types, functions and dialects at their first use, for the life of the process. A
+KeyboardInterrupt in the middle would leave the first half registered, and every later attempt would fail: "duplicate
+registration", "already registered". Elsewhere Ctrl-C takes effect at once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def workers(count: int | None, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Threads to work with. Where an exception leaves this, Ctrl-C above all, what they have not begun is dropped, and nobody
-    waits for the rest: kernels that other processes compile are given up."""
+    """Threads for some work. If an exception leaves the block, above all KeyboardInterrupt, work that has not begun is
+    dropped, and nobody waits for the rest: kernels in other processes are abandoned."""
     from concurrent.futures import ThreadPoolExecutor
 
     pool = ThreadPoolExecutor(count, name)

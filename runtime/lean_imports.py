@@ -1,9 +1,9 @@
-"""Imports modules without what they do for others only.
+"""Imports of heavy modules without the parts that tilec does not use.
 
-`import numba_cuda_mlir._mlir`, the bindings of MLIR, runs the package's `__init__`, which takes 0.4 s to import all of its
-compiler for two names (`import_without`), and 0.1 s go into operations that are defined by decorators and never used
-(`executing`, `Later`). Nobody else sees a difference: what was left out comes when it is first asked for. `stand_in` is for
-processes that a module is of no use to.
+`import numba_cuda_mlir._mlir`, the bindings of MLIR, runs the package's `__init__`. That takes 0.4 s for all of its
+compiler, to get two names (`import_without`), and 0.1 s for operations that decorators define and nobody uses
+(`executing`, `Later`). Other users of these modules see no difference: a part that was left out is imported when it is
+first used. `stand_in` is for processes that never use a module.
 """
 
 # mypy: no-strict-optional
@@ -60,7 +60,7 @@ def executing(name: str, run: Callable[[ModuleType, Callable[[], None]], None]) 
 
 
 class Later:
-    """Stands for what `make()` gives, which is not called before it is used."""
+    """A placeholder for the result of `make()`, which is called at the first use."""
 
     def __init__(self, make: Callable[[], Any]):
         self._make = make
@@ -76,8 +76,8 @@ class Later:
 
 
 def stand_in(name: str, **attributes: Any) -> None:
-    """From now on, the module `name` and all inside it are not imported: they have these attributes, and any other as an
-    empty class, of which nothing is an instance."""
+    """Prevents the import of the module `name` and of all modules inside it: they have the given attributes, and every
+    other attribute is an empty class without instances."""
 
     def find(fullname: str, path: Any, target: Any) -> ModuleSpec | None:
         return ModuleSpec(fullname, loader, is_package=True) if f"{fullname}.".startswith(f"{name}.") else None

@@ -1,4 +1,4 @@
-"""Tables of 64-bit words that Python fills in and the machine code of `runtime/cpu_native.py` reads."""
+"""Tables of 64-bit words: Python writes them, and the machine code of `runtime/cpu_native.py` reads them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class DeviceProgram(_Fields):
 
     Where `spaced`, the word at `spaces` heads the list of its streams' spaces, and `space(stream)` gives one that is not in it.
     `offsets` are those of temporaries in a space's memory; `checks` counts its words for failed run-time checks, which are
-    looked at before the launch where they are `late`, else after each kernel."""
+    looked at before the launch where `deferred_checks` is set, else after each kernel."""
 
     device = auto()
     current = auto()
@@ -87,7 +87,7 @@ class DeviceProgram(_Fields):
     spaces = auto()
     space = auto()
     checks = auto()
-    late = auto()
+    deferred_checks = auto()
 
 
 class DeviceStep(_Fields):
@@ -188,7 +188,7 @@ class Spec(_Fields):
 
 
 class Keep:
-    """Tables and what they hold addresses of, which live as long as this."""
+    """Tables, and the objects whose addresses they hold, with the lifetime of this object."""
 
     def __init__(self) -> None:
         self._all: list[Any] = []

@@ -1,4 +1,4 @@
-"""Writing functions of 64-bit words in LLVM's IR."""
+"""A writer of functions in LLVM's IR, on 64-bit words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the emitters make of a compiled module: kernel sources, and the order in which the program launches them."""
+"""The result of printing a module: kernel sources, and the order in which the program launches them."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ class Object:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A kernel for one chip, and what it needs there: per thread `registers`, `stack` and `spills` (bytes
-    stored and loaded); per block `shared` bytes, without dynamic shared memory."""
+    """A kernel for one chip, and its resources: `registers`, `stack` and `spills` (bytes stored and loaded) of a thread;
+    `shared` bytes of a block, without dynamic shared memory."""
 
     image: bytes = field(repr=False)
     ptx: str = field(repr=False)

@@ -1,7 +1,7 @@
-"""What the compiler is at, for those who wait.
+"""Reports of progress: the current work of the compiler, for people who wait.
 
-Each long part of the work says what it is when it begins. The command line shows it on the standard error where a command
-takes longer than some seconds; a program that uses tilec finds it in the log `tilec`, level INFO.
+Each long part of the work reports its name when it begins. The command line prints it on the standard error if a command takes
+longer than some seconds. A program that uses tilec finds it in the logger `tilec`, at level INFO.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _outer, _latest = "", ""
 
 
 def at(what: str) -> None:
-    """Says what begins now. Of several threads the last one counts."""
+    """Reports the work that begins now. Of several threads the last report counts."""
     global _latest
     _latest = what
     if (logging := sys.modules.get("logging")) is not None:  # who wants to read it has imported it
@@ -27,7 +27,7 @@ def at(what: str) -> None:
 
 @contextmanager
 def during(what: str) -> Iterator[None]:
-    """Says of all that is done within what it is for."""
+    """Adds to all reports within the block what the work is for."""
     global _outer, _latest
     before, _outer, _latest = _outer, what, ""
     try:
@@ -38,7 +38,7 @@ def during(what: str) -> Iterator[None]:
 
 @contextmanager
 def shown(show: Callable[[str], object]) -> Iterator[None]:
-    """Calls `show` from a thread of its own, where what is done within takes long."""
+    """Calls `show` from a thread of its own if the work within the block takes long."""
     global _outer, _latest
     begin, done, _outer, _latest = time.monotonic(), threading.Event(), "", ""
 

@@ -318,5 +318,12 @@ def test_what_failed_is_fetched_from_a_gpu():
     with pytest.raises(tilec.CallError, match="stays on its GPU"):
         on_host(there._replace(owner=None))()
     op = tilec.compile("op f(t: f32[V], k: i32[N]) -> (y: f32[N]) { y[i] = t[k[i]] }")
-    late = CheckError("found later", late=True)
-    assert op._told(late, (X, k)) is late
+    deferred = CheckError("found later", deferred=True)
+    assert op._told(deferred, (X, k)) is deferred
+
+
+def test_options_that_do_not_exist():
+    with pytest.raises(TypeError, match="keyword argument 'late'; `late` was renamed to `deferred_checks`"):
+        tilec.compile("y[i] = x[i]", late=True)
+    with pytest.raises(TypeError, match=r"compile\(\) got an unexpected keyword argument 'layout'$"):
+        tilec.compile("y[i] = x[i]", layout=1)

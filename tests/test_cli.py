@@ -176,7 +176,7 @@ def test_cache_tells_where_and_how_much(tilec, kept):
 
 
 def test_cache_clears_all_or_what_is_old(tilec, kept):
-    assert tilec("cache", "clear", "--older", "30")[:2] == (0, "removed 1 files\n")
+    assert tilec("cache", "clear", "--older-than", "30")[:2] == (0, "removed 1 files\n")
     assert tilec("cache", "clear")[:2] == (0, "removed 1 files\n")
     assert tilec("cache", "size")[1] == "0 files, 0 B\n"
 
@@ -184,7 +184,7 @@ def test_cache_clears_all_or_what_is_old(tilec, kept):
 def test_cache_that_is_off_or_refused_says_so(tilec, kept, monkeypatch):
     from tilec.runtime import cache
 
-    status, _, err = tilec("cache", "size", "--older", "3")
+    status, _, err = tilec("cache", "size", "--older-than", "3")
     assert status == 1 and "goes with" in err
     kept.chmod(0o777)
     cache._checked.cache_clear()

@@ -41,13 +41,13 @@ def kernel(name: str, pointers: int, maps=(), sites=(), grid: int = 3) -> Kernel
     return KernelSource(name, "", grid, pointers, threads=64, maps=tuple(maps), sites=tuple(sites))
 
 
-def loaded(driver: FakeDriver, kernels, steps, temporaries=(), late=False) -> DeviceProgram:
+def loaded(driver: FakeDriver, kernels, steps, temporaries=(), deferred=False) -> DeviceProgram:
     """`steps` are names of kernels, None for a copy or a clearing, the numbers of their tensors, and bytes."""
     driver.kinds += [parameters(k) for k in kernels]
     emitted = Emitted("p", "", tuple(kernels), (), tuple(temporaries))
     cubins = {k.name: Cubin(b"image", "", k.name, "sm_90a", 32, 0, 0, 0) for k in kernels}
     picks = [(name, lambda row, numbers=numbers: [row[n] for n in numbers], size) for name, numbers, size in steps]
-    return DeviceProgram(emitted, cubins, picks, 0, late)
+    return DeviceProgram(emitted, cubins, picks, 0, deferred)
 
 
 def short_way(program, inputs, outputs) -> fast_call.Call:
@@ -148,7 +148,7 @@ def test_threads_launch_what_they_were_given(short):
 
 
 def several(
-    driver: FakeDriver, rng: np.random.Generator, late: bool = False
+    driver: FakeDriver, rng: np.random.Generator, deferred: bool = False
 ) -> tuple[DeviceProgram, int, int, list[int]]:
     """A program of random steps, on so many inputs and outputs of 64 f32 each; and the sites of its launches' checks."""
     inputs, outputs, between = (int(rng.integers(1, most)) for most in (4, 3, 4))
@@ -169,7 +169,7 @@ def several(
             sites.append(len(said))
         if rng.integers(0, 2):
             steps.append((None, [int(k) for k in rng.integers(0, words, rng.integers(1, 3))], 64))
-    return loaded(driver, kernels, steps, temporaries, late), inputs, outputs, sites
+    return loaded(driver, kernels, steps, temporaries, deferred), inputs, outputs, sites
 
 
 def outcome(call) -> tuple:
@@ -185,7 +185,7 @@ def test_both_ways_queue_the_same(driver, seed):
     """Kernels with tensor maps and checks, copies and clearings, with memory between them, on several streams; while streams
     are captured, while checks fail, and while the driver refuses."""
     rng = np.random.default_rng(seed)
-    program, inputs, outputs, sites = several(driver, rng, late=bool(seed % 2))
+    program, inputs, outputs, sites = several(driver, rng, deferred=bool(seed % 2))
     given, results = (tuple(torch.empty(64) for _ in range(n)) for n in (inputs, outputs))
     out = results if outputs > 1 else results[0]
     ways = both_ways(program, given, results)
@@ -207,10 +207,10 @@ def test_both_ways_queue_the_same(driver, seed):
             driver.finish()
             driver.codes = {}
             now = list(driver.queued)
-            late = outcome(program.check) if program.late else None
-            found.append((said, now, late))
+            last = outcome(program.check) if program.deferred_checks else None
+            found.append((said, now, last))
         if state == 0 and program.offsets:  # each has memory of its own
-            found = [(said, len(now), late) for said, now, late in found]
+            found = [(said, len(now), last) for said, now, last in found]
         assert found[0] == found[1]
 
 

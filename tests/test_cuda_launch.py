@@ -309,7 +309,7 @@ def test_gpu_launches(torch):
     assert best < 20e-6
     seconds = time_kernel(lambda s: launcher.launch(s, *pointers), repeats=5)
     assert len(seconds) == 5 and all(0 < s < 1e-2 for s in seconds)
-    with pytest.raises(cuda_driver.CudaError, match="more than this GPU takes"):
+    with pytest.raises(cuda_driver.CudaError, match="larger than this GPU allows"):
         run(COPY, *pointers, shared=1 << 20)
     assert cuda_driver.device_info().devices[0].chip == cuda_driver.chip_of()
 

@@ -20,14 +20,14 @@ def driver(monkeypatch):
     return stand_in(monkeypatch)
 
 
-def program(temporaries=(), sites=(), late=False) -> DeviceProgram:
+def program(temporaries=(), sites=(), deferred_checks=False) -> DeviceProgram:
     """`first` reads the input and writes a temporary, or the output where there is none; `second` goes on from there."""
     middle = 2 if temporaries else 1
     kernels = tuple(KernelSource(n, "", 3, 2, threads=64, sites=sites) for n in ("first", "second"))
     emitted = Emitted("p", "", kernels, (), tuple(temporaries))
     cubins = {k.name: Cubin(b"image", "", k.name, "sm_90a", 32, 0, 0, 0) for k in kernels}
     steps = [("first", itemgetter(0, middle), 0), ("second", itemgetter(middle, 1), 0)]
-    return DeviceProgram(emitted, cubins, steps, 0, late)
+    return DeviceProgram(emitted, cubins, steps, 0, deferred_checks)
 
 
 def launched(driver) -> list[tuple]:
@@ -91,21 +91,21 @@ def test_a_failed_check_is_raised_by_the_call(driver):
     driver.failing[0] = 2
     with pytest.raises(CheckError, match=r"too high$") as raised:
         made.launch([16], [32], 7)
-    assert not raised.value.late
+    assert not raised.value.deferred
     assert len(driver.launches) == 1  # what comes after it was not started
     made.launch([16], [32], 7)
     assert waits(driver) == 3
 
 
 @pytest.mark.parametrize("step", [0, 1])
-def test_a_late_check_is_raised_once_by_what_comes_next(driver, step):
-    made = program(sites=("too low", "too high"), late=True)
+def test_a_deferred_check_is_raised_once_by_what_comes_next(driver, step):
+    made = program(sites=("too low", "too high"), deferred_checks=True)
     driver.failing = {step: 1, 2 + step: 2}
     made.launch([16], [32], 7)
     assert waits(driver) == 0 and len(driver.launches) == 2
-    with pytest.raises(CheckError, match="too low\nhint: an op compiled without `late` tells which index") as raised:
+    with pytest.raises(CheckError, match="too low\nhint: an op compiled without `deferred_checks` tells which index") as raised:
         made.check()
-    assert raised.value.late
+    assert raised.value.deferred
     made.check()
     made.launch([16], [32], 7)
     driver.finish()

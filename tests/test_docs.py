@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -110,3 +111,10 @@ def test_every_file_has_its_place(folder):
     named = re.findall(r"`([\w*]+)`", section)
     files = [p.stem for p in (ROOT / folder).glob("*.py") if not p.stem.startswith("__") and p.stem != "version"]
     assert [f for f in files if not any(fnmatch(f, pattern) for pattern in named)] == []
+
+
+def test_the_glossary_has_every_family_and_option():
+    from tilec.kernels import FAMILIES
+
+    names = set(FAMILIES) | {f.name for family in FAMILIES.values() for f in fields(family) if not f.metadata["fixed"]}
+    assert sorted(n for n in names if f"`{n}`" not in text("docs/glossary.md")) == []

@@ -12,7 +12,8 @@ from tools.explained import MLP, SOFTMAX, failure, planned
 import tilec
 from tilec.diagnostics import TileError
 from tilec.expectations_check import check_expectations, minimal_traffic, traffic
-from tilec.explain import amount, explain
+from tilec.explain import RESOURCES, amount, explain
+from tilec.provenance import Provenance
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # ---- explain ---------------------------------------------------------------------------------------------
@@ -24,23 +25,23 @@ def test_every_kernel_and_every_remark_is_told():
     for kernel in plan.kernels:
         assert f"kernel {kernel.name}: " in text
         for term in (t for t, us in kernel.prediction.terms.items() if us > 0):
-            assert re.search(rf"^ .*\b{term} +[\d.]+ [um]s +#+$", text, re.MULTILINE)
+            assert re.search(rf"^ .*\b{RESOURCES[term]} +[\d.]+ [um]s +#+$", text, re.MULTILINE)
     for remark in plan.remarks:
-        assert f"    {remark.verb:<8} {remark.subject}: {remark.reason}" in text
+        assert f"    {remark.verb:<12} {remark.subject}: {remark.reason}" in text
 
 
 def test_decisions_stand_under_their_source_lines():
     specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 64, "N": 64})
     lines = explain(plan, specialised).splitlines()
     place = lines.index("  program.tile:3  e[i, j] = exp(x[i, j] - m[i])")
-    assert lines[place + 1].startswith("    kept     e: ")
+    assert lines[place + 1].startswith("    not inlined  e: ")
 
 
 def test_the_summary_adds_up():
     specialised, plan = planned(MLP.replace("EXPECT", ""), {"M": 64, "D": 32, "F": 48})
     text = explain(plan, specialised)
     assert minimal_traffic(specialised) == 4 * (64 * 32 + 32 * 48 + 48 * 32 + 64 * 32)
-    assert f"{amount(traffic(plan))}B, {traffic(plan) / minimal_traffic(specialised):.2f} of the least" in text
+    assert f"{amount(traffic(plan))}B, {traffic(plan) / minimal_traffic(specialised):.2f} times the minimum" in text
     assert f"{plan.time_us:.1f} us predicted" in text
 
 
@@ -48,26 +49,26 @@ def test_measured_times_stand_beside_the_predicted():
     specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 64, "N": 64})
     (kernel,) = plan.kernels
     text = explain(plan, specialised, {kernel.name: 2 * kernel.prediction.time_us, "softmax": 33.0})
-    assert "measured (predicted: 50% of that)" in text and "33.0 us measured" in text
+    assert "measured (the prediction is 50% of it)" in text and "33.0 us measured" in text
 
 
 def test_bounds_are_said_in_words():
     small = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 2, "N": 2})))
     assert "bound by launch overhead" in small
     large = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 1 << 14, "N": 1 << 12}, "h200")))
-    assert "bound by memory (dram)" in large and "occupancy" in large
+    assert "bound by memory (DRAM)" in large and "occupancy" in large
 
 
 def test_index_names_are_the_sources():
     specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 512, "N": 256})
-    assert re.search(r"grid +\d+ blocks: i = 512 in tiles of \d+; inside a block j = 256", explain(plan, specialised))
+    assert re.search(r"grid +\d+ blocks: i = 512 in tiles of \d+; each block has all of j = 256", explain(plan, specialised))
 
 
 def test_more_than_two_alternatives_are_listed():
     specialised, plan = planned(SOFTMAX.replace("EXPECT", ""), {"M": 64, "N": 64})
     remark = replace(plan.remarks[-1], alternatives=(("tile 1", 9.0), ("tile 2", 3.0), ("tile 4", 5.0)))
     text = explain(replace(plan, remarks=(remark,)), specialised)
-    assert re.search(r"tile 2: 3.0 us\n +tile 4: 5.0 us\n +tile 1: 9.0 us", text)
+    assert re.search(r"3.0 us  tile 2\n +5.0 us  tile 4\n +9.0 us  tile 1", text)
 
 
 def test_an_op_explains_itself():
@@ -90,7 +91,7 @@ def test_expectations_that_hold(expect):
 def test_a_failed_count_names_the_refusal():
     message = failure(MLP, "kernels == 1", {"M": 64, "D": 32, "F": 48})
     assert message.startswith("program.tile:4:5: error: the plan does not meet this expectation: kernels is 2\n4 |")
-    assert "program.tile:3:5: note: refused h with y: each is a contraction" in message
+    assert "program.tile:3:5: note: refused h with y: both are contractions" in message
 
 
 def test_a_tensor_that_is_stored_is_named():
@@ -135,10 +136,46 @@ def test_dividing_by_nothing_is_a_mistake():
 def test_intensity_is_of_the_unit_that_the_ridge_is_of():
     """A GPU's instructions over a ridge of `exp`s a byte would call this kernel compute-bound."""
     text = explain(*reversed(planned(SOFTMAX.replace("EXPECT", ""), {"M": 4096, "N": 4096}, "h200")))
-    assert re.search(r"intensity +\d\.\d+ fma.f32 operations a byte, the ridge is at 1\d\.\d: below it memory", text)
+    pattern = r"intensity +\d\.\d+ operations \(f32\) a byte, the ridge is at 1\d\.\d: below the ridge, so bound by memory"
+    assert re.search(pattern, text)
 
 
 def test_a_tile_of_one_thread_says_so():
     """The count was empty: no dimension has more than one thread."""
     _, plan = planned("op f(x: f32[2]) -> (y: f32[2]) { y[i] = x[i] + 1 }", {}, "h200")
     assert [r.reason for r in plan.remarks if r.verb == "tiled"] == ["1 thread, 2 elements an access, tiles of 2"]
+
+
+SIZES = {
+    "softmax": {"M": 64, "N": 4096}, "mlp": {"M": 256, "D": 256, "F": 512}, "layernorm": {"M": 64, "N": 16384},
+    "linear": {"M": 256, "K": 256, "N": 256}, "cumsum": {"M": 64, "N": 4096}, "transpose": {"M": 512, "N": 512},
+    "batched_einsum": {"B": 2, "I": 256, "J": 256, "K": 128, "L": 128},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+@pytest.mark.parametrize("name", SIZES)
+def test_options_in_use_are_told_with_the_names_of_indices(name, target):
+    """Neither options that are off, nor numbers of dimensions, nor Python's tuples."""
+    specialised, plan = planned((EXAMPLES / f"{name}.tile").read_text(), SIZES[name], target)
+    text = explain(plan, specialised)
+    assert not re.search(r"\(\d*,?\)|\bwalk|\bd\d+ (=|\d)|: False|  (no|none|0|\[\])$", text.replace("operations        none", ""))
+    for kernel, told in zip(plan.kernels, text.split("\nkernel ")[1:]):
+        labels = re.findall(r"^  (\w+) ", told.partition("\n\n")[0], re.MULTILINE)
+        for field, value in kernel.options.fields():
+            if field.name not in ("residency", "thread_order", "thread_counts") and not field.metadata["fixed"]:
+                on = any(n > 1 for n in value) if field.metadata["by_dim"] else value != field.metadata["off"]
+                assert (field.name in labels) == on or field.name in ("lanes",), (field.name, value, told)
+
+
+def test_dimensions_of_parts_and_of_packed_factors_have_names():
+    """The names of the whole reduction stood for the dimensions of its parts."""
+    text = "op f(x: f32[N]) -> (y: f32) { y = sum[i](x[i]) }"
+    specialised, plan = planned(text, {"N": 1 << 24}, "h200")
+    names = Provenance(specialised, plan).dimensions
+    assert [set(names(k).values()) for k in plan.kernels] == [{"part", "i"}, {"part"}]
+    packed = "op f(x: f32[M, K], w: f32[K, N]) -> (y: f32[M, N]) { y[m, n] = sum[k](x[m, k] * w[k, n]) using tf32 }"
+    specialised, plan = planned(packed, {"M": 4096, "K": 4096, "N": 4096}, "h200")
+    names = Provenance(specialised, plan).dimensions
+    left, right = (next(k for k in plan.kernels if k.nodes == (f"y.{side}",)) for side in ("left", "right"))
+    assert tuple(names(left).values()) == ("m", "k") and set(names(right).values()) == {"n", "k"}

@@ -132,7 +132,7 @@ def test_a_comparison_says_of_what_it_says_nothing():
     assert all(c.within for c in verdicts.values())
     assert str(verdicts["y"]) == "0 of 0 allowed, within the bound"
     assert [verdicts[n].unbounded for n in ("b", "n")] == [1, 1]
-    assert str(verdicts["n"]).endswith("; 1 of its elements may be anything")
+    assert str(verdicts["n"]).endswith("; 1 of its elements are unbounded")
 
 
 # ---- means -----------------------------------------------------------------------------------------------------------

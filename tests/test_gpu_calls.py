@@ -112,9 +112,9 @@ def test_a_thread_that_has_no_context_yet(torch, rng):
         [op(*given) for _ in range(more)]
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_checks_by_machine_code(torch, late):
-    op = tilec.compile(PICK, late=late)
+@pytest.mark.parametrize("deferred", [False, True])
+def test_checks_by_machine_code(torch, deferred):
+    op = tilec.compile(PICK, deferred_checks=deferred)
     x, at = torch.arange(6.0).cuda(), torch.tensor([5, 0, 3], dtype=torch.int32).cuda()
     by_machine_code(op, x, at)
     bad = torch.tensor([0, 6, 3], dtype=torch.int32).cuda()

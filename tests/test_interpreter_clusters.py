@@ -58,14 +58,14 @@ def test_blocks_of_a_cluster_exchange(body):
 @pytest.mark.parametrize(
     "kind, changed, message",
     [
-        ("race", {"meet": ""}, "memory of block 1 of the cluster is used with nothing that says that it has begun; threads 0,"),
-        ("race", {"fence": ""}, "mbarrier 0 of block 0 is used with no fence that shows it to the cluster"),
+        ("race", {"meet": ""}, "memory of block 1 of the cluster is used before it is known to have started; threads 0,"),
+        ("race", {"fence": ""}, "mbarrier 0 of block 0 is used without a fence that makes it visible to the cluster"),
         ("unwritten", {"await": ""}, "nothing wrote it; threads 0"),
         ("race", {"to": "%c0"}, r"byte 256 of block 0 is written by the copies .* block 1 and written by the copies .* block 0"),
         ("race", {"from": "%peer"}, "byte 256 of block 1 is written by the copies .*; by block 0 and read by thread 0 of block 0"),
         ("race", {"await": WAIT + filled(SEND, to="%peer")}, "memory of block 0 of the cluster is used after its end; threads 0"),
-        ("race", {"await": WAIT + filled(SEND, to="%peer") + MEET}, "by block 0 and read by thread 0 of block 1, with nothing"),
-        ("invalid", {"meet": "nvvm.cluster.wait"}, "waits at the cluster's barrier without having arrived there; threads 0"),
+        ("race", {"await": WAIT + filled(SEND, to="%peer") + MEET}, "by block 0 and read by thread 0 of block 1, without"),
+        ("invalid", {"meet": "nvvm.cluster.wait"}, "waits at the cluster's barrier without arriving there; threads 0"),
         ("invalid", {"meet": "nvvm.cluster.arrive\n" + MEET}, "arrives at the cluster's barrier again"),
         ("stuck", {"meet": f"%p = arith.cmpi slt, %t, %c4 : index\nscf.if %p {{\n{MEET}\n}}"}, "56 of 64 are missing"),
     ],
@@ -78,13 +78,13 @@ def test_stores_that_count_wrongly(kind, changed, message):
     "kind, changed, message",
     [
         ("race", {"open": "memref.store %v, %mail[%peer, %t] : memref<2x32xf32, 7>"},
-         "memory of block 1 of the cluster is used with nothing that says that it has begun; threads 0, 1"),
+         "memory of block 1 of the cluster is used before it is known to have started; threads 0, 1"),
         ("unwritten", {"open": MEET, "meet": ""}, "at element 0 of the cluster's block . is read, and nothing wrote it; threads 0"),
         ("race", {"close": ""}, "memory of block 1 of the cluster is used after its end; threads 0"),
         ("race", {"close": "nvvm.cluster.arrive\nnvvm.cluster.wait\n" + END.replace("%w", "%u")}, "is used after its end"),
-        ("race", {"close": filled(LATE, **{"from": "%peer"})}, "byte 256 of block 1 is read by thread 0 of block 0, with nothing"),
+        ("race", {"close": filled(LATE, **{"from": "%peer"})}, "byte 256 of block 1 is read by thread 0 of block 0, without"),
         ("race", {"open": MEET, "meet": "memref.store %v, %mail[%c0, %t] : memref<2x32xf32, 7>"},
-         r"byte 256 of block 0 is written by thread 0 of block 1 and written by thread 0 of block 0, with nothing that orders"),
+         r"byte 256 of block 0 is written by thread 0 of block 1 and written by thread 0 of block 0, without synchronisation"),
         ("outside", {"from": "%c2"}, "subscript 2 of dimension 0"),
     ],
 )  # fmt: skip
@@ -161,9 +161,9 @@ TURN = r"(memref\.dma_start .*?%\w+\[%\w+, )%arg\d+"
 @pytest.mark.parametrize(
     "kind, change, message",
     [
-        ("invalid", lambda text: without(text, r"nvvm\.cluster\.arrive"), "without having arrived"),
-        ("race", lambda text: without(text, r"nvvm\.cluster\.wait"), "nothing that says that it has begun"),
-        ("race", lambda text: without(text, r"nvvm\.fence\.mbarrier\.init"), "no fence that shows it"),
+        ("invalid", lambda text: without(text, r"nvvm\.cluster\.arrive"), "without arriving"),
+        ("race", lambda text: without(text, r"nvvm\.cluster\.wait"), "before it is known to have started"),
+        ("race", lambda text: without(text, r"nvvm\.fence\.mbarrier\.init"), "without a fence"),
         ("unwritten|race", lambda text: without(text, r"memref\.dma_wait"), "workgroup memory|nothing wrote it"),
         ("race", lambda text: without(text, r"gpu\.barrier"), "workgroup memory at byte"),
         ("stuck|invalid", lambda text: re.sub(r"(memref\.dma_start .*?, %\w+)\[%\w+,", r"\1[%c0,", text), "mbarrier"),

@@ -200,9 +200,9 @@ def test_stuck():
 
 def test_mbarriers_that_are_not_made():
     unmade = HAND_ON.replace("nvgpu.mbarrier.init %m[%c0], %c32 : " + TYPE, "")
-    fault("unwritten", filled(unmade, arrive=ARRIVE, wait=""), "used before it is made")
+    fault("unwritten", filled(unmade, arrive=ARRIVE, wait=""), "used before it is initialised")
     unordered = HAND_ON.replace("    gpu.barrier\n", "")
-    fault("race", filled(unordered, arrive=ARRIVE, wait=wait("no")), "made by thread 0")
+    fault("race", filled(unordered, arrive=ARRIVE, wait=wait("no")), "initialised by thread 0")
     few = HAND_ON.replace("%c32 : " + TYPE, "%c16 : " + TYPE)
     fault("stuck", filled(few, arrive=ARRIVE, wait=wait("no")), "16 of 16 arrivals")  # two phases have passed
 
@@ -257,8 +257,8 @@ def test_a_product_of_warpgroups_is_right(monkeypatch):
     [
         ("race", r"running = 0", "a product that writes it may still run"),
         ("stuck", r"mbarrier\.arrive\.expect_tx", "arrivals and -?[0-9]+ bytes are missing"),
-        ("stuck", r"nvgpu\.mbarrier\.arrive %", "all threads wait for ever"),
-        ("race", r"gpu\.barrier", "made by thread 0"),
+        ("stuck", r"nvgpu\.mbarrier\.arrive %", "all threads wait forever"),
+        ("race", r"gpu\.barrier", "initialised by thread 0"),
         ("race", r"nvvm\.bar\.warp\.sync", "workgroup memory"),
     ],
 )

@@ -93,7 +93,7 @@ REFUSED = {
         + """(y: f32[M]) { m[i] = max[j](x[i, j])
  e[i, j] = exp(x[i, j] - m[i])
  y[i] = sum[j](e[i, j] * e[i, j]) }""",
-        "product of exponentials",
+        "two exponentials",
     ),
 }
 

@@ -61,7 +61,7 @@ def test_a_scanned_row_that_has_no_room_is_in_memory():
     text = "op f(x: i32[N, 1]) -> (y: i32[N, 1, 1]) { y[i, j, l] = cumsum[i](cumsum[i](x[i, l])) where j in 0:1 }"
     few, many = planned(text, N=50000), planned(text, N=200000)
     assert len(few.kernels) < len(many.kernels) == 3
-    assert any("800,000 bytes in SRAM" in r.reason for r in many.remarks if r.verb == "refused")
+    assert any("800,000 bytes of shared memory" in r.reason for r in many.remarks if r.verb == "refused")
 
 
 def test_parts_pay_where_a_second_kernel_begins_early():

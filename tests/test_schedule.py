@@ -98,7 +98,7 @@ def test_registers_are_counted(obeyed):
     )
     (kernel,) = obeyed("softmax", text, target="h200", sizes=sizes).plan.kernels
     assert kernel.prediction.occupancy.blocks == 1
-    with pytest.raises(CallError, match="a thread of 1024 in a block has 16 to 64 registers"):
+    with pytest.raises(CallError, match="`registers` must be from 16 to 64 for a block of 1024 threads"):
         obeyed("softmax", edited(text, ("^registers = 64", "registers = 72")), target="h200", sizes=sizes)
 
 
@@ -195,11 +195,11 @@ MISTAKES = {
     "unknown key": ([(r"^tile = ", "tiles = ")], "unknown key `tiles`", "did you mean `tile`?"),
     "no target": ([(r"^target = .*$", "")], "a plan needs `target`", ""),
     "option": (
-        [(r"\Z", "\n[plan.kernels.softmax_y.loop_nest]\nthreads = 3\n")], "a kernel by `loop_nest` has no option `threads`", "",
+        [(r"\Z", "\n[plan.kernels.softmax_y.loop_nest]\nthreads = 3\n")], "family `loop_nest` has no option `threads`", "",
     ),
     "inlined reduction": (
         [(r"^inline = .*$", 'inline = ["s"]'), (r'"e", "s", "y"', '"e", "y"')],
-        "`s` cannot be computed inside its readers: it reduces", "",
+        "`s` cannot be computed inside its readers: it is a reduction", "",
     ),
     "inlined result": (
         [(r"^inline = .*$", 'inline = ["y"]'), (r'"s", "y"', '"s"')],
@@ -228,7 +228,7 @@ def test_illegal_fusion_has_the_planners_reason(obeyed):
     nodes = [n for k in own.kernels for n in k.nodes]
     head = f'[[plan]]\nprogram = "{own.signature}"\ntarget = "cpu"\n'
     text = f"{head}[plan.kernels.mlp_all]\noperations = {nodes}\n"
-    with pytest.raises(CallError, match="cannot be one kernel: each is a contraction"):
+    with pytest.raises(CallError, match="cannot be one kernel: both are contractions"):
         obeyed("mlp", text)
 
 
@@ -263,7 +263,7 @@ def test_more_sram_than_a_block_has_is_refused(tmp_path):
     for option, value in {"thread_order": [1, 0], "thread_counts": [4, 64], "residency": '"registers"'}.items():
         text = re.sub(rf"(?m)^{option} = .*", f"{option} = {value}", text)
     path.write_text(text)
-    with pytest.raises(CallError, match="262,208 bytes in SRAM, and h200 has 232,448"):
+    with pytest.raises(CallError, match="262,208 bytes of shared memory, and h200 has 232,448"):
         tilec.compile(example, target="h200", schedule=path).build(**sizes)
 
 
@@ -309,7 +309,7 @@ def test_rows_that_begin_anywhere_are_one_a_thread(tmp_path):
         path.write_text(edited(text, (r"(?m)^tile = .*", f"tile = {tile}")))
         with pytest.raises(CallError) if refused else nullcontext() as error:
             planned(specialised, path)
-    assert "a thread has one row where `unaligned` is true: the tile of 34 is more than 1 threads" in str(error.value)
+    assert "with `unaligned`, a thread has one row, and a tile of 34 rows needs more than 1 threads" in str(error.value)
 
 
 def test_a_block_of_a_contraction_has_one_place_of_the_batch(tmp_path):
@@ -322,8 +322,8 @@ def test_a_block_of_a_contraction_has_one_place_of_the_batch(tmp_path):
     own = planned(specialised)
     text = write_schedule(own, specialised)
     for tile, why in (
-        ([4, 32, 32], "one place along dimension 0"),
-        ([1, 512, 32], "rows (`block`), and the tile 512"),
+        ([4, 32, 32], "dimension 0 is a batch dimension"),
+        ([1, 512, 32], "rows, and the tile has 512"),
     ):
         path.write_text(edited(text, (r"(?m)^tile = .*", f"tile = {tile}")))
         with pytest.raises(CallError) as error:

@@ -35,14 +35,14 @@ def edited(case: Case, *lines: str) -> str:
 
 
 @pytest.mark.parametrize("case, line, message", [
-    (TURNED, "lanes = 1", "`lanes` is one of 2, 4, 8 or 16, not 1: the side of a tile that is transposed"),
+    (TURNED, "lanes = 1", "`lanes` (the side of a transposed square) must be 2, 4, 8 or 16, not 1"),
     (TURNED, "lanes = 32", "not 32"),
-    (TURNED, "transposed = [1]", "`transposed` can be [0]"),
+    (TURNED, "transposed = [1]", "`transposed` must be [0]"),
     (PANELS, "lanes = 3", "not 3: the f32 elements of a vector"),
-    (PANELS, "register_tile = [2, 24]", "a multiple of `lanes`, 16"),
+    (PANELS, "register_tile = [2, 24]", "a multiple of `lanes` (16)"),
     (PANELS, "register_tile = [64, 64]", "at most 64 vectors"),
-    (PANELS, "depths = [0]", "`depths` is a number of at least 1"),
-    (PANELS, "depths = [90]\nrows = [1]", "`rows` follows from the program: [0]"),
+    (PANELS, "depths = [0]", "`depths` must have 1 numbers of at least 1"),
+    (PANELS, "depths = [90]\nrows = [1]", "`rows` follows from the program, and must be [0]"),
 ])  # fmt: skip
 def test_an_option_that_cannot_be_is_refused(case, line, message):
     lines = ("lanes = 16", line) if "register_tile" in line else (line,)

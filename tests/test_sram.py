@@ -89,7 +89,7 @@ def test_a_schedule_that_asks_for_more_is_refused():
     text = write_schedule(planned(program, "h200", None), program)
     tile = re.findall(r"^tile = .*$", text, re.MULTILINE)[-1]
     with pytest.raises(
-        CallError, match=r"a block would keep [0-9,]+ bytes in SRAM, and h200 has 232,448 for one"
+        CallError, match=r"a block would take [0-9,]+ bytes of shared memory, and h200 has 232,448 for a block"
     ) as error:
         planned(program, "h200", text.replace(tile, "tile = [130]"))
     assert "tile = [130]" in str(error.value)
@@ -104,7 +104,7 @@ def test_more_stages_than_there_is_room_for_are_refused():
     text = write_schedule(planned(program, "h200", None), program)
     for line in ("block = [256, 128, 64]", "warps = [4, 2]", "stages = 6"):
         text = re.sub(rf"^{line.partition(' ')[0]} = .*$", line, text, flags=re.MULTILINE)
-    with pytest.raises(CallError, match="a block would keep") as error:
+    with pytest.raises(CallError, match="a block would take") as error:
         planned(program, "h200", text)
     assert "block = [256, 128, 64]" in str(error.value)
 
@@ -121,11 +121,11 @@ def test_what_no_block_can_keep_is_taken_apart():
     case = Case(APART, {"M": 4, "N": 60000}, {})
     plan = planned(specialised(case), "h200", None)
     assert [k.nodes for k in plan.kernels] == [("t",), ("b",), ("y",)]
-    assert any("240,016 bytes in SRAM" in str(r) and r.verb == "refused" for r in plan.remarks)
+    assert any("240,016 bytes of shared memory" in str(r) and r.verb == "refused" for r in plan.remarks)
     text = write_schedule(plan, specialised(case))
     whole = text[: text.index("[plan.kernels")] + '[plan.kernels.f_all]\noperations = ["t", "b", "y"]\n'
     with pytest.raises(
-        CallError, match="`t`, `b`, `y` cannot be one kernel: a block would keep 240,016 bytes"
+        CallError, match="`t`, `b`, `y` cannot be one kernel: a block would take 240,016 bytes"
     ) as error:
         planned(specialised(case), "h200", whole)
     assert 'operations = ["t", "b", "y"]' in str(error.value)

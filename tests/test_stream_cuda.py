@@ -181,12 +181,12 @@ LARGE = {"B": 2, "H": 8, "S": 1024, "T": 1024, "D": 128, "E": 128}
 @pytest.mark.parametrize(
     "text, sizes, target, reason",
     [
-        (PROGRAMS["softmax"], LARGE, "a100", "lacks asynchronous matrix units"),
-        (PROGRAMS["softmax"], LARGE | {"E": 512}, "h200", "512 columns of the last contraction do not fit a block"),
-        (PROGRAMS["softmax"], LARGE | {"D": 65}, "h200", "do not begin at multiples of 16 bytes"),
-        (PROGRAMS["softmax"].replace("bf16[", "f32["), LARGE, "h200", "stored as f32"),
-        (PROGRAMS["in three parts"].replace("bf16", "f16"), LARGE, "h200", "not sums of few f16 numbers"),
-        (PROGRAMS["softmax"].replace("(o:", "(p: f32[B, H, S, T], o:"), LARGE, "h200", "leaves the kernel"),
+        (PROGRAMS["softmax"], LARGE, "a100", "a100 lacks wgmma and TMA"),
+        (PROGRAMS["softmax"], LARGE | {"E": 512}, "h200", "room for 256 columns of the last contraction, not 512"),
+        (PROGRAMS["softmax"], LARGE | {"D": 65}, "h200", "do not all begin at a multiple of 16 bytes"),
+        (PROGRAMS["softmax"].replace("bf16[", "f32["), LARGE, "h200", "the factors are f32"),
+        (PROGRAMS["in three parts"].replace("bf16", "f16"), LARGE, "h200", "and not f16"),
+        (PROGRAMS["softmax"].replace("(o:", "(p: f32[B, H, S, T], o:"), LARGE, "h200", "is stored, element by element"),
         (program("", "tanh(s[b, h, i, j] - max[t](s[b, h, i, t]))"), LARGE, "h200", "goes through 'tanh'"),
         (program("", "s[b, h, i, j] * mean[t](s[b, h, i, t]) + 1"), LARGE, "h200", "by different factors"),
     ],
@@ -213,9 +213,9 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path):
     edited = planned(read_schedule(path))
     assert edited.plan.kernels[0].options.block == (128, 64) and "wgmma_64_mk_nk_128" in edited.emitted.module
     for old, new, why in (
-        ("block = [128, 128]", "block = [100, 128]", "`block` is 64 or 128 rows"),
-        ("block = [128, 128]", "block = [64, 128]", "one warpgroup has none to take turns with"),
-        ("stages = 2", "weight_terms = 2", "`weight_terms` follows from the program: 1"),
+        ("block = [128, 128]", "block = [100, 128]", "`block` must be 64 or 128 rows"),
+        ("block = [128, 128]", "block = [64, 128]", "`ping_pong` needs two warpgroups"),
+        ("stages = 2", "weight_terms = 2", "`weight_terms` follows from the program, and must be 1"),
     ):
         path.write_text(text.replace(old, new))
         with pytest.raises(CallError, match=why):

@@ -92,18 +92,18 @@ def clock(monkeypatch, fastest: int):
 
 def test_tune_writes_what_schedule_then_obeys(tilec, folder, monkeypatch):
     clock(monkeypatch, 2)
-    status, out, err = tilec("tune", *SOFTMAX, "--most", 3)
+    status, out, err = tilec("tune", *SOFTMAX, "--trials", 3)
     assert status == 0, err
     assert "4 plans measured: 2.00 times as fast" in out and "*       50.0 us" in out
     text = (folder / "softmax.sched.toml").read_text()
-    assert "50.0 us measured, 100.0 us as the compiler chooses" in text
+    assert "50.0 us measured, 100.0 us for the compiler's own plan" in text
     read_schedule(folder / "softmax.sched.toml")
     status, out, err = tilec("run", *SOFTMAX, "--check")
     assert status == 0 and "obeyed softmax_y" in err, out + err
-    status, _, err = tilec("tune", *SOFTMAX, "--most", 1)
+    status, _, err = tilec("tune", *SOFTMAX, "--trials", 1)
     assert status == 1 and "has another plan" in err
     clock(monkeypatch, 0)
-    status, out, _ = tilec("tune", *SOFTMAX, "--most", 1, "--force")
+    status, out, _ = tilec("tune", *SOFTMAX, "--trials", 1, "--force")
     assert status == 0 and "the compiler's choice stays" in out
     assert "obeyed" not in tilec("run", *SOFTMAX)[2]
 
@@ -119,10 +119,10 @@ def test_tune_leaves_out_what_is_wrong(tilec, monkeypatch):
     monkeypatch.setattr(run_device.Host, "results", spoilt)
     bad = {3}
     clock(monkeypatch, 1)
-    status, out, err = tilec("tune", *SOFTMAX, "--most", 3, "-o", "-")
+    status, out, err = tilec("tune", *SOFTMAX, "--trials", 3, "-o", "-")
     assert status == 0 and "3 plans measured" in out and "results out of bounds" in err
     bad, _ = {1}, count.clear()
-    status, _, err = tilec("tune", *SOFTMAX, "--most", 3, "-o", "-")
+    status, _, err = tilec("tune", *SOFTMAX, "--trials", 3, "-o", "-")
     assert status == 1 and "the compiler's own plan gives wrong results" in err
 
 
@@ -133,7 +133,7 @@ def test_tune_needs_a_device(tilec, monkeypatch):
     if not info.devices:
         status, _, err = tilec("tune", *SOFTMAX, "--target", "sm_90a")
         assert status == 1 and "there is no GPU" in err
-    assert tilec("tune", *SOFTMAX, "--most", 0)[0] == 1
+    assert tilec("tune", *SOFTMAX, "--trials", 0)[0] == 1
 
 
 def test_tuning_measures_in_turn():

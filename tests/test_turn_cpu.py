@@ -43,5 +43,5 @@ def test_the_plan_says_so():
     op(np.ones((512, 512), np.float32))
     (kernel,) = op.plan.kernels
     assert kernel.options.transposed in ((0,), (1,))
-    assert "turned in registers" in op.explain()
+    assert "transposed in registers" in op.explain()
     assert "transpose(" in op.kernels[0].source

@@ -1,4 +1,4 @@
-"""tilec: a tensor compiler that shows its reasons. `compile` a `.tile` program, call the result."""
+"""tilec: a tensor compiler that explains its decisions. `compile` a `.tile` program, and call the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel reads, writes, keeps on chip and computes: the amounts from which its time is predicted."""
+"""The amounts that predict a kernel's time: bytes read and written, bytes kept on chip, operations."""
 
 # mypy: no-strict-optional
 
@@ -56,8 +56,8 @@ SHARED = 32  # elements a thread, from which blocks share a row where there are 
 
 
 def onchip_bytes(target: Target, nodes: list[Node], space: Space) -> int:
-    """What blocks that work together may keep: most of an SM's shared memory, or half of its registers where a cluster
-    of SMs shares a row; half of a core's L2 cache."""
+    """The bytes that blocks which work together may keep: most of an SM's shared memory, or half of its registers if a
+    cluster of SMs shares a row; half of a core's L2 cache."""
     if target.kind != "cuda":
         return target.l2.bytes // 2
     clusters = CLUSTER * 2 * target.sm.registers if target.has("clusters") and _rows(nodes, space) else 0
@@ -76,7 +76,7 @@ def is_chain(nodes: list[Node], space: Space) -> bool:
 
 
 def _rows(nodes: list[Node], space: Space) -> bool:
-    """Whether one dimension is walked inside a block, and memory runs along it."""
+    """Whether a block has one dimension whole, and memory is contiguous along it."""
     inner = {d for d, e in space.extents.items() if d not in space.grid and e > 1}
     accesses = [[space.dims[n][d] for d in r.dims] for n in nodes for r in (*n.reads, *n.results)]
     ends = {places[-1] for places in accesses if inner & set(places)}

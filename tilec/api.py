@@ -1,9 +1,10 @@
-"""tilec from Python: `compile` a program, call what it returns.
+"""tilec from Python: `compile` a program, and call the result.
 
     softmax = tilec.compile("softmax.tile")
     y = softmax(x)
 
-A compiled op specialises itself to the sizes and types of a call, keeps what it built, and shows how it came about.
+A compiled op specialises itself to the sizes and types of each call, and keeps the specialisations. `op.stages`,
+`op.kernels` and `op.explain()` show how they were compiled.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Op:
 
     def __init__(
         self, program: Program, name: str | None, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
-        late: bool = False,
+        deferred_checks: bool = False,
     ):  # fmt: skip
-        self._program, self._sizes, self._late = program, dict(sizes), late
+        self._program, self._sizes, self._deferred_checks = program, dict(sizes), deferred_checks
         self._target, self._schedule = target, schedule
         self._built: dict[tuple, Any] = {}
         self._latest: Executable | None = None
@@ -49,16 +50,16 @@ class Op:
         self._declared = program.op(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickled op is what it was compiled from: its text and options. What it becomes compiles anew, or finds that in the
-        disk cache; imports and schedules are read from their files once more."""
+        """A pickled op is its program's text and its options. The loaded op compiles again, or finds its kernels in the disk
+        cache. Imported files and the schedule file are read again."""
         source, chosen = self._program.source, self._declared.name
-        return _again, (source.name, source.text, chosen, self._sizes, self._target, self._schedule, self._late)
+        return _again, (source.name, source.text, chosen, self._sizes, self._target, self._schedule, self._deferred_checks)
 
     def __copy__(self) -> Op:
         return self
 
     def __deepcopy__(self, memo: Any) -> Op:
-        """An op does not change, so that its copies share what was compiled, as those of functions do."""
+        """The op itself: an op does not change, so that copies share its compiled code, as copies of functions do."""
         return self
 
     def __repr__(self) -> str:
@@ -92,7 +93,7 @@ class Op:
             raise self._told(error, arrays) from None
 
     def _call(self, arrays: tuple[Any, ...], out: Any, stream: Any) -> Any:
-        """A call by the general way, which leaves a short one for the next."""
+        """A call by the general path. It leaves a fast path for the next call."""
         with compiling():  # modules are imported and machine code is loaded, under locks
             executable, views, outs, results = self._prepared(arrays, out)
             executable.load()
@@ -108,10 +109,10 @@ class Op:
         return results
 
     def _told(self, error: CheckError, arrays: tuple[Any, ...]) -> CallError:
-        """A failed run-time check, with what it found in this call's arrays."""
+        """The error of a failed run-time check, with the index that was outside, found in this call's arrays."""
         from tilec.outside import explained, on_host
 
-        if error.late:
+        if error.deferred:
             return error
         views = arguments.views(self._declared.inputs, arrays)
         signature = tuple((v.dtype, tuple(v.shape)) for v in views)
@@ -119,8 +120,8 @@ class Op:
         return explained(error, specialised, {t.name: on_host(v) for t, v in zip(specialised.inputs, views)})
 
     def check(self) -> None:
-        """Waits for the calls that were made, where the op was compiled with `late`. Raises CallError for a run-time check that
-        failed in one of them and was not raised yet."""
+        """Waits for all calls made so far, where the op was compiled with `deferred_checks=True`. Raises CallError for a
+        run-time check that failed in one of them and was not raised yet."""
         for executable in list(self._built.values()):
             executable.check()
 
@@ -134,7 +135,7 @@ class Op:
         return arguments.in_order(self.name, self._declared.inputs, arrays, named)
 
     def _prepared(self, arrays: Sequence[Any], out: Any) -> tuple[Executable, list[Any], list[Any], Any]:
-        """What runs a call, the inputs and outputs as it takes them, and what the call returns."""
+        """The executable of a call, its inputs and outputs as buffers, and the value that the call returns."""
         views = arguments.views(self._declared.inputs, arrays)
         device = arguments.one_device(views)
         executable = self._executable(tuple((v.dtype, tuple(v.shape)) for v in views), device)
@@ -142,7 +143,7 @@ class Op:
         return executable, views, outs, results
 
     def _wrapped(self, executable: Executable) -> Callable[[list[Any]], Any]:
-        """What makes of a call's new arrays that which it returns."""
+        """A function from a call's new arrays to the value that the call returns."""
         names = tuple(name for name, _, _ in executable.outputs)
         if len(names) == 1:
             return itemgetter(0)
@@ -181,7 +182,7 @@ class Op:
 
     def _built_for(self, recipe: Recipe) -> Executable:
         executable = build_executable(recipe)
-        executable.late = self._late
+        executable.deferred_checks = self._deferred_checks
         return executable
 
     def _recipe(self, inputs: Signature | None, sizes: Mapping[str, int], target: Target) -> Recipe:
@@ -205,9 +206,9 @@ class Op:
     # ---- looking inside ----------------------------------------------------------------------------------------------
 
     def interpret(self, stage: str, /, *arrays: Any, **named: Any) -> Any:
-        """Runs the IR as it stands after `stage` on NumPy arrays; results as those of a call. No GPU is needed.
+        """Interprets the IR after `stage` on NumPy arrays, without a GPU. Returns results as a call does.
 
-        Raises tilec.interpreter.Fault where the IR has no meaning: a read of what nothing wrote, a race, a deadlock.
+        Raises tilec.interpreter.Fault for invalid IR: a read of unwritten memory, a race, a deadlock.
         """
         from tilec.interpreted import interpret_stage
         from tilec.runtime import buffers
@@ -232,7 +233,7 @@ class Op:
 
     @property
     def _lowered(self) -> Any:
-        """The latest specialisation, and what the stages made of it."""
+        """The latest specialisation, and the output of its stages."""
         with compiling():
             return self._last.recipe.lowered
 
@@ -259,34 +260,37 @@ class Op:
 
 
 def _again(
-    name: str, text: str, op: str, sizes: Mapping[str, int], target: str | None, schedule: Path | None, late: bool
-) -> Op:
+    name: str, text: str, op: str, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
+    deferred_checks: bool,
+) -> Op:  # fmt: skip
     """The op that was pickled."""
-    return Op(read_program(Source(name, text)), op, sizes, target, schedule, late)
+    return Op(read_program(Source(name, text)), op, sizes, target, schedule, deferred_checks)
 
 
 @cache
 def _result_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    """A field has its result's name; one that Python does not allow there (`class`, `_a`) is `_0`, `_1`, ... by position."""
+    """The named tuple of several results. A result's name that Python does not allow (`class`, `_a`) becomes `_0`, `_1`,
+    ... by position."""
     return namedtuple(name, fields, rename=True)
 
 
 def compile(
     source: str | Path, *, op: str | None = None, sizes: Mapping[str, int] | None = None, target: str | None = None,
-    schedule: str | Path | None = None, late: bool = False,
+    schedule: str | Path | None = None, deferred_checks: bool = False, **unknown: Any,
 ) -> Op:  # fmt: skip
     """Reads a program and returns its op, ready to call.
 
     `source`: path of a `.tile` file, or program text in full or short form. `op`: which op of the file, needed if it has
     several. `sizes`: values for some or all symbolic sizes. `target`: "cpu", "cuda", a chip, a model, or the path of a
     target file; by default what the arguments of a call are on. `schedule`: a schedule file to obey; by default the one
-    beside the program, if there is one. `late`: on a GPU, a check that fails while the program runs (a gather outside of its
-    table) is raised by a later call or by `Op.check`, as a GPU's own faults are, so that no call waits for its kernels; by
-    default the call itself raises it.
+    beside the program, if there is one. `deferred_checks`: on a GPU, a run-time check that fails (a gather outside its table)
+    is raised by a later call or by `Op.check`, as a GPU's own faults are, and no call waits for its kernels. By default the
+    call itself waits for its kernels and raises the error.
 
-    Raises TileError for what is wrong with the program, with every mistake's place; CallError for what is wrong with the
-    options.
+    Raises TileError for mistakes in the program, all of them, each with its place; CallError for wrong options; TypeError
+    for an option that does not exist.
     """
+    arguments.no_unknown("compile", unknown)
     for option, value in (("op", op), ("target", target)):
         arguments.text_option(option, value)
     arguments.text_option("schedule", schedule, path=True)
@@ -301,7 +305,7 @@ def compile(
             from tilec.schedule_read import read_schedule
 
             read_schedule(path)  # says what is wrong with it
-    return Op(program, op, known, target, path, late)
+    return Op(program, op, known, target, path, deferred_checks)
 
 
 def _load_compiler(target: str | None) -> None:
@@ -319,14 +323,14 @@ def interpret(
 
 
 def _schedule_beside(text: Source) -> Path | None:
-    """`softmax.sched.toml` where the program is `softmax.tile` and there is one."""
+    """The file `softmax.sched.toml` beside the program `softmax.tile`, or None."""
     path = Path(text.name)
     beside = path.with_suffix(".sched.toml")
     return beside if path.suffix == ".tile" and beside.is_file() else None
 
 
 def read_source(source: str | Path) -> Source:
-    """The program behind a path, or the text itself: what ends in `.tile` and has one line is a path."""
+    """The text of a program: the file, if `source` is a path or one line that ends in `.tile`, else `source` itself."""
     if not isinstance(source, str | Path):
         message = f"the program must be a path or a text, not a value of the type {type(source).__name__}"
         raise CallError(message, hint='compile("softmax.tile"), or compile("y[i] = 2 * x[i]")')

@@ -1,7 +1,7 @@
-"""What a call is given, checked: arrays and numbers by the names of their parameters, results to be written, options.
+"""Checks of a call's arguments: arrays and numbers by the names of their parameters, `out=` arrays, and options.
 
-Every message says which argument it is about. Repeated calls pass none of this by (`tilec/fast_call.py`): they take only what
-was accepted here before, of the same kind, types and shapes, row-major.
+Every message names the argument. Repeated calls take a fast path (`tilec/fast_call.py`), which accepts only arguments of the
+kind, types and shapes that passed these checks before, row-major.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Results = Sequence[tuple[str, "DType", tuple[int, ...]]]
 
 
 def in_order(op: str, parameters: Parameters, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All arguments of a call, some of which are given by name."""
+    """All arguments of a call in the order of the parameters. `named` has those given by name."""
     names = [name for name, _ in parameters]
     for name in named:
         if name not in names:
@@ -64,7 +64,7 @@ def as_declared(value: Any, dtype: DType | None) -> Any:
 
 
 def _about(what: str, error: CallError, hint: str | None = None) -> CallError:
-    """The same error, which says what it is about."""
+    """The same error with the name of its argument."""
     (problem,) = error.diagnostics
     return CallError(f"{what}: {problem.message}", problem.span, problem.notes, hint or problem.hint)
 
@@ -156,7 +156,17 @@ def _size(name: Any, value: Any) -> int:
     return number
 
 
+RENAMED = {"late": "deferred_checks"}  # options that had another name before
+
+
+def no_unknown(function: str, options: Mapping[str, Any]) -> None:
+    """Raises TypeError for a keyword that a function does not take, with the new name of one that was renamed."""
+    for name in options:
+        new = f"; `{name}` was renamed to `{RENAMED[name]}`" if name in RENAMED else ""
+        raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{new}")
+
+
 def text_option(option: str, value: Any, path: bool = False) -> None:
-    """Refuses what is neither None nor a str, or where `path`, a path."""
+    """Raises CallError if the value is neither None nor a str (nor, with `path`, a path)."""
     if value is not None and not isinstance(value, (str, os.PathLike) if path else str):
         raise CallError(f"{option}= must be a {'path' if path else 'str'}, not {_a(value)}")

@@ -1,6 +1,6 @@
-"""The one import of MLIR's bindings, which numba-cuda-mlir carries, so that another copy of them is one edit away.
+"""The only import of MLIR's bindings. numba-cuda-mlir carries them, so that another copy takes one edit here.
 
-It costs 0.3 s; the rest of tilec imports it when a program is first compiled.
+The import takes 0.3 s. The rest of tilec imports this module when it first compiles a program.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The host CPU as a target: `estimate` from what the system tells, `calibrate` by measuring, once, in
-seconds.
-"""
+"""The host CPU as a target: `estimate` reads the system's figures, `calibrate` measures for some seconds, once."""
 
 from __future__ import annotations
 
@@ -176,10 +174,8 @@ def _sysctl(name: str) -> str:
 
 
 def calibrate(path: Path | None = None) -> Target:
-    """Measure this machine and write it to `path`, by default for `load("cpu")`. Five seconds.
-
-    L1 stays estimated: what fits in it is copied faster than Python can ask for.
-    """
+    """Measures this machine for five seconds, and writes the target file to `path`, by default for `load("cpu")`. L1 stays
+    estimated: data that fit L1 are copied faster than Python can call."""
     base = estimate()
     f32, f64 = _matmul_tflops(np.float32), _matmul_tflops(np.float64)
     target = replace(
@@ -238,7 +234,7 @@ def _matmul_tflops(dtype: type) -> float:
 
 
 def _launch_us(threads: int) -> float:
-    """What an empty parallel loop of Numba's takes."""
+    """The time of an empty parallel loop of Numba's."""
     from tilec.runtime.cpu_launch import start_pool
 
     start_pool()  # as it runs kernels

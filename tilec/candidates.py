@@ -1,9 +1,8 @@
-"""What else a kernel's plan could be: the space that `tilec tune` measures, and that the cost model is audited by.
+"""The alternatives to a kernel's plan, which `tilec tune` measures and the audit of the cost model compares.
 
-Tiles that the planner ranks (rows, contractions, walks of two) come in its order. For the others the space is that of their
-layout: how many threads lie along each dimension, how wide an access is, how many steps are unrolled. On the CPU it is
-that of the tiles, and the loop that goes innermost. A candidate differs from the plan in nothing but what a schedule
-file can say.
+The planner ranks the tiles of rows, contractions and contraction chains, and these come in its order. For other kernels
+the alternatives vary the layout: threads along each dimension, elements of an access, unrolled steps. On the CPU they
+vary the tile and the innermost loop. A candidate differs from the plan only in options that a schedule file can hold.
 """
 
 # mypy: no-strict-optional
@@ -34,7 +33,7 @@ THREADS = (64, 128, 256, 512, 1024)  # of a block
 
 
 def candidates(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> list[KernelPlan]:
-    """The plan's own choice, then all others by their predicted times; of equals, none is before others for what it is.
+    """The plan's own choice, then all others by their predicted times. Equal times are in an arbitrary, fixed order.
     `kernel` is as before the backend's choices."""
     choose = plan_cuda.choose if target.kind == "cuda" else plan_cpu.choose
     own = _predicted(choose(kernel, g, graph, target)[0], target)
@@ -49,7 +48,7 @@ def candidates(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> li
 
 
 def _said(kernel: KernelPlan) -> str:
-    """What a schedule file would say."""
+    """The text of the choices that a schedule file holds."""
     return repr((kernel.tile, sorted(kernel.loops.items()), kernel.options))
 
 
@@ -61,7 +60,7 @@ def _predicted(kernel: KernelPlan, target: Target) -> KernelPlan | None:
 
 
 def _picks(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> Iterator[KernelPlan]:
-    """What the planner ranked, in its order; itself alone where it ranked nothing."""
+    """The choices that the planner ranks, in its order; its only choice where it ranks none."""
     choose, first = (plan_cuda.choose, None) if target.kind == "cuda" else (plan_cpu.choose, None)
     for n in range(1000):
         try:

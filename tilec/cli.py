@@ -1,8 +1,7 @@
-"""The `tilec` command: subcommands as a table of parsers, and what errors and interruptions become.
+"""The `tilec` command: a table of parsers, one for each subcommand, and the handling of errors and interruptions.
 
-Exit status: 0; 1 for a mistake in what was given; 2 for a wrong use of the command line; 70 for a defect of
-tilec, which leaves the IR it failed on in a file; 130 when interrupted. Commands live in `cli_*.py` and are
-imported when they run.
+Exit status: 0; 1 for a mistake in the program, its sizes or files; 2 for wrong use of the command line; 70 for a defect of
+tilec, with the IR of the failing stage in a file; 130 when interrupted. Commands are in `cli_*.py`, imported when they run.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def _status(argv: list[str]) -> int:
 
 
 def _show_traceback() -> None:
-    """Of what is handled, where a developer wants it."""
+    """Prints the traceback of the handled exception, if TILEC_DEBUG is set."""
     if os.environ.get("TILEC_DEBUG"):
         import traceback
 
@@ -68,7 +67,8 @@ def _show_traceback() -> None:
 
 
 def _drop_output() -> None:
-    """The reader has gone, or the disk is full: what is left in the buffer may not be tried again at exit."""
+    """Discards buffered output after the reader closed the pipe or the disk became full, so that it is not written again at
+    exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -93,7 +93,7 @@ def _is_environment(error: Exception) -> bool:
 
 
 def _report_defect(error: Exception, args: argparse.Namespace, argv: list[str]) -> None:
-    """Says what failed where, and leaves what is needed to see it again."""
+    """Reports the failing stage, and saves the input that reproduces the failure."""
     stage, ir = (error.stage, error.ir) if isinstance(error, InternalError) else (None, None)
     told = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
     note(f"{told}\nThis is a defect of tilec, not of the program.", "internal error")
@@ -176,6 +176,17 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Renamed(argparse.Action):
+    """An option that has another name now."""
+
+    def __init__(self, option_strings: list[str], dest: str, to: str, **rest: Any):
+        super().__init__(option_strings, dest, default=argparse.SUPPRESS, **rest)
+        self.to = to
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        parser.error(f"{option_string} was renamed to {self.to}")
+
+
 def _command(commands: Any, name: str, command: str, usage: str, summary: str, text: str, examples: str) -> Any:
     lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
     made = commands.add_parser(
@@ -189,8 +200,8 @@ def _command(commands: Any, name: str, command: str, usage: str, summary: str, t
 def _check(commands: Any) -> None:
     p = _command(
         commands, "check", "cli_source:check", "[options] FILE...", "report every mistake of a program",
-        "Reports every mistake that can be known without running, each with its place. Where there is none,\n"
-        "it prints nothing, or a warning for an op that is refused at all sizes that were tried.",
+        "Reports every mistake that can be found without running the program, each with its position. Prints\n"
+        "nothing if there is none, or a warning for an op that is refused at all sizes that were tried.",
         """tilec check softmax.tile
         tilec check --ranges attention.tile --op attention
         tilec check --ranges softmax.tile -D N=1024""",
@@ -207,7 +218,7 @@ def _check(commands: Any) -> None:
 def _fmt(commands: Any) -> None:
     p = _command(
         commands, "fmt", "cli_source:fmt", "[--check] FILE...", "format programs in place",
-        "Rewrites programs in the canonical form. Comments stay; what does not parse stays as it is.",
+        "Rewrites programs in the canonical form. Comments stay. A program that does not parse is not changed.",
         """tilec fmt *.tile
         tilec fmt --check softmax.tile
         tilec fmt - < softmax.tile""",
@@ -219,8 +230,8 @@ def _fmt(commands: Any) -> None:
 def _plan(commands: Any) -> None:
     p = _command(
         commands, "plan", "cli_plan:plan", "[options] FILE", "write the schedule file, to be edited",
-        "Writes what the compiler decides (kernels, tiles, loop orders, options) into FILE.sched.toml,\n"
-        "which dump, explain, emit and run obey from then on. Plans for other targets and sizes stay.",
+        "Writes the compiler's decisions (kernels, tiles, loop orders, options) into FILE.sched.toml.\n"
+        "dump, explain, emit and run then obey that file. Plans for other targets and sizes stay.",
         """tilec plan softmax.tile -D M=4096 -D N=1024
         tilec plan attention.tile --op attention -D B=1,H=8,S=1024,T=1024,D=64 --target h200
         tilec plan softmax.tile -D M=4096,N=1024 -o -""",
@@ -232,9 +243,9 @@ def _plan(commands: Any) -> None:
 
 def _explain(commands: Any) -> None:
     p = _command(
-        commands, "explain", "cli_plan:explain", "[options] FILE", "say why: costs, decisions, refusals",
-        "For every kernel: what bounds it, and what it costs. For every decision: what else was possible,\n"
-        "and what that would have cost.",
+        commands, "explain", "cli_plan:explain", "[options] FILE", "print costs, decisions and refusals, with reasons",
+        "Prints the predicted time and the limit of every kernel, and the alternatives of every decision\n"
+        "with their times.",
         """tilec explain softmax.tile -D M=4096 -D N=1024
         tilec explain softmax.tile -D M=4096,N=1024 --measure
         tilec explain mlp.tile -D M=512,D=1024,F=4096 --target h200""",
@@ -246,17 +257,18 @@ def _explain(commands: Any) -> None:
 def _tune(commands: Any) -> None:
     p = _command(
         commands, "tune", "cli_tune:tune", "[options] FILE", "measure plans, and write the fastest",
-        "Measures the plans that the cost model thinks best, and some from all over the rest, on the device at\n"
-        "hand. Results are held against the program's error bounds; the fastest plan goes into FILE.sched.toml.",
+        "Measures the best plans by the cost model, and a sample of all others, on this machine's device.\n"
+        "Results are compared with the program's error bounds. The fastest plan goes into FILE.sched.toml.",
         """tilec tune softmax.tile -D M=4096 -D N=1024
-        tilec tune softmax.tile -D M=4096,N=1024 --target cuda --most 40
+        tilec tune softmax.tile -D M=4096,N=1024 --target cuda --trials 40
         tilec tune softmax.tile -D M=4096,N=1024 -o -""",
     )  # fmt: skip
     add_program(p, schedule=False)
     p.add_argument(
-        "--most", metavar="N", type=int, default=16,
+        "--trials", metavar="N", type=int, default=16,
         help="plans to measure for each kernel, besides the compiler's (default: 16)",
     )  # fmt: skip
+    p.add_argument("--most", action=_Renamed, to="--trials", help=argparse.SUPPRESS)
     p.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
     add_output(p, "the schedule file; - prints it (default: FILE.sched.toml)")
     p.add_argument("--force", action="store_true", help="replace a plan that was edited")
@@ -293,12 +305,12 @@ def _opt(commands: Any) -> None:
         "--from",
         metavar="STAGE",
         dest="from_",
-        help="the stage after which FILE was dumped (default: as its first line says)",
+        help="the stage after which FILE was dumped (default: the stage in its first line)",
     )
     p.add_argument("--to", metavar="STAGE", help="the last stage to run (default: emit, which prints the kernels)")
     p.add_argument("--passes", metavar="LIST", help="run these passes of upstream MLIR instead of stages")
-    p.add_argument("--target", metavar="TARGET", help="the machine (default: as the first line of FILE says)")
-    add_output(p, "where to (default: standard output)")
+    p.add_argument("--target", metavar="TARGET", help="the target (default: the target in the first line of FILE)")
+    add_output(p, "the file to write (default: standard output)")
 
 
 def _emit(commands: Any) -> None:
@@ -317,14 +329,14 @@ def _emit(commands: Any) -> None:
     )  # fmt: skip
     add_program(p)
     p.add_argument("--kernel", metavar="NAME", help="one kernel only")
-    add_output(p, "where to (default: standard output)")
+    add_output(p, "the file to write (default: standard output)")
 
 
 def _run_op(commands: Any) -> None:
     p = _command(
         commands, "run", "cli_run:run", "[options] FILE", "run an op, check it, time it",
         "Runs an op on random inputs, or on arrays from files, whose shapes then give the sizes.\n"
-        "--check holds the results against the program evaluated at f64, within its error bounds (docs/numerics.md).",
+        "--check compares the results with the program evaluated at f64, by error bounds (docs/numerics.md).",
         """tilec run softmax.tile -D M=512,N=512 --check
         tilec run softmax.tile -D M=4096,N=1024 --time
         tilec run softmax.tile --input x=x.npy --save y.npz
@@ -337,10 +349,10 @@ def _run_op(commands: Any) -> None:
         help="an input from a .npy or .npz file; an .npz alone gives several",
     )  # fmt: skip
     p.add_argument("--check", action="store_true", help="compare with the reference; exit 1 where out of bounds")
-    p.add_argument("--time", action="store_true", help="time it, and compare with the roofline")
+    p.add_argument("--time", action="store_true", help="time the op, and compare with the roofline")
     p.add_argument("--save", metavar="OUT.npz", type=Path, help="write the results")
     p.add_argument(
-        "--interpret", metavar="STAGE", help="run the IR as it stands after this stage; for any target, without a GPU"
+        "--interpret", metavar="STAGE", help="interpret the IR after this stage; for any target, without a GPU"
     )
 
 
@@ -359,34 +371,34 @@ def _verify(commands: Any) -> None:
     add_program(p)
     p.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
     p.add_argument("--ir", metavar="FILE", type=Path, help="begin with this dump, edited by hand, for the sizes given")
-    p.add_argument("--all", action="store_true", help="also sizes at which the interpreter takes long")
+    p.add_argument("--all", action="store_true", help="also sizes that take the interpreter long")
     add_output(p, "the reproducer (default: tilec-verify.mlir)")
 
 
 def _cache(commands: Any) -> None:
     p = _command(
         commands, "cache", "cli_cache:cache", "dir|size|clear [options]", "show or empty the cache of compiled programs",
-        "dir prints the directory, size how much is in it, clear empties it. Whatever is missing is\n"
-        "compiled again.",
+        "dir prints the directory, size prints its size, clear empties it. Removed programs are compiled\n"
+        "again when they are needed.",
         """tilec cache size
         tilec cache clear
-        tilec cache clear --older 30""",
+        tilec cache clear --older-than 30""",
     )  # fmt: skip
     p.add_argument("action", metavar="ACTION", choices=("dir", "size", "clear"), help="dir, size or clear")
     p.add_argument(
-        "--older",
+        "--older-than",
         metavar="DAYS",
         type=days,
         default=0.0,
-        help="with clear: only what was written more than so many days ago",
+        help="with clear: only files that are more than so many days old",
     )
 
 
 def _doctor(commands: Any) -> None:
     p = _command(
-        commands, "doctor", "doctor:doctor", "[--calibrate]", "report what was found and what is missing",
+        commands, "doctor", "doctor:doctor", "[--calibrate]", "report this machine's software and hardware, and what is missing",
         "Reports Python, the system, CPU, GPU, driver, toolkit, dependencies and the cache. Exit status 1:\n"
-        "something that the CPU needs is missing.",
+        "software that the CPU target needs is missing.",
         """tilec doctor
         tilec doctor --calibrate""",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`tilec cache`: where compiled programs are kept, how much there is, and its removal."""
+"""`tilec cache`: the directory of compiled programs, its size, and its removal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tilec.runtime import cache as store
 
 def cache(args: argparse.Namespace) -> int:
     """Raises CallError where there is no directory to use, with the reason."""
-    if args.older and args.action != "clear":
-        raise CallError("--older goes with `tilec cache clear`")
+    if args.older_than and args.action != "clear":
+        raise CallError("--older-than goes with `tilec cache clear`")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         folder = store.directory()
@@ -26,5 +26,5 @@ def cache(args: argparse.Namespace) -> int:
             files, size = store.usage()
             print(f"{files} files, {size_text(size)}")
         case "clear":
-            print(f"removed {store.clear(args.older)} files")
+            print(f"removed {store.clear(args.older_than)} files")
     return 0

@@ -1,6 +1,6 @@
-"""What the subcommands share: options, programs made ready, output to terminals and files.
+"""Tools of the subcommands: common options, loading of programs, output to terminals and files.
 
-Nothing heavy is imported at the top: `tilec --help` must come at once.
+No heavy module is imported at the top, so that `tilec --help` starts at once.
 """
 
 # mypy: no-strict-optional
@@ -62,7 +62,7 @@ def days(text: str) -> float:
 
 
 def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
-    """The program, and what makes it one set of kernels."""
+    """Adds the options that determine a program and its kernels: file, op, sizes, target, schedule."""
     parser.add_argument("file", metavar="FILE", type=Path, help="a .tile program")
     parser.add_argument("--op", metavar="NAME", help="which op, where the file has several")
     parser.add_argument(
@@ -113,7 +113,7 @@ class Loaded:
 
 
 def read_text(path: Path) -> Source:
-    """A source; `-` is what comes in."""
+    """A program's text; `-` is the standard input."""
     if str(path) == "-":
         try:
             return Source("<stdin>", sys.stdin.buffer.read().decode("utf-8"))
@@ -161,7 +161,7 @@ def specialise_given(program: Any, op: str | None, given: dict[str, int], inputs
 
 
 def find_schedule(args: argparse.Namespace) -> Any:
-    """The schedule that is named, or that lies beside the program."""
+    """The schedule file that `--schedule` names, or the file beside the program."""
     if args.no_schedule:
         return None
     path = args.schedule or args.file.with_suffix(".sched.toml")
@@ -173,7 +173,7 @@ def find_schedule(args: argparse.Namespace) -> Any:
 
 
 def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool = True, expect: bool = True) -> Any:
-    """Runs the stages; what a schedule changed is told on the standard error."""
+    """Runs the stages; the changes of a schedule are reported on the standard error."""
     from tilec import mlir
     from tilec.driver import lower as run_stages
     from tilec.dsl.build import build
@@ -195,7 +195,7 @@ def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool =
 
 
 def tell_schedule(loaded: Loaded, plan: Any) -> None:
-    """That a schedule was obeyed, though nobody may have asked for it, and what it changed."""
+    """Reports that a schedule was obeyed, and its changes, since nobody may have asked for it."""
     if loaded.schedule is None or plan is None:
         return
     told = [r for r in plan.remarks if r.verb in ("obeyed", "ignored")]
@@ -238,7 +238,7 @@ _MESSAGE = [
 
 
 def note(text: str, kind: str = "note") -> None:
-    """To the standard error, after what was said before: one file may take both, and output waits in a buffer."""
+    """Prints to the standard error, after flushing the output: one file may take both."""
     with suppress(OSError):  # the reader has gone, which whoever writes next is told
         sys.stdout.flush()
     text = f"{kind}: {text}" if kind else text
@@ -251,7 +251,7 @@ def show_error(error: TileError) -> None:
 
 
 def error_text(d: Diagnostic) -> str:
-    """A diagnostic; one that has no place in a program says so by saying none."""
+    """A diagnostic as text, with its position if it has one."""
     if d.span is not Span.none():
         return str(d)
     return f"{d.severity}: {d.message}" + (f"\nhint: {d.hint}" if d.hint else "")
@@ -267,7 +267,7 @@ def _spinner(message: str) -> Iterator[None]:
 
 @contextmanager
 def working(message: str) -> Iterator[None]:
-    """Says on a terminal that something takes its time; in a pipe only what `cli` says of all that takes long."""
+    """Shows on a terminal that some work takes time. In a pipe only `cli`'s reports of long work appear."""
     with progress.during(message), _spinner(message) if coloured(sys.stderr) else nullcontext():
         yield
 

@@ -1,7 +1,6 @@
-"""`tilec dump`, `tilec opt` and `tilec emit`: the IR after every stage, carrying on from any of it, and its
-end.
+"""`tilec dump`, `tilec opt` and `tilec emit`: print the IR after every stage, continue from it, and print the kernels.
 
-A dumped text begins with a line that says where it stands, which is all that `opt` needs besides the text:
+A dumped text begins with a line that names its stage and target. `opt` needs nothing else:
 
     // tilec stage: tile, target: cpu
 """
@@ -151,7 +150,7 @@ def _carry_on(text: str, name: str, start: str, end: str, target: str, asked: bo
 
 
 def _demand_planned(module, start: str, machine, asked: str | None) -> None:
-    """What stage `plan` decided stands in the module, for one target. Raises CallError where it does not, or not for this one."""
+    """Raises CallError unless the module holds the decisions of stage `plan` for this target."""
     found = {}
     for attribute in ("tilec.kernels", "tilec.target", "tilec.backend"):
         if attribute not in module.operation.attributes:

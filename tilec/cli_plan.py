@@ -1,4 +1,4 @@
-"""`tilec plan` and `tilec explain`: the decisions as a file, and as a report."""
+"""`tilec plan` and `tilec explain`: the decisions as a schedule file, and as a report."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from tilec.quantities import duration
 
 
 def plan(args: argparse.Namespace) -> int:
-    """Writes what the compiler decides into the schedule file; a plan that was edited is kept without
-    `--force`.
-    """
+    """Writes the compiler's decisions into the schedule file. An edited plan is kept unless `--force` is given."""
     args.schedule, args.no_schedule = None, True
     loaded = prepare(args)
     lowered = common.lower(loaded, end="plan", emit=False, expect=False)
@@ -49,7 +47,7 @@ def put(path: Path, text: str, plan: Any, told: str) -> None:
 
 
 def _existing(path: Path) -> str:
-    """The text of a schedule that is there, and is one."""
+    """The text of an existing schedule file. Raises CallError if it is no schedule."""
     from tilec.schedule_read import read_schedule
 
     read_schedule(path)
@@ -81,7 +79,7 @@ def explain(args: argparse.Namespace) -> int:
     rules = [
         (r"^kernel \S+|^decisions|^\S.* on .*$", "bold"),
         (r"^    (?:fused|inlined)\b", "green"),
-        (r"^    (?:refused|kept)\b|\bFAILS\b", "yellow"),
+        (r"^    (?:refused|not inlined)\b|\bFAILS\b", "yellow"),
         (r"^    (?:tiled|obeyed|\w+)\b", "cyan"),
         (r"#{2,}$|#$", "green"),
         (r"^  \S+\.tile:\d+", "bold"),

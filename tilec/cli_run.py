@@ -1,6 +1,4 @@
-"""`tilec run`: one op, executed on random or given inputs, held against the reference, timed against the
-roofline.
-"""
+"""`tilec run`: runs an op on random or given inputs, compares with the reference, and measures the time."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # mypy: disable-error-code="misc"
@@ -47,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _execute(loaded: Loaded, inputs: Arrays, timed: bool):
-    """Results, the seconds of calls where those are asked for, and the plan behind the kernels."""
+    """The results, the seconds of calls if `--time` is given, and the plan of the kernels."""
     from tilec.run_device import open_device
 
     executable = build(loaded)
@@ -167,7 +165,7 @@ def _tell_time(loaded: Loaded, plan, seconds: list[float]) -> None:
     _row("speed", f"{amount(least / middle)}B/s of inputs and outputs, {amount(operations / middle)}FLOP/s")
     _row(
         "roofline",
-        f"{_roofline_seconds(loaded, plan) / middle:.0%} of what {loaded.target.name} allows",
+        f"{_roofline_seconds(loaded, plan) / middle:.0%} of the speed that {loaded.target.name} allows",
     )
 
 

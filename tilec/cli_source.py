@@ -1,4 +1,4 @@
-"""`tilec check` and `tilec fmt`: programs as texts."""
+"""`tilec check` and `tilec fmt`: the commands for program texts."""
 
 # mypy: no-strict-optional
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -78,7 +78,7 @@ def refused_everywhere(program) -> list[Diagnostic]:
 
 
 def _ranges(program, args: argparse.Namespace) -> None:
-    """What was inferred of every name, op by op."""
+    """The inferred ranges and types of every name, op by op."""
     from tilec.dsl.check_sizes import size_names
     from tilec.dsl.specialise import choose_op, describe_ranges
 
@@ -102,7 +102,7 @@ def _ranges(program, args: argparse.Namespace) -> None:
 
 
 def fmt(args: argparse.Namespace) -> int:
-    """Formats in place, or with `--check` only tells what it would change."""
+    """Formats files in place; with `--check` only prints the changes."""
     status = 0
     for path in args.files:
         try:

@@ -1,4 +1,4 @@
-"""The command's standard streams, where its caller closed some; and warnings, as notes of the command's."""
+"""The standard streams of a command, even if its caller closed some; and Python's warnings as notes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_streams() -> None:
 
 @contextmanager
 def warnings_as(show: Callable[[str], None]) -> Iterator[None]:
-    """tilec's own warnings are shown as one line, without the place in its sources."""
+    """Shows tilec's own warnings as one line, without the position in tilec's sources."""
     from tilec.runtime.cache import CacheWarning
 
     with warnings.catch_warnings():

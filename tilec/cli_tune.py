@@ -1,4 +1,4 @@
-"""`tilec tune`: the plans of a program measured, the fastest written into the schedule file."""
+"""`tilec tune`: measures plans of a program, and writes the fastest into the schedule file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK, LONG = 0.02, 0.2  # seconds of a plan's timing
 
 @dataclass
 class Measured:
-    """A candidate that runs, and what it takes."""
+    """A compiled candidate and its time."""
 
     candidate: Any
     executable: Any
@@ -36,8 +36,8 @@ def tune(args: argparse.Namespace) -> int:
     from tilec.run_device import open_device
     from tilec.tune import candidates, combined, compiled
 
-    if args.most < 1:
-        raise CallError("--most must be at least 1")
+    if args.trials < 1:
+        raise CallError("--trials must be at least 1")
     args.schedule, args.no_schedule = None, True
     loaded = common.prepare(args)
     if loaded.target.kind == "cuda":
@@ -45,7 +45,7 @@ def tune(args: argparse.Namespace) -> int:
 
         need_gpu()
     with common.working("planning"):
-        found = candidates(loaded.specialised, loaded.target, args.most)
+        found = candidates(loaded.specialised, loaded.target, args.trials)
     schedule_text(args, loaded, found[0].plan)  # refuses to replace what was edited, before anything takes time
     inputs = random_inputs(loaded.specialised, args.seed, {})
     with common.working("evaluating the program and its error bounds at f64"):
@@ -73,7 +73,7 @@ def tune(args: argparse.Namespace) -> int:
 
 
 def _compiled(loaded: Any, found: Any) -> list[Measured]:
-    """What compiles; a plan that cannot be carried out is told of and left out."""
+    """The candidates that compile. A plan that cannot be carried out is reported and left out."""
     from tilec.tune import compiled
 
     own, made = found[0].plan, []

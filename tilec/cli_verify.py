@@ -1,4 +1,4 @@
-"""`tilec verify`: every stage's IR against the reference, and a small reproducer where one is wrong."""
+"""`tilec verify`: compares the IR after every stage with the reference, and reduces a failure to a small reproducer."""
 
 # mypy: no-strict-optional
 
@@ -61,8 +61,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def _conclude(done: dict[str, list[dict[str, int]]], verifier: Verifier, given: dict[str, int]) -> int:
-    """Exit status 0 only where stages were held to the program at sizes at which there is something to compute: those that
-    are not given are above 1."""
+    """Exit status 0 only if stages were compared at sizes above 1 (except for sizes that the user gave)."""
 
     def proper(what: str) -> list[dict[str, int]]:
         return [s for s in done[what] if all(n > 1 for name, n in s.items() if name not in given)]
@@ -74,7 +73,7 @@ def _conclude(done: dict[str, list[dict[str, int]]], verifier: Verifier, given: 
         return RIGHT
     few = "only sizes of 0 and 1 were verified" if done[RIGHT_TOLD] else "nothing was verified"
     if done[REFUSED]:
-        hint = "-D gives sizes that the program is for; `tilec run` at refused ones shows the whole message"
+        hint = "give other sizes with -D; `tilec run` at a refused size shows the whole message"
         note(f"{few}: the compiler refuses the program at the other sizes\nhint: {hint}", "error")
     else:
         note(f"{few}: the other sizes take the interpreter long\nhint: --all runs them, -D gives smaller ones", "error")
@@ -106,7 +105,7 @@ def _all_sizes(args: argparse.Namespace, names: list[str], given: dict[str, int]
 
 
 def _dumped_at(args: argparse.Namespace, specialised: Specialised, verifier: Verifier) -> None:
-    """Raises CallError where edited IR is for other sizes than those given."""
+    """Raises CallError if edited IR was dumped for other sizes."""
     if verifier.edited is None:
         return
     with mlir.context():
@@ -122,7 +121,7 @@ def _dumped_at(args: argparse.Namespace, specialised: Specialised, verifier: Ver
 
 
 def _sizes(verifier: Verifier, make: Any, names: list[str], given: dict[str, int]) -> list[dict[str, int]]:
-    """Small sizes, then those around the tiles of a plan for larger ones, as far as they do not take too long."""
+    """Small sizes, then sizes near the tiles of a plan for larger sizes, as long as the interpreter does not take too long."""
     small = first_sizes(names, given)
     try:
         verifier.texts(make({n: 48 for n in names} | given))
@@ -134,8 +133,8 @@ def _sizes(verifier: Verifier, make: Any, names: list[str], given: dict[str, int
 def _check(
     verifier: Verifier, make: Any, sizes: dict[str, int], args: argparse.Namespace, place: str
 ) -> tuple[str, Failure] | str:
-    """One set of sizes, with all kinds of inputs: what failed, or what became of it. One that the compiler refuses is told,
-    and left out."""
+    """Checks one set of sizes with all kinds of inputs, and prints the outcome. Sizes that the compiler refuses are
+    reported and left out."""
     label = ", ".join(f"{n}={v}" for n, v in sizes.items()) or "no sizes"
     try:
         specialised = make(sizes)
@@ -155,7 +154,7 @@ def _check(
 
 
 def _steps(verifier: Verifier, specialised: Specialised) -> int:
-    """What is to be walked; nothing where a stage fails, which the check tells."""
+    """The interpreter's number of steps for one set of sizes; 0 if a stage fails, which the check reports."""
     try:
         verifier.texts(specialised)
     except InternalError:

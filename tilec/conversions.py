@@ -1,7 +1,7 @@
-"""What conversions between types mean, on NumPy arrays: for the reference, its error bounds, and the interpreter.
+"""Conversions between types on NumPy arrays: for the reference, its error bounds, and the interpreter.
 
-NumPy and ml_dtypes round some conversions twice, by way of f32, and leave a float that does not fit an integer's type to
-the processor.
+NumPy and ml_dtypes round some conversions twice, by way of f32, and leave floats beyond an integer type's range to the
+processor. This module rounds once and saturates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results that are an input, or another result: no kernel makes them, memory is copied (`passes/bufferize.py`)."""
+"""Results that are an input, or another result. No kernel makes them: memory is copied (`passes/bufferize.py`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Copy:
 
 
 def copies_of(function: ir.Operation, target: Target) -> tuple[Copy, ...]:
-    """What is left to copy of a program, behind its kernels. On a CPU one core does it."""
+    """The copies of a program that run after its kernels. On a CPU one core makes them."""
     block = mlir.entry(function)
     names = dict(zip(block.arguments, _names(function, "arg_attrs")))
     returned = list(list(block.operations)[-1].operation.operands)

@@ -1,8 +1,8 @@
-"""The cost model: work and a machine in, numbers out. Pure, and blind to the IR.
+"""The cost model: a pure function from the work of a kernel and a machine to a predicted time. It does not see the IR.
 
-`predict` turns the `Work` of one kernel into a time and its reasons. `cost_contraction` and `cost_rows` enumerate
-the tiles of their problems and predict each as a `Choice`; `ranked` puts them cheapest first, so that what was
-not chosen can be shown.
+`predict` turns the `Work` of one kernel into a time and its terms. `cost_contraction` and `cost_rows` enumerate the tiles of
+their problems, and predict each as a `Choice`. `ranked` sorts the choices, cheapest first, so that `explain` can show the
+alternatives.
 
 Sources: Williams, Waterman & Patterson, "Roofline" (CACM 2009); NVIDIA's CUDA occupancy calculator and matrix
 multiplication background guide (tile and wave quantisation); Little's law, as applied by Volkov ("Better
@@ -57,7 +57,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Blocks that one SM holds, what limits them ("threads", "registers", ...), share of its threads."""
+    """The blocks that one SM holds, their limit ("threads", "registers", ...), and the share of the SM's threads that they
+    fill."""
 
     blocks: int
     limiter: str
@@ -66,11 +67,10 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class Prediction:
-    """`terms`: microseconds that each resource is busy; they overlap: the time is the largest and the launch.
+    """`terms`: microseconds that each resource is busy. They overlap: the time is the largest term plus the launch.
 
-    `intensity` and `ridge`: operations a byte of DRAM traffic, and where the machine turns compute-bound.
-    `roofline_share`: of the speed that the roofline allows this intensity. `waves`: rounds of resident
-    blocks.
+    `intensity` and `ridge`: operations per byte of DRAM traffic, and the intensity from which the machine is compute-bound.
+    `roofline_share`: the reached share of the roofline's speed at this intensity. `waves`: rounds of resident blocks.
     """
 
     time_us: float
@@ -116,10 +116,10 @@ def occupancy(target: Target, threads: int, registers: int = 32, shared: int = 0
 
 
 def balance(blocks: int, units: int) -> float:
-    """Share of the units' time used by blocks dealt out evenly: blocks / (units x ceil(blocks / units)).
+    """The share of the units' time that blocks use if they are dealt out evenly: blocks / (units x ceil(blocks / units)).
 
-    This is wave quantisation, waves / ceil(waves), for one block an SM. Of several that share an SM each is
-    the slower for it, so that what counts is how many blocks the fullest SM gets, not in how many rounds.
+    This is wave quantisation, waves / ceil(waves), for one block an SM. Several blocks on an SM slow each other down, so
+    that the number of blocks on the fullest SM counts, and not the number of rounds.
     """
     return blocks / (units * ceil(blocks / units)) if blocks else 1.0
 
@@ -222,7 +222,7 @@ def _roofline(work: Work, target: Target) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Choice(Generic[T]):
-    """A tile and what it is predicted to cost."""
+    """A tile and its predicted cost."""
 
     tile: T
     prediction: Prediction
@@ -245,11 +245,11 @@ class NoFurtherChoice(Exception):
 
 
 class TooLarge(NoFurtherChoice):
-    """Blocks of a kernel cannot keep what its operations pass on, whatever its tile; the text says how much that is."""
+    """The intermediates of a kernel's blocks do not fit on chip, whatever its tile. The text has their size."""
 
 
 def pick(choices: Sequence[Choice[T]], n: int) -> T:
-    """The tile of the `n`-th cheapest; 0 is what is chosen, the others are for those who measure them."""
+    """The tile of the `n`-th cheapest choice. 0 is the planner's choice; `tune` measures the others."""
     if n >= len(choices):
         raise NoFurtherChoice
     return choices[n].tile

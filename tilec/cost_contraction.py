@@ -53,11 +53,11 @@ class Contraction:
 
 @dataclass(frozen=True)
 class BlockTile:
-    """A GPU block's part of C and how it is computed.
+    """A GPU block's tile of C and its computation.
 
-    `warps` that compute, as `warp_m` x `warp_n` over the block; `producers`: further warps that only load.
-    `cluster`: blocks along m that share their B tile by multicast. `split_k`: blocks that share one tile of
-    C. `group`: rows of tiles that are walked together, for L2. `registers`: a thread, as launched.
+    `warp_m` x `warp_n`: the warps that compute, over the block. `producers`: further warps that only load. `cluster`:
+    blocks along m that share their B tile by multicast. `split_k`: blocks that share one tile of C. `group`: rows of tiles
+    that blocks compute together, for L2. `registers`: of a thread, as launched.
     """
 
     bm: int
@@ -124,7 +124,7 @@ def contraction_candidates(
 
 
 def _wgmma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """One or two warpgroups of 64 (or 128) rows beside a producer; K in steps of one 128-byte swizzle."""
+    """Shapes of one or two warpgroups of 64 (or 128) rows and a producer; K in steps of one 128-byte swizzle."""
     for bm, bn in product((64, 128, 256), (16, 32, 64, 96, 128, 160, 192, 224, 256)):
         yield bm, bn, 128 // size, 4 * min(2, bm // 64), 1, 4
 
@@ -197,13 +197,13 @@ def _staged(
 
 
 def _group(target: Target, bm: int, bn: int, p: Contraction) -> int:
-    """Rows of tiles walked together, so that one wave reads least: about a square of `units` tiles."""
+    """Rows of tiles that are computed together so that one wave reads the fewest bytes: about a square of `units` tiles."""
     rows = ceil(p.m / bm)
     return min((g for g in (1, 2, 4, 8, 16) if g <= rows), key=lambda g: g * bm + target.units / g * bn)
 
 
 def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
-    """The amounts of one tiling; what hangs over the edges of C is computed, too."""
+    """The work of one tiling, including the parts of tiles beyond the edges of C."""
     if isinstance(tile, CacheTile):
         return _cpu_contraction(target, p, tile)
     rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
@@ -323,7 +323,7 @@ def _cpu_contraction(target: Target, p: Contraction, tile: CacheTile) -> Work:
 def choose(
     target: Target, problem: Contraction, instructions: Collection[str] | None = None
 ) -> tuple[Choice[Tile], ...]:
-    """All candidates of those `instructions`, or of all that the target has, cheapest first."""
+    """All candidates of `instructions`, or of all instructions of the target, cheapest first."""
     return _choose(target, problem, None if instructions is None else tuple(instructions))
 
 
@@ -334,7 +334,7 @@ def _choose(target: Target, problem: Contraction, instructions: tuple[str, ...] 
 
 
 def _effort(tile: Tile) -> tuple[int, ...]:
-    """What breaks a tie: the simpler tile."""
+    """A tie goes to the simpler tile."""
     if isinstance(tile, BlockTile):
         return tile.split_k, tile.cluster, tile.threads, tile.shared
     return (-tile.kc, -tile.mc)

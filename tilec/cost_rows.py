@@ -1,4 +1,4 @@
-"""The cost of kernels that reduce along rows, by how a row is dealt out to threads and kept between passes."""
+"""The cost of kernels that reduce along rows, by the threads of a row and by its residency between passes."""
 
 # mypy: no-strict-optional
 # mypy: disable-error-code="arg-type, assignment"
@@ -54,7 +54,7 @@ class Rows:
         return min(self.vector, widest) if self.vector else widest
 
     def places(self, part: int) -> int:
-        """Of a part of a row, with what its first and last vectors have besides."""
+        """Elements that a part of a row takes, with the unused elements of its first and last vectors (unaligned rows)."""
         return round_up(part + self.vector - 1, self.vector) if self.shifted else part
 
 
@@ -132,9 +132,9 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
 
 
 def _is_read_twice(target: Target, p: Rows) -> bool:
-    """Whether a block may read its row again for the result, out of L1, telling L2 that this was the last time: such lines make
-    place first, and more of what is written is still there at the end. That is 1 to 3% of a kernel that moves several times what
-    L2 holds, on an H200."""
+    """Whether a block may load its row a second time for the result, from L1, and tell L2 that this was the last use. L2
+    evicts such lines first, and keeps more of the written lines at the end. On an H200 this saves 1 to 3% of a kernel
+    that moves several times as much as L2 holds."""
     if not target.has("l2_policies") or p.shifted or p.made or (p.passes, p.joined, p.reads, p.writes) != (2, 0, 1, 1):
         return False
     fit, row = target.fit(RowTimes), p.length * p.element_bytes
@@ -218,7 +218,7 @@ _END = 4  # instructions for an element at a row's end besides its own, which no
 
 
 def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
-    """One read and one write of everything; more where rows are not kept; a reduction stalls the loads of its block."""
+    """One read and one write of everything; more if rows do not stay on chip. A reduction stalls the loads of its block."""
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
     padded = tile.cluster * round_up(p.places(ceil(p.length / tile.cluster)), tile.vector * tile.threads)
     flops = {u: n * p.rows * p.length for u, n in p.flops.items()}
@@ -294,8 +294,8 @@ def _left_over(target: Target, p: Rows, tile: RowTile, blocks: int, rounds: int)
 
 
 def _scattered(target: Target, p: Rows, tile: RowTile, rounds: int) -> float:
-    """The share that reads take longer where blocks are at places far from each other, each in the middle of its row: the
-    larger, the less a block asks for at a time."""
+    """The share by which reads slow down if blocks read at distant addresses, each in the middle of its row. It is larger
+    if a block requests less at a time."""
     if rounds == 1:
         return 0.0
     piece = tile.threads * tile.vector * p.element_bytes * (tile.vectors if tile.threads >= 32 else 1)
@@ -304,17 +304,16 @@ def _scattered(target: Target, p: Rows, tile: RowTile, rounds: int) -> float:
 
 
 def _busy_us(target: Target, p: Rows, tile: RowTile) -> float:
-    """What a block's arithmetic on its rows takes an SM: instructions, an element's special function being five."""
+    """The time of a block's arithmetic on its rows on one SM, by issued instructions; the special function of an element
+    counts as five."""
     issued = 2 * sum(n for u, n in p.flops.items() if u != "special") + 5 * p.flops.get("special", 0)
     return issued * p.length * tile.rows_per_block / tile.cluster / (target.sm.issued * target.clock_ghz * 1e3)
 
 
 def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
-    """Rows in SRAM: what the memory waits is a share of the time that it moves.
-
-    Of several blocks an SM, one's start, end and exchange hide behind the others' loads; a block alone shows
-    its arithmetic between the loads and the stores. What all rows share is read for each, the later the larger the cluster.
-    """
+    """Rows in shared memory: memory is idle for a share of the time that it moves data. If an SM has several blocks, the
+    start, end and exchange of one hide behind the loads of the others. A block alone shows its arithmetic between its
+    loads and stores. Operands that all rows share are read for each row, later in larger clusters."""
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
     fit, resident = target.fit(SmemRows), occupancy(target, tile.threads, tile.registers, tile.shared).blocks
     common = fit.common * p.common * (1 + (tile.cluster - 1) / fit.common_blocks)
@@ -392,6 +391,6 @@ def choose(target: Target, *problems: Rows) -> list[Choice[RowTile]]:
 
 
 def _effort(tile: RowTile) -> tuple[int, ...]:
-    """What breaks a tie: the simpler tile."""
+    """A tie goes to the simpler tile."""
     threads = tile.threads * (tile.rows_per_block if tile.threads > 1 else 1)
     return tile.cluster, tile.stages, not tile.packed, threads, tile.registers

@@ -1,7 +1,7 @@
-"""The cost of a walk of two contractions: O[rows, columns] = sum over j of w(Q K^T)[rows, j] V[j, columns].
+"""The cost of a contraction chain: O[rows, columns] = sum over j of w(Q K^T)[rows, j] V[j, columns].
 
-A block has `bm` rows and takes tiles of `bn` of the walk's elements; its scores are in registers, and so is O. What
-limits it is the matrix units, or what the vector and special units do for each score.
+A block has `bm` rows, and loops over tiles of `bn` elements of j. The scores and O are in registers. The matrix units
+limit the time, or the float and special units, by their operations for each score.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ROWS = 64  # rows that a warpgroup multiplies
 
 @dataclass(frozen=True)
 class Stream:
-    """`length` elements walked for each of `rows` rows and `batch` problems; scores sum over `inner`, results have
-    `columns`. `parts`: in how many 16-bit parts a weight enters the product. `share`: of the scores that no mask
-    excludes as a whole tile. `fma`, `special`: operations for each score. `out_bytes`: of a result's element.
-    """
+    """A contraction chain: `batch` problems of `rows` rows, each with `length` elements between the contractions. Scores
+    sum over `inner`, results have `columns`. `parts`: the 16-bit numbers that make up one weight. `share`: the share of
+    scores in tiles that the mask does not exclude. `fma`, `special`: operations for each score. `out_bytes`: bytes of a
+    result's element."""
 
     rows: int
     length: int
@@ -40,7 +40,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class StreamTile:
-    """`groups` warpgroups of 64 rows that multiply, beside one that loads; `stages` tiles of K, and of V."""
+    """`groups` warpgroups of 64 rows multiply, and one more loads. `stages`: tiles of K, and of V, in shared memory."""
 
     bm: int
     bn: int
@@ -73,13 +73,13 @@ def stream_tiles(target: Target, p: Stream) -> Iterator[StreamTile]:
 
 
 def stream_bytes(p: Stream, bm: int, bn: int, stages: int) -> int:
-    """Of SRAM that a block takes: its rows of Q, tiles of K and V, barriers, and what begins at a multiple of 1024."""
+    """Shared memory of a block: its rows of Q, tiles of K and V, barriers, and alignment to 1024 bytes."""
     inner = round_up(p.inner, LINE)
     return 2 * bm * inner + stages * 2 * bn * (inner + round_up(round_up(p.columns, 16), LINE)) + 2048
 
 
 def stream_work(target: Target, p: Stream, tile: StreamTile) -> Work:
-    """The amounts of one tiling; what hangs over the edges is computed, too."""
+    """The work of one tiling, including the parts of tiles beyond the edges."""
     rows = ceil(p.rows / tile.bm)
     walked = round_up(p.length, tile.bn) * p.share
     cut = tile.bn * (p.length % tile.bn > 0)

@@ -1,4 +1,4 @@
-"""A specialised op on a GPU: cubins compiled for the target's chip, loaded when first run, launched on the caller's stream."""
+"""A specialised op on a GPU: cubins for the target's chip, loaded at the first run, launched on the caller's stream."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class CudaExecutable(Executable):
         assert self.target.sm is not None
         for kernel in self.emitted.kernels:
             if kernel.shared > (most := self.target.sm.shared_per_block):
+                taken = f"kernel {kernel.name} takes {kernel.shared:,} bytes of shared memory"
                 raise CallError(
-                    f"kernel {kernel.name} keeps {kernel.shared:,} bytes in SRAM, {self.target.name} has {most:,} for a block",
-                    hint="let the schedule give it a smaller tile, or fewer stages",
+                    f"{taken}, and {self.target.name} has {most:,} for a block",
+                    hint="give the kernel a smaller tile, or fewer stages, in the schedule file",
                 )
         self._devices: dict[int, DeviceProgram] = {}
         self._lock, self.runs = threading.Lock(), 0
@@ -86,7 +87,7 @@ class CudaExecutable(Executable):
             with self._lock:
                 found = self._devices.get(device)
                 if found is None:
-                    found = DeviceProgram(self.emitted, self.cubins, self.steps, device, self.late)
+                    found = DeviceProgram(self.emitted, self.cubins, self.steps, device, self.deferred_checks)
                     self._devices[device] = found
         return found
 

@@ -1,4 +1,4 @@
-"""Source positions and what is said about them: one type for every message that a user's mistake causes."""
+"""Source positions, and one type of message for all mistakes of users."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ class CallError(TileError, ValueError):
 
 
 class CheckError(CallError):
-    """A run-time check that failed: an index that depends on data was outside. `late`: in an earlier call than the one that
-    raises this, so that nobody has its arguments any more."""
+    """A run-time check that failed: an index that depends on data was outside its table. `deferred`: the check belongs to an
+    earlier call than the call that raises this error, and the arguments of that call are gone."""
 
-    def __init__(self, message: str, late: bool = False, hint: str | None = None):
+    def __init__(self, message: str, deferred: bool = False, hint: str | None = None):
         super().__init__(message, hint=hint)
-        self.late = late
+        self.deferred = deferred
 
 
 class InternalError(Exception):

@@ -1,4 +1,4 @@
-"""`tilec doctor`: what this machine has for compiling and running, and what to install for what it lacks."""
+"""`tilec doctor`: reports this machine's hardware and software, and the commands that install missing parts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _calibrate() -> None:
     from tilec.calibrate import calibrate
     from tilec.target import calibrated_path
 
-    with working("measuring this CPU: five seconds, best with nothing else running"):
+    with working("measuring this CPU for five seconds; other programs should be idle"):
         calibrate()
     note(f"wrote {calibrated_path()}", kind="")
 

@@ -1,7 +1,7 @@
-"""The straight line from a specialised op to kernels: one MLIR pass manager runs the stages and this watches.
+"""The way from a specialised op to kernels: one MLIR pass manager runs all stages.
 
-Every stage's text is kept (that is what `dump` and `op.stages` show), each can be the input again, and a failure carries
-the stage that failed and the IR it failed on.
+The text after every stage is kept for `dump` and `op.stages`, and can be an input again. A failure carries the stage that
+failed and its input IR.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tilec.target import Target
 
 @dataclass
 class Lowered:
-    """The IR after every stage that ran, by name, and what the stages took."""
+    """The IR after every stage that ran, by name, and the seconds that the stages took."""
 
     texts: dict[str, str]
     plan: Plan | None

@@ -7,9 +7,9 @@ An interval goes through an operation as all of its values do, and is then round
     functions         moved outwards by the units in the last place that `tilec.functions` documents
     casts             to the nearest value of the type; near a tie that leaves two values
 
-Comparisons give intervals of bools, and casts to integers intervals of integers: a decision that the errors
-before it may turn is undetermined, and so is what hangs on it. Ends are f64. Those of f64 values move outwards
-by a unit in the last place more where NumPy itself may err.
+Comparisons give intervals of bools, and casts to integers intervals of integers. A decision that earlier errors may
+change is undetermined, and so are values that depend on it. Ends are f64. Those of f64 values move outwards by a unit in
+the last place more where NumPy itself may err.
 
 An interval of NaN is NaN for certain. [-inf, inf] is any value, and NaN. Zeros have signs: [-0, 0] is a zero of either,
 [0, 0] is 0 and not -0.
@@ -86,7 +86,7 @@ def is_anything(x: Enclosure) -> np.ndarray:
 
 
 def hull(a: Enclosure, b: Enclosure) -> Enclosure:
-    """What is in either of the two; NaN or a number is anything."""
+    """The interval that holds both; NaN together with a number holds any value."""
     low, high = lesser(a.low, b.low), greater(a.high, b.high)
     if low.dtype.kind != "f":
         return Enclosure(low, high)
@@ -121,7 +121,8 @@ def to_nearest(array: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def rounded(x: Enclosure, dtype: DType) -> Enclosure:
-    """The values of `dtype` that are nearest to those of an interval; too large for it is any number at all."""
+    """The values of `dtype` that are nearest to those of an interval. A value that is too large for the type may be any
+    number."""
     return without_infinity(x, x.map(lambda end: to_nearest(end, dtype)))
 
 
@@ -234,7 +235,7 @@ def _is_known(x: Enclosure) -> np.ndarray:
 
 
 def _as_computed(op: str, a: Enclosure, b: Enclosure, dtype: DType) -> np.ndarray:
-    """What the operator gives in its type, for values of that type."""
+    """The operator's result in its type, for operands of that type."""
     left, right = (x.low.astype(dtype.numpy) for x in (a, b))
     return OPERATORS[op](left, right).astype(np.float64)
 

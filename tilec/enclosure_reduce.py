@@ -1,11 +1,11 @@
-"""Enclosures of reductions and scans, whatever the order in which a compiled program combines the elements.
+"""Enclosures of reductions and scans, for any order in which a compiled program combines the elements.
 
 A sum of n terms, each rounded at most once before, errs by at most gamma(n) sum |terms|, where
 gamma(n) = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2: true of
 any order, so of blocks, several chains and trees, too). A product of n terms errs by gamma(n) of itself, and by
-what is lost where a part of it is too small for the type. Extremes are exact.
+underflow where a partial product is too small for the type. Extremes are exact.
 
-`Total` says along what is reduced: `reduce` keeps the axes at length 1, and a scan gives every prefix.
+`Total` has the axes of a reduction: `reduce` keeps them at length 1, and a scan gives every prefix.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -73,9 +73,8 @@ class Total:
 
 
 def sum_parts(x: Enclosure, total: Total) -> list[np.ndarray]:
-    """What is known of a sum: of its ends, its size, and how much of it is positive and negative; infinities
-    apart. The parts of two halves are added.
-    """
+    """The parts of a sum: its ends, its size, its positive and negative terms, and infinities apart. The parts of two
+    halves are added."""
     add = np.add
     anything, nothing = is_anything(x), np.isnan(x.low)
     special = ~np.isfinite(x.low) | ~np.isfinite(x.high)
@@ -90,7 +89,7 @@ def sum_parts(x: Enclosure, total: Total) -> list[np.ndarray]:
 
 
 def sum_of_parts(parts: list[np.ndarray], count: np.ndarray, dtype: DType, unit: float) -> Enclosure:
-    """The enclosure of a sum accumulated in `dtype`, each step of which errs by `unit`."""
+    """The enclosure of a sum that is accumulated in `dtype`, where each step errs by `unit`."""
     low, high, size, positive, negative, *flags = parts
     may_down, may_up, up, down, nan, anything = (f > 0 for f in flags)
     error = np.where(count > 1, gamma(count, unit) + gamma(count + 2, HOST), 0) * size

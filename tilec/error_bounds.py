@@ -1,13 +1,13 @@
-"""What a compiled program may compute: a running error analysis of any program, on the inputs at hand.
+"""Error bounds of compiled programs: a running error analysis of any program, on the inputs at hand.
 
-Every value of the program becomes an interval that holds whatever a correct compilation may give for it
-(`tilec.enclosure`, `tilec.enclosure_reduce`), from the documented bounds of functions (`tilec.functions`) and of
-reductions alone. `compare` holds results against it, for tests, `tilec run --check` and whatever else looks for wrong
-results, so that no tolerance is chosen; docs/numerics.md names what is compared otherwise.
+Every value of the program becomes an interval that holds all results of a correct compilation (`tilec.enclosure`,
+`tilec.enclosure_reduce`). The intervals follow from the documented bounds of functions (`tilec.functions`) and of
+reductions alone. `compare` compares results with them, for tests, `tilec run --check` and all other checks, so that
+nobody chooses a tolerance. docs/numerics.md names the exceptions.
 
 The intervals are those of one execution (Wilkinson's running analysis), so they are narrow where the data is well
-conditioned and wide where digits cancel. Where errors may turn a comparison, a rounding or a place, both outcomes
-are within: nothing is said about a value that the documented errors leave undetermined.
+conditioned and wide where digits cancel. Where errors may change a comparison, a rounding or an index, both outcomes
+are allowed: a value that the documented errors leave undetermined has no bound.
 """
 
 # mypy: no-strict-optional
@@ -40,7 +40,7 @@ Kind = Literal["cpu", "cuda"] | None
 
 
 def enclose(special: Specialised, inputs: Mapping[str, np.ndarray], kind: Kind = None) -> dict[str, Enclosure]:
-    """Of every tensor of a specialised op, what its elements may be; floats as f64, outputs rounded to their type."""
+    """The intervals of all tensors of a specialised op; floats as f64, outputs rounded to their type."""
     with np.errstate(all="ignore"):
         tensors = {name: point(a if a.dtype.kind in "iub" else a.astype(np.float64)) for name, a in inputs.items()}
         for equation in special.equations:
@@ -56,10 +56,9 @@ def enclose(special: Specialised, inputs: Mapping[str, np.ndarray], kind: Kind =
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output, at its worst element: `error` is the distance from the middle of what is allowed, `allowed` the
-    largest that is within. `unbounded` counts the elements that may be any value of their type: of them the comparison
-    says nothing.
-    """
+    """One output at its worst element: `error` is the distance from the middle of the allowed interval, `allowed` the
+    largest allowed distance. `unbounded` counts the elements that may have any value of their type, about which the
+    comparison says nothing."""
 
     within: bool
     error: float = 0.0
@@ -75,16 +74,16 @@ class Comparison:
         verdict = "within the bound" if self.within else f"OUT OF BOUNDS, {self.wrong} elements"
         at = f"{self.found!r} at {list(self.place)}, between {self.low!r} and {self.high!r} allowed"
         if self.within and not np.isfinite(self.allowed):
-            text = f"{verdict}: every element is infinite, NaN or may be anything"
+            text = f"{verdict}: every element is infinite, NaN or unbounded"
         else:
             text = f"{self.error:.2g} of {self.allowed:.2g} allowed, {verdict}" + ("" if self.within else f": {at}")
-        return text + (f"; {self.unbounded} of its elements may be anything" if self.unbounded else "")
+        return text + (f"; {self.unbounded} of its elements are unbounded" if self.unbounded else "")
 
 
 def compare(
     special: Specialised, inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray], kind: Kind = None
 ) -> dict[str, Comparison]:
-    """The outputs of a compiled op against what it may compute on these inputs."""
+    """Compares the outputs of a compiled op with its error bounds for these inputs."""
     allowed = enclose(special, inputs, kind)
     return {t.name: compare_array(results[t.name], allowed[t.name]) for t in special.outputs}
 

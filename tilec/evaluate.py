@@ -1,6 +1,6 @@
-"""The meaning of a program, said plainly: its equations evaluated one after another in NumPy, at f64.
+"""The reference: the equations of a program evaluated one after another in NumPy, at f64.
 
-Nothing of the compiler takes part after the checker, so this is what every compiled form is tested against.
+It shares only the parser and the checker with the compiler. Every compiled form is tested against it.
 
 - Every float is an f64. Integers and bools keep their types, and integers wrap around.
 - `rounded=True` rounds to a float type where the source does: at every cast, and so at every name that is
@@ -76,7 +76,7 @@ def _arrays(inputs: tuple[ast.Tensor, ...], arguments: tuple, named: dict[str, o
     names = [t.name for t in inputs]
     given = dict(zip(names, arguments))
     if len(arguments) > len(names) or given.keys() & named.keys() or {*given, *named} != set(names):
-        raise CallError(f"the arguments must be ({', '.join(names)}), each once")
+        raise CallError(f"the arguments must be {', '.join(names)}, each once")
     given |= named
     return {t.name: np.asarray(as_declared(given[t.name], t.dtype)) for t in inputs}
 
@@ -122,7 +122,7 @@ def _equation(equation: ast.Equation, tensors: Tensors, sizes: dict[str, int], r
 
 
 def extents_of(equation: ast.Equation) -> dict[str, tuple[int, int]]:
-    """The bounds of an equation's indices: those of its left side first, in order, and then those bound inside."""
+    """The bounds of an equation's indices: first the indices of its left side in order, then those bound inside."""
     outer = {r.index: bounds_of(r) for r in equation.ranges}
     return outer | {r.index: bounds_of(r) for r in ast.bound_in(equation.value) if r.index not in outer}
 
@@ -375,7 +375,7 @@ def outside_error(
     expr: ast.Access, shape: tuple[int, ...], subscripts: list[np.ndarray], outside: np.ndarray,
     extents: dict[str, tuple[int, int]],
 ) -> Diagnostic:  # fmt: skip
-    """What to say of the first place where an access is outside; `extents` are those of the axes."""
+    """The error of the first access that is outside its tensor; `extents` are those of the axes."""
     first = np.argmax(outside)
     at = dict(zip(extents, np.unravel_index(first, outside.shape))) if outside.ndim else {}
     for dimension, (subscript, extent) in enumerate(zip(subscripts, shape)):

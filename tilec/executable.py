@@ -1,4 +1,4 @@
-"""An op that can run: compiled to machine code, and bound to the way its backend launches."""
+"""A compiled op that can run: its machine code, and the launch of its backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def build_executable(recipe: Recipe) -> Executable:
-    """Compiles an op, or finds it compiled. Raises TileError for what the program or target cannot do."""
+    """Compiles an op, or finds it in the cache. Raises TileError if the program or the target makes that impossible."""
     if recipe.target.kind == "cpu":
         return CpuExecutable(recipe)
     from tilec.cuda_executable import CudaExecutable
@@ -27,11 +27,11 @@ def build_executable(recipe: Recipe) -> Executable:
 
 
 class Executable:
-    """What both backends share: names and shapes of the results, the kernels for people to look at."""
+    """The parts that both backends share: names and shapes of results, and the kernels as `Op.kernels` shows them."""
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.target = recipe, recipe.target
-        self.late = False  # whether failed run-time checks of a GPU are raised by later calls
+        self.deferred_checks = False  # whether a later call raises a GPU's failed run-time check
         self.compiled = recipe.compiled()
         self.emitted, self.outputs = self.compiled.emitted, self.compiled.outputs
 
@@ -44,20 +44,20 @@ class Executable:
         )
 
     def load(self) -> None:
-        """Does what running takes once; `run` does it where this was not called before."""
+        """Loads the machine code; `run` does it otherwise."""
 
     def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        """Works on any buffers: copies what kernels cannot read or write as it lies."""
+        """Runs on any buffers. Copies those that kernels cannot read or write as they are."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raises CallError for a run-time check that failed late; the CPU raises at once."""
+        """Raises CallError for a failed run-time check that no call has raised. On the CPU every call raises its own."""
 
     def graph(self, inputs: list[Any], outputs: list[Any], result: Any) -> Any:
         raise CallError("graphs are for arrays on the GPU")
 
     def first(self, count: int) -> Executable:
-        """The same with its first `count` steps only: what measuring one kernel after another takes."""
+        """The same executable with its first `count` steps only, to measure one kernel after another."""
         part = copy.copy(self)
         part.__dict__.pop("steps", None)
         part.emitted = replace(self.emitted, steps=self.emitted.steps[:count])
@@ -65,8 +65,8 @@ class Executable:
 
     @cached_property
     def steps(self) -> tuple[tuple[str | None, Any, int], ...]:
-        """Every step's kernel, what picks its addresses from those of inputs, outputs and temporaries in a row, and the
-        bytes to copy."""
+        """For every step: its kernel, a function that picks its addresses from those of inputs, outputs and temporaries,
+        and the bytes to copy."""
         begin = {"input": 0, "output": len(self.compiled.inputs)}
         begin["temporary"] = begin["output"] + len(self.outputs)
         picks = ([begin[s.kind] + s.number for s in step.slots] for step in self.emitted.steps)

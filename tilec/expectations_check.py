@@ -1,9 +1,8 @@
-"""`expect` statements, held against the plan: what the compiled program is like, and which decision made it
-so.
+"""`expect` statements: conditions on the compiled program, compared with the plan.
 
-`kernels` is the number of kernels, and of copies into results that no kernel makes; `traffic` the bytes that
-they move, `minimal` the bytes of inputs and outputs; `fused(a, b)` says that the tensors are computed by one
-kernel, those but the last never stored.
+`kernels` is the number of kernels, and of copies into results that no kernel makes. `traffic` is the bytes that they
+move. `minimal` is the bytes of inputs and outputs. `fused(a, b)` holds if one kernel computes the tensors, and stores
+none of them but the last. A failure names the decisions that broke the condition.
 """
 
 # mypy: no-strict-optional
@@ -31,7 +30,7 @@ _OPERATORS = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
     "%": operator.mod, "**": math.pow,
 }  # fmt: skip
-_APART = ("obeyed", "refused", "kept")  # decisions that make kernels and traffic more,
+_APART = ("obeyed", "refused", "not inlined")  # decisions that make kernels and traffic more,
 _TOGETHER = ("obeyed", "fused", "inlined")  # and those that make them fewer
 
 
@@ -86,7 +85,7 @@ def _culprits(verbs: tuple[str, ...], facts: _Plan, plan: Plan) -> list[Remark]:
     remarks = [r for r in plan.remarks if r.verb in verbs]
     names = facts.stored
     about = [r for r in remarks if names & {w.strip(",") for w in r.subject.split()}]
-    about = about or [r for r in remarks if r.verb != "kept"] or remarks
+    about = about or [r for r in remarks if r.verb != "not inlined"] or remarks
     return sorted(about, key=lambda r: verbs.index(r.verb))
 
 
@@ -139,7 +138,7 @@ class _Plan:
                 return {"min": min, "max": max, "abs": lambda v: abs(v[0])}[function](
                     [self.value(a) for a in arguments]
                 )
-        raise TileError(Diagnostic("`expect` cannot evaluate this", expr.span))
+        raise TileError(Diagnostic("`expect` cannot evaluate this expression", expr.span))
 
     def apply(self, op: str, left: float, right: float, span: Span) -> float | bool:
         try:

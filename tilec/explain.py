@@ -1,8 +1,7 @@
-"""The reasons behind a plan, as text: what each kernel costs and why, and every decision with what it was
-weighed against.
+"""The report of `tilec explain`: the predicted time of each kernel with its causes, and each decision with its alternatives.
 
-The cost model's terms stand beside each other, because they overlap: the largest is the time, and says what
-to change.
+The terms of the cost model (DRAM, L2, arithmetic, ...) overlap in time. The report lists them beside each other: the
+largest is the kernel's time, and says what to change.
 """
 
 # mypy: no-strict-optional
@@ -19,18 +18,23 @@ from tilec.expectations_check import describe_expectations, minimal_traffic, tra
 from tilec.grouping import Remark
 from tilec.plan_model import KernelPlan, Plan
 from tilec.provenance import Provenance, short_place
-from tilec.quantities import amount, duration
+from tilec.quantities import amount, count, duration
 from tilec.target import Target
 
 BAR = 24  # characters of the longest bar
-LABEL = 15
+LABEL = 18  # characters of a line's label
+VERB = 12  # characters of a decision's verb
+RESOURCES = {
+    "dram": "DRAM", "l3": "L3 cache", "l2": "L2 cache", "l1": "L1 cache", "shared": "shared memory", "fma": "float arithmetic",
+    "tensor": "matrix units", "special": "special functions", "int": "integer arithmetic", "launch": "launch",
+    "blocks": "block starts",
+}  # fmt: skip
+"""The names of the cost model's terms in the report."""
 
 
 def explain(plan: Plan, specialised: Specialised, measured: Mapping[str, float] | None = None) -> str:
-    """The whole report. `measured` are microseconds by kernel name, or under the op's name for the whole
-    program.
-    """
-    where = Provenance(specialised)
+    """The whole report. `measured`: microseconds by kernel name, and those of the whole program under the op's name."""
+    where = Provenance(specialised, plan)
     parts = [_summary(plan, specialised, measured or {})]
     parts += [_kernel(kernel, plan, where, (measured or {}).get(kernel.name)) for kernel in plan.kernels]
     parts += [_copy(copy, (measured or {}).get("copies") if len(plan.copies) == 1 else None) for copy in plan.copies]
@@ -50,11 +54,11 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
     if specialised.sizes:
         yield _row("sizes", ", ".join(f"{name} = {value}" for name, value in specialised.sizes.items()))
     kernels = plan.counted.removesuffix(" kernels").removesuffix(" kernel")
-    yield _row("kernels", kernels + (f", {', '.join(plan.inlined)} inlined" if plan.inlined else ""))
+    yield _row("kernels", kernels + (f"; inlined: {', '.join(plan.inlined)}" if plan.inlined else ""))
     told = measured.get(specialised.name)
     yield _row("time", f"{duration(plan.time_us)} predicted" + (f", {duration(told)} measured" if told else ""))
     moved, least = traffic(plan), minimal_traffic(specialised)
-    share = f", {moved / least:.2f} of the least (inputs read once, outputs written once)" if least else ""
+    share = f", {moved / least:.2f} times the minimum (inputs read once, outputs written once)" if least else ""
     yield _row("traffic", f"{amount(moved)}B{share}")
     for line in describe_expectations(specialised, plan):
         yield _row("expect", line)
@@ -65,18 +69,20 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
 
 def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float | None) -> Iterator[str]:
     p, work = kernel.prediction, kernel.work
-    told = _beside(p.time_us, measured)
+    told = _compared(p.time_us, measured)
     yield f"kernel {kernel.name}: {duration(p.time_us)}{told}, bound by {_bound(p)}"
     yield _row("computes", ", ".join(kernel.nodes))
     yield _row("writes", ", ".join(kernel.outputs))
     yield _row("grid", _grid(kernel, where))
-    if walks := _walks(kernel):
-        yield _row("walks", walks)
-    yield from _options(kernel, where)
-    yield _row("bytes", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written")
+    yield from _parts(kernel)
+    yield _row("kernel family", kernel.options.name)
+    for option, text in kernel.options.described(where.dimensions(kernel)):
+        if option != "residency" or len(_nests(kernel)) > 1:  # of a single pass, nothing is read again
+            yield _row(option, text)
+    yield _row("traffic", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written")
     yield _row("operations", _operations(kernel))
     yield _row("intensity", _intensity(kernel, plan.target))
-    yield _row("roofline", f"{p.roofline_share:.0%} of what this intensity allows")
+    yield _row("roofline", f"{p.roofline_share:.0%} of the speed that the roofline allows")
     if plan.target.kind == "cuda":
         yield _row("occupancy", _occupancy(kernel, plan.target))
     yield from _terms(p)
@@ -85,29 +91,30 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float |
 
 
 def _copy(copy: Copy, measured: float | None) -> Iterator[str]:
-    """No kernel: the driver, or the C library, copies."""
+    """A copy takes no kernel: the driver, or the C library, copies."""
     p = copy.prediction
-    yield f"copy of {copy.source} into {copy.name}: {duration(p.time_us)}{_beside(p.time_us, measured)}, bound by {_bound(p)}"
-    yield _row("bytes", f"{amount(copy.work.dram_read)}B read, {amount(copy.work.dram_write)}B written")
+    yield f"copy of {copy.source} into {copy.name}: {duration(p.time_us)}{_compared(p.time_us, measured)}, bound by {_bound(p)}"
+    yield _row("traffic", f"{amount(copy.work.dram_read)}B read, {amount(copy.work.dram_write)}B written")
     yield from _terms(p)
 
 
-def _beside(predicted: float, measured: float | None) -> str:
-    return f", {duration(measured)} measured (predicted: {predicted / measured:.0%} of that)" if measured else ""
+def _compared(predicted: float, measured: float | None) -> str:
+    share = f"the prediction is {predicted / measured:.0%} of it" if measured else ""
+    return f" predicted, {duration(measured)} measured ({share})" if measured else " predicted"
 
 
-NEAR = 0.2  # of the measured time, that a prediction may be off
+NEAR = 0.2  # a prediction may differ by this share of the measured time
 
 
 def _verdict(kernel: KernelPlan, measured: float) -> str:
-    """What of the prediction was wrong: the rate of its largest term, beside the rate that was reached."""
+    """The cause of a wrong prediction: the rate that its largest term assumes, and the rate that was reached."""
     p, work = kernel.prediction, kernel.work
     if abs(p.time_us / measured - 1) <= NEAR:
         return f"within {NEAR:.0%} of the measured time"
     if p.bound == "launch":
-        return f"launching: {duration(p.time_us)} assumed, {duration(measured)} measured"
+        return f"launch: {duration(p.time_us)} assumed, {duration(measured)} measured"
     name, term = p.limiter, p.terms[p.limiter]
-    taken = max(1e-3, measured - (p.time_us - term))  # the rest of the prediction taken as right
+    taken = max(1e-3, measured - (p.time_us - term))  # as if the rest of the prediction were right
     amounts = {
         "shared": work.shared_bytes,
         "l1": work.shared_bytes,
@@ -115,56 +122,59 @@ def _verdict(kernel: KernelPlan, measured: float) -> str:
     }
     if name in ("dram", "l2", "l3", "l1", "shared"):
         moved = amounts.get(name, work.dram_read + work.dram_write)
-        return f"{name}: {amount(1e6 * moved / term)}B/s assumed, {amount(1e6 * moved / taken)}B/s reached"
+        return f"{_resource(name)}: {amount(1e6 * moved / term)}B/s assumed, {amount(1e6 * moved / taken)}B/s reached"
     done = sum(n for unit, n in work.flops.items() if unit.partition(".")[0] == name)
-    return f"{name}: {amount(1e6 * done / term)}op/s assumed, {amount(1e6 * done / taken)}op/s reached"
+    return f"{_resource(name)}: {amount(1e6 * done / term)}op/s assumed, {amount(1e6 * done / taken)}op/s reached"
 
 
 def _bound(p: Prediction) -> str:
-    return {"memory": f"memory ({p.limiter})", "launch": "launch overhead"}.get(p.bound, f"{p.bound} ({p.limiter})")
+    return "launch overhead" if p.bound == "launch" else f"{p.bound} ({_resource(p.limiter)})"
+
+
+def _resource(term: str) -> str:
+    return RESOURCES.get(term, term)
+
+
+def _unit(unit: str) -> str:
+    """`bf16 wgmma`, `f32`, `special functions`: the operations of "tensor.bf16@wgmma", "fma.f32", "special"."""
+    name, _, rest = unit.partition(".")
+    dtype, _, instruction = rest.partition("@")
+    return " ".join(word for word in (dtype, instruction) if word) or _resource(name)
 
 
 def _grid(kernel: KernelPlan, where: Provenance) -> str:
     names = where.dimensions(kernel)
     cut = [f"{names[d]} = {kernel.extents[d]} in tiles of {t}" for d, t in zip(kernel.grid, kernel.tile)]
     rest = [f"{names[d]} = {e}" for d, e in kernel.extents.items() if d not in kernel.grid]
-    inside = f"; inside a block {', '.join(rest)}" if rest else ""
+    inside = f"; {'each block' if kernel.blocks > 1 else 'it'} has all of {', '.join(rest)}" if rest else ""
     return f"{kernel.blocks} block{'s' * (kernel.blocks != 1)}" + (f": {', '.join(cut)}" if cut else "") + inside
 
 
-def _options(kernel: KernelPlan, where: Provenance) -> Iterator[str]:
-    """How the kernel is built (docs/schedules.md has the meaning of every option), but for options that are off."""
-    names = where.dimensions(kernel)
-    yield _row("built by", kernel.options.name.replace("_", " "))
-    if kernel.options.block_threads:
-        yield _row("threads", str(kernel.options.block_threads))
-    for field, value in kernel.options.fields():
-        if field.metadata["by_dim"]:
-            shown = ", ".join(f"{names.get(d, str(d))} {n}" for d, n in enumerate(value) if n > 1)
-        elif field.metadata["dims"]:
-            shown = ", ".join(names.get(d, str(d)) for d in (value if isinstance(value, tuple) else (value,)))
-        elif isinstance(value, tuple):
-            shown = " x ".join(map(str, value))
-        else:
-            shown = "yes" if value is True else str(value or "")
-        if shown:
-            yield _row(field.name.replace("_", " "), shown)
+def _parts(kernel: KernelPlan) -> Iterator[str]:
+    """How the operations share loops: a contraction and its epilogue, or passes over the data."""
+    nests, options = _nests(kernel), kernel.options
+    if inner := set(getattr(options, "inner", ())):
+        epilogue = [n for n in kernel.nodes if not inner <= set(kernel.dims[n])]
+        if epilogue:
+            yield _row("epilogue", ", ".join(epilogue))
+    elif len(nests) > 1 and options.name != "contraction_chain" and not getattr(options, "online", False):
+        yield _row("passes", f"{len(nests)}: " + " | ".join(map(", ".join, nests)))
 
 
-def _walks(kernel: KernelPlan) -> str:
-    """Operations that share a loop nest, where there are several nests."""
+def _nests(kernel: KernelPlan) -> list[list[str]]:
+    """The operations of each loop nest."""
     numbers = sorted(set(kernel.sweeps.values()))
-    groups = [", ".join(n for n in kernel.nodes if kernel.sweeps[n] == number) for number in numbers]
-    return " | ".join(groups) if len(groups) > 1 else ""
+    return [[n for n in kernel.nodes if kernel.sweeps[n] == number] for number in numbers]
 
 
 def _operations(kernel: KernelPlan) -> str:
-    parts = [f"{amount(n)}op {unit}" for unit, n in kernel.work.flops.items() if n]
+    parts = [f"{amount(n).rstrip()} {_unit(unit)}" for unit, n in kernel.work.flops.items() if n]
     return ", ".join(parts) or "none"
 
 
 def _intensity(kernel: KernelPlan, target: Target) -> str:
-    """Operations of the busiest unit a byte, against where that unit and memory take the same time."""
+    """Operations of the busiest unit per byte of DRAM traffic, and the ridge: the intensity at which that unit and DRAM take the
+    same time."""
     moved, flops = kernel.work.dram_read + kernel.work.dram_write, kernel.work.flops
     if not moved:
         return "no memory traffic"
@@ -172,33 +182,38 @@ def _intensity(kernel: KernelPlan, target: Target) -> str:
     if unit is None or not flops[unit]:
         return "no operations"
     found, ridge = flops[unit] / moved, kernel.prediction.ridge
-    return f"{found:.2f} {unit} operations a byte, the ridge is at {ridge:.1f}: {_side(kernel, found < ridge)}"
+    return f"{found:.2f} operations ({_unit(unit)}) a byte, the ridge is at {ridge:.1f}: {_side(kernel, found < ridge)}"
 
 
 def _side(kernel: KernelPlan, below: bool) -> str:
-    """What the ridge says, which knows the main memory and one unit, beside what limits the kernel by all its terms."""
+    """The roofline's verdict, and the kernel's limit where that is another. The roofline knows DRAM and one unit; the cost
+    model has more terms."""
     p = kernel.prediction
+    side = "below the ridge" if below else "above the ridge"
     if p.bound == "launch":
-        return f"{'below' if below else 'above'} it, but launching takes longer than either"
-    if p.bound == "memory" and (below or p.limiter == "dram"):
-        return "below it memory limits" if below else "above it, but dram is not used at its full rate"
+        return f"{side}, but the launch takes longest"
+    if p.bound == "memory" and below and p.limiter == "dram":
+        return f"{side}, so bound by memory"
+    if p.bound == "memory" and p.limiter == "dram":
+        return f"{side}, but DRAM does not reach its full rate"
     if p.bound == "compute" and not below:
-        return "above it arithmetic limits"
-    if below:
-        faster = "" if "dram" in p.terms else f", as the data stay in {_nearest(p)}"
-        return f"below it, but not memory: {p.limiter} takes longer{faster}"
-    return f"above it, but not arithmetic: {p.limiter} takes longer"
+        return f"{side}, so bound by compute"
+    where = "" if "dram" in p.terms else f": the data stay in the {_resource(_nearest(p))}"
+    if p.bound == "memory" and where:
+        return side + where
+    return f"{side}, but {_resource(p.limiter)} takes longest{where}"
 
 
 def _nearest(p: Prediction) -> str:
-    return next((name for name in reversed(MEMORY) if name in p.terms), "a cache")
+    return next((name for name in reversed(MEMORY) if name in p.terms), "cache")
 
 
 def _occupancy(kernel: KernelPlan, target: Target) -> str:
     p = kernel.prediction
-    blocks = f"{p.occupancy.blocks} block{'s' * (p.occupancy.blocks != 1)} of {kernel.work.threads} threads an SM"
-    blocks += f", limited by {p.occupancy.limiter}"
-    waves = f"{p.waves:.2f} waves on {target.units} SMs, {p.wave_efficiency:.0%} of their time used"
+    blocks = f"{count(p.occupancy.blocks, 'block')} of {count(kernel.work.threads, 'thread')} on an SM"
+    limits = {"shared": "shared memory", "blocks": "the number of blocks"}
+    blocks += f", limited by {limits.get(p.occupancy.limiter, p.occupancy.limiter)}"
+    waves = f"{p.waves:.2f} waves on {target.units} SMs, which are busy {p.wave_efficiency:.0%} of the time"
     return f"{p.occupancy.fraction:.0%}: {blocks}; {waves}"
 
 
@@ -208,7 +223,7 @@ def _terms(p: Prediction) -> Iterator[str]:
     label = "time"
     for name, t in sorted(terms.items(), key=lambda item: -item[1]):
         bar = "#" * max(1, round(BAR * t / longest))
-        yield _row(label, f"{name:<8}{duration(t):>10}  {bar}")
+        yield _row(label, f"{_resource(name):<18}{duration(t):>10}  {bar}")
         label = ""
 
 
@@ -221,14 +236,14 @@ def _decisions(plan: Plan, where: Provenance) -> Iterator[str]:
         return
     yield "decisions"
     if any(r.verb in ("fused", "refused") and r.alternatives and not r.weighed for r in plan.remarks):
-        yield "  (fused, refused: times are estimates from before tiles are chosen; a kernel's own time above is from after)"
+        yield "  (times of `fused` and `refused` are estimates without tiles; the kernels' own times above are with tiles)"
     places: dict[tuple[str, int] | None, list[Remark]] = {}
     for remark in plan.remarks:
         places.setdefault(remark.line, []).append(remark)
     for place, remarks in sorted(places.items(), key=lambda item: _order(item[0], plan)):
         yield f"  {short_place(place)}  {where.line(place)}" if place else "  the whole program"
         for remark in remarks:
-            yield f"    {remark.verb:<8} {remark.subject}: {remark.reason}"
+            yield f"    {remark.verb:<{VERB}} {remark.subject}: {remark.reason}"
             yield from _alternatives(remark)
 
 
@@ -238,12 +253,13 @@ def _order(place: tuple[str, int] | None, plan: Plan) -> tuple:
 
 
 def _alternatives(remark: Remark) -> Iterable[str]:
-    """What was weighed, unless the reason says it: two alternatives always stand in it."""
+    """The alternatives, where there are more than two: a reason names two itself."""
     if len(remark.alternatives) > 2:
+        indent = " " * (VERB + 7)
         if remark.weighed:
-            yield f"             ({remark.weighed})"
+            yield f"{indent}({remark.weighed})"
         for name, time_us in sorted(remark.alternatives, key=lambda a: a[1]):
-            yield f"             {name}: {duration(time_us)}"
+            yield f"{indent}{duration(time_us):>9}  {name}"
 
 
 def _row(label: str, text: str) -> str:

@@ -4,8 +4,8 @@
     e = generic exp(s - m)       ->    exp(s[i, j] - total 0)
     l = generic sum(e)                 total 1: sum of exp(s[i, j] - total 0) over j
 
-Dimensions are kernel dimensions, so equal expressions are equal objects whichever operation they were read from. What
-is derived from them (`tilec.online`) holds for tensors and, after bufferization, for the memory that they became.
+Dimensions are kernel dimensions, so that equal expressions are equal objects, whichever operation they were read from.
+Results that `tilec.online` derives from them hold for tensors and, after bufferization, for their memory.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Reader:
         out = mlir.maps_of(operation)[len(mlir.inputs_of(operation)) + number]
         made_at = tuple(own[d] for d in mlir.map_dims(out))
         if place is not None and place != made_at:
-            raise Unreadable(f"{_name(operation)} is read at other places than those where it is computed")
+            raise Unreadable(f"{_name(operation)} is read at other subscripts than it is computed at")
         if (operation, number) not in self._known:
             self._known[operation, number] = self._read(operation, number, own)
         return self._known[operation, number]
@@ -145,7 +145,7 @@ class Reader:
         state = list(block.arguments)[len(inputs) + number]
         update = mlir.definition(value)
         if update is None or len(update.operands) != 2 or state not in list(update.operands):
-            raise Unreadable(f"{_name(operation)} is not a reduction by one operation")
+            raise Unreadable(f"{_name(operation)} is not a reduction by a single operation")
         a, b = update.operands
         term = body.expression(b if a == state else a)
         place = tuple(own[d] for d in out)

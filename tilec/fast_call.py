@@ -1,8 +1,8 @@
-"""A repeated call by the shortest way: the arrays are like an earlier call's, so everything about them is decided.
+"""The fast path of repeated calls: arrays like those of an earlier call, for which everything is decided.
 
-What can differ from call to call is looked at every time: kind, type, shape, device, row-major order, alignment, gradients,
-and for results that are given, whether they lie apart from all else. Whatever does not fit goes the general way. Machine code
-does all that (`runtime/cpu_call.py`, `runtime/cuda_call.py`), unless it is switched off (docs/native_calls.md).
+Each call checks the properties that can differ: kind, type, shape, device, row-major order, alignment, gradients, and
+overlaps of `out=` arrays. Arrays that differ take the general path. Machine code does all of it (`runtime/cpu_call.py`,
+`runtime/cuda_call.py`), unless it is switched off (docs/native_calls.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FEW = 16  # calls on a GPU: a process that makes no more has no use for LLVM, wh
 def make(
     executable: Any, arrays: Sequence[Any], views: Sequence[Buffer], results: Sequence[Any], wrap: Callable
 ) -> Call | None:
-    """The short way for calls with arrays like these, if there is one by now. `wrap` makes of new arrays what a call returns."""
+    """The fast path for calls with arrays like these, or None. `wrap` makes the return value of a call from new arrays."""
     if not native_tables.native_calls():
         return None
     kinds = {type(a) for a in (*arrays, *results)}

@@ -1,7 +1,7 @@
-"""What a call needs to know of a program's text: its ops and their parameters. Parsed and checked once for all processes.
+"""The ops of a program's text and their parameters, as a call needs them: parsed and checked once for all processes.
 
-A text without mistakes is remembered in the disk cache by its digest and that of every file it imports, so that a later
-process need not parse it again, unless it compiles something new.
+The disk cache remembers a text without mistakes by its digest, and the digests of all files that it imports. A later process
+parses it again only to compile something new.
 """
 
 from __future__ import annotations

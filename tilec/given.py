@@ -1,6 +1,4 @@
-"""Groups that are given rather than chosen: what a schedule file says about kernels, checked like the
-planner's own.
-"""
+"""Kernels that a schedule file gives: their operations, checked like the planner's own groups."""
 
 from __future__ import annotations
 

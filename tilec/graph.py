@@ -1,6 +1,6 @@
-"""What the planner sees of a program: its operations, what each reads where, and how much work each is.
+"""The planner's view of a program: its operations, their reads and results, and the work of each.
 
-Built from the `linalg.generic` operations of one function and never changed into IR again: a decision refers to an
+The graph is built from the `linalg.generic` operations of one function. It never becomes IR again: a decision names an
 operation by its `tilec.name`, which is unique in a function.
 """
 
@@ -171,7 +171,7 @@ class Graph:
 
 
 def places_of(value: ir.Value, node: Node) -> int:
-    """At how many places of each element a node reads a value: two of `a[i, j] + a[j, i]`."""
+    """The number of subscripts at which a node reads a value for each element: two for `a[i, j] + a[j, i]`."""
     return sum(r.value == value for r in node.reads)
 
 

@@ -1,8 +1,8 @@
-"""Which operations share a kernel: legality with reasons, and profit by predicted time.
+"""Fusion: which operations share a kernel, with the reason of every refusal, and the predicted time of every choice.
 
-A kernel's operations walk one space of *kernel dimensions*: dimensions of different operations are the same one where an
-intermediate tensor connects them. The *grid* is made of the dimensions that are parallel in every operation: one block
-computes all operations for its part of the grid, so nothing that one block makes is needed by another.
+All operations of a kernel share one space of *kernel dimensions*: dimensions of different operations are the same where
+an intermediate tensor connects them. The *grid* consists of the dimensions that are parallel in every operation. A block
+computes all operations for its part of the grid, so that no block needs the results of another.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -20,14 +20,14 @@ from tilec.fitted import Recompute
 from tilec.graph import Graph, Node, places_of
 from tilec.hardware import WIDE
 from tilec.mlir import ir
-from tilec.quantities import duration
+from tilec.quantities import count, duration
 from tilec.space import Space, space_of
 from tilec.target import Target
 
 
 @dataclass(frozen=True)
 class Remark:
-    """One decision or refusal: `verb` is "fused", "refused", "inlined", "kept", "tiled", ...; `line` its source position."""
+    """A decision or a refusal. `verb` is "fused", "refused", "inlined", "tiled", ...; `line` is the source position."""
 
     verb: str
     subject: str
@@ -100,7 +100,7 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
 
 
 def _standing(remarks: list[Remark], member: dict[Node, Group]) -> list[Remark]:
-    """Without the refusals to join what a later decision has joined, as a walk of two contractions does."""
+    """The remarks without refusals that a later decision overrides, such as a contraction chain."""
     home = {n.name: id(g) for n, g in member.items()}
     found = []
     for remark in remarks:
@@ -111,7 +111,7 @@ def _standing(remarks: list[Remark], member: dict[Node, Group]) -> list[Remark]:
 
 
 class _Neighbours:
-    """What an operation might share a kernel with: its producers, then earlier readers of the same inputs, one of each kernel."""
+    """Candidates for sharing a kernel with an operation: its producers, then earlier readers of its inputs, one of each kernel."""
 
     def __init__(self, graph: Graph, member: dict[Node, Group]):
         self.graph, self.member = graph, member
@@ -129,8 +129,8 @@ class _Neighbours:
 
 
 def ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:
-    """Groups such that each comes after those it reads from: of those that may come next, always the first one. Raises ValueError
-    where groups read from each other."""
+    """The groups in an order in which each comes after the groups that it reads from; of several possible next groups the
+    first one. Raises ValueError if groups read from each other."""
     groups = list({id(g): g for n in graph.nodes if (g := member.get(n))}.values())
     number = {n: k for k, g in enumerate(groups) for n in g.nodes}
     needs = [
@@ -140,7 +140,8 @@ def ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:
 
 
 def topological(needs: Sequence[Set[int]]) -> list[int]:
-    """Numbers such that each comes after those that it needs, the smallest possible one first. Raises ValueError for a cycle."""
+    """Numbers in an order in which each comes after those that it needs, the smallest possible first. Raises ValueError for
+    a cycle."""
     missing = [len(n) for n in needs]
     needed_by: list[list[int]] = [[] for _ in needs]
     for k, before in enumerate(needs):
@@ -160,7 +161,7 @@ def topological(needs: Sequence[Set[int]]) -> list[int]:
 
 
 def size_of(nodes: list[Node]) -> int:
-    """What compiling them as one kernel takes: operations, and those that a loop and its accesses come to."""
+    """The compile effort of the nodes as one kernel: their operations, and `LOOP` for each loop nest."""
     return sum(n.size + LOOP for n in nodes)
 
 
@@ -190,16 +191,16 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
         again = _between_sweeps(node, consumers, graph, target)
         cheap = target.fit(Recompute).operations if again else CHEAP
         if why is None and repeats > 1 and (operations > cheap or len(node.reads) + len(node.extracts) > 2):
-            why = f"inlined into its readers, its {operations:.0f} operations an element would run {repeats} times"
+            why = f"inlining would compute its {operations:.0f} operations {repeats} times for each element"
         if why is None and len(node.extracts) and repeats > 1:
-            why = "its computed subscripts would be evaluated more than once"
+            why = "inlining would evaluate its computed subscripts more than once"
         if why is None and (maker := _finished(node, graph)):
-            why = f"it is the last step of {maker.name}, and storing it takes no more bytes than storing {maker.name}"
+            why = f"it is the epilogue of {maker.name}, and takes no more bytes to store than {maker.name}"
         size = max(places_of(node.results[0].value, c) * node.size + c.size for c in consumers)
         if why is None and size + LOOP > MOST:
             why = f"one kernel of {size} operations would take long to compile"
         if why is not None:
-            remarks.append(Remark("kept", node.name, why, node.line))
+            remarks.append(Remark("not inlined", node.name, why, node.line))
             continue
         graph.inline(node, consumers)
         where = ", ".join(c.name for c in consumers)
@@ -207,17 +208,19 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
             Remark(
                 "inlined",
                 f"{node.name} into {where}",
-                f"{operations:.0f} operation{'s' * (round(operations) != 1)}, no store, no load",
+                f"computing its {count(round(operations), 'operation')} again takes less time than a store and a load",
                 node.line,
             )
         )
 
 
 def _between_sweeps(node: Node, consumers: list[Node], graph: Graph, target: Target) -> bool:
-    """Whether it is better computed twice than kept between two sweeps of a GPU over its elements: an exponential of a
-    softmax. It reads a complete reduction, is itself reduced and read again, and what it is made of is kept as it is
-    stored: in registers, of rows that take a share of them that lets several blocks fill an SM, or in SRAM, of rows of 16-bit
-    elements that begin anywhere in an access."""
+    """Whether two passes of a GPU kernel should each compute the node, instead of keeping it between the passes.
+
+    The exponential of a softmax is such a node: it reads a complete reduction, is reduced itself, and is read again. Its inputs
+    stay on chip in their stored type: in registers, if rows take a share of them that lets several blocks fit an SM; or in shared
+    memory, for unaligned rows of 16-bit elements.
+    """
     made = [p for p in graph.producers(node) if p.reduced and p.contraction is None]
     inputs = [r.value for r in node.reads if len(r.dims) == len(node.extents)]
     if target.sm is None or not made or not inputs or any(v in graph.producer for v in inputs):
@@ -232,7 +235,7 @@ def _between_sweeps(node: Node, consumers: list[Node], graph: Graph, target: Tar
 
 
 def _finished(node: Node, graph: Graph) -> Node | None:
-    """The contraction of which an operation is the last step: what it stores instead is no larger, and read as often."""
+    """The contraction whose epilogue this operation is, if the result of the operation is no larger than the contraction's."""
     (result,) = node.results
     for producer in graph.producers(node):
         if producer.contraction is None or graph.consumers(producer) != [node]:
@@ -251,12 +254,12 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
     made, inside = {r.value for n in nodes for r in n.results}, set(nodes)
     for node in nodes:
         if any(p.part and p in inside for p in graph.producers(node)):
-            return "the reduction was split so that many blocks share it; its parts are combined afterwards"
+            return "the reduction is split over many blocks, and a second kernel combines the parts"
         for value in node.extracts:
             if value in made:
-                return f"{node.name} reads it at computed subscripts: other blocks' parts must be in memory first"
+                return f"{node.name} reads it at computed subscripts, so that all blocks must have stored their parts first"
     if cycle := _between(nodes, graph, member):
-        return f"{cycle.name} runs between them in another kernel"
+        return f"{cycle.name}, in another kernel, must run between them"
     space = space_of(nodes, graph)
     if isinstance(space, str):
         return space
@@ -265,11 +268,11 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
     if target.kind == "cuda" and is_chain(nodes, space):  # of as many blocks as it takes
         return space
     if not space.grid and sum(n.iterations for n in nodes) > 1 << 14:
-        return "no dimension is parallel in both: one block would do all the work"
+        return "no index is parallel in both, so that one block would do all the work"
     kept = kept_bytes(nodes, graph, space)
     limit = onchip_bytes(target, nodes, space)
     if kept > limit:
-        return f"intermediates of {kept} bytes for one point of the grid do not fit {limit} bytes on chip"
+        return f"the intermediates of one point of the grid take {kept} bytes, and {limit} bytes fit on chip"
     return space
 
 
@@ -280,18 +283,18 @@ def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: T
 
         return refuse_stream(nodes, space, graph, target) or space
     if len(contractions) > 1:
-        return "each is a contraction: the tile of one's result is not the tile that the other reads"
+        return "both are contractions, and the tile that one writes is not the tile that the other reads"
     (contraction,) = contractions
     parallel = {space.dims[contraction][d] for d in range(len(contraction.extents)) if d not in contraction.reduced}
     for node in nodes:
         if node is contraction:
             continue
         if node.reduced:
-            return f"{node.name} reduces along a dimension that the contraction {contraction.name} divides among blocks"
+            return f"{node.name} reduces along an index that the contraction {contraction.name} divides among blocks"
         if set(space.dims[node]) != parallel:
-            return f"{node.name} does not walk the same elements as the contraction {contraction.name}"
+            return f"{node.name} has other indices than the result of the contraction {contraction.name}"
         if graph.position[node] < graph.position[contraction]:
-            return f"{node.name} is computed before the contraction {contraction.name}, and costs too much to repeat"
+            return f"{node.name} comes before the contraction {contraction.name}, whose tiles would all compute it again"
     return space
 
 
@@ -307,10 +310,8 @@ def _connected(nodes: list[Node], graph: Graph) -> bool:
 
 
 def _between(nodes: list[Node], graph: Graph, member: dict[Node, Group]) -> Node | None:
-    """A node of another kernel that would have to run both after a part of this one and before another part.
-
-    A kernel runs as a whole, so what holds for one of its nodes holds for all.
-    """
+    """A node of another kernel that would have to run after one part of this kernel and before another part. A kernel runs
+    as a whole, so that the order of one of its nodes is the order of all."""
     inside, late, pending = set(nodes), set(), list(nodes)
     last = max(graph.position[n] for n in nodes)
     while pending:

@@ -1,4 +1,4 @@
-"""What values an index may have: intervals, followed from the indices of loops and threads through integer arithmetic."""
+"""The ranges of index values: intervals, followed from loops and threads through integer arithmetic."""
 
 # mypy: no-strict-optional
 
@@ -16,9 +16,8 @@ I64: Range = (-(2**63), 2**63 - 1)
 
 
 class Ranges:
-    """Ranges of the indices and 64-bit integers of a function. `leaf` knows those of operations without operands; None stands where
-    nothing is known.
-    """
+    """Ranges of the indices and 64-bit integers of a function. `leaf` returns those of operations without operands; None is
+    an unknown range."""
 
     def __init__(self, leaf: Callable[[ir.Operation], Range | None]):
         self.leaf = leaf

@@ -1,4 +1,4 @@
-"""A specialised op run by the interpreter, as its IR stands after a stage."""
+"""Runs a specialised op by the interpreter, from its IR after some stage."""
 
 # mypy: no-strict-optional
 

@@ -1,4 +1,4 @@
-"""A kernel as people look at it."""
+"""A compiled kernel, as `Op.kernels` shows it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a compiled op: its Numba source and how it is launched. `predicted_us` is the cost model's time."""
+    """One kernel of a compiled op: its Numba source and its launch. `grid` is the number of blocks (on the CPU: of tasks),
+    `block` the threads of a block, `shared_bytes` the shared memory of a block. `predicted_us` is the cost model's time."""
 
     name: str
     source: str
     grid: int
     block: int
-    sram_bytes: int
+    shared_bytes: int
     predicted_us: float

@@ -1,9 +1,8 @@
-"""What a contraction's factors may be rounded to: the question that decides whether matrix units can compute
-it.
+"""The type to which a contraction's factors may be rounded, which decides whether matrix units can compute it.
 
-Matrix units multiply narrow numbers exactly and add in float32. So a product of bf16 tensors, which the
-language computes in f32, loses nothing there; a product of f32 tensors would lose 16 bits of every factor,
-and goes there only where the source allows it (`using bf16`).
+Matrix units multiply narrow numbers exactly and add in float32. A product of bf16 tensors, which the language computes in
+f32, loses nothing there. A product of f32 tensors would lose 16 bits of every factor, and uses matrix units only where
+the source allows it (`using bf16`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one door to MLIR: the bindings (`bindings`), which nothing else imports, and small helpers over them."""
+"""MLIR for the rest of tilec: the bindings (`bindings`), which no other module imports, and small helpers."""
 
 from __future__ import annotations
 
@@ -315,12 +315,12 @@ def walk(op: ir.Operation) -> Iterator[ir.Operation]:
 
 
 def operands_of(op: ir.Operation) -> list[ir.Value]:
-    """What an operation and those inside it use."""
+    """The operands of an operation and of the operations inside it."""
     return [*op.operands, *(v for inner in walk(op) for v in inner.operands)]
 
 
 def slice_of(block: ir.Block, value: ir.Value, known: Collection[ir.Value] = ()) -> list[ir.Operation]:
-    """The operations of a block that a value depends on, in order; not what `known` values are made of."""
+    """The operations of a block that a value depends on, in order, without those that only `known` values depend on."""
     needed, pending = set(), [value]
     while pending:
         value = pending.pop()
@@ -337,7 +337,7 @@ def depends(block: ir.Block, value: ir.Value, wanted: ir.Value, known: Collectio
 
 
 def captured(op: ir.Operation) -> list[ir.Value]:
-    """What the body of an operation uses of what stands outside."""
+    """Values from outside that the body of an operation uses."""
     inside = {*body_of(op).arguments, *(r for inner in walk(op) for r in inner.results)}
     return [v for inner in walk(op) for v in inner.operands if v not in inside]
 

@@ -1,10 +1,11 @@
-"""Neighbours along a dimension that share a quotient: what follows from it alone is computed once for all of them.
+"""Neighbours along a dimension that share a quotient: values that depend on the quotient alone are computed once for a group.
 
     for lane { y[lane] = f(n + lane >> 2, n + lane & 3) }
     ->
     for group { b = n + 4 group >> 2; q = the part of f that b determines; y[4 group + 0] = f(q, 0); ...; y[4 group + 3] = f(q, 3) }
 
-That holds where `n` is known to be a multiple of the group. Numbers of `rand` come in such groups: four a run of the generator.
+This is correct where `n` is known to be a multiple of the group's size. `rand` has such groups: one run of the generator
+gives four numbers.
 """
 
 # mypy: no-strict-optional
@@ -26,8 +27,8 @@ _MOST = 16
 
 @dataclass(frozen=True)
 class Neighbours:
-    """`size` elements that are computed together; `once` are the operations that are the same for all of them, `places` those
-    whose value is the element's number among them, up to a mask."""
+    """`size` elements that are computed together. `once`: the operations that are the same for all of them. `places`: the
+    operations whose value is the element's number in the group, up to a mask."""
 
     size: int = 1
     once: frozenset[ir.Operation] = frozenset()

@@ -1,11 +1,11 @@
-"""Reductions whose terms read earlier reductions over the same index, carried as one partial state in one walk.
+"""Online reductions: reductions whose terms read earlier reductions over the same index, in one pass with one partial state.
 
     m = max_j x_j              state m                                  m' = max(m, x)
     l = sum_j exp(x_j - m)     exp(x - m') = exp(x - m) exp(m - m')     l' = l exp(m - m') + exp(x - m')
     o = sum_j exp(x_j - m) / l v_j                                      o' = o exp(m - m') + exp(x - m') v;  o / l last
 
-A term may depend on a value that changes during the walk through a *factor* that is the same for all elements. Sums
-distribute over such a factor, so it can be exchanged, old for new, on the sum so far:
+A term may depend on a running value through a *factor* that is the same for all elements. Sums distribute over such a
+factor, so that the old factor of the partial sum can be replaced by the new one (rescaling):
 
 - a factor exp(a) of a row's value `a`, inside an exponential with the element's own part: the state is kept relative to
   the newest `a` (its *reference*), and rescaled when that moves; no intermediate is larger than the terms are.
@@ -13,9 +13,9 @@ distribute over such a factor, so it can be exchanged, old for new, on the sum s
 
 A sum of squares of distances from a row's value, (z - a)^2, is that from the mean of `z` and n (mean - a)^2: nothing
 cancels, as both are sums of squares. The first does not depend on `a`, and two of them are combined as in Chan, Golub &
-LeVeque, "Algorithms for computing the sample variance" (1983). A variance is one walk so.
+LeVeque, "Algorithms for computing the sample variance" (1983). A variance takes one pass in this way.
 
-All is read off how expressions depend on the reductions; no operation is known by name. The recurrence is that of
+The recurrence is derived from the expressions alone; no operation is known by name. The recurrence is that of
 Milakov & Gimelshein, "Online normalizer calculation for softmax" (2018), in the generality of Rabe & Staats,
 "Self-attention does not need O(n^2) memory" (2021).
 
@@ -81,7 +81,7 @@ class Carried:
 
 @dataclass(frozen=True)
 class Online:
-    """The states of a walk along dimension `stream`, in the order in which they are brought up to date."""
+    """The states of an online reduction along dimension `stream`, in the order in which they are updated."""
 
     stream: int
     carried: tuple[Carried, ...]
@@ -132,7 +132,7 @@ class _Carrier:
 
     def add(self, total: Total) -> None:
         if total.reduced != {self.stream}:
-            raise _Refused(f"{total.name} reduces over more than the walk's own index")
+            raise _Refused(f"{total.name} reduces over more than one index")
         if total.combine not in _IDENTITY or total.term.type != "f32":
             raise _Refused(f"{total.name} is not a sum, maximum or minimum of f32")
         state = Expr("state", key=total.number, place=total.place)
@@ -216,8 +216,8 @@ class _Carrier:
                 return self._common(x, [f for a, f in zip(x.args[1:], self._branches(x, self.factor)) if a.number != 0])
         if x.op in ("arith.extf", "arith.truncf"):
             type_ = x.type if x.op == "arith.truncf" else x.args[0].type
-            raise _Refused(f"what depends on {self.names(x)} is rounded to {type_} before it is scaled")
-        raise _Refused(f"what depends on {self.names(x)} is not a factor of the sum: it goes through {_short(x)}")
+            raise _Refused(f"the part that depends on {self.names(x)} is rounded to {type_} before it is scaled")
+        raise _Refused(f"the part that depends on {self.names(x)} is not a factor of the sum: it goes through {_short(x)}")
 
     def _branches(self, x: Expr, action: Callable[[Expr], Any]) -> list[Any]:
         """`action` on both branches of a select, on the first where its condition holds."""
@@ -236,10 +236,10 @@ class _Carrier:
         scale = LOG2E if x.op == "math.exp" else 1.0
         element, row = self.parts(x.args[0])
         if row is None or element is None:
-            raise _Refused(f"the exponent is {self.names(x)} alone")
+            raise _Refused(f"the exponent is {self.names(x)} alone, without a part that depends on the element")
         if (extreme := self.bounded(element, row)) is None:
             raise _Refused(
-                f"an exponent is not bounded: {self.names(x)} is not the maximum of what it is subtracted from"
+                f"an exponent is not bounded: {self.names(x)} is not the maximum of the values that it is subtracted from"
             )
         row, op = (row, x.op) if self.exact else (_scaled(row, scale), "math.exp2")
         shift = self.shifts.setdefault((row, op), Shift(len(self.shifts), row, op, extreme))
@@ -271,7 +271,7 @@ class _Carrier:
                     element, row = self.parts(a)
                 return element and Expr(x.op, (element, b)), row and Expr(x.op, (row, b))
         raise _Refused(
-            f"an exponent is not a sum of an element's part and {self.names(x)}, but goes through {_short(x)}"
+            f"an exponent is not the sum of a part of each element and {self.names(x)}: it goes through {_short(x)}"
         )
 
     def bounded(self, element: Expr, row: Expr) -> int | None:
@@ -335,7 +335,7 @@ class _Factor:
             both = {key: (shift, n + other.exponents[key][1]) for key, (shift, n) in self.exponents.items()}
             return _Factor(both, self.postponed + other.postponed)
         if self.exponents and other.exponents:
-            raise _Refused("a product of exponentials, each of which depends on earlier reductions")
+            raise _Refused("a product has two exponentials that depend on earlier reductions")
         return _Factor(self.exponents | other.exponents, self.postponed + other.postponed)
 
 

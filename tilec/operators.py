@@ -1,4 +1,4 @@
-"""What the operators and the associative reductions of the language mean, on NumPy arrays."""
+"""The operators and the associative reductions of the language on NumPy arrays."""
 
 from __future__ import annotations
 

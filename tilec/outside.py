@@ -1,7 +1,7 @@
-"""Which index of a failed run-time check was outside, and where: found in the arguments of the call, after it failed.
+"""The index of a failed run-time check: found in the arguments of the call, after the failure.
 
-Kernels leave no more than the number of a check. What its subscripts and the conditions around it are made of is evaluated
-again, as the reference does (`tilec/evaluate.py`), and nothing else of the program.
+A kernel leaves only the number of the check. This module evaluates the check's subscripts, and the conditions around it,
+again as the reference does (`tilec/evaluate.py`). It evaluates nothing else of the program.
 """
 
 # mypy: no-strict-optional
@@ -26,7 +26,8 @@ HINT = "`pad(access, value)` gives a value outside"
 
 
 def explained(error: CheckError, specialised: Specialised, inputs: Mapping[str, Callable[[], np.ndarray]]) -> CallError:
-    """The error with the index and its place, where that can be found; `inputs` are called for what is needed of them."""
+    """The error with the index and its position, if these can be found. `inputs` are functions that return an input as a
+    NumPy array."""
     (problem,) = error.diagnostics
     for equation in specialised.equations:
         for node in ast.walk(equation.value):
@@ -42,7 +43,7 @@ def explained(error: CheckError, specialised: Specialised, inputs: Mapping[str, 
 
 
 def on_host(buffer: Any) -> Callable[[], np.ndarray]:
-    """What gives an argument as a NumPy array, wherever it is."""
+    """A function that returns an argument as a NumPy array, from any device."""
 
     def copy() -> np.ndarray:
         from tilec.runtime import buffers

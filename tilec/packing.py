@@ -1,4 +1,4 @@
-"""Which factors of contractions are stored before, in the order and type in which matrix units take them."""
+"""Packed factors: which factors of contractions a kernel stores first, in the layout and type that matrix units read."""
 
 # mypy: no-strict-optional
 # mypy: disable-error-code="arg-type, union-attr"
@@ -36,7 +36,7 @@ def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[lis
         (node,) = contractions
         found = _packs(node, g, graph, target)
         if isinstance(found, str):
-            remarks.append(Remark("refused", f"copying factors of {node.name} first", found, node.line))
+            remarks.append(Remark("refused", f"packing factors of {node.name}", found, node.line))
         elif found:
             packs += found[0]
             remarks.append(Remark("packed", ", ".join(p.stored for p in found[0]), found[1], node.line))
@@ -64,13 +64,13 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     after = best.prediction.time_us
     after += sum(_time(node, p, size, target) for p in packs)
     stored = " and ".join(p.stored for p in packs)
-    as_they_are = f"{duration(before)} as they are" if before < inf else "no tile fits them as they are"
+    as_they_are = f"{duration(before)} unpacked" if before < inf else "no tile fits the factors unpacked"
     if GAIN * after > before:
-        return f"{as_they_are}, {duration(after)} with {stored} copied first"
+        return f"{as_they_are}, {duration(after)} with {stored} packed first"
     for p in packs:
         if prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side))):
-            return f"{p.stored} would have more than {UNFOLDED} times the elements that it is computed from"
-    return packs, f"{as_they_are}, {duration(after)} with copies that the hardware can load"
+            return f"{p.stored} would have more than {UNFOLDED} times as many elements as its sources"
+    return packs, f"{as_they_are}, {duration(after)} with copies that TMA can load"
 
 
 def is_plain(tile: cost_contraction.BlockTile) -> bool:
@@ -84,10 +84,8 @@ def _boxes(node: Node, depth: int) -> bool:
 
 
 def _dims(node: Node, side: int, major: bool) -> tuple[int, ...]:
-    """Of the factor: the batch, then k and its own dimensions; what is contiguous now comes last, as the units take both.
-
-    tf32 is taken with k last only.
-    """
+    """The dimensions of the packed factor: the batch, then k and the factor's own dimensions, with the currently contiguous
+    one last (matrix units read both orders). tf32 is stored with k last only."""
     c = node.contraction
     value, own = (c.left, c.m) if side == 0 else (c.right, c.n)
     batch = tuple(d for d in c.batch if d in dims_of(value, node))

@@ -1,7 +1,7 @@
-"""The decisions: which operations form a kernel, how its space is cut, what stays on chip. Everything that weighs cost.
+"""The decisions: which operations form a kernel, which tiles cut it, which data stay on chip. Only this stage weighs cost.
 
-`make_plan` reads the IR of one function and a target and returns a `Plan`; `annotate` writes it into the IR as `tilec.*`
-attributes (`tilec/attributes.py`), which is all that the passes after it obey.
+`make_plan` reads the IR of one function and a target, and returns a `Plan`. `annotate` writes the plan into the IR as `tilec.*`
+attributes (`tilec/attributes.py`). The passes after it read nothing else.
 """
 
 # mypy: no-strict-optional
@@ -36,10 +36,10 @@ from tilec.target import Target
 
 
 def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None, splitting: bool = True) -> Plan:
-    """Decides everything for one function of `linalg` on tensors; its kernels too, unless `fixed` gives them.
+    """Decides everything for one function of `linalg` on tensors. `fixed` gives the kernels, where a schedule names them.
 
-    With `splitting`, long reductions may be cut into parts, where the whole program then takes less time. A group whose
-    blocks cannot keep what it passes on is taken apart; a given one raises CallError.
+    With `splitting`, long reductions may be split, where the whole program then takes less time. A kernel whose intermediates
+    do not fit on chip becomes one kernel for each operation; a kernel of `fixed` raises CallError instead.
     """
     remarks: list[Remark] = []
     given = fixed
@@ -56,7 +56,7 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
 
 
 class _Apart(Exception):
-    """A group is too much for one kernel; `kernels` are all groups, with one of its own for each of its operations."""
+    """The intermediates of a group do not fit on chip. `kernels` are all groups, where this one is a kernel for each operation."""
 
     def __init__(self, why: TooLarge, g: Group, groups: list[Group], graph: Graph):
         super().__init__(str(why))
@@ -142,17 +142,26 @@ def _quick_remarks(quick: dict[ir.Operation, str]) -> list[Remark]:
         if form not in forms.setdefault(name, []):
             forms[name].append(form)
     reasons = {
-        "hidden": "by a quick form: its relative error of at most {} is hidden by the rounding to 16 bits",
-        "exact": "by a quick form, which meets the function's documented error",
-        "weight": "by a quick form: the error of their sum is at most {}, within its bound",
+        "hidden": "by a fast approximation: the rounding to 16 bits hides its relative error of at most {}",
+        "exact": "by a fast approximation, within the function's documented error",
+        "weight": "by a fast approximation: the error of the sum is at most {}, within its bound",
     }
     found = []
     for name, used in forms.items():
         for kind, reason in reasons.items():
             if kept := [f for f in used if kind == ("weight" if "weight" in f else "hidden" if QUICK[f] else "exact")]:
                 error = _power(max(QUICK[f] for f in kept)) if kind != "exact" else ""
-                found.append(Remark("approximated", name, f"{', '.join(kept)} {reason.format(error)}", lines[name]))
+                functions = ", ".join(dict.fromkeys(map(_function, kept)))
+                found.append(Remark("approximated", name, f"{functions} {reason.format(error)}", lines[name]))
     return found
+
+
+def _function(form: str) -> str:
+    """The function that an approximation computes: `exp` of `exp_below`, `1 + tanh` of `one_plus_tanh`."""
+    if form.startswith("one_plus_"):
+        return f"1 + {form.removeprefix('one_plus_')}"
+    name = form.partition("_")[0]
+    return {"divide": "division"}.get(name, name)
 
 
 def _power(error: float) -> str:
@@ -164,7 +173,7 @@ def _whole_if_faster(split: Plan, whole: Plan) -> Plan:
     look at the data."""
     if whole.time_us > split.time_us:
         return split
-    times = f"{duration(split.time_us)} in parts, {duration(whole.time_us)} whole"
+    times = f"{duration(split.time_us)} split, {duration(whole.time_us)} unsplit"
     remarks = [Remark("refused", f"to split {s.name}", times) for s in split.splits]
     return replace(whole, remarks=(*remarks, *whole.remarks))
 
@@ -178,7 +187,7 @@ def _floats(graph: Graph, target: Target) -> Graph:
 
 
 def _signature(function: ir.Operation) -> str:
-    """`softmax(x: f32[512, 64])`: what a schedule is for."""
+    """`softmax(x: f32[512, 64])`: the name of a program with its shapes, which a schedule file repeats."""
     attributes = ir.ArrayAttr(function.attributes["arg_attrs"]) if "arg_attrs" in function.attributes else []
     names = [ir.StringAttr(a["tilec.name"]).value for a in attributes]
     types = [ir.ShapedType(a.type) for a in mlir.entry(function).arguments]
@@ -215,9 +224,9 @@ def _start(g: Group, graph: Graph, name: str, target: Target) -> KernelPlan:
 
 
 def number_sweeps(nodes: list[Node], graph: Graph) -> dict[str, int]:
-    """The earliest walk that an operation can join: after those whose complete reductions it reads.
+    """The number of each operation's loop nest: the earliest nest after those whose complete reductions it reads.
 
-    Operations may share a walk only if they walk the same dimensions; others of the same number follow one another.
+    Operations of one nest share a loop only if they have the same dimensions; others of the same number follow one another.
     """
     number: dict[Node, int] = {}
     for node in nodes:

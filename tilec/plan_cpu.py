@@ -1,7 +1,7 @@
-"""Tile sizes and loop orders for CPU kernels.
+"""Tile sizes and loop orders of CPU kernels.
 
-A block is one task of the parallel loop. Its tile is large enough that starting it costs little, small enough that what
-it keeps stays in the core's L2 cache, and there are several blocks a core where there is work for them.
+A block is one task of the parallel loop. Its tile is large enough to hide the start of a task, and small enough for its
+intermediates to stay in the core's L2 cache. There are several blocks for each core if there is enough work.
 """
 
 # mypy: no-strict-optional
@@ -47,9 +47,8 @@ def choose(
 
 
 def _turned(kernel: KernelPlan, g: Group) -> tuple[int, ...]:
-    """The kernel dimensions along which operands are contiguous that the innermost loop does not walk: blocks turn these
-    operands in registers. Not predicates: a vector of them has no bytes.
-    """
+    """The kernel dimensions along which operands are contiguous, other than the innermost loop's: blocks transpose these
+    operands in registers. Predicates are excluded, since a vector of them has no bytes."""
     found: dict[int, None] = {}
     for node in g.nodes:
         order, places = loop_order(node), g.space.dims[node]
@@ -82,7 +81,7 @@ def _tile(
     small = not turn or all(kernel.extents[d] <= fit.transpose_tile for d in _directions(g))
     if alone < 2 * target.launch.overhead_us and small:  # twice: a small gain is not sure
         whole = tuple(kernel.extents[d] for d in kernel.grid)
-        return whole, f"one block: {alone:.1f} us of work, and a parallel loop costs {target.launch.overhead_us:g} us"
+        return whole, f"one block: {alone:.1f} us of work, and starting a parallel loop takes {target.launch.overhead_us:g} us"
     a_point = max(1.0, sum(n.iterations + n.operations / 8 for n in g.nodes) / points)
     budget = max(1, int(fit.block_elements / a_point))
     kept = kept_bytes(g.nodes, graph, g.space)
@@ -107,17 +106,19 @@ def _tile(
         tile[d] = min(kernel.extents[d], tile[d] * grow)
         budget = max(1, budget // grow)
     sizes = tuple(tile[d] for d in kernel.grid)
-    why = "squares, turned in registers" if turn else f"about {fit.block_elements} elements"
+    why = "squares, transposed in registers" if turn else f"about {fit.block_elements} elements of work"
+    held = f", {kept * prod(sizes)} bytes of intermediates" if kept else ""
     extents = tuple(kernel.extents[d] for d in kernel.grid)
-    return sizes, f"tiles of {by_sizes(sizes)} of {by_sizes(extents)}: {why}, {kept * prod(sizes)} bytes kept"
+    return sizes, f"tiles of {by_sizes(sizes)} of {by_sizes(extents)}: {why}{held}"
 
 
 def _lengthen(kernel: KernelPlan, g: Group, tile: dict[int, int], budget: int, piece: int) -> int:
-    """Grows a tile along what each operand has next in memory until `piece` bytes of it lie together. Returns what is left of
-    the budget.
+    """Grows a tile along the next contiguous dimension of each operand until `piece` bytes of the operand are together.
+    Returns the rest of the budget.
 
-    Longer pieces of one operand are more rows of another at a time, and rows a power of two apart share a set of L1: of more
-    than it has ways, lines are lost before they are full."""
+    Longer pieces of one operand mean more rows of another at a time. Rows that are a power of two apart share a set of L1,
+    and beyond its associativity, lines are evicted before they are full.
+    """
     for node, read in _large(g):
         run = _bits(read.value) // 8 or 1
         for d in (g.space.dims[node][d] for d in reversed(read.dims)):
@@ -131,7 +132,7 @@ def _lengthen(kernel: KernelPlan, g: Group, tile: dict[int, int], budget: int, p
 
 
 def _large(g: Group) -> list[tuple[Node, Read]]:
-    """The accesses that memory's speed depends on: a row's sum says little beside the row."""
+    """The accesses that determine the speed of memory. A row's sum is no such access beside the row."""
     found = [(node, read) for node in g.nodes for read in (*node.reads, *node.results) if read.dims]
     sizes = [prod(ir.ShapedType(read.value.type).shape) for _, read in found]
     return [access for access, size in zip(found, sizes) if size >= SMALL * max(sizes)]
@@ -147,20 +148,20 @@ def _directions(g: Group) -> list[int]:
 
 
 def _innermost(g: Group) -> int | None:
-    """The kernel dimension that the longest operation's innermost loop walks."""
+    """The kernel dimension of the innermost loop of the operation with the most iterations."""
     node = max(g.nodes, key=lambda n: n.iterations)
     order = loop_order(node)
     return g.space.dims[node][order[-1]] if order else None
 
 
 def _inner_first(kernel: KernelPlan, g: Group) -> list[int]:
-    """Grid dimensions, those that memory is contiguous along first, then from the last to the first."""
+    """Grid dimensions: the contiguous ones first, then the others from the last to the first."""
     directions = _directions(g)
     return sorted(kernel.grid, key=lambda d: (d not in directions, -d))
 
 
 def _walk(node: Node) -> list[int]:
-    """The node's dimensions in the order of its largest read's; those that it lacks first."""
+    """The node's dimensions in the order of its largest read; dimensions that the read lacks come first."""
     largest = max(node.reads, key=lambda r: prod(node.extents[d] for d in r.dims), default=None)
     dims = [] if largest is None else list(largest.dims)
     return [d for d in range(len(node.extents)) if d not in dims] + dims

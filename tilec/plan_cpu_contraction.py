@@ -1,10 +1,9 @@
-"""Tiles for CPU kernels that are a contraction and its epilogue.
+"""Tiles of CPU kernels that are a contraction and its epilogue.
 
-A block computes a box of C: rows are the dimensions that only the left factor keeps, columns those of the
-right one, and C is contiguous along columns. It packs both factors, a part of k at a time, and computes
-registers' tiles from the panels (`passes/contract_cpu.py`, `passes/stage_cpu.py`). What is weighed here:
-lanes without work, packing, which all blocks of a row or column repeat, blocks for every core, and the plain
-loops, which small sizes leave nothing to gain over.
+A block computes a box of C. Rows are the dimensions that only the left factor has, columns those that only the right
+factor has, and C is contiguous along columns. A block packs both factors, a part of k at a time, and computes register
+tiles from the panels (`passes/contract_cpu.py`, `passes/stage_cpu.py`). The model weighs idle lanes, packing (which all
+blocks of a row or column repeat), blocks for every core, and plain loops, which are as fast at small sizes.
 
 Sources: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008); Low et al.,
 "Analytical modeling is enough for high-performance BLIS" (TOMS 2016).
@@ -32,7 +31,7 @@ from tilec.target import Target
 
 SUMS = 16  # vectors of sums: enough to hide an FMA's latency; more would be more text for Numba to compile
 GAIN_US = 10  # what the panels must save: kernels that pack take longer to compile
-WEIGHED = "compared by register passes and packing alone, which leaves out the caches that a kernel's own time counts"
+WEIGHED = "times of arithmetic and packing alone; the time of the kernel above counts caches, too"
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ class Blocking:
 
     def __str__(self) -> str:
         rows, columns = ("x".join(map(str, box)) for box in (self.rows, self.columns))
-        blocks = f"blocks of {rows} rows and {columns} columns, {self.depth} products deep"
-        return f"{blocks}, {self.mr}x{self.nr} sums in registers"
+        blocks = f"panels: blocks of {rows} rows and {columns} columns, {self.depth} inner elements at a time"
+        return f"{blocks}, register tiles of {self.mr}x{self.nr}"
 
 
 def choose_contraction(
@@ -68,7 +67,7 @@ def choose_contraction(
     """The kernel with panels (the `pick`-th best), or unchanged where they cannot be or are not worth it; the remarks say why."""
     node = next(n for n in g.nodes if n.contraction is not None)
     element = str(ir.ShapedType(node.results[0].value.type).element_type)
-    roles = _roles(node) if element in ("f32", "f64") else f"sums of {element} are computed by plain loops"
+    roles = _roles(node) if element in ("f32", "f64") else f"panels add up f32 and f64, and the sums are {element}"
     if isinstance(roles, str):
         return kernel, [Remark("refused", f"panels for {node.name}", roles, node.line)]
     size = 8 if element == "f64" else 4
@@ -122,7 +121,7 @@ def _roles(node: Node) -> Roles | str:
     order = node.results[0].dims
     last = next((d for d in reversed(order) if e[d] > 1), order[-1])
     if last in c.batch:
-        return "its result is contiguous along a dimension that both factors have"
+        return "the result is contiguous along an index that both factors have"
     m, n = (c.n, c.m) if last in c.m else (c.m, c.n)
     lane = max(m, key=lambda d: (e[d], d))
     rows = (*(d for d in order if d in m and d != lane), lane)

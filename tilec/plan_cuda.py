@@ -1,13 +1,13 @@
-"""Layouts for CUDA kernels: how a block's threads share its tile, and what they keep in registers.
+"""Families and layouts of CUDA kernels: which threads of a block compute which elements, and which data stay in registers.
 
-A layout (`passes/layout.py`) says, by kernel dimension, how many threads lie along it, how many elements one access
-moves, and how many steps are unrolled. Few shapes cover all operations:
+A layout (`passes/layout.py`) has for each kernel dimension the number of threads, the elements of one access, and the
+unrolled steps. Few shapes cover all operations:
 
-- *rows*: memory is contiguous along a dimension that a block reduces or walks as a whole. Its threads share a row, or
-  several rows; what the sweeps read again stays in registers.
-- *columns*: memory is contiguous along a grid dimension, and there is something to reduce across it. Threads lie along
-  both; those along the reduction combine their states at the end.
-- *points*: the same without a reduction; *transposes*: points whose input is turned in shared memory on the way.
+- *rows*: memory is contiguous along a dimension that a block reduces, or has whole. The threads of a block share a row, or
+  several rows. Data that later passes read again stay in registers.
+- *columns*: memory is contiguous along a grid dimension, and there is a reduction across it. Threads lie along both dimensions,
+  and the threads along the reduction combine their states at the end.
+- *points*: the same without a reduction. *transpose*: points whose inputs are transposed in shared memory.
 - *contractions* without matrix units: outer products in registers.
 """
 
@@ -109,11 +109,11 @@ def _with(kernel: KernelPlan, **options: Any) -> KernelPlan:
 
 
 def _fitted(kernel: KernelPlan, view: View) -> tuple[KernelPlan, str]:
-    """The kernel with a tile for which there is room, and what it takes of SRAM."""
+    """The kernel with a tile that fits shared memory, and with the bytes of shared memory that it takes."""
     fitting, why = fit(kernel, view.target), ""
     if fitting.tile != kernel.tile:
         fitting = replace(fitting, work=work_laid_out(fitting, view, layout_of(fitting)))
-        why = f"; cut to {fitting.tile}, since {too_much(kernel, view.target)}"
+        why = f"; tile reduced to {by_sizes(fitting.tile)}: {too_much(kernel, view.target)}"
     bytes_kept = max(fitting.work.shared_per_block, fitting.sram(fitting))
     return replace(fitting, work=replace(fitting.work, shared_per_block=bytes_kept)), why
 
@@ -125,7 +125,7 @@ def _twice(kernel: KernelPlan, g: Group, layout: Layout) -> tuple[KernelPlan, st
     if not of:
         return kernel, ""
     most = max(layout.slots(dims) for dims in of.values())
-    why = f"; sin, cos of {most} elements a thread " + ("together" if most <= TWICE else "one by one")
+    why = f"; sin and cos of a thread's {count(most, 'element')} " + ("take one branch" if most <= TWICE else "take a branch each")
     return _with(kernel, trig_fast_path=most <= TWICE), why
 
 
@@ -172,7 +172,7 @@ def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan |
 
 
 def _dealt(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout]:
-    """The block's tile along grid dimensions, and the layout, of rows dealt out so."""
+    """The block's tile along grid dimensions, and the layout, for a row tile."""
     across = view.kernel.grid[-1] if view.kernel.grid else None
     counts = {lane: tile.threads}
     if across is not None and tile.rows_per_block > 1:
@@ -267,9 +267,11 @@ def _is_light(view: View, vector: int) -> bool:
 
 
 def _is_busy(view: View) -> bool:
-    """Whether the arithmetic of elements takes nearly as long as their memory: a thread then takes two vectors, which share
-    addresses and what is the same for all, and whose instructions overlap. Not sines and cosines that are written out twice:
-    they fill the registers."""
+    """Whether the arithmetic of elements takes nearly as long as their memory. A thread then takes two vectors, which share
+    addresses and common values, and whose instructions overlap.
+
+    Sines and cosines that are written out twice are excluded, since they fill the registers.
+    """
     if any(is_trigonometric(op) for n in view.group.nodes for op in mlir.walk(n.op)):
         return False
     terms = cost.predict(view.kernel.work, view.target).terms
@@ -285,7 +287,7 @@ def _split(view: View, threads: int) -> int:
 
 
 def _more_steps(view: View, order: Sequence[int], tile: dict[int, int], steps: dict[int, int], wanted: int) -> None:
-    """Lets a thread take several places, along the first dimension or the next, while all SMs have blocks."""
+    """Gives a thread several elements along the first dimension or the next, as long as all SMs have blocks."""
     blocks = prod(ceil(view.extents[d] / t) for d, t in tile.items())
     for d in order:
         while wanted > 1 and 2 * tile[d] <= view.extents[d] and blocks >= 8 * view.target.units:
@@ -297,7 +299,7 @@ def _more_steps(view: View, order: Sequence[int], tile: dict[int, int], steps: d
 
 
 def _turned(view: View, lane: int) -> tuple[int, ...]:
-    """Dimensions other than `lane` along which a large input is contiguous: it is turned in shared memory."""
+    """Dimensions other than `lane` along which a large input is contiguous: shared memory transposes it."""
     if view.reduced or lane not in view.kernel.grid:
         return ()
     large = [a for a in view.accesses if not a.written and lane in a.dims and a.dims[-1] != lane]
@@ -306,9 +308,9 @@ def _turned(view: View, lane: int) -> tuple[int, ...]:
 
 
 def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layout, str]:
-    """Square tiles, 8 elements a thread: whole lines of memory in both directions. Narrow elements move by vectors, which
-    threads turn among themselves (`passes/turn_cuda.py`; 0.93 to 0.97 of copy, measured on an H200), or by words, which do
-    not meet in banks of shared memory."""
+    """Square tiles with 8 elements a thread: whole cache lines in both directions. Narrow elements move by vectors, which
+    threads transpose among themselves (`passes/turn_cuda.py`; 0.93 to 0.97 of copy, measured on an H200), or by words,
+    which do not conflict in banks of shared memory."""
     wide = WIDE // max(a.element for a in view.accesses)
     if wide > 4 and all(view.extents[d] % wide == 0 and view.extents[d] >= 64 for d in (lane, other)):
         side = {d: min(TURNED, power(view.extents[d] + 1) // 2) for d in (lane, other)}
@@ -320,7 +322,7 @@ def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layou
         counts[other] = side[lane] // 2
         steps = {lane: 1, other: max(1, side[other] // counts[other])}
         layout = _make(view, counts, {lane: wide}, steps, side)
-        return side, layout, f"tiles of {side[lane]} x {side[other]} turned in vectors of {wide} elements"
+        return side, layout, f"tiles of {side[lane]} x {side[other]}, transposed in vectors of {wide} elements"
     vector = max(1, WORD // max(a.element for a in view.accesses))
     while view.extents[lane] % vector or view.extents[other] % vector:
         vector //= 2
@@ -331,7 +333,7 @@ def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layou
     return (
         side,
         layout,
-        f"tiles of {side[lane]} x {side[other]} turned in shared memory, {count(vector, 'element')} an access",
+        f"tiles of {side[lane]} x {side[other]}, transposed in shared memory, {count(vector, 'element')} an access",
     )
 
 
@@ -358,7 +360,7 @@ def _contraction(view: View, node: Node) -> tuple[dict[int, int], Layout, str]:
     steps = {d: 1 for d in view.reduced} | {places[c.k[-1]]: 4, other: rows, lane: wide}
     tile = {lane: counts[lane] * vector * wide, other: counts[other] * rows}
     layout = _make(view, counts, {lane: vector}, steps, tile)
-    return tile, layout, f"{rows} x {wide * vector} results a thread, {tile[other]} x {tile[lane]} a block"
+    return tile, layout, f"{tile[other]} x {tile[lane]} results a block, {rows} x {wide * vector} a thread, without matrix units"
 
 
 # ---- the result ------------------------------------------------------------------------------------------------------
@@ -380,7 +382,7 @@ def _make(
 
 
 def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
-    """What the kernel does, laid out so."""
+    """The work of the kernel with this layout."""
     together = [n.name for n in online_reductions(view)] if kernel.options is not None and kernel.options.online else []
     again = sum(
         a.bytes * (len({together[0] if n in together else n for n in a.readers}) - 1)

@@ -1,11 +1,11 @@
-"""Tiles and instructions for CUDA kernels that are a contraction and its epilogue.
+"""Tiles and instructions of CUDA kernels that are a contraction and its epilogue.
 
-The tile comes from `cost_contraction.choose`, among those that the passes can build; here it is laid over the dimensions
-of the program: rows of C are the dimensions that only the left factor keeps, columns those of the right one,
-and a block takes a box of each with at most `bm` and `bn` points. The roles are such that C is contiguous
-along columns.
+`cost_contraction.choose` chooses the tile, among those that the passes can build. This module maps the tile to the
+dimensions of the program. Rows of C are the dimensions that only the left factor has, columns those that only the right
+factor has. A block takes a box of each, of at most `bm` and `bn` points. The left and right factor are chosen so that C
+is contiguous along columns.
 
-The result is one of the families of `kernels/contraction.py`, which says what can be built.
+The result is one of the families of `kernels/contraction.py`, which check what can be built.
 """
 
 # mypy: no-strict-optional
@@ -26,7 +26,7 @@ from tilec.cost_contraction import BlockTile
 from tilec.fitted import ContractionTimes
 from tilec.graph import Graph, Node
 from tilec.grouping import Group, Remark
-from tilec.kernels.contraction import BYTES, Contraction, MatrixKernel, WarpgroupContraction, whole_pieces
+from tilec.kernels.contraction import BY, BYTES, Contraction, MatrixKernel, WarpgroupContraction, whole_pieces
 from tilec.matrix import multiplicand_of
 from tilec.mlir import ir
 from tilec.plan_cuda_feed import Feed, Roles, arrange
@@ -38,7 +38,7 @@ Sizes = dict[int, int]  # by kernel dimension
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles that can be built for a contraction, the fastest first, and what they are chosen by."""
+    """The tiles that can be built for a contraction, the fastest first, and the facts that they were chosen by."""
 
     kind: str
     roles: Roles
@@ -126,13 +126,17 @@ def _remarks(kernel: KernelPlan, tile: BlockTile, choices: list[Choice]) -> list
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
     built = kernel.options
-    sides = ", ".join(f"{side} by {copy}" for side, copy in zip(("left", "right"), built.copies))
-    why = f"{_describe(tile)} of {built.multiplicand}, {built.stages} stages, {built.block_threads} threads; {sides}"
+    left, right = (BY[copy] for copy in built.copies)
+    sides = f"both factors {left}" if left == right else f"left factor {left}, right factor {right}"
+    why = f"{_describe(tile)}, {built.multiplicand}, {built.block_threads} threads; {sides}"
     return [Remark("tiled", kernel.name, why, line, others)]
 
 
 def _describe(tile: BlockTile) -> str:
-    return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}"
+    """A tile in words: rows x columns x inner of a block, and all that tiles of one shape differ in."""
+    warps = "" if tile.instruction == "wgmma" else f", {tile.warp_m}x{tile.warp_n} warps"
+    grouped = f", {tile.group} rows of tiles at a time" if tile.group > 1 else ""
+    return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}{warps}, {tile.stages} stages{grouped}"
 
 
 # ---- the tile ----------------------------------------------------------------------------------------------

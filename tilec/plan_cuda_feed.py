@@ -1,8 +1,8 @@
-"""How the factors of a contraction lie over its rows, columns and k, and how they reach shared memory.
+"""The factors of a contraction: their order over rows, columns and k, and their way into shared memory.
 
-Rows of C are the dimensions that only the left factor keeps, columns those of the right one; the roles are such that C is
-contiguous along columns. A factor that is a plain tensor can be copied past the registers where pieces of 16 bytes lie
-inside one run of its memory; any other is computed by threads.
+Rows of C are the dimensions that only the left factor has, columns those that only the right factor has; C is contiguous
+along columns. A factor that is a plain tensor is copied without registers, if its memory consists of runs of at least 16
+bytes. Threads compute all other factors.
 """
 
 # mypy: no-strict-optional
@@ -133,7 +133,7 @@ def is_packed(value: ir.Value) -> bool:
 
 
 def _is_flat(places: list[int], inner: tuple[int, ...]) -> bool:
-    """Whether all reduced dimensions lie side by side in a tensor, in order: k is one dimension of its memory."""
+    """Whether all reduced dimensions are adjacent in a tensor, in order: k is one dimension of its memory."""
     first = places.index(inner[0]) if inner[0] in places else len(places)
     return tuple(places[first : first + len(inner)]) == inner
 

@@ -1,7 +1,7 @@
-"""Which reductions of a CUDA kernel are one walk, although some read others (`tilec.online` says how that is possible).
+"""Online reductions of a CUDA kernel: the reductions that share one pass, although some read others (see `tilec.online`).
 
-Option `online`: 1 where they are. A kernel has it where its reductions can be: all of them walk one dimension, and
-nothing else walks it before the last of them is complete.
+A kernel has the option `online` if all its reductions run along one dimension, and no other operation runs along that
+dimension before the last reduction is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def online_reductions(view: View) -> list[Node]:
-    """The reductions that may be one walk, at least two; none where they may not."""
+    """The reductions that can share one pass, at least two; an empty list if they cannot."""
     space = view.group.space
     nodes = [n for n in view.group.nodes if n.reduced]
     walked = {frozenset(space.dims[n][d] for d in n.reduced) for n in nodes}
@@ -55,9 +55,9 @@ def _derive(view: View, nodes: list[Node], dim: int) -> Online | None:
 
 
 def choose_online(view: View, layout: Layout, waits: bool = False) -> bool | None:
-    """Whether one walk is better for this layout, None where it cannot be. It saves reading elements again that threads do not
-    hold. Where they hold them, or
-    these wait in SRAM, a walk for each takes less arithmetic."""
+    """Whether one pass is better for this layout; None if it is impossible. One pass avoids loading elements again that
+    threads do not hold. If threads hold the elements, or these are in shared memory (`waits`), a pass for each reduction
+    takes less arithmetic."""
     nodes = online_reductions(view)
     if not nodes:
         return None

@@ -1,6 +1,7 @@
-"""Rows on CUDA: how the threads of a block, or of a cluster of blocks, share them, and where they are kept.
+"""Rows on CUDA: the threads of a block, or of a cluster of blocks, that share a row, and the residency of rows.
 
-`cost_rows` enumerates and predicts; this file says what a kernel's rows are, and what its operations rule out.
+`cost_rows` enumerates and predicts the choices. This module describes a kernel's rows to it, and the options that the
+kernel's operations rule out.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ SHOWN = 4  # alternatives, of those that differ in kind
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The choice for one kernel, with what it does and what else there was. `alone`: the rows are all that a block walks, so
-    that the work is the kernel's. `shifts`: they could be read by vectors that begin before them; `beside`: be in SRAM and
-    registers both."""
+    """The choice for one kernel, its work and the alternatives.
+
+    `alone`: a block reduces along the rows only, so that `work` is the kernel's. `shifts`: the rows could be unaligned. `beside`:
+    rows in shared memory could have a part in registers.
+    """
 
     tile: cost_rows.RowTile
     work: Work
@@ -54,8 +57,7 @@ def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
 
 
 def shifted_vector(view: View, lane: int, vector: int) -> int:
-    """Elements of the vectors that rows can be read by wherever they begin; 0 where that is no wider than `vector`, or rows
-    cannot be."""
+    """Elements of the vectors of unaligned rows; 0 if they are no wider than `vector`, or the rows cannot be read so."""
     along = [a for a in view.accesses if len(a.dims) > 1 and a.dims[-1] == lane]
     rows = {d for d in view.kernel.grid if view.extents[d] > 1}
     nodes = [view.group.space.dims[n] for n in view.group.nodes if lane in view.group.space.dims[n]]
@@ -66,17 +68,17 @@ def shifted_vector(view: View, lane: int, vector: int) -> int:
 
 
 def alone(view: View, lane: int) -> bool:
-    """Whether the rows are all that a block walks."""
+    """Whether a block reduces along the rows only."""
     return not any(d != lane and view.extents[d] > 1 for d in view.reduced)
 
 
 def row_tiles(view: View, lane: int, vector: int) -> list[cost_rows.RowTile]:
-    """The ways to deal out rows that are part of what a block walks, the best first as far as the rows go."""
+    """Row tiles of a block that also reduces along other dimensions, the best first as far as the rows are concerned."""
     return [c.tile for c in cost_rows.choose(view.target, row_problem(view, lane, vector))]
 
 
 def row_problem(view: View, lane: int, vector: int) -> cost_rows.Rows:
-    """What the model is asked about a kernel."""
+    """A kernel's rows as the cost model sees them."""
     rows = max(1, prod(view.extents[d] for d in view.kernel.grid))
     along = [a for a in view.accesses if lane in a.dims and set(a.dims) & set(view.kernel.grid)] or [
         a for a in view.accesses if lane in a.dims
@@ -98,10 +100,10 @@ def row_problem(view: View, lane: int, vector: int) -> cost_rows.Rows:
 
 
 def refuse_streams(view: View, lane: int) -> str | None:
-    """Why the rows of a kernel cannot pass one after another through blocks that stay."""
+    """Why persistent blocks cannot compute a kernel row after row; None if they can."""
     others = [d for d in view.reduced if d != lane and view.extents[d] > 1]
     if others:
-        return "several dimensions are walked inside a block"
+        return "a block reduces along several indices"
     if lane in view.scanned:
         return "a scan goes along the rows"
     if not any(
@@ -112,7 +114,7 @@ def refuse_streams(view: View, lane: int) -> str | None:
 
 
 def refuse_cluster(view: View, lane: int) -> str | None:
-    """Why blocks cannot share a row of this kernel."""
+    """Why blocks cannot share a row of this kernel; None if they can."""
     for node in view.group.nodes:
         dims = view.group.space.dims[node]
         if lane not in dims or dims.index(lane) not in node.reduced:
@@ -120,7 +122,7 @@ def refuse_cluster(view: View, lane: int) -> str | None:
         for result in node.results:
             element = ir.ShapedType(result.value.type).element_type
             if not (isinstance(element, (ir.F32Type, ir.F64Type)) or str(element) in ("i32", "i64", "index")):
-                return f"the state of {node.name} is of {element}; blocks exchange 32 and 64 bits"
+                return f"blocks exchange values of 32 and 64 bits, and {node.name} has a result of {element}"
     return None
 
 
@@ -132,8 +134,8 @@ def ruled_out_rows(view: View, lane: int) -> dict[str, str]:
 
 
 def _live(view: View, lane: int, nodes: list[Node]) -> tuple[int, int]:
-    """32-bit values an element that are kept from sweep to sweep: inputs that are read again and intermediates; how
-    many of the latter."""
+    """32-bit values of each element that are kept between passes (inputs that are read again, and intermediates), and the
+    intermediates among them."""
     sweep = {n: view.kernel.sweeps[n.name] for n in nodes}
     spans: dict[ir.Value, list[int]] = {}
     for n in nodes:
@@ -164,12 +166,14 @@ def _alternatives(choices: list[Choice[cost_rows.RowTile]]) -> tuple[tuple[str, 
 
 
 def describe(tile: cost_rows.RowTile) -> str:
-    """One way to deal rows out, in words."""
-    where = {"registers": "in registers", "sram": "in SRAM"}.get(tile.keep, "read by every sweep")
-    where += f" and, {tile.beside * tile.vectors} accesses of a thread, in registers" if tile.beside else ""
-    where += ", two elements in one" if tile.packed else ""
-    where += ", shifted" if tile.shifted else ""
-    shared = f" in each of {tile.cluster} blocks" if tile.cluster > 1 else ""
-    ahead = f", {tile.stages} ahead in SRAM" if tile.stages else ""
-    beside = f", {tile.rows_per_block} rows a block" if tile.rows_per_block > 1 else ""
-    return f"{tile.threads} threads{shared}, {count(tile.vector, 'element')} an access{beside}, rows {where}{ahead}"
+    """A row tile in words."""
+    where = {"registers": "rows in registers", "sram": "rows in shared memory"}.get(tile.keep, "every pass reloads rows")
+    where += f" and, {tile.beside * tile.vectors} accesses of each thread, in registers" if tile.beside else ""
+    where += ", packed" if tile.packed else ""
+    where += ", unaligned" if tile.shifted else ""
+    threads = f"{count(tile.threads, 'thread')} a row"
+    if tile.cluster > 1:
+        threads = f"a cluster of {tile.cluster} blocks of {tile.threads} threads a row"
+    ahead = f", {count(tile.stages, 'row')} prefetched by persistent blocks" if tile.stages else ""
+    rows = f", {tile.rows_per_block} rows a block" if tile.rows_per_block > 1 else ""
+    return f"{threads}{rows}, {count(tile.vector, 'element')} an access, {where}{ahead}"

@@ -1,7 +1,8 @@
-"""Scans on CUDA: how many threads, warps and blocks share a row.
+"""Scans on CUDA: the threads, warps and blocks that share a row.
 
-A warp a row needs no barrier, and many rows keep the machine busy. Few long rows are shared by blocks, each of which keeps
-its part in registers until it knows what the blocks before it found (`passes/chain_cuda.py`).
+A warp for each row needs no barrier, and many rows keep the GPU busy. Few long rows are shared by several blocks. Each of
+them keeps its part in registers until it knows the totals of the blocks before it (decoupled look-back,
+`passes/chain_cuda.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tilec.kernels.threaded import part_of
 from tilec.mlir import ir
 from tilec.passes.finish_cuda import finishes
 from tilec.plan_cuda_view import power
+from tilec.quantities import count
 
 if TYPE_CHECKING:
     from tilec.plan_cuda_view import View
@@ -31,7 +33,7 @@ _MOST_WARPS = 16
 
 @dataclass(frozen=True)
 class ScanTile:
-    """`threads` of a block lie along a row, `beside` rows in a block, `chain` blocks share a row."""
+    """`threads` of a block lie along a row, a block has `beside` rows, and `chain` blocks share a row."""
 
     threads: int
     beside: int
@@ -39,8 +41,8 @@ class ScanTile:
     chain: int = 1
 
     def work(self, work: Work, kernel_blocks: int, kept: int, vector: int, target: Target) -> Work:
-        """What a kernel does that is laid out so, and keeps `kept` bytes of each of its rows in SRAM. Threads that have
-        `vector` words side by side there meet as many others at a bank, when they write as when they read."""
+        """The work of a kernel with this tile that keeps `kept` bytes of each of its rows in shared memory. Threads with
+        `vector` neighbouring words conflict in banks with as many others, in writes and in reads."""
         moved = 2 * kept * self.beside * kernel_blocks * vector
         work = replace(work, shared_per_block=kept * self.beside, shared_bytes=work.shared_bytes + moved)
         fit = target.fit(Barriers)
@@ -51,13 +53,13 @@ class ScanTile:
     def __str__(self) -> str:
         if self.chain > 1:
             return f"{self.chain} blocks of {self.threads} threads share a row"
-        return f"{self.threads} threads a row, {self.beside} rows a block"
+        return f"{count(self.threads, 'thread')} a row, {count(self.beside, 'row')} a block"
 
 
 @dataclass(frozen=True)
 class ScanPlan:
-    """The choice for one kernel: blocks that share a row, None where they cannot, what it does, and the time of all that was
-    weighed, the best first."""
+    """The choice for one kernel: blocks that share a row (None if they cannot), its work, and the times of all
+    alternatives, the best first."""
 
     blocks_per_row: int | None
     work: Work
@@ -65,7 +67,8 @@ class ScanPlan:
 
 
 def scan_tiles(view: View, lane: int, vector: int, most: int, kept: int) -> Iterator[ScanTile]:
-    """The ways to share rows, the plainest first. A block has up to `most` threads; a row's intermediates are `kept` bytes."""
+    """The ways to share rows, the simplest first. A block has up to `most` threads; a row's intermediates take `kept`
+    bytes."""
     extent, rows = view.extents[lane], view.extents[view.kernel.grid[-1]] if view.kernel.grid else 1
     room = view.target.sm.shared_per_block if view.target.sm else kept
     lanes = min(WARP, power(extent / vector))
@@ -106,7 +109,7 @@ def scan_kept_bytes(view: View) -> int:
 
 
 def finished(view: View) -> list[ir.Value]:
-    """What a kernel's scan makes that is kept nowhere: all that is made of its elements is part of the scan."""
+    """The result of a kernel's scan, if it is stored nowhere since the operations on its elements become part of the scan."""
     scan = next((n for n in view.group.nodes if n.scan is not None), None)
     if scan is None:
         return []
@@ -120,13 +123,13 @@ def finished(view: View) -> list[ir.Value]:
 
 
 def refuse_chain(view: View, lane: int) -> str | None:
-    """Why warps and blocks cannot share the rows of this kernel."""
+    """Why warps and blocks cannot share the rows of this kernel; None if they can."""
     if not is_chain(view.group.nodes, view.group.space) or view.reduced != [lane]:
-        return "more goes on along the rows than one scan and what is elementwise"
+        return "the rows have more operations than one scan and elementwise ones"
     (scan,) = [n for n in view.group.nodes if n.scan is not None]
     state = ir.ShapedType(list(scan.op.results)[-1].type).element_type
     if str(state) not in ("f32", "f64", "i32", "i64"):
-        return f"the state is of {state}; blocks exchange 32 and 64 bits"
+        return f"blocks exchange values of 32 and 64 bits, and the scan has a state of {state}"
     return None
 
 

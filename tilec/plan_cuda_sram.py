@@ -1,8 +1,9 @@
-"""What the blocks of a CUDA kernel keep in SRAM, for whatever layout: at least what `stage` and `map` allocate.
+"""Shared memory of a CUDA block, for any layout: at least as much as `stage` and `map` allocate.
 
-Memory of a block is in registers where each thread holds all its elements at once (`Layout.whole`), else in SRAM. That is
-what one walk over the kernel's space makes for a later one, and the state of a reduction. SRAM besides: inputs that are
-turned, rows that arrive early or wait, and what threads, warps and blocks tell each other to finish reductions and scans.
+An intermediate of a block is in registers if each thread holds all its elements at once (`Layout.whole`), and in shared
+memory otherwise. Intermediates are tensors that one loop nest makes for a later one, and the states of reductions. Shared
+memory also holds inputs that are transposed, rows that are prefetched or resident, and the words by which threads, warps
+and blocks complete reductions and scans.
 """
 
 # mypy: no-strict-optional
@@ -32,8 +33,9 @@ TAGS = 32  # bytes of the words that asynchronous stores to other blocks count o
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor, or a block's part of one: the kernel dimensions that subscript it, and bytes of an element. Of an input:
-    `walks` read it; of a state: `reduced` are the dimensions it is carried through, and `scans` that of a scan."""
+    """A tensor, or a block's part of one: the kernel dimensions that subscript it, and the bytes of an element. `walks`:
+    the loop nests that read an input. `reduced`: the dimensions of a reduction that carries a state; `scans`: that of a
+    scan."""
 
     dims: tuple[int, ...]
     element: int
@@ -79,7 +81,7 @@ class Kept:
 
 
 def kept(view: View) -> Kept:
-    """What a kernel's operations make, carry and read."""
+    """The intermediates, states and inputs of a kernel's operations."""
     nodes, dims = view.group.nodes, view.group.space.dims
     walked = [
         Walked(view.kernel.sweeps[n.name], dims[n], frozenset(dims[n][d] for d in n.reduced), n.scan is not None)
@@ -120,7 +122,7 @@ def layout_of(kernel: KernelPlan) -> Layout:
 
 
 def fit(kernel: KernelPlan, target: Target) -> KernelPlan:
-    """The kernel with a tile that is small enough for what its blocks keep. Raises TooLarge where none is."""
+    """The kernel with a tile whose intermediates fit shared memory. Raises TooLarge if none does."""
     assert target.sm is not None and kernel.sram is not None
     while kernel.sram(kernel) > target.sm.shared_per_block:
         tile, o = dict(zip(kernel.grid, kernel.tile)), kernel.options
@@ -141,11 +143,11 @@ def fit(kernel: KernelPlan, target: Target) -> KernelPlan:
 
 def too_much(kernel: KernelPlan, target: Target) -> str:
     room = target.sm.shared_per_block
-    return f"a block would keep {kernel.sram(kernel):,} bytes in SRAM, and {target.name} has {room:,} for one"
+    return f"a block would take {kernel.sram(kernel):,} bytes of shared memory, and {target.name} has {room:,} for a block"
 
 
 def _exchanged(kernel: KernelPlan, layout: Layout, p: Piece) -> list[int]:
-    """What threads tell each other of a state: warps of a block, and blocks of a cluster."""
+    """The bytes by which threads exchange a state: warps of a block, and blocks of a cluster."""
     if p.scans is not None:
         warps = layout.threads[p.scans] // WARP
         return [layout.steps[p.scans] * warps * p.element, p.element] if warps > 1 or layout.chain > 1 else []

@@ -1,4 +1,4 @@
-"""Tiles of CUDA kernels that walk two contractions at once (`tilec.streaming`)."""
+"""Tiles of CUDA kernels that are a contraction chain (`tilec.streaming`)."""
 
 # mypy: no-strict-optional
 # mypy: disable-error-code="union-attr"
@@ -13,6 +13,7 @@ from tilec.graph import Graph
 from tilec.grouping import Group, Remark
 from tilec.kernels import ContractionChain
 from tilec.plan_model import KernelPlan
+from tilec.quantities import count
 from tilec.stream_grouping import chain_of, grows, parts_of, stream_problem
 from tilec.target import Target
 
@@ -37,20 +38,21 @@ def choose_stream(
     kernel = replace(kernel, tile=sizes, options=built, work=stream_work(target, problem, tile))
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
-    why = f"{_describe(tile)} of {chain.values.type}, {tile.stages} stages, {tile.threads} threads"
+    why = f"{_describe(tile)}, {chain.values.type}, {count(tile.stages, 'stage')}, {tile.threads} threads"
     remarks = [Remark("tiled", kernel.name, why, line, others)]
     states = ", ".join(c.total.name for c in chain.online.carried)
-    how = "rescaled when the maximum grows" if chain.online.shifts else "added up"
-    remarks.append(Remark("carried", states, f"along {chain.scores.name}'s index, {how}", line))
+    how = ", rescaled when the running maximum grows" if chain.online.shifts else ""
+    reason = f"computed in one pass over the elements of {chain.scores.name}{how}"
+    remarks.append(Remark("online", states, reason, line))
     if parts > 1:
-        reason = f"an f32 weight takes {parts} numbers of {chain.values.type}, so {parts} products instead of 1; "
-        reason += f"`using {chain.values.type}` rounds weights, and takes 1"
-        remarks.append(Remark("split", chain.product.total.name, reason, line))
+        reason = f"an f32 weight is a sum of {parts} {chain.values.type} numbers, which takes {parts} products; "
+        reason += f"`using {chain.values.type}` rounds the weights, and takes 1"
+        remarks.append(Remark("exact", chain.product.total.name, reason, line))
     if chain.masks:
-        reason = f"tiles that the mask excludes are skipped: {100 * problem.share:.0f}% of the scores remain"
+        reason = f"the mask excludes whole tiles: {100 * problem.share:.0f}% of the scores are computed"
         remarks.append(Remark("skipped", chain.scores.name, reason, line))
     return kernel, remarks
 
 
 def _describe(tile: StreamTile) -> str:
-    return f"wgmma {tile.bm} rows, steps of {tile.bn}"
+    return f"wgmma, {tile.bm} rows a block, steps of {tile.bn}"

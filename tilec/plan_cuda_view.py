@@ -1,4 +1,4 @@
-"""What a CUDA layout is chosen from: a kernel's tensors in global memory, and the dimension along which they are contiguous."""
+"""The facts that a CUDA layout is chosen from: a kernel's tensors in global memory, and their contiguous dimension."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Access:
 
 @dataclass(frozen=True)
 class View:
-    """What the choice looks at."""
+    """The facts that a CUDA layout is chosen from."""
 
     kernel: KernelPlan
     group: Group
@@ -55,7 +55,7 @@ class View:
 
 
 def accesses(kernel: KernelPlan, g: Group, graph: Graph) -> tuple[Access, ...]:
-    """What the kernel reads and writes in global memory."""
+    """The kernel's accesses of global memory."""
     return tuple(_accesses(kernel, g, graph))
 
 
@@ -112,11 +112,9 @@ def contiguous(access: Access, view: View) -> int | None:
 
 
 def vector_of(view: View, lane: int) -> int:
-    """Elements side by side that one thread takes: 16 bytes of the narrowest operand that matters.
-
-    1 where rows are no multiple of that, so that vectors would be cut or unaligned, and where most is read at computed
-    subscripts: those are single elements, which neighbouring threads should take one by one.
-    """
+    """Neighbouring elements of one thread: 16 bytes of the narrowest operand that matters. 1 if the length of rows is no
+    multiple of that, so that vectors would be cut or unaligned; and 1 if most elements are read at computed subscripts,
+    since neighbouring threads should then take single elements."""
     along = [a for a in view.accesses if contiguous(a, view) == lane]
     extracted = sum(n.iterations * scattered(n, view, lane) for n in view.group.nodes if n.extracts)
     plain = sum(a.bytes // a.element for a in along if not a.written)
@@ -146,9 +144,10 @@ def power(value: float) -> int:
 
 
 def unrolled(view: View, dims: Iterable[int], beside: int = 1) -> dict[int, int]:
-    """Steps along dimensions that a thread walks alone: short ones whole, the last first, while a thread may hold what they are
-    together. Along the others it goes step by step: sixteen dimensions of 2 would make tens of thousands of elements. `beside`
-    are the elements that it takes along its lane's dimension at each of those places: several dimensions leave room for them."""
+    """Unrolled steps along dimensions that a thread has alone: short dimensions whole, the last first, as long as a thread
+    can hold their elements together. Other dimensions go step by step: sixteen dimensions of 2 would be tens of
+    thousands of elements. `beside` is the number of elements along the lane's dimension at each step; several dimensions
+    leave room for them."""
     steps, room = {}, min(HELD, max(UNROLLED, HELD // beside))
     for d in sorted(dims, reverse=True):
         steps[d] = max(1, min(view.extents[d], UNROLLED, room))

@@ -1,4 +1,4 @@
-"""What a plan is: its kernels, how each is built, and why."""
+"""The types of a plan: its kernels, their families, and the reasons."""
 
 from __future__ import annotations
 
@@ -41,9 +41,12 @@ class Pack:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """One kernel. `grid` lists kernel dimensions, `tile` their sizes in a block. `options` say how it is built; they are None
-    before the backend's choice. `ruled_out` says why its operations rule out what a schedule might ask of some of them. `sram` is
-    how many bytes of SRAM a block takes, of a plan for these operations with any tile and options (CUDA)."""
+    """One kernel.
+
+    `grid` lists kernel dimensions, `tile` a block's size along each of them. `options` is the kernel's family with its options, and
+    None before the backend's choice. `ruled_out` has the reasons why the operations rule out some options. `sram` returns the
+    bytes of shared memory that a block takes, for any tile and options of these operations (CUDA).
+    """
 
     name: str
     nodes: tuple[str, ...]
@@ -71,11 +74,10 @@ class KernelPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All kernels of a program. `signature` says of which, with its shapes.
+    """All kernels of a program. `signature` is the program's name with the types and shapes of its inputs.
 
-    `regroup` plans once more with given groups, `candidates` lists by kernel what it could be instead. They read the IR that
-    the plan was made of, so they are there only while that is unchanged: for the schedule, which the driver asks before
-    any pass goes on.
+    `regroup` plans again with given kernels. `candidates` lists the alternatives of each kernel. Both read the IR that the plan was
+    made from, so that they work only while the IR is unchanged: the driver applies a schedule before any later pass runs.
     """
 
     target: Target
@@ -92,7 +94,7 @@ class Plan:
 
     @property
     def registers(self) -> dict[str, int]:
-        """What a thread of a kernel may have (CUDA), where the plan says."""
+        """The register limit of a thread, for kernels that have one (CUDA)."""
         return {k.name: n for k in self.kernels if (n := getattr(k.options, "registers", None)) is not None}
 
     @property

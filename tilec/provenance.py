@@ -1,4 +1,4 @@
-"""Where decisions come from: the source lines and the index names behind operations, for people to read."""
+"""The source lines of decisions, and the names of indices in place of dimensions' numbers, for messages and reports."""
 
 # mypy: no-strict-optional
 
@@ -9,13 +9,16 @@ from pathlib import Path
 from tilec.diagnostics import Source, Span
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
-from tilec.plan_model import KernelPlan
+from tilec.plan_model import KernelPlan, Plan
 
 
 class Provenance:
     """The texts that a specialised op came from, and the names of its indices."""
 
-    def __init__(self, specialised: Specialised):
+    def __init__(self, specialised: Specialised, plan: Plan | None = None):
+        """`plan` tells the operations that it makes itself: parts of split reductions, packed factors."""
+        self.splits = {s.name for s in plan.splits} if plan else set()
+        self.packs = {p.stored: p for p in plan.packs} if plan else {}
         self.equations = {e.name: e for e in specialised.equations}
         spans = [t.span for t in (*specialised.inputs, *specialised.outputs)]
         spans += [n.span for e in specialised.equations for n in (e, *ast.walk(e.value))]
@@ -36,25 +39,37 @@ class Provenance:
         return Span(source, start + len(text) - len(text.lstrip()), start + len(text.rstrip()))
 
     def indices(self, operation: str, extents: list[int]) -> tuple[str, ...]:
-        """What the source calls an operation's dimensions; `d0`, ... where it has no names of its own."""
+        """The names of an operation's dimensions in the source; `d0`, ... where the source has none."""
+        whole = operation.removesuffix(".partial")
+        if whole in self.splits:
+            return ("part", *self._own(whole, len(extents) - 1))
+        if operation in self.packs:
+            pack = self.packs[operation]
+            own = self._own(pack.name, 1 + max(pack.dims))
+            return tuple(own[d] for d in pack.dims)
+        return self._own(operation, len(extents))
+
+    def _own(self, operation: str, count: int) -> tuple[str, ...]:
+        """The first `count` names of an operation of the program itself."""
         equation = self.equations.get(operation) or self.equations.get(operation.rpartition(".")[0])
         names = _index_names(equation) if equation else ()
-        return names[: len(extents)] if len(names) >= len(extents) else tuple(f"d{k}" for k in range(len(extents)))
+        return names[:count] if len(names) >= count else tuple(f"d{k}" for k in range(count))
 
     def dimensions(self, kernel: KernelPlan) -> dict[int, str]:
-        """A name for every dimension of a kernel: what the first operation that has it calls it."""
+        """A name for every dimension of a kernel: its name in the first operation that has it. A name that another dimension
+        has already is followed by the operation: `d of o.sum`."""
         names: dict[int, str] = {}
         for operation in kernel.nodes:
             dims = kernel.dims[operation]
             own = self.indices(operation, [kernel.extents[d] for d in dims])
             for d, name in zip(dims, own):
                 if d not in names:
-                    names[d] = name if name not in names.values() else f"{name}{d}"
+                    names[d] = name if name not in names.values() else f"{name} of {operation}"
         return names
 
 
 def _index_names(equation: ast.Equation) -> tuple[str, ...]:
-    """The left side's indices, then those of reductions: the order in which `build` makes dimensions."""
+    """The left side's indices, then those of reductions: `build` makes dimensions in this order."""
     inner = [r.index for n in ast.walk(equation.value) if isinstance(n, ast.Reduce) for r in n.ranges]
     return tuple(dict.fromkeys((*equation.indices, *inner)))
 

@@ -1,4 +1,4 @@
-"""Times and amounts as people read them."""
+"""Times and amounts as text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is compiled and how: a program's op, sizes, types, target, schedule. All that follows is determined by it.
+"""A recipe: an op of a program, its sizes, types, target and schedule. It determines everything that is compiled.
 
-That makes it the key of the disk cache. What is stored there is what running needs: the launches, the kernels' sources, and
-the shapes of the results. `lower` makes everything else again when someone wants to see it.
+A digest of the recipe is the key of the disk cache. An entry holds what a run needs: the launches, the kernels' sources,
+and the shapes of results. `lower` makes everything else again when it is asked for.
 """
 
 # mypy: no-strict-optional
@@ -32,8 +32,8 @@ Named = tuple[str, DType, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Compiled:
-    """What running an op needs, before machine code. `predicted_us` are the cost model's times by kernel, `registers` what
-    the plan allows a thread of one."""
+    """The data of an op's run, before machine code. `predicted_us`: the cost model's times by kernel. `registers`: the
+    plan's register limits by kernel."""
 
     inputs: tuple[Named, ...]
     outputs: tuple[Named, ...]

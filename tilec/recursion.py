@@ -1,4 +1,4 @@
-"""Room for functions that call themselves along long chains of operations: Python's limit, raised while any thread needs it."""
+"""Python's recursion limit, raised while any thread works on a long chain of operations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The reductions of the language: one row each, read by checker, reference, builders and printers.
 
-A NaN in the range makes `max` and `min` NaN, and `argmax` and `argmin` give the place of the first one.
+A NaN in the range makes `max` and `min` NaN, and `argmax` and `argmin` return the index of the first NaN.
 """
 
 # mypy: disable-error-code="arg-type"
@@ -54,7 +54,7 @@ NO_PLACE = 2**63 - 1
 
 
 def lowest(dtype: DType) -> int | float | bool:
-    """What no value of the type is below."""
+    """The smallest value of the type."""
     if dtype.is_float:
         # f8e4m3 has no infinity; it is a type of storage only, so accumulators never are of it
         return -np.inf
@@ -62,14 +62,14 @@ def lowest(dtype: DType) -> int | float | bool:
 
 
 def highest(dtype: DType) -> int | float | bool:
-    """What no value of the type is above."""
+    """The largest value of the type."""
     if dtype.is_float:
         return np.inf
     return {"bool": True, "uint": (1 << dtype.bits) - 1}.get(dtype.kind, (1 << (dtype.bits - 1)) - 1)
 
 
 def takes(kind: str, value: float, place: int, best: float, best_place: int) -> bool:
-    """Whether the state (value, place) replaces (best, best_place) in an `argmax` or `argmin`."""
+    """Whether the state (value, index) replaces (best, best_index) in an `argmax` or `argmin`."""
     if value == best or (value != value and best != best):
         return place < best_place
     beyond = value > best if kind == "argmax" else value < best

@@ -1,12 +1,16 @@
-"""Where a rounding to 16 bits hides the error of a cheaper function: on CUDA such functions are a few instructions.
+"""Fast approximations: functions whose error a rounding to 16 bits hides. On CUDA they take a few instructions.
 
-A value that is rounded to bf16 or f16 has 8 or 11 bits, and f32 functions compute 22 and more. From every such rounding
-this follows the arithmetic backwards with the relative error that may be added: an eighth of the least unit in the last
-place, so that a stored value is within 5/8 of a unit instead of 1/2. Products and quotients share it, sums pass it on
-and reductions that add only where their terms cannot cancel, comparisons, conversions, other reductions and what is stored
-as f32 allow none. Functions pass on what their condition leaves of it: `exp` an absolute error, as do `sin` and `cos` near 0.
-A function whose quick form (`passes/approximate.py`) errs by no more is marked; some forms add no error to that of the
-function's row in `tilec/functions.py`, and need no rounding: those for arguments within a known range are for CPUs, too.
+A value that is rounded to bf16 or f16 has 8 or 11 bits, and f32 functions compute 22 and more. This module follows the
+arithmetic backwards from every such rounding, with the relative error that may be added: an eighth of the type's unit in
+the last place (ulp), so that a stored value is within 5/8 ulp instead of 1/2.
+
+- Products and quotients share the error between their operands.
+- Sums, and reductions that add, pass it on only where their terms cannot cancel.
+- Functions pass on the share that their condition number leaves: `exp` passes on an absolute error, as do `sin` and `cos` near 0.
+- Comparisons, conversions, other reductions, and values that are stored as f32 allow no error.
+
+A function is marked if its approximation (`passes/approximate.py`) errs by no more. Some approximations stay within the
+error bound of `tilec/functions.py`, and need no rounding. Those for arguments within a known range are used on CPUs, too.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ _SAME = {"arith.negf", "math.absf", "arith.extf", "arith.maximumf", "arith.minim
 
 @dataclass
 class _Analysis:
-    """What every value may err by: relative to it, or by an absolute error where that is more."""
+    """The error that every value may have: relative to the value, or absolute if that is more."""
 
     allowed: dict[ir.Value, float] = field(default_factory=dict)
     absolute: dict[ir.Value, float] = field(default_factory=dict)
@@ -197,7 +201,8 @@ _DIVISIONS = ("divide", "divide_shared", "divide_weights")
 
 
 def _is_hidden(form: str, error: float, absolute: float) -> bool:
-    """Whether what is allowed covers a form's error; a rounded operation leaves half of it to its operands."""
+    """Whether the allowed error covers a form's error. A rounded operation leaves half of the allowed error to its
+    operands."""
     if form in ABSOLUTE:
         return QUICK[form] <= absolute
     return QUICK[form] <= error / (2 if form in (*_DIVISIONS, "sqrt") else 1)
@@ -248,7 +253,7 @@ def argument_of(op: ir.Operation) -> ir.Value:
 
 
 def is_shared(value: ir.Value) -> bool:
-    """Whether a value of a body is one for many elements: made of operands that lack some dimension."""
+    """Whether a value of a body is the same for many elements, since its operands lack a dimension."""
     op = mlir.definition(value)
     if op is None:
         owner = value.owner.owner.operation

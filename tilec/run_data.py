@@ -1,4 +1,4 @@
-"""The data of `tilec run`: seeded or given inputs, and results as files."""
+"""The data of `tilec run`: random inputs from a seed, inputs from files, and results as files."""
 
 # mypy: no-strict-optional
 # mypy: disable-error-code="union-attr"

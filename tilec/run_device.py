@@ -1,6 +1,4 @@
-"""Memory of the device that `tilec run` runs on, without an array package: NumPy's for the CPU, the driver's
-for a GPU.
-"""
+"""The memory of `tilec run` without an array package: NumPy's on the CPU, the driver's on a GPU."""
 
 # mypy: no-strict-optional
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -59,7 +57,7 @@ class Host:
 
 
 class Gpu(Host):
-    """Memory of device 0. What fails raises the driver's own error, which names what was wrong."""
+    """Memory of device 0. Failures raise the driver's own errors."""
 
     def __init__(self, inputs: dict[str, np.ndarray], outputs: Outputs):
         from tilec.runtime import cuda_driver

@@ -1,5 +1,4 @@
-"""The schedule file: a plan's decisions as TOML that a person reads, diffs and edits, and that the compiler
-obeys.
+"""Schedule files: a plan's decisions as TOML. People read, compare and edit them, and the compiler obeys them.
 
     version = 2
 
@@ -12,9 +11,8 @@ obeys.
     operations = ["m", "e", "s", "y"]
     tile = [8]                              # i = 512: 64 blocks
 
-A file holds any number of plans, each for one program with its shapes and one target. `write_schedule` prints
-a plan, `merge_schedule` puts it into a file's text, `read_schedule` (in `schedule_read`) makes a plan obey a
-file.
+A file holds any number of plans, each for one program with its shapes and one target. `write_schedule` prints a plan.
+`merge_schedule` puts it into a file's text. `read_schedule` (in `schedule_read`) applies a file to the compiler's plan.
 """
 
 # mypy: no-strict-optional
@@ -36,14 +34,15 @@ from tilec.schedule_read import VERSION, read_schedule
 __all__ = ["merge_schedule", "read_schedule", "write_schedule"]
 
 HEADER = """\
-A schedule: how programs are compiled, for one target and one set of shapes each. Written by `tilec plan`,
-and yours to edit: the compiler does what stands here, or says why it cannot. Times are predictions.
-  operations  share the kernel; move a name to another kernel, or to a new one (OP_...), to fuse otherwise
-  inline      operations that are computed again inside each of their readers, never stored
+A schedule file: it says how a program is compiled, for one target and one set of shapes in each plan.
+`tilec plan` wrote it, and you may edit it: the compiler obeys each line, or says why it cannot.
+Times are predictions.
+  operations  the operations of the kernel; move a name to another kernel, or to a new one (OP_...)
+  inline      operations that are computed again inside each of their readers, and never stored
   tile        a block's part of each dimension of the grid
-  loops       each operation's own dimensions, by number, outermost loop first
-A kernel's last table is named for the way in which it is built, and holds the options of that.
-What is left out of a kernel's tables is the compiler's choice.
+  loops       for each operation, the numbers of its own dimensions, outermost loop first
+The last table of a kernel is named for the kernel's family, and holds the family's options.
+The compiler chooses whatever is left out of a kernel's tables.
 """
 
 
@@ -68,9 +67,9 @@ def _document(plan: Plan, specialised: Specialised, measured: Times | None) -> t
 
 
 def merge_schedule(text: str, plan: Plan, specialised: Specialised, measured: Times | None = None) -> tuple[str, bool]:
-    """A file's text with this plan in it, and whether it takes the place of a different one.
+    """A file's text with this plan in it, and whether it replaces a different plan.
 
-    Other plans keep every byte, which editing the parsed document would not promise.
+    The text of other plans stays unchanged, byte for byte.
     """
     head, *sections = re.split(r"^(?=[ \t]*\[\[[ \t]*plan[ \t]*\]\])", text, flags=re.MULTILINE)
     new = "[[plan]]\n" + tomlkit.dumps(_document(plan, specialised, measured)).partition("[[plan]]\n")[2]
@@ -86,13 +85,13 @@ def merge_schedule(text: str, plan: Plan, specialised: Specialised, measured: Ti
 
 
 def _plan(plan: Plan, specialised: Specialised, measured: Times | None) -> Table:
-    where = Provenance(specialised)
+    where = Provenance(specialised, plan)
     table = tomlkit.table()
     sizes = ", ".join(f"{name} = {value}" for name, value in specialised.sizes.items())
     _add(table, "program", plan.signature, sizes)
     times = f"{plan.time_us:.1f} us predicted in all"
     if measured:
-        times += f", {measured[0]:.1f} us measured, {measured[1]:.1f} us as the compiler chooses"
+        times += f", {measured[0]:.1f} us measured, {measured[1]:.1f} us for the compiler's own plan"
     _add(table, "target", plan.target.name, times)
     _add(table, "inline", _array(plan.inlined), "")
     kernels = tomlkit.table(is_super_table=True)
@@ -118,7 +117,7 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance) -> Table:
         table.add("loops", _loops(kernel, names))
     options = tomlkit.table()
     for key, value in kernel.options.editable():
-        options.add(key, _array(value) if isinstance(value, tuple) else value)
+        _add(options, key, _array(value) if isinstance(value, tuple) else value, _dims(kernel, key, names))
     if len(options):
         table.add(kernel.options.name, options)
     return table
@@ -130,6 +129,14 @@ def _loops(kernel: KernelPlan, names: dict[int, str]) -> Table:
         dims = kernel.dims[operation]
         _add(table, operation, _array(order), ", ".join(names[dims[d]] for d in order))
     return table
+
+
+def _dims(kernel: KernelPlan, option: str, names: dict[int, str]) -> str:
+    """The indices of an option that lists kernel dimensions, or has a number for each of them."""
+    (field,) = [f for f, _ in kernel.options.fields() if f.name == option]
+    if field.metadata["dims"]:
+        return ", ".join(names[d] for d in getattr(kernel.options, option))
+    return f"along {', '.join(names[d] for d in sorted(names))}" if field.metadata["by_dim"] else ""
 
 
 def _about(subject: str, kernel: KernelPlan) -> bool:

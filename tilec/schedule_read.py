@@ -1,7 +1,7 @@
-"""Obeying a schedule file: its plan for the program at hand is checked, carried out, predicted, and compared.
+"""Reading schedule files: the file's plan for a program is checked, applied to the compiler's plan, and predicted.
 
-Everything that a file says is checked against what the planner found: unknown names, tiles that are none,
-groups that cannot be one kernel. Where the compiler would choose otherwise, a remark says so with both times.
+Every line of the file is checked against the planner's own findings: unknown names, impossible tiles, operations that cannot be
+one kernel. Where the compiler's choice differs, a remark has both times.
 """
 
 # mypy: no-strict-optional
@@ -37,9 +37,8 @@ _WORDS = {str: "a string", list: "a list", dict: "a table"}
 
 
 def read_schedule(path: str | Path) -> Callable[[Plan], Plan]:
-    """The file as what `compile` and `lower` take. Raises CallError where it cannot be read or is no
-    schedule.
-    """
+    """Reads a schedule file, and returns a function from the compiler's plan to the plan that obeys the file (`compile` and
+    `lower` take it). Raises CallError for a file that cannot be read or is no schedule."""
     try:
         text = Path(path).read_bytes().decode("utf-8")
     except OSError as error:
@@ -102,8 +101,8 @@ class Schedule:
             "version", 1 if any(isinstance(k, dict) and "options" in k for k in tables) else VERSION
         )
         if version != VERSION:
-            what = f"this schedule has the form of version {version}, and tilec reads version {VERSION}"
-            self.fail(what, *([] if "version" not in self.table else ["version"]), hint="write it anew: `tilec plan`")
+            what = f"this schedule file has version {version}, and tilec reads version {VERSION}"
+            self.fail(what, *([] if "version" not in self.table else ["version"]), hint="`tilec plan --force` writes a new one")
 
     def _kernel(self, kernel: Any, number: int, name: str) -> None:
         if not isinstance(kernel, dict):
@@ -111,7 +110,7 @@ class Schedule:
         self._keys(kernel, _KERNEL_KEYS, (number, name))
         families = [key for key in kernel if key in FAMILIES]
         if len(families) > 1:
-            what = f"a kernel is built in one way, and `{name}` has tables for {len(families)}: {', '.join(families)}"
+            what = f"a kernel has one family, and `{name}` has tables of {len(families)}: {', '.join(families)}"
             self.fail(what, number, name, families[1])
         self._list_of(str, kernel.get("operations", []), "operations", number, name)
         self._list_of(int, kernel.get("tile", []), "tile", number, name)
@@ -178,7 +177,7 @@ class Schedule:
             raise CallError(problem.message, self._named(problem.message, number), hint=problem.hint) from None
 
     def _tables(self, plan: Plan, section: dict[str, Any], number: int) -> dict[frozenset[str], tuple[str, dict]]:
-        """The file's kernels by their operations; those that list none are found by name."""
+        """The file's kernels by their operations; kernels that list no operations are found by name."""
         named = {k.name: frozenset(k.nodes) for k in plan.kernels}
         tables: dict[frozenset[str], tuple[str, dict]] = {}
         stem = plan.signature.partition("(")[0]
@@ -197,14 +196,14 @@ class Schedule:
         return tables
 
     def _difference(self, own: KernelPlan, obeyed: KernelPlan) -> Iterable[Remark]:
-        """A remark for what the compiler would choose differently in a kernel."""
+        """A remark with the differences between the file's kernel and the compiler's."""
         told = [f"tile {list(obeyed.tile)} instead of {list(own.tile)}"] if obeyed.tile != own.tile else []
         if (mine := obeyed.options.name) != own.options.name:
-            told.append(f"a kernel by `{mine}` instead of `{own.options.name}`")
+            told.append(f"family `{mine}` instead of `{own.options.name}`")
         for what, said in (("loops", lambda k: k.loops), ("options", lambda k: dict(k.options.options()))):
             mine, chosen = said(obeyed), said(own)
             for key in (k for k in (*mine, *chosen) if mine.get(k) != chosen.get(k)):
-                subject = f"the loops of {key} as" if what == "loops" else f"`{key}`"
+                subject = f"loops of {key}" if what == "loops" else f"`{key}`"
                 told.append(f"{subject} {_instead(mine, chosen, key)}")
         if told:
             told = list(dict.fromkeys(told))
@@ -241,7 +240,7 @@ class Schedule:
         return Span(self.source, at, end)
 
     def _named(self, message: str, number: int) -> Span:
-        """Where the operation that a message names first stands in a list; the last place, since the others came before."""
+        """The last position of the operation that a message names first: earlier occurrences are correct."""
         plan = self.span(number)
         following = re.compile(_PLAN_HEADER, re.MULTILINE).search(self.source.text, plan.end)
         end = following.start() if following else len(self.source.text)
@@ -252,7 +251,7 @@ class Schedule:
 
 
 def _instead(mine: dict[str, Any], chosen: dict[str, Any], key: str) -> str:
-    """One loop order or option, beside the compiler's."""
+    """A loop order or an option of the file, beside the compiler's."""
     a, b = (list(d[key]) if isinstance(d.get(key), tuple) else d.get(key, "none") for d in (mine, chosen))
     return f"{a} instead of {b}"
 
@@ -302,7 +301,7 @@ class _Edit:
         others = {k.options.name: replace(k, name=kernel.name) for k in reversed(ranked)}
         if asked not in others:
             ways = ", ".join(f"`{name}`" for name in sorted({kernel.options.name, *others}))
-            self.fail(f"this kernel cannot be built by `{asked}`; it can by {ways}", asked)
+            self.fail(f"this kernel cannot be built as `{asked}`, only as {ways}", asked)
         return others[asked]
 
     def tile(self, kernel: KernelPlan) -> tuple[int, ...]:

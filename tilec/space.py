@@ -1,4 +1,4 @@
-"""The space that a kernel's operations walk: dimensions of different operations are one where a tensor connects them."""
+"""The space of a kernel's operations: dimensions of different operations are one kernel dimension where a tensor connects them."""
 
 from __future__ import annotations
 
@@ -64,13 +64,14 @@ def _clash(nodes: list[Node], find: Callable[[Any], Any]) -> str | None:
     for node in nodes:
         roots = [find((node, d)) for d in range(len(node.extents))]
         if len(set(roots)) < len(roots):
-            return f"{node.name} reads one element at places that other blocks compute"
+            return f"{node.name} reads elements that other blocks compute"
     return None
 
 
 def _unite_shared_inputs(nodes: list[Node], graph: Graph, root: dict[Dim, Dim]) -> Callable[[Dim], Dim]:
-    """Two operations that read one input in the same places walk it together, where that makes no clash: no dimensions of one
-    operation, and no different extents, become one. `root` has what is one already; returns what says so afterwards."""
+    """Unites the dimensions of operations that read one input at the same subscripts, unless that unites two dimensions of
+    one operation, or different extents. `root` has the dimensions that are united already. Returns a function to the
+    united dimension."""
     walked: dict[Dim, set[Node]] = {}  # by whom
     sizes: dict[Dim, set[int]] = {}
     for (node, d), key in root.items():

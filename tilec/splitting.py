@@ -1,4 +1,4 @@
-"""Which reductions are cut into parts, so that enough blocks have work: a sum of everything, a few long rows."""
+"""Split reductions: which reductions are split into parts, so that enough blocks have work (few or long rows)."""
 
 # mypy: no-strict-optional
 
@@ -15,7 +15,7 @@ from tilec.mlir import ir
 from tilec.passes.inline import inline_all
 from tilec.passes.split import refuse_split, split
 from tilec.plan_model import Split
-from tilec.quantities import duration
+from tilec.quantities import count, duration
 from tilec.target import Target
 
 MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of the second pass
@@ -41,8 +41,8 @@ def choose_splits(groups: list[Group], graph: Graph, target: Target) -> tuple[li
         if isinstance(found, Split):
             splits.append(found)
             cost = predict(work_of(g.nodes, graph, g.space, target), target).time_us
-            whole = f"as a whole it has {g.space.parallelism} blocks and takes {duration(cost)}"
-            reason = f"{found.parts} parts of dimension {found.dim}; {whole}"
+            whole = f"unsplit, it has {count(g.space.parallelism, 'parallel point')} and takes {duration(cost)}"
+            reason = f"{found.parts} parts of {node.extents[found.dim] // found.parts} elements; {whole}"
             remarks.append(Remark("split", node.name, reason, node.line))
         elif found:
             remarks.append(Remark("refused", f"to split {node.name}", found, node.line))
@@ -59,11 +59,11 @@ def _split(node: Node, g: Group, graph: Graph, target: Target) -> Split | str | 
     if want < 2:
         return None
     if sum(n.iterations for n in g.nodes if n is not node and n.reduced) > node.iterations // 4:
-        return "other reductions of its kernel read the same data again"
+        return "other reductions of the kernel read the same data again"
     best = max(((_divisor(node.extents[d], want), -d) for d in node.reduced), key=lambda c: c[0])
     parts, dim = best[0], -best[1]
     if parts < 2:
-        return f"no extent among {[node.extents[d] for d in sorted(node.reduced)]} has a divisor up to {want}"
+        return f"none of the reduced extents {[node.extents[d] for d in sorted(node.reduced)]} has a divisor from 2 to {want}"
     return refuse_split(node.op, dim, parts) or Split(node.name, dim, parts)
 
 
@@ -91,13 +91,11 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
         time = tiles[0].prediction.time_us + predict(combine, target).time_us if tiles else best
         if time < SAVING * best:
             best, found = time, Split(node.name, dim, parts)
-    return (
-        None if found is None else (found, f"{found.parts} parts of k: {duration(best)}, as a whole {duration(before)}")
-    )
+    return None if found is None else (found, f"split-K in {found.parts} parts: {duration(best)}, unsplit {duration(before)}")
 
 
 def _rows(node: Node) -> bool:
-    """Whether memory runs along what is reduced: one row is then work for a whole block."""
+    """Whether memory is contiguous along the reduced dimension: one row is then work for a whole block."""
     longest = max(node.reads, key=lambda r: len(r.dims), default=None)
     return longest is None or not longest.dims or longest.dims[-1] in node.reduced
 
@@ -109,7 +107,7 @@ def _divisor(extent: int, limit: int) -> int:
 
 
 def apply_splits(function: ir.Operation, splits: list[Split], inlined: list[str]) -> ir.Operation:
-    """A copy of the function with the splits carried out, after inlining as `fuse` does it: what is planned further."""
+    """A copy of the function with the splits carried out, after inlining as `fuse` does it. Planning continues on the copy."""
     copy = function.clone()
     for op in mlir.walk(copy):
         if mlir.get_string(op, "tilec.name") in inlined:

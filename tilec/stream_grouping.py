@@ -1,4 +1,4 @@
-"""Which operations become one walk of two contractions (`tilec.streaming`): legality with reasons, and profit."""
+"""Contraction chains (`tilec.streaming`): which operations become one, the reasons of refusals, and the predicted times."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ An f32 has 24 significant bits, a bf16 8 and the same exponents: three of them a
 add up to the exact one. An f16 has fewer exponents, and no `using` to name it."""
 
 
+_NO_CHAIN = "both are contractions, but no contraction chain"
+
+
 def join_streams(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
-    """Joins contractions with what leads to them from an earlier contraction, where that is legal and takes less time."""
+    """Joins contractions with the operations between them and an earlier contraction, if that is legal and takes less time."""
     for node in graph.nodes:
         if node.contraction is None or node.inlined:
             continue
@@ -48,13 +51,13 @@ def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Ta
         return
     together = choose_stream_tile(target, stream_problem(nodes, space, graph))[0].prediction.time_us
     separate = sum(predict(work_of(g.nodes, graph, g.space, target), target).time_us for g in groups)
-    alternatives = (("one walk", together), (f"{len(groups)} kernels", separate))
+    alternatives = (("a contraction chain", together), (f"{len(groups)} kernels", separate))
     apart = f"{duration(separate)} as {len(groups)} kernels"
     if not profitable(together, separate):
-        reason = f"one walk would take {duration(together)}, {apart}"
+        reason = f"a contraction chain would take {duration(together)}, and {apart}"
         remarks.append(Remark("refused", subject, reason, line, alternatives))
         return
-    reason = f"{duration(together)} as one walk in which {chain[0].name} stays on chip, {apart}"
+    reason = f"{duration(together)} as a contraction chain, in which {chain[0].name} stays on chip; {apart}"
     remarks.append(Remark("fused", subject, reason, line, alternatives))
     joined = Group(nodes, space)
     for n in nodes:
@@ -66,7 +69,7 @@ def profitable(together: float, separate: float) -> bool:
 
 
 def _before(node: Node, graph: Graph) -> list[Node]:
-    """What `node` is computed from, back to contractions and no further."""
+    """The operations that `node` is computed from, back to contractions and no further."""
     found: list[Node] = []
     pending = graph.producers(node)
     while pending:
@@ -78,56 +81,58 @@ def _before(node: Node, graph: Graph) -> list[Node]:
 
 
 def is_streamed(nodes: list[Node]) -> bool:
-    """Whether a kernel has two contractions: then it is one walk."""
+    """Whether a kernel has two contractions, and so is a contraction chain."""
     return sum(n.contraction is not None for n in nodes) == 2
 
 
 def refuse_stream(nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
-    """Why nodes with two contractions cannot be one walk; None where they can."""
+    """Why nodes with two contractions cannot be a contraction chain; None if they can."""
     chain = chain_of(nodes, space, graph)
     if isinstance(chain, str):
-        return f"each is a contraction, and one walk cannot do both: {chain}"
+        return f"{_NO_CHAIN}: {chain}"
     if not target.has("tma") or "wgmma" not in target.instructions("bf16"):
-        return f"{target.name} lacks asynchronous matrix units, for which there is a walk of two contractions"
+        return f"{_NO_CHAIN}: {target.name} lacks wgmma and TMA"
     if 0 in space.extents.values():
-        return "there is nothing to walk"
+        return f"{_NO_CHAIN}: an index has no values"
     if set(space.grid) != {*chain.batch, chain.rows}:
-        return "they have parallel dimensions that the walk does not have"
-    return _refuse_storage(chain, space) or _refuse_size(chain, nodes, space, graph, target)
+        return f"{_NO_CHAIN}: they have further parallel indices"
+    why = _refuse_storage(chain, space) or _refuse_size(chain, nodes, space, graph, target)
+    return why and f"{_NO_CHAIN}: {why}"
 
 
 def _refuse_storage(chain: Chain, space: Space) -> str | None:
-    """TMA copies boxes, of what is contiguous along the dimension that it reads as lines."""
+    """TMA copies boxes with lines along the contiguous dimension: each factor must be contiguous along the index that its
+    tile has whole."""
     factors = ((chain.left, chain.inner), (chain.right, chain.inner), (chain.values, chain.columns))
     kinds = {x.type for x, _ in factors}
     if kinds not in ({"bf16"}, {"f16"}):
-        return f"the factors are stored as {', '.join(sorted(kinds))}: matrix units take bf16 or f16, all alike"
+        return f"the factors are {' and '.join(sorted(kinds))}, where all must be bf16 or all f16"
     for x, last in factors:
         if x.place[-1] != last or len(x.place) > 5 or len(set(x.place)) < len(x.place):
-            return "a factor is not contiguous along the index that tiles of it have whole"
+            return "a factor is not contiguous along the index of which a block reads all elements"
         if space.extents[last] * 2 % WIDE:
-            return f"rows of {space.extents[last]} elements do not begin at multiples of {WIDE} bytes"
+            return f"rows of {space.extents[last]} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
     return None
 
 
 def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
     for d, what in ((chain.inner, "reduced elements of the first"), (chain.columns, "columns of the last")):
         if space.extents[d] > WIDEST:
-            return f"{space.extents[d]} {what} contraction do not fit a block: at most {WIDEST}"
+            return f"a block has room for {WIDEST} {what} contraction, not {space.extents[d]}"
     if parts_of(chain) is None:
-        return f"f32 weights are not sums of few {chain.values.type} numbers, as they are of bf16: only those have one walk"
+        return f"its f32 weights take bf16 factors, of which three make up an f32, and not {chain.values.type}"
     if not choose_stream_tile(target, stream_problem(nodes, space, graph)):
         return "no tile fits registers and shared memory"
     return None
 
 
 def parts_of(chain: Chain) -> int | None:
-    """In how many parts a weight enters the product."""
+    """The number of products that one weight takes."""
     return PARTS.get((chain.values.type, multiplicand_allowed(chain.product.total.operation)))
 
 
 def chain_of(nodes: list[Node], space: Space, graph: Graph) -> Chain | str:
-    """The walk that the nodes are, or why they are none."""
+    """The contraction chain of the nodes, or the reason why they are none."""
     places = {n.op: space.dims[n] for n in nodes}
     made = {r.value: (n.op, k) for n in graph.nodes for k, r in enumerate(n.results) if n in nodes or n.inlined}
     reader = Reader(places, made.get)
@@ -142,7 +147,7 @@ def chain_of(nodes: list[Node], space: Space, graph: Graph) -> Chain | str:
 
 
 def stream_problem(nodes: list[Node], space: Space, graph: Graph) -> Stream:
-    """The walk as the cost model sees it."""
+    """The contraction chain as the cost model sees it."""
     chain = chain_of(nodes, space, graph)
     assert isinstance(chain, Chain)
     extents = space.extents
@@ -176,7 +181,7 @@ def _share(chain: Chain, extents: dict[int, int]) -> float:
 
 
 def grows(chain: Chain, extents: dict[int, int]) -> bool:
-    """Whether later rows walk more elements than earlier ones."""
+    """Whether later rows have more unmasked elements than earlier ones."""
     first, last = (_range(chain, i, extents[chain.stream]) for i in (0, extents[chain.rows] - 1))
     return last[1] - last[0] > first[1] - first[0]
 

@@ -1,11 +1,11 @@
-"""Two contractions with row reductions between them as one walk over the index that they share.
+"""Contraction chains: two contractions with row reductions between them, in one loop over the index between them.
 
     s[i, j] = sum_d q[i, d] k[j, d]                 scores: made a tile at a time, never stored
-    m, l    = reductions over j of what s gives     states, carried online (`tilec.online`)
+    m, l    = reductions over j of s                states, online (`tilec.online`)
     o[i, e] = sum_j w(s[i, j], m, l) v[j, e]        product: adds the tile's weights times v
 
-A block has some rows i and walks the tiles of j. What is asked here is whether operations have this form, and which
-tiles of j a mask leaves: conditions that are affine in indices are bounded over a tile (`Mask`).
+A block has some rows i, and loops over the tiles of j. This module decides whether operations have this form, and which
+tiles of j a mask leaves: conditions that are affine in indices get bounds over a tile (`Mask`).
 """
 
 # mypy: no-strict-optional
@@ -28,7 +28,7 @@ _AT_LEAST = {2: (1, -1), 3: (0, -1), 4: (1, 1), 5: (0, 1)}  # cmpi a, b: sign * 
 
 @dataclass(frozen=True)
 class Mask:
-    """A condition outside of which an element adds nothing: each of `bounds` is at least 0."""
+    """A condition: elements for which it fails add nothing. It holds where each of `bounds` is at least 0."""
 
     condition: Expr
     bounds: tuple[Linear, ...]
@@ -36,10 +36,9 @@ class Mask:
 
 @dataclass(frozen=True)
 class Chain:
-    """The parts of one walk. `left` and `right` are the scores' factors, rows and columns, as they are stored; `weights`
-    and `values` those of the product. `rows` and `columns` are kernel dimensions of the product, `inner` the scores'
-    reduced one, `batch` those that all have.
-    """
+    """The parts of a contraction chain. `left` and `right` are the stored factors of the scores (rows and columns of the
+    scores). `weights` and `values` are the factors of the product. `rows` and `columns` are kernel dimensions of the
+    product, `inner` the reduced dimension of the scores, `batch` the dimensions that all factors have."""
 
     online: Online
     scores: Total
@@ -79,7 +78,7 @@ class Chain:
 
 
 def read_chain(reader: Reader, outputs: Iterable[Expr]) -> Chain | str:
-    """The walk that computes `outputs`, which have been read by `reader`; or why there is none."""
+    """The contraction chain that computes `outputs`, as read by `reader`; or the reason why there is none."""
     try:
         return _chain(reader, list(outputs))
     except Unreadable as error:
@@ -89,14 +88,14 @@ def read_chain(reader: Reader, outputs: Iterable[Expr]) -> Chain | str:
 def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
     streams = {d: t for t in reader.totals for d in t.place if any(d in other.reduced for other in reader.totals)}
     if len(streams) != 1:
-        raise Unreadable("no single index is walked by one contraction and reduced by another")
+        raise Unreadable("there is no single index that one contraction makes and the other sums over")
     ((stream, scores),) = streams.items()
     online = derive([t for t in reader.totals if t is not scores], stream)
     if isinstance(online, str):
         raise Unreadable(online)
     wide = [c for c in online.carried if set(c.total.place) - set(scores.place)]
     if len(wide) != 1 or len(online.carried) != len(reader.totals) - 1:
-        raise Unreadable("there is not one contraction at the end of the walk")
+        raise Unreadable("a single contraction must come last")
     (product,) = wide
     left, right = _factors(scores.term, scores.place)
     if left is None or stream in left.dims:
@@ -111,10 +110,10 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
             )
     places = {d for c in online.carried for d in c.total.place}
     if not places <= {*batch, *rows, *columns} or values.dims - {*batch, *columns, stream}:
-        raise Unreadable(f"{product.total.name} has dimensions that {scores.name} has not")
+        raise Unreadable(f"{product.total.name} has indices that {scores.name} does not have")
     for output in outputs:
         if stream in output.dims:
-            raise Unreadable(f"what {scores.name} gives for each of the walk's elements leaves the kernel")
+            raise Unreadable(f"the result of {scores.name} is stored, element by element")
     masks = tuple(_masks(online, scores))
     (row,), (column,), (inner,) = rows, columns, scores.reduced
     return Chain(online, scores, product, left, right, weights, values, row, inner, column, batch, masks)
@@ -122,10 +121,10 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
 
 def _factors(term: Expr, place: tuple[int, ...]) -> tuple[Expr, Expr]:
     if term.op != "arith.mulf":
-        raise Unreadable("the first of the contractions is not a sum of products")
+        raise Unreadable("the first contraction is not a sum of products")
     left, right = (stored_term(a) for a in term.args)
     if left.op != "element" or right.op != "element":
-        raise Unreadable("the first contraction's factors are computed, not stored")
+        raise Unreadable("the factors of the first contraction are computed, and not stored")
     return left, right
 
 
@@ -138,9 +137,9 @@ def _product(product: Carried) -> tuple[Expr, Expr]:
     pair = sorted(product.term.args, key=lambda a: stored_term(a).op == "element" and bool(own & a.dims))
     weights, values = pair[0], stored_term(pair[1])
     if values.op != "element":
-        raise Unreadable(f"the values that {name} adds are computed, not stored")
+        raise Unreadable(f"the values that {name} adds up are computed, and not stored")
     if values.dims & weights.dims - {d for d in values.dims if d in own} - set(product.total.reduced):
-        raise Unreadable(f"the factors of {name} share an index that it does not keep")
+        raise Unreadable(f"the factors of {name} share an index that its result does not have")
     return weights, values
 
 
@@ -177,7 +176,7 @@ def _without(x: Expr, condition: Expr) -> Expr:
 
 
 def folded(x: Expr) -> Expr:
-    """`x` with what follows from its constants. What is added to an infinity is none; a weight of 0 makes a product 0."""
+    """`x` with its constants folded. An infinity absorbs what is added to it, and a weight of 0 makes a product 0."""
     args = tuple(folded(a) for a in x.args)
     numbers = [a.number for a in args]
     infinite = next((n for n in numbers if n in (inf, -inf)), None)
@@ -276,5 +275,5 @@ def _times(a: Linear, factor: int) -> Linear:
 
 
 def multiplicand_allowed(op: ir.Operation) -> str | None:
-    """What `using` allows a contraction's factors to be rounded to."""
+    """The type to which `using` allows a contraction's factors to be rounded."""
     return mlir.get_string(op, "tilec.multiplicand")

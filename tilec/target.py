@@ -1,9 +1,10 @@
-"""Hardware as data: what the cost model knows of a machine, read from `targets/*.toml` or a file of the user's.
+"""Targets: descriptions of hardware for the cost model, read from `targets/*.toml` or from a user's file.
 
 Units are in the names: `_ghz`, `_gbs` (1e9 bytes a second), `_us`, `_ns`; sizes are bytes; peaks are TFLOP/s (1e12), a fused
 multiply-add being two operations. A `unit` is a streaming multiprocessor (cuda) or a core (cpu).
 
-Annotations are evaluated here, as files are checked by them: evaluating their text takes longer than the rest of reading one.
+Annotations are evaluated in this module, since files are checked by them. Evaluating their text later would take longer
+than reading a file.
 """
 
 import ctypes
@@ -245,7 +246,7 @@ def load(name: str | Path) -> Target:
 
 
 def kind_of(name: str | Path) -> str:
-    """ "cpu" or "cuda": what `load` would give, without asking the driver, which takes 0.2 s to start."""
+    """"cpu" or "cuda": the kind of the target that `load` would return, without starting the driver, which takes 0.2 s."""
     text = str(name).lower()
     return "cuda" if text != "cpu" and text in names() else load(name).kind
 
@@ -256,7 +257,7 @@ def _for_chip(chip: str) -> Target:
 
 
 def _retargeted(target: Target, chip: str, name: str) -> Target:
-    """`target` as another chip, with what is portable between chips."""
+    """`target` for another chip, with the figures that hold for both chips."""
     if target.chip == chip:
         return target
     special = {"wgmma", "tcgen05"}

@@ -1,7 +1,7 @@
-"""Plans measured rather than predicted: the candidates of a program's kernels as schedule files, compiled and timed.
+"""Measured plans: the candidates of a program's kernels as schedule files, compiled and timed.
 
-A candidate is the compiler's plan with one kernel's tile, loops or options changed, and it is what its schedule file says:
-whatever is found best here is what `--schedule` then obeys.
+A candidate is the compiler's plan with another tile, loop order or family or options of one kernel. It is compiled from
+its schedule file, so that `--schedule` gives the same kernels later.
 """
 
 # mypy: no-strict-optional
@@ -54,8 +54,8 @@ def _changes(mine: KernelPlan, theirs: KernelPlan):
 
 
 def candidates(specialised: Specialised, target: Target, most: int, schedule=None) -> list[Candidate]:
-    """The compiler's plan (or what `schedule` makes of it), and up to `most` others of every kernel: half of them those
-    predicted to be fastest, half from all over the rest."""
+    """The compiler's plan (or the plan that `schedule` makes of it), and up to `most` others of every kernel: half of them
+    those with the best predicted times, half a sample of the rest."""
     plan, others = _planned(specialised, target, schedule)
     found = [_candidate(None, plan, specialised)]
     for n, kernel in enumerate(plan.kernels):
@@ -66,7 +66,7 @@ def candidates(specialised: Specialised, target: Target, most: int, schedule=Non
 
 
 def spread(ranked: Sequence[KernelPlan], most: int) -> list[KernelPlan]:
-    """The first half of `most`, then as many at even distances over the rest."""
+    """The first half of `most`, then others at even distances."""
     if len(ranked) <= most:
         return list(ranked)
     first = (most + 1) // 2
@@ -81,7 +81,7 @@ def _candidate(kernel: str | None, plan: Plan, specialised: Specialised) -> Cand
 
 
 def _planned(specialised: Specialised, target: Target, schedule) -> tuple[Plan, dict[str, list[KernelPlan]]]:
-    """The plan, and of every kernel what it could be, which is known only while the plan's IR is unchanged."""
+    """The plan, and the alternatives of every kernel, which are known only while the plan's IR is unchanged."""
     from tilec.driver import lower
     from tilec.dsl.build import build
 
@@ -99,7 +99,7 @@ def _planned(specialised: Specialised, target: Target, schedule) -> tuple[Plan, 
 
 
 def compiled(candidate: Candidate, specialised: Specialised, target: Target):
-    """What runs a candidate. Raises TileError where its schedule cannot be carried out."""
+    """The executable of a candidate. Raises TileError if its schedule cannot be carried out."""
     from tilec.driver import lower
     from tilec.dsl.build import build
     from tilec.executable import build_executable

@@ -1,7 +1,7 @@
-"""Holding every stage to the meaning of the program: the IR after each is interpreted and compared with the reference.
+"""Verification of every stage: the IR after each stage is interpreted and compared with the reference.
 
-The first stage whose IR computes something else than the error bounds allow, or has no meaning, is taken apart: its passes
-run one at a time until one of them breaks the IR.
+The first stage whose IR is invalid, or computes results outside the error bounds, is examined: its passes run one at a
+time until one of them breaks the IR.
 """
 
 # mypy: no-strict-optional
@@ -46,8 +46,8 @@ class Failure:
 
 @dataclass
 class Verifier:
-    """What all checks share. `edited` is IR that a person changed, and the stage that it is after: stages before it are
-    not run."""
+    """The common part of all checks. `edited` is IR that a person changed, with the stage that it was dumped after: earlier
+    stages are not run."""
 
     target: Target
     schedule: Callable[[Plan], Plan] | None = None
@@ -103,14 +103,14 @@ class Verifier:
         return None
 
     def _expected(self, specialised: Specialised, inputs: Arrays):
-        """What the outputs may be; None where the program refuses the inputs itself."""
+        """The error bounds of the outputs; None if the program refuses the inputs itself."""
         try:
             return enclose(specialised, inputs, self.target.kind)
         except OutOfRangeError:
             return None
 
     def wrong(self, specialised: Specialised, run, inputs: Arrays, expected, stage: str) -> str | None:
-        """What is wrong with the results of prepared IR, or with the IR."""
+        """The reason why the results of prepared IR are wrong, or the IR is invalid; None otherwise."""
         try:
             found = run(inputs)
         except Fault as fault:
@@ -119,7 +119,7 @@ class Verifier:
             self.unsupported.setdefault(stage, str(error).split("\n")[0])
             return None
         except CallError as error:
-            return f"a check of the program fails on inputs that are right: {error}"
+            return f"a run-time check of the program fails on valid inputs: {error}"
         for tensor, array in zip(specialised.outputs, found.values(), strict=True):
             result = compare_array(array.view(tensor.dtype.numpy), expected[tensor.name])
             if not result.within:

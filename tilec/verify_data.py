@@ -1,4 +1,4 @@
-"""What `tilec verify` tries: sizes around those where kernels change, and inputs of every kind."""
+"""The tests of `tilec verify`: sizes near those at which kernels change, and inputs of every kind."""
 
 # mypy: no-strict-optional
 
@@ -23,7 +23,7 @@ WORK = 60_000  # steps of a program's loops that are run: more take too long at 
 
 
 def first_sizes(names: Sequence[str], given: dict[str, int]) -> list[dict[str, int]]:
-    """Primes, ones, and one size at a time 0; what is given stays."""
+    """Primes, ones, and each size 0 in turn. Given sizes stay."""
     free = [n for n in names if n not in given]
     chosen = [primes(free), dict.fromkeys(free, 1), *({**primes(free), n: 0} for n in free)]
     return _distinct({**c, **given} for c in chosen)

@@ -1,4 +1,4 @@
-"""A smaller program that is wrong in the same stage: smaller sizes first, then fewer outputs, fewer statements."""
+"""Reduction of a failing program: smaller sizes first, then fewer outputs, then fewer statements."""
 
 # mypy: no-strict-optional
 # mypy: disable-error-code="union-attr"
@@ -18,7 +18,7 @@ Make = Callable[[dict[str, int]], Specialised]
 
 
 class Shrinker:
-    """`kind` and `seed` make the inputs of what is tried."""
+    """`kind` and `seed` determine the inputs of each attempt."""
 
     def __init__(self, verifier: Verifier, kind: str, seed: int):
         self.verifier, self.kind, self.seed = verifier, kind, seed
@@ -49,7 +49,7 @@ class Shrinker:
         return failure
 
     def program(self, failure: Failure) -> Failure:
-        """Drops what is not needed for it to be wrong."""
+        """Removes statements that the failure does not need."""
         smaller = True
         while smaller:
             smaller = False

@@ -1,4 +1,4 @@
-"""The version, in one place: the package's own if it is installed."""
+"""tilec's version: the installed package's, if it is installed."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,9 +1,10 @@
-"""Terms of a sum that are weights: exponentials of differences from the maximum of all, as a softmax and a log-sum-exp add up.
+"""Softmax weights: terms of a sum that are exponentials of differences from the maximum, as in softmax and log-sum-exp.
 
-A weight exp(x - m) whose exponent is rounded errs by |x - m| roundings, relative to itself. Relative to the sum that is little:
-the mean of |x - m| by weight is at most the logarithm of their number, as an entropy is, since one of them is 1. So n weights
-may be powers of 2 of one product, which flush to zero below 2^-126: the sum errs by (4 + 1.25 ln n) 2^-24. A sum of n terms in
-f32 is held to n 2^-24 (`tilec/enclosure_reduce.py`), an eighth of which covers that from `LEAST` terms on.
+A weight exp(x - m) whose exponent is rounded errs by |x - m| roundings, relative to itself. Relative to the sum that is
+little: the mean of |x - m| by weight is at most the logarithm of their number, as an entropy is, since one of them is 1.
+So n weights may be powers of 2 of one product, which flush to zero below 2^-126: the sum errs by (4 + 1.25 ln n) 2^-24. A
+sum of n terms in f32 is held to n 2^-24 (`tilec/enclosure_reduce.py`), an eighth of which covers that from `LEAST` terms
+on.
 """
 
 # mypy: no-strict-optional

@@ -96,7 +96,7 @@ def read(output: str, status: int) -> Outcome:
             reports.append(Report(case, text))
     problem = ""
     if _NO_DEVICE.search(output):
-        problem = "this machine's GPU, or how it is lent, does not let compute-sanitizer look at kernels"
+        problem = "compute-sanitizer does not support this machine's GPU, or its virtual machine"
         reports = [r for r in reports if not _NO_DEVICE.search(r.text)]
     elif not summary:
         problem = "the tool gave no summary: it, or the program, was killed"

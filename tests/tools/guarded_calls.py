@@ -42,7 +42,7 @@ def _guarded(run: Any, again: Any) -> Any:
         except CallError as error:
             refused = error
         run(executable, inputs, outputs, stream)
-        assert refused is None or executable.late, f"among canaries only: {refused}"
+        assert refused is None or executable.deferred_checks, f"among canaries only: {refused}"
         if compare is not None:
             compare()
             executable._guarded = True

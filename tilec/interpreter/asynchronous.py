@@ -118,15 +118,15 @@ class Barrier:
         """That it exists, and that a thread knows it to be made."""
         names = context.names(np.array([lane]))
         if self.expected is None:
-            raise Fault("unwritten", op, f"mbarrier {self.number} is used before it is made", names)
+            raise Fault("unwritten", op, f"mbarrier {self.number} is used before it is initialised", names)
         (row, maker, tick), mine, thread = self.made, int(context.row_of[lane]), int(context.thread_of[lane])
         heard = context.clocks.known[mine, thread, context.clocks.own[row, maker]]
         if (row, maker) != (mine, thread) and heard < tick:
-            what = f"mbarrier {self.number} is made by thread {maker}, with nothing that orders its use behind that"
+            what = f"mbarrier {self.number} is initialised by thread {maker}, and no synchronisation orders this use after it"
             raise Fault("race", op, what, names)
         if row != mine and (self.shown is None or heard < self.shown):
             block = context.flight.first + row
-            what = f"mbarrier {self.number} of block {block} is used with no fence that shows it to the cluster"
+            what = f"mbarrier {self.number} of block {block} is used without a fence that makes it visible to the cluster"
             raise Fault("race", op, what, names)
 
     def change(self, op: ir.Operation, context: Threads, arrivals: int, size: int, heard: np.ndarray) -> None:
@@ -134,7 +134,7 @@ class Barrier:
         self.handed = np.maximum(self.handed, heard)
         context.flight.progress += 1
         if self.left < 0:
-            raise Fault("invalid", op, f"more arrive at mbarrier {self.number} than the {self.expected} that it counts")
+            raise Fault("invalid", op, f"more threads arrive at mbarrier {self.number} than the {self.expected} that it expects")
         if self.left == 0 and self.bytes == 0:
             self.phase, self.left = self.phase + 1, self.expected
             self.heard, self.handed = np.maximum(self.heard, self.handed), np.zeros_like(self.handed)

@@ -44,7 +44,7 @@ class Meeting:
         row, threads = int(context.row_of[lanes[0]]), context.thread_of[lanes]
         twice = self.awaited[row, threads] >= 0
         if twice.any():
-            what = "arrives at the cluster's barrier again without having waited there"
+            what = "arrives at the cluster's barrier again without waiting there"
             raise Fault("invalid", op, what, context.names(lanes[twice]))
         self.arrived[row, threads], self.awaited[row, threads] = True, self.round
         self.handed = np.maximum(self.handed, context.clocks.release(row, threads))
@@ -60,7 +60,7 @@ class Meeting:
         row, threads = int(context.row_of[lanes[0]]), context.thread_of[lanes]
         missing = self.awaited[row, threads] < 0
         if missing.any():
-            what = "waits at the cluster's barrier without having arrived there"
+            what = "waits at the cluster's barrier without arriving there"
             raise Fault("invalid", op, what, context.names(lanes[missing]))
         while (self.awaited[row, threads] == self.round).any():
             self._end_round()  # others may have ended
@@ -183,7 +183,7 @@ def _start(code: Code, op: ir.Operation) -> Step:
     rank = ir.MemRefType(operands[to].type).rank
     target, into, (count, tags, word) = slots[to], slots[to + 1 : to + 1 + rank], slots[to + 1 + rank :]
     if not is_clusters(ir.MemRefType(operands[to].type)):
-        raise Unsupported(op, "other than into a cluster's memory")
+        raise Unsupported(op, "to memory outside the cluster")
 
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
@@ -222,7 +222,7 @@ def _start(code: Code, op: ir.Operation) -> Step:
 def _same_word(op: ir.Operation, mine: Barrier, own: Tags, of_other: Tags | None, context: Threads) -> Barrier:
     """The word of another block's tag at the address of one's own."""
     if of_other is None:
-        raise Fault("unwritten", op, f"mbarrier {mine.number} of another block is used before it is made")
+        raise Fault("unwritten", op, f"mbarrier {mine.number} of another block is used before it is initialised")
     return of_other[mine.number - own[0].number]
 
 

@@ -92,7 +92,7 @@ def _while(code: Code, op: ir.Operation) -> Step:
     """A loop that carries nothing and only looks. All threads are at it together, so what they wait for has been written
     when they look first, or will never be."""
     if len(op.operands) or len(op.regions[1].blocks[0].operations) > 1:
-        raise Unsupported(op, "what it carries from turn to turn")
+        raise Unsupported(op, "the values that it carries between iterations")
     block, results = code.block(op.regions[0].blocks[0]), code.results(op)
 
     def step(values: Values, mask: Mask) -> None:
@@ -102,7 +102,7 @@ def _while(code: Code, op: ir.Operation) -> Step:
         if np.any(again):
             context = values[0]
             lanes = np.flatnonzero(np.broadcast_to(again, context.lanes or 1))
-            raise Fault("stuck", op, "what the loop waits for is never written", context.names(lanes))
+            raise Fault("stuck", op, "the value that the loop waits for is never written", context.names(lanes))
         for slot, value in zip(results, found):
             values[slot] = values[value]
 

@@ -144,7 +144,7 @@ class Flight:
             of = f" of block {block}" if self.count > 1 else ""
             told.append(f"{what}, {len(lanes)} threads from {thread}{of}")
         op, _, context, lanes = next(iter(self.waiting.values()))
-        raise Fault("stuck", op, "all threads wait for ever: " + "; ".join(told), context.names(lanes))
+        raise Fault("stuck", op, "all threads wait forever: " + "; ".join(told), context.names(lanes))
 
     def common(self, key: Any, make: Callable[[], Any]) -> Any:
         """What the first block that gets there makes for all."""
@@ -216,7 +216,7 @@ class Threads(Context):
             block = f"block {self.flight.first + row} of the cluster"
             begun = self.clocks.known[self.row_of[using], self.thread_of[using], self.clocks.own[row, 0]] > 0
             if not begun.all():
-                what = f"memory of {block} is used with nothing that says that it has begun"
+                what = f"memory of {block} is used before it is known to have started"
                 raise Fault("race", op, what, self.names(using[~begun]))
             if self.flight.ended[row].all():
                 raise Fault("race", op, f"memory of {block} is used after its end", self.names(using))

@@ -163,7 +163,7 @@ class Guard:
             mine = int(np.broadcast_to(who.ids, cells.shape)[n])
             other = int(ids[n])
             columns = self.clocks.columns
-            apart = "in another block" if other // columns != mine // columns else "with nothing that orders the two"
+            apart = "in another block" if other // columns != mine // columns else "without synchronisation between the two"
             by = context.agent_name(other), context.agent_name(mine)
             what = f"{self._place(int(cells[n]), context)} is {words[0]} by {by[0]} and {words[1]} by {by[1]}, {apart}"
             raise Fault("race", op, what)
@@ -189,7 +189,7 @@ class Guard:
             if late.any():
                 n = first(late)
                 place, by = self._place(int(cells[n]), context), context.agent_name(int(ids[n]))
-                what = f"{place} is {word} by {by}, with nothing that orders this before the block's end"
+                what = f"{place} is {word} by {by}, without synchronisation before the block's end"
                 raise Fault("race", context.flight.remote.get(int(ids[n]), op), what)
 
 

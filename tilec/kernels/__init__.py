@@ -1,5 +1,8 @@
-"""Kernel families: the ways in which a kernel can be built, each a type that is the plan's decision, the schedule's table, the
-IR's attribute, the documentation and the check."""
+"""Kernel families: the ways in which a kernel can be built.
+
+Each family is a type. It is the plan's decision, the table in schedule files, the attribute in the IR, the documentation and the
+check of its options.
+"""
 
 from tilec.kernels.base import FAMILIES, Family, Planned, Refusal, Refused, planned_kernels
 from tilec.kernels.contraction import Contraction, ContractionChain, MatrixKernel, WarpgroupContraction

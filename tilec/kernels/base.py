@@ -1,7 +1,7 @@
-"""What all kernel families share: one frozen dataclass for each way to build a kernel.
+"""The base of kernel families. A family is a frozen dataclass: one way to build a kernel.
 
-A family is the plan's decision, the table of a schedule file, the attribute in the IR, the rows of the documentation and the
-check, all by its fields:
+The fields of a family are its options. The same fields are the plan's decision, the table of a schedule file, the attribute in
+the IR, the rows of the documentation, and the values that are checked:
 
     @dataclass(frozen=True)
     class Scan(Threaded):
@@ -10,8 +10,8 @@ check, all by its fields:
     tilec.kernels = {f_y = {grid = ..., tile = ..., scan = {blocks_per_row = 4 : i64, ...}}}     [plan.kernels.f_y.scan]
                                                                                                   blocks_per_row = 4
 
-A field is a whole number, true or false, a word, or several whole numbers. One that may be None is then no option of this
-kernel: its operations rule it out. A `fixed` one follows from the program: schedule files do not have it.
+The type of a field is int, bool, str or a tuple of int. A field that is None is no option of this kernel, since its operations
+rule it out. A `fixed` field follows from the program, and schedule files do not have it.
 """
 
 # mypy: no-strict-optional
@@ -19,12 +19,13 @@ kernel: its operations rule it out. A `fixed` one follows from the program: sche
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tilec import mlir, records
 from tilec.mlir import ir
+from tilec.quantities import by_sizes
 from tilec.records import Malformed, Value, fields_of, kind_of
 
 if TYPE_CHECKING:
@@ -33,29 +34,35 @@ if TYPE_CHECKING:
 
 
 def option(
-    meaning: str, default: Any = MISSING, *, dims: bool = False, by_dim: bool = False, fixed: bool = False
+    meaning: str, default: Any = MISSING, *, dims: bool = False, by_dim: bool = False, fixed: bool = False,
+    off: Any = MISSING, shown: str = "{}",
 ) -> Any:  # fmt: skip
-    """A field of a family. `dims`: its numbers are kernel dimensions. `by_dim`: it has a number for each of them. `fixed`: it
-    follows from the program."""
-    metadata = {"meaning": meaning, "dims": dims, "by_dim": by_dim, "fixed": fixed}
+    """A field of a family. `meaning` is its text in the documentation.
+
+    `dims`: the value lists kernel dimensions. `by_dim`: the value has one number for each kernel dimension. `fixed`: the value
+    follows from the program. `off`: the value of an option that is not in use, which `explain` leaves out; the default where
+    there is one. `shown`: how `explain` prints the value.
+    """
+    off = default if off is MISSING else off
+    metadata = {"meaning": meaning, "dims": dims, "by_dim": by_dim, "fixed": fixed, "off": off, "shown": shown}
     return field(default=default, kw_only=True, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An option (or `tile`, or none in particular) that cannot be as it is, and why."""
+    """The option with a wrong value (or `tile`, or None for no single option), and the reason."""
 
     option: str | None
     why: str
 
 
 FAMILIES: dict[str, type[Family]] = {}
-"""By the name of their tables."""
+"""All families, by the names of their tables in schedule files."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One way to build a kernel. Docstrings of families are their summaries in the documentation."""
+    """One way to build a kernel. The docstring of a family is its summary in the documentation."""
 
     name: ClassVar[str]
     backend: ClassVar[str]
@@ -75,11 +82,11 @@ class Family:
 
     @property
     def blocks_per_tile(self) -> int:
-        """Blocks that work on one tile of the grid, beside those that `cluster` counts."""
+        """Blocks that share one tile of the grid, not counting the blocks of `cluster`."""
         return 1
 
     def fields(self) -> Iterator[tuple[Field, Value]]:
-        """All options that this kernel has."""
+        """The options of this kernel, each with its value."""
         for f in fields(self):
             if (value := getattr(self, f.name)) is not None:
                 yield f, value
@@ -87,36 +94,48 @@ class Family:
     def options(self) -> Iterator[tuple[str, Value]]:
         return records.items(self)
 
+    def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+        """Label and text of every option that is in use, for `explain`. `names`: the index of each kernel dimension."""
+        if self.block_threads:
+            yield "threads", f"{self.block_threads} a block"
+        yield from self.options_in_use(names)
+
+    def options_in_use(self, names: Mapping[int, str], without: Container[str] = ()) -> Iterator[tuple[str, str]]:
+        """Name and text of every option but those of `without` whose value is not the option's `off`."""
+        for f, value in self.fields():
+            if f.name not in without and value != f.metadata["off"] and (text := _shown(f, value, names)):
+                yield f.name, text
+
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
-        """Why a kernel that was `planned` otherwise cannot be built so; None where it can."""
+        """Why the kernel `planned` cannot be built with these options instead; None where it can."""
         raise NotImplementedError
 
     def edited(self, table: Mapping[str, Any]) -> Family:
-        """With a schedule file's values. Raises `Refused`."""
+        """These options with the values of a schedule file's table. Raises `Refused`."""
         changes: dict[str, Value] = {}
         for key, value in table.items():
             found = fields_of(type(self)).get(key)
             own = getattr(self, key, None)
             if found is None:
-                raise Refused(Refusal(key, f"a kernel by `{self.name}` has no option `{key}`"))
+                raise Refused(Refusal(key, f"the kernel family `{self.name}` has no option `{key}`"))
             if own is None:
-                raise Refused(Refusal(key, f"`{key}` is no option of this kernel: its operations rule it out"))
+                raise Refused(Refusal(key, f"`{key}` cannot be given here: the operations of this kernel rule it out"))
             value = tuple(value) if isinstance(value, list) else value
             kind = kind_of(type(self), key)
             if type(value) is not kind or (kind is tuple and any(type(v) is not int for v in value)):
-                raise Refused(Refusal(key, f"`{key}` is {records.NOUNS[kind]}, such as {_text(own)}"))
+                raise Refused(Refusal(key, f"`{key}` must be {records.NOUNS[kind]}, such as {_text(own)}"))
             if found.metadata["fixed"] and value != own:
-                raise Refused(Refusal(key, f"`{key}` follows from the program: {_text(own)}"))
+                raise Refused(Refusal(key, f"`{key}` follows from the program, and must be {_text(own)}"))
             changes[key] = value
         return replace(self, **changes)
 
     def editable(self) -> Iterator[tuple[str, Value]]:
-        """What a schedule file says of it."""
+        """The options that stand in a schedule file."""
         return ((f.name, value) for f, value in self.fields() if not f.metadata["fixed"])
 
 
 class Refused(Exception):
-    """A table that does not fit its family; the argument is the Refusal."""
+    """A table of a schedule file does not fit its family. The argument is the Refusal."""
 
     def __init__(self, refusal: Refusal):
         super().__init__(refusal.why)
@@ -125,7 +144,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Planned:
-    """What the IR says of a kernel: dimensions of the grid, a block's part of each, and how it is built."""
+    """The plan of a kernel as the IR holds it: the dimensions of the grid, a block's tile along each of them, the options."""
 
     grid: tuple[int, ...]
     tile: tuple[int, ...]
@@ -133,7 +152,7 @@ class Planned:
 
     @property
     def tiles(self) -> dict[int, int]:
-        """A block's part, by kernel dimension."""
+        """A block's tile, by kernel dimension."""
         return dict(zip(self.grid, self.tile))
 
     def to_attribute(self, predicted_us: float) -> ir.DictAttr:
@@ -157,7 +176,7 @@ class Planned:
 
 
 def planned_kernels(module: ir.Operation) -> Iterator[tuple[ir.Operation, Planned]]:
-    """Each kernel's function with what `plan` decided for it; none of a module without kernels."""
+    """Each kernel's function with its plan; nothing for a module without kernels."""
     if "tilec.kernels" not in module.attributes:
         return
     table = ir.DictAttr(module.attributes["tilec.kernels"])
@@ -167,6 +186,23 @@ def planned_kernels(module: ir.Operation) -> Iterator[tuple[ir.Operation, Planne
                 function,
                 Planned.from_attribute(ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])),
             )
+
+
+def _shown(f: Field, value: Value, names: Mapping[int, str]) -> str:
+    """An option's value, with the names of indices in place of dimensions' numbers; empty where no dimension counts."""
+    if f.metadata["by_dim"]:
+        numbers = ", ".join(f"{n} along {names[d]}" for d, n in enumerate(value) if n > 1)
+        return f.metadata["shown"].format(numbers) if numbers else ""
+    if f.metadata["dims"]:
+        return f.metadata["shown"].format(listed(value if isinstance(value, tuple) else (value,), names))
+    if isinstance(value, tuple):
+        return f.metadata["shown"].format(by_sizes(value))
+    return f.metadata["shown"].format("yes" if value is True else "no" if value is False else value)
+
+
+def listed(dims: Iterable[int], names: Mapping[int, str]) -> str:
+    """`i, j`."""
+    return ", ".join(names[d] for d in dims)
 
 
 def _text(value: Value) -> str:

@@ -1,8 +1,8 @@
-"""CUDA kernels that multiply matrices: one contraction by warps or by warpgroups, or a chain of two."""
+"""CUDA kernels of contractions: one contraction by warps or by warpgroups, or a chain of two contractions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from tilec.cost_contraction import block_shapes
 from tilec.hardware import LINE, ROWS, WARPGROUP, WIDE
-from tilec.kernels.base import Family, Refusal, option
+from tilec.kernels.base import Family, Refusal, listed, option
+from tilec.quantities import count
 
 if TYPE_CHECKING:
     from tilec.plan_model import KernelPlan
@@ -26,22 +27,60 @@ what is known of a place before the loop over k is kept."""
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}
 """Stages; more hide no more latency."""
 COPIES = ("tma", "async", "registers")
+BY = {
+    "tma": "loaded by TMA", "async": "loaded by cp.async", "registers": "loaded through registers"
+}  # fmt: skip
+_SHOWN_TOGETHER = (
+    "multiplicand", "rows", "columns", "inner", "left_k_major", "right_k_major", "left_copy", "right_copy", "unit"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class MatrixKernel(Family, backend="cuda"):
-    """What contractions by warps and by warpgroups share: C[rows, columns] += left[rows, inner] * right[columns, inner]."""
+    """The options that contractions by warps and by warpgroups share.
 
-    multiplicand: str = option("the type in which factors are staged", fixed=True)
-    rows: tuple[int, ...] = option("dimensions of C's rows", dims=True, fixed=True)
-    columns: tuple[int, ...] = option("dimensions of C's columns, along which it is contiguous", dims=True, fixed=True)
-    inner: tuple[int, ...] = option("dimensions that are summed over", dims=True, fixed=True)
-    left_k_major: bool = option("the left factor lies with `inner` contiguous, else with rows", fixed=True)
-    right_k_major: bool = option("the right factor lies with `inner` contiguous, else with columns", fixed=True)
-    block: tuple[int, ...] = option("rows, columns and products of one step of a block")
-    stages: int = option("steps whose factors shared memory holds")
-    group_rows: int = option("rows of tiles that are walked together, so that neighbouring blocks share L2", default=1)
-    overlap_launch: bool | None = option("the kernel starts while the one before it ends", default=None)
+    C[rows; columns] += left[rows; inner] * right[inner; columns]
+    """
+
+    multiplicand: str = option("the type of both factors in shared memory", fixed=True)
+    rows: tuple[int, ...] = option("the dimensions of the result's rows", dims=True, fixed=True)
+    columns: tuple[int, ...] = option(
+        "the dimensions of the result's columns; the result is contiguous along the last", dims=True, fixed=True
+    )
+    inner: tuple[int, ...] = option("the dimensions that are summed over (k)", dims=True, fixed=True)
+    left_k_major: bool = option("the left factor is contiguous along `inner` (k-major), else along its rows", fixed=True)
+    right_k_major: bool = option(
+        "the right factor is contiguous along `inner` (k-major), else along its columns", fixed=True
+    )
+    block: tuple[int, ...] = option(
+        "rows and columns of a block's tile of the result, and elements along `inner` of one pipeline stage",
+        shown="{} (rows x columns x inner)",
+    )
+    stages: int = option(
+        "pipeline stages: steps along `inner` whose factors are in shared memory at a time", shown="{} in shared memory"
+    )
+    group_rows: int = option(
+        "rows of tiles that blocks compute together, so that blocks of the same time share factors in L2 (grouped, or "
+        "swizzled, tile order)",
+        default=1, shown="{} rows of tiles at a time, for L2",
+    )  # fmt: skip
+    overlap_launch: bool | None = option(
+        "the kernel is launched while the kernel before it ends (programmatic dependent launch)", default=None, off=False
+    )
+
+    def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+        rows, columns, inner = (listed(dims, names) for dims in (self.rows, self.columns, self.inner))
+        yield "product", f"C[{rows}; {columns}] += left[{rows}; {inner}] * right[{inner}; {columns}], by {self.instruction}"
+        yield "threads", self._threads
+        sides = (("left", self.rows, self.left_k_major), ("right", self.columns, self.right_k_major))
+        for (side, own, k_major), copy in zip(sides, self.copies):
+            contiguous = listed(self.inner[-1:] if k_major else own[-1:], names)
+            yield f"{side} factor", f"{self.multiplicand}, {'k-major' if k_major else 'contiguous along ' + contiguous}, {BY[copy]}"
+        yield from self.options_in_use(names, without=_SHOWN_TOGETHER)
+
+    @property
+    def _threads(self) -> str:
+        return f"{self.block_threads} a block"
 
     @property
     def instruction(self) -> str:
@@ -71,7 +110,8 @@ class MatrixKernel(Family, backend="cuda"):
 
     @property
     def other_bytes(self) -> int:
-        """Of shared memory beside the stages: barriers, and an epilogue's buffer that does not lie over them."""
+        """Bytes of shared memory beside the stages: barriers, and the epilogue's buffer if it does not share memory with
+        the stages."""
         return BARRIERS
 
     @property
@@ -100,9 +140,9 @@ class MatrixKernel(Family, backend="cuda"):
 
     def _refuse_numbers(self) -> Refusal | None:
         if not 2 <= self.stages <= self.deepest:
-            return Refusal("stages", f"`stages` is from 2 to {self.deepest} here, not {self.stages}")
+            return Refusal("stages", f"`stages` must be from 2 to {self.deepest} here, not {self.stages}")
         if self.group_rows < 1:
-            return Refusal("group_rows", "`group_rows` is at least 1")
+            return Refusal("group_rows", "`group_rows` must be at least 1")
         return None
 
     def _refuse_tile(self, kernel: KernelPlan) -> Refusal | None:
@@ -110,15 +150,15 @@ class MatrixKernel(Family, backend="cuda"):
         tile = dict(zip(kernel.grid, kernel.tile))
         for d, size in tile.items():
             if size > 1 and d not in (*self.rows, *self.columns):
-                why = f"a block has one place along dimension {d}, which is of both factors: the tile is 1 there, not {size}"
+                why = f"dimension {d} is a batch dimension (both factors have it), so the tile must be 1 there, not {size}"
                 return Refusal("tile", why)
         for side, (name, dims) in enumerate((("rows", self.rows), ("columns", self.columns))):
             box, most = [tile[d] for d in dims], self.block[side]
             if prod(box) > most:
-                return Refusal("tile", f"a block has {most} {name} (`block`), and the tile {prod(box)}")
+                return Refusal("tile", f"`block` has {most} {name}, and the tile has {prod(box)}")
             if not whole_pieces(box, self.piece(side)):
-                why = f"{name} of a tile lie in runs of {box[-1]} elements, and copies move {self.piece(side)} at once"
-                return Refusal("tile", f"{why}: the last of {box} must be a multiple of that, or the others 1")
+                why = f"copies move {self.piece(side)} elements at once, and the {name} of the tile {box} are runs of {box[-1]}"
+                return Refusal("tile", f"{why}: the last size must be a multiple of {self.piece(side)}, or all others 1")
         return None
 
 
@@ -129,13 +169,20 @@ def whole_pieces(box: Sequence[int], piece: int) -> bool:
 
 @dataclass(frozen=True)
 class Contraction(MatrixKernel, name="contraction"):
-    """A contraction by warps: `mma.sync` on the matrix units, or `fma` in plain arithmetic."""
+    """A contraction by warps: `mma.sync` on matrix units (tensor cores), or `fma` without them."""
 
     unit: str = option("`mma.sync` or `fma`", fixed=True)
-    warps: tuple[int, ...] = option("warps over the block's rows, and over its columns")
-    left_copy: str = option("how the left factor reaches shared memory: `async`, or through `registers`", fixed=True)
+    warps: tuple[int, ...] = option(
+        "warps along the block's rows, and along its columns", shown="{} (along rows x columns)"
+    )
+    left_copy: str = option(
+        "how the left factor reaches shared memory: `async` (cp.async), or through `registers`", fixed=True
+    )
     right_copy: str = option("how the right factor reaches shared memory", fixed=True)
-    gathers: bool = option("threads find a factor's elements at computed subscripts", default=False, fixed=True)
+    gathers: bool = option(
+        "threads compute the subscripts of a factor's elements", default=False, fixed=True,
+        shown="{}: threads compute the subscripts of a factor's elements",
+    )  # fmt: skip
 
     @property
     def instruction(self) -> str:
@@ -151,17 +198,17 @@ class Contraction(MatrixKernel, name="contraction"):
 
     def refuse_shape(self) -> Refusal | None:
         if len(self.block) != 3 or len(self.warps) != 2:
-            return Refusal("block", "`block` is rows, columns and products; `warps` those over rows and over columns")
+            return Refusal("block", "`block` must be rows, columns and inner elements; `warps` must be two numbers")
         shapes = _shapes(self.unit, self.element_bytes)
         if (*self.block, *self.warps) not in shapes:
             return _nearest(self, shapes)
         bm, bn, bk = self.block
         if self.unit == "fma" and bk < 16 and (bm, bn) != (32, 32):
-            return Refusal("block", f"{bk} products are too few for a block of {bm} x {bn}")
+            return Refusal("block", f"{bk} inner elements a step are too few for a block of {bm} x {bn}")
         if self.unit == "mma.sync" and (
             bm // self.warps[0] % 16 or bn // self.warps[1] % 16 or bk * self.element_bytes < 64
         ):
-            return Refusal("block", "a warp multiplies 16 rows and 16 columns at a time, and lines of 64 bytes")
+            return Refusal("block", "a warp needs multiples of 16 rows and columns, and a step 64 bytes along `inner`")
         most = min(HELD[self._hardest], 65536 // self.block_threads - OTHER)
         if (held := self._held) > most:
             return Refusal(
@@ -175,7 +222,7 @@ class Contraction(MatrixKernel, name="contraction"):
 
     @property
     def _held(self) -> int:
-        """Registers of a thread for sums, for the factors of one step, and for what it fetches ahead."""
+        """Registers of a thread for sums, for the factors of one step, and for prefetched elements."""
         bm, bn, bk = self.block
         words, threads = max(1, self.element_bytes // 4), self.block_threads
         sums = bm * bn // threads
@@ -189,9 +236,13 @@ class Contraction(MatrixKernel, name="contraction"):
 
 @dataclass(frozen=True)
 class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
-    """A contraction by `wgmma`: persistent blocks, in which a warpgroup loads by TMA and one or two multiply."""
+    """A contraction by `wgmma` (Hopper): persistent blocks, in which one warpgroup loads by TMA and one or two multiply."""
 
-    persistent_blocks: int = option("most blocks at work, each of which goes on to further tiles")
+    persistent_blocks: int = option("blocks that are launched, each of which computes tile after tile")
+
+    @property
+    def _threads(self) -> str:
+        return _warpgroups(self.block_threads, self.block[0] // ROWS)
 
     @property
     def instruction(self) -> str:
@@ -217,31 +268,54 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
 
     def refuse_shape(self) -> Refusal | None:
         if len(self.block) != 3 or self.persistent_blocks < 1:
-            return Refusal("block", "`block` is rows, columns and products, and `persistent_blocks` at least 1")
+            return Refusal("block", "`block` must be rows, columns and inner elements; `persistent_blocks` at least 1")
         shapes = _shapes("wgmma", self.element_bytes)
         if self.block not in shapes:
             return _nearest(self, shapes)
         for side, (name, size) in enumerate(zip(("rows", "columns"), self.block)):
             if not self.k_major[side] and (size % 64 or self.multiplicand == "tf32"):
-                why = f"a factor that is contiguous along {name} is multiplied in lines of 64 of them"
+                why = f"a factor that is contiguous along {name} takes a multiple of 64 {name} of 16-bit elements"
                 return Refusal("block", f"{why}, not {size} of {self.multiplicand}")
         if (held := self.block[0] * self.block[1] // (32 * prod(self.warps))) > 65536 // self.block_threads - OTHER:
-            return Refusal("block", f"a thread would hold {held} sums, more than it has registers for")
+            return Refusal("block", f"a thread would hold {held} sums, which is more than its registers")
         return None
 
 
 @dataclass(frozen=True)
 class ContractionChain(Family, name="contraction_chain", backend="cuda"):
-    """Two contractions in one pass over the dimension between them, as in attention: scores stay in registers."""
+    """Two contractions in one kernel, as in attention: the first result (the scores) stays in registers."""
 
-    multiplicand: str = option("the type in which factors are staged", fixed=True)
-    between: int = option("the dimension that is passed over", dims=True, fixed=True)
-    weight_terms: int = option("numbers of the staged type that make up one weight", fixed=True)
-    block: tuple[int, ...] = option("rows of a block, and elements of one step along `between`")
-    stages: int = option("steps of the second factor, and of the third, that shared memory holds")
-    ping_pong: bool = option("warpgroups take turns: one's products run under the other's arithmetic", default=False)
-    longest_first: bool = option("blocks of the last rows start first, since their passes are longest", default=False)
-    overlap_launch: bool | None = option("the kernel starts while the one before it ends", default=None)
+    multiplicand: str = option("the type of the factors in shared memory", fixed=True)
+    between: int = option(
+        "the dimension that the first contraction makes and the second one sums over: the kernel loops over it", dims=True,
+        fixed=True, shown="{}: the kernel loops over it",
+    )  # fmt: skip
+    weight_terms: int = option(
+        "numbers of the factors' type whose sum is one f32 weight of the second contraction", fixed=True, off=1,
+        shown="{}: an f32 weight is a sum of so many numbers",
+    )  # fmt: skip
+    block: tuple[int, ...] = option(
+        "rows of a block, and elements along `between` of one step", shown="{} (rows x elements of a step)"
+    )
+    stages: int = option(
+        "pipeline stages: steps whose second and third factors are in shared memory at a time", shown="{} in shared memory"
+    )
+    ping_pong: bool = option(
+        "two warpgroups alternate: the matrix products of one run during the exponentials of the other", default=False,
+        shown="{}: two warpgroups alternate",
+    )  # fmt: skip
+    longest_first: bool = option(
+        "blocks of the last rows start first, since a causal mask leaves them the most steps", default=False,
+        shown="{}: blocks of the last rows start first",
+    )  # fmt: skip
+    overlap_launch: bool | None = option(
+        "the kernel is launched while the kernel before it ends (programmatic dependent launch)", default=None, off=False
+    )
+
+    def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+        yield "threads", _warpgroups(self.block_threads, self.warpgroups)
+        yield "factors", f"{self.multiplicand}, loaded by TMA; products by wgmma"
+        yield from self.options_in_use(names, without=("multiplicand",))
 
     @property
     def warpgroups(self) -> int:
@@ -259,23 +333,23 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
             or not 0 < self.block[1] <= 256
             or self.block[1] % 16
         ):
-            why = f"`block` is 64 or 128 rows, and a multiple of 16 up to 256 for a step, not {list(self.block)}"
+            why = f"`block` must be 64 or 128 rows and a step of a multiple of 16 up to 256, not {list(self.block)}"
             return Refusal("block", why)
         if self.stages < 1:
-            return Refusal("stages", "`stages` is at least 1")
+            return Refusal("stages", "`stages` must be at least 1")
         if self.ping_pong and self.warpgroups < 2:
             return Refusal(
-                "ping_pong", "one warpgroup has none to take turns with: `ping_pong` needs 128 rows in `block`"
+                "ping_pong", "`ping_pong` needs two warpgroups, so 128 rows in `block`"
             )
         if any(t not in (1, min(self.block[0], kernel.extents[d])) for t, d in zip(kernel.tile, kernel.grid)):
-            return Refusal("tile", "`tile` is 1 along all dimensions but the rows, and there what `block` says")
+            return Refusal("tile", "`tile` must have the rows of `block` along the dimension of rows, and 1 along all others")
         return None
 
 
 @cache
 def _shapes(instruction: str, size: int) -> frozenset[tuple[int, ...]]:
-    """The blocks that the passes have code for, with the warps of each where these are not a consequence: planning asks of
-    thousands of kernels."""
+    """The blocks that the passes have code for, with the warps of each where these do not follow from the block. Cached, since
+    planning asks for thousands of kernels."""
     shapes = block_shapes(instruction, size)
     return (
         frozenset(s[:3] for s in shapes if s[0] <= 2 * ROWS)
@@ -284,8 +358,15 @@ def _shapes(instruction: str, size: int) -> frozenset[tuple[int, ...]]:
     )
 
 
+def _warpgroups(threads: int, multiply: int) -> str:
+    """The threads of a block with one warpgroup that loads."""
+    return f"{threads} a block: {count(multiply, 'warpgroup')} multiply, 1 loads" if multiply > 1 else (
+        f"{threads} a block: 1 warpgroup multiplies, 1 loads"
+    )  # fmt: skip
+
+
 def _nearest(kernel: Contraction | WarpgroupContraction, shapes: Iterable[tuple[int, ...]]) -> Refusal:
-    """There is no code for a block of this shape: says what comes nearest."""
+    """The refusal of a block without code for its shape, with the nearest shape."""
     own = (*kernel.block, *kernel.warps) if isinstance(kernel, Contraction) else kernel.block
     best = min(shapes, key=lambda s: sum((abs(a - b) / max(a, b, 1)) for a, b in zip(s, own)), default=None)
     near = f"; the nearest is `block = {list(best[:3])}`" if best else ""

@@ -1,11 +1,13 @@
-"""CPU kernels: nests of loops, some of which transpose operands in registers, and contractions by panels."""
+"""CPU kernels: loop nests, loop nests that transpose operands in registers, and contractions from packed panels."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilec.kernels.base import Family, Refusal, option
+from tilec.kernels.base import Family, Refusal, listed, option
+from tilec.quantities import by_sizes
 
 if TYPE_CHECKING:
     from tilec.plan_model import KernelPlan
@@ -19,7 +21,7 @@ MOST_SUMS = 64  # vectors of sums: each is written out in a kernel
 
 @dataclass(frozen=True)
 class LoopNest(Family, name="loop_nest", backend="cpu"):
-    """Loops over a block's tile, in the order that `loops` gives for each operation."""
+    """Loops over a block's tile; `loops` gives their order for each operation."""
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         return None
@@ -27,49 +29,62 @@ class LoopNest(Family, name="loop_nest", backend="cpu"):
 
 @dataclass(frozen=True)
 class RegisterTranspose(Family, name="register_transpose", backend="cpu"):
-    """Loops over a tile whose inputs, or results, are contiguous along another dimension: they are transposed in registers."""
+    """A loop nest with operands that are contiguous along another dimension than the innermost loop: registers transpose them."""
 
-    transposed: tuple[int, ...] = option("dimensions along which those are contiguous", dims=True)
-    lanes: int = option("the side of a tile that is transposed at once: 2, 4, 8 or 16 elements")
+    transposed: tuple[int, ...] = option(
+        "the dimensions along which these operands are contiguous", dims=True, shown="operands that are contiguous along {}"
+    )  # fmt: skip
+    lanes: int = option(
+        "the side of the square that registers transpose at once: 2, 4, 8 or 16 elements", shown="squares of {0} x {0}"
+    )  # fmt: skip
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         if self.lanes not in LANES:
-            why = f"`lanes` is one of {_listed(LANES)}, not {self.lanes}: the side of a tile that is transposed"
+            why = f"`lanes` (the side of a transposed square) must be {_listed(LANES)}, not {self.lanes}"
             return Refusal("lanes", why)
         allowed = planned.options.transposed if isinstance(planned.options, RegisterTranspose) else ()
         if not set(self.transposed) <= set(allowed):
-            return Refusal("transposed", f"`transposed` can be {list(allowed)}, or some of these dimensions")
+            return Refusal("transposed", f"`transposed` must be {list(allowed)}, or a part of this list")
         return None
 
 
 @dataclass(frozen=True)
 class Panels(Family, name="panels", backend="cpu"):
-    """A contraction from packed panels of its factors, whose sums are in registers."""
+    """A contraction from packed panels of its factors (Goto's algorithm): the sums of a small tile stay in registers."""
 
-    rows: tuple[int, ...] = option("dimensions of C's rows, the lanes' one last", dims=True, fixed=True)
-    columns: tuple[int, ...] = option("dimensions of C's columns, the lanes' one last", dims=True, fixed=True)
-    inner: tuple[int, ...] = option("dimensions that are summed over", dims=True, fixed=True)
-    along: tuple[int, ...] = option(
-        "dimensions along which the left and the right factor are contiguous", dims=True, fixed=True
+    rows: tuple[int, ...] = option("the dimensions of the result's rows, the vectorised one last", dims=True, fixed=True)
+    columns: tuple[int, ...] = option(
+        "the dimensions of the result's columns, the vectorised one last", dims=True, fixed=True
     )
-    element: str = option("the type of its sums", fixed=True)
-    register_tile: tuple[int, ...] = option("rows and columns whose sums are in registers at a time")
+    inner: tuple[int, ...] = option("the dimensions that are summed over", dims=True, fixed=True)
+    along: tuple[int, ...] = option(
+        "the dimensions along which the left and the right factor are contiguous", dims=True, fixed=True
+    )
+    element: str = option("the type of the sums", fixed=True)
+    register_tile: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers")
     lanes: int = option("columns of one vector")
-    depths: tuple[int, ...] = option("how much of each of `inner` is packed at a time")
+    depths: tuple[int, ...] = option("elements along each of the `inner` dimensions that are packed at a time")
+
+    def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+        rows, columns, inner = (listed(dims, names) for dims in (self.rows, self.columns, self.inner))
+        yield "product", f"C[{rows}; {columns}] += left[{rows}; {inner}] * right[{inner}; {columns}]"
+        yield "contiguous", " and ".join(f"{f} along {names[d]}" for f, d in zip(("left", "right"), self.along))
+        yield "register_tile", f"{by_sizes(self.register_tile)} (rows x columns), in vectors of {self.lanes}"
+        yield "depths", ", ".join(f"{n} of {names[d]}" for n, d in zip(self.depths, self.inner)) + " packed at a time"
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         tile, lanes = self.register_tile, self.lanes
         allowed = tuple(n // BYTES[self.element] for n in VECTORS)
         if lanes not in allowed:
-            why = f"`lanes` is one of {_listed(allowed)}, not {lanes}: the {self.element} elements of a vector"
+            why = f"`lanes` must be {_listed(allowed)}, not {lanes}: the {self.element} elements of a vector"
             return Refusal("lanes", why)
         if len(tile) != 2 or min(tile) < 1 or tile[1] % lanes:
-            why = f"`register_tile` is rows and columns, the columns a multiple of `lanes`, {lanes}"
+            why = f"`register_tile` must be rows and columns, with columns that are a multiple of `lanes` ({lanes})"
             return Refusal("register_tile", why)
         if tile[0] * tile[1] // lanes > MOST_SUMS:
-            return Refusal("register_tile", f"`register_tile` can hold at most {MOST_SUMS} vectors of sums")
+            return Refusal("register_tile", f"`register_tile` must have at most {MOST_SUMS} vectors of sums")
         if len(self.depths) != len(self.inner) or min(self.depths, default=1) < 1:
-            why = f"`depths` is a number of at least 1 for each of `inner`, {len(self.inner)} in all"
+            why = f"`depths` must have {len(self.inner)} numbers of at least 1, one for each inner dimension"
             return Refusal("depths", why)
         return self._refuse_gaps([kernel.extents[d] for d in self.inner])
 

@@ -1,7 +1,8 @@
-"""CUDA kernels whose threads are dealt out over a block's tile by a layout (`passes/layout.py`)."""
+"""CUDA kernels in which a layout (`passes/layout.py`) maps the threads of a block to the elements of its tile."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -23,36 +24,55 @@ RESIDENCIES = ("reload", "registers", "smem")
 
 @dataclass(frozen=True)
 class Threaded(Family, backend="cuda"):
-    """Numbers of the layout are by kernel dimension."""
+    """Options of the layout hold one number for each kernel dimension."""
 
-    thread_order: tuple[int, ...] = option("dimensions that have threads, neighbouring threads' first", dims=True)
+    thread_order: tuple[int, ...] = option(
+        "the dimensions along which threads lie, in the order of thread numbers: consecutive threads lie along the first",
+        dims=True,
+    )
     thread_counts: tuple[int, ...] = option("threads along each dimension", by_dim=True)
-    vectors: tuple[int, ...] = option("elements of one access along each dimension", by_dim=True)
-    steps: tuple[int, ...] = option("accesses along each dimension that are unrolled", by_dim=True)
-    registers: int | None = option("most registers of a thread", default=None)
+    vectors: tuple[int, ...] = option(
+        "elements of one load or store along each dimension", by_dim=True, shown="{} (elements of an access)"
+    )
+    steps: tuple[int, ...] = option(
+        "unrolled accesses of a thread along each dimension", by_dim=True, shown="{} (unrolled accesses)"
+    )
+    registers: int | None = option("the limit of registers of a thread", default=None, shown="at most {} a thread")
     residency: str = option(
-        "where what is read again is kept: `registers` (where these hold it), `smem`, or `reload` for nowhere",
-        default="registers",
-    )
-    online: bool | None = option("reductions that read each other are one pass over the data", default=None)
+        "where data that a later pass reads again stay: `registers` (as far as these hold them), `smem` (shared memory), or "
+        "`reload` (nowhere: each pass loads them from global memory)",
+        default="registers", off="",
+    )  # fmt: skip
+    online: bool | None = option(
+        "reductions that depend on each other share one pass over the data (online reduction)", default=None, off=False,
+        shown="{}: reductions that depend on each other share one pass",
+    )  # fmt: skip
     trig_fast_path: bool | None = option(
-        "sin and cos of all elements by forms for small arguments, and again by the full ones where one was large",
-        default=None,
+        "a thread computes sin and cos of all its elements by a form for small arguments, and repeats them by the full form "
+        "where one argument was large",
+        default=None, off=False,
+    )  # fmt: skip
+    overlap_launch: bool | None = option(
+        "the kernel is launched while the kernel before it ends (programmatic dependent launch)", default=None, off=False
     )
-    overlap_launch: bool | None = option("the kernel starts while the one before it ends", default=None)
 
     @property
     def block_threads(self) -> int:
         return max(WARP, prod(self.thread_counts[d] for d in self.thread_order))
 
+    def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+        along = ", ".join(f"{self.thread_counts[d]} along {names[d]}" for d in self.thread_order)
+        yield "threads", f"{self.block_threads} a block" + (f": {along}" if along else "")
+        yield from self.options_in_use(names, without=("thread_order", "thread_counts"))
+
     @property
     def is_unaligned(self) -> bool:
-        """Whether rows begin anywhere in a vector."""
+        """Whether a row may begin in the middle of a vector."""
         return False
 
     @property
     def transposed_dims(self) -> tuple[int, ...]:
-        """Dimensions along which inputs are contiguous that are transposed in shared memory."""
+        """The dimensions along which the inputs that shared memory transposes are contiguous."""
         return ()
 
     @property
@@ -62,17 +82,17 @@ class Threaded(Family, backend="cuda"):
 
     @property
     def rows_in_flight(self) -> int:
-        """Rows of a block that are on their way into shared memory."""
+        """Rows of a block that are loaded ahead into shared memory (prefetch)."""
         return 0
 
     @property
     def rows_at_work(self) -> int:
-        """Most blocks, or clusters, each of which goes on to further rows; 0 where every row has a block of its own."""
+        """The number of persistent blocks, or clusters; 0 where every row has a block of its own."""
         return 0
 
     @property
     def is_packed(self) -> bool:
-        """Whether 16-bit elements stay two in a register."""
+        """Whether 16-bit elements stay packed, two in a register."""
         return False
 
     def layout(self, extents: dict[int, int]) -> Layout:
@@ -93,16 +113,16 @@ class Threaded(Family, backend="cuda"):
         )
 
     def refuse_rows(self, kernel: KernelPlan, target: Target) -> Refusal | None:
-        """What only some kernels have: here that rows wait in registers or nowhere."""
+        """Checks of one family; by default that `residency` is `registers` or `reload`."""
         if self.residency not in RESIDENCIES[:2]:
-            return Refusal("residency", f"`residency` is `registers` or `reload` here, not `{self.residency}`")
+            return Refusal("residency", f"`residency` must be `registers` or `reload` here, not `{self.residency}`")
         return None
 
     def _refuse_lists(self, kernel: KernelPlan) -> Refusal | None:
         dims = len(kernel.extents)
         for key in ("thread_counts", "vectors", "steps"):
             if len(numbers := getattr(self, key)) != dims or any(n < 1 for n in numbers):
-                return Refusal(key, f"`{key}` must be {dims} numbers of at least 1, one a dimension")
+                return Refusal(key, f"`{key}` must have {dims} numbers of at least 1, one for each dimension")
         for key in ("thread_counts", "vectors"):
             if any(n & (n - 1) for n in getattr(self, key)):
                 return Refusal(key, f"`{key}` must be powers of two")
@@ -129,9 +149,9 @@ class Threaded(Family, backend="cuda"):
                 return Refusal("tile", f"a tile of {tile} cuts vectors of {max(vectors)} elements, which are transposed")
         for d, tile in zip(kernel.grid, kernel.tile):
             if tile % vectors[d] and tile < kernel.extents[d]:
-                return Refusal("tile", f"a tile of {tile} cuts vectors of {vectors[d]} elements (`vectors`)")
+                return Refusal("tile", f"a tile of {tile} elements cuts vectors of {vectors[d]} elements (`vectors`)")
             if self.is_unaligned and tile > counts[d]:  # where a row begins in a vector is found once
-                why = f"a thread has one row where `unaligned` is true: the tile of {tile} is more than {counts[d]} threads"
+                why = f"with `unaligned`, a thread has one row, and a tile of {tile} rows needs more than {counts[d]} threads"
                 return Refusal("tile", why)
         return None
 
@@ -140,7 +160,7 @@ class Threaded(Family, backend="cuda"):
             return None
         most = min(MOST_REGISTERS, target.sm.registers // self.block_threads)
         if not 16 <= self.registers <= most:
-            return Refusal("registers", f"a thread of {self.block_threads} in a block has 16 to {most} registers")
+            return Refusal("registers", f"`registers` must be from 16 to {most} for a block of {self.block_threads} threads")
         return None
 
     def _refuse_unrolling(self, kernel: KernelPlan, planned: KernelPlan) -> Refusal | None:
@@ -162,24 +182,26 @@ class Threaded(Family, backend="cuda"):
 
 @dataclass(frozen=True)
 class Points(Threaded, name="points"):
-    """Nothing is reduced: each thread computes some elements of the results."""
+    """Elementwise operations: each thread computes some elements of the results."""
 
 
 @dataclass(frozen=True)
 class Columns(Threaded, name="columns"):
-    """Threads lie along what is contiguous in memory, and along the reduction across it."""
+    """A reduction across the contiguous dimension: threads lie along the contiguous dimension and along the reduced one."""
 
 
 @dataclass(frozen=True)
 class VectorContraction(Threaded, name="vector_contraction"):
-    """A sum of products in plain arithmetic: outer products in registers."""
+    """A contraction without matrix units: every thread adds up outer products in registers."""
 
 
 @dataclass(frozen=True)
 class Transpose(Threaded, name="transpose"):
-    """Inputs that are contiguous along another dimension are transposed in shared memory on their way."""
+    """A transpose: inputs that are contiguous along another dimension than the results go through shared memory."""
 
-    transposed: tuple[int, ...] = option("dimensions along which those inputs are contiguous", dims=True, fixed=True)
+    transposed: tuple[int, ...] = option(
+        "the dimensions along which these inputs are contiguous", dims=True, fixed=True, off=()
+    )
 
     @property
     def transposed_dims(self) -> tuple[int, ...]:
@@ -188,23 +210,33 @@ class Transpose(Threaded, name="transpose"):
 
 @dataclass(frozen=True)
 class Rows(Threaded, name="rows"):
-    """Rows are reduced by a block, several rows by one, or a long row by the blocks of a cluster."""
+    """Reductions along the contiguous dimension: a block has one row or several, and a long row can have a cluster of blocks."""
 
-    cluster: int = option("blocks that share a row and exchange the states of its reductions: 1 to 16", default=1)
+    cluster: int = option(
+        "blocks that share a row and combine the results of its reductions through distributed shared memory: 1, 2, 4, 8 or 16",
+        default=1, shown="{} blocks share a row",
+    )  # fmt: skip
     prefetched_rows: int = option(
-        "rows of a block that may be on their way into shared memory while one is worked on; 0: a block a row",
-        default=0,
-    )
+        "rows that a block loads ahead into shared memory while it computes one, 0 to 4; above 0 the blocks are persistent",
+        default=0, shown="{} loaded ahead into shared memory",
+    )  # fmt: skip
     persistent_blocks: int = option(
-        "most blocks (or clusters) at work, each of which goes on to further rows; 0 where `prefetched_rows` is",
+        "blocks (or clusters) that are launched, each of which computes row after row; 0 where `prefetched_rows` is 0: then "
+        "every row has a block",
         default=0,
     )
-    packed: bool = option("rows of 16-bit elements stay in registers as they are stored, two in one", default=False)
-    register_chunks: int | None = option(
-        "where `residency` is `smem`: chunks (`steps` accesses of all threads) at a row's end that are in registers",
-        default=None,
+    packed: bool = option(
+        "rows of 16-bit elements stay packed, two elements in a register", default=False, shown="{}: two elements a register"
     )
-    unaligned: bool | None = option("rows begin anywhere in a vector, and whole vectors are read", default=None)
+    register_chunks: int | None = option(
+        "where `residency` is `smem`: how many chunks at a row's end are in registers instead (a chunk: `steps` accesses of "
+        "all threads)",
+        default=None, off=0, shown="{} chunks of each row are in registers",
+    )  # fmt: skip
+    unaligned: bool | None = option(
+        "rows may begin in the middle of a vector: whole vectors are loaded, and elements beside the row are ignored",
+        default=None, off=False, shown="{}: rows may begin in the middle of a vector",
+    )  # fmt: skip
 
     @property
     def is_unaligned(self) -> bool:
@@ -236,13 +268,13 @@ class Rows(Threaded, name="rows"):
         if self.cluster > 1 and not target.has("clusters"):
             return Refusal("cluster", f"{target.name} has no clusters of blocks")
         if not 0 <= self.prefetched_rows <= 4:
-            return Refusal("prefetched_rows", "`prefetched_rows` is from 0 to 4")
+            return Refusal("prefetched_rows", "`prefetched_rows` must be from 0 to 4")
         if self.persistent_blocks < 0 or bool(self.prefetched_rows) != bool(self.persistent_blocks):
-            return Refusal("persistent_blocks", "`persistent_blocks` is above 0 where `prefetched_rows` is, and 0 else")
+            return Refusal("persistent_blocks", "`persistent_blocks` must be above 0 if `prefetched_rows` is, and 0 otherwise")
         if self.residency not in RESIDENCIES or (smem and self.prefetched_rows):
-            return Refusal("residency", "`residency` is `registers`, `reload`, or `smem` where `prefetched_rows` is 0")
+            return Refusal("residency", "`residency` must be `registers` or `reload`, or `smem` if `prefetched_rows` is 0")
         if (self.register_chunks or 0) < 0 or (self.register_chunks and (not smem or self.unaligned or self.online)):
-            why = "`register_chunks` is 0 where `residency` is not `smem`, or `unaligned` or `online` is true"
+            why = "`register_chunks` must be 0 unless `residency` is `smem`, and `unaligned` and `online` are false"
             return Refusal("register_chunks", why)
         return None
 
@@ -260,12 +292,12 @@ class Rows(Threaded, name="rows"):
                 return Refusal(key, f"`{key}` cannot be {getattr(self, key)}: {kernel.ruled_out[key]}")
         if (self.prefetched_rows or smem) and not target.has("cp_async"):
             key = "prefetched_rows" if self.prefetched_rows else "residency"
-            return Refusal(key, f"{target.name} has no copies that run beside the arithmetic")
+            return Refusal(key, f"{target.name} has no asynchronous copies (cp.async)")
         if len(self.thread_order) != 1 or (lane := self.thread_order[0]) in kernel.grid:
-            return Refusal("thread_order", "rows are shared or staged only where all threads of a block lie along them")
+            return Refusal("thread_order", "all threads must lie along a row that is in shared memory or shared by blocks")
         if any(t != 1 for t in kernel.tile):
             return Refusal(
-                "tile", f"rows are shared or staged one at a time: the tile must be {[1] * len(kernel.tile)}"
+                "tile", f"the tile must be {[1] * len(kernel.tile)} (one row) if rows are shared by blocks or are in shared memory"
             )
         return self._refuse_parts(kernel.extents[lane], lane)
 
@@ -274,25 +306,28 @@ class Rows(Threaded, name="rows"):
         width, part = threads * vector * steps, part_of(extent, self.cluster, vector)
         chunks = self.register_chunks or 0
         if chunks and not (chunks < part // width and part * self.cluster == extent and part % width == 0):
-            why = f"`register_chunks` is less than the chunks of {width} elements that a part of {part} has, all of them whole"
+            why = f"a block's part of {part} elements must be whole chunks of {width}, and more of them than `register_chunks`"
             return Refusal("register_chunks", why)
         if prod(self.thread_counts) < WARP:
-            why = f"rows are shared or staged by a warp or more, not by {prod(self.thread_counts)} threads"
+            why = f"a row in shared memory, or shared by blocks, needs a warp or more, not {prod(self.thread_counts)} threads"
             return Refusal("thread_counts", why)
         needed = places(part, vector) if self.unaligned else part
         if self.prefetched_rows and width < needed:
-            why = f"{threads} threads with {steps} steps hold {width} elements of a part of {part}"
+            why = f"{threads} threads with {steps} steps hold {width} elements, and a block's part of a row has {part}"
             return Refusal("steps", why)
         if part * (self.cluster - 1) >= extent:
-            return Refusal("cluster", f"a row of {extent} elements has not enough for {self.cluster} blocks")
+            return Refusal("cluster", f"a row of {extent} elements is too short for {self.cluster} blocks")
         return None
 
 
 @dataclass(frozen=True)
 class Scan(Threaded, name="scan"):
-    """A scan along rows: by a warp, by the warps of a block, or by blocks of which each looks back at those before it."""
+    """A scan along rows: by a warp, by the warps of a block, or by several blocks with decoupled look-back."""
 
-    blocks_per_row: int | None = option("blocks that share a row", default=None)
+    blocks_per_row: int | None = option(
+        "blocks that share a row, each of which reads the sums of the blocks before it (decoupled look-back)", default=None,
+        off=1,
+    )  # fmt: skip
 
     @property
     def blocks_per_tile(self) -> int:
@@ -303,7 +338,7 @@ class Scan(Threaded, name="scan"):
             return refusal
         if (why := kernel.ruled_out.get("blocks_per_row")) is not None:
             wide = any(n > WARP for d, n in enumerate(self.thread_counts) if d not in kernel.grid)
-            why = f"a row is scanned by at most the {WARP} threads of a warp here: {why}"
+            why = f"at most {WARP} threads (a warp) can scan a row here: {why}"
             return Refusal("thread_counts", why) if wide else None
         if self.blocks_per_row is None:
             return None
@@ -313,20 +348,20 @@ class Scan(Threaded, name="scan"):
         if blocks == 1 and threads <= WARP:
             return None
         if blocks < 1:
-            return Refusal("blocks_per_row", f"a row has at least one block, not {blocks}")
+            return Refusal("blocks_per_row", f"`blocks_per_row` must be at least 1, not {blocks}")
         if self.thread_order != (lane,):
-            why = "warps and blocks share one row at a time: all threads of a block must lie along it"
+            why = "all threads of a block must lie along the row if warps or blocks share it"
             return Refusal("thread_order", why)
         if any(t != 1 for t in kernel.tile):
-            return Refusal("tile", f"blocks share a row each: the tile must be {[1] * len(kernel.tile)}")
+            return Refusal("tile", f"the tile must be {[1] * len(kernel.tile)} (one row) if warps or blocks share a row")
         if threads < WARP or steps * threads > WARP * WARP:
-            why = f"a block can scan {WARP} totals of a warp's steps, not those of {threads} threads with {steps} steps"
+            why = f"a block scans at most {WARP} partial totals (warps x steps), not those of {threads} threads with {steps} steps"
             return Refusal("steps", why)
         part = part_of(extent, blocks, vector)
         if blocks > 1 and threads * vector * steps < part:
-            return Refusal("steps", f"{threads} threads with {steps} steps cannot hold a part of {part} elements")
+            return Refusal("steps", f"{threads} threads with {steps} steps cannot hold a block's part of {part} elements")
         if part * (blocks - 1) >= extent:
-            return Refusal("blocks_per_row", f"a row of {extent} elements has not enough for {blocks} blocks")
+            return Refusal("blocks_per_row", f"a row of {extent} elements is too short for {blocks} blocks")
         return None
 
 
@@ -338,5 +373,5 @@ def laid_out(layout: Layout) -> dict[str, tuple[int, ...]]:
 
 
 def part_of(extent: int, blocks: int, vector: int) -> int:
-    """Elements of a row that a block has of those that share it: whole vectors, the last block having what is left."""
+    """Elements of a block's part of a row that `blocks` share: whole vectors. The last block has the rest."""
     return -(-extent // (blocks * vector)) * vector
