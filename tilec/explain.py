@@ -49,8 +49,8 @@ def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]
     yield f"{plan.signature} on {plan.target}"
     if plan.target.note:
         yield f"  {plan.target.note}"
-    if told := str(plan.target.fitted):
-        yield _row("fitted", told)
+    if fitted := str(plan.target.fitted):
+        yield _row("fitted", fitted)
     if specialised.sizes:
         yield _row("sizes", ", ".join(f"{name} = {value}" for name, value in specialised.sizes.items()))
     kernels = plan.counted.removesuffix(" kernels").removesuffix(" kernel")
