@@ -64,6 +64,9 @@ def edited(name: str, **values: Any) -> str:
     ("products by mma.sync", {"unit": "foo"}, "`unit` follows from the program"),
     ("products by mma.sync", {"left_copy": "tma"}, "`left_copy` follows from the program"),
     ("products by mma.sync", {"tile": [1, 32, 16], "block": [16, 16, 32]}, "a block has 16 rows"),
+    ("products by mma.sync", {"tile": [1, 8, 12]}, "copies move 8 columns at once, and tiles of 12 begin within them"),
+    ("product by wgmma", {"tile": [64, 1]}, "a tile has 2 columns at least"),
+    ("product by wgmma", {"tile": [1, 48]}, "a tile has 2 rows at least"),
     ("softmax", {"packed": 7}, "`packed` is true or false"),
     ("softmax", {"online": 5}, "`online` is true or false"),
     ("softmax", {"transposed": [0]}, "a kernel by `rows` has no option `transposed`"),
@@ -79,6 +82,8 @@ def test_edits_that_were_wrong_or_crashed_are_refused(name, values, message):
 
 @pytest.mark.parametrize(("name", "values"), [
     ("products by mma.sync", {"tile": [1, 8, 8]}),
+    ("products by mma.sync", {"tile": [1, 1, 8]}),
+    ("product by wgmma", {"tile": [7, 3]}),
     ("convolution, cpu", {"depths": [1, 2]}),
     ("convolution, cpu", {"depths": [3, 3]}),
     ("product, cpu", {"register_tile": [5, 8], "lanes": 4}),

@@ -228,10 +228,10 @@ def drawn_edit(draw: Choices) -> tuple[str, str]:
     for _ in range(draw.pick(1, 1, 1, 2, 3)):
         key = draw.pick(*keys) if draw.chance(70) else draw.pick(*loose)
         if key == "tile":
-            said["tile"] = drawn_value(draw, tuple(said["tile"]))
+            said["tile"] = drawn_value(draw, kernel.tile)
         elif key.startswith("loops."):
             operation = key.removeprefix("loops.")
-            said["loops"][operation] = drawn_value(draw, tuple(said["loops"][operation]))
+            said["loops"][operation] = drawn_value(draw, kernel.loops[operation])
         else:
             options[key] = drawn_value(draw, now.get(key))
     return name, tomlkit.dumps(table)

@@ -159,6 +159,11 @@ class MatrixKernel(Family, backend="cuda"):
             if not whole_pieces(box, self.piece(side)):
                 why = f"copies move {self.piece(side)} elements at once, and the {name} of the tile {box} are runs of {box[-1]}"
                 return Refusal("tile", f"{why}: the last size must be a multiple of {self.piece(side)}, or all others 1")
+            if box[-1] % self.piece(side) and box[-1] < kernel.extents[dims[-1]] and self.copies[side] != "tma":
+                why = f"copies move {self.piece(side)} {name} at once, and tiles of {box[-1]} begin within them"
+                return Refusal("tile", why)
+            if prod(box) == 1 and self.instruction == "wgmma":
+                return Refusal("tile", f"a tile must have at least 2 {name} where TMA copies boxes")
         return None
 
 
