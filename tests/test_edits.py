@@ -23,6 +23,7 @@ from tilec.dsl.specialise import specialise
 from tilec.kernels import FAMILIES
 from tilec.mlir import ir
 from tilec.target import load
+from tilec.tune import candidates
 
 
 def test_every_family_has_programs():
@@ -95,6 +96,14 @@ def test_edits_that_can_be_are_right(name, values):
 def test_sums_beyond_the_end_of_a_tile_start_somewhere():
     """A tile of a result that an epilogue reads has whole panels, and lanes that only the register kernel adds to."""
     assert check_edit("product, cpu", own("product, cpu").schedule) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_tuned_is_right(name):
+    """Candidates of `tilec tune` are schedule files."""
+    for candidate in candidates(own(name).program, own(name).machine, 4):
+        assert check_edit(name, candidate.schedule) is not None
 
 
 # ---- plans in dumped IR --------------------------------------------------------------------------------------------------
