@@ -228,8 +228,7 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
     narrow = _split(view, points // vector) if splits else 1
     blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
-    few = fit.online_line_blocks if joined else fit.line_blocks
-    line = 8 if blocks < fit.few_blocks else 16 if blocks < few else 32
+    line = 8 if blocks < fit.few_blocks else 16 if blocks < (fit.online_line_blocks if joined else fit.line_blocks) else 32
     counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
     budget //= counts[lane]
     if narrow > 1:
