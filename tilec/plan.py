@@ -27,7 +27,7 @@ from tilec.kernels import Planned
 from tilec.mlir import ir
 from tilec.packing import apply_packs, choose_packs
 from tilec.passes.pack import SIDES
-from tilec.plan_edited import sign
+from tilec.plan_digest import sign
 from tilec.plan_model import KernelPlan, Plan
 from tilec.quantities import duration
 from tilec.rounding import QUICK, quick_operations

@@ -10,7 +10,6 @@ That takes the tensors that `plan` reads. In IR after a later stage, the plan mu
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,23 +18,15 @@ from tilec.diagnostics import CallError, Source
 from tilec.kernels import FAMILIES
 from tilec.mlir import ir
 from tilec.passes.pack import SIDES
+from tilec.plan_digest import DIGEST, PLACED, attributes_of_plan, digests, placed_operations, program_of, sign
 from tilec.target import Target
-
-DIGEST = "tilec.plan_digest"
-_PLACED = ("kernel", "sweep", "dims", "split", *(f"pack_{side}" for side in SIDES), "loops", "inline")
-"""Attributes of operations."""
-
-
-def sign(module: ir.Operation) -> None:
-    """Writes the digests of a plan that was just written."""
-    module.attributes[DIGEST] = mlir.string(" ".join(_digests(module)))
 
 
 def check_edited(module: ir.Operation, target: Target, begin: str) -> None:
     """Raises CallError where the plan in a module, with which stage `begin` is to go on, was edited such that it cannot be carried
     out, or where it was edited in IR after a later stage than `plan`."""
     signed = (mlir.get_string(module, DIGEST) or "").split()
-    kernels, operations = _digests(module)
+    kernels, operations = digests(module)
     if signed[:1] == [kernels] and (begin != "fuse" or signed == [kernels, operations]):
         return
     if begin != "fuse":
@@ -57,9 +48,9 @@ def _planned_again(module: ir.Operation, target: Target) -> ir.Operation:
     from tilec.schedule_read import VERSION, parse_schedule
 
     copy = module.clone()
-    function = _program(copy)
-    for op in _placed(function):
-        for key in _PLACED:
+    function = program_of(copy)
+    for op in placed_operations(function):
+        for key in PLACED:
             if f"tilec.{key}" in op.attributes:
                 del op.attributes[f"tilec.{key}"]
     plan = make_plan(function, target)
@@ -79,7 +70,7 @@ def _schedule(module: ir.Operation) -> dict[str, Any]:
     operations: dict[str, list[str]] = {}
     loops: dict[str, dict[str, Any]] = {}
     inline = []
-    for op in _placed(_program(module)):
+    for op in placed_operations(program_of(module)):
         name = mlir.get_string(op, "tilec.name")
         if name is None:
             continue
@@ -122,44 +113,7 @@ def _value(attribute: ir.Attribute) -> Any:
 
 def _differences(module: ir.Operation, again: ir.Operation) -> Iterator[tuple[str, str, str]]:
     """What the plan says in one module, and in the other one: its name and both texts."""
-    mine, theirs = (dict(part) for part in (_attributes(module), _attributes(again)))
+    mine, theirs = (dict(part) for part in (attributes_of_plan(module), attributes_of_plan(again)))
     for key in dict.fromkeys((*mine, *theirs)):
         if mine.get(key) != theirs.get(key):
             yield f"`{key}`", mine.get(key, "absent"), theirs.get(key, "absent")
-
-
-def _digests(module: ir.Operation) -> tuple[str, str]:
-    """Of the kernels, and of what is said of operations."""
-    found: list[list[str]] = [[], []]
-    for key, text in _attributes(module):
-        found[not key.startswith("tilec.kernels ")].append(f"{key} = {text}")
-    kernels, operations = (hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16] for lines in found)
-    return kernels, operations
-
-
-def _attributes(module: ir.Operation) -> Iterator[tuple[str, str]]:
-    """Names and texts of what the plan says, but for predictions."""
-    if "tilec.kernels" in module.attributes and isinstance(module.attributes["tilec.kernels"], ir.DictAttr):
-        for kernel in ir.DictAttr(module.attributes["tilec.kernels"]):
-            if not isinstance(kernel.attr, ir.DictAttr):
-                yield f"tilec.kernels {kernel.name}", str(kernel.attr)
-                continue
-            for entry in ir.DictAttr(kernel.attr):
-                if entry.name != "predicted_us":
-                    yield f"tilec.kernels {kernel.name}.{entry.name}", str(entry.attr)
-    for op in _placed(_program(module)):
-        for key in (f"tilec.{k}" for k in _PLACED):
-            if key in op.attributes:
-                yield f"{key} of {mlir.get_string(op, 'tilec.name')}", str(op.attributes[key])
-
-
-def _program(module: ir.Operation) -> ir.Operation:
-    """The function that is no kernel."""
-    found = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
-    if len(found) != 1:
-        raise CallError("this IR must have one function that is not a kernel: the program")
-    return found[0]
-
-
-def _placed(function: ir.Operation) -> Iterator[ir.Operation]:
-    return (op for op in mlir.walk(function) if mlir.is_generic(op))
