@@ -23,7 +23,7 @@ FILES = [
     "README.md",
     *(
         f"docs/{n}.md"
-        for n in ("language", "architecture", "cli", "extending", "numerics", "performance", "reliability", "targets")
+        for n in ("language", "architecture", "cli", "numerics", "performance", "reliability", "targets")
     ),
 ]
 SECTION = re.compile(r"(<!-- generated: ([a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)

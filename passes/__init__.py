@@ -1,15 +1,13 @@
 """The stages between `build` and `emit` in order, with the steps of each: passes of tilec or of upstream MLIR.
 
-A step is the text of an upstream pass, or a function of the module's operation. The driver makes the step of `plan`,
-which needs a target and perhaps a schedule. This tuple is the compiler.
+A step is the text of an upstream pass, or a function of the module's operation. The tuple `STAGES` is the compiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tilec.attributes import STAGES
 from tilec.mlir import ir
 from tilec.passes.approximate import approximate
 from tilec.passes.bounds import fold_bounds
@@ -33,26 +31,31 @@ class Stage:
     steps: tuple[Step, ...]
 
 
+STAGES: tuple[Stage, ...] = (
+    Stage(
+        "simplify", "canonical forms, common subexpressions, algebra",
+        ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", settle),
+    ),
+    Stage("plan", "decides kernels, tiles, memory: attributes only", ()),
+    Stage(
+        "fuse", "fast approximations; one function per kernel",
+        (approximate, fuse, compare_whole, "canonicalize", "cse", forward, "canonicalize"),
+    ),
+    # no cse: it would give two tiles of one size the same memory
+    Stage("tile", "cuts each kernel's grid into tiles, one for each block", (tile, "canonicalize")),
+    Stage(
+        "bufferize", "tensors become memory",
+        (bufferize, "one-shot-bufferize{allow-unknown-ops=1}", "canonicalize", "cse", "canonicalize"),
+    ),
+    Stage("stage", "data in shared memory and registers; panels", (stage, "canonicalize", "cse")),
+    Stage("map", "operations become loops, threads and vectors", (map_kernels, "canonicalize", "cse", "canonicalize")),
+)  # fmt: skip
+"""The driver makes the step of `plan`, which needs a target and perhaps a schedule."""
+
+
 def stages(plan: Callable[[ir.Operation], None]) -> tuple[Stage, ...]:
-    return (
-        Stage(
-            "simplify", "canonical forms, common subexpressions, algebra",
-            ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", settle),
-        ),
-        Stage("plan", "decides kernels, tiles, memory: attributes only", (plan,)),
-        Stage(
-            "fuse", "fast approximations; one function per kernel",
-            (approximate, fuse, compare_whole, "canonicalize", "cse", forward, "canonicalize"),
-        ),
-        # no cse: it would give two tiles of one size the same memory
-        Stage("tile", "cuts each kernel's grid into tiles, one for each block", (tile, "canonicalize")),
-        Stage(
-            "bufferize", "tensors become memory",
-            (bufferize, "one-shot-bufferize{allow-unknown-ops=1}", "canonicalize", "cse", "canonicalize"),
-        ),
-        Stage("stage", "data in shared memory and registers; panels", (stage, "canonicalize", "cse")),
-        Stage("map", "operations become loops, threads and vectors", (map_kernels, "canonicalize", "cse", "canonicalize")),
-    )  # fmt: skip
+    """`STAGES` with the driver's `plan`."""
+    return tuple(replace(s, steps=(plan,)) if s.name == "plan" else s for s in STAGES)
 
 
-NAMES = STAGES[:-1]
+NAMES = ("build", *(s.name for s in STAGES))

@@ -17,7 +17,9 @@ from tilec.dsl.check import check
 from tilec.dsl.parse import parse
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+GUIDE = "CONTRIBUTING.md"
+"""Its examples change tables of the compiler: each has a process for itself."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MAIN = "import sys; from tilec.cli import main; sys.exit(main())"
 
@@ -38,7 +40,7 @@ def _commands():
                     yield pytest.param(line, id=f"{Path(page).stem}: {line}")
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")])
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python") and p != GUIDE])
 def test_python_runs(page, monkeypatch, capsys):
     """The blocks of a page follow one another, in the repository's root."""
     monkeypatch.chdir(ROOT)
@@ -46,6 +48,25 @@ def test_python_runs(page, monkeypatch, capsys):
     for body in blocks(page, "python"):
         line = text(page)[: text(page).index(body)].count("\n")
         exec(compile("\n" * line + body, page, "exec"), names)
+
+
+def _worked_examples():
+    for section in re.split(r"^(?=## )", text(GUIDE), flags=re.MULTILINE):
+        for name, body in BLOCK.findall(section):
+            if name == "python":
+                yield pytest.param(body, id=section.partition("\n")[0].removeprefix("## "))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", list(_worked_examples()))
+def test_worked_example(code, tmp_path):
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_can_be_added_has_an_example():
+    found = [example.id for example in _worked_examples()]
+    assert found == ["A function of the language", "A pass", "A kernel family", "A target"]
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "tile")])

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,23 @@ def test_no_test_module_is_imported():
     for path in TESTS.rglob("*.py"):
         names = {n for n in _imported(path) if n.startswith("test_")}
         assert not names, f"{path.relative_to(TESTS)} imports {names}"
+
+
+# ---- the changelog ---------------------------------------------------------------------------------------------------
+
+
+def test_the_changelog_has_its_form():
+    """That of Keep a Changelog, and the version that the package has."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)
+    assert versions[0] == "Unreleased" and PROJECT["project"]["version"] in versions
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds
+
+
+def test_options_of_the_changelog_exist():
+    from tilec.kernels import FAMILIES
+
+    (table,) = re.findall(r"\| version 1 \| version 2 \|\n.*?\n((?: +\|.*\n)+)", (ROOT / "CHANGELOG.md").read_text())
+    new = {re.search(r"`(\w+)", line.split("|")[2])[1] for line in table.splitlines()}
+    assert len(new) > 10 and new <= {f.name for family in FAMILIES.values() for f in fields(family)}

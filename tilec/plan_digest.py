@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 
 from tilec import mlir
+from tilec.diagnostics import CallError
 from tilec.mlir import ir
 from tilec.passes.pack import SIDES
 
