@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import tomlkit
 
 from fuzz.choices import Choices
@@ -21,7 +20,7 @@ from fuzz.schedules import TARGETS, drawn_schedule
 from fuzz.text import limited
 from tilec.diagnostics import CallError
 from tilec.dsl.specialise import Specialised
-from tilec.run_data import saved
+from tilec.run_data import npz
 from tilec.runtime.cuda_driver import KernelFault
 
 SMALL = [2, 3, 1, 4, 5, 0, 8]
@@ -130,7 +129,7 @@ def write(drawn: Drawn, folder: Path) -> str:
     case, path = drawn.case, folder / "program.tile"
     path.write_text(case.text)
     if case.inputs:
-        np.savez(folder / "inputs.npz", **saved(case.inputs))
+        (folder / "inputs.npz").write_bytes(npz(case.inputs))
     if drawn.schedule:
         (folder / "program.sched.toml").write_text(drawn.schedule)
     given = f" --input {folder / 'inputs.npz'}" if case.inputs else ""
