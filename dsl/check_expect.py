@@ -1,7 +1,5 @@
 """`expect` statements: conditions on the plan, of its quantities, sizes, numbers and `fused`. The plan evaluates them."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -82,8 +80,8 @@ class _Checker:
             if not isinstance(argument, ast.Name):
                 self.report.error("`fused` takes the names of tensors", argument.span)
             elif argument.name not in self.tensors:
-                hint = suggestion(argument.name, self.tensors)
-                self.report.error(f"`{argument.name}` is not a tensor of this op", argument.span, hint=hint)
+                near = suggestion(argument.name, self.tensors)
+                self.report.error(f"`{argument.name}` is not a tensor of this op", argument.span, hint=near)
         return _BOOL
 
     def _all(self, parts: tuple[ast.Expr, ...], wanted: str, taker: str) -> bool:

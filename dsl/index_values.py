@@ -4,8 +4,6 @@ Arithmetic that leaves 64 bits wraps around, and differs from its polynomial. A 
 data, and checked at run time. A condition with such arithmetic proves nothing about indices.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -20,6 +18,7 @@ _LEAST, _GREATEST = -(2**63), 2**63 - 1
 
 def index_values(expr: ast.Expr, names: Mapping[str, Values]) -> Values | None:
     """Of an expression of indices and sizes with these values; None where it has other parts, or one may leave 64 bits."""
+    found: tuple[int, int] | None
     match expr:
         case ast.Number(value=int(value)):
             found = value, value

@@ -10,7 +10,6 @@ A local variable becomes an equation over its free indices. So does an argument 
 than once. Nothing is computed twice in this way. Within a group an index name means one range, as within an equation.
 """
 
-# mypy: no-strict-optional
 # mypy: disable-error-code="arg-type"
 
 from __future__ import annotations
@@ -182,6 +181,7 @@ class Inliner(Calls):
             note = Note(f"`{name}` is defined here", self.later[name])
             self.report.error(f"`{name}` is read before it is defined", span, [note])
             return
+        hint: str | None
         if scope.function is not None:
             known = [*scope.values, *scope.indices]
             hint = suggestion(name, known) or "a function sees its parameters and its own names only"

@@ -10,8 +10,6 @@ the two loads cost nothing. Loads are hoisted where a thread has one element of 
 are held during the reduction.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,7 +29,9 @@ def load_early(function: ir.Operation, layout: Layout, front: bool, make_tile: C
     written = {root(v) for op in generics for v in mlir.outputs_of(op)}
     first = next((op for op in generics if _walked(op)), None)
     walked = {d for op in generics for d in _walked(op)}
-    for op in generics[generics.index(first) + 1 :] if first is not None else ():
+    if first is None:
+        return
+    for op in generics[generics.index(first) + 1 :]:
         dims = mlir.get_integers(op, "tilec.dims")
         if walked & {*dims} or layout.slots(dims) != 1 or not layout.whole(dims) or op.block != first.block:
             continue

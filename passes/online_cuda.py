@@ -12,8 +12,6 @@ through it once. The states of the chunk are then combined with those of earlier
 blocks, in a fixed order.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -252,8 +250,10 @@ class OnlineMapper:
                 case "outer":
                     return x.key
                 case "index":
+                    assert place is not None
                     return place.coordinate(x.place[0])
                 case "element":
+                    assert place is not None
                     return memref.LoadOp(self.elements[x.key, x.place], place.slot(x.place)).result
                 case "state":
                     return states[x.key]

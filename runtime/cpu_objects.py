@@ -1,7 +1,5 @@
 """The machine code of CPU programs: from the disk cache if this processor compiled it before, or compiled now."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 import ctypes
@@ -77,9 +75,10 @@ def _compiled_elsewhere(emitted: Emitted) -> dict[str, Object] | None:
         for number, (same, future) in enumerate(asked.items(), 1):
             progress.at(f"compiling kernel {number} of {len(asked)}")
             replies[same] = future.result()
-    if any(r is None or "image" not in r for r in replies.values()):
+    made = {same: r for same, r in replies.items() if r is not None and "image" in r}
+    if len(made) < len(replies):
         return None
-    objects = {same: Object(b64decode(r["image"]), r["symbol"], tuple(r["needs"])) for same, r in replies.items()}
+    objects = {same: Object(b64decode(r["image"]), r["symbol"], tuple(r["needs"])) for same, r in made.items()}
     return {name: objects[same] for name, same in alike.items()}
 
 

@@ -3,8 +3,6 @@
 No heavy module is imported at the top, so that `tilec --help` starts at once.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 import argparse
@@ -222,7 +220,7 @@ def paint(text: str, style: str) -> str:
 def paint_matches(text: str, rules: list[tuple[str, str]]) -> str:
     """Every match of a pattern in its style; the first pattern that matches a line's place wins."""
     pattern = re.compile("|".join(f"(?P<g{n}>{p})" for n, (p, _) in enumerate(rules)), re.MULTILINE)
-    return pattern.sub(lambda m: paint(m[0], rules[int(m.lastgroup[1:])][1]), text)
+    return pattern.sub(lambda m: paint(m[0], rules[int((m.lastgroup or "")[1:])][1]), text)
 
 
 def say(text: str, rules: list[tuple[str, str]] | None = None) -> None:

@@ -3,7 +3,6 @@
 The threads of a block walk in step, as lanes; several blocks do where none waits for what others do.
 """
 
-# mypy: no-strict-optional
 # mypy: disable-error-code="return-value"
 
 from __future__ import annotations
@@ -155,6 +154,8 @@ class Flight:
 
 class Threads(Context):
     """The threads of some blocks of a flight. Lane n is thread n % threads of the block n // threads among them."""
+
+    lanes: int
 
     def __init__(self, flight: Flight, blocks: np.ndarray):
         kernel = flight.kernel

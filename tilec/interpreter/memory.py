@@ -5,7 +5,6 @@ where a memref or a tensor lies in it. Every access is checked against the view'
 been written.
 """
 
-# mypy: no-strict-optional
 # mypy: disable-error-code="assignment, attr-defined"
 
 from __future__ import annotations
@@ -245,6 +244,7 @@ def _own(view: View, place: Any, op: ir.Operation, context: Context) -> None:
 
 
 def _same_block(view: View, place: Any, op: ir.Operation, context: Context) -> None:
+    assert view.buffer.owner is not None
     owner = view.buffer.owner[place]
     other = (owner >= context.first_block) & (owner != context.block)
     if np.any(other):

@@ -4,7 +4,6 @@ The parallel points of a `linalg.generic` are lanes: its body runs once for all 
 dimensions, which are walked in order. That is the order of a sequential loop for every result.
 """
 
-# mypy: no-strict-optional
 # mypy: disable-error-code="attr-defined"
 
 from __future__ import annotations
@@ -267,7 +266,8 @@ def _insert(
         raise Fault("outside", op, f"a slice of shape {piece.static_shape()} goes into {target.static_shape()}")
     places = target.places()
     write(target, places, piece.array().reshape(-1), op, values[0], None)
-    target.buffer.written[places] = piece.written().reshape(-1)
+    if target.buffer.written is not None:
+        target.buffer.written[places] = piece.written().reshape(-1)
 
 
 @operation("tensor.expand_shape", "memref.expand_shape")

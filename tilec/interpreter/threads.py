@@ -3,8 +3,6 @@
 A barrier that only some threads reach is a fault, as it is on a GPU.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

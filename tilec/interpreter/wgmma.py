@@ -4,8 +4,6 @@ A product is what is printed for it: products of 64 x n x 32 bytes, one after an
 descriptors name, with a swizzle of 128 bytes (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from itertools import product
