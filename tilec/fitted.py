@@ -53,12 +53,12 @@ G = TypeVar("G", bound=Group)
 
 @dataclass(frozen=True)
 class Barriers(Group, name="barriers", kind="cuda"):
-    """How long threads wait for each other."""
+    """Times of synchronisation."""
 
     warp_ns: float = number("a reduction across the threads of a warp")
     block_ns: float = number("a reduction across the warps of a block")
     cluster_ns: float = number("a reduction across the blocks of a cluster")
-    hop_ns: float = number("a word from one SM, through L2, to another SM that waits for it")
+    hop_ns: float = number("the time of a word from one SM through L2 to another SM that waits for it")
 
 
 @dataclass(frozen=True)
@@ -66,104 +66,104 @@ class RowTimes(Group, name="rows", kind="cuda"):
     """Times of kernels that reduce along rows, a block for one row or several."""
 
     block_start_ns: float = number("from the start of one block on an SM to the start of the next one")
-    exposed_alone: float = number("share of a block's arithmetic that nothing hides, of one block an SM")
-    exposed_shared: float = number("the same share, of several blocks an SM")
-    element_us: float = number("an element of a thread in one pass, where all blocks run at once")
-    ending: float = number("share of a block's time over which the last blocks of a kernel end")
+    exposed_alone: float = number("share of a block's arithmetic that nothing hides, if an SM has one block")
+    exposed_shared: float = number("the same share, if an SM has several blocks")
+    element_us: float = number("time of each element of a thread in one pass, if all blocks run at the same time")
+    ending: float = number("share of a block's time during which the last blocks of a kernel end")
     unwritten: float = number(
-        "share of L2 that is not yet written to memory when a kernel ends that reads its rows twice"
+        "share of L2 with lines not yet written to memory, at the end of a kernel that reads its rows twice"
     )
-    scatter: float = number("share that reads take longer where blocks are in the middle of rows, for small accesses")
+    scatter: float = number("share by which reads slow down if blocks are in the middle of their rows, for small accesses")
     scatter_bytes: float = number("bytes of a block's access at which that share is halved", least=1)
-    reread_fits: float = number("share of L2 that the rows of all blocks may take and be found there again")
-    reread_misses: float = number("share of these rows that is read from memory again all the same")
+    reread_fits: float = number("share of L2 up to which the rows of all running blocks are found there again")
+    reread_misses: float = number("share of these rows that is read from memory again nevertheless")
     evict_row_bytes: float = number(
-        "bytes of a row from which lines that are read for the last time are given up early"
+        "bytes of a row from which the last read of a line allows L2 to evict it early"
     )
-    evict_sizes: float = number("times what L2 holds, from which a kernel's rows are read so")
+    evict_sizes: float = number("size of a kernel's rows, in multiples of L2, from which it does so")
 
 
 @dataclass(frozen=True)
 class RowRegisters(Group, name="row_registers", kind="cuda"):
     """Registers that the assembler takes for kernels that reduce along rows, and the elements that fit a thread."""
 
-    elements: int = number("elements of a row that a thread holds at most", least=2)
+    elements: int = number("most elements of a row in a thread's registers", least=2)
     reread_elements: int = number(
-        "elements that a thread reads at a time, at most, of rows that several passes read", least=1
+        "most elements that a thread loads at a time, of rows that several passes load again", least=1
     )
     packed_elements: int = number(
-        "elements of a row that a thread holds at most, of narrow rows kept two in a register", least=1
+        "most elements of a row in a thread's registers, if narrow elements are packed", least=1
     )
-    base: int = number("registers of a thread beside the elements", least=8)
-    packed: int = number("the same, where elements are kept two in a register and are written", least=8)
-    loop: int = number("the same, of a loop over parts of a row with guards", least=8)
-    whole_loop: int = number("the same, of a loop over whole parts of a row", least=8)
-    smem: int = number("the same, of rows in shared memory", least=8)
-    smem_accesses: int = number("accesses of a thread at a time to rows in shared memory", least=2)
-    smem_bytes: int = number("bytes of a block's part of a row from which rows wait in shared memory")
+    base: int = number("registers of a thread in addition to the elements", least=8)
+    packed: int = number("the same, for packed elements that are written", least=8)
+    loop: int = number("the same, for a loop over chunks of a row with guards", least=8)
+    whole_loop: int = number("the same, for a loop over whole chunks of a row", least=8)
+    smem: int = number("the same, for rows in shared memory", least=8)
+    smem_accesses: int = number("accesses that a thread makes at a time to rows in shared memory", least=2)
+    smem_bytes: int = number("bytes of a block's part of a row from which shared memory is considered")
 
 
 @dataclass(frozen=True)
 class SmemRows(Group, name="smem_rows", kind="cuda"):
-    """Rows that wait in shared memory from pass to pass: shares of the time that memory moves for which it waits."""
+    """Rows that stay in shared memory between passes. A share is the idle time of memory, as a part of its busy time."""
 
-    cluster: float = number("share, of rows that the blocks of a cluster hold together")
+    cluster: float = number("share, for rows of a cluster")
     cluster_block: float = number(
-        "further share for each block of a cluster after the first, where few blocks share an SM"
+        "further share for each block of a cluster after the first, if an SM has few blocks"
     )
-    hiding_blocks: float = number("blocks an SM from which that share is 0", least=1)
-    common: float = number("further share for each operand that all rows have in common")
-    common_blocks: float = number("blocks of a cluster after the first that double that share", least=1)
-    several: float = number("share, of several blocks an SM")
-    several_common: float = number("part of the share of common operands that several blocks an SM do not hide")
-    alone: float = number("share, of one block an SM")
-    alone_pass: float = number("further share for each pass after the second, of one block an SM")
-    alone_special: float = number("further share for each special function after the first, of one block an SM")
-    threads: float = number("threads an SM below which memory waits longer")
-    idle: float = number("further share for each time that so many threads are more than those there are")
-    unaligned: float = number("further share, of rows that begin anywhere in an access")
+    hiding_blocks: float = number("blocks an SM from which that further share is 0", least=1)
+    common: float = number("further share for each operand that all rows share")
+    common_blocks: float = number("number of blocks of a cluster after the first that doubles that share", least=1)
+    several: float = number("share, if an SM has several blocks")
+    several_common: float = number("part of the share of common operands that several blocks of an SM do not hide")
+    alone: float = number("share, if an SM has one block")
+    alone_pass: float = number("further share for each pass after the second, if an SM has one block")
+    alone_special: float = number("further share for each special function after the first, if an SM has one block")
+    threads: float = number("threads an SM below which memory is idle for longer")
+    idle: float = number("further share, times (`threads` / the threads of an SM - 1)")
+    unaligned: float = number("further share, for unaligned rows")
 
 
 @dataclass(frozen=True)
 class PersistentRows(Group, name="persistent_rows", kind="cuda"):
-    """Rows copied ahead of time by blocks that go from row to row: shares of the time that one round of rows moves."""
+    """Rows that persistent blocks prefetch. A share is a part of the time that the data of one round of rows move."""
 
-    block: float = number("share that a round waits, of rows that one or two blocks hold")
-    cluster: float = number("the same share, of larger clusters")
-    passes: float = number("passes and one, of which a cluster that writes waits that share; of fewer passes for more")
-    most: float = number("times that share, at most, that fewer passes wait")
-    latencies: float = number("times the latency of memory that a round waits at least")
+    block: float = number("share for which a round waits, if one or two blocks share a row")
+    cluster: float = number("the same share, for larger clusters")
+    passes: float = number("passes plus one at which a cluster that writes waits for that share; it waits longer with fewer passes")
+    most: float = number("largest factor of that share with fewer passes")
+    latencies: float = number("least time that a round waits, in latencies of memory")
     threads: float = number("threads an SM below which a cluster waits longer")
-    idle: float = number("further share for each time that so many threads are more than those there are")
-    several: float = number("share less, of several blocks an SM")
-    large: float = number("further share, of large clusters")
+    idle: float = number("further share, times (`threads` / the threads of an SM - 1)")
+    several: float = number("reduction of the share, if an SM has several blocks")
+    large: float = number("further share, for large clusters")
     large_blocks: float = number("blocks above which a cluster is large")
     last_rounds: float = number("rounds above which a kernel that writes hides a part of the last one")
-    last_round: float = number("part of the last round that is then not hidden")
-    start_us: float = number("from the start of a kernel until its rows follow each other")
+    last_round: float = number("part of the last round that it does not hide")
+    start_us: float = number("time from the start of a kernel until its pipeline is full")
 
 
 @dataclass(frozen=True)
 class Layouts(Group, name="layouts", kind="cuda"):
-    """How kernels by point and by column are shared by threads."""
+    """Threads of the families `points` and `columns`."""
 
     point_threads: int = number("threads of a block without reductions", least=32, power=True)
-    loads: int = number("accesses of a thread that are on their way at a time", least=1, power=True)
-    busy: float = number("share of memory's time from which arithmetic counts: a thread then has two accesses")
-    light_bytes: int = number("bytes of a thread's accesses below which it has two of each")
-    few_blocks: float = number("blocks an SM below which a row of a block of columns is 8 accesses wide")
-    line_blocks: float = number("blocks an SM below which it is 16 accesses wide, and from which 32")
-    online_line_blocks: float = number("the same, where several reductions are one pass")
+    loads: int = number("accesses of a thread in flight at a time", least=1, power=True)
+    busy: float = number("time of arithmetic, as a share of memory's, from which a thread has two accesses")
+    light_bytes: int = number("bytes of a thread's accesses below which it makes each of them twice")
+    few_blocks: float = number("blocks an SM below which a block of columns is 8 accesses wide")
+    line_blocks: float = number("blocks an SM below which it is 16 accesses wide, and above which 32")
+    online_line_blocks: float = number("the same, for online reductions")
     split_threads: int = number("threads an SM below which several threads share a column", least=1)
 
 
 @dataclass(frozen=True)
 class Recompute(Group, name="recompute", kind="cuda"):
-    """When an element is computed again rather than kept between two passes over a row."""
+    """Elements that each pass over a row computes again, instead of keeping them."""
 
-    operations: float = number("operations of an element, at most, that are computed again")
-    least: float = number("share of an SM's registers from which a row is worth keeping as it is stored")
-    most: float = number("share of an SM's registers below which it can be")
+    operations: float = number("most operations of an element that are computed again")
+    least: float = number("size of a row, as a share of an SM's registers, above which computed elements are kept")
+    most: float = number("size of a row, as a share of an SM's registers, up to which they are kept")
 
 
 @dataclass(frozen=True)
@@ -171,42 +171,42 @@ class ContractionTimes(Group, name="contraction", kind="cuda"):
     """Times of contractions by warps."""
 
     warp_wait: float = number(
-        "share of the vector units' time that is left when twice as many warps wait for each other"
+        "share of the vector units' speed that remains each time the number of warps doubles"
     )
     convert_operations: float = number(
-        "integer operations that converting an element on its way to shared memory takes"
+        "integer operations that the conversion of an element takes on its way to shared memory"
     )
     gather_operations: float = number("integer operations that an element at computed subscripts takes on that way")
 
 
 @dataclass(frozen=True)
 class ChainTimes(Group, name="contraction_chain", kind="cuda"):
-    """Two contractions in one pass."""
+    """Times of contraction chains."""
 
-    step_us: float = number("waits of one step between its products, which nothing hides")
-    cut_us: float = number("an element of the pass in tiles that a mask cuts, where each score is compared")
-    step_elements: int = number("elements of a step at most: with more, registers spill", least=32)
-    registers: int = number("registers of a thread for scores, weights and results at most", least=1)
+    step_us: float = number("idle time of one step between its products")
+    cut_us: float = number("time of an element of a step in tiles that a mask cuts, where each score is compared")
+    step_elements: int = number("most elements of a step; with more, registers spill", least=32)
+    registers: int = number("most registers of a thread for scores, weights and results", least=1)
 
 
 @dataclass(frozen=True)
 class PanelTimes(Group, name="panels", kind="cpu"):
-    """Times of contractions by panels, on one core."""
+    """Times of the family `panels`, on one core."""
 
-    pack_along_ns: float = number("packing an element of a factor that is contiguous along its lanes")
-    pack_across_ns: float = number("packing an element of a factor that is contiguous along another dimension")
-    gather_ns: float = number("packing an element at computed subscripts")
-    plain_ns: float = number("an f32 product in plain loops that become SIMD")
-    block_us: float = number("starting a block")
+    pack_along_ns: float = number("time to pack an element of a factor that is contiguous along its lanes")
+    pack_across_ns: float = number("time to pack an element of a factor that is contiguous along another dimension")
+    gather_ns: float = number("time to pack an element at computed subscripts")
+    plain_ns: float = number("time of an f32 product in plain loops that become SIMD code")
+    block_us: float = number("time to start a block")
 
 
 @dataclass(frozen=True)
 class LoopTiles(Group, name="loops", kind="cpu"):
-    """Tiles of loop nests."""
+    """Tiles of the families `loop_nest` and `register_transpose`."""
 
     block_elements: int = number("elements of work of a block", least=1)
-    piece_bytes: int = number("bytes of an operand that lie together in a tile", least=1)
-    transpose_tile: int = number("side of a tile where operands are contiguous along different dimensions", least=1)
+    piece_bytes: int = number("contiguous bytes of an operand in a tile", least=1)
+    transpose_tile: int = number("side of a tile whose operands are contiguous along different dimensions", least=1)
 
 
 @dataclass(frozen=True)

@@ -190,11 +190,11 @@ def planned_kernels(module: ir.Operation) -> Iterator[tuple[ir.Operation, Planne
 
 def _shown(f: Field, value: Value, names: Mapping[int, str]) -> str:
     """An option's value, with the names of indices in place of dimensions' numbers; empty where no dimension counts."""
-    if f.metadata["by_dim"]:
+    if f.metadata["by_dim"] and isinstance(value, tuple):
         numbers = ", ".join(f"{n} along {names[d]}" for d, n in enumerate(value) if n > 1)
         return f.metadata["shown"].format(numbers) if numbers else ""
     if f.metadata["dims"]:
-        return f.metadata["shown"].format(listed(value if isinstance(value, tuple) else (value,), names))
+        return f.metadata["shown"].format(listed([value] if isinstance(value, int) else value, names))
     if isinstance(value, tuple):
         return f.metadata["shown"].format(by_sizes(value))
     return f.metadata["shown"].format("yes" if value is True else "no" if value is False else value)
