@@ -56,7 +56,7 @@ def edited(name: str, **values: Any) -> str:
     ("products of a batch, cpu", {"lanes": 16}, "`lanes` must be 2, 4 or 8, not 16"),
     ("product, cpu", {"along": [9, 9]}, "`along` follows from the program"),
     ("product, cpu", {"inner": [0]}, "`inner` follows from the program"),
-    ("convolution, cpu", {"depths": [4, 5]}, "`depths` has 5 of a dimension of 3"),
+    ("convolution, cpu", {"depths": [4, 5]}, "`depths` has 5 for a dimension of 3 elements"),
     ("convolution, cpu", {"depths": [2, 2]}, "`depths` has 2, which does not divide a dimension of 3"),
     ("products by mma.sync", {"stages": 0}, "`stages` must be from 2 to 6 here, not 0"),
     ("products by mma.sync", {"warps": [3, 1]}, "mma.sync has no kernel for"),

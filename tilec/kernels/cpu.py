@@ -89,11 +89,11 @@ class Panels(Family, name="panels", backend="cpu"):
         return self._refuse_gaps([kernel.extents[d] for d in self.inner])
 
     def _refuse_gaps(self, extents: list[int]) -> Refusal | None:
-        """A panel has the products of one step side by side, so a step that is cut short along one dimension is of one place
-        along those before it."""
+        """A panel has the elements of one step next to each other. A step that is cut short along one dimension must
+        therefore have one element along the dimensions before it."""
         for n, (depth, extent) in enumerate(zip(self.depths, extents)):
             if depth > max(1, extent):
-                return Refusal("depths", f"`depths` has {depth} of a dimension of {extent}")
+                return Refusal("depths", f"`depths` has {depth} for a dimension of {extent} elements")
             if extent % depth and any(d > 1 for d in self.depths[:n]):
                 why = f"`depths` has {depth}, which does not divide a dimension of {extent}: the numbers before it must be 1"
                 return Refusal("depths", why)
