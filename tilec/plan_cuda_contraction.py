@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, prod
+from operator import itemgetter
 
 from tilec import cost_contraction
 from tilec.amounts import element_bytes, inputs_of, outputs_of
@@ -73,11 +74,12 @@ def tiles_of(node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
         built = _built(tile, kind, roles, feeds, target)
         return boxes_of(tile.bm, tile.bn, (built.piece(0), built.piece(1)))
 
-    choices = sorted(
-        (c for c in cost_contraction.choose(target, problem, _instructions(kind, feeds, target))
-         if _is_buildable(c.tile, kind, roles, feeds, target) and boxes(c.tile)),
-        key=lambda c: c.rank * _overhang(boxes(c.tile), c.tile, problem, g.space.extents, roles),
-    )  # fmt: skip
+    ranked = []
+    for choice in cost_contraction.choose(target, problem, _instructions(kind, feeds, target)):
+        if _is_buildable(choice.tile, kind, roles, feeds, target) and (sizes := boxes(choice.tile)):
+            overhang = _overhang(sizes, choice.tile, problem, g.space.extents, roles)
+            ranked.append((choice.rank * overhang, choice))
+    choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
     return Tiles(kind, roles, feeds, problem, choices, boxes)
 
 
