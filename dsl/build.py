@@ -16,11 +16,12 @@ simple form to fuse and tile, and still see each subscript as an `affine.apply` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec import mlir
+from tilec import locations, mlir
+from tilec.diagnostics import Span
 from tilec.dsl import ast, scalars
 from tilec.dsl.build_body import Body, Index, bare, index_value, projected
 from tilec.dsl.specialise import Specialised
@@ -47,12 +48,36 @@ def build(op: Specialised) -> ir.Module:
                 builder = Builder({t.name: v for t, v in zip(op.inputs, function.arguments)}, op.sizes)
                 for equation in op.equations:
                     builder.equation(equation)
+                locations.set_statements(module.operation, _statements(op.equations))
                 func.ReturnOp([builder.tensors[t.name] for t in op.outputs])
     return module
 
 
 def _tensor_type(t: ast.Tensor) -> ir.Type:
     return mlir.tensor_type([size.value for size in t.shape], scalars.mlir_type(t.dtype))
+
+
+def _statements(equations: Sequence[ast.Equation]) -> dict[tuple[str, int, int], str]:
+    """The source's text of every statement, by the positions that its operations have."""
+    written = [e.span for e in equations if "=" in e.span.source.text[e.span.start : e.span.end]]
+    texts: dict[tuple[str, int, int], str] = {}
+    for equation in equations:
+        for node in (equation, *ast.walk(equation.value)):
+            if isinstance(node, (ast.Equation, ast.Reduce, ast.Scan)) and node.span is not Span.none():
+                around = next((s for s in written if _within(node.span, s)), None)
+                texts[node.span.source.shown, node.span.line, node.span.column] = _statement(node.span, around)
+    return texts
+
+
+def _within(inner: Span, outer: Span) -> bool:
+    return inner.source is outer.source and outer.start <= inner.start and inner.end <= outer.end
+
+
+def _statement(span: Span, around: Span | None) -> str:
+    """The statement around a span on one line; the span's own line where that is in a function."""
+    text = around.source.text[around.start : around.end] if around else span.source.line(span.line)
+    lines = [line.partition("#")[0] for line in text.split("\n")]
+    return " ".join(" ".join(lines).split())
 
 
 class Builder:
@@ -202,6 +227,7 @@ class Builder:
         iterators = ["reduction" if d in reduced else "parallel" for d in range(len(dims))]
         op, block = mlir.generic([v.type for v in outs], inputs, outs, maps, iterators)
         op.attributes["tilec.name"] = mlir.string(self.unique(name))
+        locations.set_indices(op.operation, [index.name for index in dims])
         for key, attribute in (attributes or {}).items():
             op.attributes[key] = attribute
         with ir.InsertionPoint(block):

@@ -26,40 +26,11 @@ import math
 from collections.abc import Callable
 
 from tilec import mlir
+from tilec.coefficients import COS, ERF, ERFC, EXPM1_NEAR, LARGER, LOG1P, LOG1P_NEAR, LOG2_NEAR, SIN
 from tilec.mlir import arith, ir
 from tilec.mlir import math as math_ops
 from tilec.rounding import argument_of
 
-LOG1P = (0.9999915957450867, -0.4993613362312317, 0.3252065181732178, -0.21004821360111237, 0.10122176259756088,
-         -0.023868946358561516)  # fmt: skip
-"""log1p(x) = x P(x) on [0, 1], relative error 2^-16.9; `cpu_math_fit.remez` of log1p(x) / x with weight x / log1p(x)."""
-
-LOG1P_NEAR = (0.9999938011169434, -0.49998900294303894, 0.33649423718452454, -0.25311529636383057)
-"""The same on [-1/8, 1/8], 2^-17.3."""
-EXPM1_NEAR = (0.9999361038208008, 0.5000540018081665, 0.1687484234571457, 0.04166799411177635)
-"""expm1(x) = x P(x) on [-1/2, 1/2], 2^-13.9."""
-ERF = (
-    (1.1283810138702393, 0.1539735645055771, 0.04328145831823349, 0.0007540623773820698),
-    (1.0, 0.46982717514038086, 0.09481695294380188, 0.009328929707407951),
-)
-"""erf(x) = x P(x^2) / Q(x^2) on [-3.2, 3.2], 2^-17: a linearised fit, weighted by its error again and again (Lawson)."""
-ERFC = (0.27992749214172363, 0.3107096552848816, 0.10957908630371094, 0.46997299790382385, -0.17010925710201263)
-"""erfc(x) = exp(-x^2) t P(t) for x >= 0, t = 1 / (1 + x / 2), relative error 2^-13.6: likewise. After Abramowitz & Stegun,
-7.1.26, who have the absolute error small instead."""
-
-LOG2_NEAR = (0.7213475108146667, -0.360664427280426, 0.24043580889701843, -0.182714581489563, 0.1466514617204666)
-"""log2(1 + x) / 2 = x P(x) on [-1/8, 1/8], 2^-21.5."""
-COS = {
-    "near": (1.0, -0.4999999701976776, 0.041666459292173386, -0.001388293458148837, 2.4117243810906075e-05),  # 2^-30
-    "nearly": (1.0, -0.49934297800064087, 0.039682045578956604),  # 2^-13.7
-}
-"""cos(x) = P(x^2) for |x| <= 1 + 2^-10, relative errors; as `ERF`."""
-SIN = {
-    "near": (1.0, -0.1666661500930786, 0.008330230601131916, -0.00019312239601276815),  # 2^-25.1
-    "nearly": (1.0, -0.16657979786396027, 0.00805743783712387),  # 2^-16.8
-}
-"""sin(x) = x P(x^2), likewise: a product keeps the sign of a zero."""
-LARGER = 24.0
 SCALE = 2.0**64
 
 
@@ -123,7 +94,7 @@ def _one_plus_erf(x: ir.Value, _: ir.Operation) -> ir.Value:
     t = _flagged(arith.divf(_number(1), below), "arcp")
     scaled = arith.mulf(x, _number(factor * math.sqrt(math.log2(math.e))))
     larger = _flagged(math_ops.exp2(math_ops.fma(scaled, arith.negf(scaled), _number(LARGER))))
-    tail = arith.mulf(_times_polynomial(t, tuple(c * 2.0**-LARGER for c in ERFC)), larger)
+    tail = arith.mulf(_times_polynomial(t, ERFC), larger)
     left = arith.cmpf(arith.CmpFPredicate.OLT if factor > 0 else arith.CmpFPredicate.OGT, x, _number(0))
     return arith.select(left, tail, arith.subf(_number(2), tail))
 

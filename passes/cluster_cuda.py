@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilec import mlir, records
+from tilec import locations, mlir, records
 from tilec.attributes import Spread
 from tilec.kernels.threaded import part_of
 from tilec.mlir import affine, arith, gpu, ir, memref, nvvm
@@ -181,6 +181,7 @@ class _Mailbox:
         with ir.InsertionPoint.at_block_begin(mlir.entry(kernel.function)):
             shape = [self.blocks, turns, self.blocks, slots]
             self.memory = memref.AllocOp(ir.MemRefType.get(shape, element, None, space), [], []).result
+            locations.named(self.memory, "of_blocks")
         self.tag = kernel.tag(turns)
 
     def send(self, to: ir.Value, slot: list[ir.Value], flat: ir.Value) -> None:

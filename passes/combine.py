@@ -26,9 +26,14 @@ class Combiner:
         count = len(mlir.inputs_of(op))
         results = list(list(block.operations)[-1].operands)
         arguments = list(block.arguments)
-        self.block, self.name = block, mlir.get_string(op, "tilec.name")
+        self.block, self.name, self.count = block, mlir.get_string(op, "tilec.name"), count
         self.state = {n: arguments[n] for n in states}
         self.update = {n: results[n - count] for n in states}
+
+    def tensor(self, n: int) -> str | None:
+        """The source's name of a state."""
+        names = self.name.split(",") if self.name else [None]
+        return names[min(n - self.count, len(names) - 1)]
 
     def groups(self) -> list[list[int]]:
         """The states in sets that are combined together."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.diagnostics import InternalError
 from tilec.kernels import Panels
 from tilec.mlir import affine, arith, ir, memref, scf
@@ -65,6 +65,7 @@ class Contraction:
     def __init__(self, op: ir.Operation, tiles: dict[int, int], options: Panels):
         self.op, self.body = op, mlir.body_of(op)
         own = {k: d for d, k in enumerate(mlir.get_integers(op, "tilec.dims"))}
+        self.names = {own[k]: name for k, name in locations.index_names(op).items() if k in own}
         self.operands, self.places = list(op.operands), [mlir.map_dims(m) for m in mlir.maps_of(op)]
         tile = {own[k]: t for k, t in tiles.items() if k in own}
         sizes = sizes_of(self.operands, self.places)
@@ -163,12 +164,12 @@ class Evaluation:
 
 
 @contextmanager
-def loop(low: Size, high: Size, step: int = 1) -> Iterator[ir.Value]:
-    """for i in range(low, high, step); no loop if there is one iteration."""
+def loop(low: Size, high: Size, step: int = 1, name: str | None = None) -> Iterator[ir.Value]:
+    """for name in range(low, high, step); no loop if there is one iteration."""
     if isinstance(low, int) and isinstance(high, int) and low < high <= low + step:
         yield mlir.index(low)
         return
-    made = scf.ForOp(_value(low), _value(high), mlir.index(step))
+    made = locations.named(scf.ForOp(_value(low), _value(high), mlir.index(step)), name)
     with ir.InsertionPoint(made.body):
         yield made.induction_variable
         scf.YieldOp([])
@@ -198,21 +199,21 @@ def rest(size: Size, start: ir.Value, limit: int) -> Size:
 
 
 @contextmanager
-def loops(sizes: dict[int, Size], at: dict[int, ir.Value]) -> Iterator[None]:
+def loops(sizes: dict[int, Size], at: dict[int, ir.Value], names: dict[int, str] | None = None) -> Iterator[None]:
     """A nest over dimensions, whose indices go into `at`."""
     with ExitStack() as stack:
         for d, size in sizes.items():
-            at[d] = stack.enter_context(loop(0, size))
+            at[d] = stack.enter_context(loop(0, size, name=(names or {}).get(d)))
         yield
 
 
 @contextmanager
-def panels_of(side: Side) -> Iterator[tuple[dict[int, ir.Value], ir.Value, ir.Value]]:
+def panels_of(side: Side, names: dict[int, str]) -> Iterator[tuple[dict[int, ir.Value], ir.Value, ir.Value]]:
     """A nest over the panels of a side: indices of its outer dimensions, where lanes start, its number."""
     at: dict[int, ir.Value] = {}
     with (
-        loops(dict(zip(side.dims[:-1], side.sizes)), at),
-        loop(0, panels_in(side.sizes[-1], side.width)) as t,
+        loops(dict(zip(side.dims[:-1], side.sizes)), at, names),
+        loop(0, panels_in(side.sizes[-1], side.width), name=f"{names.get(side.dims[-1], 'row')}_panel") as t,
     ):
         terms, below = [(t, 1)], side.row
         for d, extent in list(zip(side.dims, side.box))[-2::-1]:
@@ -260,7 +261,7 @@ class Packing:
 
     def fill(self, at: dict[int, ir.Value]) -> None:
         """`at` are the indices of the batch."""
-        with panels_of(self.side) as (outer, self.first, self.number):
+        with panels_of(self.side, self.block.contraction.names) as (outer, self.first, self.number):
             self.full = rest(self.side.sizes[-1], self.first, self.side.width) == self.side.width
             self.evaluation = Evaluation(self.block.contraction, self.side.factor, at | outer)
             self._walk(self.order)
@@ -270,7 +271,9 @@ class Packing:
             self._store(self.evaluation.value)
             return
         d, *others = dims
-        with loop(0, self.side.width if d == self.lane else self.block.extents[d]) as self.steps[d]:
+        names = self.block.contraction.names
+        name = f"{names.get(d, 'n')}_{'lane' if d == self.lane else 'inner'}"
+        with loop(0, self.side.width if d == self.lane else self.block.extents[d], name=name) as self.steps[d]:
             if d == self.lane and not self.full:
                 self._lane_or_zero(others)
             else:

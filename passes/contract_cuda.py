@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.kernels import Contraction, MatrixKernel, Planned, WarpgroupContraction
 from tilec.mlir import gpu, ir
 from tilec.passes.contract_epilogue import Epilogue, buffer
@@ -73,14 +73,14 @@ def _pipeline(problem: Problem, tile: Any, stages: list[Stage]) -> None:
     for stage in fetched:
         stage.put(mlir.index(0), mlir.index(0))
     if copied:
-        with loop(ahead) as step:
+        with loop(ahead, name="stage") as step:
             ring.start(step, partial(_copy, copied, step, step), exists=ring.steps >= ahead)
-    with loop(ring.steps, always=True) as step:
+    with loop(ring.steps, always=True, name=f"{problem.inner_name}_step") as step:
         if copied:
             ring.wait(ahead - 1)
         gpu.BarrierOp()
         if copied:
-            later = sum_of([(step, 1)], ahead)
+            later = locations.named(sum_of([(step, 1)], ahead), "ahead")
             ring.start(later, partial(_copy, copied, ring.stage_of(later), later))
         _next(ring, fetched, step, lambda stage, number: stage.fetch(number))
         tile.multiply(*stages, ring.stage_of(step))

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.hardware import WIDE
 from tilec.mlir import arith, ir, memref, nvvm, vector
 from tilec.passes.contract_problem import PRIVATE, SHARED, Problem, Thread, all_of, local
-from tilec.passes.contract_tile import Chunk
+from tilec.passes.contract_tile import Chunks
 from tilec.passes.loops import loop, sum_of, when
 from tilec.passes.spaces import is_local, root
 
@@ -36,9 +36,10 @@ class Use:
     dims: tuple[int, ...]
 
 
-def buffer(chunks: list[Chunk], warps: int, element: ir.Type, overlay: bool) -> ir.Value:
+def buffer(chunks: Chunks, warps: int, element: ir.Type, overlay: bool) -> ir.Value:
     """Shared memory for one chunk of every warp; with `overlay`, where staged tiles were."""
-    made = memref.AllocOp(local([warps, chunks[0].rows, chunks[0].columns], element, SHARED), [], [])
+    made = memref.AllocOp(local([warps, chunks.rows, chunks.columns], element, SHARED), [], [])
+    locations.named(made, "epilogue")
     if overlay:
         made.operation.attributes["tilec.overlay"] = ir.UnitAttr.get()
     return made.result
@@ -53,20 +54,18 @@ class Epilogue:
         self.result = problem.operands[-1]
         self.tiles: dict[Use, ir.Value] = {}
 
-    def store(self, chunks: list[Chunk]) -> None:
-        for chunk in chunks:
+    def store(self, chunks: Chunks) -> None:
+        width = self._width(chunks)
+        per_row = chunks.columns // width
+        with loop(chunks.count, unroll=True, name="chunk") as chunk:
             self._synchronise()  # the chunk before has been read
-            chunk.spill(self._put)
+            chunks.spill(chunk, self._put)
             self._synchronise()
-            width = self._width(chunk)
-            per_row = chunk.columns // width
-            with loop(chunk.rows * per_row // 32) as i:
+            with loop(chunks.rows * per_row // 32, name="piece") as i:
                 number = sum_of([(i, 32), (self.thread.lane, 1)])
-                row, column = (
-                    arith.divui(number, mlir.index(per_row)),
-                    arith.remui(number, mlir.index(per_row)),
-                )
-                self._elements(chunk, row, arith.muli(column, mlir.index(width)), width)
+                row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
+                place = locations.named(row, "row"), locations.named(arith.muli(column, mlir.index(width)), "column")
+                self._elements(chunks.place(chunk, *place), place, width)
 
     def _synchronise(self) -> None:
         nvvm.SyncWarpOp(mlir.constant(-1, ir.IntegerType.get_signless(32)))
@@ -86,7 +85,7 @@ class Epilogue:
         else:
             memref.StoreOp(value, self.buffer, place)
 
-    def _width(self, chunk: Chunk) -> int:
+    def _width(self, chunk: Chunks) -> int:
         """Elements that a thread finishes side by side: neighbours along one dimension, inside together."""
         side, extent = self.problem.right, self._extent()
         written = [
@@ -109,12 +108,12 @@ class Epilogue:
                         return size
         return 1
 
-    def _elements(self, chunk: Chunk, row: ir.Value, column: ir.Value, width: int) -> None:
-        problem = self.problem
-        m, n = chunk.place(row, column)
+    def _elements(self, where: tuple[ir.Value, ir.Value], within: tuple[ir.Value, ir.Value], width: int) -> None:
+        """Those from a place on: `where` in the block's tile, `within` the chunk."""
+        problem, (m, n) = self.problem, where
         at = problem.coordinates((problem.left, m), (problem.right, n))
         condition = all_of(problem.inside(problem.left, at) + problem.inside(problem.right, at))
-        place = self._place(row, column)
+        place = self._place(*within)
         if condition is None:
             self._finish(at, place, width)
             return
@@ -127,7 +126,7 @@ class Epilogue:
         loaded = self._load(at, width)
         sums = self._sums(place, width)
         stored: dict[Use, ir.Value] = {}
-        with loop(width) as lane:
+        with loop(width, name="element") as lane:
             along = {**at, self.lane_dim: sum_of([(at[self.lane_dim], 1), (lane, 1)])}
             value = memref.LoadOp(sums, [lane]).result
             known = {root(self.result): value}
@@ -225,7 +224,9 @@ class Epilogue:
 
     def _tile(self, use: Use, width: int) -> ir.Value:
         if use not in self.tiles:
-            with ir.InsertionPoint.at_block_begin(self.thread.block):
+            tensor = locations.argument(root(use.value))
+            name = ir.Location.name(tensor) if tensor else ir.Location.name("%finished")
+            with ir.InsertionPoint.at_block_begin(self.thread.block), name:
                 type_ = local([width], ir.MemRefType(use.value.type).element_type, PRIVATE)
                 self.tiles[use] = memref.AllocaOp(type_, [], []).result
         return self.tiles[use]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import prod
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.diagnostics import InternalError
 from tilec.kernels import MatrixKernel
 from tilec.mlir import arith, gpu, ir, memref
@@ -97,11 +97,19 @@ class Problem:
         )
         extents = dict(zip(self.dims, mlir.extents_of(op)))
         self.inner = [extents[d] for d in options.inner]
+        names = locations.index_names(op)
+        self.inner_name = locations.joined(names.get(d, "k") for d in options.inner)
         if options.instruction != "wgmma":  # a box is of the tensor as it is
             for n in range(len(mlir.inputs_of(op))):
                 self._flatten(n)
         self.length = prod(self.inner)
         self.batch = [d for d in self.dims if d not in (FLAT, *options.rows, *options.columns, *options.inner)]
+
+    def tensor(self, side: Side) -> str:
+        """What the source calls a factor, if it is a tensor."""
+        n = self.plain(side)
+        argument = None if n is None else root(self.operands[n])
+        return (locations.argument(argument) if argument is not None else None) or side.name
 
     def _flatten(self, n: int) -> None:
         """An operand that has all reduced dimensions side by side, in order, is subscripted by k itself."""
@@ -184,7 +192,9 @@ class Problem:
 
     @cached_property
     def _factors(self) -> dict[str, ir.Value]:
-        first, second = factors_of(self.op)
+        if (factors := factors_of(self.op)) is None:
+            raise InternalError(f"{mlir.get_string(self.op, 'tilec.name')} is no sum of products", "map")
+        first, second = factors
         # both are asked: what is computed from the index of a tile's only row depends on no index of the block any more
         rows, columns = set(self.options.rows), set(self.options.columns)
         of_first, of_second = ({self.dims[d] for d in self.dims_of(factor)} for factor in (first, second))
@@ -270,6 +280,8 @@ class Blocks:
         """Copies what a block computes to the insertion point, at the tile of this number."""
         block = self.forall.regions[0].blocks[0]
         mapping = dict(zip(block.arguments, self._raster(number, grid)))
+        for value, name in zip(mapping.values(), locations.variables(self.forall)):
+            locations.named(value, name)
         operations = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
         return [mlir.clone_op(op, mapping) for op in operations]
 

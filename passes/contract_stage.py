@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.hardware import WIDE
 from tilec.kernels.contraction import padding
 from tilec.mlir import arith, ir, memref, nvgpu, scf, vector
@@ -37,6 +37,7 @@ class Stage:
         pad = padding(problem.options.instruction, self.bytes, side.major)
         self.swizzled = matrices and not pad
         self.tile = memref.AllocOp(local([slots, self.lines, self.width + pad], problem.element, SHARED), [], []).result
+        locations.named(self.tile, f"{problem.tensor(side)}_tiles")
         self.asynchronous = side.copy == "async"
         self.vector = WIDE // self.bytes if self.asynchronous else self._fetched_vector()
         self.one_by_one = self.vector == 1
@@ -93,7 +94,7 @@ class Stage:
         n = self.problem.plain(self.side)
         _, count = self._share
         with ExitStack() as stack:
-            i = stack.enter_context(loop(count))
+            i = stack.enter_context(loop(count, name="piece"))
             self._mine(stack, i)
             line, column, at, k = self._place(i, number)
             condition = self._inside(at, k)
@@ -114,12 +115,13 @@ class Stage:
         if self.held is None:
             with ir.InsertionPoint.at_block_begin(self.thread.block):
                 self.held = memref.AllocaOp(local([count, self.vector], self.problem.element, PRIVATE), [], []).result
+                locations.named(self.held, f"{self.side.name}_fetched")
         with ExitStack() as stack:
-            i = stack.enter_context(loop(count))
+            i = stack.enter_context(loop(count, name="piece"))
             self._mine(stack, i)
             _, _, at, k = self._place(i, number)
             if self.one_by_one:
-                lane = stack.enter_context(loop(self.vector))
+                lane = stack.enter_context(loop(self.vector, name="element"))
                 at = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
                 k = sum_of([(k, 1), (lane, 1)]) if self.side.major else k
                 with self._or_zero(self._inside(at, k), i, [lane]):
@@ -136,7 +138,7 @@ class Stage:
             return
         choice = scf.IfOp(condition, has_else=True)
         with ir.InsertionPoint(choice.else_block):
-            with nullcontext(lane[0]) if lane else loop(self.vector) as each:
+            with nullcontext(lane[0]) if lane else loop(self.vector, name="element") as each:
                 memref.StoreOp(mlir.constant(0, self.problem.element), self.held, [i, each])
             scf.YieldOp([])
         with ir.InsertionPoint(choice.then_block):
@@ -146,7 +148,7 @@ class Stage:
     def _evaluate(self, i: ir.Value, at: dict[int, ir.Value]) -> None:
         factor = self.problem.factor(self.side)
         fetched = {n: self._vector_of(n, at) for n in self.problem.arguments(factor)}
-        with loop(self.vector) as lane:
+        with loop(self.vector, name="element") as lane:
             elements = {n: memref.LoadOp(tile, [lane]).result for n, tile in fetched.items() if tile is not None}
             along = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
             memref.StoreOp(self.problem.evaluate(factor, along, elements), self.held, [i, lane])
@@ -157,7 +159,9 @@ class Stage:
         if self._along not in [self.problem.dims[d] for d in self.problem.places[n]]:
             return None
         element = ir.MemRefType(value.type).element_type
-        with ir.InsertionPoint.at_block_begin(self.thread.block):
+        tensor = locations.argument(root(value))
+        name = ir.Location.name(tensor) if tensor else ir.Location.current
+        with ir.InsertionPoint.at_block_begin(self.thread.block), name:
             tile = memref.AllocaOp(local([self.vector], element, PRIVATE), [], []).result
         width = min(self.vector, WIDE * 8 // max(8, element.width))
         for begin in range(0, self.vector, width):
@@ -207,7 +211,7 @@ class Stage:
         """What was fetched into shared memory."""
         _, count = self._share
         with ExitStack() as stack:
-            i = stack.enter_context(loop(count))
+            i = stack.enter_context(loop(count, name="piece"))
             self._mine(stack, i)
             line, column, _, _ = self._place(i, number)
             place = [slot, line, self.column(line, column)]

@@ -20,25 +20,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.kernels.contraction import fma_group
 from tilec.mlir import arith, ir, memref, nvgpu, vector
 from tilec.passes.contract_problem import PRIVATE, Problem, Side, Thread, local
 from tilec.passes.contract_stage import Stage
-from tilec.passes.loops import loop, sum_of
+from tilec.passes.loops import delinearise, loop, sum_of
+
+PARTS = ("now", "next")
+"""Of the two parts of registers that a factor has: what is multiplied, and what is loaded meanwhile, by turns."""
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Rows and columns of C that a warp holds. `spill(put)` calls `put(value, row, column)` with a thread's
-    part of it, a vector or a scalar; `place(row, column)` is where that is in the block's tile. Columns
-    are neighbours in groups of 8.
+class Chunks:
+    """C as a warp holds it: `count` times some rows and columns. `spill(number, put)` calls `put(value, row, column)` with a
+    thread's part of one, a vector or a scalar; `place(number, row, column)` is where that is in the block's tile.
+    Columns are neighbours in groups of 8.
     """
 
+    count: int
     rows: int
     columns: int
-    spill: Callable[[Callable[[ir.Value, ir.Value, ir.Value], None]], None]
-    place: Callable[[ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
+    spill: Callable[[ir.Value, Callable[[ir.Value, ir.Value, ir.Value], None]], None]
+    place: Callable[[ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 
 def overlapped(count: int, parts: list, fetch: Callable, multiply: Callable) -> None:
@@ -48,7 +52,7 @@ def overlapped(count: int, parts: list, fetch: Callable, multiply: Callable) -> 
     now, following = parts
     fetch(now, mlir.index(0))
     if (pairs := (count - 1) // 2) > 0:
-        with loop(pairs, always=True) as pair:
+        with loop(pairs, always=True, name="pair") as pair:
             for part, other, ahead in ((now, following, 1), (following, now, 2)):
                 fetch(other, sum_of([(pair, 2)], ahead))
                 multiply(part)
@@ -78,17 +82,19 @@ class FmaTile:
         self.row = sum_of([(self.warp_row, 4), (arith.divui(thread.lane, mlir.index(8)), 1)])
         self.column = sum_of([(self.warp_column, 8), (arith.remui(thread.lane, mlir.index(8)), 1)])
         self.sums = memref.AllocaOp(local([self.high, self.wide], problem.accumulator, PRIVATE), [], []).result
+        locations.named(self.sums, "sums")
         self.parts = [
-            (self._part(problem.left, self.high), self._part(problem.right, self.wide)) for _ in range(2)
-        ]  # fmt: skip
+            (self._part(problem.left, self.high, which), self._part(problem.right, self.wide, which)) for which in PARTS
+        ]
         self.vector = 1 if problem.right.major else self.piece
 
-    def _part(self, side: Side, count: int) -> ir.Value:
+    def _part(self, side: Side, count: int, which: str) -> ir.Value:
         shape = [count, self.group] if side.major else [self.group, count]
-        return memref.AllocaOp(local(shape, self.problem.element, PRIVATE), [], []).result
+        made = memref.AllocaOp(local(shape, self.problem.element, PRIVATE), [], []).result
+        return locations.named(made, f"{self.problem.tensor(side)}_{which}")
 
     def clear(self, value: ir.Value) -> None:
-        with loop(self.high) as i, loop(self.wide) as j:
+        with loop(self.high, name="row") as i, loop(self.wide, name="column") as j:
             memref.StoreOp(value, self.sums, [i, j])
 
     def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
@@ -107,12 +113,15 @@ class FmaTile:
         zero = mlir.index(0)
         if stage.side.major:
             type_ = ir.VectorType.get([self.group], self.problem.element)
-            with loop(count) as i:
+            with loop(count, name="element") as i:
                 line = sum_of([(i, threads), (mine, 1)])
                 vector.StoreOp(vector.LoadOp(type_, stage.tile, [slot, line, k]).result, part, [i, zero])
             return
         type_ = ir.VectorType.get([self.piece], self.problem.element)
-        with loop(self.group) as i, loop(count // self.piece) as j:
+        with (
+            loop(self.group, name=f"{self.problem.inner_name}_inner") as i,
+            loop(count // self.piece, name="piece") as j,
+        ):
             at = sum_of([(j, threads * self.piece), (mine, self.piece)])
             loaded = vector.LoadOp(type_, stage.tile, [slot, sum_of([(k, 1), (i, 1)]), at]).result
             vector.StoreOp(loaded, part, [i, arith.muli(j, mlir.index(self.piece))])
@@ -128,24 +137,25 @@ class FmaTile:
         total = vector.ContractionOp(c.type, a, b, c, ir.ArrayAttr.get(maps), ir.ArrayAttr.get(kinds)).result
         vector.StoreOp(total, self.sums, [mlir.index(0)] * 2)
 
-    def chunks(self) -> list[Chunk]:
+    def chunks(self) -> Chunks:
         """One for each of a thread's rows: a warp's 4 threads along rows, all of its columns."""
-        return [Chunk(4, 8 * self.wide, partial(self._spill, i), partial(self._place, i)) for i in range(self.high)]
+        return Chunks(self.high, 4, 8 * self.wide, self._spill, self._place)
 
-    def _spill(self, i: int, put: Callable[..., None]) -> None:
+    def _spill(self, i: ir.Value, put: Callable[..., None]) -> None:
         row = arith.divui(self.thread.lane, mlir.index(8))
         mine = arith.remui(self.thread.lane, mlir.index(8))
-        with loop(self.wide // self.vector) as j:
-            at = [mlir.index(i), arith.muli(j, mlir.index(self.vector))]
+        with loop(self.wide // self.vector, name="piece") as j:
+            at = [i, arith.muli(j, mlir.index(self.vector))]
             if self.vector == 1:
                 value = memref.LoadOp(self.sums, at).result
             else:
                 value = vector.LoadOp(ir.VectorType.get([self.vector], self.problem.accumulator), self.sums, at).result
             put(value, row, sum_of([(j, 8 * self.vector), (mine, self.vector)]))
 
-    def _place(self, i: int, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _place(self, i: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
         group = 1 if self.problem.left.major else self.piece
-        mine = sum_of([(self.warp_row, 4 * group), (row, group)], i // group * group * self.tall + i % group)
+        first, rest = (i, mlir.index(0)) if group == 1 else delinearise(i, [self.high // group, group])
+        mine = sum_of([(rest, 1), (first, group * self.tall), (self.warp_row, 4 * group), (row, group)])
         width = 8 * self.vector
         j, rest = arith.divui(column, mlir.index(width)), arith.remui(column, mlir.index(width))
         return mine, sum_of([(j, self.broad * self.vector), (self.warp_column, width), (rest, 1)])
@@ -166,20 +176,27 @@ class MmaTile:
         self.row = arith.muli(arith.divui(thread.warp, mlir.index(warps_n)), mlir.index(self.rows))
         self.column = arith.muli(arith.remui(thread.warp, mlir.index(warps_n)), mlir.index(self.columns))
         self.sums = memref.AllocaOp(local([self.high, self.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
-        self.parts = [(self._part(4 * self.high), self._part(2 * self.wide)) for _ in range(2)]
+        locations.named(self.sums, "sums")
+        self.parts = [
+            (self._part(problem.left, 4 * self.high, which), self._part(problem.right, 2 * self.wide, which))
+            for which in PARTS
+        ]
 
     def _words(self, count: int) -> ir.VectorType:
         """So many 32-bit words of a fragment."""
         return ir.VectorType.get([count, 32 // self.problem.element.width], self.problem.element)
 
-    def _part(self, words: int) -> ir.Value:
+    def _part(self, side: Side, words: int, which: str) -> ir.Value:
         part = memref.AllocaOp(local(self._words(words).shape, self.problem.element, PRIVATE), [], [])
         if self.problem.element.width < 32:
             part.operation.attributes["tilec.words"] = ir.UnitAttr.get()
-        return part.result
+        return locations.named(part.result, f"{self.problem.tensor(side)}_{which}")
 
     def clear(self, value: ir.Value) -> None:
-        with loop(self.high) as i, loop(self.wide) as j, loop(2) as half, loop(2) as lane:
+        with (
+            loop(self.high, name="row") as i, loop(self.wide, name="column") as j,
+            loop(2, name="half") as half, loop(2, name="pair") as lane,
+        ):  # fmt: skip
             memref.StoreOp(value, self.sums, [i, j, half, lane])
 
     def multiply(self, left: Stage, right: Stage, slot: ir.Value) -> None:
@@ -189,7 +206,7 @@ class MmaTile:
             self._load(parts[1], right, self.column, self.wide // 2, slot, k, rows_first=False)
 
         def multiply(parts: Any) -> None:
-            with loop(self.high) as i, loop(self.wide) as j:
+            with loop(self.high, name="row") as i, loop(self.wide, name="column") as j:
                 self._multiply(parts, i, j)
 
         overlapped(self.problem.depth // (2 * self.half), self.parts, fetch, multiply)
@@ -200,7 +217,7 @@ class MmaTile:
         """Four matrices of 8 rows by 16 bytes of k at a time; for the left factor the rows' halves follow one
         another first.
         """
-        with loop(count) as i:
+        with loop(count, name="fragment") as i:
             first = sum_of([(start, 1), (i, 16)])
             if stage.side.major or self.problem.element.width == 16:
                 self._load_matrices(part, stage, first, slot, k, i, rows_first)
@@ -226,7 +243,7 @@ class MmaTile:
     def _load_words(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
         """32-bit elements in lines of rows, one by one: lane l has row l / 4 of the place l % 4 of k."""
         group, member = arith.shrui(self.thread.lane, mlir.index(2)), arith.andi(self.thread.lane, mlir.index(3))
-        with loop(2) as high, loop(2) as low:
+        with loop(2, name="high") as high, loop(2, name="low") as low:
             row_half, k_half = (low, high) if rows_first else (high, low)
             line = sum_of([(k, 1), (k_half, self.half), (member, 1)])
             row = sum_of([(first, 1), (row_half, 8), (group, 1)])
@@ -253,23 +270,27 @@ class MmaTile:
         total = nvgpu.MmaSyncOp(type_, a.result, b.result, c.result, shape, tf32Enabled=tf32 or None).result
         vector.StoreOp(total, self.sums, place)
 
-    def chunks(self) -> list[Chunk]:
+    def chunks(self) -> Chunks:
         """16 rows and up to 64 columns each."""
         columns = chunk_columns(self.columns)
-        parts = [(i, first) for i in range(self.high) for first in range(0, self.columns, columns)]
-        return [
-            Chunk(16, columns, partial(self._spill, i, first, columns), partial(self._place, i, first))
-            for i, first in parts
-        ]
+        count = self.high * (self.columns // columns)
+        return Chunks(count, 16, columns, partial(self._spill, columns), partial(self._place, columns))
 
-    def _spill(self, i: int, first: int, columns: int, put: Callable[..., None]) -> None:
-        with loop(2) as half, loop(columns // 8) as j:
-            at = [mlir.index(i), sum_of([(j, 1)], first // 8), half, mlir.index(0)]
+    def _which(self, columns: int, number: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """A chunk's rows and columns, by their numbers."""
+        i, part = delinearise(number, [self.high, self.columns // columns])
+        return i, part
+
+    def _spill(self, columns: int, number: ir.Value, put: Callable[..., None]) -> None:
+        i, part = self._which(columns, number)
+        with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
+            at = [i, sum_of([(part, columns // 8), (j, 1)]), half, mlir.index(0)]
             value = vector.LoadOp(ir.VectorType.get([2], self.problem.accumulator), self.sums, at).result
             put(value, *fragment_place(self.thread, half, j))
 
-    def _place(self, i: int, first: int, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
-        return sum_of([(self.row, 1), (row, 1)], 16 * i), sum_of([(self.column, 1), (column, 1)], first)
+    def _place(self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
+        i, part = self._which(columns, number)
+        return sum_of([(i, 16), (self.row, 1), (row, 1)]), sum_of([(part, columns), (self.column, 1), (column, 1)])
 
 
 def chunk_columns(columns: int) -> int:
@@ -281,7 +302,7 @@ def fragment_place(thread: Thread, half: ir.Value, j: ir.Value) -> tuple[ir.Valu
     """Row and first column of a thread's two elements in fragment `j` of 16 x 8, of which it has the upper
     and lower half.
     """
-    row = sum_of([(half, 8), (arith.shrui(thread.lane, mlir.index(2)), 1)])
+    row = locations.named(sum_of([(half, 8), (arith.shrui(thread.lane, mlir.index(2)), 1)]), "row")
     return row, sum_of([(j, 8), (arith.andi(thread.lane, mlir.index(3)), 2)])
 
 

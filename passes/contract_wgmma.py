@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tilec import mlir, opcodes
+from tilec import locations, mlir, opcodes
 from tilec.diagnostics import InternalError
 from tilec.hardware import LINE, ROWS
 from tilec.kernels import WarpgroupContraction
@@ -27,7 +27,7 @@ from tilec.mlir import arith, gpu, ir, memref, vector
 from tilec.opcodes import WarpgroupProduct, WarpgroupWait
 from tilec.passes.contract_epilogue import Epilogue, buffer
 from tilec.passes.contract_problem import PRIVATE, Block, Blocks, Problem, Side, Thread, local
-from tilec.passes.contract_tile import Chunk, chunk_columns, fragment_place
+from tilec.passes.contract_tile import Chunks, chunk_columns, fragment_place
 from tilec.passes.loops import delinearise, loop, sum_of, when
 from tilec.passes.ring_cuda import Registers, Ring, RingTiles, Roles, make_ready, offsets_of, walk
 
@@ -93,24 +93,21 @@ class _Shape:
         self.thread, self.wide = thread, options.block[1] // 8
         self.roles = Roles(thread, options.warps[0] * options.warps[1] // 4)
 
-    def chunks(self, sums: ir.Value) -> list[Chunk]:
+    def chunks(self, sums: ir.Value) -> Chunks:
         """A warp has 16 of its warpgroup's rows and all columns."""
         columns = chunk_columns(8 * self.wide)
-        firsts = range(0, 8 * self.wide, columns)
-        return [
-            Chunk(16, columns, partial(self._spill, sums, first, columns), partial(self._place, first))
-            for first in firsts
-        ]
+        count = 8 * self.wide // columns
+        return Chunks(count, 16, columns, partial(self._spill, sums, columns), partial(self._place, columns))
 
-    def _spill(self, sums: ir.Value, first: int, columns: int, put: Callable[..., None]) -> None:
-        with loop(2) as half, loop(columns // 8) as j:
-            at = [sum_of([(j, 1)], first // 8), half, mlir.index(0)]
+    def _spill(self, sums: ir.Value, columns: int, number: ir.Value, put: Callable[..., None]) -> None:
+        with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
+            at = [sum_of([(number, columns // 8), (j, 1)]), half, mlir.index(0)]
             value = vector.LoadOp(ir.VectorType.get([2], ir.MemRefType(sums.type).element_type), sums, at).result
             put(value, *fragment_place(self.thread, half, j))
 
-    def _place(self, first: int, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _place(self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
         warp = arith.andi(self.thread.warp, mlir.index(3))
-        return sum_of([(self.roles.consumer, ROWS), (warp, 16), (row, 1)]), sum_of([(column, 1)], first)
+        return sum_of([(self.roles.consumer, ROWS), (warp, 16), (row, 1)]), sum_of([(number, columns), (column, 1)])
 
 
 class _Loads:
@@ -121,6 +118,7 @@ class _Loads:
         self.sides = [self._tiles(side) for side in (problem.left, problem.right)]
         self.ring = Ring(self.sides, problem.options.stages, shape.roles.consumers)
         self.sums = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
+        locations.named(self.sums, "sums")
         self.buffer = buffer(shape.chunks(self.sums), 4 * shape.roles.consumers, problem.accumulator, overlay=False)
         make_ready([self.ring], shape.thread)
         gpu.BarrierOp()
@@ -144,12 +142,12 @@ class _Loads:
 
     def load(self, problem: Problem, state: list[ir.Value]) -> None:
         """All copies of one tile of C."""
-        with walk(mlir.index(0), mlir.index(problem.steps), state) as (step, now):
+        with walk(mlir.index(0), mlir.index(problem.steps), state, name=f"{problem.inner_name}_step") as (step, now):
             stage, phase = now
             self.ring.wait_empty(stage, phase)
             self.ring.expect(stage)
             for tiles, side in zip(self.sides, (problem.left, problem.right)):
-                with loop(tiles.slabs) as slab:
+                with loop(tiles.slabs, name="slab") as slab:
                     self._copy(problem, tiles, side, step, stage, slab)
             now[:] = self.ring.next(stage, phase)
 
@@ -170,7 +168,7 @@ class _Loads:
     def multiply(self, problem: Problem, state: list[ir.Value]) -> None:
         """One tile of C. A product may still run when the next is issued; then the stage before is known to be free."""
         whole = [*state, mlir.index(0)]
-        with walk(mlir.index(0), mlir.index(problem.steps), whole) as (step, now):
+        with walk(mlir.index(0), mlir.index(problem.steps), whole, name=f"{problem.inner_name}_step") as (step, now):
             stage, phase, before = now
             self.ring.wait_full(stage, phase)
             self._product(stage, step)

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.mlir import ir, memref, scf
+from tilec.passes.spaces import places_of
 
 
 def map_fill(op: ir.Operation) -> None:
     value, out = op.operands
     with ir.InsertionPoint(op), op.location:
-        out = _flat(out)
-        _over(out, lambda place: memref.StoreOp(value, out, place))
+        flat = _flat(out)
+        _over(flat, lambda place: memref.StoreOp(value, flat, place), names=_names(out) if flat == out else [])
     op.erase()
+
+
+def _names(value: ir.Value) -> list[str | None]:
+    """The indices that subscript memory in an operation that is mapped after this one."""
+    for user in mlir.uses(value):
+        if mlir.is_generic(user):
+            known = locations.loop_names(user)
+            return [known.get(d) for d in places_of(user)[list(user.operands).index(value)]]
+    return []
 
 
 def _flat(value: ir.Value) -> ir.Value:
@@ -33,7 +43,12 @@ def map_copy(op: ir.Operation) -> None:
     op.erase()
 
 
-def _over(value: ir.Value, body: Callable[[list[ir.Value]], None], place: tuple[ir.Value, ...] = ()) -> None:
+def _over(
+    value: ir.Value,
+    body: Callable[[list[ir.Value]], None],
+    place: tuple[ir.Value, ...] = (),
+    names: list[str | None] | None = None,
+) -> None:
     """Loops over every element of a memref."""
     shape = ir.ShapedType(value.type).shape
     if len(place) == len(shape):
@@ -42,8 +57,9 @@ def _over(value: ir.Value, body: Callable[[list[ir.Value]], None], place: tuple[
     size = shape[len(place)]
     extent = memref.DimOp(value, mlir.index(len(place))).result if size == mlir.DYNAMIC else mlir.index(size)
     loop = scf.ForOp(mlir.index(0), extent, mlir.index(1), [])
+    locations.named(loop, names[len(place)] if names else "element" if len(shape) == 1 else None)
     with ir.InsertionPoint(loop.body):
-        _over(value, body, (*place, loop.induction_variable))
+        _over(value, body, (*place, loop.induction_variable), names)
         scf.YieldOp([])
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from graphlib import CycleError, TopologicalSorter
 
-from tilec import mlir, records
+from tilec import locations, mlir, records
 from tilec.attributes import Parts, Placement, StoredFactor
 from tilec.diagnostics import InternalError
 from tilec.mlir import func, ir, tensor
@@ -115,7 +115,7 @@ def _walked(op: ir.Operation) -> Walked:
 def _merged(ops: list[ir.Operation]) -> None:
     position = {k: d for d, k in enumerate(mlir.get_integers(ops[0], "tilec.dims"))}
     kinds = [kind for o in ops if (kind := mlir.get_string(o, "tilec.reduce"))]
-    names = [mlir.get_string(o, "tilec.name") for o in ops]
+    names = [mlir.get_string(o, "tilec.name") for o in ops for _ in o.results]
     joined = merge(ops, [{d: position[k] for d, k in enumerate(mlir.get_integers(o, "tilec.dims"))} for o in ops])
     joined.attributes["tilec.name"] = mlir.string(",".join(names))
     if kinds:
@@ -146,6 +146,7 @@ def _outline(function: ir.Operation, name: str, ops: list[ir.Operation]) -> None
                 for key in ("tilec.kernel", "tilec.sweep", "tilec.multiplicand"):
                     if key in copy.attributes:
                         del copy.attributes[key]
+                _name_dims(kernel.operation, copy)
             func.ReturnOp([mapping[v] for v in outputs])
         terminator = list(mlir.entry(function).operations)[-1]
         for value in inputs:  # shapes of what earlier calls returned
@@ -158,6 +159,19 @@ def _outline(function: ir.Operation, name: str, ops: list[ir.Operation]) -> None
         old.replace_all_uses_with(new)
     for op in reversed(ops):
         op.erase()
+
+
+def _name_dims(kernel: ir.Operation, op: ir.Operation) -> None:
+    """The kernel calls its dimensions as the first operation does that has them, a second of one name with a number."""
+    names = locations.indices(kernel)
+    for d, name in zip(mlir.get_integers(op, "tilec.dims"), locations.indices(op)):
+        names += [""] * (d + 1 - len(names))
+        if not names[d]:
+            free = (name, *(f"{name}_{n}" for n in range(2, len(names) + 2)))
+            names[d] = next(n for n in free if n not in names)
+    if locations.INDICES in op.attributes:
+        del op.attributes[locations.INDICES]
+    locations.set_indices(kernel, names)
 
 
 def _in_order(ops: list[ir.Operation]) -> list[ir.Operation]:
@@ -206,9 +220,11 @@ def _names(value: ir.Value, function: ir.Operation) -> ir.Attribute:
         return ir.ArrayAttr(function.attributes["arg_attrs"])[value.arg_number]
     if owner.name == "tensor.expand_shape":
         return _names(owner.operands[0], function)
+    if owner.name == "func.call":
+        callee = ir.FlatSymbolRefAttr(owner.attributes["callee"]).value
+        kernel = next(f for f in mlir.functions(function.parent) if mlir.get_string(f, "sym_name") == callee)
+        end = list(mlir.entry(kernel).operations)[-1].operation
+        return _names(end.operands[ir.OpResult(value).result_number], kernel)
     names = (mlir.get_string(owner, "tilec.name") or "t").split(",")
-    if "call" in owner.name:
-        callee = str(ir.FlatSymbolRefAttr(owner.attributes["callee"]).value)
-        names = [callee]
     position = ir.OpResult(value).result_number
     return ir.DictAttr.get({"tilec.name": mlir.string(names[min(position, len(names) - 1)])})

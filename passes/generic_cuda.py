@@ -156,8 +156,8 @@ class GenericMapper:
         )
         for low, high, inner in ranges:
             self.threads.inner = inner
-            written, always = unroll and not inner, low not in beside
-            with loop(high - low, always=always, unroll=written, rolled=rolled, start=low) as self.chunk[d]:
+            written, always, name = unroll and not inner, low not in beside, self.threads.name(d, "chunk")
+            with loop(high - low, always=always, unroll=written, rolled=rolled, start=low, name=name) as self.chunk[d]:
                 tiles = dict(self.tiles)
                 self._enter(rest, body)
                 self.tiles = tiles

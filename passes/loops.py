@@ -4,19 +4,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.mlir import affine, arith, gpu, ir, scf
 from tilec.passes.layout import Layout
 
 
 @contextmanager
 def loop(
-    extent: int, always: bool = False, unroll: bool = False, rolled: bool = False, start: int = 0
+    extent: int,
+    always: bool = False,
+    unroll: bool = False,
+    rolled: bool = False,
+    start: int = 0,
+    name: str | None = None,
 ) -> Iterator[ir.Value]:
     """A loop of `extent` iterations from `start` on; of one iteration none, unless `always`. `rolled`: LLVM does not unroll it.
 
@@ -26,7 +31,7 @@ def loop(
     if extent == 1 and not always:
         yield mlir.index(start)
         return
-    made = scf.ForOp(mlir.index(start), mlir.index(start + extent), mlir.index(1))
+    made = locations.named(scf.ForOp(mlir.index(start), mlir.index(start + extent), mlir.index(1)), name)
     if unroll:
         made.attributes["tilec.unroll"] = ir.UnitAttr.get()
     elif rolled:
@@ -34,6 +39,20 @@ def loop(
     with ir.InsertionPoint(made.body):
         yield made.induction_variable
         scf.YieldOp([])
+
+
+@contextmanager
+def states(
+    count: int, values: Sequence[ir.Value], name: str, *carried: str | None
+) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
+    """An unrolled loop that carries values: the body changes the list, which has the last ones behind the loop."""
+    made = locations.named(scf.ForOp(mlir.index(0), mlir.index(count), mlir.index(1), list(values)), name, *carried)
+    made.operation.attributes["tilec.unroll"] = ir.UnitAttr.get()
+    now = list(made.inner_iter_args)
+    with ir.InsertionPoint(made.body):
+        yield made.induction_variable, now
+        scf.YieldOp(now)
+    now[:] = list(made.results)
 
 
 @contextmanager
@@ -63,8 +82,8 @@ def sum_of(terms: list[tuple[ir.Value, int]], constant: int = 0) -> ir.Value:
     return affine.AffineApplyOp(ir.AffineMap.get(len(kept), 0, [expression]), [v for v, _ in kept]).result
 
 
-def delinearise(number: ir.Value, counts: list[int]) -> list[ir.Value]:
-    """A number's digits in the mixed radix `counts`, the last the fastest."""
+def delinearise(number: ir.Value, counts: list[int], names: Sequence[str | None] = ()) -> list[ir.Value]:
+    """A number's digits in the mixed radix `counts`, the last the fastest. With `names` they are called so."""
     digits: list[ir.Value] = []
     below = 1
     for n in range(len(counts) - 1, -1, -1):
@@ -74,6 +93,8 @@ def delinearise(number: ir.Value, counts: list[int]) -> list[ir.Value]:
         elif any(c > 1 for c in counts[:n]):
             digit = arith.remui(digit, mlir.index(counts[n]))
         digits.append(digit)
+        if n < len(names):
+            locations.named(digit, names[n])
         below *= counts[n]
     return digits[::-1]
 
@@ -140,10 +161,14 @@ def flat_slot(place: Place, dims: tuple[int, ...]) -> ir.Value:
 
 class Threads:
     """This thread's coordinate along every dimension. `shift`: see `Place`. Each block has at least `least` elements of an
-    unaligned row. `inner` is true while nests are built for chunks whose vectors are all within the row."""
+    unaligned row. `inner` is true while nests are built for chunks whose vectors are all within the row. `names`: of loops by
+    dimension."""
 
-    def __init__(self, layout: Layout, shift: ir.Value | None = None, least: int = 0):
+    def __init__(
+        self, layout: Layout, shift: ir.Value | None = None, least: int = 0, names: Mapping[int, str] | None = None
+    ):
         self.layout, self.shift, self.least, self.inner = layout, shift, least, False
+        self.names = names or {}
         self.number = gpu.ThreadIdOp(gpu.Dimension.x).result
         self.place = {d: self._place(d) for d in layout.order}
         self.start = {d: sum_of([(v, layout.strides(d)[0])]) for d, v in self.place.items()}
@@ -157,7 +182,18 @@ class Threads:
             value = arith.shrui(value, mlir.index(layout.stride(d).bit_length() - 1))
         if layout.stride(d) * layout.threads[d] < layout.block:
             value = arith.andi(value, mlir.index(layout.threads[d] - 1))
+        if value != self.number:
+            locations.named(value, self.name(d, "thread"))
         return value
+
+    def name(self, d: int, part: str) -> str | None:
+        """Of a loop over chunks, steps or lanes of a dimension: the index alone where nothing else tells its values apart."""
+        layout, name = self.layout, self.names.get(d)
+        others = {
+            "chunk": layout.chunks(d), "thread": layout.threads[d], "step": layout.steps[d], "lane": layout.vectors[d]
+        }  # fmt: skip
+        alone = all(count == 1 for other, count in others.items() if other != part)
+        return name if alone or name is None else f"{name}_{part}"
 
     def alone(self, dims: list[int]) -> bool:
         """Whether two threads always differ in a coordinate outside `dims`."""
@@ -200,7 +236,9 @@ class Threads:
                 cut = sizes is not None and isinstance(sizes[d], ir.Value) and (mine is None or kind != INNER)
                 unroll = cut or (mine is not None and (kind == EDGE or where is not None))
                 low, high = (mine.low, mine.high) if mine else (0, layout.steps[d])
-                step = place.steps[d] = stack.enter_context(loop(high - low, unroll=unroll, start=low))
+                step = place.steps[d] = stack.enter_context(
+                    loop(high - low, unroll=unroll, start=low, name=self.name(d, "step"))
+                )
                 start = [(self.start[d], 1)] if d in self.start else []
                 outer = [(chunk[d], layout.chunk(d))] if d in chunk else []
                 place.bases[d] = sum_of([*outer, *start, (step, layout.strides(d)[1])])
@@ -212,7 +250,8 @@ class Threads:
                 elif sizes is not None:
                     stack.enter_context(self._guard(place, d, sizes[d]))
             if lanes and layout.lane_dim in dims:
-                number = stack.enter_context(loop(layout.vectors[layout.lane_dim] // apart, unroll=kind == EDGE))
+                count, name = layout.vectors[layout.lane_dim] // apart, self.name(layout.lane_dim, "lane")
+                number = stack.enter_context(loop(count, unroll=kind == EDGE, name=name))
                 place.lane = sum_of([(number, apart)])
                 if kind == EDGE:
                     element, d = place.coordinate(layout.lane_dim), layout.lane_dim
@@ -265,7 +304,8 @@ class Threads:
                 stack.enter_context(self._guard(place, d, sizes[d]))
             inner = Place(self.layout, place.steps, place.bases, None)
             if self.layout.lane_dim in place.bases:
-                inner.lane = stack.enter_context(loop(self.layout.vectors[self.layout.lane_dim]))
+                d = self.layout.lane_dim
+                inner.lane = stack.enter_context(loop(self.layout.vectors[d], name=self.name(d, "lane")))
             yield inner
 
     def _guard(self, place: Place, d: int, size: int | ir.Value) -> Any:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.mlir import arith, ir, math, memref, scf
 from tilec.neighbours import NONE, Neighbours, multiple, neighbours
 from tilec.passes.fill_cpu import map_copy, map_fill
@@ -55,10 +55,8 @@ def _generic(op: ir.Operation) -> None:
             owner = mlir.definition(owner.operands[0])
         if owner is not None and owner.name == "memref.alloc":
             owner.attributes["tilec.name"] = mlir.string(name)  # what a person reading the kernel calls it
-    with ir.InsertionPoint(op), op.location:
-        outermost = _Nest(op).build()
-        if outermost is not None:
-            outermost.attributes["tilec.name"] = op.attributes["tilec.name"]
+    with ir.InsertionPoint(op), ir.Location.name(",".join(names), op.location):
+        _Nest(op).build()
     op.erase()
 
 
@@ -83,11 +81,12 @@ class _Nest:
         self.several = self._several()  # the reduction of which several steps are made at once
         if self.several is not None:
             self.carried = [n for n in outs if self.several not in self.maps[n]]
+        known, dims = locations.loop_names(op), mlir.get_integers(op, "tilec.dims") or []
+        self.names = {d: known.get(k) for d, k in enumerate(dims)}
         self.variables: dict[int, ir.Value] = {}
         self.elements: dict[int, ir.Value] = {}
         self.checks = {o.operation: self._dims(o.operands[0]) for o in self.block.operations if _is_check(o.operation)}
         self.checked: set[ir.Operation] = set()
-        self.first: ir.OpView | None = None
         arguments = {o.results[0].type for o in self.block.operations if o.operation.name in TRIGONOMETRIC}
         self.trigonometric = bool(arguments)
         self.argument = arguments.pop() if len(arguments) == 1 else None  # their type; of two types none is quick
@@ -103,9 +102,8 @@ class _Nest:
         known = self.argument is not None and op.name in TRIGONOMETRIC
         return known and max(map(abs, range_of(op.operands[0]))) > QUICK_LIMIT[str(self.argument)]
 
-    def build(self) -> ir.OpView | None:
+    def build(self) -> None:
         self._enter(0)
-        return self.first
 
     def extent(self, d: int) -> ir.Value:
         """The trip count of a dimension, from any operand that it subscripts."""
@@ -161,7 +159,9 @@ class _Nest:
     def _loop(self, d: int, states: list[ir.Value], together: int = 1, start: ir.Value | None = None) -> scf.ForOp:
         first = mlir.index(0) if start is None else start
         loop = scf.ForOp(first, self.extent(d), mlir.index(together), states)
-        self.first = self.first or loop
+        flags = bool(self.quick and self.far)
+        names = [None] * (len(states) - flags) + ["largest"] * flags
+        locations.named(loop, self.names.get(d) or ("element" if flags else None), *names)
         self.variables[d] = loop.induction_variable
         return loop
 
@@ -193,7 +193,7 @@ class _Nest:
                 self._steps(depth, scf.ForOp(first, last, mlir.index(count), []), count)
 
     def _steps(self, depth: int, loop: scf.ForOp, count: int) -> None:
-        self.first = self.first or loop
+        locations.named(loop, self.names.get(self.several))
         with ir.InsertionPoint(loop.body):
             inner = self._loop(self.outer[depth + 1], [])
             with ir.InsertionPoint(inner.body):
@@ -310,12 +310,14 @@ class _Nest:
         end = whole(extent if known is None else int(known), RUN)
         end = mlir.index(end) if isinstance(end, int) else end
         runs = scf.ForOp(mlir.index(0), end, mlir.index(RUN), states)
-        self.first = self.first or runs
+        name = self.names.get(d) or "element"
+        locations.named(runs, f"{name}_run")
         with ir.InsertionPoint(runs.body):
             now = list(runs.inner_iter_args)
 
             def over(states, step):
                 loop = scf.ForOp(mlir.index(0), mlir.index(RUN), mlir.index(1), states)
+                locations.named(loop, f"{name}_lane")
                 with ir.InsertionPoint(loop.body):
                     self.variables[d] = sum_of([(runs.induction_variable, 1), (loop.induction_variable, 1)])
                     self._load_ready()

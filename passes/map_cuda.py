@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.diagnostics import InternalError
 from tilec.kernels import ContractionChain, MatrixKernel, Threaded, planned_kernels
 from tilec.mlir import gpu, ir, memref
@@ -87,6 +87,7 @@ class KernelMapper:
         self.tiles: dict[ir.Value, tuple[ir.Value, tuple[int, ...]]] = {}
         self.fills: dict[ir.Value, ir.Value] = {}
         self.threads: Threads | None = None
+        self.names = locations.loop_names(function)
         self.made_as: dict[ir.Value, str] = {}  # the source's name of what a tile holds
 
     def build(self) -> None:
@@ -148,7 +149,7 @@ class KernelMapper:
         mark = turn_cuda.mark_of(root(op.operands[1]))
         layout = turn(self.layout, turned, dense=mark is not None)
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)):
-            threads = Threads(layout)
+            threads = Threads(layout, names=self.names)
         mapper = GenericMapper(self, op, threads)
         turn_cuda.write(mapper, mark) if mark else mapper.build()
         gpu.BarrierOp()
@@ -166,12 +167,12 @@ class KernelMapper:
         if any(space_of(value) == "private" for value in mlir.outputs_of(op)):
             return None
         steps = [1 if e == d else s for e, s in enumerate(self.layout.steps)]
-        return Threads(replace(self.layout, steps=tuple(steps)), self.threads.shift, self.threads.least)
+        return Threads(replace(self.layout, steps=tuple(steps)), self.threads.shift, self.threads.least, self.names)
 
     def _blocks(self) -> int:
         """The loop over blocks becomes this block's number; returns how many there are."""
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), self.function.location:
-            self.threads = Threads(self.layout)
+            self.threads = Threads(self.layout, names=self.names)
             if self.chained:
                 self.row, self.rank = delinearise(gpu.BlockIdOp(gpu.Dimension.x).result, [2, self.spread.blocks])
             elif self.spread:
@@ -192,7 +193,7 @@ class KernelMapper:
             number = self.row
             if number is None:
                 number = (gpu.ClusterIdOp if self.spread else gpu.BlockIdOp)(gpu.Dimension.x).result
-            mapping = dict(zip(block.arguments, delinearise(number, counts)))
+            mapping = dict(zip(block.arguments, delinearise(number, counts, locations.variables(forall.operation))))
             for op in block.operations:
                 if op.operation.name != "scf.forall.in_parallel":
                     mlir.clone_op(op.operation, mapping)
@@ -210,7 +211,7 @@ class KernelMapper:
         space = ir.Attribute.parse("#gpu.address_space<workgroup>")
         type_ = ir.MemRefType.get([count], ir.IntegerType.get_signless(64), None, space)
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)):
-            return memref.AllocOp(type_, [], []).result
+            return locations.named(memref.AllocOp(type_, [], []).result, "arrived")
 
     def _name_tiles(self, generics: list[ir.Operation]) -> None:
         for op in generics:

@@ -87,7 +87,7 @@ class OnlineMapper:
         """One chunk of the parallel dimensions: what `GenericMapper` does for one reduction."""
         self.tiles = {n: self._state(c) for n, c in self.carried.items()}
         if self.counts:
-            self.tiles[self.count] = self._array("count")
+            self.tiles[self.count] = self._array("%count")
             self.seen = self._counter("seen")
         self._clear(self.tiles)
         for mapper in self.mappers:
@@ -112,7 +112,7 @@ class OnlineMapper:
         held = dict(self.elements)
         for mapper in self.mappers:
             self._load(mapper, lambda m, n: True)
-        part = {n: self._array("part") for n in self.carried}
+        part = {n: self._array("%part") for n in self.carried}
         self._clear(part)
         counted = self._count() if self.counts else {}
         for wave in _waves(self.online.carried):
@@ -140,7 +140,7 @@ class OnlineMapper:
 
     def _counter(self, name: str) -> ir.Value:
         """A number of elements that starts from 0."""
-        counter = self.kernel.registers(1, ir.F32Type.get(), name)
+        counter = self.kernel.registers(1, ir.F32Type.get(), f"%{name}")
         memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), counter, [mlir.index(0)])
         return counter
 
@@ -157,7 +157,7 @@ class OnlineMapper:
     def _rows(self, part: Values, wave: list[Carried], counted: Values) -> dict[Expr, ir.Value]:
         """The values of earlier waves that the terms of a wave read, for this chunk: means, and references of exponents."""
         leaves = {x for c in wave for x in _leaves(c.term) if x.op in ("mean", "reference")}
-        tiles = {x: self._array(x.op) for x in sorted(leaves, key=lambda x: (x.op, x.key))}
+        tiles = {x: self._array(f"%{x.op}") for x in sorted(leaves, key=lambda x: (x.op, x.key))}
         if tiles:
             with self.threads.slots(self.place, {}, None, lanes=True) as place:
                 at = place.slot(self.place)
@@ -167,6 +167,10 @@ class OnlineMapper:
         return tiles
 
     # ---- states ------------------------------------------------------------------------------------------------------
+
+    def tensor(self, n: int) -> str | None:
+        """The source's name of a state; none of the number of elements."""
+        return self.carried[n].total.name if n in self.carried else None
 
     def groups(self) -> list[list[int]]:
         """As of a `Combiner`: all states are combined together."""

@@ -10,7 +10,7 @@ prologue, another order in memory), that takes longer than the products. TMA can
 
 from __future__ import annotations
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.attributes import carry_over
 from tilec.mlir import arith, ir, linalg, tensor
 from tilec.products import factors_of, stored
@@ -62,6 +62,8 @@ def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str) 
             else:
                 mlir.clone_op(inner, mapping)
         linalg.YieldOp([_rounded(mapping.get(value, value), element, kind)])
+    if names := locations.indices(op):
+        locations.set_indices(new.operation, [names[d] for d in dims])
     return new.operation
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import product
 from math import prod
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.mlir import arith, gpu, ir, memref, nvgpu, nvvm, scf
 from tilec.passes.layout import Layout
 from tilec.passes.loops import INNER, TOUCHED, delinearise, loop, sum_of
@@ -127,7 +127,7 @@ class Pipeline:
         self.counts = list(ir.DenseI64ArrayAttr(forall.attributes["staticUpperBound"]))
         self.total = prod(self.counts)
         self.most = min(resident, self.total)
-        self.body = forall.regions[0].blocks[0]
+        self.body, self.names = forall.regions[0].blocks[0], locations.variables(forall)
         self.ops = [o.operation for o in self.body.operations if o.operation.name != "scf.forall.in_parallel"]
         self.copies = [op for op in self.ops if STAGES in op.attributes]
         self.ring = CopyRing(max((mlir.get_integer(op, STAGES) for op in self.copies), default=1) or 1, self.total)
@@ -145,6 +145,8 @@ class Pipeline:
             turns = [self.ring.stages] if self._streams(copy) and self.ring.stages > 1 else []
             type_ = ir.MemRefType.get([*turns, *shape.shape], shape.element_type, None, shape.memory_space)
             self.buffers[copy] = memref.AllocOp(type_, [], []).result
+            if tensor := self.kernel.name_of(copy.operands[0]):
+                locations.named(self.buffers[copy], f"{tensor}_rows")
             self.kernel.buffers.append(self.buffers[copy])
             if self.kernel.shifts:
                 self.kernel.placed.add(self.buffers[copy])
@@ -156,6 +158,7 @@ class Pipeline:
             self._start_streams(self._later(number, stage), mlir.index(stage))
         self.kernel.meet()
         loop = scf.ForOp(number, mlir.index(self.total), self.step, [zero, zero])
+        locations.named(loop, _only(self.counts, self.names) or "tile", "parity", "stage")
         with ir.InsertionPoint(loop.body):
             self._round(loop)
         return loop.body
@@ -191,7 +194,7 @@ class Pipeline:
 
     def _mapping(self, tile: ir.Value, stage: ir.Value) -> dict[ir.Value, ir.Value]:
         """What stands for the values of the loop over tiles: its variables, and the memory of the copies."""
-        mapping = dict(zip(self.body.arguments, delinearise(tile, self.counts)))
+        mapping = dict(zip(self.body.arguments, delinearise(tile, self.counts, self.names)))
         return mapping | {self._alloc(copy): self._buffer(copy, stage) for copy in self.copies}
 
     def _start_streams(self, tile: ir.Value, stage: ir.Value) -> None:
@@ -235,6 +238,12 @@ class Pipeline:
         return mlir.get_integer(copy, STAGES) > 0
 
 
+def _only(counts: list[int], names: list[str | None]) -> str | None:
+    """The name of the only dimension along which there are several blocks."""
+    several = [n for n, count in enumerate(counts) if count > 1]
+    return names[several[0]] if len(several) == 1 and several[0] < len(names) else None
+
+
 def copy_rows(kernel, copy: ir.Operation, fetch) -> None:
     """A copy of `hold_rows`: what this thread will read of it has arrived when it goes on. `fetch` loads a chunk into registers."""
     buffer = root(copy.operands[1])
@@ -244,7 +253,7 @@ def copy_rows(kernel, copy: ir.Operation, fetch) -> None:
     dims, layout = tuple(mlir.get_integers(copy, "tilec.dims")), kernel.layout
     chunks = layout.chunks(dims[-1])
     inside = chunks - mlir.get_integer(copy, BESIDE)
-    with loop(inside) as chunk:
+    with loop(inside, name=kernel.threads.name(dims[-1], "chunk")) as chunk:
         _copy_beside(kernel, copy.operands[0], copy.operands[1], dims, {dims[-1]: chunk})
     nvvm.CpAsyncCommitGroupOp()
     if inside < chunks:

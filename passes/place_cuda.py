@@ -122,7 +122,7 @@ def _rise(generic: GenericMapper, value: ir.Value, along: int) -> int | None:
 def start(generic: GenericMapper, a: Ascending) -> ir.Value:
     """Registers for the state while this thread goes through its elements, at its first place."""
     type_ = ir.IntegerType.get_signless(32)
-    tile = generic.kernel.private(generic.places[a.state], type_, layout=generic.layout)
+    tile = generic.kernel.private(generic.places[a.state], type_, "%step_of_place", generic.layout)
     with generic.threads.slots(generic.places[a.state], {}, None, lanes=True) as place:
         memref.StoreOp(mlir.constant(0, type_), tile, place.slot(generic.places[a.state]))
     return tile

@@ -35,7 +35,7 @@ def may_compute_twice(generic: Any) -> bool:
 def compute_twice(generic: Any) -> None:
     """Computes one chunk of an operation that `passes/generic_cuda.py` maps."""
     flag = ir.IntegerType.get_signless(1)
-    far = generic.kernel.private((), flag, "far")
+    far = generic.kernel.private((), flag, "%far")
     memref.StoreOp(mlir.constant(False, flag), far, [])
     generic.compute_all(far)
     with when(memref.LoadOp(far, []).result):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.hardware import WARP
 from tilec.mlir import arith, gpu, ir, memref
 from tilec.passes.cluster_cuda import across_blocks
 from tilec.passes.combine import Combiner
-from tilec.passes.loops import flat_slot, sum_of
+from tilec.passes.loops import flat_slot, states, sum_of
 
 
 def across_threads(generic: Any, combiner: Any) -> None:
@@ -58,20 +58,32 @@ def _shuffle(generic: Any, combiner: Combiner, group: list[int], masks: list[int
 
 def butterfly(combiner: Combiner, group: list[int], values: list[ir.Value], masks: list[int]) -> list[ir.Value]:
     """Combines over the lanes whose numbers differ in `masks`, the farthest first; all of them get the result."""
-    for mask in reversed(masks):
-        others = [_from_lane(v, mask) for v in values]
-        values = combiner.combine(group, values, others)
-    return values
+    if len(masks) < 2:
+        return _combined(combiner, group, values, mlir.constant(masks[0], _i32())) if masks else values
+    names = [combiner.tensor(n) for n in group]
+    with states(len(masks), values, "halving", *(f"@{n}" if n else None for n in names)) as (number, now):
+        # masks are powers of two, one after the other
+        mask = arith.index_cast(_i32(), arith.shrui(mlir.index(masks[-1]), number))
+        now[:] = _combined(combiner, group, now, mask)
+    return now
 
 
-def _from_lane(value: ir.Value, mask: int) -> ir.Value:
+def _combined(combiner: Combiner, group: list[int], values: list[ir.Value], mask: ir.Value) -> list[ir.Value]:
+    return combiner.combine(group, values, [_from_lane(v, mask) for v in values])
+
+
+def _i32() -> ir.Type:
+    return ir.IntegerType.get_signless(32)
+
+
+def _from_lane(value: ir.Value, mask: ir.Value) -> ir.Value:
     """Another lane's value. Narrow integers travel as 32 bits."""
-    i32 = ir.IntegerType.get_signless(32)
+    i32 = _i32()
     type_ = value.type
     narrow = isinstance(type_, ir.IntegerType) and type_.width < 32
     if narrow:
         value = arith.extui(i32, value)
-    moved = gpu.ShuffleOp(value, mlir.constant(mask, i32), mlir.constant(WARP, i32), gpu.ShuffleMode.XOR)
+    moved = gpu.ShuffleOp(value, mask, mlir.constant(WARP, i32), gpu.ShuffleMode.XOR)
     result = moved.operation.results[0]
     return arith.trunci(type_, result) if narrow else result
 
@@ -84,7 +96,8 @@ def _exchange(generic: Any, combiner: Combiner, group: list[int], d: int, warps:
     shift = WARP.bit_length() - 1 if by_lanes else 0  # one state a warp, or one a thread
     number, block = generic.threads.number, generic.layout.block
     mine = arith.shrui(number, mlir.index(shift)) if shift else number
-    buffers = [_buffer(generic.tiles[n], generic.layout.slots(dims), block >> shift) for n in group]
+    slots = generic.layout.slots(dims)
+    buffers = [_buffer(generic.tiles[n], slots, block >> shift, combiner.tensor(n) or "state") for n in group]
     if generic.chunk:  # an earlier round's reading is over
         gpu.BarrierOp()
     with _slots(generic, group) as place:
@@ -125,7 +138,8 @@ def _read_in_turn(
     return values
 
 
-def _buffer(tile: ir.Value, slots: int, threads: int) -> ir.Value:
+def _buffer(tile: ir.Value, slots: int, threads: int, tensor: str) -> ir.Value:
     space = ir.Attribute.parse("#gpu.address_space<workgroup>")
     element = ir.MemRefType(tile.type).element_type
-    return memref.AllocOp(ir.MemRefType.get([slots, threads], element, None, space), [], []).result
+    made = memref.AllocOp(ir.MemRefType.get([slots, threads], element, None, space), [], []).result
+    return locations.named(made, f"{tensor}_parts")

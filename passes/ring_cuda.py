@@ -24,7 +24,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.diagnostics import InternalError
 from tilec.hardware import LINE, WARPGROUP
 from tilec.mlir import arith, ir, memref, nvgpu, nvvm, scf
@@ -43,6 +43,8 @@ class RingTiles:
         self.element = ir.MemRefType(view.type).element_type
         line = LINE * 8 // self.element.width
         self.memory = memref.AllocOp(local([stages, lines, line], self.element, SHARED), [], []).result
+        self.tensor = locations.argument(root(view)) or "factor"
+        locations.named(self.memory, f"{self.tensor}_tiles")
         self.map = self._map()
 
     @property
@@ -91,11 +93,14 @@ class Ring:
     def __init__(self, tiles: Sequence[RingTiles], stages: int, consumers: int):
         self.tiles, self.stages, self.consumers = tiles, stages, consumers
         kind = f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {stages}>"
-        self.full, self.empty = (nvgpu.MBarrierCreateOp(ir.Type.parse(kind)).result for _ in range(2))
+        of = f"{tiles[0].tensor}_" if len(tiles) == 1 else ""  # several rings are told apart by their tensors
+        self.full, self.empty = (
+            locations.named(nvgpu.MBarrierCreateOp(ir.Type.parse(kind)).result, f"{of}{name}") for name in ("full", "empty")
+        )
 
     def initialise(self) -> None:
         """By one thread of the block, which then fences."""
-        with loop(self.stages) as stage:
+        with loop(self.stages, name="slot") as stage:
             nvgpu.MBarrierInitOp(self.full, mlir.index(1), stage)
             nvgpu.MBarrierInitOp(self.empty, mlir.index(self.consumers), stage)
 
@@ -127,7 +132,8 @@ class Ring:
     def release(self, stage: ir.Value, thread: Thread) -> None:
         """This warpgroup has read the stage: one of its threads says so."""
         lane = arith.andi(thread.number, mlir.index(WARPGROUP - 1))
-        with when(arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))):
+        first = arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))
+        with when(locations.named(first, "is_first_of_group")):
             nvgpu.MBarrierArriveOp(self.empty, stage)
 
 
@@ -139,8 +145,8 @@ def _wait(barriers: ir.Value, stage: ir.Value, phase: ir.Value, of: int) -> None
 
 def _after(stage: ir.Value, stages: int) -> tuple[ir.Value, ir.Value]:
     """The number after a stage's, and whether it is one too many."""
-    after = sum_of([(stage, 1)], 1)
-    return after, arith.cmpi(arith.CmpIPredicate.eq, after, mlir.index(stages))
+    after = locations.named(sum_of([(stage, 1)], 1), "next_stage")
+    return after, locations.named(arith.cmpi(arith.CmpIPredicate.eq, after, mlir.index(stages)), "around")
 
 
 class CopyRing:
@@ -162,7 +168,7 @@ class CopyRing:
         nvvm.CpAsyncWaitGroupOp(ahead)
 
     def stage_of(self, step: ir.Value) -> ir.Value:
-        return arith.remui(step, mlir.index(self.stages))
+        return locations.named(arith.remui(step, mlir.index(self.stages)), "stage")
 
     def next(self, stage: ir.Value) -> ir.Value:
         """The stage after this one."""
@@ -174,7 +180,8 @@ class CopyRing:
 
 def make_ready(rings: Sequence[Ring], thread: Thread) -> None:
     """One thread makes all barriers; the block's own barrier has to follow."""
-    with when(arith.cmpi(arith.CmpIPredicate.eq, thread.number, mlir.index(0))):
+    first = arith.cmpi(arith.CmpIPredicate.eq, thread.number, mlir.index(0))
+    with when(locations.named(first, "is_first_thread")):
         for ring in rings:
             ring.initialise()
         nvvm.FenceMbarrierInitOp()
@@ -182,10 +189,11 @@ def make_ready(rings: Sequence[Ring], thread: Thread) -> None:
 
 @contextmanager
 def walk(
-    first: ir.Value, end: ir.Value, state: list[ir.Value], step: int = 1
+    first: ir.Value, end: ir.Value, state: list[ir.Value], step: int = 1, name: str = "tile"
 ) -> Iterator[tuple[ir.Value, list[ir.Value]]]:  # fmt: skip
     """A loop that carries stages and phases; the body writes what goes on into the list that it gets."""
     made = scf.ForOp(first, end, mlir.index(step), state)
+    locations.named(made, name, *("stage", "phase", "previous_stage", "previous_phase")[: len(state)])
     with ir.InsertionPoint(made.body):
         carried = list(made.inner_iter_args)
         yield made.induction_variable, carried
@@ -217,9 +225,10 @@ class Roles:
         """The number of this warpgroup among the consumers."""
         return mlir.index(0) if self.consumers == 1 else sum_of([(self.warpgroup, 1)], -1)
 
-    def divide(self, registers: Registers, produce, consume) -> None:
+    def divide(self, registers: Registers, produce: Callable[[], None], consume: Callable[[], None]) -> None:
         """Builds both sides: `produce` for one thread, `consume` for all of the consumers."""
-        choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.eq, self.warpgroup, mlir.index(0)), has_else=True)
+        producer = arith.cmpi(arith.CmpIPredicate.eq, self.warpgroup, mlir.index(0))
+        choice = scf.IfOp(locations.named(producer, "is_producer"), has_else=True)
         with ir.InsertionPoint(choice.then_block):
             self._move(registers.producer, "decrease")
             with when(arith.cmpi(arith.CmpIPredicate.eq, self.thread.number, mlir.index(0))):

@@ -39,7 +39,7 @@ class _Scan:
         (self.state,) = generic.states
         (self.out,) = [n for n in range(generic.count, len(generic.operands)) if n != self.state]
         self.combiner, self.identity = Combiner(generic.op, [self.state]), generic.identity(self.state)
-        self.running = generic.kernel.private(generic.places[self.state], self.identity.type, "prefix")
+        self.running = generic.kernel.private(generic.places[self.state], self.identity.type, "%prefix")
         end = list(generic.block.operations)[-1]
         self.scanned, self.made = (end.operands[n - generic.count] for n in (self.state, self.out))
         self.elements = None
@@ -47,12 +47,12 @@ class _Scan:
         # what lies before already: until it is whole an element has registers of its own.
         if self.made != self.scanned or generic.has_copies(self.out):
             place = generic.places[self.out]
-            self.elements = generic.kernel.private(place, self.identity.type, "scanned", generic.layout)
+            self.elements = generic.kernel.private(place, self.identity.type, "%scanned", generic.layout)
         self.so_far = generic.block.arguments[self.state]
         self.preceding = None
         if mlir.depends(generic.block, self.made, self.so_far, {self.scanned}):  # `(s + 7) - 5` has become `s + 2`
             place = generic.places[self.out]
-            self.preceding = generic.kernel.private(place, self.identity.type, "preceding", generic.layout)
+            self.preceding = generic.kernel.private(place, self.identity.type, "%preceding", generic.layout)
 
     def combine(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.combiner.combine([self.state], [a], [b])[0]
@@ -76,7 +76,7 @@ class _Scan:
         steps, warps = layout.steps[d], layout.threads[d] // WARP
         at = [mlir.index(0)] * len(generic.places[self.state])
         totals = _workgroup(steps * warps, self.identity.type)
-        before = kernel.registers(steps, self.identity.type, "before")
+        before = kernel.registers(steps, self.identity.type, "%before")
         warp = arith.shrui(generic.threads.number, mlir.index(WARP.bit_length() - 1))
         lane = arith.andi(generic.threads.number, mlir.index(WARP - 1))
         if generic.chunk:  # an earlier chunk's reading is over

@@ -208,7 +208,7 @@ def _fetch_anywhere(generic: GenericMapper, value: ir.Value, dims: tuple[int, ..
     vectors, element = generic.layout.vectors[dims[-1]], ir.MemRefType(value.type).element_type
     memory, first = flat(value), kernel.shifts.of(value, dims, threads)
     type_ = ir.VectorType.get([width], element)
-    two = kernel.registers(2 * vectors, element, kernel.name_of(value) or "two")
+    two = kernel.registers(2 * vectors, element, kernel.name_of(value) or "%two")
     each = 2 if is_half(value) and min(width, vectors) > 1 else 1  # elements of what is moved
     if each > 1:
         two.owner.attributes["tilec.halves"] = tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()

@@ -11,7 +11,7 @@ argmax, whose combination `Combiner` reads from the body.
 
 from __future__ import annotations
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.mlir import affine, ir, linalg, tensor
 from tilec.passes.combine import Combiner
 
@@ -72,6 +72,8 @@ def _partial(op: ir.Operation, dim: int, parts: int) -> ir.Operation:
         linalg.YieldOp(mlir.clone_body(mlir.body_of(op), mapping))
     name = mlir.get_string(op, "tilec.name")
     new.attributes["tilec.name"] = mlir.string(f"{name}.partial")
+    if names := locations.indices(op):
+        locations.set_indices(new.operation, [f"{names[dim]}_part", *names])
     for key in ("tilec.reduce", "tilec.multiplicand"):
         if key in op.attributes:
             new.attributes[key] = op.attributes[key]
@@ -108,6 +110,9 @@ def _combine(op: ir.Operation, partial: ir.Operation, parts: int) -> ir.Operatio
     for key in ("tilec.name", "tilec.reduce"):
         if key in op.attributes:
             new.attributes[key] = op.attributes[key]
+    if names := locations.indices(partial):
+        kept = mlir.map_dims(mlir.maps_of(op)[len(mlir.inputs_of(op))])
+        locations.set_indices(new.operation, [names[0], *(names[d + 1] for d in kept)])
     return new.operation
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.diagnostics import InternalError
 from tilec.kernels import Panels, RegisterTranspose, planned_kernels
 from tilec.mlir import ir, linalg, memref, scf, vector
@@ -44,12 +44,16 @@ def stage_cpu(module: ir.Operation) -> None:
 
 def _contract(c: Contraction) -> None:
     tile, finish = _tile_of_sums(c)
+    locations.named(tile, "sums")
     left, right = (_panels(c, side, name) for side, name in ((c.left, "left"), (c.right, "right")))
     at: dict[int, ir.Value] = {}
-    with loops(c.batch, at), _steps(c) as block:
+    with loops(c.batch, at, c.names), _steps(c) as block:
         Packing(block, c.right, right).fill(at)
         Packing(block, c.left, left).fill(at)
-        with panels_of(c.right) as (columns, first_column, j), panels_of(c.left) as (rows, first_row, i):
+        with (
+            panels_of(c.right, c.names) as (columns, first_column, j),
+            panels_of(c.left, c.names) as (rows, first_row, i),
+        ):
             place = at | rows | columns | {c.left.dims[-1]: first_row, c.right.dims[-1]: first_column}
             _registers(c, _corner(c, tile, place), _panel(left, i), _panel(right, j), block.count)
     finish()
@@ -61,7 +65,7 @@ def _steps(c: Contraction) -> Iterator[Block]:
     start: dict[int, ir.Value] = {}
     with ExitStack() as stack:
         for d, extent, step in zip(c.inner, c.k, c.depths):
-            start[d] = stack.enter_context(loop(0, extent, step))
+            start[d] = stack.enter_context(loop(0, extent, step, c.names.get(d)))
         yield Block(c, start)
 
 
@@ -69,6 +73,7 @@ def _panels(c: Contraction, side: Side, name: str) -> ir.Value:
     type_ = ir.MemRefType.get([side.panels, c.depth, side.width], c.element)
     panels = memref.AllocOp(type_, [], [], alignment=64)
     panels.attributes["tilec.name"] = mlir.string(name)
+    locations.named(panels, f"{name}_panels")
     return panels.result
 
 
@@ -106,7 +111,9 @@ def _registers(c: Contraction, tile: ir.Value, left: ir.Value, right: ir.Value, 
     sums = [vector.LoadOp(type_, tile, place).result for place in places]
     bound = mlir.index(count) if isinstance(count, int) else count
     zero = mlir.index(0)
+    inner = locations.joined(c.names.get(d, "k") for d in c.inner)
     walk = scf.ForOp(zero, bound, mlir.index(1), sums)
+    locations.named(walk, f"{inner}_inner")
     with ir.InsertionPoint(walk.body):
         p = walk.induction_variable
         b = [vector.LoadOp(type_, right, [zero, p, mlir.index(j * c.lanes)]).result for j in range(vectors)]

@@ -17,10 +17,11 @@ wgmma.mma_async.m64nNk16", for the fragments.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import prod
 
-from tilec import mlir, opcodes
+from tilec import locations, mlir, opcodes
 from tilec.diagnostics import InternalError
 from tilec.expression import Expr, Reader
 from tilec.hardware import LINE, ROWS
@@ -34,7 +35,7 @@ from tilec.passes.ring_cuda import Registers, Ring, RingTiles, Roles, make_ready
 from tilec.passes.spaces import erase_unused, is_local, root
 from tilec.passes.stream_ranges import Tiles
 from tilec.passes.stream_results import Output, Results
-from tilec.passes.stream_values import HALVES, PAIRS, At, States, Values, registers, selected
+from tilec.passes.stream_values import At, States, Values, pairs, registers, selected, statements
 from tilec.passes.stream_weights import Packer, exclude, fits, is_bounded
 from tilec.streaming import Chain, Linear, read_chain
 
@@ -113,7 +114,7 @@ class _Kernel:
         number = gpu.BlockIdOp(gpu.Dimension.x).result
         if self.descending:
             number = arith.subi(mlir.index(prod(counts) - 1), number)
-        mapping = dict(zip(block.arguments, delinearise(number, counts)))
+        mapping = dict(zip(block.arguments, delinearise(number, counts, locations.variables(self.forall))))
         inner = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
         return [mlir.clone_op(op, mapping) for op in inner]
 
@@ -149,9 +150,9 @@ class _Kernel:
         self.q = Ring([self.q_tiles], 1, 1)  # behind all tiles, which begin at multiples of 1024 bytes
         self.k, self.v = (Ring([tiles], self.stages, self.groups) for tiles in (self.k_tiles, self.v_tiles))
         self.depth, self.wide = -(-inner // 16) * 16, -(-columns // 16) * 16
-        self.s = registers([self.bn // 8, 2, 2], "s")
-        self.o = registers([self.wide // 8, 2, 2], "o")
-        with ir.Location.name("w"):
+        self.s = registers([self.bn // 8, 2, 2], "%scores")
+        self.o = registers([self.wide // 8, 2, 2], "%sums")
+        with ir.Location.name("%weights"):
             shape = [self.parts * self.bn // 4, 2]
             packed = memref.AllocaOp(local(shape, mlir.type_of(self.kind), PRIVATE), [], [])
             packed.operation.attributes["tilec.words"] = ir.UnitAttr.get()
@@ -161,7 +162,7 @@ class _Kernel:
         self.half = arith.muli(group, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
         quad = arith.shrui(self.thread.lane, mlir.index(2))
         warp = arith.andi(self.thread.warp, mlir.index(3))
-        self.row = sum_of([(self.half, 1), (warp, 16), (quad, 1)])
+        self.row = locations.named(sum_of([(self.half, 1), (warp, 16), (quad, 1)]), "row")
         self.column = sum_of([(arith.andi(self.thread.lane, mlir.index(3)), 2)])
         self.tiles = Tiles(chain.masks, chain.stream, chain.rows, self.length, sizes[chain.rows], self.bn)
         limits = {} if self.tiles.even else {chain.stream: mlir.index(self.length - 1)}
@@ -180,7 +181,7 @@ class _Kernel:
         self.q_tiles.load(self.q, zero, zero)
         with walk(zero, self.tiles.count, [zero, zero]) as (number, now):
             stage, phase = now
-            line = arith.muli(self.tiles.tile(number), mlir.index(self.bn))
+            line = locations.named(arith.muli(self.tiles.tile(number), mlir.index(self.bn)), "start")
             for ring, tiles in ((self.k, self.k_tiles), (self.v, self.v_tiles)):
                 ring.wait_empty(stage, phase)
                 tiles.load(ring, stage, line)
@@ -191,9 +192,8 @@ class _Kernel:
     def _multiply(self) -> None:
         zero = mlir.index(0)
         self.states.clear()
-        with loop(self.wide // 8) as j:
-            for half, lane in PAIRS:
-                memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), self.o, [j, mlir.index(half), mlir.index(lane)])
+        with loop(self.wide // 8, name="fragment") as j, pairs() as (half, lane):
+            memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), self.o, [j, half, lane])
         self.q.wait_full(zero, zero)
         if self.tiles.always:
             self._walk()
@@ -264,7 +264,8 @@ class _Kernel:
         product = WarpgroupProduct(self.bn, self.depth, self.kind, left_slab=self.bm, right_slab=self.bn)
         first = None if mlir.constant_value(self.half) == 0 else ROWS
         views = [self.q_tiles.lines(mlir.index(0), self.half, first), self.k_tiles.lines(stage, mlir.index(0))]
-        opcodes.call(self.function, product, [self.s, *views, mlir.index(0)])
+        with statements([self.chain.scores]):
+            opcodes.call(self.function, product, [self.s, *views, mlir.index(0)])
 
     def _product(self, stage: ir.Value) -> None:
         """o += the weights, each in its parts, times a tile of the third factor."""
@@ -298,14 +299,24 @@ class _Kernel:
             return selected(self._exists(at, masked), value, c.identity)
 
         self.states.collect(self.bn // 8, place, term)
+        read = [c.total for c in self.states.rows if c.shift is not None]
+        with statements(read) if read else ir.Location.current:
+            self._weigh(place, term, chain.under(chain.weights, masked), masked)
+
+    def _weigh(
+        self,
+        place: Callable[..., At],
+        term: Callable[[Carried, At], ir.Value],
+        weights: Expr,
+        masked: bool,
+    ) -> None:
+        """Weights, and the sums that read earlier reductions, brought up to date."""
         self.states.shift()
-        weights = chain.under(chain.weights, masked)
-        with loop(self.bn // 8) as j:
-            for half, lane in PAIRS:
-                at = place(j, half, lane)
-                self.states.add(at, lane, term)
-                value = selected(self._exists(at, masked), self.values.build(weights, at), 0.0)
-                memref.StoreOp(value, self.s, [j, mlir.index(half), mlir.index(lane)])
+        with loop(self.bn // 8, name="fragment") as j, pairs() as (half, lane):
+            at = place(j, half, lane)
+            self.states.add(at, lane, term)
+            value = selected(self._exists(at, masked), self.values.build(weights, at), 0.0)
+            memref.StoreOp(value, self.s, [j, half, lane])
 
     def _bounds(self) -> list[Linear]:
         """What is at least 0 for the elements that exist and that no mask excludes."""
@@ -317,9 +328,10 @@ class _Kernel:
         """The longest dimension of what the kernel reads and writes."""
         return max(e for a in mlir.entry(self.function).arguments for e in ir.ShapedType(a.type).shape)
 
-    def _place(self, start: ir.Value, j: ir.Value, half: int, lane: int) -> At:
-        score = memref.LoadOp(self.s, [j, mlir.index(half), mlir.index(lane)]).result
-        row, column = sum_of([(self.row, 1)], 8 * half), sum_of([(start, 1), (j, 8), (self.column, 1)], lane)
+    def _place(self, start: ir.Value, j: ir.Value, half: ir.Value, lane: ir.Value) -> At:
+        score = memref.LoadOp(self.s, [j, half, lane]).result
+        row = sum_of([(half, 8), (self.row, 1)])
+        column = sum_of([(lane, 1), (start, 1), (j, 8), (self.column, 1)])
         return At({self.chain.rows: row, self.chain.stream: column}, half, score)
 
     def _exists(self, at: At, masked: bool) -> ir.Value | None:
@@ -335,8 +347,6 @@ class _Kernel:
     def _rescale(self) -> None:
         if self.chain.product.shift is None:
             return
-        factors = [self.states.factor(self.chain.product, half) for half in HALVES]
-        with loop(self.wide // 8) as j:
-            for half, lane in PAIRS:
-                at = [j, mlir.index(half), mlir.index(lane)]
-                memref.StoreOp(arith.mulf(memref.LoadOp(self.o, at).result, factors[half]), self.o, at)
+        with loop(self.wide // 8, name="fragment") as j, pairs() as (half, lane):
+            at, factor = [j, half, lane], self.states.factor(self.chain.product, half)
+            memref.StoreOp(arith.mulf(memref.LoadOp(self.o, at).result, factor), self.o, at)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.expression import Expr
 from tilec.mlir import arith, ir, memref, vector
 from tilec.passes.contract_problem import PRIVATE, Thread, local
 from tilec.passes.loops import loop, sum_of, when
-from tilec.passes.stream_values import HALVES, LANES, At, Values, hoisted
+from tilec.passes.spaces import root
+from tilec.passes.stream_values import At, Values, halves, hoisted
 from tilec.streaming import Chain
 
 
@@ -38,8 +39,8 @@ class Results:
 
     def store(self) -> None:
         size = self.size
-        for half in HALVES:
-            row = sum_of([(self.row, 1)], 8 * half)
+        with halves() as half:
+            row = locations.named(sum_of([(half, 8), (self.row, 1)]), "row")
             if isinstance(size, ir.Value) or size % self.height:
                 end = size if isinstance(size, ir.Value) else mlir.index(size)
                 with when(arith.cmpi(arith.CmpIPredicate.slt, row, end)):
@@ -47,7 +48,7 @@ class Results:
             else:
                 self._store_row(row, half)
 
-    def _store_row(self, row: ir.Value, half: int) -> None:
+    def _store_row(self, row: ir.Value, half: ir.Value) -> None:
         chain = self.chain
         known: dict[Any, Any] = {}
         at = At({chain.rows: row}, half, known=known)
@@ -68,20 +69,21 @@ class Results:
         own = x.op == "state" and x.key == self.chain.product.total.number
         return own or self.chain.columns in x.dims or any(self._varies(a) for a in x.args)
 
-    def _store_columns(self, output: Output, final: Expr, row: ir.Value, half: int, known: dict) -> None:
+    def _store_columns(self, output: Output, final: Expr, row: ir.Value, half: ir.Value, known: dict) -> None:
         """Two adjacent columns at a time, as one access where they are neighbours in memory."""
         chain, element = self.chain, ir.MemRefType(output.view.type).element_type
         adjacent = output.place[-1] == chain.columns
-        with ir.InsertionPoint.at_block_begin(self.thread.block), ir.Location.name("pair"):
+        name = ir.Location.name(locations.argument(root(output.view)) or "%pair")
+        with ir.InsertionPoint.at_block_begin(self.thread.block), name:
             tile = memref.AllocaOp(local([2], element, PRIVATE), [], []).result
-        with loop(self.columns // 8) as j:
-            for lane in LANES:
-                column = sum_of([(j, 8), (self.column, 1)], lane)
-                product = memref.LoadOp(self.o, [j, mlir.index(half), mlir.index(lane)]).result
+        with loop(self.columns // 8, name="fragment") as j:
+            with loop(2, unroll=True, name="pair") as lane:
+                column = sum_of([(lane, 1), (j, 8), (self.column, 1)])
+                product = memref.LoadOp(self.o, [j, half, lane]).result
                 place = {chain.rows: row, chain.columns: column}
                 value = self.values.build(final, At(place, half, product=product, known=dict(known)))
                 if adjacent:
-                    memref.StoreOp(value, tile, [mlir.index(lane)])
+                    memref.StoreOp(value, tile, [lane])
                 else:
                     memref.StoreOp(value, output.view, [place.get(d, mlir.index(0)) for d in output.place])
             if adjacent:

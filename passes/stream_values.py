@@ -7,18 +7,18 @@ the four threads that share a row only when it is complete. A maximum has to be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
 from tilec import mlir
-from tilec.expression import Expr, operation
+from tilec.expression import Expr, Total, operation
 from tilec.mlir import arith, gpu, ir, math, memref
 from tilec.online import Carried, Online
 from tilec.passes.contract_problem import PRIVATE, local
 from tilec.passes.loops import loop
 
-HALVES, LANES = (0, 1), (0, 1)
 QUAD = (1, 2)  # distances of the threads that share a row
 
 
@@ -27,7 +27,7 @@ class At:
     """One place: kernel dimensions as numbers, and the scores' element there. `known` keeps what has been computed."""
 
     coordinates: dict[int, ir.Value]
-    half: int
+    half: ir.Value
     score: ir.Value | None = None
     product: ir.Value | None = None
     known: dict[Expr, ir.Value] = field(default_factory=dict)
@@ -63,9 +63,9 @@ class Values:
             case "state":
                 state = self.states[x.key]
                 place = [mlir.index(0)] * (len(ir.MemRefType(state.type).shape) - 1)
-                return memref.LoadOp(state, [mlir.index(at.half), *place]).result
+                return memref.LoadOp(state, [at.half, *place]).result
             case "reference":
-                return memref.LoadOp(self.references[x.key], [mlir.index(at.half)]).result
+                return memref.LoadOp(self.references[x.key], [at.half]).result
         arguments = [self.build(a, at) for a in x.args]
         if x.op == "math.exp2" and x.template is None:  # ours: the exponent of a weight, at most 0
             return math.Exp2Op(arguments[0], fastmath=ir.Attribute.parse("#arith.fastmath<afn>")).result
@@ -86,12 +86,29 @@ def registers(shape: list[int], name: str) -> ir.Value:
 
 
 def fill(array: ir.Value, value: float) -> None:
-    shape = ir.MemRefType(array.type).shape
-    places: list[list[int]] = [[]]
-    for extent in shape:
-        places = [[*p, n] for p in places for n in range(extent)]
-    for place in places:
-        memref.StoreOp(mlir.constant(value, ir.F32Type.get()), array, [mlir.index(n) for n in place])
+    with ExitStack() as stack:
+        names = iter(("half", "pair"))
+        place = [stack.enter_context(loop(n, name=next(names))) for n in ir.MemRefType(array.type).shape]
+        memref.StoreOp(mlir.constant(value, ir.F32Type.get()), array, place)
+
+
+@contextmanager
+def halves() -> Iterator[ir.Value]:
+    """Over a thread's two rows."""
+    with loop(2, unroll=True, name="half") as half:
+        yield half
+
+
+@contextmanager
+def pairs() -> Iterator[tuple[ir.Value, ir.Value]]:
+    """Over a thread's two rows, and in each over two adjacent columns."""
+    with halves() as half, loop(2, unroll=True, name="pair") as lane:
+        yield half, lane
+
+
+def statements(totals: Iterable[Total]) -> ir.Location:
+    """The statements of the source that some reductions serve."""
+    return ir.Location.fused([ir.Location.name(t.name, t.operation.location) for t in totals])
 
 
 def combine(name: str, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -106,13 +123,13 @@ class States:
         self.rows = [c for c in online.carried if c is not product]
         for c in self.rows:
             shape = [2] if self.whole(c) else [2, 2]
-            values.states[c.total.number] = registers(shape, c.total.name)
+            values.states[c.total.number] = registers(shape, f"%running_{_kind(c)}")
         for s in online.shifts:
-            values.references[s.number] = registers([2], "reference")
-        self.before = {s.number: registers([2], "before") for s in online.shifts}
-        self.factors = {s.number: registers([2], "factor") for s in online.shifts}
+            values.references[s.number] = registers([2], "%reference")
+        self.before = {s.number: registers([2], "%old_reference") for s in online.shifts}
+        self.factors = {s.number: registers([2], "%rescaling") for s in online.shifts}
         self.totals = {c.total.number: registers([2], c.total.name) for c in self.rows if not self.whole(c)}
-        self.parts = {c.total.number: registers([2, 2], f"{c.total.name}.part") for c in self.rows if self.whole(c)}
+        self.parts = {c.total.number: registers([2, 2], f"%{_kind(c)}_of_pairs") for c in self.rows if self.whole(c)}
 
     @staticmethod
     def whole(c: Carried) -> bool:
@@ -129,43 +146,44 @@ class States:
     def collect(self, count: int, place: Callable, term: Callable[[Carried, At], ir.Value]) -> None:
         """The reductions that read no other, over the elements of a tile: `place(j, half, lane)` of `count` groups."""
         direct = [c for c in self.rows if c.shift is None]
-        if not direct:
-            return
-        for c in direct:
-            for half in HALVES if self.whole(c) else ():
-                value = memref.LoadOp(self.values.states[c.total.number], [mlir.index(half)]).result
-                for lane in LANES:
-                    memref.StoreOp(value, self.parts[c.total.number], [mlir.index(half), mlir.index(lane)])
-        with loop(count) as j:
-            for half, lane in PAIRS:
-                at = place(j, half, lane)
-                for c in direct:
-                    self._add(c, half, lane, term(c, at))
+        if direct:
+            with statements(c.total for c in direct):
+                self._collect(direct, count, place, term)
+
+    def _collect(self, direct: list[Carried], count: int, place: Callable, term: Callable) -> None:
+        for c in filter(self.whole, direct):
+            with pairs() as (half, lane):
+                value = memref.LoadOp(self.values.states[c.total.number], [half]).result
+                memref.StoreOp(value, self.parts[c.total.number], [half, lane])
+        with loop(count, name="fragment") as j, pairs() as (half, lane):
+            at = place(j, half, lane)
+            for c in direct:
+                self._add(c, half, lane, term(c, at))
         for c in direct:
             if self.whole(c):
                 self._finish(c, self.parts[c.total.number], self.values.states[c.total.number])
 
-    def _add(self, c: Carried, half: int, lane: int, value: ir.Value) -> None:
+    def _add(self, c: Carried, half: ir.Value, lane: ir.Value, value: ir.Value) -> None:
         target = self.parts[c.total.number] if self.whole(c) else self.values.states[c.total.number]
-        at = [mlir.index(half), mlir.index(lane)]
+        at = [half, lane]
         memref.StoreOp(combine(c.total.combine, memref.LoadOp(target, at).result, value), target, at)
 
     def _finish(self, c: Carried, parts: ir.Value, state: ir.Value) -> None:
         """Over the two columns, then over the threads that share a row."""
-        for half in HALVES:
-            a, b = (memref.LoadOp(parts, [mlir.index(half), mlir.index(lane)]).result for lane in LANES)
+        with halves() as half:
+            a, b = (memref.LoadOp(parts, [half, mlir.index(lane)]).result for lane in range(2))
             value = combine(c.total.combine, a, b)
             for distance in QUAD:
                 value = combine(c.total.combine, value, _shuffle(value, distance))
-            memref.StoreOp(value, state, [mlir.index(half)])
+            memref.StoreOp(value, state, [half])
 
     def shift(self) -> None:
         """Moves references to where the states are now, and rescales the sums that are relative to them."""
         type_ = ir.F32Type.get()
         for s in self.online.shifts:
             row = self.online.final(s.row)
-            for half in HALVES:
-                here = [mlir.index(half)]
+            with halves() as half:
+                here = [half]
                 now = self.values.build(row, At({}, half))
                 nothing = arith.cmpf(arith.CmpFPredicate.OEQ, now, mlir.constant(inf, type_))
                 new = arith.select(nothing, mlir.constant(0.0, type_), now)
@@ -177,16 +195,16 @@ class States:
                 memref.StoreOp(now, self.before[s.number], here)
         for c in self.rows:
             if c.shift is not None:
-                for half, lane in PAIRS:
-                    state, at = self.values.states[c.total.number], [mlir.index(half), mlir.index(lane)]
+                with pairs() as (half, lane):
+                    state, at = self.values.states[c.total.number], [half, lane]
                     scaled = arith.mulf(memref.LoadOp(state, at).result, self.factor(c, half))
                     memref.StoreOp(scaled, state, at)
 
-    def factor(self, c: Carried, half: int) -> ir.Value:
+    def factor(self, c: Carried, half: ir.Value) -> ir.Value:
         assert c.shift is not None
-        return memref.LoadOp(self.factors[c.shift.number], [mlir.index(half)]).result
+        return memref.LoadOp(self.factors[c.shift.number], [half]).result
 
-    def add(self, at: At, lane: int, term: Callable[[Carried, At], ir.Value]) -> None:
+    def add(self, at: At, lane: ir.Value, term: Callable[[Carried, At], ir.Value]) -> None:
         """One element into the sums that read earlier reductions."""
         for c in self.rows:
             if c.shift is not None:
@@ -202,7 +220,10 @@ class States:
                 self.values.states[c.total.number] = whole
 
 
-PAIRS = [(half, lane) for half in HALVES for lane in LANES]
+def _kind(c: Carried) -> str:
+    return {"arith.addf": "sum", "arith.mulf": "product", "arith.maximumf": "maximum"}.get(c.total.combine, "minimum")
+
+
 _NEW, _OLD = Expr("outer", key="new"), Expr("outer", key="old")
 
 

@@ -9,7 +9,7 @@ from tilec.expression import Expr
 from tilec.mlir import arith, ir, math, memref, vector
 from tilec.passes.loops import loop, sum_of
 from tilec.passes.stream_ranges import as_index
-from tilec.passes.stream_values import HALVES, LANES, PAIRS, registers, selected
+from tilec.passes.stream_values import halves, registers, selected
 from tilec.streaming import Chain, Linear
 
 UPPER = -65536  # the bits of an f32 that a bf16 has
@@ -22,32 +22,31 @@ class Packer:
     def __init__(self, scores: ir.Value, words: ir.Value, parts: int, kind: str, bounded: bool):
         self.s, self.w, self.parts, self.kind, self.bounded = scores, words, parts, kind, bounded
         self.columns = 8 * ir.MemRefType(scores.type).shape[0]
-        self.pieces = registers([parts, 2], "part") if parts > 1 else None
+        self.pieces = registers([parts, 2], "%parts") if parts > 1 else None
 
     def pack(self) -> None:
         """Weights as words of the left factor's fragments."""
         f32, narrow = ir.F32Type.get(), mlir.type_of(self.kind)
         pair, words = ir.VectorType.get([2], f32), ir.VectorType.get([2], narrow)
-        with loop(self.columns // 8) as j:
-            for half in HALVES:
+        with loop(self.columns // 8, name="fragment") as j, halves() as half:
+            if self.parts > 1:
+                self._take_apart(j, half)
+            with loop(self.parts, unroll=True, name="part") as part:
+                source, at = (self.s, [j, half, mlir.index(0)])
                 if self.parts > 1:
-                    self._take_apart(j, half)
-                for part in range(self.parts):
-                    source, at = (self.s, [j, mlir.index(half), mlir.index(0)])
-                    if self.parts > 1:
-                        source, at = self.pieces, [mlir.index(part), mlir.index(0)]
-                    rounded = arith.truncf(words, vector.LoadOp(pair, source, at).result)
-                    word = sum_of([(j, 2)], part * self.columns // 4 + half)
-                    vector.StoreOp(rounded, self.w, [word, mlir.index(0)])
+                    source, at = self.pieces, [part, mlir.index(0)]
+                rounded = arith.truncf(words, vector.LoadOp(pair, source, at).result)
+                word = sum_of([(half, 1), (part, self.columns // 4), (j, 2)])
+                vector.StoreOp(rounded, self.w, [word, mlir.index(0)])
 
-    def _take_apart(self, j: ir.Value, half: int) -> None:
+    def _take_apart(self, j: ir.Value, half: ir.Value) -> None:
         """A weight as a sum of bf16 numbers: its upper bits, those of what is left, and so on; all but the last exact.
 
         What an infinity leaves is 0, not the NaN that it would be.
         """
         f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
-        for lane in LANES:
-            rest = memref.LoadOp(self.s, [j, mlir.index(half), mlir.index(lane)]).result
+        with loop(2, unroll=True, name="pair") as lane:
+            rest = memref.LoadOp(self.s, [j, half, lane]).result
             for part in range(self.parts):
                 if part == self.parts - 1:
                     piece = rest
@@ -61,7 +60,7 @@ class Packer:
                         )
                         left = arith.select(infinite, mlir.constant(0.0, f32), left)
                     rest = left
-                memref.StoreOp(piece, self.pieces, [mlir.index(part), mlir.index(lane)])
+                memref.StoreOp(piece, self.pieces, [mlir.index(part), lane])
 
 
 def exclude(chain: Chain, bounds: list[Linear], scores: ir.Value, row: ir.Value, column: ir.Value) -> None:
@@ -70,25 +69,23 @@ def exclude(chain: Chain, bounds: list[Linear], scores: ir.Value, row: ir.Value,
     Conditions are affine: for each row a number, that the place in the tile is compared with.
     """
     i32 = ir.IntegerType.get_signless(32)
-    rows = []
-    for leaves, number in bounds:
-        factor = sum(f for leaf, f in leaves.items() if leaf.place == (chain.stream,))
-        for half in HALVES:
-            at = {chain.rows: sum_of([(row, 1)], 8 * half), chain.stream: column}
+    with loop(ir.MemRefType(scores.type).shape[0], name="fragment") as j, halves() as half:
+        rows = []
+        for leaves, number in bounds:
+            factor = sum(f for leaf, f in leaves.items() if leaf.place == (chain.stream,))
+            at = {chain.rows: sum_of([(half, 8), (row, 1)]), chain.stream: column}
             parts = [
                 (as_index(leaf.key) if leaf.op == "outer" else at.get(leaf.place[0], mlir.index(0)), f)
                 for leaf, f in leaves.items()
             ]
-            rows.append((half, factor, arith.index_cast(i32, sum_of(parts, number))))
-    with loop(ir.MemRefType(scores.type).shape[0]) as j:
-        for half, lane in PAIRS:
+            rows.append((factor, arith.index_cast(i32, sum_of(parts, number))))
+        with loop(2, unroll=True, name="pair") as lane:
             inside = None
-            for own, factor, base in rows:
-                if own == half:
-                    least = arith.index_cast(i32, sum_of([(j, -8 * factor)], -factor * lane))
-                    holds = arith.cmpi(arith.CmpIPredicate.sge, base, least)
-                    inside = holds if inside is None else arith.andi(inside, holds)
-            place = [j, mlir.index(half), mlir.index(lane)]
+            for factor, base in rows:
+                least = arith.index_cast(i32, sum_of([(lane, -factor), (j, -8 * factor)]))
+                holds = arith.cmpi(arith.CmpIPredicate.sge, base, least)
+                inside = holds if inside is None else arith.andi(inside, holds)
+            place = [j, half, lane]
             memref.StoreOp(selected(inside, memref.LoadOp(scores, place).result, chain.absorbing), scores, place)
 
 

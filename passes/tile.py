@@ -13,7 +13,7 @@ tensors of their tile's full size; at the edge of the grid a slice of them is us
 
 from __future__ import annotations
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.attributes import carry_over
 from tilec.kernels import planned_kernels
 from tilec.mlir import affine, ir, linalg, scf, tensor
@@ -39,6 +39,7 @@ def _tile_kernel(function: ir.Operation, grid: list[int], sizes: list[int]) -> N
         # Dimensions of one block stay, as they are mapped to something: later stages know them by their place.
         mapping = [ir.Attribute.parse(f"#gpu.block<linear_dim_{min(n, LAST_NAMED)}>") for n in range(len(counts))]
         loop = scf.ForallOp([0] * len(counts), counts, [1] * len(counts), outs, mapping=ir.ArrayAttr.get(mapping))
+        _name_blocks(function, loop, grid, extents, steps)
         shared = list(loop.regions[0].blocks[0].arguments)[len(counts) :]
         tiler = _Tiler(loop, grid, extents, steps, dict(zip(results, shared)))
         with ir.InsertionPoint(loop.regions[0].blocks[0]):
@@ -55,6 +56,16 @@ def _tile_kernel(function: ir.Operation, grid: list[int], sizes: list[int]) -> N
     for op in reversed(ops[:-1]):
         if not any(True for r in op.results for _ in r.uses):
             op.erase()
+
+
+def _name_blocks(
+    function: ir.Operation, loop: scf.ForallOp, grid: list[int], extents: list[int], steps: list[int]
+) -> None:
+    """A block's number along a dimension is the index where a block has one value of it."""
+    names = locations.index_names(function)
+    locations.named(loop, *(names.get(d) and names[d] + "_block" * (s > 1) for d, s in zip(grid, steps)))
+    cut = [d for d, e, s in zip(grid, extents, steps) if 1 < s < e]
+    function.attributes[locations.CUT] = mlir.integers(cut)
 
 
 def _grid_extents(ops: list[ir.Operation], grid: list[int]) -> list[int]:
@@ -79,24 +90,25 @@ class _Tiler:
         self.grid, self.extents, self.steps, self.shared = grid, extents, steps, shared
         self.tiles: dict[ir.Value, ir.Value] = {}
         self.dims: dict[ir.Value, list[int]] = {}
-        block = loop.regions[0].blocks[0]
+        block, names = loop.regions[0].blocks[0], locations.index_names(loop.operation)
         self.offsets: dict[int, ir.Value] = {}
         self.sizes: dict[int, ir.Value | int] = {}
         with ir.InsertionPoint(block):
             for d, extent, step, variable in zip(grid, extents, steps, block.arguments):
-                self._place(d, extent, step, variable)
+                self._place(d, extent, step, variable, names.get(d))
 
-    def _place(self, d: int, extent: int, step: int, variable: ir.Value) -> None:
+    def _place(self, d: int, extent: int, step: int, variable: ir.Value, name: str | None) -> None:
         """Where the block starts along a grid dimension, and how much of its tile lies inside."""
         i = ir.AffineDimExpr.get(0)
-        self.offsets[d] = (
-            variable if step == 1 else affine.AffineApplyOp(ir.AffineMap.get(1, 0, [i * step]), [variable]).result
-        )
+        self.offsets[d] = variable
+        if step > 1:
+            start = affine.AffineApplyOp(ir.AffineMap.get(1, 0, [i * step]), [variable]).result
+            self.offsets[d] = locations.named(start, name and f"{name}_start")
         if extent % step == 0:
             self.sizes[d] = step
         else:
             left = ir.AffineMap.get(1, 0, [i * -step + extent, ir.AffineConstantExpr.get(step)])
-            self.sizes[d] = affine.AffineMinOp(left, [variable]).result
+            self.sizes[d] = locations.named(affine.AffineMinOp(left, [variable]).result, name and f"{name}_size")
 
     def slice(self, value: ir.Value, dims: list[int], local: bool = False) -> ir.Value:
         """The block's part of a tensor subscripted by kernel dimensions; a local tensor holds just this block's tile."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.kernels import RegisterTranspose
 from tilec.mlir import affine, ir, linalg, memref, vector
 from tilec.passes.contract_cpu import Size, loop, loops
@@ -83,6 +83,7 @@ def _tile(value: ir.Value, swap: list[int], dims: list[int], tiles: dict[int, in
     room = [tiles.get(dims[d], shape[d]) for d in swap]
     alloc = memref.AllocOp(ir.MemRefType.get(room, type_.element_type), [], [], alignment=64)
     alloc.attributes["tilec.name"] = mlir.string("turned")
+    locations.named(alloc, "transposed")
     used = [shape[d] for d in swap]
     if used == room:
         return alloc.result
@@ -114,7 +115,7 @@ def _turn_plane(source: ir.Value, target: ir.Value, rows: Size, columns: Size, l
     """Transposes tiles column by column, so that stores are contiguous."""
     type_ = ir.VectorType.get([lanes, lanes], ir.MemRefType(source.type).element_type)
     whole_rows, whole_columns = whole(rows, lanes), whole(columns, lanes)
-    with loop(0, whole_columns, lanes) as c, loop(0, whole_rows, lanes) as r:
+    with loop(0, whole_columns, lanes, "column") as c, loop(0, whole_rows, lanes, "row") as r:
         square = vector.LoadOp(type_, source, [r, c]).result
         vector.StoreOp(vector.TransposeOp(type_, square, [1, 0]).result, target, [c, r])
     _turn_elements(source, target, (0, whole_rows), (whole_columns, columns))
@@ -124,7 +125,7 @@ def _turn_plane(source: ir.Value, target: ir.Value, rows: Size, columns: Size, l
 def _turn_elements(source: ir.Value, target: ir.Value, rows: tuple[Size, Size], columns: tuple[Size, Size]) -> None:
     if any(isinstance(a, int) and a == b for a, b in (rows, columns)):
         return
-    with loop(*rows) as r, loop(*columns) as c:
+    with loop(*rows, name="row") as r, loop(*columns, name="column") as c:
         memref.StoreOp(memref.LoadOp(source, [r, c]).result, target, [c, r])
 
 

@@ -87,7 +87,7 @@ def write(generic: GenericMapper, mark: ir.Attribute) -> None:
     count, width = layout.steps[last], layout.vectors[lane]
     tile = generic._fetch(generic.operands[0], generic.places[0])
     element = ir.MemRefType(target.type).element_type
-    words = generic.kernel.registers(count, element, "column")
+    words = generic.kernel.registers(count, element, "%column")
     type_ = ir.VectorType.get([count], element)
     alone = tuple(1 if d == last else s for d, s in enumerate(layout.steps))
     with Threads(replace(layout, steps=alone)).slots(generic.dims, {}, generic.sizes, lanes=False) as place:

@@ -14,9 +14,12 @@ from numba import uint16 as u16
 from numba import uint32 as u32
 from numba import uint64 as u64
 
+from tilec.coefficients import NAMED
 from tilec.runtime.cpu_intrinsics import *  # noqa: F403
 from tilec.runtime.cpu_math import *  # noqa: F403
 from tilec.runtime.cpu_tile import *  # noqa: F403
 from tilec.runtime.cpu_vector import *  # noqa: F403
+
+globals().update(NAMED)
 
 __all__ = ["f32", "f64", "i1", "i8", "i16", "i32", "i64", "inf", "nan", "u8", "u16", "u32", "u64"]

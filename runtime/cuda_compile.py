@@ -20,6 +20,7 @@ from typing import Any
 
 from tilec.runtime.cuda_assemble import CompileError, ResourceError, assemble
 from tilec.runtime.cuda_toolkit import NoCompiler, refuse_if_missing
+from tilec.runtime.cuda_unroll import unroll
 from tilec.runtime.generated import uncollected
 from tilec.runtime.interrupts import uninterrupted
 from tilec.runtime.program import Cubin
@@ -201,7 +202,7 @@ def _execute(source: str, entry: str) -> Callable[..., Any]:
     module.__file__ = filename
     sys.modules[name] = module  # Numba looks globals up by module name
     try:
-        exec(compile(source, filename, "exec"), module.__dict__)
+        exec(compile(unroll(source), filename, "exec"), module.__dict__)
     except Exception as error:
         raise CompileError(f"the module of {entry} does not execute: {error}", source) from error
     finally:

@@ -13,6 +13,8 @@ Addresses are int64, in global and in shared memory alike. The families:
 | `cp_async_16`, `mbarrier_*`, `bulk_*`, `tma_load(2)`, `set_registers(240, more=True)` | `cuda_async` |
 | `ldmatrix_x4`, `mma_bf16`, `wgmma(...)`, `wgmma_wait(...)` | `cuda_matrix` |
 | `unpack_bf16` | `cuda_packed` |
+| `unrolled(8)` | `cuda_unroll` |
+| `COS_NEAR_4`, `LOG2_E` | `tilec.coefficients` |
 | `cuda`, `int32`, `float32`, ... | Numba's own |
 
 Nothing of `numba-cuda-mlir` is imported before the first name is looked up.
@@ -24,23 +26,27 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from tilec.coefficients import NAMED
 from tilec.runtime.cuda_async import ASYNC, bulk_wait, cp_async_wait, set_registers, tma_load, tma_store
 from tilec.runtime.cuda_contract import contract
 from tilec.runtime.cuda_define import NUMBA, define, ptx
-from tilec.runtime.cuda_matrix import MATRIX, wgmma, wgmma_wait
+from tilec.runtime.cuda_matrix import MATRIX, matrix_descriptor, wgmma, wgmma_wait
 from tilec.runtime.cuda_memory import WIDTH, load, load_vector, store, store_vector
 from tilec.runtime.cuda_packed import PACKED
 from tilec.runtime.cuda_scalar import SCALAR
+from tilec.runtime.cuda_unroll import unrolled
 
 __all__ = [
     "bulk_wait",
     "contract",
     "cp_async_wait",
     "define",
+    "matrix_descriptor",
     "ptx",
     "set_registers",
     "tma_load",
     "tma_store",
+    "unrolled",
     "wgmma",
     "wgmma_wait",
 ]
@@ -54,6 +60,8 @@ def __getattr__(name: str) -> Any:
     cached."""
     if name in _TABLE:
         return _TABLE[name]()
+    if name in NAMED:
+        return NAMED[name]
     if name in NUMBA.values():
         from numba_cuda_mlir import types
 

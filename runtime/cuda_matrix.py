@@ -16,6 +16,17 @@ from tilec.runtime.cuda_define import Array, Parameter, asm, define, extract, in
 _LETTER = {"f32": "f", "i32": "r"}
 
 
+_LINE = 128  # bytes of a line that is swizzled
+
+
+def matrix_descriptor(lines: int | None = None) -> int:
+    """The upper bits of a matrix descriptor (PTX ISA, "Matrix-Descriptor Format") of a tile that begins at a multiple of
+    1024 bytes, swizzled by 128 bytes: in lines of k, or in slabs of 64 rows, each of so many lines of rows."""
+    swizzle, next_8_lines = 1 << 62, 8 * _LINE
+    next_slab = 16 if lines is None else lines * _LINE  # lines of k have no second slab
+    return swizzle | (next_8_lines >> 4) << 32 | (next_slab >> 4) << 16
+
+
 def ldmatrix(count: int, transposed: bool = False, element: str = "i32") -> Any:
     """`(array, at, shared)`: `count` 8x8 matrices of 16-bit elements into `count` words; each lane names one
     row. A row of 16 bytes may as well be 4 elements of 32 bits: then words are of type `element`."""

@@ -2,7 +2,8 @@
 
 A value that is used once, by an operation of its own block, is printed inside that use; every other value gets a variable.
 Loads always get one, so that no load moves past a store. Memory is a base pointer, an offset and strides: subviews cost
-nothing and leave no trace. Names come from `tilec.name` hints reduced to identifiers, with a number behind.
+nothing and leave no trace. `emit_variables` gives variables their names, `emit_comments` puts the source's statements beside
+the lines that serve them.
 """
 
 # mypy: no-strict-optional
@@ -13,27 +14,30 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from tilec import mlir
+from tilec import coefficients, locations, mlir
 from tilec.diagnostics import InternalError
 from tilec.functions import FUNCTIONS
 from tilec.mlir import ir
-from tilec.runtime.emit_index import Memory, affine_text, collapsed, is_unit, plus, quotient, times
+from tilec.runtime.emit_comments import Comments
+from tilec.runtime.emit_index import Memory, affine_text, collapsed, is_unit, plus, quotient, tidy, times
+from tilec.runtime.emit_names import Names
 from tilec.runtime.emit_tables import BINARY, COMPARE_FLOAT, COMPARE_INTEGER, EXTREMA, NARROW, PURE, UNSIGNED
+from tilec.runtime.emit_variables import Variables
 
 
-class Printer:
+class Printer(Variables):
     """Prints one kernel's body. Subclasses say how memory is reached and what the hardware's operations are called."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names, comments: Comments) -> None:
+        super().__init__(names)
+        self.comments = comments
         self.lines: list[str] = []
         self.depth = 1
         self.text: dict[ir.Value, str] = {}
         self.memory: dict[ir.Value, Memory] = {}
-        self.counts: dict[str, int] = {}
-        self.loops = 0
+        self.own: set[str] = set()  # variables of a single value: what was loaded, or what a loop carries
         self.used: set[str] = set()
         self.sites: list[str] = []
-        self.comment: str | None = None
 
     # ---- what a backend supplies -------------------------------------------------------------------------------------
 
@@ -53,44 +57,33 @@ class Printer:
     # ---- lines and names ---------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text)
-
-    def fresh(self, hint: str) -> str:
-        """A new identifier made of letters of the hint, which may be a user's name, and a number."""
-        stem = re.sub(r"[^A-Za-z0-9]", "_", hint.encode("ascii", "ignore").decode()).strip("_")[:24] or "v"
-        stem = stem if stem[0].isalpha() else f"v{stem}"
-        self.counts[stem] = self.counts.get(stem, 0) + 1
-        return f"{stem}_{self.counts[stem]}"
+        self.lines.append("    " * self.depth + tidy(text))
 
     def use(self, name: str) -> str:
         """A name that the module must import."""
         self.used.add(name)
         return name
 
-    def bind(self, value: ir.Value, text: str, hint: str = "v") -> None:
-        name = self.fresh(hint)
-        self.line(f"{name} = {text}")
-        self.text[value] = name
+    def say(self, op: ir.Operation) -> None:
+        """The statements that the next lines serve, where they are others than before."""
+        for comment in self.comments.before(op):
+            self.line(comment)
 
-    def say_where(self, op: ir.Operation) -> None:
-        """A comment with the source line, when it changes."""
-        where = mlir.source_line(op)
-        name = mlir.get_string(op, "tilec.name")
-        if where is None and name is None:
-            return
-        parts = [re.sub(r"[^\w.,\- ]", "_", name)[:60]] if name else []
-        if where:
-            file = re.sub(r"[^-\w.]", "_", where[0].rsplit("/", 1)[-1])
-            parts.append(f"{file}:{where[1]}")
-        comment = ", ".join(parts)
-        if comment != self.comment:
-            self.line(f"# {comment}")
-            self.comment = comment
+    def imports(self) -> set[str]:
+        """What the module has besides the kernel."""
+        return self.used
+
+    def bind(self, value: ir.Value, text: str, name: str) -> None:
+        self.line(f"{name} = {text}")
+        if (op := mlir.definition(value)) is not None and op.name in ("memref.load", "vector.load"):
+            self.own.add(name)
+        self.text[value] = name
 
     # ---- operations --------------------------------------------------------------------------------------------------
 
     def block(self, block: ir.Block) -> None:
         for op in block.operations:
+            self.say(op.operation)
             self.operation(op.operation)
 
     def operation(self, op: ir.Operation) -> None:
@@ -99,7 +92,7 @@ class Printer:
                 self.text[op.results[0]] = self.constant(op)
             case "memref.load":
                 memory, place = self.address(op.operands[0], list(op.operands)[1:])
-                self.bind(op.results[0], self.load(memory, place), memory.base.rsplit("_", 1)[0])
+                self.bind(op.results[0], self.load(memory, place), self.loaded(memory.base))
             case "memref.store":
                 memory, place = self.address(op.operands[1], list(op.operands)[2:])
                 self.store(memory, place, self.expr(op.operands[0]))
@@ -132,13 +125,13 @@ class Printer:
     def pure(self, op: ir.Operation) -> None:
         text = self.expression(op)
         (result,) = op.results
-        users = mlir.uses(result)
-        if len(users) == 1 and users[0].block == op.block and len(text) < 90 and users[0].name != "scf.yield":
+        users, named = mlir.uses(result), any(locations.variables(op)) and str(result.type) == "i1"
+        if not named and len(users) == 1 and users[0].block == op.block and len(text) < 90:
             self.text[result] = (
                 text if re.fullmatch(r"[\w.]+(\([^()]*\))?|\(.*\)", text) and is_unit(text) else f"({text})"
             )
         else:
-            self.bind(result, text)
+            self.bind(result, text, self.variable(op))
 
     def expr(self, value: ir.Value) -> str:
         return self.text[value]
@@ -152,19 +145,26 @@ class Printer:
         low, high, step = (self.expr(v) for v in list(op.operands)[:3])
         initial = list(op.operands)[3:]
         variable, *states = block.arguments
-        if "tilec.name" in op.attributes:
-            self.say_where(op)
-        names = [self.expr(v) if _becomes_state(v, op) else self.fresh(self.hint(op)) for v in initial]
+        names = [
+            self.expr(v) if self.expr(v) in self.own and _becomes_state(v, op) else self.state(op, n)
+            for n, v in enumerate(initial, 1)
+        ]
         for name, state, value in zip(names, states, initial):
             if name != self.expr(value):
                 self.line(f"{name} = {self.expr(value)}")
             self.text[state] = name
-        self.text[variable] = "ijklmnpq"[self.loops % 8] + ("" if self.loops < 8 else str(self.loops // 8))
+            self.own.add(name)
         bounds = high if low == "0" and step == "1" else f"{low}, {high}" if step == "1" else f"{low}, {high}, {step}"
-        self.line(f"for {self.text[variable]} in range({bounds}):")
-        self.indent(block, names)
+        walked = self.iterations(op, bounds)
+        with self.names.loop((locations.variables(op) or [None])[0] or "each") as name:
+            self.text[variable] = name
+            self.line(f"for {name} in {walked}:")
+            self.indent(block, names)
         for result, name in zip(op.results, names):
             self.text[result] = name
+
+    def iterations(self, loop: ir.Operation, bounds: str) -> str:
+        return f"range({bounds})"
 
     def while_loop(self, op: ir.Operation) -> None:
         """One that carries nothing from turn to turn, and hands out what its condition saw."""
@@ -175,7 +175,7 @@ class Printer:
         self.depth += 1
         self.block(before)
         condition, *found = list(before.operations)[-1].operands
-        names = [self.fresh("found") for _ in found]
+        names = [self.names.temporary("found") for _ in found]
         for name, value in zip(names, found):
             self.line(f"{name} = {self.expr(value)}")
         self.line(f"if not ({self.expr(condition)}):")
@@ -186,7 +186,6 @@ class Printer:
 
     def indent(self, block: ir.Block, states: list[str]) -> None:
         self.depth += 1
-        self.loops += 1
         before = len(self.lines)
         self.block(block)
         terminator = list(block.operations)[-1].operation
@@ -197,24 +196,18 @@ class Printer:
         if len(self.lines) == before:
             self.line("pass")
         self.depth -= 1
-        self.loops -= 1
 
     def branch(self, op: ir.Operation) -> None:
-        names = [self.fresh("v") for _ in op.results]
+        names = [self.variable(op, n) for n in range(len(op.results))]
         self.line(f"if {self.expr(op.operands[0])}:")
-        self.indent(op.regions[0].blocks[0], names)
+        with self.names.branch():
+            self.indent(op.regions[0].blocks[0], names)
         if len(op.regions[1].blocks):
             self.line("else:")
-            self.indent(op.regions[1].blocks[0], names)
+            with self.names.branch():
+                self.indent(op.regions[1].blocks[0], names)
         for result, name in zip(op.results, names):
             self.text[result] = name
-
-    def hint(self, op: ir.Operation) -> str:
-        while op is not None and op.name != "func.func":
-            if "tilec.name" in op.attributes:
-                return mlir.get_string(op, "tilec.name").split(",")[-1]
-            op = op.parent.operation if op.parent is not None else None
-        return "acc"
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
@@ -265,6 +258,8 @@ class Printer:
         return f"{self.use(type_)}({ir.IntegerAttr(value).value})"
 
     def float_constant(self, value: float, type_: str) -> str:
+        if type_ == "f32" and (name := coefficients.name_of(value)):
+            return self.use(name)
         text = repr(float(value))
         if text in ("inf", "-inf", "nan"):
             text = text.replace("inf", self.use("inf")) if "inf" in text else self.use("nan")
@@ -385,11 +380,7 @@ _MATH = {row.mlir: row.cpu for row in FUNCTIONS.values() if row.mlir.startswith(
 
 
 def _becomes_state(value: ir.Value, loop: ir.Operation) -> bool:
-    """Whether a vector, which always has a variable, is read by nothing but the loop that goes on from it."""
+    """Whether nothing reads a value but the loop that goes on from it."""
     owner = mlir.definition(value)
-    return (
-        isinstance(value.type, ir.VectorType)
-        and owner is not None
-        and owner.block == loop.block
-        and len(mlir.uses(value)) == 1
-    )
+    block = value.owner if owner is None else owner.block
+    return block == loop.block and len(mlir.uses(value)) == 1

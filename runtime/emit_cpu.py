@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from tilec.diagnostics import InternalError
 from tilec.mlir import ir
 from tilec.runtime.emit import Printer
 from tilec.runtime.emit_index import Memory, plus
+from tilec.runtime.emit_kernels import print_kernels
 from tilec.runtime.emit_tables import NARROW
 from tilec.runtime.program import Emitted, KernelSource
 from tilec.runtime.steps import read_steps
@@ -32,12 +34,8 @@ MANY = 4  # uses of a subview from which on its start is worth a variable
 
 def emit_cpu(module: ir.Module) -> Emitted:
     name, steps, temporaries = read_steps(module)
-    kernels, used = [], set()
-    for function in mlir.functions(module):
-        if "tilec.kernel" in function.attributes:
-            printer = _CpuPrinter()
-            kernels.append(printer.kernel(function))
-            used |= printer.used
+    printed = print_kernels(module, _CpuPrinter, lambda printer, function: printer.kernel(function))
+    kernels, used = [kernel for _, kernel in printed], {name for printer, _ in printed for name in printer.used}
     header = [f'"""Kernels of {kernels[0].name if kernels else "an empty program"}, printed by tilec."""', ""]
     if used:
         header += ["from tilec.runtime.cpu_support import (", *(f"    {n}," for n in sorted(used)), ")", "", ""]
@@ -46,8 +44,8 @@ def emit_cpu(module: ir.Module) -> Emitted:
 
 
 class _CpuPrinter(Printer):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.scratch = 0
         self.parameters = 0
 
@@ -61,6 +59,7 @@ class _CpuPrinter(Printer):
             if op.operation.name == "scf.forall":
                 grid = self.forall(op.operation)
             else:
+                self.say(op.operation)
                 self.operation(op.operation)
         head = [f"def {name}(block, args, scratch):"]
         text = "\n".join(head + (self.lines or ["    pass"]))
@@ -72,7 +71,8 @@ class _CpuPrinter(Printer):
             hint = ir.StringAttr(ir.DictAttr(attributes)["tilec.name"]).value
             shaped = ir.ShapedType(argument.type)
             element = str(shaped.element_type)
-            base = self.fresh(hint)
+            base = self.names.source(hint)
+            self.held[base] = hint
             shape = tuple(shaped.shape)
             sizes = "x".join(map(str, shape)) or "scalar"
             self.line(f"{base} = {self.use(_storage(element) + '_pointer')}(args[{n}])  # {element} {sizes}")
@@ -87,9 +87,9 @@ class _CpuPrinter(Printer):
             if count == 1:
                 self.text[variable] = "0"
             elif below == 1:
-                self.bind(variable, rest, "b")
+                self.bind(variable, rest, self.variable(op, n))
             else:
-                self.bind(variable, f"{rest} // {below}", "b")
+                self.bind(variable, f"{rest} // {below}", self.variable(op, n))
                 rest = f"(block % {below})"
         self.block(op.regions[0].blocks[0])
         return prod(counts)
@@ -111,7 +111,8 @@ class _CpuPrinter(Printer):
             case "cf.assert":
                 self.check(op)
             case "vector.transpose":
-                self.bind(op.results[0], f"{self.use('transpose')}({self.expr(op.operands[0])})", "turned")
+                text = f"{self.use('transpose')}({self.expr(op.operands[0])})"
+                self.bind(op.results[0], text, self.variable(op, 0, "transposed"))
             case "vector.load" | "vector.store" if _vector_type(op).rank == 2:
                 self.square(op)
             case "vector.load" | "vector.store" | "vector.broadcast" | "vector.fma":
@@ -125,7 +126,7 @@ class _CpuPrinter(Printer):
         element, shape = str(type_.element_type), tuple(type_.shape)
         if mlir.DYNAMIC in shape:
             raise InternalError(f"the size of {op} is not known", "emit")
-        base = self.fresh(mlir.get_string(op, "tilec.name") or "tile")
+        base = self.array(op)
         place = plus("scratch", self.scratch)
         sizes = "x".join(map(str, shape)) or "scalar"
         self.line(f"{base} = {self.use(_storage(element) + '_pointer')}({place})  # {element} {sizes}")
@@ -146,7 +147,7 @@ class _CpuPrinter(Printer):
         super().subview(op)
         view = self.memory[op.results[0]]
         if isinstance(view.offset, str) and not view.offset.isidentifier() and len(mlir.uses(op.results[0])) >= MANY:
-            name = self.fresh("at")
+            name = self.variable(op, 0, "at")
             self.line(f"{name} = {view.offset}")
             self.memory[op.results[0]] = replace(view, offset=name)
 
@@ -157,21 +158,21 @@ class _CpuPrinter(Printer):
         match op.name:
             case "vector.load":
                 memory, place = self.address(op.operands[0], list(op.operands)[1:])
-                self.bind(
-                    op.results[0], f"{self.use(f'load_{kind}')}({memory.base}, {place})", memory.base.rsplit("_", 1)[0]
-                )
+                text = f"{self.use(f'load_{kind}')}({memory.base}, {place})"
+                self.bind(op.results[0], text, self.loaded(memory.base))
             case "vector.store":
                 memory, place = self.address(op.operands[1], list(op.operands)[2:])
                 self.line(f"{self.use(f'store_{kind}')}({memory.base}, {place}, {self.expr(op.operands[0])})")
             case "vector.broadcast":
-                self.bind(op.results[0], f"{self.use(f'splat_{kind}')}({self.expr(op.operands[0])})", "all")
+                text = f"{self.use(f'splat_{kind}')}({self.expr(op.operands[0])})"
+                self.bind(op.results[0], text, self.variable(op, 0, "all"))
             case "vector.fma":
                 text = f"{self.use(f'fma_{kind}')}({', '.join(self.expr(v) for v in op.operands)})"
                 if _continues(op):
                     self.text[op.results[0]] = self.expr(op.operands[2])
                     self.line(f"{self.expr(op.operands[2])} = {text}")
                 else:
-                    self.bind(op.results[0], text)
+                    self.bind(op.results[0], text, self.variable(op))
 
     def square(self, op: ir.Operation) -> None:
         """The operations of `cpu_tile`, by its names."""
@@ -181,7 +182,8 @@ class _CpuPrinter(Printer):
         if store:
             self.line(f"{self.use('store_tile')}({where}, {self.expr(op.operands[0])})")
         else:
-            self.bind(op.results[0], f"{self.use(f'load_tile_{_vector_type(op).shape[0]}')}({where})", "square")
+            text = f"{self.use(f'load_tile_{_vector_type(op).shape[0]}')}({where})"
+            self.bind(op.results[0], text, self.variable(op, 0, "square"))
 
     # ---- operations --------------------------------------------------------------------------------------------------
 

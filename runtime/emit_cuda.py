@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 from math import prod
+from typing import Any
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.amounts import element_bytes
 from tilec.functions import FUNCTIONS
 from tilec.mlir import ir
@@ -26,32 +27,27 @@ from tilec.runtime.emit_cuda_async import async_operation
 from tilec.runtime.emit_cuda_contract import contract_operation, packed, store_made
 from tilec.runtime.emit_cuda_guard import guarded_load, guarded_loads
 from tilec.runtime.emit_cuda_overlap import Overlap, overlaps
+from tilec.runtime.emit_cuda_shared import SharedMemory
 from tilec.runtime.emit_cuda_threads import thread_operation
 from tilec.runtime.emit_cuda_unroll import UnrollPrinter
 from tilec.runtime.emit_cuda_uses import is_read_as_scalar, is_unchanged, stored_arguments
 from tilec.runtime.emit_cuda_words import half, store_word, word_operation
 from tilec.runtime.emit_index import Memory, plus, times
+from tilec.runtime.emit_kernels import print_kernels
 from tilec.runtime.emit_tables import NARROW
 from tilec.runtime.program import Emitted, KernelSource, TensorMap
 from tilec.runtime.steps import read_steps
 
 NAMES = {"i1": "bool", "index": "i64", "f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}
 CUDA_FUNCTION = {row.cpu: row.cuda for row in FUNCTIONS.values() if row.cpu and row.cuda}
-ALIGN = 16
 
 
 def emit_cuda(module: ir.Module) -> Emitted:
     name, steps, temporaries = read_steps(module)
-    kernels: list[KernelSource] = []
-    used: set[str] = set()
     neighbours = overlaps(module, steps)
-    definitions: dict[str, str] = {}
-    for function in mlir.functions(module):
-        if "tilec.kernel" in function.attributes:
-            printer = _CudaPrinter()
-            kernels.append(printer.kernel(function, neighbours))
-            used |= printer.used
-            definitions |= printer.definitions
+    made = print_kernels(module, _CudaPrinter, lambda printer, function: printer.kernel(function, neighbours))
+    kernels, used = [kernel for _, kernel in made], {name for printer, _ in made for name in printer.used}
+    definitions = {name: call for printer, _ in made for name, call in printer.definitions.items()}
     header = [f'"""Kernels of {kernels[0].name if kernels else "an empty program"}, printed by tilec."""', ""]
     constants = sorted(used & {"inf", "nan"})
     if constants:
@@ -71,10 +67,10 @@ def _does_something(lines: list[str]) -> bool:
 
 
 class _CudaPrinter(UnrollPrinter):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared = 0
-        self.pending: dict[ir.Operation, str] = {}
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.shared = SharedMemory(self.names)
+        self.pending: list[ir.Operation] = []
         self.vectors: dict[ir.Value, tuple[Memory, str | int]] = {}
         self.written: set[str] = set()
         self.others: set[str] = set()  # written by kernels before this one, while its blocks may wait already
@@ -88,6 +84,7 @@ class _CudaPrinter(UnrollPrinter):
         name = ir.StringAttr(function.attributes["sym_name"]).value
         block = mlir.entry(function)
         parameters = self.parameters = self.arguments(function, block)
+        described, self.lines = self.lines, []
         threads, blocks = (mlir.get_integer(function, f"tilec.{n}") for n in ("threads", "blocks"))
         cluster = mlir.get_integer(function, "tilec.cluster") or 1
         self.numbers(threads, blocks, cluster)
@@ -100,21 +97,20 @@ class _CudaPrinter(UnrollPrinter):
         for view in block.operations:
             op = view.operation
             self.declare(op)
-            if op.name not in ("arith.constant", "memref.alloca", "func.return"):
-                self.say_where(op)
+            self.say(op)
             self.operation(op)
         parameters = [*parameters, *self.maps]
         if self.sites:
             parameters.append("errors")
         body = self.lines
-        if self.shared:
+        if self.shared.bytes:
             array = f"{self.use('cuda')}.shared.array(0, {self.use('i8')})"
-            body = [f"    shared = {self.use('shared_address')}({array})  # {self.shared} bytes", *body]
+            body = [*self.shared.lines(f"{self.use('shared_address')}({array})"), *body]
         end = [] if _does_something(body) else ["    pass"]
-        text = "\n".join([f"def {name}({', '.join(parameters)}):", *body, *end])
+        text = "\n".join([f"def {name}({', '.join(parameters)}):", *described, *body, *end])
         maps = tuple(self.maps.values())
         return KernelSource(
-            name, text, blocks, count, threads, shared=self.shared, sites=tuple(self.sites), maps=maps, cluster=cluster,
+            name, text, blocks, count, threads, shared=self.shared.bytes, sites=tuple(self.sites), maps=maps, cluster=cluster,
             resident="tilec.resident" in function.attributes, overlap=overlap.waits,
         )  # fmt: skip
 
@@ -122,7 +118,9 @@ class _CudaPrinter(UnrollPrinter):
         names = list(ir.ArrayAttr(function.attributes["arg_attrs"]))
         bases = []
         for argument, attributes in zip(block.arguments, names):
-            base = self.fresh(ir.StringAttr(ir.DictAttr(attributes)["tilec.name"]).value)
+            name = ir.StringAttr(ir.DictAttr(attributes)["tilec.name"]).value
+            base = self.names.source(name)
+            self.held[base] = name
             shaped = ir.ShapedType(argument.type)
             element, shape = str(shaped.element_type), tuple(shaped.shape)
             self.memory[argument] = Memory(base, 0, strides_of(argument.type), element, shape)
@@ -145,27 +143,13 @@ class _CudaPrinter(UnrollPrinter):
     def bytes(self, memory: Memory, index: str | int) -> str:
         return _bytes(memory, index)
 
-    def say_where(self, op: ir.Operation) -> None:
-        """A comment with the names and the source lines of what follows, when they change."""
-        name = _location_name(op.location)
-        where = mlir.source_line(op)
-        parts = [_plain(name)] if name else []
-        if where:
-            parts.append(f"{_plain(where[0].rsplit('/', 1)[-1])}:{where[1]}")
-        comment = ", ".join(parts)
-        if comment and comment != self.comment:
-            self.line(f"# {comment}")
-            self.comment = comment
+    def imports(self) -> set[str]:
+        return self.used | self.definitions.keys()
 
     # ---- operations --------------------------------------------------------------------------------------------------
 
     def operation(self, op: ir.Operation) -> None:
         match op.name:
-            case "scf.for" if "tilec.unroll" in op.attributes:
-                block = op.regions[0].blocks[0]
-                for n in range(int(mlir.constant_value(op.operands[1]))):
-                    self.text[block.arguments[0]] = str(n)
-                    self.block(block)
             case "memref.load" if self.guard is not None or self.load_in_place(op):
                 pass
             case "memref.store" if self.guard is not None:
@@ -174,7 +158,7 @@ class _CudaPrinter(UnrollPrinter):
                 pass  # printed by the store of the fragment
             case "memref.load" if self.memory[op.operands[0]].space in ("shared", "cluster"):
                 memory, place = self.address(op.operands[0], list(op.operands)[1:])
-                self.bind(op.results[0], self.load(memory, place), "part")
+                self.bind(op.results[0], self.load(memory, place), self.names.temporary("part"))
             case _:
                 super().operation(op)
 
@@ -183,7 +167,7 @@ class _CudaPrinter(UnrollPrinter):
             case _ if thread_operation(self, op) or async_operation(self, op):
                 pass
             case "memref.alloca":
-                self.pending[op] = _location_name(op.location) or "v"
+                self.pending.append(op)
             case "memref.alloc":
                 self.allocate_shared(op)
             case "vector.load":
@@ -215,11 +199,11 @@ class _CudaPrinter(UnrollPrinter):
         """Private tiles, just before the first operation of the kernel that touches them."""
         touched = {v for inner in (op, *mlir.walk(op)) for v in inner.operands}
         for alloca in [a for a in self.pending if a.results[0] in touched]:
-            hint = self.pending.pop(alloca)
+            self.pending.remove(alloca)
             value = alloca.results[0]
             type_ = ir.MemRefType(value.type)
             element, slots = str(type_.element_type), prod(type_.shape)
-            base = self.fresh(hint)
+            base = self.array(alloca)
             if "tilec.words" in alloca.attributes:
                 self.memory[value] = packed(self, alloca, base)
                 continue
@@ -238,19 +222,16 @@ class _CudaPrinter(UnrollPrinter):
 
     def allocate_shared(self, op: ir.Operation) -> None:
         type_ = ir.MemRefType(op.results[0].type)
-        size = prod(type_.shape) * element_bytes(type_.element_type)
-        element = str(type_.element_type)
-        if "tilec.overlay" in op.attributes:  # what lies at the start is no longer in use
-            base, self.shared = "shared", max(self.shared, size)
-        else:
-            base = self.reserve(size)
+        size, element = prod(type_.shape) * element_bytes(type_.element_type), str(type_.element_type)
+        what = f"{element} {'x'.join(map(str, type_.shape))}"
+        base = self.reserve(op, size, what, overlay="tilec.overlay" in op.attributes)
         self.memory[op.results[0]] = Memory(base, 0, strides_of(type_), element, tuple(type_.shape), "shared")
 
-    def reserve(self, size: int) -> str:
-        """The address of further bytes of shared memory."""
-        base = str(plus("shared", self.shared))
-        self.shared += -(-size // ALIGN) * ALIGN
-        return base
+    def reserve(self, op: ir.Operation, size: int, what: str, overlay: bool = False) -> str:
+        """The address of further bytes of shared memory; with `overlay` of the first, whose tiles are no longer in use."""
+        own, tensor = locations.variables(op), (locations.statement(op.location) or "").split(",")[-1]
+        letters = (own[0] if own else None) or (f"{tensor}_tile" if tensor else "tile")
+        return self.shared.reserve(letters, size, what, overlay)
 
     def load_in_place(self, op: ir.Operation) -> bool:
         """A register is named where it is used, if nothing writes it before the last use."""
@@ -386,11 +367,3 @@ def _bytes(memory: Memory, index: str | int) -> str:
     """The address of an element."""
     size = element_bytes(ir.Type.parse(memory.element))
     return str(plus(memory.base, times(index, size)))
-
-
-def _plain(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "_.,- " else "_" for c in text)[:60]
-
-
-def _location_name(location: ir.Location) -> str | None:
-    return location.name_str if isinstance(location, ir.NameLoc) else None

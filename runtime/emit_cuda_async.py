@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.amounts import element_bytes
 from tilec.diagnostics import InternalError
 from tilec.mlir import arith, ir
@@ -42,9 +42,12 @@ def async_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
             _wait(printer, op)
         case "gpu.cluster_id" | "gpu.cluster_block_id" | "gpu.cluster_dim":
             function, name = PLACES[op.name]
-            printer.bind(op.results[0], f"{printer.use('i64')}({printer.use(function)}())", name)
+            text = f"{printer.use('i64')}({printer.use(function)}())"
+            own = printer.variable(op) if locations.variables(op) else printer.names.variable(name)
+            printer.bind(op.results[0], text, own)
         case "gpu.grid_dim":
-            printer.bind(op.results[0], f"{printer.use('i64')}({printer.use('cuda')}.gridDim.x)", "blocks")
+            text = f"{printer.use('i64')}({printer.use('cuda')}.gridDim.x)"
+            printer.bind(op.results[0], text, printer.names.variable("blocks"))
         case "memref.atomic_rmw":
             _atomic(printer, op)
         case "nvvm.cluster.arrive":
@@ -63,7 +66,8 @@ def _atomic(printer: _CudaPrinter, op: ir.Operation) -> None:
     if kind == arith.AtomicRMWKind.assign and not mlir.uses(op.results[0]):
         printer.line(f"{printer.use('publish_i64')}({printer.bytes(memory, place)}, {printer.expr(op.operands[0])})")
     elif kind == arith.AtomicRMWKind.ori and mlir.constant_value(op.operands[0]) == 0:
-        printer.bind(op.results[0], f"{printer.use('observe_i64')}({printer.bytes(memory, place)})", "word")
+        text = f"{printer.use('observe_i64')}({printer.bytes(memory, place)})"
+        printer.bind(op.results[0], text, printer.names.temporary("word"))
     else:
         raise InternalError("this atomic update is not printed", "emit", str(op))
 
@@ -80,7 +84,7 @@ def _is_clusters(value: ir.Value) -> bool:
 def _allocate_tag(printer: _CudaPrinter, op: ir.Operation) -> None:
     """Every word of a tag ends a round with one arrival, which says how many bytes come, and these bytes."""
     (count,) = ir.MemRefType(op.results[0].type).shape
-    base, phases = printer.reserve(8 * count), printer.fresh("phases")
+    base, phases = printer.reserve(op, 8 * count, f"{count} barriers"), printer.names.variable("phases")
     memory = Memory(base, 0, (1,), "i64", (count,), "shared")
     printer.memory[op.results[0]], printer.phases[base] = memory, phases
     printer.line(f"if {printer.use('cuda')}.threadIdx.x == 0:")
@@ -96,11 +100,10 @@ def _allocate_mailbox(printer: _CudaPrinter, op: ir.Operation) -> None:
         owner = mlir.definition(user.operands[1]) if user.name == "memref.load" else None
         if user.name != "memref.dma_start" and (owner is None or owner.name != "gpu.cluster_block_id"):
             raise InternalError("a block reads what another block of its cluster has", "emit", str(user))
-    size = prod(type_.shape[1:]) * element_bytes(type_.element_type)
-    strides = (0, *strides_of(type_)[1:])
-    printer.memory[op.results[0]] = Memory(
-        printer.reserve(size), 0, strides, str(type_.element_type), tuple(type_.shape), "cluster"
-    )
+    element, shape = str(type_.element_type), tuple(type_.shape)
+    what = f"{element} {'x'.join(map(str, shape[1:]))}"
+    base = printer.reserve(op, prod(shape[1:]) * element_bytes(type_.element_type), what)
+    printer.memory[op.results[0]] = Memory(base, 0, (0, *strides_of(type_)[1:]), element, shape, "cluster")
 
 
 def _start(printer: _CudaPrinter, op: ir.Operation) -> None:

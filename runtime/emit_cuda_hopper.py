@@ -41,7 +41,8 @@ def _create(printer: _CudaPrinter, op: ir.Operation) -> None:
     """Barriers are 64-bit words in shared memory."""
     found = re.search(r"num_barriers = (\d+)", str(op.results[0].type))
     count = int(found[1]) if found else 1
-    printer.memory[op.results[0]] = Memory(printer.reserve(8 * count), 0, (1,), "i64", (count,), "shared")
+    base = printer.reserve(op, 8 * count, f"{count} barrier{'s' * (count > 1)}")
+    printer.memory[op.results[0]] = Memory(base, 0, (1,), "i64", (count,), "shared")
 
 
 def _barrier(printer: _CudaPrinter, barriers: ir.Value, number: ir.Value) -> str:
@@ -134,7 +135,7 @@ def _product(printer: _CudaPrinter, op: ir.Operation, product: WarpgroupProduct)
         name += f"_{product.k}"
     name = printer.define(name, "wgmma", f"({arguments})")
     texts = [
-        f"{descriptor(t, product.k if lines is None else lines):#x} | ({printer.bytes(m, m.offset)} >> 4)"
+        f"{_layout(printer, t, product.k if lines is None else lines)} | ({printer.bytes(m, m.offset)} >> 4)"
         for t, lines, m in zip(turned, product.slabs, (left, right))
     ]
     if product.left_in_registers:
@@ -147,15 +148,10 @@ def depth_step(turned: bool) -> int:
     return 16 * LINE // 16 if turned else 2
 
 
-def descriptor(turned: bool, depth: int) -> int:
-    """The upper bits of a matrix descriptor (PTX ISA, "Matrix-Descriptor Format"); tiles begin at multiples
-    of 1024 bytes.
-
-    Swizzle of 128 bytes (1 at bit 62); from 8 lines to the next 8, 1024 bytes (bit 32). Lines of rows lie in
-    slabs of 64 rows, each `depth` lines (bit 16); lines of k have no second slab.
-    """
-    leading = depth * LINE if turned else 16
-    return 1 << 62 | (8 * LINE >> 4) << 32 | (leading >> 4) << 16
+def _layout(printer: _CudaPrinter, turned: bool, depth: int) -> str:
+    """The bits of a matrix descriptor that say how a tile lies: in lines of k, or in lines of rows."""
+    name = f"MN_MAJOR_{depth}" if turned else "K_MAJOR"
+    return printer.define(name, "matrix_descriptor", f"({f'lines={depth}' if turned else ''})")
 
 
 HOPPER: dict[str, Callable[[_CudaPrinter, ir.Operation], None]] = {

@@ -19,7 +19,9 @@ Its lower word is taken as one, too: LLVM would shift it as part of the 64 bits.
 
 from __future__ import annotations
 
-from tilec import mlir
+from typing import Any
+
+from tilec import locations, mlir
 from tilec.index_ranges import I32, Range, Ranges
 from tilec.mlir import ir
 from tilec.runtime.emit import Printer
@@ -33,6 +35,20 @@ _COSTLY = (
 _QUOTIENTS = ("arith.divui", "arith.floordivsi")
 
 
+_WARP, _WARPGROUP = 5, 7  # bits of a thread's number within them
+
+
+def _place(op: ir.Operation) -> str | None:
+    """What a part of a thread's number tells."""
+    made = mlir.definition(op.operands[0]) if len(op.operands) == 2 else None
+    if made is None or made.name != "gpu.thread_id":
+        return None
+    known = mlir.constant_value(op.operands[1])
+    if op.name == "arith.shrui":
+        return {_WARP: "warp", _WARPGROUP: "warpgroup"}.get(known)
+    return "lane" if op.name == "arith.andi" and known is not None and known < 1 << _WARP else None
+
+
 def _exponent(divisor: object) -> int | None:
     """Of a divisor that is a power of two."""
     if isinstance(divisor, int) and divisor > 0 and divisor & (divisor - 1) == 0:
@@ -41,8 +57,9 @@ def _exponent(divisor: object) -> int | None:
 
 
 class IndexPrinter(Printer):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.places: set[str] = set()  # variables that are a thread's or a block's number
         self.grid: dict[str, int] = {}  # how many values `gpu.thread_id`, `gpu.block_id` and their like have
         self.ranges = Ranges(lambda op: (0, self.grid[op.name] - 1) if op.name in self.grid else None)
 
@@ -50,6 +67,12 @@ class IndexPrinter(Printer):
         """Of a launch of at most so many blocks."""
         self.grid = {"gpu.thread_id": threads, "gpu.block_id": blocks, "gpu.grid_dim": blocks + 1}
         self.grid |= {"gpu.cluster_block_id": cluster, "gpu.cluster_id": blocks, "gpu.cluster_dim": blocks + 1}
+
+    def variable(self, op: ir.Operation, number: int = 0, letters: str = "tmp") -> str:
+        """Parts of a thread's number are called by the field's names."""
+        if letters == "tmp" and not locations.variables(op) and (place := _place(op)):
+            return self.names.variable(place)
+        return super().variable(op, number, letters)
 
     def operand(self, op: ir.Operation, value: ir.Value) -> str:
         whole = isinstance(value.type, ir.IndexType) or str(value.type) == "i64"
@@ -68,7 +91,7 @@ class IndexPrinter(Printer):
 
     def _small(self, range_: Range | None, text: str, shifted: bool = False) -> str:
         """The same number, marked with what is known of it."""
-        if range_ is None or range_[0] < I32[0] or range_[1] > I32[1] or text in ("thread", "block"):
+        if range_ is None or range_[0] < I32[0] or range_[1] > I32[1] or text in self.places:
             return text
         return f"{self.use('within_u31' if range_[0] >= 0 and not shifted else 'within_i32')}({text})"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilec import mlir
+from tilec import locations, mlir
 from tilec.mlir import ir
 
 if TYPE_CHECKING:
@@ -27,19 +27,22 @@ def thread_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
 
 def _place(printer: _CudaPrinter, op: ir.Operation) -> None:
     """A thread's number in the bits that it has: LLVM then knows which guards always hold."""
-    name = "thread" if op.name == "gpu.thread_id" else "block"
-    text = f"{printer.use('u32')}({printer.use('cuda')}.{name}Idx.x)"
-    if name == "thread":
+    what = "thread" if op.name == "gpu.thread_id" else "block"
+    text = f"{printer.use('u32')}({printer.use('cuda')}.{what}Idx.x)"
+    if what == "thread":
         bits = (printer.grid[op.name] - 1).bit_length()
         text += f" & {printer.use('u32')}({(1 << bits) - 1})"
-    printer.line(f"{name} = {printer.use('i64')}({text})")
-    printer.text[op.results[0]] = name
+    name = printer.variable(op) if locations.variables(op) else printer.names.variable(what)
+    printer.places.add(name)
+    printer.bind(op.results[0], f"{printer.use('i64')}({text})", name)
 
 
 def _shuffle(printer: _CudaPrinter, op: ir.Operation) -> None:
     value, lane = op.operands[0], op.operands[1]
     mode = str(op.attributes["mode"]).split()[-1].strip(">").replace("idx", "index")
     known = mlir.constant_value(lane)
-    distance = f"{printer.use('i32')}({printer.expr(lane)})" if known is None else str(known)
+    distance = printer.expr(lane) if known is None else str(known)
     text = f"{printer.use(f'shuffle_{mode}_{value.type}')}({printer.expr(value)}, {distance})"
-    printer.bind(op.results[0], text, "other")  # never inside another expression: all lanes must get here
+    printer.bind(
+        op.results[0], text, printer.names.temporary("other")
+    )  # never inside another expression: all lanes must get here

@@ -1,4 +1,9 @@
-"""Loops over registers, printed unrolled where LLVM would not unroll them: registers have no addresses."""
+"""Loops over registers, which have no addresses: those that LLVM would not unroll are unrolled before it sees them.
+
+for j_step in range(8):              LLVM unrolls it, as it is short
+for half in unrolled(2):             `unroll` writes the body out twice, with 0 and with 1 for `half`
+for j_chunk in range(rolled(40)):    stays a loop
+"""
 
 from __future__ import annotations
 
@@ -15,24 +20,20 @@ class UnrollPrinter(IndexPrinter):
     rolled = False  # inside a loop that stays one, where LLVM unrolls less
 
     def for_loop(self, op: ir.Operation) -> None:
-        """The outer loops of a nest first, until LLVM takes what is left."""
-        if "tilec.rolled" in op.attributes:
-            high = op.operands[1]
-            text, self.text[high] = self.expr(high), f"{self.use('rolled')}({self.expr(high)})"
-            self.rolled = True
-            super().for_loop(op)
-            self.text[high], self.rolled = text, False
-            return None
-        bounds = [mlir.constant_value(v) for v in list(op.operands)[:3]]
-        asked = "tilec.unroll" in op.attributes
-        large = asked or (_walks_registers(op) and (self.rolled or _weight(op) > UNROLLED_BY_LLVM))
-        if len(op.operands) > 3 or None in bounds or not large:
-            return super().for_loop(op)
-        block = op.regions[0].blocks[0]
-        for number in range(*map(int, bounds)):
-            self.text[block.arguments[0]] = str(number)
-            self.block(block)
-        return None
+        before, self.rolled = self.rolled, self.rolled or "tilec.rolled" in op.attributes
+        super().for_loop(op)
+        self.rolled = before
+
+    def iterations(self, loop: ir.Operation, bounds: str) -> str:
+        """Of a nest the outer loops are unrolled first, until LLVM takes the rest."""
+        if "tilec.rolled" in loop.attributes:
+            *others, high = bounds.split(", ")
+            return f"range({', '.join([*others, self.use('rolled') + f'({high})'])})"
+        known = all(mlir.constant_value(v) is not None for v in list(loop.operands)[:3])
+        large = _walks_registers(loop) and (self.rolled or _weight(loop) > UNROLLED_BY_LLVM) and len(loop.operands) == 3
+        if known and (large or "tilec.unroll" in loop.attributes):
+            return f"{self.use('unrolled')}({bounds})"
+        return f"range({bounds})"
 
     def index(self, value: ir.Value) -> str | int:
         found = super().index(value)

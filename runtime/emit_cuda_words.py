@@ -22,7 +22,9 @@ def word_operation(printer: _CudaPrinter, op: ir.Operation) -> None:
     source = op.operands[0]
     if op.name == "vector.extract":
         memory, place = printer.vectors[source]
-        printer.bind(op.results[0], f"{printer.use('i32')}({memory.base}[{half(place)}])", "word")
+        printer.bind(
+            op.results[0], f"{printer.use('i32')}({memory.base}[{half(place)}])", printer.names.temporary("word")
+        )
     elif source in printer.vectors:
         printer.vectors[op.results[0]] = printer.vectors[source]
     else:

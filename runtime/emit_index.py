@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,6 +77,15 @@ def is_unit(text: str) -> bool:
         if depth == 0 and position >= start >= 0 and position < len(text) - 1:
             return False
     return True
+
+
+def tidy(text: str) -> str:
+    """A line without brackets that make no difference."""
+    if "#" in text or not any(mark in text for mark in ("((", "= (", ", (", "[(", "if (", "+ (")):
+        return text
+    if text.endswith(":"):
+        return ast.unparse(ast.parse(text + " pass")).partition(":\n")[0] + ":"
+    return ast.unparse(ast.parse(text))
 
 
 @dataclass(frozen=True)

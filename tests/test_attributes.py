@@ -88,6 +88,11 @@ def fault(
         ('tilec.split = {dim = 0 : i64, kernel = "k", sweep = 0 : i64, dims = array<i64: 0>}', "a dictionary with `parts`"),
         ('tilec.split = {dim = "x"}', "a dictionary in which `dim` is a whole number, not \"x\""),
         ("tilec.split = {other = 1 : i64}", "a dictionary without `other`"),
+        ('tilec.indices = ["i"]', "should be a word for each dimension"),
+        ('tilec.indices = ["i", 1]', "should be a word for each dimension"),
+        ('tilec.indices = "i"', "should be a word for each dimension"),
+        ("tilec.cut = array<i64>", "belongs on kernel"),
+        ("tilec.statements = {}", "belongs on module"),
     ],
 )  # fmt: skip
 def test_what_is_wrong(attributes, said):
@@ -98,6 +103,7 @@ def test_what_is_right():
     assert fault() is None
     placed = 'tilec.kernel = "k", tilec.sweep = 0 : i64, tilec.dims = array<i64: 3, 1>, tilec.loops = array<i64: 1, 0>'
     assert fault(placed) is None
+    assert fault('tilec.indices = ["i", "j"]') is None
     assert fault(f"tilec.stored, {placed}", ended=False) is None  # until the stage is over
 
 
@@ -107,6 +113,17 @@ def test_dimensions_are_of_operations_that_have_some():
         assert '`tilec.dims` on func.func "f" belongs on linalg.generic' in str(
             Verifier().fault(module.operation, "plan", True)
         )
+
+
+def test_texts_of_statements_and_names_of_kernels():
+    with mlir.context(), ir.Location.unknown():
+        kernel = 'func.func @k() attributes {tilec.kernel, tilec.indices = ["i", "", "j"], tilec.cut = array<i64: 0, 2>} { return }'
+        text = 'module attributes {tilec.statements = {"a.tile:1:1" = %s}} {%s}'
+        assert Verifier().fault(mlir.parse(text % ('"y[i] = x[i]"', kernel)).operation, "tile", True) is None
+        found = Verifier().fault(mlir.parse(text % ("1", kernel)).operation, "tile", True)
+        assert "`tilec.statements` on builtin.module should be a dictionary of words" in str(found)
+        found = Verifier().fault(mlir.parse(text % ('""', kernel.replace('""', "0"))).operation, "tile", True)
+        assert '`tilec.indices` on func.func "k" should be words' in str(found)
 
 
 def test_arguments_are_looked_at():

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tools.construct_cases import compiled, run
+from tools.printed import code
 
 REDUCTIONS = {
     "sum": "y[j] = sum[i](x[i, j])",
@@ -34,9 +35,9 @@ def test_rows_at_once_of_two_reductions(columns):
 def test_a_sum_is_read_once_for_four_rows():
     op = compiled(REDUCTIONS["sum"])
     op(np.ones((64, 640), np.float32))
-    source = op.kernels[0].source
+    source = code(op.kernels[0].source)
     assert source.count("reassoc_add(") == 4
-    assert source.count("= y_1[") == 1
+    assert source.count("= y[") == 1
 
 
 def test_llvm_does_no_algebra_with_what_is_summed():
@@ -67,7 +68,7 @@ def test_no_reduction_of_a_bounded_argument():
     """A cosine lies within [-1, 1], so that the next one is a polynomial. The argument of the first may be anything."""
     op = compiled("y[i] = cos(cos(x[i]))")
     op(np.ones(4096, np.float32))
-    source = op.kernels[0].source
+    source = code(op.kernels[0].source)
     assert source.count("cos_quick(") == 1 and source.count("cos(") == 1
     assert "fma(" in source
     assert "cos by a fast approximation" in op.explain()
@@ -76,7 +77,7 @@ def test_no_reduction_of_a_bounded_argument():
 def test_no_second_loop_for_bounded_arguments():
     op = compiled("y[i] = sin(tanh(x[i]))")
     op(np.ones(4096, np.float64))
-    source = op.kernels[0].source
+    source = code(op.kernels[0].source)
     assert "sin_quick(" in source and "sin(" not in source.replace("sin_quick(", "")
     assert source.count("for ") == 1
 
@@ -103,7 +104,7 @@ def test_exponentials_of_what_is_not_positive(program, dtype):
     run(program, x)
     op = compiled(program)
     op(x)
-    source = "".join(k.source for k in op.kernels)
+    source = "".join(code(k.source) for k in op.kernels)
     assert ("exp_below(" in source) == BELOW[program]
     assert ("exp(" in source) != BELOW[program]
 

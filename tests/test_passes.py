@@ -1,6 +1,7 @@
 """Short texts that say what a stage makes of a program (LLVM's FileCheck, in its Python form).
 
-The first line of a file names the stage whose IR is checked, and sizes: `# RUN: fuse M=500 N=1000 [target=h200]`.
+The first line of a file names the stage whose IR is checked, and sizes: `# RUN: fuse M=500 N=1000 [target=h200]`. Of `emit` it is
+the text of the kernels.
 """
 
 import re
@@ -20,8 +21,9 @@ FILES = sorted((Path(__file__).parent / "filecheck").glob("*.tile"))
 
 
 def stage_text(path: Path, stage: str, sizes: dict[str, int], target: str) -> str:
-    end = stage if stage != "build" else "simplify"
-    return lowered(path, None, sizes, target=target, end=end, emit=False)[1].texts[stage]
+    emit, end = stage == "emit", {"build": "simplify", "emit": "map"}.get(stage, stage)
+    result = lowered(path, None, sizes, target=target, end=end, locations=emit, emit=emit)[1]
+    return "\n".join(k.text for k in result.emitted.kernels) if emit else result.texts[stage]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

@@ -8,8 +8,8 @@ import pytest
 from tools.lowering import lowered
 
 from tilec import weights
+from tilec.coefficients import COS, LOG2_NEAR, SIN
 from tilec.functions import HIDDEN
-from tilec.passes.approximate import COS, LOG2_NEAR, SIN
 from tilec.rounding import NEAR, QUICK
 
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}

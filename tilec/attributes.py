@@ -116,12 +116,32 @@ def _own_dim() -> Type:
     return Type("dimension of the operation", wrong, by_dim=True)
 
 
-def _numbers(count: int) -> Type:
+def _numbers(count: int | None = None) -> Type:
+    text = "numbers" if count is None else f"{count} numbers"
+
     def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
         found = records.read(attribute, tuple)
-        return None if found is not None and len(found) == count else f"{count} whole numbers"
+        return None if found is not None and count in (None, len(found)) else text.replace("numbers", "whole numbers")
 
-    return Type(f"{count} numbers", wrong)
+    return Type(text, wrong)
+
+
+def _words(each_dim: bool = False) -> Type:
+    text = "a word for each dimension" if each_dim else "words"
+
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        found = [records.read(a, str) for a in attribute] if isinstance(attribute, ir.ArrayAttr) else [None]
+        return text if None in found or (each_dim and len(found) != _rank(op)) else None
+
+    return Type(text, wrong, by_dim=each_dim)
+
+
+def _word_by_key(keys: str) -> Type:
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        right = isinstance(attribute, ir.DictAttr) and all(records.read(e.attr, str) is not None for e in attribute)
+        return None if right else "a dictionary of words"
+
+    return Type(f"{{{keys}: word}}", wrong)
 
 
 def _by_dim(order: bool = False) -> Type:
@@ -195,6 +215,9 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("scan", (_GENERIC,), _own_dim(), "build", "map", "a scan, along this dimension"),
     Attribute("multiplicand", (_GENERIC,), _word(), "build", "fuse",
               "the type that `using` allows a contraction's factors to be rounded to"),
+    Attribute("statements", ("module",), _word_by_key("file:line:column"), "build", "emit",
+              "the source's text of every statement, which printed kernels have as comments"),
+    Attribute("indices", (_GENERIC,), _words(each_dim=True), "build", "fuse", "the source's names of its dimensions"),
     # the plan's
     Attribute("target", ("module",), _word(), "plan", "emit", "the target of the plan"),
     Attribute("backend", ("module",), _word("cpu", "cuda"), "plan", "emit", "it decides the passes and the printer"),
@@ -222,6 +245,10 @@ TABLE: tuple[Attribute, ...] = (
     # how the program becomes kernels
     Attribute("kernel", ("func.func",), _mark(), "fuse", "emit", "a kernel; the other function is the program, which calls them"),
     Attribute("form", ("scalar",), _word(), "fuse", "emit", "the form of the function that the backend prints"),
+    Attribute("indices", ("kernel",), _words(), "fuse", "emit",
+              "the source's names of the kernel's dimensions, \"\" where one has none"),
+    Attribute("cut", ("kernel",), _numbers(), "tile", "emit",
+              "dimensions of which a block has several values: a loop over `i` is called `i_inner`"),
     Attribute("inputs", ("program",), _number(0), "bufferize", "emit",
               "the number of its arguments that are inputs; the others are results"),
     # rows and tiles in memory
@@ -245,7 +272,7 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("resident", ("kernel",), _mark(), "map", "emit",
               "persistent blocks: as many as run at a time, each of which computes tile after tile"),
     Attribute("overlap", ("kernel",), _mark(), "map", "emit", "launched while the kernel before it ends"),
-    Attribute("unroll", ("scf.for",), _mark(), "map", "emit", "printed without a loop"),
+    Attribute("unroll", ("scf.for",), _mark(), "map", "emit", "printed as a loop that is written out before it is compiled"),
     Attribute("rolled", ("scf.for",), _mark(), "map", "emit", "stays a loop, which LLVM does not unroll either"),
     Attribute("branch", ("scf.if",), _mark(), "map", "emit", "stays a branch: no predicated loads, which leave zeros"),
     Attribute("words", ("memref.alloca",), _mark(), "map", "emit",
@@ -276,8 +303,8 @@ class Fault:
 
 
 _ROWS: dict[str, list[Attribute]] = {}
-for _row in TABLE:
-    _ROWS.setdefault(PREFIX + _row.name, []).append(_row)
+for _entry in TABLE:
+    _ROWS.setdefault(PREFIX + _entry.name, []).append(_entry)
 _AT = {name: n for n, name in enumerate(STAGES)}
 _BY_DIM = {PREFIX + row.name for row in TABLE if row.type.by_dim}
 _OF_ARGUMENTS = ("arg_attrs", "res_attrs")

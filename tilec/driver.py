@@ -110,7 +110,7 @@ def _add_stage(
         if texts:
             state.text = lowered.texts[stage.name] = op.get_asm(enable_debug_info=locations, assume_verified=True)
 
-    def run(step: Callable[[ir.Operation], None], op: ir.Operation, _pass: Any) -> None:
+    def run(step: Callable[[ir.Operation], object], op: ir.Operation, _pass: Any) -> None:
         verify(op)
         state.step = step.__name__
         step(op)

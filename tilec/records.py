@@ -20,7 +20,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from tilec import mlir
 from tilec.mlir import ir
 
-Value = int | bool | str | tuple[int, ...] | None
+Value = int | bool | str | tuple[int, ...]
 Record = TypeVar("Record")
 NOUNS = {int: "a whole number", bool: "true or false", str: "a word", tuple: "a list of whole numbers"}
 
@@ -45,7 +45,8 @@ def kind_of(record: type, name: str) -> type:
 
 def items(record: Any) -> Iterator[tuple[str, Value]]:
     """The fields that are not None."""
-    for name in fields_of(type(record)):
+    kind: Any = type(record)
+    for name in fields_of(kind):
         if (value := getattr(record, name)) is not None:
             yield name, value
 
@@ -60,13 +61,14 @@ def to_attribute(record: Any) -> ir.DictAttr:
 
 def from_attribute(record: type[Record], attribute: ir.Attribute) -> Record:
     """Raises Malformed."""
+    table: Any = record
     if not isinstance(attribute, ir.DictAttr):
         raise Malformed(f"a dictionary, not {attribute}")
-    known, values = fields_of(record), {}
+    known, values = fields_of(table), {}
     for entry in attribute:
         if entry.name not in known:
             raise Malformed(f"a dictionary without `{entry.name}`")
-        kind = kind_of(record, entry.name)
+        kind = kind_of(table, entry.name)
         if (value := read(entry.attr, kind)) is None:
             raise Malformed(f"a dictionary in which `{entry.name}` is {NOUNS[kind]}, not {entry.attr}")
         values[entry.name] = value
@@ -80,7 +82,7 @@ def get(op: ir.Operation, name: str, record: type[Record]) -> Record | None:
     return from_attribute(record, op.attributes[name]) if name in op.attributes else None
 
 
-def read(attribute: ir.Attribute, kind: type) -> Value:
+def read(attribute: ir.Attribute, kind: type) -> Any:
     """The number, word or list that an attribute holds; None where it is of another kind."""
     match attribute:
         case ir.BoolAttr() if kind is bool:

@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 from fuzz.guards import CANARY
 
+from tilec.coefficients import NAMED
 from tilec.conversions import to_odd
 from tilec.dtypes import DTYPES
 from tools.cuda_threads import Meeting, Turns
@@ -107,6 +108,7 @@ class Intrinsics(ModuleType):
         self.cuda.syncthreads = lambda: self._meet(self.state.block.barrier)
         self.shared_address = lambda _: SHARED
         self.rolled = lambda count: count
+        self.unrolled = lambda *bounds: map(np.int64, range(*bounds))
 
     def within_i32(self, index):
         assert -(2**31) <= index < 2**31, f"the index {index} is not within 32 bits"
@@ -128,6 +130,8 @@ class Intrinsics(ModuleType):
     def __getattr__(self, name: str):
         if name in CONVERT:
             return CONVERT[name]
+        if name in NAMED:
+            return NAMED[name]
         if match := ACCESS.match(name):
             return self._access(*match.groups())
         if name.startswith("shuffle_"):

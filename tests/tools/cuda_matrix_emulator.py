@@ -13,6 +13,7 @@ from itertools import product
 import numpy as np
 
 from tilec.dtypes import DTYPES
+from tilec.runtime.cuda_matrix import matrix_descriptor
 from tools.cuda_emulator import SHARED, Intrinsics
 from tools.cuda_threads import Meeting, Turns
 
@@ -26,7 +27,7 @@ class MatrixIntrinsics(Intrinsics):
         self.cp_async_wait = lambda count: lambda: self._land(count)
         for width in (4, 8, 16):
             setattr(self, f"cp_async_{width}", partial(self._copy, width))
-        self.contract = _contract
+        self.contract, self.matrix_descriptor = _contract, matrix_descriptor
         self.warp_barrier = lambda: self._meet(self.state.block.warps[self.state.thread // 32])
         self.mbarrier_fence = lambda: None
         self.set_registers = lambda count, more: lambda: None
