@@ -80,8 +80,12 @@ def is_unit(text: str) -> bool:
 
 
 def tidy(text: str) -> str:
-    """A line without brackets that make no difference."""
-    if "#" in text or not any(mark in text for mark in ("((", "= (", ", (", "[(", "if (", "+ (")):
+    """A line without brackets that make no difference, but for those around a shift beside other operators on bits."""
+    if (
+        re.search(r"[|^&] \(.* >> ", text)
+        or "#" in text
+        or not any(mark in text for mark in ("((", "= (", ", (", "[(", "if (", "+ ("))
+    ):
         return text
     if text.endswith(":"):
         return ast.unparse(ast.parse(text + " pass")).partition(":\n")[0] + ":"

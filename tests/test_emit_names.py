@@ -164,9 +164,8 @@ def test_coefficients_have_names():
 
 def test_unrolled_loops_are_written_out():
     """Numbers are folded where they stand; in a factor they come last, so that their product ends in the address."""
-    source = (
-        "def f(x):\n    for i in unrolled(2):\n        for j in unrolled(1, 3):\n            g(x[i * 4 + j + k], (i + k) * 8)\n"
-    )
+    source = "def f(x):\n    for i in unrolled(2):\n        for j in unrolled(1, 3):\n"
+    source += "            g(x[i * 4 + j + k], (i + k) * 8)\n"
     assert ast.unparse(unroll(source)) == (
         "def f(x):\n    g(x[1 + k], k * 8)\n    g(x[2 + k], k * 8)\n    g(x[5 + k], (k + 1) * 8)\n    g(x[6 + k], (k + 1) * 8)"
     )

@@ -41,12 +41,6 @@ def _unnamed(location: ir.Location) -> ir.Location:
     return location.child_loc if variable else location
 
 
-def tensors() -> list[str]:
-    """The tensors that the statement of the current location defines."""
-    found = statement(ir.Location.current)
-    return found.split(",") if found else []
-
-
 def statement(location: ir.Location) -> str | None:
     """The name of the tensor that the statement of a location defines, or several, with commas between them."""
     location = _unnamed(location)
