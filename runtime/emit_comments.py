@@ -29,6 +29,7 @@ class Comments:
 
     def __init__(self, statements: Mapping[Position, str], whole: ir.Location):
         self.statements = statements
+        self.shown: dict[tuple[Position, str | None], str] = {}
         known = self._lines(whole)
         self.whole = known if len(known) > 1 else ()
         self.now: tuple[str, ...] = ()
@@ -45,8 +46,14 @@ class Comments:
 
     def _lines(self, location: ir.Location) -> tuple[str, ...]:
         name = locations.statement(location)
-        found = dict.fromkeys(self._line(position, name) for position in locations.positions(location))
+        found = dict.fromkeys(self._shown(position, name) for position in locations.positions(location))
         return tuple(reversed(found))
+
+    def _shown(self, position: Position, name: str | None) -> str:
+        key = position, name
+        if key not in self.shown:
+            self.shown[key] = self._line(position, name)
+        return self.shown[key]
 
     def _line(self, position: Position, name: str | None) -> str:
         """File, line and text; the name of what is defined where the text is not known."""
@@ -58,4 +65,4 @@ class Comments:
 
 def plain(text: str) -> str:
     """A text that ends with its line, whatever the source calls its files."""
-    return "".join(c if c.isprintable() else "_" for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else "_" for c in text)

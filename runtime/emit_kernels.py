@@ -29,6 +29,6 @@ def print_kernels(
                 own = printer(names, Comments(statements, function.location))
                 made.append((own, kernel(own, function)))
         new = {name for own, _ in made for name in own.imports()} - imported
-        if not any(new & (own.names.taken | own.names.loops) for own, _ in made):
+        if not any(new & (own.names.given | own.names.loops) for own, _ in made):
             return made
         imported |= new

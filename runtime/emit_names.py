@@ -31,6 +31,7 @@ class Names:
     def __init__(self, program: Collection[str], indices: Collection[str], imported: Collection[str] = ()):
         self.program, self.indices = {identifier(n) for n in program}, set(map(identifier, indices))
         self.taken = _RESERVED | set(imported)
+        self.given: set[str] = set()
         self.open: set[str] = set()  # variables of the loops around
         self.loops: set[str] = set()  # and of all loops so far
         self.kinds: dict[str, str] = {}  # of variables that both branches of an `if` may have
@@ -92,6 +93,7 @@ class Names:
 
     def _take(self, name: str) -> str:
         self.taken.add(name)
+        self.given.add(name)
         return name
 
 
