@@ -52,7 +52,7 @@ def missing(options: argparse.Namespace) -> str:
         return "needs PyTorch, which is not installed"
     targets = options.target or (["cuda"] if options.suite == "audit" else [])
     if not options.only_prepare and (peers or (options.suite in ("audit", "numerics") and "cuda" in targets)):
-        from tilec.runtime.cuda_driver import device_info
+        from tilec.runtime.cuda.driver import device_info
 
         info = device_info()
         return "" if info.devices else f"needs a GPU, and there is none: {info.problem}"

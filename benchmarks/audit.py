@@ -1,6 +1,6 @@
 """The cost model held to account: its choices beside the other plans that there are, all measured.
 
-A point is a program at a shape. Its candidates (`tilec.candidates`) are compiled beside those of other points, then timed one
+A point is a program at a shape. Its candidates (`tilec.plan.candidates`) are compiled beside those of other points, then timed one
 point after another: all of them shortly, then the fastest and the model's choice again, so that luck does not pick the
 winner. `share` is the best measured time over that of the model's choice, `predicted` the model's time over the
 measured one.
@@ -39,13 +39,13 @@ def _folder(load: Load) -> Path:
 def prepare(load: Load, target: str, most: int) -> dict:
     """Compiles all candidates into the cache on disk, and leaves their schedules in the folder, unless they are there."""
     from tilec.api import read_source
+    from tilec.core.dtypes import DTYPES
+    from tilec.core.target import load as load_target
+    from tilec.driver.executable import build_executable
+    from tilec.driver.frontend import read_program
+    from tilec.driver.recipe import Recipe
+    from tilec.driver.tune import candidates
     from tilec.dsl.specialise import specialise
-    from tilec.dtypes import DTYPES
-    from tilec.executable import build_executable
-    from tilec.frontend import read_program
-    from tilec.recipe import Recipe
-    from tilec.target import load as load_target
-    from tilec.tune import candidates
 
     folder, told, refused = _folder(load), [], []
     listed = folder / "candidates.json"

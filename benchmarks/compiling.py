@@ -75,10 +75,10 @@ seconds = {"import": imported - start, "all": time.perf_counter() - start} | dri
 print(json.dumps({"seconds": seconds, "kernels": kernels, "modules": sorted(sys.modules)}))
 """
 WARM = """
-from tilec.frontend import read_program
+from tilec.driver.frontend import read_program
 from tilec.api import read_source
-from tilec.recipe import Recipe
-from tilec.target import load
+from tilec.driver.recipe import Recipe
+from tilec.core.target import load
 
 for program in BEFORE:
     ready(*program)

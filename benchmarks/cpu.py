@@ -16,7 +16,7 @@ from benchmarks.cpu_loads import loads
 from benchmarks.machine import has
 from benchmarks.measure import Times, on_cpu
 from benchmarks.runner import Row
-from tilec.dtypes import DTYPES
+from tilec.core.dtypes import DTYPES
 
 SHAPE = (4096, 4096)
 AGAIN = "tilec again"
@@ -159,7 +159,7 @@ def _add_jax(load, arrays, results, given, fresh) -> None:
 
 
 def _cores() -> int:
-    from tilec.calibrate import available_cores
+    from tilec.driver.calibrate import available_cores
 
     return available_cores()
 

@@ -246,7 +246,7 @@ def _wide_table(made: tuple[list[str], list[list[str]]]) -> str:
 def stages() -> str:
     from tilec.passes import NAMES
     from tilec.passes import stages as of
-    from tilec.plan import make_plan as plan
+    from tilec.plan.planner import make_plan as plan
 
     listed = {s.name: s for s in of(plan)}
     assert ("build", *listed) == NAMES
@@ -254,12 +254,12 @@ def stages() -> str:
     for stage in listed.values():
         steps = [s if isinstance(s, str) else f"`{s.__module__.rpartition('.')[2]}.{s.__name__}`" for s in stage.steps]
         rows.append([f"`{stage.name}`", stage.summary, ", ".join(steps)])
-    rows.append(["`emit`", "prints Numba kernels and the order of their launches", "`runtime/emit.py`"])
+    rows.append(["`emit`", "prints Numba kernels and the order of their launches", "`runtime/emit/printer.py`"])
     return table(["stage", "what it does", "steps"], rows)
 
 
 def attributes() -> str:
-    from tilec.attributes import PREFIX, TABLE
+    from tilec.kernels.attributes import PREFIX, TABLE
 
     rows = []
     for a in TABLE:
@@ -269,7 +269,7 @@ def attributes() -> str:
 
 
 def functions() -> str:
-    from tilec.functions import FUNCTIONS, POWER
+    from tilec.core.functions import FUNCTIONS, POWER
 
     rows = [
         [f"`{f.name}`", str(f.arity), *map(_ulp, (*f.ulp, *f.cuda_ulp)), f.expansion and f"`{f.expansion}`"]
@@ -302,8 +302,8 @@ def _ulp(value: float) -> str:
 
 
 def types() -> str:
+    from tilec.core.dtypes import DTYPES, compute_type
     from tilec.dsl.check_types import accumulator_of
-    from tilec.dtypes import DTYPES, compute_type
 
     rows = [
         [
@@ -327,8 +327,8 @@ def library() -> str:
 
 
 def reductions() -> str:
-    from tilec.dtypes import F32
-    from tilec.reductions import REDUCTIONS, SCANS
+    from tilec.core.dtypes import F32
+    from tilec.core.reductions import REDUCTIONS, SCANS
 
     def nothing(r) -> str:
         if r.is_arg:
@@ -365,8 +365,8 @@ def kernel_families() -> str:
 
 def fitted() -> str:
     """The numbers of target files that were fitted to measurements, by group, with their values and evidence."""
-    from tilec.fitted import GROUPS
-    from tilec.target import built_in
+    from tilec.core.fitted import GROUPS
+    from tilec.core.target import built_in
 
     parts = []
     for name, group in GROUPS.items():

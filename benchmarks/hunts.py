@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from benchmarks import report
-from tilec.quantities import count
+from tilec.core.quantities import count
 
 HEADINGS = [
     "cases",

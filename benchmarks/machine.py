@@ -37,7 +37,7 @@ def gpu() -> str:
 
 
 def machine() -> dict:
-    from tilec.calibrate import available_cores
+    from tilec.driver.calibrate import available_cores
 
     return {
         "cpu": _first(r"^model name\s*:\s*(.*)", "/proc/cpuinfo") or platform.processor(),
@@ -83,7 +83,7 @@ def compilers() -> dict[str, str]:
 
 def _toolkit(name: str) -> str:
     """The CUDA toolkit that one of its compilers lies in, where no package brought it: they do not all tell their version."""
-    from tilec.runtime.cuda_assemble import ptxas_path
+    from tilec.runtime.cuda.assemble import ptxas_path
 
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib

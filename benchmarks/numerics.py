@@ -18,11 +18,11 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 import tilec
-from tilec.calibrate import available_cores
-from tilec.dtypes import BF16, DTYPES, F16, F32, F64, DType
-from tilec.enclosure import ulp
-from tilec.functions import FUNCTIONS, Function
-from tilec.runtime.cuda_driver import device_info
+from tilec.core.dtypes import BF16, DTYPES, F16, F32, F64, DType
+from tilec.core.functions import FUNCTIONS, Function
+from tilec.driver.calibrate import available_cores
+from tilec.runtime.cuda.driver import device_info
+from tilec.semantics.intervals import ulp
 
 TYPES = (F16, BF16, F32, F64)
 INF, NAN = np.inf, np.nan
@@ -136,7 +136,7 @@ def bound(function: Function, dtype: DType, target: str) -> float:
     if dtype.bits > 16:
         return function.units(dtype, target)
     units = function.units(F32, target)
-    if target == "cuda" and units > 0.5:  # a quick form, see tilec/rounding.py
+    if target == "cuda" and units > 0.5:  # a quick form, see tilec/analysis/precision.py
         return 0.625
     return 0.5 + units * 2.0 ** (dtype.mantissa - F32.mantissa + 1) if units > 0.5 else units and 0.5
 

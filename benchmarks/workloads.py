@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from tilec.api import read_source
+from tilec.core.dtypes import DTYPES, from_numpy
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.dtypes import DTYPES, from_numpy
-from tilec.error_bounds import compare
+from tilec.semantics.error_bounds import compare
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
-from tilec.diagnostics import Span
-from tilec.dtypes import DType
+from tilec.core.diagnostics import Span
+from tilec.core.dtypes import DType
 
 # No storage type of the language, only a `using`: f32 of which the multiplier reads 11 bits of the mantissa.
 TF32 = DType("tf32", "float", 32, "tf32", 11)
@@ -167,7 +167,7 @@ class Cast:
 
 @dataclass(frozen=True)
 class Call:
-    """`function[indices](arguments)`. After `check` only the scalar functions of `tilec.functions` are left."""
+    """`function[indices](arguments)`. After `check` only the scalar functions of `tilec.core.functions` are left."""
 
     function: str
     indices: tuple[Range, ...]
@@ -180,7 +180,7 @@ class Call:
 class Reduce:
     """`kind[ranges](body) in accumulator using multiplicand`.
 
-    After `check`: kind is a row of `tilec.reductions` (`mean` has become a `sum` and a division), every range has both its
+    After `check`: kind is a row of `tilec.core.reductions` (`mean` has become a `sum` and a division), every range has both its
     bounds, `accumulator` is set and is the type that the body has been cast to (`argmax`/`argmin`: the type compared),
     `dtype` is the type of the result, and the same index name means the same range in the whole equation.
     """

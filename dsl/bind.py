@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilec.diagnostics import Note, Span
+from tilec.core.diagnostics import Note, Span
 from tilec.dsl import ast
 from tilec.dsl.ranges import Poly, size_poly
 

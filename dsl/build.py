@@ -20,14 +20,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilec import locations, mlir
-from tilec.diagnostics import Span
+from tilec.core import locations, mlir
+from tilec.core.diagnostics import Span
+from tilec.core.dtypes import BOOL, I64, DType
+from tilec.core.mlir import arith, func, ir, linalg, tensor
+from tilec.core.reductions import REDUCTIONS
 from tilec.dsl import ast, scalars
 from tilec.dsl.build_body import Body, Index, bare, index_value, projected
 from tilec.dsl.specialise import Specialised
-from tilec.dtypes import BOOL, I64, DType
-from tilec.mlir import arith, func, ir, linalg, tensor
-from tilec.reductions import REDUCTIONS
 
 
 def build(op: Specialised) -> ir.Module:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilec import mlir
+from tilec.core import mlir
+from tilec.core.dtypes import BOOL, I64
+from tilec.core.mlir import affine, arith, cf, ir, linalg, tensor
 from tilec.dsl import ast, scalars
 from tilec.dsl.index_values import index_values
-from tilec.dtypes import BOOL, I64
-from tilec.mlir import affine, arith, cf, ir, linalg, tensor
 
 
 @dataclass(frozen=True)

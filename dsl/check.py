@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from tilec.diagnostics import Diagnostic, Note, Span
+from tilec.core.diagnostics import Diagnostic, Note, Span
 from tilec.dsl import ast
 from tilec.dsl.check_calls import Calls
 from tilec.dsl.check_expect import check_expect

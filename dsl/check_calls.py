@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tilec.diagnostics import Note
+from tilec.core.diagnostics import Note
 from tilec.dsl import ast
 from tilec.dsl.bind import Binding
 from tilec.dsl.check_scope import Module, TensorInfo, suggestion

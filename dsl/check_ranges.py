@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilec.diagnostics import Note, Span
+from tilec.core.diagnostics import Note, Span
+from tilec.core.dtypes import I64
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
 from tilec.dsl.index_values import index_values
 from tilec.dsl.ranges import Atom, Facts, Poly, divide, indices_of, interval, nonnegative, size_poly
-from tilec.dtypes import I64
 
 _MAX_TERMS = 400  # a subscript with larger products is treated like data
 

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tilec.diagnostics import Diagnostic, Note, Span
+from tilec.core.diagnostics import Diagnostic, Note, Span
+from tilec.core.dtypes import DType
 from tilec.dsl import ast
 from tilec.dsl.ranges import Poly
-from tilec.dtypes import DType
 
 MAX_DIAGNOSTICS = 100
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
-from tilec.diagnostics import Span
+from tilec.core.diagnostics import Span
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report
 from tilec.dsl.notation import written_ranges

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from lark import Token
 
-from tilec.diagnostics import Source
+from tilec.core.diagnostics import Source
 from tilec.dsl import ast
 from tilec.dsl.parse import lex, parse
 

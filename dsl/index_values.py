@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from tilec.core.dtypes import I64
 from tilec.dsl import ast
-from tilec.dtypes import I64
 
 Values = tuple[int, int]
 """The least and the greatest."""

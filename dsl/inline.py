@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from tilec.diagnostics import Note, Span
+from tilec.core.diagnostics import Note, Span
+from tilec.core.functions import FUNCTIONS
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Module, Report, TensorInfo, suggestion
 from tilec.dsl.inline_calls import MAX_CALLS, MAX_NODES, Calls, Scope
 from tilec.dsl.notation import logsumexp, plural, rename
 from tilec.dsl.ranges import Poly
-from tilec.functions import FUNCTIONS
 
 _MAX_NESTED = 150
 

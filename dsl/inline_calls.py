@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from tilec.diagnostics import Note, Span
+from tilec.core.diagnostics import Note, Span
+from tilec.core.dtypes import OTHER_NAMES
+from tilec.core.functions import FUNCTIONS
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Module, calls_itself, free_indices, suggestion
 from tilec.dsl.notation import bodies, matters, plural, trivial, uses
-from tilec.dtypes import OTHER_NAMES
-from tilec.functions import FUNCTIONS
 
 MAX_CALLS = 1000
 MAX_NODES = 100_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tilec.diagnostics import Diagnostic, Source, Span, TileError
+from tilec.core.diagnostics import Diagnostic, Source, Span, TileError
 from tilec.dsl import ast
 from tilec.dsl.check import check
 from tilec.dsl.modules import Loader, load_file

@@ -7,13 +7,13 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from tilec.diagnostics import Note, Source, TileError
+from tilec.core.diagnostics import Note, Source, TileError
+from tilec.core.dtypes import DTYPES
+from tilec.core.functions import FUNCTIONS
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Module, Report, calls_itself
 from tilec.dsl.parse import MAX_BYTES, parse
 from tilec.dsl.parse_tree import REDUCTIONS, SCANS
-from tilec.dtypes import DTYPES
-from tilec.functions import FUNCTIONS
 
 Loader = Callable[[str, Source], Source]  # the path in the `import`, and the text that holds it
 _FUNCTIONS = {name for name, row in FUNCTIONS.items() if row.signature is None}

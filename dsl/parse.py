@@ -20,7 +20,7 @@ from typing import Any
 import lark
 from lark import Lark, Token, Tree, UnexpectedInput
 
-from tilec.diagnostics import Diagnostic, Source, Span, TileError
+from tilec.core.diagnostics import Diagnostic, Source, Span, TileError
 from tilec.dsl import ast
 from tilec.dsl.parse_errors import GiveUp, Insert, Lost, Replace, Words, recover
 from tilec.dsl.parse_tree import TreeBuilder

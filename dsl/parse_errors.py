@@ -18,7 +18,7 @@ from lark import Token
 from lark.parsers.lalr_analysis import Shift
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
-from tilec.diagnostics import Diagnostic, Note, Source, Span
+from tilec.core.diagnostics import Diagnostic, Note, Source, Span
 
 _OPENERS = {"RPAR": "LPAR", "RSQB": "LSQB", "RBRACE": "LBRACE"}
 _DECLARATIONS = {"OP", "DEF", "IMPORT", "$END"}

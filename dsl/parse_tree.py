@@ -13,10 +13,10 @@ from lark import Token
 from lark.tree import Meta
 from lark.visitors import Transformer_NonRecursive, v_args
 
-from tilec.diagnostics import Diagnostic, Source, Span
+from tilec.core.diagnostics import Diagnostic, Source, Span
+from tilec.core.dtypes import DTYPES, OTHER_NAMES
 from tilec.dsl import ast
 from tilec.dsl.shortform import main_op
-from tilec.dtypes import DTYPES, OTHER_NAMES
 
 MAX_DEPTH = 100
 MAX_RANK = 16

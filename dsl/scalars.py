@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tilec.dtypes import BOOL, F32, F64, DType
-from tilec.functions import FUNCTIONS, PHILOX_MULTIPLIERS, PHILOX_ROUNDS, PHILOX_WEYL
-from tilec.mlir import arith, constant, constant_value, ir, math, type_of
+from tilec.core.dtypes import BOOL, F32, F64, DType
+from tilec.core.functions import FUNCTIONS, PHILOX_MULTIPLIERS, PHILOX_ROUNDS, PHILOX_WEYL
+from tilec.core.mlir import arith, constant, constant_value, ir, math, type_of
 
 _COMPARE_FLOAT = {"==": "OEQ", "!=": "UNE", "<": "OLT", "<=": "OLE", ">": "OGT", ">=": "OGE"}
 _COMPARE_INTEGER = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
@@ -138,7 +138,7 @@ def _floor_divide(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
 
 
 def _floor_divide_floats(left: ir.Value, right: ir.Value, dtype: DType) -> ir.Value:
-    """`tilec.operators.floor_divide`, which says why, in operations."""
+    """`tilec.core.operators.floor_divide`, which says why, in operations."""
     zero, one = number(0, dtype), number(1, dtype)
     exact, remainder = arith.divf(left, right), arith.remf(left, right)
     quotient = arith.divf(arith.subf(left, remainder), right)
@@ -245,7 +245,7 @@ def function(name: str, arguments: list[ir.Value], dtype: DType) -> ir.Value:
 
 
 def _rand(seed: ir.Value, counter: ir.Value) -> ir.Value:
-    """See `tilec.functions._rand`: the rounds on 32-bit words, whose products are of 64.
+    """See `tilec.core.functions._rand`: the rounds on 32-bit words, whose products are of 64.
 
     Neighbours differ in the word alone, so that what computes four of them together shares one run.
     """

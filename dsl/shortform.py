@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilec.diagnostics import Span
+from tilec.core.diagnostics import Span
 from tilec.dsl import ast
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilec.diagnostics import CallError, TileError
+from tilec.core.diagnostics import CallError, TileError
+from tilec.core.dtypes import DType
 from tilec.dsl import ast
 from tilec.dsl.bind import Binding
 from tilec.dsl.check import Described, Elaborator, check_module, elaborate_open
@@ -17,7 +18,6 @@ from tilec.dsl.check_scope import Report, TensorInfo, suggestion
 from tilec.dsl.check_sizes import declared_shape, size_names, subscript_ranks
 from tilec.dsl.modules import Loader, load, load_file
 from tilec.dsl.ranges import Poly
-from tilec.dtypes import DType
 
 _LIMIT = 1 << 63
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from tilec.core.dtypes import F32, I64, DType, compute_type, join
+from tilec.core.reductions import highest, lowest
 from tilec.dsl import ast
-from tilec.dtypes import F32, I64, DType, compute_type, join
-from tilec.reductions import highest, lowest
 
 WEAK_INT = DType("whole number", "int", 0, "")
 WEAK_FLOAT = DType("number", "float", 0, "")

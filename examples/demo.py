@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tilec
-from tilec.runtime import cuda_toolkit
+from tilec.runtime.cuda import toolkit
 
 sys.path.insert(0, str(Path(__file__).parent))
 from expectations import EXAMPLES, Bound
@@ -40,8 +40,8 @@ def find_device() -> str:
         return "cpu"
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         return "cpu"
-    if parts := cuda_toolkit.missing():
-        print(f"on the CPU: {cuda_toolkit.told(parts)}", file=sys.stderr)
+    if parts := toolkit.missing():
+        print(f"on the CPU: {toolkit.told(parts)}", file=sys.stderr)
         return "cpu"
     return "cuda"
 

@@ -40,7 +40,7 @@ from by_torch import (
     torch_transformer_block,
 )  # fmt: skip
 
-from tilec.dtypes import BF16, DTYPES, F32, DType
+from tilec.core.dtypes import BF16, DTYPES, F32, DType
 
 Sizes = dict[str, int]
 Arrays = dict[str, np.ndarray]

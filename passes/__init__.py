@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilec.mlir import ir
-from tilec.passes.approximate import approximate
-from tilec.passes.bounds import fold_bounds
-from tilec.passes.bufferize import bufferize
-from tilec.passes.compare import compare_whole
-from tilec.passes.elements import forward_elements
-from tilec.passes.forward import forward
-from tilec.passes.fuse import fuse
+from tilec.core.mlir import ir
 from tilec.passes.map import map_kernels
-from tilec.passes.simplify import settle, simplify
 from tilec.passes.stage import stage
-from tilec.passes.tile import tile
+from tilec.passes.tensor.approximate import approximate
+from tilec.passes.tensor.bounds import fold_bounds
+from tilec.passes.tensor.bufferize import bufferize
+from tilec.passes.tensor.elements import forward_elements
+from tilec.passes.tensor.forward import forward
+from tilec.passes.tensor.fuse import fuse
+from tilec.passes.tensor.integer_compare import compare_whole
+from tilec.passes.tensor.simplify import settle, simplify
+from tilec.passes.tensor.tile import tile
 
 Step = str | Callable[[ir.Operation], object]
 

@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilec import locations, mlir
-from tilec.mlir import affine, arith, gpu, ir, scf
-from tilec.passes.layout import Layout
+from tilec.analysis.layout import Layout
+from tilec.core import locations, mlir
+from tilec.core.mlir import affine, arith, gpu, ir, scf
 
 
 @contextmanager

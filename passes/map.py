@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tilec.mlir import ir
+from tilec.core.mlir import ir
 
 
 def map_kernels(module: ir.Operation) -> None:
     if ir.StringAttr(module.attributes["tilec.backend"]).value == "cuda":
-        from tilec.passes.map_cuda import map_cuda
+        from tilec.passes.cuda.kernel import map_cuda
 
         map_cuda(module)
     else:
-        from tilec.passes.map_cpu import map_cpu
+        from tilec.passes.cpu.loops import map_cpu
 
         map_cpu(module)

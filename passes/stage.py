@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tilec.mlir import ir
+from tilec.core.mlir import ir
 
 
 def stage(module: ir.Operation) -> None:
     if ir.StringAttr(module.attributes["tilec.backend"]).value == "cuda":
-        from tilec.passes.stage_cuda import stage_cuda
+        from tilec.passes.cuda.stage import stage_cuda
 
         stage_cuda(module)
     else:
-        from tilec.passes.stage_cpu import stage_cpu
+        from tilec.passes.cpu.stage import stage_cpu
 
         stage_cpu(module)

@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tilec.conversions import to_float
-from tilec.diagnostics import CallError
-from tilec.dtypes import BOOL, DTYPES, F32, I64, DType, from_numpy
+from tilec.core.conversions import to_float
+from tilec.core.diagnostics import CallError
+from tilec.core.dtypes import BOOL, DTYPES, F32, I64, DType, from_numpy
 
 Device = Literal["cpu"] | int
 
@@ -175,7 +175,7 @@ def _view_scalar(value: Any) -> Buffer:
 
 
 def _view_cuda_interface(array: Any) -> Buffer:
-    from tilec.runtime.cuda_driver import CudaError, device_of, synchronize_stream
+    from tilec.runtime.cuda.driver import CudaError, device_of, synchronize_stream
 
     try:
         described = array.__cuda_array_interface__
@@ -193,7 +193,7 @@ def _view_cuda_interface(array: Any) -> Buffer:
 
 
 def _view_dlpack(array: Any, stream: int | None) -> Buffer:
-    from tilec.runtime import cuda_dlpack as dlpack
+    from tilec.runtime.cuda import dlpack
 
     try:
         kind, device = array.__dlpack_device__()

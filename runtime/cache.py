@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tilec.runtime.files import replace_file
+from tilec.process.atomic_files import replace_file
 
 VARIABLE = "TILEC_CACHE_DIR"
 _FORMAT = 2

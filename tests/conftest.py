@@ -75,7 +75,7 @@ def from_torch(tensor) -> np.ndarray:
     """A tensor's array, of types that NumPy has not, too."""
     import torch
 
-    from tilec.dtypes import DTYPES
+    from tilec.core.dtypes import DTYPES
 
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).cpu().numpy().view(DTYPES["bf16"].numpy)
@@ -107,11 +107,11 @@ class Within:
 
     def __init__(self, source, inputs, op=None, sizes=None, kind=None, expected=None):
         from tilec.api import read_source
+        from tilec.core.dtypes import from_numpy
         from tilec.dsl.parse import parse
         from tilec.dsl.specialise import choose_op, specialise
-        from tilec.dtypes import from_numpy
-        from tilec.error_bounds import enclose
-        from tilec.evaluate import evaluate
+        from tilec.semantics.error_bounds import enclose
+        from tilec.semantics.reference import evaluate
 
         program = parse(read_source(source))
         names = [t.name for t in choose_op(program, op).inputs]
@@ -126,7 +126,7 @@ class Within:
 
     def __call__(self, results) -> None:
         """Of an array, or the outputs in order, or by name."""
-        from tilec.error_bounds import compare_array
+        from tilec.semantics.error_bounds import compare_array
 
         results = list(results.values()) if isinstance(results, dict) else as_list(results)
         for tensor, found in zip(self.outputs, map(np.asarray, results), strict=True):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tilec
-from tilec import fast_call
+from tilec.driver import fast_call
 from tilec.runtime.buffers import overlaps_itself, view
 
 F32 = np.float32
@@ -107,7 +107,7 @@ def test_what_is_no_array_is_named(says):
 
 
 def test_an_array_of_a_gpu_without_a_driver(monkeypatch):
-    from tilec.runtime import cuda_driver
+    from tilec.runtime.cuda import driver as cuda_driver
 
     def device_of(pointer):
         raise cuda_driver.NoDriver("there is no CUDA driver")
@@ -298,18 +298,18 @@ def test_a_gather_by_what_is_computed():
 
 
 def test_what_cannot_be_found_again_is_told_as_it_was(monkeypatch):
-    from tilec import outside
+    from tilec.semantics import out_of_range
 
     op = tilec.compile("op f(t: f32[V], k: i32[N]) -> (y: f32[N]) { h[i] = k[i] + 1 y[i] = t[h[i]] + t[h[i]] }")
-    monkeypatch.setattr(outside, "MOST", 1)
+    monkeypatch.setattr(out_of_range, "MOST", 1)
     assert "whose shape is [4]\nhint: `pad" in failure(op, X, np.full(3, 9, np.int32))
 
 
 def test_what_failed_is_fetched_from_a_gpu():
     from types import SimpleNamespace
 
-    from tilec.diagnostics import CheckError
-    from tilec.outside import on_host
+    from tilec.core.diagnostics import CheckError
+    from tilec.semantics.out_of_range import on_host
 
     k = np.array([0, 9], np.int32)
     there = view(k)._replace(device=0, pointer=0)

@@ -7,17 +7,18 @@ import pytest
 from tools.commands import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 import tilec
-from tilec import driver, mlir, records
-from tilec.attributes import STAGES, TABLE, Parts, Placement, Verifier
-from tilec.diagnostics import InternalError, Source
-from tilec.driver import lower
+from tilec.core import mlir, records
+from tilec.core.diagnostics import InternalError, Source
+from tilec.core.mlir import ir
+from tilec.core.opcodes import OPCODES, NamedBarrier, WarpgroupProduct, opcode_of
+from tilec.core.target import load
+from tilec.driver import lowering
+from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.mlir import ir
-from tilec.opcodes import OPCODES, NamedBarrier, WarpgroupProduct, opcode_of
+from tilec.kernels.attributes import STAGES, TABLE, Parts, Placement, Verifier
 from tilec.passes import Stage
-from tilec.target import load
 
 ROOT = Path(tilec.__file__).parent.parent
 SOURCES = [path for folder in ("tilec", "dsl", "passes", "runtime") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -156,7 +157,7 @@ def test_known_attributes_are_checked_again_at_other_stages_and_ranks():
 @pytest.mark.parametrize("of", ["linalg.generic", "func.func"])
 def test_a_pass_that_leaves_an_attribute_is_named(monkeypatch, of):
     """With the operation and the attribute, whatever passes of upstream come behind it."""
-    stages = driver.stages
+    stages = lowering.stages
 
     def careless(module: ir.Operation) -> None:
         next(op for op in mlir.walk(module) if op.name == of).attributes["tilec.careless"] = ir.UnitAttr.get()
@@ -166,7 +167,7 @@ def test_a_pass_that_leaves_an_attribute_is_named(monkeypatch, of):
             Stage(s.name, s.summary, (careless, *s.steps) if s.name == "tile" else s.steps) for s in stages(plan)
         )
 
-    monkeypatch.setattr(driver, "stages", changed)
+    monkeypatch.setattr(lowering, "stages", changed)
     program = "op f(x: f32[M, N]) -> (y: f32[M]) { y[i] = sum[j](x[i, j] * 2) }"
     specialised = specialise(parse(Source("f.tile", program)), "f", None, {"M": 40, "N": 50})
     with mlir.context(), ir.Location.unknown(), pytest.raises(InternalError) as error:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tilec
-from tilec.evaluate import reference
+from tilec.semantics.reference import reference
 
 X = np.array([0.5, -1.0, 2.0, 0.25, 1.5, -0.75], np.float32)
 N = np.array([0, 3, 1, 2, 2, 1])

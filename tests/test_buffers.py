@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilec.diagnostics import CallError
-from tilec.dtypes import DTYPES, F32, I64
+from tilec.core.diagnostics import CallError
+from tilec.core.dtypes import DTYPES, F32, I64
 from tilec.runtime.buffers import empty_like_kind, overlaps, view, wrap
 
 ALL = list(DTYPES.values())

@@ -3,13 +3,13 @@
 import pytest
 
 from tilec import compile as compile_program
-from tilec.diagnostics import CallError, Source, TileError
+from tilec.core.diagnostics import CallError, Source, TileError
+from tilec.core.dtypes import BF16, BOOL, F8E4M3, F16, F32, F64, I8, I32, I64, U8
 from tilec.dsl import ast
 from tilec.dsl.check import check
 from tilec.dsl.check_sizes import size_names
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import Specialised, describe_ranges, specialise
-from tilec.dtypes import BF16, BOOL, F8E4M3, F16, F32, F64, I8, I32, I64, U8
 
 
 def program(text: str) -> ast.Program:

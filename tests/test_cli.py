@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tools.commands import ROOT, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
-from tilec import cli_common
+from tilec.cli import common
 
 GOLDEN = Path(__file__).parent / "golden" / "cli"
 COMMANDS = ("check", "fmt", "plan", "explain", "tune", "dump", "opt", "emit", "run", "verify", "cache", "doctor")
@@ -45,11 +45,11 @@ def test_every_command_has_its_golden_help():
 def test_stage_names_are_the_compilers():
     from tilec.passes import NAMES
 
-    assert tuple(cli_common.STAGES.split()) == NAMES
+    assert tuple(common.STAGES.split()) == NAMES
 
 
 def test_help_imports_nothing_heavy():
-    script = "import sys, tilec.cli; tilec.cli.parser().format_help(); print(*sys.modules)"
+    script = "import sys, tilec.cli.command; tilec.cli.command.parser().format_help(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "numba", "rich", "lark", "tomlkit", "numba_cuda_mlir"} & set(loaded)
 
@@ -207,7 +207,7 @@ def test_doctor(tilec):
 
 
 def test_doctor_names_what_is_missing(tilec, monkeypatch):
-    from tilec import doctor
+    from tilec.cli import doctor
 
     real = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "lark" else real(name))
@@ -216,21 +216,22 @@ def test_doctor_names_what_is_missing(tilec, monkeypatch):
 
 
 def test_doctor_finds_a_toolkit_that_is_no_wheel(tilec, monkeypatch):
-    from tilec import doctor
-    from tilec.runtime import cuda_driver, cuda_toolkit
+    from tilec.cli import doctor
+    from tilec.runtime.cuda import driver as cuda_driver
+    from tilec.runtime.cuda import toolkit
 
     wheels = ("nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvcc")
     real = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name in wheels else real(name))
-    monkeypatch.setattr(cuda_toolkit, "toolkit_library", lambda name: f"/opt/cuda/lib{name}.so")
-    monkeypatch.setattr(cuda_toolkit, "ptxas_path", lambda: "/opt/cuda/bin/ptxas")
+    monkeypatch.setattr(toolkit, "toolkit_library", lambda name: f"/opt/cuda/lib{name}.so")
+    monkeypatch.setattr(toolkit, "ptxas_path", lambda: "/opt/cuda/bin/ptxas")
     monkeypatch.setattr(doctor, "_gpu_info", lambda: cuda_driver.SystemInfo(driver="CUDA 13.0", assembler="ptxas"))
     _, out, _ = tilec("doctor")
     assert "no wheel; found /opt/cuda/libnvvm.so" in out and "no wheel; found /opt/cuda/bin/ptxas" in out
 
 
 def test_doctor_calibrates(tilec, monkeypatch):
-    from tilec import calibrate
+    from tilec.driver import calibrate
 
     called = []
     monkeypatch.setattr(calibrate, "calibrate", lambda: called.append(1))

@@ -53,7 +53,7 @@ def test_section(section, tmp_path):
 
 
 def test_every_command_is_there():
-    from tilec.cli import parser
+    from tilec.cli.command import parser
 
     (choices,) = [a.choices for a in parser()._actions if a.choices]
     for name in choices:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tools.commands import IN_SHELL, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
-from tilec import cli, cli_common
-from tilec.diagnostics import InternalError
+from tilec.cli import command as cli
+from tilec.cli import common
+from tilec.core.diagnostics import InternalError
 
 # ---- mistakes --------------------------------------------------------------------------------------------
 
@@ -46,8 +47,9 @@ def test_mistakes(tilec, folder, arguments, status, message):
 
 def test_a_defect_leaves_its_ir(tilec, folder, monkeypatch):
     """The file goes on where the stage failed, once the defect is mended."""
-    import tilec.passes.tile as tile_pass
-    from tilec import driver, passes
+    import tilec.passes.tensor.tile as tile_pass
+    from tilec import passes
+    from tilec.driver import lowering
 
     def broken(op):
         raise KeyError("a bug")
@@ -61,7 +63,7 @@ def test_a_defect_leaves_its_ir(tilec, folder, monkeypatch):
         good = real(plan)
         return tuple(b if b.name == "tile" else g for g, b in zip(good, broken_stages))
 
-    monkeypatch.setattr(driver, "stages", stages)
+    monkeypatch.setattr(lowering, "stages", stages)
     status, _, err = tilec("emit", "--as", "numba", *SOFTMAX)
     assert status == 70
     assert "internal error: stage 'tile' failed" in err and "a bug" in err and "where: in stage 'tile'" in err
@@ -69,13 +71,13 @@ def test_a_defect_leaves_its_ir(tilec, folder, monkeypatch):
     assert (folder / "tilec-error.mlir").read_text().startswith("// tilec stage: fuse, target: cpu\n")
     status, _, err = tilec("opt", "tilec-error.mlir", "--from", "fuse")
     assert status == 1 and "on this IR stage" in err and "a defect of tilec if stage 'fuse' left the file" in err
-    monkeypatch.setattr(driver, "stages", real)
+    monkeypatch.setattr(lowering, "stages", real)
     assert tilec("opt", "tilec-error.mlir")[0] == 0
     assert tile_pass is not None
 
 
 def test_an_unexpected_exception_says_where(tilec, monkeypatch):
-    from tilec import explain
+    from tilec.plan.report import explain
 
     monkeypatch.setattr(explain, "explain", lambda *a: [][0])
     status, _, err = tilec("explain", *SOFTMAX)
@@ -93,7 +95,7 @@ def test_what_exceptions_become(monkeypatch, capfd, error, status):
     def fail(args):
         raise error
 
-    from tilec import doctor
+    from tilec.cli import doctor
 
     monkeypatch.setattr(doctor, "doctor", fail)
     saved = os.dup(1)
@@ -113,8 +115,8 @@ def test_nothing_half_written(folder, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(cli_common.CallError, match="No space left"):
-        cli_common.write_file(path, b"new")
+    with pytest.raises(common.CallError, match="No space left"):
+        common.write_file(path, b"new")
     assert path.read_text() == "old" and not [p for p in folder.iterdir() if p.name.endswith(".tmp")]
 
 
@@ -122,7 +124,7 @@ def test_nothing_half_written(folder, monkeypatch):
 
 
 def process(*arguments: str, **options):
-    return subprocess.run([sys.executable, "-m", "tilec.cli", *arguments], capture_output=True, text=True, **options)
+    return subprocess.run([sys.executable, "-m", "tilec.cli.command", *arguments], capture_output=True, text=True, **options)
 
 
 def test_as_a_process():
@@ -147,7 +149,7 @@ def test_interruption_is_quiet():
     import signal
     import time
 
-    command = [sys.executable, "-m", "tilec.cli", "run", "softmax.tile", "-D", "M=4000,N=500", "--interpret", "map"]
+    command = [sys.executable, "-m", "tilec.cli.command", "run", "softmax.tile", "-D", "M=4000,N=500", "--interpret", "map"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         while sum(map(int, Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[11:13])) < 120:

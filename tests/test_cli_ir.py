@@ -5,7 +5,7 @@ import re
 import pytest
 from tools.commands import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
-from tilec import cli_common
+from tilec.cli import common
 
 # ---- dump and opt ----------------------------------------------------------------------------------------
 
@@ -13,7 +13,7 @@ from tilec import cli_common
 def test_dump_prints_every_stage(tilec):
     status, out, err = tilec("dump", *SOFTMAX)
     assert status == 0 and err == ""
-    assert re.findall(r"^// tilec stage: (\w+), target: cpu$", out, re.MULTILINE) == cli_common.STAGES.split()
+    assert re.findall(r"^// tilec stage: (\w+), target: cpu$", out, re.MULTILINE) == common.STAGES.split()
     assert "\x1b" not in out
 
 
@@ -25,9 +25,9 @@ def test_dump_after_one_stage(tilec):
 
 
 def test_dump_in_colour_marks_what_changed(tilec, monkeypatch):
-    from tilec import cli_ir
+    from tilec.cli import ir
 
-    monkeypatch.setattr(cli_ir, "coloured", lambda stream: True)
+    monkeypatch.setattr(ir, "coloured", lambda stream: True)
     out = tilec("dump", *SOFTMAX)[1]
     assert "── plan: decides kernels" in out
     assert re.search(r"\x1b\[32m.*tilec.kernel = \"softmax_y\"", out)
@@ -35,7 +35,7 @@ def test_dump_in_colour_marks_what_changed(tilec, monkeypatch):
 
 
 def test_changed_lines_do_not_count_renumbering():
-    from tilec.cli_ir import changed_lines
+    from tilec.cli.ir import changed_lines
 
     assert changed_lines(["%0 = a", "%1 = b %0", "c"], ["%3 = a", "d", "%4 = b %3"]) == ({1}, 1)
 
@@ -47,7 +47,7 @@ def test_every_dump_is_an_input(tilec, folder, program, sizes):
     """From each stage on, the same kernels come out."""
     assert tilec("dump", f"{program}.tile", "-D", sizes, "-o", "ir") == (0, "", "")
     kernels = (folder / "ir" / "kernels.py").read_text()
-    for number, stage in enumerate(cli_common.STAGES.split()):
+    for number, stage in enumerate(common.STAGES.split()):
         path = folder / "ir" / f"{number:02}-{stage}.mlir"
         assert path.read_text().startswith(f"// tilec stage: {stage}, target: cpu\n")
         assert tilec("opt", path) == (0, kernels, "")

@@ -66,10 +66,10 @@ def test_run_keeps_ids_inside_their_table(tilec):
 
 def test_run_tells_where_the_error_is(tilec, monkeypatch):
     """Results that are wrong are out of bounds, and the exit status says so."""
-    from tilec import run_device
+    from tilec.driver import devices
 
-    results = run_device.Host.results
-    monkeypatch.setattr(run_device.Host, "results", lambda self: {n: a + 1e-3 for n, a in results(self).items()})
+    results = devices.Host.results
+    monkeypatch.setattr(devices.Host, "results", lambda self: {n: a + 1e-3 for n, a in results(self).items()})
     status, out, _ = tilec("run", *SOFTMAX, "--check")
     assert status == 1 and "OUT OF BOUNDS" in out
 
@@ -94,7 +94,7 @@ def test_run_refuses(tilec, arguments, message):
 
 
 def test_run_needs_a_gpu_for_cuda(tilec, monkeypatch):
-    from tilec.runtime import cuda_driver
+    from tilec.runtime.cuda import driver as cuda_driver
 
     monkeypatch.setattr(cuda_driver, "device_info", lambda: cuda_driver.SystemInfo(problem="no driver here"))
     status, _, err = tilec("run", "--target", "sm_90a", *SOFTMAX)
@@ -115,9 +115,10 @@ def test_run_interprets_a_stage(tilec, folder, target):
 
 
 def test_run_tells_of_broken_ir_with_what_went_into_the_stage(tilec, folder, monkeypatch):
-    from tilec.passes import contract_cuda, reduce_cuda
+    from tilec.passes.cuda.contraction import warps
+    from tilec.passes.cuda.threaded import reduce
 
-    for module in (contract_cuda, reduce_cuda):
+    for module in (warps, reduce):
         monkeypatch.setattr(module.gpu, "BarrierOp", lambda: None)
     status, _, err = tilec("run", "softmax.tile", "-D", "M=2,N=3000", "--target", "sm_80", "--interpret", "map")
     assert status == 70 and "race: " in err and "softmax.tile:" in err and "in stage 'map'" in err

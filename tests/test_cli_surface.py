@@ -132,7 +132,7 @@ def test_closed_streams(folder):
 
 
 def test_warnings_are_notes():
-    from tilec.cli_streams import warnings_as
+    from tilec.cli.streams import warnings_as
     from tilec.runtime import cache
 
     told: list[str] = []
@@ -146,7 +146,7 @@ def test_warnings_are_notes():
 def test_benchmarks_that_need_a_gpu(folder, monkeypatch, capsys):
     from benchmarks import __main__ as benchmarks
     from benchmarks import report
-    from tilec.runtime import cuda_driver
+    from tilec.runtime.cuda import driver as cuda_driver
 
     monkeypatch.setattr(report, "RESULTS", folder / "results")
     monkeypatch.setattr(cuda_driver, "device_info", lambda: cuda_driver.SystemInfo(problem="no driver here"))

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tilec.runtime import compile_server
+from tilec.process import compile_server
 
 pytestmark = pytest.mark.skipif(not compile_server._POSSIBLE, reason="processes of their own are for Linux")
 
@@ -112,7 +112,7 @@ def test_processes_that_ended_are_started_again(compiler):
 
 
 def test_without_work_they_end(compiler):
-    kind = compiler(before="from tilec.runtime import compile_server; compile_server.IDLE = 0.2")
+    kind = compiler(before="from tilec.process import compile_server; compile_server.IDLE = 0.2")
     first = compile_server.ask(kind, {})
     assert gone(first["process"]) and gone(first["parent"])
     assert compile_server.ask(kind, {})["parent"] != first["parent"]
@@ -138,7 +138,7 @@ def test_a_fork_of_the_caller_has_processes_of_its_own(compiler):
 def test_they_end_with_the_caller(compiler, tmp_path, end):
     kind = compiler()
     code = (
-        f"import json, os, sys; sys.path.insert(0, {str(tmp_path)!r}); from tilec.runtime import compile_server as c\n"
+        f"import json, os, sys; sys.path.insert(0, {str(tmp_path)!r}); from tilec.process import compile_server as c\n"
     )
     code += f"print(json.dumps(c.ask({kind!r}, {{}})), flush=True)\n{end}"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
@@ -192,7 +192,7 @@ def test_kernels_for_gpus_compile_there(monkeypatch):
     pytest.importorskip("numba_cuda_mlir")
     from tools.cuda_kernels import SHARED, kernel
 
-    from tilec.runtime import cuda_compile
+    from tilec.runtime.cuda import compile as cuda_compile
 
     def never(**wanted):
         raise AssertionError("compiled by the caller")

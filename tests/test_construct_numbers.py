@@ -8,7 +8,7 @@ from conftest import assert_close
 from tools.construct_cases import FLOATS, SIGNED, UNSIGNED, compiled, f32, i32, inf, nan, run
 
 from tilec import CallError, TileError
-from tilec.dtypes import DTYPES
+from tilec.core.dtypes import DTYPES
 
 # ---- reductions: values that are special -----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from tools.construct_cases import compiled, f32, i32, run
 
 import tilec
 from tilec import CallError
-from tilec.dtypes import DTYPES
+from tilec.core.dtypes import DTYPES
 
 GATHER = """# a table
 op f(ids: i32[N], t: f32[V, D]) -> (y: f32[N, D]) {

@@ -13,7 +13,7 @@ from tools.construct_cases import CASES, GIVEN, SIZES, compiled, expected_of, f3
 
 import tilec
 from tilec import CallError, TileError
-from tilec.dtypes import DTYPES
+from tilec.core.dtypes import DTYPES
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -8,9 +8,10 @@ from conftest import assert_within
 from tools import lowering
 
 import tilec
-from tilec import mlir, plan_cpu_contraction
-from tilec.mlir import ir
-from tilec.target import BUILT_IN, load
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.core.target import BUILT_IN, load
+from tilec.plan.cpu import panels
 
 MATMUL = "op f(a: f32[M, K], b: f32[K, N]) -> (c: f32[M, N]) { c[m, n] = sum[k](a[m, k] * b[k, n]) }"
 
@@ -18,7 +19,7 @@ MATMUL = "op f(a: f32[M, K], b: f32[K, N]) -> (c: f32[M, N]) { c[m, n] = sum[k](
 @pytest.fixture
 def always(monkeypatch):
     """Panels whatever they cost, so that small shapes test them."""
-    monkeypatch.setattr(plan_cpu_contraction, "GAIN_US", -np.inf)
+    monkeypatch.setattr(panels, "GAIN_US", -np.inf)
 
 
 @pytest.fixture

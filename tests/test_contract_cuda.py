@@ -27,8 +27,8 @@ from tools.contractions import (
     mma,
 )
 
+from tilec.core.target import load
 from tilec.kernels import MatrixKernel, contraction
-from tilec.target import load
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ IMAGES = {"N": 32, "C": 256, "H": 56, "W": 56, "K": 256, "R": 3, "S": 3}
 def test_large_tiles_fit_registers(text, kind, sizes, target):
     """No spills, no stack, no warning of the assembler, at the sizes that matter."""
     pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda_compile import compile_kernel
-    from tilec.runtime.cuda_cubins import parameters as _parameters
+    from tilec.runtime.cuda.compile import compile_kernel
+    from tilec.runtime.cuda.cubins import parameters as _parameters
 
     _, result = lowered(text.format(t=kind, o=kind), sizes, target)
     instruction = {"mma.sync": "mma.sync", "wgmma": "wgmma.mma_async", "fma": "fma.rn"}

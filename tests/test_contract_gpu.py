@@ -7,7 +7,7 @@ from conftest import assert_within, from_torch, to_gpu
 from tools import contractions as T
 
 import tilec
-from tilec.dtypes import DTYPES
+from tilec.core.dtypes import DTYPES
 
 pytestmark = pytest.mark.gpu
 

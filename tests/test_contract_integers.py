@@ -6,7 +6,7 @@ from tools import contractions as T
 from tools.contractions import INTEGERS
 
 import tilec
-from tilec.dtypes import DTYPES
+from tilec.core.dtypes import DTYPES
 
 TILES = {"i8": T.mma(32, 32, 64), "u8": T.fma(), "i32": T.fma(), "i16": T.fma()}
 

@@ -4,15 +4,15 @@ import pytest
 from conftest import assert_within
 from tools import contractions as T
 
-from tilec import plan, splitting
 from tilec.kernels import MatrixKernel
+from tilec.plan import planner, split_reduction
 
 
 @pytest.mark.parametrize("kind, tile", [("bf16", T.mma(32, 32, 32)), ("f32", T.fma(16, 64, 16, 4, 4))])
 def test_parts_of_k(kind, tile, monkeypatch):
     """Forced: at this size one block is faster."""
-    monkeypatch.setattr(splitting, "SAVING", 100.0)
-    monkeypatch.setattr(plan, "_whole_if_faster", lambda split, whole: split)
+    monkeypatch.setattr(split_reduction, "SAVING", 100.0)
+    monkeypatch.setattr(planner, "_whole_if_faster", lambda split, whole: split)
     sizes = {"M": 20, "N": 40, "K": 256}
     text = T.MATMUL.format(t=kind, o=kind)
     specialised, result = T.lowered(text, sizes, "h200", tile, monkeypatch)

@@ -5,7 +5,7 @@ import pytest
 from tools import contractions as T
 from tools.contractions import PROJECTION, TO_HEADS, check, fma, mma, projected
 
-from tilec import packing
+from tilec.plan import prepack
 
 WGMMA = ("wgmma", 64, 128, 64, (4, 1))
 
@@ -73,7 +73,7 @@ PACKED = {  # text, types, what is stored before
 def test_factors_are_stored_before(name, monkeypatch):
     """Even though it does not pay at this size, which is why the model is asked about a larger one here."""
     text, kinds, stored = PACKED[name]
-    monkeypatch.setattr(packing, "GAIN", 1e-6)
+    monkeypatch.setattr(prepack, "GAIN", 1e-6)
     expected = {"prologue": lambda a, s, b: (a * s[:, None]) @ b}.get(name, lambda a, b: a @ b)
     sizes = {"M": 72, "N": 136, "K": 72}
     tile = ("wgmma", 64, 64, 128 // (4 if name == "tf32" else 2), (4, 1))

@@ -11,10 +11,10 @@ from fuzz.compare import check, on_cpu, specialised
 from fuzz.programs import Case
 
 import tilec
-from tilec.conversions import to_float, to_integer
-from tilec.dtypes import DTYPES
-from tilec.error_bounds import compare, enclose
-from tilec.evaluate import reference
+from tilec.core.conversions import to_float, to_integer
+from tilec.core.dtypes import DTYPES
+from tilec.semantics.error_bounds import compare, enclose
+from tilec.semantics.reference import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 FLOATS = [n for n, t in DTYPES.items() if t.is_float]

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.machines import CARDS, CPU, H200
 
-from tilec import cost_contraction
-from tilec.cost import Work, balance, home_level, occupancy, predict
-from tilec.cost_contraction import BlockTile, CacheTile, Contraction, contraction_cost
-from tilec.target import load
+from tilec.core.target import load
+from tilec.cost import contraction
+from tilec.cost.contraction import BlockTile, CacheTile, Contraction, contraction_cost
+from tilec.cost.model import Work, balance, home_level, occupancy, predict
 
 GIB = 1 << 30
 COPY = Work(dram_read=2 * GIB, dram_write=2 * GIB, blocks=1 << 17, threads=256, registers=32, bytes_in_flight=64)
@@ -36,18 +36,18 @@ def test_copy_runs_at_the_measured_rate():
 
 @pytest.mark.parametrize(("n", "cublas"), [(2048, 611), (4096, 737), (8192, 697), (16384, 698)])
 def test_matmul_is_compute_bound_and_near_cublas(n, cublas):
-    best = cost_contraction.choose(H200, Contraction(n, n, n))[0]
+    best = contraction.choose(H200, Contraction(n, n, n))[0]
     assert best.prediction.bound == "compute" and best.prediction.intensity > best.prediction.ridge
     assert best.tile.instruction == "wgmma"
     assert tflops(n, best.prediction) == pytest.approx(cublas, rel=0.1)
 
 
 def test_f32_matmul_is_near_cublas():
-    best = cost_contraction.choose(H200, Contraction(4096, 4096, 4096, dtype="f32"))[0]
+    best = contraction.choose(H200, Contraction(4096, 4096, 4096, dtype="f32"))[0]
     assert best.tile.instruction == "fma"
     assert tflops(4096, best.prediction) == pytest.approx(51, rel=0.1)
     assert (
-        cost_contraction.choose(H200, Contraction(4096, 4096, 4096, dtype="f32", tf32=True))[0].tile.instruction
+        contraction.choose(H200, Contraction(4096, 4096, 4096, dtype="f32", tf32=True))[0].tile.instruction
         == "wgmma"
     )
 
@@ -191,7 +191,7 @@ contractions = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(contractions, st.sampled_from(CARDS))
 def test_chosen_block_tiles_fit(problem, card):
-    choices = cost_contraction.choose(card, problem)
+    choices = contraction.choose(card, problem)
     assert choices and all(a.rank <= b.rank + 1e-4 for a, b in pairwise(choices))
     for tile in (c.tile for c in choices):
         assert isinstance(tile, BlockTile)
@@ -206,7 +206,7 @@ def test_chosen_block_tiles_fit(problem, card):
 @settings(max_examples=60, deadline=None)
 @given(contractions)
 def test_chosen_cache_tiles_fit(problem):
-    choices = cost_contraction.choose(CPU, problem)
+    choices = contraction.choose(CPU, problem)
     assert choices
     size = max(4, problem.bytes)
     for tile in (c.tile for c in choices):
@@ -220,8 +220,8 @@ def test_chosen_cache_tiles_fit(problem):
 
 def test_only_instructions_that_can_be_emitted():
     problem = Contraction(4096, 4096, 4096)
-    assert {c.tile.instruction for c in cost_contraction.choose(H200, problem, ["mma.sync"])} == {"mma.sync"}
-    assert {c.tile.instruction for c in cost_contraction.choose(H200, problem, [])} == {"fma"}
+    assert {c.tile.instruction for c in contraction.choose(H200, problem, ["mma.sync"])} == {"mma.sync"}
+    assert {c.tile.instruction for c in contraction.choose(H200, problem, [])} == {"fma"}
 
 
 def test_clusters_relieve_l2():
@@ -237,18 +237,18 @@ def test_clusters_relieve_l2():
 
 
 def test_a_tall_reduction_is_split():
-    best = cost_contraction.choose(H200, Contraction(128, 128, 1 << 18))[0]
+    best = contraction.choose(H200, Contraction(128, 128, 1 << 18))[0]
     assert best.tile.split_k > 1
 
 
 def test_register_tiles_are_those_of_the_libraries():
     """AVX2: 6 x 16 (BLIS) and 4 x 24, which both hide four clocks on two units with 16 registers."""
-    choices = cost_contraction.choose(CPU, Contraction(1152, 1152, 1152, dtype="f32"))
+    choices = contraction.choose(CPU, Contraction(1152, 1152, 1152, dtype="f32"))
     assert {(c.tile.mr, c.tile.nr) for c in choices[:8]} <= {(6, 16), (4, 24)}
     assert choices[0].prediction.bound == "compute"
 
 
 def test_costs_are_reproducible():
     problem = Contraction(777, 3000, 512)
-    for choice in cost_contraction.choose(H200, problem):
+    for choice in contraction.choose(H200, problem):
         assert contraction_cost(H200, problem, choice.tile) == choice.prediction

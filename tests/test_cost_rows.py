@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.machines import CARDS, CPU, H200
 
-from tilec import cost_rows
-from tilec.cost import occupancy, predict
-from tilec.cost_rows import Rows, row_candidates, row_cost, row_work
-from tilec.target import load
+from tilec.core.target import load
+from tilec.cost import rows as cost_rows
+from tilec.cost.model import occupancy, predict
+from tilec.cost.rows import Rows, row_candidates, row_cost, row_work
 
 rows = st.builds(
     Rows, rows=st.integers(1, 10**6), length=st.integers(1, 300000),

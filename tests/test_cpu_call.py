@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import tilec
-from tilec import fast_call
-from tilec.dtypes import DTYPES
-from tilec.runtime import cpu_call, cpu_native
+from tilec.core.dtypes import DTYPES
+from tilec.driver import fast_call
 from tilec.runtime.buffers import to_torch
-from tilec.runtime.cpu_launch import CpuProgram
-from tilec.runtime.cpu_load import MissingSymbol, load
+from tilec.runtime.cpu import call as cpu_call
+from tilec.runtime.cpu.launch import CpuProgram
+from tilec.runtime.cpu.load import MissingSymbol, load
+from tilec.runtime.native import cpu as cpu_native
 
 TWICE = "op twice(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * 2.0 }"
 TWO = "op two(x: f32[N]) -> (y: f32[N], z: f32[N]) { y[i] = x[i] * 2.0\n z[i] = x[i] + 1.0 }"
@@ -280,7 +281,7 @@ def test_python_threads_share_the_pool(layer):
 
 SPINS = """
 import os, sys
-from tilec.runtime.cpu_launch import start_pool
+from tilec.runtime.cpu.launch import start_pool
 before = dict(os.environ)
 start_pool()
 import numba

@@ -14,16 +14,16 @@ from fuzz.guards import Guarded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilec.diagnostics import CallError
-from tilec.runtime import compile_server
-from tilec.runtime.cpu_compile import compile_kernels
-from tilec.runtime.cpu_launch import CpuProgram
-from tilec.runtime.cpu_objects import COMPILER, load_kernels
-from tilec.runtime.generated import identity
+from tilec.core.diagnostics import CallError
+from tilec.process import compile_server
+from tilec.process.generated import identity
+from tilec.runtime.cpu.compile import compile_kernels
+from tilec.runtime.cpu.launch import CpuProgram
+from tilec.runtime.cpu.objects import COMPILER, load_kernels
+from tilec.runtime.emit.steps import place
 from tilec.runtime.program import Emitted, KernelSource, Object, Slot, Step
-from tilec.runtime.steps import place
 
-HEAD = "from tilec.runtime.cpu_support import i64, i64_pointer\n\n"
+HEAD = "from tilec.runtime.cpu.support import i64, i64_pointer\n\n"
 
 
 def programs(text: str, *kernels: KernelSource) -> dict[str, CpuProgram]:
@@ -170,14 +170,14 @@ def test_what_does_not_compile_is_said_by_this_process():
 
 ELSEWHERE = """
 import sys, numpy as np, tilec
-from tilec.runtime import compile_server
+from tilec.process import compile_server
 compile_server._POSSIBLE = {possible} and compile_server._POSSIBLE
 x = np.arange(600, dtype=np.float32).reshape(20, 30)
 program = "m[i] = max[j](x[i, j])  s[j] = sum[i](x[i, j] * m[i])  y[i, j] = cumsum[j](x[i, j] + s[j])"
 y = tilec.compile(program, target="cpu")(x)
 s = (x.astype(np.float64) * x.max(1, keepdims=True)).sum(0)
 np.testing.assert_allclose(y, np.cumsum(x + s, 1), rtol=1e-4)
-print("tilec.runtime.cpu_compile" in sys.modules)
+print("tilec.runtime.cpu.compile" in sys.modules)
 """
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import tilec
-from tilec.dtypes import F32
-from tilec.enclosure import point
-from tilec.enclosure_reduce import Total, reduce
-from tilec.error_bounds import compare_array
-from tilec.functions import FUNCTIONS, POWER
-from tilec.runtime import cpu_intrinsics, cpu_math
-from tilec.runtime.cpu_math_trig import QUICK_LIMIT
+from tilec.core.dtypes import F32
+from tilec.core.functions import FUNCTIONS, POWER
+from tilec.runtime.cpu import intrinsics
+from tilec.runtime.cpu import math as cpu_math
+from tilec.runtime.cpu.math_trig import QUICK_LIMIT
+from tilec.semantics.error_bounds import compare_array
+from tilec.semantics.interval_reductions import Total, reduce
+from tilec.semantics.intervals import point
 
 POLYNOMIALS = [name for name, row in FUNCTIONS.items() if row.ulp.f32 > 0 and row.cpu]
 QUICK = ["sin_quick", "cos_quick", "tan_quick"]
@@ -28,7 +29,7 @@ INF, NAN = math.inf, math.nan
 @cache
 def loop(name: str, result: type | None = None):
     """A compiled elementwise loop over an intrinsic."""
-    function = getattr(cpu_math, name, None) or getattr(cpu_intrinsics, name)
+    function = getattr(cpu_math, name, None) or getattr(intrinsics, name)
 
     @numba.njit
     def one(x, out):
@@ -206,7 +207,7 @@ def _vectorised(dispatcher) -> bool:
 @pytest.mark.parametrize("name", [*POLYNOMIALS, *QUICK, "round_even", "floor"])
 def test_loops_over_pointers_vectorise(name, dtype):
     function = getattr(cpu_math, name)
-    pointer = cpu_intrinsics.f32_pointer if dtype is np.float32 else cpu_intrinsics.f64_pointer
+    pointer = intrinsics.f32_pointer if dtype is np.float32 else intrinsics.f64_pointer
 
     @numba.njit
     def kernel(args):
@@ -227,7 +228,7 @@ def test_loops_over_pointers_vectorise(name, dtype):
     [("reassoc_add", "sum", 0.0), ("reassoc_mul", "prod", 1.0), ("maximum", "max", -INF), ("minimum", "min", INF)],
 )
 def test_reductions_vectorise(combine, kind, first):
-    function, f32_pointer = getattr(cpu_intrinsics, combine), cpu_intrinsics.f32_pointer
+    function, f32_pointer = getattr(intrinsics, combine), intrinsics.f32_pointer
 
     @numba.njit
     def kernel(address, n):
@@ -251,7 +252,7 @@ def test_reductions_vectorise(combine, kind, first):
 
 @pytest.mark.parametrize("name", ["bool", *(f"{s}{b}" for s in "iu" for b in (8, 16, 32, 64)), "f32", "f64"])
 def test_pointers_load_and_store(name):
-    pointer = getattr(cpu_intrinsics, f"{name}_pointer")
+    pointer = getattr(intrinsics, f"{name}_pointer")
 
     @numba.njit
     def copy(source, target, n):
@@ -259,7 +260,7 @@ def test_pointers_load_and_store(name):
         for i in range(-1, n - 1):
             y[i] = x[i]
 
-    dtype = np.dtype(numba.np.numpy_support.as_dtype(cpu_intrinsics._POINTED[name]))
+    dtype = np.dtype(numba.np.numpy_support.as_dtype(intrinsics._POINTED[name]))
     x = np.array([0, 1, 1, 0, 1] if name == "bool" else [0, 1, 100, 3, 127], dtype)
     y = np.zeros_like(x)
     copy(x.ctypes.data + dtype.itemsize, y.ctypes.data + dtype.itemsize, 5)
@@ -318,7 +319,7 @@ def test_integer_powers():
 
 
 def test_select_and_fma():
-    select, fma, fmod = cpu_intrinsics.select, cpu_intrinsics.fma, cpu_intrinsics.fmod
+    select, fma, fmod = intrinsics.select, intrinsics.fma, intrinsics.fmod
 
     @numba.njit
     def both(a, b):

@@ -16,11 +16,15 @@ import torch
 from tools.cuda_driver_fake import FakeDriver, stand_in
 
 import tilec
-from tilec import fast_call
-from tilec.dtypes import DTYPES
-from tilec.runtime import buffers, cpu_call, cuda_call, cuda_dlpack, cuda_driver
-from tilec.runtime.cuda_cubins import parameters
-from tilec.runtime.cuda_program import DeviceProgram
+from tilec.core.dtypes import DTYPES
+from tilec.driver import fast_call
+from tilec.runtime import buffers
+from tilec.runtime.cpu import call as cpu_call
+from tilec.runtime.cuda import call as cuda_call
+from tilec.runtime.cuda import dlpack
+from tilec.runtime.cuda import driver as cuda_driver
+from tilec.runtime.cuda.cubins import parameters
+from tilec.runtime.cuda.program import DeviceProgram
 from tilec.runtime.program import Cubin, Emitted, KernelSource, Temporary, TensorMap
 
 F32 = DTYPES["f32"]
@@ -31,7 +35,7 @@ def driver(monkeypatch):
     """With tensors on the CPU, which are taken for ones on a GPU, whose current stream is 69."""
     fake = stand_in(monkeypatch)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 69, raising=False)
-    monkeypatch.setattr(cuda_call, "CUDA", cuda_dlpack.CPU)
+    monkeypatch.setattr(cuda_call, "CUDA", dlpack.CPU)
     found, stream = cpu_call.exchange, fake.current_stream
     monkeypatch.setattr(cpu_call, "exchange", lambda f: stream if f == cpu_call.CURRENT_STREAM else found(f))
     return fake

@@ -14,9 +14,11 @@ pytest.importorskip("cuda.core")
 
 from tools.cuda_kernels import CHIPS, COPY, SHARED, check, kernel
 
-from tilec.runtime import cache, compile_server, cuda_compile
-from tilec.runtime.cuda_compile import CompileError, ResourceError, compile_kernel
-from tilec.runtime.cuda_cubins import program_cubins
+from tilec.process import compile_server
+from tilec.runtime import cache
+from tilec.runtime.cuda import compile as cuda_compile
+from tilec.runtime.cuda.compile import CompileError, ResourceError, compile_kernel
+from tilec.runtime.cuda.cubins import program_cubins
 from tilec.runtime.program import Emitted, KernelSource
 
 
@@ -165,6 +167,6 @@ def test_compiling_leaves_no_compiler_in_this_process(monkeypatch, tmp_path):
 
 
 def test_imports_are_lazy():
-    code = "import sys, tilec.runtime.cuda_intrinsics, tilec.runtime.cuda_compile, tilec.runtime.cuda_launch\n"
+    code = "import sys, tilec.runtime.cuda.intrinsics, tilec.runtime.cuda.compile, tilec.runtime.cuda.launch\n"
     code += "print([m for m in ('numba_cuda_mlir', 'cuda', 'torch', 'numba') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

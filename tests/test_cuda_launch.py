@@ -16,12 +16,13 @@ from tools.cuda_driver_fake import Launch, stand_in
 from tools.cuda_kernels import COPY, SHARED, kernel
 
 import tilec
-from tilec import enclosure
-from tilec.dtypes import DTYPES, F32
-from tilec.error_bounds import compare_array
-from tilec.runtime import compile_server, cuda_driver, cuda_intrinsics
-from tilec.runtime.cuda_compile import compile_kernel
-from tilec.runtime.cuda_launch import (
+from tilec.core.dtypes import DTYPES, F32
+from tilec.process import compile_server
+from tilec.runtime.cuda import driver as cuda_driver
+from tilec.runtime.cuda import intrinsics
+from tilec.runtime.cuda.compile import compile_kernel
+from tilec.runtime.cuda.device.memory import WIDTH, in_array
+from tilec.runtime.cuda.launch import (
     Kernel,
     Launcher,
     TiledMap,
@@ -30,7 +31,8 @@ from tilec.runtime.cuda_launch import (
     parameter_offsets,
     stream_handle,
 )  # fmt: skip
-from tilec.runtime.cuda_memory import WIDTH, in_array
+from tilec.semantics import intervals
+from tilec.semantics.error_bounds import compare_array
 
 
 def test_parameter_layout():
@@ -127,7 +129,7 @@ def run(
     cluster=(1, 1, 1),
     kinds=None,
 ):
-    from tilec.runtime.cuda_driver import chip_of
+    from tilec.runtime.cuda.driver import chip_of
 
     kinds = kinds or ["i64"] * len(arguments)
     cubin = compile_kernel(source, "kernel", chip_of(), threads, parameters=kinds, allow=("stack",))
@@ -171,7 +173,7 @@ store_{dtype}x{count}(a, 0, y + tid * 16)
 def test_copies_name_what_there_is(dtype):
     """Where there is no GPU, too."""
     for _, names in copies(dtype):
-        assert all(getattr(cuda_intrinsics, name) for name in names)
+        assert all(getattr(intrinsics, name) for name in names)
 
 
 @pytest.mark.gpu
@@ -203,9 +205,9 @@ def test_gpu_rounding_is_that_of_ml_dtypes(torch, dtype, chip, monkeypatch):
     values = np.concatenate([values, np.zeros(-len(values) % 128, np.float32)])
     x, y = torch.from_numpy(values).cuda(), torch.zeros(len(values), dtype=torch.float32, device="cuda")
     if chip:
-        from tilec.runtime import cuda_memory
+        from tilec.runtime.cuda.device import memory
 
-        monkeypatch.setattr(cuda_memory, "chip_number", lambda: 80)
+        monkeypatch.setattr(memory, "chip_number", lambda: 80)
         monkeypatch.setattr(compile_server, "ask", lambda *request: None)  # another process knows nothing of this
     body = "at = (int64(cuda.blockIdx.x) * 128 + tid) * 4\n"
     body += f"store_f32(y + at, round_{dtype}(load_f32(x + at)))"
@@ -218,7 +220,7 @@ def test_gpu_rounding_is_that_of_ml_dtypes(torch, dtype, chip, monkeypatch):
 
 @pytest.mark.gpu
 def test_gpu_dynamic_shared_memory_is_aligned(torch):
-    from tilec.runtime.cuda_driver import shared_limit
+    from tilec.runtime.cuda.driver import shared_limit
 
     y = torch.zeros(1, dtype=torch.int64, device="cuda")
     run(
@@ -241,7 +243,7 @@ def test_gpu_math(torch):
             x.data_ptr(),
             y.data_ptr(),
         )
-        allowed = enclosure.function(name, [enclosure.point(x.double().cpu().numpy())], F32, "cuda")
+        allowed = intervals.function(name, [intervals.point(x.double().cpu().numpy())], F32, "cuda")
         assert compare_array(y.cpu().numpy(), allowed).within, name
 
 
@@ -277,7 +279,7 @@ def test_gpu_launches(torch):
     import threading
     import time
 
-    from tilec.runtime.cuda_launch import time_kernel
+    from tilec.runtime.cuda.launch import time_kernel
 
     x, y = torch.randn(128, device="cuda"), torch.zeros(128, device="cuda")
     launcher = run(COPY, x.data_ptr(), y.data_ptr())
@@ -317,8 +319,8 @@ def test_gpu_launches(torch):
 @pytest.mark.gpu
 def test_gpu_faults_are_told(torch):
     code = (
-        f"from tilec.runtime.cuda_compile import compile_kernel\nimport tilec.runtime.cuda_launch as l\n"
-        f"from tilec.runtime import cuda_driver as d\nsource = {COPY!r}\n"
+        f"from tilec.runtime.cuda.compile import compile_kernel\nimport tilec.runtime.cuda.launch as l\n"
+        f"from tilec.runtime.cuda import driver as d\nsource = {COPY!r}\n"
         "c = compile_kernel(source, 'kernel', d.chip_of(), 128)\n"
         "k = l.Kernel(c.image, 'kernel', ['i64', 'i64'])\n"
         "l.Launcher(k, (1, 1, 1), (128, 1, 1)).launch(0, 8, 8)\n"

@@ -9,9 +9,9 @@ pytest.importorskip("numba_cuda_mlir")
 
 from tools.cuda_driver_fake import stand_in
 
-from tilec.diagnostics import CallError, CheckError
-from tilec.runtime import cuda_driver
-from tilec.runtime.cuda_program import DeviceProgram, Graph
+from tilec.core.diagnostics import CallError, CheckError
+from tilec.runtime.cuda import driver as cuda_driver
+from tilec.runtime.cuda.program import DeviceProgram, Graph
 from tilec.runtime.program import Cubin, Emitted, KernelSource, Temporary
 
 

@@ -8,7 +8,7 @@ import tilec
 
 pytest.importorskip("numba_cuda_mlir.cuda")
 
-from tilec.runtime import cuda_compile
+from tilec.runtime.cuda import compile as cuda_compile
 
 
 @pytest.mark.parametrize("body", ["cos(x[i])", "sin(x[i])"])

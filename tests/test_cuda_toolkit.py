@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from tools.commands import QUIET, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
-from tilec.runtime import cuda_toolkit
+from tilec.runtime.cuda import toolkit
 
 WITHOUT = {
     # what `pip install -e .` leaves: the libraries and the assembler come with the extra
@@ -35,7 +35,7 @@ def test_without_the_extra(folder, lacking):
     (folder / "hidden" / "sitecustomize.py").write_text(WITHOUT[lacking])
     script = f"""
 import tilec
-from tilec import cli
+from tilec.cli import command as cli
 {QUIET}
 assert cli.main(["doctor"]) == 0
 for form in ("ptx", "cubin"):
@@ -57,20 +57,22 @@ assert cli.main(["run", *{SOFTMAX!r}, "--check"]) == 0
 
 def test_every_way_to_a_cubin_says_so(monkeypatch):
     """Calls and graphs take the cubins of `CudaExecutable`, as do commands."""
-    from tilec import api, cuda_executable
-    from tilec.runtime import compile_server, cuda_compile
+    from tilec import api
+    from tilec.driver import cuda_executable
+    from tilec.process import compile_server
+    from tilec.runtime.cuda import compile as cuda_compile
 
     def fail(*arguments):
         raise RuntimeError("libnvrtc.so.13 not found")
 
     monkeypatch.setattr(compile_server, "ask", lambda kind, request: None)
     monkeypatch.setattr(cuda_compile, "_operator_values", fail)
-    monkeypatch.setattr(cuda_toolkit, "toolkit_library", lambda name: None if name == "nvrtc" else name)
+    monkeypatch.setattr(toolkit, "toolkit_library", lambda name: None if name == "nvrtc" else name)
     source = "op lacking(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * 77 + 5 }"
     built = api.compile(source, target="sm_90a").build(N=64)._last
     assert isinstance(built, cuda_executable.CudaExecutable)
     with pytest.raises(
-        cuda_toolkit.NoCompiler, match=r"^the compiler .*\(missing: nvrtc\); install it by: .*\[cuda\]'$"
+        toolkit.NoCompiler, match=r"^the compiler .*\(missing: nvrtc\); install it by: .*\[cuda\]'$"
     ):
         _ = built.cubins
 
@@ -84,8 +86,8 @@ def test_every_way_to_a_cubin_says_so(monkeypatch):
 ])  # fmt: skip
 def test_the_command_installs_from_where_tilec_came(folder, monkeypatch, origin, said):
     text = origin and json.dumps(origin).replace("{here}", str(folder))
-    monkeypatch.setattr(cuda_toolkit, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
-    command = cuda_toolkit.install_command()
+    monkeypatch.setattr(toolkit, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
+    command = toolkit.install_command()
     assert command.endswith(f" install {said}")
     assert command.startswith(("pip ", f"{sys.executable} -m pip "))
 
@@ -93,12 +95,12 @@ def test_the_command_installs_from_where_tilec_came(folder, monkeypatch, origin,
 def test_another_pip_is_not_named(monkeypatch, tmp_path):
     (tmp_path / "pip").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cuda_toolkit.install_command().startswith(f"{sys.executable} -m pip install ")
+    assert toolkit.install_command().startswith(f"{sys.executable} -m pip install ")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert cuda_toolkit.install_command().startswith("pip install ")
+    assert toolkit.install_command().startswith("pip install ")
 
 
 def test_a_whole_installation_has_no_problem(tilec):
     pytest.importorskip("cuda.core")
-    assert cuda_toolkit.missing() == ()
+    assert toolkit.missing() == ()
     assert tilec("doctor")[1].startswith("software\n")

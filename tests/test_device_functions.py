@@ -7,8 +7,8 @@ pytest.importorskip("cuda.core")
 
 from tools.cuda_kernels import CHIPS, SHARED, check, kernel
 
-from tilec.runtime import cuda_async, cuda_matrix, cuda_scalar
-from tilec.runtime.cuda_memory import WIDTH, in_array
+from tilec.runtime.cuda.device import asynchronous, matrix, scalar
+from tilec.runtime.cuda.device.memory import WIDTH, in_array
 
 
 @pytest.mark.parametrize("dtype", WIDTH)
@@ -62,11 +62,11 @@ store_{v}(a, {2 * count}, y + 4096 + tid * {size})
     assert any(f"@p {e}" in cubin.ptx for e in expected), "not predicated"
 
 
-@pytest.mark.parametrize("function", [*cuda_scalar._LIBDEVICE, *cuda_scalar._LIBDEVICE_2])
+@pytest.mark.parametrize("function", [*scalar._LIBDEVICE, *scalar._LIBDEVICE_2])
 def test_accurate_functions(function):
     for dtype in ("f32", "f64"):
         value = f"load_{dtype}(x + tid * 8)"
-        values = f"{value}, {value}" if function in cuda_scalar._LIBDEVICE_2 else value
+        values = f"{value}, {value}" if function in scalar._LIBDEVICE_2 else value
         body = f"store_{dtype}(y + tid * 8, {function}_{dtype}({values}))"
         names = [f"{function}_{dtype}", f"load_{dtype}", f"store_{dtype}"]
         # The slow path of the trigonometric functions keeps a table of 2/pi products on the stack.
@@ -78,9 +78,9 @@ def test_accurate_functions(function):
 
 def test_scalar_instructions():
     three = ["v", "load_f32(x + 4)", "load_f32(x + 8)"]
-    calls = [f"store_f32(y, {n}({', '.join(three[: len(row[1])])}))" for n, row in cuda_scalar._PTX.items()]
+    calls = [f"store_f32(y, {n}({', '.join(three[: len(row[1])])}))" for n, row in scalar._PTX.items()]
     body = "v = load_f32(x)\n" + "\n".join(calls)
-    check(kernel(body, "load_f32", "store_f32", *cuda_scalar._PTX), (*CHIPS, "sm_100a"))
+    check(kernel(body, "load_f32", "store_f32", *scalar._PTX), (*CHIPS, "sm_100a"))
     body = """
 v = load_f64(x)
 w = from_bits_f64(bits_f64(fma_f64(maximum_f64(v, v + 1.0), minimum_f64(v, v * v), v)) ^ 1)
@@ -99,7 +99,7 @@ store_f32(y + 16, round_bf16(u) + round_f16(u) + round_f8e4m3(u) + round_f8e5m2(
     )  # which is done elsewhere, and slowly
 
 
-@pytest.mark.parametrize("mode", cuda_scalar._SHUFFLES)
+@pytest.mark.parametrize("mode", scalar._SHUFFLES)
 def test_shuffles(mode):
     types = ("f32", "i32", "u32", "f64", "i64", "u64")
     body = "\n".join(f"store_{t}(y + tid * 8, shuffle_{mode}_{t}(load_{t}(x + tid * 8), 16))" for t in types)
@@ -140,7 +140,7 @@ mbarrier_arrive_remote(map_shared(base, 0))
 cluster_arrive()
 store_f32(y, remote_load_f32(there))
 """
-    names = [n for n in (*cuda_scalar.SCALAR, *cuda_async.ASYNC) if n in body.replace("(", " ").split()]
+    names = [n for n in (*scalar.SCALAR, *asynchronous.ASYNC) if n in body.replace("(", " ").split()]
     check(kernel(SHARED + body, *names, "store_f32", "map_shared", "cluster_rank", "cluster_size"), ("sm_90a",))
 
 
@@ -163,7 +163,7 @@ store_f32(y, shared_load_f32(base + 16))
     check(kernel(SHARED + body, *names.split(), "store_f32", "shared_load_f32", before=before))
 
 
-@pytest.mark.parametrize("dtype", cuda_matrix._MMA)
+@pytest.mark.parametrize("dtype", matrix._MMA)
 def test_mma(dtype):
     element = "int32" if dtype in ("i8", "u8") else "float32"
     short = element[0] + "32"
@@ -272,7 +272,7 @@ if tid == 0:
     before = "".join(f"load{r} = tma_load({r})\n" for r in range(1, 6))
     before += "many, store2, wait_read = tma_load(2, multicast=True), tma_store(2), bulk_wait(0)\n"
     before += "more, fewer = set_registers(240, more=True), set_registers(40, more=False)"
-    names = [n for n in cuda_async.ASYNC if f"{n}(" in body]
+    names = [n for n in asynchronous.ASYNC if f"{n}(" in body]
     names += ["tma_load", "tma_store", "bulk_wait", "set_registers", "barrier"]
     source = kernel(SHARED + body, *names, before=before)
     cubin = check(source, ("sm_90a", "sm_100a"), threads=384, parameters=("tensor_map", "i64", "i32"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tilec.diagnostics import Source, TileError
+from tilec.core.diagnostics import Source, TileError
 from tilec.dsl.check import check
 from tilec.dsl.parse import parse
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tilec.diagnostics import Source
+from tilec.core.diagnostics import Source
 from tilec.dsl.check import check
 from tilec.dsl.parse import parse
 
@@ -21,7 +21,7 @@ PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *(RO
 GUIDE = "CONTRIBUTING.md"
 """Its examples change tables of the compiler: each has a process for itself."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-MAIN = "import sys; from tilec.cli import main; sys.exit(main())"
+MAIN = "import sys; from tilec.cli.command import main; sys.exit(main())"
 
 
 def text(page: str) -> str:

@@ -12,18 +12,18 @@ import tomlkit
 from fuzz.choices import Choices
 from fuzz.edits import PROGRAMS, check_edit, drawn_edit, own, planned
 
-from tilec import mlir
 from tilec.api import read_source
-from tilec.cli import main
-from tilec.diagnostics import CallError
-from tilec.driver import lower
+from tilec.cli.command import main
+from tilec.core import mlir
+from tilec.core.diagnostics import CallError
+from tilec.core.mlir import ir
+from tilec.core.target import load
+from tilec.driver.lowering import lower
+from tilec.driver.tune import candidates
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
 from tilec.kernels import FAMILIES
-from tilec.mlir import ir
-from tilec.target import load
-from tilec.tune import candidates
 
 
 def test_every_family_has_programs():

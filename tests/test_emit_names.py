@@ -13,9 +13,9 @@ from tools import cuda_emulator, lowering
 from tools.printed import code
 
 import tilec
-from tilec import coefficients
-from tilec.runtime.cuda_unroll import unroll
-from tilec.runtime.emit_names import Names
+from tilec.core import coefficients
+from tilec.runtime.cuda.unroll import unroll
+from tilec.runtime.emit.names import Names
 
 # Tensors and indices with the names of temporaries, of parts of the machine, of functions and types that kernels import.
 CLASH = """op f(

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tilec.dtypes import DTYPES
-from tilec.enclosure import Enclosure
-from tilec.enclosure_reduce import Total, reduce
+from tilec.core.dtypes import DTYPES
+from tilec.semantics.interval_reductions import Total, reduce
+from tilec.semantics.intervals import Enclosure
 
 UFUNCS = {"sum": np.add, "prod": np.multiply}
 

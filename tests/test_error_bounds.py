@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilec
-from tilec import enclosure as on
 from tilec.api import read_source
+from tilec.core.dtypes import BF16, DTYPES, F16, F32, F64, I32, from_numpy
+from tilec.core.functions import FUNCTIONS
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.dtypes import BF16, DTYPES, F16, F32, F64, I32, from_numpy
-from tilec.enclosure import Enclosure, point
-from tilec.enclosure_reduce import Total, place, reduce
-from tilec.enclosure_types import cast
-from tilec.error_bounds import compare, compare_array, enclose
-from tilec.functions import FUNCTIONS
+from tilec.semantics import intervals as on
+from tilec.semantics.error_bounds import compare, compare_array, enclose
+from tilec.semantics.interval_conversions import cast
+from tilec.semantics.interval_reductions import Total, place, reduce
+from tilec.semantics.intervals import Enclosure, point
 
 nan, inf = np.nan, np.inf
 f32 = np.float32

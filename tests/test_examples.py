@@ -9,8 +9,8 @@ import pytest
 from conftest import OTHER_ORDER, as_list, assert_close
 from expectations import EXAMPLES, Bound, unit_roundoff
 
-from tilec.dtypes import F32
-from tilec.evaluate import reference
+from tilec.core.dtypes import F32
+from tilec.semantics.reference import reference
 
 ALL = [pytest.param(example, id=name) for name, example in EXAMPLES.items()]
 

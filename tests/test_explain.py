@@ -10,10 +10,10 @@ import pytest
 from tools.explained import MLP, SOFTMAX, failure, planned
 
 import tilec
-from tilec.diagnostics import TileError
-from tilec.expectations_check import check_expectations, minimal_traffic, traffic
-from tilec.explain import RESOURCES, amount, explain
-from tilec.provenance import Provenance
+from tilec.core.diagnostics import TileError
+from tilec.plan.report.expectations import check_expectations, minimal_traffic, traffic
+from tilec.plan.report.explain import RESOURCES, amount, explain
+from tilec.plan.report.provenance import Provenance
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # ---- explain ---------------------------------------------------------------------------------------------

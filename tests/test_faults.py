@@ -19,8 +19,9 @@ from tools import fault_children as faults
 from tools.fault_children import SIZES, SOURCE, Child, Writes, results_are_right
 from tools.faults import longer
 
-from tilec import cli
-from tilec.runtime import cache, files
+from tilec.cli import command as cli
+from tilec.process import atomic_files
+from tilec.runtime import cache
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 INTERRUPTED = 130
@@ -182,8 +183,8 @@ def test_old_temporary_files_go_and_new_ones_stay(tmp_path):
         path.write_text("half")
     for path in (old, other):
         os.utime(path, (1e9, 1e9))
-    files._sweep.cache_clear()
-    files.replace_file(tmp_path / "a", b"1")
+    atomic_files._sweep.cache_clear()
+    atomic_files.replace_file(tmp_path / "a", b"1")
     assert {p.name for p in tmp_path.iterdir()} == {new.name, other.name, "a"}
 
 
@@ -236,7 +237,7 @@ def test_a_full_standard_output(folder):
     import subprocess
     import sys
 
-    code = "import sys; from tilec.cli import main; sys.exit(main())"
+    code = "import sys; from tilec.cli.command import main; sys.exit(main())"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", code, "cache", "dir"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
@@ -287,12 +288,12 @@ def test_entries_that_others_could_have_written(entry, tmp_path, kind):
 def test_what_another_machine_or_version_compiled_is_not_found(monkeypatch, change):
     import llvmlite.binding as llvm
 
-    from tilec.runtime import cpu_objects
+    from tilec.runtime.cpu import objects
 
     def keys():
         cache.compiler_digest.cache_clear()
-        cpu_objects._versions.cache_clear()
-        return cache.compiler_digest(), cpu_objects._versions()
+        objects._versions.cache_clear()
+        return cache.compiler_digest(), objects._versions()
 
     before, known = keys(), dict(cache._distributions())
     match change:

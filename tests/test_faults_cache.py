@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import tilec
-from tilec.runtime import cache, cpu_compile
+from tilec.runtime import cache
+from tilec.runtime.cpu import compile as cpu_compile
 
 PROGRAM = "m[i] = max[j](x[i, j])  y[i, j] = x[i, j] * 3 - m[i]"
 X = np.arange(40, dtype=np.float32).reshape(5, 8)

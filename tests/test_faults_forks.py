@@ -88,7 +88,7 @@ def test_a_child_made_while_another_thread_holds_a_lock(tmp_path, held):
     from llvmlite.binding import ffi
 
     from tilec import api
-    from tilec.runtime import cpu_launch
+    from tilec.runtime.cpu import launch
 
     def body():
         op, x, entered = tilec.compile(SOURCE), np.ones((600, 70), np.float32), threading.Event()
@@ -108,7 +108,7 @@ def test_a_child_made_while_another_thread_holds_a_lock(tmp_path, held):
 
         match held:
             case "program":
-                cpu_launch.CpuProgram.__init__ = slow(cpu_launch.CpuProgram.__init__)
+                launch.CpuProgram.__init__ = slow(launch.CpuProgram.__init__)
                 work = lambda: op(x)  # noqa: E731
             case "llvmlite":
                 work = hold

@@ -17,8 +17,8 @@ from conftest import assert_within
 from tools import TESTS
 
 import tilec
+from tilec.process.interrupts import uninterrupted
 from tilec.runtime import cache
-from tilec.runtime.interrupts import uninterrupted
 
 ONE = """
 import numpy as np, tilec
@@ -72,13 +72,14 @@ def test_an_interrupt_waits_for_what_cannot_be_done_by_halves():
 
 
 def test_the_command_line_says_that_it_was_interrupted(tmp_path, monkeypatch):
-    from tilec import cli, cli_run
+    from tilec.cli import command as cli
+    from tilec.cli import run
 
     def stop(_):
         raise KeyboardInterrupt
 
     (tmp_path / "a.tile").write_text("y[i] = x[i]")
-    monkeypatch.setattr(cli_run, "_prepare", stop)
+    monkeypatch.setattr(run, "_prepare", stop)
     assert cli.main(["run", str(tmp_path / "a.tile")]) == 130
 
 
@@ -132,8 +133,8 @@ assert np.array_equal(op(x), expected)
 
 INHERITED = """
 import gc, os, sys
-from tilec import mlir
-from tilec.mlir import PassManager, ir
+from tilec.core import mlir
+from tilec.core.mlir import PassManager, ir
 made = mlir.context()
 text = "".join(f"func.func @f{n}(%a: i32) -> i32 {{ return %a : i32 }}\\n" for n in range(16))
 with made, ir.Location.unknown():
@@ -171,9 +172,9 @@ def test_fork_after_use(tmp_path):
 
 STRIKES = """
 import signal
-from tilec import mlir
+from tilec.core import mlir
 import numba_cuda_mlir.mlir.dialect_exts.arith  # whose operators are taken back
-from tilec.mlir import arith, ir
+from tilec.core.mlir import arith, ir
 def strike(number, frame): raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, strike)
 struck = 0

@@ -12,10 +12,11 @@ import pytest
 import tomlkit
 
 import tilec
-from tilec import calibrate, target
-from tilec.cost_rows import Rows, RowTile, row_cost
-from tilec.diagnostics import CallError
-from tilec.fitted import DEFAULTS, GROUPS, Barriers, PanelTimes, RowTimes
+from tilec.core import target
+from tilec.core.diagnostics import CallError
+from tilec.core.fitted import DEFAULTS, GROUPS, Barriers, PanelTimes, RowTimes
+from tilec.cost.rows import Rows, RowTile, row_cost
+from tilec.driver import calibrate
 
 FILES = sorted(target.BUILT_IN.glob("*.toml"))
 SOURCES = [p for p in Path(tilec.__file__).parent.rglob("*.py") if p.name != "fitted.py"]

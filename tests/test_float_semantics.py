@@ -10,10 +10,10 @@ from fuzz.compare import check, on_cpu, on_emulator, specialised
 from fuzz.programs import Case
 
 import tilec
-from tilec.dtypes import DTYPES
-from tilec.error_bounds import compare, enclose
-from tilec.evaluate import reference
-from tilec.operators import OPERATORS
+from tilec.core.dtypes import DTYPES
+from tilec.core.operators import OPERATORS
+from tilec.semantics.error_bounds import compare, enclose
+from tilec.semantics.reference import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 WAYS = pytest.mark.parametrize("way", ["cpu", "stages", "emulator", pytest.param("gpu", marks=pytest.mark.gpu)])

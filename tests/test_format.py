@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tilec.diagnostics import Source, TileError
+from tilec.core.diagnostics import Source, TileError
 from tilec.dsl.format import format_source
 from tilec.dsl.parse import parse
 

@@ -5,13 +5,13 @@ from fuzz.compare import specialised
 from fuzz.programs import Case
 from tools.found import PROGRAMS
 
-from tilec import mlir
-from tilec.driver import lower
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.core.target import load
+from tilec.driver.lowering import lower
 from tilec.dsl.build import build
-from tilec.explain import explain
 from tilec.kernels import planned_kernels
-from tilec.mlir import ir
-from tilec.target import load
+from tilec.plan.report.explain import explain
 
 FORWARDED = {
     "a negation of a negation": ("op f(x: f32[N]) -> (y: f32[N]) { t[i] = -x[i]  y[i] = -t[i] }", 0, {"y": "x"}),

@@ -15,18 +15,18 @@ from tools.rows import planned as dealt_out
 from tools.rows import run as run_rows
 
 import tilec
-from tilec import plan_cpu_contraction
 from tilec.api import read_source
+from tilec.core.target import load
 from tilec.dsl.parse import parse
 from tilec.dsl.ranges import Poly, divide, nonnegative
-from tilec.error_bounds import compare
-from tilec.evaluate import reference
-from tilec.interpreter import interpret
 from tilec.kernels import MatrixKernel, Panels
-from tilec.plan_check import refuse
-from tilec.schedule import write_schedule
-from tilec.target import load
-from tilec.verify_data import inputs_of
+from tilec.plan.check import refuse
+from tilec.plan.cpu import panels
+from tilec.plan.schedule.write import write_schedule
+from tilec.semantics.error_bounds import compare
+from tilec.semantics.interpreter import interpret
+from tilec.semantics.reference import reference
+from tilec.semantics.verify_inputs import inputs_of
 
 CHECK_ALONE = (
     "op f(t: f32[N], n: i64[M]) -> (y: f32[M]) { a[i] = t[n[i]]  y[i] = 1.0 where i in 0:M }",
@@ -68,7 +68,7 @@ def test_parts_of_reductions_of_one_constant_are_combined():
 @pytest.mark.parametrize("target, way, size", [("h200", "emulator", 3), ("cpu", "cpu", 7)])
 def test_a_tile_of_one_place_has_both_factors(target, way, size, monkeypatch):
     """Of one that is computed from the index of the tile's only row no index is left: it was taken for the other."""
-    monkeypatch.setattr(plan_cpu_contraction, "GAIN_US", -np.inf)  # panels, small as it is
+    monkeypatch.setattr(panels, "GAIN_US", -np.inf)  # panels, small as it is
     text = "op f(x: f32[M, M]) -> (y: f32[M, M]) { y[i, l] = sum[k](x[l, k] * x[k % M, i]) }"
     case = Case(text, {"M": size}, {"x": np.random.default_rng(0).integers(-4, 5, (size, size)).astype(np.float32)})
     program = specialised(case)

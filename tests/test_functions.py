@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilec import dtypes
-from tilec.functions import FUNCTIONS, IDENTITY
-from tilec.mlir import arith, math
-from tilec.reductions import NO_PLACE, REDUCTIONS, SCANS, takes
+from tilec.core import dtypes
+from tilec.core.functions import FUNCTIONS, IDENTITY
+from tilec.core.mlir import arith, math
+from tilec.core.reductions import NO_PLACE, REDUCTIONS, SCANS, takes
 
 NAMES = [
     "abs", "ceil", "floor", "round", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt",

@@ -26,7 +26,7 @@ from fuzz.worker import seeded
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tilec.evaluate import evaluate
+from tilec.semantics.reference import evaluate
 
 
 def fixed(examples: int):

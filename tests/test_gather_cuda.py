@@ -26,7 +26,7 @@ def test_gathers(name, width, kind, rng):
     body, expected, wide = GATHERS[name]
     rows = 6
     text = f"op g(i: i32[B], t: {kind}[B, D]) -> (y: {kind}[B, D]) {{ {body} }}"
-    from tilec.dtypes import DTYPES
+    from tilec.core.dtypes import DTYPES
 
     inputs = {
         "i": rng.integers(0, rows, rows).astype(np.int32),

@@ -9,7 +9,7 @@ from expectations import EXAMPLES
 from tools.fast_calls import PROGRAM, arrays, check, taken
 
 import tilec
-from tilec import fast_call
+from tilec.driver import fast_call
 
 pytestmark = pytest.mark.gpu
 TWICE = "op twice(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * 2.0 }"

@@ -17,9 +17,9 @@ from tools.cuda_driver_fake import FakeDriver
 from tools.lowering import lowered
 
 import tilec
-from tilec.dtypes import DTYPES
-from tilec.runtime import cuda_driver
+from tilec.core.dtypes import DTYPES
 from tilec.runtime.buffers import view
+from tilec.runtime.cuda import driver as cuda_driver
 from tilec.runtime.program import Cubin, Emitted, KernelSource, Temporary
 
 DOUBLE = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * 2 }"

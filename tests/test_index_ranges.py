@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tilec import mlir
-from tilec.index_ranges import Ranges
-from tilec.mlir import ir
+from tilec.analysis.index_ranges import Ranges
+from tilec.core import mlir
+from tilec.core.mlir import ir
 
 LOOP = """func.func @f(%n: index) {
   %c0 = arith.constant 0 : index

@@ -5,11 +5,11 @@ import pytest
 from conftest import as_list
 
 import tilec
-from tilec.diagnostics import CallError, TileError
+from tilec.core.diagnostics import CallError, TileError
 from tilec.dsl import ast
 from tilec.dsl.index_values import index_values
 from tilec.dsl.parse import parse
-from tilec.evaluate import read_source
+from tilec.semantics.reference import read_source
 
 WIDE = 2**62
 RIGHT = {

@@ -15,7 +15,7 @@ from fuzz.instruction_set import ALIASES, OPS, WRITTEN_OUT
 from fuzz.instruction_values import KINDS
 from tools.cuda_driver_fake import stand_in
 
-from tilec.runtime import cuda_driver
+from tilec.runtime.cuda import driver as cuda_driver
 
 # ---- what one instruction computes: once more, with Python's integers and fractions, as the manual of PTX writes it
 

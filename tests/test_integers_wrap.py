@@ -193,7 +193,7 @@ def test_integers_wrap_on_a_gpu():
     pytest.importorskip("numba_cuda_mlir.cuda")
     from tools.lowering import emitted
 
-    from tilec.runtime.cuda_compile import _to_ptx
+    from tilec.runtime.cuda.compile import _to_ptx
 
     source = """op f(a: i64[N]) -> (y: bool[N], z: i64[N], d: bool[N], w: bool[N]) {
         y[i] = a[i] * a[i] >= 0

@@ -12,8 +12,8 @@ from tools.examples import NOTHING
 from tools.lowering import lowered, specialised
 
 import tilec
-from tilec.interpreter import interpret
 from tilec.passes import NAMES
+from tilec.semantics.interpreter import interpret
 
 TARGETS = ["cpu", "sm_80", "sm_90a"]
 nan, inf = np.nan, np.inf

@@ -12,7 +12,7 @@ from tools.broken_kernels import X, fault, filled, run, without
 from tools.lowering import lowered
 from tools.rows import PLANS, TOP, planned
 
-from tilec.interpreter import Fault, interpret
+from tilec.semantics.interpreter import Fault, interpret
 
 # ---- two blocks that exchange what they have -------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from tools.broken_kernels import KERNEL, LOAD, PUT, SHARED, X, fault, filled, ru
 from tools.contractions import MATMUL, arrays, lowered
 
 import tilec
-from tilec.interpreter import Fault, Unsupported, interpret
 from tilec.kernels import contraction as kernel_contraction
+from tilec.semantics.interpreter import Fault, Unsupported, interpret
 
 
 def stored(name: str) -> str:

@@ -10,12 +10,12 @@ from types import ModuleType
 import pytest
 
 import tilec
-from tilec import mlir
-from tilec.interpreter.code import ENDS, OPERATIONS
-from tilec.interpreter.wgmma import SIZES
-from tilec.mlir import ir
-from tilec.opcodes import OPCODES
-from tilec.runtime import cuda_matrix
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.core.opcodes import OPCODES
+from tilec.runtime.cuda.device import matrix
+from tilec.semantics.interpreter.code import ENDS, OPERATIONS
+from tilec.semantics.interpreter.wgmma import SIZES
 
 ROOT = Path(tilec.__file__).parent.parent
 MAKERS = [
@@ -38,7 +38,7 @@ def operations_of(path: Path, context: ir.Context) -> set[str]:
     dialects = {"mlir"} | {
         alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "tilec.mlir"
+        if isinstance(node, ast.ImportFrom) and node.module == "tilec.core.mlir"
         for alias in node.names
     }
     for node in ast.walk(tree):
@@ -85,4 +85,4 @@ def test_functions_that_are_only_declared():
 
 def test_products():
     """Every kind of product that a printed kernel can have."""
-    assert set(SIZES) == set(cuda_matrix._WGMMA)
+    assert set(SIZES) == set(matrix._WGMMA)

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilec.dtypes import DTYPES, from_numpy
-from tilec.interpreter import Fault, interpret
-from tilec.interpreter.elementary import fused_multiply_add
+from tilec.core.dtypes import DTYPES, from_numpy
+from tilec.semantics.interpreter import Fault, interpret
+from tilec.semantics.interpreter.elementary import fused_multiply_add
 
 nan, inf = np.nan, np.inf
 

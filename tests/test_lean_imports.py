@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tilec.runtime.lean_imports import Later, executing, import_without, stand_in
+from tilec.process.lean_imports import Later, executing, import_without, stand_in
 
 BODY = """
 from {name}.part.inner import first, second
@@ -142,7 +142,7 @@ def test_a_stand_in_takes_nothing_from_who_has_the_module(package):
 
 def test_operations_that_mlir_defines_later_work():
     pytest.importorskip("numba_cuda_mlir")
-    from tilec import mlir
+    from tilec.core import mlir
 
     late = [n for n, v in vars(mlir.linalg).items() if isinstance(v, Later)]
     assert "copy" in late and mlir.linalg.copy.op_name == "copy"
@@ -161,7 +161,7 @@ def test_mlir_comes_without_the_compiler_beside_it_which_others_can_use():
     code = """
 import sys
 finders = list(sys.meta_path)
-import tilec.mlir
+import tilec.core.mlir
 import numba_cuda_mlir
 assert not [m for m in ("numba_cuda_mlir.numba_cuda", "cuda", "numba", "torch") if m in sys.modules]
 assert sys.meta_path == finders and numba_cuda_mlir.__version__
@@ -179,10 +179,10 @@ def test_the_compiler_loads_before_numpy_and_the_parser():
     code = """
 import sys
 import tilec
-from tilec.runtime import compile_server
+from tilec.process import compile_server
 
 def start(kind):
-    assert not [m for m in ("numpy", "ml_dtypes", "lark", "tilec.mlir") if m in sys.modules]
+    assert not [m for m in ("numpy", "ml_dtypes", "lark", "tilec.core.mlir") if m in sys.modules]
     print(kind)
 
 compile_server.start = start
@@ -190,4 +190,4 @@ tilec.compile("y[i] = x[i] + 1", target="sm_90a")
 """
     variables = os.environ | {"TILEC_CACHE_DIR": ""}
     done = subprocess.run([sys.executable, "-c", code], check=True, env=variables, capture_output=True, text=True)
-    assert done.stdout.split() == ["tilec.runtime.cuda_compile"]
+    assert done.stdout.split() == ["tilec.runtime.cuda.compile"]

@@ -12,9 +12,10 @@ from tools.emulation import emulate
 from tools.lowering import lowered
 
 import tilec
-from tilec import mlir, plan_cuda
-from tilec.runtime.cuda_cubins import program_cubins
-from tilec.target import load
+from tilec.core import mlir
+from tilec.core.target import load
+from tilec.plan.cuda import choose
+from tilec.runtime.cuda.cubins import program_cubins
 
 ALL = [pytest.param(example, id=name) for name, example in EXAMPLES.items()]
 QUICK = [pytest.param(EXAMPLES[name], id=name) for name in (
@@ -36,15 +37,15 @@ def check(example, inputs, schedule=None, target="h200"):
 @pytest.mark.parametrize("example", ALL)
 def test_examples(example, rng, monkeypatch):
     """Contractions on scalar units: the emulator has no matrix units."""
-    monkeypatch.setattr(plan_cuda, "choose_contraction", lambda *_: None)
+    monkeypatch.setattr(choose, "choose_contraction", lambda *_: None)
     check(example, example.inputs(rng))
 
 
 @pytest.mark.parametrize("example", QUICK)
 def test_tiles_that_do_not_fit_registers(example, rng, monkeypatch):
     """Rows are read again by every sweep, and intermediates live in workgroup memory: on a card where a thread holds little."""
-    monkeypatch.setattr(plan_cuda, "choose_contraction", lambda *_: None)
-    monkeypatch.setattr(plan_cuda, "THREADS", 64)
+    monkeypatch.setattr(choose, "choose_contraction", lambda *_: None)
+    monkeypatch.setattr(choose, "THREADS", 64)
     h200 = load("h200")
     groups = dict(h200.fitted.groups)
     for name, changes in SMALL.items():
@@ -57,7 +58,7 @@ def test_tiles_that_do_not_fit_registers(example, rng, monkeypatch):
 @pytest.mark.parametrize("example", QUICK)
 def test_any_layout(example, seed, rng, monkeypatch):
     """A plan is a choice: every layout computes the same."""
-    monkeypatch.setattr(plan_cuda, "choose_contraction", lambda *_: None)
+    monkeypatch.setattr(choose, "choose_contraction", lambda *_: None)
     draw = np.random.default_rng(seed)
     shuffle = lambda plan: replace(plan, kernels=tuple(_shuffled(k, draw) for k in plan.kernels))  # noqa: E731
     check(example, example.inputs(rng), shuffle)

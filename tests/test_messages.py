@@ -11,12 +11,12 @@ from tools.commands import examples_folder, tilec_command  # noqa: F401 - fixtur
 from tools.explained import MLP, SOFTMAX, failure, planned
 
 import tilec
-from tilec.diagnostics import Source, TileError
+from tilec.core.diagnostics import Source, TileError
+from tilec.core.quantities import duration
 from tilec.dsl.format import format_source
 from tilec.dsl.mistakes import read
-from tilec.expectations_check import minimal_traffic, traffic
-from tilec.explain import explain
-from tilec.quantities import duration
+from tilec.plan.report.expectations import minimal_traffic, traffic
+from tilec.plan.report.explain import explain
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 COPY = (
@@ -212,8 +212,8 @@ def test_nothing_verified_is_a_failure(tilec, folder):
 
 
 def test_verify_says_how_far_it_is(tilec, folder, monkeypatch):
-    monkeypatch.setattr("tilec.runtime.progress.FIRST", 0.01)
-    monkeypatch.setattr("tilec.runtime.progress.AGAIN", 0.01)
+    monkeypatch.setattr("tilec.process.progress.FIRST", 0.01)
+    monkeypatch.setattr("tilec.process.progress.AGAIN", 0.01)
     _, _, err = tilec("verify", "cos_cos.tile", "-D", "M=2,N=3")
     assert re.search(
         r"^still: checking M=2, N=3 \(1 of 1\), stage \w+ \(\d of 8\), \w+ inputs, \d+ s so far", err, re.MULTILINE

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tilec.diagnostics import Source, TileError
+from tilec.core.diagnostics import Source, TileError
 from tilec.dsl.mistakes import read
 from tilec.dsl.parse import lex
 

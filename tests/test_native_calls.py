@@ -14,9 +14,10 @@ from conftest import as_list
 from expectations import EXAMPLES
 
 import tilec
-from tilec import fast_call
-from tilec.runtime import cpu_launch, native_tables
-from tilec.runtime.cpu_python import PythonLaunch
+from tilec.driver import fast_call
+from tilec.runtime.cpu import launch as cpu_launch
+from tilec.runtime.native import tables
+from tilec.runtime.native.python import PythonLaunch
 
 CALLS = """
 import hashlib, json, sys
@@ -44,12 +45,12 @@ calls = [
     lambda: square(x), lambda: square(x), lambda: copy(x[0]), lambda: rows(x, stream=3), lambda: rows(x, out=[x]),
 ]
 found = [told(call) for call in calls]
-print(json.dumps([found, [len(op._fast) for op in (rows, pick, square, copy)], "tilec.runtime.cpu_python" in sys.modules]))
+print(json.dumps([found, [len(op._fast) for op in (rows, pick, square, copy)], "tilec.runtime.native.python" in sys.modules]))
 """
 
 
 def answers(switch: str) -> list:
-    environment = os.environ | {native_tables.VARIABLE: switch}
+    environment = os.environ | {tables.VARIABLE: switch}
     done = subprocess.run([sys.executable, "-c", CALLS], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -65,7 +66,7 @@ def test_the_same_results_and_errors():
 
 @pytest.fixture
 def by_python(monkeypatch):
-    monkeypatch.setattr(native_tables, "native_calls", lambda: False)
+    monkeypatch.setattr(tables, "native_calls", lambda: False)
     monkeypatch.setattr(cpu_launch, "builtin", None)  # no machine code is made
 
 
@@ -113,7 +114,7 @@ def test_no_short_way_on_a_gpu(by_python):
 
 
 def test_numbers_of_addresses(by_python):
-    keep = native_tables.Keep()
-    launch = PythonLaunch(keep.table(native_tables.Program, arrays=2), None, None)
+    keep = tables.Keep()
+    launch = PythonLaunch(keep.table(tables.Program, arrays=2), None, None)
     with pytest.raises(TypeError, match="2 addresses are expected, not 1"):
         launch(0)

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 from conftest import OTHER_ORDER, assert_close
 
-from tilec import mlir, online
-from tilec.diagnostics import Source
-from tilec.driver import lower
+from tilec.analysis import online_reduction
+from tilec.analysis.expression import Expr, Reader, Unreadable
+from tilec.core import mlir
+from tilec.core.diagnostics import Source
+from tilec.core.mlir import ir
+from tilec.core.target import load
+from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.evaluate import reference
-from tilec.expression import Expr, Reader, Unreadable
-from tilec.mlir import ir
-from tilec.target import load
+from tilec.semantics.reference import reference
 
 SIZES = {"M": 3, "T": 23, "D": 5}
 HEAD = "op f(x: f32[M, T], v: f32[T, D], w: f32[M, T]) -> "
@@ -102,8 +103,8 @@ def read(text: str):
     """The program's reductions, its result, and the reader's names of dimensions: j is the one that is reduced."""
     specialised = specialise(parse(Source("t.tile", text)), None, None, SIZES)
     module = build(specialised)
-    from tilec.graph import build_graph
-    from tilec.space import space_of
+    from tilec.analysis.graph import build_graph
+    from tilec.analysis.space import space_of
 
     simplified = mlir.parse(lower(module, load("h200")).texts["simplify"])
     function = mlir.functions(simplified)[0]
@@ -151,14 +152,14 @@ def add(terms: np.ndarray) -> np.ndarray:
     return np.add.reduce(terms, axis=-1)
 
 
-def exponent(found: online.Online, shift: online.Shift, env: dict, grid) -> np.ndarray:
+def exponent(found: online_reduction.Online, shift: online_reduction.Shift, env: dict, grid) -> np.ndarray:
     """What a state is relative to; infinite where its extreme has seen nothing."""
     row = evaluate(found.final(shift.row), env, grid)[..., 0]
     identity = next(c.identity for c in found.carried if c.total.number == shift.extreme)
     return np.where(env["state", shift.extreme][..., 0] == identity, np.inf, row)
 
 
-def walk(found: online.Online, output: Expr, extents: dict[int, int], inputs, rng, dims) -> np.ndarray:
+def walk(found: online_reduction.Online, output: Expr, extents: dict[int, int], inputs, rng, dims) -> np.ndarray:
     """Brings the states up to date chunk by chunk, as the module says."""
     stream = found.stream
     others = [d for d in extents if d != stream]
@@ -221,7 +222,7 @@ def test_carried(name, exact, case):
     text = (CARRIED | SQUARES)[name]
     with mlir.context(), ir.Location.unknown(), np.errstate(all="ignore"):
         _keep, function, reader, output, streams = read(text)
-        found = online.derive(reader.totals, *streams, exact=exact)
+        found = online_reduction.derive(reader.totals, *streams, exact=exact)
         assert not isinstance(found, str), found
         arrays = inputs_for(case, rng)
         arguments = list(mlir.entry(function).arguments)
@@ -245,7 +246,7 @@ def test_refused(name):
     with mlir.context(), ir.Location.unknown():
         try:
             _keep, _, reader, _, streams = read(text)
-            found = online.derive(reader.totals, min(streams))
+            found = online_reduction.derive(reader.totals, min(streams))
         except Unreadable as error:
             found = str(error)
     assert isinstance(found, str) and reason in found, found
@@ -255,8 +256,8 @@ def test_squares_are_of_distances_from_the_mean():
     """What is walked depends on no earlier reduction; without the sum of the elements there is no mean."""
     with mlir.context(), ir.Location.unknown():
         _keep, _, reader, _, streams = read(SQUARES["variance"])
-        mean, square = online.derive(reader.totals, *streams, exact=True).carried
-        alone = online.derive(reader.totals[1:], *streams, exact=True)
+        mean, square = online_reduction.derive(reader.totals, *streams, exact=True).carried
+        alone = online_reduction.derive(reader.totals[1:], *streams, exact=True)
     assert square.about == mean.total.number and not square.term.totals
     assert not isinstance(alone, str) and alone.carried[0].about is None
 
@@ -264,7 +265,7 @@ def test_squares_are_of_distances_from_the_mean():
 def test_softmax_is_one_rescaled_state():
     with mlir.context(), ir.Location.unknown():
         _keep, _, reader, _, streams = read(CARRIED["softmax"])
-        m, s, y = online.derive(reader.totals, *streams).carried
+        m, s, y = online_reduction.derive(reader.totals, *streams).carried
     assert (m.shift, m.total.combine) == (None, "arith.maximumf")
     assert s.shift is y.shift and s.shift is not None
     assert s.term.op == "math.exp2" and y.term.op == "arith.mulf" and y.term.args[0] == s.term
@@ -274,6 +275,6 @@ def test_softmax_is_one_rescaled_state():
 def test_a_positive_factor_is_applied_to_the_maximum_once():
     with mlir.context(), ir.Location.unknown():
         _keep, _, reader, _, streams = read(CARRIED["scaled and masked"])
-        m, *_ = online.derive(reader.totals, *streams).carried
+        m, *_ = online_reduction.derive(reader.totals, *streams).carried
     assert m.term.op == "arith.select" and m.term.args[1].op == "element"
     assert m.final.op == "arith.divf" and m.final.args[0].op == "state"

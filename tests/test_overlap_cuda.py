@@ -13,15 +13,16 @@ from tools.cuda_kernels import compiled
 from tools.lowering import lowered
 
 import tilec
-from tilec import mlir, plan, splitting
-from tilec.diagnostics import Source
-from tilec.explain import explain
-from tilec.mlir import ir
-from tilec.runtime.cuda_launch import Kernel, Launcher
-from tilec.runtime.emit_cuda_overlap import Overlap, overlaps
+from tilec.core import mlir
+from tilec.core.diagnostics import Source
+from tilec.core.mlir import ir
+from tilec.plan import planner, split_reduction
+from tilec.plan.report.explain import explain
+from tilec.plan.schedule.read import parse_schedule
+from tilec.plan.schedule.write import write_schedule
+from tilec.runtime.cuda.launch import Kernel, Launcher
+from tilec.runtime.emit.cuda_overlap import Overlap, overlaps
 from tilec.runtime.program import Emitted, Slot, Step
-from tilec.schedule import write_schedule
-from tilec.schedule_read import parse_schedule
 
 SUM = "op f(x: f32[M, N]) -> (y: f32[N]) { y[j] = sum[i](x[i, j]) * 2 }"
 X = {"x": np.random.default_rng(0).standard_normal((512, 8), np.float32)}
@@ -30,8 +31,8 @@ X = {"x": np.random.default_rng(0).standard_normal((512, 8), np.float32)}
 @pytest.fixture(autouse=True)
 def in_parts(monkeypatch):
     """A sum of two kernels, although it is short."""
-    monkeypatch.setattr(splitting, "MIN_PART", 64)
-    monkeypatch.setattr(plan, "_whole_if_faster", lambda split, whole: split)
+    monkeypatch.setattr(split_reduction, "MIN_PART", 64)
+    monkeypatch.setattr(planner, "_whole_if_faster", lambda split, whole: split)
 
 
 def kernels(result):

@@ -13,11 +13,11 @@ from lark import logger as lark_logger
 from lark.grammar import Rule
 from lark.lexer import TerminalDef
 
-from tilec.diagnostics import Source, TileError
+from tilec.core.diagnostics import Source, TileError
+from tilec.core.dtypes import BF16, F32, F64
 from tilec.dsl import ast
 from tilec.dsl import parse as parse_module
 from tilec.dsl.parse import MAX_BYTES, _lark, lex, make_lark, parse, tables_of
-from tilec.dtypes import BF16, F32, F64
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

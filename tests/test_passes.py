@@ -14,8 +14,8 @@ from filecheck.options import Options
 from filecheck.parser import Parser
 from tools.lowering import lowered
 
-from tilec import mlir
-from tilec.mlir import ir
+from tilec.core import mlir
+from tilec.core.mlir import ir
 
 FILES = sorted((Path(__file__).parent / "filecheck").glob("*.tile"))
 

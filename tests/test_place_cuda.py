@@ -54,7 +54,7 @@ def test_places_along_other_axes(shape, rng):
 
 @pytest.mark.parametrize("dtype", ["i32", "u8", "f64", "bf16"])
 def test_places_of_other_types(dtype, rng):
-    x = rng.integers(0, 3, (3, 300)).astype(tilec.dtypes.DTYPES[dtype].numpy)
+    x = rng.integers(0, 3, (3, 300)).astype(tilec.core.dtypes.DTYPES[dtype].numpy)
     (found,), _ = emulate("y[i] = argmin[j](x[i, j])", None, {"x": x})
     np.testing.assert_array_equal(found, x.astype(np.float64).argmin(1))
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tilec
-from tilec.cost import predict
-from tilec.target import BUILT_IN, load
+from tilec.core.target import BUILT_IN, load
+from tilec.cost.model import predict
 
 
 def compiled(text: str, *arrays: np.ndarray) -> tuple[tilec.Op, np.ndarray]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tools.lowering import lowered
 
-from tilec.target import load
+from tilec.core.target import load
 
 H200 = load("h200")
 CORPUS = Path(__file__).parent / "fuzz" / "corpus"

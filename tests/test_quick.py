@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tools.lowering import lowered
 
-from tilec import weights
-from tilec.coefficients import COS, LOG2_NEAR, SIN
-from tilec.functions import HIDDEN
-from tilec.rounding import NEAR, QUICK
+from tilec.analysis import softmax_weights
+from tilec.analysis.precision import NEAR, QUICK
+from tilec.core.coefficients import COS, LOG2_NEAR, SIN
+from tilec.core.functions import HIDDEN
 
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 UNARY = [
@@ -183,7 +183,7 @@ def wanted(name: str, x: np.ndarray) -> np.ndarray:
     """The exact values of a function and of the compositions in `std.tile`, in f64 and without cancellation."""
     import math
 
-    from tilec.functions import FUNCTIONS
+    from tilec.core.functions import FUNCTIONS
 
     erfc = np.vectorize(math.erfc, otypes=[np.float64])
     with np.errstate(all="ignore"):
@@ -246,7 +246,7 @@ def test_terms_that_are_weights(body, kind):
     assert planned(source.format(kind, 256, body), "cpu")[0] in ([], ["exp_below"])
 
 
-@pytest.mark.parametrize("count", [weights.LEAST, 4096, 2**20])
+@pytest.mark.parametrize("count", [softmax_weights.LEAST, 4096, 2**20])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 12.0, 100.0])
 def test_a_sum_of_weights_errs_by_less_than_it_is_held_to(count, spread, rng):
     """With the product rounded to f32 and an instruction that errs by 2^-22 in one direction, the worst there is."""
@@ -257,4 +257,4 @@ def test_a_sum_of_weights_errs_by_less_than_it_is_held_to(count, spread, rng):
         powers = np.exp2(f32(apart * f32(np.log2(np.e))).astype(np.float64))
         powers[powers < 2.0**-126] = 0
         for least in (1 - 2.0**-22, 1 + 2.0**-22):
-            assert abs((powers * least).sum() / exact - 1) <= min(weights.ERROR, count * 2.0**-24 / 8)
+            assert abs((powers * least).sum() / exact - 1) <= min(softmax_weights.ERROR, count * 2.0**-24 / 8)

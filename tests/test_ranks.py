@@ -8,7 +8,7 @@ from fuzz.compare import check, expect, specialised
 from fuzz.programs import Case
 from tools.lowering import lowered
 
-from tilec.interpreter import interpret
+from tilec.semantics.interpreter import interpret
 
 NAMES = "abcdefghijklmnop"
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from conftest import OTHER_ORDER, assert_close
 
-from tilec import evaluate as module
-from tilec.diagnostics import CallError, TileError
-from tilec.evaluate import OutOfRangeError, reference
+from tilec.core.diagnostics import CallError, TileError
+from tilec.semantics import reference as module
+from tilec.semantics.reference import OutOfRangeError, reference
 
 BF16, F8E4M3, F8E5M2 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 nan, inf = np.nan, np.inf

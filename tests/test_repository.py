@@ -76,7 +76,7 @@ def test_doctor_knows_the_dependencies(monkeypatch):
     """Also where tilec runs from its sources, with no metadata."""
     from importlib.metadata import PackageNotFoundError
 
-    from tilec import doctor
+    from tilec.cli import doctor
 
     def not_there(name: str) -> None:
         raise PackageNotFoundError(name)

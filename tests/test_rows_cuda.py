@@ -14,9 +14,9 @@ from tools.lowering import lowered
 from tools.plans import built
 from tools.rows import PLANS, TOP, VARIANCE, planned, run
 
-from tilec.dtypes import DTYPES
+from tilec.core.dtypes import DTYPES
+from tilec.core.target import load
 from tilec.kernels import Rows, Threaded
-from tilec.target import load
 
 
 @pytest.mark.parametrize("plan", PLANS)

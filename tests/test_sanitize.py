@@ -15,7 +15,7 @@ from sanitize.cases import Case, cases, prepare
 from sanitize.planted import PLANTED, compile_planted
 from sanitize.tools import MARK, TOOLS, read, runs
 
-from tilec.runtime.cuda_driver import SystemInfo
+from tilec.runtime.cuda.driver import SystemInfo
 
 CLEAN = f"""========= COMPUTE-SANITIZER
 {MARK} case a

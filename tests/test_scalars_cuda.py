@@ -10,8 +10,8 @@ import pytest
 from fuzz.compare import check, on_gpu, specialised
 from fuzz.programs import Case
 
-from tilec.dtypes import DTYPES
-from tilec.functions import FUNCTIONS
+from tilec.core.dtypes import DTYPES
+from tilec.core.functions import FUNCTIONS
 
 WAYS = pytest.mark.parametrize("way", ["emulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 INTEGERS = [n for n, t in DTYPES.items() if t.kind in ("int", "uint")]

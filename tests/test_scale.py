@@ -15,10 +15,11 @@ from tools import lowering
 from tools.commands import examples_folder, tilec_command  # noqa: F401
 
 import tilec
-from tilec import grouping, mlir
-from tilec.driver import Lowered
-from tilec.runtime import compile_server, progress
-from tilec.runtime.interrupts import workers
+from tilec.core import mlir
+from tilec.driver.lowering import Lowered
+from tilec.plan import fusion
+from tilec.process import compile_server, progress
+from tilec.process.interrupts import workers
 
 
 def chain(count: int) -> str:
@@ -66,9 +67,9 @@ def calls(monkeypatch, module, name: str, of=lambda *args: 1) -> list[int]:
 @pytest.mark.parametrize(("program", "few"), [(chain, 25), (means, 6), (results, 20)])
 def test_work_grows_with_the_program(program, few, target, monkeypatch):
     """Operations that are copied, and those that grouping looks at, where a kernel is full before the program ends."""
-    monkeypatch.setattr(grouping, "MOST", 60)
+    monkeypatch.setattr(fusion, "MOST", 60)
     copied = calls(monkeypatch, mlir, "clone_op")
-    looked_at = calls(monkeypatch, grouping, "refuse", lambda nodes, *_: len(nodes))
+    looked_at = calls(monkeypatch, fusion, "refuse", lambda nodes, *_: len(nodes))
     took = []
     for count in (few, 4 * few):
         copied[0] = looked_at[0] = 0
@@ -87,7 +88,7 @@ def test_inlining_copies_an_operation_once(monkeypatch):
 @pytest.mark.parametrize("program", [chain, means, results])
 def test_a_kernel_that_would_take_long_to_compile_is_cut(program, monkeypatch, tmp_path):
     monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(grouping, "MOST", 40)
+    monkeypatch.setattr(fusion, "MOST", 40)
     text = program(24)
     plan = lowered(text).plan
     assert len(plan.kernels) > 1
@@ -141,7 +142,7 @@ def test_an_interrupt_within_a_pass(step, monkeypatch, tmp_path):
     monkeypatch.setenv("TILEC_CACHE_DIR", str(tmp_path))
     op = tilec.compile("y[i] = exp(x[i]) + 1", target="cpu")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sys.modules["tilec.passes.fuse"], step, lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(sys.modules["tilec.passes.tensor.fuse"], step, lambda *_: signal.raise_signal(signal.SIGINT))
         op(np.zeros(3, np.float32))
     np.testing.assert_array_equal(op(np.zeros(3, np.float32)), np.full(3, 2, np.float32))
 
@@ -166,7 +167,7 @@ def test_an_interrupt_does_not_wait_for_threads():
 
 
 def test_what_takes_long_says_what_it_is_at(tilec, folder, monkeypatch):
-    from tilec import driver
+    from tilec.driver import lowering as driver
 
     (folder / "a.tile").write_text("op f(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] + 1 }\n")
     planned = driver.make_plan

@@ -13,10 +13,10 @@ from tools.lowering import lowered
 from tools.plans import built
 
 import tilec
-from tilec.interpreted import interpret_stage
+from tilec.core.target import load
 from tilec.kernels import Scan
-from tilec.plan_check import refuse
-from tilec.target import load
+from tilec.plan.check import refuse
+from tilec.semantics.interpreted import interpret_stage
 
 SUM = "op f(x: {0}[M, N]) -> (y: {0}[M, N]) {{ y[i, j] = cumsum[j](x[i, j]) }}"
 FUSED = "op f(x: f32[M, N], w: f32[N]) -> (y: f32[M, N]) { s[i, j] = cummax[j](x[i, j] * w[j])  y[i, j] = exp(s[i, j] - 9) }"

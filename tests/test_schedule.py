@@ -12,10 +12,10 @@ from tools import lowering
 from tools.printed import code
 
 import tilec
-from tilec.cli import main
-from tilec.diagnostics import CallError
-from tilec.given import Fixed
-from tilec.schedule import merge_schedule, read_schedule, write_schedule
+from tilec.cli.command import main
+from tilec.core.diagnostics import CallError
+from tilec.plan.given_groups import Fixed
+from tilec.plan.schedule.write import merge_schedule, read_schedule, write_schedule
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SIZES = {

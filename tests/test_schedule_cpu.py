@@ -10,9 +10,9 @@ from fuzz.compare import check, specialised
 from fuzz.programs import Case
 from fuzz.schedules import planned
 
-from tilec.diagnostics import CallError
+from tilec.core.diagnostics import CallError
 from tilec.kernels import cpu
-from tilec.schedule import write_schedule
+from tilec.plan.schedule.write import write_schedule
 
 RNG = np.random.default_rng(0)
 X, W = (RNG.normal(size=s).astype(np.float32) for s in ((40, 33), (33, 40)))
@@ -63,7 +63,7 @@ def test_one_that_can_be_is_right(case, lines):
 
 
 def test_the_sides_of_tiles_have_their_functions():
-    from tilec.runtime.cpu_tile import LANES
-    from tilec.runtime.cpu_vector import BYTES, WIDTHS
+    from tilec.runtime.cpu.tile import LANES
+    from tilec.runtime.cpu.vector import BYTES, WIDTHS
 
     assert cpu.LANES == LANES and (tuple(WIDTHS), BYTES) == (cpu.VECTORS, cpu.BYTES)

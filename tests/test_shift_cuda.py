@@ -14,10 +14,10 @@ from tools.emulation import run_printed
 from tools.lowering import lowered
 from tools.plans import built
 
-from tilec.dtypes import DTYPES
-from tilec.interpreter import interpret
+from tilec.analysis.layout import places
+from tilec.core.dtypes import DTYPES
 from tilec.kernels import Rows
-from tilec.passes.layout import places
+from tilec.semantics.interpreter import interpret
 
 PROGRAMS = {
     "softmax": """op softmax(x: {t}[M, N]) -> (y: {t}[M, N]) {{

@@ -11,10 +11,10 @@ from fuzz.programs import Case, drawn_case
 from fuzz.schedules import drawn_schedule, planned
 from tools.lowering import lowered
 
-from tilec.diagnostics import CallError
-from tilec.schedule import write_schedule
-from tilec.target import load
-from tilec.verify_data import inputs_of
+from tilec.core.diagnostics import CallError
+from tilec.core.target import load
+from tilec.plan.schedule.write import write_schedule
+from tilec.semantics.verify_inputs import inputs_of
 
 PROGRAMS = {
     "two scans across each other": (

@@ -39,7 +39,7 @@ import numpy as np
 import tilec
 x = np.arange(48, dtype=np.float32).reshape(6, 8)
 np.save("y.npy", tilec.compile({path!r})(x))
-print(sorted(m for m in ("numba", "lark", "numba_cuda_mlir", "tilec.dsl.parse", "tilec.mlir") if m in sys.modules))
+print(sorted(m for m in ("numba", "lark", "numba_cuda_mlir", "tilec.dsl.parse", "tilec.core.mlir") if m in sys.modules))
 """
 
 
@@ -48,13 +48,13 @@ def test_a_second_process_needs_no_compiler(folder):
     within = Within(EXAMPLES / "softmax.tile", [np.arange(48, dtype=np.float32).reshape(6, 8)], kind="cpu")
     for compiles in (True, False):
         loaded = run(code).strip()
-        assert "tilec.mlir" in loaded if compiles else loaded == "[]"
+        assert "tilec.core.mlir" in loaded if compiles else loaded == "[]"
         within(np.load("y.npy"))
 
 
 def test_a_second_process_needs_no_compiler_for_gpus(folder):
     pytest.importorskip("numba_cuda_mlir")
-    compilers = ("tilec.runtime.cuda_compile", "tilec.mlir", "lark", "subprocess")
+    compilers = ("tilec.runtime.cuda.compile", "tilec.core.mlir", "lark", "subprocess")
     code = (
         f"import sys, tilec\nop = tilec.compile({str(EXAMPLES / 'softmax.tile')!r}, target='h200').build(M=7, N=37)\n"
     )
@@ -98,7 +98,7 @@ def test_a_program_with_mistakes_is_never_stored(folder):
 def test_a_schedule_that_changed_is_seen(folder, tmp_path):
     main, beside = tmp_path / "go.tile", tmp_path / "go.sched.toml"
     main.write_text("op go(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = x[i, j] + 1.0 }\n")
-    from tilec.schedule import write_schedule
+    from tilec.plan.schedule.write import write_schedule
 
     first = tilec.compile(main).build(M=64, N=64)
     text = write_schedule(first.plan, first._last.recipe.lowered[0])

@@ -8,18 +8,19 @@ from tools.contractions import arrays, emulated
 from tools.lowering import assert_reads_back
 from tools.lowering import lowered as lower_text
 
-from tilec import mlir, stream_grouping
-from tilec.cost import Choice
-from tilec.cost_stream import StreamTile, choose_stream_tile
-from tilec.diagnostics import CallError, Source
-from tilec.driver import lower
+from tilec.core import mlir
+from tilec.core.diagnostics import CallError, Source
+from tilec.core.mlir import ir
+from tilec.core.target import load
+from tilec.cost.chain import StreamTile, choose_stream_tile
+from tilec.cost.model import Choice
+from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.interpreter import Fault, interpret
 from tilec.kernels import ContractionChain
-from tilec.mlir import ir
-from tilec.target import load
+from tilec.plan import chain_fusion
+from tilec.semantics.interpreter import Fault, interpret
 
 HEAD = "op f(q: bf16[B, H, S, D], k: bf16[B, H, T, D], v: bf16[B, H, T, E]) -> (o: bf16[B, H, S, E]) {\n"
 SCORES = " s[b, h, i, j] = sum[d](q[b, h, i, d] * k[b, h, j, d])"
@@ -50,8 +51,8 @@ def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | None, monk
     if tile is not None:
         made = StreamTile(*tile, 2, 168, 0)
         rest = lambda t, p: [Choice(made, c.prediction) for c in choose_stream_tile(t, p)[:1]]  # noqa: E731
-        monkeypatch.setattr("tilec.plan_cuda_stream.choose_stream_tile", rest)
-    monkeypatch.setattr(stream_grouping, "profitable", lambda together, separate: True)
+        monkeypatch.setattr("tilec.plan.cuda.chain.choose_stream_tile", rest)
+    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
     specialised, result = lower_text(Source("t.tile", text), None, sizes, target=target, locations=True)
     assert_reads_back(result)
     return specialised, result
@@ -196,7 +197,7 @@ def test_refused(text, sizes, target, reason):
 
 
 def test_a_schedule_is_obeyed_or_refused(tmp_path):
-    from tilec.schedule import read_schedule, write_schedule
+    from tilec.plan.schedule.write import read_schedule, write_schedule
 
     specialised = specialise(parse(Source("t.tile", PROGRAMS["causal"])), None, None, LARGE)
     path = tmp_path / "t.sched.toml"
@@ -230,8 +231,8 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path):
 def test_compiled(name, depth):
     """No spills, no stack, no products that the assembler serialises."""
     pytest.importorskip("cuda.core")
-    from tilec.runtime.cuda_compile import compile_kernel
-    from tilec.runtime.cuda_cubins import parameters
+    from tilec.runtime.cuda.compile import compile_kernel
+    from tilec.runtime.cuda.cubins import parameters
 
     sizes = {"B": 4, "H": 16, "S": 4096, "T": 4096, "D": depth, "E": depth}
     specialised = specialise(parse(Source("t.tile", PROGRAMS[name])), None, None, sizes)
@@ -252,7 +253,7 @@ def test_on_a_gpu(name, s, t, d, e, monkeypatch):
     torch = pytest.importorskip("torch")
     import tilec
 
-    monkeypatch.setattr(stream_grouping, "profitable", lambda together, separate: True)
+    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
     random = np.random.default_rng(s + t)
     shapes = [(2, 3, s, d), (2, 3, t, d), (2, 3, t, e)]
     wide = [random.standard_normal(shape).astype(np.float32) for shape in shapes]

@@ -10,8 +10,9 @@ import pickle
 import pytest
 import tomlkit
 
-from tilec import calibrate, target
-from tilec.diagnostics import CallError
+from tilec.core import target
+from tilec.core.diagnostics import CallError
+from tilec.driver import calibrate
 
 FILES = sorted(p.stem for p in target.BUILT_IN.glob("*.toml"))
 CARDS = [n for n in FILES if n != "cpu"]

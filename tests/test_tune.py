@@ -9,13 +9,13 @@ import pytest
 from tools.commands import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 import tilec
-from tilec import measure, run_device
 from tilec.api import read_source
+from tilec.core.target import load
+from tilec.driver import devices, measure
+from tilec.driver.frontend import read_program
+from tilec.driver.tune import candidates, combined, compiled, spread
 from tilec.dsl.specialise import specialise
-from tilec.frontend import read_program
-from tilec.schedule_read import read_schedule
-from tilec.target import load
-from tilec.tune import candidates, combined, compiled, spread
+from tilec.plan.schedule.read import read_schedule
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAMS = {
@@ -110,13 +110,13 @@ def test_tune_writes_what_schedule_then_obeys(tilec, folder, monkeypatch):
 
 def test_tune_leaves_out_what_is_wrong(tilec, monkeypatch):
     """A plan whose results are out of bounds never wins; where the compiler's own are, that is the news."""
-    results, count = run_device.Host.results, []
+    results, count = devices.Host.results, []
 
     def spoilt(self):
         count.append(1)
         return {n: a + (1e-3 if len(count) in bad else 0) for n, a in results(self).items()}
 
-    monkeypatch.setattr(run_device.Host, "results", spoilt)
+    monkeypatch.setattr(devices.Host, "results", spoilt)
     bad = {3}
     clock(monkeypatch, 1)
     status, out, err = tilec("tune", *SOFTMAX, "--trials", 3, "-o", "-")
@@ -127,7 +127,7 @@ def test_tune_leaves_out_what_is_wrong(tilec, monkeypatch):
 
 
 def test_tune_needs_a_device(tilec, monkeypatch):
-    from tilec.runtime import cuda_driver
+    from tilec.runtime.cuda import driver as cuda_driver
 
     info = cuda_driver.device_info()
     if not info.devices:
@@ -178,6 +178,6 @@ def test_kernel_times_are_of_all_kernels(monkeypatch):
     from numpy import ones
 
     inputs = {"x": ones((300, 200), "float32")}
-    with run_device.open_device("cpu", inputs, op._last.outputs) as device:
+    with devices.open_device("cpu", inputs, op._last.outputs) as device:
         found = measure.kernel_times(device, op._last, 0.01)
     assert list(found) == [k.name for k in op.kernels] and all(t >= 0 for t in found.values())

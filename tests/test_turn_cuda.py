@@ -9,7 +9,7 @@ from conftest import assert_within
 from tools.emulation import run_printed
 from tools.lowering import lowered
 
-from tilec.interpreter import interpret
+from tilec.semantics.interpreter import interpret
 
 CASES = {
     "whole tiles": ("op f(x: {t}[M, N]) -> (y: {t}[N, M]) {{ y[j, i] = x[i, j] }}", (128, 256)),

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import tilec
-from tilec.dtypes import DTYPES
-from tilec.runtime.cpu_masked_stores import without_single_masked_stores
+from tilec.core.dtypes import DTYPES
+from tilec.runtime.cpu.masked_stores import without_single_masked_stores
 
 BROKEN_LLVM = (22, 1, 0)  # of which it is known that it makes the fault
 BROKEN_NVVM = "release 13.5"  # as its PTX says
@@ -83,7 +83,7 @@ def test_llvm_stores_too_much_where_one_truncated_element_is_stored():
         assert not any(found)
     elif all(found):
         pytest.skip(
-            f"mended in LLVM {llvm.llvm_version_info}: runtime/cpu_masked_stores.py can go once no other is used"
+            f"mended in LLVM {llvm.llvm_version_info}: runtime/cpu/masked_stores.py can go once no other is used"
         )
 
 
@@ -143,7 +143,7 @@ def test_nvvm_takes_nan_of_constants_for_equal_to_itself():
     if BROKEN_NVVM in asked:
         assert re.search(r"mov\.u32\s+%r\d+, 2;", asked)
     elif "setp" in asked or re.search(r"mov\.u32\s+%r\d+, 1;", asked):
-        pytest.skip("mended in this libnvvm: runtime/cuda_nan_tests.py can go once no other is used")
+        pytest.skip("mended in this libnvvm: runtime/cuda/nan_tests.py can go once no other is used")
 
 
 def xored(ptx: str) -> set[int]:
@@ -179,7 +179,7 @@ def test_kernels_keep_right_shifts(shifted, meant, chip):
     pytest.importorskip("numba_cuda_mlir.cuda")
     from tools.cuda_kernels import kernel
 
-    from tilec.runtime.cuda_compile import _to_ptx
+    from tilec.runtime.cuda.compile import _to_ptx
 
     bits = 32 if shifted.startswith("int32") else 64
     body = f"""for i in range(8):
@@ -196,7 +196,7 @@ def test_places_in_registers_stay_known():
     pytest.importorskip("numba_cuda_mlir.cuda")
     from tools.cuda_kernels import kernel
 
-    from tilec.runtime.cuda_compile import compile_kernel
+    from tilec.runtime.cuda.compile import compile_kernel
 
     body = """row = cuda.local.array(32, uint32)
 for i in range(8):
@@ -215,19 +215,19 @@ store_f32(y + tid * 4, total)"""
 
 def test_ptxas_takes_a_comparison_of_nan_for_true():
     """docs/upstream/ptxas-nan-range.md: without the fault, the kernel loads the number before it compares it."""
-    from tilec.runtime import cuda_assemble
+    from tilec.runtime.cuda import assemble
 
     ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-nan-range.ptx").read_text()
     never = re.sub(r"setp\.ge\.f32 (%p1), .*;", r"setp.eq.u32 \1, 0, 0;", ptx)
     constant, as_it_stands, kept = (
         len(image) for image in (
-            cuda_assemble._image(never, "sm_90a")[0], cuda_assemble._image(ptx, "sm_90a")[0],
-            cuda_assemble.assemble(ptx, "kernel", "sm_90a").image,
+            assemble._image(never, "sm_90a")[0], assemble._image(ptx, "sm_90a")[0],
+            assemble.assemble(ptx, "kernel", "sm_90a").image,
         )
     )  # fmt: skip
     assert kept > constant
     if as_it_stands > constant:
-        pytest.skip("mended in this ptxas: `_unordered` in runtime/ptx_faults.py can go once no other is used")
+        pytest.skip("mended in this ptxas: `_unordered` in runtime/cuda/ptx_faults.py can go once no other is used")
 
 
 F2F, PERMUTE, STORE, SUM, PRODUCT, HIGH = 0x310, 0x816, 0x986, 0x210, 0x224, 0x227
@@ -242,18 +242,18 @@ def opcodes(image: bytes) -> np.ndarray:
 
 def test_ptxas_takes_a_conversion_for_an_earlier_one():
     """docs/upstream/ptxas-f64-to-f32.md: two conversions to f32, and two back."""
-    from tilec.runtime import cuda_assemble
+    from tilec.runtime.cuda import assemble
 
     ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-f64-to-f32.ptx").read_text()
-    kept, as_it_stands = cuda_assemble.assemble(ptx, "kernel", "sm_90a").image, cuda_assemble._image(ptx, "sm_90a")[0]
+    kept, as_it_stands = assemble.assemble(ptx, "kernel", "sm_90a").image, assemble._image(ptx, "sm_90a")[0]
     assert np.count_nonzero(opcodes(kept) == F2F) == 4
     if np.count_nonzero(opcodes(as_it_stands) == F2F) == 4:
-        pytest.skip("right in this ptxas: `_parted` in runtime/ptx_faults.py can go once 13.0 is not used")
+        pytest.skip("right in this ptxas: `_parted` in runtime/cuda/ptx_faults.py can go once 13.0 is not used")
 
 
 def test_ptxas_extends_the_negation_of_the_least_integer():
     """docs/upstream/ptxas-least-integer.md: what is stored has been cut to 16 bits just before."""
-    from tilec.runtime import cuda_assemble
+    from tilec.runtime.cuda import assemble
 
     def cut(image: bytes) -> bool:
         found = opcodes(image)
@@ -261,23 +261,23 @@ def test_ptxas_extends_the_negation_of_the_least_integer():
         return bool(found[at - 1] == PERMUTE)
 
     ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-least-integer.ptx").read_text()
-    assert cut(cuda_assemble.assemble(ptx, "kernel", "sm_90a").image)
-    if cut(cuda_assemble._image(ptx, "sm_90a")[0]):
-        pytest.skip("right in this ptxas: `_wrapping` in runtime/ptx_faults.py can go once 13.0 is not used")
+    assert cut(assemble.assemble(ptx, "kernel", "sm_90a").image)
+    if cut(assemble._image(ptx, "sm_90a")[0]):
+        pytest.skip("right in this ptxas: `_wrapping` in runtime/cuda/ptx_faults.py can go once 13.0 is not used")
 
 
 def test_ptxas_drops_a_negation_in_the_largest_of_three():
     """docs/upstream/ptxas-negation-in-extremes.md: the machine code negates nothing."""
-    from tilec.runtime import cuda_assemble
+    from tilec.runtime.cuda import assemble
 
     def negates(image: bytes) -> bool:
         return bool(np.isin(opcodes(image), (SUM, PRODUCT)).any())
 
     ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-negation-in-extremes.ptx").read_text()
-    assert negates(cuda_assemble.assemble(ptx, "kernel", "sm_90a").image)
-    assert not negates(cuda_assemble._image(ptx.replace("%r1, %r4;", "%r1, %r2;"), "sm_90a")[0])
-    if negates(cuda_assemble._image(ptx, "sm_90a")[0]):
-        pytest.skip("right in this ptxas: `_two_at_a_time` in runtime/ptx_faults.py can go once 13.0 is not used")
+    assert negates(assemble.assemble(ptx, "kernel", "sm_90a").image)
+    assert not negates(assemble._image(ptx.replace("%r1, %r4;", "%r1, %r2;"), "sm_90a")[0])
+    if negates(assemble._image(ptx, "sm_90a")[0]):
+        pytest.skip("right in this ptxas: `_two_at_a_time` in runtime/cuda/ptx_faults.py can go once 13.0 is not used")
 
 
 EXTREME, CHOICE = 0x009, 0x008
@@ -289,7 +289,7 @@ CLAMPED = "max.f32 %f2, %f1, 0f80000000;\nmin.f32 %f2, %f2, 0f3F800000;"
 @pytest.mark.parametrize(("body", "opcode"), [(CHOSEN, CHOICE), (CLAMPED, EXTREME)], ids=["chosen", "clamped"])
 def test_ptxas_forgets_signs_of_zeros(body, opcode):
     """docs/upstream/ptxas-signed-zeros.md: in place of choices and extremes of floats it has other instructions."""
-    from tilec.runtime import cuda_assemble
+    from tilec.runtime.cuda import assemble
 
     ptx = f""".version 8.4
 .target sm_90
@@ -307,18 +307,18 @@ st.global.f32 [%rd1], %f2;
 ret;
 }}
 """
-    images = cuda_assemble.assemble(ptx, "kernel", "sm_90a").image, cuda_assemble._image(ptx, "sm_90a")[0]
+    images = assemble.assemble(ptx, "kernel", "sm_90a").image, assemble._image(ptx, "sm_90a")[0]
     kept, as_it_stands = (np.count_nonzero((opcodes(image) & 0x1FF) == opcode) for image in images)
     assert kept >= body.count("\n") + 1
     if as_it_stands == kept:
         pytest.skip(
-            "right in this ptxas: a part of `_signed_zeros` in runtime/ptx_faults.py can go once no other is used"
+            "right in this ptxas: a part of `_signed_zeros` in runtime/cuda/ptx_faults.py can go once no other is used"
         )
 
 
 def test_ptxas_forgets_a_carry_beside_a_product():
     """docs/upstream/ptxas-widened-product.md: the product takes a negation as an addend."""
-    from tilec.runtime import cuda_assemble
+    from tilec.runtime.cuda import assemble
 
     ptx = """.version 8.4
 .target sm_90
@@ -344,15 +344,15 @@ ret;
         (product,) = np.flatnonzero(found[:stored] == HIGH)
         return not (found[product - 3 : product] == SUM).any()
 
-    assert product_first(cuda_assemble.assemble(ptx, "kernel", "sm_90a").image)
-    if product_first(cuda_assemble._image(ptx, "sm_90a")[0]):
-        pytest.skip("right in this ptxas: `_upper_halves` in runtime/ptx_faults.py can go once no other is used")
+    assert product_first(assemble.assemble(ptx, "kernel", "sm_90a").image)
+    if product_first(assemble._image(ptx, "sm_90a")[0]):
+        pytest.skip("right in this ptxas: `_upper_halves` in runtime/cuda/ptx_faults.py can go once no other is used")
 
 
 def test_signs_of_the_least_integers_are_those_of_wider_ones():
     """docs/upstream/ptxas-least-integer.md. What is rewritten is not rewritten again."""
-    from tilec.runtime import cuda_assemble
-    from tilec.runtime.ptx_faults import without_faults
+    from tilec.runtime.cuda import assemble
+    from tilec.runtime.cuda.ptx_faults import without_faults
 
     body = (
         "neg.s16 %rs2, %rs1;\nabs.s16 %rs3, %rs1;\nsub.s16 %rs4, 0, %rs1;\nsub.s16 %rs5, %rs4, %rs1;\nabs.s32 %r1, %r2;"
@@ -361,7 +361,7 @@ def test_signs_of_the_least_integers_are_those_of_wider_ones():
     assert not re.search(r"abs|\.s16 %rs", ptx) and ptx.count("max.s32") == 2 and ptx.count("sub.s32") == 3
     assert without_faults(ptx) == ptx
     head = ".version 8.4\n.target sm_90\n.address_size 64\n.visible .entry kernel()\n{\n.reg .b16 %rs<6>;\n.reg .b32 %r<3>;\n"
-    assert cuda_assemble.assemble(f"{head}{body}\nret;\n}}\n", "kernel", "sm_90a").image
+    assert assemble.assemble(f"{head}{body}\nret;\n}}\n", "kernel", "sm_90a").image
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_known_numbers_without_a_sign_stay_positive(element, number, printed):
     from fuzz.programs import Case
     from tools.lowering import lowered
 
-    from tilec.runtime.cuda_compile import _to_ptx
+    from tilec.runtime.cuda.compile import _to_ptx
 
     program = specialised(Case(f"op f() -> (y: {element}[M]) {{ y[j] = max[k in 0:1]({number}) }}", {"M": 5}, {}))
     emitted = lowered(program)[1].emitted

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from tools.commands import examples_folder, tilec_command  # noqa: F401 - fixtures
 
-from tilec import mlir, passes
-from tilec.interpreter import interpret
-from tilec.mlir import ir
-from tilec.verify_data import KINDS, first_sizes
+from tilec import passes
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.semantics.interpreter import interpret
+from tilec.semantics.verify_inputs import KINDS, first_sizes
 
 PROGRAM = """op centred(x: f32[M, N], w: f32[N]) -> (y: f32[M, N], z: f32[M]) {
     m[i]    = mean[j](x[i, j])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilec.diagnostics import CallError, Diagnostic, InternalError, TileError
+from tilec.core.diagnostics import CallError, Diagnostic, InternalError, TileError
 
 __all__ = ["CallError", "Diagnostic", "InternalError", "Op", "TileError", "compile", "interpret", "reference"]
 
@@ -14,7 +14,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(api, name)
     if name == "reference":
-        from tilec.evaluate import reference
+        from tilec.semantics.reference import reference
 
         return reference
     if name == "__version__":

@@ -2,7 +2,7 @@
 
 import sys
 
-from tilec.cli import main
+from tilec.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,18 +18,18 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilec import arguments, fast_call
-from tilec.diagnostics import CallError, CheckError, Diagnostic, Source, Span, TileError
-from tilec.dtypes import DTYPES
-from tilec.executable import Executable, build_executable
-from tilec.frontend import Program, read_program
-from tilec.kernel import Kernel
-from tilec.recipe import Recipe, Signature, load_compiler
-from tilec.runtime.forking import compiling
-from tilec.target import Target, kind_of, load
+from tilec.core.diagnostics import CallError, CheckError, Diagnostic, Source, Span, TileError
+from tilec.core.dtypes import DTYPES
+from tilec.core.target import Target, kind_of, load
+from tilec.driver import arguments, fast_call
+from tilec.driver.executable import Executable, build_executable
+from tilec.driver.frontend import Program, read_program
+from tilec.driver.kernel import Kernel
+from tilec.driver.recipe import Recipe, Signature, load_compiler
+from tilec.process.forking import compiling
 
 if TYPE_CHECKING:
-    from tilec.runtime.cuda_program import Graph
+    from tilec.runtime.cuda.program import Graph
 
 MOST_FAST = 8  # specialisations of one op that are called by the short way
 
@@ -110,7 +110,7 @@ class Op:
 
     def _told(self, error: CheckError, arrays: tuple[Any, ...]) -> CallError:
         """The error of a failed run-time check, with the index that was outside, found in this call's arrays."""
-        from tilec.outside import explained, on_host
+        from tilec.semantics.out_of_range import explained, on_host
 
         if error.deferred:
             return error
@@ -208,10 +208,10 @@ class Op:
     def interpret(self, stage: str, /, *arrays: Any, **named: Any) -> Any:
         """Interprets the IR after `stage` on NumPy arrays, without a GPU. Returns results as a call does.
 
-        Raises tilec.interpreter.Fault for invalid IR: a read of unwritten memory, a race, a deadlock.
+        Raises tilec.semantics.interpreter.Fault for invalid IR: a read of unwritten memory, a race, a deadlock.
         """
-        from tilec.interpreted import interpret_stage
         from tilec.runtime import buffers
+        from tilec.semantics.interpreted import interpret_stage
 
         views = arguments.views(self._declared.inputs, self._in_order(arrays, named))
         if arguments.one_device(views) != "cpu":
@@ -248,12 +248,12 @@ class Op:
 
     @property
     def plan(self) -> Any:
-        """The decisions behind the latest specialisation: a `tilec.plan.Plan`."""
+        """The decisions behind the latest specialisation: a `tilec.plan.planner.Plan`."""
         return self._lowered[1].plan
 
     def explain(self) -> str:
         """Every kernel's predicted time and bound, and every decision with its reason."""
-        from tilec.explain import explain
+        from tilec.plan.report.explain import explain
 
         specialised, lowered = self._lowered
         return explain(lowered.plan, specialised)
@@ -302,7 +302,7 @@ def compile(
             load(target)
         path = Path(schedule) if schedule is not None else _schedule_beside(text)
         if path is not None:
-            from tilec.schedule_read import read_schedule
+            from tilec.plan.schedule.read import read_schedule
 
             read_schedule(path)  # says what is wrong with it
     return Op(program, op, known, target, path, deferred_checks)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fuzz.choices import Choices
 from fuzz.edges import ORDINARY, integers
 from fuzz.values import Value, limit, worst
-from tilec.dtypes import BOOL, DTYPES, F32, F64, I64, DType, compute_type
+from tilec.core.dtypes import BOOL, DTYPES, F32, F64, I64, DType, compute_type
 
 FLOATS = [F32, DTYPES["f16"], DTYPES["bf16"], F64, DTYPES["f8e4m3"], DTYPES["f8e5m2"]]
 INTEGERS = [DTYPES[n] for n in ("i32", "i64", "u8", "i8", "i16", "u16", "u32", "u64")]

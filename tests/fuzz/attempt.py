@@ -18,10 +18,10 @@ from fuzz.files import AGAIN, SORTS
 from fuzz.programs import Case, drawn_case
 from fuzz.schedules import TARGETS, drawn_schedule
 from fuzz.text import limited
-from tilec.diagnostics import CallError
+from tilec.core.diagnostics import CallError
 from tilec.dsl.specialise import Specialised
-from tilec.run_data import npz
-from tilec.runtime.cuda_driver import KernelFault
+from tilec.runtime.cuda.driver import KernelFault
+from tilec.semantics.inputs import npz
 
 SMALL = [2, 3, 1, 4, 5, 0, 8]
 """Sizes for what runs in Python alone."""

@@ -15,9 +15,9 @@ from fuzz.compare import expect, lowered_for_cpu, outputs_of, specialised
 from fuzz.guards import Pages, run_guarded
 from fuzz.together import compile_together
 from fuzz.worker import failure, success
-from tilec import mlir
+from tilec.core import mlir
+from tilec.core.mlir import ir
 from tilec.dsl.specialise import Specialised
-from tilec.mlir import ir
 from tilec.runtime.program import Emitted
 
 LEVELS = (None, 0, 0, 0, 1, 0, 0, 0)

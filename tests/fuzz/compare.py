@@ -15,21 +15,21 @@ from tools.lowering import lowered
 
 import tilec
 from fuzz.programs import Case
-from tilec import mlir
 from tilec.api import read_source
-from tilec.driver import lower
+from tilec.core import mlir
+from tilec.core.dtypes import from_numpy
+from tilec.core.mlir import ir
+from tilec.core.target import load
+from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import Specialised, specialise
-from tilec.dtypes import from_numpy
-from tilec.error_bounds import compare
-from tilec.evaluate import evaluate
-from tilec.interpreted import interpret_stage
-from tilec.mlir import ir
 from tilec.passes import NAMES
+from tilec.plan.schedule.read import read_schedule
 from tilec.runtime.program import Emitted
-from tilec.schedule_read import read_schedule
-from tilec.target import load
+from tilec.semantics.error_bounds import compare
+from tilec.semantics.interpreted import interpret_stage
+from tilec.semantics.reference import evaluate
 
 Arrays = dict[str, np.ndarray]
 
@@ -161,8 +161,8 @@ def simplified_after(texts: dict[str, str], stage: str, target: str) -> dict[str
 
 def on_gpu(case: Case, program: Specialised, schedule: str | None = None) -> Arrays:
     from fuzz.guards_cuda import GuardedGpu
-    from tilec.executable import build_executable
-    from tilec.recipe import Prepared
+    from tilec.driver.executable import build_executable
+    from tilec.driver.recipe import Prepared
 
     target = load("cuda")
     _, found = lowered(program, schedule=as_schedule(schedule), target=target, texts=False)

@@ -13,7 +13,7 @@ import numpy as np
 from fuzz.compare import specialised
 from fuzz.edges import float_data, integer_data
 from fuzz.programs import Case
-from tilec.dtypes import BOOL, DType
+from tilec.core.dtypes import BOOL, DType
 
 FOLDER = Path(__file__).parent / "corpus"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.tile"))

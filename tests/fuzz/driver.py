@@ -60,7 +60,7 @@ def ways_of(target: str) -> list[str]:
         return [*TEXTS]
     if target != "all":
         return [target]
-    from tilec.runtime.cuda_driver import device_info
+    from tilec.runtime.cuda.driver import device_info
 
     return [*(w for w in WAYS if w != "gpu" or device_info().devices), *TEXTS]
 

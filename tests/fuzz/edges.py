@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from tilec.dtypes import DType
+from tilec.core.dtypes import DType
 
 ORDINARY = (1, 2, 0, 3, 7, 100)
 

@@ -20,20 +20,20 @@ from fuzz.compare import Verdict, Wrong, as_schedule, expect, outputs_of, specia
 from fuzz.guards import in_a_child, run_guarded
 from fuzz.programs import Case
 from fuzz.together import compile_together
-from tilec import mlir
-from tilec.diagnostics import CallError
-from tilec.driver import Lowered, lower
+from tilec.core import mlir
+from tilec.core.diagnostics import CallError
+from tilec.core.dtypes import DTYPES
+from tilec.core.fitted import PanelTimes
+from tilec.core.mlir import ir
+from tilec.core.target import Target, load
+from tilec.driver.lowering import Lowered, lower
 from tilec.dsl.build import build
 from tilec.dsl.specialise import Specialised
-from tilec.dtypes import DTYPES
-from tilec.fitted import PanelTimes
-from tilec.interpreted import interpret_stage
 from tilec.kernels import FAMILIES
-from tilec.mlir import ir
 from tilec.passes import NAMES
-from tilec.plan_model import Plan
-from tilec.schedule import write_schedule
-from tilec.target import Target, load
+from tilec.plan.model import Plan
+from tilec.plan.schedule.write import write_schedule
+from tilec.semantics.interpreted import interpret_stage
 
 
 @dataclass(frozen=True)

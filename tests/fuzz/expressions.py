@@ -10,7 +10,7 @@ from dataclasses import replace
 from fuzz.accesses import FLOATS, Index, Scope
 from fuzz.values import Value, accumulated, cast, computed, limit, meeting, operand, tame, worst
 from fuzz.whole import Whole
-from tilec.dtypes import F32, F64, I64
+from tilec.core.dtypes import F32, F64, I64
 
 FUNCTIONS = {
     "exp": (8, "{}", 3000), "sqrt": (2**20, "abs({}) + 0.5", 2000), "tanh": (64, "{}", 1), "sin": (100, "{}", 1),

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from fuzz.choices import Choices
 from fuzz.text import ROOT, check_text, drawn_source
-from tilec import mlir
 from tilec.api import read_source
-from tilec.cli import main
-from tilec.diagnostics import TileError
-from tilec.driver import lower
+from tilec.cli.command import main
+from tilec.core import mlir
+from tilec.core.diagnostics import TileError
+from tilec.core.mlir import ir
+from tilec.core.target import load
+from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.mlir import ir
-from tilec.schedule import write_schedule
-from tilec.schedule_read import read_schedule
-from tilec.target import load
+from tilec.plan.schedule.read import read_schedule
+from tilec.plan.schedule.write import write_schedule
 
 SCHEDULE_TOKENS = [
     "", *"[]{}=,.#'\"\n\0", "0", "-1", "1", "9" * 30, "1.5", "inf", "true", "tile = ", "loops", '"m"', '"zz"', "[[plan]]",

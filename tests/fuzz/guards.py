@@ -23,8 +23,8 @@ from typing import Any, Literal
 import numpy as np
 
 import tilec
-from tilec.runtime.cpu_launch import CACHE_LINE, CpuProgram, _stride
-from tilec.runtime.native_tables import NODE
+from tilec.runtime.cpu.launch import CACHE_LINE, CpuProgram, _stride
+from tilec.runtime.native.tables import NODE
 from tilec.runtime.program import Emitted, Temporary
 
 CANARY = 0xA5

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from fuzz.guards import MARGIN, Overrun, apart, canary
-from tilec.cuda_executable import CudaExecutable
-from tilec.dtypes import from_numpy
-from tilec.run_device import Gpu, Outputs
-from tilec.runtime import cuda_driver as driver
+from tilec.core.dtypes import from_numpy
+from tilec.driver.cuda_executable import CudaExecutable
+from tilec.driver.devices import Gpu, Outputs
 from tilec.runtime.buffers import Buffer
-from tilec.runtime.cuda_program import DeviceProgram
+from tilec.runtime.cuda import driver
+from tilec.runtime.cuda.program import DeviceProgram
 
 
 class DeviceGuarded:

@@ -4,7 +4,7 @@
         [--out DIR] [--result FILE] [--raw] [--ptxas PATH] [--assemble-only [CHIP]]
 
 A whole program holds few instructions and takes much to compile; a kernel here is hundreds of small expressions. `--raw` leaves out
-`runtime/ptx_faults.py`: the faults that are known must then show. `--assemble-only` takes no GPU, and compares nothing.
+`runtime/cuda/ptx_faults.py`: the faults that are known must then show. `--assemble-only` takes no GPU, and compares nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import numpy as np
 from fuzz.counts import Counts
 from fuzz.instruction_kernels import THREADS, Draw, Input, Node, Part, evaluate, expression, parts, read, same, written
 from fuzz.result import facts
-from tilec.runtime import cuda_assemble
-from tilec.runtime.cuda_assemble import CompileError
+from tilec.runtime.cuda import assemble
+from tilec.runtime.cuda.assemble import CompileError
 
 Run = Callable[[list[Part]], list[np.ndarray]]
 LATE = 8.0
@@ -43,10 +43,10 @@ REDUCING = 20.0
 
 def image_of(ptx: str, chip: str, raw: bool) -> bytes:
     if not raw:
-        return cuda_assemble.assemble(ptx, "k", chip).image
+        return assemble.assemble(ptx, "k", chip).image
     try:
-        return cuda_assemble._image(ptx, chip)[0]
-    except cuda_assemble._Refused as error:
+        return assemble._image(ptx, chip)[0]
+    except assemble._Refused as error:
         raise CompileError("k does not assemble", ptx, str(error)) from None
 
 
@@ -56,7 +56,7 @@ class Gpu:
     SPACE = 1 << 20
 
     def __init__(self, raw: bool):
-        from tilec.runtime import cuda_driver as driver
+        from tilec.runtime.cuda import driver
 
         self.driver, self.raw = driver, raw
         driver.use_device(0)
@@ -66,7 +66,7 @@ class Gpu:
             driver.call("cuMemAlloc_v2", ctypes.byref(array), ctypes.c_size_t(self.SPACE))
 
     def __call__(self, roots: list[Part]) -> list[np.ndarray]:
-        from tilec.runtime.cuda_launch import Kernel, Launcher
+        from tilec.runtime.cuda.launch import Kernel, Launcher
 
         ptx, memory = written(roots, self.chip)
         kernel = Kernel(image_of(ptx, self.chip, self.raw), "k", ["u64", "u64"])
@@ -272,7 +272,7 @@ class Hunt:
 def work(options: argparse.Namespace, job: int, end: float, known, said) -> None:
     """One process: draws, assembles, runs, compares, and reduces one failure of a kernel that has an unknown one."""
     if options.ptxas:
-        cuda_assemble.ptxas_path = lambda: options.ptxas
+        assemble.ptxas_path = lambda: options.ptxas
     run = Assembler(options.assemble_only, options.raw) if options.assemble_only else Gpu(options.raw)
     kernel = options.first + job
     while time.monotonic() < end and (options.kernels is None or kernel < options.first + options.kernels):
@@ -331,7 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("fuzz-found/ptxas"))
     parser.add_argument("--result", type=Path, help="writes what was hunted as JSON")
-    parser.add_argument("--raw", action="store_true", help="without runtime/ptx_faults.py")
+    parser.add_argument("--raw", action="store_true", help="without runtime/cuda/ptx_faults.py")
     parser.add_argument("--ptxas", help="another than the one that kernels are assembled by")
     parser.add_argument("--assemble-only", nargs="?", const="sm_90a", metavar="CHIP", help="takes no GPU")
     options = parser.parse_args(arguments)
@@ -345,7 +345,7 @@ def main(arguments: list[str] | None = None) -> int:
             seed=options.seed, begin=options.first, jobs=options.jobs, seconds=hunt.seconds,
             counts={"instructions": hunt.counts}, found=hunt.found,
         ))  # fmt: skip
-        asked = [options.ptxas or cuda_assemble.ptxas_path() or "ptxas", "--version"]
+        asked = [options.ptxas or assemble.ptxas_path() or "ptxas", "--version"]
         version = re.search(r"V[\d.]+", subprocess.run(asked, capture_output=True, text=True, check=False).stdout)
         told |= {"ptxas": version[0] if version else "", "raw": options.raw, "assemble_only": options.assemble_only}
         options.result.write_text(json.dumps(told, indent=1))

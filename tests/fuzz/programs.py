@@ -13,7 +13,7 @@ from fuzz.choices import Choices
 from fuzz.edges import float_data, integer_data
 from fuzz.expressions import Expressions
 from fuzz.values import converted
-from tilec.dtypes import BOOL, DType, compute_type
+from tilec.core.dtypes import BOOL, DType, compute_type
 
 SIZES = [2, 3, 1, 4, 5, 0, 8, 7, 9, 13, 16, 17, 31, 33, 63, 64, 65, 127, 129, 130]
 HUGE = [4096, 10_007, 65_537, 200_000]

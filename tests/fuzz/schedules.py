@@ -11,15 +11,15 @@ import tomlkit
 
 from fuzz.choices import Choices
 from fuzz.compare import as_schedule
-from tilec import mlir
-from tilec.diagnostics import CallError
-from tilec.driver import lower
+from tilec.core import mlir
+from tilec.core.diagnostics import CallError
+from tilec.core.mlir import ir
+from tilec.core.target import load
+from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.specialise import Specialised
-from tilec.mlir import ir
-from tilec.plan_model import Plan
-from tilec.schedule import write_schedule
-from tilec.target import load
+from tilec.plan.model import Plan
+from tilec.plan.schedule.write import write_schedule
 
 TARGETS = {"cpu": "cpu", "emulator": "h200", "gpu": "h200"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fuzz.choices import Choices
 from tilec.api import read_source
-from tilec.diagnostics import CallError, TileError
+from tilec.core.diagnostics import CallError, TileError
 from tilec.dsl.check import check
 from tilec.dsl.format import format_source
 from tilec.dsl.parse import parse

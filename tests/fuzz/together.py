@@ -8,9 +8,9 @@ from functools import cache
 import llvmlite.binding as llvm
 from numba.core.compiler_lock import global_compiler_lock
 
-from tilec.runtime.cpu_compile import _execute, _Library, _read, _symbol
-from tilec.runtime.cpu_load import load
-from tilec.runtime.generated import identity, uncollected
+from tilec.process.generated import identity, uncollected
+from tilec.runtime.cpu.compile import _execute, _Library, _read, _symbol
+from tilec.runtime.cpu.load import load
 from tilec.runtime.program import Emitted
 
 

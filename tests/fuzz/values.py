@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import ml_dtypes
 
-from tilec.dtypes import BOOL, I32, DType, compute_type, join
+from tilec.core.dtypes import BOOL, I32, DType, compute_type, join
 
 WILD = 2.0**20
 """A float that may be larger is clamped before it is used again."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fuzz.accesses import INTEGERS, Accesses, Scope
 from fuzz.values import Value, accumulated, cast, computed, limit, meeting, operand, worst
-from tilec.dtypes import BOOL, I64
+from tilec.core.dtypes import BOOL, I64
 
 LOOSE = 8
 """Percent of comparisons and places of numbers that rounding has touched, so that either outcome may be right."""

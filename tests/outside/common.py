@@ -11,12 +11,12 @@ import numpy as np
 
 import tilec
 from tilec.api import read_source
-from tilec.diagnostics import InternalError, TileError
+from tilec.core.diagnostics import InternalError, TileError
+from tilec.core.dtypes import from_numpy
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.dtypes import from_numpy
-from tilec.enclosure import Enclosure
-from tilec.error_bounds import compare_array, enclose
+from tilec.semantics.error_bounds import compare_array, enclose
+from tilec.semantics.intervals import Enclosure
 
 
 class Inexpressible(Exception):

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from tests.outside.common import Inexpressible, Program
-from tilec.dtypes import from_numpy
+from tilec.core.dtypes import from_numpy
 
 Recorded = tuple[str, tuple[np.ndarray, ...]]
 

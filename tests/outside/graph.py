@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from tests.outside.common import Inexpressible
-from tilec.dtypes import from_numpy
+from tilec.core.dtypes import from_numpy
 
 
 def dtype_name(dtype: np.dtype) -> str:

@@ -113,7 +113,7 @@ def _program(case, graph, given, expected, values) -> Program:
 
 def _unit(dtype: np.dtype) -> float:
     """Two units in the last place of a narrow float, which their f16 or bf16 arithmetic may lose on the way."""
-    from tilec.dtypes import from_numpy
+    from tilec.core.dtypes import from_numpy
 
     found = from_numpy(dtype)
     return 4 * 2.0**-found.mantissa if found.is_float and found.bits < 32 else 0.0

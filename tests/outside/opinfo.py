@@ -147,7 +147,7 @@ def _elementwise(template: str, g: Graph, operands: list, options: dict) -> Tens
 
 
 def _widest(tensors: list[Tensor]) -> str:
-    from tilec.dtypes import DTYPES
+    from tilec.core.dtypes import DTYPES
 
     return max((t.dtype for t in tensors), key=lambda d: (DTYPES[d].is_float, DTYPES[d].bits))
 

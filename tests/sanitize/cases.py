@@ -16,10 +16,10 @@ from expectations import EXAMPLES
 
 from sanitize.child import executable
 from tilec.api import read_source
+from tilec.core.dtypes import from_numpy
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.dtypes import from_numpy
-from tilec.run_data import random_inputs
+from tilec.semantics.inputs import random_inputs
 
 
 @dataclass(frozen=True)

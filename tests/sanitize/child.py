@@ -17,11 +17,11 @@ import numpy as np
 from sanitize.planted import run_planted
 from sanitize.tools import MARK
 from tilec.api import read_source
-from tilec.dtypes import DTYPES
-from tilec.executable import Executable, build_executable
-from tilec.frontend import read_program
-from tilec.recipe import Recipe
-from tilec.target import load
+from tilec.core.dtypes import DTYPES
+from tilec.core.target import load
+from tilec.driver.executable import Executable, build_executable
+from tilec.driver.frontend import read_program
+from tilec.driver.recipe import Recipe
 
 
 def executable(folder: Path, target: str = "cuda") -> Executable:
@@ -38,7 +38,7 @@ def executable(folder: Path, target: str = "cuda") -> Executable:
 
 
 def run(folder: Path) -> None:
-    from tilec.run_device import open_device
+    from tilec.driver.devices import open_device
 
     built, raw = executable(folder), np.load(folder / "inputs.npz")
     inputs = {n: raw[n].view(dtype.numpy).reshape(shape) for n, dtype, shape in built.compiled.inputs}

@@ -24,9 +24,9 @@ from sanitize import cases
 from sanitize.planted import PLANTED, compile_planted
 from sanitize.tools import EVERY, TOOLS, Outcome, find, read
 from sanitize.tools import runs as can_run
-from tilec.diagnostics import TileError
-from tilec.runtime.cuda_driver import device_info
-from tilec.target import load
+from tilec.core.diagnostics import TileError
+from tilec.core.target import load
+from tilec.runtime.cuda.driver import device_info
 
 ROOT = Path(__file__).parents[2]
 DRAWN = 4

@@ -21,7 +21,7 @@ class Planted:
         names = f"cuda int8 int64 shared_address load_f32 store_f32 {self.names}".split()
         lines = "\n".join(f"    {line}" for line in self.body.strip().splitlines())
         return (
-            f"from tilec.runtime.cuda_intrinsics import {', '.join(names)}\n{self.before}\n"
+            f"from tilec.runtime.cuda.intrinsics import {', '.join(names)}\n{self.before}\n"
             "def planted(x, y):\n    tid = int64(cuda.threadIdx.x)\n    place = tid * 4\n"
             f"    base = shared_address(cuda.shared.array(0, int8))\n{lines}\n"
         )
@@ -49,7 +49,7 @@ PLANTED = {
 
 def compile_planted(name: str, chip: str):
     """The cubin, from the disk cache where it was compiled before."""
-    from tilec.runtime.cuda_cubins import program_cubins
+    from tilec.runtime.cuda.cubins import program_cubins
     from tilec.runtime.program import Emitted, KernelSource
 
     source = PLANTED[name].source
@@ -61,10 +61,10 @@ def run_planted(name: str) -> None:
     """Launches the kernel on the GPU."""
     import numpy as np
 
-    from tilec.dtypes import F32
-    from tilec.run_device import open_device
-    from tilec.runtime.cuda_driver import chip_of, synchronize_stream
-    from tilec.runtime.cuda_launch import Kernel, Launcher
+    from tilec.core.dtypes import F32
+    from tilec.driver.devices import open_device
+    from tilec.runtime.cuda.driver import chip_of, synchronize_stream
+    from tilec.runtime.cuda.launch import Kernel, Launcher
 
     cubin = compile_planted(name, chip_of())
     x = np.arange(THREADS, dtype=np.float32)

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from tilec.interpreter import Fault, interpret
+from tilec.semantics.interpreter import Fault, interpret
 
 KERNEL = """
 module {{

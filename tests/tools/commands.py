@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from tilec import cli
-from tilec.runtime import progress
+from tilec.cli import command
+from tilec.process import progress
 from tools import ROOT
 
-QUIET = "from tilec.runtime import progress; progress.FIRST = 1e6"
+QUIET = "from tilec.process import progress; progress.FIRST = 1e6"
 """What a script begins with whose standard error is compared: however busy the machine is, nothing says what it is at."""
-IN_SHELL = shlex.join([sys.executable, "-c", f"import sys; {QUIET}; from tilec.cli import main; sys.exit(main())"])
+IN_SHELL = shlex.join([sys.executable, "-c", f"import sys; {QUIET}; from tilec.cli.command import main; sys.exit(main())"])
 """The command for a shell, so."""
 SOFTMAX = ["softmax.tile", "-D", "M=40,N=50"]
 
@@ -35,7 +35,7 @@ def tilec_command(capfd, monkeypatch):
 
     def run(*arguments: object) -> tuple[int, str, str]:
         try:
-            status = cli.main([str(a) for a in arguments])
+            status = command.main([str(a) for a in arguments])
         except SystemExit as done:
             status = done.code or 0
         captured = capfd.readouterr()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from conftest import assert_within
 
-from tilec import plan_cuda_contraction
-from tilec.cost_contraction import BlockTile
-from tilec.diagnostics import Source
-from tilec.dtypes import DTYPES
+from tilec.core.diagnostics import Source
+from tilec.core.dtypes import DTYPES
+from tilec.cost.contraction import BlockTile
+from tilec.plan.cuda import contraction
 from tools import lowering
 from tools.cuda_matrix_emulator import MatrixIntrinsics
 from tools.emulation import run_printed
@@ -84,7 +84,7 @@ def lowered(text: str, sizes: dict[str, int], target: str, tile: tuple | None = 
             )
             return same and found.split_k == found.cluster == 1
 
-        monkeypatch.setattr(plan_cuda_contraction, "_is_buildable", only)
+        monkeypatch.setattr(contraction, "_is_buildable", only)
     specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, target=target, locations=True)
     lowering.assert_reads_back(result)
     return specialised, result

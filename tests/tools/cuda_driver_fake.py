@@ -4,8 +4,8 @@ import ctypes
 from hashlib import sha256
 from typing import NamedTuple
 
-from tilec.runtime import cuda_driver
-from tilec.runtime.cuda_launch import _KINDS, _Config
+from tilec.runtime.cuda import driver as cuda_driver
+from tilec.runtime.cuda.launch import _KINDS, _Config
 
 WORD, ADDRESS, SIZE = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t
 INT, UINT = ctypes.c_int, ctypes.c_uint32

@@ -19,9 +19,9 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 from fuzz.guards import CANARY
 
-from tilec.coefficients import NAMED
-from tilec.conversions import to_odd
-from tilec.dtypes import DTYPES
+from tilec.core.coefficients import NAMED
+from tilec.core.conversions import to_odd
+from tilec.core.dtypes import DTYPES
 from tools.cuda_threads import Meeting, Turns
 
 ACCESS = re.compile(r"(shared_)?(load|store)_([a-z0-9]+?)(?:x(\d+))?(?:_(nc|nc_again|nc_last))?(?:_where)?$")
@@ -93,10 +93,10 @@ class Block:
 
 
 class Intrinsics(ModuleType):
-    """Stands where `tilec.runtime.cuda_intrinsics` does; `state` holds each thread's block and number."""
+    """Stands where `tilec.runtime.cuda.intrinsics` does; `state` holds each thread's block and number."""
 
     def __init__(self) -> None:
-        super().__init__("tilec.runtime.cuda_intrinsics")
+        super().__init__("tilec.runtime.cuda.intrinsics")
         self.state = threading.local()
         local = SimpleNamespace(array=lambda n, kind: np.full(n, 77, getattr(kind, "kind", kind)))
         shared = SimpleNamespace(array=lambda n, kind: None)

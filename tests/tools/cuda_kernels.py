@@ -2,7 +2,7 @@
 
 import re
 
-from tilec.runtime.cuda_compile import compile_kernel
+from tilec.runtime.cuda.compile import compile_kernel
 
 CHIPS = ("sm_80", "sm_90a")
 BASICS = "cuda, int8, int32, int64, float32, float64, shared_address"
@@ -14,7 +14,7 @@ def kernel(body: str, *names: str, before: str = "", parameters: str = "x, y, n"
     imports = ", ".join(dict.fromkeys([*BASICS.split(", "), *names]))
     return "\n".join(
         [
-            f"from tilec.runtime.cuda_intrinsics import {imports}",
+            f"from tilec.runtime.cuda.intrinsics import {imports}",
             before,
             f"def kernel({parameters}):",
             "    tid = int64(cuda.threadIdx.x)",

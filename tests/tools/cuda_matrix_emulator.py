@@ -12,8 +12,8 @@ from itertools import product
 
 import numpy as np
 
-from tilec.dtypes import DTYPES
-from tilec.runtime.cuda_matrix import matrix_descriptor
+from tilec.core.dtypes import DTYPES
+from tilec.runtime.cuda.device.matrix import matrix_descriptor
 from tools.cuda_emulator import SHARED, Intrinsics
 from tools.cuda_threads import Meeting, Turns
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from tilec.dtypes import DTYPES
+from tilec.core.dtypes import DTYPES
 from tools.cuda_emulator import SHARED
 from tools.cuda_matrix_emulator import MatrixIntrinsics
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tilec.driver import Lowered
+from tilec.core.target import Target
+from tilec.driver.lowering import Lowered
 from tilec.dsl.specialise import Specialised
-from tilec.target import Target
 from tools import cuda_emulator
 from tools.lowering import lowered
 

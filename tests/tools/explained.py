@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilec.diagnostics import Source, TileError
-from tilec.expectations_check import check_expectations
+from tilec.core.diagnostics import Source, TileError
+from tilec.plan.report.expectations import check_expectations
 from tools.lowering import lowered
 
 SOFTMAX = """op softmax(x: f32[M, N]) -> (y: f32[M, N]) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from conftest import assert_within
 
-from tilec import fast_call
+from tilec.driver import fast_call
 
 PROGRAM = (
     "op go(x: f32[M, N], w: f32[N]) -> (y: f32[M, N], s: f32[M]) { y[i, j] = x[i, j] * w[j]\n s[i] = sum[j](y[i, j]) }"

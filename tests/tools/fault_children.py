@@ -23,8 +23,17 @@ SIZES = ["-D", "M=6,N=8"]
 
 def preload() -> None:
     """Loads what compiling and the command need, so that forked children begin at once; starts no thread."""
-    from tilec import cli_cache, cli_common, cli_ir, cli_plan, cli_run, driver, schedule, schedule_read  # noqa: F401
-    from tilec.runtime import cpu_compile, cpu_objects, emit_cpu  # noqa: F401
+    import tilec.cli.cache
+    import tilec.cli.common
+    import tilec.cli.ir
+    import tilec.cli.plan
+    import tilec.cli.run
+    import tilec.driver.lowering
+    import tilec.plan.schedule.read
+    import tilec.plan.schedule.write
+    import tilec.runtime.cpu.compile
+    import tilec.runtime.cpu.objects
+    import tilec.runtime.emit.cpu  # noqa: F401
 
     expected(SOURCE, 0)
 
@@ -69,14 +78,14 @@ class Child:
 
     def _act(self, body, cache: str, folder: Path | None, show: bool) -> int:
         try:
+            from tilec.process import atomic_files
             from tilec.runtime import cache as store
-            from tilec.runtime import files
 
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             os.environ[store.VARIABLE] = cache
             store._checked.cache_clear()
-            files._sweep.cache_clear()
+            atomic_files._sweep.cache_clear()
             if folder is not None:
                 os.chdir(folder)
             if not show:

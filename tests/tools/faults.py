@@ -147,7 +147,7 @@ def interrupt(times: int, rng: random.Random, folder: Path) -> dict:
 
 def fmt(times: int, rng: random.Random, folder: Path) -> dict:
     """Killed while a file is written in place: the file is the old one or the new one."""
-    from tilec.cli import main
+    from tilec.cli.command import main
 
     path, killed, wrong = folder / "program.tile", 0, []
     old = "y[i]=2*x[i]\n" * 1 + "".join(f"z{n}[i]=x[i]+{n}\n" for n in range(40))
@@ -172,10 +172,10 @@ def fmt(times: int, rng: random.Random, folder: Path) -> dict:
 if __name__ == "__main__":
     import numba  # noqa: F401
 
-    import tilec.driver
+    import tilec.driver.lowering
     import tilec.dsl.build
     import tilec.dsl.specialise
-    import tilec.runtime.cpu_compile  # noqa: F401
+    import tilec.runtime.cpu.compile  # noqa: F401
 
     what, times, seed, folder = sys.argv[1:]
     found = {"kill": kill, "interrupt": interrupt, "fmt": fmt}[what](int(times), random.Random(int(seed)), Path(folder))

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from fuzz.guards import run_guarded
 
-from tilec.cuda_executable import CudaExecutable, _copy, _direct
-from tilec.diagnostics import CallError
-from tilec.executable import CpuExecutable, Executable
+from tilec.core.diagnostics import CallError
+from tilec.driver.cuda_executable import CudaExecutable, _copy, _direct
+from tilec.driver.executable import CpuExecutable, Executable
 from tilec.runtime.buffers import Buffer, wrap
 
 MOST = {"cpu": 1 << 25, "cuda": 1 << 28}
@@ -72,9 +72,9 @@ def _again_on_cpu(executable: CpuExecutable, inputs: list[Buffer], outputs: list
 def _again_on_gpu(executable: CudaExecutable, inputs: list[Buffer], outputs: list[Buffer], stream: Any) -> Any:
     from fuzz import guards_cuda
 
-    from tilec.runtime import cuda_driver
-    from tilec.runtime.cuda_launch import stream_handle
-    from tilec.runtime.cuda_program import _capturing
+    from tilec.runtime.cuda import driver as cuda_driver
+    from tilec.runtime.cuda.launch import stream_handle
+    from tilec.runtime.cuda.program import _capturing
 
     program, ready, _ = executable._ready(inputs, outputs)
     handle = executable._stream(program.device, ready) if stream is None else stream_handle(stream)

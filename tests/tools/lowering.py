@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from tilec import mlir
 from tilec.api import read_source
-from tilec.diagnostics import Source
-from tilec.driver import Lowered, lower
+from tilec.core import mlir
+from tilec.core.diagnostics import Source
+from tilec.core.dtypes import from_numpy
+from tilec.core.mlir import ir
+from tilec.core.target import Target, load
+from tilec.driver.lowering import Lowered, lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import Specialised, specialise
-from tilec.dtypes import from_numpy
-from tilec.mlir import ir
 from tilec.runtime.program import Emitted
-from tilec.target import Target, load
 
 Given = Mapping[str, int] | Mapping[str, np.ndarray] | Sequence[np.ndarray] | None
 """Sizes by name, or arrays by name or in the op's order, from whose types and shapes the sizes follow."""
@@ -39,7 +39,7 @@ def lowered(
     source: str | Path | Source | Specialised, op: str | None = None, given: Given = None, schedule: Any = None,
     target: str | Target = "h200", **options: Any,
 ) -> tuple[Specialised, Lowered]:  # fmt: skip
-    """The specialised program, and its IR, plan and printed kernels; `options` are those of `tilec.driver.lower`."""
+    """The specialised program, and its IR, plan and printed kernels; `options` are those of `tilec.driver.lowering.lower`."""
     special = source if isinstance(source, Specialised) else specialised(source, op, given)
     machine = load(target) if isinstance(target, str) else target
     with mlir.context(), ir.Location.unknown():

@@ -1,6 +1,6 @@
 """The machines that the cost model is tested with."""
 
-from tilec.target import BUILT_IN, load, read
+from tilec.core.target import BUILT_IN, load, read
 
 H200 = load("h200")
 CPU = read(BUILT_IN / "cpu.toml")

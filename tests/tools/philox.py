@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilec.functions import PHILOX_MULTIPLIERS, PHILOX_ROUNDS, PHILOX_WEYL
+from tilec.core.functions import PHILOX_MULTIPLIERS, PHILOX_ROUNDS, PHILOX_WEYL
 
 
 def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:

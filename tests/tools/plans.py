@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from tilec.kernels import Family
-from tilec.plan_model import KernelPlan
+from tilec.plan.model import KernelPlan
 
 
 def built(kernel: KernelPlan, family: type[Family], **options: Any) -> KernelPlan:

@@ -23,14 +23,14 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tilec import mlir, records
-from tilec.mlir import ir
-from tilec.quantities import by_sizes
-from tilec.records import Malformed, Value, fields_of, kind_of
+from tilec.core import mlir, records
+from tilec.core.mlir import ir
+from tilec.core.quantities import by_sizes
+from tilec.core.records import Malformed, Value, fields_of, kind_of
 
 if TYPE_CHECKING:
-    from tilec.plan_model import KernelPlan
-    from tilec.target import Target
+    from tilec.core.target import Target
+    from tilec.plan.model import KernelPlan
 
 
 def option(

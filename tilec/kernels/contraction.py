@@ -8,14 +8,14 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from tilec.cost_contraction import block_shapes
-from tilec.hardware import LINE, ROWS, WARPGROUP, WIDE
+from tilec.core.hardware import LINE, ROWS, WARPGROUP, WIDE
+from tilec.core.quantities import count
+from tilec.cost.contraction import block_shapes
 from tilec.kernels.base import Family, Refusal, listed, option
-from tilec.quantities import count
 
 if TYPE_CHECKING:
-    from tilec.plan_model import KernelPlan
-    from tilec.target import Target
+    from tilec.core.target import Target
+    from tilec.plan.model import KernelPlan
 
 BYTES = {"i8": 1, "bf16": 2, "f16": 2, "i32": 4, "f32": 4, "tf32": 4, "f64": 8}
 """Of the types in which factors are staged."""

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tilec.core.quantities import by_sizes
 from tilec.kernels.base import Family, Refusal, listed, option
-from tilec.quantities import by_sizes
 
 if TYPE_CHECKING:
-    from tilec.plan_model import KernelPlan
-    from tilec.target import Target
+    from tilec.core.target import Target
+    from tilec.plan.model import KernelPlan
 
-LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `load_tile_2` and so on in `runtime/cpu_tile.py`
-VECTORS = (16, 32, 64)  # bytes of a vector: `fma_f32x4` and so on in `runtime/cpu_vector.py`
+LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `load_tile_2` and so on in `runtime/cpu/tile.py`
+VECTORS = (16, 32, 64)  # bytes of a vector: `fma_f32x4` and so on in `runtime/cpu/vector.py`
 BYTES = {"f32": 4, "f64": 8}
 MOST_SUMS = 64  # vectors of sums: each is written out in a kernel
 

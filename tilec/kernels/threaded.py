@@ -1,4 +1,4 @@
-"""CUDA kernels in which a layout (`passes/layout.py`) maps the threads of a block to the elements of its tile."""
+"""CUDA kernels in which a layout (`tilec/analysis/layout.py`) maps the threads of a block to the elements of its tile."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from tilec.hardware import WARP
+from tilec.analysis.layout import Layout, make, places
+from tilec.core.hardware import WARP
 from tilec.kernels.base import Family, Refusal, option
-from tilec.passes.layout import Layout, make, places
 
 if TYPE_CHECKING:
-    from tilec.plan_model import KernelPlan
-    from tilec.target import Target
+    from tilec.core.target import Target
+    from tilec.plan.model import KernelPlan
 
 MOST_THREADS = 1024  # of a block
 MOST_REGISTERS = 255  # of a thread

@@ -1,0 +1,1 @@
+"""Stages `stage` and `map` of the CPU."""

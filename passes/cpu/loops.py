@@ -1,0 +1,387 @@
+"""map, for the CPU: operations of a block become loops that compilers vectorise.
+
+    generic [parallel, reduction] ins(x) outs(s) { add }   ->   for i { s0 = s[i]; s[i] = for j iter(s0) { s0 + x[i, j] } }
+
+The loops nest in the planned order (`tilec.loops`). A reduction in the innermost loop carries its state in registers; a
+reduction further out adds to memory. Operands are loaded in the outermost loop that determines their subscripts. Checks
+are made there, too, since they would prevent SIMD code in the innermost loop. Several steps of a reduction just outside
+the innermost loop are computed together (`_several`), so that memory is read and written once for them. Additions and
+products that combine a reduction's state (their first operand) are marked `reassoc`. All others are computed as written.
+"""
+
+# mypy: no-strict-optional
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilec.analysis.lane_invariance import NONE, Neighbours, multiple, neighbours
+from tilec.analysis.precision import range_of
+from tilec.core import locations, mlir
+from tilec.core.mlir import arith, ir, math, memref, scf
+from tilec.passes.cpu.fill import map_copy, map_fill
+from tilec.passes.cpu.rare_updates import RUN, run, taken
+from tilec.passes.cpu.transpose import map_transpose, whole
+from tilec.passes.loops import sum_of
+
+TRIGONOMETRIC = ("math.sin", "math.cos", "math.tan")
+STEPS = 4  # of a reduction that adds to memory, made at once
+SHORT = 8  # operations of a body to which loading and storing what it adds to is much
+QUICK_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}  # of the quick forms in runtime/cpu/math_trig.py
+
+
+def map_cpu(module: ir.Operation) -> None:
+    for function in mlir.functions(module):
+        if "tilec.kernel" in function.attributes:
+            for op in list(mlir.walk(function)):
+                match op.name:
+                    case "linalg.generic":
+                        _generic(op)
+                    case "linalg.fill":
+                        map_fill(op)
+                    case "memref.copy":
+                        map_copy(op)
+                    case "linalg.transpose":
+                        map_transpose(op)
+
+
+def _generic(op: ir.Operation) -> None:
+    names = (mlir.get_string(op, "tilec.name") or "t").split(",")
+    for name, out in zip(names, mlir.outputs_of(op)):
+        owner = mlir.definition(out)
+        if owner is not None and owner.name == "memref.subview":  # the used part of a tile at the edge of the grid
+            owner = mlir.definition(owner.operands[0])
+        if owner is not None and owner.name == "memref.alloc":
+            owner.attributes["tilec.name"] = mlir.string(name)  # what a person reading the kernel calls it
+    with ir.InsertionPoint(op), ir.Location.name(",".join(names), op.location):
+        _Nest(op).build()
+    op.erase()
+
+
+class _Nest:
+    def __init__(self, op: ir.Operation):
+        self.op, self.block = op, mlir.body_of(op)
+        self.maps = [mlir.map_dims(m) for m in mlir.maps_of(op)]
+        self.operands = list(op.operands)
+        self.count = len(mlir.inputs_of(op))
+        self.order = mlir.get_integers(op, "tilec.loops") or list(range(len(mlir.iterators_of(op))))
+        iterators = mlir.iterators_of(op)
+        tail = len(self.order)
+        while tail and iterators[self.order[tail - 1]] == "reduction":
+            tail -= 1
+        self.outer, self.inner = self.order[:tail], self.order[tail:]
+        used = {v for inner in mlir.walk(op) for v in inner.operands}
+        self.arguments = list(self.block.arguments)
+        self.read = [a in used for a in self.arguments]
+        # outputs that the innermost reductions do not subscript live in registers through them
+        outs = range(self.count, len(self.operands))
+        self.carried = [n for n in outs if self.inner and not set(self.maps[n]) & set(self.inner)]
+        self.several = self._several()  # the reduction of which several steps are made at once
+        if self.several is not None:
+            self.carried = [n for n in outs if self.several not in self.maps[n]]
+        known, dims = locations.loop_names(op), mlir.get_integers(op, "tilec.dims") or []
+        self.names = {d: known.get(k) for d, k in enumerate(dims)}
+        self.variables: dict[int, ir.Value] = {}
+        self.elements: dict[int, ir.Value] = {}
+        self.checks = {o.operation: self._dims(o.operands[0]) for o in self.block.operations if _is_check(o.operation)}
+        self.checked: set[ir.Operation] = set()
+        arguments = {o.results[0].type for o in self.block.operations if o.operation.name in TRIGONOMETRIC}
+        self.trigonometric = bool(arguments)
+        self.argument = arguments.pop() if len(arguments) == 1 else None  # their type; of two types none is quick
+        self.far = {o.operation for o in self.block.operations if self._may_be_far(o.operation)}
+        self.accumulates = any(self.read[n] and n not in self.carried for n in outs)
+        self.quick = False
+        plain = not self.trigonometric and len(self.carried) == len(self.operands) - self.count
+        self.taken = taken(self.block, self.arguments[self.count :]) if plain and self.inner else None
+        self.together = NONE
+
+    def _may_be_far(self, op: ir.Operation) -> bool:
+        """Whether it is a trigonometric function whose argument may be beyond the quick form."""
+        known = self.argument is not None and op.name in TRIGONOMETRIC
+        return known and max(map(abs, range_of(op.operands[0]))) > QUICK_LIMIT[str(self.argument)]
+
+    def build(self) -> None:
+        self._enter(0)
+
+    def extent(self, d: int) -> ir.Value:
+        """The trip count of a dimension, from any operand that it subscripts."""
+        for value, dims in zip(self.operands, self.maps):
+            if d in dims:
+                size = ir.ShapedType(value.type).shape[dims.index(d)]
+                if size == mlir.DYNAMIC:
+                    return memref.DimOp(value, mlir.index(dims.index(d))).result
+                return mlir.index(size)
+        raise AssertionError("a dimension without an operand")
+
+    def _load_ready(self) -> None:
+        """Loads the inputs whose subscripts are all known now and were not before, and makes the checks of these."""
+        for n in range(self.count):
+            if self.read[n] and n not in self.elements and all(d in self.variables for d in self.maps[n]):
+                self.elements[n] = self._load(n)
+        for check, dims in self.checks.items():
+            if check not in self.checked and dims is not None and dims <= self.variables.keys():
+                self.checked.add(check)
+                mapping = {self.arguments[n]: value for n, value in self.elements.items()}
+                self._clone_with_operands(check, mapping)
+
+    def _dims(self, value: ir.Value) -> frozenset[int] | None:
+        """The dimensions that a value of the body depends on; None where it cannot be had before the body's turn: it
+        depends on a state or on memory, or a loop may have no iteration."""
+        if value in self.arguments:
+            n = self.arguments.index(value)
+            return frozenset(self.maps[n]) if n < self.count else None
+        owner = mlir.definition(value)
+        if owner is None or owner.block != self.block:  # a block's argument, or made outside
+            return frozenset()
+        if owner.name == "linalg.index":
+            return frozenset([ir.IntegerAttr(owner.attributes["dim"]).value])
+        if owner.regions or owner.name == "memref.load" or 0 in mlir.extents_of(self.op):
+            return None
+        found = [self._dims(v) for v in owner.operands]
+        return None if None in found else frozenset().union(*found)
+
+    def _clone_with_operands(self, op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> None:
+        for owner in filter(None, (mlir.definition(v) for v in op.operands if v not in mapping)):
+            if owner.name == "linalg.index":
+                mapping[owner.results[0]] = self.variables[ir.IntegerAttr(owner.attributes["dim"]).value]
+            elif owner.block == self.block:
+                self._clone_with_operands(owner, mapping)
+        mlir.clone_op(op, mapping)
+
+    def _load(self, n: int) -> ir.Value:
+        return memref.LoadOp(self.operands[n], [self.variables[d] for d in self.maps[n]]).result
+
+    def _store(self, value: ir.Value, n: int) -> None:
+        memref.StoreOp(value, self.operands[n], [self.variables[d] for d in self.maps[n]])
+
+    def _loop(self, d: int, states: list[ir.Value], together: int = 1, start: ir.Value | None = None) -> scf.ForOp:
+        first = mlir.index(0) if start is None else start
+        loop = scf.ForOp(first, self.extent(d), mlir.index(together), states)
+        flags = bool(self.quick and self.far)
+        names = [None] * (len(states) - flags) + ["largest"] * flags
+        locations.named(loop, self.names.get(d) or ("element" if flags else None), *names)
+        self.variables[d] = loop.induction_variable
+        return loop
+
+    def _leave(self, d: int) -> None:
+        """Forgets a dimension's loop, which has ended, and what was loaded in it."""
+        del self.variables[d]
+        self.elements = {n: value for n, value in self.elements.items() if d not in self.maps[n]}
+        self.checked = {check for check in self.checked if d not in self.checks[check]}
+
+    def _several(self) -> int | None:
+        """The dimension of a reduction just outside the innermost loop, if its steps are short and always the same."""
+        operations = [o.operation for o in self.block.operations]
+        if self.inner or len(self.outer) < 2 or len(operations) > SHORT or any(o.regions for o in operations):
+            return None
+        d, kind = self.outer[-2], mlir.iterators_of(self.op)[self.outer[-2]]
+        return d if kind == "reduction" and not any(o.name in TRIGONOMETRIC for o in operations) else None
+
+    def _at_once(self, depth: int) -> None:
+        """The two innermost loops, the outer one a reduction: several of its steps in each step of the inner one.
+
+        for i { for j { s[j] += x[i, j] } }   ->   for i by 8 { for j { s[j] = s[j] + x[i, j] + ... + x[i + 7, j] } }
+        """
+        extent = self.extent(self.outer[depth])
+        known = mlir.constant_value(extent)
+        end = whole(extent if known is None else int(known), STEPS)
+        for start, stop, count in ((0, end, STEPS), (end, extent, 1)):
+            first, last = (mlir.index(v) if isinstance(v, int) else v for v in (start, stop))
+            if mlir.constant_value(first) is None or mlir.constant_value(first) != mlir.constant_value(last):
+                self._steps(depth, scf.ForOp(first, last, mlir.index(count), []), count)
+
+    def _steps(self, depth: int, loop: scf.ForOp, count: int) -> None:
+        locations.named(loop, self.names.get(self.several))
+        with ir.InsertionPoint(loop.body):
+            inner = self._loop(self.outer[depth + 1], [])
+            with ir.InsertionPoint(inner.body):
+                states = [self._load(n) for n in self.carried]
+                for number in range(count):
+                    self.variables[self.several] = sum_of([(loop.induction_variable, 1)], number)
+                    self._load_ready()
+                    states = self._body(states)
+                    self._leave(self.several)
+                for value, n in zip(states, self.carried):
+                    self._store(value, n)
+                scf.YieldOp([])
+            self._leave(self.outer[depth + 1])
+            scf.YieldOp([])
+
+    def _enter(self, depth: int) -> None:
+        """The loops over `outer`, then the reductions."""
+        self._load_ready()
+        if self.several is not None and self.outer[depth] == self.several:
+            self._at_once(depth)
+            return
+        if depth < len(self.outer):
+            if not self.inner and depth == len(self.outer) - 1:
+                self._quick_first(lambda states: self._last_loop(depth, states), [])
+                return
+            loop = self._loop(self.outer[depth], [])
+            with ir.InsertionPoint(loop.body):
+                self._enter(depth + 1)
+                scf.YieldOp([])
+            return
+        states = [self._load(n) for n in self.carried]
+        results = (
+            self._quick_first(lambda states: self._reduce(0, states), states) if self.inner else self._body(states)
+        )
+        for value, n in zip(results, self.carried):
+            self._store(value, n)
+
+    def _last_loop(self, depth: int, states: list[ir.Value]) -> list[ir.Value]:
+        """The innermost loop of an operation without reductions; its only state is the flag of `_quick_first`."""
+        d = self.outer[depth]
+        self.together = self._neighbours(d)
+        loop = self._loop(d, states, self.together.size)
+        index = self.variables[d]
+        with ir.InsertionPoint(loop.body):
+            states = list(loop.inner_iter_args)
+            shared: dict[Any, Any] = {}
+            for number in range(self.together.size):
+                self.variables[d] = sum_of([(index, 1)], number)
+                self._load_ready()
+                states = self._body(states, number, shared)
+                self._leave(d)
+            scf.YieldOp(states)
+        self.together = NONE
+        return list(loop.results)
+
+    def _neighbours(self, d: int) -> Neighbours:
+        """Iterations of the innermost loop that share a part of the body."""
+
+        def is_index(value: ir.Value) -> bool:
+            owner = mlir.definition(value)
+            is_one = owner is not None and owner.name == "linalg.index" and owner.block == self.block
+            return is_one and ir.IntegerAttr(owner.attributes["dim"]).value == d
+
+        maps = dict(zip(self.arguments, self.maps))
+        return neighbours(self.block, is_index, lambda a: d in maps[a], multiple(self.extent(d)))
+
+    def _quick_first(self, build: Callable[..., Any], states: list[ir.Value]) -> list[ir.Value]:
+        """Trigonometric functions have a quick form for arguments that are not huge: run the innermost loops with it,
+        look whether any argument was, and run them again with the full form if so.
+
+            for j { y[j] = cos(x[j]) }   ->   far = for j { y[j] = cos_quick(x[j]); max(far, bits(|x[j]|)) }
+                                              if far > bits(limit) { for j { y[j] = cos(x[j]) } }
+
+        Bits of floats without a sign compare as the floats do, with NaN above all: in SIMD code that is two instructions.
+        Arguments that cannot be huge, such as a sine, are not looked at.
+        """
+        if self.argument is None or (self.far and self.accumulates):
+            return build(states)
+        if not self.far:
+            self.quick = True
+            return build(states)
+        self.quick = True
+        word = ir.IntegerType.get_signless(self.argument.width)
+        *results, largest = build([*states, mlir.constant(0, word)])
+        self.quick = False
+        limit = arith.bitcast(word, mlir.constant(QUICK_LIMIT[str(self.argument)], self.argument))
+        far = arith.cmpi(arith.CmpIPredicate.sgt, largest, limit)
+        again = scf.IfOp(far, [s.type for s in states], has_else=bool(states))
+        with ir.InsertionPoint(again.then_block):
+            scf.YieldOp(build(states))
+        if states:
+            with ir.InsertionPoint(again.else_block):
+                scf.YieldOp(results)
+        return list(again.results)
+
+    def _reduce(self, depth: int, states: list[ir.Value]) -> list[ir.Value]:
+        self._load_ready()
+        if depth == len(self.inner):
+            return self._body(states)
+        d, start = self.inner[depth], None
+        if self.taken is not None and depth == len(self.inner) - 1:
+            start, states = self._runs(d, states)
+        loop = self._loop(d, states, start=start)
+        with ir.InsertionPoint(loop.body):
+            scf.YieldOp(self._reduce(depth + 1, list(loop.inner_iter_args)))
+        self._leave(d)
+        return list(loop.results)
+
+    def _runs(self, d: int, states: list[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
+        """As many elements as whole runs have; where they end, and the states there."""
+        condition, chosen = self.taken
+        extent = self.extent(d)
+        known = mlir.constant_value(extent)
+        end = whole(extent if known is None else int(known), RUN)
+        end = mlir.index(end) if isinstance(end, int) else end
+        runs = scf.ForOp(mlir.index(0), end, mlir.index(RUN), states)
+        name = self.names.get(d) or "element"
+        locations.named(runs, f"{name}_run")
+        with ir.InsertionPoint(runs.body):
+            now = list(runs.inner_iter_args)
+
+            def over(states, step):
+                loop = scf.ForOp(mlir.index(0), mlir.index(RUN), mlir.index(1), states)
+                locations.named(loop, f"{name}_lane")
+                with ir.InsertionPoint(loop.body):
+                    self.variables[d] = sum_of([(runs.induction_variable, 1), (loop.induction_variable, 1)])
+                    self._load_ready()
+                    scf.YieldOp(step(list(loop.inner_iter_args)))
+                self._leave(d)
+                return list(loop.results)
+
+            kept = [n - self.count in chosen for n in self.carried]
+            scf.YieldOp(run(now, kept, over, lambda: self._compute(now)[0][condition], self._body))
+        return end, list(runs.results)
+
+    def _body(self, states: list[ir.Value], number: int = 0, shared: dict | None = None) -> list[ir.Value]:
+        """One element, of several that are computed together that with this number."""
+        mapping, flags = self._compute(states, number, shared)
+        results = [mapping.get(v, v) for v in list(self.block.operations)[-1].operands]
+        for n, value in enumerate(results, self.count):
+            if n not in self.carried:
+                self._store(value, n)
+        return [results[n - self.count] for n in self.carried] + flags
+
+    def _compute(self, states: list[ir.Value], number: int = 0, shared: dict | None = None) -> Any:
+        """What the body's values are for this element, and flags of arguments beyond the quick functions."""
+        mapping: dict[ir.Value, ir.Value] = {}
+        for n, argument in enumerate(self.arguments):
+            if n in self.carried:
+                mapping[argument] = states[self.carried.index(n)]
+            elif self.read[n]:
+                mapping[argument] = self.elements[n] if n in self.elements else self._load(n)
+        for inner in self.block.operations:
+            if inner.operation.name == "linalg.index":
+                mapping[inner.results[0]] = self.variables[ir.IntegerAttr(inner.attributes["dim"]).value]
+        done = {"linalg.index", "linalg.yield"}
+        kept = [o for o in self.block.operations if o.operation.name not in done and o.operation not in self.checked]
+        outs = set(self.arguments[self.count :])
+        flags, largest = states[len(self.carried) :], None
+        for inner in kept:
+            combines = inner.operation.name in ("arith.addf", "arith.mulf") and any(v in outs for v in inner.operands)
+            combines = combines and self._is_only_reduced(inner.operation.results[0])
+            copy = self.together.clone(inner.operation, number, mapping, {} if shared is None else shared)
+            if copy is None:
+                continue
+            if combines:
+                if inner.operation.operands[1] in outs:  # the state stands first
+                    copy.operands[0], copy.operands[1] = copy.operands[1], copy.operands[0]
+                copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
+            if self.quick and inner.operation.name in TRIGONOMETRIC:
+                copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<afn>")
+                if inner.operation in self.far:
+                    bits = arith.bitcast(flags[0].type, math.absf(copy.operands[0]))
+                    largest = bits if largest is None else arith.maxsi(largest, bits)
+        if largest is not None:  # once: LLVM vectorises a loop that carries one maximum, not a chain of them
+            flags = [arith.maxsi(flags[0], largest)]
+        return mapping, flags
+
+    def _is_only_reduced(self, value: ir.Value) -> bool:
+        """Whether nothing sees a sum before it is whole. Of a scan by equal steps LLVM would make products of the step, 0 of
+        which are NaN where the step is infinite."""
+        end = list(self.block.operations)[-1].operation
+        reduced = {d for d, kind in enumerate(mlir.iterators_of(self.op)) if kind == "reduction"}
+        return all(
+            use.owner.operation == end and not reduced & set(self.maps[self.count + use.operand_number])
+            for use in value.uses
+        )
+
+
+def _is_check(op: ir.Operation) -> bool:
+    return op.name == "cf.assert"

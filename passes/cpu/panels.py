@@ -1,0 +1,312 @@
+"""A contraction in one block of a CPU kernel: its factors, packed into panels.
+
+A block computes C[r, c] += left[r, k] * right[c, k]. Rows, columns and k run over boxes of the program's
+dimensions: in a convolution a column may be a point (n, h, w), and k a point (c, r, s) of the window. A factor
+is a value of the operation's body. Packing computes it once for each point, in the order in which the register
+kernel reads it:
+
+    for p { for lane { panels[panel, p, lane] = factor(row = panel * width + lane, k = p) } }
+
+The kernel reads contiguous memory, even if a factor is converted, scaled, padded, gathered or transposed. (im2col
+is such a packing.) The lanes of a panel are `width` points along the last dimension of rows or columns; lanes beyond
+its end are 0.
+
+Source: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+from tilec.analysis.products import arguments_of, dims_of, factors_of, index_dim
+from tilec.core import locations, mlir
+from tilec.core.diagnostics import InternalError
+from tilec.core.mlir import affine, arith, ir, memref, scf
+from tilec.kernels import Panels
+from tilec.passes.cuda.memory_spaces import sizes_of
+from tilec.passes.loops import sum_of
+
+Size: TypeAlias = "int | ir.Value"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One factor and the dimensions that it alone keeps, the last the lanes' one. `box` is the size of a
+    whole tile.
+
+    `sizes` is how much of the box this block has; `along` the dimension along which the factor lies in
+    memory.
+    """
+
+    factor: ir.Value
+    dims: tuple[int, ...]
+    box: tuple[int, ...]
+    sizes: tuple[Size, ...]
+    width: int
+    along: int
+
+    @property
+    def row(self) -> int:
+        """Panels along the last dimension."""
+        return -(-self.box[-1] // self.width)
+
+    @property
+    def panels(self) -> int:
+        return prod(self.box[:-1]) * self.row
+
+
+class Contraction:
+    """The operation and its numbers; all dimensions are the operation's own."""
+
+    def __init__(self, op: ir.Operation, tiles: dict[int, int], options: Panels):
+        self.op, self.body = op, mlir.body_of(op)
+        own = {k: d for d, k in enumerate(mlir.get_integers(op, "tilec.dims"))}
+        self.names = {own[k]: name for k, name in locations.index_names(op).items() if k in own}
+        self.operands, self.places = list(op.operands), [mlir.map_dims(m) for m in mlir.maps_of(op)]
+        tile = {own[k]: t for k, t in tiles.items() if k in own}
+        sizes = sizes_of(self.operands, self.places)
+        rows, columns, inner = (tuple(own[k] for k in dims) for dims in (options.rows, options.columns, options.inner))
+        width, along = options.register_tile, [own[k] for k in options.along]
+        factors = self._factors(rows, columns)
+        self.left, self.right = (
+            Side(
+                f,
+                dims,
+                tuple(min(tile[d], self._limit(sizes[d])) for d in dims),
+                tuple(sizes[d] for d in dims),
+                w,
+                a,
+            )
+            for f, dims, w, a in zip(factors, (rows, columns), width, along)
+        )
+        self.inner, self.depths = inner, [max(1, d) for d in options.depths]
+        self.k = [sizes[d] for d in inner]
+        self.batch = {d: sizes[d] for d in self.places[-1] if d not in (*rows, *columns)}
+        self.lanes = options.lanes
+
+    @property
+    def element(self) -> ir.Type:
+        return self.left.factor.type
+
+    @property
+    def depth(self) -> int:
+        """Products of a whole panel."""
+        return prod(self.depths)
+
+    @staticmethod
+    def _limit(size: Size) -> int:
+        return size if isinstance(size, int) else 1 << 62
+
+    # ---- the body ------------------------------------------------------------------------------------------
+
+    def _factors(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
+        """Left and right: the left depends on rows, the right on columns. What is computed from the index of a tile's only row, or
+        column, depends on no index of the block any more."""
+        if (factors := factors_of(self.op)) is None:
+            raise InternalError(f"{mlir.get_string(self.op, 'tilec.name')} is no sum of products", "stage")
+        first, second = factors
+        swapped = self.dims_of(second) & set(rows) or self.dims_of(first) & set(columns)
+        return (second, first) if swapped else (first, second)
+
+    def arguments(self, value: ir.Value) -> list[int]:
+        return arguments_of(self.body, value)
+
+    def dims_of(self, value: ir.Value) -> frozenset[int]:
+        return dims_of(self.body, value, self.places)
+
+
+class Evaluation:
+    """Builds a factor part by part: each in the outermost loop that knows all it depends on."""
+
+    def __init__(self, contraction: Contraction, factor: ir.Value, at: dict[int, ir.Value]):
+        self.contraction, self.factor = contraction, factor
+        self.pending, self.arguments = mlir.slice_of(contraction.body, factor), contraction.arguments(factor)
+        self.at = dict(at)
+        self.mapping: dict[ir.Value, ir.Value] = {}
+        self._advance()
+
+    def enter(self, d: int, index: ir.Value) -> None:
+        self.at[d] = index
+        self._advance()
+
+    @property
+    def value(self) -> ir.Value:
+        return self.mapping.get(self.factor, self.factor)
+
+    def _advance(self) -> None:
+        c = self.contraction
+        for n in self.arguments:
+            if c.body.arguments[n] not in self.mapping and all(d in self.at for d in c.places[n]):
+                place = [self.at[d] for d in c.places[n]]
+                self.mapping[c.body.arguments[n]] = memref.LoadOp(c.operands[n], place).result
+        waiting = []
+        for op in self.pending:
+            if op.name == "linalg.index" and index_dim(op) in self.at:
+                self.mapping[op.results[0]] = self.at[index_dim(op)]
+            elif op.name != "linalg.index" and all(self._known(v, op) for v in mlir.operands_of(op)):
+                mlir.clone_op(op, self.mapping)
+            else:
+                waiting.append(op)
+        self.pending = waiting
+
+    def _known(self, value: ir.Value, user: ir.Operation) -> bool:
+        body = self.contraction.body
+        if isinstance(value.owner, ir.Block):
+            return value.owner != body or value in self.mapping
+        return mlir.definition(value).block != body or value in self.mapping
+
+
+# ---- loops -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def loop(low: Size, high: Size, step: int = 1, name: str | None = None) -> Iterator[ir.Value]:
+    """for name in range(low, high, step); no loop if there is one iteration."""
+    if isinstance(low, int) and isinstance(high, int) and low < high <= low + step:
+        yield mlir.index(low)
+        return
+    made = locations.named(scf.ForOp(_value(low), _value(high), mlir.index(step)), name)
+    with ir.InsertionPoint(made.body):
+        yield made.induction_variable
+        scf.YieldOp([])
+
+
+def _value(size: Size) -> ir.Value:
+    return mlir.index(size) if isinstance(size, int) else size
+
+
+def panels_in(size: Size, width: int) -> Size:
+    if isinstance(size, int):
+        return -(-size // width)
+    up = ir.AffineExpr.get_ceil_div(ir.AffineDimExpr.get(0), width)
+    return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [up]), [size]).result
+
+
+def rest(size: Size, start: ir.Value, limit: int) -> Size:
+    """min(limit, size - start) of a `start` that is a multiple of `limit` below `size`."""
+    if isinstance(size, int) and size % limit == 0:
+        return limit
+    known = mlir.constant_value(start)
+    if isinstance(size, int) and known is not None:
+        return min(limit, size - int(known))
+    d0, d1 = ir.AffineDimExpr.get(0), ir.AffineDimExpr.get(1)
+    least = [ir.AffineConstantExpr.get(limit), d1 - d0]
+    return affine.AffineMinOp(ir.AffineMap.get(2, 0, least), [start, _value(size)]).result
+
+
+@contextmanager
+def loops(sizes: dict[int, Size], at: dict[int, ir.Value], names: dict[int, str] | None = None) -> Iterator[None]:
+    """A nest over dimensions, whose indices go into `at`."""
+    with ExitStack() as stack:
+        for d, size in sizes.items():
+            at[d] = stack.enter_context(loop(0, size, name=(names or {}).get(d)))
+        yield
+
+
+@contextmanager
+def panels_of(side: Side, names: dict[int, str]) -> Iterator[tuple[dict[int, ir.Value], ir.Value, ir.Value]]:
+    """A nest over the panels of a side: indices of its outer dimensions, where lanes start, its number."""
+    at: dict[int, ir.Value] = {}
+    with (
+        loops(dict(zip(side.dims[:-1], side.sizes)), at, names),
+        loop(0, panels_in(side.sizes[-1], side.width), name=f"{names.get(side.dims[-1], 'row')}_panel") as t,
+    ):
+        terms, below = [(t, 1)], side.row
+        for d, extent in list(zip(side.dims, side.box))[-2::-1]:
+            terms.append((at[d], below))
+            below *= extent
+        yield at, sum_of([(t, side.width)]), sum_of(terms)
+
+
+# ---- packing -----------------------------------------------------------------------------------------------
+
+
+class Block:
+    """A step along k: the `start` of each inner dimension, how far it goes, how many products that makes."""
+
+    def __init__(self, contraction: Contraction, start: dict[int, ir.Value]):
+        c = self.contraction = contraction
+        self.start = start
+        self.extents = {d: rest(e, start[d], depth) for d, e, depth in zip(c.inner, c.k, c.depths)}
+        self.strides = {d: prod(c.depths[n + 1 :]) for n, d in enumerate(c.inner)}
+
+    @property
+    def count(self) -> Size:
+        """Products in all: of a dimension that the step cuts, all inner ones are whole, outer ones single."""
+        count, cut = 1, None
+        for size in self.extents.values():
+            if isinstance(size, int):
+                count *= size
+            else:
+                assert cut is None
+                cut = size
+        return count if cut is None else sum_of([(cut, count)])
+
+
+class Packing:
+    """Fills the panels of one factor for a block of k. The innermost loop goes along contiguous memory: along the lanes, or
+    along one dimension of k. Loops over lanes have `width` iterations, which suits SIMD code, and store 0 for lanes
+    beyond the end."""
+
+    def __init__(self, block: Block, side: Side, panels: ir.Value):
+        self.block, self.side, self.panels = block, side, panels
+        self.lane, inner = side.dims[-1], block.contraction.inner
+        along_k = [d for d in inner if d != side.along] + [side.along]
+        self.order = [self.lane, *along_k] if side.along in inner else [*inner, self.lane]
+        self.steps: dict[int, ir.Value] = {}
+
+    def fill(self, at: dict[int, ir.Value]) -> None:
+        """`at` are the indices of the batch."""
+        with panels_of(self.side, self.block.contraction.names) as (outer, self.first, self.number):
+            self.full = rest(self.side.sizes[-1], self.first, self.side.width) == self.side.width
+            self.evaluation = Evaluation(self.block.contraction, self.side.factor, at | outer)
+            self._walk(self.order)
+
+    def _walk(self, dims: list[int]) -> None:
+        if not dims:
+            self._store(self.evaluation.value)
+            return
+        d, *others = dims
+        names = self.block.contraction.names
+        name = f"{names.get(d, 'n')}_{'lane' if d == self.lane else 'inner'}"
+        with loop(0, self.side.width if d == self.lane else self.block.extents[d], name=name) as self.steps[d]:
+            if d == self.lane and not self.full:
+                self._lane_or_zero(others)
+            else:
+                self._enter(d)
+                self._walk(others)
+
+    def _enter(self, d: int) -> None:
+        start = self.first if d == self.lane else self.block.start[d]
+        self.evaluation.enter(d, sum_of([(start, 1), (self.steps[d], 1)]))
+
+    def _lane_or_zero(self, dims: list[int]) -> None:
+        """The body of the loop over lanes if the last panel is not full; `dims` are the loops inside."""
+        element = self.block.contraction.element
+        lane = sum_of([(self.first, 1), (self.steps[self.lane], 1)])
+        inside = arith.cmpi(arith.CmpIPredicate.slt, lane, _value(self.side.sizes[-1]))
+        zero = mlir.constant(0, element)
+        branch = scf.IfOp(inside, [] if dims else [element], has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            self._enter(self.lane)
+            if dims:
+                self._walk(dims)
+            scf.YieldOp([] if dims else [self.evaluation.value])
+        with ir.InsertionPoint(branch.else_block):
+            if dims:
+                with loops({d: self.block.extents[d] for d in dims}, self.steps):
+                    self._store(zero)
+            scf.YieldOp([] if dims else [zero])
+        if not dims:
+            self._store(branch.results[0])
+
+    def _store(self, value: ir.Value) -> None:
+        p = sum_of([(self.steps[d], stride) for d, stride in self.block.strides.items()])
+        memref.StoreOp(value, self.panels, [self.number, p, self.steps[self.lane]])
+
+
+__all__ = ["Block", "Contraction", "Packing", "Side", "loop", "loops", "panels_of"]

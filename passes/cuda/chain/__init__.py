@@ -1,0 +1,1 @@
+"""CUDA chains of two contractions."""

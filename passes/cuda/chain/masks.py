@@ -1,0 +1,80 @@
+"""The tiles of j that a block computes, and the tiles among them that a mask cuts.
+
+A mask is affine: a j + b i + c >= 0. For all rows i of a block, it holds for some element of a tile, or for all, just
+where it does at one end of the tile and at one of the block's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilec.analysis.chain import Mask
+from tilec.core import mlir
+from tilec.core.mlir import arith, ir
+from tilec.passes.loops import sum_of
+
+
+class Tiles:
+    """`count` tiles, numbered from the last of them down: `tile(number)` is its place. `even`: the last is full."""
+
+    def __init__(self, masks: Sequence[Mask], stream: int, rows: int, length: int, height: int | ir.Value, size: int):
+        self.size, self.even = size, length % size == 0
+        self.low, self.high = mlir.index(0), mlir.index(-(-length // size))  # where some element exists
+        self.full_low, self.full_high = mlir.index(0), mlir.index(length // size)  # where all do
+        self.always = not masks
+        self.masked = bool(masks) or not self.even
+        last = height if isinstance(height, ir.Value) else mlir.index(height)
+        self.ends = (mlir.index(0), arith.subi(last, mlir.index(1)))  # the block's first and last row
+        self.stream, self.rows = stream, rows
+        for mask in masks:
+            for leaves, number in mask.bounds:
+                self._bound(leaves, number)
+        self.high = arith.maxsi(self.high, self.low)
+        self.count = arith.subi(self.high, self.low)
+
+    def _bound(self, leaves: dict[Any, int], number: int) -> None:
+        factor = sum(f for leaf, f in leaves.items() if self.stream in leaf.place)
+        rows = [f for leaf, f in leaves.items() if self.rows in leaf.place]
+        outer = [(leaf.key, f) for leaf, f in leaves.items() if leaf.op == "outer"]
+        if abs(factor) != 1 or len(rows) + len(outer) + 1 < len(leaves):
+            if factor:
+                self.full_high = self.full_low  # nothing is known: every tile may be cut
+            return
+        slope = sum(rows)
+        least, most = (
+            sum_of([(as_index(v), f) for v, f in outer] + [(self.ends[(slope > 0) == end], slope)], number)
+            for end in (False, True)
+        )
+        size = mlir.index(self.size)
+        if factor < 0:  # j <= rest
+            self.high = arith.minsi(self.high, _floor(sum_of([(most, 1)], self.size), size))
+            self.full_high = arith.minsi(self.full_high, _floor(sum_of([(least, 1)], 1), size))
+        else:  # j >= -rest
+            self.low = arith.maxsi(self.low, _floor(sum_of([(most, -1)]), size))
+            self.full_low = arith.maxsi(self.full_low, _floor(sum_of([(least, -1)], self.size - 1), size))
+
+    def tile(self, number: ir.Value) -> ir.Value:
+        return sum_of([(self.high, 1), (number, -1)], -1)
+
+    def ranges(self, first: ir.Value) -> list[tuple[ir.Value, ir.Value, bool]]:
+        """The numbers of tiles from `first` on, in three ranges: cut by the mask, whole, and cut again."""
+        if not self.masked:
+            return [(first, self.count, False)]
+        whole = self._clamped(arith.subi(self.high, self.full_high), first)
+        below = self._clamped(arith.subi(self.high, self.full_low), whole)
+        found = [(first, whole, True), (whole, below, False)]
+        if mlir.constant_value(self.full_low) != 0:
+            found.append((below, self.count, True))
+        return found
+
+    def _clamped(self, number: ir.Value, first: ir.Value) -> ir.Value:
+        return arith.minsi(arith.maxsi(number, first), arith.maxsi(self.count, first))
+
+
+def as_index(value: ir.Value) -> ir.Value:
+    return value if isinstance(value.type, ir.IndexType) else arith.index_cast(ir.IndexType.get(), value)
+
+
+def _floor(a: ir.Value, by: ir.Value) -> ir.Value:
+    return arith.floordivsi(a, by)

@@ -1,0 +1,247 @@
+"""Expressions of a contraction chain as operations on registers: elements of a fragment, rows, and running states.
+
+A thread has two rows (`half` 0 and 1, eight apart) of its warp's 16, and in each of every 8 columns two adjacent ones.
+Row values are arrays over halves; a sum is carried in four chains, over halves and the two columns, and added up over
+the four threads that share a row only when it is complete. A maximum has to be known after every tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from math import inf
+
+from tilec.analysis.expression import Expr, Total, operation
+from tilec.analysis.online_reduction import Carried, Online
+from tilec.core import mlir
+from tilec.core.mlir import arith, gpu, ir, math, memref
+from tilec.passes.cuda.contraction.problem import PRIVATE, local
+from tilec.passes.loops import loop
+
+QUAD = (1, 2)  # distances of the threads that share a row
+
+
+@dataclass
+class At:
+    """One place: kernel dimensions as numbers, and the scores' element there. `known` keeps what has been computed."""
+
+    coordinates: dict[int, ir.Value]
+    half: ir.Value
+    score: ir.Value | None = None
+    product: ir.Value | None = None
+    known: dict[Expr, ir.Value] = field(default_factory=dict)
+
+
+class Values:
+    """Builds expressions at the insertion point. `states` and `references` hold one register array each, by number."""
+
+    def __init__(self, scores: int, product: int, limits: dict[int, ir.Value]):
+        self.scores, self.product, self.limits = scores, product, limits
+        self.states: dict[int, ir.Value] = {}
+        self.references: dict[int, ir.Value] = {}
+
+    def build(self, x: Expr, at: At) -> ir.Value:
+        if x not in at.known:
+            at.known[x] = self._build(x, at)
+        return at.known[x]
+
+    def _build(self, x: Expr, at: At) -> ir.Value:
+        match x.op:
+            case "constant":
+                return mlir.constant(x.key, mlir.type_of(x.type))
+            case "outer":
+                return x.key
+            case "index":
+                return at.coordinates[x.place[0]]
+            case "element":
+                return memref.LoadOp(x.key, [self._inside(d, at) for d in x.place]).result
+            case "total" if x.key == self.scores:
+                return at.score
+            case "state" if x.key == self.product:
+                return at.product
+            case "state":
+                state = self.states[x.key]
+                place = [mlir.index(0)] * (len(ir.MemRefType(state.type).shape) - 1)
+                return memref.LoadOp(state, [at.half, *place]).result
+            case "reference":
+                return memref.LoadOp(self.references[x.key], [at.half]).result
+        arguments = [self.build(a, at) for a in x.args]
+        if x.op == "math.exp2" and x.template is None:  # ours: the exponent of a weight, at most 0
+            return math.Exp2Op(arguments[0], fastmath=ir.Attribute.parse("#arith.fastmath<afn>")).result
+        return operation(x, arguments)
+
+    def _inside(self, d: int, at: At) -> ir.Value:
+        """A coordinate at which memory may be read: rows and columns beyond the edge repeat the last one."""
+        place = at.coordinates.get(d)
+        if place is None:
+            return mlir.index(0)
+        return arith.minsi(place, self.limits[d]) if d in self.limits else place
+
+
+def registers(shape: list[int], name: str) -> ir.Value:
+    """An array of f32 of each thread."""
+    with ir.Location.name(name):
+        return memref.AllocaOp(local(shape, ir.F32Type.get(), PRIVATE), [], []).result
+
+
+def fill(array: ir.Value, value: float) -> None:
+    with ExitStack() as stack:
+        names = iter(("half", "pair"))
+        place = [stack.enter_context(loop(n, name=next(names))) for n in ir.MemRefType(array.type).shape]
+        memref.StoreOp(mlir.constant(value, ir.F32Type.get()), array, place)
+
+
+@contextmanager
+def halves() -> Iterator[ir.Value]:
+    """Over a thread's two rows."""
+    with loop(2, unroll=True, name="half") as half:
+        yield half
+
+
+@contextmanager
+def pairs() -> Iterator[tuple[ir.Value, ir.Value]]:
+    """Over a thread's two rows, and in each over two adjacent columns."""
+    with halves() as half, loop(2, unroll=True, name="pair") as lane:
+        yield half, lane
+
+
+def statements(totals: Iterable[Total]) -> ir.Location:
+    """The statements of the source that some reductions serve."""
+    return ir.Location.fused([ir.Location.name(t.name, t.operation.location) for t in totals])
+
+
+def combine(name: str, a: ir.Value, b: ir.Value) -> ir.Value:
+    return ir.Operation.create(name, results=[a.type], operands=[a, b]).results[0]
+
+
+class States:
+    """What is carried along the walk, but for the product's sums."""
+
+    def __init__(self, online: Online, product: Carried, values: Values):
+        self.online, self.values = online, values
+        self.rows = [c for c in online.carried if c is not product]
+        for c in self.rows:
+            shape = [2] if self.whole(c) else [2, 2]
+            values.states[c.total.number] = registers(shape, f"%running_{_kind(c)}")
+        for s in online.shifts:
+            values.references[s.number] = registers([2], "%reference")
+        self.before = {s.number: registers([2], "%old_reference") for s in online.shifts}
+        self.factors = {s.number: registers([2], "%rescaling") for s in online.shifts}
+        self.totals = {c.total.number: registers([2], c.total.name) for c in self.rows if not self.whole(c)}
+        self.parts = {c.total.number: registers([2, 2], f"%{_kind(c)}_of_pairs") for c in self.rows if self.whole(c)}
+
+    @staticmethod
+    def whole(c: Carried) -> bool:
+        """Whether all threads of a row know the value after each tile."""
+        return c.total.combine != "arith.addf"
+
+    def clear(self) -> None:
+        for c in self.rows:
+            fill(self.values.states[c.total.number], c.identity)
+        for n in self.before:
+            fill(self.before[n], inf)
+            fill(self.values.references[n], 0.0)
+
+    def collect(self, count: int, place: Callable, term: Callable[[Carried, At], ir.Value]) -> None:
+        """The reductions that read no other, over the elements of a tile: `place(j, half, lane)` of `count` groups."""
+        direct = [c for c in self.rows if c.shift is None]
+        if direct:
+            with statements(c.total for c in direct):
+                self._collect(direct, count, place, term)
+
+    def _collect(self, direct: list[Carried], count: int, place: Callable, term: Callable) -> None:
+        for c in filter(self.whole, direct):
+            with pairs() as (half, lane):
+                value = memref.LoadOp(self.values.states[c.total.number], [half]).result
+                memref.StoreOp(value, self.parts[c.total.number], [half, lane])
+        with loop(count, name="fragment") as j, pairs() as (half, lane):
+            at = place(j, half, lane)
+            for c in direct:
+                self._add(c, half, lane, term(c, at))
+        for c in direct:
+            if self.whole(c):
+                self._finish(c, self.parts[c.total.number], self.values.states[c.total.number])
+
+    def _add(self, c: Carried, half: ir.Value, lane: ir.Value, value: ir.Value) -> None:
+        target = self.parts[c.total.number] if self.whole(c) else self.values.states[c.total.number]
+        at = [half, lane]
+        memref.StoreOp(combine(c.total.combine, memref.LoadOp(target, at).result, value), target, at)
+
+    def _finish(self, c: Carried, parts: ir.Value, state: ir.Value) -> None:
+        """Over the two columns, then over the threads that share a row."""
+        with halves() as half:
+            a, b = (memref.LoadOp(parts, [half, mlir.index(lane)]).result for lane in range(2))
+            value = combine(c.total.combine, a, b)
+            for distance in QUAD:
+                value = combine(c.total.combine, value, _shuffle(value, distance))
+            memref.StoreOp(value, state, [half])
+
+    def shift(self) -> None:
+        """Moves references to where the states are now, and rescales the sums that are relative to them."""
+        type_ = ir.F32Type.get()
+        for s in self.online.shifts:
+            row = self.online.final(s.row)
+            with halves() as half:
+                here = [half]
+                now = self.values.build(row, At({}, half))
+                nothing = arith.cmpf(arith.CmpFPredicate.OEQ, now, mlir.constant(inf, type_))
+                new = arith.select(nothing, mlir.constant(0.0, type_), now)
+                old = memref.LoadOp(self.before[s.number], here).result
+                moved = Expr("math.exp2", (Expr("arith.subf", (_NEW, _OLD)),))
+                factor = self.values.build(moved, At({}, half, known={_NEW: new, _OLD: old}))
+                memref.StoreOp(factor, self.factors[s.number], here)
+                memref.StoreOp(new, self.values.references[s.number], here)
+                memref.StoreOp(now, self.before[s.number], here)
+        for c in self.rows:
+            if c.shift is not None:
+                with pairs() as (half, lane):
+                    state, at = self.values.states[c.total.number], [half, lane]
+                    scaled = arith.mulf(memref.LoadOp(state, at).result, self.factor(c, half))
+                    memref.StoreOp(scaled, state, at)
+
+    def factor(self, c: Carried, half: ir.Value) -> ir.Value:
+        assert c.shift is not None
+        return memref.LoadOp(self.factors[c.shift.number], [half]).result
+
+    def add(self, at: At, lane: ir.Value, term: Callable[[Carried, At], ir.Value]) -> None:
+        """One element into the sums that read earlier reductions."""
+        for c in self.rows:
+            if c.shift is not None:
+                self._add(c, at.half, lane, term(c, at))
+
+    def complete(self) -> None:
+        """Sums over all threads of a row, in both of its places."""
+        for c in self.rows:
+            if not self.whole(c):
+                state = self.values.states[c.total.number]
+                whole = self.totals[c.total.number]
+                self._finish(c, state, whole)
+                self.values.states[c.total.number] = whole
+
+
+def _kind(c: Carried) -> str:
+    return {"arith.addf": "sum", "arith.mulf": "product", "arith.maximumf": "maximum"}.get(c.total.combine, "minimum")
+
+
+_NEW, _OLD = Expr("outer", key="new"), Expr("outer", key="old")
+
+
+def _shuffle(value: ir.Value, distance: int) -> ir.Value:
+    i32 = ir.IntegerType.get_signless(32)
+    offset, width = mlir.constant(distance, i32), mlir.constant(32, i32)
+    return gpu.ShuffleOp(value, offset, width, gpu.ShuffleMode.XOR).results[0]
+
+
+def selected(condition: ir.Value | None, value: ir.Value, otherwise: float) -> ir.Value:
+    """`value` where the condition holds, or there is none."""
+    if condition is None:
+        return value
+    return arith.select(condition, value, mlir.constant(otherwise, value.type))
+
+
+def hoisted(x: Expr, varies: Callable[[Expr], bool]) -> Iterable[Expr]:
+    """The largest parts that do not vary: computed once, before a loop."""
+    if not varies(x):
+        return [x] if x.args else []
+    return [p for a in x.args for p in hoisted(a, varies)]

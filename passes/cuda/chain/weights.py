@@ -1,0 +1,103 @@
+"""Weights of a contraction chain in the form that matrix units read, and scores that a mask excludes."""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from tilec.analysis.chain import Chain, Linear
+from tilec.analysis.expression import Expr
+from tilec.core import mlir
+from tilec.core.mlir import arith, ir, math, memref, vector
+from tilec.passes.cuda.chain.masks import as_index
+from tilec.passes.cuda.chain.values import halves, registers, selected
+from tilec.passes.loops import loop, sum_of
+
+UPPER = -65536  # the bits of an f32 that a bf16 has
+SMALL = 1 << 31
+
+
+class Packer:
+    """Packs the weights in `scores` into `words`, fragments of a left factor: `parts` numbers of type `kind` for each."""
+
+    def __init__(self, scores: ir.Value, words: ir.Value, parts: int, kind: str, bounded: bool):
+        self.s, self.w, self.parts, self.kind, self.bounded = scores, words, parts, kind, bounded
+        self.columns = 8 * ir.MemRefType(scores.type).shape[0]
+        self.pieces = registers([parts, 2], "%parts") if parts > 1 else None
+
+    def pack(self) -> None:
+        """Weights as words of the left factor's fragments."""
+        f32, narrow = ir.F32Type.get(), mlir.type_of(self.kind)
+        pair, words = ir.VectorType.get([2], f32), ir.VectorType.get([2], narrow)
+        with loop(self.columns // 8, name="fragment") as j, halves() as half:
+            if self.parts > 1:
+                self._take_apart(j, half)
+            with loop(self.parts, unroll=True, name="part") as part:
+                source, at = (self.s, [j, half, mlir.index(0)])
+                if self.parts > 1:
+                    source, at = self.pieces, [part, mlir.index(0)]
+                rounded = arith.truncf(words, vector.LoadOp(pair, source, at).result)
+                word = sum_of([(half, 1), (part, self.columns // 4), (j, 2)])
+                vector.StoreOp(rounded, self.w, [word, mlir.index(0)])
+
+    def _take_apart(self, j: ir.Value, half: ir.Value) -> None:
+        """A weight as a sum of bf16 numbers: its upper bits, those of what is left, and so on; all but the last exact.
+
+        What an infinity leaves is 0, not the NaN that it would be.
+        """
+        f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
+        with loop(2, unroll=True, name="pair") as lane:
+            rest = memref.LoadOp(self.s, [j, half, lane]).result
+            for part in range(self.parts):
+                if part == self.parts - 1:
+                    piece = rest
+                else:
+                    bits = arith.andi(arith.bitcast(i32, rest), mlir.constant(UPPER, i32))
+                    piece = arith.bitcast(f32, bits)
+                    left = arith.subf(rest, piece)
+                    if part == 0 and not self.bounded:
+                        infinite = arith.cmpf(
+                            arith.CmpFPredicate.OEQ, math.absf(rest), mlir.constant(float("inf"), f32)
+                        )
+                        left = arith.select(infinite, mlir.constant(0.0, f32), left)
+                    rest = left
+                memref.StoreOp(piece, self.pieces, [mlir.index(part), lane])
+
+
+def exclude(chain: Chain, bounds: list[Linear], scores: ir.Value, row: ir.Value, column: ir.Value) -> None:
+    """The score that changes nothing takes the place of those outside of `bounds`; a thread's first are at `row`, `column`.
+
+    Conditions are affine: for each row a number, that the place in the tile is compared with.
+    """
+    i32 = ir.IntegerType.get_signless(32)
+    with loop(ir.MemRefType(scores.type).shape[0], name="fragment") as j, halves() as half:
+        rows = []
+        for leaves, number in bounds:
+            factor = sum(f for leaf, f in leaves.items() if leaf.place == (chain.stream,))
+            at = {chain.rows: sum_of([(half, 8), (row, 1)]), chain.stream: column}
+            parts = [
+                (as_index(leaf.key) if leaf.op == "outer" else at.get(leaf.place[0], mlir.index(0)), f)
+                for leaf, f in leaves.items()
+            ]
+            rows.append((factor, arith.index_cast(i32, sum_of(parts, number))))
+        with loop(2, unroll=True, name="pair") as lane:
+            inside = None
+            for factor, base in rows:
+                least = arith.index_cast(i32, sum_of([(lane, -factor), (j, -8 * factor)]))
+                holds = arith.cmpi(arith.CmpIPredicate.sge, base, least)
+                inside = holds if inside is None else arith.andi(inside, holds)
+            place = [j, half, lane]
+            memref.StoreOp(selected(inside, memref.LoadOp(scores, place).result, chain.absorbing), scores, place)
+
+
+def fits(bounds: list[Linear], largest: int) -> bool:
+    """Whether the conditions can be computed in 32 bits, no index being beyond `largest`."""
+    return all(abs(number) + sum(map(abs, leaves.values())) * largest < SMALL for leaves, number in bounds)
+
+
+def is_bounded(x: Expr) -> bool:
+    """Whether it is at most 1 in absolute value, or a NaN: an exponential of ours, or one number or the other."""
+    if x.number is not None:
+        return abs(x.number) <= 1
+    if x.op == "arith.select":
+        return all(is_bounded(a) for a in x.args[1:])
+    return x.op == "math.exp2" and x.template is None

@@ -1,0 +1,1 @@
+"""CUDA contractions by warps and by warpgroups."""

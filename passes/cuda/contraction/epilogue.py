@@ -1,0 +1,237 @@
+"""Epilogues of contractions: elementwise operations on the elements of C that a warp holds, and the stores.
+
+    for chunk {                      // a few rows and columns: every index of a register is constant
+        shared[warp] = c[chunk]      // in the order in which the matrix units left them
+        for row, column {            // in the order of memory: neighbours for one access
+            c1 = shared[warp, row, column : column + 8]
+            for lane { y1[lane] = gelu(c1[lane] + b1[lane]) }
+            y[...] = y1 } }
+
+The operations of the epilogue have the same elements as C, so that each is computed where its operands are. No
+intermediate goes to global memory. The exchange through shared memory gives accesses of 16 bytes, and keeps the
+code short: sums in registers can only be addressed by constants, so that code on them is written out once for
+each sum of a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tilec.core import locations, mlir
+from tilec.core.hardware import WIDE
+from tilec.core.mlir import arith, ir, memref, nvvm, vector
+from tilec.passes.cuda.contraction.fragments import Chunks
+from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Problem, Thread, all_of, local
+from tilec.passes.cuda.memory_spaces import is_local, root
+from tilec.passes.loops import loop, sum_of, when
+
+
+@dataclass(frozen=True)
+class Use:
+    """An operand of an operation, by kernel dimensions."""
+
+    value: ir.Value
+    dims: tuple[int, ...]
+
+
+def buffer(chunks: Chunks, warps: int, element: ir.Type, overlay: bool) -> ir.Value:
+    """Shared memory for one chunk of every warp; with `overlay`, where staged tiles were."""
+    made = memref.AllocOp(local([warps, chunks.rows, chunks.columns], element, SHARED), [], [])
+    locations.named(made, "epilogue")
+    if overlay:
+        made.operation.attributes["tilec.overlay"] = ir.UnitAttr.get()
+    return made.result
+
+
+class Epilogue:
+    """`store(chunks)` applies the epilogue to the elements of C that a warp holds, and stores them."""
+
+    def __init__(self, problem: Problem, after: list[ir.Operation], thread: Thread, buffer: ir.Value, warp: ir.Value):
+        self.problem, self.after, self.thread, self.buffer, self.warp = problem, after, thread, buffer, warp
+        self.lane_dim = problem.right.dims[-1]
+        self.result = problem.operands[-1]
+        self.tiles: dict[Use, ir.Value] = {}
+
+    def store(self, chunks: Chunks) -> None:
+        width = self._width(chunks)
+        per_row = chunks.columns // width
+        with loop(chunks.count, unroll=True, name="chunk") as chunk:
+            self._synchronise()  # the chunk before has been read
+            chunks.spill(chunk, self._put)
+            self._synchronise()
+            with loop(chunks.rows * per_row // 32, name="piece") as i:
+                number = sum_of([(i, 32), (self.thread.lane, 1)])
+                row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
+                place = locations.named(row, "row"), locations.named(arith.muli(column, mlir.index(width)), "column")
+                self._elements(chunks.place(chunk, *place), place, width)
+
+    def _synchronise(self) -> None:
+        nvvm.SyncWarpOp(mlir.constant(-1, ir.IntegerType.get_signless(32)))
+
+    def _place(self, row: ir.Value, column: ir.Value) -> list[ir.Value]:
+        """Rows are turned by 8 columns against each other, so that those that a warp writes at a time lie in
+        other banks.
+        """
+        turns = min(4, ir.MemRefType(self.buffer.type).shape[2] // 8)
+        turned = arith.muli(arith.andi(row, mlir.index(turns - 1)), mlir.index(8))
+        return [self.warp, row, arith.xori(column, turned)]
+
+    def _put(self, value: ir.Value, row: ir.Value, column: ir.Value) -> None:
+        place = self._place(row, column)
+        if isinstance(value.type, ir.VectorType):
+            vector.StoreOp(value, self.buffer, place)
+        else:
+            memref.StoreOp(value, self.buffer, place)
+
+    def _width(self, chunk: Chunks) -> int:
+        """Elements that a thread finishes side by side: neighbours along one dimension, inside together."""
+        side, extent = self.problem.right, self._extent()
+        written = [
+            u
+            for op in (self.problem.op, *self.after)
+            for u in uses_of(op)[len(mlir.inputs_of(op)) :]
+            if not is_local(u.value)
+        ]
+        bits = min(max(8, ir.MemRefType(u.value.type).element_type.width) for u in written)
+        sizes = [side.box[-1], extent, chunk.columns] + ([side.size] if len(side.dims) > 1 else [])
+        widest = min(8, 8 * WIDE // bits, chunk.rows * chunk.columns // 32)
+        return next(w for w in (8, 4, 2, 1) if w <= widest and all(s % w == 0 for s in sizes))
+
+    def _extent(self) -> int:
+        """The whole extent of the innermost column dimension; 1 where it is not known."""
+        for op in (self.problem.op, *self.after):
+            for use in uses_of(op):
+                for d, size in zip(use.dims, ir.MemRefType(root(use.value).type).shape):
+                    if d == self.lane_dim and not is_local(use.value):
+                        return size
+        return 1
+
+    def _elements(self, where: tuple[ir.Value, ir.Value], within: tuple[ir.Value, ir.Value], width: int) -> None:
+        """Those from a place on: `where` in the block's tile, `within` the chunk."""
+        problem, (m, n) = self.problem, where
+        at = problem.coordinates((problem.left, m), (problem.right, n))
+        condition = all_of(problem.inside(problem.left, at) + problem.inside(problem.right, at))
+        place = self._place(*within)
+        if condition is None:
+            self._finish(at, place, width)
+            return
+        with when(condition):
+            self._finish(at, place, width)
+
+    # ---- elements that exist -------------------------------------------------------------------------------
+
+    def _finish(self, at: dict[int, ir.Value], place: list[ir.Value], width: int) -> None:
+        loaded = self._load(at, width)
+        sums = self._sums(place, width)
+        stored: dict[Use, ir.Value] = {}
+        with loop(width, name="element") as lane:
+            along = {**at, self.lane_dim: sum_of([(at[self.lane_dim], 1), (lane, 1)])}
+            value = memref.LoadOp(sums, [lane]).result
+            known = {root(self.result): value}
+            (use,) = [u for u in uses_of(self.problem.op) if u.value == self.result]
+            self._keep(use, value, along, lane, width, stored)
+            for op in self.after:
+                self._operation(op, known, loaded, along, lane, width, stored)
+        for use, tile in stored.items():
+            for begin, type_, place in self._pieces(use, at, width):
+                vector.StoreOp(vector.LoadOp(type_, tile, [mlir.index(begin)]).result, use.value, place)
+
+    def _pieces(self, use: Use, at: dict[int, ir.Value], width: int) -> Iterator[Any]:
+        """Accesses of at most 16 bytes: first element, type and place of each."""
+        element = ir.MemRefType(use.value.type).element_type
+        piece = min(width, 8 * WIDE // max(8, element.width))
+        for begin in range(0, width, piece):
+            along = {**at, self.lane_dim: sum_of([(at[self.lane_dim], 1)], begin)}
+            yield begin, ir.VectorType.get([piece], element), [along[d] for d in use.dims]
+
+    def _sums(self, place: list[ir.Value], width: int) -> ir.Value:
+        """A thread's sums out of shared memory, by accesses of at most 16 bytes."""
+        element = ir.MemRefType(self.buffer.type).element_type
+        tile = self._tile(Use(self.buffer, (self.lane_dim,)), width)
+        piece = min(width, 8 * WIDE // element.width)
+        if width == 1:
+            memref.StoreOp(memref.LoadOp(self.buffer, place).result, tile, [mlir.index(0)])
+        for begin in range(0, width if width > 1 else 0, piece):
+            at = [*place[:-1], sum_of([(place[-1], 1)], begin)]
+            loaded = vector.LoadOp(ir.VectorType.get([piece], element), self.buffer, at).result
+            vector.StoreOp(loaded, tile, [mlir.index(begin)])
+        return tile
+
+    def _operation(
+        self, op: ir.Operation, known: Any, loaded: Any, at: Any, lane: Any, width: int, stored: Any
+    ) -> None:
+        body, count = mlir.body_of(op), len(mlir.inputs_of(op))
+        uses = uses_of(op)
+        live = {v for inner in mlir.walk(op) for v in inner.operands}
+        mapping: dict[ir.Value, ir.Value] = {}
+        for use, argument in zip(uses[:count], body.arguments):
+            if argument in live:
+                mapping[argument] = self._element(use, known, loaded, at, lane)
+        dims = mlir.get_integers(op, "tilec.dims")
+        for inner in body.operations:
+            if inner.operation.name == "linalg.index":
+                mapping[inner.results[0]] = at[dims[ir.IntegerAttr(inner.attributes["dim"]).value]]
+        for use, value in zip(uses[count:], mlir.clone_body(body, mapping)):
+            known[root(use.value)] = value
+            self._keep(use, value, at, lane, width, stored)
+
+    def _element(self, use: Use, known: Any, loaded: Any, at: Any, lane: Any) -> ir.Value:
+        if root(use.value) in known:
+            return known[root(use.value)]
+        if use in loaded:
+            return memref.LoadOp(loaded[use], [lane]).result
+        return memref.LoadOp(use.value, [at[d] for d in use.dims]).result
+
+    def _keep(self, use: Use, value: ir.Value, at: Any, lane: Any, width: int, stored: Any) -> None:
+        """A result that leaves the kernel goes to memory, several elements at a time where it can."""
+        if is_local(use.value):
+            return
+        if width > 1 and self._wide(use, width):
+            stored[use] = self._tile(use, width)
+            memref.StoreOp(value, stored[use], [lane])
+        else:
+            memref.StoreOp(value, use.value, [at[d] for d in use.dims])
+
+    def _load(self, at: dict[int, ir.Value], width: int) -> dict[Use, ir.Value]:
+        """What the epilogue reads of global memory, as vectors where elements are neighbours."""
+        found: dict[Use, ir.Value] = {}
+        if width == 1:
+            return found
+        for op in self.after:
+            live = {v for inner in mlir.walk(op) for v in inner.operands}
+            for use, argument in zip(uses_of(op)[: len(mlir.inputs_of(op))], mlir.body_of(op).arguments):
+                if (
+                    use in found
+                    or argument not in live
+                    or is_local(use.value)
+                    or use.value == self.result
+                    or not self._wide(use, width)
+                ):
+                    continue
+                found[use] = self._tile(use, width)
+                for begin, type_, place in self._pieces(use, at, width):
+                    vector.StoreOp(vector.LoadOp(type_, use.value, place).result, found[use], [mlir.index(begin)])
+        return found
+
+    def _wide(self, use: Use, width: int) -> bool:
+        """Whether one access moves a slot's elements: neighbours in memory, aligned, not too many bits."""
+        if not use.dims or use.dims[-1] != self.lane_dim or self.lane_dim in use.dims[:-1]:
+            return False
+        type_ = ir.MemRefType(root(use.value).type)
+        return type_.shape[-1] % width == 0 and width * max(8, type_.element_type.width) >= 16
+
+    def _tile(self, use: Use, width: int) -> ir.Value:
+        if use not in self.tiles:
+            tensor = locations.argument(root(use.value))
+            name = ir.Location.name(tensor) if tensor else ir.Location.name("%finished")
+            with ir.InsertionPoint.at_block_begin(self.thread.block), name:
+                type_ = local([width], ir.MemRefType(use.value.type).element_type, PRIVATE)
+                self.tiles[use] = memref.AllocaOp(type_, [], []).result
+        return self.tiles[use]
+
+
+def uses_of(op: ir.Operation) -> list[Use]:
+    dims = mlir.get_integers(op, "tilec.dims")
+    return [Use(v, tuple(dims[d] for d in mlir.map_dims(m))) for v, m in zip(op.operands, mlir.maps_of(op))]

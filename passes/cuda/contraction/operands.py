@@ -1,0 +1,222 @@
+"""Factors in shared memory: their layout, and the loads and stores of a block's threads.
+
+    for i { cp.async stage[slot, line, column ^ swizzle], x[row, k] }      // a plain tensor: 16 bytes each
+    for i { held[i] = gelu(x[row, k]) } ... for i { stage[...] = held[i] } // computed: around the products
+
+The lines of a tile run along the direction in which the factor is contiguous: lines of k, one for each row (k-major),
+or lines of rows, one for each k. Matrix units load 8 lines at a time at the same columns. Their 16-byte pieces are
+swizzled: exchanged within 128 bytes by exclusive or with the line's number, so that the 8 pieces are in different
+banks. 32-bit elements in lines of rows are read one by one, 8 of each of 4 lines; padding separates their banks.
+Threads that multiply by fma read along lines; short lines get padding instead of a swizzle.
+"""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+
+from tilec.core import locations, mlir
+from tilec.core.hardware import WIDE
+from tilec.core.mlir import arith, ir, memref, nvgpu, scf, vector
+from tilec.kernels.contraction import padding
+from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Problem, Side, Thread, all_of, local
+from tilec.passes.cuda.memory_spaces import is_local, root
+from tilec.passes.loops import loop, sum_of, when
+
+
+class Stage:
+    """One factor's tiles in shared memory. `move(slot, number, ...)` brings tile `number` of k to a slot."""
+
+    def __init__(self, problem: Problem, side: Side, thread: Thread, slots: int):
+        self.problem, self.side, self.thread = problem, side, thread
+        self.bytes = problem.element.width // 8
+        self.lines, self.width = (side.size, problem.depth) if side.major else (problem.depth, side.size)
+        matrices = problem.options.instruction != "fma"
+        pad = padding(problem.options.instruction, self.bytes, side.major)
+        self.swizzled = matrices and not pad
+        self.tile = memref.AllocOp(local([slots, self.lines, self.width + pad], problem.element, SHARED), [], []).result
+        locations.named(self.tile, f"{problem.tensor(side)}_tiles")
+        self.asynchronous = side.copy == "async"
+        self.vector = WIDE // self.bytes if self.asynchronous else self._fetched_vector()
+        self.one_by_one = self.vector == 1
+        if self.one_by_one and not self.asynchronous:
+            self.vector = self._run()
+        self.held: ir.Value | None = None
+
+    # ---- places --------------------------------------------------------------------------------------------
+
+    def column(self, line: ir.Value, column: ir.Value) -> ir.Value:
+        """Where an element (or a piece of 16 bytes) of a line lies in it."""
+        if not self.swizzled:
+            return column
+        per_line = self.width * self.bytes // WIDE
+        pieces = min(8, per_line)
+        mixed = line
+        if pieces < 8:  # shorter lines: several share 128 bytes, and differ by where they are in them
+            mixed = arith.shrui(line, mlir.index((8 // pieces).bit_length() - 1))
+        which = arith.andi(mixed, mlir.index(pieces - 1))
+        return arith.xori(column, arith.muli(which, mlir.index(WIDE // self.bytes)))
+
+    @property
+    def _share(self) -> tuple[int, int]:
+        """Vectors in all, and of one thread."""
+        total = self.lines * self.width // self.vector
+        return total, -(-total // self.problem.options.block_threads)
+
+    def _place(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], ir.Value]:
+        """Line and column of this thread's vector `i`, its coordinates in tile `number`, and its place along k."""
+        per_line = self.width // self.vector
+        index = sum_of([(i, self.problem.options.block_threads), (self.thread.number, 1)])
+        line = arith.divui(index, mlir.index(per_line))
+        column = arith.muli(arith.remui(index, mlir.index(per_line)), mlir.index(self.vector))
+        row, k = (line, column) if self.side.major else (column, line)
+        k = sum_of([(number, self.problem.depth), (k, 1)])
+        at = self.problem.coordinates((self.side, row), (None, k))
+        return line, column, at, k
+
+    def _inside(self, at: dict[int, ir.Value], k: ir.Value) -> ir.Value | None:
+        """When an element exists; None where all do."""
+        return all_of(self.problem.inside(self.side, at) + self.problem.inside_k(k))
+
+    def _mine(self, stack: ExitStack, i: ir.Value) -> None:
+        """Threads beyond the last vector do nothing."""
+        total, _ = self._share
+        if total % self.problem.options.block_threads:
+            index = sum_of([(i, self.problem.options.block_threads), (self.thread.number, 1)])
+            stack.enter_context(when(arith.cmpi(arith.CmpIPredicate.slt, index, mlir.index(total))))
+
+    # ---- asynchronous copies -------------------------------------------------------------------------------
+
+    def copy(self, slot: ir.Value, number: ir.Value) -> None:
+        """Starts the copy of a tile; what is outside becomes zeros."""
+        n = self.problem.plain(self.side)
+        _, count = self._share
+        with ExitStack() as stack:
+            i = stack.enter_context(loop(count, name="piece"))
+            self._mine(stack, i)
+            line, column, at, k = self._place(i, number)
+            condition = self._inside(at, k)
+            elements = None
+            if condition is not None:
+                elements = arith.select(condition, mlir.index(self.vector), mlir.index(0))
+            nvgpu.DeviceAsyncCopyOp(
+                self.tile, [slot, line, self.column(line, column)],
+                self.problem.operands[n], self.problem.subscripts(n, at), self.vector,
+                srcElements=elements, bypassL1=True,
+            )  # fmt: skip
+
+    # ---- through registers ---------------------------------------------------------------------------------
+
+    def fetch(self, number: ir.Value) -> None:
+        """Computes this thread's part of a tile into registers."""
+        _, count = self._share
+        if self.held is None:
+            with ir.InsertionPoint.at_block_begin(self.thread.block):
+                self.held = memref.AllocaOp(local([count, self.vector], self.problem.element, PRIVATE), [], []).result
+                locations.named(self.held, f"{self.side.name}_fetched")
+        with ExitStack() as stack:
+            i = stack.enter_context(loop(count, name="piece"))
+            self._mine(stack, i)
+            _, _, at, k = self._place(i, number)
+            if self.one_by_one:
+                lane = stack.enter_context(loop(self.vector, name="element"))
+                at = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
+                k = sum_of([(k, 1), (lane, 1)]) if self.side.major else k
+                with self._or_zero(self._inside(at, k), i, [lane]):
+                    memref.StoreOp(self.problem.evaluate(self.problem.factor(self.side), at), self.held, [i, lane])
+            else:
+                with self._or_zero(self._inside(at, k), i, []):
+                    self._evaluate(i, at)
+
+    @contextmanager
+    def _or_zero(self, condition: ir.Value | None, i: ir.Value, lane: list[ir.Value]) -> Iterator[None]:
+        """What is outside is 0: one lane of vector `i`, or all of it."""
+        if condition is None:
+            yield
+            return
+        choice = scf.IfOp(condition, has_else=True)
+        with ir.InsertionPoint(choice.else_block):
+            with nullcontext(lane[0]) if lane else loop(self.vector, name="element") as each:
+                memref.StoreOp(mlir.constant(0, self.problem.element), self.held, [i, each])
+            scf.YieldOp([])
+        with ir.InsertionPoint(choice.then_block):
+            yield
+            scf.YieldOp([])
+
+    def _evaluate(self, i: ir.Value, at: dict[int, ir.Value]) -> None:
+        factor = self.problem.factor(self.side)
+        fetched = {n: self._vector_of(n, at) for n in self.problem.arguments(factor)}
+        with loop(self.vector, name="element") as lane:
+            elements = {n: memref.LoadOp(tile, [lane]).result for n, tile in fetched.items() if tile is not None}
+            along = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
+            memref.StoreOp(self.problem.evaluate(factor, along, elements), self.held, [i, lane])
+
+    def _vector_of(self, n: int, at: dict[int, ir.Value]) -> ir.Value | None:
+        """An operand's elements along a vector in registers; None where it is the same for all of them."""
+        value = self.problem.operands[n]
+        if self._along not in [self.problem.dims[d] for d in self.problem.places[n]]:
+            return None
+        element = ir.MemRefType(value.type).element_type
+        tensor = locations.argument(root(value))
+        name = ir.Location.name(tensor) if tensor else ir.Location.current
+        with ir.InsertionPoint.at_block_begin(self.thread.block), name:
+            tile = memref.AllocaOp(local([self.vector], element, PRIVATE), [], []).result
+        width = min(self.vector, WIDE * 8 // max(8, element.width))
+        for begin in range(0, self.vector, width):
+            place = self.problem.subscripts(n, {**at, self._along: sum_of([(at[self._along], 1)], begin)})
+            loaded = vector.LoadOp(ir.VectorType.get([width], element), value, place).result
+            vector.StoreOp(loaded, tile, [mlir.index(begin)])
+        return tile
+
+    @property
+    def _along(self) -> int:
+        """The kernel dimension in which lines run."""
+        return self.problem.options.inner[-1] if self.side.major else self.side.dims[-1]
+
+    def _fetched_vector(self) -> int:
+        """Elements that a thread may fetch side by side: all that it reads is contiguous, inside and aligned
+        together.
+        """
+        problem, side = self.problem, self.side
+        factor = problem.factor(side)
+        extent = problem.inner[-1] if side.major else side.box[-1]
+        if any(o.name in ("memref.load", "linalg.index", "scf.if") for o in mlir.slice_of(problem.body, factor)):
+            return 1
+        width = WIDE // self.bytes
+        lengths = [extent] if side.major or len(side.dims) == 1 else [extent, side.size]
+        for n in problem.arguments(factor):
+            places = [problem.dims[d] for d in problem.places[n]]
+            value = problem.operands[n]
+            if self._along in places:
+                if places[-1] != self._along or is_local(value):
+                    return 1
+                lengths.append(ir.MemRefType(root(value).type).shape[-1])
+        total = self.lines * self.width
+        fits = total % (width * problem.options.block_threads) == 0
+        return width if fits and all(e % width == 0 for e in lengths) else 1
+
+    def _run(self) -> int:
+        """Neighbours that a thread takes one by one, but that share what is computed for their line."""
+        extents = (self.problem.inner[-1], self.problem.depth) if self.side.major else (self.side.box[-1],)
+        if any(o.name == "linalg.index" for o in mlir.slice_of(self.problem.body, self.problem.factor(self.side))):
+            total = self.lines * self.width
+            most = min(4, WIDE // self.bytes)
+            fits = (w for w in (4, 2) if w <= most and total % (w * self.problem.options.block_threads) == 0)
+            return next((w for w in fits if all(e % w == 0 for e in extents)), 1)
+        return 1
+
+    def put(self, slot: ir.Value, number: ir.Value) -> None:
+        """What was fetched into shared memory."""
+        _, count = self._share
+        with ExitStack() as stack:
+            i = stack.enter_context(loop(count, name="piece"))
+            self._mine(stack, i)
+            line, column, _, _ = self._place(i, number)
+            place = [slot, line, self.column(line, column)]
+            if self.vector == 1:
+                memref.StoreOp(memref.LoadOp(self.held, [i, mlir.index(0)]).result, self.tile, place)
+            else:
+                type_ = ir.VectorType.get([self.vector], self.problem.element)
+                vector.StoreOp(vector.LoadOp(type_, self.held, [i, mlir.index(0)]).result, self.tile, place)

@@ -1,0 +1,320 @@
+"""A contraction kernel for its passes: the plan's options, the operation, and the dimensions of each of its values.
+
+A block computes C[r, c] += left[r, k] * right[c, k]. Rows r, columns c and the reduced k are numbers that run
+over boxes of the program's dimensions, outermost first: in a convolution a row is a point (n, h, w), and k a
+point (c, r, s) of the window. A factor is a value of the operation's body. It can be computed wherever its
+dimensions are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from math import prod
+
+from tilec.analysis.products import arguments_of, dims_of, factors_of, stored
+from tilec.core import locations, mlir
+from tilec.core.diagnostics import InternalError
+from tilec.core.mlir import arith, gpu, ir, memref
+from tilec.kernels import MatrixKernel
+from tilec.passes.cuda.memory_spaces import root, sizes_of
+from tilec.passes.loops import delinearise
+from tilec.passes.predicate_loads import guard_loads
+
+PRIVATE, SHARED = "private", "workgroup"
+FLAT = -1  # a kernel dimension: all reduced ones as one
+
+
+def local(shape: list[int], element: ir.Type, space: str) -> ir.MemRefType:
+    """Memory of a thread (`PRIVATE`) or of a block (`SHARED`)."""
+    return ir.MemRefType.get(shape, element, None, ir.Attribute.parse(f"#gpu.address_space<{space}>"))
+
+
+@dataclass(frozen=True)
+class Side:
+    """One factor: its rows (or columns), how many a block has, and how it reaches shared memory."""
+
+    name: str
+    dims: tuple[int, ...]  # kernel dimensions
+    box: tuple[int, ...]
+    size: int
+    copy: str
+    major: bool
+
+    @property
+    def full(self) -> bool:
+        """Whether all of the block's rows are in the box."""
+        return prod(self.box) == self.size
+
+
+class Block:
+    """The operations of one block: the contraction, what follows it, and where its sums start from."""
+
+    def __init__(self, operations: list[ir.Operation]):
+        self.operations = operations
+        generics = [o for o in operations if mlir.is_generic(o)]
+        contractions = [o for o in generics if "tilec.reduce" in o.attributes]
+        if len(contractions) != 1 or generics[0] != contractions[0]:
+            raise InternalError("a contraction kernel has one contraction, which comes first", "map")
+        self.contraction, *self.after = generics
+        result = root(list(self.contraction.operands)[-1])
+        self.initial = next(
+            o.operands[0] for o in operations if o.name == "linalg.fill" and root(o.operands[1]) == result
+        )
+
+    def erase(self) -> None:
+        for op in reversed(self.operations):
+            if op.name.startswith("linalg."):
+                op.erase()
+
+
+class Problem:
+    """The contraction of one block, after its grid coordinates are known."""
+
+    def __init__(self, options: MatrixKernel, tiles: dict[int, int], op: ir.Operation):
+        self.options, self.op = options, op
+        self.body = mlir.body_of(op)
+        guard_loads(self.body)
+        self.dims = mlir.get_integers(op, "tilec.dims")
+        self.operands = list(op.operands)
+        self.places = [mlir.map_dims(m) for m in mlir.maps_of(op)]
+        bm, bn, self.depth = options.block
+        self.left = Side(
+            "left",
+            options.rows,
+            tuple(tiles[d] for d in options.rows),
+            bm,
+            options.copies[0],
+            options.left_k_major,
+        )
+        self.right = Side(
+            "right",
+            options.columns,
+            tuple(tiles[d] for d in options.columns),
+            bn,
+            options.copies[1],
+            options.right_k_major,
+        )
+        extents = dict(zip(self.dims, mlir.extents_of(op)))
+        self.inner = [extents[d] for d in options.inner]
+        names = locations.index_names(op)
+        self.inner_name = locations.joined(names.get(d, "k") for d in options.inner)
+        if options.instruction != "wgmma":  # a box is of the tensor as it is
+            for n in range(len(mlir.inputs_of(op))):
+                self._flatten(n)
+        self.length = prod(self.inner)
+        self.batch = [d for d in self.dims if d not in (FLAT, *options.rows, *options.columns, *options.inner)]
+
+    def tensor(self, side: Side) -> str:
+        """What the source calls a factor, if it is a tensor."""
+        n = self.plain(side)
+        argument = None if n is None else root(self.operands[n])
+        return (locations.argument(argument) if argument is not None else None) or side.name
+
+    def _flatten(self, n: int) -> None:
+        """An operand that has all reduced dimensions side by side, in order, is subscripted by k itself."""
+        count, places = len(self.options.inner), [self.dims[d] for d in self.places[n]]
+        if count < 2 or self.options.inner[0] not in places:
+            return
+        first = places.index(self.options.inner[0])
+        if tuple(places[first : first + count]) != self.options.inner:
+            return
+        groups = (
+            [[p] for p in range(first)]
+            + [[*range(first, first + count)]]
+            + [[p] for p in range(first + count, len(places))]
+        )
+        old = ir.MemRefType(self.operands[n].type)
+        shape, (strides, offset) = list(old.shape), old.get_strides_and_offset()
+        new = [*shape[:first], prod(shape[first : first + count]), *shape[first + count :]]
+        steps = [strides[g[-1]] for g in groups]
+        layout = None if is_identity(old) else ir.StridedLayoutAttr.get(offset, steps)
+        type_ = ir.MemRefType.get(new, old.element_type, layout, old.memory_space)
+        with ir.InsertionPoint(self.op):
+            self.operands[n] = memref.CollapseShapeOp(type_, self.operands[n], groups).result
+        self.dims = [*self.dims, FLAT] if FLAT not in self.dims else self.dims
+        self.places[n] = [*self.places[n][:first], self.dims.index(FLAT), *self.places[n][first + count :]]
+
+    @property
+    def steps(self) -> int:
+        """Tiles of k."""
+        return -(-self.length // self.depth)
+
+    @cached_property
+    def element(self) -> ir.Type:
+        """The type of staged factors; tf32 is rounded from f32 where it is multiplied."""
+        return mlir.type_of("f32" if self.options.multiplicand == "tf32" else self.options.multiplicand)
+
+    @cached_property
+    def accumulator(self) -> ir.Type:
+        return ir.MemRefType(self.operands[-1].type).element_type
+
+    @cached_property
+    def sizes(self) -> dict[int, int | ir.Value]:
+        """How much of a block's box there is along each kernel dimension; less than the box at the edge of
+        the grid.
+        """
+        with ir.InsertionPoint(self.op):
+            return sizes_of(self.operands, [[self.dims[d] for d in place] for place in self.places])
+
+    # ---- coordinates ---------------------------------------------------------------------------------------
+
+    def coordinates(self, *parts: tuple[Side | None, ir.Value]) -> dict[int, ir.Value]:
+        """Kernel dimensions from row and column numbers; of a k number where the side is None."""
+        found = {d: mlir.index(0) for d in self.batch}
+        for side, number in parts:
+            if side is None:
+                found |= zip(self.options.inner, delinearise(number, self.inner))
+                found[FLAT] = number
+            else:
+                found |= zip(side.dims, delinearise(number, list(side.box)))
+        return found
+
+    def inside(self, side: Side, at: dict[int, ir.Value]) -> list[ir.Value]:
+        """Conditions under which a row or column exists."""
+        found = []
+        outermost = next((n for n, extent in enumerate(side.box) if extent > 1), 0)  # its digit goes on beyond the box
+        for n, d in enumerate(side.dims):
+            size = self.sizes[d]
+            if isinstance(size, ir.Value) or (n == outermost and not side.full):
+                found.append(below(at[d], size))
+        return found
+
+    def inside_k(self, number: ir.Value) -> list[ir.Value]:
+        return [below(number, self.length)] if self.length % self.depth else []
+
+    # ---- factors -------------------------------------------------------------------------------------------
+
+    def factor(self, side: Side) -> ir.Value:
+        """The factor of a side, in the type in which it is staged where it has that already."""
+        value = self._factors[side.name]
+        return stored(value) if stored(value).type == self.element else value
+
+    @cached_property
+    def _factors(self) -> dict[str, ir.Value]:
+        if (factors := factors_of(self.op)) is None:
+            raise InternalError(f"{mlir.get_string(self.op, 'tilec.name')} is no sum of products", "map")
+        first, second = factors
+        # both are asked: what is computed from the index of a tile's only row depends on no index of the block any more
+        rows, columns = set(self.options.rows), set(self.options.columns)
+        of_first, of_second = ({self.dims[d] for d in self.dims_of(factor)} for factor in (first, second))
+        swapped = bool(of_second & rows or of_first & columns)
+        return {"left": second, "right": first} if swapped else {"left": first, "right": second}
+
+    def dims_of(self, value: ir.Value) -> frozenset[int]:
+        return dims_of(self.body, value, self.places)
+
+    def arguments(self, value: ir.Value) -> list[int]:
+        return arguments_of(self.body, value)
+
+    def subscripts(self, n: int, at: dict[int, ir.Value]) -> list[ir.Value]:
+        return [at[self.dims[d]] for d in self.places[n]]
+
+    def evaluate(
+        self, value: ir.Value, at: dict[int, ir.Value], elements: dict[int, ir.Value] | None = None
+    ) -> ir.Value:
+        """Computes a value of the body at coordinates, in the staged type; `elements` are those that were
+        loaded already.
+        """
+        mapping: dict[ir.Value, ir.Value] = {}
+        for n in self.arguments(value):
+            known = (elements or {}).get(n)
+            mapping[self.body.arguments[n]] = (
+                memref.LoadOp(self.operands[n], self.subscripts(n, at)).result if known is None else known
+            )
+        for op in mlir.slice_of(self.body, value):
+            if op.name == "linalg.index":
+                mapping[op.results[0]] = at[self.dims[ir.IntegerAttr(op.attributes["dim"]).value]]
+            else:
+                mlir.clone_op(op, mapping)
+        result = mapping.get(value, value)  # a factor may be a constant from outside the body
+        return result if result.type == self.element else arith.truncf(self.element, result)
+
+    def plain(self, side: Side) -> int | None:
+        """The number of the operand whose element a factor is; None where it is computed."""
+        value = self.factor(side)
+        if isinstance(value.owner, ir.Block) and value.owner == self.body and value.type == self.element:
+            return ir.BlockArgument(value).arg_number
+        return None
+
+
+def below(value: ir.Value, limit: ir.Value | int) -> ir.Value:
+    limit = mlir.index(limit) if isinstance(limit, int) else limit
+    return arith.cmpi(arith.CmpIPredicate.slt, value, limit)
+
+
+def all_of(conditions: list[ir.Value]) -> ir.Value | None:
+    return reduce(arith.andi, conditions) if conditions else None
+
+
+def is_identity(type_: ir.MemRefType) -> bool:
+    return not isinstance(type_.layout, ir.StridedLayoutAttr)
+
+
+class Thread:
+    """This thread's number, its warp and lane; and the kernel's block of operations, where registers are
+    declared.
+    """
+
+    def __init__(self) -> None:
+        self.block = ir.InsertionPoint.current.block
+        self.number = gpu.ThreadIdOp(gpu.Dimension.x).result
+        self.warp = arith.shrui(self.number, mlir.index(5))
+        self.lane = arith.andi(self.number, mlir.index(31))
+
+
+class Blocks:
+    """The grid of a kernel: which tile of C a number means, and the operations of that tile."""
+
+    def __init__(self, function: ir.Operation, options: MatrixKernel):
+        self.function, self.options = function, options
+        view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
+        self.forall = view.operation
+        self.counts = list(ir.DenseI64ArrayAttr(self.forall.attributes["staticUpperBound"]))
+
+    @property
+    def count(self) -> int:
+        return prod(self.counts)
+
+    def enter(self, number: ir.Value, grid: list[int]) -> list[ir.Operation]:
+        """Copies what a block computes to the insertion point, at the tile of this number."""
+        block = self.forall.regions[0].blocks[0]
+        mapping = dict(zip(block.arguments, self._raster(number, grid)))
+        for value, name in zip(mapping.values(), locations.variables(self.forall)):
+            locations.named(value, name)
+        operations = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
+        return [mlir.clone_op(op, mapping) for op in operations]
+
+    def _raster(self, number: ir.Value, grid: list[int]) -> list[ir.Value]:
+        """Batches one after another; in each, `group_rows` rows of tiles are walked column by column.
+
+        Blocks that run at one time then cover about a square of C, and share its rows' and columns' factors
+        in L2.
+        """
+        count = dict(zip(grid, self.counts))
+        rows, columns = ([d for d in grid if d in dims] for dims in (self.options.rows, self.options.columns))
+        batch = [d for d in grid if d not in (*rows, *columns)]
+        high, wide = prod(count[d] for d in rows), prod(count[d] for d in columns)
+        which, rest = _divide(number, high * wide, prod(count[d] for d in batch))
+        group = min(self.options.group_rows, high)
+        band, place = _divide(rest, group * wide, -(-high // group))
+        first = arith.muli(band, mlir.index(group))
+        tall = mlir.index(group)
+        if high % group:
+            tall = arith.minsi(arith.subi(mlir.index(high), first), tall)
+        row = arith.addi(first, arith.remui(place, tall))
+        column = arith.divui(place, tall)
+        found = dict(zip(batch, delinearise(which, [count[d] for d in batch])))
+        found |= zip(rows, delinearise(row, [count[d] for d in rows]))
+        found |= zip(columns, delinearise(column, [count[d] for d in columns]))
+        return [found[d] for d in grid]
+
+
+def _divide(number: ir.Value, by: int, quotients: int) -> tuple[ir.Value, ir.Value]:
+    """Quotient and remainder; 0 and the number itself where there is one quotient only."""
+    if quotients == 1:
+        return mlir.index(0), number
+    return arith.divui(number, mlir.index(by)), arith.remui(number, mlir.index(by))
+
+
+__all__ = ["PRIVATE", "SHARED", "Block", "Blocks", "Problem", "Side", "Thread", "all_of", "below", "local"]

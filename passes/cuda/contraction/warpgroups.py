@@ -1,0 +1,203 @@
+"""map, for CUDA contractions on Hopper: persistent blocks in which some warps load and the others multiply.
+
+    if warpgroup 0 { for tile, k { wait until the stage is empty; start the copies of a[k], b[k] into it } }
+    else { for tile { for k { wait until the stage is full; c += a[stage] * b[stage]; the stage before is empty }
+                      c's epilogue } }
+
+The producer runs ahead by the number of stages (`passes/cuda/ring.py`), over the edge from one tile to the next, so that the
+epilogue of one is under the loads of the other.
+
+Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (fragments; matrix descriptors, in units
+of 16 bytes); CUTLASS and fast.cu for the division of work.
+"""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tilec.core import locations, mlir, opcodes
+from tilec.core.diagnostics import InternalError
+from tilec.core.hardware import LINE, ROWS
+from tilec.core.mlir import arith, gpu, ir, memref, vector
+from tilec.core.opcodes import WarpgroupProduct, WarpgroupWait
+from tilec.kernels import WarpgroupContraction
+from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
+from tilec.passes.cuda.contraction.fragments import Chunks, chunk_columns, fragment_place
+from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Blocks, Problem, Side, Thread, local
+from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, make_ready, offsets_of, walk
+from tilec.passes.loops import delinearise, loop, sum_of, when
+
+REGISTERS = Registers(producer=40, consumer=232)  # of 168 at launch
+
+
+def map_wgmma(
+    function: ir.Operation, options: WarpgroupContraction, blocks: Blocks, grid: list[int], tiles: dict[int, int]
+) -> None:
+    count = min(options.persistent_blocks, blocks.count)
+    function.attributes["tilec.blocks"] = mlir.integer(count)
+    function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
+    thread = Thread()
+    first = gpu.BlockIdOp(gpu.Dimension.x).result
+    shape = _Shape(options, thread)
+    sample = blocks.enter(first, grid)  # the operands' types, which are the same for every tile
+    loads = _Loads(Problem(options, tiles, _contraction(sample)), shape, function)
+    _erase(sample)
+    start = [mlir.index(0), mlir.index(0)]  # the first stage, in phase 0
+
+    def produce() -> None:
+        with walk(first, mlir.index(blocks.count), list(start), count) as (number, state):
+            operations = blocks.enter(number, grid)
+            loads.load(Problem(options, tiles, _contraction(operations)), state)
+            _erase(operations)
+
+    def consume() -> None:
+        with walk(first, mlir.index(blocks.count), list(start), count) as (number, state):
+            _multiply_tile(options, tiles, blocks.enter(number, grid), loads, shape, state)
+
+    shape.roles.divide(REGISTERS, produce, consume)
+
+
+def _multiply_tile(
+    options: WarpgroupContraction, tiles: Any, operations: Any, loads: _Loads, shape: _Shape, state: list[ir.Value]
+) -> None:
+    block = Block(operations)
+    problem = Problem(options, tiles, block.contraction)
+    with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
+        loads.multiply(problem, state)
+    with (block.after or [block.contraction])[-1].location:
+        warp = sum_of([(shape.thread.warp, 1)], -4)  # among those that multiply
+        Epilogue(problem, block.after, shape.thread, loads.buffer, warp).store(shape.chunks(loads.sums))
+    _erase(operations)
+
+
+def _contraction(operations: list[ir.Operation]) -> ir.Operation:
+    return next(o for o in operations if "tilec.reduce" in o.attributes)
+
+
+def _erase(operations: list[ir.Operation]) -> None:
+    for op in reversed(operations):
+        if op.name.startswith("linalg.") or (
+            op.name in ("memref.alloc", "memref.subview") and not any(mlir.uses(op.results[0]))
+        ):
+            op.erase()
+
+
+class _Shape:
+    """Who multiplies what: consumers have 64 rows each; a thread two adjacent columns of every 8, in two rows."""
+
+    def __init__(self, options: WarpgroupContraction, thread: Thread):
+        self.thread, self.wide = thread, options.block[1] // 8
+        self.roles = Roles(thread, options.warps[0] * options.warps[1] // 4)
+
+    def chunks(self, sums: ir.Value) -> Chunks:
+        """A warp has 16 of its warpgroup's rows and all columns."""
+        columns = chunk_columns(8 * self.wide)
+        count = 8 * self.wide // columns
+        return Chunks(count, 16, columns, partial(self._spill, sums, columns), partial(self._place, columns))
+
+    def _spill(self, sums: ir.Value, columns: int, number: ir.Value, put: Callable[..., None]) -> None:
+        with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
+            at = [sum_of([(number, columns // 8), (j, 1)]), half, mlir.index(0)]
+            value = vector.LoadOp(ir.VectorType.get([2], ir.MemRefType(sums.type).element_type), sums, at).result
+            put(value, *fragment_place(self.thread, half, j))
+
+    def _place(self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
+        warp = arith.andi(self.thread.warp, mlir.index(3))
+        return sum_of([(self.roles.consumer, ROWS), (warp, 16), (row, 1)]), sum_of([(number, columns), (column, 1)])
+
+
+class _Loads:
+    """Both factors in the stages of a ring, and the sums that are made of them."""
+
+    def __init__(self, problem: Problem, shape: _Shape, function: ir.Operation):
+        self.problem, self.shape, self.function = problem, shape, function
+        self.sides = [self._tiles(side) for side in (problem.left, problem.right)]
+        self.ring = Ring(self.sides, problem.options.stages, shape.roles.consumers)
+        self.sums = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
+        locations.named(self.sums, "sums")
+        self.buffer = buffer(shape.chunks(self.sums), 4 * shape.roles.consumers, problem.accumulator, overlay=False)
+        make_ready([self.ring], shape.thread)
+        gpu.BarrierOp()
+
+    def _tiles(self, side: Side) -> RingTiles:
+        """A tile of a factor is one box of the tensor, or several of 64 columns where it lies in lines of rows."""
+        problem = self.problem
+        n = problem.plain(side)
+        if n is None:
+            raise InternalError(f"the {side.name} factor is computed: it is no box of a tensor", "map")
+        line = LINE * 8 // problem.element.width
+        sizes = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
+        sizes |= {problem.options.inner[-1]: problem.depth}
+        box = [sizes.get(problem.dims[d], 1) for d in problem.places[n]]
+        slabs = 1 if side.major else side.size // line
+        # rows that the box lacks are never loaded, and never stored
+        lines = side.size if side.major else slabs * problem.depth
+        return RingTiles(problem.operands[n], box, slabs, lines, problem.options.stages)
+
+    # ---- loading -------------------------------------------------------------------------------------------
+
+    def load(self, problem: Problem, state: list[ir.Value]) -> None:
+        """All copies of one tile of C."""
+        with walk(mlir.index(0), mlir.index(problem.steps), state, name=f"{problem.inner_name}_step") as (step, now):
+            stage, phase = now
+            self.ring.wait_empty(stage, phase)
+            self.ring.expect(stage)
+            for tiles, side in zip(self.sides, (problem.left, problem.right)):
+                with loop(tiles.slabs, name="slab") as slab:
+                    self._copy(problem, tiles, side, step, stage, slab)
+            now[:] = self.ring.next(stage, phase)
+
+    def _copy(
+        self, problem: Problem, tiles: RingTiles, side: Side, step: ir.Value, stage: ir.Value, slab: ir.Value
+    ) -> None:
+        n = problem.plain(side)
+        target = tiles.target(stage, sum_of([(slab, problem.depth)]))
+        at = {d: mlir.index(0) for d in problem.dims}
+        at |= zip(problem.options.inner, delinearise(sum_of([(step, problem.depth)]), problem.inner))
+        if not side.major:
+            at |= zip(side.dims, delinearise(sum_of([(slab, LINE * 8 // problem.element.width)]), list(side.box)))
+        place = [sum_of([(a, 1), (o, 1)]) for a, o in zip(problem.subscripts(n, at), offsets_of(problem.operands[n]))]
+        self.ring.copy(tiles, stage, target, place)
+
+    # ---- multiplying ---------------------------------------------------------------------------------------
+
+    def multiply(self, problem: Problem, state: list[ir.Value]) -> None:
+        """One tile of C. A product may still run when the next is issued; then the stage before is known to be free."""
+        whole = [*state, mlir.index(0)]
+        with walk(mlir.index(0), mlir.index(problem.steps), whole, name=f"{problem.inner_name}_step") as (step, now):
+            stage, phase, before = now
+            self.ring.wait_full(stage, phase)
+            self._product(stage, step)
+            self._wait_for_sums(1)
+            with when(arith.cmpi(arith.CmpIPredicate.sgt, step, mlir.index(0))):
+                self.ring.release(before, self.shape.thread)
+            now[:] = [*self.ring.next(stage, phase), stage]
+        self._wait_for_sums(0)
+        self.ring.release(whole[2], self.shape.thread)
+        state[:] = whole[:2]
+
+    def _product(self, stage: ir.Value, step: ir.Value) -> None:
+        """sums (+)= 64 rows of left times all of right, for the k of one stage; from zero in the first step.
+
+        A call of what is no operation upstream: `nvgpu.warpgroup.mma` takes only one order of the right
+        factor's dimensions, and gives no access to its sums.
+        """
+        left, right = self.sides
+        problem = self.problem
+        own = ROWS if problem.left.major else problem.depth
+        views = [
+            left.lines(stage, sum_of([(self.shape.roles.consumer, own)]), own),
+            right.lines(stage, mlir.index(0)),
+        ]
+        product = WarpgroupProduct(
+            problem.right.size, problem.depth, problem.options.multiplicand, problem.left.major, problem.right.major
+        )
+        opcodes.call(self.function, product, [self.sums, *views, step])
+
+    def _wait_for_sums(self, running: int) -> None:
+        """Until at most so many products run."""
+        opcodes.call(self.function, WarpgroupWait(running), [self.sums])

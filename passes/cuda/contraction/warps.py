@@ -1,0 +1,102 @@
+"""map, for CUDA contractions: a block's tile of C by mma.sync or fma, with a pipeline of factors in shared memory.
+
+    generic ins(x, w) outs(h) { h + x * w }         a, b = shared tiles of x and w, `stages` of them
+    generic ins(h, b) outs(y) { gelu(h + b) }  ->   for k { wait; barrier; start copies of tile k + stages - 1
+                                                             c += a[k] * b[k] }
+                                                     for elements of c { y = gelu(c + b) }
+
+One barrier a step is enough. After it every thread has finished the step before, and the copies that start now
+refill that step's slot. Factors that cannot be copied as they are go through registers, one step ahead: they are
+loaded before the products, and stored into shared memory after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tilec.core import locations, mlir
+from tilec.core.mlir import gpu, ir
+from tilec.kernels import Contraction, MatrixKernel, Planned, WarpgroupContraction
+from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
+from tilec.passes.cuda.contraction.fragments import FmaTile, MmaTile
+from tilec.passes.cuda.contraction.operands import Stage
+from tilec.passes.cuda.contraction.problem import Block, Blocks, Problem, Thread, below
+from tilec.passes.cuda.contraction.warpgroups import map_wgmma
+from tilec.passes.cuda.memory_spaces import erase_unused
+from tilec.passes.cuda.ring import CopyRing
+from tilec.passes.loops import loop, sum_of, when
+
+
+def map_contraction(function: ir.Operation, planned: Planned) -> None:
+    options, grid, tiles = planned.options, list(planned.grid), planned.tiles
+    assert isinstance(options, MatrixKernel)
+    blocks = Blocks(function, options)
+    with ir.InsertionPoint(blocks.forall), function.location:
+        if isinstance(options, WarpgroupContraction):
+            map_wgmma(function, options, blocks, grid, tiles)
+        else:
+            assert isinstance(options, Contraction)
+            _map(function, options, blocks, grid, tiles)
+    blocks.forall.erase()
+    erase_unused(function)
+
+
+def _map(function: ir.Operation, options: Contraction, blocks: Blocks, grid: list[int], tiles: dict[int, int]) -> None:
+    function.attributes["tilec.blocks"] = mlir.integer(blocks.count)
+    function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
+    thread = Thread()
+    block = Block(blocks.enter(gpu.BlockIdOp(gpu.Dimension.x).result, grid))
+    problem = Problem(options, tiles, block.contraction)
+    tile = (FmaTile if options.unit == "fma" else MmaTile)(problem, thread)
+    stages = [Stage(problem, side, thread, options.stages) for side in (problem.left, problem.right)]
+    tile.clear(block.initial)
+    with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
+        _pipeline(problem, tile, stages)
+    with (block.after or [block.contraction])[-1].location:
+        gpu.BarrierOp()  # the staged tiles are read for the last time: their memory serves the epilogue
+        chunks = tile.chunks()
+        shared = buffer(chunks, options.block_threads // 32, problem.accumulator, overlay=True)
+        Epilogue(problem, block.after, thread, shared, thread.warp).store(chunks)
+    block.erase()
+
+
+def _pipeline(problem: Problem, tile: Any, stages: list[Stage]) -> None:
+    """Walks k with the tiles of some steps under way or in use."""
+    ring = CopyRing(problem.options.stages, problem.steps)
+    ahead = ring.stages - 1  # steps
+    copied = [s for s in stages if s.asynchronous]
+    fetched = [s for s in stages if not s.asynchronous]
+    for stage in fetched:
+        stage.fetch(mlir.index(0))
+    for stage in fetched:
+        stage.put(mlir.index(0), mlir.index(0))
+    if copied:
+        with loop(ahead, name="stage") as step:
+            ring.start(step, partial(_copy, copied, step, step), exists=ring.steps >= ahead)
+    with loop(ring.steps, always=True, name=f"{problem.inner_name}_step") as step:
+        if copied:
+            ring.wait(ahead - 1)
+        gpu.BarrierOp()
+        if copied:
+            later = locations.named(sum_of([(step, 1)], ahead), "ahead")
+            ring.start(later, partial(_copy, copied, ring.stage_of(later), later))
+        _next(ring, fetched, step, lambda stage, number: stage.fetch(number))
+        tile.multiply(*stages, ring.stage_of(step))
+        _next(ring, fetched, step, lambda stage, number: stage.put(ring.stage_of(number), number))
+
+
+def _copy(copied: list[Stage], slot: ir.Value, number: ir.Value) -> None:
+    for stage in copied:
+        stage.copy(slot, number)
+
+
+def _next(ring: CopyRing, fetched: list[Stage], step: ir.Value, action: Callable[[Stage, ir.Value], None]) -> None:
+    """What goes through registers, one step ahead."""
+    if not fetched or ring.steps == 1:
+        return
+    number = sum_of([(step, 1)], 1)
+    with when(below(number, ring.steps)):
+        for stage in fetched:
+            action(stage, number)

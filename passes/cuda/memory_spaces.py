@@ -1,0 +1,66 @@
+"""The memory spaces of a block's memory, and the kernel dimensions that subscript it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tilec.core import mlir
+from tilec.core.mlir import ir, memref
+
+SPACES = ("private", "workgroup")
+
+
+def places_of(op: ir.Operation) -> list[list[int]]:
+    """The kernel dimensions that subscript each operand."""
+    dims = mlir.get_integers(op, "tilec.dims")
+    return [[dims[d] for d in mlir.map_dims(m)] for m in mlir.maps_of(op)]
+
+
+def size_of(value: ir.Value, n: int) -> ir.Value | int:
+    """The extent of dimension `n` of memory; a value where it differs from block to block, at the edge of the grid."""
+    size = ir.ShapedType(value.type).shape[n]
+    return memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
+
+
+def sizes_of(operands: Sequence[ir.Value], places: Sequence[Iterable[int]]) -> dict[int, ir.Value | int]:
+    """The extents of the dimensions that subscript the operands, each from the first operand that has it."""
+    sizes: dict[int, ir.Value | int] = {}
+    for value, dims in zip(operands, places):
+        for n, d in enumerate(dims):
+            if d not in sizes:
+                sizes[d] = size_of(value, n)
+    return sizes
+
+
+def root(value: ir.Value) -> ir.Value:
+    """The memory that a view is part of."""
+    while not isinstance(value.owner, ir.Block) and value.owner.name in (
+        "memref.subview",
+        "memref.cast",
+        "memref.collapse_shape",
+    ):
+        value = value.owner.operands[0]
+    return value
+
+
+def is_local(value: ir.Value) -> bool:
+    """Whether it is memory of the block."""
+    return not isinstance(root(value).owner, ir.Block)
+
+
+def space_of(value: ir.Value) -> str | None:
+    """ "private", "workgroup", or None for global memory."""
+    space = str(ir.MemRefType(root(value).type).memory_space or "")
+    return next((name for name in SPACES if name in space), None)
+
+
+def is_half(value: ir.Value) -> bool:
+    """Whether elements are 16-bit floats, of which a thread may keep two in a register."""
+    return isinstance(ir.MemRefType(value.type).element_type, (ir.BF16Type, ir.F16Type))
+
+
+def erase_unused(function: ir.Operation) -> None:
+    """Takes away memory that nothing reads or writes any more: tiles of tensors that are in registers now."""
+    for op in reversed([o.operation for o in mlir.entry(function).operations]):
+        if op.name in ("memref.alloc", "memref.subview", "memref.dim") and not any(mlir.uses(op.results[0])):
+            op.erase()

@@ -1,0 +1,270 @@
+"""map, for CUDA: rings of stages in shared memory, which asynchronous copies fill ahead of what reads them.
+
+Where warps divide the work (Hopper), one thread copies and warpgroups multiply (`Ring`):
+
+    producer:   for step { wait until empty[stage]; start the copies, which fill full[stage]; next stage }
+    consumers:  for step { wait until full[stage]; multiply what is there; empty[stage] is free; next stage }
+
+A ring has so many stages in shared memory. The producer runs ahead by their number. Each stage has two barriers: `full` counts the
+bytes that arrive, `empty` the consumers that are done. Both sides go through the stages in the same order; in every round over
+all of them the phase alternates between 0 and 1, which is how a wait tells one round's completion from the next one's.
+
+A tile lies in lines of 128 bytes, swizzled, as matrix descriptors name them. It consists of slabs: each is one box that TMA copies
+from the tensor, with zeros outside it.
+
+Where all threads copy their share and multiply (`CopyRing`), counts of copies take the place of barriers.
+
+Sources: PTX ISA, "mbarrier", "cp.async.bulk.tensor" and "setmaxnreg"; CUTLASS, `PipelineTmaAsync`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from math import prod
+
+from tilec.core import locations, mlir
+from tilec.core.diagnostics import InternalError
+from tilec.core.hardware import LINE, WARPGROUP
+from tilec.core.mlir import arith, ir, memref, nvgpu, nvvm, scf
+from tilec.passes.cuda.contraction.problem import SHARED, Thread, below, local
+from tilec.passes.cuda.memory_spaces import root
+from tilec.passes.loops import loop, sum_of, when
+
+TICKS = 10_000_000  # ns that one wait may take before it is tried again
+
+
+class RingTiles:
+    """Tiles of a tensor in shared memory, one for each stage: `slabs` boxes, in `lines` lines."""
+
+    def __init__(self, view: ir.Value, box: Sequence[int], slabs: int, lines: int, stages: int):
+        self.view, self.box, self.slabs = view, list(box), slabs
+        self.element = ir.MemRefType(view.type).element_type
+        line = LINE * 8 // self.element.width
+        self.memory = memref.AllocOp(local([stages, lines, line], self.element, SHARED), [], []).result
+        self.tensor = locations.argument(root(view)) or "factor"
+        locations.named(self.memory, f"{self.tensor}_tiles")
+        self.map = self._map()
+
+    @property
+    def bytes(self) -> int:
+        """That the copies of one tile bring."""
+        return self.slabs * prod(self.box) * self.element.width // 8
+
+    @property
+    def box_lines(self) -> int:
+        return self.bytes // self.slabs // LINE
+
+    def _map(self) -> ir.Value:
+        """What tells the hardware how the tensor lies, and how the box does."""
+        inside = "x".join(map(str, self.box))
+        kind = f"!nvgpu.tensormap.descriptor<tensor = memref<{inside}x{self.element}, #gpu.address_space<{SHARED}>>"
+        kind += f", swizzle = swizzle_{LINE}b, l2promo = l2promo_{LINE}b, oob = zero, interleave = none>"
+        unranked = memref.CastOp(ir.Type.parse(f"memref<*x{self.element}>"), root(self.view)).result
+        return nvgpu.TmaCreateDescriptorOp(ir.Type.parse(kind), unranked, [mlir.index(b) for b in self.box]).result
+
+    def target(self, stage: ir.Value, line: ir.Value) -> ir.Value:
+        """Where a box that begins at a line of the tile goes."""
+        return _lines(self.memory, stage, line, self.box_lines, self.box)
+
+    def lines(self, stage: ir.Value, first: ir.Value, count: int | None = None) -> ir.Value:
+        """So many lines of a tile, all from the first one on by default, as the matrix units read them."""
+        return _lines(self.memory, stage, first, count)
+
+
+def offsets_of(view: ir.Value) -> list[ir.Value]:
+    """Where a block's part of a tensor begins."""
+    owner = mlir.definition(view)
+    if owner is None:
+        return [mlir.index(0)] * len(ir.MemRefType(view.type).shape)
+    if owner.name != "memref.subview" or mlir.definition(owner.operands[0]) is not None:
+        raise InternalError(f"a factor is no part of a tensor: {owner}", "map")
+    dynamic = iter(list(owner.operands)[1:])
+    return [
+        next(dynamic) if o == mlir.DYNAMIC else mlir.index(o)
+        for o in ir.DenseI64ArrayAttr(owner.attributes["static_offsets"])
+    ]
+
+
+class Ring:
+    """The barriers of `stages` stages, each of which holds one tile of every one of `tiles`."""
+
+    def __init__(self, tiles: Sequence[RingTiles], stages: int, consumers: int):
+        self.tiles, self.stages, self.consumers = tiles, stages, consumers
+        kind = f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {stages}>"
+        of = f"{tiles[0].tensor}_" if len(tiles) == 1 else ""  # several rings are told apart by their tensors
+        self.full, self.empty = (
+            locations.named(nvgpu.MBarrierCreateOp(ir.Type.parse(kind)).result, f"{of}{name}") for name in ("full", "empty")
+        )
+
+    def initialise(self) -> None:
+        """By one thread of the block, which then fences."""
+        with loop(self.stages, name="slot") as stage:
+            nvgpu.MBarrierInitOp(self.full, mlir.index(1), stage)
+            nvgpu.MBarrierInitOp(self.empty, mlir.index(self.consumers), stage)
+
+    def next(self, stage: ir.Value, phase: ir.Value) -> list[ir.Value]:
+        """The stage after this one, and its phase."""
+        after, last = _after(stage, self.stages)
+        turned = arith.xori(phase, mlir.index(1))
+        return [arith.select(last, mlir.index(0), after), arith.select(last, turned, phase)]
+
+    # ---- the producer's ----------------------------------------------------------------------------------------------
+
+    def wait_empty(self, stage: ir.Value, phase: ir.Value) -> None:
+        """The first wait on a stage is for the phase before the first one, so it passes."""
+        _wait(self.empty, stage, phase, 1)
+
+    def expect(self, stage: ir.Value) -> None:
+        """The stage is full when the copies of all its tiles have arrived."""
+        nvgpu.MBarrierArriveExpectTxOp(self.full, mlir.index(sum(t.bytes for t in self.tiles)), stage)
+
+    def copy(self, tiles: RingTiles, stage: ir.Value, target: ir.Value, place: Sequence[ir.Value]) -> None:
+        """Starts the copy of the tensor's box at `place`, its subscripts, to `target`."""
+        nvgpu.TmaAsyncLoadOp(target, self.full, tiles.map, list(place)[::-1], stage)
+
+    # ---- the consumers' ----------------------------------------------------------------------------------------------
+
+    def wait_full(self, stage: ir.Value, phase: ir.Value) -> None:
+        _wait(self.full, stage, phase, 0)
+
+    def release(self, stage: ir.Value, thread: Thread) -> None:
+        """This warpgroup has read the stage: one of its threads says so."""
+        lane = arith.andi(thread.number, mlir.index(WARPGROUP - 1))
+        first = arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))
+        with when(locations.named(first, "is_first_of_group")):
+            nvgpu.MBarrierArriveOp(self.empty, stage)
+
+
+def _wait(barriers: ir.Value, stage: ir.Value, phase: ir.Value, of: int) -> None:
+    """Until the barrier's phase of this parity is over."""
+    over = arith.cmpi(arith.CmpIPredicate.ne, phase, mlir.index(of))
+    nvgpu.MBarrierTryWaitParityOp(barriers, over, mlir.index(TICKS), stage)
+
+
+def _after(stage: ir.Value, stages: int) -> tuple[ir.Value, ir.Value]:
+    """The number after a stage's, and whether it is one too many."""
+    after = locations.named(sum_of([(stage, 1)], 1), "next_stage")
+    return after, locations.named(arith.cmpi(arith.CmpIPredicate.eq, after, mlir.index(stages)), "around")
+
+
+class CopyRing:
+    """A ring that all threads fill (cp.async) and empty, for `steps` steps. Each thread's copies of one step are a group. Groups
+    complete in the order in which they were started, so that their number takes the place of barriers; a barrier of the block shows
+    copies to the threads that did not make them."""
+
+    def __init__(self, stages: int, steps: int):
+        self.stages, self.steps = stages, steps
+
+    def start(self, step: ir.Value, copy: Callable[[], None], exists: bool = False) -> None:
+        """Starts the copies of a step, if there is one (`exists`: there is). A group ends either way, so that counts stay even."""
+        with nullcontext() if exists else when(below(step, self.steps)):
+            copy()
+        nvvm.CpAsyncCommitGroupOp()
+
+    def wait(self, ahead: int) -> None:
+        """Until this thread's copies are complete, but for those of the last `ahead` steps."""
+        nvvm.CpAsyncWaitGroupOp(ahead)
+
+    def stage_of(self, step: ir.Value) -> ir.Value:
+        return locations.named(arith.remui(step, mlir.index(self.stages)), "stage")
+
+    def next(self, stage: ir.Value) -> ir.Value:
+        """The stage after this one."""
+        if self.stages == 1:
+            return stage
+        after, last = _after(stage, self.stages)
+        return arith.select(last, mlir.index(0), after)
+
+
+def make_ready(rings: Sequence[Ring], thread: Thread) -> None:
+    """One thread makes all barriers; the block's own barrier has to follow."""
+    first = arith.cmpi(arith.CmpIPredicate.eq, thread.number, mlir.index(0))
+    with when(locations.named(first, "is_first_thread")):
+        for ring in rings:
+            ring.initialise()
+        nvvm.FenceMbarrierInitOp()
+
+
+@contextmanager
+def walk(
+    first: ir.Value, end: ir.Value, state: list[ir.Value], step: int = 1, name: str = "tile"
+) -> Iterator[tuple[ir.Value, list[ir.Value]]]:  # fmt: skip
+    """A loop that carries stages and phases; the body writes what goes on into the list that it gets."""
+    made = scf.ForOp(first, end, mlir.index(step), state)
+    locations.named(made, name, *("stage", "phase", "previous_stage", "previous_phase")[: len(state)])
+    with ir.InsertionPoint(made.body):
+        carried = list(made.inner_iter_args)
+        yield made.induction_variable, carried
+        scf.YieldOp(carried)
+    state[:] = list(made.results)
+
+
+# ---- who does what -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Registers:
+    """Of a thread, once the kernel runs: they are moved from the warpgroup that loads to those that multiply. One alone that
+    multiplies has enough."""
+
+    producer: int
+    consumer: int
+
+
+class Roles:
+    """Warpgroup 0 is the producer, of which one thread works; those from 1 on are the consumers."""
+
+    def __init__(self, thread: Thread, consumers: int):
+        self.thread, self.consumers = thread, consumers
+        self.warpgroup = arith.shrui(thread.number, mlir.index(WARPGROUP.bit_length() - 1))
+
+    @property
+    def consumer(self) -> ir.Value:
+        """The number of this warpgroup among the consumers."""
+        return mlir.index(0) if self.consumers == 1 else sum_of([(self.warpgroup, 1)], -1)
+
+    def divide(self, registers: Registers, produce: Callable[[], None], consume: Callable[[], None]) -> None:
+        """Builds both sides: `produce` for one thread, `consume` for all of the consumers."""
+        producer = arith.cmpi(arith.CmpIPredicate.eq, self.warpgroup, mlir.index(0))
+        choice = scf.IfOp(locations.named(producer, "is_producer"), has_else=True)
+        with ir.InsertionPoint(choice.then_block):
+            self._move(registers.producer, "decrease")
+            with when(arith.cmpi(arith.CmpIPredicate.eq, self.thread.number, mlir.index(0))):
+                produce()
+            scf.YieldOp([])
+        with ir.InsertionPoint(choice.else_block):
+            self._move(registers.consumer, "increase")
+            consume()
+            scf.YieldOp([])
+
+    def _move(self, count: int, action: str) -> None:
+        if self.consumers > 1:
+            nvvm.SetMaxRegisterOp(count, ir.Attribute.parse(f"#nvvm<action {action}>"))
+
+
+def _lines(
+    memory: ir.Value, stage: ir.Value, first: ir.Value, count: int | None, shape: Sequence[int] | None = None
+) -> ir.Value:  # fmt: skip
+    """Lines of one stage, as they lie or in the shape of the box that fills them."""
+    type_ = ir.MemRefType(memory.type)
+    _, all_lines, width = type_.shape
+    sizes = [1, count or all_lines, width]
+    strides, _ = type_.get_strides_and_offset()
+    known = mlir.constant_value(first)
+    dynamic = [stage] if known is not None else [stage, first]
+    layout = ir.StridedLayoutAttr.get(mlir.DYNAMIC, strides[1:])
+    flat = ir.MemRefType.get(sizes[1:], type_.element_type, layout, type_.memory_space)
+    place = [mlir.DYNAMIC, mlir.DYNAMIC if known is None else int(known), 0]
+    view = memref.SubViewOp(flat, memory, dynamic, [], [], place, sizes, [1] * 3).result
+    if shape is None or list(shape) == sizes[1:]:
+        return view
+    rank = len(shape)
+    steps = [1]
+    for extent in reversed(shape[1:]):
+        steps.insert(0, steps[0] * extent)
+    boxed = ir.MemRefType.get(
+        list(shape), type_.element_type, ir.StridedLayoutAttr.get(mlir.DYNAMIC, steps), type_.memory_space
+    )
+    return memref.ExpandShapeOp(boxed, view, [[*range(rank - 1)], [rank - 1]], [], list(shape)).result

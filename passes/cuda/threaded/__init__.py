@@ -1,0 +1,1 @@
+"""CUDA kernels whose threads take elements: points, columns, rows, scans, transposes."""

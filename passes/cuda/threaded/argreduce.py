@@ -1,0 +1,167 @@
+"""argmax and argmin for CUDA: a thread meets its elements in ascending order.
+
+    for j { take = x[j] > best | x[j] == best & j < place            for n, j { take = not (x[j] <= best) & best is a number
+            best, place = take ? x[j], j : best, place }       ->               best, place = take ? x[j], n : best, place }
+                                                                     place += this thread's first j
+
+Elements come in ascending order, so that `j < place` is always false. A NaN is taken if no NaN was taken before. Two
+comparisons remain. The state starts with the first index: an element there that equals the start value of `best` need not
+be taken. Indices are 32-bit numbers, and constants in unrolled loops, since 64-bit indices of all elements would fill the
+registers.
+"""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilec.core import mlir
+from tilec.core.mlir import arith, ir, memref
+from tilec.passes.cuda.threaded.vector_gather import evaluate, is_index
+from tilec.passes.loops import Place, sum_of
+
+if TYPE_CHECKING:
+    from tilec.passes.cuda.threaded.operation import GenericMapper
+
+
+@dataclass(frozen=True)
+class Ascending:
+    """State `state` is the index of an element along the kernel's dimension `along`: `own` is an element's index, `before`
+    compares it with the state's, `choice` is the new index."""
+
+    state: int
+    along: int
+    own: ir.Value
+    before: ir.Operation
+    choice: ir.Operation
+    better: ir.Operation | None = None  # whether an element is beyond the state or, alone of the two, a NaN
+
+
+def ascending(generic: GenericMapper) -> list[Ascending]:
+    """The states of an operation that are such indices."""
+    if len(generic.reduced) != 1 or generic.scanned is not None:
+        return []
+    (along,) = generic.reduced
+    if generic.layout.extents[along] >= 1 << 31:
+        return []
+    results = list(list(generic.block.operations)[-1].operands)
+    found = (_place(generic, n, results[n - generic.count], along) for n in generic.states)
+    return [a for a in found if a is not None]
+
+
+def _place(generic: GenericMapper, n: int, update: ir.Value, along: int) -> Ascending | None:
+    choice, state = mlir.definition(update), generic.block.arguments[n]
+    if choice is None or choice.name != "arith.select" or choice.operands[2] != state:
+        return None
+    own, others = choice.operands[1], [u for u in mlir.uses(state) if u != choice]
+    if len(others) != 1 or _rise(generic, own, along) != 1:
+        return None
+    (before,) = others
+    if before.name != "arith.cmpi" or list(before.operands) != [own, state]:
+        return None
+    if ir.IntegerAttr(before.attributes["predicate"]).value != arith.CmpIPredicate.slt:
+        return None
+    better = next((o.operation for o in generic.block.operations if _beyond(o.operation)), None)
+    return Ascending(n, along, own, before, choice, better)
+
+
+UNORDERED = {
+    arith.CmpFPredicate.OGT.value: arith.CmpFPredicate.UGT,
+    arith.CmpFPredicate.OLT.value: arith.CmpFPredicate.ULT,
+}
+
+
+def _beyond(op: ir.Operation) -> tuple[ir.Value, ir.Value, arith.CmpFPredicate] | None:
+    """x, best and the comparison of x > best | isnan(x) & !isnan(best), or with <, with NaN on the other side of it."""
+    parts = [mlir.definition(v) for v in op.operands] if op.name == "arith.ori" else []
+    if [p is not None and p.name for p in parts] != ["arith.cmpf", "arith.andi"]:
+        return None
+    beyond, alone = parts
+    x, best = beyond.operands
+    nan, number = (mlir.definition(v) for v in alone.operands)
+    other = mlir.definition(number.operands[0]) if number is not None and number.name == "arith.xori" else None
+    if not _is_nan(nan, x) or not _is_nan(other, best) or mlir.constant_value(number.operands[1]) not in (True, -1):
+        return None
+    predicate = UNORDERED.get(ir.IntegerAttr(beyond.attributes["predicate"]).value)
+    return None if predicate is None else (x, best, predicate)
+
+
+def _is_nan(op: ir.Operation | None, value: ir.Value) -> bool:
+    return (
+        op is not None
+        and op.name == "arith.cmpf"
+        and ir.IntegerAttr(op.attributes["predicate"]).value == arith.CmpFPredicate.UNE.value
+        and list(op.operands) == [value, value]
+    )
+
+
+def _rise(generic: GenericMapper, value: ir.Value, along: int) -> int | None:
+    """By how much a value of the body grows with the index along a dimension; None where that varies or is not known."""
+    if is_index(generic, value, along):
+        return 1
+    owner = mlir.definition(value)
+    if owner is None:
+        return None if value.owner == generic.block else 0
+    if owner.block != generic.block:
+        return 0
+    rises = [_rise(generic, v, along) for v in owner.operands]
+    if None in rises:
+        return None
+    match owner.name:
+        case "arith.index_cast" | "arith.addi":
+            return sum(rises)
+        case "affine.apply":
+            factors = mlir.linear(ir.AffineMapAttr(owner.attributes["map"]).value)
+            return None if factors is None else sum(f * r for f, r in zip(factors, rises))
+        case _:
+            return None if any(rises) else 0
+
+
+def start(generic: GenericMapper, a: Ascending) -> ir.Value:
+    """Registers for the state while this thread goes through its elements, at its first place."""
+    type_ = ir.IntegerType.get_signless(32)
+    tile = generic.kernel.private(generic.places[a.state], type_, "%step_of_place", generic.layout)
+    with generic.threads.slots(generic.places[a.state], {}, None, lanes=True) as place:
+        memref.StoreOp(mlir.constant(0, type_), tile, place.slot(generic.places[a.state]))
+    return tile
+
+
+def step(
+    generic: GenericMapper, a: Ascending, op: ir.Operation, place: Place, mapping: dict[ir.Value, ir.Value]
+) -> bool:
+    """Builds what stands for an operation of the body, if it is one that is about the state's place."""
+    better = a.better is not None and op == a.better
+    if better:
+        *sides, predicate = _beyond(op)
+        x, best = (mapping.get(v, v) for v in sides)
+        number = arith.cmpf(arith.CmpFPredicate.OEQ, best, best)
+        mapping[op.results[0]] = arith.andi(arith.cmpf(predicate, x, best), number)
+    elif op == a.before:
+        mapping[op.results[0]] = mlir.constant(False, op.results[0].type)
+    elif op == a.choice:
+        layout, d = generic.layout, a.along
+        terms = [(generic.chunk[d], layout.chunk(d))] if d in generic.chunk else []
+        terms.append((place.steps[d], layout.span(d)))
+        if d == layout.lane_dim:
+            terms.append((place.lane, 1))
+        here = arith.index_cast(ir.IntegerType.get_signless(32), sum_of(terms))
+        take, _, kept = (mapping.get(v, v) for v in op.operands)
+        mapping[op.results[0]] = arith.select(take, here, kept)
+    return better or op in (a.before, a.choice)
+
+
+def finish(generic: GenericMapper, a: Ascending, tile: ir.Value) -> None:
+    """The place among all, into `tile`, from the one among this thread's."""
+    dims = generic.places[a.state]
+    with generic.threads.slots(dims, generic.chunk, None, lanes=True) as place:
+        operations = [o.operation for o in generic.block.operations if o.operation.name == "linalg.index"]
+        mine = generic.threads.start.get(a.along, mlir.index(0))
+        first = {o.results[0]: mine for o in operations if is_index(generic, o.results[0], a.along)}
+        at, type_ = place.slot(dims), ir.MemRefType(tile.type).element_type
+        count = arith.extsi(type_, memref.LoadOp(generic.tiles[a.state], at).result)
+        memref.StoreOp(arith.addi(evaluate(generic, a.own, place, 0, first), count), tile, at)
+
+
+__all__ = ["Ascending", "ascending", "finish", "start", "step"]

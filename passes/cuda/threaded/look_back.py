@@ -1,0 +1,204 @@
+"""Decoupled look-back: scans of rows that several blocks share, in one pass over memory.
+
+    y[j] = y[j - 1] + x[j]      ->      a block scans its part, publishes its total,
+                                        waits for the totals of the parts before, adds them to its elements
+
+This is the decoupled look-back of Merrill and Garland ("Single-pass Parallel Prefix Scan with Decoupled Look-back", NVIDIA
+NVR-2016-002), with an order of combination that never varies: `GROUP` parts in a row are a group, as many groups are a group
+of the next level, and so on; the last block of a group publishes the group's total, too. A block combines, at every level,
+the totals of those before it in its own group. It looks at all levels at once, since most totals have arrived already.
+
+A total is published in words of 64 bits. Half of each word is a flag that the total has arrived, so that no fence is
+needed. Blocks start in the order of their numbers, so that all blocks which a block waits for are running or finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tilec.core import mlir
+from tilec.core.hardware import WARP
+from tilec.core.mlir import arith, func, gpu, ir, linalg, memref, scf
+from tilec.passes.cuda.cluster import spread
+from tilec.passes.cuda.threaded.reduce import butterfly
+from tilec.passes.loops import sum_of, when
+
+GROUP = WARP  # a lane for each
+MARK = 1 << 32  # in a word: the lower half is part of a total
+
+
+def chain(module: ir.Operation, function: ir.Operation, lane: int, vector: int, parts: int) -> None:
+    """Cuts a kernel's rows along `lane`, and gives the kernel memory for its totals, which the program clears."""
+    spread(function, lane, parts, vector, rank=lambda: _part(parts))
+    (scan,) = [op for op in mlir.walk(function) if "tilec.scan" in op.attributes]
+    type_ = ir.MemRefType.get([rows_of(function), sum(levels(parts)), _words(scan)], _i64())
+    block = mlir.entry(function)
+    block.add_argument(type_, function.location)
+    arguments = [a.type for a in block.arguments]
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(arguments, []))
+    function.attributes["arg_attrs"] = ir.ArrayAttr.get(
+        [*ir.ArrayAttr(function.attributes["arg_attrs"]), ir.DictAttr.get({"tilec.name": mlir.string("totals")})]
+    )
+    name = ir.StringAttr(function.attributes["sym_name"]).value
+    for call in [op for op in mlir.walk(module) if op.name == "func.call"]:
+        if ir.FlatSymbolRefAttr(call.attributes["callee"]).value == name:
+            with ir.InsertionPoint(call), call.location:
+                totals = memref.AllocOp(type_, [], []).result
+                linalg.fill(mlir.constant(0, _i64()), outs=[totals])
+                func.CallOp([], name, [*call.operands, totals])
+            call.erase()
+
+
+def rows_of(function: ir.Operation) -> int:
+    """The number of tiles in the loop over blocks; each tile is one row."""
+    rows = 1
+    for op in mlir.entry(function).operations:
+        if op.operation.name == "scf.forall":
+            for count in ir.DenseI64ArrayAttr(op.attributes["staticUpperBound"]):
+                rows *= count
+    return rows
+
+
+def _part(parts: int) -> ir.Value:
+    return arith.remui(gpu.BlockIdOp(gpu.Dimension.x).result, mlir.index(parts))
+
+
+def _words(scan: ir.Operation) -> int:
+    """Words that a total takes: 32 bits fit into one."""
+    state = ir.MemRefType(scan.operands[len(scan.operands) - 1].type).element_type
+    return 2 if state.width == 64 else 1
+
+
+def levels(parts: int) -> list[int]:
+    """How many totals there are at every level: of parts, of groups of parts, of groups of these, up to one group."""
+    found = [parts]
+    while found[-1] > GROUP:
+        found.append(-(-found[-1] // GROUP))
+    return found
+
+
+@dataclass
+class _Level:
+    """A block's group at one level: the number of the group, the position of the block (or its group) in it, and the
+    address of its totals."""
+
+    group: ir.Value
+    place: ir.Value
+    begin: int
+    wanted: ir.Value
+    words: list[ir.Value]
+
+
+class Chain:
+    """The totals of the row that a kernel's blocks share, as lane `lane` of a warp sees them."""
+
+    def __init__(self, kernel: Any, lane: ir.Value) -> None:
+        self.lane, self.part, self.row = lane, kernel.rank, kernel.row
+        self.totals = mlir.entry(kernel.function).arguments[-1]
+        self.sizes = levels(kernel.spread.blocks)
+
+    def before(self, combiner: Any, group: list[int], total: ir.Value, identity: ir.Value) -> ir.Value:
+        """Publishes this part's total; returns that of all parts before. A whole warp asks."""
+        last = arith.cmpi(arith.CmpIPredicate.eq, self.lane, mlir.index(0))
+        with when(last):
+            self._publish(self.part, total)
+        looks, found = self._look(2 if identity.type.width == 64 else 1), []
+        for n, level in enumerate(looks):
+            words = [self._wait(level, m, word) for m, word in enumerate(level.words)]
+            mine = arith.select(level.wanted, _whole(words, identity.type), identity)
+            found += butterfly(combiner, group, [mine], [1 << m for m in range(WARP.bit_length() - 1)])
+            (total,) = combiner.combine(group, [found[-1]], [total])
+            last = arith.andi(last, arith.cmpi(arith.CmpIPredicate.eq, level.place, mlir.index(GROUP - 1)))
+            if n + 1 < len(looks):
+                with when(last):
+                    self._publish(sum_of([(level.group, 1)], looks[n + 1].begin), total)
+        before = found.pop()
+        while found:
+            (before,) = combiner.combine(group, [before], [found.pop()])
+        return before
+
+    def _look(self, words: int) -> list[_Level]:
+        """What is there of the totals that each lane wants, at all levels, before any is waited for."""
+        made, number, begin = [], self.part, 0
+        for size in self.sizes:
+            above = arith.shrui(number, mlir.index(GROUP.bit_length() - 1))
+            place = arith.andi(number, mlir.index(GROUP - 1))
+            wanted = arith.cmpi(arith.CmpIPredicate.ult, self.lane, place)
+            level = _Level(above, place, begin, wanted, [])
+            level.words = [self._if(wanted, partial(self._word, level, n), _mark) for n in range(words)]
+            made.append(level)
+            number, begin = above, begin + size
+        return made
+
+    def _wait(self, level: _Level, n: int, word: ir.Value) -> ir.Value:
+        """The word once it is marked."""
+        missing = arith.cmpi(arith.CmpIPredicate.slt, word, _mark())
+        return self._if(missing, partial(self._look_again, level, n), lambda: word)
+
+    def _look_again(self, level: _Level, n: int) -> ir.Value:
+        made = scf.WhileOp([_i64()], [])
+        before, after = made.regions[0].blocks.append(), made.regions[1].blocks.append(_i64())
+        with ir.InsertionPoint(before):
+            word = self._word(level, n)
+            scf.ConditionOp(arith.cmpi(arith.CmpIPredicate.slt, word, _mark()), [word])
+        with ir.InsertionPoint(after):
+            scf.YieldOp([])
+        return made.results[0]
+
+    def _word(self, level: _Level, n: int) -> ir.Value:
+        """Reads one: that is to or it with 0."""
+        place = sum_of([(level.group, GROUP), (self.lane, 1)], level.begin)
+        zero = mlir.constant(0, _i64())
+        return memref.AtomicRMWOp(_kind("ori"), zero, self.totals, [self.row, place, mlir.index(n)]).result
+
+    def _publish(self, place: ir.Value, total: ir.Value) -> None:
+        for n, half in enumerate(_halves(total)):
+            word = arith.ori(arith.extui(_i64(), half), _mark())
+            memref.AtomicRMWOp(_kind("assign"), word, self.totals, [self.row, place, mlir.index(n)])
+
+    def _if(self, condition: ir.Value, then: Callable[[], ir.Value], otherwise: Callable[[], ir.Value]) -> ir.Value:
+        made = scf.IfOp(condition, [_i64()], has_else=True)
+        for block, make in ((made.then_block, then), (made.else_block, otherwise)):
+            with ir.InsertionPoint(block):
+                scf.YieldOp([make()])
+        return made.results[0]
+
+
+def _mark() -> ir.Value:
+    return mlir.constant(MARK, _i64())
+
+
+def _halves(total: ir.Value) -> list[ir.Value]:
+    """Its bits, 32 at a time."""
+    width = total.type.width
+    bits = total if isinstance(total.type, ir.IntegerType) else arith.bitcast(_integer(width), total)
+    if width == 32:
+        return [bits]
+    return [arith.trunci(_i32(), b) for b in (bits, arith.shrsi(bits, mlir.constant(32, _i64())))]
+
+
+def _whole(words: list[ir.Value], element: ir.Type) -> ir.Value:
+    bits = arith.trunci(_i32(), words[0])
+    if element.width == 64:
+        low, high = (arith.extui(_i64(), h) for h in (bits, arith.trunci(_i32(), words[1])))
+        bits = arith.ori(low, arith.shli(high, mlir.constant(32, _i64())))
+    return bits if isinstance(element, ir.IntegerType) else arith.bitcast(element, bits)
+
+
+def _kind(name: str) -> ir.Attribute:
+    return ir.IntegerAttr.get(_i64(), int(getattr(arith.AtomicRMWKind, name)))
+
+
+def _integer(width: int) -> ir.Type:
+    return ir.IntegerType.get_signless(width)
+
+
+def _i32() -> ir.Type:
+    return _integer(32)
+
+
+def _i64() -> ir.Type:
+    return _integer(64)

@@ -1,0 +1,123 @@
+"""Vector gathers: rows at computed subscripts, of which neighbouring lanes read neighbouring elements.
+
+    for lane { y[lane] = table[ids[b], d + lane] }   ->   t = vector.load table[ids[b], d]; for lane { y[lane] = t[lane] }
+
+A load can be a vector if its last subscript increases with the lanes and begins at a multiple of their number, and no other
+subscript depends on the lanes.
+"""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilec.core import mlir
+from tilec.core.mlir import ir, vector
+from tilec.passes.cuda.stage import is_local, root
+
+if TYPE_CHECKING:
+    from tilec.passes.cuda.threaded.operation import GenericMapper
+
+
+def wide_loads(generic: GenericMapper) -> list[ir.Operation]:
+    """The loads of a body that can move all lanes of a step at a time."""
+    lanes = generic.layout.vectors[generic.layout.lane_dim] if generic.layout.lane_dim in generic.dims else 1
+    if lanes == 1:
+        return []
+    return [
+        o.operation
+        for o in generic.block.operations
+        if o.operation.name == "memref.load" and _is_wide(generic, o, lanes)
+    ]
+
+
+def _is_wide(generic: GenericMapper, load: ir.OpView, lanes: int) -> bool:
+    value, *subscripts = load.operands
+    if not subscripts or is_local(value) or ir.MemRefType(root(value).type).shape[-1] % lanes:
+        return False
+    *others, last = subscripts
+    return _moves(generic, last, lanes) and not any(_depends(generic, v, {}) for v in others)
+
+
+def _moves(generic: GenericMapper, value: ir.Value, lanes: int) -> bool:
+    """Whether a subscript is the lanes' index, from a multiple of their number on."""
+    owner = mlir.definition(value)
+    if owner is not None and owner.name == "affine.apply":
+        weights = mlir.linear(ir.AffineMapAttr(owner.attributes["map"]).value)
+        if weights is None:
+            return False
+        *factors, constant = weights
+        mine = [_is_lane(generic, v) for v in owner.operands]
+        rest = [constant, *(f for f, m in zip(factors, mine) if not m)]
+        return [f for f, m in zip(factors, mine) if m] == [1] and all(f % lanes == 0 for f in rest)
+    return _is_lane(generic, value)
+
+
+def _is_lane(generic: GenericMapper, value: ir.Value) -> bool:
+    return is_index(generic, value, generic.layout.lane_dim)
+
+
+def is_index(generic: GenericMapper, value: ir.Value, d: int | None) -> bool:
+    """Whether a value is the index of a kernel dimension."""
+    owner = mlir.definition(value)
+    if owner is None or owner.name != "linalg.index":
+        return False
+    return generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value] == d
+
+
+def _depends(generic: GenericMapper, value: ir.Value, known: dict[ir.Value, bool]) -> bool:
+    """Whether a value of the body differs between lanes."""
+    if value in known:
+        return known[value]
+    owner = mlir.definition(value)
+    if owner is None:
+        mine = value.owner == generic.block
+        return mine and generic.layout.lane_dim in generic.places[ir.BlockArgument(value).arg_number]
+    if owner.block != generic.block:
+        return False
+    known[value] = _is_lane(generic, value) or any(
+        _depends(generic, v, known) for o in (owner, *mlir.walk(owner)) for v in o.operands if v not in o.results
+    )
+    return known[value]
+
+
+def fetch(generic: GenericMapper, load: ir.Operation) -> ir.Value:
+    """This thread's part of what a wide load reads, in registers."""
+    value, *subscripts = load.operands
+    element = ir.MemRefType(value.type).element_type
+    kernel, dims, lanes = generic.kernel, generic.dims, generic.layout.vectors[generic.layout.lane_dim]
+    tile = kernel.private(dims, element, kernel.name_of(value), generic.layout)
+    width = min(lanes, 128 // max(8, element.width))
+    type_ = ir.VectorType.get([width], element)
+    with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=False) as place:
+        for begin in range(0, lanes, width):
+            mapping: dict[ir.Value, ir.Value] = {}
+            at = [evaluate(generic, v, place, begin, mapping) for v in subscripts]
+            vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, place.slot(dims, begin))
+    return tile
+
+
+def evaluate(
+    generic: GenericMapper, value: ir.Value, place: Any, lane: int, mapping: dict[ir.Value, ir.Value]
+) -> ir.Value:
+    """A value of the body that does not vary otherwise, such as a subscript, at one lane of a step; `mapping` has what is known
+    of it."""
+    owner = mlir.definition(value)
+    if value in mapping or (owner is not None and owner.block != generic.block):
+        return mapping.get(value, value)
+    if owner is None:
+        if value.owner == generic.block:
+            mapping[value] = generic.element(ir.BlockArgument(value).arg_number, place)
+        return mapping.get(value, value)
+    if owner.name == "linalg.index":
+        mapping[value] = place.coordinate(generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value], lane)
+        return mapping[value]
+    for inner in (owner, *mlir.walk(owner)):
+        for v in inner.operands:
+            evaluate(generic, v, place, lane, mapping)
+    mlir.clone_op(owner, mapping)
+    return mapping[value]
+
+
+__all__ = ["evaluate", "fetch", "is_index", "wide_loads"]

@@ -1,0 +1,1 @@
+"""Passes on tensors, from `simplify` to `bufferize`."""

@@ -1,0 +1,67 @@
+"""Folds clamps and comparisons whose result follows from the ranges of indices.
+
+    %i = linalg.index 0        (of 32)           %i = linalg.index 0
+    %c = minsi %i, 31                     ->
+    %x = extract %t[%c], if %i < 32              %x = extract %t[%i], if true
+
+A padded window clamps and checks every subscript. Most of these subscripts are the dimension's own index, and never leave
+its range.
+"""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from tilec.analysis.index_ranges import Range, Ranges
+from tilec.core import mlir
+from tilec.core.mlir import ir
+
+_HOLDS = {  # cmpi predicates: when (a, b) is always true, and when always false
+    2: lambda a, b: (a[1] < b[0], a[0] >= b[1]), 3: lambda a, b: (a[1] <= b[0], a[0] > b[1]),
+    4: lambda a, b: (a[0] > b[1], a[1] <= b[0]), 5: lambda a, b: (a[0] >= b[1], a[1] < b[0]),
+}  # fmt: skip
+
+
+def fold_bounds(module: ir.Operation) -> None:
+    for function in mlir.functions(module):
+        for op in [o for o in mlir.walk(function) if mlir.is_generic(o)]:
+            _Folder(op).fold()
+
+
+class _Folder:
+    def __init__(self, generic: ir.Operation):
+        self.generic, self.extents = generic, mlir.extents_of(generic)
+        self.ranges = Ranges(self._index)
+
+    def _index(self, op: ir.Operation) -> Range | None:
+        extent = self.extents[ir.IntegerAttr(op.attributes["dim"]).value] if op.name == "linalg.index" else 0
+        return (0, extent - 1) if extent > 0 else None
+
+    def fold(self) -> None:
+        for view in list(mlir.body_of(self.generic).operations):
+            op = view.operation
+            match op.name:
+                case "arith.minsi" | "arith.maxsi":
+                    self._extremum(op)
+                case "arith.cmpi":
+                    self._comparison(op)
+
+    def _extremum(self, op: ir.Operation) -> None:
+        ranges = [self.ranges.of(v) for v in op.operands]
+        if None in ranges:
+            return
+        a, b = ranges
+        smaller = 0 if a[1] <= b[0] else 1 if b[1] <= a[0] else None
+        if smaller is not None:
+            keep = smaller if op.name == "arith.minsi" else 1 - smaller
+            op.results[0].replace_all_uses_with(op.operands[keep])
+
+    def _comparison(self, op: ir.Operation) -> None:
+        holds = _HOLDS.get(ir.IntegerAttr(op.attributes["predicate"]).value)
+        ranges = [self.ranges.of(v) for v in op.operands]
+        if holds is None or None in ranges or not isinstance(op.operands[0].type, ir.IndexType):
+            return
+        always, never = holds(*ranges)
+        if always or never:
+            with ir.InsertionPoint(op), op.location:
+                op.results[0].replace_all_uses_with(mlir.constant(always, op.results[0].type))

@@ -1,0 +1,102 @@
+"""bufferize: tensors become memory.
+
+Every function takes its inputs and then the memory of its results; kernels write in place. Upstream's one-shot
+bufferization places the rest: intermediates of the program become `memref.alloc` in its function, those of a block
+`memref.alloc` in the block.
+
+    func @k(%x: tensor<4xf32>, %y: tensor<4xf32>) -> tensor<4xf32>   ->   func @k(%x: memref<4xf32>, %y: memref<4xf32>)
+"""
+
+from __future__ import annotations
+
+from tilec.core import mlir
+from tilec.core.mlir import bufferization, func, ir, memref
+from tilec.kernels.attributes import carry_over
+
+
+def bufferize(module: ir.Operation) -> None:
+    for function in mlir.functions(module):
+        if "tilec.kernel" in function.attributes:
+            _kernel(function)
+        else:
+            _program(function)
+
+
+def memory_type(type_: ir.Type) -> ir.MemRefType:
+    shaped = ir.ShapedType(type_)
+    return ir.MemRefType.get(list(shaped.shape), shaped.element_type)
+
+
+def _signature(function: ir.Operation, types: list[ir.Type], names: list[ir.Attribute]) -> tuple[ir.OpView, ir.Block]:
+    """An empty function over memory in place of `function`, with its attributes."""
+    new = func.FuncOp(ir.StringAttr(function.attributes["sym_name"]).value, ([memory_type(t) for t in types], []))
+    carry_over(function, new)
+    new.attributes["arg_attrs"] = ir.ArrayAttr.get(names)
+    return new, new.add_entry_block()
+
+
+def _kernel(function: ir.Operation) -> None:
+    """A kernel's last arguments are its outputs already: they become memory that it may write."""
+    old = mlir.entry(function)
+    results = list(list(old.operations)[-1].operation.operands)
+    inputs = len(old.arguments) - len(results)
+    with ir.InsertionPoint(function), function.location:
+        _, block = _signature(
+            function, [a.type for a in old.arguments], list(ir.ArrayAttr(function.attributes["arg_attrs"]))
+        )
+        with ir.InsertionPoint(block):
+            mapping: dict[ir.Value, ir.Value] = {}
+            for n, (before, now) in enumerate(zip(old.arguments, block.arguments)):
+                mapping[before] = bufferization.ToTensorOp(before.type, now, restrict=True, writable=n >= inputs).result
+            for op in list(old.operations)[:-1]:
+                mlir.clone_op(op.operation, mapping)
+            for value, out in zip(results, list(block.arguments)[inputs:]):
+                bufferization.MaterializeInDestinationOp(None, mapping[value], out, restrict=True, writable=True)
+            func.ReturnOp([])
+    function.erase()
+
+
+def _program(function: ir.Operation) -> None:
+    """The rest of the program becomes a list of kernel calls: each result is an output's memory or a buffer of its own."""
+    old = mlir.entry(function)
+    results = list(list(old.operations)[-1].operation.operands)
+    names = [
+        a
+        for key in ("arg_attrs", "res_attrs")
+        if key in function.attributes
+        for a in ir.ArrayAttr(function.attributes[key])
+    ]
+    with ir.InsertionPoint(function), function.location:
+        new, block = _signature(function, [*(a.type for a in old.arguments), *(r.type for r in results)], names)
+        new.attributes["tilec.inputs"] = mlir.integer(len(old.arguments))
+        memory = dict(zip(old.arguments, block.arguments))
+        outs = list(block.arguments)[len(old.arguments) :]
+        with ir.InsertionPoint(block):
+            for value, out in zip(results, outs):
+                memory.setdefault(value, out)
+            for op in old.operations:
+                if op.operation.name == "func.call":
+                    _call(op.operation, memory)
+                elif op.operation.name == "tensor.expand_shape":
+                    memory[op.results[0]] = _expand(op, memory[op.operands[0]])
+            for value, out in zip(results, outs):
+                if memory[value] != out:  # an input, or a result that is returned twice
+                    memref.CopyOp(memory[value], out)
+            func.ReturnOp([])
+    function.erase()
+
+
+def _expand(op: ir.OpView, source: ir.Value) -> ir.Value:
+    """One dimension written as two: the same memory."""
+    type_ = memory_type(op.results[0].type)
+    return memref.ExpandShapeOp(type_, source, op.attributes["reassociation"], [], list(type_.shape)).result
+
+
+def _call(call: ir.Operation, memory: dict[ir.Value, ir.Value]) -> None:
+    inputs = list(call.operands)[: len(call.operands) - len(call.results)]
+    for result in call.results:
+        if result not in memory:
+            memory[result] = memref.AllocOp(memory_type(result.type), [], []).result
+    with call.location:
+        callee = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+        func.CallOp([], callee, [memory[v] for v in (*inputs, *call.results)])

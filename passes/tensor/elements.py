@@ -1,0 +1,105 @@
+"""elements: a tensor with the same elements as another tensor is replaced by it.
+
+    t[i] = -x[i];  y[i] = -t[i];  z[i] = exp(y[i])    ->    z[i] = exp(x[i])        and y is x
+
+Every elementwise operation is written again in a function of scalars, which computes an element from elements of the
+inputs. That function is folded. `plan` then sees no operation that a later stage would fold away. A tensor that is
+computed like a result is replaced by the result. Other tensors that are computed alike stay separate: computing them once
+is a matter of cost.
+"""
+
+from __future__ import annotations
+
+from tilec.core import mlir
+from tilec.core.mlir import func, ir
+
+DEEP = 32  # operations through which an element is followed at other places than its reader's own
+OFTEN = 4  # times as many elements as tensors: one may be read at many places
+
+
+def forward_elements(module: ir.Operation) -> None:
+    for function in mlir.functions(module):
+        ops = [o.operation for o in mlir.entry(function).operations if mlir.is_generic(o.operation)]
+        if sum(map(_is_elementwise, ops)) > 1:
+            _forward(ops, set(list(mlir.entry(function).operations)[-1].operands))
+
+
+def _forward(ops: list[ir.Operation], results: set[ir.Value]) -> None:
+    values = [o.results[0] for o in ops if _is_elementwise(o)]
+    scalars = ir.Module.create()
+    with ir.InsertionPoint(scalars.body), ir.Location.unknown():
+        function = func.FuncOp("elements", ([], []))
+        elements = _Elements(function.add_entry_block(), OFTEN * len(ops))
+        with ir.InsertionPoint(elements.block):
+            found = [elements.of(v, _own(v)) for v in values]
+            func.ReturnOp(found)
+        types = ir.FunctionType.get([a.type for a in elements.block.arguments], [v.type for v in found])
+        function.attributes["function_type"] = ir.TypeAttr.get(types)
+    mlir.PassManager.parse("builtin.module(func.func(canonicalize,cse))").run(scalars.operation)
+    block = mlir.entry(function.operation)
+    known = {block.arguments[n]: value for n, value in enumerate(elements.read) if value is not None}
+    for value, element in zip(values, list(block.operations)[-1].operands):
+        first = known.get(element)
+        if first is not None and first != value and first.type == value.type:
+            value.replace_all_uses_with(first)
+        elif value in results:
+            known[element] = value
+
+
+def _own(value: ir.Value) -> tuple[int, ...]:
+    return tuple(range(ir.ShapedType(value.type).rank))
+
+
+def _is_elementwise(op: ir.Operation) -> bool:
+    """Whether each element of the one result is computed from elements alone, and nothing else is done."""
+    if len(op.results) != 1 or "reduction" in mlir.iterators_of(op):
+        return False
+    states = list(mlir.body_of(op).arguments)[len(mlir.inputs_of(op)) :]
+    return (
+        not any(map(mlir.uses, states))
+        and all(o.name.partition(".")[0] in ("arith", "math", "linalg") for o in mlir.walk(op))
+        and all(mlir.constant_value(v) is not None for v in mlir.captured(op))
+    )
+
+
+class _Elements:
+    """Elements of tensors as scalars. A subscript names, for each dimension of a tensor, the reader's dimension."""
+
+    def __init__(self, block: ir.Block, most: int):
+        self.block, self.most = block, most
+        self.made: dict[tuple[ir.Value | None, tuple[int, ...]], ir.Value] = {}
+        self.read: list[ir.Value | None] = []  # of each argument the tensor, where it is its element at the same place
+
+    def of(self, value: ir.Value, place: tuple[int, ...], depth: int = 0) -> ir.Value:
+        if (value, place) not in self.made:
+            op = mlir.definition(value)
+            near = place == _own(value) or (depth < DEEP and len(self.made) < self.most)
+            if op is not None and mlir.is_generic(op) and near and _is_elementwise(op):
+                self.made[value, place] = self._computed(op, place, depth + 1)
+            else:
+                self.made[value, place] = self._argument(ir.ShapedType(value.type).element_type)
+                self.read[-1] = value if place == _own(value) else None
+        return self.made[value, place]
+
+    def _computed(self, op: ir.Operation, place: tuple[int, ...], depth: int) -> ir.Value:
+        inputs, maps = mlir.inputs_of(op), [mlir.map_dims(m) for m in mlir.maps_of(op)]
+        at = dict(zip(maps[-1], place))
+        block = mlir.body_of(op)
+        used = [(a, v, dims) for a, v, dims in zip(block.arguments, inputs, maps) if mlir.uses(a)]
+        mapping = {a: self.of(v, tuple(at[d] for d in dims), depth) for a, v, dims in used}
+        for value in dict.fromkeys(mlir.captured(op)):
+            mlir.clone_op(mlir.definition(value), mapping)
+        for inner in block.operations:
+            if inner.operation.name == "linalg.index":
+                mapping[inner.results[0]] = self._index(at[ir.IntegerAttr(inner.attributes["dim"]).value])
+        (element,) = mlir.clone_body(block, mapping)
+        return element
+
+    def _index(self, dim: int) -> ir.Value:
+        if (None, (dim,)) not in self.made:
+            self.made[None, (dim,)] = self._argument(mlir.index_type())
+        return self.made[None, (dim,)]
+
+    def _argument(self, type_: ir.Type) -> ir.Value:
+        self.read.append(None)
+        return self.block.add_argument(type_, ir.Location.unknown())

@@ -1,0 +1,113 @@
+"""Packed factors: a contraction's factor is computed once, and stored in the layout that matrix units read.
+
+    c[m, n] += f(a[m, k]) * b[k, n]   ->   c.left[m, k] = f(a[m, k])          // in the type that is multiplied
+                                           c.right[n, k] = b[k, n]            // k last
+                                           c[m, n] += c.left[m, k] * c.right[n, k]
+
+Every tile of columns needs the factor of M x K elements. If threads compute it again for each tile (a conversion, a
+prologue, another order in memory), that takes longer than the products. TMA can copy a factor that is stored once.
+"""
+
+from __future__ import annotations
+
+from tilec.analysis.products import factors_of, stored
+from tilec.core import locations, mlir
+from tilec.core.mlir import arith, ir, linalg, tensor
+from tilec.kernels.attributes import carry_over
+
+SIDES = ("left", "right")  # the factors of a product in the order in which the body has them
+
+
+def pack(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str) -> tuple[ir.Operation, ir.Operation]:
+    """Stores factor `side` of a sum of products as `kind`, over the operation's `dims` in that order.
+
+    Returns the operation that computes it and the contraction that reads it instead.
+    """
+    with ir.InsertionPoint(op), op.location:
+        made = _store(op, factor(op, side), dims, kind)
+        made.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
+        return made, _read(op, side, made.results[0], dims)
+
+
+def factor(op: ir.Operation, side: int) -> ir.Value:
+    """A factor of the product that the operation adds to its sum."""
+    factors = factors_of(op)
+    assert factors is not None, "a sum of products, as the plan found"
+    return factors[side]
+
+
+def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str) -> ir.Operation:
+    element = mlir.type_of("f32" if kind == "tf32" else kind)
+    value = stored(value) if stored(value).type == element else value
+    own = {d: n for n, d in enumerate(dims)}
+    body = mlir.body_of(op)
+    operations = mlir.slice_of(body, value)
+    read = {value, *(v for o in operations for v in mlir.operands_of(o))}
+    operands = [
+        (v, m, a) for v, m, a in zip(mlir.inputs_of(op), mlir.maps_of(op), body.arguments) if a in read
+    ]  # fmt: skip
+    maps = [mlir.projection(len(dims), [own[d] for d in mlir.map_dims(m)]) for _, m, _ in operands]
+    extents = mlir.extents_of(op)
+    out = tensor.empty([extents[d] for d in dims], element)
+    new, block = mlir.generic(
+        [out.type], [v for v, _, _ in operands], [out], [*maps, mlir.projection(len(dims), range(len(dims)))],
+        ["parallel"] * len(dims),
+    )  # fmt: skip
+    with ir.InsertionPoint(block):
+        mapping: dict[ir.Value, ir.Value] = {a: b for (_, _, a), b in zip(operands, block.arguments)}
+        for inner in operations:
+            if inner.name == "linalg.index":
+                d = ir.IntegerAttr(inner.attributes["dim"]).value
+                mapping[inner.results[0]] = linalg.IndexOp(own[d]).result
+            else:
+                mlir.clone_op(inner, mapping)
+        linalg.YieldOp([_rounded(mapping.get(value, value), element, kind)])
+    if names := locations.indices(op):
+        locations.set_indices(new.operation, [names[d] for d in dims])
+    return new.operation
+
+
+def _rounded(value: ir.Value, element: ir.Type, kind: str) -> ir.Value:
+    if kind == "tf32":  # to nearest, ties away from zero: the matrix units would cut the last bits off
+        away = ir.Attribute.parse("4 : i32")
+        return arith.extf(element, arith.TruncFOp(ir.FloatTF32Type.get(), value, roundingmode=away).result)
+    return value if value.type == element else arith.truncf(element, value)
+
+
+def _read(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) -> ir.Operation:
+    """The contraction made anew, with the stored factor as its last input and without what only the factor read."""
+    old, body = factor(op, side), mlir.body_of(op)
+    inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
+    rank, count = maps[0].n_dims, len(inputs)
+    other = factor(op, 1 - side)
+    kept = {other, *(v for o in mlir.slice_of(body, other) for v in mlir.operands_of(o))}
+    operands = [(v, m, a) for v, m, a in zip(inputs, maps, body.arguments) if a in kept]
+    new, block = mlir.generic(
+        [r.type for r in op.results], [*(v for v, _, _ in operands), packed], mlir.outputs_of(op),
+        [*(m for _, m, _ in operands), mlir.projection(rank, dims), *maps[count:]], mlir.iterators_of(op),
+    )  # fmt: skip
+    carry_over(op, new)
+    arguments = list(block.arguments)
+    with ir.InsertionPoint(block):
+        mapping = {a: b for (_, _, a), b in zip(operands, arguments)}
+        mapping |= zip(list(body.arguments)[count:], arguments[len(operands) + 1 :])
+        element = arguments[len(operands)]
+        mapping[old] = element if element.type == old.type else arith.extf(old.type, element)
+        for view in body.operations:
+            inner = view.operation
+            if inner.name == "linalg.yield":
+                linalg.YieldOp([mapping[v] for v in inner.operands])
+            elif not set(inner.results) & set(mapping) and not _only_for(inner, op, old, kept):
+                mlir.clone_op(inner, mapping)
+    for before, after in zip(op.results, new.results):
+        before.replace_all_uses_with(after)
+    op.erase()
+    return new.operation
+
+
+def _only_for(inner: ir.Operation, op: ir.Operation, old: ir.Value, kept: set[ir.Value]) -> bool:
+    """Whether an operation of the body serves the stored factor alone."""
+    return inner in mlir.slice_of(mlir.body_of(op), old) and not set(inner.results) & kept
+
+
+__all__ = ["SIDES", "factor", "pack"]

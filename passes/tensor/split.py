@@ -1,0 +1,133 @@
+"""Splitting a reduction: parts that blocks compute on their own, then a small reduction of the parts.
+
+    s = generic [red i] ins(x : 4096)       x2 = expand_shape x : 4096 -> 8 x 512
+    s[] += x[i]                         ->   s.partial = generic [par p, red i] ins(x2)     s.partial[p] += x2[p, i]
+                                             s = generic [red p] ins(s.partial)             s[] += s.partial[p]
+
+The order in which parts are combined is fixed, so the same program gives the same bits on every run. Upstream's
+`split_reduction` is the same rewrite for operations of one result; this one also takes the (value, index) pairs of an
+argmax, whose combination `Combiner` reads from the body.
+"""
+
+from __future__ import annotations
+
+from tilec.core import locations, mlir
+from tilec.core.mlir import affine, ir, linalg, tensor
+from tilec.passes.combiner import Combiner
+
+
+def refuse_split(op: ir.Operation, dim: int, parts: int) -> str | None:
+    """Why dimension `dim` of a reduction cannot be cut into `parts`, or None where it can."""
+    if mlir.iterators_of(op)[dim] != "reduction" or "tilec.scan" in op.attributes:
+        return "only a reduction's own dimension can be split"
+    extent = mlir.extents_of(op)[dim]
+    if parts < 2 or extent % parts:
+        return f"{extent} elements cannot be {parts} equal parts"
+    if any(_fill_value(v) is None for v in mlir.outputs_of(op)):
+        return "it starts from a value that is not constant"
+    return None
+
+
+def split(op: ir.Operation, dim: int, parts: int) -> tuple[ir.Operation, ir.Operation]:
+    """Rewrites the reduction; returns the operation that makes the parts and the one that combines them."""
+    assert refuse_split(op, dim, parts) is None
+    with ir.InsertionPoint(op), op.location:
+        partial = _partial(op, dim, parts)
+        combine = _combine(op, partial, parts)
+    for before, after in zip(op.results, combine.results):
+        before.replace_all_uses_with(after)
+    op.erase()
+    return partial, combine
+
+
+def _partial(op: ir.Operation, dim: int, parts: int) -> ir.Operation:
+    inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
+    rank = maps[0].n_dims
+    chunk = mlir.extents_of(op)[dim] // parts
+    operands, places = [], []
+    for value, map_ in zip(inputs, maps):
+        dims = mlir.map_dims(map_)
+        if dim in dims:
+            at = dims.index(dim)
+            value = _expanded(value, at, parts, chunk)
+            places.append([d + 1 for d in dims[:at]] + [0] + [d + 1 for d in dims[at:]])
+        else:
+            places.append([d + 1 for d in dims])
+        operands.append(value)
+    outs = []
+    for value, map_ in zip(mlir.outputs_of(op), maps[len(inputs) :]):
+        shaped = ir.ShapedType(value.type)
+        outs.append(linalg.fill(_fill_value(value), outs=[tensor.empty([parts, *shaped.shape], shaped.element_type)]))
+        places.append([0] + [d + 1 for d in mlir.map_dims(map_)])
+    new, block = mlir.generic(
+        [o.type for o in outs], operands, outs, [mlir.projection(rank + 1, p) for p in places],
+        ["parallel", *mlir.iterators_of(op)],
+    )  # fmt: skip
+    with ir.InsertionPoint(block):
+        mapping = dict(zip(mlir.body_of(op).arguments, block.arguments))
+        for inner in mlir.body_of(op).operations:
+            if inner.operation.name == "linalg.index":
+                d = ir.IntegerAttr(inner.operation.attributes["dim"]).value
+                mapping[inner.operation.results[0]] = _index(d, dim, chunk)
+        linalg.YieldOp(mlir.clone_body(mlir.body_of(op), mapping))
+    name = mlir.get_string(op, "tilec.name")
+    new.attributes["tilec.name"] = mlir.string(f"{name}.partial")
+    if names := locations.indices(op):
+        locations.set_indices(new.operation, [f"{names[dim]}_part", *names])
+    for key in ("tilec.reduce", "tilec.multiplicand"):
+        if key in op.attributes:
+            new.attributes[key] = op.attributes[key]
+    return new.operation
+
+
+def _index(d: int, dim: int, chunk: int) -> ir.Value:
+    """The original index: the number of the part times the length of a part, plus the index in the part."""
+    if d != dim:
+        return linalg.IndexOp(d + 1).result
+    whole = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0) * chunk + ir.AffineDimExpr.get(1)])
+    return affine.AffineApplyOp(whole, [linalg.IndexOp(0).result, linalg.IndexOp(d + 1).result]).result
+
+
+def _combine(op: ir.Operation, partial: ir.Operation, parts: int) -> ir.Operation:
+    count = len(op.results)
+    ranks = [len(ir.ShapedType(r.type).shape) for r in op.results]
+    rank = max(ranks) + 1  # every output of a split reduction has the same parallel dimensions
+    maps = [mlir.projection(rank, range(rank))] * count + [mlir.projection(rank, range(1, rank))] * count
+    new, block = mlir.generic(
+        [r.type for r in op.results], list(partial.results), mlir.outputs_of(op), maps,
+        ["reduction"] + ["parallel"] * (rank - 1),
+    )  # fmt: skip
+    first = len(mlir.inputs_of(op))
+    combiner = Combiner(op, list(range(first, first + count)))
+    with ir.InsertionPoint(block):
+        arguments = list(block.arguments)
+        results: dict[int, ir.Value] = {}
+        for group in combiner.groups():
+            new_states = [arguments[n - first] for n in group]
+            old_states = [arguments[count + n - first] for n in group]
+            results.update(zip(group, combiner.combine(group, old_states, new_states)))
+        linalg.YieldOp([results[n] for n in sorted(results)])
+    for key in ("tilec.name", "tilec.reduce"):
+        if key in op.attributes:
+            new.attributes[key] = op.attributes[key]
+    if names := locations.indices(partial):
+        kept = mlir.map_dims(mlir.maps_of(op)[len(mlir.inputs_of(op))])
+        locations.set_indices(new.operation, [names[0], *(names[d + 1] for d in kept)])
+    return new.operation
+
+
+def _expanded(value: ir.Value, at: int, parts: int, chunk: int) -> ir.Value:
+    """The tensor with one dimension written as two: no data moves."""
+    shaped = ir.ShapedType(value.type)
+    shape = list(shaped.shape)
+    new = [*shape[:at], parts, chunk, *shape[at + 1 :]]
+    groups = [[d] if d < at else [at, at + 1] if d == at else [d + 1] for d in range(len(shape))]
+    owner = mlir.definition(value)
+    if owner is not None and owner.name == "tensor.empty":  # only tells a trip count
+        return tensor.empty(new, shaped.element_type)
+    return tensor.ExpandShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups, [], new).result
+
+
+def _fill_value(value: ir.Value) -> ir.Value | None:
+    owner = mlir.definition(value)
+    return owner.operands[0] if owner is not None and owner.name == "linalg.fill" else None

@@ -1,0 +1,205 @@
+"""tile: cuts each kernel's grid into tiles, one for each block, as planned.
+
+    m = generic max(x : MxN)                    forall (b) in (M / T) shared_outs(y) {
+    y = generic exp(x - m)                ->      m_t = generic max(x[b*T : b*T+T, :])
+                                                  y_t = generic exp(x[...] - m_t)
+                                                  in_parallel { insert y_t into y[b*T : b*T+T, :] } }
+
+Upstream's `tile_using_forall` with `fuse_into_containing_op` does this for chains of single results. For producers with
+several results or several readers it clones the producer per use and leaves one clone without its initial value (seen in
+the bundled build), so the loop is built here, once for the whole kernel, in the form upstream gives it. Intermediates get
+tensors of their tile's full size; at the edge of the grid a slice of them is used.
+"""
+
+from __future__ import annotations
+
+from tilec.core import locations, mlir
+from tilec.core.mlir import affine, ir, linalg, scf, tensor
+from tilec.kernels import planned_kernels
+from tilec.kernels.attributes import carry_over
+
+LAST_NAMED = 9  # MLIR has names for ten dimensions of blocks; no pass asks for them
+
+
+def tile(module: ir.Operation) -> None:
+    for function, planned in planned_kernels(module):
+        _tile_kernel(function, list(planned.grid), list(planned.tile))
+
+
+def _tile_kernel(function: ir.Operation, grid: list[int], sizes: list[int]) -> None:
+    block = mlir.entry(function)
+    ops = [op.operation for op in block.operations]
+    results = list(ops[-1].operands)
+    outs = list(block.arguments)[len(block.arguments) - len(results) :]
+    extents = _grid_extents(ops, grid)
+    steps = [max(1, min(t, e)) for t, e in zip(sizes, extents)]
+    counts = [-(-e // t) for e, t in zip(extents, steps)]
+    with ir.InsertionPoint(ops[-1]), function.location:
+        counts = counts or [1]  # a kernel of a single point is a block of its own
+        # Dimensions of one block stay, as they are mapped to something: later stages know them by their place.
+        mapping = [ir.Attribute.parse(f"#gpu.block<linear_dim_{min(n, LAST_NAMED)}>") for n in range(len(counts))]
+        loop = scf.ForallOp([0] * len(counts), counts, [1] * len(counts), outs, mapping=ir.ArrayAttr.get(mapping))
+        _name_blocks(function, loop, grid, extents, steps)
+        shared = list(loop.regions[0].blocks[0].arguments)[len(counts) :]
+        tiler = _Tiler(loop, grid, extents, steps, dict(zip(results, shared)))
+        with ir.InsertionPoint(loop.regions[0].blocks[0]):
+            for op in ops:
+                if mlir.is_generic(op):
+                    tiler.generic(op)
+            terminator = scf.InParallelOp()
+            with ir.InsertionPoint(terminator.regions[0].blocks[0]):
+                for value in results:
+                    tiler.insert(value)
+    ops[-1].erase()
+    with ir.InsertionPoint(block):
+        mlir.func.ReturnOp(loop.results)
+    for op in reversed(ops[:-1]):
+        if not any(True for r in op.results for _ in r.uses):
+            op.erase()
+
+
+def _name_blocks(
+    function: ir.Operation, loop: scf.ForallOp, grid: list[int], extents: list[int], steps: list[int]
+) -> None:
+    """A block's number along a dimension is the index where a block has one value of it."""
+    names = locations.index_names(function)
+    locations.named(loop, *(names.get(d) and names[d] + "_block" * (s > 1) for d, s in zip(grid, steps)))
+    cut = [d for d, e, s in zip(grid, extents, steps) if 1 < s < e]
+    function.attributes[locations.CUT] = mlir.integers(cut)
+
+
+def _grid_extents(ops: list[ir.Operation], grid: list[int]) -> list[int]:
+    found: dict[int, int] = {}
+    for op in ops:
+        if mlir.is_generic(op):
+            found.update(zip(mlir.get_integers(op, "tilec.dims"), mlir.extents_of(op)))
+    return [found[d] for d in grid]
+
+
+class _Tiler:
+    """Builds a block's operations; `tiles` takes a tensor of the kernel to its part in this block."""
+
+    def __init__(
+        self,
+        loop: ir.Operation,
+        grid: list[int],
+        extents: list[int],
+        steps: list[int],
+        shared: dict[ir.Value, ir.Value],
+    ) -> None:
+        self.grid, self.extents, self.steps, self.shared = grid, extents, steps, shared
+        self.tiles: dict[ir.Value, ir.Value] = {}
+        self.dims: dict[ir.Value, list[int]] = {}
+        block, names = loop.regions[0].blocks[0], locations.index_names(loop.operation)
+        self.offsets: dict[int, ir.Value] = {}
+        self.sizes: dict[int, ir.Value | int] = {}
+        with ir.InsertionPoint(block):
+            for d, extent, step, variable in zip(grid, extents, steps, block.arguments):
+                self._place(d, extent, step, variable, names.get(d))
+
+    def _place(self, d: int, extent: int, step: int, variable: ir.Value, name: str | None) -> None:
+        """Where the block starts along a grid dimension, and how much of its tile lies inside."""
+        i = ir.AffineDimExpr.get(0)
+        self.offsets[d] = variable
+        if step > 1:
+            start = affine.AffineApplyOp(ir.AffineMap.get(1, 0, [i * step]), [variable]).result
+            self.offsets[d] = locations.named(start, name and f"{name}_start")
+        if extent % step == 0:
+            self.sizes[d] = step
+        else:
+            left = ir.AffineMap.get(1, 0, [i * -step + extent, ir.AffineConstantExpr.get(step)])
+            self.sizes[d] = locations.named(affine.AffineMinOp(left, [variable]).result, name and f"{name}_size")
+
+    def slice(self, value: ir.Value, dims: list[int], local: bool = False) -> ir.Value:
+        """The block's part of a tensor subscripted by kernel dimensions; a local tensor holds just this block's tile."""
+        shape = ir.ShapedType(value.type).shape
+        offsets = [0 if local else self.offsets.get(d, 0) for d in dims]
+        sizes = [self.sizes.get(d, extent) for d, extent in zip(dims, shape)]
+        if all(o == 0 and s == e for o, s, e in zip(offsets, sizes, shape)):
+            return value
+        if 0 in shape:  # nothing to take a slice of
+            return tensor.empty(sizes, ir.ShapedType(value.type).element_type)
+        static = [s if isinstance(s, int) else mlir.DYNAMIC for s in sizes]
+        type_ = ir.RankedTensorType.get(static, ir.ShapedType(value.type).element_type)
+        dynamic = mlir.DYNAMIC
+        return tensor.ExtractSliceOp(
+            type_,
+            value,
+            [o for o in offsets if not isinstance(o, int)],
+            [s for s in sizes if not isinstance(s, int)],
+            [],
+            [o if isinstance(o, int) else dynamic for o in offsets],
+            static,
+            [1] * len(dims),
+        ).result
+
+    def generic(self, op: ir.Operation) -> None:
+        dims = mlir.get_integers(op, "tilec.dims")
+        maps = mlir.maps_of(op)
+        places = [[dims[d] for d in mlir.map_dims(m)] for m in maps]
+        inputs = mlir.inputs_of(op)
+        count = len(inputs)
+        with op.location:
+            operands = [self.input(v, p) for v, p in zip(inputs, places)]
+            outputs = [
+                self.output(result, out, p) for result, out, p in zip(op.results, mlir.outputs_of(op), places[count:])
+            ]
+            copy, block = mlir.generic([v.type for v in outputs], operands, outputs, maps, mlir.iterators_of(op))
+            carry_over(op, copy)
+            with ir.InsertionPoint(block):
+                mapping = dict(zip(mlir.body_of(op).arguments, block.arguments))
+                self.shift_indices(op, dims, mapping)
+                linalg.YieldOp(mlir.clone_body(mlir.body_of(op), mapping))
+        for result, new, place in zip(op.results, copy.results, places[count:]):
+            self.tiles[result], self.dims[result] = new, place
+
+    def shift_indices(self, op: ir.Operation, dims: list[int], mapping: dict[ir.Value, ir.Value]) -> None:
+        """`linalg.index` counts inside the tile; the program's index starts where the block does."""
+        for inner in mlir.body_of(op).operations:
+            if inner.operation.name != "linalg.index":
+                continue
+            d = ir.IntegerAttr(inner.operation.attributes["dim"]).value
+            local = linalg.IndexOp(d).result
+            if dims[d] in self.offsets:
+                total = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0) + ir.AffineDimExpr.get(1)])
+                local = affine.AffineApplyOp(total, [self.offsets[dims[d]], local]).result
+            mapping[inner.operation.results[0]] = local
+
+    def input(self, value: ir.Value, place: list[int]) -> ir.Value:
+        if value in self.tiles:
+            return self.tiles[value]
+        owner = value.owner
+        if not isinstance(owner, ir.Block) and owner.name == "tensor.empty":
+            return self.fresh(value, place)
+        return self.slice(value, place)
+
+    def output(self, result: ir.Value, out: ir.Value, place: list[int]) -> ir.Value:
+        """Where a result goes: its part of the kernel's output, or a tile of its own; filled as the original was."""
+        target = self.slice(self.shared[result], place) if result in self.shared else self.fresh(out, place)
+        owner = out.owner
+        if not isinstance(owner, ir.Block) and owner.name == "linalg.fill":
+            return linalg.fill(owner.operands[0], outs=[target])
+        return target
+
+    def fresh(self, value: ir.Value, place: list[int]) -> ir.Value:
+        shaped = ir.ShapedType(value.type)
+        step = dict(zip(self.grid, self.steps))
+        full = [step.get(d, extent) for d, extent in zip(place, shaped.shape)]
+        return self.slice(tensor.EmptyOp(full, shaped.element_type).result, place, local=True)
+
+    def insert(self, value: ir.Value) -> None:
+        place, target = self.dims[value], self.shared[value]
+        if 0 in ir.ShapedType(target.type).shape:
+            return
+        offsets = [self.offsets.get(d, 0) for d in place]
+        sizes = [self.sizes.get(d, e) for d, e in zip(place, ir.ShapedType(target.type).shape)]
+        tensor.ParallelInsertSliceOp(
+            self.tiles[value],
+            target,
+            [o for o in offsets if not isinstance(o, int)],
+            [s for s in sizes if not isinstance(s, int)],
+            [],
+            [o if isinstance(o, int) else mlir.DYNAMIC for o in offsets],
+            [s if isinstance(s, int) else mlir.DYNAMIC for s in sizes],
+            [1] * len(place),
+        )

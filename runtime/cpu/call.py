@@ -1,0 +1,130 @@
+"""Fast calls of a CPU program, on arrays like those of an earlier call: built-in functions for Python (`runtime/native/cpu.py`)."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tilec.core.dtypes import DType
+from tilec.runtime import buffers
+from tilec.runtime.cpu.launch import builtin, native
+from tilec.runtime.cuda.dlpack import CPU, TYPES
+from tilec.runtime.native import cpu as cpu_native
+from tilec.runtime.native.tables import Call, Keep, Spec
+
+ALIGNED_ROWS, WRITEABLE = 0x101, 0x400  # NumPy's flags C_CONTIGUOUS and ALIGNED; WRITEABLE
+Array = tuple[DType, tuple[int, ...]]
+
+
+class Runner(NamedTuple):
+    """What runs a program: its `table`, for the function `execute`, which takes `words` words of memory. `owner` keeps it.
+
+    Arrays begin at multiples of `aligned` bytes, or else of their elements. `device` is DLPack's type and number, `current`
+    the address of what tells the stream there, 0 where there are none.
+    """
+
+    owner: Any
+    table: int
+    execute: str
+    words: int
+    aligned: int = 1
+    device: tuple[int, int] = (CPU, 0)
+    current: int = 0
+    handle: Callable[[Any], int] = int
+
+
+class CallTable:
+    """`function(arrays, out, stream)` gives what a call returns: the results, or what `wrap` makes of a tuple of several. Or
+    `no`, where arguments are not NumPy arrays or PyTorch tensors (by `kind`) of these types and shapes, row-major and
+    aligned, results apart from all others; and while gradients of one are recorded. `new` allocate the results."""
+
+    def __init__(
+        self, runner: Runner, kind: type, inputs: Sequence[Array], outputs: Sequence[Array],
+        new: Sequence[Callable[[], Any]], wrap: Callable[[tuple[Any, ...]], Any], no: object,
+    ):  # fmt: skip
+        self._keep = keep = Keep()
+        describe = 0 if kind is np.ndarray else exchange(_DESCRIBE)
+        flags = [ALIGNED_ROWS] * len(inputs) + [ALIGNED_ROWS | WRITEABLE] * len(outputs)
+        specs = [self._spec(*array, f, describe, runner.aligned) for array, f in zip((*inputs, *outputs), flags)]
+        attributes = {n: keep.object(sys.intern(n)) for n in ("is_neg", "requires_grad")}
+        records = keep.object(sys.modules["torch"].is_grad_enabled) if describe else 0
+        table = keep.table(
+            Call, execute=native()[runner.execute], program=runner.table, words=runner.words,
+            device=runner.device[0] | runner.device[1] << 32, current=runner.current, handle=keep.object(runner.handle),
+            kind=keep.object(kind), describe=describe, inputs=len(inputs), specs=keep.words(specs), outputs=len(outputs),
+            new=keep.words([keep.object(each) for each in new]), wrap=keep.object(wrap) if len(outputs) > 1 else 0,
+            no=keep.object(no), none=id(None), false=id(False), tuple=id(tuple), list=id(list), records=records, **attributes,
+        )  # fmt: skip
+        self.function = builtin("tilec_call", table, (keep, runner.owner))
+
+    def _spec(self, dtype: DType, shape: tuple[int, ...], flags: int, describe: int, aligned: int) -> int:
+        if describe:
+            code, bits = TYPES[dtype.name]
+            written = {"dtype": code | bits << 8 | 1 << 16}
+        else:
+            written = {"dtype": dtype.numpy.num, "order": ord(dtype.numpy.byteorder)}
+        return self._keep.table(
+            Spec, mask=max(dtype.bytes, aligned) - 1, bytes=prod(shape) * dtype.bytes, flags=flags, rank=len(shape),
+            shape=self._keep.words(shape), **written,
+        )  # fmt: skip
+
+
+def possible(kind: type) -> bool:
+    """Whether machine code can read arrays of this kind in this process."""
+    if kind is np.ndarray:
+        return _numpy_is_known()
+    torch = sys.modules.get("torch")
+    return torch is not None and kind is torch.Tensor and exchange(_DESCRIBE) != 0
+
+
+def new_array(kind: type, dtype: DType, shape: tuple[int, ...]) -> Callable[[], Any]:
+    if kind is np.ndarray:
+        return partial(np.empty, shape, dtype.numpy)
+    return buffers.new_tensor(sys.modules["torch"].empty((), dtype=buffers.to_torch(dtype.name), device="cpu"), shape)
+
+
+@cache
+def _numpy_is_known() -> bool:
+    """Whether NumPy lays its arrays down as its ABI says: there are interpreters that only look like Python."""
+    array = np.zeros((3, 5), np.float32)
+    if hasattr(sys, "pypy_version_info"):
+        return False
+    at = partial(_read, id(array))
+    descr = at(cpu_native.DESCR, ctypes.c_int64)
+    return (
+        at(cpu_native.HEAD - 8, ctypes.c_int64) == id(np.ndarray)
+        and at(cpu_native.DATA, ctypes.c_int64) == array.ctypes.data
+        and at(cpu_native.RANK, ctypes.c_int32) == 2
+        and at(cpu_native.FLAGS, ctypes.c_int32) == array.flags.num
+        and descr == id(array.dtype)
+        and _read(descr, cpu_native.TYPE, ctypes.c_int32) == array.dtype.num
+        and _read(descr, cpu_native.ORDER, ctypes.c_int8) == ord(array.dtype.byteorder)
+        and [_read(at(cpu_native.SHAPE, ctypes.c_int64), 8 * n, ctypes.c_int64) for n in range(2)] == [3, 5]
+    )
+
+
+def _read(address: int, offset: int, kind: Any) -> int:
+    return kind.from_address(address + offset).value
+
+
+_DESCRIBE, CURRENT_STREAM = 40, 48  # dltensor_from_py_object_no_sync and current_work_stream of DLPackExchangeAPI
+
+
+@cache
+def exchange(field: int) -> int:
+    """A function by which PyTorch tells machine code of its tensors or streams; 0 where it has none (before 2.10)."""
+    capsule = getattr(sys.modules["torch"].Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return 0
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    table = pointer(capsule, b"dlpack_exchange_api")
+    if _read(table, 0, ctypes.c_uint32) != 1:  # DLPack's major version
+        return 0
+    return _read(table, field, ctypes.c_int64)

@@ -1,0 +1,187 @@
+"""Runs compiled CPU programs: their tables, for `runtime/native/cpu.py` or `runtime/native/python.py`, and Numba's
+threads, which share out blocks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NoReturn
+
+import llvmlite.binding as llvm
+
+from tilec.core.diagnostics import CheckError
+from tilec.process import forking
+from tilec.process.interrupts import uninterrupted
+from tilec.runtime import host_memory
+from tilec.runtime.native import tables
+from tilec.runtime.native.tables import Keep
+from tilec.runtime.program import Emitted, KernelSource, Step
+
+CACHE_LINE = 128
+
+
+class CpuProgram:
+    """Kernels in the order of a program's steps. `launch` is safe in many threads at once.
+
+    A call has a workspace for itself: temporaries, and scratch memory for every thread that works on it. There are as many
+    as calls went on at once, kept for later ones. `table` is the address of a `native_tables.Program`.
+    """
+
+    def __init__(self, emitted: Emitted, loops: Mapping[str, int], inputs: int, outputs: int):
+        self._steps, self._kernels = emitted.steps, {k.name: k for k in emitted.kernels}
+        used = [self._kernels[s.kernel] for s in self._steps if s.kernel is not None]
+        threads = _most_threads() if any(k.grid > 1 for k in used) else 1
+        self._parallel = threads > 1
+        scratch = -(-emitted.workspace // CACHE_LINE) * CACHE_LINE
+        self._bytes = scratch + max((_stride(k) * (threads if k.grid > 1 else 1) for k in used), default=0)
+        self.words = inputs + outputs + len(emitted.temporaries)
+        self._begin = {"input": 0, "output": inputs, "temporary": inputs + outputs}
+        self._keep = keep = Keep()
+        steps = [self._step(s, loops, scratch) for s in self._steps]
+        self.table = keep.table(
+            tables.Program, steps=len(steps), step_list=keep.words(steps), arrays=inputs + outputs,
+            temporaries=len(emitted.temporaries), offsets=keep.words([t.offset for t in emitted.temporaries]),
+            parameters=max((len(s.slots) for s in self._steps), default=0), workspace=self._bytes,
+            allocate=keep.object(self._allocate), fail=keep.object(self._fail), pool=_pool_table(),
+        )  # fmt: skip
+        if tables.native_calls():
+            self._launch = builtin("tilec_launch", self.table, self)
+        else:
+            from tilec.runtime.native.python import PythonLaunch
+
+            self._launch = PythonLaunch(self.table, self._allocate, self._fail)
+
+    def _step(self, step: Step, loops: Mapping[str, int], scratch: int) -> int:
+        slots = self._keep.words([self._begin[s.kind] + s.number for s in step.slots])
+        common = {"parameters": len(step.slots), "slots": slots, "bytes": step.bytes}
+        if step.kernel is None:
+            return self._keep.table(tables.Step, **common)
+        kernel = self._kernels[step.kernel]
+        stride = _stride(kernel)
+        return self._keep.table(
+            tables.Step, loop=loops[kernel.name], grid=kernel.grid, scratch=scratch, stride=stride, **common
+        )
+
+    def launch(self, addresses: Sequence[int]) -> None:
+        """Runs all steps on row-major arrays at these addresses, inputs before outputs. Raises CheckError for what a
+        run-time check found."""
+        if self._parallel:
+            start_pool()
+        self._launch(*addresses)
+
+    def _allocate(self) -> int:
+        """Memory for one more call at a time."""
+        memory, start = host_memory.allocate(tables.NODE + self._bytes)
+        self._keep.object(memory)
+        return start
+
+    def _fail(self, code: int) -> NoReturn:
+        step, number = code >> 32, code & 0xFFFFFFFF
+        raise CheckError(self._kernels[self._steps[step].kernel or ""].sites[number - 1])
+
+
+def _stride(kernel: KernelSource) -> int:
+    """Bytes from one thread's scratch memory to the next's: no two are on one cache line."""
+    return -(-kernel.scratch // CACHE_LINE) * CACHE_LINE
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+
+def _most_threads() -> int:
+    import numba
+
+    return numba.config.NUMBA_NUM_THREADS
+
+
+@cache
+def _pool_words() -> ctypes.Array[ctypes.c_int64]:
+    words = (ctypes.c_int64 * len(tables.Pool))()
+    words[tables.Pool.lost] = ctypes.addressof(forking.POOL_LOST)
+    return words
+
+
+def _pool_table() -> int:
+    return ctypes.addressof(_pool_words())
+
+
+def start_pool() -> None:
+    """Starts Numba's threads, unless they run, or did so before a fork. Before that, kernels run in the calling thread."""
+    if not forking.pool_lost():
+        _start_pool()
+
+
+_SPINS = "5000"  # some 130 us; waking a thread took 25 to 100 (an EPYC, virtual)
+
+
+@contextmanager
+def _short_spins() -> Iterator[None]:
+    """GNU's OpenMP, which is loaded here, has its threads look for work about as long as waking one takes, then sleep.
+
+    By default they look for several milliseconds. A caller that waits so for a thread whose core somebody else has keeps
+    that thread from its own. What the user has set stays, and children of this process inherit nothing.
+    """
+    if "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ:
+        yield
+        return
+    os.environ["GOMP_SPINCOUNT"] = _SPINS
+    try:
+        yield
+    finally:
+        os.environ.pop("GOMP_SPINCOUNT", None)
+
+
+@cache
+def _start_pool() -> None:
+    with forking.compiling(), uninterrupted(), _short_spins():  # numba has locks, too
+        import numba
+
+        numba.get_num_threads()  # starts them
+    words, field = _pool_words(), tables.Pool
+    if (
+        numba.threading_layer() == "workqueue"
+    ):  # its threads abort the process when two Python threads enter them at once
+        allocate = ctypes.pythonapi.PyThread_allocate_lock
+        allocate.restype = ctypes.c_void_p
+        words[field.lock] = allocate()
+    words[field.threads] = llvm.address_of_symbol("get_num_threads")
+    words[field.parallel_for] = llvm.address_of_symbol("numba_parallel_for")
+
+
+# ---- built-in functions ----------------------------------------------------------------------------------------------
+
+
+class _Method(ctypes.Structure):
+    """PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p), ("call", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p),
+    )  # fmt: skip
+
+
+_FASTCALL = 0x80  # METH_FASTCALL: arguments as an array
+
+
+def native() -> dict[str, int]:
+    """The addresses of the functions of `runtime/native/cpu.py`."""
+    from tilec.runtime.cpu.objects import load_native
+
+    return load_native()
+
+
+@cache
+def _methods() -> dict[str, _Method]:
+    return {name: _Method(name.encode(), address, _FASTCALL, None) for name, address in native().items()}
+
+
+def builtin(name: str, table: int, owner: object) -> Callable[..., Any]:
+    """`tilec_launch` or `tilec_call` for the table at an address. It keeps `owner`, which keeps the table."""
+    new = ctypes.pythonapi.PyCFunction_NewEx
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    return new(ctypes.addressof(_methods()[name]), (table, owner), None)
+
+
+__all__ = ["CpuProgram", "builtin", "native", "start_pool"]

@@ -1,0 +1,50 @@
+"""The language's functions for emitted CPU kernels: Numba intrinsics of f32 and f64 that are inlined without branches.
+
+Loops over them vectorise. The modules of the functions have their methods and sources, `tilec.core.functions` their error bounds.
+Subnormal numbers are handled. Every function gives NaN for NaN, and the limits of C99 (annex F) at infinities and zeros.
+"""
+
+from __future__ import annotations
+
+from tilec.runtime.cpu.math_exp import erf, exp, exp2, exp_below, expm1, tanh
+from tilec.runtime.cpu.math_log import log, log1p, log2, pow
+from tilec.runtime.cpu.math_trig import cos, cos_quick, sin, sin_quick, tan, tan_quick
+from tilec.runtime.cpu.math_values import Value, call, floats
+
+__all__ = [
+    "absolute", "ceil", "cos", "cos_quick", "erf", "exp", "exp2", "exp_below", "expm1", "floor", "log", "log1p",
+    "log2", "pow", "round_even", "rsqrt", "sin", "sin_quick", "sqrt", "tan", "tan_quick", "tanh",
+]  # fmt: skip
+
+
+@floats
+def sqrt(x: Value) -> Value:
+    """The square root, correctly rounded."""
+    return call("llvm.sqrt", x)
+
+
+@floats
+def rsqrt(x: Value) -> Value:
+    """1 / sqrt(x), each correctly rounded: 1.5 units together, where estimates would need steps and special cases."""
+    return 1 / call("llvm.sqrt", x)
+
+
+@floats
+def ceil(x: Value) -> Value:
+    return call("llvm.ceil", x)
+
+
+@floats
+def floor(x: Value) -> Value:
+    return call("llvm.floor", x)
+
+
+@floats
+def round_even(x: Value) -> Value:
+    """To the nearest integer, halves to the even one."""
+    return call("llvm.rint", x)
+
+
+@floats
+def absolute(x: Value) -> Value:
+    return call("llvm.fabs", x)

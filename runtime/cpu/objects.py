@@ -1,0 +1,130 @@
+"""The machine code of CPU programs: from the disk cache if this processor compiled it before, or compiled now."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from base64 import b64decode
+from contextlib import suppress
+from functools import cache as once
+
+import llvmlite.binding as llvm
+
+from tilec.process import progress
+from tilec.process.generated import functions, identity
+from tilec.process.interrupts import uninterrupted, workers
+from tilec.runtime import cache
+from tilec.runtime.cpu.load import MissingSymbol, load, machine
+from tilec.runtime.program import Emitted, Object
+
+COMPILER = "tilec.runtime.cpu.compile"
+
+
+def load_program(emitted: Emitted) -> dict[str, int]:
+    """The address of every kernel's loop over blocks."""
+    key = cache.make_key("objects", emitted.module, cache.runtime_digest(), *_versions())
+    if (found := cache.load(key)) is not None:
+        try:
+            return load_kernels(_from_cache(*found))
+        except (KeyError, TypeError, AttributeError, MissingSymbol):
+            pass
+    made = _compiled(emitted)
+    objects = {o.symbol: o for o in made.values()}
+    properties = {
+        "kernels": {name: o.symbol for name, o in made.items()},
+        "needs": {symbol: o.needs for symbol, o in objects.items()},
+    }
+    cache.save(key, properties, {symbol: o.image for symbol, o in objects.items()})
+    return load_kernels(made)
+
+
+def compiles_here() -> bool:
+    """Whether this process has the compiler loaded, so that no other one need load it."""
+    return COMPILER in sys.modules
+
+
+def _compiled(emitted: Emitted) -> dict[str, Object]:
+    if not compiles_here() and (made := _compiled_elsewhere(emitted)) is not None:
+        return made
+    with uninterrupted():
+        from tilec.runtime.cpu.compile import compile_kernels
+
+    return compile_kernels(emitted.module, emitted.kernels)
+
+
+def _compiled_elsewhere(emitted: Emitted) -> dict[str, Object] | None:
+    """By processes of the compiler's own, several kernels at once; None where those cannot be had.
+
+    Kernels that differ in names only are one.
+    """
+    from tilec.process import compile_server
+
+    codes = functions(emitted.module)
+    alike = {k.name: identity(codes[k.name]) for k in emitted.kernels}
+    names = {same: name for name, same in alike.items()}
+    with workers(os.cpu_count(), "tilec-compile") as pool:
+        asked = {
+            same: pool.submit(compile_server.ask, COMPILER, {"module": emitted.module, "kernel": name})
+            for same, name in names.items()
+        }
+        with suppress(MissingSymbol), uninterrupted():  # what running takes, meanwhile
+            import numba  # noqa: F401
+
+            load_native()
+        replies = {}
+        for number, (same, future) in enumerate(asked.items(), 1):
+            progress.at(f"compiling kernel {number} of {len(asked)}")
+            replies[same] = future.result()
+    made = {same: r for same, r in replies.items() if r is not None and "image" in r}
+    if len(made) < len(replies):
+        return None
+    objects = {same: Object(b64decode(r["image"]), r["symbol"], tuple(r["needs"])) for same, r in made.items()}
+    return {name: objects[same] for name, same in alike.items()}
+
+
+def load_kernels(made: dict[str, Object]) -> dict[str, int]:
+    """The address of every kernel's loop. Raises MissingSymbol for machine code that was made for another process."""
+    return {name: load(o.image, (o.symbol,), o.needs)[o.symbol] for name, o in made.items()}
+
+
+def _from_cache(properties: dict, files: dict[str, bytes]) -> dict[str, Object]:
+    needs = properties["needs"]
+    return {name: Object(files[symbol], symbol, tuple(needs[symbol])) for name, symbol in properties["kernels"].items()}
+
+
+NATIVE = ("tilec_launch", "tilec_call", "tilec_execute", "tilec_cuda_execute")
+
+
+@once
+def load_native() -> dict[str, int]:
+    """The addresses of the functions of `runtime/native/cpu.py`."""
+    key = cache.make_key("native", cache.runtime_digest(), *_versions())
+    if (found := cache.load(key)) is not None:
+        try:
+            return _load_native(found[1]["image"], found[0]["needs"])
+        except (KeyError, TypeError, MissingSymbol):
+            pass
+    from tilec.runtime.native import cpu as cpu_native
+
+    module = cpu_native.module()
+    needs = [f.name for f in module.functions if f.is_declaration]
+    image = machine().emit_object(llvm.parse_assembly(str(module)))
+    cache.save(key, {"needs": needs}, {"image": image})
+    return _load_native(image, needs)
+
+
+def _load_native(image: bytes, needs: list[str]) -> dict[str, int]:
+    for name in needs:  # LLVM does not find them by itself everywhere
+        function = ctypes.memmove if name == "memmove" else getattr(ctypes.pythonapi, name, None)
+        if function is not None:
+            llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+    return load(image, NATIVE, needs)
+
+
+@once
+def _versions() -> tuple[str, ...]:
+    """All beside the sources that has a part in the machine code: versions, the processor, and Numba's settings."""
+    settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("NUMBA_") and "THREAD" not in k)
+    processor = (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    return (*cache.installed("numba", "llvmlite"), sys.version, llvm.get_process_triple(), *processor, *settings)

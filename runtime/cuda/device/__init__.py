@@ -1,0 +1,1 @@
+"""Device functions that printed CUDA kernels import."""

@@ -1,0 +1,311 @@
+"""Arithmetic, shuffles, barriers, clusters and counters: device functions on scalars, by name.
+
+`SCALAR` maps each name to a function of no arguments that defines it. Names end in the type they work on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tilec.runtime.cuda.device.define import asm, define, ptx
+from tilec.runtime.cuda.device.trig import absolute, quick, short, trigonometric
+
+# libdevice's accurate functions (largest errors: CUDA Programming Guide, "Mathematical Functions"), not
+# `.approx` ones.
+_LIBDEVICE = [
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "cbrt",
+    "ceil",
+    "cos",
+    "cosh",
+    "erf",
+    "erfc",
+    "exp",
+    "exp10",
+    "exp2",
+    "expm1",
+    "floor",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "rint",
+    "rsqrt",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "tgamma",
+    "trunc",
+    "fabs",
+]
+_LIBDEVICE_2 = ["atan2", "copysign", "fmod", "hypot", "pow"]
+
+# One instruction each, float32, with the error that PTX ISA states for it.
+_APPROX = {
+    "exp2_approx": "ex2.approx.ftz.f32",  # 2 ulp
+    "log2_approx": "lg2.approx.ftz.f32",  # 2^-22 absolute near 1
+    "rcp_approx": "rcp.approx.ftz.f32",  # 1 ulp
+    "rsqrt_approx": "rsqrt.approx.ftz.f32",  # relative 2^-22.9
+    "sqrt_approx": "sqrt.approx.ftz.f32",  # relative 2^-23
+    "sin_approx": "sin.approx.ftz.f32",  # 2^-20.5 absolute in [-pi, pi]
+    "cos_approx": "cos.approx.ftz.f32",
+    "tanh_approx": "tanh.approx.f32",  # relative 2^-11
+}
+
+# What quick operations are printed as (`passes/tensor/approximate.py`); those without .ftz take subnormal numbers, too.
+_QUICK = {
+    "exp2_quick_f32": ("ex2.approx.ftz.f32", 1),  # 2^-22
+    "reciprocal_quick_f32": ("rcp.approx.ftz.f32", 1),  # 1 ulp
+    "tanh_quick_f32": ("tanh.approx.f32", 1),  # 2^-11
+    "log2_quick_f32": ("lg2.approx.f32", 1),  # 2^-22 absolute near 1, relative beyond
+    "sqrt_quick_f32": ("sqrt.approx.f32", 1),  # 2^-23
+    "divide_quick_f32": ("div.full.f32", 2),  # 2 ulp
+}
+
+_PTX: dict[str, tuple[str, str, str]] = {
+    "rolled": ("mov.b64 $0, $1;", "l", "l"),  # a count that LLVM does not know, so that it leaves a loop as it is
+    "multiply_wide_u32": ("mul.wide.u32 $0, $1, $2;", "rr", "l"),
+    "low_word": ("{\n.reg .b32 high;\nmov.b64 {$0, high}, $1;\n}", "l", "r"),
+    # NaN wins, as NumPy's maximum has it; Numba's own max() loses it. One instruction on sm_80.
+    "maximum_f32": ("max.NaN.f32 $0, $1, $2;", "ff", "f"),
+    "minimum_f32": ("min.NaN.f32 $0, $1, $2;", "ff", "f"),
+    "maximum_number_f32": ("max.f32 $0, $1, $2;", "ff", "f"),
+    "minimum_number_f32": ("min.f32 $0, $1, $2;", "ff", "f"),
+    **{name: (f"{instruction} $0, $1;", "f", "f") for name, instruction in _APPROX.items()},
+    **{
+        n: (f"{i} $0, {', '.join(f'${k + 1}' for k in range(count))};", "f" * count, "f")
+        for n, (i, count) in _QUICK.items()
+    },
+}
+
+_PTX_EFFECTS: dict[str, tuple[str, str, str]] = {
+    # `.aligned`: every thread of the warp is there together. `barrier_any` is for code that may have
+    # diverged.
+    "barrier": ("bar.sync 0;", "", ""),
+    "barrier_any": ("barrier.sync 0;", "", ""),
+    "named_barrier": ("bar.sync $0, $1;", "rr", ""),  # (barrier 1..15, threads)
+    "named_barrier_arrive": ("bar.arrive $0, $1;", "rr", ""),
+    "warp_barrier": ("bar.warp.sync 0xffffffff;", "", ""),
+    # Counters and flags between blocks (PTX ISA, memory consistency model): release what was written before,
+    # acquire what others released. Integer only: float atomics would make results differ from run to run.
+    "atomic_add_i32": ("atom.add.acq_rel.gpu.global.s32 $0, [$1], $2;", "lr", "r"),
+    "load_acquire_i32": ("ld.acquire.gpu.global.s32 $0, [$1];", "l", "r"),
+    "store_release_i32": ("st.release.gpu.global.s32 [$0], $1;", "lr", ""),
+    # Words that are whole by themselves: what is read says all that was written with it, so nothing is ordered.
+    "publish_i64": ("st.relaxed.gpu.global.b64 [$0], $1;", "ll", ""),
+    "observe_i64": ("ld.relaxed.gpu.global.b64 $0, [$1];", "l", "l"),
+    "fence_gpu": ("fence.acq_rel.gpu;", "", ""),
+    # Clusters (sm_90).
+    "cluster_arrive": ("barrier.cluster.arrive.release;", "", ""),
+    "cluster_arrive_relaxed": ("barrier.cluster.arrive.relaxed;", "", ""),
+    "cluster_wait": ("barrier.cluster.wait.acquire;", "", ""),
+    "remote_load_f32": ("ld.shared::cluster.f32 $0, [$1];", "r", "f"),
+    "remote_store_f32": ("st.shared::cluster.f32 [$0], $1;", "rf", ""),
+    # (remote address, value, remote mbarrier): the store arrives with its bytes at the mbarrier.
+    **{
+        f"remote_store_async_{name}": (
+            f"st.async.shared::cluster.mbarrier::complete_tx::bytes.b{name[1:]} [$0], $1, [$2];",
+            f"r{letter}r",
+            "",
+        )
+        for name, letter in (("f32", "f"), ("i32", "r"), ("f64", "d"), ("i64", "l"))
+    },
+}
+
+_REGISTERS = {
+    "cluster_rank": "%cluster_ctarank",
+    "cluster_size": "%cluster_nctarank",
+    "cluster_id": "%clusterid.x",
+    "cluster_count": "%nclusterid.x",
+    "lane_id": "%laneid",
+}
+
+
+def _fma(dtype: str) -> Any:
+    """a * b + c, rounded once."""
+    body = f"%result = math.fma %a, %b, %c : {dtype}"
+    return define(f"fma_{dtype}", {"a": dtype, "b": dtype, "c": dtype}, dtype, body)
+
+
+def _extremum_f64(name: str, predicate: str) -> Any:
+    """There is no `max.NaN.f64`: take `a` where it is beyond `b` or NaN."""
+    body = f"""%beyond = arith.cmpf {predicate}, %a, %b : f64
+      %nan = arith.cmpf uno, %a, %a : f64
+      %take = arith.ori %beyond, %nan : i1
+      %result = arith.select %take, %a, %b : f64"""
+    return define(name, {"a": "f64", "b": "f64"}, "f64", body)
+
+
+def _extremum_unsigned(name: str, dtype: str) -> Any:
+    body = f"%result = arith.{name}ui %a, %b : {dtype.replace('u', 'i')}"
+    return define(f"{name}_{dtype}", {"a": dtype, "b": dtype}, dtype, body)
+
+
+def _compare(name: str, predicate: str, dtype: str) -> Any:
+    """IEEE comparisons. Numba-CUDA's `x != y` is an *ordered* comparison, false where an operand is NaN."""
+    body = f"%result = arith.cmpf {predicate}, %a, %b : {dtype}"
+    return define(f"{name}_{dtype}", {"a": dtype, "b": dtype}, "bool", body)
+
+
+def _is_nan(dtype: str) -> Any:
+    return define(f"is_nan_{dtype}", {"a": dtype}, "bool", f"%result = arith.cmpf uno, %a, %a : {dtype}")
+
+
+def _within(name: str, extend: str) -> Any:
+    """An index that is known to fit 32 bits (`_i32`), or 31 and not to be negative (`_u31`): so the compiler knows, too."""
+    body = f"%low = arith.trunci %x : i64 to i32\n%result = arith.{extend} %low : i32 to i64"
+    return define(name, {"x": "i64"}, "i64", body)
+
+
+def _unsigned(bits: int) -> Any:
+    """The same bits without a sign. Numba-CUDA's own cast of a constant keeps its sign: `float32(uint32(int32(-1)))` is -1."""
+    body = f"%zero = arith.constant 0 : i{bits}\n%result = arith.addi %a, %zero : i{bits}"
+    return define(f"unsigned_u{bits}", {"a": f"i{bits}"}, f"u{bits}", body)
+
+
+def _bitcast(name: str, source: str, result: str) -> Any:
+    return define(name, {"a": source}, result, f"%result = arith.bitcast %a : {source} to {result}")
+
+
+def _round_tf32() -> Any:
+    """To the nearest tf32, ties away from zero: the only rounding before sm_90."""
+    cut = asm("cvt.rna.tf32.f32 $0, $1;", "r", [("f", "%a")], pure=True)
+    return define("round_tf32", {"a": "f32"}, "f32", f"%cut = {cut}\n%result = arith.bitcast %cut : i32 to f32")
+
+
+def _f32_odd() -> Any:
+    """An f64 as f32, rounded to odd: cut, and the last bit set where something was. What rounds it further rounds once."""
+    cut = asm("cvt.rz.f32.f64 $0, $1;", "f", [("d", "%a")], pure=True)
+    body = f"""%cut = {cut}
+      %back = arith.extf %cut : f32 to f64
+      %inexact = arith.cmpf one, %back, %a : f64
+      %word = arith.bitcast %cut : f32 to i32
+      %last = arith.extui %inexact : i1 to i32
+      %odd = arith.ori %word, %last : i32
+      %result = arith.bitcast %odd : i32 to f32"""
+    return define("f32_odd", {"a": "f64"}, "f32", body)
+
+
+def _round(dtype: str) -> Any:
+    """A float32 rounded to what `dtype` can hold, still as float32: what a store and a load would give."""
+    from tilec.runtime.cuda.device.memory import WIDTH, _decode, _encode_one
+
+    if dtype == "bf16":  # beside a zero, in the upper half: the word is the float32
+        both = "{\n.reg .f32 z;\nmov.f32 z, 0f00000000;\ncvt.rn.bf16x2.f32 $0, $1, z;\n}"
+        body = f"%word = {asm(both, 'r', [('f', '%a')], pure=True)}\n%result = arith.bitcast %word : i32 to f32"
+        return define("round_bf16", {"a": "f32"}, "f32", body)
+    bits = f"i{WIDTH[dtype]}"
+    body = f"{_encode_one('%a', dtype, 'stored')}\n{_decode('%stored', dtype, 'result', bits)}"
+    return define(f"round_{dtype}", {"a": "f32"}, "f32", body)
+
+
+_SHUFFLES = {"xor": "bfly", "up": "up", "down": "down", "index": "idx"}
+
+
+def _shuffle(mode: str, dtype: str) -> Any:
+    """`shuffle_xor_f32(value, lane mask)`: the value of another lane of the warp (PTX ISA, `shfl.sync`).
+
+    All 32 lanes take part. For "up" and "down" a lane whose source is outside the warp keeps its own value.
+    Values of 64 bits move as two halves.
+    """
+    kind = _SHUFFLES[mode]
+    clamp = 0 if mode == "up" else 31
+    lines = ["%mask = arith.constant -1 : i32", f"%clamp = arith.constant {clamp} : i32"]
+    if dtype in ("f32", "i32", "u32"):
+        word = dtype.replace("u", "i")
+        lines.append(f"%result = nvvm.shfl.sync {kind} %mask, %value, %lane, %clamp : {word} -> {word}")
+    else:
+        lines += [
+            f"%bits = arith.bitcast %value : {dtype.replace('u', 'i')} to i64",
+            "%thirty_two = arith.constant 32 : i64",
+            "%low = arith.trunci %bits : i64 to i32",
+            "%shifted = arith.shrui %bits, %thirty_two : i64",
+            "%high = arith.trunci %shifted : i64 to i32",
+            f"%low1 = nvvm.shfl.sync {kind} %mask, %low, %lane, %clamp : i32 -> i32",
+            f"%high1 = nvvm.shfl.sync {kind} %mask, %high, %lane, %clamp : i32 -> i32",
+            "%low2 = arith.extui %low1 : i32 to i64",
+            "%high2 = arith.extui %high1 : i32 to i64",
+            "%high3 = arith.shli %high2, %thirty_two : i64",
+            "%both = arith.ori %low2, %high3 : i64",
+            f"%result = arith.bitcast %both : i64 to {dtype.replace('u', 'i')}",
+        ]
+    return define(f"shuffle_{mode}_{dtype}", {"value": dtype, "lane": "i32"}, dtype, "\n".join(lines))
+
+
+def _shared_address() -> Any:
+    """The address in shared memory of `cuda.shared.array(0, int8)`: where dynamic shared memory begins.
+
+    Not `%reserved_smem_offset_end`, which lies before it.
+    """
+    text = "{\n.reg .b64 t;\ncvta.to.shared.u64 $0, $1;\n}"
+    memref = "memref<?xi8, strided<[1], offset: ?>>"
+    from tilec.runtime.cuda.device.define import Array
+
+    body = f"""%index = memref.extract_aligned_pointer_as_index %array : {memref} -> index
+      %generic = arith.index_cast %index : index to i64
+      %result = {asm(text, "l", [("l", "%generic")], pure=True)}"""
+    return define("shared_address", {"array": Array("i8")}, "i64", body)
+
+
+def _map_shared() -> Any:
+    """`map_shared(address, rank)`: this block's shared address as seen in block `rank` of the cluster
+    (`mapa`)."""
+    text = "mapa.shared::cluster.u32 $0, $1, $2;"
+    body = f"""%narrow = arith.trunci %address : i64 to i32
+      %remote = {asm(text, "r", [("r", "%narrow"), ("r", "%rank")], pure=True)}
+      %result = arith.extui %remote : i32 to i64"""
+    return define("map_shared", {"address": "i64", "rank": "i32"}, "i64", body)
+
+
+def _libdevice(function: str, dtype: str) -> Any:
+    from numba_cuda_mlir.cuda import libdevice
+
+    return getattr(libdevice, function + ("f" if dtype == "f32" else ""))
+
+
+def _build() -> dict[str, Callable[[], Any]]:
+    table: dict[str, Callable[[], Any]] = {
+        "shared_address": _shared_address,
+        "map_shared": _map_shared,
+        "within_i32": partial(_within, "within_i32", "extsi"),
+        "within_u31": partial(_within, "within_u31", "extui"),
+        "maximum_f64": partial(_extremum_f64, "maximum_f64", "ogt"),
+        "minimum_f64": partial(_extremum_f64, "minimum_f64", "olt"),
+        "bits_f32": partial(_bitcast, "bits_f32", "f32", "i32"),
+        "from_bits_f32": partial(_bitcast, "from_bits_f32", "i32", "f32"),
+        "bits_f64": partial(_bitcast, "bits_f64", "f64", "i64"),
+        "from_bits_f64": partial(_bitcast, "from_bits_f64", "i64", "f64"),
+    }
+    table |= {name: partial(ptx, name, *row, pure=True) for name, row in _PTX.items()}
+    table |= {name: partial(ptx, name, *row) for name, row in _PTX_EFFECTS.items()}
+    table |= {n: partial(ptx, n, f"mov.u32 $0, {r};", "", "r", pure=True) for n, r in _REGISTERS.items()}
+    table |= {f"{n}_u{b}": partial(_extremum_unsigned, n, f"u{b}") for n in ("max", "min") for b in (8, 16, 32, 64)}
+    table |= {f"unsigned_u{b}": partial(_unsigned, b) for b in (8, 16, 32, 64)}
+    table["round_tf32"], table["f32_odd"] = _round_tf32, _f32_odd
+    table |= {f"round_{t}": partial(_round, t) for t in ("bf16", "f16", "f8e4m3", "f8e5m2")}
+    for mode in _SHUFFLES:
+        for dtype in ("f32", "i32", "u32", "f64", "i64", "u64"):
+            table[f"shuffle_{mode}_{dtype}"] = partial(_shuffle, mode, dtype)
+    for dtype in ("f32", "f64"):
+        table[f"fma_{dtype}"] = partial(_fma, dtype)
+        table[f"is_nan_{dtype}"] = partial(_is_nan, dtype)
+        table[f"not_equal_{dtype}"] = partial(_compare, "not_equal", "une", dtype)
+        for function in (*_LIBDEVICE, *_LIBDEVICE_2):
+            table[f"{function}_{dtype}"] = partial(_libdevice, function, dtype)
+    for name in ("sin", "cos"):
+        table |= {f"{name}_f32": partial(trigonometric, name)}
+        table |= {f"{name}_{form.__name__}_f32": partial(form, name) for form in (quick, short, absolute)}
+    return table
+
+
+SCALAR = _build()

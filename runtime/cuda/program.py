@@ -1,0 +1,242 @@
+"""The kernels of a program on one GPU: launched in order on the caller's stream, or captured as a graph."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tilec.core.diagnostics import CallError, CheckError
+from tilec.runtime.cuda import driver
+from tilec.runtime.cuda.cubins import parameters
+from tilec.runtime.cuda.launch import Kernel, Launcher, TiledMap
+from tilec.runtime.native.tables import DeviceSpace, Keep
+from tilec.runtime.program import Cubin, Emitted, KernelSource, TensorMap
+
+_THREAD_LOCAL, _RELAXED = 1, 2  # CUstreamCaptureMode
+Pick = Callable[[Sequence[int]], Sequence[int]]
+
+
+@dataclass
+class _Space:
+    """The data that calls on one stream share, since the stream runs them one after another: memory for temporaries, and
+    words of host memory for failed checks. `table` is for machine code."""
+
+    memory: int
+    errors: Any
+    table: int
+    lock: threading.Lock
+
+
+@dataclass
+class Run:
+    """One step. `pick` selects its addresses from those of inputs, outputs and temporaries."""
+
+    pick: Pick
+    launcher: Launcher | None  # None copies, or clears
+    maps: tuple[TiledMap, ...]
+    sites: tuple[str, ...]
+    bytes: int
+    word: int = 0  # of the space's errors, that its failed checks are left in
+
+
+class DeviceProgram:
+    """Loads a program's cubins into a device. `launch` is safe in many threads at once."""
+
+    def __init__(
+        self, emitted: Emitted, cubins: Mapping[str, Cubin], steps: Sequence[tuple[str | None, Pick, int]], device: int,
+        deferred_checks: bool = False,
+    ):  # fmt: skip
+        """`deferred_checks`: the host does not wait for run-time checks. The next launch on the stream, or `check`, raises the
+        error of a check that failed."""
+        self.device, self.deferred_checks = device, deferred_checks
+        with _relaxed(device):
+            launchers = {k.name: self._launcher(k, cubins[k.name]) for k in emitted.kernels}
+        sources = {k.name: k for k in emitted.kernels}
+        self.steps = [
+            Run(pick, None, (), (), count)
+            if name is None
+            else Run(pick, launchers[name], tuple(map(_tiled, sources[name].maps)), sources[name].sites, 0)
+            for name, pick, count in steps
+            if name is None or not launchers[name].empty
+        ]
+        checked = [s for s in self.steps if s.sites]
+        for word, step in enumerate(checked):
+            step.word = word
+        self.offsets = [t.offset for t in emitted.temporaries]
+        self._bytes = emitted.workspace
+        self.checks = len(checked)
+        self.plain = not self.offsets and not self.checks
+        self._spaces: dict[int, _Space] = {}
+        self._lock, self._keep = threading.Lock(), Keep()
+        self.spaces = self._keep.words([0])  # the address of the first one's table
+
+    def _launcher(self, source: KernelSource, cubin: Cubin) -> Launcher:
+        kernel = Kernel(cubin.image, cubin.entry, parameters(source))
+        grid, block, cluster = ((n, 1, 1) for n in (source.grid, source.threads, source.cluster))
+        return Launcher(kernel, grid, block, source.shared, cluster, self.device, source.resident, source.overlap)
+
+    def launch(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
+        """Queues the program on row-major arrays at these addresses, which are multiples of 16. Waits for run-time checks,
+        and raises CallError for a failed one, unless `deferred_checks` is set."""
+        driver.enter_device(self.device)
+        if self.plain:
+            self._run([*inputs, *outputs], stream, None)
+            return
+        space = self._space(stream)
+        with space.lock:  # another thread's kernels on this stream must not come in between
+            if self.deferred_checks:
+                self._report(space)
+            self._run([*inputs, *outputs, *[space.memory + o for o in self.offsets]], stream, space)
+
+    def _run(self, memory: list[int], stream: int, space: _Space | None) -> None:
+        for step in self.steps:
+            addresses = step.pick(memory)
+            if step.launcher is None:
+                _move(addresses, step.bytes, stream)
+                continue
+            maps = [m.encode(addresses[m.parameter]) for m in step.maps]
+            if not step.sites:
+                step.launcher.launch(stream, *addresses, *maps)
+                continue
+            assert space is not None
+            step.launcher.launch(stream, *addresses, *maps, ctypes.addressof(space.errors) + 4 * step.word)
+            if not self.deferred_checks:
+                driver.synchronize_stream(stream)
+                self._report(space)
+
+    def _report(self, space: _Space) -> None:
+        """Raises CheckError for the first check that failed, and clears all failures."""
+        for step in self.steps:
+            if step.sites and (failed := space.errors[step.word]):
+                ctypes.memset(space.errors, 0, ctypes.sizeof(space.errors))
+                hint = "an op compiled without `deferred_checks` tells which index was outside"
+                raise CheckError(step.sites[failed - 1], self.deferred_checks, hint if self.deferred_checks else None)
+
+    def check(self) -> None:
+        """Waits for all launches, and raises CallError for a check that failed in them."""
+        driver.enter_device(self.device)
+        for stream, space in list(self._spaces.items()):
+            if self.checks:
+                driver.synchronize_stream(stream)
+                with space.lock:  # a call that waits for its own checks raises what they found
+                    self._report(space)
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def space(self, stream: int) -> int:
+        """The address of the table that calls on a stream share, for machine code."""
+        return self._space(stream).table
+
+    def _space(self, stream: int) -> _Space:
+        """The space of the stream. A graph that is being captured gets its own space: it may run beside later work of the
+        stream."""
+        if _capturing(stream):
+            if self.checks:
+                raise CallError("the program has run-time checks, which the host must see: it cannot be captured")
+            return self._allocate(stream)
+        found = self._spaces.get(stream)
+        if found is None:
+            with self._lock:
+                found = self._spaces.get(stream)
+                if found is None:
+                    first = ctypes.c_int64.from_address(self.spaces)
+                    found = self._spaces[stream] = self._allocate(stream, first.value)
+                    first.value = found.table
+        return found
+
+    def _allocate(self, stream: int, after: int = 0) -> _Space:
+        """Never freed: a graph that reads it may live for as long as the process."""
+        memory, errors = ctypes.c_uint64(0), None
+        with _relaxed(self.device):
+            if self._bytes:
+                driver.call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(self._bytes))
+            if self.checks:  # host memory that kernels write, so that reading it needs no copy
+                pointer = ctypes.c_void_p()
+                driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(4 * self.checks))
+                errors = (ctypes.c_int32 * self.checks).from_address(pointer.value or 0)
+                ctypes.memset(errors, 0, 4 * self.checks)
+        space, keep = _Space(memory.value, errors, 0, threading.Lock()), self._keep
+        space.table = keep.table(
+            DeviceSpace, next=after, stream=stream, memory=memory.value, errors=ctypes.addressof(errors) if errors else 0,
+            acquire=keep.object(space.lock.acquire), release=keep.object(space.lock.release),
+            report=keep.object(partial(self._report, space)),
+        )  # fmt: skip
+        return space
+
+
+def _tiled(m: TensorMap) -> TiledMap:
+    return TiledMap(m.parameter, m.dtype, m.shape, m.box, 128, m.item_bytes)
+
+
+def _move(addresses: Sequence[int], count: int, stream: int) -> None:
+    """From the first address to the second, or zeros to the only one."""
+    size, queue = ctypes.c_size_t(count), ctypes.c_void_p(stream)
+    if len(addresses) == 1:
+        driver.call("cuMemsetD8Async", ctypes.c_uint64(addresses[0]), ctypes.c_ubyte(0), size, queue)
+    else:
+        driver.call("cuMemcpyDtoDAsync_v2", *map(ctypes.c_uint64, reversed(addresses)), size, queue)
+
+
+def _capturing(stream: int) -> bool:
+    status = ctypes.c_int()
+    driver.call("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
+    return status.value != 0
+
+
+class _relaxed:
+    """Allows this thread to allocate and load while a stream is captured: neither becomes part of the graph."""
+
+    def __init__(self, device: int):
+        driver.use_device(device)
+
+    def __enter__(self) -> None:
+        self.mode = ctypes.c_int(_RELAXED)
+        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(self.mode))
+
+    def __exit__(self, *_: object) -> None:
+        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(self.mode))
+
+
+class Graph:
+    """A call of an op as a CUDA graph: `replay` runs it again on the same arrays, in one launch, however many kernels.
+
+    Write new inputs into the arrays of the call, and find the results in `result`. Not to be replayed on two streams at
+    once: the replays share intermediate memory.
+    """
+
+    def __init__(
+        self, program: DeviceProgram, inputs: Sequence[int], outputs: Sequence[int], arrays: Any, result: Any,
+        current_stream: Callable[[], int],
+    ):  # fmt: skip
+        self.result, self._arrays, self._current, self._device = result, arrays, current_stream, program.device
+        self._graph, graph, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        driver.use_device(program.device)
+        driver.call("cuStreamCreate", ctypes.byref(stream), 1)  # CU_STREAM_NON_BLOCKING
+        try:
+            driver.call("cuStreamBeginCapture_v2", stream, _THREAD_LOCAL)
+            try:
+                program.launch(inputs, outputs, stream.value or 0)
+            finally:
+                driver.call("cuStreamEndCapture", stream, ctypes.byref(graph))
+            driver.call("cuGraphInstantiateWithFlags", ctypes.byref(self._graph), graph, ctypes.c_ulonglong(0))
+        finally:
+            if graph.value:
+                driver.call("cuGraphDestroy", graph)
+            driver.call("cuStreamDestroy_v2", stream)
+
+    def replay(self, stream: Any = None) -> Any:
+        """Queues the call on a stream, by default the current one; returns `result`."""
+        from tilec.runtime.cuda.launch import stream_handle
+
+        handle = self._current() if stream is None else stream_handle(stream)
+        driver.enter_device(self._device)
+        driver.call("cuGraphLaunch", self._graph, ctypes.c_void_p(handle))
+        return self.result
+
+    def __del__(self) -> None:
+        if self._graph.value:
+            driver.library().cuGraphExecDestroy(self._graph)

@@ -1,0 +1,1 @@
+"""Printers of kernels."""

@@ -1,0 +1,267 @@
+"""emit, for the CPU: every kernel becomes a Python function that Numba compiles, one call of it a block.
+
+    def softmax_y(block, args, scratch):
+        x = f32_pointer(args[0])
+        y = f32_pointer(args[1])
+        ...
+
+`args` holds addresses, `scratch` is memory of the calling thread. Threads share out the blocks
+(`runtime/cpu/compile.py`, `runtime/cpu/launch.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tilec.analysis.traffic import element_bytes
+from tilec.core import mlir
+from tilec.core.diagnostics import InternalError
+from tilec.core.mlir import ir
+from tilec.runtime.emit.index import Memory, plus
+from tilec.runtime.emit.kernels import print_kernels
+from tilec.runtime.emit.printer import Printer
+from tilec.runtime.emit.steps import read_steps
+from tilec.runtime.emit.tables import NARROW
+from tilec.runtime.program import Emitted, KernelSource
+
+STORAGE = {"i1": "u8", "bf16": "u16", "f16": "u16", "f8E4M3FN": "u8", "f8E5M2": "u8", "index": "i64"}
+ALIGN = 64
+MANY = 4  # uses of a subview from which on its start is worth a variable
+
+
+def emit_cpu(module: ir.Module) -> Emitted:
+    name, steps, temporaries = read_steps(module)
+    printed = print_kernels(module, _CpuPrinter, lambda printer, function: printer.kernel(function))
+    kernels, used = [kernel for _, kernel in printed], {name for printer, _ in printed for name in printer.used}
+    header = [f'"""Kernels of {kernels[0].name if kernels else "an empty program"}, printed by tilec."""', ""]
+    if used:
+        header += ["from tilec.runtime.cpu.support import (", *(f"    {n}," for n in sorted(used)), ")", "", ""]
+    text = "\n".join(header) + "\n\n\n".join(k.text for k in kernels) + "\n"
+    return Emitted(name, text, tuple(kernels), steps, temporaries)
+
+
+class _CpuPrinter(Printer):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.scratch = 0
+        self.parameters = 0
+
+    def kernel(self, function: ir.Operation) -> KernelSource:
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        block = mlir.entry(function)
+        self.parameters = len(block.arguments)
+        self.arguments(function, block)
+        grid = 1
+        for op in block.operations:
+            if op.operation.name == "scf.forall":
+                grid = self.forall(op.operation)
+            else:
+                self.say(op.operation)
+                self.operation(op.operation)
+        head = [f"def {name}(block, args, scratch):"]
+        text = "\n".join(head + (self.lines or ["    pass"]))
+        return KernelSource(name, text, grid, self.parameters, scratch=self.scratch, sites=tuple(self.sites))
+
+    def arguments(self, function: ir.Operation, block: ir.Block) -> None:
+        names = list(ir.ArrayAttr(function.attributes["arg_attrs"]))
+        for n, (argument, attributes) in enumerate(zip(block.arguments, names)):
+            hint = ir.StringAttr(ir.DictAttr(attributes)["tilec.name"]).value
+            shaped = ir.ShapedType(argument.type)
+            element = str(shaped.element_type)
+            base = self.names.source(hint)
+            self.held[base] = hint
+            shape = tuple(shaped.shape)
+            sizes = "x".join(map(str, shape)) or "scalar"
+            self.line(f"{base} = {self.use(_storage(element) + '_pointer')}(args[{n}])  # {element} {sizes}")
+            self.memory[argument] = Memory(base, 0, strides_of(argument.type), element, shape)
+
+    def forall(self, op: ir.Operation) -> int:
+        counts = list(ir.DenseI64ArrayAttr(op.attributes["staticUpperBound"]))
+        variables = list(op.regions[0].blocks[0].arguments)[: len(counts)]
+        rest = "block"
+        for n, (count, variable) in enumerate(zip(counts, variables)):
+            below = prod(counts[n + 1 :])
+            if count == 1:
+                self.text[variable] = "0"
+            elif below == 1:
+                self.bind(variable, rest, self.variable(op, n))
+            else:
+                self.bind(variable, f"{rest} // {below}", self.variable(op, n))
+                rest = f"(block % {below})"
+        self.block(op.regions[0].blocks[0])
+        return prod(counts)
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def load(self, memory: Memory, index: str | int) -> str:
+        text = f"{memory.base}[{index}]"
+        return f"({text} != 0)" if memory.element == "i1" else text
+
+    def store(self, memory: Memory, index: str | int, value: str) -> None:
+        value = f"{self.use('u8')}({value})" if memory.element == "i1" else value
+        self.line(f"{memory.base}[{index}] = {value}")
+
+    def backend_operation(self, op: ir.Operation) -> None:
+        match op.name:
+            case "memref.alloc" | "memref.alloca":
+                self.allocate(op)
+            case "cf.assert":
+                self.check(op)
+            case "vector.transpose":
+                text = f"{self.use('transpose')}({self.expr(op.operands[0])})"
+                self.bind(op.results[0], text, self.variable(op, 0, "transposed"))
+            case "vector.load" | "vector.store" if _vector_type(op).rank == 2:
+                self.square(op)
+            case "vector.load" | "vector.store" | "vector.broadcast" | "vector.fma":
+                self.vector(op)
+            case _:
+                super().backend_operation(op)
+
+    def allocate(self, op: ir.Operation) -> None:
+        """Block-local memory is a piece of the thread's scratch: its place is known now."""
+        type_ = op.results[0].type
+        element, shape = str(type_.element_type), tuple(type_.shape)
+        if mlir.DYNAMIC in shape:
+            raise InternalError(f"the size of {op} is not known", "emit")
+        base = self.array(op)
+        place = plus("scratch", self.scratch)
+        sizes = "x".join(map(str, shape)) or "scalar"
+        self.line(f"{base} = {self.use(_storage(element) + '_pointer')}({place})  # {element} {sizes}")
+        self.memory[op.results[0]] = Memory(base, 0, strides_of(type_), element, shape, "scratch")
+        size = prod(shape) * element_bytes(type_.element_type)
+        self.scratch += -(-size // ALIGN) * ALIGN
+
+    def check(self, op: ir.Operation) -> None:
+        """A failed check leaves its number in the word behind the arguments; the launch raises the error."""
+        self.sites.append(ir.StringAttr(op.attributes["msg"]).value)
+        self.line(f"if not {self.expr(op.operands[0])}:")
+        self.line(f"    args[{self.parameters}] = {len(self.sites)}")
+
+    # ---- vectors -----------------------------------------------------------------------------------------------------
+
+    def subview(self, op: ir.Operation) -> None:
+        """Where a view starts gets a variable if much is read there: Numba's time goes with the operators it sees."""
+        super().subview(op)
+        view = self.memory[op.results[0]]
+        if isinstance(view.offset, str) and not view.offset.isidentifier() and len(mlir.uses(op.results[0])) >= MANY:
+            name = self.variable(op, 0, "at")
+            self.line(f"{name} = {view.offset}")
+            self.memory[op.results[0]] = replace(view, offset=name)
+
+    def vector(self, op: ir.Operation) -> None:
+        """The operations of `runtime/cpu/vector.py`, by its names."""
+        type_ = _vector_type(op)
+        kind = f"{type_.element_type}x{type_.shape[0]}"
+        match op.name:
+            case "vector.load":
+                memory, place = self.address(op.operands[0], list(op.operands)[1:])
+                text = f"{self.use(f'load_{kind}')}({memory.base}, {place})"
+                self.bind(op.results[0], text, self.loaded(memory.base))
+            case "vector.store":
+                memory, place = self.address(op.operands[1], list(op.operands)[2:])
+                self.line(f"{self.use(f'store_{kind}')}({memory.base}, {place}, {self.expr(op.operands[0])})")
+            case "vector.broadcast":
+                text = f"{self.use(f'splat_{kind}')}({self.expr(op.operands[0])})"
+                self.bind(op.results[0], text, self.variable(op, 0, "all"))
+            case "vector.fma":
+                text = f"{self.use(f'fma_{kind}')}({', '.join(self.expr(v) for v in op.operands)})"
+                if _continues(op):
+                    self.text[op.results[0]] = self.expr(op.operands[2])
+                    self.line(f"{self.expr(op.operands[2])} = {text}")
+                else:
+                    self.bind(op.results[0], text, self.variable(op))
+
+    def square(self, op: ir.Operation) -> None:
+        """The operations of `runtime/cpu/tile.py`, by its names."""
+        store = op.name == "vector.store"
+        memory, place = self.address(op.operands[int(store)], list(op.operands)[1 + store :])
+        where = f"{memory.base}, {place}, {memory.strides[-2]}"
+        if store:
+            self.line(f"{self.use('store_tile')}({where}, {self.expr(op.operands[0])})")
+        else:
+            text = f"{self.use(f'load_tile_{_vector_type(op).shape[0]}')}({where})"
+            self.bind(op.results[0], text, self.variable(op, 0, "square"))
+
+    # ---- operations --------------------------------------------------------------------------------------------------
+
+    def expression(self, op: ir.Operation) -> str:
+        if op.name == "arith.bitcast":
+            return f"{self.use(f'bits_{op.operands[0].type}')}({self.expr(op.operands[0])})"
+        if op.name == "arith.truncf" and str(op.results[0].type) == "bf16" and _is_bf16(op.operands[0]):
+            return f"{self.use('bf16_from_exact')}({self.expr(op.operands[0])})"
+        return super().expression(op)
+
+    def function(self, name: str, arguments: list[str], element: str) -> str:
+        if name in ("max", "min", "ipow") and element not in ("f32", "f64"):  # they give 64 bits
+            text = f"{self.use(name) if name == 'ipow' else name}({', '.join(arguments)})"
+            return text if element in ("index", "i64") else f"{self.use(element)}({text})"
+        return f"{self.use(name)}({', '.join(arguments)})"
+
+    def reassociable(self, op: ir.Operation, name: str, texts: list[str]) -> str:
+        state, term = texts
+        if not _is_loaded_beside(op, op.operands[1]):
+            term = f"{self.use('opaque')}({term})"
+        return f"{self.use('reassoc_' + name)}({state}, {term})"
+
+
+def _is_loaded_beside(op: ir.Operation, value: ir.Value) -> bool:
+    """Whether it is an element of memory, and another one in each step of the loop."""
+    made = mlir.definition(value)
+    if made is not None and made.name == "arith.extf":
+        made = mlir.definition(made.operands[0])
+    return made is not None and made.name == "memref.load" and made.block == op.block
+
+
+def _is_bf16(value: ir.Value) -> bool:
+    """Whether an f32 is known to be a number that a bf16 is, so that no rounding is due."""
+    known, op = mlir.constant_value(value), mlir.definition(value)
+    if str(value.type) != "f32":
+        return False
+    if known is not None:
+        return not int(np.float32(known).view(np.uint32)) & 0xFFFF
+    if op is None:
+        return False
+    match op.name:
+        case "arith.extf":
+            return str(op.operands[0].type) == "bf16"
+        case "arith.negf" | "math.absf" | "arith.maximumf" | "arith.minimumf":
+            return all(_is_bf16(v) for v in op.operands)
+        case "arith.select":
+            return all(_is_bf16(v) for v in list(op.operands)[1:])
+    return False
+
+
+def _vector_type(op: ir.Operation) -> ir.VectorType:
+    return ir.VectorType((op.operands[0] if op.name == "vector.store" else op.results[0]).type)
+
+
+def _continues(op: ir.Operation) -> bool:
+    """Whether a sum is its loop's state and becomes the next: then its variable is assigned in place."""
+    state, users = op.operands[2], mlir.uses(op.results[0])
+    if (
+        not isinstance(state.owner, ir.Block)
+        or state.owner != op.block
+        or len(users) != 1
+        or len(mlir.uses(state)) != 1
+    ):
+        return False
+    if users[0].name != "scf.yield" or users[0].block != op.block:
+        return False
+    return list(users[0].operands).index(op.results[0]) == ir.BlockArgument(state).arg_number - 1
+
+
+def _storage(element: str) -> str:
+    return STORAGE.get(element, element)
+
+
+def strides_of(type_: ir.Type) -> tuple[int, ...]:
+    """Row-major strides in elements, or those that the type names."""
+    strides, _ = ir.MemRefType(type_).get_strides_and_offset()
+    return tuple(strides)
+
+
+__all__ = ["NARROW", "emit_cpu", "strides_of"]

@@ -1,0 +1,169 @@
+"""emit, for CUDA contractions on Hopper: TMA copies, barriers that count them, and products of warpgroups."""
+
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING
+
+from tilec.analysis.traffic import element_bytes
+from tilec.core import mlir
+from tilec.core.diagnostics import InternalError
+from tilec.core.mlir import ir
+from tilec.core.opcodes import NamedBarrier, WarpgroupProduct, WarpgroupWait, opcode_of
+from tilec.runtime.emit.index import Memory
+from tilec.runtime.program import TensorMap
+
+if TYPE_CHECKING:
+    from tilec.runtime.emit.cuda import _CudaPrinter
+
+LINE = 128  # bytes of a swizzled line
+
+
+def _descriptor_map(printer: _CudaPrinter, op: ir.Operation) -> None:
+    """A tensor map is made by the host and comes as a parameter."""
+    if "swizzle = swizzle_128b" not in str(op.results[0].type):
+        raise InternalError("a box is copied with another swizzle than that of 128 bytes", "emit", str(op))
+    memory = printer.memory[op.operands[0]]
+    box = tuple(int(mlir.constant_value(v)) for v in list(op.operands)[1:])
+    number = next(n for n, m in enumerate(printer.parameters) if m == memory.base)
+    size = ir.UnrankedMemRefType(op.operands[0].type).element_type.width // 8
+    side = sum(name.startswith(memory.base) for name in printer.maps)
+    name = f"{memory.base}_map" + ("" if side == 0 else f"_{side + 1}")
+    printer.maps[name] = TensorMap(number, memory.element, size, memory.shape, box)
+    printer.text[op.results[0]] = name
+
+
+def _create(printer: _CudaPrinter, op: ir.Operation) -> None:
+    """Barriers are 64-bit words in shared memory."""
+    found = re.search(r"num_barriers = (\d+)", str(op.results[0].type))
+    count = int(found[1]) if found else 1
+    base = printer.reserve(op, 8 * count, f"{count} barrier{'s' * (count > 1)}")
+    printer.memory[op.results[0]] = Memory(base, 0, (1,), "i64", (count,), "shared")
+
+
+def _barrier(printer: _CudaPrinter, barriers: ir.Value, number: ir.Value) -> str:
+    memory, place = printer.address(barriers, [number])
+    return printer.bytes(memory, place)
+
+
+def _init(printer: _CudaPrinter, op: ir.Operation) -> None:
+    barriers, count, number = op.operands
+    printer.line(f"{printer.use('mbarrier_init')}({_barrier(printer, barriers, number)}, {printer.expr(count)})")
+
+
+def _expect(printer: _CudaPrinter, op: ir.Operation) -> None:
+    barriers, count, number = op.operands
+    printer.line(f"{printer.use('mbarrier_expect')}({_barrier(printer, barriers, number)}, {printer.expr(count)})")
+
+
+def _arrive(printer: _CudaPrinter, op: ir.Operation) -> None:
+    printer.line(f"{printer.use('mbarrier_arrive')}({_barrier(printer, *op.operands)})")
+
+
+def _wait(printer: _CudaPrinter, op: ir.Operation) -> None:
+    barriers, phase, _, number = op.operands
+    place = _barrier(printer, barriers, number)
+    printer.line(f"{printer.use('mbarrier_wait')}({place}, {printer.use('i32')}({printer.expr(phase)}))")
+
+
+def _load(printer: _CudaPrinter, op: ir.Operation) -> None:
+    """`tma_load_2d(shared address, map, barrier, innermost coordinate, ...)`."""
+    target, barriers, map_, *rest = op.operands
+    segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
+    coordinates, number = rest[: segments[3]], rest[segments[3]]
+    name = printer.define(f"tma_load_{len(coordinates)}d", "tma_load", f"({len(coordinates)})")
+    memory = printer.memory[target]
+    arguments = [
+        printer.bytes(memory, memory.offset),
+        printer.expr(map_),
+        _barrier(printer, barriers, number),
+    ]
+    printer.line(f"{name}({', '.join([*arguments, *(str(printer.index(c)) for c in coordinates)])})")
+
+
+def _expand(printer: _CudaPrinter, op: ir.Operation) -> None:
+    source, type_ = printer.memory[op.operands[0]], ir.MemRefType(op.results[0].type)
+    strides = tuple(prod(type_.shape[n + 1 :]) for n in range(len(type_.shape)))
+    printer.memory[op.results[0]] = Memory(
+        source.base, source.offset, strides, source.element, tuple(type_.shape), source.space
+    )
+
+
+def _registers(printer: _CudaPrinter, op: ir.Operation) -> None:
+    count = ir.IntegerAttr(op.attributes["regCount"]).value
+    more = "increase" in str(op.attributes["action"])
+    name = printer.define(f"{'more' if more else 'fewer'}_registers", "set_registers", f"({count}, more={more})")
+    printer.line(f"{name}()")
+
+
+def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
+    match opcode_of(op):
+        case NamedBarrier(waits):
+            name = "named_barrier" if waits else "named_barrier_arrive"
+            printer.line(f"{printer.use(name)}({', '.join(printer.expr(v) for v in op.operands)})")
+        case WarpgroupWait(running):
+            sums, *factors = (printer.memory[v] for v in op.operands)  # factors in registers: not to be changed before
+            count, words = prod(sums.shape), [m.shape[0] for m in factors]
+            name = "_".join(map(str, ("wgmma_wait", running, count, *words)))
+            arguments = ", ".join([str(running), str(count), f'"{sums.element}"', *map(str, words)])
+            name = printer.define(name, "wgmma_wait", f"({arguments})")
+            printer.line(f"{name}({', '.join(f'{m.base}, 0' for m in (sums, *factors))})")
+        case WarpgroupProduct() as product:
+            _product(printer, op, product)
+        case None:
+            raise InternalError(f"a call of no device function: {op}", "emit", str(op))
+
+
+def _product(printer: _CudaPrinter, op: ir.Operation, product: WarpgroupProduct) -> None:
+    sums, left, right = (printer.memory[v] for v in list(op.operands)[:3])
+    turned = [not major for major in product.k_major]
+    steps = [depth_step(t) for t in turned]
+    size = element_bytes(ir.Type.parse(left.element))
+    arguments = (
+        f'"{product.multiplicand}", {product.n}, steps={product.k * size // 32}, step_a={steps[0]}, step_b={steps[1]}'
+    )
+    arguments += f", transpose_a={turned[0]}, transpose_b={turned[1]}"
+    order = "rk" if product.left_in_registers else "mk" if product.left_k_major else "km"
+    name = f"wgmma_{product.n}_{order}_{'nk' if product.right_k_major else 'kn'}"
+    if product.slabs != (None, None):
+        jumps = [0 if t or lines is None else lines * LINE // 16 for t, lines in zip(turned, product.slabs)]
+        arguments += f", slab_a={jumps[0]}, slab_b={jumps[1]}, registers={product.left_in_registers}"
+        name += f"_{product.k}"
+    name = printer.define(name, "wgmma", f"({arguments})")
+    texts = [
+        f"{_layout(printer, t, product.k if lines is None else lines)} | ({printer.bytes(m, m.offset)} >> 4)"
+        for t, lines, m in zip(turned, product.slabs, (left, right))
+    ]
+    if product.left_in_registers:
+        texts[0] = f"{left.base}, {printer.expr(op.operands[3])}"
+    printer.line(f"{name}({sums.base}, 0, {', '.join(texts)}, {printer.expr(list(op.operands)[-1])})")
+
+
+def depth_step(turned: bool) -> int:
+    """What 16 of k add to a descriptor, in units of 16 bytes: 32 bytes along a line, or 16 lines."""
+    return 16 * LINE // 16 if turned else 2
+
+
+def _layout(printer: _CudaPrinter, turned: bool, depth: int) -> str:
+    """The bits of a matrix descriptor that say how a tile lies: in lines of k, or in lines of rows."""
+    name = f"MN_MAJOR_{depth}" if turned else "K_MAJOR"
+    return printer.define(name, "matrix_descriptor", f"({f'lines={depth}' if turned else ''})")
+
+
+HOPPER: dict[str, Callable[[_CudaPrinter, ir.Operation], None]] = {
+    "nvgpu.tma.create.descriptor": _descriptor_map,
+    "nvgpu.mbarrier.create": _create,
+    "nvgpu.mbarrier.init": _init,
+    "nvgpu.mbarrier.arrive.expect_tx": _expect,
+    "nvgpu.mbarrier.arrive": _arrive,
+    "nvgpu.mbarrier.try_wait.parity": _wait,
+    "nvgpu.tma.async.load": _load,
+    "nvvm.fence.mbarrier.init": lambda printer, op: printer.line(f"{printer.use('mbarrier_fence')}()"),
+    "nvvm.setmaxregister": _registers,
+    "memref.expand_shape": _expand,
+    "func.call": _call,
+}

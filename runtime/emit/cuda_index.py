@@ -1,0 +1,144 @@
+"""Index arithmetic of CUDA kernels: 64 bits, and 32 where what is computed is known to fit and 64 would cost more.
+
+Sums and products stay in 64 bits: an address is their sum with a 64-bit base, one instruction either way, and constants of
+unrolled steps end in the access itself. A 64-bit division by a constant is some thirty instructions, though, a 32-bit one
+five, and shifts, comparisons and extrema are two against one. Their operands are marked with what is known of them:
+
+    v_3 // 7    ->    within_u31(v_3) // 7
+    v_3 // 4    ->    within_i32(v_3) >> 2
+
+Shifts are told of 32 bits with a sign, which is never set, as `runtime/cuda/shifts.py` need not guard those of indices
+that nothing masks.
+
+A product of two unsigned 32-bit numbers in 64 bits is one instruction. LLVM does not see it where a constant takes all 32
+bits, and adds the product of an upper half that is zero:
+
+    int64(uint32(v_4)) * 3528531795    ->    multiply_wide_u32(v_4, int32(-766435501))
+
+Its lower word is taken as one, too: LLVM would shift it as part of the 64 bits. What is narrower is cut off it as ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilec.analysis.index_ranges import I32, Range, Ranges
+from tilec.core import locations, mlir
+from tilec.core.mlir import ir
+from tilec.runtime.emit.index import group, quotient
+from tilec.runtime.emit.printer import Printer
+
+_COSTLY = (
+    "arith.divui", "arith.remui", "arith.floordivsi", "arith.shrui", "arith.minsi", "arith.maxsi", "arith.cmpi",
+)  # fmt: skip
+
+
+_QUOTIENTS = ("arith.divui", "arith.floordivsi")
+
+
+_WARP, _WARPGROUP = 5, 7  # bits of a thread's number within them
+
+
+def _place(op: ir.Operation) -> str | None:
+    """What a part of a thread's number tells."""
+    made = mlir.definition(op.operands[0]) if len(op.operands) == 2 else None
+    if made is None or made.name != "gpu.thread_id":
+        return None
+    known = mlir.constant_value(op.operands[1])
+    if op.name == "arith.shrui":
+        return {_WARP: "warp", _WARPGROUP: "warpgroup"}.get(known)
+    return "lane" if op.name == "arith.andi" and known is not None and known < 1 << _WARP else None
+
+
+def _exponent(divisor: object) -> int | None:
+    """Of a divisor that is a power of two."""
+    if isinstance(divisor, int) and divisor > 0 and divisor & (divisor - 1) == 0:
+        return divisor.bit_length() - 1
+    return None
+
+
+class IndexPrinter(Printer):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.places: set[str] = set()  # variables that are a thread's or a block's number
+        self.grid: dict[str, int] = {}  # how many values `gpu.thread_id`, `gpu.block_id` and their like have
+        self.ranges = Ranges(lambda op: (0, self.grid[op.name] - 1) if op.name in self.grid else None)
+
+    def numbers(self, threads: int, blocks: int, cluster: int) -> None:
+        """Of a launch of at most so many blocks."""
+        self.grid = {"gpu.thread_id": threads, "gpu.block_id": blocks, "gpu.grid_dim": blocks + 1}
+        self.grid |= {"gpu.cluster_block_id": cluster, "gpu.cluster_id": blocks, "gpu.cluster_dim": blocks + 1}
+
+    def variable(self, op: ir.Operation, number: int = 0, letters: str = "tmp") -> str:
+        """Parts of a thread's number are called by the field's names."""
+        if letters == "tmp" and not locations.variables(op) and (place := _place(op)):
+            return self.names.variable(place)
+        return super().variable(op, number, letters)
+
+    def operand(self, op: ir.Operation, value: ir.Value) -> str:
+        whole = isinstance(value.type, ir.IndexType) or str(value.type) == "i64"
+        costly = op.name in _COSTLY and whole and mlir.constant_value(value) is None
+        if not costly:
+            return self.expr(value)
+        shifted = op.name == "arith.shrui" or (op.name in _QUOTIENTS and _exponent(mlir.constant_value(op.operands[1])))
+        return self._small(self.ranges.of(value), self.expr(value), bool(shifted))
+
+    def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, left: str | int, right: str | int) -> str:
+        exponent = _exponent(right) if isinstance(expr, ir.AffineFloorDivExpr) else None
+        if not isinstance(left, int):
+            range_ = self.ranges.of_affine(expr.lhs, [self.ranges.of(v) for v in op.operands], dims)
+            left = self._small(range_, left, bool(exponent))
+        return f"({group(left)} >> {exponent})" if exponent else quotient(expr, left, right)
+
+    def _small(self, range_: Range | None, text: str, shifted: bool = False) -> str:
+        """The same number, marked with what is known of it."""
+        if range_ is None or range_[0] < I32[0] or range_[1] > I32[1] or text in self.places:
+            return text
+        return f"{self.use('within_u31' if range_[0] >= 0 and not shifted else 'within_i32')}({text})"
+
+    def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
+        exponent = _exponent(mlir.constant_value(op.operands[1]))
+        if name == "arith.floordivsi" and type_ in ("index", "i64") and exponent:
+            return f"{texts[0]} >> {exponent}"
+        if type_ == "index" and name in ("arith.divui", "arith.remui"):
+            if exponent is not None:  # of numbers that are not negative
+                return f"{texts[0]} >> {exponent}" if name == "arith.divui" else f"{texts[0]} & {(1 << exponent) - 1}"
+            return f"{texts[0]} {'//' if name == 'arith.divui' else '%'} {texts[1]}"
+        if _is_wide(op):
+            return f"{self.use('multiply_wide_u32')}({', '.join(map(self._word, op.operands))})"
+        return super().binary(op, name, texts, type_)
+
+    def _word(self, value: ir.Value) -> str:
+        """The 32 bits of which a factor of a wide product is the unsigned value."""
+        known = mlir.constant_value(value)
+        if known is None:
+            return self.expr(mlir.definition(value).operands[0])
+        return f"{self.use('i32')}({known - (known >> 31 << 32)})"
+
+    def _is_index(self, op: ir.Operation) -> bool:
+        """Whether what is shifted has no sign that the shift would have to bring down."""
+        if isinstance(op.results[0].type, ir.IndexType):
+            return True
+        range_ = self.ranges.of(op.operands[0]) if str(op.results[0].type) == "i64" else None
+        return range_ is not None and range_[0] >= 0 and range_[1] <= I32[1]
+
+    def expression(self, op: ir.Operation) -> str:
+        if op.name == "arith.shrui" and self._is_index(op):
+            return f"{self.operand(op, op.operands[0])} >> {self.expr(op.operands[1])}"
+        if op.name == "arith.trunci" and str(op.results[0].type) == "i32" and _is_wide(mlir.definition(op.operands[0])):
+            return f"{self.use('low_word')}({self.expr(op.operands[0])})"
+        return super().expression(op)
+
+
+def _is_wide(op: ir.Operation | None) -> bool:
+    """Whether a 64-bit product is one of unsigned 32-bit numbers."""
+    if op is None or op.name != "arith.muli" or str(op.results[0].type) != "i64":
+        return False
+    return all(_is_word(v) for v in op.operands)
+
+
+def _is_word(value: ir.Value) -> bool:
+    maker, known = mlir.definition(value), mlir.constant_value(value)
+    if isinstance(known, int):
+        return 0 <= known < 2**32
+    return maker is not None and maker.name == "arith.extui" and str(maker.operands[0].type) == "i32"

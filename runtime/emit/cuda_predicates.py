@@ -1,0 +1,71 @@
+"""emit, for CUDA: loads into registers that not all threads make.
+
+    if c: x_2[i] = load(a)      ->      load_f32x4_nc_where(x_2, i, a, c)
+
+A predicate on each load in place of a branch around it: a thread's loads then do not wait for one another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.runtime.emit.index import Memory
+
+if TYPE_CHECKING:
+    from tilec.runtime.emit.cuda import _CudaPrinter
+
+_STORES = ("vector.store", "memref.store")
+
+
+def guarded_loads(printer: _CudaPrinter, op: ir.Operation) -> bool:
+    """Prints a branch that does nothing but load into registers what the kernel does not write; false for others."""
+    stores = _stores(op)
+    if "tilec.branch" in op.attributes or not stores or not all(_is_ahead(printer, s) for s in stores):
+        return False
+    printer.guard = printer.expr(op.operands[0])
+    printer.block(op.regions[0].blocks[0])
+    printer.guard = None
+    return True
+
+
+def guarded_load(printer: _CudaPrinter, store: ir.Operation) -> None:
+    """One element, as a vector of one."""
+    load = store.operands[0].owner
+    array, slot = printer.address(store.operands[1], list(store.operands)[2:])
+    address = printer.bytes(*printer.address(load.operands[0], list(load.operands)[1:]))
+    name = printer.use(
+        f"load_{printer.dtype(array.element)}x1{printer.constancy(printer.memory[load.operands[0]])}_where"
+    )
+    printer.line(f"{name}({array.base}, {slot}, {address}, {printer.guard})")
+
+
+def _stores(op: ir.Operation) -> list[ir.Operation]:
+    """Those of what a branch loads, if it does nothing else."""
+    if len(op.results) or len(op.regions[1].blocks):
+        return []
+    found = []
+    for view in op.regions[0].blocks[0].operations:
+        inner = view.operation
+        if inner.name in _STORES and _is_load(inner.operands[0].owner):
+            found.append(inner)
+        elif inner.name not in ("affine.apply", "scf.yield") and not _is_only_stored(inner):
+            return []
+    return found
+
+
+def _is_load(op: ir.Operation) -> bool:
+    return not isinstance(op, ir.Block) and op.name in ("vector.load", "memref.load")
+
+
+def _is_only_stored(op: ir.Operation) -> bool:
+    return _is_load(op) and all(u.name in _STORES for u in mlir.uses(op.results[0]))
+
+
+def _is_ahead(printer: _CudaPrinter, store: ir.Operation) -> bool:
+    source: Memory | None = printer.memory.get(store.operands[0].owner.operands[0])
+    target: Memory | None = printer.memory.get(store.operands[1])
+    if source is None or target is None or source.space != "global" or source.base in printer.written:
+        return False
+    return target.space == "array" or (target.space == "halves" and store.name == "vector.store")

@@ -1,0 +1,117 @@
+"""The identifiers of a printed kernel.
+
+    x, i, j              the program's: a tensor that is a parameter, an index
+    x_1, m_2             what a thread holds of a tensor of the program: loaded elements, a state, a tile in registers
+    tmp_1, part_2        temporaries, whose letters are no name of the program
+    stage, lane          the same, where a pass has named them: the first of a name has no number
+
+Loops that stand beside each other may share a variable. No other name is given twice.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from itertools import count
+
+from tilec.core import locations, mlir
+from tilec.core.mlir import ir
+
+LONGEST = 32
+_RESERVED = {*keyword.kwlist, *dir(builtins), "args", "cuda", "errors", "inf", "nan", "scratch", "shared"}
+
+
+class Names:
+    """The names of one kernel. `program` are those of the source, `indices` those of them that are indices, `imported`
+    those that the printed module has besides the kernel."""
+
+    def __init__(self, program: Collection[str], indices: Collection[str], imported: Collection[str] = ()):
+        self.program, self.indices = {identifier(n) for n in program}, set(map(identifier, indices))
+        self.taken = _RESERVED | set(imported)
+        self.given: set[str] = set()
+        self.open: set[str] = set()  # variables of the loops around
+        self.loops: set[str] = set()  # and of all loops so far
+        self.kinds: dict[str, str] = {}  # of variables that both branches of an `if` may have
+        self.released: dict[str, str] = {}  # those that one of them has had
+
+    def source(self, name: str) -> str:
+        """A tensor's own name; with a number where that means something else in Python or in the kernel."""
+        own = identifier(name)
+        return self._take(own if own not in self.taken else self._numbered(own))
+
+    def held(self, name: str) -> str:
+        """For what a thread holds of a tensor of the program."""
+        return self._take(self._numbered(identifier(name)))
+
+    def temporary(self, letters: str = "tmp") -> str:
+        """A name with a number, for what the program has no name for."""
+        return self._take(self._numbered(self._foreign(letters)))
+
+    def variable(self, letters: str, kind: str | None = None) -> str:
+        """An index, `.j`, or a name that a pass has given: without a number if nothing else has it. The branches of an `if`
+        may have one name each for a variable of the same `kind`."""
+        letters = self._foreign(letters)
+        other = {name for name, known in self.released.items() if known != kind}
+        free = letters not in self.taken | self.loops | other
+        name = self._take(letters if free else self._numbered(letters, 2, self.loops | other))
+        if kind is not None:
+            self.kinds[name] = kind
+        return name
+
+    @contextmanager
+    def branch(self) -> Iterator[None]:
+        """One of the branches of an `if`."""
+        before = set(self.taken)
+        yield
+        self.released |= {name: self.kinds[name] for name in self.taken - before if name in self.kinds}
+        self.taken -= self.released.keys() - before
+
+    @contextmanager
+    def loop(self, letters: str) -> Iterator[str]:
+        """A loop's variable, which no loop inside has."""
+        letters = self._foreign(letters)
+        found = letters if letters not in self.taken | self.open else self._numbered(letters, 2, self.open)
+        self.open.add(found)
+        self.loops.add(found)
+        yield found
+        self.open.discard(found)
+
+    def _foreign(self, letters: str) -> str:
+        """The letters, changed if they are a name of the program: but for `.j`, if that is an index."""
+        own = letters.startswith(".") and identifier(letters) in self.indices
+        letters = identifier(letters)
+        while letters in self.program and not own:
+            letters = f"tmp_{letters}"
+        return letters
+
+    def _numbered(self, letters: str, first: int = 1, unless: Collection[str] | None = None) -> str:
+        known = self.taken | self.program | (self.released.keys() | self.loops if unless is None else set(unless))
+        return next(n for n in (f"{letters}_{k}" for k in count(first)) if n not in known)
+
+    def _take(self, name: str) -> str:
+        self.taken.add(name)
+        self.given.add(name)
+        return name
+
+
+def identifier(name: str) -> str:
+    """The letters of a name, which may be any text."""
+    plain = re.sub(r"[^A-Za-z0-9]", "_", name.encode("ascii", "ignore").decode()).strip("_")[:LONGEST] or "tmp"
+    return plain if plain[0].isalpha() else f"v{plain}"
+
+
+def program_names(module: ir.Operation) -> set[str]:
+    """What the source calls its tensors, statements and indices, as far as the module knows."""
+    found: set[str] = set()
+    for function in mlir.functions(module):
+        found |= {*filter(None, locations.indices(function))}
+        for key in ("arg_attrs", "res_attrs"):
+            for entry in ir.ArrayAttr(function.attributes[key]) if key in function.attributes else ():
+                if "tilec.name" in (names := ir.DictAttr(entry)):
+                    found.add(ir.StringAttr(names["tilec.name"]).value)
+        for op in mlir.walk(function):
+            found |= {*(locations.statement(op.location) or "").split(",")}
+    return found - {""}

@@ -1,0 +1,76 @@
+"""The order in which a compiled module launches its kernels, and the memory that it hands them."""
+
+from __future__ import annotations
+
+from tilec.analysis.traffic import element_bytes
+from tilec.core import mlir
+from tilec.core.diagnostics import InternalError
+from tilec.core.mlir import ir
+from tilec.runtime.program import Slot, Step, Temporary
+
+ALIGN = 256  # bytes
+
+
+def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[Temporary, ...]]:
+    """The program's name, its launches and its temporaries, from the function that only calls kernels."""
+    (program,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
+    names = list(ir.ArrayAttr(program.attributes["arg_attrs"])) if "arg_attrs" in program.attributes else []
+    inputs = mlir.get_integer(program, "tilec.inputs")
+    block = mlir.entry(program)
+    inputs = len(names) if inputs is None else inputs
+    slots = {a: Slot("input", n) if n < inputs else Slot("output", n - inputs) for n, a in enumerate(block.arguments)}
+    steps: list[Step] = []
+    temporaries: list[int] = []
+    for view in block.operations:
+        op = view.operation
+        match op.name:
+            case "memref.alloc":
+                shaped = ir.ShapedType(op.results[0].type)
+                slots[op.results[0]] = Slot("temporary", len(temporaries))
+                temporaries.append(_bytes(shaped))
+            case "memref.expand_shape":  # the same memory, seen with another shape
+                slots[op.results[0]] = slots[op.operands[0]]
+            case "func.call":
+                callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+                steps.append(Step(callee, tuple(slots[v] for v in op.operands)))
+            case "memref.copy":
+                steps.append(
+                    Step(None, tuple(slots[v] for v in op.operands), _bytes(ir.ShapedType(op.operands[0].type)))
+                )
+            case "linalg.fill" if mlir.constant_value(op.operands[0]) == 0:
+                steps.append(Step(None, (slots[op.operands[1]],), _bytes(ir.ShapedType(op.operands[1].type))))
+            case "func.return" | "memref.dealloc" | "arith.constant":
+                pass
+            case other:
+                raise InternalError(f"'{other}' cannot stand between kernels", "emit", str(module))
+    return ir.StringAttr(program.attributes["sym_name"]).value, tuple(steps), place(temporaries, steps)
+
+
+def place(sizes: list[int], steps: list[Step]) -> tuple[Temporary, ...]:
+    """Where each temporary lies in one workspace: two that are never needed at the same step may share memory.
+
+    The largest first, each at the lowest place that is free for as long as it lives.
+    """
+    lives: dict[int, tuple[int, int]] = {}
+    for position, step in enumerate(steps):
+        for slot in step.slots:
+            if slot.kind == "temporary":
+                lives[slot.number] = (lives.get(slot.number, (position, position))[0], position)
+    placed: dict[int, Temporary] = {}
+    for number in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
+        first, last = lives.get(number, (0, len(steps)))
+        others = [placed[o] for o in placed if o not in lives or (lives[o][0] <= last and first <= lives[o][1])]
+        offset = 0
+        for other in sorted(others, key=lambda t: t.offset):
+            if offset + sizes[number] <= other.offset:
+                break
+            offset = max(offset, -(-other.end // ALIGN) * ALIGN)
+        placed[number] = Temporary(sizes[number], offset)
+    return tuple(placed[n] for n in range(len(sizes)))
+
+
+def _bytes(shaped: ir.ShapedType) -> int:
+    count = 1
+    for extent in shaped.shape:
+        count *= extent
+    return count * element_bytes(shaped.element_type)

@@ -1,0 +1,1 @@
+"""The machine-code path of repeated calls."""

@@ -1,0 +1,335 @@
+"""Machine code between Python and kernels: it checks a call's arrays, runs the program's steps, and returns the results.
+
+A call is then a single call of a built-in function for Python. A few functions serve all programs; tables hold the
+differences (`runtime/native/tables.py`). `runtime/native/cuda.py` has the steps on a GPU. NumPy arrays are read by
+NumPy's ABI, PyTorch tensors through DLPack's exchange API.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from tilec.runtime.native import cuda as cuda_native
+from tilec.runtime.native.tables import NODE, Call, Pool, Program, Spec, Step
+from tilec.runtime.native.writer import I8, I32, I64, NULL, Writer
+
+HEAD = object.__basicsize__  # bytes before an object's own fields; the last word of them is its type
+DATA, RANK, SHAPE, DESCR, FLAGS = (HEAD + n for n in (0, 8, 16, 40, 48))  # of NumPy's arrays
+ORDER, TYPE = HEAD + 10, HEAD + 12  # of NumPy's dtypes: byte order and number
+TENSOR = {"data": 0, "device": 8, "rank": 16, "dtype": 20, "shape": 24, "strides": 32, "offset": 40}  # DLTensor
+TENSOR_WORDS = 6
+
+
+def module() -> ir.Module:
+    """Defines `tilec_launch` and `tilec_call`, two built-in functions of Python's, and what `Call.execute` may be; what else
+    it names is in the process."""
+    module = ir.Module("tilec_native")
+    execute = _execute(module, _run(module))
+    cuda_native.execute(module)
+    _launch(module, execute)
+    _call(module, _fits(module))
+    return module
+
+
+def _run(module: ir.Module) -> ir.Function:
+    """(program, memory, workspace) -> 0, or step << 32 | number of the check that failed. `memory` holds the addresses of
+    inputs and outputs, and has room for those of temporaries. Uses nothing of Python's."""
+    f = Writer(module, "tilec_run", 3)
+    b, (program, memory, workspace) = f.builder, f.args
+    args = f.words(f.add(f.field(program, Program.parameters), 1))
+    data, share, count, step_ = f.words(5), f.words(1), f.words(1), f.words(1)
+    pool, arrays, offsets = (f.field(program, n) for n in (Program.pool, Program.arrays, Program.offsets))
+    temporaries = f.add(memory, f.mul(arrays, 8))
+    with f.times(f.field(program, Program.temporaries)) as n:
+        f.store(f.add(workspace, f.item(offsets, n)), f.add(temporaries, f.mul(n, 8)))
+    with f.times(f.field(program, Program.steps)) as n:
+        step = f.item(f.field(program, Program.step_list), n)
+        loop, parameters, slots, grid = (f.field(step, s) for s in (Step.loop, Step.parameters, Step.slots, Step.grid))
+        with f.times(parameters) as p:
+            f.store(f.item(memory, f.item(slots, p)), f.add(args, f.mul(p, 8)))
+        failed = f.add(args, f.mul(parameters, 8))
+        f.store(NULL, failed)
+        with b.if_else(f.is_("==", loop, 0)) as (copied, launched):
+            with copied:
+                f.call("memmove", f.load(args, 8), f.load(args), f.field(step, Step.bytes))
+            with launched:
+                scratch = f.add(workspace, f.field(step, Step.scratch))
+                for position, value in enumerate((grid, I64(1), args, scratch, f.field(step, Step.stride))):
+                    f.store(value, data, 8 * position)
+                f.store(NULL, share)
+                f.store(I64(1), count)
+                f.store(I64(1), step_)
+                alone = b.or_(f.is_("==", grid, 1), f.is_("==", f.field(pool, Pool.parallel_for), 0))
+                alone = b.or_(alone, f.is_("!=", f.load(f.field(pool, Pool.lost)), 0))
+                with f.when(b.not_(alone)):
+                    threads = f.narrow(f.call(f.field(pool, Pool.threads)))
+                    shares = b.select(f.is_("<", threads, grid), threads, grid)
+                    f.store(shares, count)
+                    f.store(shares, data, 8)
+                shares = f.load(data, 8)
+                with b.if_else(f.is_("==", shares, 1)) as (serial, parallel):
+                    with serial:
+                        f.call(loop, share, 0, 0, data)
+                    with parallel:
+                        lock = f.field(pool, Pool.lock)
+                        with f.when(f.is_("!=", lock, 0)):
+                            f.call("PyThread_acquire_lock", lock, 1)
+                        f.call(f.field(pool, Pool.parallel_for), loop, share, count, step_, data, 0, 1, shares)
+                        with f.when(f.is_("!=", lock, 0)):
+                            f.call("PyThread_release_lock", lock)
+        number = f.load(failed)
+        with f.when(f.is_("!=", number, 0)):
+            f.done(b.or_(b.shl(n, I64(32)), number))
+    f.done()
+    return f.function
+
+
+def _execute(module: ir.Module, run: ir.Function) -> ir.Function:
+    """(program, memory, stream) -> 1, or 0 with an error set. Other Python threads go on meanwhile.
+
+    A workspace belongs to the call while it lasts. All free ones are taken at a time and the rest put back, so that two
+    threads never meet at one, even without the global lock.
+    """
+    f = Writer(module, "tilec_execute", 3)
+    b, (program, memory, _) = f.builder, f.args
+    free = b.inttoptr(f.add(program, 8 * Program.free), I64.as_pointer())
+    workspace = f.words(1)
+
+    def give(node: Any) -> None:
+        """Puts a workspace at the head of the list, if need be after others that do so."""
+        again, given = (f.block() for _ in range(2))
+        b.branch(again)
+        b.position_at_end(again)
+        head = f.load(program, 8 * Program.free)
+        f.store(head, node)
+        swapped = b.cmpxchg(free, head, node, "acq_rel", "monotonic")
+        b.cbranch(b.extract_value(swapped, 1), given, again)
+        b.position_at_end(given)
+
+    f.store(NULL, workspace)
+    with f.when(f.is_("!=", f.field(program, Program.workspace), 0)):
+        f.store(b.atomic_rmw("xchg", free, NULL, "acq_rel"), workspace)
+        with b.if_else(f.is_("==", f.load(workspace), 0)) as (make, keep):
+            with make:
+                made = f.call("PyObject_CallNoArgs", f.field(program, Program.allocate))
+                with f.when(f.is_("==", made, 0)):
+                    f.done(0)
+                f.store(f.call("PyLong_AsVoidPtr", made), workspace)
+                f.call("Py_DecRef", made)
+            with keep:
+                rest = f.words(1)
+                f.store(f.load(f.load(workspace)), rest)
+                head, body, done = (f.block() for _ in range(3))
+                b.branch(head)
+                b.position_at_end(head)
+                node = f.load(rest)
+                b.cbranch(f.is_("!=", node, 0), body, done)
+                b.position_at_end(body)
+                f.store(f.load(node), rest)
+                give(node)
+                b.branch(head)
+                b.position_at_end(done)
+    node = f.load(workspace)
+    thread = f.call("PyEval_SaveThread")
+    failed = f.call(run, program, memory, f.add(node, NODE))
+    f.call("PyEval_RestoreThread", thread)
+    with f.when(f.is_("!=", node, 0)):
+        give(node)
+    with f.when(f.is_("!=", failed, 0)):
+        f.call("Py_DecRef", f.call_one(f.field(program, Program.fail), f.call("PyLong_FromLongLong", failed)))
+        f.done(0)
+    f.done(1)
+    return f.function
+
+
+def _launch(module: ir.Module, execute: ir.Function) -> ir.Function:
+    """A built-in function of Python: runs the program on the memory at some addresses, those of inputs and outputs."""
+    f = Writer(module, "tilec_launch", 3)
+    program = f.call("PyLong_AsVoidPtr", f.call("PyTuple_GetItem", f.args[0], 0))
+    args, arrays = f.args[1], f.field(program, Program.arrays)
+    with f.when(f.is_("!=", f.args[2], arrays)):
+        f.call("PyErr_BadArgument")
+        f.done(0)
+    memory = f.words(f.add(arrays, f.field(program, Program.temporaries)))
+    with f.times(arrays) as n:
+        f.store(f.call("PyLong_AsVoidPtr", f.item(args, n)), f.add(memory, f.mul(n, 8)))
+    with f.when(f.is_("==", f.call(execute, program, memory, 0), 0)):
+        f.done(0)
+    f.done(f.call("PyLong_FromLongLong", 0))
+    return f.function
+
+
+def _fits(module: ir.Module) -> ir.Function:
+    """(call, spec, object, slot) -> whether the object is an array like `spec`, whose address then goes to `slot`."""
+    f = Writer(module, "tilec_fits", 4)
+    b, (call, spec, object_, slot) = f.builder, f.args
+    rank, shape = f.field(spec, Spec.rank), f.field(spec, Spec.shape)
+
+    other, failed = f.block(), f.block()
+    with f.at(other):
+        f.done(0)
+    with f.at(failed):
+        f.call("PyErr_Clear")
+        f.done(0)
+
+    def demand(condition: Any) -> None:
+        f.demand(condition, other)
+
+    def same(a: Any, field: Any) -> None:
+        demand(f.is_("==", a, f.field(spec, field)))
+
+    def known(answer: Any) -> Any:
+        """A bool that Python gives a reference to, which nobody needs."""
+        f.demand(f.is_("!=", answer, 0), failed)
+        f.call("Py_DecRef", answer)
+        return answer
+
+    demand(f.is_("==", f.load(object_, HEAD - 8), f.field(call, Call.kind)))
+    describe, address = f.field(call, Call.describe), f.words(1)
+    tensor = f.words(TENSOR_WORDS)
+    with b.if_else(f.is_("==", describe, 0)) as (numpy, dlpack):
+        with numpy:
+            flags = f.field(spec, Spec.flags)
+            demand(f.is_("==", b.and_(f.load(object_, FLAGS, I32), flags), flags))
+            same(f.load(object_, RANK, I32), Spec.rank)
+            descr = f.load(object_, DESCR)
+            same(f.load(descr, TYPE, I32), Spec.dtype)
+            same(f.load(descr, ORDER, I8), Spec.order)
+            sizes = f.load(object_, SHAPE)
+            with f.times(rank) as n:
+                demand(f.is_("==", f.item(sizes, n), f.item(shape, n)))
+            f.store(f.load(object_, DATA), address)
+        with dlpack:
+            f.demand(f.is_("==", f.narrow(f.call(describe, object_, tensor)), 0), failed)
+            demand(f.is_("==", f.load(tensor, TENSOR["device"]), f.field(call, Call.device)))
+            same(f.load(tensor, TENSOR["rank"], I32), Spec.rank)
+            same(f.load(tensor, TENSOR["dtype"], I32), Spec.dtype)
+            sizes, strides, step = f.load(tensor, TENSOR["shape"]), f.load(tensor, TENSOR["strides"]), f.words(1)
+            f.store(I64(1), step)
+            with f.times(rank, backwards=True) as n:
+                size = f.item(sizes, n)
+                demand(f.is_("==", size, f.item(shape, n)))
+                with f.when(b.and_(f.is_("!=", size, 1), f.is_("!=", strides, 0))):
+                    demand(f.is_("==", f.item(strides, n), f.load(step)))
+                f.store(f.mul(f.load(step), size), step)
+            receiver = f.words(1)
+            f.store(object_, receiver)
+            false = f.field(call, Call.false)
+            negated = known(f.call("PyObject_VectorcallMethod", f.field(call, Call.is_neg), receiver, 1, 0))
+            demand(f.is_("==", negated, false))
+            requires = known(f.call("PyObject_GetAttr", object_, f.field(call, Call.requires_grad)))
+            with f.when(f.is_("!=", requires, false)):
+                records = known(f.call("PyObject_CallNoArgs", f.field(call, Call.records)))
+                demand(f.is_("==", records, false))
+            f.store(f.add(f.load(tensor, TENSOR["data"]), f.load(tensor, TENSOR["offset"])), address)
+    found = f.load(address)
+    demand(f.is_("==", b.and_(found, f.field(spec, Spec.mask)), 0))
+    f.store(found, slot)
+    f.done(1)
+    return f.function
+
+
+def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
+    """A built-in function of Python: (arrays, out, stream) -> what the call returns, or `no` where it does not fit."""
+    f = Writer(module, "tilec_call", 3)
+    b = f.builder
+    call = f.call("PyLong_AsVoidPtr", f.call("PyTuple_GetItem", f.args[0], 0))
+    arrays, out, stream = (f.load(f.args[1], 8 * n) for n in range(3))
+    program, inputs, outputs, specs = (
+        f.field(call, n) for n in (Call.program, Call.inputs, Call.outputs, Call.specs)
+    )  # fmt: skip
+    results = f.words(1)
+    f.store(NULL, results)
+
+    left, refused, failed = f.words(1), f.block(), f.block()
+    leave = f.block()
+    with f.at(refused):
+        no = f.field(call, Call.no)
+        f.call("Py_IncRef", no)
+        f.store(no, left)
+        b.branch(leave)
+    with f.at(failed):
+        f.store(NULL, left)
+        b.branch(leave)
+    with f.at(leave):
+        f.call("Py_DecRef", f.load(results))  # an object or 0
+        f.done(f.load(left))
+
+    def demand(condition: Any) -> None:
+        f.demand(condition, refused)
+
+    demand(f.is_("==", f.call("PyTuple_Size", arrays), inputs))
+    queue, current, memory = f.words(1), f.field(call, Call.current), f.words(f.field(call, Call.words))
+    f.store(NULL, queue)
+    with b.if_else(f.is_("==", stream, f.field(call, Call.none))) as (default, named):
+        with default, f.when(f.is_("!=", current, 0)):
+            device = f.field(call, Call.device)
+            asked = f.call(current, f.narrow(device), b.lshr(device, I64(32)), queue)
+            demand(f.is_("==", f.narrow(asked), 0))
+        with named:
+            demand(f.is_("!=", current, 0))
+            f.call("Py_IncRef", stream)
+            handle = f.call_one(f.field(call, Call.handle), stream)
+            f.demand(f.is_("!=", handle, 0), failed)
+            f.store(f.call("PyLong_AsVoidPtr", handle), queue)
+            f.call("Py_DecRef", handle)
+
+    def check(array: Any, place: Any) -> None:
+        slot = f.add(memory, f.mul(place, 8))
+        demand(f.is_("==", f.call(fits, call, f.item(specs, place), array, slot), 1))
+
+    with f.times(inputs) as n:
+        check(f.call("PyTuple_GetItem", arrays, n), n)
+    made = f.call("PyTuple_New", outputs)
+    f.demand(f.is_("!=", made, 0), failed)
+    f.store(made, results)
+
+    def put(n: Any, array: Any) -> None:
+        """The `n`-th result; takes the reference."""
+        f.demand(f.is_("!=", array, 0), failed)
+        f.call("PyTuple_SetItem", made, n, array)
+        check(array, f.add(n, inputs))
+
+    with b.if_else(f.is_("==", out, f.field(call, Call.none))) as (allocated, given):
+        with allocated, f.times(outputs) as n:
+            put(n, f.call("PyObject_CallNoArgs", f.item(f.field(call, Call.new), n)))
+        with given:
+            kind = f.load(out, HEAD - 8)
+            with b.if_else(f.is_("==", kind, f.field(call, Call.kind))) as (one, several):
+                with one:
+                    demand(f.is_("==", outputs, 1))
+                    f.call("Py_IncRef", out)
+                    put(I64(0), out)
+                with several:
+                    demand(
+                        b.or_(f.is_("==", kind, f.field(call, Call.tuple)), f.is_("==", kind, f.field(call, Call.list)))
+                    )
+                    demand(f.is_("==", f.call("PySequence_Size", out), outputs))
+                    with f.times(outputs) as n:
+                        put(n, f.call("PySequence_GetItem", out, n))
+            _demand_apart(f, memory, specs, inputs, outputs, demand)
+    done = f.call(f.field(call, Call.execute), program, memory, f.load(queue))
+    f.demand(f.is_("!=", done, 0), failed)
+    demand(f.is_("!=", done, cuda_native.REFUSED))
+    wrap = f.field(call, Call.wrap)
+    with f.when(f.is_("!=", wrap, 0)):
+        f.done(f.call_one(wrap, made))
+    result = f.call("PyTuple_GetItem", made, 0)
+    f.call("Py_IncRef", result)
+    f.store(result, left)
+    b.branch(leave)
+    return f.function
+
+
+def _demand_apart(f: Writer, memory: Any, specs: Any, inputs: Any, outputs: Any, demand: Any) -> None:
+    """No result shares an address with an input or with a result before it."""
+    with f.times(outputs) as n:
+        place = f.add(inputs, n)
+        begin = f.item(memory, place)
+        end = f.add(begin, f.field(f.item(specs, place), Spec.bytes))
+        with f.times(place) as other:
+            start = f.item(memory, other)
+            stop = f.add(start, f.field(f.item(specs, other), Spec.bytes))
+            demand(f.builder.or_(f.is_("<=", stop, begin), f.is_("<=", end, start)))

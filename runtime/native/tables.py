@@ -1,0 +1,209 @@
+"""Tables of 64-bit words: Python writes them, and the machine code of `runtime/native/cpu.py` reads them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from enum import IntEnum, auto
+from functools import cache
+from typing import Any
+
+VARIABLE = "TILEC_NATIVE_CALLS"
+
+
+@cache
+def native_calls() -> bool:
+    """Whether machine code runs programs (docs/native_calls.md): on CPython, unless TILEC_NATIVE_CALLS is 0. Read once."""
+    return os.environ.get(VARIABLE, "1") != "0" and sys.implementation.name == "cpython"
+
+
+NODE = 128  # bytes of a workspace's head, whose first word links it to the next free one
+STEP, CALL = 14, 12  # of a failure on a GPU: bits where the numbers of its step and of the function begin
+QUEUE, ENCODE, WAIT, CAPTURING = range(4)  # functions: what launches, copies or clears; and of `DeviceProgram`
+
+
+class _Fields(IntEnum):
+    @staticmethod
+    def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
+        return count
+
+
+class Program(_Fields):
+    """`offsets` of temporaries, in the workspace of `workspace` bytes; `free` heads the list of workspaces, `allocate()` makes
+    one; `fail(code)` raises the error of a run-time check."""
+
+    steps = auto()
+    step_list = auto()
+    arrays = auto()
+    temporaries = auto()
+    offsets = auto()
+    parameters = auto()  # the most that a step has
+    workspace = auto()
+    free = auto()
+    allocate = auto()
+    fail = auto()
+    pool = auto()
+
+
+class Step(_Fields):
+    """`loop` 0 copies `bytes` from the first slot to the second. `scratch` is an offset in the workspace."""
+
+    loop = auto()
+    bytes = auto()
+    parameters = auto()
+    slots = auto()
+    grid = auto()
+    scratch = auto()
+    stride = auto()
+
+
+class DeviceProgram(_Fields):
+    """Work for GPU number `device`, by functions of its driver: `current` (cuCtxGetDevice), `launch` (cuLaunchKernelEx),
+    `encode` (cuTensorMapEncodeTiled), `copy` and `clear` (cuMemcpyDtoDAsync, cuMemsetD8Async), `capturing`
+    (cuStreamIsCapturing), `wait` (cuStreamSynchronize). `fail(code)` raises what one of them says.
+
+    Where `spaced`, the word at `spaces` heads the list of its streams' spaces, and `space(stream)` gives one that is not in it.
+    `offsets` are those of temporaries in a space's memory; `checks` counts its words for failed run-time checks, which are
+    looked at before the launch where `deferred_checks` is set, else after each kernel."""
+
+    device = auto()
+    current = auto()
+    launch = auto()
+    encode = auto()
+    copy = auto()
+    clear = auto()
+    capturing = auto()
+    wait = auto()
+    fail = auto()
+    steps = auto()
+    step_list = auto()
+    parameters = auto()  # words of the largest step's
+    arrays = auto()
+    temporaries = auto()
+    offsets = auto()
+    spaced = auto()
+    spaces = auto()
+    space = auto()
+    checks = auto()
+    deferred_checks = auto()
+
+
+class DeviceStep(_Fields):
+    """`config`: a CUlaunchConfig that lacks the stream. The `bytes` of parameters begin with the addresses in `slots`; after
+    them come tensor maps and, at `check` unless that is 0, the address of `word` of the space's errors. Without a `kernel`,
+    `bytes` are copied from the first slot to the second, or cleared in the only one."""
+
+    kernel = auto()
+    config = auto()
+    bytes = auto()
+    addresses = auto()
+    slots = auto()
+    maps = auto()
+    map_list = auto()
+    check = auto()
+    word = auto()
+
+
+class DeviceMap(_Fields):
+    """A tensor map of the tensor at the step's address number `parameter`; it goes to `place` among the parameters. The rest
+    is what cuTensorMapEncodeTiled takes, in its order."""
+
+    parameter = auto()
+    place = auto()
+    dtype = auto()
+    rank = auto()
+    sizes = auto()
+    pitches = auto()
+    boxes = auto()
+    steps = auto()
+    interleave = auto()
+    swizzle = auto()
+    promotion = auto()
+    fill = auto()
+
+
+class DeviceSpace(_Fields):
+    """What calls on one `stream` share: device memory for temporaries, host memory for `errors`. `acquire()` and `release()`
+    are a lock's, `report()` raises what a check found."""
+
+    next = auto()
+    stream = auto()
+    memory = auto()
+    errors = auto()
+    acquire = auto()
+    release = auto()
+    report = auto()
+
+
+class Pool(_Fields):
+    """Numba's threads: `parallel_for` is 0 before they start; `lost()` after a fork."""
+
+    parallel_for = auto()
+    threads = auto()
+    lock = auto()
+    lost = auto()
+
+
+class Call(_Fields):
+    """`execute(program, memory, stream)` runs the program on `words` words, of which the first are addresses of inputs and
+    outputs. `kind`: the arrays' type; `describe` 0 for NumPy, else the exchange API's function. `device`: DLPack's type and
+    number. `current`: 0, or the exchange API's function that tells the stream; `handle(stream)` gives that of an object.
+    `new`: what allocates each result, `wrap` makes of several one; `no` is returned where the arrays do not fit."""
+
+    execute = auto()
+    program = auto()
+    words = auto()
+    device = auto()
+    current = auto()
+    handle = auto()
+    kind = auto()
+    describe = auto()
+    inputs = auto()
+    outputs = auto()
+    specs = auto()
+    new = auto()
+    wrap = auto()
+    no = auto()
+    requires_grad = auto()  # names of attributes
+    is_neg = auto()
+    records = auto()  # whether gradients are recorded
+    none = auto()  # objects of Python's
+    false = auto()
+    tuple = auto()
+    list = auto()
+
+
+class Spec(_Fields):
+    """An array that fits: `dtype` as its kind writes it, `mask` of the address' low bits, needed `flags` of NumPy's."""
+
+    dtype = auto()
+    order = auto()
+    mask = auto()
+    bytes = auto()
+    flags = auto()
+    rank = auto()
+    shape = auto()
+
+
+class Keep:
+    """Tables, and the objects whose addresses they hold, with the lifetime of this object."""
+
+    def __init__(self) -> None:
+        self._all: list[Any] = []
+
+    def object(self, value: Any) -> int:
+        """A Python object's address."""
+        self._all.append(value)
+        return id(value)
+
+    def words(self, values: Sequence[int]) -> int:
+        """The address of a row of words."""
+        row = (ctypes.c_int64 * max(1, len(values)))(*values)
+        self._all.append(row)
+        return ctypes.addressof(row)
+
+    def table(self, fields: type[_Fields], /, **values: int) -> int:
+        """The address of a table of this kind; what is not named is 0."""
+        return self.words([values.get(field.name, 0) for field in fields])

@@ -1,0 +1,1 @@
+"""Analyses of programs and IR that planning and passes share."""

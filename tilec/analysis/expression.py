@@ -1,0 +1,209 @@
+"""The scalar expressions that operations of a kernel compute, read through the tensors between them.
+
+    m = generic max(s)                 total 0: max of s[i, j] over j
+    e = generic exp(s - m)       ->    exp(s[i, j] - total 0)
+    l = generic sum(e)                 total 1: sum of exp(s[i, j] - total 0) over j
+
+Dimensions are kernel dimensions, so that equal expressions are equal objects, whichever operation they were read from.
+Results that `tilec.analysis.online_reduction` derives from them hold for tensors and, after bufferization, for their memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tilec.core import mlir
+from tilec.core.mlir import ir
+
+Place = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Expr:
+    """A scalar. Leaves are "element" (`key` is what it is read from), "index" (of a dimension), "constant" (`key` is
+    its number), "outer" (`key` is a value from outside of the operations) and "total" (`key` is its number in
+    `Reader.totals`), at `place`; other `op`s are upstream's names.
+
+    `template` is an operation to copy attributes from; it does not take part in equality, `key` has their text.
+    """
+
+    op: str
+    args: tuple[Expr, ...] = ()
+    key: Any = None
+    place: Place = ()
+    type: str = "f32"
+    template: ir.Operation | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def dims(self) -> frozenset[int]:
+        """The kernel dimensions that it depends on."""
+        return frozenset(self.place).union(*(a.dims for a in self.args))
+
+    @cached_property
+    def totals(self) -> frozenset[int]:
+        """The reductions that it reads, by number."""
+        own = [self.key] if self.op == "total" else []
+        return frozenset(own).union(*(a.totals for a in self.args))
+
+    def replace(self, swap: Callable[[Expr], Expr | None]) -> Expr:
+        """A copy in which every part that `swap` gives a value for is that value; outer parts are asked first."""
+        new = swap(self)
+        if new is not None:
+            return new
+        args = tuple(a.replace(swap) for a in self.args)
+        same = all(a is b for a, b in zip(args, self.args))
+        return self if same else Expr(self.op, args, self.key, self.place, self.type, self.template)
+
+    @property
+    def number(self) -> float | None:
+        """The number that a constant is."""
+        return self.key if self.op == "constant" else None
+
+
+def constant(value: float, type_: str = "f32") -> Expr:
+    return Expr("constant", key=value, type=type_)
+
+
+def operation(x: Expr, arguments: list[ir.Value]) -> ir.Value:
+    """What `x` computes of its arguments' values, at the insertion point; `x` is no leaf."""
+    if x.template is None:
+        return ir.Operation.create(x.op, results=[mlir.type_of(x.type)], operands=arguments).results[0]
+    copy = x.template.clone()
+    for n, value in enumerate(arguments):
+        copy.operands[n] = value
+    return copy.results[0]
+
+
+@dataclass(frozen=True)
+class Total:
+    """A reduction: `combine` ("arith.addf", ...) of `term` over the dimensions `reduced`; one for each `place`."""
+
+    number: int
+    name: str
+    combine: str
+    term: Expr
+    reduced: frozenset[int]
+    place: Place
+    operation: ir.Operation = field(compare=False, repr=False)
+
+
+Maker = Callable[[ir.Value], tuple[ir.Operation, int] | None]
+
+
+class Unreadable(Exception):
+    """The operations are no chain of expressions and reductions; the text says why."""
+
+
+class Reader:
+    """Reads results of operations as expressions. `dims` has the kernel dimension of each of an operation's dimensions;
+    those without an entry are computed where they are read. `maker` says which operation made a value, and as which
+    of its results; None for what comes from outside. `totals` come in an order in which each follows those it reads.
+    """
+
+    def __init__(self, dims: Mapping[ir.Operation, Place], maker: Maker):
+        self.dims, self.maker = dims, maker
+        self.totals: list[Total] = []
+        self._known: dict[tuple[ir.Operation, int], Expr] = {}
+
+    def element(self, value: ir.Value, place: Place) -> Expr:
+        """What `value` holds at a place. Raises Unreadable."""
+        made = self.maker(value)
+        if made is None:
+            return Expr("element", key=value, place=place, type=str(ir.ShapedType(value.type).element_type))
+        operation, number = made
+        if operation not in self.dims:
+            out = mlir.maps_of(operation)[len(mlir.inputs_of(operation)) + number]
+            found = dict(zip(mlir.map_dims(out), place))
+            return self._read(operation, number, tuple(found[d] for d in range(out.n_dims)))
+        return self.result(operation, number, place)
+
+    def result(self, operation: ir.Operation, number: int, place: Place | None = None) -> Expr:
+        """One result of an operation of the kernel, at its own dimensions."""
+        own = self.dims[operation]
+        out = mlir.maps_of(operation)[len(mlir.inputs_of(operation)) + number]
+        made_at = tuple(own[d] for d in mlir.map_dims(out))
+        if place is not None and place != made_at:
+            raise Unreadable(f"{_name(operation)} is read at other subscripts than it is computed at")
+        if (operation, number) not in self._known:
+            self._known[operation, number] = self._read(operation, number, own)
+        return self._known[operation, number]
+
+    def _read(self, operation: ir.Operation, number: int, own: Place) -> Expr:
+        block, inputs = mlir.body_of(operation), mlir.inputs_of(operation)
+        out = mlir.map_dims(mlir.maps_of(operation)[len(inputs) + number])
+        reduction = {d for d, kind in enumerate(mlir.iterators_of(operation)) if kind == "reduction"} - set(out)
+        if "tilec.scan" in operation.attributes:
+            raise Unreadable(f"{_name(operation)} is a scan")
+        body = _Body(self, operation, own)
+        (*_, end) = block.operations
+        value = end.operation.operands[number]
+        if not reduction:
+            return body.expression(value)
+        state = list(block.arguments)[len(inputs) + number]
+        update = mlir.definition(value)
+        if update is None or len(update.operands) != 2 or state not in list(update.operands):
+            raise Unreadable(f"{_name(operation)} is not a reduction by a single operation")
+        a, b = update.operands
+        term = body.expression(b if a == state else a)
+        place = tuple(own[d] for d in out)
+        names = (mlir.get_string(operation, "tilec.name") or "reduction").split(",")
+        total = Total(
+            len(self.totals), names[min(number, len(names) - 1)], update.name, term,
+            frozenset(own[d] for d in reduction), place, operation,
+        )  # fmt: skip
+        self.totals.append(total)
+        return Expr("total", key=total.number, place=place, type=str(value.type))
+
+
+class _Body:
+    """The values of one operation's body as expressions."""
+
+    def __init__(self, reader: Reader, operation: ir.Operation, own: Place):
+        self.reader, self.operation, self.own = reader, operation, own
+        self.block = mlir.body_of(operation)
+        self.operands = list(operation.operands)
+        self.maps = mlir.maps_of(operation)
+        self.known: dict[ir.Value, Expr] = {}
+
+    def expression(self, value: ir.Value) -> Expr:
+        if value not in self.known:
+            self.known[value] = self._expression(value)
+        return self.known[value]
+
+    def _expression(self, value: ir.Value) -> Expr:
+        made = mlir.definition(value)
+        if isinstance(value.owner, ir.Block) and value.owner != self.block:
+            return Expr("outer", key=value, type=str(value.type))
+        if made is None:
+            number = ir.BlockArgument(value).arg_number
+            if number >= len(mlir.inputs_of(self.operation)):
+                raise Unreadable(f"{_name(self.operation)} reads its own state")
+            place = tuple(self.own[d] for d in mlir.map_dims(self.maps[number]))
+            return self.reader.element(self.operands[number], place)
+        type_ = str(value.type)
+        match made.name:
+            case "arith.constant":
+                # before the next case: constants stand outside of bodies
+                return Expr("constant", key=mlir.constant_value(value), type=type_, template=made)
+            case _ if made.block != self.block:
+                return Expr("outer", key=value, type=type_)
+            case "linalg.index":
+                return Expr("index", place=(self.own[ir.IntegerAttr(made.attributes["dim"]).value],), type="index")
+            case "tensor.extract" | "scf.if" | "memref.load":
+                raise Unreadable(f"{_name(self.operation)} reads at computed subscripts")
+        if len(made.results) != 1 or len(made.regions):
+            raise Unreadable(f"{_name(self.operation)} has a '{made.name}'")
+        args = tuple(self.expression(v) for v in made.operands)
+        return Expr(made.name, args, _attributes(made), type=type_, template=made)
+
+
+def _attributes(op: ir.Operation) -> str:
+    """Attributes by name, without fast-math flags, which say nothing about a value."""
+    return " ".join(f"{key}={op.attributes[key]}" for key in sorted(op.attributes) if key != "fastmath")
+
+
+def _name(op: ir.Operation) -> str:
+    return mlir.get_string(op, "tilec.name") or "an operation"

@@ -1,0 +1,408 @@
+"""Online reductions: reductions whose terms read earlier reductions over the same index, in one pass with one partial state.
+
+    m = max_j x_j              state m                                  m' = max(m, x)
+    l = sum_j exp(x_j - m)     exp(x - m') = exp(x - m) exp(m - m')     l' = l exp(m - m') + exp(x - m')
+    o = sum_j exp(x_j - m) / l v_j                                      o' = o exp(m - m') + exp(x - m') v;  o / l last
+
+A term may depend on a running value through a *factor* that is the same for all elements. Sums distribute over such a
+factor, so that the old factor of the partial sum can be replaced by the new one (rescaling):
+
+- a factor exp(a) of a row's value `a`, inside an exponential with the element's own part: the state is kept relative to
+  the newest `a` (its *reference*), and rescaled when that moves; no intermediate is larger than the terms are.
+- a row's value as a multiplicand or divisor is left out, and applied to the complete sum (*postponed*).
+
+A sum of squares of distances from a row's value, (z - a)^2, is that from the mean of `z` and n (mean - a)^2: nothing
+cancels, as both are sums of squares. The first does not depend on `a`, and two of them are combined as in Chan, Golub &
+LeVeque, "Algorithms for computing the sample variance" (1983). A variance takes one pass in this way.
+
+The recurrence is derived from the expressions alone; no operation is known by name. The recurrence is that of
+Milakov & Gimelshein, "Online normalizer calculation for softmax" (2018), in the generality of Rabe & Staats,
+"Self-attention does not need O(n^2) memory" (2021).
+
+Infinities. While nothing but -inf has been seen, `a` = -m is +inf. The reference is then 0, at which all terms so far
+are exp(-inf) = 0, as they are at any other finite reference; this is why the element's part must be bounded by the
+maximum that is subtracted from it. At the end the state is moved from the reference to `a` itself: by exp(0) = 1, or
+by exp(+inf) from 0 to NaN, which is what the definition gives for a row of -inf. A NaN stays one.
+"""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import e as EULER
+from math import inf, isclose, log2
+from typing import Any
+
+from tilec.analysis.expression import Expr, Total, constant
+
+LOG2E = log2(EULER)
+_IDENTITY = {"arith.addf": 0.0, "arith.maximumf": -inf, "arith.minimumf": inf}
+
+
+class _Refused(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Shift:
+    """An exponent that a state is relative to: `row`, of complete reductions so far, of the exponential `op`. `extreme`
+    is the number of the maximum that it takes away; while that has seen nothing, the state is 0."""
+
+    number: int
+    row: Expr
+    op: str
+    extreme: int
+
+
+@dataclass(frozen=True)
+class Carried:
+    """One reduction as it is carried: `term` is combined with the state for every element.
+
+    In `term`, the leaf "reference" is the reference of a shift. In `final`, the value that the reduction has, there
+    is also "state", the carried one. A state with a `shift` is multiplied by op(new - old), to the `power`, when its
+    reference moves.
+    One that is `about` another sum is of squares of distances from the mean of what that adds up: the leaf "mean" (its
+    `key` is that sum's number) is this mean so far, "count" how many elements there were; both also stand in `final`.
+    """
+
+    total: Total
+    term: Expr
+    final: Expr
+    shift: Shift | None
+    about: int | None = None
+    power: int = 1
+
+    @property
+    def identity(self) -> float:
+        return _IDENTITY[self.total.combine]
+
+
+@dataclass(frozen=True)
+class Online:
+    """The states of an online reduction along dimension `stream`, in the order in which they are updated."""
+
+    stream: int
+    carried: tuple[Carried, ...]
+    shifts: tuple[Shift, ...]
+
+    def final(self, expression: Expr) -> Expr:
+        """An expression of complete reductions, in terms of states and references."""
+        finals = {c.total.number: c.final for c in self.carried}
+        return expression.replace(lambda x: finals.get(x.key) if x.op == "total" else None)
+
+
+def derive(totals: Sequence[Total], stream: int, exact: bool = False) -> Online | str:
+    """How the reductions over `stream` among `totals`, each after those it reads, are carried; or why they cannot be.
+
+    `exact`: a state may be about a mean, and exponentials stay what they are, of a difference. Otherwise they are powers
+    of 2 whose exponent is one fused multiply-add, which errs by as much as a large exponent is rounded by."""
+    carrier = _Carrier(stream, {t.number: t for t in totals}, exact)
+    try:
+        for total in totals:
+            if stream in total.reduced:
+                carrier.add(total)
+    except _Refused as refused:
+        return str(refused)
+    return Online(stream, tuple(carrier.carried.values()), tuple(carrier.shifts.values()))
+
+
+class _Carrier:
+    def __init__(self, stream: int, totals: dict[int, Total], exact: bool):
+        self.stream, self.totals, self.exact = stream, totals, exact
+        self.carried: dict[int, Carried] = {}
+        self.shifts: dict[tuple[Expr, str], Shift] = {}
+        self.assumed: list[Expr] = []  # conditions that hold where the part that is looked at is used
+
+    # ---- what an expression depends on ---------------------------------------------------------------------
+
+    def running(self, x: Expr) -> bool:
+        """Whether it depends on a reduction that is not complete during the walk."""
+        return bool(x.totals & self.carried.keys())
+
+    def row(self, x: Expr) -> bool:
+        """Whether it is the same for all elements of the walk."""
+        return self.stream not in x.dims
+
+    def names(self, x: Expr) -> str:
+        return ", ".join(self.totals[n].name for n in sorted(x.totals & self.carried.keys()))
+
+    # ---- reductions ----------------------------------------------------------------------------------------
+
+    def add(self, total: Total) -> None:
+        if total.reduced != {self.stream}:
+            raise _Refused(f"{total.name} reduces over more than one index")
+        if total.combine not in _IDENTITY or total.term.type != "f32":
+            raise _Refused(f"{total.name} is not a sum, maximum or minimum of f32")
+        state = Expr("state", key=total.number, place=total.place)
+        if not self.running(total.term):
+            term, final = total.term, state
+            if total.combine != "arith.addf":
+                term, final = _inside(total.term, state)
+            self.carried[total.number] = Carried(total, term, final, None)
+            return
+        if total.combine != "arith.addf":
+            raise _Refused(f"{total.name} is not a sum, and its terms depend on {self.names(total.term)}")
+        if self.exact and (carried := self.square(total, state)):
+            self.carried[total.number] = carried
+            return
+        factor = self.factor(total.term)
+        shift, power = next(iter(factor.exponents.values()), (None, 1))
+        final = state
+        for _ in range(power if shift is not None else 0):
+            at = Expr(shift.op, (Expr("arith.subf", (self.current(shift.row), _reference(shift))),))
+            final = Expr("arith.mulf", (final, at))
+        for value, divides in factor.postponed:
+            final = Expr("arith.divf" if divides else "arith.mulf", (final, self.current(value)))
+        self.carried[total.number] = Carried(total, self.strip(total.term), final, shift, power=power)
+
+    def current(self, x: Expr) -> Expr:
+        """An expression of reductions in terms of their states."""
+        finals = {n: c.final for n, c in self.carried.items()}
+        return x.replace(lambda part: finals.get(part.key) if part.op == "total" else None)
+
+    # ---- squares -------------------------------------------------------------------------------------------
+
+    def square(self, total: Total, state: Expr) -> Carried | None:
+        """A sum of (z - a)^2, for a row's value `a`, where the sum of `z` is carried, too."""
+        x = total.term
+        if x.op != "arith.mulf" or x.args[0] != x.args[1]:
+            return None
+        try:
+            element, row = self.parts(x.args[0])
+        except _Refused:
+            return None
+        if element is None or row is None:
+            return None
+        z, sign = (element.args[0], -1) if element.op == "arith.negf" else (element, 1)
+        known = (
+            t
+            for t in self.totals.values()
+            if (t.combine, t.reduced, t.term) == ("arith.addf", frozenset({self.stream}), z)
+        )
+        if (sums := next(known, None)) is None:
+            return None
+        mean = Expr("mean", key=sums.number, place=sums.place)
+        distance = Expr("arith.subf", (z, mean))
+        off = Expr("arith.addf" if sign > 0 else "arith.subf", (mean, self.current(row)))
+        more = Expr("arith.mulf", (Expr("count"), Expr("arith.mulf", (off, off))))
+        final = Expr("arith.addf", (state, more))
+        return Carried(total, Expr("arith.mulf", (distance, distance)), final, None, sums.number)
+
+    # ---- factors -------------------------------------------------------------------------------------------
+
+    def factor(self, x: Expr) -> _Factor:
+        """The part of `x` as a product that depends on running reductions and not on the element."""
+        if not self.running(x):
+            return _Factor({}, ())
+        if self.row(x):
+            return _Factor({}, ((x, False),))
+        match x.op:
+            case "arith.mulf":
+                return self.factor(x.args[0]).times(self.factor(x.args[1]), self.exact)
+            case "arith.divf" if self.row(x.args[1]) and self.running(x.args[1]):
+                return self.factor(x.args[0]).times(_Factor({}, ((x.args[1], True),)), self.exact)
+            case "arith.divf" if not self.running(x.args[1]):
+                return self.factor(x.args[0])
+            case "arith.negf":
+                return self.factor(x.args[0])
+            case "math.exp" | "math.exp2":
+                _, shift = self.exponent(x)
+                return _Factor({(shift.row, shift.op): (shift, 1)}, ())
+            case "arith.addf" | "arith.subf":
+                return self._common(x, [self.factor(a) for a in x.args])
+            case "arith.select" if not self.running(x.args[0]):
+                return self._common(x, [f for a, f in zip(x.args[1:], self._branches(x, self.factor)) if a.number != 0])
+        if x.op in ("arith.extf", "arith.truncf"):
+            type_ = x.type if x.op == "arith.truncf" else x.args[0].type
+            raise _Refused(f"the part that depends on {self.names(x)} is rounded to {type_} before it is scaled")
+        raise _Refused(f"the part that depends on {self.names(x)} is not a factor of the sum: it goes through {_short(x)}")
+
+    def _branches(self, x: Expr, action: Callable[[Expr], Any]) -> list[Any]:
+        """`action` on both branches of a select, on the first where its condition holds."""
+        self.assumed.append(x.args[0])
+        taken = action(x.args[1])
+        self.assumed.pop()
+        return [taken, action(x.args[2])]
+
+    def _common(self, x: Expr, factors: Sequence[_Factor]) -> _Factor:
+        if any(f != factors[0] for f in factors):
+            raise _Refused(f"terms that are added depend on {self.names(x)} by different factors")
+        return factors[0]
+
+    def exponent(self, x: Expr) -> tuple[Expr, Shift]:
+        """An exponential of its element part and a shift, and that shift."""
+        scale = LOG2E if x.op == "math.exp" else 1.0
+        element, row = self.parts(x.args[0])
+        if row is None or element is None:
+            raise _Refused(f"the exponent is {self.names(x)} alone, without a part that depends on the element")
+        if (extreme := self.bounded(element, row)) is None:
+            raise _Refused(
+                f"an exponent is not bounded: {self.names(x)} is not the maximum of the values that it is subtracted from"
+            )
+        row, op = (row, x.op) if self.exact else (_scaled(row, scale), "math.exp2")
+        shift = self.shifts.setdefault((row, op), Shift(len(self.shifts), row, op, extreme))
+        if self.exact:
+            return Expr(
+                op, (Expr("arith.addf", (element, _reference(shift))),), x.key, x.place, x.type, x.template
+            ), shift
+        z, c = _linear(element)
+        return Expr(op, (Expr("math.fma", (z, constant(c * scale), _reference(shift))),)), shift
+
+    def parts(self, x: Expr) -> tuple[Expr | None, Expr | None]:
+        """`x` as a sum of what depends on the element and what depends on running reductions."""
+        if not self.running(x):
+            return x, None
+        if self.row(x):
+            return None, x
+        match x.op:
+            case "arith.addf" | "arith.subf":
+                (e1, r1), (e2, r2) = (self.parts(a) for a in x.args)
+                return _both(x.op, e1, e2), _both(x.op, r1, r2)
+            case "arith.negf":
+                element, row = self.parts(x.args[0])
+                return element and Expr("arith.negf", (element,)), row and Expr("arith.negf", (row,))
+            case "arith.mulf" | "arith.divf":
+                a, b = x.args
+                if x.op == "arith.mulf" and a.number is not None:
+                    a, b = b, a
+                if b.number is not None:
+                    element, row = self.parts(a)
+                return element and Expr(x.op, (element, b)), row and Expr(x.op, (row, b))
+        raise _Refused(
+            f"an exponent is not the sum of a part of each element and {self.names(x)}: it goes through {_short(x)}"
+        )
+
+    def bounded(self, element: Expr, row: Expr) -> int | None:
+        """The extreme that `row` takes away from just the element's part, so that their sum is never above 0.
+
+        A condition outside of which the maximum counts no element may stand around the exponential instead. An extreme
+        that is replaced where it is infinite, as a log-sum-exp does, leaves what it would in the program.
+        """
+        leaf, c = _linear(row)
+        if self.exact and leaf.op == "arith.select":
+            extreme = next((x for x in leaf.args[1:] if x.op == "total"), leaf)
+            leaf = extreme if leaf.totals == {extreme.key} else leaf
+        if leaf.op != "total" or leaf.key not in self.carried:
+            return None
+        source = self.totals[leaf.key]
+        wanted = {"arith.maximumf": c < 0, "arith.minimumf": c > 0}.get(source.combine, False)
+        if not wanted:
+            return None
+        (z, a), (y, b) = (_linear(self._taken(part)) for part in (element, source.term))
+        return source.number if z == y and isclose(a, -c * b, rel_tol=1e-6) else None
+
+    def _taken(self, x: Expr) -> Expr:
+        """`x` where the assumed conditions hold."""
+        return x.replace(
+            lambda part: (
+                self._taken(part.args[1]) if part.op == "arith.select" and part.args[0] in self.assumed else None
+            )
+        )
+
+    # ---- terms ---------------------------------------------------------------------------------------------
+
+    def strip(self, x: Expr) -> Expr:
+        """A term without its postponed factors, and relative to references."""
+        if not self.running(x):
+            return x
+        if self.row(x):
+            return constant(1.0)
+        match x.op:
+            case "arith.mulf":
+                left, right = (self.strip(a) for a in x.args)
+                return right if left.number == 1 else left if right.number == 1 else Expr(x.op, (left, right))
+            case "arith.divf" if self.row(x.args[1]) and self.running(x.args[1]):
+                return self.strip(x.args[0])
+            case "math.exp" | "math.exp2":
+                return self.exponent(x)[0]
+            case "arith.select":
+                args = (x.args[0], *self._branches(x, self.strip))
+                return Expr(x.op, args, x.key, x.place, x.type, x.template)
+        return Expr(x.op, tuple(self.strip(a) for a in x.args), x.key, x.place, x.type, x.template)
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """Exponentials of the `exponents`, to a power, times the `postponed` values (divided by those marked so)."""
+
+    exponents: dict[tuple[Expr, str], tuple[Shift, int]]
+    postponed: tuple[tuple[Expr, bool], ...]
+
+    def times(self, other: _Factor, powers: bool) -> _Factor:
+        if powers and self.exponents.keys() == other.exponents.keys():
+            both = {key: (shift, n + other.exponents[key][1]) for key, (shift, n) in self.exponents.items()}
+            return _Factor(both, self.postponed + other.postponed)
+        if self.exponents and other.exponents:
+            raise _Refused("a product has two exponentials that depend on earlier reductions")
+        return _Factor(self.exponents | other.exponents, self.postponed + other.postponed)
+
+
+def _reference(shift: Shift) -> Expr:
+    return Expr("reference", key=shift.number, place=tuple(sorted(shift.row.dims)))
+
+
+def _scaled(x: Expr, by: float) -> Expr:
+    return x if by == 1 else Expr("arith.mulf", (x, constant(by)))
+
+
+def _both(op: str, a: Expr | None, b: Expr | None) -> Expr | None:
+    if b is None:
+        return a
+    if a is None:
+        return b if op == "arith.addf" else Expr("arith.negf", (b,))
+    return Expr(op, (a, b))
+
+
+def _linear(x: Expr) -> tuple[Expr, float]:
+    """(z, c) with x = c z for a number c; a condition's -inf (+inf) stays what it is under a positive c."""
+    match x.op:
+        case "arith.mulf" | "arith.divf":
+            a, b = x.args
+            if x.op == "arith.mulf" and a.number is not None:
+                a, b = b, a
+            if b.number:
+                z, c = _linear(a)
+                return z, c * b.number if x.op == "arith.mulf" else c / b.number
+        case "arith.negf":
+            z, c = _linear(x.args[0])
+            return z, -c
+        case "arith.select":
+            condition, a, b = x.args
+            for inside, outside, order in ((a, b, 1), (b, a, -1)):
+                if outside.number in (inf, -inf):
+                    z, c = _linear(inside)
+                    if c > 0:
+                        return Expr(x.op, (condition, *(z, outside)[::order]), x.key, x.place, x.type, x.template), c
+    return x, 1.0
+
+
+def _inside(x: Expr, state: Expr) -> tuple[Expr, Expr]:
+    """A maximum's term without a positive factor, and that factor applied to the maximum: rounding keeps order, so
+    this is exact."""
+    z, c = _linear(x)
+    if c == 1 or c <= 0:
+        return x, state
+    return z, _wrapped(x, state)
+
+
+def _wrapped(x: Expr, state: Expr) -> Expr:
+    """The multiplications and divisions that `_linear` takes off `x`, around `state`."""
+    match x.op:
+        case "arith.mulf" | "arith.divf":
+            a, b = x.args
+            if x.op == "arith.mulf" and a.number is not None:
+                a, b = b, a
+            if b.number:
+                return Expr(x.op, (_wrapped(a, state), b))
+        case "arith.negf":
+            return Expr(x.op, (_wrapped(x.args[0], state),))
+        case "arith.select":
+            _, a, b = x.args
+            return _wrapped(b if a.number in (inf, -inf) else a, state)
+    return state
+
+
+def _short(x: Expr) -> str:
+    return f"'{x.op.split('.')[-1]}'"

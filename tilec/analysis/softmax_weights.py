@@ -1,0 +1,129 @@
+"""Softmax weights: terms of a sum that are exponentials of differences from the maximum, as in softmax and log-sum-exp.
+
+A weight exp(x - m) whose exponent is rounded errs by |x - m| roundings, relative to itself. Relative to the sum that is
+little: the mean of |x - m| by weight is at most the logarithm of their number, as an entropy is, since one of them is 1.
+So n weights may be powers of 2 of one product, which flush to zero below 2^-126: the sum errs by (4 + 1.25 ln n) 2^-24. A
+sum of n terms in f32 is held to n 2^-24 (`tilec/semantics/interval_reductions.py`), an eighth of which covers that from
+`LEAST` terms
+on.
+"""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from math import inf, prod
+
+from tilec.core import mlir
+from tilec.core.mlir import ir
+
+LEAST = 256
+ERROR = 2.0**-19
+"""Relative to the sum, of up to four million weights; of more it is a smaller share of what the sum may err by."""
+
+
+def is_weight(term: ir.Operation, reader: ir.Operation, result: int) -> bool:
+    """Whether `term`, an operation in the body of the sum `reader`, is a weight of those that are added to its result with
+    this number, and these are many."""
+    if term.name != "math.exp" or str(term.results[0].type) != "f32":
+        return False
+    apart = mlir.definition(term.operands[0])
+    if apart is None or apart.name != "arith.subf" or apart.block != term.block:
+        return False
+    maps, extents = [mlir.map_dims(m) for m in mlir.maps_of(reader)], mlir.extents_of(reader)
+    kept = maps[len(mlir.inputs_of(reader)) + result]
+    if mlir.DYNAMIC in extents or prod(e for d, e in enumerate(extents) if d not in kept) < LEAST:
+        return False
+    place = place_of_maximum(apart.operands[0], apart.operands[1], or_zero=True)
+    return place is not None and sorted(place) == sorted(kept)
+
+
+def is_sum(value: ir.Value) -> bool:
+    """Whether an argument of a body is a sum of weights: at least 1, as the maximum's own is, and at most their number; or
+    infinite or NaN, where the maximum is."""
+    reader = value.owner.owner.operation if mlir.definition(value) is None else None
+    if reader is None or not mlir.is_generic(reader) or value not in list(mlir.body_of(reader).arguments):
+        return False
+    sums = reader.operands[list(mlir.body_of(reader).arguments).index(value)]
+    maker = mlir.definition(sums)
+    if maker is None or not mlir.is_generic(maker) or "reduction" not in mlir.iterators_of(maker):
+        return False
+    number, maps = list(maker.results).index(sums), [mlir.map_dims(m) for m in mlir.maps_of(maker)]
+    inputs, arguments = len(mlir.inputs_of(maker)), list(mlir.body_of(maker).arguments)
+    add, fill = mlir.definition(_yielded(maker)[number]), mlir.definition(mlir.outputs_of(maker)[number])
+    if add is None or add.name != "arith.addf" or arguments[inputs + number] not in list(add.operands):
+        return False
+    if fill is None or fill.name != "linalg.fill" or mlir.constant_value(fill.operands[0]) != 0:
+        return False
+    (term,) = [v for v in add.operands if v != arguments[inputs + number]] or [None]
+    dims = {d: d for d in range(len(mlir.iterators_of(maker)))}
+    if term in arguments[:inputs]:  # made by an operation before, whose dimensions are these
+        made = maker.operands[arguments.index(term)]
+        before = mlir.definition(made)
+        if before is None or not mlir.is_generic(before) or "reduction" in mlir.iterators_of(before):
+            return False
+        result = list(before.results).index(made)
+        places = mlir.map_dims(mlir.maps_of(before)[len(mlir.inputs_of(before)) + result])
+        dims, term = dict(zip(places, maps[arguments.index(term)])), _yielded(before)[result]
+    weight = mlir.definition(term) if term is not None else None
+    apart = mlir.definition(weight.operands[0]) if weight is not None and weight.name == "math.exp" else None
+    if apart is None or apart.name != "arith.subf":
+        return False
+    place = place_of_maximum(apart.operands[0], apart.operands[1], or_zero=True)
+    return place is not None and sorted(dims.get(d, -1) for d in place) == sorted(maps[inputs + number])
+
+
+def place_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) -> list[int] | None:
+    """The dimensions at which `largest` is read, where one operation reads it and `value`, and it is the maximum of elements
+    of a tensor of which that is one; None where it is not. With `or_zero` also what stands for an infinite maximum by 0."""
+    value, largest = _widened(value), _widened(largest)
+    reader = value.owner.owner.operation if mlir.definition(value) is None else None
+    arguments = [] if reader is None or not mlir.is_generic(reader) else list(mlir.body_of(reader).arguments)
+    if value not in arguments or largest not in arguments:
+        return None
+    (tensor, place), (result, short) = (
+        (reader.operands[n], mlir.map_dims(mlir.maps_of(reader)[n])) for n in map(arguments.index, (value, largest))
+    )
+    maker = mlir.definition(result)
+    if or_zero and maker is not None and mlir.is_generic(maker) and (finite := _finite(maker)) is not None:
+        maker = mlir.definition(finite)
+    if maker is None or not mlir.is_generic(maker) or len(maker.operands) != 2 or maker.operands[0] != tensor:
+        return None
+    made = mlir.definition(_yielded(maker)[0])
+    if made is None or made.name != "arith.maximumf":
+        return None
+    if {_widened(v) for v in made.operands} != {*mlir.body_of(maker).arguments}:
+        return None
+    full, kept = (mlir.map_dims(m) for m in mlir.maps_of(maker))
+    if len(full) != len(place) or not {*kept} <= {*full} or [place[full.index(d)] for d in kept] != short:
+        return None
+    return short
+
+
+def _finite(op: ir.Operation) -> ir.Value | None:
+    """x of an operation that yields x where |x| is not infinite, at the same place, and 0 elsewhere."""
+    if len(op.results) != 1 or "reduction" in mlir.iterators_of(op):
+        return None
+    choice = mlir.definition(_yielded(op)[0])
+    if choice is None or choice.name != "arith.select" or mlir.constant_value(choice.operands[2]) != 0:
+        return None
+    condition, taken, _ = choice.operands
+    asked, arguments, maps = mlir.definition(condition), list(mlir.body_of(op).arguments), mlir.maps_of(op)
+    if taken not in arguments or asked is None or asked.name != "arith.cmpf":
+        return None
+    size = mlir.definition(asked.operands[0])
+    if size is None or size.name != "math.absf" or size.operands[0] != taken:
+        return None
+    n = arguments.index(taken)
+    same = n < len(mlir.inputs_of(op)) and maps[n] == maps[-1]
+    return op.operands[n] if same and mlir.constant_value(asked.operands[1]) == inf else None
+
+
+def _yielded(op: ir.Operation) -> list[ir.Value]:
+    return list(list(mlir.body_of(op).operations)[-1].operation.operands)
+
+
+def _widened(value: ir.Value) -> ir.Value:
+    """What a conversion to a wider float is of: the same number."""
+    op = mlir.definition(value)
+    return op.operands[0] if op is not None and op.name == "arith.extf" else value

@@ -1,0 +1,112 @@
+"""The space of a kernel's operations: dimensions of different operations are one kernel dimension where a tensor connects them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tilec.analysis.graph import Graph, Node
+from tilec.core.mlir import ir
+
+Dim = tuple[Node, int]
+
+
+@dataclass
+class Space:
+    """The kernel dimensions of a set of nodes: `dims[node][d]` is the kernel dimension of the node's dimension d."""
+
+    nodes: list[Node]
+    dims: dict[Node, tuple[int, ...]]
+    extents: dict[int, int]
+    grid: tuple[int, ...]
+
+    @property
+    def parallelism(self) -> int:
+        return prod(self.extents[d] for d in self.grid)
+
+
+def space_of(nodes: list[Node], graph: Graph) -> Space | str:
+    """Unites the nodes' dimensions through the tensors between them; a text where two roles of one node collide."""
+    parent: dict[Dim, Dim] = {(n, d): (n, d) for n in nodes for d in range(len(n.extents))}
+
+    def find(key: Any) -> Any:
+        while parent[key] != key:
+            parent[key] = parent[parent[key]]
+            key = parent[key]
+        return key
+
+    inside = set(nodes)
+    for node in nodes:
+        for read in node.reads:
+            producer = graph.producer.get(read.value)
+            if producer not in inside or producer is node:
+                continue
+            result = next(r for r in producer.results if r.value == read.value)
+            for mine, theirs in zip(read.dims, result.dims):
+                parent[find((node, mine))] = find((producer, theirs))
+    if clash := _clash(nodes, find):
+        return clash
+    united = _unite_shared_inputs(nodes, graph, {key: find(key) for key in parent})
+    numbers: dict[Dim, int] = {}
+    for node in nodes:
+        for d in range(len(node.extents)):
+            numbers.setdefault(united((node, d)), len(numbers))
+    dims = {n: tuple(numbers[united((n, d))] for d in range(len(n.extents))) for n in nodes}
+    extents = {dims[n][d]: n.extents[d] for n in nodes for d in range(len(n.extents))}
+    reduced = {dims[n][d] for n in nodes for d in n.reduced}
+    shared = set.intersection(*(set(dims[n]) for n in nodes)) - reduced
+    return Space(list(nodes), dims, extents, tuple(k for k in extents if k in shared))
+
+
+def _clash(nodes: list[Node], find: Callable[[Any], Any]) -> str | None:
+    for node in nodes:
+        roots = [find((node, d)) for d in range(len(node.extents))]
+        if len(set(roots)) < len(roots):
+            return f"{node.name} reads elements that other blocks compute"
+    return None
+
+
+def _unite_shared_inputs(nodes: list[Node], graph: Graph, root: dict[Dim, Dim]) -> Callable[[Dim], Dim]:
+    """Unites the dimensions of operations that read one input at the same subscripts, unless that unites two dimensions of
+    one operation, or different extents. `root` has the dimensions that are united already. Returns a function to the
+    united dimension."""
+    walked: dict[Dim, set[Node]] = {}  # by whom
+    sizes: dict[Dim, set[int]] = {}
+    for (node, d), key in root.items():
+        walked.setdefault(key, set()).add(node)
+        sizes.setdefault(key, set()).add(node.extents[d])
+    above: dict[Dim, Dim] = {}
+
+    def find(key: Dim) -> Dim:
+        key = root[key]
+        while key in above:
+            key = above[key]
+        return key
+
+    def unite(one: Dim, other: Dim) -> bool:
+        less, more = sorted((find(one), find(other)), key=lambda k: len(walked[k]))
+        if less == more:
+            return True
+        if sizes[less] != sizes[more] or not walked[less].isdisjoint(walked[more]):
+            return False
+        walked[more] |= walked[less]
+        above[less] = more
+        return True
+
+    seen: dict[ir.Value, tuple[Node, tuple[int, ...]]] = {}
+    inside = set(nodes)
+    for node in nodes if all(len(s) == 1 for s in sizes.values()) else ():
+        for read in node.reads:
+            if graph.producer.get(read.value) in inside:
+                continue
+            other, dims = seen.setdefault(read.value, (node, read.dims))
+            if other is node:
+                continue
+            before = len(above)
+            if not all(unite((node, mine), (other, theirs)) for mine, theirs in zip(read.dims, dims)):
+                while len(above) > before:
+                    less, more = above.popitem()
+                    walked[more] -= walked[less]
+    return find

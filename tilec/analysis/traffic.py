@@ -1,0 +1,136 @@
+"""The amounts that predict a kernel's time: bytes read and written, bytes kept on chip, operations."""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from math import prod
+
+from tilec.analysis.graph import Graph, Node
+from tilec.analysis.space import Space
+from tilec.core.mlir import ir
+from tilec.core.target import Target
+from tilec.cost.model import Work
+
+
+def bytes_of(value: ir.Value) -> int:
+    shaped = ir.ShapedType(value.type)
+    return prod(shaped.shape) * element_bytes(shaped.element_type)
+
+
+def element_bytes(element: ir.Type) -> int:
+    return 8 if isinstance(element, ir.IndexType) else max(1, element.width // 8)
+
+
+def outputs_of(nodes: list[Node], graph: Graph) -> list[ir.Value]:
+    """Results that leave the kernel: returned, or read by another."""
+    inside = set(nodes)
+    return [r.value for n in nodes for r in n.results if graph.leaves(r.value, inside)]
+
+
+def inputs_of(nodes: list[Node]) -> list[ir.Value]:
+    made = {r.value for n in nodes for r in n.results}
+    values = [v for n in nodes for v in n.values]
+    return [v for v in dict.fromkeys(values) if v not in made]
+
+
+def kept_values(nodes: list[Node], graph: Graph) -> list[tuple[Node, ir.Value]]:
+    """Intermediates that stay in the kernel: made and read in it, and not written out."""
+    out = set(outputs_of(nodes, graph))
+    read = {r.value for n in nodes for r in n.reads}
+    return [(n, r.value) for n in nodes for r in n.results if r.value in read and r.value not in out]
+
+
+def kept_bytes(nodes: list[Node], graph: Graph, space: Space) -> int:
+    """Bytes of the kernel's intermediates for one point of the grid."""
+    total = 0
+    for node, value in kept_values(nodes, graph):
+        result = next(r for r in node.results if r.value == value)
+        inner = prod(node.extents[d] for d in result.dims if space.dims[node][d] not in space.grid)
+        total += inner * element_bytes(ir.ShapedType(value.type).element_type)
+    return total
+
+
+CLUSTER = 16  # blocks at most
+SHARED = 32  # elements a thread, from which blocks share a row where there are few
+
+
+def onchip_bytes(target: Target, nodes: list[Node], space: Space) -> int:
+    """The bytes that blocks which work together may keep: most of an SM's shared memory, or half of its registers if a
+    cluster of SMs shares a row; half of a core's L2 cache."""
+    if target.kind != "cuda":
+        return target.l2.bytes // 2
+    clusters = CLUSTER * 2 * target.sm.registers if target.has("clusters") and _rows(nodes, space) else 0
+    return max(target.sm.shared_per_block, clusters)
+
+
+def is_chain(nodes: list[Node], space: Space) -> bool:
+    """Whether blocks can share the rows one after another: a scan goes along them, and all else is elementwise."""
+    inner = [d for d, e in space.extents.items() if d not in space.grid and e > 1]
+    scans = [n for n in nodes if n.scan is not None]
+    if len(scans) != 1 or len(inner) != 1 or space.dims[scans[0]][scans[0].scan] != inner[0]:
+        return False
+    return all(
+        inner[0] in space.dims[n] and (n is scans[0] or space.dims[n].index(inner[0]) not in n.reduced) for n in nodes
+    )
+
+
+def _rows(nodes: list[Node], space: Space) -> bool:
+    """Whether a block has one dimension whole, and memory is contiguous along it."""
+    inner = {d for d, e in space.extents.items() if d not in space.grid and e > 1}
+    accesses = [[space.dims[n][d] for d in r.dims] for n in nodes for r in (*n.reads, *n.results)]
+    ends = {places[-1] for places in accesses if inner & set(places)}
+    return len(inner) == 1 and ends == inner and not any(n.scan is not None for n in nodes)
+
+
+OVERHEAD = 3  # instructions an element for addresses, loads and stores of vectors
+
+
+def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Work:
+    """The amounts of a kernel, before its tiles are chosen: every input read once, every output written once."""
+    reads, writes = sum(map(bytes_of, inputs_of(nodes))), sum(map(bytes_of, outputs_of(nodes, graph)))
+    flops: dict[str, float] = {}
+    issued = target.kind == "cuda" and not any(n.contraction is not None for n in nodes)
+    points = all(n.elementwise for n in nodes)
+    for node in nodes:
+        unit = _unit(node, target)
+        if issued and unit == "fma.f32":  # each instruction takes the place of an FMA
+            instructions = node.instructions + OVERHEAD / len(nodes)
+            flops[unit] = flops.get(unit, 0) + 2 * node.iterations * instructions
+            if points:
+                continue
+        else:
+            flops[unit] = flops.get(unit, 0) + node.iterations * node.flops
+        flops["special"] = flops.get("special", 0) + node.iterations * node.special
+    kept = kept_bytes(nodes, graph, space)
+    cooperate = prod(e for k, e in space.extents.items() if k not in space.grid)
+    if target.kind == "cuda":
+        threads = max(32, min(256, cooperate))
+        blocks = max(1, space.parallelism * min(cooperate, threads) // threads)
+        if blocks < target.units and target.has("clusters") and _rows(nodes, space):
+            blocks *= max(1, min(CLUSTER, cooperate // (SHARED * threads)))
+        return Work(
+            dram_read=reads,
+            dram_write=writes,
+            flops=flops,
+            blocks=blocks,
+            threads=threads,
+            shared_per_block=min(kept, target.sm.shared_per_block),
+        )
+    work = max(1, sum(n.iterations for n in nodes))
+    blocks = max(1, min(space.parallelism, work // 16384))
+    return Work(dram_read=reads, dram_write=writes, flops=flops, blocks=blocks, threads=1, working_set=reads + writes)
+
+
+def _unit(node: Node, target: Target) -> str:
+    element = ir.ShapedType(node.results[0].value.type).element_type
+    wide = isinstance(element, ir.F64Type)
+    if node.contraction is not None and target.kind == "cuda":
+        from tilec.analysis.multiplicands import multiplicand_of
+
+        name = multiplicand_of(node)
+        if name in ("bf16", "f16", "tf32", "f8", "i8"):
+            return f"tensor.{name}"
+        if node.contraction.integer:
+            return "int"
+    return "fma.f64" if wide else "fma.f32"

@@ -1,0 +1,409 @@
+"""The `tilec` command: a table of parsers, one for each subcommand, and the handling of errors and interruptions.
+
+Exit status: 0; 1 for a mistake in the program, its sizes or files; 2 for wrong use of the command line; 70 for a defect of
+tilec, with the IR of the failing stage in a file; 130 when interrupted. Commands are in `cli_*.py`, imported when they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tilec.cli.common import STAGES, add_output, add_program, days, note, show_error, sizes, whole, write_file
+from tilec.cli.streams import open_streams, warnings_as
+from tilec.core.diagnostics import InternalError, TileError
+from tilec.process import progress
+
+OK, MISTAKE, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 70, 130, 141
+ERROR_FILE = "tilec-error.mlir"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        return _status(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # whatever it came into: reading the command line, working, showing an error
+        return INTERRUPTED
+
+
+def _status(argv: list[str]) -> int:
+    open_streams()
+    args = parser().parse_args(argv)
+    try:
+        with warnings_as(lambda text: note(text, "warning")):
+            status = _run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        _drop_output()
+        return PIPE_CLOSED
+    except TileError as error:
+        if isinstance(error.__cause__, InternalError):
+            _show_traceback()
+        show_error(error)
+        return MISTAKE
+    except Exception as error:
+        _show_traceback()
+        if _is_environment(error):
+            _drop_output()
+            note(str(error) or type(error).__name__, "error")
+            return MISTAKE
+        _report_defect(error, args, argv)
+        return DEFECT
+
+
+def _show_traceback() -> None:
+    """Prints the traceback of the handled exception, if TILEC_DEBUG is set."""
+    if os.environ.get("TILEC_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+
+
+def _drop_output() -> None:
+    """Discards buffered output after the reader closed the pipe or the disk became full, so that it is not written again at
+    exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(args: argparse.Namespace) -> int:
+    module, _, function = args.command.partition(":")
+    with progress.shown(lambda what: note(what, "still")):
+        return getattr(import_module(f"tilec.cli.{module}"), function)(args)
+
+
+def _is_environment(error: Exception) -> bool:
+    """Whether the machine is at fault: no driver, no memory, no space. The driver's class is looked up where already
+    imported.
+    """
+    driver = sys.modules.get("tilec.runtime.cuda.driver")
+    return isinstance(error, (OSError, MemoryError, *((driver.CudaError,) if driver else ())))
+
+
+# ---- defects ---------------------------------------------------------------------------------------------
+
+
+def _report_defect(error: Exception, args: argparse.Namespace, argv: list[str]) -> None:
+    """Reports the failing stage, and saves the input that reproduces the failure."""
+    stage, ir = (error.stage, error.ir) if isinstance(error, InternalError) else (None, None)
+    told = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
+    note(f"{told}\nThis is a defect of tilec, not of the program.", "internal error")
+    if stage:
+        note(f"in stage '{stage}'", "where")
+    elif place := _place(error):
+        note(place, "where")
+    if ir:
+        before = _stage_before(stage)
+        path = _save(f"// tilec stage: {before}, target: {_target(args)}\n{ir}")
+        note(f"{path} holds the IR that went into the stage", "saved")
+        note(f"tilec opt {shlex.quote(str(path))} --from {before}", "to reproduce")
+    else:
+        note(f"tilec {shlex.join(argv)}", "to reproduce")
+    if not os.environ.get("TILEC_DEBUG"):
+        note("TILEC_DEBUG=1 shows the traceback", "hint")
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of ours in a traceback."""
+    places = []
+    frame = error.__traceback__
+    while frame is not None:
+        places.append((frame.tb_frame.f_code.co_filename, frame.tb_lineno))
+        frame = frame.tb_next
+    return f"{places[-1][0]}:{places[-1][1]}" if places else ""
+
+
+def _stage_before(stage: str | None) -> str:
+    names = [*STAGES.split(), "emit"]
+    return names[max(0, names.index(stage) - 1)] if stage in names else "build"
+
+
+def _target(args: argparse.Namespace) -> str:
+    return getattr(args, "target", None) or "cpu"
+
+
+def _save(text: str) -> Path:
+    """Here, or where that is not allowed in the directory for temporary files."""
+    path = Path(ERROR_FILE)
+    try:
+        write_file(path, text.encode())
+    except TileError:
+        path = Path(tempfile.mkdtemp(prefix="tilec-")) / ERROR_FILE
+        write_file(path, text.encode())
+    return path
+
+
+# ---- the command line ------------------------------------------------------------------------------------
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """`-o, --output PATH` in every version of Python."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        return f"{', '.join(action.option_strings)} {self._format_args(action, action.dest.upper())}"
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        "tilec", "tilec COMMAND ...", formatter_class=_Help,
+        description="A tensor compiler that shows its reasons.",
+        epilog="tilec COMMAND --help tells more, with examples.\n"
+        "TILEC_DEBUG=1 shows the traceback of an internal error.",
+    )  # fmt: skip
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = top.add_subparsers(metavar="COMMAND", required=True, title="commands")
+    for add in (_check, _fmt, _plan, _explain, _tune, _dump, _opt, _emit, _run_op, _verify, _cache, _doctor):
+        add(commands)
+    return top
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        from tilec.version import VERSION
+
+        print(f"tilec {VERSION}")
+        parser.exit()
+
+
+class _Renamed(argparse.Action):
+    """An option that has another name now."""
+
+    def __init__(self, option_strings: list[str], dest: str, to: str, **rest: Any):
+        super().__init__(option_strings, dest, default=argparse.SUPPRESS, **rest)
+        self.to = to
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        parser.error(f"{option_string} was renamed to {self.to}")
+
+
+def _command(commands: Any, name: str, command: str, usage: str, summary: str, text: str, examples: str) -> Any:
+    lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
+    made = commands.add_parser(
+        name, prog=f"tilec {name}", usage=f"tilec {name} {usage}", help=summary, formatter_class=_Help,
+        description=text, epilog=f"examples:\n{lines}",
+    )  # fmt: skip
+    made.set_defaults(command=command)
+    return made
+
+
+def _check(commands: Any) -> None:
+    p = _command(
+        commands, "check", "source:check", "[options] FILE...", "report every mistake of a program",
+        "Reports every mistake that can be found without running the program, each with its position. Prints\n"
+        "nothing if there is none, or a warning for an op that is refused at all sizes that were tried.",
+        """tilec check softmax.tile
+        tilec check --ranges attention.tile --op attention
+        tilec check --ranges softmax.tile -D N=1024""",
+    )  # fmt: skip
+    p.add_argument("files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - reads the standard input")
+    p.add_argument("--ranges", action="store_true", help="print the inferred ranges, sizes and types")
+    p.add_argument("--op", metavar="NAME", help="with --ranges: this op only")
+    p.add_argument(
+        "-D", "--define", metavar="M=4096", type=sizes, action="append", default=[],
+        help="with --ranges: the value of a size; others stay names",
+    )  # fmt: skip
+
+
+def _fmt(commands: Any) -> None:
+    p = _command(
+        commands, "fmt", "source:fmt", "[--check] FILE...", "format programs in place",
+        "Rewrites programs in the canonical form. Comments stay. A program that does not parse is not changed.",
+        """tilec fmt *.tile
+        tilec fmt --check softmax.tile
+        tilec fmt - < softmax.tile""",
+    )  # fmt: skip
+    p.add_argument("files", metavar="FILE", type=Path, nargs="+", help=".tile programs; - is standard input to output")
+    p.add_argument("--check", action="store_true", help="write nothing: show what would change, exit 1 if anything")
+
+
+def _plan(commands: Any) -> None:
+    p = _command(
+        commands, "plan", "plan:plan", "[options] FILE", "write the schedule file, to be edited",
+        "Writes the compiler's decisions (kernels, tiles, loop orders, options) into FILE.sched.toml.\n"
+        "dump, explain, emit and run then obey that file. Plans for other targets and sizes stay.",
+        """tilec plan softmax.tile -D M=4096 -D N=1024
+        tilec plan attention.tile --op attention -D B=1,H=8,S=1024,T=1024,D=64 --target h200
+        tilec plan softmax.tile -D M=4096,N=1024 -o -""",
+    )  # fmt: skip
+    add_program(p, schedule=False)
+    add_output(p, "the schedule file; - prints it (default: FILE.sched.toml)")
+    p.add_argument("--force", action="store_true", help="replace a plan that was edited")
+
+
+def _explain(commands: Any) -> None:
+    p = _command(
+        commands, "explain", "plan:explain", "[options] FILE", "print costs, decisions and refusals, with reasons",
+        "Prints the predicted time and the limit of every kernel, and the alternatives of every decision\n"
+        "with their times.",
+        """tilec explain softmax.tile -D M=4096 -D N=1024
+        tilec explain softmax.tile -D M=4096,N=1024 --measure
+        tilec explain mlp.tile -D M=512,D=1024,F=4096 --target h200""",
+    )  # fmt: skip
+    add_program(p)
+    p.add_argument("--measure", action="store_true", help="time every kernel on this machine, beside its prediction")
+
+
+def _tune(commands: Any) -> None:
+    p = _command(
+        commands, "tune", "tune:tune", "[options] FILE", "measure plans, and write the fastest",
+        "Measures the best plans by the cost model, and a sample of all others, on this machine's device.\n"
+        "Results are compared with the program's error bounds. The fastest plan goes into FILE.sched.toml.",
+        """tilec tune softmax.tile -D M=4096 -D N=1024
+        tilec tune softmax.tile -D M=4096,N=1024 --target cuda --trials 40
+        tilec tune softmax.tile -D M=4096,N=1024 -o -""",
+    )  # fmt: skip
+    add_program(p, schedule=False)
+    p.add_argument(
+        "--trials", metavar="N", type=int, default=16,
+        help="plans to measure for each kernel, besides the compiler's (default: 16)",
+    )  # fmt: skip
+    p.add_argument("--most", action=_Renamed, to="--trials", help=argparse.SUPPRESS)
+    p.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
+    add_output(p, "the schedule file; - prints it (default: FILE.sched.toml)")
+    p.add_argument("--force", action="store_true", help="replace a plan that was edited")
+
+
+def _dump(commands: Any) -> None:
+    p = _command(
+        commands, "dump", "ir:dump", "[options] FILE", "print the IR after every stage",
+        "Prints the IR after every stage; a terminal shows in colour what the stage changed.\n"
+        f"Stages: {STAGES}.\n"
+        "Every dump is an input of `tilec opt`; files keep source locations.",
+        """tilec dump softmax.tile -D M=512,N=512
+        tilec dump softmax.tile -D M=512,N=512 --after tile
+        tilec dump softmax.tile -D M=512,N=512 -o ir/""",
+    )  # fmt: skip
+    add_program(p)
+    p.add_argument("--after", metavar="STAGE", help="only the IR after this stage; emit stands for the kernels")
+    p.add_argument("--locations", action="store_true", help="print source locations, too")
+    add_output(p, "a folder for 00-build.mlir to 07-map.mlir and kernels.py")
+
+
+def _opt(commands: Any) -> None:
+    p = _command(
+        commands, "opt", "ir:opt", "[options] FILE", "run the remaining stages on dumped IR",
+        "Reads the IR that a stage left (dumped, perhaps edited) and runs the stages after it.\n"
+        f"Stages: {STAGES}.",
+        """tilec opt ir/03-fuse.mlir
+        tilec opt ir/02-plan.mlir --to tile -o tiled.mlir
+        tilec opt ir/00-build.mlir --passes canonicalize,cse
+        tilec dump softmax.tile -D M=8,N=8 --after plan | tilec opt -""",
+    )  # fmt: skip
+    p.add_argument("file", metavar="FILE", type=Path, help="MLIR as `tilec dump` writes it; - reads the standard input")
+    p.add_argument(
+        "--from",
+        metavar="STAGE",
+        dest="from_",
+        help="the stage after which FILE was dumped (default: the stage in its first line)",
+    )
+    p.add_argument("--to", metavar="STAGE", help="the last stage to run (default: emit, which prints the kernels)")
+    p.add_argument("--passes", metavar="LIST", help="run these passes of upstream MLIR instead of stages")
+    p.add_argument("--target", metavar="TARGET", help="the target (default: the target in the first line of FILE)")
+    add_output(p, "the file to write (default: standard output)")
+
+
+def _emit(commands: Any) -> None:
+    p = _command(
+        commands, "emit", "ir:emit", "--as FORM [options] FILE",
+        "print the kernels: MLIR, Numba, PTX or a cubin",
+        "Compiles to one form: mlir (after the last stage), numba (Python source), ptx or cubin (for GPU\n"
+        "targets; needs the toolkit of tilec[cuda], no GPU).",
+        """tilec emit --as numba softmax.tile -D M=512,N=512
+        tilec emit --as mlir softmax.tile -D M=512,N=512 -o softmax.mlir
+        tilec emit --as ptx --target sm_90a softmax.tile -D M=512,N=512""",
+    )  # fmt: skip
+    p.add_argument(
+        "--as", dest="form", metavar="FORM", required=True, choices=("mlir", "numba", "ptx", "cubin"),
+        help="mlir, numba, ptx or cubin",
+    )  # fmt: skip
+    add_program(p)
+    p.add_argument("--kernel", metavar="NAME", help="one kernel only")
+    add_output(p, "the file to write (default: standard output)")
+
+
+def _run_op(commands: Any) -> None:
+    p = _command(
+        commands, "run", "run:run", "[options] FILE", "run an op, check it, time it",
+        "Runs an op on random inputs, or on arrays from files, whose shapes then give the sizes.\n"
+        "--check compares the results with the program evaluated at f64, by error bounds (docs/numerics.md).",
+        """tilec run softmax.tile -D M=512,N=512 --check
+        tilec run softmax.tile -D M=4096,N=1024 --time
+        tilec run softmax.tile --input x=x.npy --save y.npz
+        tilec run softmax.tile -D M=8,N=40 --target sm_90a --interpret map --check""",
+    )  # fmt: skip
+    add_program(p)
+    p.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
+    p.add_argument(
+        "--input", metavar="NAME=FILE", action="append", default=[],
+        help="an input from a .npy or .npz file; an .npz alone gives several",
+    )  # fmt: skip
+    p.add_argument("--check", action="store_true", help="compare with the reference; exit 1 where out of bounds")
+    p.add_argument("--time", action="store_true", help="time the op, and compare with the roofline")
+    p.add_argument("--save", metavar="OUT.npz", type=Path, help="write the results")
+    p.add_argument(
+        "--interpret", metavar="STAGE", help="interpret the IR after this stage; for any target, without a GPU"
+    )
+
+
+def _verify(commands: Any) -> None:
+    p = _command(
+        commands, "verify", "verify:verify", "[options] FILE", "compare the IR after every stage with the program",
+        "Interprets the IR after every stage, at small sizes (0, 1, primes, around the plan's tiles) and on\n"
+        "ordinary, huge, tiny, NaN, infinite and tied inputs, and compares with the program evaluated at f64.\n"
+        "Where a stage is wrong it names the pass, and writes a small reproducer that `tilec opt` reads.\n"
+        "Exit status 1: a mistake in what was given, or nothing could be verified; 70: a stage is wrong.",
+        """tilec verify softmax.tile
+        tilec verify softmax.tile --target sm_90a
+        tilec verify softmax.tile -D M=64,N=64 --schedule mine.sched.toml
+        tilec verify softmax.tile -D M=8,N=8 --ir ir/04-tile.mlir""",
+    )  # fmt: skip
+    add_program(p)
+    p.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
+    p.add_argument("--ir", metavar="FILE", type=Path, help="begin with this dump, edited by hand, for the sizes given")
+    p.add_argument("--all", action="store_true", help="also sizes that take the interpreter long")
+    add_output(p, "the reproducer (default: tilec-verify.mlir)")
+
+
+def _cache(commands: Any) -> None:
+    p = _command(
+        commands, "cache", "cache:cache", "dir|size|clear [options]", "show or empty the cache of compiled programs",
+        "dir prints the directory, size prints its size, clear empties it. Removed programs are compiled\n"
+        "again when they are needed.",
+        """tilec cache size
+        tilec cache clear
+        tilec cache clear --older-than 30""",
+    )  # fmt: skip
+    p.add_argument("action", metavar="ACTION", choices=("dir", "size", "clear"), help="dir, size or clear")
+    p.add_argument(
+        "--older-than",
+        metavar="DAYS",
+        type=days,
+        default=0.0,
+        help="with clear: only files that are more than so many days old",
+    )
+
+
+def _doctor(commands: Any) -> None:
+    p = _command(
+        commands, "doctor", "doctor:doctor", "[--calibrate]", "report this machine's software and hardware, and what is missing",
+        "Reports Python, the system, CPU, GPU, driver, toolkit, dependencies and the cache. Exit status 1:\n"
+        "software that the CPU target needs is missing.",
+        """tilec doctor
+        tilec doctor --calibrate""",
+    )  # fmt: skip
+    p.add_argument("--calibrate", action="store_true", help="measure this CPU for the cost model first (five seconds)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""Tools of the subcommands: common options, loading of programs, output to terminals and files.
+
+No heavy module is imported at the top, so that `tilec --help` starts at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilec.core.diagnostics import CallError, Diagnostic, InternalError, Source, Span, TileError
+from tilec.process import progress
+from tilec.process.atomic_files import replace_file
+
+STAGES = "build simplify plan fuse tile bufferize stage map"  # of `passes.NAMES`, whose import takes half a second
+
+
+# ---- options ---------------------------------------------------------------------------------------------
+
+
+def sizes(text: str) -> dict[str, int]:
+    """`M=4096`, or several with commas between."""
+    found = {}
+    for item in text.split(","):
+        name, equals, value = item.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise argparse.ArgumentTypeError(f"'{item}' is not NAME=NUMBER")
+        try:
+            found[name.strip()] = int(value)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"a size must be a whole number, not '{value}', in '{item}'") from None
+        if not 0 <= found[name.strip()] < 1 << 63:
+            raise argparse.ArgumentTypeError(f"a size must be between 0 and 2^63 - 1, not '{value}'")
+    return found
+
+
+def whole(text: str) -> int:
+    """A whole number from 0."""
+    if not (text.isascii() and text.isdigit() and len(text) < 1000):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0")
+    return int(text)
+
+
+def days(text: str) -> float:
+    """An age."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of days from 0")
+    return number
+
+
+def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
+    """Adds the options that determine a program and its kernels: file, op, sizes, target, schedule."""
+    parser.add_argument("file", metavar="FILE", type=Path, help="a .tile program")
+    parser.add_argument("--op", metavar="NAME", help="which op, where the file has several")
+    parser.add_argument(
+        "-D",
+        "--define",
+        metavar="M=4096",
+        type=sizes,
+        action="append",
+        default=[],
+        help="the value of a size",
+    )
+    parser.add_argument(
+        "--target", metavar="TARGET", default="cpu",
+        help="cpu (default), cuda, a chip (sm_80, sm_90a, sm_100a), a model (h200), or a .toml file",
+    )  # fmt: skip
+    if schedule:
+        group = parser.add_mutually_exclusive_group()
+        group.add_argument("--schedule", metavar="FILE", type=Path, help="obey this schedule file")
+        group.add_argument("--no-schedule", action="store_true", help="ignore FILE.sched.toml beside the program")
+
+
+def add_output(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("-o", "--output", metavar="PATH", type=Path, help=what)
+
+
+def stage_name(text: str, extra: tuple[str, ...] = ()) -> str:
+    """A stage that there is. Raises CallError."""
+    from difflib import get_close_matches
+
+    known = (*STAGES.split(), *extra)
+    if text in known:
+        return text
+    close = get_close_matches(text, known, 1)
+    hint = f"did you mean '{close[0]}'?" if close else f"the stages are {', '.join(known)}"
+    raise CallError(f"there is no stage '{text}'", hint=hint)
+
+
+# ---- programs --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Loaded:
+    """A program's op with sizes, the machine to compile it for, and the schedule to obey."""
+
+    specialised: Any
+    target: Any
+    schedule: Any = None
+
+
+def read_text(path: Path) -> Source:
+    """A program's text; `-` is the standard input."""
+    if str(path) == "-":
+        try:
+            return Source("<stdin>", sys.stdin.buffer.read().decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise CallError(f"the standard input is not UTF-8 text: byte {error.start} is not") from None
+    from tilec.api import read_source
+
+    return read_source(path)
+
+
+def parse_checked(path: Path) -> Any:
+    """The syntax tree of a program without mistakes. Raises TileError with all of them."""
+    from tilec.dsl.mistakes import read
+
+    progress.at(f"reading {path}")
+    return read(read_text(path))
+
+
+def defined(args: argparse.Namespace) -> dict[str, int]:
+    return {name: value for group in args.define for name, value in group.items()}
+
+
+def prepare(args: argparse.Namespace) -> Loaded:
+    """The program of the command line, for the sizes and the target given there."""
+    from tilec.core.target import load
+
+    target = load(args.target)
+    program = parse_checked(args.file)
+    return Loaded(specialise_given(program, args.op, defined(args)), target, find_schedule(args))
+
+
+def specialise_given(program: Any, op: str | None, given: dict[str, int], inputs: Any = None) -> Any:
+    """`specialise`, whose message about missing sizes is put in the command line's words."""
+    from tilec.dsl.check_sizes import size_names
+    from tilec.dsl.specialise import choose_op, not_known, specialise
+
+    chosen = choose_op(program, op)
+    missing = [n for n in size_names(chosen) if n not in given] if inputs is None else []
+    wrong = [n for n in given if n not in size_names(chosen)]
+    if missing and not wrong:
+        hint = "give " + ("them" if len(missing) > 1 else "it") + ": " + " ".join(f"-D {n}=…" for n in missing)
+        raise CallError(f"{not_known(missing)} not known", size_names(chosen)[missing[0]], hint=hint)
+    progress.at(f"working out ranges and types of {chosen.name}")
+    return specialise(program, op, inputs, given)
+
+
+def find_schedule(args: argparse.Namespace) -> Any:
+    """The schedule file that `--schedule` names, or the file beside the program."""
+    if args.no_schedule:
+        return None
+    path = args.schedule or args.file.with_suffix(".sched.toml")
+    if args.schedule is None and not path.is_file():
+        return None
+    from tilec.plan.schedule.read import read_schedule
+
+    return read_schedule(path)
+
+
+def lower(loaded: Loaded, end: str = "map", locations: bool = True, emit: bool = True, expect: bool = True) -> Any:
+    """Runs the stages; the changes of a schedule are reported on the standard error."""
+    from tilec.core import mlir
+    from tilec.driver.lowering import lower as run_stages
+    from tilec.dsl.build import build
+    from tilec.plan.report.expectations import check_expectations
+
+    with working(f"compiling {loaded.specialised.name}"), mlir.context(), mlir.ir.Location.unknown():
+        progress.at("in stage 'build'")
+        try:
+            module = build(loaded.specialised)
+        except (TileError, InternalError):
+            raise
+        except Exception as error:
+            raise InternalError(f"stage 'build' failed: {error}", "build") from error
+        lowered = run_stages(module, loaded.target, schedule=loaded.schedule, end=end, locations=locations, emit=emit)
+    tell_schedule(loaded, lowered.plan)
+    if expect and lowered.plan is not None:
+        check_expectations(loaded.specialised, lowered.plan)
+    return lowered
+
+
+def tell_schedule(loaded: Loaded, plan: Any) -> None:
+    """Reports that a schedule was obeyed, and its changes, since nobody may have asked for it."""
+    if loaded.schedule is None or plan is None:
+        return
+    told = [r for r in plan.remarks if r.verb in ("obeyed", "ignored")]
+    if not any(r.verb == "ignored" for r in told):
+        note(f"obeying {loaded.schedule.source.name} (--no-schedule ignores it)")
+    for remark in told:
+        note(str(remark) if remark.verb == "obeyed" else remark.reason)
+
+
+# ---- what is printed -------------------------------------------------------------------------------------
+
+_STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36, "strong red": "1;31"}
+
+
+def coloured(stream: Any) -> bool:
+    """Whether a stream is a terminal that takes colours."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, style: str) -> str:
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text else text
+
+
+def paint_matches(text: str, rules: list[tuple[str, str]]) -> str:
+    """Every match of a pattern in its style; the first pattern that matches a line's place wins."""
+    pattern = re.compile("|".join(f"(?P<g{n}>{p})" for n, (p, _) in enumerate(rules)), re.MULTILINE)
+    return pattern.sub(lambda m: paint(m[0], rules[int((m.lastgroup or "")[1:])][1]), text)
+
+
+def say(text: str, rules: list[tuple[str, str]] | None = None) -> None:
+    """To the standard output, with its line end; `rules` colour a terminal."""
+    sys.stdout.write((paint_matches(text, rules) if rules and coloured(sys.stdout) else text).rstrip("\n") + "\n")
+
+
+_MESSAGE = [
+    (r"\berror:", "strong red"),
+    (r"\bnote:|^hint:", "cyan"),
+    (r"^ *\|? *\^+$|(?<=\| )\s*\^+", "green"),
+]
+
+
+def note(text: str, kind: str = "note") -> None:
+    """Prints to the standard error, after flushing the output: one file may take both."""
+    with suppress(OSError):  # the reader has gone, which whoever writes next is told
+        sys.stdout.flush()
+    text = f"{kind}: {text}" if kind else text
+    print(paint_matches(text, _MESSAGE) if coloured(sys.stderr) else text, file=sys.stderr, flush=True)
+
+
+def show_error(error: TileError) -> None:
+    for diagnostic in error.diagnostics:
+        note(error_text(diagnostic), kind="")
+
+
+def error_text(d: Diagnostic) -> str:
+    """A diagnostic as text, with its position if it has one."""
+    if d.span is not Span.none():
+        return str(d)
+    return f"{d.severity}: {d.message}" + (f"\nhint: {d.hint}" if d.hint else "")
+
+
+@contextmanager
+def _spinner(message: str) -> Iterator[None]:
+    from rich.console import Console
+
+    with Console(stderr=True).status(message):
+        yield
+
+
+@contextmanager
+def working(message: str) -> Iterator[None]:
+    """Shows on a terminal that some work takes time. In a pipe only `cli`'s reports of long work appear."""
+    with progress.during(message), _spinner(message) if coloured(sys.stderr) else nullcontext():
+        yield
+
+
+# ---- files -----------------------------------------------------------------------------------------------
+
+
+def write(path: Path | None, content: str | bytes) -> None:
+    """To a file, all or nothing; to the standard output where the path is None or `-`."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    if path is None or str(path) == "-":
+        sys.stdout.flush()
+        if isinstance(content, str):
+            sys.stdout.write(content)
+        else:
+            sys.stdout.buffer.write(data)
+        return
+    write_file(path, data)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A new file takes the old one's name, so that no reader sees half of it. Links and modes stay; devices and pipes are
+    written to."""
+    target = Path(os.path.realpath(path))
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            with open(path, "wb") as file:
+                file.write(data)
+        else:
+            replace_file(target, data, target.stat().st_mode & 0o7777 if target.exists() else None)
+    except OSError as error:
+        raise CallError(f"cannot write '{path}': {error.strerror}") from None

@@ -1,0 +1,199 @@
+"""`tilec doctor`: reports this machine's hardware and software, and the commands that install missing parts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any
+
+from tilec.cli.common import note, say, working
+
+_LABEL = 18
+_GPU = ("cuda-core", "cuda-bindings")
+_TOOLKIT = {
+    "nvidia-cuda-nvcc": "ptxas",
+    "nvidia-nvvm": "nvvm",
+    "nvidia-cuda-nvrtc": "nvrtc",
+    "nvidia-nvjitlink": "nvJitLink",
+}
+"""Packages, and the program or library of each."""
+_OPTIONAL = ("torch", "cupy-cuda13x", "cupy-cuda12x", "matplotlib")
+
+
+def doctor(args: argparse.Namespace) -> int:
+    if args.calibrate:
+        _calibrate()
+    problems = list(_problems())
+    lines = [*(f"problem: {p}" for p in problems), *_no_compiler()]
+    lines += [*([""] if lines else []), *_python(), "", *_cpu(), "", *_gpu(), "", *_cache()]
+    lines += ["", "what the CPU needs is missing: see above" if problems else "nothing is missing for the CPU"]
+    say("\n".join(lines), [(r"^\w[^:\n]*$", "bold"), (r"\bmissing: .*$|^problem:", "yellow")])
+    return 1 if problems else 0
+
+
+def _no_compiler() -> Iterator[str]:
+    """What GPU targets lack, in one line; nothing where they lack nothing."""
+    from tilec.runtime.cuda.toolkit import missing, told
+
+    if parts := missing():
+        yield f"problem: {told(parts)}"
+
+
+def _calibrate() -> None:
+    from tilec.core.target import calibrated_path
+    from tilec.driver.calibrate import calibrate
+
+    with working("measuring this CPU for five seconds; other programs should be idle"):
+        calibrate()
+    note(f"wrote {calibrated_path()}", kind="")
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label:<{_LABEL}} {text}"
+
+
+def _python() -> Iterator[str]:
+    from tilec.version import VERSION
+
+    yield "software"
+    yield _row("tilec", VERSION)
+    yield _row("Python", f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}")
+    yield _row("calls", _calls())
+    yield _row("system", f"{platform.platform()}, {platform.machine()}")
+    for name in _required():
+        yield _row(name, _version(name) or f"missing: pip install {name}")
+    for name in _OPTIONAL:
+        if found := _version(name):
+            yield _row(name, f"{found} (optional)")
+
+
+def _calls() -> str:
+    from tilec.runtime.native.tables import VARIABLE, native_calls
+
+    return "by machine code" if native_calls() else f"by Python ({VARIABLE} is 0, or this is not CPython)"
+
+
+def _required() -> list[str]:
+    """The dependencies that tilec's own metadata names, extras left out."""
+    import re
+
+    try:
+        found = requires("tilec") or []
+    except PackageNotFoundError:
+        return ["lark", "numba", "llvmlite", "numba-cuda-mlir", "numpy", "ml_dtypes", "rich", "platformdirs", "tomlkit"]
+    return [name for r in found if "extra ==" not in r for name in re.findall(r"^[\w.-]+", r)]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> Iterator[str]:
+    from tilec.core.target import calibrated_path, load
+
+    yield "CPU"
+    target = load("cpu")
+    yield _row("model", str(target))
+    yield _row("chip", f"{target.chip} ({', '.join(target.features)})")
+    caches = ((n, getattr(target, n)) for n in ("l1", "l2", "l3"))
+    yield _row("caches", ", ".join(f"{n.upper()} {size_text(c.bytes)}" for n, c in caches if c))
+    yield _row("peak", f"{1e3 * target.fma['f32']:.0f} GFLOP/s f32, memory {target.dram.bandwidth_gbs:.0f} GB/s")
+    measured = calibrated_path().is_file() and not target.note
+    figures = f"measured ({calibrated_path()})" if measured else target.note or "estimated"
+    yield _row("figures", figures)
+    if target.fitted.sources:
+        yield _row("fitted", str(target.fitted))
+    yield _row("threads", _threads())
+
+
+def _threads() -> str:
+    """What Numba runs parallel loops on."""
+    try:
+        import numba
+
+        return f"{numba.config.NUMBA_NUM_THREADS}, of {os.cpu_count()} logical processors"
+    except ImportError as error:
+        return f"missing: {error}"
+
+
+def _gpu() -> Iterator[str]:
+    yield "GPU"
+    info = _gpu_info()
+    if isinstance(info, str):
+        yield _row("driver", f"missing: {info}")
+        return
+    for d in info.devices:
+        yield _row(f"device {d.index}", f"{d.name}, {d.chip}, {d.multiprocessors} SMs, {size_text(d.memory)}")
+    yield _row("driver", info.driver or f"missing: {info.problem}")
+    for name in _GPU:
+        yield _row(name, _version(name) or "missing")
+    for name, part in _TOOLKIT.items():
+        yield _row(name, _version(name) or _elsewhere(part) or "missing")
+    yield _row("assembler", info.assembler)
+    if info.driver and info.problem:
+        yield _row("problem", info.problem)
+
+
+def _elsewhere(part: str) -> str | None:
+    """Where a part of the toolkit is that did not come as a wheel."""
+    from tilec.runtime.cuda.toolkit import ptxas_path, toolkit_library
+
+    found = ptxas_path() if part == "ptxas" else toolkit_library(part)
+    return f"no wheel; found {found}" if found else None
+
+
+def _gpu_info() -> Any:
+    """The driver's `SystemInfo`, or why it cannot be asked."""
+    try:
+        from tilec.runtime.cuda.driver import device_info
+
+        return device_info()
+    except Exception as error:  # whatever a broken installation throws is what the user came to read
+        return f"{type(error).__name__}: {error}"
+
+
+def _cache() -> Iterator[str]:
+    import warnings
+
+    from tilec.runtime import cache
+
+    yield "cache"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        folder = cache.directory()
+    if folder is None:
+        told = str(caught[0].message) if caught else f"off: {cache.VARIABLE} is empty, or the directory was refused"
+        yield _row("directory", told)
+        return
+    files, size = cache.usage()
+    yield _row("directory", f"{folder} ({'writable' if os.access(folder, os.W_OK) else 'read-only'})")
+    yield _row("content", f"{files} files, {size_text(size)}; {cache.VARIABLE} names another directory")
+
+
+def _problems() -> Iterator[str]:
+    """What keeps programs from compiling for the CPU; a missing GPU is none."""
+    for name in _required():
+        if _version(name) is None:
+            yield f"{name} is not installed: pip install {name}"
+    try:
+        from tilec.core import mlir
+
+        mlir.context()
+    except Exception as error:
+        yield f"the MLIR bindings do not load: {error}"
+
+
+def size_text(n: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            return f"{n:.0f} {unit}" if n >= 10 or unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return ""

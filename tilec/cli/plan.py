@@ -1,0 +1,88 @@
+"""`tilec plan` and `tilec explain`: the decisions as a schedule file, and as a report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tilec.cli import common
+from tilec.cli.common import note, prepare, say, write
+from tilec.core.diagnostics import CallError
+from tilec.core.quantities import duration
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Writes the compiler's decisions into the schedule file. An edited plan is kept unless `--force` is given."""
+    args.schedule, args.no_schedule = None, True
+    loaded = prepare(args)
+    lowered = common.lower(loaded, end="plan", emit=False, expect=False)
+    path, text = schedule_text(args, loaded, lowered.plan)
+    put(path, text, lowered.plan, f"{duration(lowered.plan.time_us)} predicted")
+    return 0
+
+
+def schedule_text(
+    args: argparse.Namespace, loaded: Any, plan: Any, measured: tuple[float, float] | None = None
+) -> tuple[Path, str]:
+    """The schedule file, and its text with the plan in it; `measured`: microseconds of it, and of the compiler's own.
+    Raises CallError where the file has another plan for the program, and `--force` is not given."""
+    from tilec.plan.schedule.write import merge_schedule, write_schedule
+
+    beside = Path("-") if str(args.file) == "-" else args.file.with_suffix(".sched.toml")
+    path: Path = args.output or beside
+    if str(path) == "-" or not path.is_file():
+        return path, write_schedule(plan, loaded.specialised, measured)
+    text, replaced = merge_schedule(_existing(path), plan, loaded.specialised, measured)
+    if replaced and not args.force and not measured:
+        what = f"{path} has another plan for {plan.signature} on {loaded.target.name}"
+        raise CallError(what, hint="--force replaces it; -o - only prints the new one")
+    return path, text
+
+
+def put(path: Path, text: str, plan: Any, told: str) -> None:
+    write(path, text)
+    if str(path) != "-":
+        note(f"wrote {path}: {plan.counted}, {told}", kind="")
+
+
+def _existing(path: Path) -> str:
+    """The text of an existing schedule file. Raises CallError if it is no schedule."""
+    from tilec.plan.schedule.read import read_schedule
+
+    read_schedule(path)
+    return path.read_text(encoding="utf-8")
+
+
+def _measured(loaded: Any) -> dict[str, float]:
+    """Microseconds of every kernel on this machine, and of the op as a whole, on random inputs."""
+    from tilec.cli.run import build, need_gpu
+    from tilec.driver.devices import open_device
+    from tilec.driver.measure import kernel_times
+    from tilec.semantics.inputs import random_inputs
+
+    if loaded.target.kind == "cuda":
+        need_gpu()
+    executable = build(loaded)
+    inputs = random_inputs(loaded.specialised, 0, {})
+    with open_device(loaded.target.kind, inputs, executable.outputs) as device, common.working("timing"):
+        found = kernel_times(device, executable)
+    return found | {loaded.specialised.name: sum(found.values())}
+
+
+def explain(args: argparse.Namespace) -> int:
+    from tilec.plan.report.explain import explain as report
+
+    loaded = prepare(args)
+    measured = _measured(loaded) if args.measure else None
+    lowered = common.lower(loaded, emit=False, end="plan", expect=False)
+    rules = [
+        (r"^kernel \S+|^decisions|^\S.* on .*$", "bold"),
+        (r"^    (?:fused|inlined)\b", "green"),
+        (r"^    (?:refused|not inlined)\b|\bFAILS\b", "yellow"),
+        (r"^    (?:tiled|obeyed|\w+)\b", "cyan"),
+        (r"#{2,}$|#$", "green"),
+        (r"^  \S+\.tile:\d+", "bold"),
+    ]
+    say(report(lowered.plan, loaded.specialised, measured), rules)
+    return 0

@@ -1,0 +1,210 @@
+"""`tilec run`: runs an op on random or given inputs, compares with the reference, and measures the time."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+import argparse
+from statistics import median
+from time import perf_counter
+
+from tilec.cli import common
+from tilec.cli.common import Loaded, note, say, working, write_file
+from tilec.core.diagnostics import CallError, CheckError
+from tilec.core.quantities import duration
+from tilec.semantics.inputs import Arrays, fit_types, npz, random_inputs, read_inputs, shape_of
+
+
+def run(args: argparse.Namespace) -> int:
+    stage = args.interpret and common.stage_name(args.interpret)
+    if stage and args.time:
+        raise CallError("--time measures compiled kernels, and --interpret compiles none", hint="leave out one of them")
+    loaded, given = _prepare(args)
+    if loaded.target.kind == "cuda" and not stage:
+        need_gpu()
+    specialised = loaded.specialised
+    inputs = random_inputs(specialised, args.seed, given)
+    if stage:
+        results, seconds, plan = _interpret(loaded, stage, inputs), None, None
+    else:
+        results, seconds, plan = _execute(loaded, inputs, args.time)
+    how = f"interpreted after {stage}, for" if stage else "on"
+    say(f"{specialised.name} {how} {loaded.target}", [(r"^\S+", "bold")])
+    for tensor in specialised.inputs:
+        origin = "given" if tensor.name in given else f"random, seed {args.seed}"
+        _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  {origin}")
+    for tensor in specialised.outputs:
+        _row(tensor.name, f"{tensor.dtype}{_shape(shape_of(tensor))}  result")
+    within = _check(loaded, inputs, results) if args.check else True
+    if seconds is not None:
+        _tell_time(loaded, plan, seconds)
+    if args.save is not None:
+        _save(args, results)
+    return 0 if within else 1
+
+
+def _execute(loaded: Loaded, inputs: Arrays, timed: bool):
+    """The results, the seconds of calls if `--time` is given, and the plan of the kernels."""
+    from tilec.driver.devices import open_device
+
+    executable = build(loaded)
+    with open_device(loaded.target.kind, inputs, executable.outputs) as device:
+        with working("running"):
+            try:
+                device.run(executable)
+            except CheckError as error:
+                from tilec.semantics.out_of_range import explained
+
+                raise explained(error, loaded.specialised, {n: lambda a=a: a for n, a in inputs.items()}) from None
+        seconds = _measure(device, executable) if timed else None
+        return device.results(), seconds, executable.recipe.lowered[1].plan if timed else None
+
+
+def _interpret(loaded: Loaded, stage: str, inputs: Arrays) -> Arrays:
+    from tilec.semantics.interpreted import interpret_stage
+
+    lowered = common.lower(loaded, end=stage, emit=False)
+    with working(f"interpreting the IR after {stage}"):
+        return interpret_stage(loaded.specialised, lowered.texts, stage, inputs)
+
+
+def _prepare(args: argparse.Namespace) -> tuple[Loaded, Arrays]:
+    """The program for the sizes that are given, by name or by the arrays in files."""
+    from tilec.core.dtypes import from_numpy
+    from tilec.core.target import load
+    from tilec.dsl.specialise import choose_op
+
+    target = load(args.target)
+    program = common.parse_checked(args.file)
+    op = choose_op(program, args.op)
+    given = fit_types(read_inputs(args.input), op.inputs)
+    sizes = _sizes_of(op, given) | common.defined(args)
+    types = None
+    if given and all(t.name in given for t in op.inputs):
+        types = [(from_numpy(given[t.name].dtype), given[t.name].shape) for t in op.inputs]
+        if wrong := next((t.name for t, (dtype, _) in zip(op.inputs, types) if dtype is None), None):
+            raise CallError(f"`{wrong}` is an array of {given[wrong].dtype}, a type that the language does not have")
+        sizes = common.defined(args)
+    specialised = common.specialise_given(program, args.op, sizes, types)
+    for tensor in specialised.inputs:
+        if tensor.name in given and given[tensor.name].shape != shape_of(tensor):
+            shapes = f"{_shape(shape_of(tensor))}, but its file holds {_shape(given[tensor.name].shape)}"
+            raise CallError(f"`{tensor.name}` is {tensor.dtype}{shapes}")
+    return Loaded(specialised, target, common.find_schedule(args)), given
+
+
+def _sizes_of(op, given: Arrays) -> dict[str, int]:
+    """The sizes that arrays tell by themselves."""
+    from tilec.dsl.ast import SizeName
+
+    found: dict[str, int] = {}
+    for tensor in op.inputs:
+        if tensor.name in given:
+            for size, extent in zip(tensor.shape or (), given[tensor.name].shape):
+                if isinstance(size, SizeName):
+                    found.setdefault(size.name, extent)
+    return found
+
+
+def need_gpu() -> None:
+    """Raises CallError where there is none."""
+    from tilec.runtime.cuda.driver import device_info
+
+    info = device_info()
+    if not info.devices:
+        raise CallError(
+            f"there is no GPU to run on: {info.problem}",
+            hint="--target cpu runs here; `tilec doctor` shows what was found",
+        )
+
+
+def build(loaded: Loaded):
+    """The op as an executable, its stages run anew."""
+    from tilec.driver.executable import build_executable
+    from tilec.driver.recipe import Prepared
+
+    lowered = common.lower(loaded)
+    with working(f"compiling {loaded.specialised.name}"):
+        return build_executable(Prepared(loaded.specialised, lowered, loaded.target))
+
+
+# ---- checking --------------------------------------------------------------------------------------------
+
+
+def _check(loaded: Loaded, inputs: Arrays, results: Arrays) -> bool:
+    from tilec.semantics.error_bounds import compare
+
+    with working("evaluating the program and its error bounds at f64"):
+        comparisons = compare(loaded.specialised, inputs, results, loaded.target.kind)
+    for name, c in comparisons.items():
+        _row("error", f"{name}: {c}")
+    return all(c.within for c in comparisons.values())
+
+
+# ---- timing ----------------------------------------------------------------------------------------------
+
+
+def _measure(device, executable, budget: float = 1.0) -> list[float]:
+    """Seconds of single calls, as many as fit in the budget, three at least."""
+    with working("timing"):
+        start = perf_counter()
+        device.run(executable)
+        repeats = max(3, min(200, int(budget / max(1e-6, perf_counter() - start))))
+        return device.time(executable, repeats)
+
+
+def _tell_time(loaded: Loaded, plan, seconds: list[float]) -> None:
+    from tilec.core.quantities import amount
+    from tilec.plan.report.expectations import minimal_traffic
+
+    middle, least = median(seconds), minimal_traffic(loaded.specialised)
+    operations = sum(sum(k.work.flops.values()) for k in plan.kernels)
+    spread = f"best {_time(min(seconds))}, {len(seconds)} calls, {duration(plan.time_us)} predicted"
+    _row("time", f"{_time(middle)} ({spread})")
+    _row("speed", f"{amount(least / middle)}B/s of inputs and outputs, {amount(operations / middle)}FLOP/s")
+    _row(
+        "roofline",
+        f"{_roofline_seconds(loaded, plan) / middle:.0%} of the speed that {loaded.target.name} allows",
+    )
+
+
+def _roofline_seconds(loaded: Loaded, plan) -> float:
+    """Inputs and outputs moved once at the memory's rate, or the operations at their peaks: the longer.
+
+    The memory is the level that inputs and outputs stay in from call to call, as in the cost model.
+    """
+    from tilec.cost.model import home_level
+    from tilec.plan.report.expectations import minimal_traffic
+
+    target, least = loaded.target, minimal_traffic(loaded.specialised)
+    units: dict[str, float] = {}
+    for kernel in plan.kernels:
+        for unit, amount in kernel.work.flops.items():
+            units[unit] = units.get(unit, 0) + amount
+    busy = max((n / target.peak(u) for u, n in units.items()), default=0.0)
+    level = "dram" if target.kind == "cuda" else home_level(target, least)
+    return max(busy, least / getattr(target, level).rate(target.units))
+
+
+# ---- output ----------------------------------------------------------------------------------------------
+
+
+def _save(args: argparse.Namespace, results: Arrays) -> None:
+    if args.save.suffix != ".npz":
+        raise CallError(f"--save writes a .npz file, but '{args.save}' does not end in .npz")
+    write_file(args.save, npz(results))
+    note(f"wrote {args.save}: {', '.join(results)}", kind="")
+
+
+def _row(label: str, text: str) -> None:
+    rules = [(r"within the bound", "green"), (r"OUT OF BOUNDS", "strong red")]
+    say(f"  {label:<10} {text}", rules)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]" if shape else ""
+
+
+def _time(seconds: float) -> str:
+    return duration(1e6 * seconds)

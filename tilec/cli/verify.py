@@ -1,0 +1,216 @@
+"""`tilec verify`: compares the IR after every stage with the reference, and reduces a failure to a small reproducer."""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from tilec.cli import common
+from tilec.cli.common import note, say, working, write_file
+from tilec.cli.ir import demand_attributes, header, parse_text, read_header
+from tilec.core import mlir
+from tilec.core.diagnostics import CallError, InternalError, TileError
+from tilec.dsl.specialise import Specialised
+from tilec.passes import NAMES
+from tilec.process import progress
+from tilec.semantics.inputs import npz, shape_of
+from tilec.semantics.verify import Failure, Verifier
+from tilec.semantics.verify_inputs import KINDS, WORK, first_sizes, inputs_of, sizes_around_tiles, steps
+
+RIGHT, EDITED, NOTHING, DEFECT = 0, 1, 1, 70
+RIGHT_TOLD, REFUSED, LEFT_OUT = "right", "refused", "left out"  # what becomes of one set of sizes
+
+
+def verify(args: argparse.Namespace) -> int:
+    from tilec.core.target import load
+    from tilec.dsl.check_sizes import size_names
+    from tilec.dsl.specialise import choose_op, specialise
+
+    program = common.parse_checked(args.file)
+    op = choose_op(program, args.op)
+    if any(t.shape is None for t in op.inputs):
+        raise CallError("the short form does not say types: write the op in full, with types and sizes", op.span)
+    given = common.defined(args)
+    verifier = Verifier(load(args.target), common.find_schedule(args), _edited(args))
+
+    def make(sizes: dict[str, int]) -> Specialised:
+        return specialise(program, args.op, None, sizes)
+
+    say(f"{op.name} for {verifier.target}", [(r"^\S+", "bold")])
+    sys.stdout.flush()
+    if verifier.schedule is not None or verifier.edited is not None:
+        several = [_all_sizes(args, list(size_names(op)), given)]
+        _dumped_at(args, make(several[0]), verifier)
+    else:
+        several = _sizes(verifier, make, list(size_names(op)), given)
+    done: dict[str, list[dict[str, int]]] = {RIGHT_TOLD: [], REFUSED: [], LEFT_OUT: []}
+    for number, sizes in enumerate(several, 1):
+        found = _check(verifier, make, sizes, args, f"{number} of {len(several)}")
+        if not isinstance(found, str):
+            return _tell(args, verifier, make, given, *found)
+        done[found].append(sizes)
+    for stage, why in verifier.unsupported.items():
+        note(f"not checked: {stage}: {why}")
+    return _conclude(done, verifier, given)
+
+
+def _conclude(done: dict[str, list[dict[str, int]]], verifier: Verifier, given: dict[str, int]) -> int:
+    """Exit status 0 only if stages were compared at sizes above 1 (except for sizes that the user gave)."""
+
+    def proper(what: str) -> list[dict[str, int]]:
+        return [s for s in done[what] if all(n > 1 for name, n in s.items() if name not in given)]
+
+    if len(verifier.unsupported) == len(NAMES):
+        note("nothing was verified: no stage could be interpreted", "error")
+        return NOTHING
+    if proper(RIGHT_TOLD):
+        return RIGHT
+    few = "only sizes of 0 and 1 were verified" if done[RIGHT_TOLD] else "nothing was verified"
+    if done[REFUSED]:
+        hint = "give other sizes with -D; `tilec run` at a refused size shows the whole message"
+        note(f"{few}: the compiler refuses the program at the other sizes\nhint: {hint}", "error")
+    else:
+        note(f"{few}: the other sizes take the interpreter long\nhint: --all runs them, -D gives smaller ones", "error")
+    return NOTHING
+
+
+def _edited(args: argparse.Namespace) -> tuple[str, str] | None:
+    """The stage that hand-edited IR is after, and its text."""
+    if args.ir is None:
+        return None
+    text = common.read_text(args.ir).text
+    stage, _ = read_header(text)
+    if stage is None:
+        raise CallError(f"'{args.ir}' has no line `// tilec stage: …`", hint="`tilec dump -o FOLDER` writes it")
+    name = common.stage_name(stage)
+    with mlir.context():
+        demand_attributes(parse_text(text, str(args.ir)), name, str(args.ir))
+    return name, text
+
+
+def _all_sizes(args: argparse.Namespace, names: list[str], given: dict[str, int]) -> dict[str, int]:
+    """A schedule and a dump are for one set of sizes."""
+    from tilec.dsl.specialise import not_known
+
+    if missing := [n for n in names if n not in given]:
+        what = f"{args.ir or 'a schedule'} is for one set of sizes: {not_known(missing)} not known"
+        raise CallError(what, hint=" ".join(f"-D {n}=…" for n in missing))
+    return given
+
+
+def _dumped_at(args: argparse.Namespace, specialised: Specialised, verifier: Verifier) -> None:
+    """Raises CallError if edited IR was dumped for other sizes."""
+    if verifier.edited is None:
+        return
+    with mlir.context():
+        module = parse_text(verifier.edited[1], str(args.ir))
+        programs = [f for f in mlir.functions(module.operation) if "tilec.kernel" not in f.attributes]
+        types = [mlir.ir.ShapedType(a.type) for f in programs[:1] for a in mlir.entry(f).arguments]
+        shapes = [tuple(t.shape) for t in types]
+    for tensor, shape in zip(specialised.inputs, shapes):
+        if shape != shape_of(tensor):
+            there, here = ("x".join(map(str, s)) or "a scalar" for s in (shape, shape_of(tensor)))
+            what = f"'{args.ir}' is for other sizes: `{tensor.name}` is {there} there, and {here} by -D"
+            raise CallError(what, hint="give the sizes that it was dumped with")
+
+
+def _sizes(verifier: Verifier, make: Any, names: list[str], given: dict[str, int]) -> list[dict[str, int]]:
+    """Small sizes, then sizes near the tiles of a plan for larger sizes, as long as the interpreter does not take too long."""
+    small = first_sizes(names, given)
+    try:
+        verifier.texts(make({n: 48 for n in names} | given))
+    except (TileError, InternalError):  # told with the sizes at which it is met
+        return small
+    return list({tuple(s.items()): s for s in (*small, *sizes_around_tiles(names, given, verifier.plan))}.values())
+
+
+def _check(
+    verifier: Verifier, make: Any, sizes: dict[str, int], args: argparse.Namespace, place: str
+) -> tuple[str, Failure] | str:
+    """Checks one set of sizes with all kinds of inputs, and prints the outcome. Sizes that the compiler refuses are
+    reported and left out."""
+    label = ", ".join(f"{n}={v}" for n, v in sizes.items()) or "no sizes"
+    try:
+        specialised = make(sizes)
+    except TileError as error:
+        _row(label, f"refused by the compiler: {_first_line(error)}")
+        return REFUSED
+    if not args.all and (count := _steps(verifier, specialised)) > WORK:
+        _row(label, f"left out: {count:,} steps take long (--all runs them)")
+        return LEFT_OUT
+    with working(f"checking {label} ({place})"):
+        inputs = {kind: inputs_of(specialised, kind, args.seed) for kind in KINDS}
+        found = verifier.check(specialised, inputs, progress.at)
+    if found is not None:
+        return found
+    _row(label, f"right: {', '.join(KINDS)}")
+    return RIGHT_TOLD
+
+
+def _steps(verifier: Verifier, specialised: Specialised) -> int:
+    """The interpreter's number of steps for one set of sizes; 0 if a stage fails, which the check reports."""
+    try:
+        verifier.texts(specialised)
+    except InternalError:
+        return 0
+    return steps(verifier.plan) if verifier.plan is not None else 0
+
+
+def _row(label: str, text: str) -> None:
+    say(f"  {label:<24} {text}", [(r"right:", "green")])
+    sys.stdout.flush()
+
+
+def _first_line(error: TileError) -> str:
+    return error.diagnostics[0].message.split("\n")[0]
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------
+
+
+def _tell(
+    args: argparse.Namespace, verifier: Verifier, make: Any, given: dict[str, int], kind: str, failure: Failure
+) -> int:
+    from tilec.semantics.shrink import Shrinker
+
+    before = failure.specialised
+    if verifier.schedule is None and verifier.edited is None:
+        with working("looking for a smaller program that is wrong, too"):
+            shrinker = Shrinker(verifier, kind, args.seed)
+            failure = shrinker.program(shrinker.sizes(make, failure, given))
+    failure = verifier.blame(failure)
+    edited = verifier.edited is not None and failure.stage == verifier.edited[0]
+    where = f"{args.ir} is wrong" if edited else f"stage '{failure.stage}' is wrong"
+    by = f", by its pass '{failure.step}'" if failure.step else ""
+    note(f"{where}{by}: {failure.what}", "error")
+    sizes = ", ".join(f"{n}={v}" for n, v in failure.specialised.sizes.items())
+    note(f"{sizes or 'no sizes'}; inputs {kind}, seed {args.seed}", "at")
+    if failure.specialised != before:
+        lines = [f"{e.name} ({e.span})" for e in failure.specialised.equations]
+        note(f"these equations suffice: {', '.join(lines)}")
+    _save(args, failure, kind)
+    return EDITED if edited else DEFECT
+
+
+def _save(args: argparse.Namespace, failure: Failure, kind: str) -> None:
+    """The IR that went into the stage, as `tilec opt` reads it, and the inputs."""
+    path: Path = args.output or Path("tilec-verify.mlir")
+    names = common.STAGES.split()
+    before = names[max(0, names.index(failure.stage) - 1)] if failure.stage in names else "map"
+    if not failure.before:
+        return
+    reason = re.sub(r"\s+", " ", failure.what)
+    text = f"{header(before, args.target)}// wrong after {failure.stage}"
+    text += f", by {failure.step}" if failure.step else ""
+    text += f", with {kind} inputs: {reason}\n{failure.before}"
+    write_file(path, text.encode())
+    arrays = path.with_suffix(".npz")
+    write_file(arrays, npz(failure.inputs))
+    note(f"{path} holds the IR that went into the stage, {arrays} the inputs", "saved")
+    note(f"tilec opt {shlex.quote(str(path))} --to {failure.stage}", "to reproduce")

@@ -1,0 +1,1 @@
+"""Ground floor: tables of the language, source positions, MLIR's bindings, targets."""

@@ -1,0 +1,290 @@
+"""Numbers of the cost model that were fitted to measurements of one machine.
+
+Each group is a table of a target file (`[fitted.rows]`), with the text `fitted_to`: the programs that were measured, when, and
+the commit that has the numbers. A target without a group takes it from the target that `inherits` names:
+
+    [fitted]                                   [fitted]
+    machine = "NVIDIA H200 SXM, 141 GB"        inherits = "h200"
+
+    [fitted.barriers]
+    fitted_to = "..."
+    block_ns = 160
+
+Units are in the names: `_ns`, `_us`, `_bytes`. A share is a part of 1. Numbers that follow from an instruction set, from the
+code that is printed, or from a limit on code size are no measurements: they are constants of the files that use them.
+
+Annotations are evaluated here, as files are checked by them (`target_table.py`).
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+from tilec.core.diagnostics import CallError
+from tilec.core.toml_table import expect, parse_table
+
+DEFAULTS = {"cuda": "h200", "cpu": "cpu"}
+"""By the kind of a target: the file whose numbers stand for those that a target does not have."""
+
+
+def number(meaning: str, *, least: float = 0, power: bool = False) -> Any:
+    """A field of a group. `least`: the smallest value that makes sense. `power`: only powers of two do."""
+    return field(kw_only=True, metadata={"meaning": meaning, "least": least, "power": power})
+
+
+@dataclass(frozen=True)
+class Group:
+    """Numbers that were fitted together: no target has some of them and inherits the others."""
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
+
+    fitted_to: str
+
+    def __init_subclass__(cls, *, name: str, kind: str) -> None:
+        cls.name, cls.kind = name, kind
+        GROUPS[name] = cls
+
+
+GROUPS: dict[str, type[Group]] = {}
+G = TypeVar("G", bound=Group)
+
+
+@dataclass(frozen=True)
+class Barriers(Group, name="barriers", kind="cuda"):
+    """Times of synchronisation."""
+
+    warp_ns: float = number("a reduction across the threads of a warp")
+    block_ns: float = number("a reduction across the warps of a block")
+    cluster_ns: float = number("a reduction across the blocks of a cluster")
+    hop_ns: float = number("the time of a word from one SM through L2 to another SM that waits for it")
+
+
+@dataclass(frozen=True)
+class RowTimes(Group, name="rows", kind="cuda"):
+    """Times of kernels that reduce along rows, a block for one row or several."""
+
+    block_start_ns: float = number("from the start of one block on an SM to the start of the next one")
+    exposed_alone: float = number("share of a block's arithmetic that nothing hides, if an SM has one block")
+    exposed_shared: float = number("the same share, if an SM has several blocks")
+    element_us: float = number("time of each element of a thread in one pass, if all blocks run at the same time")
+    ending: float = number("share of a block's time during which the last blocks of a kernel end")
+    unwritten: float = number(
+        "share of L2 with lines not yet written to memory, at the end of a kernel that reads its rows twice"
+    )
+    scatter: float = number("share by which reads slow down if blocks are in the middle of their rows, for small accesses")
+    scatter_bytes: float = number("bytes of a block's access at which that share is halved", least=1)
+    reread_fits: float = number("share of L2 up to which the rows of all running blocks are found there again")
+    reread_misses: float = number("share of these rows that is read from memory again nevertheless")
+    evict_row_bytes: float = number(
+        "bytes of a row from which the last read of a line allows L2 to evict it early"
+    )
+    evict_sizes: float = number("size of a kernel's rows, in multiples of L2, from which it does so")
+
+
+@dataclass(frozen=True)
+class RowRegisters(Group, name="row_registers", kind="cuda"):
+    """Registers that the assembler takes for kernels that reduce along rows, and the elements that fit a thread."""
+
+    elements: int = number("most elements of a row in a thread's registers", least=2)
+    reread_elements: int = number(
+        "most elements that a thread loads at a time, of rows that several passes load again", least=1
+    )
+    packed_elements: int = number(
+        "most elements of a row in a thread's registers, if narrow elements are packed", least=1
+    )
+    base: int = number("registers of a thread in addition to the elements", least=8)
+    packed: int = number("the same, for packed elements that are written", least=8)
+    loop: int = number("the same, for a loop over chunks of a row with guards", least=8)
+    whole_loop: int = number("the same, for a loop over whole chunks of a row", least=8)
+    smem: int = number("the same, for rows in shared memory", least=8)
+    smem_accesses: int = number("accesses that a thread makes at a time to rows in shared memory", least=2)
+    smem_bytes: int = number("bytes of a block's part of a row from which shared memory is considered")
+
+
+@dataclass(frozen=True)
+class SmemRows(Group, name="smem_rows", kind="cuda"):
+    """Rows that stay in shared memory between passes. A share is the idle time of memory, as a part of its busy time."""
+
+    cluster: float = number("share, for rows of a cluster")
+    cluster_block: float = number(
+        "further share for each block of a cluster after the first, if an SM has few blocks"
+    )
+    hiding_blocks: float = number("blocks an SM from which that further share is 0", least=1)
+    common: float = number("further share for each operand that all rows share")
+    common_blocks: float = number("number of blocks of a cluster after the first that doubles that share", least=1)
+    several: float = number("share, if an SM has several blocks")
+    several_common: float = number("part of the share of common operands that several blocks of an SM do not hide")
+    alone: float = number("share, if an SM has one block")
+    alone_pass: float = number("further share for each pass after the second, if an SM has one block")
+    alone_special: float = number("further share for each special function after the first, if an SM has one block")
+    threads: float = number("threads an SM below which memory is idle for longer")
+    idle: float = number("further share, times (`threads` / the threads of an SM - 1)")
+    unaligned: float = number("further share, for unaligned rows")
+
+
+@dataclass(frozen=True)
+class PersistentRows(Group, name="persistent_rows", kind="cuda"):
+    """Rows that persistent blocks prefetch. A share is a part of the time that the data of one round of rows move."""
+
+    block: float = number("share for which a round waits, if one or two blocks share a row")
+    cluster: float = number("the same share, for larger clusters")
+    passes: float = number("passes plus one at which a cluster that writes waits for that share; it waits longer with fewer passes")
+    most: float = number("largest factor of that share with fewer passes")
+    latencies: float = number("least time that a round waits, in latencies of memory")
+    threads: float = number("threads an SM below which a cluster waits longer")
+    idle: float = number("further share, times (`threads` / the threads of an SM - 1)")
+    several: float = number("reduction of the share, if an SM has several blocks")
+    large: float = number("further share, for large clusters")
+    large_blocks: float = number("blocks above which a cluster is large")
+    last_rounds: float = number("rounds above which a kernel that writes hides a part of the last one")
+    last_round: float = number("part of the last round that it does not hide")
+    start_us: float = number("time from the start of a kernel until its pipeline is full")
+
+
+@dataclass(frozen=True)
+class Layouts(Group, name="layouts", kind="cuda"):
+    """Threads of the families `points` and `columns`."""
+
+    point_threads: int = number("threads of a block without reductions", least=32, power=True)
+    loads: int = number("accesses of a thread in flight at a time", least=1, power=True)
+    busy: float = number("time of arithmetic, as a share of memory's, from which a thread has two accesses")
+    light_bytes: int = number("bytes of a thread's accesses below which it makes each of them twice")
+    few_blocks: float = number("blocks an SM below which a block of columns is 8 accesses wide")
+    line_blocks: float = number("blocks an SM below which it is 16 accesses wide, and above which 32")
+    online_line_blocks: float = number("the same, for online reductions")
+    split_threads: int = number("threads an SM below which several threads share a column", least=1)
+
+
+@dataclass(frozen=True)
+class Recompute(Group, name="recompute", kind="cuda"):
+    """Elements that each pass over a row computes again, instead of keeping them."""
+
+    operations: float = number("most operations of an element that are computed again")
+    least: float = number("size of a row, as a share of an SM's registers, above which computed elements are kept")
+    most: float = number("size of a row, as a share of an SM's registers, up to which they are kept")
+
+
+@dataclass(frozen=True)
+class ContractionTimes(Group, name="contraction", kind="cuda"):
+    """Times of contractions by warps."""
+
+    warp_wait: float = number(
+        "share of the vector units' speed that remains each time the number of warps doubles"
+    )
+    convert_operations: float = number(
+        "integer operations that the conversion of an element takes on its way to shared memory"
+    )
+    gather_operations: float = number("integer operations that an element at computed subscripts takes on that way")
+
+
+@dataclass(frozen=True)
+class ChainTimes(Group, name="contraction_chain", kind="cuda"):
+    """Times of contraction chains."""
+
+    step_us: float = number("idle time of one step between its products")
+    cut_us: float = number("time of an element of a step in tiles that a mask cuts, where each score is compared")
+    step_elements: int = number("most elements of a step; with more, registers spill", least=32)
+    registers: int = number("most registers of a thread for scores, weights and results", least=1)
+
+
+@dataclass(frozen=True)
+class PanelTimes(Group, name="panels", kind="cpu"):
+    """Times of the family `panels`, on one core."""
+
+    pack_along_ns: float = number("time to pack an element of a factor that is contiguous along its lanes")
+    pack_across_ns: float = number("time to pack an element of a factor that is contiguous along another dimension")
+    gather_ns: float = number("time to pack an element at computed subscripts")
+    plain_ns: float = number("time of an f32 product in plain loops that become SIMD code")
+    block_us: float = number("time to start a block")
+
+
+@dataclass(frozen=True)
+class LoopTiles(Group, name="loops", kind="cpu"):
+    """Tiles of the families `loop_nest` and `register_transpose`."""
+
+    block_elements: int = number("elements of work of a block", least=1)
+    piece_bytes: int = number("contiguous bytes of an operand in a tile", least=1)
+    transpose_tile: int = number("side of a tile whose operands are contiguous along different dimensions", least=1)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The groups of one target, by name. `machine`: the machine that the target's own groups were fitted to. `inherits`: the
+    target that the other groups are from. `sources`: the machine of each of these."""
+
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    machine: str = ""
+    inherits: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def group(self, kind: type[G]) -> G:
+        """The group of a type. Raises CallError where the target has none, since it is of another kind."""
+        found = self.groups.get(kind.name)
+        if not isinstance(found, kind):
+            raise CallError(f"the target has no numbers [fitted.{kind.name}]: they are of {kind.kind} targets")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table of a target file: the target's own groups, and the name of the target that has the others."""
+        named = {"machine": self.machine, "inherits": self.inherits}
+        own = {n: asdict(g) for n, g in self.groups.items() if n not in self.sources}
+        return {k: v for k, v in named.items() if v} | own
+
+    def inherited(self, name: str) -> "Fitted":
+        """All groups as a target that inherits them from the target `name`, which has them, would have them."""
+        return Fitted(self.groups, "", name, {n: self.sources.get(n, self.machine) for n in self.groups})
+
+    def __str__(self) -> str:
+        """The machines that groups were fitted to, as a sentence; empty where all were fitted to the target itself."""
+        if not self.sources:
+            return ""
+        machines = " and ".join(dict.fromkeys(self.sources.values()))
+        own = [n for n in self.groups if n not in self.sources]
+        but = f", but for those of {', '.join(own)}" if own else ""
+        return f"the cost model's numbers were fitted on {machines}{but}"
+
+
+def read_fitted(table: Any, kind: str, where: str, target: Callable[[str], Any]) -> Fitted:
+    """The numbers of a target of `kind` from the table `[fitted]` of its file, None where it has none. `target` has the built-in
+    target of a name. Raises CallError, with the key, for a mistake in the table."""
+    table = dict(expect({} if table is None else table, dict, where, "fitted"))
+    machine, inherits = (expect(table.pop(n, ""), str, where, f"fitted.{n}") for n in ("machine", "inherits"))
+    known = {n: g for n, g in GROUPS.items() if g.kind == kind}
+    for name in table:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean `{close[0]}`?" if close else f"known: machine, inherits, {', '.join(known)}"
+            raise CallError(f"{where}: unknown key `fitted.{name}` of a {kind} target", hint=hint)
+    own = {n: _group(known[n], table[n], where) for n in known if n in table}
+    if own and not machine:
+        raise CallError(
+            f"{where}: `fitted.machine` is missing: the machine that [fitted.{next(iter(own))}] was fitted to"
+        )
+    if len(own) == len(known):
+        return Fitted(own, machine)
+    inherits = inherits or DEFAULTS[kind]
+    try:
+        base = target(inherits)
+    except CallError:
+        base = None
+    if base is None or base.kind != kind:
+        raise CallError(f"{where}: `fitted.inherits` is '{inherits}', which is no {kind} target with a file in tilec")
+    other = base.fitted.inherited(inherits)
+    groups = {n: own.get(n) or other.groups[n] for n in known}
+    return Fitted(groups, machine, inherits, {n: s for n, s in other.sources.items() if n not in own})
+
+
+def _group(kind: type[G], table: Any, where: str) -> G:
+    key = f"fitted.{kind.name}"
+    found: G = parse_table(kind, expect(table, dict, where, key), where, key)
+    if not found.fitted_to:
+        raise CallError(f"{where}: `{key}.fitted_to` is empty: it says which measurements the numbers are from")
+    for f in fields(kind):
+        value, rule = getattr(found, f.name), f.metadata
+        if rule and value < rule["least"]:
+            raise CallError(f"{where}: `{key}.{f.name}` is {value}, and must be {rule['least']} or above")
+        if rule and rule["power"] and value & (value - 1):
+            raise CallError(f"{where}: `{key}.{f.name}` is {value}, and must be a power of two")
+    return found

@@ -1,0 +1,358 @@
+"""MLIR for the rest of tilec: the bindings (`bindings`), which no other module imports, and small helpers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from tilec.core.bindings import (
+    VALUE_TYPES,
+    PassManager,
+    affine,
+    arith,
+    bufferization,
+    cf,
+    context,
+    func,
+    gpu,
+    ir,
+    linalg,
+    math,
+    memref,
+    nvgpu,
+    nvvm,
+    plain_values,
+    scf,
+    tensor,
+    vector,
+)  # fmt: skip
+from tilec.core.diagnostics import InternalError, Span
+
+__all__ = [
+    "VALUE_TYPES", "PassManager", "affine", "arith", "bufferization", "cf", "context", "func", "gpu", "ir", "linalg", "math",
+    "memref", "nvgpu", "nvvm", "plain_values", "scf", "tensor", "vector",
+]  # fmt: skip
+
+DYNAMIC = ir.ShapedType.get_dynamic_size()
+
+
+def parse(text: str) -> ir.Module:
+    """The module that a dump holds, in the current context. Raises ir.MLIRError with MLIR's own message."""
+    return ir.Module.parse(text)
+
+
+def text(module: ir.Module, locations: bool = False) -> str:
+    return module.operation.get_asm(enable_debug_info=locations, pretty_debug_info=False) + ("\n" if locations else "")
+
+
+def verify(module: ir.Module, stage: str) -> None:
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        raise InternalError(f"invalid IR after stage '{stage}': {error}", stage, str(module)) from error
+
+
+# ---- locations -------------------------------------------------------------------------------------------------------
+
+
+def location(span: Span) -> ir.Location:
+    if span is Span.none():
+        return ir.Location.unknown()
+    return ir.Location.file(span.source.shown, span.line, span.column)
+
+
+def source_line(op: ir.Operation) -> tuple[str, int] | None:
+    """File and line of the innermost source position of an operation's location."""
+    return _file_line(op.location)
+
+
+def _file_line(loc: ir.Location) -> tuple[str, int] | None:
+    match loc:
+        case ir.FileLineColLoc():
+            return loc.filename, loc.start_line
+        case ir.NameLoc():
+            return _file_line(loc.child_loc)
+        case ir.FusedLoc():
+            return next((found for inner in loc.locations if (found := _file_line(inner))), None)
+    return None
+
+
+def fused_location(ops: Iterable[ir.Operation]) -> ir.Location:
+    """All source positions of several operations, the last one first: it names the result that the source defines."""
+    locations = list(dict.fromkeys(op.location for op in ops))
+    return locations[-1] if len(locations) == 1 else ir.Location.fused(locations[::-1])
+
+
+# ---- types, constants, attributes ------------------------------------------------------------------------------------
+
+
+def index_type() -> ir.Type:
+    return ir.IndexType.get()
+
+
+def type_of(name: str) -> ir.Type:
+    return ir.Type.parse(name)
+
+
+def tensor_type(shape: Sequence[int], element: ir.Type) -> ir.RankedTensorType:
+    return ir.RankedTensorType.get(list(shape), element)
+
+
+def constant(value: int | float | bool, type_: ir.Type) -> ir.Value:
+    if isinstance(type_, (ir.IndexType, ir.IntegerType)):
+        width = 64 if isinstance(type_, ir.IndexType) else type_.width
+        value = int(value)
+        if value >= 1 << (width - 1):  # signless: the bits are what counts
+            value -= 1 << width
+        return arith.ConstantOp(type_, ir.IntegerAttr.get(type_, value)).result
+    return arith.ConstantOp(type_, ir.FloatAttr.get(type_, float(value))).result
+
+
+def definition(value: ir.Value) -> ir.Operation:
+    """The operation that makes a value; None for the arguments of blocks."""
+    return None if isinstance(value.owner, ir.Block) else value.owner.operation
+
+
+def source_of(value: ir.Value) -> ir.Value:
+    """The tensor behind a value that only shows it with another shape."""
+    while (owner := definition(value)) is not None and owner.name == "tensor.expand_shape":
+        value = owner.operands[0]
+    return value
+
+
+def linear(map_: ir.AffineMap) -> list[int] | None:
+    """The factors of a map's dimensions and symbols, and its constant, where its one result is linear in them."""
+    (expression,) = map_.results
+    factors = [0] * (map_.n_dims + map_.n_symbols + 1)
+
+    def add(e: ir.AffineExpr, weight: int) -> bool:
+        match e:
+            case ir.AffineConstantExpr():
+                factors[-1] += weight * e.value
+            case ir.AffineDimExpr():
+                factors[e.position] += weight
+            case ir.AffineSymbolExpr():
+                factors[map_.n_dims + e.position] += weight
+            case ir.AffineAddExpr():
+                return add(e.lhs, weight) and add(e.rhs, weight)
+            case ir.AffineMulExpr() if isinstance(e.rhs, ir.AffineConstantExpr):
+                return add(e.lhs, weight * e.rhs.value)
+            case _:
+                return False
+        return True
+
+    return factors if add(expression, 1) else None
+
+
+def constant_value(value: ir.Value) -> Any:
+    """The number that a value is known to be."""
+    owner = definition(value)
+    if owner is None or owner.name != "arith.constant":
+        return None
+    attribute = owner.attributes["value"]
+    return attribute.value if hasattr(attribute, "value") else None
+
+
+def index(value: int) -> ir.Value:
+    return constant(value, index_type())
+
+
+def string(value: str) -> ir.Attribute:
+    return ir.StringAttr.get(value)
+
+
+def integers(values: Iterable[int]) -> ir.Attribute:
+    return ir.DenseI64ArrayAttr.get(list(values))
+
+
+def integer(value: int) -> ir.Attribute:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+
+
+# An attribute that is not there is None. Passes know which ones are, so that the type checker is not told of None.
+
+
+def get_string(op: ir.Operation, name: str) -> Any:
+    return ir.StringAttr(op.attributes[name]).value if name in op.attributes else None
+
+
+def get_integer(op: ir.Operation, name: str) -> Any:
+    return ir.IntegerAttr(op.attributes[name]).value if name in op.attributes else None
+
+
+def get_integers(op: ir.Operation, name: str) -> Any:
+    return list(ir.DenseI64ArrayAttr(op.attributes[name])) if name in op.attributes else None
+
+
+# ---- linalg.generic --------------------------------------------------------------------------------------------------
+
+
+def projection(rank: int, dims: Sequence[int]) -> ir.AffineMap:
+    """(d0, ..., d{rank-1}) -> (d_i for i in dims)."""
+    return ir.AffineMap.get(rank, 0, [ir.AffineDimExpr.get(d) for d in dims])
+
+
+def map_dims(map_: ir.AffineMap) -> list[int]:
+    """The dimensions that a projected permutation picks; tilec builds no other operand maps."""
+    return [ir.AffineDimExpr(e).position for e in map_.results]
+
+
+def generic(
+    results: Sequence[ir.Type],
+    inputs: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
+    maps: Sequence[ir.AffineMap],
+    iterators: Sequence[str],
+    loc: ir.Location | None = None,
+) -> tuple[ir.OpView, ir.Block]:
+    """An empty linalg.generic and its block, whose arguments are the elements of inputs, then outputs."""
+    op = linalg.GenericOp(
+        results,
+        inputs,
+        outputs,
+        ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps]),
+        ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{i}>") for i in iterators]),
+        loc=loc,
+    )
+    elements = [ir.ShapedType(v.type).element_type for v in (*inputs, *outputs)]
+    block = op.regions[0].blocks.append(*elements)
+    return op, block
+
+
+def is_generic(op: ir.Operation) -> bool:
+    return op.name == "linalg.generic"
+
+
+def maps_of(op: ir.Operation) -> list[ir.AffineMap]:
+    return [ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes["indexing_maps"])]
+
+
+def iterators_of(op: ir.Operation) -> list[str]:
+    return ["reduction" if "reduction" in str(a) else "parallel" for a in ir.ArrayAttr(op.attributes["iterator_types"])]
+
+
+def inputs_of(op: ir.Operation) -> list[ir.Value]:
+    return list(op.operands)[: _segments(op)[0]]
+
+
+def outputs_of(op: ir.Operation) -> list[ir.Value]:
+    return list(op.operands)[_segments(op)[0] :]
+
+
+def _segments(op: ir.Operation) -> list[int]:
+    return list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
+
+
+def body_of(op: ir.Operation) -> ir.Block:
+    return op.regions[0].blocks[0]
+
+
+def extents_of(op: ir.Operation) -> list[int]:
+    """Static trip count of every iteration dimension (DYNAMIC where it is not static)."""
+    maps = maps_of(op)
+    extents = [0] * maps[0].n_dims
+    for value, map_ in zip(op.operands, maps):
+        for position, dim in enumerate(map_dims(map_)):
+            extents[dim] = ir.ShapedType(value.type).shape[position]
+    return extents
+
+
+def kept_dims(op: ir.Operation) -> list[int]:
+    """Source dimensions that a slice or subview keeps: a rank-reducing one drops some of size 1."""
+    sizes = list(ir.DenseI64ArrayAttr(op.attributes["static_sizes"]))
+    shape = list(ir.ShapedType(op.results[0].type).shape)
+    kept, wanted = [], list(shape)
+    for d, size in enumerate(sizes):
+        droppable = size == 1 and len(sizes) - d > len(wanted)
+        if wanted and size == wanted[0] and not droppable:
+            kept.append(d)
+            wanted.pop(0)
+    return kept
+
+
+def clone_body(block: ir.Block, mapping: dict[ir.Value, ir.Value]) -> list[ir.Value]:
+    """Copies a block's operations except its terminator to the insertion point; returns what the terminator yields.
+
+    `mapping` takes old values to new ones and is extended on the way; an operation whose result it has already is not
+    copied (that is how `linalg.index` is replaced).
+    """
+    for op in block.operations:
+        if op.operation.name in ("linalg.yield", "scf.yield"):
+            return [mapping.get(v, v) for v in op.operands]
+        if len(op.results) and op.results[0] in mapping:
+            continue
+        clone_op(op.operation, mapping)
+    return []
+
+
+def clone_op(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> ir.Operation:
+    """Copies one operation to the insertion point with its operands (those inside its regions too) mapped."""
+    copy = op.clone()
+    if mapping:
+        _map_operands(copy, mapping)
+    for old, new in zip(op.results, copy.results):
+        mapping[old] = new
+    return copy
+
+
+def _map_operands(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> None:
+    for position, value in enumerate(op.operands):
+        if value in mapping:
+            op.operands[position] = mapping[value]
+    for region in op.regions:
+        for block in region:
+            for inner in block.operations:
+                _map_operands(inner.operation, mapping)
+
+
+def walk(op: ir.Operation) -> Iterator[ir.Operation]:
+    """All operations inside `op`, outer before inner."""
+    for region in op.regions:
+        for block in region:
+            for inner in block.operations:
+                yield inner.operation
+                yield from walk(inner.operation)
+
+
+def operands_of(op: ir.Operation) -> list[ir.Value]:
+    """The operands of an operation and of the operations inside it."""
+    return [*op.operands, *(v for inner in walk(op) for v in inner.operands)]
+
+
+def slice_of(block: ir.Block, value: ir.Value, known: Collection[ir.Value] = ()) -> list[ir.Operation]:
+    """The operations of a block that a value depends on, in order, without those that only `known` values depend on."""
+    needed, pending = set(), [value]
+    while pending:
+        value = pending.pop()
+        owner = None if value in known else definition(value)
+        if owner is not None and owner.block == block and owner not in needed:
+            needed.add(owner)
+            pending += operands_of(owner)
+    return [o.operation for o in block.operations if o.operation in needed]
+
+
+def depends(block: ir.Block, value: ir.Value, wanted: ir.Value, known: Collection[ir.Value] = ()) -> bool:
+    """Whether a value is another one, or computed from it in a block otherwise than through `known` values."""
+    return value == wanted or any(wanted in operands_of(o) for o in slice_of(block, value, known))
+
+
+def captured(op: ir.Operation) -> list[ir.Value]:
+    """Values from outside that the body of an operation uses."""
+    inside = {*body_of(op).arguments, *(r for inner in walk(op) for r in inner.results)}
+    return [v for inner in walk(op) for v in inner.operands if v not in inside]
+
+
+def functions(module: ir.Module | ir.Operation) -> list[ir.Operation]:
+    """The functions of a module, which a pass gets as a plain operation; not those that are only declared."""
+    found = [
+        op.operation for op in module.operation.regions[0].blocks[0].operations if op.operation.name == "func.func"
+    ]
+    return [op for op in found if len(op.regions[0].blocks)]
+
+
+def uses(value: ir.Value) -> list[ir.Operation]:
+    return [use.owner.operation if hasattr(use.owner, "operation") else use.owner for use in value.uses]
+
+
+def entry(function: ir.Operation) -> ir.Block:
+    return function.regions[0].blocks[0]

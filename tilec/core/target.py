@@ -1,0 +1,378 @@
+"""Targets: descriptions of hardware for the cost model, read from `targets/*.toml` or from a user's file.
+
+Units are in the names: `_ghz`, `_gbs` (1e9 bytes a second), `_us`, `_ns`; sizes are bytes; peaks are TFLOP/s (1e12), a fused
+multiply-add being two operations. A `unit` is a streaming multiprocessor (cuda) or a core (cpu).
+
+Annotations are evaluated in this module, since files are checked by them. Evaluating their text later would take longer
+than reading a file.
+"""
+
+import ctypes
+import difflib
+import hashlib
+import json
+import os
+import re
+import tomllib
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tilec.core.diagnostics import CallError
+from tilec.core.fitted import Fitted, G, read_fitted
+from tilec.core.toml_table import parse
+
+BUILT_IN = Path(__file__).parents[1] / "targets"
+CHIPS = {  # the file that stands for a chip of which only the architecture is known
+    "sm_80": "a100", "sm_86": "rtx3090", "sm_89": "l4", "sm_90": "h200", "sm_90a": "h200", "sm_100": "b200",
+    "sm_100a": "b200", "sm_103": "b200", "sm_120": "rtx4090",
+}  # fmt: skip
+DEFAULT_CUDA = "h200"
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of memory, shared by all units, or `private` to each (then `bytes` is per unit).
+
+    `bandwidth_gbs` is the specified rate of all units together, of which `achievable` is seen by real
+    kernels; `unit_gbs` is what one unit can draw. `latency_ns` is under load (for Little's law). 0 means
+    unknown, no limit.
+    """
+
+    bytes: int
+    bandwidth_gbs: float
+    achievable: float = 1.0
+    unit_gbs: float = 0.0
+    latency_ns: float = 0.0
+    ways: int = 8
+    private: bool = False
+
+    def rate(self, units: float) -> float:
+        """Bytes a second that `units` units draw together."""
+        peak = self.bandwidth_gbs * self.achievable
+        return 1e9 * (min(peak, self.unit_gbs * units) if self.unit_gbs else peak)
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """Shares of the peaks that the best libraries hold under load, where power limits the clock."""
+
+    fma: float = 1.0
+    tensor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Operations a clock and unit: special functions (exp, sin, rsqrt) and 32-bit integers."""
+
+    special: float
+    integer: float
+
+
+@dataclass(frozen=True)
+class Launch:
+    """`overhead_us`: time of the host per launch, on a CPU of a parallel loop. `ramp_us`: start and drain of a kernel on the
+    device. `overlap_us`: what is left of them where blocks are placed while the kernel before ends (programmatic dependent
+    launch, sm_90); 0: there is no such thing."""
+
+    overhead_us: float
+    ramp_us: float
+    overlap_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Multiprocessor:
+    """What one SM holds. Registers are 32-bit; a warp gets them in steps of `register_unit`. `groups`: how many SMs each
+    group (GPC) has; a cluster lies within one. None: no clusters. Each of its `schedulers` issues an instruction of a warp a
+    clock.
+    """
+
+    shared_bytes: int
+    shared_per_block: int
+    registers: int
+    registers_per_thread: int
+    threads: int
+    threads_per_block: int
+    blocks: int
+    shared_reserved: int = 1024
+    shared_bytes_per_clock: int = 128
+    register_unit: int = 256
+    warp: int = 32
+    schedulers: int = 4
+    groups: tuple[int, ...] = ()
+
+    @property
+    def issued(self) -> int:
+        """Instructions of single threads that an SM issues a clock."""
+        return self.schedulers * self.warp
+
+    def clusters(self, size: int, blocks: int) -> int:
+        """Clusters of `size` blocks that run at a time, where an SM holds so many blocks."""
+        return sum(group * blocks // size for group in self.groups)
+
+
+@dataclass(frozen=True)
+class Core:
+    """What one CPU core computes with: vector registers of `simd_bytes`, FMA units, clocks of an FMA."""
+
+    simd_bytes: int
+    vector_registers: int
+    fma_units: int
+    fma_latency: int = 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine. `fma` and `tensor` are peaks in TFLOP/s, the latter by type and instruction.
+
+    A cuda target has `sm`; a cpu target has `core`, `l1` and perhaps `l3`. `fitted`: the numbers of the cost model that were
+    fitted to measurements, of this machine or of another. `note` is for the user: where the figures come from, if not from
+    the file that was asked for; it is no part of the identity.
+    """
+
+    name: str
+    kind: str
+    chip: str
+    units: int
+    clock_ghz: float
+    dram: Level
+    l2: Level
+    fma: dict[str, float] = field(hash=False)
+    rates: Rates
+    launch: Launch
+    tensor: dict[str, dict[str, float]] = field(default_factory=dict, hash=False)
+    sustained: Sustained = field(default_factory=Sustained)
+    features: tuple[str, ...] = ()
+    sm: Multiprocessor | None = None
+    core: Core | None = None
+    l1: Level | None = None
+    l3: Level | None = None
+    fitted: Fitted = field(default_factory=Fitted, hash=False)
+    description: str = field(default="", compare=False)
+    note: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return self.description or self.name
+
+    def has(self, feature: str) -> bool:
+        return feature in self.features
+
+    def instructions(self, dtype: str) -> tuple[str, ...]:
+        """The matrix instructions for a type ("bf16", "tf32", "f8", ...), fastest first; maybe none."""
+        table = self.tensor.get(dtype, {})
+        return tuple(sorted(table, key=lambda i: -table[i]))
+
+    def peak(self, unit: str) -> float:
+        """Operations a second that `unit` sustains: "fma.f32", "tensor.bf16", "tensor.bf16@mma.sync",
+        "special", "int".
+
+        A type without a vector rate of its own is computed in f32.
+        """
+        pipe, _, dtype = unit.partition(".")
+        match pipe:
+            case "fma":
+                return 1e12 * self.sustained.fma * self.fma.get(dtype, self.fma["f32"])
+            case "tensor":
+                dtype, _, instruction = dtype.partition("@")
+                instruction = instruction or next(iter(self.instructions(dtype)), "")
+                if instruction in self.tensor.get(dtype, {}):
+                    return 1e12 * self.sustained.tensor * self.tensor[dtype][instruction]
+            case "special":
+                return 1e9 * self.rates.special * self.units * self.clock_ghz
+            case "int":
+                return 1e9 * self.rates.integer * self.units * self.clock_ghz
+        raise CallError(f"target '{self.name}' has no unit '{unit}'")
+
+    def fit(self, group: type[G]) -> G:
+        """The fitted numbers of one part of the cost model. Raises CallError where the target has none."""
+        return self.fitted.group(group)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tables of its TOML file, without what is absent or inherited."""
+        tables = asdict(self) | {"fitted": self.fitted.to_dict()}
+        return {k: v for k, v in tables.items() if v not in (None, "", {})}
+
+    def digest(self) -> str:
+        """A hash of everything that a decision may depend on, for cache keys."""
+        data = {k: v for k, v in asdict(self).items() if k not in ("note", "description")}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def names() -> tuple[str, ...]:
+    """Every name that `load` knows."""
+    return ("cpu", "cuda", *models(), *sorted(CHIPS))
+
+
+def models() -> tuple[str, ...]:
+    """The GPUs that have a file of their own."""
+    return tuple(sorted(p.stem for p in BUILT_IN.glob("*.toml") if p.stem != "cpu"))
+
+
+@cache
+def built_in(model: str) -> Target:
+    """The target of a file that comes with tilec."""
+    return read(BUILT_IN / f"{model}.toml")
+
+
+def _file(name: str) -> Target:
+    """The built-in target with a file of this name. Raises CallError where there is none."""
+    if name not in (*models(), "cpu"):
+        raise CallError(f"there is no target file '{name}'")
+    return built_in(name)
+
+
+def load(name: str | Path) -> Target:
+    """The target called `name`: "cpu" (this host), "cuda" (the GPU here), a model, a chip, or a TOML file."""
+    text = str(name)
+    if text.endswith(".toml"):
+        return read(Path(text))
+    match text.lower():
+        case "cpu":
+            return _host()
+        case "cuda":
+            return _device() or replace(
+                built_in(DEFAULT_CUDA),
+                note=f"no CUDA device found: compiling for {DEFAULT_CUDA}, without running",
+            )
+        case chip if chip in CHIPS:
+            return _for_chip(chip)
+        case model if model in models():
+            return built_in(model)
+    guess = next((f"did you mean '{n}'? " for n in difflib.get_close_matches(text.lower(), names(), 1)), "")
+    if named := re.fullmatch(r"sm_(\d+)[a-z]?", text.lower()):  # near names are other chips
+        guess = "sm_80 is the oldest chip that tilec compiles for; " if int(named[1]) < 80 else ""
+    raise CallError(f"unknown target '{text}'", hint=f"{guess}known: {', '.join(names())}, or the path of a .toml file")
+
+
+def kind_of(name: str | Path) -> str:
+    """"cpu" or "cuda": the kind of the target that `load` would return, without starting the driver, which takes 0.2 s."""
+    text = str(name).lower()
+    return "cuda" if text != "cpu" and text in names() else load(name).kind
+
+
+def _for_chip(chip: str) -> Target:
+    """The card that stands for `chip`. Without its "a" it lacks wgmma and tcgen05, not being portable."""
+    return _retargeted(built_in(CHIPS[chip]), chip, name=chip)
+
+
+def _retargeted(target: Target, chip: str, name: str) -> Target:
+    """`target` for another chip, with the figures that hold for both chips."""
+    if target.chip == chip:
+        return target
+    special = {"wgmma", "tcgen05"}
+    tensor = {t: {i: r for i, r in rates.items() if i not in special} for t, rates in target.tensor.items()}
+    return replace(
+        target,
+        name=name,
+        chip=chip,
+        features=tuple(f for f in target.features if f not in special),
+        tensor={t: rates for t, rates in tensor.items() if rates},
+    )
+
+
+def calibrated_path() -> Path:
+    """Where `calibrate` keeps the measured host."""
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("tilec")) / "cpu.toml"
+
+
+def _host() -> Target:
+    """The calibrated host if there is one that still fits (same cores), else what the system tells."""
+    from tilec.driver.calibrate import estimate
+
+    host, path = estimate(), calibrated_path()
+    if os.access(path, os.R_OK):
+        measured = read(path)
+        if (measured.units, measured.chip) == (host.units, host.chip):
+            return measured
+        return replace(host, note=f"{path} was measured with other cores: run `tilec doctor --calibrate` again")
+    return host
+
+
+def read(path: Path) -> Target:
+    """A target from a TOML file; every key is checked."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CallError(f"cannot read target file '{path}': {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CallError(f"{path}: not TOML: {error}") from None
+    return from_dict(table, str(path))
+
+
+def from_dict(table: dict[str, Any], where: str = "target") -> Target:
+    own = {k: v for k, v in table.items() if k != "fitted"}
+    target: Target = parse(Target, own, where, "")
+    if target.kind not in ("cuda", "cpu"):
+        raise CallError(f"{where}: `kind` is '{target.kind}', not 'cuda' or 'cpu'")
+    needs = ("sm",) if target.kind == "cuda" else ("core", "l1")
+    if absent := [n for n in needs if getattr(target, n) is None]:
+        raise CallError(f"{where}: a {target.kind} target needs the table [{absent[0]}]")
+    if "f32" not in target.fma:
+        raise CallError(f"{where}: [fma] needs `f32`")
+    return replace(target, fitted=read_fitted(table.get("fitted"), target.kind, where, _file))
+
+
+# CUdevice_attribute of cuda.h, by the field of Target or Multiprocessor that it fills
+_ATTRIBUTES = {
+    "units": 16, "major": 75, "minor": 76, "l2_bytes": 38, "shared_bytes": 81, "shared_per_block": 97,
+    "registers": 82, "threads": 39, "threads_per_block": 1, "blocks": 106,
+    "memory_khz": 36, "bus_bits": 37,
+}  # fmt: skip
+
+
+def _device() -> Target | None:
+    """The first GPU here: its file, or the nearest file, adjusted to what the driver tells."""
+    try:
+        found = _query_driver()
+    except OSError:
+        return None
+    if found is None:
+        return None
+    name, a = found
+    squeezed = name.lower().replace(" ", "")
+    base = next((built_in(n) for n in models() if re.search(rf"{n}(?!\d)", squeezed)), None)
+    if base and base.units == a["units"]:
+        return base
+    chips = sorted(CHIPS, key=lambda c: abs(int(c[3:].rstrip("a")) - 10 * a["major"] - a["minor"]))
+    return _adjusted(base or built_in(CHIPS[chips[0]]), name, a)
+
+
+def _adjusted(base: Target, name: str, a: dict[str, int]) -> Target:
+    """`base` with what the driver told; its peaks in proportion to the SMs."""
+    share = a["units"] / base.units
+    told = 2e-6 * a["memory_khz"] * a["bus_bits"] / 8  # two transfers a clock; some drivers say 0
+    chip = f"sm_{a['major']}{a['minor']}"
+    base = base if base.chip.rstrip("a") == chip else _retargeted(base, chip, base.name)
+    assert base.sm is not None
+    sm = {f: a[f] for f in ("shared_bytes", "shared_per_block", "registers", "threads", "threads_per_block", "blocks")}
+    return replace(
+        base,
+        name=name.lower().replace(" ", "-"),
+        description=name,
+        units=a["units"],
+        sm=replace(base.sm, **sm, groups=tuple(max(1, round(share * g)) for g in base.sm.groups)),
+        dram=replace(base.dram, bandwidth_gbs=told or base.dram.bandwidth_gbs * min(1.0, share)),
+        l2=replace(base.l2, bytes=a["l2_bytes"], bandwidth_gbs=base.l2.bandwidth_gbs * min(1.0, share)),
+        fma={t: r * share for t, r in base.fma.items()},
+        tensor={t: {i: r * share for i, r in rates.items()} for t, rates in base.tensor.items()},
+        fitted=base.fitted.inherited(base.name),
+        note=f"{name} has no file of its own: estimated from {base.name} and the driver's figures",
+    )
+
+
+def _query_driver() -> tuple[str, dict[str, int]] | None:
+    """Name and attributes of device 0 by the driver API, without a package. OSError: there is no driver."""
+    windows = hasattr(ctypes, "WinDLL")
+    cuda = ctypes.WinDLL("nvcuda.dll") if windows else ctypes.CDLL("libcuda.so.1")  # type: ignore[attr-defined]
+    device, name, value = ctypes.c_int(), ctypes.create_string_buffer(128), ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDeviceGetName(name, 128, device):
+        return None
+    attributes = {}
+    for key, number in _ATTRIBUTES.items():
+        if cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device):
+            return None
+        attributes[key] = value.value
+    return name.value.decode().removeprefix("NVIDIA "), attributes

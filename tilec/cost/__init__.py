@@ -1,0 +1,1 @@
+"""The cost model: amounts of work and a machine in, times out."""

@@ -1,0 +1,340 @@
+"""The cost of a contraction by its tiles: C[batch, m, n] = A[batch, m, k] B[batch, k, n]."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from math import ceil, log2
+
+from tilec.core.fitted import ContractionTimes
+from tilec.core.target import Target
+from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranked, round_up
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """C[batch, m, n] = A[batch, m, k] B[batch, k, n], of element type `dtype` ("bf16"), C of type `out`.
+
+    `tf32` allows f32 operands on the matrix units; `staged`: integer operations for an element of A and of B that threads
+    bring to shared memory themselves (0 where the hardware copies); `reads` and `epilogue` are further bytes and operations
+    per element of C that are fused behind (a bias, an activation).
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "bf16"
+    out: str = ""
+    tf32: bool = False
+    reads: float = 0
+    staged: tuple[float, float] = (0, 0)
+    epilogue: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def bytes(self) -> int:
+        return element_bytes(self.dtype)
+
+    @property
+    def out_bytes(self) -> int:
+        return element_bytes(self.out or self.dtype)
+
+    @property
+    def unit_type(self) -> str:
+        """The row of the peak tables: both 8-bit floats are "f8"."""
+        return "tf32" if self.dtype == "f32" and self.tf32 else "f8" if self.dtype.startswith("f8") else self.dtype
+
+    @property
+    def vector_unit(self) -> str:
+        return "int" if self.dtype[0] in "iu" else f"fma.{self.dtype}"
+
+
+@dataclass(frozen=True)
+class BlockTile:
+    """A GPU block's tile of C and its computation.
+
+    `warp_m` x `warp_n`: the warps that compute, over the block. `producers`: further warps that only load. `cluster`:
+    blocks along m that share their B tile by multicast. `split_k`: blocks that share one tile of C. `group`: rows of tiles
+    that blocks compute together, for L2. `registers`: of a thread, as launched.
+    """
+
+    bm: int
+    bn: int
+    bk: int
+    stages: int
+    instruction: str
+    warp_m: int
+    warp_n: int
+    producers: int = 0
+    cluster: int = 1
+    split_k: int = 1
+    group: int = 8
+    registers: int = 128
+    shared: int = 0
+
+    @property
+    def warps(self) -> int:
+        return self.warp_m * self.warp_n
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.warps + self.producers)
+
+
+@dataclass(frozen=True)
+class CacheTile:
+    """CPU blocking in Goto's terms: an `mr` x `nr` tile of C in registers, a `kc` x `nr` panel of B in L1, an
+    `mc` x `kc` block of A in L2, a `kc` x `nc` panel of B in L3 (or memory).
+    """
+
+    mc: int
+    kc: int
+    nc: int
+    mr: int
+    nr: int
+
+
+Tile = BlockTile | CacheTile
+
+
+def element_bytes(dtype: str) -> int:
+    """Storage of an element type of the language, or tf32."""
+    from tilec.core.dtypes import DTYPES
+
+    return DTYPES["f32" if dtype == "tf32" else dtype].bytes
+
+
+def contraction_candidates(
+    target: Target, problem: Contraction, instructions: Collection[str] | None = None
+) -> Iterator[Tile]:
+    """Every tile worth predicting; each fits registers and shared memory (or the caches).
+
+    `instructions`: those that the caller can emit, of "wgmma", "tcgen05", "mma.sync"; None for all. Without
+    any, "fma".
+    """
+    if target.kind == "cpu":
+        yield from _cache_tiles(target, problem)
+        return
+    matrix = [i for i in target.instructions(problem.unit_type) if instructions is None or i in instructions]
+    for instruction in matrix or ("fma",):
+        for shape in block_shapes(instruction, problem.bytes):
+            yield from _staged(target, problem, instruction, *shape)
+
+
+def _wgmma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Shapes of one or two warpgroups of 64 (or 128) rows and a producer; K in steps of one 128-byte swizzle."""
+    for bm, bn in product((64, 128, 256), (16, 32, 64, 96, 128, 160, 192, 224, 256)):
+        yield bm, bn, 128 // size, 4 * min(2, bm // 64), 1, 4
+
+
+def _mma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Warps of at least 16 x 16, at most 64 x 128; every warp loads and computes."""
+    sizes = (16, 32, 64, 128, 256)
+    for bm, bn, bk, (wm, wn) in product(sizes, sizes, (64, 128), ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2))):
+        if 16 <= bm // wm <= 64 and 16 <= bn // wn <= 128:
+            yield bm, bn, bk // size, wm, wn, 0
+
+
+def _fma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """4 x 8 threads a warp with 4 to 8 rows and 4 to 16 columns each."""
+    for bm, bn, bk, tm, tn in product((16, 32, 64, 128), (32, 64, 128, 256), (8, 16, 32), (4, 8), (4, 8, 16)):
+        if bm % (4 * tm) == 0 and bn % (8 * tn) == 0 and 2 <= (warps := bm * bn // (32 * tm * tn)) <= 16:
+            yield bm, bn, bk, bm // (4 * tm), warps // (bm // (4 * tm)), 0
+
+
+def block_shapes(instruction: str, size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """(bm, bn, bk, warps over rows, over columns, producers) of the blocks that an instruction is used with, for elements of
+    `size` bytes."""
+    return _SHAPES.get(instruction, _fma_shapes)(size)
+
+
+_SHAPES = {"wgmma": _wgmma_shapes, "tcgen05": _wgmma_shapes, "mma.sync": _mma_shapes}
+
+
+def _staged(
+    target: Target,
+    p: Contraction,
+    instruction: str,
+    bm: int,
+    bn: int,
+    bk: int,
+    wm: int,
+    wn: int,
+    producers: int,
+) -> Iterator[BlockTile]:
+    """Pipeline depth, clusters and split reductions of one block shape, as far as they fit."""
+    if (bm >= 4 * p.m and bm > 64) or (bn >= 4 * p.n and bn > 32):
+        return
+    sm = target.sm
+    assert sm is not None
+    accumulators = bm * bn * max(4, p.bytes if instruction == "fma" else 4) // 4 // (32 * wm * wn)
+    own = accumulators + (accumulators // 8 + 32 if producers or instruction == "fma" else accumulators // 4 + 48)
+    if instruction == "tcgen05":
+        own = 128  # the accumulators are in tensor memory, 512 columns of 128 lanes of 4 bytes
+    registers = round_up(-(-(own * wm * wn + 40 * producers) // (wm * wn + producers)), 8)
+    stage, spare = (bm + bn) * bk * p.bytes, bm * 64 * 4 if producers else 0  # sums leave 64 columns at a time
+    deepest = min(8, max(0, sm.shared_per_block - spare - 1024) // stage, max(2, ceil(p.k / bk)))
+    tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
+    least = min(3, max(2, ceil(p.k / bk))) if producers else 2  # as in DeepGEMM
+    if (
+        own > sm.registers_per_thread - 7
+        or deepest < least
+        or (instruction == "tcgen05" and bn * (bm // 128 or 1) > 512)
+    ):
+        return
+    splits = [s for s in (1, 2, 4, 8, 16) if s == 1 or (tiles * s <= 2 * target.units and p.k >= s * 4 * bk)]
+    clusters = (1, 2) if producers and target.has("clusters") and ceil(p.m / bm) % 2 == 0 else (1,)
+    depths = {deepest} if producers else {2, min(3, deepest), min(4, deepest), deepest} & set(range(2, deepest + 1))
+    for stages, cluster, split in product(sorted(depths), clusters, splits):
+        shared = stages * stage + spare
+        if occupancy(target, 32 * (wm * wn + producers), registers, shared).blocks:
+            group = _group(target, bm, bn, p)
+            yield BlockTile(
+                bm, bn, bk, stages, instruction, wm, wn, producers, cluster, split, group, registers, shared
+            )
+
+
+def _group(target: Target, bm: int, bn: int, p: Contraction) -> int:
+    """Rows of tiles that are computed together so that one wave reads the fewest bytes: about a square of `units` tiles."""
+    rows = ceil(p.m / bm)
+    return min((g for g in (1, 2, 4, 8, 16) if g <= rows), key=lambda g: g * bm + target.units / g * bn)
+
+
+def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
+    """The work of one tiling, including the parts of tiles beyond the edges of C."""
+    if isinstance(tile, CacheTile):
+        return _cpu_contraction(target, p, tile)
+    rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
+    tiles = rows * columns * p.batch
+    k = round_up(p.k, tile.bk * tile.split_k)
+    loaded = tiles * k * p.bytes * (tile.bm + tile.bn / tile.cluster)  # L2 to SRAM
+    staged = tiles * k * p.bytes * (tile.bm + tile.bn)
+    result = p.batch * p.m * p.n * p.out_bytes
+    partial = 2 * 4 * tile.split_k * p.batch * p.m * p.n if tile.split_k > 1 else 0  # written and read again, in f32
+    flops = 2.0 * tiles * tile.bm * tile.bn * k
+    unit = p.vector_unit if tile.instruction == "fma" else f"tensor.{p.unit_type}@{tile.instruction}"
+    other = {u: n * p.batch * p.m * p.n for u, n in p.epilogue.items()}
+    if any(p.staged):
+        other["int"] = other.get("int", 0) + tiles * k * (tile.bm * p.staged[0] + tile.bn * p.staged[1])
+    further = p.reads * p.batch * p.m * p.n
+    return Work(
+        dram_read=_contraction_reads(target, p, tile) + further,
+        dram_write=result + (0 if partial <= target.l2.bytes else partial),
+        l2_bytes=loaded + result + partial + further,
+        shared_bytes=staged + _operand_reads(tile, tiles * k * p.bytes) + (2 * result if tile.producers else 0),
+        flops={unit: flops, **{u: n + (flops if u == unit else 0) for u, n in other.items()}},
+        blocks=tiles * tile.split_k,
+        threads=tile.threads,
+        registers=tile.registers,
+        shared_per_block=tile.shared,
+        bytes_in_flight=(tile.stages - 1) * (tile.bm + tile.bn) * tile.bk * p.bytes / tile.threads,
+        lanes=target.fit(ContractionTimes).warp_wait ** log2(tile.warps) if tile.instruction == "fma" else 1.0,
+        serial_us=_fill_and_drain(target, p, tile, tiles * tile.split_k),
+        launches=1 if tile.split_k == 1 else 2,
+    )
+
+
+def _fill_and_drain(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:
+    """Every wave waits for its first loads and stores its last tile; an SM's other blocks hide some."""
+    resident = occupancy(target, tile.threads, tile.registers, tile.shared).blocks
+    waves = ceil(blocks / (target.units * resident))
+    store = 1e6 * resident * tile.bm * tile.bn * p.out_bytes / target.l2.rate(1)
+    return (waves * (1e-3 * target.dram.latency_ns + store)) / min(resident, waves * resident, 8)
+
+
+def _operand_reads(tile: BlockTile, elements: float) -> float:
+    """SRAM bytes that the instruction reads: wgmma A once, B per 64 rows; warps theirs each."""
+    match tile.instruction:
+        case "tcgen05":
+            return elements * (tile.bm + tile.bn)
+        case "wgmma":
+            return elements * (tile.bm + tile.bn * (tile.bm // 64))
+    return elements * (tile.bm * tile.warp_n + tile.bn * tile.warp_m)
+
+
+def _contraction_reads(target: Target, p: Contraction, tile: BlockTile) -> float:
+    """DRAM bytes of A and B: once if they stay in L2, else once a wave of grouped tiles."""
+    once = p.batch * p.k * (p.m + p.n) * p.bytes
+    if once / p.batch <= 0.5 * target.l2.bytes:
+        return once
+    rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
+    high = min(tile.group, rows)
+    wide = min(columns, max(1.0, target.units / high))
+    waves = rows * columns * p.batch / (high * wide)
+    return max(once, waves * p.k * p.bytes * (high * tile.bm + wide * tile.bn))
+
+
+def contraction_cost(target: Target, problem: Contraction, tile: Tile) -> Prediction:
+    """max(L2, SRAM, DRAM, operations, each over its rate) / wave efficiency, as in DeepGEMM."""
+    return predict(contraction_work(target, problem, tile), target)
+
+
+def _cache_tiles(target: Target, p: Contraction) -> Iterator[CacheTile]:
+    """Low et al. 2016: mr x nr fills the registers and hides the FMA latency, kc fits L1, mc L2, nc L3.
+
+    L1 holds a panel of B and two of A (one in use, one coming); L2 gives two of its ways, L3 half, to what
+    streams by.
+    """
+    core, l1, l2 = target.core, target.l1, target.l2
+    assert core is not None and l1 is not None
+    size, lanes = max(4, p.bytes), core.simd_bytes // max(4, p.bytes)
+    outer = target.l3.bytes // 2 if target.l3 else 1 << 23
+    for v in (1, 2, 3, 4):
+        highest = (core.vector_registers - 1 - v) // v
+        nr = v * lanes
+        for mr in {highest, highest - highest % 2, highest - highest % 4, min(highest, p.m)} - {0}:
+            deepest = l1.bytes // ((nr + 2 * mr) * size)
+            for kc in {min(p.k, max(32, deepest // part // 8 * 8)) for part in (1, 2)}:
+                most = max(mr, l2.bytes * max(1, l2.ways - 2) // l2.ways // (kc * size) // mr * mr)
+                nc = max(nr, min(round_up(p.n, nr), outer // (kc * size) // nr * nr))
+                even = (round_up(ceil(p.m / (target.units * part)), mr) for part in (1, 2, 4, 8))
+                for mc in {min(most, round_up(p.m, mr)), *(min(most, rows) for rows in even)}:
+                    yield CacheTile(mc, kc, nc, mr, nr)
+
+
+def _cpu_contraction(target: Target, p: Contraction, tile: CacheTile) -> Work:
+    """A goes to L2 once per panel of B, C in and out once per kc; a load, even of a scalar, is a vector's."""
+    core = target.core
+    assert core is not None
+    vectors = tile.nr * max(4, p.bytes) // core.simd_bytes
+    m, n = round_up(p.m, tile.mc), round_up(p.n, tile.nr)  # others wait for whole blocks
+    flops = 2.0 * p.batch * m * n * p.k
+    a, b, c = p.m * p.k * p.bytes, p.k * p.n * p.bytes, p.m * p.n * p.out_bytes
+    steps = p.batch * (m // tile.mr) * (n // tile.nr) * p.k
+    passes = ceil(p.k / tile.kc)
+    other = {u: v * p.batch * p.m * p.n for u, v in p.epilogue.items()}
+    return Work(
+        dram_read=p.batch * (a * ceil(p.n / tile.nc) + 2 * b + c * (passes - 1 + p.reads / p.out_bytes)),
+        dram_write=p.batch * (b + c * passes),
+        l2_bytes=p.batch * a * (n // tile.nr),
+        shared_bytes=steps * (vectors + tile.mr) * core.simd_bytes,
+        flops={
+            p.vector_unit: flops,
+            **{u: v + (flops if u == p.vector_unit else 0) for u, v in other.items()},
+        },
+        blocks=p.batch * ceil(p.m / tile.mc) * ceil(p.n / tile.nc),
+        lanes=min(1.0, tile.mr * vectors / (core.fma_units * core.fma_latency)),
+        working_set=p.batch * (a + 2 * b + c),
+    )
+
+
+def choose(
+    target: Target, problem: Contraction, instructions: Collection[str] | None = None
+) -> tuple[Choice[Tile], ...]:
+    """All candidates of `instructions`, or of all instructions of the target, cheapest first."""
+    return _choose(target, problem, None if instructions is None else tuple(instructions))
+
+
+@lru_cache(maxsize=64)  # a program asks for several products of one kind, and for each before and after it packs
+def _choose(target: Target, problem: Contraction, instructions: tuple[str, ...] | None) -> tuple[Choice[Tile], ...]:
+    tiles = contraction_candidates(target, problem, instructions)
+    return tuple(ranked((Choice(t, contraction_cost(target, problem, t)) for t in tiles), _effort))
+
+
+def _effort(tile: Tile) -> tuple[int, ...]:
+    """A tie goes to the simpler tile."""
+    if isinstance(tile, BlockTile):
+        return tile.split_k, tile.cluster, tile.threads, tile.shared
+    return (-tile.kc, -tile.mc)

@@ -1,0 +1,172 @@
+"""Checks of a call's arguments: arrays and numbers by the names of their parameters, `out=` arrays, and options.
+
+Every message names the argument. Repeated calls take a fast path (`tilec/driver/fast_call.py`), which accepts only arguments of the
+kind, types and shapes that passed these checks before, row-major.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilec.core.diagnostics import CallError
+from tilec.core.quantities import count
+
+if TYPE_CHECKING:
+    from tilec.core.dtypes import DType
+    from tilec.runtime.buffers import Buffer
+
+Parameters = Sequence[tuple[str, "DType | None"]]
+Results = Sequence[tuple[str, "DType", tuple[int, ...]]]
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------------
+
+
+def in_order(op: str, parameters: Parameters, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """All arguments of a call in the order of the parameters. `named` has those given by name."""
+    names = [name for name, _ in parameters]
+    for name in named:
+        if name not in names:
+            hint = f"its parameters are {', '.join(names)}" if names else "it has none"
+            raise CallError(f"{op} has no parameter '{name}'", hint=hint)
+        if name in names[: len(arrays)]:
+            raise CallError(f"{op} was given '{name}' twice: by position and by name")
+    rest = names[len(arrays) :] if named else []
+    if missing := [name for name in rest if name not in named]:
+        raise CallError(f"the argument '{missing[0]}' of {op} is missing", hint=f"pass {missing[0]}=...")
+    return (*arrays, *(named[name] for name in rest))
+
+
+def views(parameters: Parameters, arrays: Sequence[Any]) -> list[Buffer]:
+    """The arguments' memory. A Python number takes the type that its parameter declares, if that has the number."""
+    from tilec.runtime import buffers
+
+    found: list[Buffer] = []
+    for position, array in enumerate(arrays):
+        name, dtype = parameters[position] if position < len(parameters) else (f"argument {position + 1}", None)
+        try:
+            found.append(buffers.view(array if dtype is None else as_declared(array, dtype)))
+        except CallError as error:
+            raise _about(f"`{name}`", error) from None
+    return found
+
+
+def as_declared(value: Any, dtype: DType | None) -> Any:
+    """A Python number as an array of its parameter's type; everything else is an array already."""
+    if dtype is None or not isinstance(value, (bool, int, float)):
+        return value
+    from tilec.runtime.buffers import number
+
+    return number(value, dtype)
+
+
+def _about(what: str, error: CallError, hint: str | None = None) -> CallError:
+    """The same error with the name of its argument."""
+    (problem,) = error.diagnostics
+    return CallError(f"{what}: {problem.message}", problem.span, problem.notes, hint or problem.hint)
+
+
+def one_device(found: Sequence[Buffer]) -> str | int:
+    """The device that all arguments are on; numbers go along with arrays on a GPU."""
+    devices = {v.device for v in found}
+    if len(devices) == 2 and all(v.shape == () for v in found if v.device == "cpu"):
+        devices.remove("cpu")
+    if len(devices) > 1:
+        raise CallError(f"the arguments are on different devices: {', '.join(sorted(map(str, devices)))}")
+    return next(iter(devices), "cpu")
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def example(arrays: Sequence[Any], found: Sequence[Buffer], device: str | int) -> Any:
+    """The argument whose kind the results have: the first array. A number is none, NumPy's neither."""
+    import numpy as np
+
+    number = (bool, int, float, np.generic)
+    return next((a for a, v in zip(arrays, found) if v.device == device and not isinstance(a, number)), None)
+
+
+def given_results(op: str, results: Results, out: Any, inputs: Sequence[Buffer]) -> tuple[list[Any], list[Buffer]]:
+    """The arrays in `out`, and their memory: one for each result, of its type and shape, apart from all else."""
+    import numpy as np
+
+    from tilec.runtime import buffers
+
+    arrays = [out] if len(results) == 1 and not isinstance(out, (list, tuple)) else out
+    if not isinstance(arrays, (list, tuple)):
+        names = ", ".join(f"`{name}`" for name, _, _ in results)
+        raise CallError(f"out= must be a list or a tuple of {len(results)} arrays, not {_a(out)}", hint=f"for {names}")
+    if len(arrays) != len(results):
+        raise CallError(f"{op} has {count(len(results), 'result')}, but out= has {count(len(arrays), 'array')}")
+    found: list[Buffer] = []
+    for (name, dtype, shape), array in zip(results, arrays):
+        hint = f"pass a new array of the type {dtype} and the shape {list(shape)}"
+        try:
+            if isinstance(array, (bool, int, float, np.generic)):
+                raise CallError(f"expected an array, got {_a(array)}")
+            buffer = buffers.view(array)
+        except CallError as error:
+            raise _about(f"out= for `{name}`", error, hint) from None
+        if buffer.dtype != dtype or tuple(buffer.shape) != shape:
+            raise CallError(f"out= for `{name}` must be {dtype}{list(shape)}, got {buffer.dtype}{list(buffer.shape)}")
+        if buffer.readonly:
+            raise CallError(f"out= for `{name}` is read-only", hint=hint)
+        if buffers.overlaps_itself(buffer):
+            raise CallError(f"out= for `{name}` overlaps itself: several of its elements share memory", hint=hint)
+        if any(buffers.overlaps(buffer, v) for v in inputs):
+            raise CallError(
+                f"out= for `{name}` overlaps an input; results are written while inputs are read", hint=hint
+            )
+        if any(buffers.overlaps(buffer, other) for other in found):
+            raise CallError("the arrays in out= overlap each other", hint=hint)
+        found.append(buffer)
+    return list(arrays), found
+
+
+def _a(value: Any) -> str:
+    kind = type(value).__name__
+    return "None" if value is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def sizes(given: Any) -> dict[str, int]:
+    """Sizes by name, as Python's own integers."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise CallError(f"sizes= must be a dict of sizes by name, not {_a(given)}", hint='sizes={"N": 1024}')
+    return {name: _size(name, value) for name, value in given.items()}
+
+
+def _size(name: Any, value: Any) -> int:
+    if not isinstance(name, str):
+        raise CallError(f"the name of a size must be a str, not {_a(name)}", hint='sizes={"N": 1024}')
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 63:
+        raise CallError(f"the size {name} must be a whole number from 0 to 2^63 - 1, got {value!r:.40}")
+    return number
+
+
+RENAMED = {"late": "deferred_checks"}  # options that had another name before
+
+
+def no_unknown(function: str, options: Mapping[str, Any]) -> None:
+    """Raises TypeError for a keyword that a function does not take, with the new name of one that was renamed."""
+    for name in options:
+        new = f"; `{name}` was renamed to `{RENAMED[name]}`" if name in RENAMED else ""
+        raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{new}")
+
+
+def text_option(option: str, value: Any, path: bool = False) -> None:
+    """Raises CallError if the value is neither None nor a str (nor, with `path`, a path)."""
+    if value is not None and not isinstance(value, (str, os.PathLike) if path else str):
+        raise CallError(f"{option}= must be a {'path' if path else 'str'}, not {_a(value)}")

@@ -1,0 +1,115 @@
+"""A compiled op that can run: its machine code, and the launch of its backend."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from tilec.core.diagnostics import CallError
+from tilec.driver.kernel import Kernel
+from tilec.driver.recipe import Recipe
+
+if TYPE_CHECKING:
+    from tilec.runtime.cpu.launch import CpuProgram
+
+
+def build_executable(recipe: Recipe) -> Executable:
+    """Compiles an op, or finds it in the cache. Raises TileError if the program or the target makes that impossible."""
+    if recipe.target.kind == "cpu":
+        return CpuExecutable(recipe)
+    from tilec.driver.cuda_executable import CudaExecutable
+
+    return CudaExecutable(recipe)
+
+
+class Executable:
+    """The parts that both backends share: names and shapes of results, and the kernels as `Op.kernels` shows them."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.target = recipe, recipe.target
+        self.deferred_checks = False  # whether a later call raises a GPU's failed run-time check
+        self.compiled = recipe.compiled()
+        self.emitted, self.outputs = self.compiled.emitted, self.compiled.outputs
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, ...]:
+        predicted = self.compiled.predicted_us
+        return tuple(
+            Kernel(k.name, k.text, k.grid, k.threads, k.shared, predicted.get(k.name, 0.0))
+            for k in self.emitted.kernels
+        )
+
+    def load(self) -> None:
+        """Loads the machine code; `run` does it otherwise."""
+
+    def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+        """Runs on any buffers. Copies those that kernels cannot read or write as they are."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raises CallError for a failed run-time check that no call has raised. On the CPU every call raises its own."""
+
+    def graph(self, inputs: list[Any], outputs: list[Any], result: Any) -> Any:
+        raise CallError("graphs are for arrays on the GPU")
+
+    def first(self, count: int) -> Executable:
+        """The same executable with its first `count` steps only, to measure one kernel after another."""
+        part = copy.copy(self)
+        part.__dict__.pop("steps", None)
+        part.emitted = replace(self.emitted, steps=self.emitted.steps[:count])
+        return part
+
+    @cached_property
+    def steps(self) -> tuple[tuple[str | None, Any, int], ...]:
+        """For every step: its kernel, a function that picks its addresses from those of inputs, outputs and temporaries,
+        and the bytes to copy."""
+        begin = {"input": 0, "output": len(self.compiled.inputs)}
+        begin["temporary"] = begin["output"] + len(self.outputs)
+        picks = ([begin[s.kind] + s.number for s in step.slots] for step in self.emitted.steps)
+        return tuple((step.kernel, _picker(numbers), step.bytes) for step, numbers in zip(self.emitted.steps, picks))
+
+
+def _picker(numbers: list[int]) -> Callable[[Any], Any]:
+    if len(numbers) > 1:
+        return itemgetter(*numbers)
+    return lambda memory: [memory[n] for n in numbers]
+
+
+class CpuExecutable(Executable):
+    """Kernels compiled by Numba, run by `runtime/native/cpu.py`."""
+
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        from tilec.runtime.cpu.objects import load_program
+
+        self._loops = load_program(self.emitted)
+
+    def first(self, count: int) -> Executable:
+        part = super().first(count)
+        part.__dict__.pop("program", None)
+        return part
+
+    @cached_property
+    def program(self) -> CpuProgram:
+        from tilec.runtime.cpu.launch import CpuProgram
+
+        return CpuProgram(self.emitted, self._loops, len(self.compiled.inputs), len(self.outputs))
+
+    def load(self) -> None:
+        _ = self.program
+
+    def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
+        if stream is not None:
+            raise CallError("stream= is for GPU arrays; the CPU runs a call before it returns")
+        from tilec.runtime import host_memory
+
+        inputs = [host_memory.contiguous(b) for b in inputs]
+        targets = [b if b.contiguous else host_memory.scratch_like(b) for b in outputs]
+        self.program.launch([b.pointer for b in (*inputs, *targets)])
+        for buffer, target in zip(outputs, targets):
+            if buffer is not target:
+                host_memory.assign(buffer, target)

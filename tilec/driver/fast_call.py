@@ -1,0 +1,65 @@
+"""The fast path of repeated calls: arrays like those of an earlier call, for which everything is decided.
+
+Each call checks the properties that can differ: kind, type, shape, device, row-major order, alignment, gradients, and
+overlaps of `out=` arrays. Arrays that differ take the general path. Machine code does all of it (`runtime/cpu/call.py`,
+`runtime/cuda/call.py`), unless it is switched off (docs/native_calls.md).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilec.runtime.native import tables
+
+if TYPE_CHECKING:
+    from tilec.runtime.buffers import Buffer
+
+Call = Callable[[tuple[Any, ...], Any, Any], Any]  # of the arguments, `out` and the stream; NO if they do not fit
+NO = object()
+FEW = 16  # calls on a GPU: a process that makes no more has no use for LLVM, which takes 50 ms to load
+
+
+def make(
+    executable: Any, arrays: Sequence[Any], views: Sequence[Buffer], results: Sequence[Any], wrap: Callable
+) -> Call | None:
+    """The fast path for calls with arrays like these, or None. `wrap` makes the return value of a call from new arrays."""
+    if not tables.native_calls():
+        return None
+    kinds = {type(a) for a in (*arrays, *results)}
+    if not arrays or len(kinds) > 1 or any(v.device != views[0].device for v in views):
+        return None
+    (kind,), inputs = kinds, [(v.dtype, v.shape) for v in views]
+    outputs = [(dtype, shape) for _, dtype, shape in executable.outputs]
+    if views[0].device == "cpu":
+        return _on_cpu(executable, kind, inputs, outputs, wrap)
+    torch = sys.modules.get("torch")
+    if torch is None or kind is not torch.Tensor or executable.runs < FEW:
+        return None
+    from tilec.runtime.buffers import new_tensor
+
+    new = [new_tensor(torch.empty((), dtype=r.dtype, device=r.device), r.shape) for r in results]
+    return on_gpu(executable.on(views[0].device), kind, inputs, outputs, new, wrap)
+
+
+def _on_cpu(executable: Any, kind: type, inputs: Sequence[Any], outputs: Sequence[Any], wrap: Callable) -> Call | None:
+    from tilec.runtime.cpu import call as cpu_call
+
+    if not cpu_call.possible(kind):
+        return None
+    program = executable.program
+    runner = cpu_call.Runner(program, program.table, "tilec_execute", program.words)
+    new = [cpu_call.new_array(kind, *array) for array in outputs]
+    return cpu_call.CallTable(runner, kind, inputs, outputs, new, wrap, NO).function
+
+
+def on_gpu(
+    program: Any, kind: type, inputs: Sequence[Any], outputs: Sequence[Any], new: Sequence[Callable], wrap: Callable
+) -> Call | None:
+    """The short way for a program on a GPU; inputs and results by types and shapes."""
+    from tilec.runtime.cpu.call import CallTable
+    from tilec.runtime.cuda import call as cuda_call
+
+    runner = cuda_call.runner(program, kind, len(inputs) + len(outputs))
+    return None if runner is None else CallTable(runner, kind, inputs, outputs, new, wrap, NO).function

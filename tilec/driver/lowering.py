@@ -1,0 +1,147 @@
+"""The way from a specialised op to kernels: one MLIR pass manager runs all stages.
+
+The text after every stage is kept for `dump` and `op.stages`, and can be an input again. A failure carries the stage that
+failed and its input IR.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tilec.core import mlir
+from tilec.core.diagnostics import InternalError, TileError
+from tilec.core.mlir import PassManager, ir
+from tilec.core.target import Target
+from tilec.kernels.attributes import Verifier
+from tilec.passes import NAMES, Stage, stages
+from tilec.plan.edited import check_edited
+from tilec.plan.model import Plan
+from tilec.plan.planner import annotate, make_plan
+from tilec.process import progress
+from tilec.process.recursion import deep_recursion
+from tilec.runtime.program import Emitted
+
+
+@dataclass
+class Lowered:
+    """The IR after every stage that ran, by name, and the seconds that the stages took."""
+
+    texts: dict[str, str]
+    plan: Plan | None
+    seconds: dict[str, float] = field(default_factory=dict)
+    emitted: Emitted | None = None
+
+
+def lower(
+    module: ir.Module, target: Target, *, schedule: Callable[[Plan], Plan] | None = None, begin: str = "simplify",
+    end: str = "map", locations: bool = True, tree: Path | None = None, emit: bool = True, texts: bool = True,
+) -> Lowered:  # fmt: skip
+    """Runs the stages `begin` to `end` on a module, in the current MLIR context.
+
+    `schedule` may change the plan before it is written into the IR; `tree` is a folder for MLIR's own per-pass files.
+    `begin="emit"` runs no stage and prints the kernels of a module that `map` made. Without `texts` those of the stages, which
+    take a fifth of the time, are not kept; an InternalError then has none. Raises CallError where a plan that was edited in the
+    module cannot be carried out.
+    """
+    lowered = Lowered({}, None)
+
+    def plan(op: ir.Operation) -> None:
+        (function,) = [f for f in mlir.functions(op) if "tilec.kernel" not in f.attributes]
+        decided = make_plan(function, target)
+        lowered.plan = replace(schedule(decided) if schedule else decided, regroup=None, candidates=None)
+        annotate(op, function, lowered.plan)
+
+    order = (*NAMES, "emit")
+    if order.index(begin) > order.index("plan"):
+        check_edited(module.operation if isinstance(module, ir.Module) else module, target, begin)
+    chosen = [s for s in stages(plan) if order.index(begin) <= order.index(s.name) <= order.index(end)]
+    state = _State(begin, mlir.text(module, locations) if texts else "")
+    if begin == "simplify" and texts:
+        lowered.texts["build"] = state.text
+    manager, verifier = PassManager("builtin.module"), Verifier()
+    if tree is not None:
+        manager.enable_ir_printing(tree_printing_dir_path=str(tree), enable_debug_info=locations)
+    for stage in chosen:
+        _add_stage(manager, stage, lowered, state, verifier, locations, texts)
+    try:
+        with deep_recursion():
+            if begin == "simplify":
+                verifier.demand(module.operation, "build", "build", ended=True)
+            manager.run(module.operation)
+    except (TileError, InternalError) as error:
+        if isinstance(error, InternalError):
+            error.stage, error.ir = error.stage or state.name, state.text or error.ir
+        raise
+    except Exception as error:
+        raise InternalError(f"stage '{state.name}' failed: {error}", state.name, state.text) from error
+    if emit and end == "map":
+        with deep_recursion():
+            lowered.emitted = _emit(module, lowered)
+    return lowered
+
+
+@dataclass
+class _State:
+    """The stage that runs, the IR that went into it, and the last of its own passes."""
+
+    name: str
+    text: str
+    step: str = ""
+    start: float = 0.0
+
+
+def _add_stage(
+    manager: PassManager, stage: Stage, lowered: Lowered, state: _State, verifier: Verifier, locations: bool, texts: bool
+) -> None:  # fmt: skip
+    """A stage's steps. Each of ours has its attributes verified, after upstream's that tidy up behind it, which write none."""
+
+    def begin(op: ir.Operation, _pass: Any) -> None:
+        state.name, state.step, state.start = stage.name, "", time.perf_counter()
+        progress.at(f"in stage '{stage.name}'")
+
+    def finish(op: ir.Operation, _pass: Any) -> None:
+        verify(op, ended=True)
+        lowered.seconds[stage.name] = time.perf_counter() - state.start
+        if texts:
+            state.text = lowered.texts[stage.name] = op.get_asm(enable_debug_info=locations, assume_verified=True)
+
+    def run(step: Callable[[ir.Operation], object], op: ir.Operation, _pass: Any) -> None:
+        verify(op)
+        state.step = step.__name__
+        step(op)
+
+    def verify(op: ir.Operation, ended: bool = False) -> None:
+        if state.step:
+            verifier.demand(op, state.step, stage.name, ended)
+
+    manager.add(begin, f"tilec-before-{stage.name}")
+    for step in stage.steps:
+        if isinstance(step, str):
+            manager.add(step)
+        else:
+            manager.add(partial(run, step), f"tilec-{step.__name__}")
+    manager.add(finish, f"tilec-after-{stage.name}")
+
+
+def _emit(module: ir.Module, lowered: Lowered) -> Emitted:
+    start = time.perf_counter()
+    progress.at("in stage 'emit'")
+    backend = ir.StringAttr(module.operation.attributes["tilec.backend"]).value
+    try:
+        if backend == "cuda":
+            from tilec.runtime.emit.cuda import emit_cuda as emit
+        else:
+            from tilec.runtime.emit.cpu import emit_cpu as emit
+        return emit(module)
+    except InternalError as error:
+        error.stage, error.ir = "emit", lowered.texts.get("map") or str(module)
+        raise
+    except Exception as error:
+        raise InternalError(f"stage 'emit' failed: {error}", "emit", lowered.texts.get("map") or str(module)) from error
+    finally:
+        lowered.seconds["emit"] = time.perf_counter() - start

@@ -1,0 +1,159 @@
+"""A recipe: an op of a program, its sizes, types, target and schedule. It determines everything that is compiled.
+
+A digest of the recipe is the key of the disk cache. An entry holds what a run needs: the launches, the kernels' sources,
+and the shapes of results. `lower` makes everything else again when it is asked for.
+"""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilec.core.dtypes import DTYPES, DType
+from tilec.core.target import Target
+from tilec.driver.frontend import Program
+from tilec.process import progress
+from tilec.process.generated import uncollected
+from tilec.runtime import cache
+from tilec.runtime.program import Emitted
+
+if TYPE_CHECKING:
+    from tilec.driver.lowering import Lowered
+    from tilec.dsl.specialise import Specialised
+
+Signature = tuple[tuple[DType, tuple[int, ...]], ...]
+Named = tuple[str, DType, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The data of an op's run, before machine code. `predicted_us`: the cost model's times by kernel. `registers`: the
+    plan's register limits by kernel."""
+
+    inputs: tuple[Named, ...]
+    outputs: tuple[Named, ...]
+    emitted: Emitted
+    predicted_us: dict[str, float]
+    registers: dict[str, int]
+
+
+class Recipe:
+    """One op for one set of sizes and types (`inputs`; None where its declaration says all), on one target."""
+
+    def __init__(
+        self, program: Program, op: str, inputs: Signature | None, sizes: Mapping[str, int], target: Target,
+        schedule: Path | None = None,
+    ):  # fmt: skip
+        self.program, self.op, self.inputs, self.sizes = program, op, inputs, dict(sizes)
+        self.target, self.schedule = target, schedule
+
+    @cached_property
+    def key(self) -> str:
+        shapes = [[d.name, *shape] for d, shape in self.inputs] if self.inputs is not None else None
+        schedule = self.schedule.read_bytes() if self.schedule else b""
+        written = json.dumps([self.op, shapes, self.sizes], sort_keys=True)
+        return cache.make_key("op", self.program.digest, written, repr(self.target), schedule)
+
+    def compiled(self) -> Compiled:
+        """From the disk cache, or by running the compiler. Raises TileError for what the program or target cannot do."""
+        found = cache.load(self.key)
+        if found is not None:
+            try:
+                return _read(json.loads(found[1]["program"]))
+            except (KeyError, TypeError, ValueError, AttributeError):
+                pass
+        with uncollected():
+            made = self._compile()
+        cache.save(self.key, {"op": self.op}, {"program": json.dumps(_written(made)).encode()})
+        return made
+
+    def _compile(self) -> Compiled:
+        load_compiler(self.target.kind)
+        specialised, lowered = self.lowered
+        predicted = {k.name: k.prediction.time_us for k in lowered.plan.kernels}
+        inputs, outputs = (_named(tensors) for tensors in (specialised.inputs, specialised.outputs))
+        return Compiled(inputs, outputs, lowered.emitted, predicted, lowered.plan.registers)
+
+    @cached_property
+    def specialised(self) -> Specialised:
+        """The op with numbers for sizes."""
+        from tilec.dsl.specialise import specialise
+
+        progress.at(f"working out ranges and types of {self.op}")
+        inputs = list(self.inputs) if self.inputs is not None else None
+        return specialise(self.program.tree, self.op, inputs, self.sizes)
+
+    @cached_property
+    def lowered(self) -> tuple[Specialised, Lowered]:
+        """The op with numbers for sizes, and its IR after every stage."""
+        from tilec.core import mlir
+        from tilec.driver.lowering import lower
+        from tilec.dsl.build import build
+        from tilec.plan.report.expectations import check_expectations
+
+        specialised = self.specialised
+        with mlir.context(), mlir.ir.Location.unknown():
+            progress.at("in stage 'build'")
+            lowered = lower(build(specialised), self.target, schedule=_schedule(self.schedule))
+        check_expectations(specialised, lowered.plan)
+        return specialised, lowered
+
+
+class Prepared(Recipe):
+    """An op that is lowered already, so that nothing of the disk cache is asked."""
+
+    def __init__(self, specialised: Specialised, lowered: Lowered, target: Target):
+        self.target, self.lowered = target, (specialised, lowered)
+
+    def compiled(self) -> Compiled:
+        return self._compile()
+
+
+def load_compiler(kind: str) -> None:
+    """Has the compiler of kernels for a kind of target loaded by its own process, while this one goes on."""
+    from tilec.process import compile_server
+
+    if kind == "cuda":
+        compile_server.start("tilec.runtime.cuda.compile")
+        return
+    from tilec.runtime.cpu.objects import COMPILER, compiles_here
+
+    if not compiles_here():
+        compile_server.start(COMPILER)
+
+
+def _schedule(path: Path | None) -> Any:
+    if path is None:
+        return None
+    from tilec.plan.schedule.read import read_schedule
+
+    return read_schedule(path)
+
+
+def _named(tensors: Any) -> tuple[Named, ...]:
+    return tuple((t.name, t.dtype, tuple(s.value for s in t.shape)) for t in tensors)
+
+
+def _written(made: Compiled) -> dict[str, Any]:
+    def tensors(named: tuple[Named, ...]) -> list[list[Any]]:
+        return [[name, dtype.name, shape] for name, dtype, shape in named]
+
+    return {
+        "inputs": tensors(made.inputs), "outputs": tensors(made.outputs), "emitted": made.emitted.to_json(),
+        "predicted_us": made.predicted_us, "registers": made.registers,
+    }  # fmt: skip
+
+
+def _read(fields: dict[str, Any]) -> Compiled:
+    inputs, outputs = (
+        tuple((name, DTYPES[dtype], tuple(shape)) for name, dtype, shape in fields[which])
+        for which in ("inputs", "outputs")
+    )
+    emitted = Emitted.from_json(fields["emitted"])
+    return Compiled(inputs, outputs, emitted, fields["predicted_us"], fields["registers"])

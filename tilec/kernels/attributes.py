@@ -1,0 +1,402 @@
+"""All `tilec.*` attributes of the IR, one table: on which operations each stands, of which type, and from which stage to which.
+
+A stage decides or finds something and writes it down; a later stage obeys, and takes the attribute away. `Verifier` holds every
+pass to the table: an attribute that is not in it, stands on another operation, is of another type, or is still there when the
+stage that obeys it is over, is a defect of the pass that left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilec.core import records
+from tilec.core.diagnostics import InternalError
+from tilec.core.mlir import ir
+from tilec.core.opcodes import OPCODES
+from tilec.core.records import Malformed
+
+STAGES = ("build", "simplify", "plan", "fuse", "tile", "bufferize", "stage", "map", "emit")
+"""The order of stages."""
+PREFIX = "tilec."
+
+
+# ---- records -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where an operation is computed: its kernel, and the meaning of its dimensions there."""
+
+    kernel: str
+    sweep: int
+    dims: tuple[int, ...]
+    loops: tuple[int, ...] | None = None
+
+    def write(self, op: ir.Operation) -> None:
+        """Each field is an attribute of its own; those of records that hold a placement among other things are not written."""
+        for name, attribute in records.to_attributes(self).items():
+            if name in records.fields_of(Placement):
+                op.attributes[PREFIX + name] = attribute
+
+    @staticmethod
+    def of(op: ir.Operation) -> Placement:
+        found = {
+            name: op.attributes[key] for name in records.fields_of(Placement) if (key := PREFIX + name) in op.attributes
+        }
+        return records.from_attribute(Placement, ir.DictAttr.get(found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts(Placement):
+    """A reduction that is cut along one of its dimensions; the operation that reduces each part is placed."""
+
+    dim: int
+    parts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFactor(Placement):
+    """A factor of a contraction that is stored before, over some of its dimensions, in the type that is multiplied; the operation
+    that stores it is placed."""
+
+    factor_dims: tuple[int, ...]
+    kind: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Kernel dimension `dim`, cut into parts of `part` elements, one for each of a cluster's `blocks`."""
+
+    dim: int
+    blocks: int
+    part: int
+
+
+# ---- types -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Type:
+    """What an attribute is, in words, and the test: the operation and the attribute to what it must be, or None if it is so."""
+
+    text: str
+    wrong: Callable[[ir.Operation, ir.Attribute], str | None]
+    by_dim: bool = False
+    """The test looks at the dimensions of a linalg.generic."""
+
+
+def _mark() -> Type:
+    return Type("mark", lambda op, a: None if isinstance(a, ir.UnitAttr) else "a mark without a value")
+
+
+def _word(*allowed: str) -> Type:
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        found = records.read(attribute, str)
+        if found is None:
+            return "a word"
+        return f"one of {', '.join(allowed)}" if allowed and found not in allowed else None
+
+    return Type(" or ".join(f'"{a}"' for a in allowed) or "word", wrong)
+
+
+def _number(least: int) -> Type:
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        found = records.read(attribute, int)
+        return None if found is not None and found >= least else f"a whole number of at least {least}"
+
+    return Type(f"number, at least {least}", wrong)
+
+
+def _own_dim() -> Type:
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        found = records.read(attribute, int)
+        return None if found is not None and 0 <= found < _rank(op) else "one of the operation's dimensions"
+
+    return Type("dimension of the operation", wrong, by_dim=True)
+
+
+def _numbers(count: int | None = None) -> Type:
+    text = "numbers" if count is None else f"{count} numbers"
+
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        found = records.read(attribute, tuple)
+        return None if found is not None and count in (None, len(found)) else text.replace("numbers", "whole numbers")
+
+    return Type(text, wrong)
+
+
+def _words(each_dim: bool = False) -> Type:
+    text = "a word for each dimension" if each_dim else "words"
+
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        found = [records.read(a, str) for a in attribute] if isinstance(attribute, ir.ArrayAttr) else [None]
+        return text if None in found or (each_dim and len(found) != _rank(op)) else None
+
+    return Type(text, wrong, by_dim=each_dim)
+
+
+def _word_by_key(keys: str) -> Type:
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        right = isinstance(attribute, ir.DictAttr) and all(records.read(e.attr, str) is not None for e in attribute)
+        return None if right else "a dictionary of words"
+
+    return Type(f"{{{keys}: word}}", wrong)
+
+
+def _by_dim(order: bool = False) -> Type:
+    """A number for each dimension of the operation, all different; `order`: they are its dimensions. A reduction that is still
+    to be split has those of the operation that will combine the parts."""
+
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        found = records.read(attribute, tuple)
+        rank = len(found or ()) if "tilec.split" in op.attributes else _rank(op)
+        if found is None or len(found) != rank or len(set(found)) != rank:
+            return f"{rank} different whole numbers, one for each dimension"
+        return f"0 to {rank - 1} in some order" if order and set(found) != set(range(rank)) else None
+
+    return Type("an order of the dimensions" if order else "a number for each dimension", wrong, by_dim=True)
+
+
+def _record(record: type) -> Type:
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        try:
+            records.from_attribute(record, attribute)
+        except Malformed as error:
+            return str(error)
+        return None
+
+    return Type(f"{{{', '.join(records.fields_of(record))}}}", wrong)
+
+
+def _table_of_kernels() -> Type:
+    def wrong(op: ir.Operation, attribute: ir.Attribute) -> str | None:
+        from tilec.kernels import Planned  # imports passes, which import this table
+
+        if not isinstance(attribute, ir.DictAttr):
+            return "a dictionary of kernels"
+        for entry in attribute:
+            try:
+                Planned.from_attribute(ir.DictAttr(entry.attr))
+            except (Malformed, ValueError) as error:
+                return f"for kernel `{entry.name}` {error}"
+        return None
+
+    return Type("{kernel: {grid, tile, predicted_us, family: {options}}}", wrong)
+
+
+def _rank(op: ir.Operation) -> int:
+    return len(ir.ArrayAttr(op.attributes["iterator_types"]))
+
+
+# ---- the table ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One kind of attribute. `on` are names of operations, or "kernel" and "program" for these functions, "argument" for those
+    of functions, "module", "scalar" for arith and math. `first` is the stage that writes it, `last` the one that obeys."""
+
+    name: str
+    on: tuple[str, ...]
+    type: Type
+    first: str
+    last: str
+    meaning: str
+
+
+_GENERIC = "linalg.generic"
+TABLE: tuple[Attribute, ...] = (
+    # the program's
+    Attribute("name", (_GENERIC, "memref.alloc", "scf.for", "argument"), _word(), "build", "emit",
+              "its name in the source; the names of several results, separated by commas"),
+    Attribute("reduce", (_GENERIC,), _word(), "build", "map",
+              "its reduction, such as `sum`; several reductions, separated by commas"),
+    Attribute("scan", (_GENERIC,), _own_dim(), "build", "map", "a scan, along this dimension"),
+    Attribute("multiplicand", (_GENERIC,), _word(), "build", "fuse",
+              "the type that `using` allows a contraction's factors to be rounded to"),
+    Attribute("statements", ("module",), _word_by_key("file:line:column"), "build", "emit",
+              "the source's text of every statement, which printed kernels have as comments"),
+    Attribute("indices", (_GENERIC,), _words(each_dim=True), "build", "fuse", "the source's names of its dimensions"),
+    # the plan's
+    Attribute("target", ("module",), _word(), "plan", "emit", "the target of the plan"),
+    Attribute("backend", ("module",), _word("cpu", "cuda"), "plan", "emit", "it decides the passes and the printer"),
+    Attribute("kernels", ("module",), _table_of_kernels(), "plan", "emit",
+              "for each kernel: grid dimensions, tile sizes, predicted time, family and options (`tilec/kernels/`)"),
+    Attribute("plan_digest", ("module",), _word(), "plan", "emit",
+              "a digest of the plan's attributes: a plan that was edited in dumped IR is checked (`tilec/plan/edited.py`)"),
+    Attribute("inline", (_GENERIC,), _mark(), "plan", "fuse", "each of its readers computes it again, and it is never stored"),
+    Attribute("kernel", (_GENERIC,), _word(), "plan", "fuse", "the kernel that it belongs to"),
+    Attribute("sweep", (_GENERIC,), _number(0), "plan", "fuse",
+              "the number of its loop nest; operations of a kernel with the same number share a nest"),
+    Attribute("dims", (_GENERIC,), _by_dim(), "plan", "map", "the kernel dimension of each of its own dimensions"),
+    Attribute("loops", (_GENERIC,), _by_dim(order=True), "plan", "map",
+              "its own dimensions in the order of loops, outermost first"),
+    Attribute("split", (_GENERIC,), _record(Parts), "plan", "fuse",
+              "a split reduction: its parts, and the placement of the operation that makes them; "
+              "the operation that combines them has the reduction's own placement"),
+    Attribute("pack_left", (_GENERIC,), _record(StoredFactor), "plan", "fuse",
+              "the packed left factor of a contraction: its layout and type, and the placement of the operation that stores it"),
+    Attribute("pack_right", (_GENERIC,), _record(StoredFactor), "plan", "fuse", "the packed right factor, likewise"),
+    Attribute("quick", ("scalar",), _word(), "plan", "fuse",
+              "the fast approximation that takes its place, whose error a rounding hides"),
+    Attribute("part", (_GENERIC,), _mark(), "plan", "plan", "makes the parts of a reduction (while planning goes on)"),
+    Attribute("stored", (_GENERIC,), _mark(), "plan", "plan", "stores a factor of a contraction (while planning goes on)"),
+    # how the program becomes kernels
+    Attribute("kernel", ("func.func",), _mark(), "fuse", "emit", "a kernel; the other function is the program, which calls them"),
+    Attribute("form", ("scalar",), _word(), "fuse", "emit", "the form of the function that the backend prints"),
+    Attribute("indices", ("kernel",), _words(), "fuse", "emit",
+              "the source's names of the kernel's dimensions, \"\" where one has none"),
+    Attribute("cut", ("kernel",), _numbers(), "tile", "emit",
+              "dimensions of which a block has several values: a loop over `i` is called `i_inner`"),
+    Attribute("inputs", ("program",), _number(0), "bufferize", "emit",
+              "the number of its arguments that are inputs; the others are results"),
+    # rows and tiles in memory
+    Attribute("spread", ("kernel",), _record(Spread), "stage", "map",
+              "a dimension that the blocks of a cluster share, and each block's part"),
+    Attribute("stages", (_GENERIC,), _number(0), "stage", "map",
+              "an asynchronous copy to workgroup memory, with this number of buffers; 0: one buffer that all tiles share"),
+    Attribute("beside", (_GENERIC,), _number(0), "stage", "map",
+              "the number of chunks of such a copy that go to registers instead"),
+    Attribute("rests", (_GENERIC,), _mark(), "stage", "map", "the copy of a prefetched row into registers"),
+    Attribute("turn", (_GENERIC,), _number(0), "stage", "map",
+              "a copy by threads along this kernel dimension, while the kernel's threads lie along another"),
+    Attribute("turned", ("memref.alloc",), _numbers(2), "stage", "map",
+              "workgroup memory in which narrow elements are transposed: elements of a vector, and length of the last dimension"),
+    Attribute("lanes", ("linalg.transpose",), _number(1), "stage", "map",
+              "the side of the square tiles that are transposed in registers"),
+    # kernels
+    Attribute("blocks", ("kernel",), _number(0), "map", "emit", "blocks of a launch"),
+    Attribute("threads", ("kernel",), _number(1), "map", "emit", "threads of a block"),
+    Attribute("cluster", ("kernel",), _number(1), "map", "emit", "blocks of a cluster"),
+    Attribute("resident", ("kernel",), _mark(), "map", "emit",
+              "persistent blocks: as many as run at a time, each of which computes tile after tile"),
+    Attribute("overlap", ("kernel",), _mark(), "map", "emit", "launched while the kernel before it ends"),
+    Attribute("unroll", ("scf.for",), _mark(), "map", "emit", "printed as a loop that is written out before it is compiled"),
+    Attribute("rolled", ("scf.for",), _mark(), "map", "emit", "stays a loop, which LLVM does not unroll either"),
+    Attribute("branch", ("scf.if",), _mark(), "map", "emit", "stays a branch: no predicated loads, which leave zeros"),
+    Attribute("words", ("memref.alloca",), _mark(), "map", "emit",
+              "a fragment of a matrix: registers of 32 bits, two elements in each"),
+    Attribute("halves", ("memref.alloca",), _mark(), "map", "emit", "elements of 16 bits, two of which share a register of 32"),
+    Attribute("overlay", ("memref.alloc",), _mark(), "map", "emit",
+              "placed at the start of workgroup memory, over tiles that are no longer read"),
+    Attribute("read", ("vector.load",), _word("again", "last"), "map", "emit",
+              "a load of a row that is loaded more than once: whether a later operation loads it again"),
+    *(Attribute(name, ("func.call",), _record(record), "map", "emit",
+                f"a device function, `{record.__name__}` in tilec/core/opcodes.py") for name, record in OPCODES.items()),
+)  # fmt: skip
+
+
+# ---- the verifier ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with an attribute of an operation."""
+
+    attribute: str
+    operation: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"`{self.attribute}` on {self.operation} {self.why}"
+
+
+_ROWS: dict[str, list[Attribute]] = {}
+for _entry in TABLE:
+    _ROWS.setdefault(PREFIX + _entry.name, []).append(_entry)
+_AT = {name: n for n, name in enumerate(STAGES)}
+_BY_DIM = {PREFIX + row.name for row in TABLE if row.type.by_dim}
+_OF_ARGUMENTS = ("arg_attrs", "res_attrs")
+
+
+class Verifier:
+    """Looks at all attributes of a module, again and again while its context lives; those that it has seen, it knows."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple, tuple[int, int]] = {}
+        """From which stage to which an attribute may be on an operation, of those that are of their type."""
+
+    def fault(self, module: ir.Operation, stage: str, ended: bool) -> Fault | None:
+        """The first attribute that may not be there within a stage or, if it has `ended`, after it."""
+        at, known, found = _AT[stage] + (0.5 if ended else 0), self.known, []
+
+        def visit(op: ir.Operation) -> ir.WalkResult:
+            attributes = op.attributes
+            for name in attributes:
+                if name.startswith(PREFIX) or name in _OF_ARGUMENTS:
+                    attribute = attributes[name]
+                    key = (name, attribute, op.name, attributes.get("iterator_types") if name in _BY_DIM else None)
+                    stages = known.get(key)
+                    if stages is None or not stages[0] <= at <= stages[1]:
+                        made = _stages(op, name, attribute, at)
+                        if isinstance(made, Fault):
+                            found.append(made)
+                            return ir.WalkResult.INTERRUPT
+                        known[key] = made
+            return ir.WalkResult.ADVANCE
+
+        module.walk(visit, ir.WalkOrder.PRE_ORDER)
+        return found[0] if found else None
+
+    def demand(self, module: ir.Operation, step: str, stage: str, ended: bool) -> None:
+        """Raises InternalError with what a pass did wrong."""
+        if (fault := self.fault(module, stage, ended)) is not None:
+            raise InternalError(f"after pass '{step}' of stage '{stage}', {fault}", stage)
+
+
+def _stages(op: ir.Operation, name: str, attribute: ir.Attribute, at: float) -> tuple[int, int] | Fault:
+    """From which stage to which an attribute may be there."""
+    if name not in _OF_ARGUMENTS:
+        found = _row(op, name, attribute, _names(op), at)
+        return Fault(name, _named(op), found) if isinstance(found, str) else (_AT[found.first], _AT[found.last])
+    for entry in (e for entries in ir.ArrayAttr(attribute) for e in ir.DictAttr(entries) if e.name.startswith(PREFIX)):
+        if isinstance(found := _row(op, entry.name, entry.attr, ("argument",), at), str):
+            return Fault(entry.name, f"an argument of {_named(op)}", found)
+    return 0, len(STAGES)
+
+
+def _row(
+    op: ir.Operation, name: str, attribute: ir.Attribute, places: tuple[str, ...], at: float
+) -> Attribute | str:  # fmt: skip
+    """What the table says of an attribute, or what is wrong with it."""
+    rows = _ROWS.get(name)
+    if rows is None:
+        return "is not declared in tilec/kernels/attributes.py"
+    row = next((r for r in rows if any(p in r.on for p in places)), None)
+    if row is None:
+        return f"belongs on {' or '.join(o for r in rows for o in r.on)}"
+    if at < _AT[row.first]:
+        return f"is written by stage '{row.first}', and not before"
+    if at > _AT[row.last]:
+        return f"outlives stage '{row.last}', which carries it out"
+    wanted = row.type.wrong(op, attribute)
+    return row if wanted is None else f"should be {wanted}; it is {attribute}"
+
+
+def _names(op: ir.Operation) -> tuple[str, ...]:
+    """What a row may call an operation."""
+    match name := op.name:
+        case "func.func":
+            return name, "kernel" if PREFIX + "kernel" in op.attributes else "program"
+        case "builtin.module":
+            return (name, "module")
+        case _ if name.startswith(("arith.", "math.")):
+            return (name, "scalar")
+    return (name,)
+
+
+def _named(op: ir.Operation) -> str:
+    """An operation as a message calls it."""
+    own = next((op.attributes[k] for k in (PREFIX + "name", "sym_name") if k in op.attributes), None)
+    return op.name if own is None else f"{op.name} {own}"
+
+
+# ---- copies ------------------------------------------------------------------------------------------------------------
+
+
+def carry_over(source: ir.Operation, target: ir.Operation) -> None:
+    """Gives an operation that takes another's place its attributes of this table."""
+    for name in source.attributes:
+        if name.startswith(PREFIX):
+            target.attributes[name] = source.attributes[name]

@@ -1,0 +1,27 @@
+"""The check of an edited kernel: whether its options and its shared memory allow to build it."""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from tilec.core.target import Target
+from tilec.kernels import Refusal
+from tilec.plan.model import KernelPlan
+
+
+def refuse(kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
+    """The refusal of an edited kernel that was `planned` otherwise: the wrong option (or its `tile`) and the reason. None
+    if it can be built."""
+    return kernel.options.refuse(kernel, planned, target) or _refuse_memory(kernel, planned, target)
+
+
+def _refuse_memory(kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
+    """The refusal of a kernel whose blocks take more shared memory than the target has: of its tile, or of the first edited
+    option."""
+    if kernel.sram is None or target.sm is None or (taken := kernel.sram(kernel)) <= target.sm.shared_per_block:
+        return None
+    room = f"a block would take {taken:,} bytes of shared memory, and {target.name} has {target.sm.shared_per_block:,} for a block"
+    own = dict(planned.options.options())
+    other = next((key for key, value in kernel.options.options() if own.get(key) != value), None)
+    where = "tile" if kernel.tile != planned.tile else other
+    return Refusal(where, f"{room}; choose a smaller tile")

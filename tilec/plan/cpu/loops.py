@@ -1,0 +1,190 @@
+"""Tile sizes and loop orders of CPU kernels.
+
+A block is one task of the parallel loop. Its tile is large enough to hide the start of a task, and small enough for its
+intermediates to stay in the core's L2 cache. There are several blocks for each core if there is enough work.
+"""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, prod
+
+from tilec.analysis.graph import Graph, Node, Read, extract_directions
+from tilec.analysis.traffic import kept_bytes
+from tilec.core.fitted import LoopTiles
+from tilec.core.mlir import ir
+from tilec.core.quantities import by_sizes
+from tilec.core.target import Target
+from tilec.cost.model import predict
+from tilec.kernels import LoopNest, Panels, RegisterTranspose
+from tilec.plan.cpu.panels import choose_contraction
+from tilec.plan.fusion import Group, Remark
+from tilec.plan.model import KernelPlan
+
+SQUARE = 16  # the longest side of a tile that is turned in registers
+SMALL = 1 / 16  # an operand of less than this share of the largest one has no say in how memory is walked
+
+
+def choose(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, pick: int = 0
+) -> tuple[KernelPlan, list[Remark]]:
+    """Tile sizes and loop orders of one kernel; of a contraction's blockings the `pick`-th best."""
+    turn = _turned(kernel, g)
+    tile, why = _tile(kernel, g, graph, target, turn)
+    kernel = replace(kernel, tile=tile, loops={n.name: loop_order(n) for n in g.nodes})
+    built = RegisterTranspose(transposed=turn, lanes=_square(g, target)) if turn else LoopNest()
+    kernel = replace(kernel, options=built)
+    kernel = replace(kernel, work=replace(kernel.work, blocks=max(1, kernel.blocks)))
+    refused = []
+    if any(n.contraction is not None for n in g.nodes):
+        kernel, remarks = choose_contraction(kernel, g, graph, target, pick)
+        if isinstance(kernel.options, Panels):
+            return kernel, remarks
+        refused = remarks
+    return kernel, [*refused, Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
+
+
+def _turned(kernel: KernelPlan, g: Group) -> tuple[int, ...]:
+    """The kernel dimensions along which operands are contiguous, other than the innermost loop's: blocks transpose these
+    operands in registers. Predicates are excluded, since a vector of them has no bytes."""
+    found: dict[int, None] = {}
+    for node in g.nodes:
+        order, places = loop_order(node), g.space.dims[node]
+        for read in (*node.reads, *(() if node.reduced else node.results)):
+            if len(read.dims) < 2 or read.dims[-1] == order[-1] or order[-1] not in read.dims:
+                continue
+            pair = [places[d] for d in (read.dims[-1], order[-1])]
+            if all(d in kernel.grid and kernel.extents[d] >= SQUARE for d in pair) and _bits(read.value) >= 8:
+                found[pair[0]] = None
+    return tuple(found)
+
+
+def _square(g: Group, target: Target) -> int:
+    """The side of a tile in registers: a vector of the widest element that is read."""
+    assert target.core is not None
+    widest = max(_bits(read.value) for node in g.nodes for read in (*node.reads, *node.results)) // 8
+    return max(2, min(SQUARE, target.core.simd_bytes // widest))
+
+
+def _bits(value: ir.Value) -> int:
+    element = ir.ShapedType(value.type).element_type
+    return 64 if str(element) == "index" else element.width
+
+
+def _tile(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, turn: tuple[int, ...]
+) -> tuple[tuple[int, ...], str]:
+    fit, points = target.fit(LoopTiles), max(1, g.space.parallelism)
+    alone = predict(replace(kernel.work, blocks=1), target).time_us
+    small = not turn or all(kernel.extents[d] <= fit.transpose_tile for d in _directions(g))
+    if alone < 2 * target.launch.overhead_us and small:  # twice: a small gain is not sure
+        whole = tuple(kernel.extents[d] for d in kernel.grid)
+        return whole, f"one block: {alone:.1f} us of work, and starting a parallel loop takes {target.launch.overhead_us:g} us"
+    a_point = max(1.0, sum(n.iterations + n.operations / 8 for n in g.nodes) / points)
+    budget = max(1, int(fit.block_elements / a_point))
+    kept = kept_bytes(g.nodes, graph, g.space)
+    if kept:
+        budget = max(1, min(budget, target.l2.bytes // 4 // kept))
+    budget = max(1, min(budget, ceil(points / (4 * target.units))))
+    order = _inner_first(kernel, g)
+    tile = {d: 1 for d in kernel.grid}
+    directions = [d for d in _directions(g) if d in tile]
+    if len(directions) > 1:
+        for d in directions:
+            tile[d] = min(kernel.extents[d], fit.transpose_tile)
+        budget = max(1, budget // prod(tile.values()))
+    elif (
+        d := _innermost(g)
+    ) in tile:  # at least some cache lines along memory, however much work stands behind each element
+        tile[d] = min(kernel.extents[d], max(64, min(1024, kernel.extents[d] // (4 * target.units))))
+        budget = max(1, budget // tile[d])
+        budget = _lengthen(kernel, g, tile, budget, fit.piece_bytes)
+    for d in (d for d in order if d not in directions or len(directions) < 2):  # square tiles use whole pages of both
+        grow = min(ceil(kernel.extents[d] / tile[d]), budget)
+        tile[d] = min(kernel.extents[d], tile[d] * grow)
+        budget = max(1, budget // grow)
+    sizes = tuple(tile[d] for d in kernel.grid)
+    why = "squares, transposed in registers" if turn else f"about {fit.block_elements} elements of work"
+    held = f", {kept * prod(sizes)} bytes of intermediates" if kept else ""
+    extents = tuple(kernel.extents[d] for d in kernel.grid)
+    return sizes, f"tiles of {by_sizes(sizes)} of {by_sizes(extents)}: {why}{held}"
+
+
+def _lengthen(kernel: KernelPlan, g: Group, tile: dict[int, int], budget: int, piece: int) -> int:
+    """Grows a tile along the next contiguous dimension of each operand until `piece` bytes of the operand are together.
+    Returns the rest of the budget.
+
+    Longer pieces of one operand mean more rows of another at a time. Rows that are a power of two apart share a set of L1,
+    and beyond its associativity, lines are evicted before they are full.
+    """
+    for node, read in _large(g):
+        run = _bits(read.value) // 8 or 1
+        for d in (g.space.dims[node][d] for d in reversed(read.dims)):
+            if d in tile and run < piece:
+                grow = min(ceil(kernel.extents[d] / tile[d]), budget, max(1, piece // (run * tile[d])))
+                tile[d], budget = min(kernel.extents[d], tile[d] * grow), max(1, budget // grow)
+            if tile.get(d, kernel.extents[d]) < kernel.extents[d]:
+                break
+            run *= kernel.extents[d]
+    return budget
+
+
+def _large(g: Group) -> list[tuple[Node, Read]]:
+    """The accesses that determine the speed of memory. A row's sum is no such access beside the row."""
+    found = [(node, read) for node in g.nodes for read in (*node.reads, *node.results) if read.dims]
+    sizes = [prod(ir.ShapedType(read.value.type).shape) for _, read in found]
+    return [access for access, size in zip(found, sizes) if size >= SMALL * max(sizes)]
+
+
+def _directions(g: Group) -> list[int]:
+    """The kernel dimensions that are contiguous in memory in some large operand or result."""
+    found: dict[int, None] = {}
+    for node, read in _large(g):
+        if ir.ShapedType(read.value.type).shape[-1] > 1:
+            found[g.space.dims[node][read.dims[-1]]] = None
+    return list(found)
+
+
+def _innermost(g: Group) -> int | None:
+    """The kernel dimension of the innermost loop of the operation with the most iterations."""
+    node = max(g.nodes, key=lambda n: n.iterations)
+    order = loop_order(node)
+    return g.space.dims[node][order[-1]] if order else None
+
+
+def _inner_first(kernel: KernelPlan, g: Group) -> list[int]:
+    """Grid dimensions: the contiguous ones first, then the others from the last to the first."""
+    directions = _directions(g)
+    return sorted(kernel.grid, key=lambda d: (d not in directions, -d))
+
+
+def _walk(node: Node) -> list[int]:
+    """The node's dimensions in the order of its largest read; dimensions that the read lacks come first."""
+    largest = max(node.reads, key=lambda r: prod(node.extents[d] for d in r.dims), default=None)
+    dims = [] if largest is None else list(largest.dims)
+    return [d for d in range(len(node.extents)) if d not in dims] + dims
+
+
+def loop_order(node: Node) -> tuple[int, ...]:
+    """The node's own dimensions, outermost first: the one that most operands are contiguous along goes innermost.
+
+    Reductions and scans stand inside parallel loops, so that a sum stays in a register, unless the contiguous dimension
+    is parallel: then they stand just outside it and the sums are a row in cache, which SIMD adds to. The parallel ones come in
+    the order of what is read most: a core waits for what it reads, not for what it writes.
+    """
+    rank = len(node.extents)
+    if rank == 0:
+        return ()
+    score = [0.0] * rank
+    for read in (*node.reads, *node.results):  # a row's sum says little beside the row
+        if read.dims:
+            score[read.dims[-1]] += prod(node.extents[d] for d in read.dims) / max(1, node.iterations)
+    for d, weight in extract_directions(node).items():
+        score[d] += weight
+    inner = max(range(rank), key=lambda d: (score[d] if node.extents[d] > 1 else -1, d))
+    walk = _walk(node)
+    parallel = sorted((d for d in range(rank) if d not in node.reduced and d != inner), key=walk.index)
+    reduced = [d for d in range(rank) if d in node.reduced and d != inner]
+    return (*parallel, *reduced, inner)

@@ -1,0 +1,229 @@
+"""Tiles of CPU kernels that are a contraction and its epilogue.
+
+A block computes a box of C. Rows are the dimensions that only the left factor has, columns those that only the right
+factor has, and C is contiguous along columns. A block packs both factors, a part of k at a time, and computes register
+tiles from the panels (`passes/cpu/panels.py`, `passes/cpu/stage.py`). The model weighs idle lanes, packing (which all
+blocks of a row or column repeat), blocks for every core, and plain loops, which are as fast at small sizes.
+
+Sources: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008); Low et al.,
+"Analytical modeling is enough for high-performance BLIS" (TOMS 2016).
+"""
+
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type, misc"
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, prod
+
+from tilec.analysis.graph import Graph, Node, extract_directions
+from tilec.core.fitted import PanelTimes
+from tilec.core.mlir import ir
+from tilec.core.target import Target
+from tilec.cost import contraction
+from tilec.cost.model import NoFurtherChoice
+from tilec.kernels import Panels
+from tilec.plan.fusion import Group, Remark
+from tilec.plan.model import KernelPlan
+
+SUMS = 16  # vectors of sums: enough to hide an FMA's latency; more would be more text for Numba to compile
+GAIN_US = 10  # what the panels must save: kernels that pack take longer to compile
+WEIGHED = "times of arithmetic and packing alone; the time of the kernel above counts caches, too"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The node's dimensions by role; of rows and columns the last is the lanes'. `along` as above."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    inner: tuple[int, ...]
+    batch: tuple[int, ...]
+    along: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """`rows` and `columns` are boxes; `depth` products are packed at a time."""
+
+    mr: int
+    nr: int
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    depth: int
+
+    def __str__(self) -> str:
+        rows, columns = ("x".join(map(str, box)) for box in (self.rows, self.columns))
+        blocks = f"panels: blocks of {rows} rows and {columns} columns, {self.depth} inner elements at a time"
+        return f"{blocks}, register tiles of {self.mr}x{self.nr}"
+
+
+def choose_contraction(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, pick: int = 0
+) -> tuple[KernelPlan, list[Remark]]:
+    """The kernel with panels (the `pick`-th best), or unchanged where they cannot be or are not worth it; the remarks say why."""
+    node = next(n for n in g.nodes if n.contraction is not None)
+    element = str(ir.ShapedType(node.results[0].value.type).element_type)
+    roles = _roles(node) if element in ("f32", "f64") else f"panels add up f32 and f64, and the sums are {element}"
+    if isinstance(roles, str):
+        return kernel, [Remark("refused", f"panels for {node.name}", roles, node.line)]
+    size = 8 if element == "f64" else 4
+    candidates = dict.fromkeys(_candidates(node, roles, size, target))
+    weighed = sorted(((_time_us(b, node, roles, size, target), b) for b in candidates), key=lambda c: c[0])
+    plain = _plain_us(node, size, target)
+    alternatives = (*((str(b), t) for t, b in weighed[:4]), ("plain loops", plain))
+    if not weighed or weighed[0][0] + GAIN_US > plain:
+        return kernel, [
+            Remark(
+                "refused",
+                f"panels for {node.name}",
+                "plain loops are as fast at this size",
+                node.line,
+                alternatives,
+                WEIGHED,
+            )
+        ]
+    if pick >= len(weighed):
+        raise NoFurtherChoice
+    best = weighed[pick][1]
+    return _planned(kernel, g, node, roles, best, element, target), [
+        Remark("tiled", kernel.name, str(best), node.line, alternatives, WEIGHED)
+    ]
+
+
+def _planned(
+    kernel: KernelPlan, g: Group, node: Node, roles: Roles, best: Blocking, element: str, target: Target
+) -> KernelPlan:
+    place = g.space.dims[node]
+    tile = {place[d]: t for d, t in zip((*roles.rows, *roles.columns), (*best.rows, *best.columns))}
+    named = {name: tuple(place[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")}
+    built = Panels(
+        **named, element=element, register_tile=(best.mr, best.nr), lanes=_lanes(target, 8 if element == "f64" else 4),
+        depths=_depths([node.extents[d] for d in roles.inner], best.depth),
+    )  # fmt: skip
+    sizes = (prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch))
+    problem = contraction.Contraction(*sizes, dtype=element)
+    blocking = contraction.CacheTile(prod(best.rows), best.depth, prod(best.columns), best.mr, best.nr)
+    work = contraction.contraction_work(target, problem, blocking)
+    tiles = tuple(tile.get(d, 1) for d in kernel.grid)
+    return replace(kernel, tile=tiles, options=built, work=work)
+
+
+# ---- roles -------------------------------------------------------------------------------------------------
+
+
+def _roles(node: Node) -> Roles | str:
+    """Columns are the factor's dimensions along which the result is contiguous."""
+    c, e = node.contraction, node.extents
+    order = node.results[0].dims
+    last = next((d for d in reversed(order) if e[d] > 1), order[-1])
+    if last in c.batch:
+        return "the result is contiguous along an index that both factors have"
+    m, n = (c.n, c.m) if last in c.m else (c.m, c.n)
+    lane = max(m, key=lambda d: (e[d], d))
+    rows = (*(d for d in order if d in m and d != lane), lane)
+    columns = (*(d for d in order if d in n and d != last), last)
+    return Roles(rows, columns, c.k, c.batch, (_along(node, rows, columns), _along(node, columns, rows)))
+
+
+def _along(node: Node, mine: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """The dimension along which most of what a factor reads is contiguous: of its own or a reduced one."""
+    score = dict.fromkeys((mine[-1], *mine[:-1], *node.contraction.k), 0.0)  # the lanes' dimension wins ties
+    for read in node.reads:
+        wide = [d for d in read.dims if node.extents[d] > 1]
+        if wide and not set(read.dims) & set(other) and wide[-1] in score:
+            score[wide[-1]] += len(wide)  # what is read once for many places matters little
+    for d, weight in extract_directions(node).items():
+        if d in score and set(extract_directions(node)) & set(mine):
+            score[d] += weight
+    return max(score, key=lambda d: score[d])
+
+
+# ---- what is weighed ---------------------------------------------------------------------------------------
+
+
+def _lanes(target: Target, size: int) -> int:
+    return target.core.simd_bytes // size
+
+
+def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator[Blocking]:
+    lanes = _lanes(target, size)
+    rows, columns, inner = ([node.extents[d] for d in dims] for dims in (roles.rows, roles.columns, roles.inner))
+    if prod((*rows, *columns, *inner)) == 0:
+        return
+    for v in (1, 2, 4):
+        highest = min(SUMS // v, (target.core.vector_registers - 1 - v) // v)
+        for mr in {highest, min(highest, rows[-1])}:
+            depth = prod(_depths(inner, target.l1.bytes // (v * lanes * size)))
+            for a, b in product(_boxes(rows, mr), _boxes(columns, v * lanes)):
+                if depth * prod(a) * size <= target.l2.bytes // 2:
+                    yield Blocking(mr, v * lanes, a, b, depth)
+
+
+def _boxes(extents: list[int], width: int) -> list[tuple[int, ...]]:
+    """Boxes of some sizes: the lanes' dimension first, in whole panels, then others from inside."""
+    found: dict[tuple[int, ...], None] = {}
+    for size in (32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048):
+        *outer, last = extents
+        parts = ceil(last / max(size, width))
+        lane = min(last, -(-ceil(last / parts) // width) * width)
+        box, left = [lane], size // lane
+        for extent in reversed(outer):
+            taken = min(extent, max(1, left))
+            box.insert(0, ceil(extent / ceil(extent / taken)))
+            left //= taken
+        found[tuple(box)] = None
+    return list(found)
+
+
+def _depths(extents: list[int], budget: int) -> tuple[int, ...]:
+    """How much of each reduced dimension: inner ones whole while they fit, then an even part."""
+    depths: list[int] = []
+    for extent in reversed(extents):
+        parts = ceil(extent / max(1, budget))
+        depths.insert(0, max(1, ceil(extent / max(1, parts))))
+        budget = budget // max(1, extent) if parts <= 1 else 1
+    return tuple(depths)
+
+
+def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -> float:
+    """Of the core with most blocks: register passes, packing, the tile of C for every part of k."""
+    extents = [[node.extents[d] for d in dims] for dims in (roles.rows, roles.columns)]
+    blocks = prod(node.extents[d] for d in roles.batch)
+    for own, box in zip(extents, (b.rows, b.columns)):
+        blocks *= prod(ceil(e / t) for e, t in zip(own, box))
+    k = prod(node.extents[d] for d in roles.inner)
+    m, n = (prod(box[:-1]) * -(-box[-1] // width) * width for box, width in ((b.rows, b.mr), (b.columns, b.nr)))
+    passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, target)
+    fit = target.fit(PanelTimes)
+    sides = zip((m, n), (roles.rows, roles.columns), roles.along)
+    packing = k * sum(size * _pack_ns(node, dims, along, fit) for size, dims, along in sides)
+    sums = 2 * m * n * size * ceil(k / b.depth) / (target.l2.unit_gbs or 32)
+    rounds = ceil(blocks / target.units)
+    start = 2 * target.launch.overhead_us if blocks > 1 else 0  # twice: a small gain is not sure
+    return start + rounds * (fit.block_us + 1e-3 * (passes + packing + sums))
+
+
+def _plain_us(node: Node, size: int, target: Target) -> float:
+    alone = 1e-3 * target.fit(PanelTimes).plain_ns * size / 4 * node.iterations
+    return min(alone, target.launch.overhead_us + alone / target.units)
+
+
+def _step_ns(b: Blocking, size: int, target: Target) -> float:
+    """One product of a registers' tile: its FMAs, its loads (two a clock), or the latency of a sum."""
+    core, vectors = target.core, b.nr // _lanes(target, size)
+    lanes = _lanes(target, size)
+    peak = target.peak("fma.f64" if size == 8 else "fma.f32") / target.units
+    fma = 1e9 * 2 * lanes * b.mr * vectors / peak
+    clocks = max((b.mr + vectors) / 2, core.fma_latency)
+    return max(fma, clocks / target.clock_ghz)
+
+
+def _pack_ns(node: Node, dims: tuple[int, ...], along: int, fit: PanelTimes) -> float:
+    return fit.gather_ns if node.extracts else fit.pack_along_ns if along == dims[-1] else fit.pack_across_ns
+
+
+__all__ = ["choose_contraction"]

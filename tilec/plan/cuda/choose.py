@@ -1,0 +1,407 @@
+"""Families and layouts of CUDA kernels: which threads of a block compute which elements, and which data stay in registers.
+
+A layout (`tilec/analysis/layout.py`) has for each kernel dimension the number of threads, the elements of one access, and the
+unrolled steps. Few shapes cover all operations:
+
+- *rows*: memory is contiguous along a dimension that a block reduces, or has whole. The threads of a block share a row, or
+  several rows. Data that later passes read again stay in registers.
+- *columns*: memory is contiguous along a grid dimension, and there is a reduction across it. Threads lie along both dimensions,
+  and the threads along the reduction combine their states at the end.
+- *points*: the same without a reduction. *transpose*: points whose inputs are transposed in shared memory.
+- *contractions* without matrix units: outer products in registers.
+"""
+
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type, attr-defined, union-attr"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil, prod
+from typing import Any
+
+from tilec.analysis.graph import Graph, Node
+from tilec.analysis.layout import Layout, make
+from tilec.analysis.traffic import element_bytes
+from tilec.core import mlir
+from tilec.core.fitted import Layouts
+from tilec.core.hardware import WIDE
+from tilec.core.mlir import ir
+from tilec.core.quantities import by_sizes, count
+from tilec.core.target import Target
+from tilec.cost import model as cost
+from tilec.cost.rows import RowTile
+from tilec.kernels import Columns, Points, Rows, Scan, Threaded, Transpose, VectorContraction
+from tilec.kernels.threaded import laid_out
+from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
+from tilec.plan.chain_fusion import is_streamed
+from tilec.plan.cuda.chain import choose_stream
+from tilec.plan.cuda.contraction import choose_contraction
+from tilec.plan.cuda.online import choose_online, online_reductions
+from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, row_tiles, ruled_out_rows
+from tilec.plan.cuda.scan import ScanPlan, refuse_chain, ruled_out_scan, scan_kept_bytes, scan_tiles
+from tilec.plan.cuda.shared_memory import fit, kept, layout_of, too_much
+from tilec.plan.cuda.view import UNROLLED, View, accesses, lane_dim, power, unrolled, vector_of
+from tilec.plan.fusion import Group, Remark
+from tilec.plan.model import KernelPlan
+
+THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
+TURNED = 128  # elements of a side of a tile that is turned in vectors: 256 bytes of memory in both directions
+WORD = 4  # bytes of a bank of shared memory
+TWICE = 16  # elements of a thread that sin and cos may be written out for twice: more of their full forms fill the registers
+
+
+def choose(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, pick: int = 0
+) -> tuple[KernelPlan, list[Remark]]:
+    """Tile sizes and the layout of one kernel: the best, or where several are ranked the `pick`-th best. Raises
+    NoFurtherChoice."""
+    view = View(kernel, g, graph, target, accesses(kernel, g, graph), pick)
+    kernel = replace(kernel, sram=kept(view).bytes)
+    lane, row = lane_dim(view), None
+    contraction = next((n for n in g.nodes if n.contraction is not None), None)
+    if is_streamed(g.nodes):
+        return choose_stream(kernel, g, graph, target, pick)
+    if contraction is not None and (planned := choose_contraction(kernel, g, graph, target, pick)):
+        return planned
+    family: type[Threaded] = Points
+    if contraction is not None:
+        family, (tile, layout, why) = VectorContraction, _contraction(view, contraction)
+    elif lane is None:
+        tile, layout, why = {}, _make(view, {}, {}, {}, {}), "one thread computes a scalar"
+    elif turn := _turned(view, lane):
+        family, (tile, layout, why) = Transpose, _transpose(view, lane, turn[0])
+    elif lane in kernel.grid:
+        family, (tile, layout, why) = Columns if view.reduced else Points, _columns(view, lane)
+    else:
+        tile, layout, why, row = _rows(view, lane)
+        family = Scan if isinstance(row, ScanPlan) else Rows
+    sizes = tuple(tile.get(d, 1) for d in kernel.grid)
+    further = {"transposed": turn} if family is Transpose else {}
+    kernel = replace(kernel, tile=sizes, options=family(**laid_out(layout), **further))
+    if lane is not None:
+        kernel = replace(kernel, ruled_out=ruled_out_rows(view, lane) | ruled_out_scan(view, lane))
+    blocks = row.tile.cluster if isinstance(row, RowPlan) else 1  # that hold a row together
+    waits = isinstance(row, RowPlan) and row.tile.keep == "sram"
+    kernel = _with(kernel, online=choose_online(view, replace(layout, chain=blocks), waits))
+    kernel = replace(kernel, work=work_laid_out(kernel, view, layout))
+    if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
+        kernel = _with(kernel, registers=target.sm.registers // target.sm.threads)
+    elif lane is not None and lane in kernel.grid and contraction is None and kernel.blocks > target.units:
+        # Room for a second block, which loads while the first waits at its barriers.
+        most = target.sm.registers // (2 * layout.block) if target.sm else 0
+        kernel = _with(kernel, registers=min(128, max(64, most)))
+    if isinstance(row, ScanPlan):
+        kernel = replace(_with(kernel, blocks_per_row=row.blocks_per_row), work=row.work)
+    elif row is not None:
+        kernel = _with_rows(kernel, row)
+    if lane is not None and lane in view.reduced and contraction is None and kernel.options.registers is None:
+        # Left alone, the assembler takes what registers there are, and one block an SM waits at its own barriers.
+        kernel = _with(kernel, registers=max(64, kernel.work.registers // 8 * 8 - 8))
+    kernel, smaller = _fitted(kernel, view)
+    kernel, twice = _twice(kernel, g, layout)
+    line = kernel.lines[-1] if kernel.lines else None
+    return kernel, [Remark("tiled", kernel.name, why + smaller + twice, line, row.alternatives if row else ())]
+
+
+def _with(kernel: KernelPlan, **options: Any) -> KernelPlan:
+    return replace(kernel, options=replace(kernel.options, **options))
+
+
+def _fitted(kernel: KernelPlan, view: View) -> tuple[KernelPlan, str]:
+    """The kernel with a tile that fits shared memory, and with the bytes of shared memory that it takes."""
+    fitting, why = fit(kernel, view.target), ""
+    if fitting.tile != kernel.tile:
+        fitting = replace(fitting, work=work_laid_out(fitting, view, layout_of(fitting)))
+        why = f"; tile reduced to {by_sizes(fitting.tile)}: {too_much(kernel, view.target)}"
+    bytes_kept = max(fitting.work.shared_per_block, fitting.sram(fitting))
+    return replace(fitting, work=replace(fitting.work, shared_per_block=bytes_kept)), why
+
+
+def _twice(kernel: KernelPlan, g: Group, layout: Layout) -> tuple[KernelPlan, str]:
+    """The option `trig_fast_path`, of kernels with sines and cosines: true where a thread computes all elements by forms that are
+    not for huge arguments, and again by the full ones if there was one; false where each element has a branch."""
+    of = {n.name: g.space.dims[n] for n in g.nodes if any(map(is_trigonometric, mlir.walk(n.op)))}
+    if not of:
+        return kernel, ""
+    most = max(layout.slots(dims) for dims in of.values())
+    why = f"; sin and cos of a thread's {count(most, 'element')} " + ("take one branch" if most <= TWICE else "take a branch each")
+    return _with(kernel, trig_fast_path=most <= TWICE), why
+
+
+def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
+    """The kernel with its rows dealt out as chosen, and the work that this takes."""
+    tile, registers = row.tile, kernel.options.registers
+    residency = {"sram": "smem", "again": "reload"}.get(tile.keep, "registers")
+    if tile.cluster > 1 or tile.stages or tile.keep in ("sram", "again"):
+        registers = tile.registers
+    elif tile.packed or (tile.keep == "memory" and kernel.options.online):
+        registers = max(64, tile.registers)
+    if row.alone:
+        kernel = replace(kernel, work=replace(row.work, dram_write=kernel.work.dram_write, flops=kernel.work.flops))
+    return _with(
+        kernel, cluster=tile.cluster, prefetched_rows=tile.stages, persistent_blocks=tile.resident, packed=tile.packed,
+        residency=residency, registers=registers, unaligned=tile.shifted if row.shifts else None,
+        register_chunks=tile.beside if row.beside else None,
+    )  # fmt: skip
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, RowPlan | ScanPlan]:
+    """Threads share a row; several short rows share a block, or several blocks a long one."""
+    if lane in view.scanned:
+        return _scan_rows(view, lane)
+    vector = vector_of(view, lane)
+    if alone(view, lane):
+        chosen = choose_rows(view, lane, vector)
+        return *_dealt(view, lane, chosen.tile), f"rows of {view.extents[lane]}: {describe(chosen.tile)}", chosen
+    found = []  # several dimensions are walked: what the kernel does then depends on the layout
+    for tile in row_tiles(view, lane, vector):
+        sizes, layout = _dealt(view, lane, tile)
+        kernel = replace(view.kernel, tile=tuple(sizes.get(d, 1) for d in view.kernel.grid))
+        work = work_laid_out(kernel, view, layout)
+        found.append((cost.predict(work, view.target).time_us, tile, sizes, layout, work))
+    if view.pick >= len(found):
+        raise cost.NoFurtherChoice
+    found.sort(key=lambda f: f[0])
+    _, tile, sizes, layout, work = found[view.pick]
+    others = tuple((describe(t), us) for us, t, *_ in found[:SHOWN])
+    return sizes, layout, f"rows of {view.extents[lane]}: {describe(tile)}", RowPlan(tile, work, others, False)
+
+
+def _dealt(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout]:
+    """The block's tile along grid dimensions, and the layout, for a row tile."""
+    across = view.kernel.grid[-1] if view.kernel.grid else None
+    counts = {lane: tile.threads}
+    if across is not None and tile.rows_per_block > 1:
+        counts[across] = power(min(tile.rows_per_block, view.extents[across]))
+    step = unrolled(view, set(view.reduced) - {lane}, tile.vector * tile.vectors) | {lane: tile.vectors}
+    ones = dict.fromkeys(view.kernel.grid, 1)
+    layout = _make(view, counts, {lane: tile.vector}, step, ones | counts, tile.shifted)
+    return {across: counts.get(across, 1)} if across is not None else {}, layout
+
+
+def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, ScanPlan]:
+    """A scan along rows: the lanes of a warp share a row, several rows a block; warps and blocks share few long rows."""
+    vector, grid = vector_of(view, lane), view.kernel.grid
+    kept, room, found = scan_kept_bytes(view), view.target.sm.shared_per_block, []  # `fit` refuses what takes more
+    for tile in scan_tiles(view, lane, vector, THREADS, kept):
+        counts = {lane: tile.threads} | ({grid[-1]: tile.beside} if grid else {})
+        steps = unrolled(view, set(view.reduced) - {lane}, vector * tile.steps) | {lane: tile.steps}
+        layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(grid, 1) | counts)
+        kernel = replace(view.kernel, tile=tuple(counts.get(d, 1) for d in grid))
+        held = replace(layout, chain=tile.chain).whole([lane])
+        kept_here = 0 if held else min(kept, room)
+        work = tile.work(work_laid_out(kernel, view, layout), kernel.blocks, kept_here, vector, view.target)
+        found.append((tile, {d: c for d, c in counts.items() if d != lane}, layout, work))
+    times = [cost.predict(work, view.target).time_us for *_, work in found]
+    if view.pick >= len(found):
+        raise cost.NoFurtherChoice
+    tile, sizes, layout, work = found[sorted(range(len(found)), key=times.__getitem__)[view.pick]]
+    blocks = None if refuse_chain(view, lane) else tile.chain
+    others = sorted(((str(t), us) for (t, *_), us in zip(found, times)), key=lambda o: o[1])
+    return (
+        sizes,
+        layout,
+        f"a scan: {tile}, {count(vector, 'element')} an access",
+        ScanPlan(blocks, work, tuple(others)),
+    )
+
+
+# ---- columns and points ----------------------------------------------------------------------------------------------
+
+
+def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
+    """Threads along the contiguous grid dimension, then along a reduction that needs them, then along other grid
+    dimensions; steps keep several loads in flight."""
+    kernel, extents, vector, fit = view.kernel, view.extents, vector_of(view, lane), view.target.fit(Layouts)
+    if not view.reduced:  # stores of 16 bytes that leave gaps for the next one reach 0.63 of copy, narrower loads 0.98
+        vector = min(vector, max(1, WIDE // max((a.element for a in view.accesses if a.written), default=1)))
+    splits = [d for d in view.reduced if d not in view.scanned and extents[d] > UNROLLED]
+    points = prod(extents[d] for d in kernel.grid)
+    counts: dict[int, int] = {}
+    budget = THREADS if view.reduced else fit.point_threads
+    joined = bool(splits and online_reductions(view)) and _split(view, points) > 1
+    if joined:  # the states of several reductions take registers: one word an access, and more of them
+        vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
+    narrow = _split(view, points // vector) if splits else 1
+    blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
+    line = 8 if blocks < fit.few_blocks else 16 if blocks < (fit.online_line_blocks if joined else fit.line_blocks) else 32
+    counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
+    budget //= counts[lane]
+    if narrow > 1:
+        longest = max(splits, key=lambda d: extents[d])
+        counts[longest] = min(2 * budget, power(extents[longest] / 2))
+        budget = max(1, budget // counts[longest])
+    for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
+        counts[d] = min(budget, power(extents[d]))
+        budget //= counts[d]
+    steps = unrolled(view, {*view.reduced} - {*splits}, vector) | dict.fromkeys(splits, (4 if joined else 2) * fit.loads)
+    tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
+    others = sorted((d for d in tile if d != lane), reverse=True)
+    computed = [v for n in view.group.nodes for v in n.extracts]
+    if vector == 1 and not view.reduced and len(computed) > len(set(computed)):
+        _more_steps(view, (*others, lane), tile, steps, UNROLLED)  # what rows read alike stays in L1
+    elif vector == 1 and not splits:
+        _more_steps(view, (lane, *others), tile, steps, fit.loads)  # single elements: several of them in flight
+    elif not view.reduced and computed:
+        _more_steps(view, (*others, lane), tile, steps, 2)  # two places to wait for at a time
+    elif not view.reduced and (_is_busy(view) or _is_light(view, vector)):
+        _more_steps(view, (lane, *others), tile, steps, 2)
+    layout = _make(view, counts, {lane: vector}, steps, tile)
+    threads = f"{by_sizes(counts[d] for d in layout.order)} threads" if layout.order else "1 thread"
+    return (
+        tile,
+        layout,
+        f"{threads}, {count(vector, 'element')} an access, tiles of {by_sizes(tile[d] for d in kernel.grid)}",
+    )
+
+
+def _is_light(view: View, vector: int) -> bool:
+    """Whether a vector of each operand is too little for a block that comes and goes."""
+    points = {d for d in view.kernel.grid if view.extents[d] > 1}
+    return vector * sum(a.element for a in view.accesses if points <= set(a.dims)) < view.target.fit(Layouts).light_bytes
+
+
+def _is_busy(view: View) -> bool:
+    """Whether the arithmetic of elements takes nearly as long as their memory. A thread then takes two vectors, which share
+    addresses and common values, and whose instructions overlap.
+
+    Sines and cosines that are written out twice are excluded, since they fill the registers.
+    """
+    if any(is_trigonometric(op) for n in view.group.nodes for op in mlir.walk(n.op)):
+        return False
+    terms = cost.predict(view.kernel.work, view.target).terms
+    memory = max(terms.get(name, 0.0) for name in cost.MEMORY)
+    busy = view.target.fit(Layouts).busy
+    return any(us > busy * memory for name, us in terms.items() if name not in cost.MEMORY)
+
+
+def _split(view: View, threads: int) -> int:
+    """Over how many threads a reduction is spread so that all SMs have enough to do."""
+    wanted = view.target.units * view.target.fit(Layouts).split_threads
+    return min(32, power(wanted / max(1, threads))) if threads < wanted else 1
+
+
+def _more_steps(view: View, order: Sequence[int], tile: dict[int, int], steps: dict[int, int], wanted: int) -> None:
+    """Gives a thread several elements along the first dimension or the next, as long as all SMs have blocks."""
+    blocks = prod(ceil(view.extents[d] / t) for d, t in tile.items())
+    for d in order:
+        while wanted > 1 and 2 * tile[d] <= view.extents[d] and blocks >= 8 * view.target.units:
+            tile[d], steps[d] = 2 * tile[d], 2 * steps.get(d, 1)
+            wanted, blocks = wanted // 2, blocks // 2
+
+
+# ---- transposes ------------------------------------------------------------------------------------------------------
+
+
+def _turned(view: View, lane: int) -> tuple[int, ...]:
+    """Dimensions other than `lane` along which a large input is contiguous: shared memory transposes it."""
+    if view.reduced or lane not in view.kernel.grid:
+        return ()
+    large = [a for a in view.accesses if not a.written and lane in a.dims and a.dims[-1] != lane]
+    found = {a.dims[-1] for a in large if min(view.extents[a.dims[-1]], view.extents[lane]) >= 16}
+    return tuple(sorted(found, key=lambda d: -view.extents[d]))
+
+
+def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layout, str]:
+    """Square tiles with 8 elements a thread: whole cache lines in both directions. Narrow elements move by vectors, which
+    threads transpose among themselves (`passes/cuda/threaded/transpose.py`; 0.93 to 0.97 of copy, measured on an H200),
+    or by words,
+    which do not conflict in banks of shared memory."""
+    wide = WIDE // max(a.element for a in view.accesses)
+    if wide > 4 and all(view.extents[d] % wide == 0 and view.extents[d] >= 64 for d in (lane, other)):
+        side = {d: min(TURNED, power(view.extents[d] + 1) // 2) for d in (lane, other)}
+        result = next(a.dims for a in view.accesses if a.written)
+        counts = {lane: side[lane] // wide}
+        if len(result) > 2 and result[-1] == lane and (beside := result[-2]) != other and side[lane] < TURNED:
+            # a short row of the result: with what lies behind it
+            side[beside] = counts[beside] = min(TURNED // side[lane], power(view.extents[beside] + 1) // 2)
+        counts[other] = side[lane] // 2
+        steps = {lane: 1, other: max(1, side[other] // counts[other])}
+        layout = _make(view, counts, {lane: wide}, steps, side)
+        return side, layout, f"tiles of {side[lane]} x {side[other]}, transposed in vectors of {wide} elements"
+    vector = max(1, WORD // max(a.element for a in view.accesses))
+    while view.extents[lane] % vector or view.extents[other] % vector:
+        vector //= 2
+    side = {d: min(64, power(view.extents[d])) for d in (lane, other)}
+    counts = {lane: min(32, side[lane] // vector), other: min(16, side[other])}
+    steps = {d: side[d] // counts[d] // (vector if d == lane else 1) for d in side}
+    layout = _make(view, counts, {lane: vector}, steps, side)
+    return (
+        side,
+        layout,
+        f"tiles of {side[lane]} x {side[other]}, transposed in shared memory, {count(vector, 'element')} an access",
+    )
+
+
+# ---- contractions ----------------------------------------------------------------------------------------------------
+
+
+def _contraction(view: View, node: Node) -> tuple[dict[int, int], Layout, str]:
+    """Outer products in registers: a thread has some rows and columns of the result, and loads their factors.
+
+    The matrix units' path takes over where it applies; this one is for every type and every form of the factors.
+    """
+    places, c = view.group.space.dims[node], node.contraction
+    sides = [[places[d] for d in side] for side in (c.m, c.n)]
+    outs = [a.dims[-1] for a in view.accesses if a.written and a.dims]
+    lane = next((d for d in outs if d in sides[0] + sides[1]), sides[1][-1])
+    other = max(sides[0] if lane in sides[1] else sides[1], key=lambda d: (view.extents[d], d))
+    vector = 4
+    while vector > 1 and view.extents[lane] % vector:
+        vector //= 2
+    counts = {lane: min(16, power(view.extents[lane] / vector))}
+    counts[other] = min(THREADS // counts[lane], power(view.extents[other] / 4))
+    rows = min(4, power(view.extents[other] / counts[other]))
+    wide = 4 // vector
+    steps = {d: 1 for d in view.reduced} | {places[c.k[-1]]: 4, other: rows, lane: wide}
+    tile = {lane: counts[lane] * vector * wide, other: counts[other] * rows}
+    layout = _make(view, counts, {lane: vector}, steps, tile)
+    return tile, layout, f"{tile[other]} x {tile[lane]} results a block, {rows} x {wide * vector} a thread, without matrix units"
+
+
+# ---- the result ------------------------------------------------------------------------------------------------------
+
+
+Numbers = dict[int, int]  # by kernel dimension
+
+
+def _make(
+    view: View, counts: Numbers, vectors: Numbers, steps: Numbers, tile: Numbers, shifted: bool = False
+) -> Layout:
+    """`counts` lists dimensions in the order of threads, the fastest first."""
+    extents = [min(tile.get(d, 1), e) if d in view.kernel.grid else e for d, e in enumerate(view.extents)]
+    dims = range(len(extents))
+    return make(
+        extents, [d for d, c in counts.items() if c > 1], [counts.get(d, 1) for d in dims],
+        [vectors.get(d, 1) for d in dims], [steps.get(d, 1) for d in dims], shifted,
+    )  # fmt: skip
+
+
+def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
+    """The work of the kernel with this layout."""
+    together = [n.name for n in online_reductions(view)] if kernel.options is not None and kernel.options.online else []
+    again = sum(
+        a.bytes * (len({together[0] if n in together else n for n in a.readers}) - 1)
+        for a in view.accesses
+        if not a.written and not layout.whole(a.dims)
+    )
+    flight = sum(min(WIDE, layout.slots(a.dims) * a.element) for a in view.accesses if not a.written)
+    held = max((layout.slots(a.dims) * max(1, a.element // 4) for a in view.accesses), default=0)
+    gathered = sum(min(n.iterations * 4, _value_bytes(v)) for n in view.group.nodes for v in set(n.extracts))
+    read = sum(a.bytes for a in view.accesses if not a.written) + gathered
+    registers = 40 + held if view.reduced else min(32, 16 + held)
+    return replace(
+        kernel.work, blocks=max(1, kernel.blocks), threads=layout.block, shared_per_block=0, dram_read=read + again,
+        registers=min(168, view.target.sm.registers // layout.block, registers),
+        bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
+    )  # fmt: skip
+
+
+def _value_bytes(value: ir.Value) -> int:
+    shaped = ir.ShapedType(value.type)
+    return prod(shaped.shape) * element_bytes(shaped.element_type)

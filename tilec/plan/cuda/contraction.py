@@ -1,0 +1,234 @@
+"""Tiles and instructions of CUDA kernels that are a contraction and its epilogue.
+
+`cost_contraction.choose` chooses the tile, among those that the passes can build. This module maps the tile to the
+dimensions of the program. Rows of C are the dimensions that only the left factor has, columns those that only the right
+factor has. A block takes a box of each, of at most `bm` and `bn` points. The left and right factor are chosen so that C
+is contiguous along columns.
+
+The result is one of the families of `kernels/contraction.py`, which check what can be built.
+"""
+
+# mypy: no-strict-optional
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="arg-type, union-attr"
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil, prod
+from operator import itemgetter
+
+from tilec.analysis.graph import Graph, Node
+from tilec.analysis.multiplicands import multiplicand_of
+from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
+from tilec.core.fitted import ContractionTimes
+from tilec.core.mlir import ir
+from tilec.core.target import Target
+from tilec.cost import contraction
+from tilec.cost.contraction import BlockTile
+from tilec.cost.model import Choice, pick
+from tilec.kernels.contraction import BY, BYTES, Contraction, MatrixKernel, WarpgroupContraction, whole_pieces
+from tilec.plan.cuda.operands import Feed, Roles, arrange
+from tilec.plan.fusion import Group, Remark
+from tilec.plan.model import KernelPlan
+
+Sizes = dict[int, int]  # by kernel dimension
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles that can be built for a contraction, the fastest first, and the facts that they were chosen by."""
+
+    kind: str
+    roles: Roles
+    feeds: dict[str, Feed]
+    problem: contraction.Contraction
+    choices: list[Choice]
+    boxes: Callable[[BlockTile], Sizes | None]
+
+    def variant(self, target: Target, **changes) -> list[Choice]:
+        """Tiles for the same factors and another problem."""
+        tiles = contraction.choose(
+            target, replace(self.problem, **changes), _instructions(self.kind, self.feeds, target)
+        )
+        return [c for c in tiles if _is_buildable(c.tile, self.kind, self.roles, self.feeds, target)]
+
+    def feed(self, factor: ir.Value) -> Feed:
+        return next(self.feeds[s] for s, f in self.roles.factors.items() if f == factor)
+
+
+def tiles_of(node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
+    kind = multiplicand_of(node)
+    kind = kind if kind in BYTES else "f32"
+    roles, feeds = arrange(node, kind, g, graph, target)
+    problem = _problem(node, roles, kind, g, graph)
+    problem = replace(problem, staged=tuple(_staging(feeds[s], target) for s in ("left", "right")))
+
+    @cache  # tiles differ in more than their boxes depend on
+    def boxes_of(bm: int, bn: int, pieces: tuple[int, int]) -> Sizes | None:
+        return _boxes_of(bm, bn, g.space.extents, roles, pieces)
+
+    def boxes(tile: BlockTile) -> Sizes | None:
+        built = _built(tile, kind, roles, feeds, target)
+        return boxes_of(tile.bm, tile.bn, (built.piece(0), built.piece(1)))
+
+    ranked = []
+    for choice in contraction.choose(target, problem, _instructions(kind, feeds, target)):
+        if _is_buildable(choice.tile, kind, roles, feeds, target) and (sizes := boxes(choice.tile)):
+            overhang = _overhang(sizes, choice.tile, problem, g.space.extents, roles)
+            ranked.append((choice.rank * overhang, choice))
+    choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
+    return Tiles(kind, roles, feeds, problem, choices, boxes)
+
+
+def choose_contraction(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, nth: int = 0
+) -> tuple[KernelPlan, list[Remark]] | None:
+    """The tile of a kernel that has a contraction; None where no tile fits."""
+    (node,) = [n for n in g.nodes if n.contraction is not None]
+    if 0 in kernel.extents.values():
+        return None
+    found = tiles_of(node, g, graph, target)
+    kind, roles, feeds, problem, choices = found.kind, found.roles, found.feeds, found.problem, found.choices
+    if not choices:
+        return None
+    tile = pick(choices, nth)
+    sizes, built = found.boxes(tile), _staged(_built(tile, kind, roles, feeds, target), tile, target)
+    tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
+    tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
+    kernel = replace(kernel, tile=tiles, options=built, sram=lambda k: k.options.shared_bytes)
+    kernel = replace(kernel, work=contraction.contraction_work(target, problem, tile))
+    return kernel, _remarks(kernel, tile, choices)
+
+
+def _built(tile: BlockTile, kind: str, roles: Roles, feeds: dict[str, Feed], target: Target) -> MatrixKernel:
+    """The kernel of this tile, with the stages that the model has given it."""
+    left, right = feeds["left"], feeds["right"]
+    common = {
+        "multiplicand": kind, "rows": roles.rows, "columns": roles.columns, "inner": roles.inner,
+        "left_k_major": bool(left.major), "right_k_major": bool(right.major),
+        "block": (tile.bm, tile.bn, tile.bk), "stages": tile.stages, "group_rows": tile.group,
+    }  # fmt: skip
+    if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
+        return WarpgroupContraction(**common, persistent_blocks=target.units)
+    copies = {f"{side}_copy": "async" if f.copy == "tma" else f.copy for side, f in feeds.items()}
+    gathers = any(f.gathers and f.copy == "registers" for f in feeds.values())
+    return Contraction(**common, **copies, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
+
+
+def _is_buildable(tile: BlockTile, kind: str, roles: Roles, feeds: dict[str, Feed], target: Target) -> bool:
+    if tile.split_k > 1 or tile.cluster > 1:
+        return False
+    return _built(tile, kind, roles, feeds, target).refuse_shape() is None
+
+
+def _remarks(kernel: KernelPlan, tile: BlockTile, choices: list[Choice]) -> list[Remark]:
+    line = kernel.lines[-1] if kernel.lines else None
+    others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
+    built = kernel.options
+    left, right = (BY[copy] for copy in built.copies)
+    sides = f"both factors {left}" if left == right else f"left factor {left}, right factor {right}"
+    why = f"{_describe(tile)}, {built.multiplicand}, {built.block_threads} threads; {sides}"
+    return [Remark("tiled", kernel.name, why, line, others)]
+
+
+def _describe(tile: BlockTile) -> str:
+    """A tile in words: rows x columns x inner of a block, and all that tiles of one shape differ in."""
+    warps = "" if tile.instruction == "wgmma" else f", {tile.warp_m}x{tile.warp_n} warps"
+    grouped = f", {tile.group} rows of tiles at a time" if tile.group > 1 else ""
+    return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}{warps}, {tile.stages} stages{grouped}"
+
+
+# ---- the tile ----------------------------------------------------------------------------------------------
+
+
+def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> contraction.Contraction:
+    m, n, k = (prod(g.space.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner))
+    written = outputs_of(g.nodes, graph)
+    out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in written)
+    epilogue = {
+        "fma.f32": sum(x.flops for x in g.nodes if x is not node),
+        "special": sum(x.special for x in g.nodes if x is not node),
+    }
+    others = [
+        v
+        for x in g.nodes
+        if x is not node
+        for v in inputs_of([x])
+        if v not in graph.producer or graph.producer[v] not in g.nodes
+    ]
+    points = prod(node.extents[d] for d in range(len(node.extents)) if d not in node.reduced)
+    reads = sum(
+        prod(ir.ShapedType(v.type).shape) * element_bytes(ir.ShapedType(v.type).element_type) for v in others
+    ) / max(1, points)
+    result = {2: "bf16", 8: "f64"}.get(out, "f32")
+    stored, tf32 = ("f32", True) if kind == "tf32" else (kind, False)
+    return contraction.Contraction(m, n, k, points // (m * n), stored, result, tf32, reads, epilogue=epilogue)
+
+
+def _staging(feed: Feed, target: Target) -> float:
+    """Integer operations for an element that threads bring to shared memory."""
+    fit = target.fit(ContractionTimes)
+    return 0 if feed.copy != "registers" else fit.gather_operations if feed.gathers else fit.convert_operations
+
+
+def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str]:
+    if kind not in ("i8", "bf16", "f16", "tf32"):
+        return []
+    boxes = all(f.copy == "tma" for f in feeds.values())
+    hopper = boxes and kind != "i8" and "wgmma" in target.instructions(kind)
+    return ["mma.sync", "wgmma"] if hopper else ["mma.sync"]
+
+
+def _staged(built: MatrixKernel, tile: BlockTile, target: Target) -> MatrixKernel:
+    """The kernel with the stages that there is room for; `mma.sync` and `fma` have no more than the model gave them."""
+    room = target.sm.shared_per_block - built.other_bytes
+    deepest = built.deepest if tile.instruction == "wgmma" else min(built.deepest, max(2, tile.stages))
+    return replace(built, stages=min(deepest, room // built.stage_bytes))
+
+
+def _boxes_of(bm: int, bn: int, extents: Sizes, roles: Roles, pieces: tuple[int, int]) -> Sizes | None:
+    """The block's part of every dimension of C; None where a factor's pieces would not lie inside it."""
+    sizes: Sizes = {}
+    for side, points, piece in (("left", bm, pieces[0]), ("right", bn, pieces[1])):
+        order = roles.order(side)
+        box = _box([extents[d] for d in order], points, piece)
+        if box is None:
+            return None
+        sizes |= zip(order, box)
+    return sizes
+
+
+def _overhang(
+    sizes: Sizes, tile: BlockTile, problem: contraction.Contraction, extents: Sizes, roles: Roles
+) -> float:
+    """How many times as many blocks the boxes take as tiles of a flat C would."""
+    taken = prod(ceil(extents[d] / sizes[d]) for d in (*roles.rows, *roles.columns))
+    return taken / (ceil(problem.m / tile.bm) * ceil(problem.n / tile.bn))
+
+
+def _box(extents: list[int], size: int, piece: int = 1) -> tuple[int, ...] | None:
+    """Sizes of a box of at most `size` points, such that the fewest boxes cover the extents; then the longest inside.
+
+    Runs along the last dimension consist of whole pieces, or the box is one run.
+    """
+    fitting = [b for b in _boxes(extents, size) if whole_pieces(b, piece)]
+    best = min(
+        fitting,
+        key=lambda box: (prod(ceil(e / t) for e, t in zip(extents, box)), [-t for t in reversed(box)]),
+        default=None,
+    )
+    return None if best is None else tuple(best)
+
+
+def _boxes(extents: list[int], size: int) -> Iterator[list[int]]:
+    if not extents:
+        yield []
+        return
+    *outer, last = extents
+    powers = {1 << p for p in range(size.bit_length()) if 1 << p < last}
+    for inner in sorted(t for t in powers | {min(last, size)} if t <= size):
+        for box in _boxes(outer, size // inner):
+            yield [*box, inner]

@@ -1,0 +1,155 @@
+"""The facts that a CUDA layout is chosen from: a kernel's tensors in global memory, and their contiguous dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+from tilec.analysis.graph import Graph, Node, extract_directions, scattered_extracts
+from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
+from tilec.core.hardware import WIDE
+from tilec.core.mlir import ir
+from tilec.core.target import Target
+from tilec.plan.fusion import Group
+from tilec.plan.model import KernelPlan
+
+UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
+HELD = 64  # elements of several dimensions together that a thread may hold: 40 to 110 registers
+
+
+@dataclass(frozen=True)
+class Access:
+    """A tensor that the kernel reads or writes in global memory, subscripted by kernel dimensions."""
+
+    dims: tuple[int, ...]
+    bytes: int
+    element: int
+    written: bool
+    readers: tuple[str, ...] = ()  # operations
+
+
+@dataclass(frozen=True)
+class View:
+    """The facts that a CUDA layout is chosen from."""
+
+    kernel: KernelPlan
+    group: Group
+    graph: Graph
+    target: Target
+    accesses: tuple[Access, ...]
+    pick: int = 0
+
+    @property
+    def extents(self) -> list[int]:
+        return [self.kernel.extents[d] for d in range(len(self.kernel.extents))]
+
+    @property
+    def reduced(self) -> list[int]:
+        return [d for d in range(len(self.extents)) if d not in self.kernel.grid]
+
+    @property
+    def scanned(self) -> set[int]:
+        return {self.group.space.dims[n][n.scan] for n in self.group.nodes if n.scan is not None}
+
+
+def accesses(kernel: KernelPlan, g: Group, graph: Graph) -> tuple[Access, ...]:
+    """The kernel's accesses of global memory."""
+    return tuple(_accesses(kernel, g, graph))
+
+
+def _accesses(kernel: KernelPlan, g: Group, graph: Graph) -> Iterator[Any]:
+    written = outputs_of(g.nodes, graph)
+    for node in g.nodes:
+        for result in node.results:
+            if result.value in written:
+                yield _access(g, node, result.value, result.dims, True, ())
+    for value in inputs_of(g.nodes):
+        readers = [(n, r) for n in g.nodes for r in n.reads if r.value == value]
+        seen: dict[tuple[int, ...], list[str]] = {}
+        for node, read in readers:
+            places = tuple(g.space.dims[node][d] for d in read.dims)
+            seen.setdefault(places, []).append(node.name)
+        for node, read in readers:
+            places = tuple(g.space.dims[node][d] for d in read.dims)
+            if names := seen.pop(places, []):
+                yield _access(g, node, value, read.dims, False, tuple(names))
+
+
+def _access(
+    g: Group, node: Node, value: ir.Value, dims: tuple[int, ...], written: bool, readers: tuple[str, ...]
+) -> Access:
+    shaped = ir.ShapedType(value.type)
+    size = element_bytes(shaped.element_type)
+    return Access(tuple(g.space.dims[node][d] for d in dims), prod(shaped.shape) * size, size, written, readers)
+
+
+# ---- the contiguous dimension ----------------------------------------------------------------------------------------
+
+
+def lane_dim(view: View) -> int | None:
+    """The dimension along which most bytes are contiguous: neighbouring threads take neighbouring elements of it."""
+    score: dict[int, float] = {}
+    for access in view.accesses:
+        if (d := contiguous(access, view)) is not None:
+            score[d] = score.get(d, 0) + access.bytes * (1.25 if access.written else 1)
+    for node in view.group.nodes:
+        for d, weight in extract_directions(node).items():
+            k = view.group.space.dims[node][d]
+            score[k] = score.get(k, 0) + weight * node.iterations
+    if not score:
+        wide = [d for d, e in enumerate(view.extents) if e > 1]
+        return wide[-1] if wide else None
+    return max(score, key=lambda d: (score[d], d))
+
+
+def contiguous(access: Access, view: View) -> int | None:
+    """The last dimension, where it is longer than one element."""
+    if not access.dims or view.extents[access.dims[-1]] <= 1:
+        return None
+    return access.dims[-1]
+
+
+def vector_of(view: View, lane: int) -> int:
+    """Neighbouring elements of one thread: 16 bytes of the narrowest operand that matters. 1 if the length of rows is no
+    multiple of that, so that vectors would be cut or unaligned; and 1 if most elements are read at computed subscripts,
+    since neighbouring threads should then take single elements."""
+    along = [a for a in view.accesses if contiguous(a, view) == lane]
+    extracted = sum(n.iterations * scattered(n, view, lane) for n in view.group.nodes if n.extracts)
+    plain = sum(a.bytes // a.element for a in along if not a.written)
+    if not along or extracted > plain:
+        return 1
+    vector = widest(along)
+    while vector > 1 and view.extents[lane] % vector:
+        vector //= 2
+    return vector
+
+
+def widest(along: list[Access]) -> int:
+    """Elements of 16 bytes of the narrowest operand that matters."""
+    most = max(a.bytes for a in along)
+    return min(8, WIDE // min(a.element for a in along if 4 * a.bytes >= most))
+
+
+def scattered(node: Node, view: View, lane: int) -> int:
+    """Computed accesses that neighbours along `lane` cannot make as one."""
+    dims = view.group.space.dims[node]
+    return scattered_extracts(node, dims.index(lane), WIDE // 2) if lane in dims else 0
+
+
+def power(value: float) -> int:
+    """The least power of two that is not below `value`."""
+    return 1 << max(0, ceil(value) - 1).bit_length()
+
+
+def unrolled(view: View, dims: Iterable[int], beside: int = 1) -> dict[int, int]:
+    """Unrolled steps along dimensions that a thread has alone: short dimensions whole, the last first, as long as a thread
+    can hold their elements together. Other dimensions go step by step: sixteen dimensions of 2 would be tens of
+    thousands of elements. `beside` is the number of elements along the lane's dimension at each step; several dimensions
+    leave room for them."""
+    steps, room = {}, min(HELD, max(UNROLLED, HELD // beside))
+    for d in sorted(dims, reverse=True):
+        steps[d] = max(1, min(view.extents[d], UNROLLED, room))
+        room //= steps[d]
+    return steps

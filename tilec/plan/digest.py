@@ -1,0 +1,57 @@
+"""A digest of the plan's attributes, written with them: it tells a plan that a person edited in dumped IR."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from tilec.core import mlir
+from tilec.core.diagnostics import CallError
+from tilec.core.mlir import ir
+from tilec.passes.tensor.pack import SIDES
+
+DIGEST = "tilec.plan_digest"
+PLACED = ("kernel", "sweep", "dims", "split", *(f"pack_{side}" for side in SIDES), "loops", "inline")
+"""Attributes of operations."""
+
+
+def sign(module: ir.Operation) -> None:
+    """Writes the digests of a plan that was just written."""
+    module.attributes[DIGEST] = mlir.string(" ".join(digests(module)))
+
+
+def digests(module: ir.Operation) -> tuple[str, str]:
+    """Of the kernels, and of what is said of operations."""
+    found: list[list[str]] = [[], []]
+    for key, text in attributes_of_plan(module):
+        found[not key.startswith("tilec.kernels ")].append(f"{key} = {text}")
+    kernels, operations = (hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16] for lines in found)
+    return kernels, operations
+
+
+def attributes_of_plan(module: ir.Operation) -> Iterator[tuple[str, str]]:
+    """Names and texts of what the plan says, but for predictions."""
+    if "tilec.kernels" in module.attributes and isinstance(module.attributes["tilec.kernels"], ir.DictAttr):
+        for kernel in ir.DictAttr(module.attributes["tilec.kernels"]):
+            if not isinstance(kernel.attr, ir.DictAttr):
+                yield f"tilec.kernels {kernel.name}", str(kernel.attr)
+                continue
+            for entry in ir.DictAttr(kernel.attr):
+                if entry.name != "predicted_us":
+                    yield f"tilec.kernels {kernel.name}.{entry.name}", str(entry.attr)
+    for op in placed_operations(program_of(module)):
+        for key in (f"tilec.{k}" for k in PLACED):
+            if key in op.attributes:
+                yield f"{key} of {mlir.get_string(op, 'tilec.name')}", str(op.attributes[key])
+
+
+def program_of(module: ir.Operation) -> ir.Operation:
+    """The function that is no kernel."""
+    found = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
+    if len(found) != 1:
+        raise CallError("this IR must have one function that is not a kernel: the program")
+    return found[0]
+
+
+def placed_operations(function: ir.Operation) -> Iterator[ir.Operation]:
+    return (op for op in mlir.walk(function) if mlir.is_generic(op))

@@ -1,0 +1,119 @@
+"""Dumped IR whose plan a person edited: read as a schedule file is, so that every check of a schedule is a check of a dump.
+
+`annotate` writes with the plan a digest of its attributes. Where the digest of what is read is another one, the attributes say
+what a schedule file would say, and the program is planned again by it. All attributes of the plan must then be as they were read:
+
+    tilec.kernels = {f_y = {tile = [4], ...}}   ->   [plan.kernels.f_y] tile = [4] ...   ->   the same attributes, or a reason
+
+That takes the tensors that `plan` reads. In IR after a later stage, the plan must be as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilec.core import mlir
+from tilec.core.diagnostics import CallError, Source
+from tilec.core.mlir import ir
+from tilec.core.target import Target
+from tilec.kernels import FAMILIES
+from tilec.passes.tensor.pack import SIDES
+from tilec.plan.digest import DIGEST, PLACED, attributes_of_plan, digests, placed_operations, program_of, sign
+
+
+def check_edited(module: ir.Operation, target: Target, begin: str) -> None:
+    """Raises CallError where the plan in a module, with which stage `begin` is to go on, was edited such that it cannot be carried
+    out, or where it was edited in IR after a later stage than `plan`."""
+    signed = (mlir.get_string(module, DIGEST) or "").split()
+    kernels, operations = digests(module)
+    if signed[:1] == [kernels] and (begin != "fuse" or signed == [kernels, operations]):
+        return
+    if begin != "fuse":
+        why = "the plan in this IR (`tilec.kernels`) is not the one that stage 'plan' wrote, which later stages have obeyed"
+        raise CallError(why, hint="edit the plan in IR that was dumped after stage 'plan', or in a schedule file")
+    again = _planned_again(module, target)
+    for name, now, then in _differences(module, again):
+        raise CallError(
+            f"the plan in this IR cannot be carried out: {name} is {now}, and follows from the program: {then}"
+        )
+    sign(module)
+
+
+def _planned_again(module: ir.Operation, target: Target) -> ir.Operation:
+    """A copy of the module with the plan that obeys what the module's own says. Raises CallError."""
+    import tomlkit
+
+    from tilec.plan.planner import annotate, make_plan
+    from tilec.plan.schedule.read import VERSION, parse_schedule
+
+    copy = module.clone()
+    function = program_of(copy)
+    for op in placed_operations(function):
+        for key in PLACED:
+            if f"tilec.{key}" in op.attributes:
+                del op.attributes[f"tilec.{key}"]
+    plan = make_plan(function, target)
+    said = {"program": plan.signature, "target": target.name} | _schedule(module)
+    text = tomlkit.dumps({"version": VERSION, "plan": [said]})
+    try:
+        obeyed = parse_schedule(Source("the plan in this IR", text))(plan)
+    except CallError as error:
+        (problem,) = error.diagnostics
+        raise CallError(f"the plan in this IR cannot be carried out: {problem.message}", hint=problem.hint) from None
+    annotate(copy, function, obeyed)
+    return copy
+
+
+def _schedule(module: ir.Operation) -> dict[str, Any]:
+    """What a schedule file would say."""
+    operations: dict[str, list[str]] = {}
+    loops: dict[str, dict[str, Any]] = {}
+    inline = []
+    for op in placed_operations(program_of(module)):
+        name = mlir.get_string(op, "tilec.name")
+        if name is None:
+            continue
+        if "tilec.inline" in op.attributes:
+            inline.append(name)
+        placed = {name: op.attributes} if "tilec.kernel" in op.attributes else {}
+        if "tilec.split" in op.attributes:
+            placed[f"{name}.partial"] = ir.DictAttr(op.attributes["tilec.split"])
+        for side in SIDES:
+            if f"tilec.pack_{side}" in op.attributes:
+                placed[f"{name}.{side}"] = ir.DictAttr(op.attributes[f"tilec.pack_{side}"])
+        for part, attributes in placed.items():
+            prefix = "tilec." if part == name else ""
+            kernel = _value(attributes[f"{prefix}kernel"])
+            operations.setdefault(kernel, []).append(part)
+            if f"{prefix}loops" in attributes:
+                loops.setdefault(kernel, {})[part] = _value(attributes[f"{prefix}loops"])
+    table = ir.DictAttr(module.attributes["tilec.kernels"])
+    entries = {a.name: ir.DictAttr(a.attr) for a in table if isinstance(a.attr, ir.DictAttr)}
+    kernels: dict[str, Any] = {}
+    for kernel, names in operations.items():
+        if kernel not in entries:
+            raise CallError(f"`tilec.kernels` has no kernel `{kernel}`, which operations are in")
+        said = {a.name: _value(a.attr) for a in entries[kernel] if a.name in ("tile", *FAMILIES)}
+        kernels[kernel] = {"operations": names, **said, "loops": loops.get(kernel, {})}
+    return {"inline": inline, "kernels": kernels}
+
+
+def _value(attribute: ir.Attribute) -> Any:
+    """An attribute as a schedule file has it. Raises CallError for one of another kind."""
+    if isinstance(attribute, ir.DictAttr):
+        return {a.name: _value(a.attr) for a in ir.DictAttr(attribute)}
+    for kind in (ir.BoolAttr, ir.IntegerAttr, ir.StringAttr):
+        if isinstance(attribute, kind):
+            return kind(attribute).value
+    if isinstance(attribute, ir.DenseI64ArrayAttr):
+        return list(ir.DenseI64ArrayAttr(attribute))
+    raise CallError(f"the plan in this IR has `{attribute}`, which is no value of an option")
+
+
+def _differences(module: ir.Operation, again: ir.Operation) -> Iterator[tuple[str, str, str]]:
+    """What the plan says in one module, and in the other one: its name and both texts."""
+    mine, theirs = (dict(part) for part in (attributes_of_plan(module), attributes_of_plan(again)))
+    for key in dict.fromkeys((*mine, *theirs)):
+        if mine.get(key) != theirs.get(key):
+            yield f"`{key}`", mine.get(key, "absent"), theirs.get(key, "absent")

@@ -1,0 +1,111 @@
+"""The types of a plan: its kernels, their families, and the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tilec.analysis.copied_results import Copy
+from tilec.core.mlir import ir
+from tilec.core.quantities import count
+from tilec.core.target import Target
+from tilec.cost.model import Prediction, Work
+from tilec.kernels import Family
+from tilec.passes.tensor.pack import SIDES
+from tilec.plan.fusion import Remark
+from tilec.plan.given_groups import Fixed
+
+
+@dataclass(frozen=True)
+class Split:
+    """Dimension `dim` of operation `name` becomes `parts` parts."""
+
+    name: str
+    dim: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Factor `side` of operation `name` is stored over its dimensions `dims`, as `kind`."""
+
+    name: str
+    side: int
+    dims: tuple[int, ...]
+    kind: str
+
+    @property
+    def stored(self) -> str:
+        return f"{self.name}.{SIDES[self.side]}"
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel.
+
+    `grid` lists kernel dimensions, `tile` a block's size along each of them. `options` is the kernel's family with its options, and
+    None before the backend's choice. `ruled_out` has the reasons why the operations rule out some options. `sram` returns the
+    bytes of shared memory that a block takes, for any tile and options of these operations (CUDA).
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    dims: dict[str, tuple[int, ...]]
+    extents: dict[int, int]
+    grid: tuple[int, ...]
+    tile: tuple[int, ...]
+    sweeps: dict[str, int]
+    loops: dict[str, tuple[int, ...]]
+    options: Family | None
+    outputs: tuple[str, ...]
+    work: Work
+    prediction: Prediction
+    lines: tuple[tuple[str, int], ...] = ()
+    sram: Callable[[KernelPlan], int] | None = field(default=None, compare=False, repr=False)
+    ruled_out: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def blocks(self) -> int:
+        count = 1
+        for d, t in zip(self.grid, self.tile):
+            count *= -(-self.extents[d] // max(1, t))
+        return count
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All kernels of a program. `signature` is the program's name with the types and shapes of its inputs.
+
+    `regroup` plans again with given kernels. `candidates` lists the alternatives of each kernel. Both read the IR that the plan was
+    made from, so that they work only while the IR is unchanged: the driver applies a schedule before any later pass runs.
+    """
+
+    target: Target
+    kernels: tuple[KernelPlan, ...]
+    inlined: tuple[str, ...]
+    remarks: tuple[Remark, ...] = field(default=())
+    signature: str = ""
+    splits: tuple[Split, ...] = ()
+    quick: dict[ir.Operation, str] = field(default_factory=dict, compare=False, repr=False)
+    regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
+    packs: tuple[Pack, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    candidates: Callable[[], dict[str, list[KernelPlan]]] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def registers(self) -> dict[str, int]:
+        """The register limit of a thread, for kernels that have one (CUDA)."""
+        return {k.name: n for k in self.kernels if (n := getattr(k.options, "registers", None)) is not None}
+
+    @property
+    def time_us(self) -> float:
+        parts: tuple[KernelPlan | Copy, ...] = (*self.kernels, *self.copies)
+        return sum(part.prediction.time_us for part in parts)
+
+    @property
+    def counted(self) -> str:
+        """`2 kernels`, `1 copy`, `1 kernel and 1 copy`."""
+        copies = count(len(self.copies), "copy", "copies")
+        if not self.kernels and self.copies:
+            return copies
+        return count(len(self.kernels), "kernel") + (f" and {copies}" if self.copies else "")

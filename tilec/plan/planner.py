@@ -1,0 +1,280 @@
+"""The decisions: which operations form a kernel, which tiles cut it, which data stay on chip. Only this stage weighs cost.
+
+`make_plan` reads the IR of one function and a target, and returns a `Plan`. `annotate` writes the plan into the IR as `tilec.*`
+attributes (`tilec/kernels/attributes.py`). The passes after it read nothing else.
+"""
+
+# mypy: no-strict-optional
+# mypy: disable-error-code="call-arg"
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tilec.analysis.copied_results import copies_of
+from tilec.analysis.graph import Graph, Node, build_graph
+from tilec.analysis.precision import QUICK, quick_operations
+from tilec.analysis.traffic import outputs_of, work_of
+from tilec.core import mlir, records
+from tilec.core.diagnostics import CallError
+from tilec.core.mlir import ir
+from tilec.core.quantities import duration
+from tilec.core.target import Target
+from tilec.cost.model import TooLarge, predict
+from tilec.kernels import Planned
+from tilec.kernels.attributes import Parts, Placement, StoredFactor
+from tilec.passes.tensor.pack import SIDES
+from tilec.plan.digest import sign
+from tilec.plan.fusion import Group, Remark, group
+from tilec.plan.given_groups import Fixed, group_as
+from tilec.plan.model import KernelPlan, Plan
+from tilec.plan.prepack import apply_packs, choose_packs
+from tilec.plan.split_reduction import apply_splits, choose_splits
+
+
+def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None, splitting: bool = True) -> Plan:
+    """Decides everything for one function of `linalg` on tensors. `fixed` gives the kernels, where a schedule names them.
+
+    With `splitting`, long reductions may be split, where the whole program then takes less time. A kernel whose intermediates
+    do not fit on chip becomes one kernel for each operation; a kernel of `fixed` raises CallError instead.
+    """
+    remarks: list[Remark] = []
+    given = fixed
+    while True:
+        try:
+            plan = _make_plan(function, target, given, splitting)
+            return replace(plan, remarks=(*remarks, *plan.remarks)) if remarks else plan
+        except _Apart as error:
+            if fixed is not None or given == error.kernels:
+                names = ", ".join(f"`{name}`" for name in error.names)
+                raise CallError(f"{names} cannot be one kernel: {error}") from None
+            given = error.kernels
+            remarks.append(Remark("refused", f"{', '.join(error.names)} as one kernel", str(error)))
+
+
+class _Apart(Exception):
+    """The intermediates of a group do not fit on chip. `kernels` are all groups, where this one is a kernel for each operation."""
+
+    def __init__(self, why: TooLarge, g: Group, groups: list[Group], graph: Graph):
+        super().__init__(str(why))
+        self.names = [n.name for n in g.nodes]
+        kept = (tuple(n.name for n in other.nodes) for other in groups if other is not g)
+        inlined = tuple(n.name for n in graph.nodes if n.inlined)
+        self.kernels = Fixed((*kept, *((name,) for name in self.names)), inlined)
+
+
+def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool) -> Plan:
+    if target.kind == "cuda":
+        from tilec.plan.cuda.choose import choose
+    else:
+        from tilec.plan.cpu.loops import choose
+    quick = quick_operations(function, target.kind)
+    graph = _floats(build_graph(function, quick), target)
+    groups, remarks = group(graph, target)
+    splits, why = choose_splits(groups, graph, target) if splitting else ([], [])
+    packs, reasons = choose_packs(
+        [g for g in groups if not any(s.name == n.name for s in splits for n in g.nodes)], graph, target
+    )
+    before = [n.name for n in graph.nodes if n.inlined] if splits or packs else []
+    if splits or packs or fixed:
+        if splits or packs:  # what `fuse` will make of it
+            function_then = apply_splits(function, splits, before)
+            apply_packs(function_then, packs)
+            graph = _floats(
+                build_graph(function_then, quick_operations(function_then, target.kind) if quick else {}), target
+            )
+        else:
+            graph = _floats(build_graph(function, quick), target)
+        groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
+    remarks = why + reasons + remarks + _quick_remarks(quick)
+    stem = ir.StringAttr(function.attributes["sym_name"]).value
+    kernels: list[KernelPlan] = []
+    starts = [_start(g, graph, _kernel_name(stem, g, graph), target) for g in groups]
+    for g, start in zip(groups, starts):
+        try:
+            kernel, why = choose(start, g, graph, target)
+        except TooLarge as error:
+            raise _Apart(error, g, groups, graph) from None
+        if kernels and target.launch.overlap_us:
+            kernel = replace(
+                kernel, options=replace(kernel.options, overlap_launch=True), work=replace(kernel.work, overlaps=True)
+            )  # fmt: skip
+        kernels.append(replace(kernel, prediction=predict(kernel.work, target)))
+        remarks += why
+    inlined = (*before, *(n.name for n in graph.nodes if n.inlined))
+    regroup = partial(make_plan, function, target, splitting=bool(splits))
+    plan = Plan(
+        target,
+        tuple(kernels),
+        inlined,
+        tuple(remarks),
+        _signature(function),
+        tuple(splits),
+        quick,
+        regroup,
+        tuple(packs),
+        copies_of(function, target),
+        partial(_candidates, groups, starts, graph, target),
+    )
+    if splits and fixed is None and target.kind == "cuda":
+        return _whole_if_faster(plan, make_plan(function, target, splitting=False))
+    return plan
+
+
+def _candidates(
+    groups: list[Group], starts: list[KernelPlan], graph: Graph, target: Target
+) -> dict[str, list[KernelPlan]]:
+    from tilec.plan.candidates import candidates
+
+    return {start.name: candidates(start, g, graph, target) for g, start in zip(groups, starts)}
+
+
+def _quick_remarks(quick: dict[ir.Operation, str]) -> list[Remark]:
+    """One for every operation of the program that has quick forms."""
+    forms: dict[str, list[str]] = {}
+    lines: dict[str, tuple[str, int] | None] = {}
+    for op, form in reversed(quick.items()):
+        name = mlir.get_string(op.parent.operation, "tilec.name") or "op"
+        lines[name] = mlir.source_line(op)
+        if form not in forms.setdefault(name, []):
+            forms[name].append(form)
+    reasons = {
+        "hidden": "by a fast approximation: the rounding to 16 bits hides its relative error of at most {}",
+        "exact": "by a fast approximation, within the function's documented error",
+        "weight": "by a fast approximation: the error of the sum is at most {}, within its bound",
+    }
+    found = []
+    for name, used in forms.items():
+        for kind, reason in reasons.items():
+            if kept := [f for f in used if kind == ("weight" if "weight" in f else "hidden" if QUICK[f] else "exact")]:
+                error = _power(max(QUICK[f] for f in kept)) if kind != "exact" else ""
+                functions = ", ".join(dict.fromkeys(map(_function, kept)))
+                found.append(Remark("approximated", name, f"{functions} {reason.format(error)}", lines[name]))
+    return found
+
+
+def _function(form: str) -> str:
+    """The function that an approximation computes: `exp` of `exp_below`, `1 + tanh` of `one_plus_tanh`."""
+    if form.startswith("one_plus_"):
+        return f"1 + {form.removeprefix('one_plus_')}"
+    name = form.partition("_")[0]
+    return {"divide": "division"}.get(name, name)
+
+
+def _power(error: float) -> str:
+    return f"2^{math.log2(error):.0f}"
+
+
+def _whole_if_faster(split: Plan, whole: Plan) -> Plan:
+    """The plan without splits where blocks that share rows do as well: parts take a second kernel, and often a second
+    look at the data."""
+    if whole.time_us > split.time_us:
+        return split
+    times = f"{duration(split.time_us)} split, {duration(whole.time_us)} unsplit"
+    remarks = [Remark("refused", f"to split {s.name}", times) for s in split.splits]
+    return replace(whole, remarks=(*remarks, *whole.remarks))
+
+
+def _floats(graph: Graph, target: Target) -> Graph:
+    """The CPU's register kernels multiply floats: sums of integer products are reductions there."""
+    for node in graph.nodes if target.kind == "cpu" else ():
+        if node.contraction is not None and node.contraction.integer:
+            node.contraction = None
+    return graph
+
+
+def _signature(function: ir.Operation) -> str:
+    """`softmax(x: f32[512, 64])`: the name of a program with its shapes, which a schedule file repeats."""
+    attributes = ir.ArrayAttr(function.attributes["arg_attrs"]) if "arg_attrs" in function.attributes else []
+    names = [ir.StringAttr(a["tilec.name"]).value for a in attributes]
+    types = [ir.ShapedType(a.type) for a in mlir.entry(function).arguments]
+    inputs = [f"{n}: {t.element_type}{list(t.shape) if t.rank else ''}" for n, t in zip(names, types)]
+    return f"{ir.StringAttr(function.attributes['sym_name']).value}({', '.join(inputs)})"
+
+
+def _kernel_name(stem: str, g: Group, graph: Graph) -> str:
+    values = outputs_of(g.nodes, graph)
+    named = [n for n in g.nodes if any(r.value in values for r in n.results)] or g.nodes  # some have a check alone
+    return f"{stem}_{'_'.join(n.name.replace('.', '_') for n in named[:3])}"
+
+
+def _start(g: Group, graph: Graph, name: str, target: Target) -> KernelPlan:
+    """The kernel's plan before the backend's choices."""
+    space = g.space
+    work = work_of(g.nodes, graph, space, target)
+    outputs = outputs_of(g.nodes, graph)
+    return KernelPlan(
+        name=name,
+        nodes=tuple(n.name for n in g.nodes),
+        dims={n.name: space.dims[n] for n in g.nodes},
+        extents=dict(space.extents),
+        grid=space.grid,
+        tile=tuple(space.extents[d] for d in space.grid),
+        sweeps=number_sweeps(g.nodes, graph),
+        loops={},
+        options=None,
+        outputs=tuple(n.name for n in g.nodes for r in n.results if r.value in outputs),
+        work=work,
+        prediction=predict(work, target),
+        lines=tuple(dict.fromkeys(n.line for n in g.nodes if n.line)),
+    )
+
+
+def number_sweeps(nodes: list[Node], graph: Graph) -> dict[str, int]:
+    """The number of each operation's loop nest: the earliest nest after those whose complete reductions it reads.
+
+    Operations of one nest share a loop only if they have the same dimensions; others of the same number follow one another.
+    """
+    number: dict[Node, int] = {}
+    for node in nodes:
+        number[node] = 0
+        for producer in graph.producers(node):
+            if producer in number:
+                number[node] = max(number[node], number[producer] + bool(producer.reduced))
+    return {n.name: s for n, s in number.items()}
+
+
+# ---- the plan as attributes ------------------------------------------------------------------------------------------
+
+
+def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
+    """Writes the plan into the IR, where the passes read it and a person can edit it."""
+    for op, form in plan.quick.items():
+        op.attributes["tilec.quick"] = mlir.string(form)
+    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(function) if mlir.is_generic(op)}
+    for name in plan.inlined:
+        by_name[name].attributes["tilec.inline"] = ir.UnitAttr.get()
+    parts = {f"{s.name}.partial": s for s in plan.splits}
+    stored = {p.stored: p for p in plan.packs}
+    table = {}
+    for kernel in plan.kernels:
+        for name in kernel.nodes:
+            placed = _placement(kernel, name)
+            if name in stored:
+                p = stored[name]
+                factor = StoredFactor(factor_dims=p.dims, kind=p.kind, **placed)
+                by_name[p.name].attributes[f"tilec.pack_{SIDES[p.side]}"] = records.to_attribute(factor)
+            elif name in parts:
+                cut = Parts(dim=parts[name].dim, parts=parts[name].parts, **placed)
+                by_name[parts[name].name].attributes["tilec.split"] = records.to_attribute(cut)
+            else:
+                Placement(**placed).write(by_name[name])
+        planned = Planned(kernel.grid, kernel.tile, kernel.options)
+        table[kernel.name] = planned.to_attribute(kernel.prediction.time_us)
+    module.attributes["tilec.kernels"] = ir.DictAttr.get(table)
+    module.attributes["tilec.target"] = mlir.string(plan.target.name)
+    module.attributes["tilec.backend"] = mlir.string(plan.target.kind)
+    sign(module)
+
+
+def _placement(kernel: KernelPlan, name: str) -> dict[str, Any]:
+    """The fields of a Placement for one operation of a kernel."""
+    return {
+        "kernel": kernel.name,
+        "sweep": kernel.sweeps[name],
+        "dims": kernel.dims[name],
+        "loops": kernel.loops.get(name),
+    }

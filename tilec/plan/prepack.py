@@ -1,0 +1,126 @@
+"""Packed factors: which factors of contractions a kernel stores first, in the layout and type that matrix units read."""
+
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type, union-attr"
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, prod
+
+from tilec.analysis.graph import Graph, Node, dims_of
+from tilec.analysis.multiplicands import multiplicand_of
+from tilec.analysis.traffic import bytes_of
+from tilec.core import mlir
+from tilec.core.hardware import LINE, WIDE
+from tilec.core.mlir import ir
+from tilec.core.quantities import duration
+from tilec.core.target import Target
+from tilec.cost import contraction
+from tilec.cost.model import Work, predict
+from tilec.kernels.contraction import BYTES
+from tilec.passes.tensor.pack import factor, pack
+from tilec.plan.fusion import Group, Remark
+from tilec.plan.model import Pack
+
+GAIN = 1.05  # what storing must promise
+UNFOLDED = 2  # times as many elements as are read: beyond, a window would be stored once for each place it covers
+
+
+def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[list[Pack], list[Remark]]:
+    """Those that make a contraction faster by more than they take."""
+    packs, remarks = [], []
+    for g in groups:
+        contractions = [n for n in g.nodes if n.contraction is not None]
+        if len(contractions) != 1 or target.kind != "cuda" or not target.has("tma") or 0 in contractions[0].extents:
+            continue
+        (node,) = contractions
+        found = _packs(node, g, graph, target)
+        if isinstance(found, str):
+            remarks.append(Remark("refused", f"packing factors of {node.name}", found, node.line))
+        elif found:
+            packs += found[0]
+            remarks.append(Remark("packed", ", ".join(p.stored for p in found[0]), found[1], node.line))
+    return packs, remarks
+
+
+def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pack], str] | str | None:
+    from tilec.plan.cuda.contraction import tiles_of
+
+    kind, c = multiplicand_of(node), node.contraction
+    size = BYTES.get(kind, 0)
+    if kind not in ("bf16", "f16", "tf32") or not _boxes(node, LINE // size):
+        return None
+    now = tiles_of(node, g, graph, target)
+    wanted = [s for s, f in enumerate((c.left, c.right)) if now.feed(f).copy != "tma"]
+    tiles = contraction.choose(target, replace(now.problem, staged=(0, 0)), ["wgmma"])
+    best = next((t for t in tiles if t.tile.instruction == "wgmma" and is_plain(t.tile)), None)
+    if best is None:
+        return None
+    majors = [kind == "tf32" or bool(now.feed(f).major) for f in (c.left, c.right)]
+    packs = [Pack(node.name, s, _dims(node, s, majors[s]), kind) for s in wanted]
+    if not packs or any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
+        return None
+    before = now.choices[0].prediction.time_us if now.choices else inf
+    after = best.prediction.time_us
+    after += sum(_time(node, p, size, target) for p in packs)
+    stored = " and ".join(p.stored for p in packs)
+    as_they_are = f"{duration(before)} unpacked" if before < inf else "no tile fits the factors unpacked"
+    if GAIN * after > before:
+        return f"{as_they_are}, {duration(after)} with {stored} packed first"
+    for p in packs:
+        if prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side))):
+            return f"{p.stored} would have more than {UNFOLDED} times as many elements as its sources"
+    return packs, f"{as_they_are}, {duration(after)} with copies that TMA can load"
+
+
+def is_plain(tile: contraction.BlockTile) -> bool:
+    return tile.cluster == tile.split_k == 1
+
+
+def _boxes(node: Node, depth: int) -> bool:
+    """Whether tiles of k are boxes of a tensor."""
+    wide = [node.extents[d] for d in node.contraction.k if node.extents[d] > 1]
+    return len(node.extents) <= 6 and (len(wide) <= 1 or node.extents[node.contraction.k[-1]] % depth == 0)
+
+
+def _dims(node: Node, side: int, major: bool) -> tuple[int, ...]:
+    """The dimensions of the packed factor: the batch, then k and the factor's own dimensions, with the currently contiguous
+    one last (matrix units read both orders). tf32 is stored with k last only."""
+    c = node.contraction
+    value, own = (c.left, c.m) if side == 0 else (c.right, c.n)
+    batch = tuple(d for d in c.batch if d in dims_of(value, node))
+    return (*batch, *own, *c.k) if major else (*batch, *c.k, *own)
+
+
+def _time(node: Node, p: Pack, size: int, target: Target) -> float:
+    """Everything read once, and the copy written."""
+    values = read_by(node, p.side)
+    points = prod(node.extents[d] for d in p.dims)
+    work = Work(
+        dram_read=sum(map(bytes_of, values)), dram_write=points * size, flops={}, threads=128,
+        blocks=max(1, points * size // (16 * 128)),
+    )  # fmt: skip
+    return predict(work, target).time_us
+
+
+def elements(value: ir.Value) -> int:
+    return prod(ir.ShapedType(value.type).shape)
+
+
+def read_by(node: Node, side: int) -> list[ir.Value]:
+    """The tensors that a factor is computed from."""
+    inside = mlir.slice_of(mlir.body_of(node.op), factor(node.op, side))
+    arguments = list(mlir.body_of(node.op).arguments)
+    values = [factor(node.op, side), *(v for o in inside for v in mlir.operands_of(o))]
+    inputs = mlir.inputs_of(node.op)
+    found = [inputs[arguments.index(v)] for v in values if v in arguments and arguments.index(v) < len(inputs)]
+    return list(dict.fromkeys([*found, *(o.operands[0] for o in inside if o.name == "tensor.extract")]))
+
+
+def apply_packs(function: ir.Operation, packs: list[Pack]) -> None:
+    """Carries the choices out in a function, as `fuse` will."""
+    for p in packs:
+        by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(function) if mlir.is_generic(op)}
+        stored, _ = pack(by_name[p.name], p.side, p.dims, p.kind)
+        stored.attributes["tilec.stored"] = ir.UnitAttr.get()

@@ -1,0 +1,1 @@
+"""Reasons of a plan, for people."""

@@ -1,0 +1,266 @@
+"""The report of `tilec explain`: the predicted time of each kernel with its causes, and each decision with its alternatives.
+
+The terms of the cost model (DRAM, L2, arithmetic, ...) overlap in time. The report lists them beside each other: the
+largest is the kernel's time, and says what to change.
+"""
+
+# mypy: no-strict-optional
+# mypy: disable-error-code="arg-type, operator"
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from tilec.analysis.copied_results import Copy
+from tilec.core.quantities import amount, count, duration
+from tilec.core.target import Target
+from tilec.cost.model import MEMORY, Prediction
+from tilec.dsl.specialise import Specialised
+from tilec.plan.fusion import Remark
+from tilec.plan.model import KernelPlan, Plan
+from tilec.plan.report.expectations import describe_expectations, minimal_traffic, traffic
+from tilec.plan.report.provenance import Provenance, short_place
+
+BAR = 24  # characters of the longest bar
+LABEL = 18  # characters of a line's label
+VERB = 12  # characters of a decision's verb
+RESOURCES = {
+    "dram": "DRAM", "l3": "L3 cache", "l2": "L2 cache", "l1": "L1 cache", "shared": "shared memory", "fma": "float arithmetic",
+    "tensor": "matrix units", "special": "special functions", "int": "integer arithmetic", "launch": "launch",
+    "blocks": "block starts",
+}  # fmt: skip
+"""The names of the cost model's terms in the report."""
+
+
+def explain(plan: Plan, specialised: Specialised, measured: Mapping[str, float] | None = None) -> str:
+    """The whole report. `measured`: microseconds by kernel name, and those of the whole program under the op's name."""
+    where = Provenance(specialised, plan)
+    parts = [_summary(plan, specialised, measured or {})]
+    parts += [_kernel(kernel, plan, where, (measured or {}).get(kernel.name)) for kernel in plan.kernels]
+    parts += [_copy(copy, (measured or {}).get("copies") if len(plan.copies) == 1 else None) for copy in plan.copies]
+    parts.append(_decisions(plan, where))
+    return "\n\n".join("\n".join(part) for part in map(list, parts) if part) + "\n"
+
+
+# ---- the program -----------------------------------------------------------------------------------------
+
+
+def _summary(plan: Plan, specialised: Specialised, measured: Mapping[str, float]) -> Iterator[str]:
+    yield f"{plan.signature} on {plan.target}"
+    if plan.target.note:
+        yield f"  {plan.target.note}"
+    if fitted := str(plan.target.fitted):
+        yield _row("fitted", fitted)
+    if specialised.sizes:
+        yield _row("sizes", ", ".join(f"{name} = {value}" for name, value in specialised.sizes.items()))
+    kernels = plan.counted.removesuffix(" kernels").removesuffix(" kernel")
+    yield _row("kernels", kernels + (f"; inlined: {', '.join(plan.inlined)}" if plan.inlined else ""))
+    told = measured.get(specialised.name)
+    yield _row("time", f"{duration(plan.time_us)} predicted" + (f", {duration(told)} measured" if told else ""))
+    moved, least = traffic(plan), minimal_traffic(specialised)
+    share = f", {moved / least:.2f} times the minimum (inputs read once, outputs written once)" if least else ""
+    yield _row("traffic", f"{amount(moved)}B{share}")
+    for line in describe_expectations(specialised, plan):
+        yield _row("expect", line)
+
+
+# ---- a kernel --------------------------------------------------------------------------------------------
+
+
+def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float | None) -> Iterator[str]:
+    p, work = kernel.prediction, kernel.work
+    told = _compared(p.time_us, measured)
+    yield f"kernel {kernel.name}: {duration(p.time_us)}{told}, bound by {_bound(p)}"
+    yield _row("computes", ", ".join(kernel.nodes))
+    yield _row("writes", ", ".join(kernel.outputs))
+    yield _row("grid", _grid(kernel, where))
+    yield from _parts(kernel)
+    yield _row("kernel family", kernel.options.name)
+    for option, text in kernel.options.described(where.dimensions(kernel)):
+        if option != "residency" or len(_nests(kernel)) > 1:  # of a single pass, nothing is read again
+            yield _row(option, text)
+    yield _row("traffic", f"{amount(work.dram_read)}B read, {amount(work.dram_write)}B written")
+    yield _row("operations", _operations(kernel))
+    yield _row("intensity", _intensity(kernel, plan.target))
+    yield _row("roofline", f"{p.roofline_share:.0%} of the speed that the roofline allows")
+    if plan.target.kind == "cuda":
+        yield _row("occupancy", _occupancy(kernel, plan.target))
+    yield from _terms(p)
+    if measured:
+        yield _row("model", _verdict(kernel, measured))
+
+
+def _copy(copy: Copy, measured: float | None) -> Iterator[str]:
+    """A copy takes no kernel: the driver, or the C library, copies."""
+    p = copy.prediction
+    yield f"copy of {copy.source} into {copy.name}: {duration(p.time_us)}{_compared(p.time_us, measured)}, bound by {_bound(p)}"
+    yield _row("traffic", f"{amount(copy.work.dram_read)}B read, {amount(copy.work.dram_write)}B written")
+    yield from _terms(p)
+
+
+def _compared(predicted: float, measured: float | None) -> str:
+    share = f"the prediction is {predicted / measured:.0%} of it" if measured else ""
+    return f" predicted, {duration(measured)} measured ({share})" if measured else " predicted"
+
+
+NEAR = 0.2  # a prediction may differ by this share of the measured time
+
+
+def _verdict(kernel: KernelPlan, measured: float) -> str:
+    """The cause of a wrong prediction: the rate that its largest term assumes, and the rate that was reached."""
+    p, work = kernel.prediction, kernel.work
+    if abs(p.time_us / measured - 1) <= NEAR:
+        return f"within {NEAR:.0%} of the measured time"
+    if p.bound == "launch":
+        return f"launch: {duration(p.time_us)} assumed, {duration(measured)} measured"
+    name, term = p.limiter, p.terms[p.limiter]
+    taken = max(1e-3, measured - (p.time_us - term))  # as if the rest of the prediction were right
+    amounts = {
+        "shared": work.shared_bytes,
+        "l1": work.shared_bytes,
+        "l2": max(work.l2_bytes, work.dram_read + work.dram_write),
+    }
+    if name in ("dram", "l2", "l3", "l1", "shared"):
+        moved = amounts.get(name, work.dram_read + work.dram_write)
+        return f"{_resource(name)}: {amount(1e6 * moved / term)}B/s assumed, {amount(1e6 * moved / taken)}B/s reached"
+    done = sum(n for unit, n in work.flops.items() if unit.partition(".")[0] == name)
+    return f"{_resource(name)}: {amount(1e6 * done / term)}op/s assumed, {amount(1e6 * done / taken)}op/s reached"
+
+
+def _bound(p: Prediction) -> str:
+    return "launch overhead" if p.bound == "launch" else f"{p.bound} ({_resource(p.limiter)})"
+
+
+def _resource(term: str) -> str:
+    return RESOURCES.get(term, term)
+
+
+def _unit(unit: str) -> str:
+    """`bf16 wgmma`, `f32`, `special functions`: the operations of "tensor.bf16@wgmma", "fma.f32", "special"."""
+    name, _, rest = unit.partition(".")
+    dtype, _, instruction = rest.partition("@")
+    return " ".join(word for word in (dtype, instruction) if word) or _resource(name)
+
+
+def _grid(kernel: KernelPlan, where: Provenance) -> str:
+    names = where.dimensions(kernel)
+    cut = [f"{names[d]} = {kernel.extents[d]} in tiles of {t}" for d, t in zip(kernel.grid, kernel.tile)]
+    rest = [f"{names[d]} = {e}" for d, e in kernel.extents.items() if d not in kernel.grid]
+    inside = f"; {'each block' if kernel.blocks > 1 else 'it'} has all of {', '.join(rest)}" if rest else ""
+    return f"{kernel.blocks} block{'s' * (kernel.blocks != 1)}" + (f": {', '.join(cut)}" if cut else "") + inside
+
+
+def _parts(kernel: KernelPlan) -> Iterator[str]:
+    """How the operations share loops: a contraction and its epilogue, or passes over the data."""
+    nests, options = _nests(kernel), kernel.options
+    if inner := set(getattr(options, "inner", ())):
+        epilogue = [n for n in kernel.nodes if not inner <= set(kernel.dims[n])]
+        if epilogue:
+            yield _row("epilogue", ", ".join(epilogue))
+    elif len(nests) > 1 and options.name != "contraction_chain" and not getattr(options, "online", False):
+        yield _row("passes", f"{len(nests)}: " + " | ".join(map(", ".join, nests)))
+
+
+def _nests(kernel: KernelPlan) -> list[list[str]]:
+    """The operations of each loop nest."""
+    numbers = sorted(set(kernel.sweeps.values()))
+    return [[n for n in kernel.nodes if kernel.sweeps[n] == number] for number in numbers]
+
+
+def _operations(kernel: KernelPlan) -> str:
+    parts = [f"{amount(n).rstrip()} {_unit(unit)}" for unit, n in kernel.work.flops.items() if n]
+    return ", ".join(parts) or "none"
+
+
+def _intensity(kernel: KernelPlan, target: Target) -> str:
+    """Operations of the busiest unit per byte of DRAM traffic, and the ridge: the intensity at which that unit and DRAM take the
+    same time."""
+    moved, flops = kernel.work.dram_read + kernel.work.dram_write, kernel.work.flops
+    if not moved:
+        return "no memory traffic"
+    unit = max(flops, key=lambda u: flops[u] / target.peak(u), default=None)
+    if unit is None or not flops[unit]:
+        return "no operations"
+    found, ridge = flops[unit] / moved, kernel.prediction.ridge
+    return f"{found:.2f} operations ({_unit(unit)}) a byte, the ridge is at {ridge:.1f}: {_side(kernel, found < ridge)}"
+
+
+def _side(kernel: KernelPlan, below: bool) -> str:
+    """The roofline's verdict, and the kernel's limit where that is another. The roofline knows DRAM and one unit; the cost
+    model has more terms."""
+    p = kernel.prediction
+    side = "below the ridge" if below else "above the ridge"
+    if p.bound == "launch":
+        return f"{side}, but the launch takes longest"
+    if p.bound == "memory" and below and p.limiter == "dram":
+        return f"{side}, so bound by memory"
+    if p.bound == "memory" and p.limiter == "dram":
+        return f"{side}, but DRAM does not reach its full rate"
+    if p.bound == "compute" and not below:
+        return f"{side}, so bound by compute"
+    where = "" if "dram" in p.terms else f": the data stay in the {_resource(_nearest(p))}"
+    if p.bound == "memory" and where:
+        return side + where
+    return f"{side}, but {_resource(p.limiter)} takes longest{where}"
+
+
+def _nearest(p: Prediction) -> str:
+    return next((name for name in reversed(MEMORY) if name in p.terms), "cache")
+
+
+def _occupancy(kernel: KernelPlan, target: Target) -> str:
+    p = kernel.prediction
+    blocks = f"{count(p.occupancy.blocks, 'block')} of {count(kernel.work.threads, 'thread')} on an SM"
+    limits = {"shared": "shared memory", "blocks": "the number of blocks"}
+    blocks += f", limited by {limits.get(p.occupancy.limiter, p.occupancy.limiter)}"
+    waves = f"{p.waves:.2f} waves on {target.units} SMs, which are busy {p.wave_efficiency:.0%} of the time"
+    return f"{p.occupancy.fraction:.0%}: {blocks}; {waves}"
+
+
+def _terms(p: Prediction) -> Iterator[str]:
+    terms = {name: t for name, t in p.terms.items() if t > 0}
+    longest = max(terms.values(), default=1.0)
+    label = "time"
+    for name, t in sorted(terms.items(), key=lambda item: -item[1]):
+        bar = "#" * max(1, round(BAR * t / longest))
+        yield _row(label, f"{_resource(name):<18}{duration(t):>10}  {bar}")
+        label = ""
+
+
+# ---- decisions -------------------------------------------------------------------------------------------
+
+
+def _decisions(plan: Plan, where: Provenance) -> Iterator[str]:
+    """Every remark under its source line, in the program's order of first mention."""
+    if not plan.remarks:
+        return
+    yield "decisions"
+    if any(r.verb in ("fused", "refused") and r.alternatives and not r.weighed for r in plan.remarks):
+        yield "  (times of `fused` and `refused` are estimates without tiles; the kernels' own times above are with tiles)"
+    places: dict[tuple[str, int] | None, list[Remark]] = {}
+    for remark in plan.remarks:
+        places.setdefault(remark.line, []).append(remark)
+    for place, remarks in sorted(places.items(), key=lambda item: _order(item[0], plan)):
+        yield f"  {short_place(place)}  {where.line(place)}" if place else "  the whole program"
+        for remark in remarks:
+            yield f"    {remark.verb:<{VERB}} {remark.subject}: {remark.reason}"
+            yield from _alternatives(remark)
+
+
+def _order(place: tuple[str, int] | None, plan: Plan) -> tuple:
+    files = list(dict.fromkeys(r.line[0] for r in plan.remarks if r.line))
+    return (1, 0, 0) if place is None else (0, files.index(place[0]), place[1])
+
+
+def _alternatives(remark: Remark) -> Iterable[str]:
+    """The alternatives, where there are more than two: a reason names two itself."""
+    if len(remark.alternatives) > 2:
+        indent = " " * (VERB + 7)
+        if remark.weighed:
+            yield f"{indent}({remark.weighed})"
+        for name, time_us in sorted(remark.alternatives, key=lambda a: a[1]):
+            yield f"{indent}{duration(time_us):>9}  {name}"
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label:<{LABEL}}{text}".rstrip()

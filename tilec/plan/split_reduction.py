@@ -1,0 +1,120 @@
+"""Split reductions: which reductions are split into parts, so that enough blocks have work (few or long rows)."""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from math import ceil, isqrt
+
+from tilec.analysis.graph import Graph, Node
+from tilec.analysis.traffic import work_of
+from tilec.core import mlir
+from tilec.core.mlir import ir
+from tilec.core.quantities import count, duration
+from tilec.core.target import Target
+from tilec.cost.model import Work, predict
+from tilec.passes.tensor.inline import inline_all
+from tilec.passes.tensor.split import refuse_split, split
+from tilec.plan.fusion import Group, Remark
+from tilec.plan.model import Split
+
+MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of the second pass
+
+SAVING = 0.9  # of its time, that a contraction in parts may take
+
+
+def choose_splits(groups: list[Group], graph: Graph, target: Target) -> tuple[list[Split], list[Remark]]:
+    """A split for every kernel that is one long reduction with too few blocks to fill the machine."""
+    splits, remarks = [], []
+    for g in groups:
+        node = max(g.nodes, key=lambda n: n.iterations)
+        if not node.reduced or node.scan is not None:
+            continue
+        if node.contraction is not None:
+            if target.kind == "cuda" and (chosen := _split_contraction(node, g, graph, target)):
+                splits.append(chosen[0])
+                remarks.append(Remark("split", node.name, chosen[1], node.line))
+            continue
+        if any(p in g.nodes for p in graph.producers(node)) or node.iterations < 2 * MIN_PART:
+            continue
+        found = _split(node, g, graph, target)
+        if isinstance(found, Split):
+            splits.append(found)
+            cost = predict(work_of(g.nodes, graph, g.space, target), target).time_us
+            whole = f"unsplit, it has {count(g.space.parallelism, 'parallel point')} and takes {duration(cost)}"
+            reason = f"{found.parts} parts of {node.extents[found.dim] // found.parts} elements; {whole}"
+            remarks.append(Remark("split", node.name, reason, node.line))
+        elif found:
+            remarks.append(Remark("refused", f"to split {node.name}", found, node.line))
+    return splits, remarks
+
+
+def _split(node: Node, g: Group, graph: Graph, target: Target) -> Split | str | None:
+    """The split, why there is none, or None where there are blocks enough."""
+    blocks = (4 if target.kind == "cpu" else 8) * target.units
+    points = max(1, g.space.parallelism)
+    if target.kind == "cuda" and not _rows(node):
+        points = ceil(points / 256)  # down columns a block takes as many as it has threads and more
+    want = min(ceil(blocks / points), node.iterations // points // MIN_PART)
+    if want < 2:
+        return None
+    if sum(n.iterations for n in g.nodes if n is not node and n.reduced) > node.iterations // 4:
+        return "other reductions of the kernel read the same data again"
+    best = max(((_divisor(node.extents[d], want), -d) for d in node.reduced), key=lambda c: c[0])
+    parts, dim = best[0], -best[1]
+    if parts < 2:
+        return f"none of the reduced extents {[node.extents[d] for d in sorted(node.reduced)]} has a divisor from 2 to {want}"
+    return refuse_split(node.op, dim, parts) or Split(node.name, dim, parts)
+
+
+def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tuple[Split, str] | None:
+    """Parts of k, where C has too few tiles to fill the machine and the parts can be added in less than they save."""
+    from tilec.plan.cuda.contraction import tiles_of
+
+    if sum(n.contraction is not None for n in g.nodes) > 1:
+        return None  # a walk of two
+    if 0 in node.extents or 4 * (points := g.space.parallelism) > 128 * 128 * 4 * target.units:
+        return None
+    now = tiles_of(node, g, graph, target)
+    if not now.choices:
+        return None
+    before = best = now.choices[0].prediction.time_us
+    found = None
+    dim = max(node.contraction.k, key=lambda d: node.extents[d])
+    for parts in (2, 4, 8, 16, 32):
+        if refuse_split(node.op, dim, parts) or node.extents[dim] // parts % 64:
+            continue
+        tiles = now.variant(target, k=now.problem.k // parts, batch=now.problem.batch * parts, out="f32", epilogue={})
+        combine = Work(
+            dram_read=4 * parts * points, dram_write=4 * points, flops={}, threads=128, blocks=ceil(points / 512)
+        )
+        time = tiles[0].prediction.time_us + predict(combine, target).time_us if tiles else best
+        if time < SAVING * best:
+            best, found = time, Split(node.name, dim, parts)
+    return None if found is None else (found, f"split-K in {found.parts} parts: {duration(best)}, unsplit {duration(before)}")
+
+
+def _rows(node: Node) -> bool:
+    """Whether memory is contiguous along the reduced dimension: one row is then work for a whole block."""
+    longest = max(node.reads, key=lambda r: len(r.dims), default=None)
+    return longest is None or not longest.dims or longest.dims[-1] in node.reduced
+
+
+def _divisor(extent: int, limit: int) -> int:
+    """The largest divisor up to `limit`."""
+    small = {d for d in range(1, isqrt(extent) + 1) if extent % d == 0} if extent else {1}
+    return max(d for d in small | {extent // d for d in small} if d <= limit)
+
+
+def apply_splits(function: ir.Operation, splits: list[Split], inlined: list[str]) -> ir.Operation:
+    """A copy of the function with the splits carried out, after inlining as `fuse` does it. Planning continues on the copy."""
+    copy = function.clone()
+    for op in mlir.walk(copy):
+        if mlir.get_string(op, "tilec.name") in inlined:
+            op.attributes["tilec.inline"] = ir.UnitAttr.get()
+    inline_all(copy)
+    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(copy) if mlir.is_generic(op)}
+    for s in splits:
+        partial, _ = split(by_name[s.name], s.dim, s.parts)
+        partial.attributes["tilec.part"] = ir.UnitAttr.get()
+    return copy

@@ -1,0 +1,1 @@
+"""Care of the process and the file system: imports, forks, interruptions, compile servers, files."""

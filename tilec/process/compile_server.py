@@ -1,0 +1,205 @@
+"""Compilers in processes of their own. They load while this process plans, and several compile at a time.
+
+Numba's compilers take a second to import, hold Python's lock while they work, and the one for GPUs imports torch.
+Therefore a process for each kind of compiler starts when a program must be compiled. It loads the compiler and forks; the
+forks answer requests. All of them end with this process, or after ten minutes without work. If no such process can start,
+`ask` says so, and the caller compiles itself.
+
+Requests and replies are JSON with its length before it, over one socket for each fork.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+IDLE = 600.0  # seconds
+_POSSIBLE = sys.platform.startswith("linux") and not getattr(sys, "frozen", False)
+
+
+class _Server:
+    """The process that loads the compiler of the module `kind`, and connections to those forks that have nothing to do."""
+
+    def __init__(self, kind: str):
+        self.control, theirs = socket.socketpair()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from tilec.process.compile_server import serve; "
+        code += f"serve({theirs.fileno()}, {kind!r})"
+        nowhere = subprocess.DEVNULL
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=nowhere, stdout=nowhere, stderr=nowhere,
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"}, start_new_session=True,
+            )  # fmt: skip
+        self.free: list[socket.socket] | None = [self._fork()]
+        self.busy: set[socket.socket] = set()
+        self.given_up = False
+
+    def _fork(self) -> socket.socket:
+        """A connection to a new fork, which begins once the compiler is loaded."""
+        mine, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self.control, [b"\0"], [theirs.fileno()])
+        return mine
+
+    def take(self) -> socket.socket:
+        with _lock:
+            connection = self.free.pop() if self.free else self._fork()
+            self.busy.add(connection)
+            return connection
+
+    def give_back(self, connection: socket.socket) -> None:
+        with _lock:
+            self.busy.discard(connection)
+            if self.free is None:
+                connection.close()
+            else:
+                self.free.append(connection)
+
+    def close(self) -> None:
+        """With this the processes end that are not at work."""
+        for each in (self.control, *(self.free or ())):
+            each.close()
+        self.free = None
+
+
+_lock = threading.Lock()
+_running: dict[str, _Server] = {}
+_refused: set[str] = set()
+
+
+def start(kind: str) -> _Server | None:
+    """The process that compiles by the module `kind`; starts it if need be. Does not wait. None where there can be none."""
+    with _lock:
+        interpreter = os.path.basename(sys.executable or "")  # not a program that has Python inside
+        if kind not in _running and kind not in _refused and _POSSIBLE and interpreter.startswith("python"):
+            try:
+                _running[kind] = _Server(kind)
+            except (OSError, ValueError):
+                _refused.add(kind)
+        return _running.get(kind)
+
+
+def ask(kind: str, request: dict[str, Any]) -> dict[str, Any] | None:
+    """What `answer` of the module `kind` says to a request, from another process; None where that cannot be had."""
+    text = json.dumps(request).encode()
+    for _ in range(2):  # it may have ended just now, for want of work
+        if (server := start(kind)) is None:
+            return None
+        with suppress(OSError):
+            connection = server.take()
+            _send(connection, text)
+            if reply := _receive(connection):
+                server.give_back(connection)
+                return json.loads(reply)
+            connection.close()
+        if server.given_up:
+            return None
+        with _lock:
+            if _running.get(kind) is server:
+                _end(_running.pop(kind))
+    with _lock:
+        _refused.add(kind)
+    return None
+
+
+def _send(connection: socket.socket, text: bytes) -> None:
+    connection.sendall(len(text).to_bytes(8, "little") + text)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """What was sent; empty where the other end is gone."""
+    with connection.makefile("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        text = file.read(size)
+        return text if len(text) == size else b""
+
+
+def give_up() -> None:
+    """Ends all processes, at work or not; who waits for one is told that there is none. Later requests start others."""
+    with _lock:
+        while _running:
+            server = _running.popitem()[1]
+            server.given_up = True
+            for connection in server.busy:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                os.killpg(server.process.pid, signal.SIGKILL)  # its forks, too
+            _end(server)
+
+
+def _end(server: _Server) -> None:
+    server.close()
+    server.process.kill()
+    server.process.wait()
+
+
+@atexit.register
+def _end_all() -> None:
+    with _lock:
+        while _running:
+            _end(_running.popitem()[1])
+
+
+def _in_child() -> None:
+    """A fork of the caller starts processes of its own; were its copies of sockets open, the others would not end."""
+    global _lock
+    _lock = threading.Lock()
+    for server in _running.values():
+        server.close()
+        server.process.returncode = 0  # not this one's to wait for
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+# ---- the other processes ---------------------------------------------------------------------------------------------
+
+
+def serve(number: int, kind: str) -> None:
+    """Forks whenever a socket comes over socket `number`, once a module's `prepare` is done. Never returns."""
+    import gc
+    import importlib
+
+    for name in ("torch", "cupy"):  # numba-cuda-mlir imports them where they are, to know their arrays in launches
+        sys.modules[name] = None  # type: ignore[assignment]
+    gc.disable()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    control = socket.socket(fileno=number)
+    module = importlib.import_module(kind)
+    module.prepare()
+    gc.freeze()  # so that forks go on sharing this memory; garbage stays, to look for it takes 0.2 s
+    if len(os.listdir("/proc/self/task")) > 1:  # forks would wait for threads that they lack
+        os._exit(1)
+    control.settimeout(IDLE)
+    with suppress(OSError):
+        while (received := socket.recv_fds(control, 1, 1))[0]:
+            if os.fork() == 0:
+                control.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _answer(module, socket.socket(fileno=received[1][0]))
+            os.close(received[1][0])
+    os._exit(0)
+
+
+def _answer(module: Any, connection: socket.socket) -> None:
+    """Answers requests by `answer` of a module, as long as there are any."""
+    import gc
+
+    connection.settimeout(IDLE)
+    try:
+        while text := _receive(connection):
+            _send(connection, json.dumps(module.answer(json.loads(text))).encode())
+            gc.collect()  # while nobody waits
+    finally:
+        os._exit(0)

@@ -1,0 +1,1 @@
+"""Meanings of programs and of IR: the reference, error bounds, the interpreter, verification."""

@@ -1,0 +1,358 @@
+"""Error bounds of compiled programs: a running error analysis of any program, on the inputs at hand.
+
+Every value of the program becomes an interval that holds all results of a correct compilation (`tilec.semantics.intervals`,
+`tilec.semantics.interval_reductions`). The intervals follow from the documented bounds of functions (`tilec.core.functions`) and of
+reductions alone. `compare` compares results with them, for tests, `tilec run --check` and all other checks, so that
+nobody chooses a tolerance. docs/numerics.md names the exceptions.
+
+The intervals are those of one execution (Wilkinson's running analysis), so they are narrow where the data is well
+conditioned and wide where digits cancel. Where errors may change a comparison, a rounding or an index, both outcomes
+are allowed: a value that the documented errors leave undetermined has no bound.
+"""
+
+# mypy: no-strict-optional
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="arg-type, assignment, attr-defined, call-arg, return-value"
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce as fold
+from typing import Literal, assert_never
+
+import numpy as np
+
+from tilec.core.dtypes import F32, F64, DType
+from tilec.core.operators import COMBINE
+from tilec.dsl import ast
+from tilec.dsl.specialise import Specialised
+from tilec.semantics import intervals as on
+from tilec.semantics.interval_conversions import cast, compared, of_integers, rounded_to
+from tilec.semantics.interval_reductions import Total, largest, place, reduce, sum_of_parts, sum_parts, unit_roundoff
+from tilec.semantics.intervals import Enclosure, point
+from tilec.semantics.reference import OutOfRangeError, Space, blocks, extents_of, is_inside, outside_error, stored, take
+
+SMALLEST_NORMAL = {F32: 2.0**-126, F64: 2.0**-1022}
+"""Smaller products lose digits."""
+Kind = Literal["cpu", "cuda"] | None
+"""The kind of target whose functions' bounds count; None for the larger bound of all."""
+
+
+def enclose(special: Specialised, inputs: Mapping[str, np.ndarray], kind: Kind = None) -> dict[str, Enclosure]:
+    """The intervals of all tensors of a specialised op; floats as f64, outputs rounded to their type."""
+    with np.errstate(all="ignore"):
+        tensors = {name: point(a if a.dtype.kind in "iub" else a.astype(np.float64)) for name, a in inputs.items()}
+        for equation in special.equations:
+            tensors[equation.name] = _equation(equation, tensors, special.sizes, kind)
+        for t in special.outputs:
+            if t.dtype.is_float:
+                tensors[t.name] = rounded_to(tensors[t.name], t.dtype, kind)
+    return tensors
+
+
+# ---- comparison --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output at its worst element: `error` is the distance from the middle of the allowed interval, `allowed` the
+    largest allowed distance. `unbounded` counts the elements that may have any value of their type, about which the
+    comparison says nothing."""
+
+    within: bool
+    error: float = 0.0
+    allowed: float = 0.0
+    place: tuple[int, ...] = ()
+    found: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    wrong: int = 0
+    unbounded: int = 0
+
+    def __str__(self) -> str:
+        verdict = "within the bound" if self.within else f"OUT OF BOUNDS, {self.wrong} elements"
+        at = f"{self.found!r} at {list(self.place)}, between {self.low!r} and {self.high!r} allowed"
+        if self.within and not np.isfinite(self.allowed):
+            text = f"{verdict}: every element is infinite, NaN or unbounded"
+        else:
+            text = f"{self.error:.2g} of {self.allowed:.2g} allowed, {verdict}" + ("" if self.within else f": {at}")
+        return text + (f"; {self.unbounded} of its elements are unbounded" if self.unbounded else "")
+
+
+def compare(
+    special: Specialised, inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray], kind: Kind = None
+) -> dict[str, Comparison]:
+    """Compares the outputs of a compiled op with its error bounds for these inputs."""
+    allowed = enclose(special, inputs, kind)
+    return {t.name: compare_array(results[t.name], allowed[t.name]) for t in special.outputs}
+
+
+def compare_array(found: np.ndarray, allowed: Enclosure) -> Comparison:
+    """Raises ValueError where the shapes differ."""
+    if found.shape != allowed.low.shape:
+        raise ValueError(f"a result of shape {found.shape} where {allowed.low.shape} was expected")
+    if found.size == 0:
+        return Comparison(True)
+    with np.errstate(all="ignore"):
+        if found.dtype.kind not in "iub":
+            found = found.astype(np.float64)
+        low, high = (np.asarray(end).astype(found.dtype) for end in allowed)
+        inside = (found >= low) & (found <= high)
+        unbounded = _is_unbounded(low, high)
+        if found.dtype.kind == "f":
+            wrong_sign = (low == 0) & (high == 0) & (np.signbit(low) == np.signbit(high))
+            wrong_sign &= np.signbit(found) != np.signbit(low)
+            inside = (inside & ~wrong_sign) | unbounded | (np.isnan(found) & np.isnan(low))
+        wide = [array.astype(np.float64) for array in (found, low, high)]
+        middle = (wide[1] + wide[2]) / 2
+        error, radius = np.abs(wide[0] - middle), (wide[2] - wide[1]) / 2
+        error = np.where(inside & ~np.isfinite(error), 0, error)
+        radius = np.where(np.isnan(radius), 0, radius)  # of a NaN, or of an infinity, that is certain
+        share = np.where(inside, np.where(radius > 0, error / radius, 0), np.inf)
+        share = np.where(np.isfinite(share) | ~inside, share, 0)
+        share = np.where(inside & ~np.isfinite(radius), -1, share)  # what has no bound is not the worst
+    worst = np.unravel_index(np.argmax(share), found.shape)
+    return Comparison(
+        bool(inside.all()), float(error[worst]), float(radius[worst]), tuple(map(int, worst)), found[worst].item(),
+        low[worst].item(), high[worst].item(), int(np.count_nonzero(~inside)), int(np.count_nonzero(unbounded)),
+    )  # fmt: skip
+
+
+def _is_unbounded(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Where every value of the type is allowed."""
+    if low.dtype.kind == "f":
+        return on.is_anything(Enclosure(low, high))
+    if low.dtype.kind == "b":
+        return ~low & high
+    limits = np.iinfo(low.dtype)
+    return (low == limits.min) & (high == limits.max)
+
+
+# ---- one equation ------------------------------------------------------------------------------------------
+
+
+def _equation(equation: ast.Equation, tensors: dict, sizes: dict[str, int], kind: Kind) -> Enclosure:
+    extents = extents_of(equation)
+    axes = {name: axis for axis, name in enumerate(extents)}
+    shape = [len(range(*extents[name])) for name in equation.indices]
+    low, high = (np.empty(shape, stored(equation.dtype)) for _ in range(2))
+    for part in blocks(equation, _Space(tensors, sizes, axes, extents, True, kind)):
+        value = part.enclose(equation.value, np.True_)
+        for end, result in zip(value, (low, high)):
+            part.store(part.spread(end, list(range(len(shape)))), result)
+    same = np.array_equal(low, high, equal_nan=equation.dtype.is_float)
+    same = same and (not equation.dtype.is_float or np.array_equal(np.signbit(low), np.signbit(high)))
+    return Enclosure(low, low if same else high)
+
+
+@dataclass(frozen=True)
+class _Space(Space):
+    """The reference's box of indices, over which expressions are enclosed instead of evaluated.
+
+    `mask` is where a value is used for certain: there, an index outside its tensor is an error.
+    """
+
+    tensors: dict[str, Enclosure]
+    kind: Kind = None
+
+    def enclose(self, expr: ast.Expr, mask: np.ndarray) -> Enclosure:
+        match expr:
+            case ast.Number():
+                return self.number(expr)
+            case ast.Boolean():
+                return point(expr.value)
+            case ast.Name():
+                return point(self.name(expr.name))
+            case ast.Access():
+                return self.enclose_access(expr, mask)
+            case ast.Pad():
+                return self.enclose_pad(expr, mask)
+            case ast.Unary(op, operand):
+                inner = self.enclose(operand, mask)
+                return on.negative(inner) if op == "-" else Enclosure(~inner.high, ~inner.low)
+            case ast.Binary(op, left, right):
+                same = left == right
+                return self.binary(op, self.enclose(left, mask), self.enclose(right, mask), expr.dtype, same)
+            case ast.Compare(op, left, right):
+                return compared(op, self.enclose(left, mask), self.enclose(right, mask))
+            case ast.Conditional(condition, then, otherwise):
+                test = self.enclose(condition, mask)
+                first, second = self.enclose(then, mask & test.low), self.enclose(otherwise, mask & ~test.high)
+                return on.select(test, first, second)
+            case ast.Cast(operand, dtype):
+                return cast(self.enclose(operand, mask), operand.dtype, dtype, self.kind)
+            case ast.Call(name, _, arguments, dtype):
+                return on.function(name, [self.enclose(a, mask) for a in arguments], dtype, self.kind)
+            case ast.Reduce():
+                return self.enclose_reduce(expr, mask)
+            case ast.Scan():
+                return self.enclose_scan(expr, mask)
+            case _:
+                assert_never(expr)
+
+    def number(self, expr: ast.Number) -> Enclosure:
+        """A literal is of the type that it meets."""
+        value = np.asarray(expr.value, stored(expr.dtype))
+        return point(on.to_nearest(value, expr.dtype) if expr.dtype.is_float else value)
+
+    def binary(self, op: str, a: Enclosure, b: Enclosure, dtype: DType, same: bool) -> Enclosure:
+        if not dtype.is_float:
+            return of_integers(op, a, b, dtype)
+        match op:
+            case "+":
+                return on.add(a, b, dtype)
+            case "-":
+                return on.add(a, on.negative(b), dtype)
+            case "*":
+                return on.multiply(a, b, dtype, same)
+            case "/":
+                return on.divide(a, b, dtype)
+            case "//":
+                return on.floor_divide(a, b, dtype)
+            case "%":
+                return on.modulo(a, b, dtype)
+            case "**":
+                return on.power(a, b, dtype, self.kind)
+        raise AssertionError(op)
+
+    # ---- accesses ------------------------------------------------------------------------------------------
+
+    def enclose_access(self, expr: ast.Access, mask: np.ndarray) -> Enclosure:
+        tensor = self.tensors[expr.tensor]
+        if self.view(expr, tensor.low) is not None:
+            return tensor.map(lambda end: self.view(expr, end))
+        subscripts, known = self.places(expr, mask)
+        outside = mask & known & ~is_inside(subscripts, tensor.low.shape)
+        if outside.any():
+            raise OutOfRangeError(outside_error(expr, tensor.low.shape, subscripts, outside, self.extents))
+        found = tensor.map(lambda end: take(end, subscripts))
+        return found if np.all(known) else on.select(point(known), found, _any_of(tensor))
+
+    def enclose_pad(self, expr: ast.Pad, mask: np.ndarray) -> Enclosure:
+        tensor, dtype = self.tensors[expr.access.tensor], expr.access.dtype
+        subscripts, known = self.places(expr.access, mask)
+        inside = is_inside(subscripts, tensor.low.shape)
+        value = self.enclose(expr.value, mask & known & ~inside)
+        found = on.select(
+            point(inside), cast(tensor.map(lambda e: take(e, subscripts)), dtype, expr.dtype, self.kind), value
+        )
+        if np.all(known):
+            return found
+        return on.select(point(known), found, on.hull(cast(_any_of(tensor), dtype, expr.dtype, self.kind), value))
+
+    def places(self, expr: ast.Access, mask: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """The subscripts, and where all of them are determined."""
+        found = [self.enclose(s, mask) for s in expr.subscripts]
+        known = fold(np.logical_and, (s.low == s.high for s in found if not s.is_point), np.True_)
+        return [s.low.astype(np.int64) for s in found], known
+
+    # ---- reductions ----------------------------------------------------------------------------------------
+
+    def enclose_reduce(self, expr: ast.Reduce, mask: np.ndarray) -> Enclosure:
+        axes = tuple(self.axes[r.index] for r in expr.ranges)
+        count = self.volume({r.index for r in expr.ranges})
+        mask = self.spread(mask, []).any(axis=axes, keepdims=True) & (count > 0)
+        if expr.kind == "sum" and expr.dtype.is_float:
+            return sum_of_parts(self.sums(expr, mask), np.asarray(count), expr.dtype, self.unit(expr))
+        if half := self.halved(expr):
+            first, second = (space.enclose_reduce(expr, mask) for space in self.halves(half))
+            if expr.kind == "prod":
+                return self.binary("*", first, second, expr.dtype, False)
+            found = Enclosure(*(COMBINE[expr.kind](*ends) for ends in zip(first, second)))
+            return on.of_either_sign(found, np.True_) if expr.dtype.is_float else found
+        body = self.enclose(expr.body, mask).map(lambda end: self.spread(end, list(axes)))
+        if expr.kind in ("argmax", "argmin"):
+            start = self.extents[expr.ranges[0].index][0]
+            return place(body, axes[0], expr.kind).map(lambda end: end + start)
+        return reduce(expr.kind, body, Total.reduction(body.low.shape, axes), expr.dtype)
+
+    def sums(self, expr: ast.Reduce, mask: np.ndarray) -> list[np.ndarray]:
+        """The parts of a sum (`sum_parts`), by halves where the space is large, without the products of factors."""
+        axes = [self.axes[r.index] for r in expr.ranges]
+        if product := self.product(expr):
+            left, right = (self.enclose(f, mask) for f in (product.left, product.right))
+            most = float(np.prod([max(np.abs(end).max(initial=0) for end in x) for x in (left, right)]))
+            fits = bool(np.isfinite(most)) and (product.dtype is expr.dtype or most <= largest(product.dtype))
+            if fits and self.volume({r.index for r in expr.ranges}) > 1:
+                return self.contraction(left, right, axes, product, expr)
+        if half := self.halved(expr):
+            parts = [space.sums(expr, mask) for space in self.halves(half)]
+            return [a + b for a, b in zip(*parts)]
+        body = self.enclose(expr.body, mask)
+        if product and expr.multiplicand is not None:
+            left, right = (_multiplicand(x, _using(expr)) for x in (left, right))
+            body = on.multiply(left, right, product.dtype, product.left == product.right)
+        body = body.map(lambda end: self.spread(end, axes))
+        return sum_parts(body, Total.reduction(body.low.shape, tuple(axes)))
+
+    def contraction(self, left, right, axes: list[int], product: ast.Binary, expr: ast.Reduce) -> list[np.ndarray]:
+        """The parts of `sum(left * right)`: that of the intervals' middles, and how far their radii reach, and the roundings of
+        the products, where those of the sum do not count them."""
+        square = product.left == product.right
+        (a, da), (b, db) = (_ball(x, _using(expr)) for x in (left, right))
+        sizes = np.abs(a) + da, np.abs(b) + db
+        middle, size = self.contract(a, b, axes), self.contract(*sizes, axes)
+        reach = np.zeros_like(middle)
+        if da.any() or db.any():
+            reach = self.contract(np.abs(a), db, axes) + self.contract(da, sizes[1], axes)
+        if product.dtype.mantissa < expr.dtype.mantissa:
+            reach = reach + unit_roundoff(product.dtype) * size
+        if np.prod([_least(x) for x in sizes]) < SMALLEST_NORMAL[product.dtype]:
+            lost = on.ulp(0.0, product.dtype) / (1 if product.dtype is F64 else 2)  # of f64, here as in the kernel
+            reach = reach + lost * self.contract(*(np.sign(x) for x in sizes), axes)
+        low, high = middle - reach, middle + reach
+        negative = (size - low) / 2
+        if square or ((left.low >= 0).all() and (right.low >= 0).all()):
+            low, negative = np.maximum(low, 0), np.zeros_like(size)
+        return [low, high, size, (size + high) / 2, negative, *[np.zeros((), np.int64)] * 6]
+
+    def unit(self, expr: ast.Reduce) -> float:
+        """The unit of a step of a sum. Matrix units, which narrow factors may go to, cut where others round."""
+        factors = self.factors(expr) or ()
+        narrow = all(isinstance(f, ast.Cast) and f.operand.dtype.bits < 32 for f in factors)
+        matrix = expr.dtype is not F64 and factors and (narrow or expr.multiplicand is not None)
+        return unit_roundoff(expr.dtype) * (2 if matrix else 1)
+
+    def enclose_scan(self, expr: ast.Scan, mask: np.ndarray) -> Enclosure:
+        axis = self.axes[expr.range.index]
+        used = np.flip(np.logical_or.accumulate(np.flip(self.spread(mask, [axis]), axis), axis), axis)
+        body = self.enclose(expr.body, used).map(lambda end: self.spread(end, [axis]))
+        return reduce(expr.kind.removeprefix("cum"), body, Total.scan(body.low.shape, axis), expr.dtype)
+
+
+# ---- values ------------------------------------------------------------------------------------------------
+
+
+def _using(expr: ast.Reduce) -> float:
+    return unit_roundoff(expr.multiplicand) if expr.multiplicand is not None else 0.0
+
+
+def _least(sizes: np.ndarray) -> float:
+    """The smallest but zeros."""
+    return float(np.min(sizes, where=sizes > 0, initial=np.inf))
+
+
+def _ball(x: Enclosure, relative: float) -> tuple[np.ndarray, np.ndarray]:
+    """Middles and radii; a radius grows by the rounding of multiplicands, and by that of the middle itself."""
+    middle = x.low if x.is_point else (x.low + x.high) / 2
+    radius = np.zeros_like(middle)
+    if not x.is_point:
+        radius = np.where(x.low == x.high, 0.0, (x.high - x.low) / 2 + 2.0**-52 * np.abs(middle))
+    return middle, radius + relative * (np.abs(middle) + radius)
+
+
+def _multiplicand(x: Enclosure, relative: float) -> Enclosure:
+    """What a factor may be after its rounding, with infinities and NaN among its elements."""
+    low, high = (np.where(np.isfinite(end), relative * np.abs(end), 0) for end in x)
+    return Enclosure(x.low - low, x.high + high)
+
+
+def _any_of(tensor: Enclosure) -> Enclosure:
+    """What any element of a tensor may be."""
+    if tensor.low.size == 0:
+        return point(np.zeros((), tensor.low.dtype))
+    if tensor.low.dtype.kind == "f" and np.isnan(tensor.low).any():
+        return on.ANYTHING
+    found = Enclosure(tensor.low.min(), tensor.high.max())
+    return on.of_either_sign(found, np.True_) if tensor.low.dtype.kind == "f" else found

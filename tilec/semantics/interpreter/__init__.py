@@ -1,0 +1,153 @@
+"""Runs the IR of any stage on NumPy, and says where it has no meaning.
+
+    results = interpret(text_or_module, [x, w])
+
+From `linalg` on tensors to mapped kernels of a GPU. What is wrong comes as a `Fault`: an access outside of a buffer, a read
+of memory that nothing wrote, threads that race or part at a barrier, threads that wait for ever. What the interpreter has
+no meaning for is `Unsupported`. A run-time check of the program that fails raises the `CallError` that a launch would.
+
+`code` makes closures of operations, and the other modules enter theirs into its table: `scalars`, `elementary`, `control`,
+`tensors`, `memrefs`, `threads`, `warps`, `asynchronous`, `clusters`, `wgmma`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from tilec.core import mlir
+from tilec.core.diagnostics import CallError
+from tilec.core.mlir import ir
+from tilec.semantics.interpreter import asynchronous, control, elementary, memrefs, ranks, scalars, tensors, warps
+from tilec.semantics.interpreter.code import Code, Context, dtype_of, shape_of
+from tilec.semantics.interpreter.faults import Fault, Unsupported
+from tilec.semantics.interpreter.flight import is_mapped, launch
+from tilec.semantics.interpreter.memory import Buffer, View
+
+__all__ = ["Fault", "Unsupported", "interpret", "prepare"]
+
+Arrays = Sequence[np.ndarray] | Mapping[str, np.ndarray]
+
+
+def interpret(module: ir.Module | str, arrays: Arrays) -> dict[str, np.ndarray]:
+    """The results of a program's IR after any stage, by name, in their order.
+
+    `module` is the IR or its text (as `Lowered.texts` and `tilec dump` have it; with locations, faults name source lines).
+    `arrays` are the inputs in order or by name, of the declared types and shapes. Results have the types of the IR, whose
+    integers have no sign: those of unsigned results come as signed ones of the same bits.
+
+    Raises CallError for arrays that do not fit and for the program's own checks, Fault and Unsupported for the IR.
+    """
+    return prepare(module)(arrays)
+
+
+def prepare(module: ir.Module | str) -> Callable[[Arrays], dict[str, np.ndarray]]:
+    """`interpret` for one module and many inputs, whose operations become closures once."""
+    if isinstance(module, str):
+        with mlir.context():
+            module = mlir.parse(module)
+    program = _Program(module)
+
+    def run(arrays: Arrays) -> dict[str, np.ndarray]:
+        with np.errstate(all="ignore"):
+            return program.run(arrays)
+
+    return run
+
+
+class _Program:
+    def __init__(self, module: ir.Module):
+        self.module = module  # its operations live as long as it does
+        operations = [o.operation for o in module.operation.regions[0].blocks[0].operations]
+        self.functions = {ir.StringAttr(o.attributes["sym_name"]).value: o for o in operations if o.name == "func.func"}
+        self.codes: dict[str, Code] = {}
+        entries = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
+        if len(entries) != 1:
+            raise CallError(f"the module has {len(entries)} functions besides kernels; it must have one, the program")
+        (self.entry,) = entries
+
+    def is_declared(self, name: str) -> bool:
+        """Whether there is a function's name, and no body."""
+        return not len(self.functions[name].regions[0].blocks)
+
+    def code(self, name: str) -> Code:
+        if name not in self.codes:
+            self.codes[name] = Code(self, self.functions[name])
+        return self.codes[name]
+
+    def call(self, name: str, context: Context, arguments: list) -> list:
+        code = self.code(name)
+        if is_mapped(code.function):
+            launch(code, arguments)
+            return []
+        if (blocks := ranks.cluster_of(code.function)) > 1:
+            ranks.call(code, context, arguments, blocks)
+            return []
+        return code.call(context, arguments)
+
+    # ---- the program's inputs and results ----------------------------------------------------------------------------
+
+    def run(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        parameters = list(mlir.entry(self.entry).arguments)
+        names = _names(self.entry, "arg_attrs", len(parameters))
+        count = mlir.get_integer(self.entry, "tilec.inputs")
+        count = len(parameters) if count is None else count
+        views = [_input(n, a, p) for n, a, p in zip(names, _in_order(arrays, names[:count]), parameters)]
+        made = [_output(n, p) for n, p in zip(names[count:], parameters[count:])]
+        name = ir.StringAttr(self.entry.attributes["sym_name"]).value
+        returned = self.call(name, Context(), [*views, *made])
+        if returned:
+            made, names = returned, [*names[:count], *_names(self.entry, "res_attrs", len(returned))]
+        return {n: _result(self.entry, n, v) for n, v in zip(names[count:], made)}
+
+
+def _names(function: ir.Operation, attribute: str, count: int) -> list[str]:
+    if attribute not in function.attributes:
+        return [str(n) for n in range(count)]
+    found = [ir.DictAttr(a) for a in ir.ArrayAttr(function.attributes[attribute])]
+    return [ir.StringAttr(d["tilec.name"]).value if "tilec.name" in d else str(n) for n, d in enumerate(found)]
+
+
+def _in_order(arrays: Arrays, names: list[str]) -> list[np.ndarray]:
+    if isinstance(arrays, Mapping):
+        if set(arrays) != set(names):
+            raise CallError(f"the inputs are {', '.join(names)}; given are {', '.join(arrays)}")
+        arrays = [arrays[n] for n in names]
+    if len(arrays) != len(names):
+        raise CallError(f"the program takes {len(names)} inputs ({', '.join(names)}), not {len(arrays)}")
+    return list(arrays)
+
+
+def _input(name: str, array: np.ndarray, parameter: ir.Value) -> View:
+    array, shape, dtype = np.asarray(array), shape_of(parameter.type), dtype_of(parameter.type)
+    if array.dtype.kind == "u":
+        array = array.view(f"i{array.dtype.itemsize}")
+    if array.shape != shape or array.dtype != dtype:
+        raise CallError(
+            f"'{name}' is {dtype}{list(shape)} in the IR, and the array is {array.dtype}{list(array.shape)}"
+        )
+    data = np.ascontiguousarray(array).reshape(-1)
+    return View.whole(Buffer(data, None, f"'{name}'", readonly=True), shape)
+
+
+def _output(name: str, parameter: ir.Value) -> View:
+    shape = shape_of(parameter.type)
+    return View.whole(Buffer.empty(prod(shape), dtype_of(parameter.type), f"'{name}'"), shape)
+
+
+def _result(entry: ir.Operation, name: str, view: View) -> np.ndarray:
+    written = view.written()
+    if not written.all():
+        missing = np.argwhere(~written)
+        place = tuple(map(int, missing[0]))
+        raise Fault(
+            "unwritten",
+            entry,
+            f"result '{name}': nothing wrote {len(missing)} of {written.size} elements, from {place}",
+        )
+    return view.array().copy()
+
+
+del asynchronous, control, elementary, memrefs, scalars, tensors, warps  # imported for what they enter into the table

@@ -1,0 +1,338 @@
+"""What runs beside the threads: `cp.async`, TMA, and the mbarriers that count them.
+
+Data is there as soon as a copy starts; whoever uses it without waiting for the copy is told of a race (`races`).
+"""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from tilec.core.mlir import ir
+from tilec.semantics.interpreter.code import Code, Mask, Step, Values, Waiting, dtype_of, operation
+from tilec.semantics.interpreter.faults import Fault, Unsupported
+from tilec.semantics.interpreter.flight import Threads
+from tilec.semantics.interpreter.memory import Buffer, View, read, write
+from tilec.semantics.interpreter.races import Agent, Copies, spread
+from tilec.semantics.interpreter.threads import reserve
+
+# ---- cp.async --------------------------------------------------------------------------------------------------------
+
+
+@operation("nvgpu.device_async_copy")
+def _copy(code: Code, op: ir.Operation) -> Step:
+    """`dstElements` elements, of which those behind `srcElements` become zeros."""
+    _, places, _, indices, given = ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])
+    slots = code.operands(op)
+    target, into = slots[0], slots[1 : 1 + places]
+    source, at = slots[1 + places], slots[2 + places : 2 + places + indices]
+    count = ir.IntegerAttr(op.attributes["dstElements"]).value
+
+    def step(values: Values, mask: Mask) -> None:
+        context: Threads = values[0]
+        to, origin = values[target], values[source]
+        wanted = np.broadcast_to(values[slots[-1]] if given else count, context.lanes)
+        copied = np.zeros((context.lanes, count), to.buffer.data.dtype)
+        for n in range(count):
+            reading = wanted > n if mask is None else (wanted > n) & mask
+            if reading.any():
+                subscripts = [values[s] for s in at]
+                subscripts[-1] = subscripts[-1] + n
+                place = origin.place(subscripts, op, context, reading)
+                if n == 0:
+                    _aligned(op, origin.buffer, place, count, context, reading)
+                copied[:, n] = np.where(reading, read(origin, place, op, context, reading), 0)
+        start = to.place([values[s] for s in into], op, context, mask, (count,))
+        _aligned(op, to.buffer, start, count, context, mask)
+        where = np.reshape(start, (-1, 1)) + np.arange(count)
+        write(to, where, copied, op, context, mask, ordered=False)
+        guard = to.buffer.guard
+        lanes, spots = spread(where, context, mask)
+        each = lanes.repeat(count * guard.width(to.buffer))
+        who = Copies(context.clocks, context, each, context.commits[each] + 1)
+        guard.writes(guard.places(to.buffer, spots, context.row_of[lanes][:, None]), who, op, context)
+
+    return step
+
+
+def _aligned(op: ir.Operation, buffer: Buffer, place: np.ndarray, count: int, context: Threads, mask: Mask) -> None:
+    size = buffer.data.dtype.itemsize
+    at = np.broadcast_to(place, context.lanes) * size + buffer.start
+    wrong = at % (size * count) != 0 if mask is None else (at % (size * count) != 0) & mask
+    if wrong.any():
+        raise Fault("misaligned", op, f"a copy of {size * count} bytes", context.names(np.flatnonzero(wrong)))
+
+
+@operation("nvvm.cp.async.commit.group")
+def _commit(code: Code, op: ir.Operation) -> Step:
+    def step(values: Values, mask: Mask) -> None:
+        values[0].commits += 1 if mask is None else mask
+
+    return step
+
+
+@operation("nvvm.cp.async.wait.group")
+def _wait_for_group(code: Code, op: ir.Operation) -> Step:
+    """A thread knows that all but the newest groups of its own copies are done."""
+    running = ir.IntegerAttr(op.attributes["n"]).value
+
+    def step(values: Values, mask: Mask) -> None:
+        context: Threads = values[0]
+        if not context.kernel.copies:
+            return
+        lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
+        rows, threads = context.row_of[lanes], context.thread_of[lanes]
+        known = context.clocks.known
+        agents = context.clocks.own[rows, threads] + context.threads
+        known[rows, threads, agents] = np.maximum(known[rows, threads, agents], context.commits[lanes] - running)
+
+    return step
+
+
+# ---- mbarriers -------------------------------------------------------------------------------------------------------
+
+
+class Barrier:
+    """A phase ends when all have arrived and all announced bytes have (PTX ISA, "mbarrier")."""
+
+    def __init__(self, number: int, columns: int):
+        self.number = number
+        self.expected: int | None = None
+        self.left = self.bytes = self.phase = self.copies = 0
+        self.made: tuple[int, int, int] = (0, 0, 0)  # the row and the thread of who made it, and at which tick,
+        self.shown: int | None = None  # and at which tick a fence showed it to the cluster
+        self.heard, self.handed = np.zeros(columns, np.int32), np.zeros(columns, np.int32)
+
+    def make(self, context: Threads, lane: int, expected: int) -> None:
+        self.expected = self.left = expected
+        row, thread = int(context.row_of[lane]), int(context.thread_of[lane])
+        self.made = row, thread, int(context.clocks.known[row, thread, context.clocks.own[row, thread]])
+
+    def check(self, op: ir.Operation, context: Threads, lane: int) -> None:
+        """That it exists, and that a thread knows it to be made."""
+        names = context.names(np.array([lane]))
+        if self.expected is None:
+            raise Fault("unwritten", op, f"mbarrier {self.number} is used before it is initialised", names)
+        (row, maker, tick), mine, thread = self.made, int(context.row_of[lane]), int(context.thread_of[lane])
+        heard = context.clocks.known[mine, thread, context.clocks.own[row, maker]]
+        if (row, maker) != (mine, thread) and heard < tick:
+            what = f"mbarrier {self.number} is initialised by thread {maker}, and no synchronisation orders this use after it"
+            raise Fault("race", op, what, names)
+        if row != mine and (self.shown is None or heard < self.shown):
+            block = context.flight.first + row
+            what = f"mbarrier {self.number} of block {block} is used without a fence that makes it visible to the cluster"
+            raise Fault("race", op, what, names)
+
+    def change(self, op: ir.Operation, context: Threads, arrivals: int, size: int, heard: np.ndarray) -> None:
+        self.left, self.bytes = self.left - arrivals, self.bytes + size
+        self.handed = np.maximum(self.handed, heard)
+        context.flight.progress += 1
+        if self.left < 0:
+            raise Fault("invalid", op, f"more threads arrive at mbarrier {self.number} than the {self.expected} that it expects")
+        if self.left == 0 and self.bytes == 0:
+            self.phase, self.left = self.phase + 1, self.expected
+            self.heard, self.handed = np.maximum(self.heard, self.handed), np.zeros_like(self.handed)
+
+    def is_over(self, parity: int) -> bool:
+        """Whether the phase of this parity is over; the phase before the first counts as one of parity 1."""
+        return self.phase % 2 != parity
+
+    def wait(self, op: ir.Operation, context: Threads, lanes: np.ndarray, parity: int) -> Iterator[None]:
+        """Until the phase of this parity is over: then these lanes know what was handed on in it."""
+        while not self.is_over(parity):
+            missing = f"{self.left} of {self.expected} arrivals and {self.bytes} bytes are missing"
+            context.waits(lanes, op, f"at mbarrier {self.number}, {missing}", lanes)
+            yield
+        context.goes_on(lanes)
+        context.clocks.acquire(int(context.row_of[lanes[0]]), context.thread_of[lanes], self.heard)
+
+
+@operation("nvgpu.mbarrier.create")
+def _create(code: Code, op: ir.Operation) -> Step:
+    (r,) = code.results(op)
+    count = int(re.search(r"num_barriers = (\d+)", str(op.results[0].type) + " num_barriers = 1")[1])
+    first = code.barriers
+    code.barriers += count
+    reserve(code, 8 * count)
+
+    def step(values: Values, mask: Mask) -> None:
+        context: Threads = values[0]
+        values[r] = context.common(r, lambda: [Barrier(first + n, context.clocks.columns) for n in range(count)])
+
+    return step
+
+
+def _each(values: Values, mask: Mask, *slots: int) -> Iterator[tuple]:
+    """The lanes that take part, each with its values."""
+    context: Threads = values[0]
+    lanes = range(context.lanes) if mask is None else np.flatnonzero(mask)
+    wide = [np.broadcast_to(values[s], context.lanes) for s in slots]
+    for lane in lanes:
+        yield (int(lane), *(int(w[lane]) for w in wide))
+
+
+def _barrier(op: ir.Operation, values: Values, slot: int, number: int, lane: int) -> Barrier:
+    """An mbarrier that exists, and that this thread knows to be made."""
+    context, group = values[0], values[slot]
+    if not 0 <= number < len(group):
+        raise Fault("outside", op, f"mbarrier {number} of {len(group)}", context.names(np.array([lane])))
+    barrier: Barrier = group[number]
+    barrier.check(op, context, lane)
+    return barrier
+
+
+@operation("nvvm.fence.mbarrier.init")
+def _show(code: Code, op: ir.Operation) -> Step:
+    """Shows the mbarriers that a thread has made to its cluster."""
+
+    def step(values: Values, mask: Mask) -> None:
+        context: Threads = values[0]
+        lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
+        makers = {(int(context.row_of[n]), int(context.thread_of[n])) for n in lanes}
+        for made in context.made.values():
+            for barrier in made if isinstance(made, list) else ():
+                row, thread, _ = barrier.made
+                if barrier.expected is not None and barrier.shown is None and (row, thread) in makers:
+                    barrier.shown = int(context.clocks.known[row, thread, context.clocks.own[row, thread]])
+
+    return step
+
+
+@operation("nvgpu.mbarrier.init")
+def _init(code: Code, op: ir.Operation) -> Step:
+    group, count, number = code.operands(op)[:3]
+
+    def step(values: Values, mask: Mask) -> None:
+        context: Threads = values[0]
+        for lane, wanted, n in _each(values, mask, count, number):
+            values[group][n].make(context, lane, wanted)
+
+    return step
+
+
+@operation("nvgpu.mbarrier.arrive", "nvgpu.mbarrier.arrive.expect_tx")
+def _arrive(code: Code, op: ir.Operation) -> Step:
+    group, *rest = code.operands(op)
+    announces = op.name.endswith("expect_tx")
+    size, number = rest[:2] if announces else (None, rest[0])
+
+    def step(values: Values, mask: Mask) -> None:
+        context: Threads = values[0]
+        for lane, n, *bytes_ in _each(values, mask, number, *([size] if announces else [])):
+            barrier = _barrier(op, values, group, n, lane)
+            handed = context.clocks.release(int(context.row_of[lane]), context.thread_of[[lane]])
+            barrier.change(op, context, 1, sum(bytes_), handed)
+
+    return step
+
+
+@operation("nvgpu.mbarrier.try_wait.parity")
+def _wait(code: Code, op: ir.Operation) -> Waiting:
+    group, parity, _, number = code.operands(op)
+
+    def resume(values: Values, mask: Mask) -> Iterator[None]:
+        context: Threads = values[0]
+        waits: dict[tuple[int, int], list[int]] = {}
+        for lane, n, phase in _each(values, mask, number, parity):
+            waits.setdefault((n, phase), []).append(lane)
+        for (n, phase), lanes in waits.items():
+            barrier = _barrier(op, values, group, n, lanes[0])
+            yield from barrier.wait(op, context, np.array(lanes), phase)
+
+    return Waiting(resume)
+
+
+# ---- TMA -------------------------------------------------------------------------------------------------------------
+
+PLAIN = 16  # bytes that stay together: the "swizzle" of a tile that lies as it is
+SWIZZLES = {"none": PLAIN, "swizzle_32b": 32, "swizzle_64b": 64, "swizzle_128b": 128}  # bytes of a line
+
+
+@dataclass(frozen=True)
+class Box:
+    """A tensor that copies take boxes of, to lie in lines of so many bytes whose pieces are exchanged."""
+
+    tensor: View
+    shape: tuple[int, ...]
+    swizzle: int
+
+
+def swizzled(place: np.ndarray, line: int) -> np.ndarray:
+    """Where a byte of a tile lies: the 16-byte pieces of a line are exchanged by the number of its 128 bytes."""
+    return place ^ (place >> 7 & line // 16 - 1) << 4
+
+
+@operation("nvgpu.tma.create.descriptor")
+def _descriptor(code: Code, op: ir.Operation) -> Step:
+    (tensor, *box), (r,) = code.operands(op), code.results(op)
+    swizzle = SWIZZLES[re.search(r"swizzle = (\w+)", str(op.results[0].type))[1]]
+
+    def step(values: Values, mask: Mask) -> None:
+        values[r] = Box(values[tensor], tuple(int(values[s]) for s in box), swizzle)
+
+    return step
+
+
+@operation("nvgpu.tma.async.load")
+def _load(code: Code, op: ir.Operation) -> Step:
+    segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
+    slots = code.operands(op)
+    target, group, box = slots[:3]
+    coordinates, number = slots[3 : 3 + segments[3]], slots[3 + segments[3]]
+    if sum(segments[5:]):
+        raise Unsupported(op, "to several blocks, or with a condition")
+    dtype = dtype_of(op.operands[0].type)
+
+    def step(values: Values, mask: Mask) -> None:
+        context: Threads = values[0]
+        for lane, n, *at in _each(values, mask, number, *coordinates):
+            barrier = _barrier(op, values, group, n, lane)
+            made = _boxed(values[box], at[::-1], op, context)
+            view: View = values[target]
+            start = int(np.broadcast_to(view.offset, context.lanes)[lane]) * dtype.itemsize + view.buffer.start
+            swizzle = values[box].swizzle
+            places = boxed_places(op, view.buffer, start, np.arange(made.size) * dtype.itemsize, swizzle)
+            row, thread = int(context.row_of[lane]), context.thread_of[[lane]]
+            barrier.copies += 1
+            heard = context.clocks.release(row, thread)
+            agent = context.kernel.counting(barrier.number, row % context.kernel.cluster)
+            who = Agent(context.clocks, int(context.block_of[lane]), agent, barrier.copies, heard)
+            only = np.zeros(context.lanes, np.bool_)
+            only[lane] = True
+            write(view, places[None], made.reshape(1, -1), op, context, only, ordered=False)
+            guard = view.buffer.guard
+            guard.writes(guard.places(view.buffer, places[None], context.row_of[[lane]][:, None]), who, op, context)
+            context.flight.layouts[row, view.buffer.pieces(places)] = swizzle
+            heard[who.ids % context.clocks.columns] = barrier.copies
+            barrier.change(op, context, 0, -made.nbytes, heard)
+
+    return step
+
+
+def _boxed(box: Box, start: list[int], op: ir.Operation, context: Threads) -> np.ndarray:
+    """A box of a tensor; what is outside is zero."""
+    made = np.zeros(box.shape, box.tensor.buffer.data.dtype)
+    ranges = [range(max(0, s), max(0, s, min(s + n, e))) for s, n, e in zip(start, box.shape, box.tensor.shape)]
+    if prod(map(len, ranges)):
+        index = np.ix_(*(np.array(r) for r in ranges))
+        places = sum((i * s for i, s in zip(index, box.tensor.strides)), box.tensor.offset)
+        part = read(box.tensor, places.reshape(1, -1), op, context, None).reshape(places.shape)
+        made[np.ix_(*(np.array(r) - s for r, s in zip(ranges, start)))] = part
+    return made
+
+
+def boxed_places(op: ir.Operation, buffer: Buffer, start: int, offsets: np.ndarray, swizzle: int) -> np.ndarray:
+    """The elements of a buffer that bytes behind `start` of workgroup memory are, as the hardware lays tiles out."""
+    if start % max(128, 8 * swizzle):
+        raise Fault("misaligned", op, f"a tile at byte {start} of workgroup memory")
+    at = swizzled(start + offsets, swizzle)
+    places = (at - buffer.start) // buffer.data.dtype.itemsize
+    if places.size and (places.min() < 0 or places.max() >= buffer.data.shape[-1]):
+        raise Fault("outside", op, f"a tile from byte {start} leaves {buffer.name or 'its buffer'}")
+    return places

@@ -1,0 +1,241 @@
+"""Which accesses of memory are ordered, and which race.
+
+Every thread has a clock, which ticks when it hands on what it did, and knows up to which tick it has heard of every other
+(vector clocks, as in FastTrack: Flanagan and Freund, 2009). A barrier tells all threads what all know; so do a warp's
+barrier to the warp, and an mbarrier from those that arrive to those that wait. What runs by itself is an agent with a clock
+of its own: the asynchronous copies of a thread, those that an mbarrier counts, the products of a warpgroup. Blocks of one
+cluster hear of each other; of other blocks nothing is ever known.
+
+For every element of memory the last write and the last two reads by different agents are kept. An access races with one
+of them that its thread has not heard of, where one of the two is a write that changes the value: threads that hold copies
+of one result may all store it.
+"""
+
+# mypy: no-strict-optional
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: disable-error-code="attr-defined"
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilec.core.mlir import ir
+from tilec.semantics.interpreter.code import Context, Mask, differs
+from tilec.semantics.interpreter.faults import Fault, first
+from tilec.semantics.interpreter.memory import Buffer
+
+
+class Clocks:
+    """`known[block, thread, column]`: the last tick that a thread has heard of, with a column for each agent of the
+    thread's cluster: those of its first block, then those of the next. An agent's number is its block's times `agents`
+    and its place in the block, so that its remainder by `columns` is its column."""
+
+    def __init__(self, blocks: int, threads: int, agents: int, cluster: int = 1):
+        self.threads, self.agents, self.columns = threads, agents, cluster * agents
+        self.known = np.zeros((blocks, threads, self.columns), np.int32)
+        self.own = np.arange(blocks)[:, None] % cluster * agents + np.arange(threads)
+        self._tick(np.arange(blocks)[:, None], np.arange(threads))
+
+    def _tick(self, rows: Any, threads: Any) -> None:
+        self.known[rows, threads, self.own[rows, threads]] += 1
+
+    def barrier(self, rows: np.ndarray) -> None:
+        """All threads of each of these blocks tell each other."""
+        self.known[rows] = self.known[rows].max(axis=1, keepdims=True)
+        self._tick(rows[:, None], np.arange(self.threads))
+
+    def warp_barrier(self, rows: np.ndarray, warps: np.ndarray) -> None:
+        """Threads of each of these warps tell each other."""
+        by_warp = self.known.reshape(len(self.known), -1, 32, self.columns)
+        by_warp[rows, warps] = by_warp[rows, warps].max(axis=1, keepdims=True)
+        self._tick(rows[:, None], 32 * warps[:, None] + np.arange(32))
+
+    def release(self, row: int, threads: np.ndarray) -> np.ndarray:
+        """What these threads of a block hand on."""
+        handed = self.known[row, threads].max(axis=0)
+        self._tick(row, threads)
+        return handed
+
+    def acquire(self, row: int, threads: np.ndarray, heard: np.ndarray) -> None:
+        self.known[row, threads] = np.maximum(self.known[row, threads], heard)
+
+
+class Guard:
+    """Watches one buffer, or all of workgroup memory. `cells` of it are told apart; `cell` is the bytes of one."""
+
+    def __init__(self, cells: int, cell: int, shared: bool):
+        self.cell, self.shared, self.cells = cell, shared, cells
+        self.clocks: Clocks | None = None
+        self.name = "workgroup memory" if shared else ""
+        self._clear(cells)
+
+    def _clear(self, cells: int) -> None:
+        self.writer, self.written_at = np.full(cells, -1, np.int64), np.zeros(cells, np.int32)
+        self.readers = [np.full(cells, -1, np.int64) for _ in range(2)]
+        self.read_at = [np.zeros(cells, np.int32) for _ in range(2)]
+
+    # ---- by threads --------------------------------------------------------------------------------------------------
+
+    def read(self, buffer: Buffer, place: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
+        lanes, places = spread(place, context, mask)
+        rows, places = buffer.rows(places, context.row_of[lanes][:, None])
+        if buffer.across is not None:
+            context.reach(op, rows, lanes)
+        who = _Threads(self.clocks, context, lanes.repeat(places.shape[1] * self.width(buffer)))
+        self.reads(self.places(buffer, places, rows), who, op, context)
+
+    def write(self, buffer: Buffer, place: Any, value: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
+        lanes, places = spread(place, context, mask)
+        width = self.width(buffer)
+        given = np.asarray(value)
+        if given.ndim == 0 or given.shape[0] == 1:
+            given = np.broadcast_to(given.reshape(1, -1), places.shape)
+        else:
+            given = np.broadcast_to(given[lanes].reshape(len(lanes), -1), places.shape)
+        rows, places = buffer.rows(places, context.row_of[lanes][:, None])
+        if buffer.across is not None:
+            context.reach(op, rows, lanes)
+        index = (rows, places) if self.shared else places
+        changed = _bits(np.ascontiguousarray(given)) != _bits(buffer.data[index])
+        if buffer.written is not None:
+            changed |= buffer.written[index] != buffer.full
+        who = _Threads(self.clocks, context, lanes.repeat(places.shape[1] * width))
+        cells, changed = self.places(buffer, places, rows), changed.reshape(-1).repeat(width)
+        self.writes(cells, who, op, context, changed)
+        self._at_once(buffer, rows, given, places, lanes, op, context)
+        if self.shared and context.kernel.boxes:
+            context.flight.layouts[rows, buffer.pieces(places)] = 0
+
+    def _at_once(self, buffer: Buffer, rows, given, places, lanes, op, context) -> None:
+        """Two lanes that store different values at one place, at once."""
+        flat = places + (rows * buffer.data.shape[-1] if self.shared else 0)
+        order = np.argsort(flat, axis=None, kind="stable")
+        sorted_places, values = flat.reshape(-1)[order], _bits(np.ascontiguousarray(given)).reshape(-1)[order]
+        twice = (sorted_places[1:] == sorted_places[:-1]) & (values[1:] != values[:-1])
+        if twice.any():
+            n = first(twice)
+            pair = np.broadcast_to(lanes[:, None], places.shape).reshape(-1)[order[n : n + 2]]
+            what = f"{buffer.name or self.name} at element {int(places.reshape(-1)[order[n]])} is written by two threads at once"
+            raise Fault("race", op, what, context.names(pair))
+
+    def width(self, buffer: Buffer) -> int:
+        return buffer.data.dtype.itemsize // self.cell
+
+    def places(self, buffer: Buffer, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The cells of elements, [lanes, positions], of blocks [lanes, 1 or positions]."""
+        width = self.width(buffer)
+        cells = (places.reshape(len(places), -1, 1) * width + np.arange(width)).reshape(len(places), -1)
+        if self.shared:
+            per_block = self.cells // len(self.clocks.known)
+            rows = np.broadcast_to(rows, places.shape).repeat(width, axis=1)
+            cells = cells + buffer.start // self.cell + rows * per_block
+        return cells.reshape(-1)
+
+    # ---- by anyone ---------------------------------------------------------------------------------------------------
+
+    def reads(self, cells: np.ndarray, who: Any, op: ir.Operation, context: Context) -> None:
+        self._check(cells, self.writer, self.written_at, who, op, context, ("written", "read"))
+        moved = self.readers[0][cells] != who.ids
+        for kept in (self.readers, self.read_at):
+            kept[1][cells] = np.where(moved, kept[0][cells], kept[1][cells])
+        self.readers[0][cells], self.read_at[0][cells] = who.ids, who.ticks
+        several = self.readers[0][cells] != who.ids  # of one instruction
+        if several.any():
+            ids, ticks = (np.broadcast_to(v, cells.shape)[several] for v in (who.ids, who.ticks))
+            self.readers[1][cells[several]], self.read_at[1][cells[several]] = ids, ticks
+
+    def writes(self, cells: np.ndarray, who: Any, op: ir.Operation, context: Context, changed: Any = True) -> None:
+        """`changed`: where another value than before is written."""
+        self._check(cells, self.writer, self.written_at, who, op, context, ("written", "written"), changed)
+        for readers, at in zip(self.readers, self.read_at):
+            self._check(cells, readers, at, who, op, context, ("read", "written"), changed)
+        self.writer[cells], self.written_at[cells] = who.ids, who.ticks
+
+    def _check(self, cells, others, at, who, op, context, words: tuple[str, str], changed: Any = True) -> None:
+        ids = others[cells]
+        races = (ids >= 0) & (ids != who.ids) & changed
+        if races.any():
+            races &= at[cells] > who.knows(ids)
+        if races.any():
+            n = first(races)
+            mine = int(np.broadcast_to(who.ids, cells.shape)[n])
+            other = int(ids[n])
+            columns = self.clocks.columns
+            apart = "in another block" if other // columns != mine // columns else "without synchronisation between the two"
+            by = context.agent_name(other), context.agent_name(mine)
+            what = f"{self._place(int(cells[n]), context)} is {words[0]} by {by[0]} and {words[1]} by {by[1]}, {apart}"
+            raise Fault("race", op, what)
+
+    def _place(self, cell: int, context: Context) -> str:
+        """A cell in words."""
+        if not self.shared:
+            return f"{self.name or 'memory'} at element {cell}"
+        row, cell = divmod(cell, self.cells // len(self.clocks.known))
+        of = f" of block {context.flight.first + row}" if context.kernel.cluster > 1 else ""
+        return f"{self.name} at byte {cell * self.cell}{of}"
+
+    # ---- a block of a cluster ends -----------------------------------------------------------------------------------
+
+    def ends(self, row: int, op: ir.Operation, context: Context) -> None:
+        """Nobody else may use a block's memory whose last thread does not know that it is done."""
+        count, heard = self.cells // len(self.clocks.known), self.clocks.known[row].max(axis=0)
+        cells = np.arange(row * count, (row + 1) * count)
+        words = ("written", "read", "read")
+        for others, at, word in zip((self.writer, *self.readers), (self.written_at, *self.read_at), words):
+            ids = others[cells]
+            late = (ids >= 0) & (at[cells] > heard[ids % self.clocks.columns])
+            if late.any():
+                n = first(late)
+                place, by = self._place(int(cells[n]), context), context.agent_name(int(ids[n]))
+                what = f"{place} is {word} by {by}, without synchronisation before the block's end"
+                raise Fault("race", context.flight.remote.get(int(ids[n]), op), what)
+
+
+def spread(place: Any, context: Context, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
+    """The lanes that take part, and the places of each: [lanes, positions]."""
+    lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
+    if not differs(place):
+        return lanes, np.full((len(lanes), 1), int(place))
+    if place.ndim == 1:
+        return lanes, place[lanes][:, None]
+    return lanes, (place[lanes] if place.shape[0] > 1 else np.broadcast_to(place, (len(lanes), place.shape[1])))
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """Values as integers, so that NaN equals itself."""
+    return values if values.dtype == np.bool_ else values.view(f"u{values.dtype.itemsize}")
+
+
+class _Threads:
+    """Accesses by threads, one lane for each cell."""
+
+    def __init__(self, clocks: Clocks, context: Context, lanes: np.ndarray):
+        self.clocks, self.rows, self.threads = clocks, context.row_of[lanes], context.thread_of[lanes]
+        self.ids = context.block_of[lanes] * clocks.agents + self.threads
+        self.ticks = clocks.known[self.rows, self.threads, clocks.own[self.rows, self.threads]]
+
+    def knows(self, ids: np.ndarray) -> np.ndarray:
+        """Up to which tick each accessor has heard of each agent; nothing of other clusters."""
+        heard = self.clocks.known[self.rows, self.threads, ids % self.clocks.columns]
+        return np.where(ids // self.clocks.columns == self.ids // self.clocks.columns, heard, -1)
+
+
+class Agent:
+    """Accesses by one agent of one block, which has heard what `heard` says."""
+
+    def __init__(self, clocks: Clocks, block: int, agent: int, tick: int, heard: np.ndarray):
+        self.columns, self.heard = clocks.columns, heard
+        self.ids, self.ticks = np.int64(block * clocks.agents + agent), np.int32(tick)
+
+    def knows(self, ids: np.ndarray) -> np.ndarray:
+        return np.where(ids // self.columns == self.ids // self.columns, self.heard[ids % self.columns], -1)
+
+
+class Copies(_Threads):
+    """Accesses by the asynchronous copies of threads."""
+
+    def __init__(self, clocks: Clocks, context: Context, lanes: np.ndarray, ticks: np.ndarray):
+        super().__init__(clocks, context, lanes)
+        self.ids, self.ticks = self.ids + clocks.threads, ticks
