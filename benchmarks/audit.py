@@ -38,10 +38,10 @@ def _folder(load: Load) -> Path:
 
 def prepare(load: Load, target: str, most: int) -> dict:
     """Compiles all candidates into the cache on disk, and leaves their schedules in the folder, unless they are there."""
-    from tilec.api import read_source
     from tilec.core.dtypes import DTYPES
-    from tilec.core.target import load as load_target
-    from tilec.driver.executable import build_executable
+    from tilec.core.source import read_source
+    from tilec.core.targets import load as load_target
+    from tilec.driver.executables import build_executable
     from tilec.driver.frontend import read_program
     from tilec.driver.recipe import Recipe
     from tilec.driver.tune import candidates

@@ -76,9 +76,9 @@ print(json.dumps({"seconds": seconds, "kernels": kernels, "modules": sorted(sys.
 """
 WARM = """
 from tilec.driver.frontend import read_program
-from tilec.api import read_source
+from tilec.core.source import read_source
 from tilec.driver.recipe import Recipe
-from tilec.core.target import load
+from tilec.core.targets import load
 
 for program in BEFORE:
     ready(*program)

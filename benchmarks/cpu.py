@@ -159,7 +159,7 @@ def _add_jax(load, arrays, results, given, fresh) -> None:
 
 
 def _cores() -> int:
-    from tilec.driver.calibrate import available_cores
+    from tilec.core.host import available_cores
 
     return available_cores()
 

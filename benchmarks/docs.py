@@ -17,6 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from benchmarks import audit_report, hunts, memory_report, report
+from benchmarks.files import listing
 
 ROOT = Path(__file__).parents[1]
 FILES = [
@@ -399,5 +400,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "reductions": reductions,
     "hunts": hunted,
     "kernels": kernel_families,
+    "files": listing,
     "fitted": fitted,
 }

@@ -37,7 +37,7 @@ def gpu() -> str:
 
 
 def machine() -> dict:
-    from tilec.driver.calibrate import available_cores
+    from tilec.core.host import available_cores
 
     return {
         "cpu": _first(r"^model name\s*:\s*(.*)", "/proc/cpuinfo") or platform.processor(),

@@ -20,7 +20,7 @@ import numpy as np
 import tilec
 from tilec.core.dtypes import BF16, DTYPES, F16, F32, F64, DType
 from tilec.core.functions import FUNCTIONS, Function
-from tilec.driver.calibrate import available_cores
+from tilec.core.host import available_cores
 from tilec.runtime.cuda.driver import device_info
 from tilec.semantics.intervals import ulp
 

@@ -203,7 +203,7 @@ def audit(rows: list[dict], name: str) -> Path:
 
 def write(newest: Callable[[str], tuple[Path, dict] | None]) -> list[Path]:
     """All figures that there are results for."""
-    from tilec.core.target import load
+    from tilec.core.targets import load
 
     made: list[Path | None] = []
     if found := newest("memory"):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tilec.api import read_source
 from tilec.core.dtypes import DTYPES, from_numpy
+from tilec.core.source import read_source
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
 from tilec.semantics.error_bounds import compare

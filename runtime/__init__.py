@@ -1,0 +1,1 @@
+"""Kernels printed, compiled, kept and launched."""

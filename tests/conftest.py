@@ -106,8 +106,8 @@ class Within:
     """
 
     def __init__(self, source, inputs, op=None, sizes=None, kind=None, expected=None):
-        from tilec.api import read_source
         from tilec.core.dtypes import from_numpy
+        from tilec.core.source import read_source
         from tilec.dsl.parse import parse
         from tilec.dsl.specialise import choose_op, specialise
         from tilec.semantics.error_bounds import enclose

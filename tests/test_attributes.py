@@ -11,7 +11,7 @@ from tilec.core import mlir, records
 from tilec.core.diagnostics import InternalError, Source
 from tilec.core.mlir import ir
 from tilec.core.opcodes import OPCODES, NamedBarrier, WarpgroupProduct, opcode_of
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.driver import lowering
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build

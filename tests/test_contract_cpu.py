@@ -10,7 +10,8 @@ from tools import lowering
 import tilec
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.core.target import BUILT_IN, load
+from tilec.core.target import BUILT_IN
+from tilec.core.targets import load
 from tilec.plan.cpu import panels
 
 MATMUL = "op f(a: f32[M, K], b: f32[K, N]) -> (c: f32[M, N]) { c[m, n] = sum[k](a[m, k] * b[k, n]) }"

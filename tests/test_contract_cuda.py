@@ -27,7 +27,7 @@ from tools.contractions import (
     mma,
 )
 
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.kernels import MatrixKernel, contraction
 
 

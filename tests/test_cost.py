@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.machines import CARDS, CPU, H200
 
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.cost import contraction
 from tilec.cost.contraction import BlockTile, CacheTile, Contraction, contraction_cost
 from tilec.cost.model import Work, balance, home_level, occupancy, predict

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tools.machines import CARDS, CPU, H200
 
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.cost import rows as cost_rows
 from tilec.cost.model import occupancy, predict
 from tilec.cost.rows import Rows, row_candidates, row_cost, row_work

@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 from dataclasses import fields
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -124,14 +123,6 @@ def test_anchors_exist(page):
     for anchor in re.findall(r"\]\(#([\w-]+)\)", text(page)):
         assert anchor in headings, f"{page}: #{anchor}"
 
-
-@pytest.mark.parametrize("folder", ["tilec", "dsl", "passes", "runtime"])
-def test_every_file_has_its_place(folder):
-    """`docs/architecture.md` names every file of the compiler, or a pattern that it matches."""
-    (section,) = re.findall(r"^### A file's place\n(.*?)^## ", text("docs/architecture.md"), re.DOTALL | re.MULTILINE)
-    named = re.findall(r"`([\w*]+)`", section)
-    files = [p.stem for p in (ROOT / folder).glob("*.py") if not p.stem.startswith("__") and p.stem != "version"]
-    assert [f for f in files if not any(fnmatch(f, pattern) for pattern in named)] == []
 
 
 def test_the_glossary_has_every_family_and_option():

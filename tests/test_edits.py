@@ -12,12 +12,12 @@ import tomlkit
 from fuzz.choices import Choices
 from fuzz.edits import PROGRAMS, check_edit, drawn_edit, own, planned
 
-from tilec.api import read_source
 from tilec.cli.command import main
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError
 from tilec.core.mlir import ir
-from tilec.core.target import load
+from tilec.core.source import read_source
+from tilec.core.targets import load
 from tilec.driver.lowering import lower
 from tilec.driver.tune import candidates
 from tilec.dsl.build import build

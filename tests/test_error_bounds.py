@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilec
-from tilec.api import read_source
 from tilec.core.dtypes import BF16, DTYPES, F16, F32, F64, I32, from_numpy
 from tilec.core.functions import FUNCTIONS
+from tilec.core.source import read_source
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
 from tilec.semantics import intervals as on

@@ -12,7 +12,8 @@ import pytest
 import tomlkit
 
 import tilec
-from tilec.core import target
+from tilec.core import host as host_module
+from tilec.core import target, targets
 from tilec.core.diagnostics import CallError
 from tilec.core.fitted import DEFAULTS, GROUPS, Barriers, PanelTimes, RowTimes
 from tilec.cost.rows import Rows, RowTile, row_cost
@@ -98,7 +99,7 @@ def test_the_targets_that_others_inherit_from_have_all_numbers(kind):
 
 
 def test_a_file_without_the_table_inherits(write):
-    plain, h200 = target.load(write(lambda x: x.pop("fitted"))), target.load("h200")
+    plain, h200 = targets.load(write(lambda x: x.pop("fitted"))), targets.load("h200")
     assert plain.fitted.groups == h200.fitted.groups and plain.fitted.inherits == "h200"
     assert str(plain.fitted) == "the cost model's numbers were fitted on NVIDIA H200 SXM, 141 GB"
     tile = RowTile(512, 8, 1, 4, 4, "registers", 64)
@@ -110,7 +111,7 @@ def test_a_file_may_have_groups_of_its_own(write):
         barriers = table["fitted"]["barriers"] | {"cluster_ns": 9000, "fitted_to": "a guess"}
         table["fitted"] = {"machine": "mine", "inherits": "a100", "barriers": barriers}
 
-    t, h200 = target.load(write(change)), target.load("h200")
+    t, h200 = targets.load(write(change)), targets.load("h200")
     assert t.fit(Barriers).cluster_ns == 9000 and t.fit(RowTimes) == h200.fit(RowTimes)
     assert t.fitted.sources == dict.fromkeys(set(t.fitted.groups) - {"barriers"}, "NVIDIA H200 SXM, 141 GB")
     told = "the cost model's numbers were fitted on NVIDIA H200 SXM, 141 GB, but for those of barriers"
@@ -141,21 +142,21 @@ def test_a_file_may_have_groups_of_its_own(write):
 )  # fmt: skip
 def test_mistakes_in_the_table_are_named(write, change, message):
     with pytest.raises(CallError, match=message):
-        target.load(write(lambda table: change(table["fitted"])))
+        targets.load(write(lambda table: change(table["fitted"])))
 
 
 def test_the_table_is_a_table(write):
     with pytest.raises(CallError, match="`fitted` must be a table"):
-        target.load(write(lambda table: table.update(fitted=1)))
+        targets.load(write(lambda table: table.update(fitted=1)))
 
 
 def test_a_target_has_numbers_of_its_kind():
     with pytest.raises(CallError, match=r"no numbers \[fitted.panels\]: they are of cpu targets"):
-        target.load("h200").fit(PanelTimes)
+        targets.load("h200").fit(PanelTimes)
 
 
 def test_a_host_inherits_and_its_file_says_so(tmp_path):
-    host = calibrate.estimate()
+    host = host_module.estimate()
     assert set(host.fitted.sources) == set(host.fitted.groups) and "EPYC" in str(host.fitted)
     calibrate._write(host, tmp_path / "cpu.toml")
     assert tomllib.loads((tmp_path / "cpu.toml").read_text())["fitted"] == {"inherits": "cpu"}
@@ -167,8 +168,8 @@ def test_a_gpu_without_a_file_inherits(monkeypatch):
         "units": 66, "major": 12, "minor": 0, "l2_bytes": 60 << 20, "shared_bytes": 102400, "blocks": 24, "registers": 65536,
         "shared_per_block": 101376, "threads": 1536, "threads_per_block": 1024, "memory_khz": 0, "bus_bits": 0,
     }  # fmt: skip
-    monkeypatch.setattr(target, "_query_driver", lambda: ("GeForce RTX 5555", told))
-    t = target.load("cuda")
+    monkeypatch.setattr(targets, "_query_driver", lambda: ("GeForce RTX 5555", told))
+    t = targets.load("cuda")
     assert t.fitted.inherits == "rtx4090" and set(t.fitted.sources.values()) == {"NVIDIA H200 SXM, 141 GB"}
 
 

@@ -12,6 +12,7 @@ from fuzz.programs import Case
 import tilec
 from tilec.core.dtypes import DTYPES
 from tilec.core.operators import OPERATORS
+from tilec.core.source import read_source
 from tilec.semantics.error_bounds import compare, enclose
 from tilec.semantics.reference import reference
 
@@ -170,7 +171,7 @@ def test_what_a_mean_accumulates_in(name, count, accumulator):
     from tilec.dsl.parse import parse
     from tilec.dsl.specialise import specialise
 
-    program = parse(tilec.api.read_source(f"op f(x: {name}[N]) -> (y: f32) {{ y = mean[i](x[i]) }}"))
+    program = parse(read_source(f"op f(x: {name}[N]) -> (y: f32) {{ y = mean[i](x[i]) }}"))
     special = specialise(program, None, [(DTYPES[name], (count,))])
     (total,) = [e for e in walk(special.equations[0].value) if isinstance(e, Reduce)]
     assert str(total.dtype) == accumulator

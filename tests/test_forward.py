@@ -7,7 +7,7 @@ from tools.found import PROGRAMS
 
 from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.kernels import planned_kernels

@@ -15,8 +15,8 @@ from tools.rows import planned as dealt_out
 from tools.rows import run as run_rows
 
 import tilec
-from tilec.api import read_source
-from tilec.core.target import load
+from tilec.core.source import read_source
+from tilec.core.targets import load
 from tilec.dsl.parse import parse
 from tilec.dsl.ranges import Poly, divide, nonnegative
 from tilec.kernels import MatrixKernel, Panels

@@ -6,10 +6,10 @@ from conftest import as_list
 
 import tilec
 from tilec.core.diagnostics import CallError, TileError
+from tilec.core.source import read_source
 from tilec.dsl import ast
 from tilec.dsl.index_values import index_values
 from tilec.dsl.parse import parse
-from tilec.semantics.reference import read_source
 
 WIDE = 2**62
 RIGHT = {

@@ -13,7 +13,7 @@ from tools.lowering import lowered
 
 import tilec
 from tilec.core import mlir
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.plan.cuda import choose
 from tilec.runtime.cuda.cubins import program_cubins
 

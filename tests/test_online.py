@@ -12,7 +12,7 @@ from tilec.analysis.expression import Expr, Reader, Unreadable
 from tilec.core import mlir
 from tilec.core.diagnostics import Source
 from tilec.core.mlir import ir
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse

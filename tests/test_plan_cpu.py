@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tilec
-from tilec.core.target import BUILT_IN, load
+from tilec.core.target import BUILT_IN
+from tilec.core.targets import load
 from tilec.cost.model import predict
 
 

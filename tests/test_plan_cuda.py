@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tools.lowering import lowered
 
-from tilec.core.target import load
+from tilec.core.targets import load
 
 H200 = load("h200")
 CORPUS = Path(__file__).parent / "fuzz" / "corpus"

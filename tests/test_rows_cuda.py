@@ -15,7 +15,7 @@ from tools.plans import built
 from tools.rows import PLANS, TOP, VARIANCE, planned, run
 
 from tilec.core.dtypes import DTYPES
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.kernels import Rows, Threaded
 
 

@@ -13,7 +13,7 @@ from tools.lowering import lowered
 from tools.plans import built
 
 import tilec
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.kernels import Scan
 from tilec.plan.check import refuse
 from tilec.semantics.interpreted import interpret_stage

@@ -12,7 +12,7 @@ from fuzz.schedules import drawn_schedule, planned
 from tools.lowering import lowered
 
 from tilec.core.diagnostics import CallError
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.plan.schedule.write import write_schedule
 from tilec.semantics.verify_inputs import inputs_of
 

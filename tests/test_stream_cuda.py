@@ -11,7 +11,7 @@ from tools.lowering import lowered as lower_text
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError, Source
 from tilec.core.mlir import ir
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.cost.chain import StreamTile, choose_stream_tile
 from tilec.cost.model import Choice
 from tilec.driver.lowering import lower

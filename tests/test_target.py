@@ -10,7 +10,8 @@ import pickle
 import pytest
 import tomlkit
 
-from tilec.core import target
+from tilec.core import host as host_module
+from tilec.core import target, targets
 from tilec.core.diagnostics import CallError
 from tilec.driver import calibrate
 
@@ -41,7 +42,7 @@ def test_every_file_loads_and_round_trips(name):
 
 @pytest.mark.parametrize("name", CARDS)
 def test_cards_are_consistent(name):
-    t = target.load(name)
+    t = targets.load(name)
     assert t.kind == "cuda" and t.sm is not None
     assert t.sm.shared_per_block + t.sm.shared_reserved <= t.sm.shared_bytes
     assert t.dram.bandwidth_gbs < t.l2.bandwidth_gbs
@@ -52,13 +53,13 @@ def test_cards_are_consistent(name):
 
 
 def test_clusters_lie_within_a_group():
-    sm = target.load("h200").sm
+    sm = targets.load("h200").sm
     assert [sm.clusters(size, 1) for size in (2, 4, 8, 16)] == [66, 30, 15, 7] and sm.clusters(16, 2) == 15
 
 
 @pytest.mark.parametrize("chip", target.CHIPS)
 def test_chips(chip):
-    t = target.load(chip)
+    t = targets.load(chip)
     assert t.chip == chip
     if not chip.endswith("a"):
         assert not {"wgmma", "tcgen05"} & (set(t.features) | set(t.instructions("bf16")))
@@ -66,10 +67,10 @@ def test_chips(chip):
 
 
 def test_cuda_is_the_device_or_a_default_with_a_note(monkeypatch):
-    monkeypatch.setattr(target, "_query_driver", lambda: None)
-    t = target.load("cuda")
+    monkeypatch.setattr(targets, "_query_driver", lambda: None)
+    t = targets.load("cuda")
     assert t.name == "h200" and "no CUDA device" in t.note
-    assert t == target.load("h200") and t.digest() == target.load("h200").digest()
+    assert t == targets.load("h200") and t.digest() == targets.load("h200").digest()
 
 
 def _attributes(**changed):
@@ -82,14 +83,14 @@ def _attributes(**changed):
 
 
 def test_a_known_device_is_its_file(monkeypatch):
-    monkeypatch.setattr(target, "_query_driver", lambda: ("H200", _attributes()))
-    assert target.load("cuda") == target.load("h200")
+    monkeypatch.setattr(targets, "_query_driver", lambda: ("H200", _attributes()))
+    assert targets.load("cuda") == targets.load("h200")
 
 
 def test_an_unknown_device_is_scaled_from_the_nearest(monkeypatch):
     attributes = _attributes(units=66, major=12, minor=0, shared_bytes=102400, shared_per_block=101376, threads=1536)
-    monkeypatch.setattr(target, "_query_driver", lambda: ("GeForce RTX 5555", attributes))
-    t, base = target.load("cuda"), target.load("rtx4090")
+    monkeypatch.setattr(targets, "_query_driver", lambda: ("GeForce RTX 5555", attributes))
+    t, base = targets.load("cuda"), targets.load("rtx4090")
     assert (t.chip, t.units, t.sm.shared_bytes) == ("sm_120", 66, 102400)
     assert t.fma["f32"] == pytest.approx(base.fma["f32"] * 66 / 128)
     assert "estimated from rtx4090" in t.note
@@ -97,8 +98,8 @@ def test_an_unknown_device_is_scaled_from_the_nearest(monkeypatch):
 
 def test_an_l40_is_no_l4(monkeypatch):
     attributes = _attributes(units=142, major=8, minor=9, memory_khz=9_001_000, bus_bits=384)
-    monkeypatch.setattr(target, "_query_driver", lambda: ("L40", attributes))
-    t = target.load("cuda")
+    monkeypatch.setattr(targets, "_query_driver", lambda: ("L40", attributes))
+    t = targets.load("cuda")
     assert (t.name, t.chip, t.units) == ("l40", "sm_89", 142)
     assert t.dram.bandwidth_gbs == pytest.approx(864, rel=0.01)
 
@@ -107,25 +108,25 @@ def test_the_kind_of_a_target_is_known_without_its_driver(monkeypatch, tmp_path)
     def never():
         raise AssertionError("asked the driver")
 
-    monkeypatch.setattr(target, "_query_driver", never)
+    monkeypatch.setattr(targets, "_query_driver", never)
     (tmp_path / "own.toml").write_text((target.BUILT_IN / "cpu.toml").read_text())
-    kinds = [target.kind_of(name) for name in ("cpu", "CUDA", "sm_90a", "h100", tmp_path / "own.toml")]
+    kinds = [targets.kind_of(name) for name in ("cpu", "CUDA", "sm_90a", "h100", tmp_path / "own.toml")]
     assert kinds == ["cpu", "cuda", "cuda", "cuda", "cpu"]
     with pytest.raises(CallError, match="unknown target"):
-        target.kind_of("h20")
+        targets.kind_of("h20")
 
 
 def test_unknown_name_gives_a_guess_and_the_list():
     with pytest.raises(
         CallError, match=r"unknown target 'h20'\nhint: did you mean 'h200'\? known: cpu, cuda, .*\.toml"
     ):
-        target.load("h20")
+        targets.load("h20")
 
 
 def test_a_file_of_ones_own(write):
-    t = target.load(write(lambda x: x.update(units=66)))
-    assert t.units == 66 and t.digest() != target.load("h200").digest()
-    assert target.load(str(write())) == target.load("h200")
+    t = targets.load(write(lambda x: x.update(units=66)))
+    assert t.units == 66 and t.digest() != targets.load("h200").digest()
+    assert targets.load(str(write())) == targets.load("h200")
 
 
 @pytest.mark.parametrize(
@@ -151,20 +152,20 @@ def test_a_file_of_ones_own(write):
 def test_mistakes_in_a_file_are_named(write, change, message):
     path = write(change)
     with pytest.raises(CallError, match=message) as caught:
-        target.load(path)
+        targets.load(path)
     assert str(path) in str(caught.value)
 
 
 def test_unreadable_files(tmp_path):
     with pytest.raises(CallError, match="cannot read target file"):
-        target.load(tmp_path / "absent.toml")
+        targets.load(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_text("name = \n")
     with pytest.raises(CallError, match=r"not TOML.*line 1"):
-        target.load(tmp_path / "bad.toml")
+        targets.load(tmp_path / "bad.toml")
 
 
 def test_peak_of_an_unknown_unit():
-    h200 = target.load("h200")
+    h200 = targets.load("h200")
     assert h200.peak("tensor.bf16") == h200.peak("tensor.bf16@wgmma") > h200.peak("tensor.bf16@mma.sync")
     assert h200.peak("fma.f8e4m3") == h200.peak("fma.f32")
     for unit in ("tensor.f128", "tensor.bf16@tcgen05", "fpu"):
@@ -173,38 +174,38 @@ def test_peak_of_an_unknown_unit():
 
 
 def test_digest_ignores_notes_only():
-    h200 = target.load("h200")
+    h200 = targets.load("h200")
     assert dataclasses.replace(h200, note="x", description="y").digest() == h200.digest()
     assert dataclasses.replace(h200, units=131).digest() != h200.digest()
 
 
 def test_host_estimate(monkeypatch, tmp_path):
-    monkeypatch.setattr(target, "calibrated_path", lambda: tmp_path / "cpu.toml")
-    t = target.load("cpu")
+    monkeypatch.setattr(targets, "calibrated_path", lambda: tmp_path / "cpu.toml")
+    t = targets.load("cpu")
     assert t.kind == "cpu" and t.units >= 1 and t.core is not None and "estimated" in t.note
     assert 0.5 < t.clock_ghz < 10 and t.l1.bytes <= t.l2.bytes
 
 
 def test_host_estimate_without_a_talkative_system(monkeypatch):
-    calibrate.estimate.cache_clear()
-    calibrate._cpuinfo.cache_clear()
-    monkeypatch.setattr(calibrate, "_text", lambda path: "")
-    monkeypatch.setattr(calibrate, "_cache_sizes", dict)
+    host_module.estimate.cache_clear()
+    host_module._cpuinfo.cache_clear()
+    monkeypatch.setattr(host_module, "_text", lambda path: "")
+    monkeypatch.setattr(host_module, "_cache_sizes", dict)
     try:
-        t, generic = calibrate.estimate(), target.read(target.BUILT_IN / "cpu.toml")
+        t, generic = host_module.estimate(), target.read(target.BUILT_IN / "cpu.toml")
     finally:
-        calibrate.estimate.cache_clear()
-        calibrate._cpuinfo.cache_clear()
+        host_module.estimate.cache_clear()
+        host_module._cpuinfo.cache_clear()
     assert t.clock_ghz == generic.clock_ghz and t.l2.bytes == generic.l2.bytes and t.l3 is not None
 
 
 def test_calibration_is_written_and_found(monkeypatch, tmp_path):
     path = tmp_path / "config" / "cpu.toml"
-    monkeypatch.setattr(target, "calibrated_path", lambda: path)
+    monkeypatch.setattr(targets, "calibrated_path", lambda: path)
     monkeypatch.setattr(calibrate, "calibrated_path", lambda: path)
     measured = calibrate.calibrate()
-    assert target.load("cpu") == measured and not measured.note
+    assert targets.load("cpu") == measured and not measured.note
     assert [p.name for p in path.parent.iterdir()] == ["cpu.toml"]
     assert 1 < measured.dram.bandwidth_gbs < 2000 and 1e-3 < measured.fma["f32"] < 100
     path.write_text(path.read_text().replace(f"units = {measured.units}", "units = 4096"))
-    assert "other cores" in target.load("cpu").note
+    assert "other cores" in targets.load("cpu").note

@@ -9,8 +9,8 @@ import pytest
 from tools.commands import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 import tilec
-from tilec.api import read_source
-from tilec.core.target import load
+from tilec.core.source import read_source
+from tilec.core.targets import load
 from tilec.driver import devices, measure
 from tilec.driver.frontend import read_program
 from tilec.driver.tune import candidates, combined, compiled, spread

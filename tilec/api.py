@@ -18,11 +18,14 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilec.core.diagnostics import CallError, CheckError, Diagnostic, Source, Span, TileError
+from tilec.core.diagnostics import CallError, CheckError, Source
 from tilec.core.dtypes import DTYPES
-from tilec.core.target import Target, kind_of, load
+from tilec.core.source import read_source
+from tilec.core.target import Target
+from tilec.core.targets import kind_of, load
 from tilec.driver import arguments, fast_call
-from tilec.driver.executable import Executable, build_executable
+from tilec.driver.executable import Executable
+from tilec.driver.executables import build_executable
 from tilec.driver.frontend import Program, read_program
 from tilec.driver.kernel import Kernel
 from tilec.driver.recipe import Recipe, Signature, load_compiler
@@ -329,23 +332,4 @@ def _schedule_beside(text: Source) -> Path | None:
     return beside if path.suffix == ".tile" and beside.is_file() else None
 
 
-def read_source(source: str | Path) -> Source:
-    """The text of a program: the file, if `source` is a path or one line that ends in `.tile`, else `source` itself."""
-    if not isinstance(source, str | Path):
-        message = f"the program must be a path or a text, not a value of the type {type(source).__name__}"
-        raise CallError(message, hint='compile("softmax.tile"), or compile("y[i] = 2 * x[i]")')
-    if isinstance(source, Path) or ("\n" not in source and source.strip().endswith(".tile")):
-        path = Path(source)
-        try:
-            return Source(str(path), path.read_bytes().decode("utf-8"))
-        except FileNotFoundError:
-            raise TileError(Diagnostic(f"there is no file '{path}'", Span.none())) from None
-        except UnicodeDecodeError as error:
-            message = f"'{path}' is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
-            raise TileError(Diagnostic(message, Span.none())) from None
-        except OSError as error:
-            raise TileError(Diagnostic(f"cannot read '{path}': {error.strerror}", Span.none())) from None
-    return Source("<program>", str(source))
-
-
-__all__ = ["DTYPES", "Kernel", "Op", "compile", "read_source"]
+__all__ = ["DTYPES", "Kernel", "Op", "compile"]

@@ -1,0 +1,1 @@
+"""The standard library, in the language itself."""

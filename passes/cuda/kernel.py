@@ -26,7 +26,7 @@ from tilec.core.mlir import gpu, ir, memref
 from tilec.kernels import ContractionChain, MatrixKernel, Threaded, planned_kernels
 from tilec.passes.cuda.chain.kernel import map_stream
 from tilec.passes.cuda.cluster import arrive, cluster_rank, meet, planned_spread
-from tilec.passes.cuda.contraction.warps import map_contraction
+from tilec.passes.cuda.contraction.kernel import map_contraction
 from tilec.passes.cuda.memory_spaces import is_local, root, space_of
 from tilec.passes.cuda.threaded import transpose
 from tilec.passes.cuda.threaded.look_back import chain

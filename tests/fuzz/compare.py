@@ -15,11 +15,11 @@ from tools.lowering import lowered
 
 import tilec
 from fuzz.programs import Case
-from tilec.api import read_source
 from tilec.core import mlir
 from tilec.core.dtypes import from_numpy
 from tilec.core.mlir import ir
-from tilec.core.target import load
+from tilec.core.source import read_source
+from tilec.core.targets import load
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
@@ -161,7 +161,7 @@ def simplified_after(texts: dict[str, str], stage: str, target: str) -> dict[str
 
 def on_gpu(case: Case, program: Specialised, schedule: str | None = None) -> Arrays:
     from fuzz.guards_cuda import GuardedGpu
-    from tilec.driver.executable import build_executable
+    from tilec.driver.executables import build_executable
     from tilec.driver.recipe import Prepared
 
     target = load("cuda")

@@ -25,7 +25,8 @@ from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import DTYPES
 from tilec.core.fitted import PanelTimes
 from tilec.core.mlir import ir
-from tilec.core.target import Target, load
+from tilec.core.target import Target
+from tilec.core.targets import load
 from tilec.driver.lowering import Lowered, lower
 from tilec.dsl.build import build
 from tilec.dsl.specialise import Specialised

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from fuzz.choices import Choices
 from fuzz.text import ROOT, check_text, drawn_source
-from tilec.api import read_source
 from tilec.cli.command import main
 from tilec.core import mlir
 from tilec.core.diagnostics import TileError
 from tilec.core.mlir import ir
-from tilec.core.target import load
+from tilec.core.source import read_source
+from tilec.core.targets import load
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse

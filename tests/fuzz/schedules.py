@@ -14,7 +14,7 @@ from fuzz.compare import as_schedule
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError
 from tilec.core.mlir import ir
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.specialise import Specialised

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 from fuzz.choices import Choices
-from tilec.api import read_source
 from tilec.core.diagnostics import CallError, TileError
+from tilec.core.source import read_source
 from tilec.dsl.check import check
 from tilec.dsl.format import format_source
 from tilec.dsl.parse import parse

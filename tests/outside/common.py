@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import tilec
-from tilec.api import read_source
 from tilec.core.diagnostics import InternalError, TileError
 from tilec.core.dtypes import from_numpy
+from tilec.core.source import read_source
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
 from tilec.semantics.error_bounds import compare_array, enclose

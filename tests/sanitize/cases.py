@@ -15,8 +15,8 @@ import numpy as np
 from expectations import EXAMPLES
 
 from sanitize.child import executable
-from tilec.api import read_source
 from tilec.core.dtypes import from_numpy
+from tilec.core.source import read_source
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
 from tilec.semantics.inputs import random_inputs

@@ -16,10 +16,11 @@ import numpy as np
 
 from sanitize.planted import run_planted
 from sanitize.tools import MARK
-from tilec.api import read_source
 from tilec.core.dtypes import DTYPES
-from tilec.core.target import load
-from tilec.driver.executable import Executable, build_executable
+from tilec.core.source import read_source
+from tilec.core.targets import load
+from tilec.driver.executable import Executable
+from tilec.driver.executables import build_executable
 from tilec.driver.frontend import read_program
 from tilec.driver.recipe import Recipe
 

@@ -25,7 +25,7 @@ from sanitize.planted import PLANTED, compile_planted
 from sanitize.tools import EVERY, TOOLS, Outcome, find, read
 from sanitize.tools import runs as can_run
 from tilec.core.diagnostics import TileError
-from tilec.core.target import load
+from tilec.core.targets import load
 from tilec.runtime.cuda.driver import device_info
 
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,9 @@ import numpy as np
 from fuzz.guards import run_guarded
 
 from tilec.core.diagnostics import CallError
+from tilec.driver.cpu_executable import CpuExecutable
 from tilec.driver.cuda_executable import CudaExecutable, _copy, _direct
-from tilec.driver.executable import CpuExecutable, Executable
+from tilec.driver.executable import Executable
 from tilec.runtime.buffers import Buffer, wrap
 
 MOST = {"cpu": 1 << 25, "cuda": 1 << 28}

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tilec.api import read_source
 from tilec.core import mlir
 from tilec.core.diagnostics import Source
 from tilec.core.dtypes import from_numpy
 from tilec.core.mlir import ir
-from tilec.core.target import Target, load
+from tilec.core.source import read_source
+from tilec.core.target import Target
+from tilec.core.targets import load
 from tilec.driver.lowering import Lowered, lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse

@@ -1,6 +1,7 @@
 """The machines that the cost model is tested with."""
 
-from tilec.core.target import BUILT_IN, load, read
+from tilec.core.target import BUILT_IN, read
+from tilec.core.targets import load
 
 H200 = load("h200")
 CPU = read(BUILT_IN / "cpu.toml")

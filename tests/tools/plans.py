@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from tilec.kernels import Family
-from tilec.plan.model import KernelPlan
+from tilec.kernels import Family, KernelPlan
 
 
 def built(kernel: KernelPlan, family: type[Family], **options: Any) -> KernelPlan:

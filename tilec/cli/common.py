@@ -117,7 +117,7 @@ def read_text(path: Path) -> Source:
             return Source("<stdin>", sys.stdin.buffer.read().decode("utf-8"))
         except UnicodeDecodeError as error:
             raise CallError(f"the standard input is not UTF-8 text: byte {error.start} is not") from None
-    from tilec.api import read_source
+    from tilec.core.source import read_source
 
     return read_source(path)
 
@@ -136,7 +136,7 @@ def defined(args: argparse.Namespace) -> dict[str, int]:
 
 def prepare(args: argparse.Namespace) -> Loaded:
     """The program of the command line, for the sizes and the target given there."""
-    from tilec.core.target import load
+    from tilec.core.targets import load
 
     target = load(args.target)
     program = parse_checked(args.file)

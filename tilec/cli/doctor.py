@@ -44,7 +44,7 @@ def _no_compiler() -> Iterator[str]:
 
 
 def _calibrate() -> None:
-    from tilec.core.target import calibrated_path
+    from tilec.core.targets import calibrated_path
     from tilec.driver.calibrate import calibrate
 
     with working("measuring this CPU for five seconds; other programs should be idle"):
@@ -96,7 +96,7 @@ def _version(name: str) -> str | None:
 
 
 def _cpu() -> Iterator[str]:
-    from tilec.core.target import calibrated_path, load
+    from tilec.core.targets import calibrated_path, load
 
     yield "CPU"
     target = load("cpu")

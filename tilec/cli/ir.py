@@ -124,7 +124,7 @@ def opt(args: argparse.Namespace) -> int:
 def _carry_on(text: str, name: str, start: str, end: str, target: str, asked: bool) -> str:
     """The IR after stage `end`, or for "emit" the kernels. `name` is the file's; `asked` whether the target was given."""
     from tilec.core import mlir
-    from tilec.core.target import load
+    from tilec.core.targets import load
     from tilec.driver.lowering import lower
 
     order = (*STAGES.split(), "emit")

@@ -72,7 +72,7 @@ def _interpret(loaded: Loaded, stage: str, inputs: Arrays) -> Arrays:
 def _prepare(args: argparse.Namespace) -> tuple[Loaded, Arrays]:
     """The program for the sizes that are given, by name or by the arrays in files."""
     from tilec.core.dtypes import from_numpy
-    from tilec.core.target import load
+    from tilec.core.targets import load
     from tilec.dsl.specialise import choose_op
 
     target = load(args.target)
@@ -121,7 +121,7 @@ def need_gpu() -> None:
 
 def build(loaded: Loaded):
     """The op as an executable, its stages run anew."""
-    from tilec.driver.executable import build_executable
+    from tilec.driver.executables import build_executable
     from tilec.driver.recipe import Prepared
 
     lowered = common.lower(loaded)

@@ -28,7 +28,7 @@ RIGHT_TOLD, REFUSED, LEFT_OUT = "right", "refused", "left out"  # what becomes o
 
 
 def verify(args: argparse.Namespace) -> int:
-    from tilec.core.target import load
+    from tilec.core.targets import load
     from tilec.dsl.check_sizes import size_names
     from tilec.dsl.specialise import choose_op, specialise
 

@@ -7,12 +7,8 @@ Annotations are evaluated in this module, since files are checked by them. Evalu
 than reading a file.
 """
 
-import ctypes
-import difflib
 import hashlib
 import json
-import os
-import re
 import tomllib
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -28,7 +24,6 @@ CHIPS = {  # the file that stands for a chip of which only the architecture is k
     "sm_80": "a100", "sm_86": "rtx3090", "sm_89": "l4", "sm_90": "h200", "sm_90a": "h200", "sm_100": "b200",
     "sm_100a": "b200", "sm_103": "b200", "sm_120": "rtx4090",
 }  # fmt: skip
-DEFAULT_CUDA = "h200"
 
 
 @dataclass(frozen=True)
@@ -199,11 +194,6 @@ class Target:
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def names() -> tuple[str, ...]:
-    """Every name that `load` knows."""
-    return ("cpu", "cuda", *models(), *sorted(CHIPS))
-
-
 def models() -> tuple[str, ...]:
     """The GPUs that have a file of their own."""
     return tuple(sorted(p.stem for p in BUILT_IN.glob("*.toml") if p.stem != "cpu"))
@@ -220,75 +210,6 @@ def _file(name: str) -> Target:
     if name not in (*models(), "cpu"):
         raise CallError(f"there is no target file '{name}'")
     return built_in(name)
-
-
-def load(name: str | Path) -> Target:
-    """The target called `name`: "cpu" (this host), "cuda" (the GPU here), a model, a chip, or a TOML file."""
-    text = str(name)
-    if text.endswith(".toml"):
-        return read(Path(text))
-    match text.lower():
-        case "cpu":
-            return _host()
-        case "cuda":
-            return _device() or replace(
-                built_in(DEFAULT_CUDA),
-                note=f"no CUDA device found: compiling for {DEFAULT_CUDA}, without running",
-            )
-        case chip if chip in CHIPS:
-            return _for_chip(chip)
-        case model if model in models():
-            return built_in(model)
-    guess = next((f"did you mean '{n}'? " for n in difflib.get_close_matches(text.lower(), names(), 1)), "")
-    if named := re.fullmatch(r"sm_(\d+)[a-z]?", text.lower()):  # near names are other chips
-        guess = "sm_80 is the oldest chip that tilec compiles for; " if int(named[1]) < 80 else ""
-    raise CallError(f"unknown target '{text}'", hint=f"{guess}known: {', '.join(names())}, or the path of a .toml file")
-
-
-def kind_of(name: str | Path) -> str:
-    """"cpu" or "cuda": the kind of the target that `load` would return, without starting the driver, which takes 0.2 s."""
-    text = str(name).lower()
-    return "cuda" if text != "cpu" and text in names() else load(name).kind
-
-
-def _for_chip(chip: str) -> Target:
-    """The card that stands for `chip`. Without its "a" it lacks wgmma and tcgen05, not being portable."""
-    return _retargeted(built_in(CHIPS[chip]), chip, name=chip)
-
-
-def _retargeted(target: Target, chip: str, name: str) -> Target:
-    """`target` for another chip, with the figures that hold for both chips."""
-    if target.chip == chip:
-        return target
-    special = {"wgmma", "tcgen05"}
-    tensor = {t: {i: r for i, r in rates.items() if i not in special} for t, rates in target.tensor.items()}
-    return replace(
-        target,
-        name=name,
-        chip=chip,
-        features=tuple(f for f in target.features if f not in special),
-        tensor={t: rates for t, rates in tensor.items() if rates},
-    )
-
-
-def calibrated_path() -> Path:
-    """Where `calibrate` keeps the measured host."""
-    import platformdirs
-
-    return Path(platformdirs.user_config_dir("tilec")) / "cpu.toml"
-
-
-def _host() -> Target:
-    """The calibrated host if there is one that still fits (same cores), else what the system tells."""
-    from tilec.driver.calibrate import estimate
-
-    host, path = estimate(), calibrated_path()
-    if os.access(path, os.R_OK):
-        measured = read(path)
-        if (measured.units, measured.chip) == (host.units, host.chip):
-            return measured
-        return replace(host, note=f"{path} was measured with other cores: run `tilec doctor --calibrate` again")
-    return host
 
 
 def read(path: Path) -> Target:
@@ -313,66 +234,3 @@ def from_dict(table: dict[str, Any], where: str = "target") -> Target:
     if "f32" not in target.fma:
         raise CallError(f"{where}: [fma] needs `f32`")
     return replace(target, fitted=read_fitted(table.get("fitted"), target.kind, where, _file))
-
-
-# CUdevice_attribute of cuda.h, by the field of Target or Multiprocessor that it fills
-_ATTRIBUTES = {
-    "units": 16, "major": 75, "minor": 76, "l2_bytes": 38, "shared_bytes": 81, "shared_per_block": 97,
-    "registers": 82, "threads": 39, "threads_per_block": 1, "blocks": 106,
-    "memory_khz": 36, "bus_bits": 37,
-}  # fmt: skip
-
-
-def _device() -> Target | None:
-    """The first GPU here: its file, or the nearest file, adjusted to what the driver tells."""
-    try:
-        found = _query_driver()
-    except OSError:
-        return None
-    if found is None:
-        return None
-    name, a = found
-    squeezed = name.lower().replace(" ", "")
-    base = next((built_in(n) for n in models() if re.search(rf"{n}(?!\d)", squeezed)), None)
-    if base and base.units == a["units"]:
-        return base
-    chips = sorted(CHIPS, key=lambda c: abs(int(c[3:].rstrip("a")) - 10 * a["major"] - a["minor"]))
-    return _adjusted(base or built_in(CHIPS[chips[0]]), name, a)
-
-
-def _adjusted(base: Target, name: str, a: dict[str, int]) -> Target:
-    """`base` with what the driver told; its peaks in proportion to the SMs."""
-    share = a["units"] / base.units
-    told = 2e-6 * a["memory_khz"] * a["bus_bits"] / 8  # two transfers a clock; some drivers say 0
-    chip = f"sm_{a['major']}{a['minor']}"
-    base = base if base.chip.rstrip("a") == chip else _retargeted(base, chip, base.name)
-    assert base.sm is not None
-    sm = {f: a[f] for f in ("shared_bytes", "shared_per_block", "registers", "threads", "threads_per_block", "blocks")}
-    return replace(
-        base,
-        name=name.lower().replace(" ", "-"),
-        description=name,
-        units=a["units"],
-        sm=replace(base.sm, **sm, groups=tuple(max(1, round(share * g)) for g in base.sm.groups)),
-        dram=replace(base.dram, bandwidth_gbs=told or base.dram.bandwidth_gbs * min(1.0, share)),
-        l2=replace(base.l2, bytes=a["l2_bytes"], bandwidth_gbs=base.l2.bandwidth_gbs * min(1.0, share)),
-        fma={t: r * share for t, r in base.fma.items()},
-        tensor={t: {i: r * share for i, r in rates.items()} for t, rates in base.tensor.items()},
-        fitted=base.fitted.inherited(base.name),
-        note=f"{name} has no file of its own: estimated from {base.name} and the driver's figures",
-    )
-
-
-def _query_driver() -> tuple[str, dict[str, int]] | None:
-    """Name and attributes of device 0 by the driver API, without a package. OSError: there is no driver."""
-    windows = hasattr(ctypes, "WinDLL")
-    cuda = ctypes.WinDLL("nvcuda.dll") if windows else ctypes.CDLL("libcuda.so.1")  # type: ignore[attr-defined]
-    device, name, value = ctypes.c_int(), ctypes.create_string_buffer(128), ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDeviceGetName(name, 128, device):
-        return None
-    attributes = {}
-    for key, number in _ATTRIBUTES.items():
-        if cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device):
-            return None
-        attributes[key] = value.value
-    return name.value.decode().removeprefix("NVIDIA "), attributes

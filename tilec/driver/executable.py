@@ -14,16 +14,7 @@ from tilec.driver.kernel import Kernel
 from tilec.driver.recipe import Recipe
 
 if TYPE_CHECKING:
-    from tilec.runtime.cpu.launch import CpuProgram
-
-
-def build_executable(recipe: Recipe) -> Executable:
-    """Compiles an op, or finds it in the cache. Raises TileError if the program or the target makes that impossible."""
-    if recipe.target.kind == "cpu":
-        return CpuExecutable(recipe)
-    from tilec.driver.cuda_executable import CudaExecutable
-
-    return CudaExecutable(recipe)
+    pass
 
 
 class Executable:
@@ -79,37 +70,3 @@ def _picker(numbers: list[int]) -> Callable[[Any], Any]:
     return lambda memory: [memory[n] for n in numbers]
 
 
-class CpuExecutable(Executable):
-    """Kernels compiled by Numba, run by `runtime/native/cpu.py`."""
-
-    def __init__(self, recipe: Recipe):
-        super().__init__(recipe)
-        from tilec.runtime.cpu.objects import load_program
-
-        self._loops = load_program(self.emitted)
-
-    def first(self, count: int) -> Executable:
-        part = super().first(count)
-        part.__dict__.pop("program", None)
-        return part
-
-    @cached_property
-    def program(self) -> CpuProgram:
-        from tilec.runtime.cpu.launch import CpuProgram
-
-        return CpuProgram(self.emitted, self._loops, len(self.compiled.inputs), len(self.outputs))
-
-    def load(self) -> None:
-        _ = self.program
-
-    def run(self, inputs: list[Any], outputs: list[Any], stream: Any) -> None:
-        if stream is not None:
-            raise CallError("stream= is for GPU arrays; the CPU runs a call before it returns")
-        from tilec.runtime import host_memory
-
-        inputs = [host_memory.contiguous(b) for b in inputs]
-        targets = [b if b.contiguous else host_memory.scratch_like(b) for b in outputs]
-        self.program.launch([b.pointer for b in (*inputs, *targets)])
-        for buffer, target in zip(outputs, targets):
-            if buffer is not target:
-                host_memory.assign(buffer, target)

@@ -16,7 +16,8 @@ from tilec.core import mlir
 from tilec.core.diagnostics import Source
 from tilec.core.target import Target
 from tilec.dsl.specialise import Specialised
-from tilec.plan.model import KernelPlan, Plan
+from tilec.kernels import KernelPlan
+from tilec.plan.model import Plan
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _planned(specialised: Specialised, target: Target, schedule) -> tuple[Plan, 
 
 def compiled(candidate: Candidate, specialised: Specialised, target: Target):
     """The executable of a candidate. Raises TileError if its schedule cannot be carried out."""
-    from tilec.driver.executable import build_executable
+    from tilec.driver.executables import build_executable
     from tilec.driver.lowering import lower
     from tilec.driver.recipe import Prepared
     from tilec.dsl.build import build

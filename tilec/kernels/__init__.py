@@ -4,13 +4,13 @@ Each family is a type. It is the plan's decision, the table in schedule files, t
 check of its options.
 """
 
-from tilec.kernels.base import FAMILIES, Family, Planned, Refusal, Refused, planned_kernels
+from tilec.kernels.base import FAMILIES, Family, KernelPlan, Planned, Refusal, Refused, planned_kernels
 from tilec.kernels.contraction import Contraction, ContractionChain, MatrixKernel, WarpgroupContraction
 from tilec.kernels.cpu import LoopNest, Panels, RegisterTranspose
 from tilec.kernels.threaded import Columns, Points, Rows, Scan, Threaded, Transpose, VectorContraction
 
 __all__ = [
-    "FAMILIES", "Columns", "Contraction", "ContractionChain", "Family", "LoopNest", "MatrixKernel", "Panels", "Planned", "Points",
-    "Refusal", "Refused", "RegisterTranspose", "Rows", "Scan", "Threaded", "Transpose", "VectorContraction", "WarpgroupContraction",
-    "planned_kernels",
+    "FAMILIES", "Columns", "Contraction", "ContractionChain", "Family", "KernelPlan", "LoopNest", "MatrixKernel", "Panels",
+    "Planned", "Points", "Refusal", "Refused", "RegisterTranspose", "Rows", "Scan", "Threaded", "Transpose", "VectorContraction",
+    "WarpgroupContraction", "planned_kernels",
 ]  # fmt: skip

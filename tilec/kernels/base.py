@@ -19,18 +19,16 @@ rule it out. A `fixed` field follows from the program, and schedule files do not
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tilec.core import mlir, records
 from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes
 from tilec.core.records import Malformed, Value, fields_of, kind_of
-
-if TYPE_CHECKING:
-    from tilec.core.target import Target
-    from tilec.plan.model import KernelPlan
+from tilec.core.target import Target
+from tilec.cost.model import Prediction, Work
 
 
 def option(
@@ -173,6 +171,39 @@ class Planned:
         if grid is None or tile is None or len(grid) != len(tile):
             raise Malformed(f"a `grid` and a `tile` with as many numbers, not {entry['grid']} and {entry['tile']}")
         return Planned(grid, tile, records.from_attribute(FAMILIES[names[0]], entry[names[0]]))
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel.
+
+    `grid` lists kernel dimensions, `tile` a block's size along each of them. `options` is the kernel's family with its options, and
+    None before the backend's choice. `ruled_out` has the reasons why the operations rule out some options. `sram` returns the
+    bytes of shared memory that a block takes, for any tile and options of these operations (CUDA).
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    dims: dict[str, tuple[int, ...]]
+    extents: dict[int, int]
+    grid: tuple[int, ...]
+    tile: tuple[int, ...]
+    sweeps: dict[str, int]
+    loops: dict[str, tuple[int, ...]]
+    options: Family | None
+    outputs: tuple[str, ...]
+    work: Work
+    prediction: Prediction
+    lines: tuple[tuple[str, int], ...] = ()
+    sram: Callable[[KernelPlan], int] | None = field(default=None, compare=False, repr=False)
+    ruled_out: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def blocks(self) -> int:
+        count = 1
+        for d, t in zip(self.grid, self.tile):
+            count *= -(-self.extents[d] // max(1, t))
+        return count
 
 
 def planned_kernels(module: ir.Operation) -> Iterator[tuple[ir.Operation, Planned]]:

@@ -6,16 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING
 
 from tilec.core.hardware import LINE, ROWS, WARPGROUP, WIDE
 from tilec.core.quantities import count
+from tilec.core.target import Target
 from tilec.cost.contraction import block_shapes
-from tilec.kernels.base import Family, Refusal, listed, option
-
-if TYPE_CHECKING:
-    from tilec.core.target import Target
-    from tilec.plan.model import KernelPlan
+from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
 
 BYTES = {"i8": 1, "bf16": 2, "f16": 2, "i32": 4, "f32": 4, "tf32": 4, "f64": 8}
 """Of the types in which factors are staged."""

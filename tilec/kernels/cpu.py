@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tilec.core.quantities import by_sizes
-from tilec.kernels.base import Family, Refusal, listed, option
-
-if TYPE_CHECKING:
-    from tilec.core.target import Target
-    from tilec.plan.model import KernelPlan
+from tilec.core.target import Target
+from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
 
 LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `load_tile_2` and so on in `runtime/cpu/tile.py`
 VECTORS = (16, 32, 64)  # bytes of a vector: `fma_f32x4` and so on in `runtime/cpu/vector.py`

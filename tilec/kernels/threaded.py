@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from tilec.analysis.layout import Layout, make, places
 from tilec.core.hardware import WARP
-from tilec.kernels.base import Family, Refusal, option
-
-if TYPE_CHECKING:
-    from tilec.core.target import Target
-    from tilec.plan.model import KernelPlan
+from tilec.core.target import Target
+from tilec.kernels.base import Family, KernelPlan, Refusal, option
 
 MOST_THREADS = 1024  # of a block
 MOST_REGISTERS = 255  # of a thread

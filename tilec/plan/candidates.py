@@ -20,14 +20,13 @@ from tilec.analysis.graph import Graph
 from tilec.analysis.layout import make, turn
 from tilec.core.target import Target
 from tilec.cost.model import NoFurtherChoice, predict
-from tilec.kernels import Threaded
+from tilec.kernels import KernelPlan, Threaded
 from tilec.kernels.threaded import laid_out
 from tilec.plan.check import refuse
 from tilec.plan.cpu import loops
 from tilec.plan.cuda import choose as plan_cuda
 from tilec.plan.cuda.view import View, accesses
-from tilec.plan.fusion import Group
-from tilec.plan.model import KernelPlan
+from tilec.plan.groups import Group
 
 MOST_HELD = 64  # elements of one operand that a thread may hold, as for rows in `tilec/cost/rows.py`
 THREADS = (64, 128, 256, 512, 1024)  # of a block

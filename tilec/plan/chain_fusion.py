@@ -1,32 +1,16 @@
-"""Contraction chains (`tilec.analysis.chain`): which operations become one, the reasons of refusals, and the predicted times."""
+"""Which groups become one kernel of two contractions (`tilec/plan/chain.py`), by predicted time."""
 
 from __future__ import annotations
 
-from math import prod
-from typing import Any
-
-from tilec.analysis.chain import Chain, multiplicand_allowed, read_chain
-from tilec.analysis.expression import Expr, Reader, Unreadable
 from tilec.analysis.graph import Graph, Node
-from tilec.analysis.space import Space
-from tilec.analysis.traffic import element_bytes, outputs_of, work_of
-from tilec.core.hardware import WIDE
-from tilec.core.mlir import ir
+from tilec.analysis.traffic import work_of
 from tilec.core.quantities import duration
 from tilec.core.target import Target
-from tilec.cost.chain import Stream, choose_stream_tile
+from tilec.cost.chain import choose_stream_tile
 from tilec.cost.model import predict
-from tilec.plan.fusion import Group, Remark, refuse
-
-WIDEST = 256  # columns of the product, and reduced elements of the scores: what registers and shared memory hold
-PARTS = {("bf16", None): 3, ("bf16", "tf32"): 2, ("bf16", "bf16"): 1}
-"""By the values' type and what `using` allows: in how many parts of that type an f32 weight is multiplied.
-
-An f32 has 24 significant bits, a bf16 8 and the same exponents: three of them are an f32, so that three exact products
-add up to the exact one. An f16 has fewer exponents, and no `using` to name it."""
-
-
-_NO_CHAIN = "both are contractions, but no contraction chain"
+from tilec.plan.chain import stream_problem
+from tilec.plan.groups import Group, Remark
+from tilec.plan.legality import refuse
 
 
 def join_streams(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
@@ -78,126 +62,3 @@ def _before(node: Node, graph: Graph) -> list[Node]:
             found.append(producer)
             pending += [] if producer.contraction is not None else graph.producers(producer)
     return found
-
-
-def is_streamed(nodes: list[Node]) -> bool:
-    """Whether a kernel has two contractions, and so is a contraction chain."""
-    return sum(n.contraction is not None for n in nodes) == 2
-
-
-def refuse_stream(nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
-    """Why nodes with two contractions cannot be a contraction chain; None if they can."""
-    chain = chain_of(nodes, space, graph)
-    if isinstance(chain, str):
-        return f"{_NO_CHAIN}: {chain}"
-    if not target.has("tma") or "wgmma" not in target.instructions("bf16"):
-        return f"{_NO_CHAIN}: {target.name} lacks wgmma and TMA"
-    if 0 in space.extents.values():
-        return f"{_NO_CHAIN}: an index has no values"
-    if set(space.grid) != {*chain.batch, chain.rows}:
-        return f"{_NO_CHAIN}: they have further parallel indices"
-    why = _refuse_storage(chain, space) or _refuse_size(chain, nodes, space, graph, target)
-    return why and f"{_NO_CHAIN}: {why}"
-
-
-def _refuse_storage(chain: Chain, space: Space) -> str | None:
-    """TMA copies boxes with lines along the contiguous dimension: each factor must be contiguous along the index that its
-    tile has whole."""
-    factors = ((chain.left, chain.inner), (chain.right, chain.inner), (chain.values, chain.columns))
-    kinds = {x.type for x, _ in factors}
-    if kinds not in ({"bf16"}, {"f16"}):
-        return f"the factors are {' and '.join(sorted(kinds))}, where all must be bf16 or all f16"
-    for x, last in factors:
-        if x.place[-1] != last or len(x.place) > 5 or len(set(x.place)) < len(x.place):
-            return "a factor is not contiguous along the index of which a block reads all elements"
-        if space.extents[last] * 2 % WIDE:
-            return f"rows of {space.extents[last]} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
-    return None
-
-
-def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
-    for d, what in ((chain.inner, "reduced elements of the first"), (chain.columns, "columns of the last")):
-        if space.extents[d] > WIDEST:
-            return f"a block has room for {WIDEST} {what} contraction, not {space.extents[d]}"
-    if parts_of(chain) is None:
-        return f"its f32 weights take bf16 factors, of which three make up an f32, and not {chain.values.type}"
-    if not choose_stream_tile(target, stream_problem(nodes, space, graph)):
-        return "no tile fits registers and shared memory"
-    return None
-
-
-def parts_of(chain: Chain) -> int | None:
-    """The number of products that one weight takes."""
-    return PARTS.get((chain.values.type, multiplicand_allowed(chain.product.total.operation)))
-
-
-def chain_of(nodes: list[Node], space: Space, graph: Graph) -> Chain | str:
-    """The contraction chain of the nodes, or the reason why they are none."""
-    places = {n.op: space.dims[n] for n in nodes}
-    made = {r.value: (n.op, k) for n in graph.nodes for k, r in enumerate(n.results) if n in nodes or n.inlined}
-    reader = Reader(places, made.get)
-    try:
-        outputs = [reader.result(*made[v]) for v in outputs_of(nodes, graph)]
-    except Unreadable as error:
-        return str(error)
-    return read_chain(reader, outputs)
-
-
-# ---- what it costs -----------------------------------------------------------------------------------------
-
-
-def stream_problem(nodes: list[Node], space: Space, graph: Graph) -> Stream:
-    """The contraction chain as the cost model sees it."""
-    chain = chain_of(nodes, space, graph)
-    assert isinstance(chain, Chain)
-    extents = space.extents
-    terms = {c.term for c in chain.online.carried}
-    parts = {p for t in terms for p in _parts(chain.under(t, masked=False))}
-    special = sum(p.op.startswith("math.") and p.op != "math.fma" for p in parts)
-    fma = (
-        sum(bool(p.args) for p in parts)
-        - special
-        + sum(chain.columns not in c.total.place for c in chain.online.carried)
-    )
-    out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
-    return Stream(
-        extents[chain.rows], extents[chain.stream], extents[chain.inner], extents[chain.columns],
-        prod(extents[d] for d in chain.batch), chain.values.type, parts_of(chain) or 3,
-        _share(chain, extents), fma, special, out,
-    )  # fmt: skip
-
-
-def _parts(x: Expr) -> Any:
-    yield x
-    for a in x.args:
-        yield from _parts(a)
-
-
-def _share(chain: Chain, extents: dict[int, int]) -> float:
-    """The share of elements that the masks leave, from a sample of rows."""
-    rows, length = extents[chain.rows], extents[chain.stream]
-    sample = [(2 * n + 1) * rows // 64 for n in range(32)]
-    return sum(max(0, high - low) for low, high in (_range(chain, i, length) for i in sample)) / (32 * length)
-
-
-def grows(chain: Chain, extents: dict[int, int]) -> bool:
-    """Whether later rows have more unmasked elements than earlier ones."""
-    first, last = (_range(chain, i, extents[chain.stream]) for i in (0, extents[chain.rows] - 1))
-    return last[1] - last[0] > first[1] - first[0]
-
-
-def _range(chain: Chain, row: int, length: int) -> tuple[int, int]:
-    """Elements that a row may need, where only the row's index takes part."""
-    low, high = 0, length
-    for mask in chain.masks:
-        for leaves, number in mask.bounds:
-            factor = sum(f for leaf, f in leaves.items() if chain.stream in leaf.dims)
-            others = {leaf: f for leaf, f in leaves.items() if chain.stream not in leaf.dims}
-            if any(leaf.dims != {chain.rows} for leaf in others):
-                continue
-            rest = number + row * sum(others.values())
-            if factor < 0:
-                high = min(high, rest // -factor + 1)
-            elif factor > 0:
-                low = max(low, -(rest // factor))
-    return low, high

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 from tilec.core.target import Target
-from tilec.kernels import Refusal
-from tilec.plan.model import KernelPlan
+from tilec.kernels import KernelPlan, Refusal
 
 
 def refuse(kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:

@@ -9,7 +9,8 @@ from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import space_of
 from tilec.core.diagnostics import CallError
 from tilec.core.target import Target
-from tilec.plan.fusion import Group, Remark, ordered, refuse
+from tilec.plan.groups import Group, Remark, ordered
+from tilec.plan.legality import refuse
 
 
 @dataclass(frozen=True)

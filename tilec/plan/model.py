@@ -9,11 +9,10 @@ from tilec.analysis.copied_results import Copy
 from tilec.core.mlir import ir
 from tilec.core.quantities import count
 from tilec.core.target import Target
-from tilec.cost.model import Prediction, Work
-from tilec.kernels import Family
+from tilec.kernels import KernelPlan
 from tilec.passes.tensor.pack import SIDES
-from tilec.plan.fusion import Remark
 from tilec.plan.given_groups import Fixed
+from tilec.plan.groups import Remark
 
 
 @dataclass(frozen=True)
@@ -37,39 +36,6 @@ class Pack:
     @property
     def stored(self) -> str:
         return f"{self.name}.{SIDES[self.side]}"
-
-
-@dataclass(frozen=True)
-class KernelPlan:
-    """One kernel.
-
-    `grid` lists kernel dimensions, `tile` a block's size along each of them. `options` is the kernel's family with its options, and
-    None before the backend's choice. `ruled_out` has the reasons why the operations rule out some options. `sram` returns the
-    bytes of shared memory that a block takes, for any tile and options of these operations (CUDA).
-    """
-
-    name: str
-    nodes: tuple[str, ...]
-    dims: dict[str, tuple[int, ...]]
-    extents: dict[int, int]
-    grid: tuple[int, ...]
-    tile: tuple[int, ...]
-    sweeps: dict[str, int]
-    loops: dict[str, tuple[int, ...]]
-    options: Family | None
-    outputs: tuple[str, ...]
-    work: Work
-    prediction: Prediction
-    lines: tuple[tuple[str, int], ...] = ()
-    sram: Callable[[KernelPlan], int] | None = field(default=None, compare=False, repr=False)
-    ruled_out: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def blocks(self) -> int:
-        count = 1
-        for d, t in zip(self.grid, self.tile):
-            count *= -(-self.extents[d] // max(1, t))
-        return count
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,14 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import duration
 from tilec.core.target import Target
 from tilec.cost.model import TooLarge, predict
-from tilec.kernels import Planned
+from tilec.kernels import KernelPlan, Planned
 from tilec.kernels.attributes import Parts, Placement, StoredFactor
 from tilec.passes.tensor.pack import SIDES
 from tilec.plan.digest import sign
-from tilec.plan.fusion import Group, Remark, group
+from tilec.plan.fusion import group
 from tilec.plan.given_groups import Fixed, group_as
-from tilec.plan.model import KernelPlan, Plan
+from tilec.plan.groups import Group, Remark
+from tilec.plan.model import Plan
 from tilec.plan.prepack import apply_packs, choose_packs
 from tilec.plan.split_reduction import apply_splits, choose_splits
 

@@ -20,7 +20,7 @@ from tilec.cost import contraction
 from tilec.cost.model import Work, predict
 from tilec.kernels.contraction import BYTES
 from tilec.passes.tensor.pack import factor, pack
-from tilec.plan.fusion import Group, Remark
+from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Pack
 
 GAIN = 1.05  # what storing must promise

@@ -15,7 +15,7 @@ from tilec.core.target import Target
 from tilec.cost.model import Work, predict
 from tilec.passes.tensor.inline import inline_all
 from tilec.passes.tensor.split import refuse_split, split
-from tilec.plan.fusion import Group, Remark
+from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Split
 
 MIN_PART = 1 << 14  # elements: less work is not worth a block and its share of the second pass

@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from tilec.api import read_source
 from tilec.core.conversions import to_float, to_integer
 from tilec.core.diagnostics import CallError, Diagnostic, TileError
 from tilec.core.dtypes import DType, from_numpy
 from tilec.core.functions import FUNCTIONS
 from tilec.core.operators import COMBINE, OPERATORS
 from tilec.core.reductions import REDUCTIONS
+from tilec.core.source import read_source
 from tilec.driver.arguments import as_declared
 from tilec.dsl import ast
 from tilec.dsl.parse import parse

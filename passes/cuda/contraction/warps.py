@@ -18,32 +18,16 @@ from typing import Any
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import gpu, ir
-from tilec.kernels import Contraction, MatrixKernel, Planned, WarpgroupContraction
+from tilec.kernels import Contraction
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import FmaTile, MmaTile
 from tilec.passes.cuda.contraction.operands import Stage
 from tilec.passes.cuda.contraction.problem import Block, Blocks, Problem, Thread, below
-from tilec.passes.cuda.contraction.warpgroups import map_wgmma
-from tilec.passes.cuda.memory_spaces import erase_unused
 from tilec.passes.cuda.ring import CopyRing
 from tilec.passes.loops import loop, sum_of, when
 
 
-def map_contraction(function: ir.Operation, planned: Planned) -> None:
-    options, grid, tiles = planned.options, list(planned.grid), planned.tiles
-    assert isinstance(options, MatrixKernel)
-    blocks = Blocks(function, options)
-    with ir.InsertionPoint(blocks.forall), function.location:
-        if isinstance(options, WarpgroupContraction):
-            map_wgmma(function, options, blocks, grid, tiles)
-        else:
-            assert isinstance(options, Contraction)
-            _map(function, options, blocks, grid, tiles)
-    blocks.forall.erase()
-    erase_unused(function)
-
-
-def _map(function: ir.Operation, options: Contraction, blocks: Blocks, grid: list[int], tiles: dict[int, int]) -> None:
+def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, grid: list[int], tiles: dict[int, int]) -> None:
     function.attributes["tilec.blocks"] = mlir.integer(blocks.count)
     function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
     thread = Thread()

@@ -13,7 +13,7 @@ from typing import Any
 from tilec.analysis.precision import range_of
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, math, memref
-from tilec.passes.cuda.stage import root
+from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.loops import when
 
 LIMIT = 2.0**17  # of the quick forms in runtime/cuda/device/trig.py

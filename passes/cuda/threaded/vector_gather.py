@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilec.core import mlir
 from tilec.core.mlir import ir, vector
-from tilec.passes.cuda.stage import is_local, root
+from tilec.passes.cuda.memory_spaces import is_local, root
 
 if TYPE_CHECKING:
     from tilec.passes.cuda.threaded.operation import GenericMapper

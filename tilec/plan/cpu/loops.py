@@ -18,10 +18,9 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
 from tilec.cost.model import predict
-from tilec.kernels import LoopNest, Panels, RegisterTranspose
+from tilec.kernels import KernelPlan, LoopNest, Panels, RegisterTranspose
 from tilec.plan.cpu.panels import choose_contraction
-from tilec.plan.fusion import Group, Remark
-from tilec.plan.model import KernelPlan
+from tilec.plan.groups import Group, Remark
 
 SQUARE = 16  # the longest side of a tile that is turned in registers
 SMALL = 1 / 16  # an operand of less than this share of the largest one has no say in how memory is walked

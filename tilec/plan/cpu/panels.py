@@ -25,9 +25,8 @@ from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost import contraction
 from tilec.cost.model import NoFurtherChoice
-from tilec.kernels import Panels
-from tilec.plan.fusion import Group, Remark
-from tilec.plan.model import KernelPlan
+from tilec.kernels import KernelPlan, Panels
+from tilec.plan.groups import Group, Remark
 
 SUMS = 16  # vectors of sums: enough to hide an FMA's latency; more would be more text for Numba to compile
 GAIN_US = 10  # what the panels must save: kernels that pack take longer to compile

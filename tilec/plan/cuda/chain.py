@@ -12,10 +12,9 @@ from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.cost.chain import StreamTile, choose_stream_tile, stream_bytes, stream_work
 from tilec.cost.model import pick
-from tilec.kernels import ContractionChain
-from tilec.plan.chain_fusion import chain_of, grows, parts_of, stream_problem
-from tilec.plan.fusion import Group, Remark
-from tilec.plan.model import KernelPlan
+from tilec.kernels import ContractionChain, KernelPlan
+from tilec.plan.chain import chain_of, grows, parts_of, stream_problem
+from tilec.plan.groups import Group, Remark
 
 
 def choose_stream(

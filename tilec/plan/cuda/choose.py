@@ -32,10 +32,10 @@ from tilec.core.quantities import by_sizes, count
 from tilec.core.target import Target
 from tilec.cost import model as cost
 from tilec.cost.rows import RowTile
-from tilec.kernels import Columns, Points, Rows, Scan, Threaded, Transpose, VectorContraction
+from tilec.kernels import Columns, KernelPlan, Points, Rows, Scan, Threaded, Transpose, VectorContraction
 from tilec.kernels.threaded import laid_out
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
-from tilec.plan.chain_fusion import is_streamed
+from tilec.plan.chain import is_streamed
 from tilec.plan.cuda.chain import choose_stream
 from tilec.plan.cuda.contraction import choose_contraction
 from tilec.plan.cuda.online import choose_online, online_reductions
@@ -43,8 +43,7 @@ from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, r
 from tilec.plan.cuda.scan import ScanPlan, refuse_chain, ruled_out_scan, scan_kept_bytes, scan_tiles
 from tilec.plan.cuda.shared_memory import fit, kept, layout_of, too_much
 from tilec.plan.cuda.view import UNROLLED, View, accesses, lane_dim, power, unrolled, vector_of
-from tilec.plan.fusion import Group, Remark
-from tilec.plan.model import KernelPlan
+from tilec.plan.groups import Group, Remark
 
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
 TURNED = 128  # elements of a side of a tile that is turned in vectors: 256 bytes of memory in both directions

@@ -29,10 +29,10 @@ from tilec.core.target import Target
 from tilec.cost import contraction
 from tilec.cost.contraction import BlockTile
 from tilec.cost.model import Choice, pick
+from tilec.kernels import KernelPlan
 from tilec.kernels.contraction import BY, BYTES, Contraction, MatrixKernel, WarpgroupContraction, whole_pieces
 from tilec.plan.cuda.operands import Feed, Roles, arrange
-from tilec.plan.fusion import Group, Remark
-from tilec.plan.model import KernelPlan
+from tilec.plan.groups import Group, Remark
 
 Sizes = dict[int, int]  # by kernel dimension
 

@@ -21,7 +21,7 @@ from tilec.core.hardware import LINE, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.kernels.contraction import BYTES
-from tilec.plan.fusion import Group
+from tilec.plan.groups import Group
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from tilec.core.hardware import WARP
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost.model import TooLarge, round_up
+from tilec.kernels import KernelPlan
 from tilec.kernels.threaded import laid_out, part_of
 from tilec.plan.cuda.scan import finished
 from tilec.plan.cuda.view import View, power
-from tilec.plan.model import KernelPlan
 
 ALIGN = 16  # bytes that every piece begins at a multiple of
 TAGS = 32  # bytes of the words that asynchronous stores to other blocks count on

@@ -12,8 +12,8 @@ from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.plan.fusion import Group
-from tilec.plan.model import KernelPlan
+from tilec.kernels import KernelPlan
+from tilec.plan.groups import Group
 
 UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
 HELD = 64  # elements of several dimensions together that a thread may hold: 40 to 110 registers

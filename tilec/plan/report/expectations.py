@@ -20,8 +20,9 @@ from tilec.analysis.copied_results import Copy
 from tilec.core.diagnostics import Diagnostic, Note, Span, TileError
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
-from tilec.plan.fusion import Remark
-from tilec.plan.model import KernelPlan, Plan
+from tilec.kernels import KernelPlan
+from tilec.plan.groups import Remark
+from tilec.plan.model import Plan
 from tilec.plan.report.provenance import Provenance
 
 _OPERATORS = {

@@ -16,8 +16,9 @@ from tilec.core.quantities import amount, count, duration
 from tilec.core.target import Target
 from tilec.cost.model import MEMORY, Prediction
 from tilec.dsl.specialise import Specialised
-from tilec.plan.fusion import Remark
-from tilec.plan.model import KernelPlan, Plan
+from tilec.kernels import KernelPlan
+from tilec.plan.groups import Remark
+from tilec.plan.model import Plan
 from tilec.plan.report.expectations import describe_expectations, minimal_traffic, traffic
 from tilec.plan.report.provenance import Provenance, short_place
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from tilec.core.diagnostics import Source, Span
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
-from tilec.plan.model import KernelPlan, Plan
+from tilec.kernels import KernelPlan
+from tilec.plan.model import Plan
 
 
 class Provenance:

@@ -19,13 +19,13 @@ from typing import Any, NoReturn
 
 from tilec.core.diagnostics import CallError, Source, Span, TileError
 from tilec.core.quantities import duration
-from tilec.core.target import names
+from tilec.core.targets import names
 from tilec.cost.model import predict
-from tilec.kernels import FAMILIES, Family, Refusal, Refused
+from tilec.kernels import FAMILIES, Family, KernelPlan, Refusal, Refused
 from tilec.plan.check import refuse
-from tilec.plan.fusion import Remark
 from tilec.plan.given_groups import Fixed
-from tilec.plan.model import KernelPlan, Plan
+from tilec.plan.groups import Remark
+from tilec.plan.model import Plan
 
 _PLAN_KEYS = {"program": str, "target": str, "inline": list, "kernels": dict}
 _KERNEL_KEYS = {"operations": list, "tile": list, "loops": dict, **dict.fromkeys(FAMILIES, dict)}

@@ -28,7 +28,8 @@ import tomlkit
 from tomlkit.items import Array, Table
 
 from tilec.dsl.specialise import Specialised
-from tilec.plan.model import KernelPlan, Plan
+from tilec.kernels import KernelPlan
+from tilec.plan.model import Plan
 from tilec.plan.report.provenance import Provenance, short_place
 from tilec.plan.schedule.read import VERSION, read_schedule
 

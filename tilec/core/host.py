@@ -1,0 +1,161 @@
+"""The host CPU as a target, by what the system tells: cores, caches, vector instructions, clock."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from tilec.core.target import BUILT_IN, Core, Level, Target, read
+
+
+@cache
+def estimate() -> Target:
+    """This machine as the system describes it; `targets/cpu.toml` where it does not. Measures nothing."""
+    generic = read(BUILT_IN / "cpu.toml")
+    assert generic.core is not None and generic.l1 is not None
+    cores, clock, flags = available_cores(), _clock_ghz() or generic.clock_ghz, _flags()
+    core = _core(flags, generic.core)
+    peak = 2e-3 * cores * clock * core.fma_units * core.simd_bytes / 4
+    loads = 2 * core.simd_bytes * clock  # two vectors a clock from L1, one from L2
+    sizes = _cache_sizes()
+    return replace(
+        generic,
+        chip=_chip(flags),
+        description=f"{_model()}, {cores} cores",
+        units=cores,
+        clock_ghz=round(clock, 3),
+        features=tuple(sorted(flags & {"fma", "avx2", "avx512f", "avx512_bf16", "amx_bf16", "neon", "sve"})),
+        dram=replace(generic.dram, bytes=_memory_bytes() or generic.dram.bytes),
+        l1=_level(generic.l1, sizes.get(1), loads, cores),
+        l2=_level(generic.l2, sizes.get(2), loads / 2, cores),
+        l3=_level(generic.l3, sizes.get(3), loads / 4, cores) if generic.l3 and (3 in sizes or not sizes) else None,
+        fma={"f32": round(peak, 6), "f64": round(peak / 2, 6)},
+        rates=replace(
+            generic.rates,
+            special=core.fma_units * core.simd_bytes / 80,
+            integer=core.fma_units * core.simd_bytes / 4,
+        ),
+        core=core,
+        fitted=generic.fitted.inherited(generic.name),
+        note="estimated from the system; `tilec doctor --calibrate` measures it",
+    )
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, hyperthreads once, within a cgroup's quota."""
+    if not hasattr(os, "sched_getaffinity"):
+        return int(_sysctl("hw.perflevel0.physicalcpu") or _sysctl("hw.physicalcpu") or os.cpu_count() or 1)
+    mine = os.sched_getaffinity(0)
+    siblings = {_text(f"/sys/devices/system/cpu/cpu{c}/topology/thread_siblings_list") or str(c) for c in mine}
+    quota, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
+    limit = max(1, -(-int(quota) // int(period))) if quota.isdigit() and period.isdigit() else len(mine)
+    return min(len(siblings), limit)
+
+
+def _level(generic: Level, size: tuple[int, int, bool] | None, unit_gbs: float, cores: int) -> Level:
+    """A cache with the system's size, ways and sharing, at `unit_gbs` a core."""
+    bytes_, ways, private = size or (generic.bytes, generic.ways, generic.private)
+    return replace(
+        generic,
+        bytes=bytes_,
+        ways=ways,
+        private=private or cores == 1,
+        unit_gbs=round(unit_gbs, 1),
+        bandwidth_gbs=round(unit_gbs * cores, 1),
+    )
+
+
+def _core(flags: set[str], generic: Core) -> Core:
+    """Vector width and registers of the instruction set; two FMA units, four on Apple's cores."""
+    if "avx512f" in flags:
+        narrow = _cpuinfo("vendor_id") == "AuthenticAMD" and int(_cpuinfo("cpu family") or 0) < 26  # before Zen 5
+        return replace(generic, simd_bytes=64, vector_registers=32, fma_units=1 if narrow else 2)
+    if "neon" in flags:
+        return replace(generic, simd_bytes=16, vector_registers=32, fma_units=4 if _is_mac() else 2)
+    return replace(generic, simd_bytes=32 if "avx" in flags else 16)
+
+
+def _chip(flags: set[str]) -> str:
+    best = next((f for f in ("avx512f", "avx2", "neon") if f in flags), "generic")
+    return f"{platform.machine().lower() or 'unknown'}-{best}"
+
+
+def _flags() -> set[str]:
+    """Instruction set extensions, as Linux names them."""
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        return {"neon", "fma"} | set(_cpuinfo("Features").split()) & {"sve"}
+    if _is_mac():
+        words = f"{_sysctl('machdep.cpu.features')} {_sysctl('machdep.cpu.leaf7_features')}".lower()
+        return {"avx" if w == "avx1.0" else w for w in words.split()}
+    return set(_cpuinfo("flags").split()) or {"sse2"}
+
+
+def _clock_ghz() -> float:
+    """The highest clock the system admits to, in GHz; 0 where it does not."""
+    if khz := _text("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq"):
+        return int(khz) / 1e6
+    mhz = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", _text("/proc/cpuinfo"), re.MULTILINE)
+    return max(map(float, mhz)) / 1e3 if mhz else int(_sysctl("hw.cpufrequency_max") or 0) / 1e9
+
+
+def _cache_sizes() -> dict[int, tuple[int, int, bool]]:
+    """By level: bytes, ways, and whether one core has it for itself (hyperthreads of it aside)."""
+    found: dict[int, tuple[int, int, bool]] = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = (_text(index / f) for f in ("level", "type", "size"))
+        if kind != "Instruction" and (match := re.fullmatch(r"(\d+)([KM]?)", size)) and level.isdigit():
+            scale = {"": 1, "K": 1 << 10, "M": 1 << 20}[match[2]]
+            ways = _text(index / "ways_of_associativity")
+            shared = _text(index / "shared_cpu_list")
+            siblings = _text("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+            found[int(level)] = (
+                int(match[1]) * scale,
+                int(ways) if ways.isdigit() else 8,
+                shared in ("0", siblings),
+            )
+    for number, name in ((1, "l1dcachesize"), (2, "l2cachesize"), (3, "l3cachesize")):
+        size = _sysctl(f"hw.perflevel0.{name}") or _sysctl(f"hw.{name}")
+        if number not in found and size.isdigit():
+            found[number] = (int(size), 8, number == 1)
+    return {number: cache for number, cache in found.items() if cache[0]}
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def _model() -> str:
+    return _cpuinfo("model name") or _sysctl("machdep.cpu.brand_string") or platform.machine() or "CPU"
+
+
+@cache
+def _cpuinfo(key: str) -> str:
+    match = re.search(rf"^{key}\s*:\s*(.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else ""
+
+
+def _text(path: str | Path) -> str:
+    """A file's text without the line end; "" where there is none."""
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _is_mac() -> bool:
+    return platform.system() == "Darwin"
+
+
+def _sysctl(name: str) -> str:
+    if not _is_mac():
+        return ""
+    result = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
+    return result.stdout.strip()

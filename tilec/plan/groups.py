@@ -1,0 +1,76 @@
+"""Groups of operations that become one kernel each, their order, and remarks on decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from tilec.analysis.graph import Graph, Node
+from tilec.analysis.space import Space
+from tilec.analysis.traffic import work_of
+from tilec.core.target import Target
+from tilec.cost.model import predict
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A decision or a refusal. `verb` is "fused", "refused", "inlined", "tiled", ...; `line` is the source position."""
+
+    verb: str
+    subject: str
+    reason: str
+    line: tuple[str, int] | None = None
+    alternatives: tuple[tuple[str, float], ...] = ()  # what else was weighed, with its predicted microseconds
+    weighed: str = ""  # how these times were found, where not as the kernel's own
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.subject}: {self.reason}"
+
+
+@dataclass
+class Group:
+    """Operations that become one kernel."""
+
+    nodes: list[Node]
+    space: Space
+    full: bool = False  # no reader of its inputs is to join it any more
+    _time_us: float | None = None
+
+    def time_us(self, graph: Graph, target: Target) -> float:
+        """Predicted, before its tiles are chosen."""
+        if self._time_us is None:
+            self._time_us = predict(work_of(self.nodes, graph, self.space, target), target).time_us
+        return self._time_us
+
+
+def ordered(graph: Graph, member: dict[Node, Group]) -> list[Group]:
+    """The groups in an order in which each comes after the groups that it reads from; of several possible next groups the
+    first one. Raises ValueError if groups read from each other."""
+    groups = list({id(g): g for n in graph.nodes if (g := member.get(n))}.values())
+    number = {n: k for k, g in enumerate(groups) for n in g.nodes}
+    needs = [
+        {number[p] for n in g.nodes for p in graph.producers(n) if p in number} - {k} for k, g in enumerate(groups)
+    ]
+    return [groups[k] for k in topological(needs)]
+
+
+def topological(needs: Sequence[Set[int]]) -> list[int]:
+    """Numbers in an order in which each comes after those that it needs, the smallest possible first. Raises ValueError for
+    a cycle."""
+    missing = [len(n) for n in needs]
+    needed_by: list[list[int]] = [[] for _ in needs]
+    for k, before in enumerate(needs):
+        for other in before:
+            needed_by[other].append(k)
+    ready = [k for k, count in enumerate(missing) if not count]
+    found = []
+    while ready:
+        found.append(heappop(ready))
+        for k in needed_by[found[-1]]:
+            missing[k] -= 1
+            if not missing[k]:
+                heappush(ready, k)
+    if len(found) < len(needs):
+        raise ValueError("a cycle")
+    return found

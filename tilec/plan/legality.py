@@ -1,0 +1,83 @@
+"""Whether operations can share a kernel, with the reason where they cannot."""
+
+from __future__ import annotations
+
+from tilec.analysis.graph import Graph, Node
+from tilec.analysis.space import Space, space_of
+from tilec.analysis.traffic import is_chain, kept_bytes, onchip_bytes
+from tilec.core.target import Target
+from tilec.plan.chain import refuse_stream
+from tilec.plan.groups import Group
+
+
+def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: Target) -> Space | str:
+    """The kernel space of `nodes` as one kernel, or why they cannot be one."""
+    made, inside = {r.value for n in nodes for r in n.results}, set(nodes)
+    for node in nodes:
+        if any(p.part and p in inside for p in graph.producers(node)):
+            return "the reduction is split over many blocks, and a second kernel combines the parts"
+        for value in node.extracts:
+            if value in made:
+                return f"{node.name} reads it at computed subscripts, so that all blocks must have stored their parts first"
+    if cycle := _between(nodes, graph, member):
+        return f"{cycle.name}, in another kernel, must run between them"
+    space = space_of(nodes, graph)
+    if isinstance(space, str):
+        return space
+    if sum(n.contraction is not None for n in nodes):
+        return _refuse_contraction(nodes, space, graph, target)
+    if target.kind == "cuda" and is_chain(nodes, space):  # of as many blocks as it takes
+        return space
+    if not space.grid and sum(n.iterations for n in nodes) > 1 << 14:
+        return "no index is parallel in both, so that one block would do all the work"
+    kept = kept_bytes(nodes, graph, space)
+    limit = onchip_bytes(target, nodes, space)
+    if kept > limit:
+        return f"the intermediates of one point of the grid take {kept} bytes, and {limit} bytes fit on chip"
+    return space
+
+
+def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: Target) -> Space | str:
+    contractions = [n for n in nodes if n.contraction is not None]
+    if len(contractions) == 2 and target.kind == "cuda" and _connected(nodes, graph):
+        return refuse_stream(nodes, space, graph, target) or space
+    if len(contractions) > 1:
+        return "both are contractions, and the tile that one writes is not the tile that the other reads"
+    (contraction,) = contractions
+    parallel = {space.dims[contraction][d] for d in range(len(contraction.extents)) if d not in contraction.reduced}
+    for node in nodes:
+        if node is contraction:
+            continue
+        if node.reduced:
+            return f"{node.name} reduces along an index that the contraction {contraction.name} divides among blocks"
+        if set(space.dims[node]) != parallel:
+            return f"{node.name} has other indices than the result of the contraction {contraction.name}"
+        if graph.position[node] < graph.position[contraction]:
+            return f"{node.name} comes before the contraction {contraction.name}, whose tiles would all compute it again"
+    return space
+
+
+def _connected(nodes: list[Node], graph: Graph) -> bool:
+    """Whether the last contraction is computed from the first."""
+    last = [n for n in nodes if n.contraction is not None][-1]
+    inside, found, pending = set(nodes), set(), [last]
+    while pending:
+        near = [p for p in graph.producers(pending.pop()) if p in inside and p not in found]
+        found |= set(near)
+        pending += near
+    return sum(n.contraction is not None for n in found) == 1
+
+
+def _between(nodes: list[Node], graph: Graph, member: dict[Node, Group]) -> Node | None:
+    """A node of another kernel that would have to run after one part of this kernel and before another part. A kernel runs
+    as a whole, so that the order of one of its nodes is the order of all."""
+    inside, late, pending = set(nodes), set(), list(nodes)
+    last = max(graph.position[n] for n in nodes)
+    while pending:
+        for reader in graph.consumers(pending.pop()):
+            if reader in inside or reader in late or (reader not in member and graph.position[reader] > last):
+                continue  # nothing leads back from behind all of them, but a kernel
+            more = [m for m in (member[reader].nodes if reader in member else [reader]) if m not in inside]
+            late.update(more)
+            pending += more
+    return next((p for n in nodes for p in graph.producers(n) if p in late), None)
