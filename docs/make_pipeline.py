@@ -26,7 +26,7 @@ INK, QUIET = "#22303c", "#5b6b78"
 WIDTH, HEIGHT, GAP, ROW = 1.62, 1.0, 0.42, 2.35
 
 
-def place(n: int) -> tuple[float, float]:
+def position(n: int) -> tuple[float, float]:
     """Two rows of five, read left to right."""
     return (n % 5) * (WIDTH + GAP), -(n // 5) * ROW
 
@@ -39,7 +39,7 @@ def main() -> None:
     axes.set_axis_off()
     arrow = {"arrowstyle": "-|>", "color": INK, "lw": 1.3, "shrinkA": 0, "shrinkB": 0}
     for n, (name, holds, colour) in enumerate(BOXES):
-        x, y = place(n)
+        x, y = position(n)
         axes.add_patch(
             FancyBboxPatch((x, y), WIDTH, HEIGHT, boxstyle="round,pad=0,rounding_size=0.09", fc=colour, ec=INK, lw=1.1)
         )
@@ -47,14 +47,14 @@ def main() -> None:
         axes.text(x + WIDTH / 2, y + 0.34, holds, ha="center", va="center", size=9, color=INK, linespacing=1.15)
         if n % 5:
             axes.annotate("", (x, y + HEIGHT / 2), (x - GAP, y + HEIGHT / 2), arrowprops=arrow)
-    (last, _), (first, below) = place(4), place(5)
+    (last, _), (first, below) = position(4), position(5)
     middle = below + HEIGHT + (ROW - HEIGHT) / 2 - 0.33
-    turn = [(last + WIDTH / 2, 0), (last + WIDTH / 2, middle), (first + WIDTH / 2, middle)]
-    axes.plot(*zip(*turn), color=INK, lw=1.3)
+    bend = [(last + WIDTH / 2, 0), (last + WIDTH / 2, middle), (first + WIDTH / 2, middle)]
+    axes.plot(*zip(*bend), color=INK, lw=1.3)
     axes.annotate("", (first + WIDTH / 2, below + HEIGHT), (first + WIDTH / 2, middle), arrowprops=arrow)
 
     def note(n: int, text: str, up: bool) -> None:
-        x, y = place(n)
+        x, y = position(n)
         edge = y + HEIGHT if up else y
         tip = edge + (0.3 if up else -0.3)
         begin, end = (tip, edge) if up else (edge, tip)  # what is above goes in, what is below comes out
@@ -74,11 +74,11 @@ def main() -> None:
     note(0, "softmax.tile", True)
     note(3, "schedule file, target file:\nthe only place that weighs cost", True)
     note(9, "CPU: object file, blocks on all cores\nGPU: cubin, launched by the driver", False)
-    axes.text(place(6)[0] + WIDTH + GAP / 2, place(5)[1] - 0.37,
+    axes.text(position(6)[0] + WIDTH + GAP / 2, position(5)[1] - 0.37,
               "MLIR, upstream dialects only, from build to map.\n"
               "Every stage's text is a dump that can be read back and run.",
               ha="center", va="top", size=9, color=QUIET)  # fmt: skip
-    right = place(4)[0] + WIDTH
+    right = position(4)[0] + WIDTH
     axes.set_xlim(-0.15, right + 0.15)
     axes.set_ylim(below - 0.95, HEIGHT + 0.85)
     path = Path(__file__).parent / "images" / "pipeline.svg"

@@ -255,7 +255,7 @@ def with_children(expr: Expr, new: tuple[Expr, ...]) -> Expr:
             assert_never(expr)
 
 
-def walk(expr: Expr) -> Iterator[Expr]:
+def traverse(expr: Expr) -> Iterator[Expr]:
     """The expression and everything below it, parents first, in source order; iterative, so depth is no matter."""
     stack = [expr]
     while stack:
@@ -266,7 +266,7 @@ def walk(expr: Expr) -> Iterator[Expr]:
 
 def bound_in(expr: Expr) -> Iterator[Range]:
     """The ranges that the reductions and scans in an expression bind."""
-    for node in walk(expr):
+    for node in traverse(expr):
         match node:
             case Reduce():
                 yield from node.ranges

@@ -24,7 +24,7 @@ class Conflict:
 class _Dimension:
     size: ast.Size
     extent: Poly
-    place: str
+    label: str
     span: Span
 
 
@@ -65,7 +65,7 @@ class Binding:
         try:
             p = size_poly(d.size, self.sizes)
         except ZeroDivisionError:
-            self.conflicts.append(Conflict(f"{d.place}: division by zero", d.span, (), False))
+            self.conflicts.append(Conflict(f"{d.label}: division by zero", d.span, (), False))
             return
         unknown = [v for v in p.variables if isinstance(v, str) and v.startswith("?")]
         if not p.variables or (not unknown and all(isinstance(v, str) for v in p.variables)):
@@ -77,12 +77,12 @@ class Binding:
         if parts is None or any("?" in str(v) for v in parts[1].variables | parts[0].variables):
             self._open.append(d)
         elif value is None or (value.constant is not None and value.constant < 0):
-            message = f"{d.place} is {d.extent}, which cannot be `{_text(d.size)}`"
+            message = f"{d.label} is {d.extent}, which cannot be `{_text(d.size)}`"
             self.conflicts.append(Conflict(message, d.span, (), d.extent.constant is None))
         else:
             name = unknown[0][1:]
             self.sizes[name] = value
-            self.origins[name] = (d.place, d.span)
+            self.origins[name] = (d.label, d.span)
 
     def _conflict(self, d: _Dimension, p: Poly) -> None:
         names = [name for name in _size_names(d.size) if name in self.origins]
@@ -94,9 +94,9 @@ class Binding:
             notes = [Note(f"`{names[0]}` is {self.sizes[names[0]]} by {origin}", span)]
         elif isinstance(d.size, ast.SizeNumber):
             first = f"the size must be {p}"
-        notes.append(Note(f"{d.place} is {d.extent}", d.span))
+        notes.append(Note(f"{d.label} is {d.extent}", d.span))
         open_ = d.extent.constant is None or p.constant is None
-        self.conflicts.append(Conflict(f"{first}, but {d.place} is {d.extent}", d.span, tuple(notes), open_))
+        self.conflicts.append(Conflict(f"{first}, but {d.label} is {d.extent}", d.span, tuple(notes), open_))
 
 
 def _quotient(p: Poly, factor: Poly) -> Poly | None:

@@ -62,7 +62,7 @@ def _statements(equations: Sequence[ast.Equation]) -> dict[tuple[str, int, int],
     written = [e.span for e in equations if "=" in e.span.source.text[e.span.start : e.span.end]]
     texts: dict[tuple[str, int, int], str] = {}
     for equation in equations:
-        for node in (equation, *ast.walk(equation.value)):
+        for node in (equation, *ast.traverse(equation.value)):
             if isinstance(node, (ast.Equation, ast.Reduce, ast.Scan)) and node.span is not Span.none():
                 around = next((s for s in written if _within(node.span, s)), None)
                 texts[node.span.source.shown, node.span.line, node.span.column] = _statement(node.span, around)
@@ -92,7 +92,7 @@ class Builder:
 
     def equation(self, equation: ast.Equation) -> None:
         self.scope = {r.index: _index(r) for r in equation.ranges}
-        self.scope |= {r.index: _index(r) for e in ast.walk(equation.value) for r in _ranges(e)}
+        self.scope |= {r.index: _index(r) for e in ast.traverse(equation.value) for r in _ranges(e)}
         with mlir.location(equation.span):
             value = self.hoist(equation.value, equation.name, whole=equation.indices)
             self.tensors[equation.name] = self.pointwise(equation.name, equation.indices, value)
@@ -137,7 +137,7 @@ class Builder:
         return _changed(expr, lambda child: self.hoist(child, name))
 
     def free(self, expr: ast.Expr) -> set[str]:
-        return {e.name for e in ast.walk(expr) if isinstance(e, ast.Name) and e.name in self.scope}
+        return {e.name for e in ast.traverse(expr) if isinstance(e, ast.Name) and e.name in self.scope}
 
     # ---- the three shapes of an operation ----------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Builder:
         return result
 
     def arg_reduce(self, name: str, dims: list[Index], outer: int, expr: ast.Reduce, body: ast.Expr) -> ir.Value:
-        """The state is the best value and its place, so two results; only the place is used further."""
+        """The state is the best value and its index, so two results; only the index is used further."""
         kept = list(range(outer))
         kind = "max" if expr.kind == "argmax" else "min"
         values = linalg.fill(
@@ -182,14 +182,14 @@ class Builder:
             outs=[self.empty(dims[:outer], body.dtype)],
         )
         # a place past every real one: a first element that equals the identity still wins by coming earlier
-        places = linalg.fill(scalars.number(2**63 - 1, I64), outs=[self.empty(dims[:outer], I64)])
+        indices = linalg.fill(scalars.number(2**63 - 1, I64), outs=[self.empty(dims[:outer], I64)])
 
         def combine(value: ir.Value, states: list[ir.Value]) -> list[ir.Value]:
-            place = index_value(dims, outer)
-            return combine_arg(kind, (value, place), (states[0], states[1]), body.dtype)
+            index = index_value(dims, outer)
+            return combine_arg(kind, (value, index), (states[0], states[1]), body.dtype)
 
         attributes = {"tilec.reduce": mlir.string(expr.kind)}
-        results = self.operation(name, dims, [outer], body, [values, places], [kept, kept], combine, attributes)
+        results = self.operation(name, dims, [outer], body, [values, indices], [kept, kept], combine, attributes)
         return results[1]
 
     def scan(self, name: str, indices: tuple[str, ...], expr: ast.Scan, body: ast.Expr) -> ir.Value:
@@ -212,9 +212,9 @@ class Builder:
 
     def operation(
         self, name: str, dims: list[Index], reduced: list[int], value: ast.Expr, outs: list[ir.Value],
-        out_dims: list[list[int]], finish: Callable[..., Any], attributes: dict[str, ir.Attribute] | None = None,
+        out_dims: list[list[int]], combined: Callable[..., Any], attributes: dict[str, ir.Attribute] | None = None,
     ) -> list[ir.Value]:  # fmt: skip
-        """One linalg.generic over `dims` whose body computes `value` and yields `finish(value, old outputs)`."""
+        """One linalg.generic over `dims` whose body computes `value` and yields `combined(value, old outputs)`."""
         operands = self.operands(value, dims)
         inputs = [self.tensors[tensor_name] for tensor_name, _ in operands]
         covered = {d for _, picked in operands for d in picked} | {d for picked in out_dims for d in picked}
@@ -233,7 +233,7 @@ class Builder:
         with ir.InsertionPoint(block):
             body = Body(self.tensors, self.sizes, dims, dict(zip(operands, block.arguments)))
             result = body.value(value)
-            linalg.YieldOp(finish(result, list(block.arguments)[len(inputs) :]))
+            linalg.YieldOp(combined(result, list(block.arguments)[len(inputs) :]))
         return list(op.results)
 
     def unique(self, name: str) -> str:
@@ -244,7 +244,7 @@ class Builder:
     def operands(self, value: ast.Expr, dims: list[Index]) -> list[tuple[str, tuple[int, ...]]]:
         """The accesses that can be operands: distinct bare indices over the full extent of what they subscript."""
         found: dict[tuple[str, tuple[int, ...]], None] = {}
-        for expr in ast.walk(value):
+        for expr in ast.traverse(value):
             if isinstance(expr, ast.Access) and (picked := projected(expr, dims, self.tensors)) is not None:
                 found[expr.tensor, picked] = None
         return list(found)
@@ -296,11 +296,11 @@ def combine_arg(
 def _guarded(expr: ast.Expr, condition: ast.Expr) -> ast.Expr:
     """`expr` with the bodies of its outermost reductions evaluated only where `condition` holds."""
     if isinstance(expr, (ast.Reduce, ast.Scan)):
-        if not any(isinstance(e, ast.Access) and e.guarded for e in ast.walk(expr.body)):
+        if not any(isinstance(e, ast.Access) and e.guarded for e in ast.traverse(expr.body)):
             return expr
-        named = {e.name for e in ast.walk(condition) if isinstance(e, ast.Name)}
-        if walked := tuple(r for r in _ranges(expr) if r.index in named):
-            condition = ast.Reduce("any", walked, condition, BOOL, None, BOOL, condition.span)
+        named = {e.name for e in ast.traverse(condition) if isinstance(e, ast.Name)}
+        if bound := tuple(r for r in _ranges(expr) if r.index in named):
+            condition = ast.Reduce("any", bound, condition, BOOL, None, BOOL, condition.span)
         zero = ast.Boolean(False, BOOL) if expr.body.dtype == BOOL else ast.Number(0, expr.body.dtype)
         return replace(expr, body=ast.Conditional(condition, expr.body, zero, expr.body.dtype, expr.body.span))
     return _changed(expr, lambda child: _guarded(child, condition))
@@ -317,7 +317,6 @@ def _ranges(expr: ast.Expr) -> tuple[ast.Range, ...]:
         case ast.Scan():
             return (expr.range,)
     return ()
-
 
 
 def _changed(expr: ast.Expr, change: Callable[[ast.Expr], ast.Expr]) -> ast.Expr:

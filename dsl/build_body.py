@@ -132,7 +132,7 @@ class Body:
         if expression is None:
             return arith.index_cast(mlir.index_type(), self.value(expr))
         used = sorted(
-            {self.position[e.name] for e in ast.walk(expr) if isinstance(e, ast.Name) and e.name in self.position}
+            {self.position[e.name] for e in ast.traverse(expr) if isinstance(e, ast.Name) and e.name in self.position}
         )
         if not used:
             return mlir.index(ir.AffineConstantExpr(expression).value)

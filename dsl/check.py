@@ -189,7 +189,7 @@ class Elaborator(Calls):
         dtype = None if equation.dtype is UNKNOWN else equation.dtype
         info = TensorInfo(equation.name, dtype, shape, equation.span, hoisted)
         self.tensors[equation.name] = info
-        used = {r.index for n in ast.walk(equation.value) if isinstance(n, ast.Reduce) for r in n.ranges}
+        used = {r.index for n in ast.traverse(equation.value) if isinstance(n, ast.Reduce) for r in n.ranges}
         self._describe(info, {i: r for i, r in ranges.items() if i in equation.indices or i in used})
         self.equations.append(equation)
 

@@ -134,7 +134,9 @@ class RangeChecker:
     def _taken_for_inputs(self, group: list[ast.Equation]) -> list[Note]:
         """The subscripts that the short form takes for inputs, as they are neither on the left side nor reduced over: a
         mistyped index is one."""
-        subscripts = [s for e in group for a in ast.walk(e.value) if isinstance(a, ast.Access) for s in a.subscripts]
+        subscripts = [
+            s for e in group for a in ast.traverse(e.value) if isinstance(a, ast.Access) for s in a.subscripts
+        ]
         scalars = {s.tensor: s.span for s in subscripts if isinstance(s, ast.Access) and not s.subscripts}
         told = "is neither on the left side nor in a reduction, and so is taken for an input"
         return [
@@ -279,7 +281,7 @@ class RangeChecker:
         if isinstance(expr, (ast.Name, ast.Number)):
             return False
         names = {}
-        for name in {e.name for e in ast.walk(expr) if isinstance(e, ast.Name)}:
+        for name in {e.name for e in ast.traverse(expr) if isinstance(e, ast.Name)}:
             low, high = facts.unconditional.bounds.get(name) or (self.sizes[name], self.sizes[name])
             if low.constant is None or high.constant is None:
                 return False
@@ -365,7 +367,7 @@ def _comparison(op: str, holds: bool, a: Poly, b: Poly, facts: Facts) -> list[Po
 
 
 def _bound_ranges(expr: ast.Expr) -> Iterator[ast.Range]:
-    for node in ast.walk(expr):
+    for node in ast.traverse(expr):
         if isinstance(node, ast.Reduce):
             yield from node.ranges
 

@@ -69,7 +69,7 @@ def subscript_ranks(op: ast.Op) -> dict[str, int]:
             case ast.Equation(value=value):
                 if isinstance(value, ast.Call):
                     called |= {a.name for a in value.arguments if isinstance(a, ast.Name)}
-                for node in ast.walk(value):
+                for node in ast.traverse(value):
                     if isinstance(node, ast.Access):
                         ranks.setdefault(node.tensor, len(node.subscripts))
                     elif isinstance(node, ast.Name) and node.name not in called:

@@ -89,7 +89,7 @@ class Inliner(Calls):
         return any(
             isinstance(node, ast.Reduce) and any(r.index == index for r in node.ranges)
             for expression in expressions
-            for node in ast.walk(expression)
+            for node in ast.traverse(expression)
         )
 
     def _affordable(self, value: ast.Expr, span: Span) -> bool:
@@ -247,7 +247,7 @@ class Inliner(Calls):
         ranges = tuple(self._bind(r, scope) for r in expr.ranges)
         names = {written.index: bound.index for written, bound in zip(expr.ranges, ranges)}
         inner = replace(
-            self._walking(scope, ranges), indices=scope.indices | names, reduced=scope.reduced | set(names.values()),
+            self._with_ranges(scope, ranges), indices=scope.indices | names, reduced=scope.reduced | set(names.values()),
             values=_rename_values(scope, ranges, names),
         )  # fmt: skip
         return replace(expr, ranges=ranges, body=self._resolve(expr.body, inner))
@@ -262,7 +262,7 @@ class Inliner(Calls):
             hint = "give it with `where`"
             self.report.error("a scan runs over the whole range of its index", expr.range.span, hint=hint)
         range_ = ast.Range(index, None, None, expr.range.span)
-        return replace(expr, range=range_, body=self._resolve(expr.body, self._walking(scope, [range_])))
+        return replace(expr, range=range_, body=self._resolve(expr.body, self._with_ranges(scope, [range_])))
 
 
 def _rename_values(scope: Scope, ranges: tuple[ast.Range, ...], names: dict[str, str]) -> dict[str, ast.Expr]:

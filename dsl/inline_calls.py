@@ -103,10 +103,12 @@ class Calls:
     ) -> ast.Expr:  # fmt: skip
         given = tuple(self._call_index(r, scope) for r in ranges)
         written = {r.index: g.index for r, g in zip(ranges, given)}
-        scope = self._walking(scope, given)
+        scope = self._with_ranges(scope, given)
         outside = replace(scope, indices=scope.indices | written)
         instance = Instance(self.instance, function.name)
-        reduces = any(isinstance(n, ast.Reduce | ast.Scan | ast.Call) for e in bodies(function) for n in ast.walk(e))
+        reduces = any(
+            isinstance(n, ast.Reduce | ast.Scan | ast.Call) for e in bodies(function) for n in ast.traverse(e)
+        )
         values: dict[str, ast.Expr] = {}
         for parameter, argument in zip(function.parameters, arguments):
             value = self._resolve(argument, outside)
@@ -162,8 +164,8 @@ class Calls:
         free = free_indices(value, self.bound)
         if any(map(self._starts_later, free)):
             return value
-        plain = not any(isinstance(node, ast.Reduce | ast.Scan) for node in ast.walk(value))
-        if plain and scope.reduced & set(free) and sum(1 for _ in ast.walk(value)) <= _SMALL:
+        plain = not any(isinstance(node, ast.Reduce | ast.Scan) for node in ast.traverse(value))
+        if plain and scope.reduced & set(free) and sum(1 for _ in ast.traverse(value)) <= _SMALL:
             return value
         order = {index: k for k, index in enumerate(self.main.indices)}
         indices = tuple(sorted(free, key=lambda i: order.get(i, len(order))))
@@ -178,8 +180,8 @@ class Calls:
         bounds = self.bound.get(index)
         return bounds is not None and bounds[0] != ast.SizeNumber(0)
 
-    def _walking(self, scope: Scope, ranges: Iterable[ast.Range]) -> Scope:
-        """The scope in which indices are walked: there a condition on one of them is that it holds for any of its values.
+    def _with_ranges(self, scope: Scope, ranges: Iterable[ast.Range]) -> Scope:
+        """The scope within these ranges: there a condition on one of their indices is that it holds for any of its values.
 
         What is read at one place of a reduction, a scan or a function over `j` is needed for the others, wherever `j` is.
         """
@@ -189,8 +191,8 @@ class Calls:
             if free := sorted(names & set(free_indices(condition, self.bound))):
                 at = condition.span
                 condition = condition if holds else ast.Unary("not", condition, span=at)
-                walked = tuple(ast.Range(index, None, None, at) for index in free)
-                condition, holds = ast.Reduce("any", walked, condition, span=at), True
+                bound = tuple(ast.Range(index, None, None, at) for index in free)
+                condition, holds = ast.Reduce("any", bound, condition, span=at), True
             guards.append((condition, holds))
         return replace(scope, guards=tuple(guards))
 
@@ -198,7 +200,7 @@ class Calls:
         """The conditions around the call come along for accesses that may need them: where they fail the value is never read,
         and may be anything."""
         shared = {equation.name for equation in self.group}
-        read = (node for node in ast.walk(value) if isinstance(node, ast.Access) and node.tensor not in shared)
+        read = (node for node in ast.traverse(value) if isinstance(node, ast.Access) and node.tensor not in shared)
         if not scope.guards or all(map(self._is_inside, read)):
             return value
         for condition, holds in reversed(scope.guards):

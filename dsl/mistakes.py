@@ -31,17 +31,17 @@ def _independent(found: Iterable[Diagnostic], partial: Partial) -> Iterable[Diag
     """
     ops = [op.span for op in partial.program.ops]
 
-    def op_at(place: int | None) -> Span | None:
-        return next((s for s in ops if place is not None and s.start <= place < s.end), None)
+    def op_at(offset: int | None) -> Span | None:
+        return next((s for s in ops if offset is not None and s.start <= offset < s.end), None)
 
     broken = {line for d in partial.problems for line in _lines(d)}
     for d in found:
         about = _WORD.findall(" ".join(_QUOTED.findall(f"{d.message} {d.hint or ''}")))
-        beside = [] if d.message.startswith("unknown") else _WORD.findall(_text(d))
+        others = [] if d.message.startswith("unknown") else _WORD.findall(_text(d))
         here = d.span.source is partial.program.span.source
         mine = op_at(d.span.start) if here else None
-        lost = {name for name, place in partial.lost if op_at(place) in (None, mine)}
-        if lost.isdisjoint((*about, *beside)) and not (here and broken.intersection(_lines(d))):
+        lost = {name for name, offset in partial.lost if op_at(offset) in (None, mine)}
+        if lost.isdisjoint((*about, *others)) and not (here and broken.intersection(_lines(d))):
             yield d
 
 

@@ -22,7 +22,7 @@ def rename(expr: ast.Expr, names: dict[str, str]) -> ast.Expr:
 
 def written_ranges(expr: ast.Expr) -> Iterator[ast.Range]:
     """What stands in brackets before a `(`."""
-    for node in ast.walk(expr):
+    for node in ast.traverse(expr):
         match node:
             case ast.Reduce(ranges=ranges) | ast.Call(indices=ranges):
                 yield from ranges
@@ -35,15 +35,15 @@ def bodies(function: ast.Def) -> tuple[ast.Expr, ...]:
 
 
 def uses(function: ast.Def, parameter: str) -> int:
-    return sum(isinstance(n, ast.Name) and n.name == parameter for e in bodies(function) for n in ast.walk(e))
+    return sum(isinstance(n, ast.Name) and n.name == parameter for e in bodies(function) for n in ast.traverse(e))
 
 
 def matters(function: ast.Def, name: str) -> bool:
     """Whether the result depends on a parameter, or a local, itself or through other locals."""
-    wanted = {n.name for n in ast.walk(function.result) if isinstance(n, ast.Name)}
+    wanted = {n.name for n in ast.traverse(function.result) if isinstance(n, ast.Name)}
     for local in reversed(function.locals):
         if local.name in wanted:
-            wanted |= {n.name for n in ast.walk(local.value) if isinstance(n, ast.Name)}
+            wanted |= {n.name for n in ast.traverse(local.value) if isinstance(n, ast.Name)}
     return name in wanted
 
 
@@ -53,7 +53,7 @@ def trivial(value: ast.Expr) -> bool:
         case ast.Number() | ast.Boolean() | ast.Name():
             return True
         case ast.Access(subscripts=subscripts):
-            return all(isinstance(n, ast.Name | ast.Number | ast.Binary) for s in subscripts for n in ast.walk(s))
+            return all(isinstance(n, ast.Name | ast.Number | ast.Binary) for s in subscripts for n in ast.traverse(s))
         case ast.Cast(operand=operand) | ast.Unary(operand=operand):
             return trivial(operand)
     return False

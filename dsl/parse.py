@@ -186,8 +186,8 @@ def _tree(source: Source, text: str, problems: list[Diagnostic], lost: set[Lost]
         except UnexpectedInput:
             stuck = (at, stuck[1] + 1 if stuck[0] == at else 1)
         diagnostic, recovery = recover(words, at, parser)
-        again = stuck[1] > 1 and problems and problems[-1].span.line == diagnostic.span.line
-        if not again and diagnostic.span.line not in illegal:
+        repeated = stuck[1] > 1 and problems and problems[-1].span.line == diagnostic.span.line
+        if not repeated and diagnostic.span.line not in illegal:
             problems.append(diagnostic)
         if len(problems) >= MAX_DIAGNOSTICS or stuck[1] > 200:
             raise TileError(sorted(problems, key=lambda d: d.span.start))

@@ -244,9 +244,9 @@ def _missing_comma(words: Words, at: int, expected: set[str]) -> Found:
 def _plain(words: Words, at: int, expected: set[str], parser: InteractiveParser) -> tuple[Diagnostic, Recovery]:
     """What no repair fits: say what is wrong as closely as the words around it tell, and go to the next statement."""
     if expected == {"ELSE"} or ("ELSE" in expected and (words.tokens[at].type in _ENDS or words.starts_statement(at))):
-        place = next((k for k in range(at - 1, -1, -1) if words.tokens[k].type == "IF"), at)
+        position = next((k for k in range(at - 1, -1, -1) if words.tokens[k].type == "IF"), at)
         hint = "an expression always has a value: `a if condition else b`"
-        diagnostic = Diagnostic("`if` without `else`", words.span(place), hint=hint)
+        diagnostic = Diagnostic("`if` without `else`", words.span(position), hint=hint)
     else:
         message, hint = _name_it(words, at, expected) or _operator(words, at, expected)
         hint = hint or _comment(words, at)

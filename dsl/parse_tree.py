@@ -66,7 +66,7 @@ class TreeBuilder(Transformer_NonRecursive):
 
     def _size(self, expr: ast.Expr, what: str) -> ast.Size:
         """An expression as a size."""
-        if sum(1 for _ in islice(ast.walk(expr), MAX_SIZE_WORDS + 1)) > MAX_SIZE_WORDS:
+        if sum(1 for _ in islice(ast.traverse(expr), MAX_SIZE_WORDS + 1)) > MAX_SIZE_WORDS:
             self._report(f"{what} has more than {MAX_SIZE_WORDS} words", expr.span)
             return ast.SizeNumber(1, expr.span)
         return self._size_of(expr, what)

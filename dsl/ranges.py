@@ -199,17 +199,17 @@ def nonnegative(p: Poly) -> bool:
             factor, rest = parts
             if nonnegative(-factor):
                 return nonnegative(factor * (v.right - 1) + rest)
-    shifted = Poly()
+    moved = Poly()
     for monomial, a in p.terms:
         product = Poly.of(a)
         for v in monomial:  # a size is 1 + something >= 0; a quotient or remainder of sizes at best something >= 0
             if isinstance(v, Atom) and not _atom_nonnegative(v):
                 return False
             product = product * (Poly.of(v) + 1 if isinstance(v, str) else Poly.of(v))
-        shifted = shifted + product
-        if len(shifted.terms) > _MAX_TERMS:
+        moved = moved + product
+        if len(moved.terms) > _MAX_TERMS:
             return False
-    return all(a >= 0 for _, a in shifted.terms)
+    return all(a >= 0 for _, a in moved.terms)
 
 
 def _atom_nonnegative(atom: Atom) -> bool:

@@ -33,13 +33,13 @@ def main_op(statements: list[ast.Statement], span: Span) -> ast.Op:
 def _reads(equation: ast.Equation) -> Iterator[tuple[str, Span]]:
     """The tensors that an equation reads, in source order: accesses, and bare names that are neither index nor size."""
     own = {*equation.indices, *(r.index for r in equation.ranges), *_sizes(equation.ranges)}
-    for node in ast.walk(equation.value):
+    for node in ast.traverse(equation.value):
         match node:
             case ast.Reduce(ranges=ranges) | ast.Call(indices=ranges):
                 own |= {r.index for r in ranges} | _sizes(ranges)
             case ast.Scan(range=range_):
                 own |= {range_.index} | _sizes((range_,))
-    for node in ast.walk(equation.value):
+    for node in ast.traverse(equation.value):
         match node:
             case ast.Access(tensor=name, span=span):
                 yield name, span

@@ -183,7 +183,7 @@ def _unbound_index(op: ast.Op) -> str | None:
     """Where the short form took a subscript for an input, as in einsum's `a[i, k] * b[k, j]`: how to sum over it."""
     scalars = {tensor.name for tensor in op.inputs if tensor.dtype is None}
     for equation in (s for s in op.body if isinstance(s, ast.Equation)):
-        for access in (node for node in ast.walk(equation.value) if isinstance(node, ast.Access)):
+        for access in (node for node in ast.traverse(equation.value) if isinstance(node, ast.Access)):
             for subscript in access.subscripts:
                 if isinstance(subscript, ast.Name) and subscript.name in scalars:
                     name = subscript.name

@@ -113,15 +113,15 @@ class Part:
 
 
 @dataclass
-class Place:
+class Position:
     """One slot of a thread: the step and lane along every dimension of a loop nest, and its coordinates in the block's
-    tile. `shift`: the number of elements in front of the row's first element."""
+    tile. `misalignment`: the number of elements in front of the row's first element."""
 
     layout: Layout
     steps: dict[int, ir.Value]
     bases: dict[int, ir.Value]
     lane: ir.Value | None
-    shift: ir.Value | None = None
+    misalignment: ir.Value | None = None
 
     def slot(self, dims: tuple[int, ...], lane: int = 0, chunk: dict[int, ir.Value] | None = None) -> list[ir.Value]:
         """Indices of this slot in a private tile over `dims`; in one that holds all chunks, of the one that is given."""
@@ -133,7 +133,7 @@ class Place:
             at.append(mlir.index(lane) if self.lane is None else self.lane)
         return at
 
-    def beside(self, number: int) -> Place:
+    def offset_lane(self, number: int) -> Position:
         """The same slot, some lanes further."""
         return replace(self, lane=sum_of([(self.lane, 1)], number)) if number else self
 
@@ -141,39 +141,43 @@ class Place:
         if d != self.layout.lane_dim:
             return self.bases[d]
         terms = [(self.bases[d], 1)] if self.lane is None else [(self.bases[d], 1), (self.lane, 1)]
-        return sum_of(terms if self.shift is None else [*terms, (self.shift, -1)], lane)
+        return sum_of(terms if self.misalignment is None else [*terms, (self.misalignment, -1)], lane)
 
     def coordinates(self, dims: tuple[int, ...], lane: int = 0) -> list[ir.Value]:
         """Indices of this slot in the block's tile over `dims`."""
         return [self.coordinate(d, lane) for d in dims]
 
 
-def flat_slot(place: Place, dims: tuple[int, ...]) -> ir.Value:
+def flat_slot(position: Position, dims: tuple[int, ...]) -> ir.Value:
     """The number of a slot among those of its tile."""
-    layout = place.layout
+    layout = position.layout
     sizes = [layout.steps[d] for d in dims] + [layout.vectors[d] for d in dims if d == layout.lane_dim]
     terms, below = [], 1
-    for index, size in reversed(list(zip(place.slot(dims), sizes))):
+    for index, size in reversed(list(zip(position.slot(dims), sizes))):
         terms.append((index, below))
         below *= size
     return sum_of(terms)
 
 
 class Threads:
-    """This thread's coordinate along every dimension. `shift`: see `Place`. Each block has at least `least` elements of an
-    unaligned row. `inner` is true while nests are built for chunks whose vectors are all within the row. `names`: of loops by
-    dimension."""
+    """This thread's coordinate along every dimension. `misalignment`: see `Position`. Each block has at least `least`
+    elements of an unaligned row. `inner` is true while nests are built for chunks whose vectors are all within the row.
+    `names`: of loops by dimension."""
 
     def __init__(
-        self, layout: Layout, shift: ir.Value | None = None, least: int = 0, names: Mapping[int, str] | None = None
+        self,
+        layout: Layout,
+        misalignment: ir.Value | None = None,
+        least: int = 0,
+        names: Mapping[int, str] | None = None,
     ):
-        self.layout, self.shift, self.least, self.inner = layout, shift, least, False
+        self.layout, self.misalignment, self.least, self.inner = layout, misalignment, least, False
         self.names = names or {}
         self.number = gpu.ThreadIdOp(gpu.Dimension.x).result
-        self.place = {d: self._place(d) for d in layout.order}
-        self.start = {d: sum_of([(v, layout.strides(d)[0])]) for d, v in self.place.items()}
+        self.thread_index = {d: self._thread_index(d) for d in layout.order}
+        self.start = {d: sum_of([(v, layout.strides(d)[0])]) for d, v in self.thread_index.items()}
 
-    def _place(self, d: int) -> ir.Value:
+    def _thread_index(self, d: int) -> ir.Value:
         """A few bits of the thread's number. Thread counts are powers of two."""
         layout, value = self.layout, self.number
         if layout.threads[d] == 1:
@@ -218,16 +222,16 @@ class Threads:
     def slots(
         self, dims: tuple[int, ...], chunk: dict[int, ir.Value], sizes: dict[int, int | ir.Value] | None, *,
         lanes: bool, owner: ir.Value | None = None, apart: int = 1, part: Part | None = None,
-        where: Callable[[Place], ir.Value] | None = None,
-    ) -> Iterator[Place]:  # fmt: skip
+        where: Callable[[Position], ir.Value] | None = None,
+    ) -> Iterator[Position]:  # fmt: skip
         """Loops over this thread's steps and lanes along `dims`, guarded to `sizes` where they are given; only over every
         lane that is `apart` from the next.
 
         Where vectors are used every vector is inside or outside as a whole, so that one guard a step is enough; but for
-        shifted rows, of which a nest takes the vectors that `part` says (and `where`), and each lane at the edges has its guard.
+        unaligned rows, of which a nest takes the vectors that `part` says (and `where`), and each lane at the edges has its guard.
         """
         layout, kind = self.layout, part.kind if part else None
-        place = Place(layout, {}, {}, None, self.shift)
+        position = Position(layout, {}, {}, None, self.misalignment)
         with ExitStack() as stack:
             if owner is not None:
                 stack.enter_context(when(owner))
@@ -236,32 +240,32 @@ class Threads:
                 cut = sizes is not None and isinstance(sizes[d], ir.Value) and (mine is None or kind != INNER)
                 unroll = cut or (mine is not None and (kind == EDGE or where is not None))
                 low, high = (mine.low, mine.high) if mine else (0, layout.steps[d])
-                step = place.steps[d] = stack.enter_context(
+                step = position.steps[d] = stack.enter_context(
                     loop(high - low, unroll=unroll, start=low, name=self.name(d, "step"))
                 )
                 start = [(self.start[d], 1)] if d in self.start else []
                 outer = [(chunk[d], layout.chunk(d))] if d in chunk else []
-                place.bases[d] = sum_of([*outer, *start, (step, layout.strides(d)[1])])
+                position.bases[d] = sum_of([*outer, *start, (step, layout.strides(d)[1])])
                 if mine is not None and kind == INNER:
                     pass
                 elif mine is not None:
-                    inside = self._within(place, d, sizes[d], kind)
-                    stack.enter_context(when(inside if where is None else arith.andi(inside, where(place))))
+                    inside = self._within(position, d, sizes[d], kind)
+                    stack.enter_context(when(inside if where is None else arith.andi(inside, where(position))))
                 elif sizes is not None:
-                    stack.enter_context(self._guard(place, d, sizes[d]))
+                    stack.enter_context(self._guard(position, d, sizes[d]))
             if lanes and layout.lane_dim in dims:
                 count, name = layout.vectors[layout.lane_dim] // apart, self.name(layout.lane_dim, "lane")
                 number = stack.enter_context(loop(count, unroll=kind == EDGE, name=name))
-                place.lane = sum_of([(number, apart)])
+                position.lane = sum_of([(number, apart)])
                 if kind == EDGE:
-                    element, d = place.coordinate(layout.lane_dim), layout.lane_dim
+                    element, d = position.coordinate(layout.lane_dim), layout.lane_dim
                     stack.enter_context(when(arith.andi(_least(element, 0), _below(element, sizes[d]))))
-            yield place
+            yield position
 
     def parts(self, dims: tuple[int, ...], *kinds: str) -> list[Part | None]:
         """The `part`s that nests over `dims` take between them: of `kinds`, and the inner ones."""
         d = self.layout.lane_dim
-        if not self._is_shifted(d) or d not in dims:
+        if not self._is_unaligned(d) or d not in dims:
             return [None]
         steps, around = self.layout.steps[d], self.layout.chunks(d) > 1
         low, high = (0, steps if self.inner else 0) if around else self._inner(steps, self.layout.span(d))
@@ -269,23 +273,23 @@ class Threads:
         return [*parts, *(Part(kind, a, b) for a, b in ((0, low), (high, steps)) if a < b for kind in kinds)]
 
     def ranges(self, d: int) -> list[tuple[int, int, bool]]:
-        """The chunks along a dimension from where to before where, and whether all vectors in them are within a shifted row."""
+        """The chunks along a dimension from where to before where, and whether all vectors in them are within an unaligned row."""
         chunks = self.layout.chunks(d)
-        if not self._is_shifted(d):
+        if not self._is_unaligned(d):
             return [(0, chunks, False)]
         low, high = self._inner(chunks, self.layout.chunk(d))
         return [(a, b, a == low < high) for a, b in ((0, low), (low, high), (high, chunks)) if a < b]
 
     def _inner(self, count: int, size: int) -> tuple[int, int]:
-        """Which of `count` pieces of `size` places each have no vector at a row's ends."""
+        """Which of `count` pieces of `size` elements each have no vector at a row's ends."""
         return min(1, count), max(min(1, count), min(count, self.least // size))
 
-    def _is_shifted(self, d: int | None) -> bool:
-        return self.shift is not None and d == self.layout.lane_dim
+    def _is_unaligned(self, d: int | None) -> bool:
+        return self.misalignment is not None and d == self.layout.lane_dim
 
-    def _within(self, place: Place, d: int, size: int | ir.Value, part: str) -> ir.Value:
-        """Whether the vector of a step is such a part of a shifted row."""
-        first, vector = place.coordinate(d), self.layout.vectors[d]
+    def _within(self, position: Position, d: int, size: int | ir.Value, part: str) -> ir.Value:
+        """Whether the vector of a step is such a part of an unaligned row."""
+        first, vector = position.coordinate(d), self.layout.vectors[d]
         last = sum_of([(first, 1)], vector - 1)
         if part == WHOLE:
             return arith.andi(_least(first, 0), _below(last, size))
@@ -297,22 +301,22 @@ class Threads:
         return arith.andi(touched, arith.ori(begins, arith.cmpi(arith.CmpIPredicate.sge, last, limit)))
 
     @contextmanager
-    def lanes(self, place: Place, sizes: dict[int, int | ir.Value]) -> Iterator[Place]:
+    def lanes(self, position: Position, sizes: dict[int, int | ir.Value]) -> Iterator[Position]:
         """The lanes of one step, where it is inside."""
         with ExitStack() as stack:
-            for d in place.bases:
-                stack.enter_context(self._guard(place, d, sizes[d]))
-            inner = Place(self.layout, place.steps, place.bases, None)
-            if self.layout.lane_dim in place.bases:
+            for d in position.bases:
+                stack.enter_context(self._guard(position, d, sizes[d]))
+            inner = Position(self.layout, position.steps, position.bases, None)
+            if self.layout.lane_dim in position.bases:
                 d = self.layout.lane_dim
                 inner.lane = stack.enter_context(loop(self.layout.vectors[d], name=self.name(d, "lane")))
             yield inner
 
-    def _guard(self, place: Place, d: int, size: int | ir.Value) -> Any:
+    def _guard(self, position: Position, d: int, size: int | ir.Value) -> Any:
         if not self._partial(d, size):
             return nullcontext()
         limit = size if isinstance(size, ir.Value) else mlir.index(size)
-        return when(arith.cmpi(arith.CmpIPredicate.slt, place.bases[d], limit))
+        return when(arith.cmpi(arith.CmpIPredicate.slt, position.bases[d], limit))
 
     def _partial(self, d: int, size: int | ir.Value) -> bool:
         return isinstance(size, ir.Value) or size % self.layout.chunk(d) != 0
@@ -333,7 +337,7 @@ __all__ = [
     "TOUCHED",
     "WHOLE",
     "Part",
-    "Place",
+    "Position",
     "Threads",
     "delinearise",
     "flat_slot",

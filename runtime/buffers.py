@@ -210,8 +210,8 @@ def _view_dlpack(array: Any, stream: int | None) -> Buffer:
     if found.dtype is None:
         _refuse_dtype(found.type_name)
     strides = _row_major(found.shape) if found.strides is None else found.strides
-    place: Device = int(device) if on_gpu else "cpu"
-    return Buffer(found.pointer, found.shape, strides, found.dtype, place, found.readonly, (array, found.capsule))
+    location: Device = int(device) if on_gpu else "cpu"
+    return Buffer(found.pointer, found.shape, strides, found.dtype, location, found.readonly, (array, found.capsule))
 
 
 def _elements(strides: tuple[int, ...], size: int) -> tuple[int, ...]:

@@ -80,8 +80,8 @@ def fault(
         ("tilec.stages = 1 : i64", "is written by stage 'stage', and not before"),
         ("tilec.stored", "outlives stage 'plan'"),
         ("tilec.inline = 1 : i64", "should be a mark without a value; it is 1 : i64"),
-        ("tilec.sweep = -1 : i64", "should be a whole number of at least 0"),
-        ("tilec.sweep = 1 : i32", "should be a whole number of at least 0; it is 1 : i32"),
+        ("tilec.loop_group = -1 : i64", "should be a whole number of at least 0"),
+        ("tilec.loop_group = 1 : i32", "should be a whole number of at least 0; it is 1 : i32"),
         ("tilec.dims = array<i64: 0>", "should be 2 different whole numbers, one for each dimension"),
         ("tilec.dims = array<i64: 4, 4>", "should be 2 different whole numbers"),
         ("tilec.loops = array<i64: 0, 2>", "should be 0 to 1 in some order"),
@@ -102,7 +102,9 @@ def test_what_is_wrong(attributes, said):
 
 def test_what_is_right():
     assert fault() is None
-    placed = 'tilec.kernel = "k", tilec.sweep = 0 : i64, tilec.dims = array<i64: 3, 1>, tilec.loops = array<i64: 1, 0>'
+    placed = (
+        'tilec.kernel = "k", tilec.loop_group = 0 : i64, tilec.dims = array<i64: 3, 1>, tilec.loops = array<i64: 1, 0>'
+    )
     assert fault(placed) is None
     assert fault('tilec.indices = ["i", "j"]') is None
     assert fault(f"tilec.stored, {placed}", ended=False) is None  # until the stage is over
@@ -160,7 +162,7 @@ def test_a_pass_that_leaves_an_attribute_is_named(monkeypatch, of):
     stages = lowering.stages
 
     def careless(module: ir.Operation) -> None:
-        next(op for op in mlir.walk(module) if op.name == of).attributes["tilec.careless"] = ir.UnitAttr.get()
+        next(op for op in mlir.traverse(module) if op.name == of).attributes["tilec.careless"] = ir.UnitAttr.get()
 
     def changed(plan) -> tuple[Stage, ...]:
         return tuple(
@@ -211,15 +213,15 @@ def test_verify_refuses_wrong_edits(tilec, folder):
 
 def test_records_are_written_and_read_by_fields():
     product = WarpgroupProduct(64, 128, "bf16", right_k_major=False, left_in_registers=True, right_slab=16)
-    cut = Parts(kernel="k", sweep=1, dims=(2, 0), dim=1, parts=4)
+    cut = Parts(kernel="k", loop_group=1, dims=(2, 0), dim=1, parts=4)
     with mlir.context(), ir.Location.unknown():
         for record in (product, cut, NamedBarrier(True)):
             assert records.from_attribute(type(record), records.to_attribute(record)) == record
         assert "left_slab" not in records.to_attribute(product)
         module = mlir.parse(GENERIC.format(attributes="", argument=""))
-        op = next(o for o in mlir.walk(module.operation) if mlir.is_generic(o))
+        op = next(o for o in mlir.traverse(module.operation) if mlir.is_generic(o))
         cut.write(op)
-        assert Placement.of(op) == Placement(kernel="k", sweep=1, dims=(2, 0))
+        assert Placement.of(op) == Placement(kernel="k", loop_group=1, dims=(2, 0))
 
 
 def test_opcodes_are_found_by_their_attribute():
@@ -231,5 +233,5 @@ def test_opcodes_are_found_by_their_attribute():
       return
     }"""
     with mlir.context(), ir.Location.unknown():
-        first, second = [o for o in mlir.walk(mlir.parse(text).operation) if o.name == "func.call"]
+        first, second = [o for o in mlir.traverse(mlir.parse(text).operation) if o.name == "func.call"]
         assert opcode_of(first) == OPCODES["wgmma_wait"](2) and opcode_of(second) is None

@@ -33,7 +33,7 @@ def messages(text: str) -> list[str]:
 
 
 def accesses(s: Specialised) -> list[ast.Access]:
-    return [n for e in s.equations for n in ast.walk(e.value) if isinstance(n, ast.Access)]
+    return [n for e in s.equations for n in ast.traverse(e.value) if isinstance(n, ast.Access)]
 
 
 PROGRAMS = {
@@ -63,7 +63,7 @@ def test_programs_at_a_glance(name, size):
         assert equation.dtype is equation.value.dtype
         assert [r.index for r in equation.ranges] == list(equation.indices)
         assert all(r.low == ast.SizeNumber(0) for r in equation.ranges)
-        assert all(node.dtype is not None for node in ast.walk(equation.value))
+        assert all(node.dtype is not None for node in ast.traverse(equation.value))
     assert not any(access.guarded for access in accesses(s) if name != "conv")
 
 

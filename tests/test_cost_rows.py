@@ -28,7 +28,7 @@ def test_chosen_row_tiles_fit_and_cover(problem, card):
     assert choices
     for tile in (c.tile for c in choices):
         assert (
-            tile.keep in ("memory", "sram")
+            tile.residency in ("memory", "sram")
             or tile.threads * tile.cluster * tile.vectors * tile.vector >= problem.length
         )
         if card.kind == "cuda":
@@ -57,7 +57,7 @@ def test_softmax_rows_are_near_the_measured_time(length, bytes, threads, cluster
     problem = Rows((1 << 29) // bytes // length, length, bytes, passes=3, flops={"special": 1, "fma.f32": 6})
     tile = next(
         t for t in row_candidates(H200, problem)
-        if (t.threads, t.cluster, t.stages, t.rows_per_block, t.keep) == (threads, cluster, stages, 1, "registers")
+        if (t.threads, t.cluster, t.stages, t.rows_per_block, t.residency) == (threads, cluster, stages, 1, "registers")
     )  # fmt: skip
     assert row_cost(H200, problem, tile).time_us == pytest.approx(measured, rel=0.1)
 
@@ -67,12 +67,12 @@ def test_long_rows_are_shared_and_streamed():
     for length, cluster in ((65536, 2), (262144, 8)):
         rows = Rows((1 << 28) // length, length, 2, passes=3, flops={"special": 1}, common=2)
         tile = cost_rows.choose(H200, rows)[0].tile
-        assert (tile.cluster, tile.keep) == (cluster, "registers") and tile.stages
+        assert (tile.cluster, tile.residency) == (cluster, "registers") and tile.stages
         tile = cost_rows.choose(H200, replace(rows, common=0))[0].tile
-        assert tile.keep == "sram" and not tile.stages
-        assert tile.cluster > 1 if length > 65536 else tile.beside  # a part in registers: two whole rows an SM
+        assert tile.residency == "sram" and not tile.stages
+        assert tile.cluster > 1 if length > 65536 else tile.register_chunks  # a part in registers: two whole rows an SM
         few = cost_rows.choose(H200, replace(rows, rows=1, common=0))[0].tile
-        assert few.keep == "registers" and not few.stages and few.cluster > 1
+        assert few.residency == "registers" and not few.stages and few.cluster > 1
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,15 @@ def test_rows_in_sram_are_near_the_measured_time(length, bytes, special, common,
     """Microseconds of 256 MiB in and out on an H200."""
     flops = {"special": special, "fma.f32": 6}
     problem = Rows((1 << 28) // bytes // length, length, bytes, passes=passes, flops=flops, common=common)
-    tiles = [t for t in row_candidates(H200, problem) if (t.threads, t.cluster, t.keep) == (threads, cluster, "sram")]
+    tiles = [
+        t for t in row_candidates(H200, problem) if (t.threads, t.cluster, t.residency) == (threads, cluster, "sram")
+    ]
     assert row_cost(H200, problem, tiles[0]).time_us == pytest.approx(measured, rel=0.04)
 
 
 def test_a_cluster_that_waits_for_another_costs_its_time():
     """Of clusters of 16 blocks that fill an SM each, an H200 runs 7 at a time."""
-    p = Rows(1, 2**18, 2, 1, 1, {"fma.f32": 4}, passes=2, streams=True, spreads=True)
+    p = Rows(1, 2**18, 2, 1, 1, {"fma.f32": 4}, passes=2, prefetches=True, spreads=True)
     tile = cost_rows.RowTile(1024, 8, 1, 2, 16, "registers", 56)
     seven, eight = (predict(row_work(load("h200"), replace(p, rows=n), tile), load("h200")).time_us for n in (7, 8))
     assert eight > 1.15 * seven
@@ -119,14 +121,17 @@ def test_packed_rows_take_half_the_registers():
     held = {
         t.threads: t.packed
         for t in row_candidates(H200, Rows(8192, 16384, 2, passes=3))
-        if t.vectors == 8 and t.cluster == 1 and not t.stages and t.keep == "registers"
+        if t.vectors == 8 and t.cluster == 1 and not t.stages and t.residency == "registers"
     }
     assert held == {256: True}
 
 
 def test_rows_that_nothing_keeps_are_read_again():
     problem = Rows(4096, 65536, 2, passes=3)
-    kept, again = (next(t for t in row_candidates(H200, problem) if t.keep == keep) for keep in ("registers", "memory"))
+    kept, again = (
+        next(t for t in row_candidates(H200, problem) if t.residency == residency)
+        for residency in ("registers", "memory")
+    )
     assert row_work(H200, problem, again).dram_read > row_work(H200, problem, kept).dram_read == 2 * 4096 * 65536
 
 
@@ -134,7 +139,7 @@ LOG_SUM = {"passes": 2, "joined": 1, "writes": 0, "flops": {"special": 1, "fma.f
 
 
 @pytest.mark.parametrize(
-    ("length", "bytes", "threads", "rows", "vectors", "keep", "registers", "measured"),
+    ("length", "bytes", "threads", "rows", "vectors", "residency", "registers", "measured"),
     [
         (1024, 2, 32, 1, 4, "registers", 40, 84),  # blocks of one warp: their starts limit them
         (1024, 2, 32, 4, 4, "registers", 40, 72),
@@ -149,10 +154,10 @@ LOG_SUM = {"passes": 2, "joined": 1, "writes": 0, "flops": {"special": 1, "fma.f
         (262144, 4, 256, 1, 8, "memory", 48, 73.4),
     ],
 )
-def test_a_log_sum_is_near_the_measured_time(length, bytes, threads, rows, vectors, keep, registers, measured):
+def test_a_log_sum_is_near_the_measured_time(length, bytes, threads, rows, vectors, residency, registers, measured):
     """Microseconds of 256 MiB in on an H200."""
     problem = Rows((1 << 28) // bytes // length, length, bytes, **LOG_SUM)
-    tile = cost_rows.RowTile(threads, 16 // bytes, rows, vectors, 1, keep, registers)
+    tile = cost_rows.RowTile(threads, 16 // bytes, rows, vectors, 1, residency, registers)
     assert row_cost(H200, problem, tile).time_us == pytest.approx(measured, rel=0.09)
 
 
@@ -161,7 +166,7 @@ def test_a_log_sum_is_near_the_measured_time(length, bytes, threads, rows, vecto
 def test_what_one_walk_reads_is_not_kept(length, bytes):
     problem = Rows((1 << 28) // bytes // length, length, bytes, **LOG_SUM)
     (best, *_) = cost_rows.choose(H200, problem)
-    assert best.tile.keep == "memory" and best.tile.cluster == 1
+    assert best.tile.residency == "memory" and best.tile.cluster == 1
     assert row_work(H200, problem, best.tile).dram_read < 1.05 * (1 << 28)
     apart = cost_rows.choose(H200, replace(problem, joined=0))[0].tile
-    assert apart.keep == "registers"  # where two walks would read
+    assert apart.residency == "registers"  # where two walks would read

@@ -20,7 +20,7 @@ from tilec.process.generated import identity
 from tilec.runtime.cpu.compile import compile_kernels
 from tilec.runtime.cpu.launch import CpuProgram
 from tilec.runtime.cpu.objects import COMPILER, load_kernels
-from tilec.runtime.emit.steps import place
+from tilec.runtime.emit.steps import allocate
 from tilec.runtime.program import Emitted, KernelSource, Object, Slot, Step
 
 HEAD = "from tilec.runtime.cpu.support import i64, i64_pointer\n\n"
@@ -136,19 +136,19 @@ uses = st.lists(st.lists(st.integers(0, 7), max_size=4), min_size=1, max_size=10
 @given(st.lists(st.integers(0, 5000), min_size=8, max_size=8), uses)
 def test_intermediates_that_live_together_lie_apart(sizes, uses):
     steps = [Step("k", tuple(Slot("temporary", n) for n in step)) for step in uses]
-    placed = place(sizes, steps)
-    assert [t.bytes for t in placed] == sizes and all(t.offset % 256 == 0 for t in placed)
+    allocated = allocate(sizes, steps)
+    assert [t.bytes for t in allocated] == sizes and all(t.offset % 256 == 0 for t in allocated)
     lives = {n: [i for i, step in enumerate(uses) if n in step] for n in range(8)}
     for a, b in combinations(range(8), 2):
         if lives[a] and lives[b] and lives[a][0] <= lives[b][-1] and lives[b][0] <= lives[a][-1]:
-            x, y = placed[a], placed[b]
+            x, y = allocated[a], allocated[b]
             assert x.end <= y.offset or y.end <= x.offset or not x.bytes or not y.bytes
 
 
 def test_a_chain_needs_two_intermediates_at_a_time():
     steps = [Step("k", tuple(Slot("temporary", n) for n in (i, i + 1) if n < 6)) for i in range(6)]
-    placed = place([1024] * 6, steps)
-    assert max(t.end for t in placed) == 2048
+    allocated = allocate([1024] * 6, steps)
+    assert max(t.end for t in allocated) == 2048
 
 
 def test_the_compilers_own_process_makes_what_this_one_would():

@@ -15,13 +15,13 @@ from tilec.core.dtypes import F32
 from tilec.core.functions import FUNCTIONS, POWER
 from tilec.runtime.cpu import intrinsics
 from tilec.runtime.cpu import math as cpu_math
-from tilec.runtime.cpu.math_trig import QUICK_LIMIT
+from tilec.runtime.cpu.math_trig import CODY_WAITE_LIMIT
 from tilec.semantics.error_bounds import compare_array
 from tilec.semantics.interval_reductions import Total, reduce
 from tilec.semantics.intervals import point
 
 POLYNOMIALS = [name for name, row in FUNCTIONS.items() if row.ulp.f32 > 0 and row.cpu]
-QUICK = ["sin_quick", "cos_quick", "tan_quick"]
+QUICK = ["sin_approx", "cos_approx", "tan_approx"]
 TYPES = [np.float32, np.float64]
 INF, NAN = math.inf, math.nan
 
@@ -53,7 +53,7 @@ def loop(name: str, result: type | None = None):
 def exact(name: str, x: np.ndarray) -> np.ndarray:
     """The function to more digits than x has: in f64 for f32, in long double for f64."""
     wide = np.float64 if x.dtype == np.float32 else np.longdouble
-    name = {"round_even": "round"}.get(name, name.removesuffix("_quick"))
+    name = {"round_even": "round"}.get(name, name.removesuffix("_approx"))
     with np.errstate(all="ignore"):
         if name == "erf" and wide is np.longdouble:
             mpmath = pytest.importorskip("mpmath")
@@ -96,10 +96,10 @@ def test_documented_bound(name, dtype):
         pytest.skip("needs an 80-bit long double")
     x = samples(dtype, 400_000 if dtype is np.float32 else 2_000 if name == "erf" else 30_000)
     if name in QUICK:
-        x = x[~(np.abs(x) > QUICK_LIMIT["f32" if dtype is np.float32 else "f64"])]
+        x = x[~(np.abs(x) > CODY_WAITE_LIMIT["f32" if dtype is np.float32 else "f64"])]
     error = ulps(loop(name)(x), exact(name, x))
     worst = np.argmax(error)
-    bound = FUNCTIONS[name.removesuffix("_quick")].ulp
+    bound = FUNCTIONS[name.removesuffix("_approx")].ulp
     assert error[worst] <= (bound.f32 if dtype is np.float32 else bound.f64), x[worst]
 
 
@@ -118,7 +118,7 @@ def test_documented_bound(name, dtype):
         ("sin", [0.0, -0.0, INF, -INF], [0, -0.0, NAN, NAN]),
         ("cos", [0.0, -0.0, INF, -INF], [1, 1, NAN, NAN]),
         ("tan", [0.0, -0.0, INF, -INF], [0, -0.0, NAN, NAN]),
-        ("sin_quick", [0.0, -0.0, INF], [0, -0.0, NAN]),
+        ("sin_approx", [0.0, -0.0, INF], [0, -0.0, NAN]),
         ("tanh", [0.0, -0.0, INF, -INF], [0, -0.0, 1, -1]),
         ("erf", [0.0, -0.0, INF, -INF], [0, -0.0, 1, -1]),
         ("round_even", [0.5, 1.5, 2.5, -0.5, INF], [0, 2, 2, -0.0, INF]),
@@ -332,7 +332,7 @@ def test_select_and_fma():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_one_argument_beyond_the_quick_forms_takes_the_full_ones(dtype):
-    limit = dtype(QUICK_LIMIT["f32" if dtype is np.float32 else "f64"])
+    limit = dtype(CODY_WAITE_LIMIT["f32" if dtype is np.float32 else "f64"])
     op = tilec.compile("y[i, j] = cos(x[i, j])", target="cpu")
     for large in (limit, np.nextafter(limit, dtype(INF)), -2 * limit, dtype(1e30), dtype(NAN), dtype(INF)):
         x = np.linspace(-9, 9, 200, dtype=dtype).reshape(2, 100)

@@ -147,7 +147,7 @@ def test_a_plan_without_its_digest_is_found_again(program, sizes, target):
     (r"tile = array<i64: (\d+)>", r"tile = \1 : i64", "`tile` must be a list"),
     (r"tile = array<i64: (\d+)>", "tile = 1.0 : f32", "has `1.000000e+00 : f32`, which is no value of an option"),
     (r"grid = array<i64: 0>", "grid = array<i64: 1>", "grid` is array<i64: 1>, and follows from the program: array<i64: 0>"),
-    (r"tilec.sweep = 1", "tilec.sweep = 0", "`tilec.sweep of y` is 0 : i64, and follows from the program: 1 : i64"),
+    (r"tilec.loop_group = 1", "tilec.loop_group = 0", "`tilec.loop_group of y` is 0 : i64, and follows from the program: 1 : i64"),
     (r"tilec.dims = array<i64: 0, 1>", "tilec.dims = array<i64: 1, 0>", "tilec.dims of"),
     (r"tilec.loops = array<i64: 0, 1>", "tilec.loops = array<i64: 0, 0>", "must be [0, 1] in some order"),
     (r"loop_nest = \{\}", "panels = {}", "this kernel cannot be built as `panels`, only as `loop_nest`"),

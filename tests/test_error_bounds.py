@@ -20,7 +20,7 @@ from tilec.dsl.specialise import specialise
 from tilec.semantics import intervals as on
 from tilec.semantics.error_bounds import compare, compare_array, enclose
 from tilec.semantics.interval_conversions import cast
-from tilec.semantics.interval_reductions import Total, place, reduce
+from tilec.semantics.interval_reductions import Total, arg_reduce, reduce
 from tilec.semantics.intervals import Enclosure, point
 
 nan, inf = np.nan, np.inf
@@ -137,7 +137,7 @@ def test_places_of_values_within_are_within(kind, dtype, rng):
         high = low + rng.integers(0, 2, 7).astype(dtype)
         if dtype is np.float64 and rng.random() < 0.2:
             low[3] = high[3] = nan
-        found = place(Enclosure(low, high), 0, kind)
+        found = arg_reduce(Enclosure(low, high), 0, kind)
         seen = [choice(np.where(np.isnan(low), low, picks)) for picks in itertools.product(*zip(low, high))]
         assert (found.low[0], found.high[0]) == (min(seen), max(seen)), (low, high)
 
@@ -176,7 +176,7 @@ def test_a_unit_too_much_is_noticed(dtype, rng):
     assert compare(special, {"x": x}, {"y": y})["y"].within
     y[7] = np.nextafter(y[7], dtype(inf))
     found = compare(special, {"x": x}, {"y": y})["y"]
-    assert not found.within and found.place == (7,) and found.wrong == 1 and "OUT OF BOUNDS" in str(found)
+    assert not found.within and found.index == (7,) and found.wrong == 1 and "OUT OF BOUNDS" in str(found)
 
 
 def test_a_lost_element_is_noticed(rng):

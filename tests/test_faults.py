@@ -183,7 +183,7 @@ def test_old_temporary_files_go_and_new_ones_stay(tmp_path):
         path.write_text("half")
     for path in (old, other):
         os.utime(path, (1e9, 1e9))
-    atomic_files._sweep.cache_clear()
+    atomic_files._remove_old.cache_clear()
     atomic_files.replace_file(tmp_path / "a", b"1")
     assert {p.name for p in tmp_path.iterdir()} == {new.name, other.name, "a"}
 

@@ -114,7 +114,7 @@ def test_a_wrong_sign_of_zero_is_out_of_bounds():
 
     assert verdict("y[i] = x[i] * 1.5", -0.0, 0, 3).within
     wrong = verdict("y[i] = x[i] * 1.5", 0.0, 0, 3)
-    assert not wrong.within and wrong.wrong == 1 and wrong.place == (0,)
+    assert not wrong.within and wrong.wrong == 1 and wrong.index == (0,)
     assert all(verdict("y[i] = max(x[i], 0)", zero, 0, 2).within for zero in (0.0, -0.0))
     for open_ in ("y[i] = cumsum[i](x[i])", "y[i] = cummax[i](x[i])", "y[i] = sum[k in 0:1](x[i])"):
         for zero in (0.0, -0.0):  # the order is the compiler's
@@ -167,13 +167,13 @@ def test_the_mean_of_one_number_is_that_number(number, dtype):
 ])  # fmt: skip
 def test_what_a_mean_accumulates_in(name, count, accumulator):
     """The narrowest type that cannot overflow."""
-    from tilec.dsl.ast import Reduce, walk
+    from tilec.dsl.ast import Reduce, traverse
     from tilec.dsl.parse import parse
     from tilec.dsl.specialise import specialise
 
     program = parse(read_source(f"op f(x: {name}[N]) -> (y: f32) {{ y = mean[i](x[i]) }}"))
     special = specialise(program, None, [(DTYPES[name], (count,))])
-    (total,) = [e for e in walk(special.equations[0].value) if isinstance(e, Reduce)]
+    (total,) = [e for e in traverse(special.equations[0].value) if isinstance(e, Reduce)]
     assert str(total.dtype) == accumulator
 
 

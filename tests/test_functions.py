@@ -8,7 +8,7 @@ import pytest
 from tilec.core import dtypes
 from tilec.core.functions import FUNCTIONS, IDENTITY
 from tilec.core.mlir import arith, math
-from tilec.core.reductions import NO_PLACE, REDUCTIONS, SCANS, takes
+from tilec.core.reductions import NO_INDEX, REDUCTIONS, SCANS, takes
 
 NAMES = [
     "abs", "ceil", "floor", "round", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt",
@@ -89,11 +89,11 @@ def test_takes_agrees_with_numpy_in_any_order(kind, backwards):
     rng = np.random.default_rng(0)
     for _ in range(200):
         values = rng.choice([-np.inf, -1, 0, 0, 1, np.inf, np.nan], size=5, p=[0.2, 0.2, 0.1, 0.1, 0.1, 0.2, 0.1])
-        best, place = REDUCTIONS[kind].identity(dtypes.F64), NO_PLACE
+        best, index = REDUCTIONS[kind].identity(dtypes.F64), NO_INDEX
         for i in reversed(range(5)) if backwards else range(5):
-            if takes(kind, values[i], i, best, place):
-                best, place = values[i], i
-        assert place == REDUCTIONS[kind].reference(values, 0)
+            if takes(kind, values[i], i, best, index):
+                best, index = values[i], i
+        assert index == REDUCTIONS[kind].reference(values, 0)
 
 
 def test_scans_refer_to_reductions():

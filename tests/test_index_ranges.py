@@ -38,7 +38,7 @@ def test_ranges_follow_arithmetic():
     with mlir.context(), ir.Location.unknown():
         module = ir.Module.parse(LOOP)
         ranges = Ranges(lambda op: (0, 127) if op.name == "gpu.thread_id" else None)
-        (loop,) = [op for op in mlir.walk(module.operation) if op.name == "scf.for"]
+        (loop,) = [op for op in mlir.traverse(module.operation) if op.name == "scf.for"]
         body = [o.operation for o in loop.regions[0].blocks[0].operations if o.operation.name != "scf.yield"]
         assert [ranges.of(op.results[0]) for op in body] == WANT
 
@@ -75,7 +75,7 @@ def test_ranges_of_64_bit_integers_end_where_they_may_wrap():
         module = ir.Module.parse(text)
         body = [
             op
-            for op in mlir.walk(module.operation)
+            for op in mlir.traverse(module.operation)
             if op.name.startswith(("arith.", "gpu.")) and op.name != "arith.constant"
         ]
         found = [ranges.of(op.results[0]) for op in body]

@@ -137,9 +137,9 @@ def evaluate(x: Expr, env: dict, at: dict[int, np.ndarray]):
         case "constant":
             return x.key
         case "index":
-            return at[x.place[0]]
+            return at[x.own_dims[0]]
         case "element":
-            return env["inputs"][x.key][tuple(at[d] for d in x.place)]
+            return env["inputs"][x.key][tuple(at[d] for d in x.own_dims)]
     args = [evaluate(a, env, at) for a in x.args]
     if x.op == "arith.cmpi":
         return {"2": np.less, "3": np.less_equal, "4": np.greater}[x.key.split("predicate=")[1][0]](*args)
@@ -152,22 +152,22 @@ def add(terms: np.ndarray) -> np.ndarray:
     return np.add.reduce(terms, axis=-1)
 
 
-def exponent(found: online_reduction.Online, shift: online_reduction.Shift, env: dict, grid) -> np.ndarray:
+def exponent(found: online_reduction.Online, rescale: online_reduction.Rescale, env: dict, grid) -> np.ndarray:
     """What a state is relative to; infinite where its extreme has seen nothing."""
-    row = evaluate(found.final(shift.row), env, grid)[..., 0]
-    identity = next(c.identity for c in found.carried if c.total.number == shift.extreme)
-    return np.where(env["state", shift.extreme][..., 0] == identity, np.inf, row)
+    row = evaluate(found.final(rescale.row), env, grid)[..., 0]
+    identity = next(c.identity for c in found.carried if c.total.number == rescale.extreme)
+    return np.where(env["state", rescale.extreme][..., 0] == identity, np.inf, row)
 
 
 def walk(found: online_reduction.Online, output: Expr, extents: dict[int, int], inputs, rng, dims) -> np.ndarray:
     """Brings the states up to date chunk by chunk, as the module says."""
-    stream = found.stream
+    stream = found.dim
     others = [d for d in extents if d != stream]
     shape = [extents[d] for d in others]
     grid = {d: g[..., None] for d, g in zip(others, np.meshgrid(*map(np.arange, shape), indexing="ij"))}
     env: dict = {"inputs": inputs}
     states = {c.total.number: np.full(shape, c.identity) for c in found.carried}
-    old = {s.number: np.full(shape, np.inf) for s in found.shifts}
+    old = {s.number: np.full(shape, np.inf) for s in found.rescales}
     start = 0
     while start < extents[stream]:
         end = min(extents[stream], start + int(rng.integers(1, 7)))
@@ -175,12 +175,12 @@ def walk(found: online_reduction.Online, output: Expr, extents: dict[int, int], 
         sums, sum_before = {}, {}
         for c in sorted(found.carried, key=lambda c: c.about is not None):
             state = states[c.total.number]
-            if c.shift is not None:
+            if c.rescale is not None:
                 env |= {("state", n): v[..., None] for n, v in states.items()}
-                new = exponent(found, c.shift, env, grid)
+                new = exponent(found, c.rescale, env, grid)
                 new = np.where(new == np.inf, 0.0, new)
-                state = state * NUMPY[c.shift.op](new - old[c.shift.number])
-                env["reference", c.shift.number] = new[..., None]
+                state = state * NUMPY[c.rescale.op](new - old[c.rescale.number])
+                env["reference", c.rescale.number] = new[..., None]
             part = {n: add(t) for n, t in sums.items()}
             means = {n: p / (end - start) for n, p in part.items()}
             env |= {("mean", n): m[..., None] for n, m in means.items()}
@@ -191,7 +191,7 @@ def walk(found: online_reduction.Online, output: Expr, extents: dict[int, int], 
             if c.total.combine == "arith.addf" and c.about is None:
                 sums[c.total.number], sum_before[c.total.number] = terms, state
             states[c.total.number] = NUMPY[c.total.combine](state, NUMPY[c.total.combine].reduce(terms, axis=-1))
-        for s in found.shifts:
+        for s in found.rescales:
             env |= {("state", n): v[..., None] for n, v in states.items()}
             old[s.number] = exponent(found, s, env, grid)
         start = end
@@ -266,8 +266,8 @@ def test_softmax_is_one_rescaled_state():
     with mlir.context(), ir.Location.unknown():
         _keep, _, reader, _, streams = read(CARRIED["softmax"])
         m, s, y = online_reduction.derive(reader.totals, *streams).carried
-    assert (m.shift, m.total.combine) == (None, "arith.maximumf")
-    assert s.shift is y.shift and s.shift is not None
+    assert (m.rescale, m.total.combine) == (None, "arith.maximumf")
+    assert s.rescale is y.rescale and s.rescale is not None
     assert s.term.op == "math.exp2" and y.term.op == "arith.mulf" and y.term.args[0] == s.term
     assert y.final.op == "arith.divf" and y.final.args[1] == s.final  # the division comes once, at the end
 

@@ -8,7 +8,7 @@ import pytest
 from tools.lowering import lowered
 
 from tilec.analysis import softmax_weights
-from tilec.analysis.precision import NEAR, QUICK
+from tilec.analysis.precision import APPROXIMATION_ERRORS, NEAR
 from tilec.core.coefficients import COS, LOG2_NEAR, SIN
 from tilec.core.functions import HIDDEN
 
@@ -21,7 +21,7 @@ UNARY = [
 
 def planned(source: str, target: str = "h200"):
     _, result = lowered(source, target=target)
-    return sorted(set(result.plan.quick.values())), result
+    return sorted(set(result.plan.approximations.values())), result
 
 
 def elementwise(body: str, kind: str = "bf16", out: str | None = None) -> str:
@@ -29,7 +29,7 @@ def elementwise(body: str, kind: str = "bf16", out: str | None = None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("body", "quick"),
+    ("body", "forms"),
     [
         ("exp(x[i])", ["exp"]),
         ("tanh(x[i]) * 3", ["tanh"]),
@@ -66,13 +66,13 @@ def elementwise(body: str, kind: str = "bf16", out: str | None = None) -> str:
         ("1 if exp(x[i]) > 2 else 0", []),
     ],
 )
-def test_what_rounding_hides(body, quick):
+def test_what_rounding_hides(body, forms):
     found, lowered = planned(elementwise(body))
-    assert found == quick
+    assert found == forms
     remarks = [r for r in lowered.plan.remarks if r.verb == "approximated"]
-    assert bool(remarks) == bool(quick)
-    assert {f for f in planned(elementwise(body, out="f32"))[0] if QUICK[f]} == set()
-    near = {form.replace("nearly", "near") for form in quick if "near" in form}
+    assert bool(remarks) == bool(forms)
+    assert {f for f in planned(elementwise(body, out="f32"))[0] if APPROXIMATION_ERRORS[f]} == set()
+    near = {form.replace("nearly", "near") for form in forms if "near" in form}
     assert {*planned(elementwise(body), "cpu")[0]} - {"exp_below"} == near  # a CPU takes the forms that add no error
 
 
@@ -127,7 +127,7 @@ def test_forms_near_zero(name, form):
     found = f32(x * found) if name == "sin" else found
     want = getattr(np, name)(x.astype(np.float64))
     error = np.max(np.abs(found - want) / want)
-    assert error <= max(QUICK[f"{name}_{form}"], 2.1 * 2.0**-24)
+    assert error <= max(APPROXIMATION_ERRORS[f"{name}_{form}"], 2.1 * 2.0**-24)
     assert np.max(np.abs(found)) <= NEAR
 
 
@@ -145,7 +145,7 @@ def test_powers(sign):
             root = f32(np.exp2(f32(half * f32(y)).astype(np.float64)) * (1 + sign * 2.0**-22))
             found, want = f32(root * root), np.float64(x) ** np.float64(f32(y))
         inside = (want > 2.0**-126) & (want < 2.0**127)
-        assert np.max(np.abs(found[inside] / want[inside] - 1)) <= QUICK["power"]
+        assert np.max(np.abs(found[inside] / want[inside] - 1)) <= APPROXIMATION_ERRORS["power"]
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------

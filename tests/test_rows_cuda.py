@@ -26,7 +26,7 @@ def test_examples(name, plan, rng):
     inputs = example.inputs(rng, {"M": 3, "N": 456})
     outs, emitted = run(example.path, example.op, inputs, planned(*plan))
     (kernel,) = emitted.kernels
-    assert kernel.cluster == plan[2] and kernel.resident == (plan[3] > 0)
+    assert kernel.cluster == plan[2] and kernel.persistent == (plan[3] > 0)
     assert_within(example.path, inputs, outs, example.op, kind="cuda")
 
 
@@ -213,7 +213,11 @@ def refused(kernel_options, tile=(1,)):
         ({"old": 1}, (1,), "no clusters"),
         ({"prefetched_rows": 1}, (1,), "`persistent_blocks` must be above 0"),
         ({}, (2,), "the tile must be [1]"),
-        ({"steps": (1, 1), "prefetched_rows": 1, "persistent_blocks": 9}, (1,), "hold 512 elements, and a block's part"),
+        (
+            {"steps": (1, 1), "prefetched_rows": 1, "persistent_blocks": 9},
+            (1,),
+            "hold 512 elements, and a block's part",
+        ),
         ({"steps": (1, 1)}, (1,), None),
         ({"residency": "smem", "cluster": 1}, (1,), None),
         (

@@ -23,13 +23,13 @@ FUSED = "op f(x: f32[M, N], w: f32[N]) -> (y: f32[M, N]) { s[i, j] = cummax[j](x
 ROW = "op f(x: f32[N]) -> (y: f32[N]) { y[i] = cumsum[i](x[i]) * x[i] }"
 
 
-def dealt(threads: int, vector: int, steps: int, chain: int | None = None):
-    """The schedule that deals rows out so; `chain` by default as many blocks as it takes."""
+def dealt(threads: int, vector: int, steps: int, parts: int | None = None):
+    """The schedule that deals rows out so; `parts` by default as many blocks as it takes."""
 
     def deal(kernel):
         lane = max(d for d in kernel.extents if d not in kernel.grid)
         put = lambda value: tuple(value if d == lane else 1 for d in sorted(kernel.extents))  # noqa: E731
-        blocks = ceil(kernel.extents[lane] / (threads * vector * steps)) if chain is None else chain
+        blocks = ceil(kernel.extents[lane] / (threads * vector * steps)) if parts is None else parts
         layout = {"thread_counts": put(threads), "vectors": put(vector), "steps": put(steps), "thread_order": (lane,)}
         return replace(built(kernel, Scan, **layout, blocks_per_row=blocks), tile=(1,) * len(kernel.grid))
 
@@ -80,7 +80,7 @@ def test_groups_of_groups():
 @pytest.mark.parametrize("plan", [(128, 1, 4), (1024, 1, 1), (64, 4, 4)], ids=str)
 def test_warps_share_rows(plan):
     arrays = [drawn("f32", 2, 5000)]
-    found = interpreted(SUM.format("f32"), arrays, dealt(*plan, chain=1))
+    found = interpreted(SUM.format("f32"), arrays, dealt(*plan, parts=1))
     assert_within(SUM.format("f32"), arrays, found)
 
 
@@ -140,8 +140,8 @@ def test_wrong_chains_are_refused():
     assert "cannot hold" in why(kernel, blocks_per_row=2)
     assert "is too short" in why(kernel, blocks_per_row=99_999)
     assert "tile must be" in why(replace(kernel, tile=(2,)))
-    beside = {"thread_counts": (2, 64), "thread_order": (1, 0), "blocks_per_row": 1}
-    assert "lie along the row" in why(replace(kernel, tile=(2,)), **beside)
+    other = {"thread_counts": (2, 64), "thread_order": (1, 0), "blocks_per_row": 1}
+    assert "lie along the row" in why(replace(kernel, tile=(2,)), **other)
     assert "partial totals" in why(kernel, blocks_per_row=1, thread_counts=(1, 256), steps=(1, 8))
 
 

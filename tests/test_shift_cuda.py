@@ -14,7 +14,7 @@ from tools.emulation import run_printed
 from tools.lowering import lowered
 from tools.plans import built
 
-from tilec.analysis.layout import places
+from tilec.analysis.layout import padded_extent
 from tilec.core.dtypes import DTYPES
 from tilec.kernels import Rows
 from tilec.semantics.interpreter import interpret
@@ -49,7 +49,7 @@ def shifted(threads, beside, cluster, stages, packed, steps=None, residency="reg
 
     def deal(kernel):
         (row, lane) = sorted(kernel.extents)
-        part = places(-(-kernel.extents[lane] // (cluster * vector)) * vector, vector)
+        part = padded_extent(-(-kernel.extents[lane] // (cluster * vector)) * vector, vector)
         count = steps or -(-part // (threads * vector))
         options = {
             "thread_counts": (beside, threads), "vectors": (1, vector), "steps": (1, count),
@@ -122,7 +122,7 @@ def test_long_rows_wait_in_sram(name, kind, residency):
     inputs = {n: inputs[n] for n in inputs_of(name, kind, 1, 8, np.random.default_rng(0))}
     (kernel,) = lowered(PROGRAMS[name].format(t=kind), None, inputs)[1].plan.kernels
     assert (kernel.options.unaligned, kernel.options.residency) == (True, residency)
-    assert "e" not in kernel.sweeps
+    assert "e" not in kernel.loop_groups
 
 
 def test_ties_at_the_ends(rng):

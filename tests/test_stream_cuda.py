@@ -12,7 +12,7 @@ from tilec.core import mlir
 from tilec.core.diagnostics import CallError, Source
 from tilec.core.mlir import ir
 from tilec.core.targets import load
-from tilec.cost.chain import StreamTile, choose_stream_tile
+from tilec.cost.chain import ChainTile, choose_chain_tile
 from tilec.cost.model import Choice
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build
@@ -49,9 +49,9 @@ SIZES = {"B": 1, "H": 1, "S": 40, "T": 72, "D": 64, "E": 64}
 
 def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | None, monkeypatch, target: str = "h200"):
     if tile is not None:
-        made = StreamTile(*tile, 2, 168, 0)
-        rest = lambda t, p: [Choice(made, c.prediction) for c in choose_stream_tile(t, p)[:1]]  # noqa: E731
-        monkeypatch.setattr("tilec.plan.cuda.chain.choose_stream_tile", rest)
+        made = ChainTile(*tile, 2, 168, 0)
+        rest = lambda t, p: [Choice(made, c.prediction) for c in choose_chain_tile(t, p)[:1]]  # noqa: E731
+        monkeypatch.setattr("tilec.plan.cuda.chain.choose_chain_tile", rest)
     monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
     specialised, result = lower_text(Source("t.tile", text), None, sizes, target=target, locations=True)
     assert_reads_back(result)

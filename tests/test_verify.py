@@ -46,7 +46,7 @@ def broken(monkeypatch, name: str, change) -> None:
 
     def wrong(op: ir.Operation) -> None:
         real(op)
-        for inner in list(mlir.walk(op)):
+        for inner in list(mlir.traverse(op)):
             change(inner)
 
     wrong.__name__ = f"wrong_{name}"

@@ -56,7 +56,15 @@ class Op:
         """A pickled op is its program's text and its options. The loaded op compiles again, or finds its kernels in the disk
         cache. Imported files and the schedule file are read again."""
         source, chosen = self._program.source, self._declared.name
-        return _again, (source.name, source.text, chosen, self._sizes, self._target, self._schedule, self._deferred_checks)
+        return _restored, (
+            source.name,
+            source.text,
+            chosen,
+            self._sizes,
+            self._target,
+            self._schedule,
+            self._deferred_checks,
+        )
 
     def __copy__(self) -> Op:
         return self
@@ -262,7 +270,7 @@ class Op:
         return explain(lowered.plan, specialised)
 
 
-def _again(
+def _restored(
     name: str, text: str, op: str, sizes: Mapping[str, int], target: str | None, schedule: Path | None,
     deferred_checks: bool,
 ) -> Op:  # fmt: skip
@@ -303,7 +311,7 @@ def compile(
         program = read_program(text, before=lambda: _load_compiler(target))
         if target is not None:
             load(target)
-        path = Path(schedule) if schedule is not None else _schedule_beside(text)
+        path = Path(schedule) if schedule is not None else _schedule_of(text)
         if path is not None:
             from tilec.plan.schedule.read import read_schedule
 
@@ -325,11 +333,11 @@ def interpret(
     return compile(source, op=op, sizes=sizes, target=target, schedule=schedule).interpret(stage, *arrays)
 
 
-def _schedule_beside(text: Source) -> Path | None:
+def _schedule_of(text: Source) -> Path | None:
     """The file `softmax.sched.toml` beside the program `softmax.tile`, or None."""
     path = Path(text.name)
-    beside = path.with_suffix(".sched.toml")
-    return beside if path.suffix == ".tile" and beside.is_file() else None
+    schedule = path.with_suffix(".sched.toml")
+    return schedule if path.suffix == ".tile" and schedule.is_file() else None
 
 
 __all__ = ["DTYPES", "Kernel", "Op", "compile"]

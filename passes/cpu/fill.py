@@ -7,14 +7,16 @@ from math import prod
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir, memref, scf
-from tilec.passes.cuda.memory_spaces import places_of
+from tilec.passes.cuda.memory_spaces import operand_dims
 
 
 def map_fill(op: ir.Operation) -> None:
     value, out = op.operands
     with ir.InsertionPoint(op), op.location:
         flat = _flat(out)
-        _over(flat, lambda place: memref.StoreOp(value, flat, place), names=_names(out) if flat == out else [])
+        _over(
+            flat, lambda subscripts: memref.StoreOp(value, flat, subscripts), names=_names(out) if flat == out else []
+        )
     op.erase()
 
 
@@ -23,7 +25,7 @@ def _names(value: ir.Value) -> list[str | None]:
     for user in mlir.uses(value):
         if mlir.is_generic(user):
             known = locations.loop_names(user)
-            return [known.get(d) for d in places_of(user)[list(user.operands).index(value)]]
+            return [known.get(d) for d in operand_dims(user)[list(user.operands).index(value)]]
     return []
 
 
@@ -39,27 +41,27 @@ def _flat(value: ir.Value) -> ir.Value:
 def map_copy(op: ir.Operation) -> None:
     source, target = op.operands
     with ir.InsertionPoint(op), op.location:
-        _over(target, lambda place: memref.StoreOp(memref.LoadOp(source, place).result, target, place))
+        _over(target, lambda subscripts: memref.StoreOp(memref.LoadOp(source, subscripts).result, target, subscripts))
     op.erase()
 
 
 def _over(
     value: ir.Value,
     body: Callable[[list[ir.Value]], None],
-    place: tuple[ir.Value, ...] = (),
+    subscripts: tuple[ir.Value, ...] = (),
     names: list[str | None] | None = None,
 ) -> None:
     """Loops over every element of a memref."""
     shape = ir.ShapedType(value.type).shape
-    if len(place) == len(shape):
-        body(list(place))
+    if len(subscripts) == len(shape):
+        body(list(subscripts))
         return
-    size = shape[len(place)]
-    extent = memref.DimOp(value, mlir.index(len(place))).result if size == mlir.DYNAMIC else mlir.index(size)
+    size = shape[len(subscripts)]
+    extent = memref.DimOp(value, mlir.index(len(subscripts))).result if size == mlir.DYNAMIC else mlir.index(size)
     loop = scf.ForOp(mlir.index(0), extent, mlir.index(1), [])
-    locations.named(loop, names[len(place)] if names else "element" if len(shape) == 1 else None)
+    locations.named(loop, names[len(subscripts)] if names else "element" if len(shape) == 1 else None)
     with ir.InsertionPoint(loop.body):
-        _over(value, body, (*place, loop.induction_variable), names)
+        _over(value, body, (*subscripts, loop.induction_variable), names)
         scf.YieldOp([])
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilec.analysis.lane_invariance import NONE, Neighbours, multiple, neighbours
+from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance, multiple
 from tilec.analysis.precision import range_of
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, math, memref, scf
@@ -29,13 +29,13 @@ from tilec.passes.loops import sum_of
 TRIGONOMETRIC = ("math.sin", "math.cos", "math.tan")
 STEPS = 4  # of a reduction that adds to memory, made at once
 SHORT = 8  # operations of a body to which loading and storing what it adds to is much
-QUICK_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}  # of the quick forms in runtime/cpu/math_trig.py
+CODY_WAITE_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}  # of the fast paths in runtime/cpu/math_trig.py
 
 
 def map_cpu(module: ir.Operation) -> None:
     for function in mlir.functions(module):
         if "tilec.kernel" in function.attributes:
-            for op in list(mlir.walk(function)):
+            for op in list(mlir.traverse(function)):
                 match op.name:
                     case "linalg.generic":
                         _generic(op)
@@ -72,7 +72,7 @@ class _Nest:
         while tail and iterators[self.order[tail - 1]] == "reduction":
             tail -= 1
         self.outer, self.inner = self.order[:tail], self.order[tail:]
-        used = {v for inner in mlir.walk(op) for v in inner.operands}
+        used = {v for inner in mlir.traverse(op) for v in inner.operands}
         self.arguments = list(self.block.arguments)
         self.read = [a in used for a in self.arguments]
         # outputs that the innermost reductions do not subscript live in registers through them
@@ -89,18 +89,20 @@ class _Nest:
         self.checked: set[ir.Operation] = set()
         arguments = {o.results[0].type for o in self.block.operations if o.operation.name in TRIGONOMETRIC}
         self.trigonometric = bool(arguments)
-        self.argument = arguments.pop() if len(arguments) == 1 else None  # their type; of two types none is quick
+        self.argument = (
+            arguments.pop() if len(arguments) == 1 else None
+        )  # their type; of two types none has a fast path
         self.far = {o.operation for o in self.block.operations if self._may_be_far(o.operation)}
         self.accumulates = any(self.read[n] and n not in self.carried for n in outs)
-        self.quick = False
+        self.small_arguments = False
         plain = not self.trigonometric and len(self.carried) == len(self.operands) - self.count
         self.taken = taken(self.block, self.arguments[self.count :]) if plain and self.inner else None
         self.together = NONE
 
     def _may_be_far(self, op: ir.Operation) -> bool:
-        """Whether it is a trigonometric function whose argument may be beyond the quick form."""
+        """Whether it is a trigonometric function whose argument may be beyond the fast path."""
         known = self.argument is not None and op.name in TRIGONOMETRIC
-        return known and max(map(abs, range_of(op.operands[0]))) > QUICK_LIMIT[str(self.argument)]
+        return known and max(map(abs, range_of(op.operands[0]))) > CODY_WAITE_LIMIT[str(self.argument)]
 
     def build(self) -> None:
         self._enter(0)
@@ -159,7 +161,7 @@ class _Nest:
     def _loop(self, d: int, states: list[ir.Value], together: int = 1, start: ir.Value | None = None) -> scf.ForOp:
         first = mlir.index(0) if start is None else start
         loop = scf.ForOp(first, self.extent(d), mlir.index(together), states)
-        flags = bool(self.quick and self.far)
+        flags = bool(self.small_arguments and self.far)
         names = [None] * (len(states) - flags) + ["largest"] * flags
         locations.named(loop, self.names.get(d) or ("element" if flags else None), *names)
         self.variables[d] = loop.induction_variable
@@ -217,7 +219,7 @@ class _Nest:
             return
         if depth < len(self.outer):
             if not self.inner and depth == len(self.outer) - 1:
-                self._quick_first(lambda states: self._last_loop(depth, states), [])
+                self._fast_path_first(lambda states: self._last_loop(depth, states), [])
                 return
             loop = self._loop(self.outer[depth], [])
             with ir.InsertionPoint(loop.body):
@@ -226,15 +228,15 @@ class _Nest:
             return
         states = [self._load(n) for n in self.carried]
         results = (
-            self._quick_first(lambda states: self._reduce(0, states), states) if self.inner else self._body(states)
+            self._fast_path_first(lambda states: self._reduce(0, states), states) if self.inner else self._body(states)
         )
         for value, n in zip(results, self.carried):
             self._store(value, n)
 
     def _last_loop(self, depth: int, states: list[ir.Value]) -> list[ir.Value]:
-        """The innermost loop of an operation without reductions; its only state is the flag of `_quick_first`."""
+        """The innermost loop of an operation without reductions; its only state is the flag of `_fast_path_first`."""
         d = self.outer[depth]
-        self.together = self._neighbours(d)
+        self.together = self._lane_invariance(d)
         loop = self._loop(d, states, self.together.size)
         index = self.variables[d]
         with ir.InsertionPoint(loop.body):
@@ -249,7 +251,7 @@ class _Nest:
         self.together = NONE
         return list(loop.results)
 
-    def _neighbours(self, d: int) -> Neighbours:
+    def _lane_invariance(self, d: int) -> LaneInvariance:
         """Iterations of the innermost loop that share a part of the body."""
 
         def is_index(value: ir.Value) -> bool:
@@ -258,13 +260,13 @@ class _Nest:
             return is_one and ir.IntegerAttr(owner.attributes["dim"]).value == d
 
         maps = dict(zip(self.arguments, self.maps))
-        return neighbours(self.block, is_index, lambda a: d in maps[a], multiple(self.extent(d)))
+        return find_lane_invariance(self.block, is_index, lambda a: d in maps[a], multiple(self.extent(d)))
 
-    def _quick_first(self, build: Callable[..., Any], states: list[ir.Value]) -> list[ir.Value]:
-        """Trigonometric functions have a quick form for arguments that are not huge: run the innermost loops with it,
+    def _fast_path_first(self, build: Callable[..., Any], states: list[ir.Value]) -> list[ir.Value]:
+        """Trigonometric functions have a fast path for arguments that are not huge: run the innermost loops with it,
         look whether any argument was, and run them again with the full form if so.
 
-            for j { y[j] = cos(x[j]) }   ->   far = for j { y[j] = cos_quick(x[j]); max(far, bits(|x[j]|)) }
+            for j { y[j] = cos(x[j]) }   ->   far = for j { y[j] = cos_approx(x[j]); max(far, bits(|x[j]|)) }
                                               if far > bits(limit) { for j { y[j] = cos(x[j]) } }
 
         Bits of floats without a sign compare as the floats do, with NaN above all: in SIMD code that is two instructions.
@@ -273,21 +275,21 @@ class _Nest:
         if self.argument is None or (self.far and self.accumulates):
             return build(states)
         if not self.far:
-            self.quick = True
+            self.small_arguments = True
             return build(states)
-        self.quick = True
+        self.small_arguments = True
         word = ir.IntegerType.get_signless(self.argument.width)
         *results, largest = build([*states, mlir.constant(0, word)])
-        self.quick = False
-        limit = arith.bitcast(word, mlir.constant(QUICK_LIMIT[str(self.argument)], self.argument))
+        self.small_arguments = False
+        limit = arith.bitcast(word, mlir.constant(CODY_WAITE_LIMIT[str(self.argument)], self.argument))
         far = arith.cmpi(arith.CmpIPredicate.sgt, largest, limit)
-        again = scf.IfOp(far, [s.type for s in states], has_else=bool(states))
-        with ir.InsertionPoint(again.then_block):
+        slow = scf.IfOp(far, [s.type for s in states], has_else=bool(states))
+        with ir.InsertionPoint(slow.then_block):
             scf.YieldOp(build(states))
         if states:
-            with ir.InsertionPoint(again.else_block):
+            with ir.InsertionPoint(slow.else_block):
                 scf.YieldOp(results)
-        return list(again.results)
+        return list(slow.results)
 
     def _reduce(self, depth: int, states: list[ir.Value]) -> list[ir.Value]:
         self._load_ready()
@@ -325,8 +327,8 @@ class _Nest:
                 self._leave(d)
                 return list(loop.results)
 
-            kept = [n - self.count in chosen for n in self.carried]
-            scf.YieldOp(run(now, kept, over, lambda: self._compute(now)[0][condition], self._body))
+            chosen_states = [n - self.count in chosen for n in self.carried]
+            scf.YieldOp(run(now, chosen_states, over, lambda: self._compute(now)[0][condition], self._body))
         return end, list(runs.results)
 
     def _body(self, states: list[ir.Value], number: int = 0, shared: dict | None = None) -> list[ir.Value]:
@@ -339,7 +341,7 @@ class _Nest:
         return [results[n - self.count] for n in self.carried] + flags
 
     def _compute(self, states: list[ir.Value], number: int = 0, shared: dict | None = None) -> Any:
-        """What the body's values are for this element, and flags of arguments beyond the quick functions."""
+        """What the body's values are for this element, and flags of arguments beyond the fast path."""
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.arguments):
             if n in self.carried:
@@ -350,10 +352,10 @@ class _Nest:
             if inner.operation.name == "linalg.index":
                 mapping[inner.results[0]] = self.variables[ir.IntegerAttr(inner.attributes["dim"]).value]
         done = {"linalg.index", "linalg.yield"}
-        kept = [o for o in self.block.operations if o.operation.name not in done and o.operation not in self.checked]
+        others = [o for o in self.block.operations if o.operation.name not in done and o.operation not in self.checked]
         outs = set(self.arguments[self.count :])
         flags, largest = states[len(self.carried) :], None
-        for inner in kept:
+        for inner in others:
             combines = inner.operation.name in ("arith.addf", "arith.mulf") and any(v in outs for v in inner.operands)
             combines = combines and self._is_only_reduced(inner.operation.results[0])
             copy = self.together.clone(inner.operation, number, mapping, {} if shared is None else shared)
@@ -363,7 +365,7 @@ class _Nest:
                 if inner.operation.operands[1] in outs:  # the state stands first
                     copy.operands[0], copy.operands[1] = copy.operands[1], copy.operands[0]
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<reassoc>")
-            if self.quick and inner.operation.name in TRIGONOMETRIC:
+            if self.small_arguments and inner.operation.name in TRIGONOMETRIC:
                 copy.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<afn>")
                 if inner.operation in self.far:
                     bits = arith.bitcast(flags[0].type, math.absf(copy.operands[0]))

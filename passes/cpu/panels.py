@@ -66,9 +66,9 @@ class Contraction:
         self.op, self.body = op, mlir.body_of(op)
         own = {k: d for d, k in enumerate(mlir.get_integers(op, "tilec.dims"))}
         self.names = {own[k]: name for k, name in locations.index_names(op).items() if k in own}
-        self.operands, self.places = list(op.operands), [mlir.map_dims(m) for m in mlir.maps_of(op)]
+        self.operands, self.operand_dims = list(op.operands), [mlir.map_dims(m) for m in mlir.maps_of(op)]
         tile = {own[k]: t for k, t in tiles.items() if k in own}
-        sizes = sizes_of(self.operands, self.places)
+        sizes = sizes_of(self.operands, self.operand_dims)
         rows, columns, inner = (tuple(own[k] for k in dims) for dims in (options.rows, options.columns, options.inner))
         width, along = options.register_tile, [own[k] for k in options.along]
         factors = self._factors(rows, columns)
@@ -85,7 +85,7 @@ class Contraction:
         )
         self.inner, self.depths = inner, [max(1, d) for d in options.depths]
         self.k = [sizes[d] for d in inner]
-        self.batch = {d: sizes[d] for d in self.places[-1] if d not in (*rows, *columns)}
+        self.batch = {d: sizes[d] for d in self.operand_dims[-1] if d not in (*rows, *columns)}
         self.lanes = options.lanes
 
     @property
@@ -116,7 +116,7 @@ class Contraction:
         return arguments_of(self.body, value)
 
     def dims_of(self, value: ir.Value) -> frozenset[int]:
-        return dims_of(self.body, value, self.places)
+        return dims_of(self.body, value, self.operand_dims)
 
 
 class Evaluation:
@@ -140,9 +140,9 @@ class Evaluation:
     def _advance(self) -> None:
         c = self.contraction
         for n in self.arguments:
-            if c.body.arguments[n] not in self.mapping and all(d in self.at for d in c.places[n]):
-                place = [self.at[d] for d in c.places[n]]
-                self.mapping[c.body.arguments[n]] = memref.LoadOp(c.operands[n], place).result
+            if c.body.arguments[n] not in self.mapping and all(d in self.at for d in c.operand_dims[n]):
+                subscripts = [self.at[d] for d in c.operand_dims[n]]
+                self.mapping[c.body.arguments[n]] = memref.LoadOp(c.operands[n], subscripts).result
         waiting = []
         for op in self.pending:
             if op.name == "linalg.index" and index_dim(op) in self.at:
@@ -264,9 +264,9 @@ class Packing:
         with panels_of(self.side, self.block.contraction.names) as (outer, self.first, self.number):
             self.full = rest(self.side.sizes[-1], self.first, self.side.width) == self.side.width
             self.evaluation = Evaluation(self.block.contraction, self.side.factor, at | outer)
-            self._walk(self.order)
+            self._build_loops(self.order)
 
-    def _walk(self, dims: list[int]) -> None:
+    def _build_loops(self, dims: list[int]) -> None:
         if not dims:
             self._store(self.evaluation.value)
             return
@@ -278,7 +278,7 @@ class Packing:
                 self._lane_or_zero(others)
             else:
                 self._enter(d)
-                self._walk(others)
+                self._build_loops(others)
 
     def _enter(self, d: int) -> None:
         start = self.first if d == self.lane else self.block.start[d]
@@ -294,7 +294,7 @@ class Packing:
         with ir.InsertionPoint(branch.then_block):
             self._enter(self.lane)
             if dims:
-                self._walk(dims)
+                self._build_loops(dims)
             scf.YieldOp([] if dims else [self.evaluation.value])
         with ir.InsertionPoint(branch.else_block):
             if dims:

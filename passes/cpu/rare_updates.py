@@ -31,9 +31,9 @@ def taken(block: ir.Block, states: list[ir.Value]) -> tuple[ir.Value, frozenset[
         owner = mlir.definition(value)
         if owner is not None and owner.name == "arith.select" and owner.operands[2] == states[n]:
             found.setdefault(owner.operands[0], []).append(n)
-    for condition, places in found.items():
-        if any(mlir.depends(block, condition, states[n]) for n in places):
-            return condition, frozenset(places)
+    for condition, numbers in found.items():
+        if any(mlir.depends(block, condition, states[n]) for n in numbers):
+            return condition, frozenset(numbers)
     return None
 
 

@@ -25,25 +25,25 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir, linalg, memref, scf, vector
 from tilec.kernels import Panels, RegisterTranspose, planned_kernels
 from tilec.passes.cpu.panels import Block, Contraction, Packing, Side, loop, loops, panels_of
-from tilec.passes.cpu.transpose import stage_turns
+from tilec.passes.cpu.transpose import stage_transposes
 from tilec.passes.predicate_loads import guard_loads
 
 
 def stage_cpu(module: ir.Operation) -> None:
     for function, planned in planned_kernels(module):
         if isinstance(planned.options, Panels):
-            (op,) = [o for o in mlir.walk(function) if mlir.is_generic(o) and "reduction" in mlir.iterators_of(o)]
+            (op,) = [o for o in mlir.traverse(function) if mlir.is_generic(o) and "reduction" in mlir.iterators_of(o)]
             guard_loads(mlir.body_of(op))
             with ir.InsertionPoint(op), op.location:
                 _contract(Contraction(op, planned.tiles, planned.options))
             op.erase()
         elif isinstance(planned.options, RegisterTranspose):
-            for op in [o for o in mlir.walk(function) if mlir.is_generic(o)]:
-                stage_turns(op, planned.tiles, planned.options)
+            for op in [o for o in mlir.traverse(function) if mlir.is_generic(o)]:
+                stage_transposes(op, planned.tiles, planned.options)
 
 
 def _contract(c: Contraction) -> None:
-    tile, finish = _tile_of_sums(c)
+    tile, store_sums = _tile_of_sums(c)
     locations.named(tile, "sums")
     left, right = (_panels(c, side, name) for side, name in ((c.left, "left"), (c.right, "right")))
     at: dict[int, ir.Value] = {}
@@ -54,9 +54,9 @@ def _contract(c: Contraction) -> None:
             panels_of(c.right, c.names) as (columns, first_column, j),
             panels_of(c.left, c.names) as (rows, first_row, i),
         ):
-            place = at | rows | columns | {c.left.dims[-1]: first_row, c.right.dims[-1]: first_column}
-            _registers(c, _corner(c, tile, place), _panel(left, i), _panel(right, j), block.count)
-    finish()
+            coordinates = at | rows | columns | {c.left.dims[-1]: first_row, c.right.dims[-1]: first_column}
+            _registers(c, _corner(c, tile, coordinates), _panel(left, i), _panel(right, j), block.count)
+    store_sums()
 
 
 @contextmanager
@@ -82,10 +82,10 @@ def _panel(panels: ir.Value, number: ir.Value) -> ir.Value:
     return _view(panels, [number, 0, 0], [1, depth, width])
 
 
-def _corner(c: Contraction, tile: ir.Value, place: dict[int, ir.Value]) -> ir.Value:
+def _corner(c: Contraction, tile: ir.Value, coordinates: dict[int, ir.Value]) -> ir.Value:
     """The part of the tile that one pass of the register kernel computes."""
     width = {c.left.dims[-1]: c.left.width, c.right.dims[-1]: c.right.width}
-    return _view(tile, [place[d] for d in c.places[-1]], [width.get(d, 1) for d in c.places[-1]])
+    return _view(tile, [coordinates[d] for d in c.operand_dims[-1]], [width.get(d, 1) for d in c.operand_dims[-1]])
 
 
 def _view(source: ir.Value, offsets: list[ir.Value | int], sizes: list[int]) -> ir.Value:
@@ -107,23 +107,23 @@ def _registers(c: Contraction, tile: ir.Value, left: ir.Value, right: ir.Value, 
     type_ = ir.VectorType.get([c.lanes], c.element)
     at = [(i, j) for i in range(mr) for j in range(vectors)]
     steps = [{c.left.dims[-1]: i, c.right.dims[-1]: j * c.lanes} for i, j in at]
-    places = [[mlir.index(step.get(d, 0)) for d in c.places[-1]] for step in steps]
-    sums = [vector.LoadOp(type_, tile, place).result for place in places]
+    corners = [[mlir.index(step.get(d, 0)) for d in c.operand_dims[-1]] for step in steps]
+    sums = [vector.LoadOp(type_, tile, corner).result for corner in corners]
     bound = mlir.index(count) if isinstance(count, int) else count
     zero = mlir.index(0)
     inner = locations.joined(c.names.get(d, "k") for d in c.inner)
-    walk = scf.ForOp(zero, bound, mlir.index(1), sums)
-    locations.named(walk, f"{inner}_inner")
-    with ir.InsertionPoint(walk.body):
-        p = walk.induction_variable
+    k_loop = scf.ForOp(zero, bound, mlir.index(1), sums)
+    locations.named(k_loop, f"{inner}_inner")
+    with ir.InsertionPoint(k_loop.body):
+        p = k_loop.induction_variable
         b = [vector.LoadOp(type_, right, [zero, p, mlir.index(j * c.lanes)]).result for j in range(vectors)]
         new, column = [], _view(left, [0, p, 0], [1, 1, mr])
         for i in range(mr):
             x = vector.BroadcastOp(type_, memref.LoadOp(column, [zero, zero, mlir.index(i)]).result).result
-            new += [vector.FMAOp(x, b[j], walk.inner_iter_args[i * vectors + j]).result for j in range(vectors)]
+            new += [vector.FMAOp(x, b[j], k_loop.inner_iter_args[i * vectors + j]).result for j in range(vectors)]
         scf.YieldOp(new)
-    for value, place in zip(walk.results, places):
-        vector.StoreOp(value, tile, place)
+    for value, corner in zip(k_loop.results, corners):
+        vector.StoreOp(value, tile, corner)
 
 
 # ---- where the sums are ------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _registers(c: Contraction, tile: ir.Value, left: ir.Value, right: ir.Value, 
 def _tile_of_sums(c: Contraction) -> tuple[ir.Value, Callable[[], None]]:
     """Initialised memory for whole panels of sums, and the operations that follow when they are complete."""
     out = c.operands[-1]
-    shape = [_whole(c, d, n) for d, n in zip(c.places[-1], _shape(c, out))]
+    shape = [_whole(c, d, n) for d, n in zip(c.operand_dims[-1], _shape(c, out))]
     owner = mlir.definition(out)
     if owner is not None and owner.name == "memref.subview" and _is_alloc(owner.operands[0]):
         out = owner.operands[0]
@@ -152,7 +152,7 @@ def _tile_of_sums(c: Contraction) -> tuple[ir.Value, Callable[[], None]]:
 def _shape(c: Contraction, out: ir.Value) -> list[int]:
     """The output's part of a whole block."""
     box = dict(zip((*c.left.dims, *c.right.dims), (*c.left.box, *c.right.box)))
-    return [box.get(d, n) for d, n in zip(c.places[-1], ir.MemRefType(out.type).shape)]
+    return [box.get(d, n) for d, n in zip(c.operand_dims[-1], ir.MemRefType(out.type).shape)]
 
 
 def _whole(c: Contraction, d: int, size: int) -> int:
@@ -164,7 +164,7 @@ def _fits(c: Contraction, out: ir.Value, shape: list[int]) -> bool:
     """Whether the register kernel may write whole panels into `out`: it has room, columns are contiguous."""
     type_ = ir.MemRefType(out.type)
     strides, _ = type_.get_strides_and_offset()
-    return list(type_.shape) == shape and strides[c.places[-1].index(c.right.dims[-1])] == 1
+    return list(type_.shape) == shape and strides[c.operand_dims[-1].index(c.right.dims[-1])] == 1
 
 
 def _is_alloc(value: ir.Value) -> bool:

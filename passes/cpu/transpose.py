@@ -24,38 +24,38 @@ from tilec.passes.cpu.panels import Size, loop, loops
 from tilec.passes.cuda.memory_spaces import size_of
 
 
-def stage_turns(op: ir.Operation, tiles: dict[int, int], options: RegisterTranspose) -> None:
+def stage_transposes(op: ir.Operation, tiles: dict[int, int], options: RegisterTranspose) -> None:
     """Replaces operands of a linalg.generic by transposed copies, if they are contiguous along one of the kernel's
     dimensions `transposed`, and the innermost loop goes along another. Results of reductions stay as they are."""
     along, lanes = options.transposed, mlir.integer(options.lanes)
     names, maps = mlir.get_integers(op, "tilec.dims"), mlir.maps_of(op)
     order = mlir.get_integers(op, "tilec.loops") or list(range(len(names)))
     inputs = len(mlir.inputs_of(op))
-    turned = []
+    transposed = []
     for n in range(len(op.operands)):
         dims = mlir.map_dims(maps[n])
         if not dims or names[dims[-1]] not in along or order[-1] not in dims[:-1]:
             continue
         if n < inputs or "reduction" not in mlir.iterators_of(op):
-            turned.append(n)
-    if turned and (permutation := _copy(op)) is not None:
+            transposed.append(n)
+    if transposed and (permutation := _copy(op)) is not None:
         with ir.InsertionPoint(op), op.location:
             source, target = op.operands
             _transpose(source, target, permutation).attributes["tilec.lanes"] = lanes
         op.erase()
         return
-    for n in turned:
+    for n in transposed:
         value, dims = op.operands[n], mlir.map_dims(maps[n])
-        place = dims.index(order[-1])
+        inner = dims.index(order[-1])
         swap = list(range(len(dims)))
-        swap[place], swap[-1] = swap[-1], swap[place]
+        swap[inner], swap[-1] = swap[-1], swap[inner]
         with ir.InsertionPoint(op), op.location:
             tile = _tile(value, swap, [names[d] for d in dims], tiles)
             pair = (value, tile) if n < inputs else (tile, value)
-            turn = _transpose(*pair, swap)
-        turn.attributes["tilec.lanes"] = lanes
+            copy = _transpose(*pair, swap)
+        copy.attributes["tilec.lanes"] = lanes
         if n >= inputs:
-            turn.move_after(op)
+            copy.move_after(op)
         op.operands[n] = tile
         maps[n] = mlir.projection(maps[n].n_dims, [dims[d] for d in swap])
     op.attributes["indexing_maps"] = ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in maps])
@@ -107,22 +107,24 @@ def map_transpose(op: ir.Operation) -> None:
                 _plane(source, at, sizes),
                 _plane(target, {order.index(d): i for d, i in at.items()}, [sizes[d] for d in order]),
             ]
-            _turn_plane(planes[0], planes[1], sizes[row], sizes[column], lanes)
+            _transpose_plane(planes[0], planes[1], sizes[row], sizes[column], lanes)
     op.erase()
 
 
-def _turn_plane(source: ir.Value, target: ir.Value, rows: Size, columns: Size, lanes: int) -> None:
+def _transpose_plane(source: ir.Value, target: ir.Value, rows: Size, columns: Size, lanes: int) -> None:
     """Transposes tiles column by column, so that stores are contiguous."""
     type_ = ir.VectorType.get([lanes, lanes], ir.MemRefType(source.type).element_type)
     whole_rows, whole_columns = whole(rows, lanes), whole(columns, lanes)
     with loop(0, whole_columns, lanes, "column") as c, loop(0, whole_rows, lanes, "row") as r:
         square = vector.LoadOp(type_, source, [r, c]).result
         vector.StoreOp(vector.TransposeOp(type_, square, [1, 0]).result, target, [c, r])
-    _turn_elements(source, target, (0, whole_rows), (whole_columns, columns))
-    _turn_elements(source, target, (whole_rows, rows), (0, columns))
+    _transpose_elements(source, target, (0, whole_rows), (whole_columns, columns))
+    _transpose_elements(source, target, (whole_rows, rows), (0, columns))
 
 
-def _turn_elements(source: ir.Value, target: ir.Value, rows: tuple[Size, Size], columns: tuple[Size, Size]) -> None:
+def _transpose_elements(
+    source: ir.Value, target: ir.Value, rows: tuple[Size, Size], columns: tuple[Size, Size]
+) -> None:
     if any(isinstance(a, int) and a == b for a, b in (rows, columns)):
         return
     with loop(*rows, name="row") as r, loop(*columns, name="column") as c:
@@ -143,8 +145,8 @@ def _plane(value: ir.Value, at: dict[int, ir.Value], sizes: Any) -> ir.Value:
     counts = [type_.shape[d] if d in kept else 1 for d in range(type_.rank)]
     dynamic = [sizes[d] for d in kept if type_.shape[d] == mlir.DYNAMIC]
     ones = [1] * type_.rank
-    places = [at[d] for d in range(type_.rank) if d not in kept]
-    return memref.SubViewOp(part, value, places, dynamic, [], offsets, counts, ones).result
+    starts = [at[d] for d in range(type_.rank) if d not in kept]
+    return memref.SubViewOp(part, value, starts, dynamic, [], offsets, counts, ones).result
 
 
 def whole(size: Size, lanes: int) -> Size:
@@ -155,4 +157,4 @@ def whole(size: Size, lanes: int) -> Size:
     return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [down]), [size]).result
 
 
-__all__ = ["map_transpose", "stage_turns", "whole"]
+__all__ = ["map_transpose", "stage_transposes", "whole"]

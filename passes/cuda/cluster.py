@@ -6,7 +6,7 @@
 
 `spread` cuts the row first, so that the rest of `stage` and `map` sees a tile of `part` elements. `across_blocks`
 completes a reduction. A block sends a state by an asynchronous store that counts on an mbarrier of the receiver
-(`memref.dma_start` with a tag), so that no block waits for a barrier of the whole cluster. Memory of space 7 is
+(`memref.dma_start`, whose tag is an mbarrier), so that no block waits for a barrier of the whole cluster. Memory of space 7 is
 distributed shared memory: its first subscript is the number of the block that holds it.
 """
 
@@ -42,17 +42,17 @@ def spread(
     function: ir.Operation, dim: int, blocks: int, vector: int, rank: Callable[[], ir.Value] = cluster_rank
 ) -> None:
     """Cuts dimension `dim` of all operations of a kernel into parts; `rank` makes the number of a block's own."""
-    generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+    generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
     extent = next(
         e for op in generics for d, e in zip(mlir.get_integers(op, "tilec.dims"), mlir.extents_of(op)) if d == dim
     )
     part = part_of(extent, blocks, vector)
     with ir.InsertionPoint.at_block_begin(mlir.entry(function)), function.location:
-        number, place = rank(), ir.AffineDimExpr.get(0)
-        start = affine.AffineApplyOp(ir.AffineMap.get(1, 0, [place * part]), [number]).result
+        number, rank_dim = rank(), ir.AffineDimExpr.get(0)
+        start = affine.AffineApplyOp(ir.AffineMap.get(1, 0, [rank_dim * part]), [number]).result
         size: int | ir.Value = part
         if extent % part:
-            left = ir.AffineMap.get(1, 0, [place * -part + extent, ir.AffineConstantExpr.get(part)])
+            left = ir.AffineMap.get(1, 0, [rank_dim * -part + extent, ir.AffineConstantExpr.get(part)])
             size = affine.AffineMinOp(left, [number]).result
     cut: dict[tuple[ir.Value, int], ir.Value] = {}
     for op in generics:
@@ -60,10 +60,10 @@ def spread(
         if dim not in dims:
             continue
         for n, map_ in enumerate(mlir.maps_of(op)):
-            places = [dims[d] for d in mlir.map_dims(map_)]
-            if dim in places:
-                op.operands[n] = _part(op.operands[n], places.index(dim), start, size, part, cut)
-        _shift(op, dims.index(dim), start)
+            operand_dims = [dims[d] for d in mlir.map_dims(map_)]
+            if dim in operand_dims:
+                op.operands[n] = _part(op.operands[n], operand_dims.index(dim), start, size, part, cut)
+        _offset_indices(op, dims.index(dim), start)
     function.attributes["tilec.spread"] = records.to_attribute(Spread(dim, blocks, part))
 
 
@@ -114,7 +114,7 @@ def _slice(value: ir.Value, at: int, start: ir.Value | None, size: int | ir.Valu
     return memref.SubViewOp(type_, value, moved, dynamic, [], offsets, sizes, [1] * len(sizes)).result
 
 
-def _shift(op: ir.Operation, d: int, start: ir.Value) -> None:
+def _offset_indices(op: ir.Operation, d: int, start: ir.Value) -> None:
     """`linalg.index` counts inside the part; the program's index begins where the part does."""
     for inner in list(mlir.body_of(op).operations):
         if inner.operation.name != "linalg.index" or ir.IntegerAttr(inner.operation.attributes["dim"]).value != d:
@@ -148,60 +148,60 @@ def _after_constants(block: ir.Block) -> ir.Operation:
 
 def across_blocks(generic: Any, combiner: Combiner, group: list[int], butterfly: Callable[..., Any]) -> None:
     """Combines a group's states over the blocks of the cluster; all of them get the result, in one order."""
-    kernel, dims = generic.kernel, generic.places[group[0]]
-    kernel.meet()
+    kernel, dims = generic.kernel, generic.operand_dims[group[0]]
+    kernel.wait_for_cluster()
     blocks, number = kernel.spread.blocks, generic.threads.number
-    mailboxes = [_Mailbox(generic, n, generic.layout.slots(dims)) for n in group]
+    buffers = [_DsmemBuffer(generic, n, generic.layout.slots(dims)) for n in group]
     sends = arith.cmpi(arith.CmpIPredicate.ult, number, mlir.index(blocks))
-    with generic.threads.slots(dims, {}, None, lanes=True, owner=sends) as place:
-        for mailbox in mailboxes:
-            mailbox.send(number, place.slot(dims), flat_slot(place, dims))
-    for mailbox in mailboxes:
-        mailbox.wait()
+    with generic.threads.slots(dims, {}, None, lanes=True, owner=sends) as position:
+        for buffer in buffers:
+            buffer.send(number, position.slot(dims), flat_slot(position, dims))
+    for buffer in buffers:
+        buffer.wait()
     sender = arith.andi(number, mlir.index(blocks - 1))
-    with generic.threads.slots(dims, {}, None, lanes=True) as place:
-        values = [mailbox.read(sender, flat_slot(place, dims)) for mailbox in mailboxes]
+    with generic.threads.slots(dims, {}, None, lanes=True) as position:
+        values = [buffer.read(sender, flat_slot(position, dims)) for buffer in buffers]
         masks = [1 << n for n in range(blocks.bit_length() - 1)]
         for value, n in zip(butterfly(combiner, group, values, masks), group):
-            memref.StoreOp(value, generic.tiles[n], place.slot(dims))
+            memref.StoreOp(value, generic.tiles[n], position.slot(dims))
 
 
-class _Mailbox:
+class _DsmemBuffer:
     """The memory in which each block of a cluster receives a state from every other block, and the mbarrier (tag) that
     counts the arrivals. In a loop over rows two mailboxes alternate. A block that is a row ahead does not overwrite
     states that another block still reads, since it has received that block's states of the row between."""
 
     def __init__(self, generic: Any, n: int, slots: int) -> None:
         kernel, self.tile = generic.kernel, generic.tiles[n]
-        self.turn = kernel.turn if kernel.turn is not None else mlir.index(0)
+        self.phase = kernel.phase if kernel.phase is not None else mlir.index(0)
         self.rank, self.blocks, self.slots = kernel.rank, kernel.spread.blocks, slots
-        turns = 1 if kernel.turn is None else 2
+        phases = 1 if kernel.phase is None else 2
         element = ir.MemRefType(self.tile.type).element_type
         space = mlir.integer(CLUSTER)
         with ir.InsertionPoint.at_block_begin(mlir.entry(kernel.function)):
-            shape = [self.blocks, turns, self.blocks, slots]
+            shape = [self.blocks, phases, self.blocks, slots]
             self.memory = memref.AllocOp(ir.MemRefType.get(shape, element, None, space), [], []).result
             locations.named(self.memory, "of_blocks")
-        self.tag = kernel.tag(turns)
+        self.mbarriers = kernel.mbarriers(phases)
 
     def send(self, to: ir.Value, slot: list[ir.Value], flat: ir.Value) -> None:
         """A slot of this block's state to block `to`."""
-        target = [self.memory, to, self.turn, self.rank, flat]
-        memref.DmaStartOp([self.tile, *slot, *target, mlir.index(1), self.tag, self.turn])
+        target = [self.memory, to, self.phase, self.rank, flat]
+        memref.DmaStartOp([self.tile, *slot, *target, mlir.index(1), self.mbarriers, self.phase])
 
     def wait(self) -> None:
-        memref.DmaWaitOp(self.tag, [self.turn], mlir.index(self.blocks * self.slots))
+        memref.DmaWaitOp(self.mbarriers, [self.phase], mlir.index(self.blocks * self.slots))
 
     def read(self, sender: ir.Value, flat: ir.Value) -> ir.Value:
-        return memref.LoadOp(self.memory, [self.rank, self.turn, sender, flat]).result
+        return memref.LoadOp(self.memory, [self.rank, self.phase, sender, flat]).result
 
 
 def arrive() -> None:
-    """Says to the cluster that this block is there and its tags are ready."""
+    """Says to the cluster that this block is there and its mbarriers are ready."""
     nvvm.FenceMbarrierInitOp()
     nvvm.ClusterArriveOp()
 
 
-def meet() -> None:
+def wait_for_cluster() -> None:
     """Waits until all blocks of the cluster have said so: before the first state is sent, so that loads come first."""
     nvvm.ClusterWaitOp()

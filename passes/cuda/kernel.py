@@ -19,21 +19,21 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from tilec.analysis.layout import Layout, tile_extents, turn
+from tilec.analysis.layout import Layout, tile_extents, transposed
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import gpu, ir, memref
 from tilec.kernels import ContractionChain, MatrixKernel, Threaded, planned_kernels
-from tilec.passes.cuda.chain.kernel import map_stream
-from tilec.passes.cuda.cluster import arrive, cluster_rank, meet, planned_spread
+from tilec.passes.cuda.chain.kernel import map_chain
+from tilec.passes.cuda.cluster import arrive, cluster_rank, planned_spread, wait_for_cluster
 from tilec.passes.cuda.contraction.kernel import map_contraction
 from tilec.passes.cuda.memory_spaces import is_local, root, space_of
 from tilec.passes.cuda.threaded import transpose
-from tilec.passes.cuda.threaded.look_back import chain
+from tilec.passes.cuda.threaded.look_back import split_rows
 from tilec.passes.cuda.threaded.online import OnlineMapper, joined
 from tilec.passes.cuda.threaded.operation import GenericMapper
 from tilec.passes.cuda.threaded.persistent_rows import STAGES, Pipeline, copy_rows
-from tilec.passes.cuda.threaded.unaligned import Shifts
+from tilec.passes.cuda.threaded.unaligned import RowAlignment
 from tilec.passes.loops import Threads, delinearise
 
 
@@ -43,47 +43,47 @@ def map_cuda(module: ir.Operation) -> None:
             function.attributes["tilec.overlap"] = ir.UnitAttr.get()
         match planned.options:
             case ContractionChain():
-                map_stream(function, planned)
+                map_chain(function, planned)
             case MatrixKernel():
                 map_contraction(function, planned)
             case Threaded() as options:
                 if (parts := options.blocks_per_tile) > 1:
                     layout = options.layout(planned.tiles)
-                    chain(module, function, layout.lane, layout.vectors[layout.lane], parts)
-                KernelMapper(function, planned.tiles, options, chained=parts > 1).build()
+                    split_rows(module, function, layout.lane, layout.vectors[layout.lane], parts)
+                KernelMapper(function, planned.tiles, options, looks_back=parts > 1).build()
 
 
 class KernelMapper:
-    """Maps one kernel. `tiles` takes a block's private memory to this thread's part of it, and its dimensions. `chained`: its rows
-    are shared by blocks that are no cluster (`passes/cuda/threaded/look_back.py`)."""
+    """Maps one kernel. `tiles` takes a block's private memory to this thread's part of it, and its dimensions.
+    `looks_back`: its rows are shared by blocks that are no cluster (`passes/cuda/threaded/look_back.py`)."""
 
-    def __init__(self, function: ir.Operation, tiles: dict[int, int], options: Threaded, chained: bool):
+    def __init__(self, function: ir.Operation, tiles: dict[int, int], options: Threaded, looks_back: bool):
         self.function = function
-        generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+        generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
         self.spread = planned_spread(function)
         self.layout = options.layout(tile_extents(generics, tiles, self.spread))
         self.reduces = any("reduction" in mlir.iterators_of(op) for op in generics)
-        self.shifts = Shifts(generics, self.layout) if self.layout.shifted else None
+        self.alignment = RowAlignment(generics, self.layout) if self.layout.unaligned else None
         self.written = {root(v) for op in generics for v in mlir.outputs_of(op) if not is_local(v)}
-        self.filled: set[ir.Value] = set()  # tiles that have something in all vectors of a shifted row
-        self.placed: set[ir.Value] = set()  # buffers that have vectors of shifted rows as they are in memory
+        self.filled: set[ir.Value] = set()  # tiles that have something in all vectors of an unaligned row
+        self.vector_buffers: set[ir.Value] = set()  # buffers that have vectors of unaligned rows as they are in memory
         self.grid = list(tiles)
-        self.resident = options.rows_at_work
+        self.persistent_blocks = options.rows_at_work
         self.packed = options.is_packed
-        self.keeps = options.residency != "reload"
-        self.known: set[ir.Value] = set()  # what an operation has read, where rows are read again rather than kept
-        self.twice = options.trig_fast_path
+        self.on_chip = options.residency != "reload"
+        self.known: set[ir.Value] = set()  # what an operation has read, where rows are read again
+        self.trig_fast_path = options.trig_fast_path
         self.online = options.online
         self.body = mlir.entry(function)
-        self.met = False  # whether the blocks of the cluster have met at a barrier
-        self.chained = chained
+        self.cluster_ready = False  # whether the blocks of the cluster have met at a barrier
+        self.looks_back = looks_back
         self.rank: ir.Value | None = None  # of this block among those that share its rows
-        self.row: ir.Value | None = None  # that blocks of a chain share
-        self.beside: dict[
+        self.row: ir.Value | None = None  # that blocks share, each of which looks back at those before it
+        self.register_chunks: dict[
             ir.Value, dict[int, ir.Value]
         ] = {}  # of a buffer, by chunk: tiles of chunks that are in registers
         self.buffers: list[ir.Value] = []  # in workgroup memory, that asynchronous copies fill
-        self.turn: ir.Value | None = None  # 0 and 1 in alternation, in a loop over tiles
+        self.phase: ir.Value | None = None  # 0 and 1 in alternation, in a loop over tiles
         self.tiles: dict[ir.Value, tuple[ir.Value, tuple[int, ...]]] = {}
         self.fills: dict[ir.Value, ir.Value] = {}
         self.threads: Threads | None = None
@@ -93,16 +93,16 @@ class KernelMapper:
     def build(self) -> None:
         function, each = self.function, self.spread.blocks if self.spread else 1
         function.attributes["tilec.blocks"] = mlir.integer(self._blocks() * each)
-        function.attributes["tilec.cluster"] = mlir.integer(1 if self.chained else each)
+        function.attributes["tilec.cluster"] = mlir.integer(1 if self.looks_back else each)
         function.attributes["tilec.threads"] = mlir.integer(self.layout.block)
         block = self.body
         self._name_tiles([o.operation for o in block.operations if mlir.is_generic(o.operation)])
         online = joined(block) if self.online else []
         for op in [o.operation for o in block.operations]:
-            if self.shifts and self.threads.shift is None and mlir.is_generic(op):
+            if self.alignment and self.threads.misalignment is None and mlir.is_generic(op):
                 with ir.InsertionPoint(op), op.location:
-                    self.threads.shift = self.shifts.of(*self.shifts.found(block, op), self.threads)
-                    self.threads.least = self.shifts.least(self.spread)
+                    self.threads.misalignment = self.alignment.of(*self.alignment.found(block, op), self.threads)
+                    self.threads.least = self.alignment.least(self.spread)
             if op in online:
                 if op == online[0]:
                     self._define_before(op, online[1:])
@@ -128,7 +128,7 @@ class KernelMapper:
             del function.attributes["tilec.spread"]
 
     def _define_before(self, first: ir.Operation, others: list[ir.Operation]) -> None:
-        """What `others` write to is there before `first`, with which they become one walk."""
+        """What `others` write to is there before `first`, with which they become one pass."""
         before = list(self.body.operations)
         at = {o.operation: n for n, o in enumerate(before)}
         for value in (v for op in others for v in mlir.outputs_of(op)):
@@ -140,14 +140,14 @@ class KernelMapper:
                 made.move_before(first)
 
     def _generic(self, op: ir.Operation) -> None:
-        """One operation; a copy marked `tilec.turn` in a layout of its own, for all threads to see."""
+        """One operation; a copy marked `tilec.transpose` in a layout of its own, for all threads to see."""
         if STAGES in op.attributes:
             return copy_rows(self, op, lambda chunk: GenericMapper(self, op, self.threads).fetched(0, chunk))
-        turned = mlir.get_integer(op, "tilec.turn")
-        if turned is None:
+        along = mlir.get_integer(op, "tilec.transpose")
+        if along is None:
             return GenericMapper(self, op, self._step_by_step(op) or self.threads).build()
         mark = transpose.mark_of(root(op.operands[1]))
-        layout = turn(self.layout, turned, dense=mark is not None)
+        layout = transposed(self.layout, along, dense=mark is not None)
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)):
             threads = Threads(layout, names=self.names)
         mapper = GenericMapper(self, op, threads)
@@ -160,20 +160,22 @@ class KernelMapper:
         another takes fewer registers than all at once."""
         d, dims = self.layout.lane, mlir.get_integers(op, "tilec.dims")
         elementwise = "reduction" not in mlir.iterators_of(op) and "tilec.rests" not in op.attributes
-        if not (self.resident or self.reduces) or d is None or not elementwise or d not in dims:
+        if not (self.persistent_blocks or self.reduces) or d is None or not elementwise or d not in dims:
             return None
-        if not self.resident and (d in self.grid or not self.layout.whole(dims)):
+        if not self.persistent_blocks and (d in self.grid or not self.layout.whole(dims)):
             return None
         if any(space_of(value) == "private" for value in mlir.outputs_of(op)):
             return None
         steps = [1 if e == d else s for e, s in enumerate(self.layout.steps)]
-        return Threads(replace(self.layout, steps=tuple(steps)), self.threads.shift, self.threads.least, self.names)
+        return Threads(
+            replace(self.layout, steps=tuple(steps)), self.threads.misalignment, self.threads.least, self.names
+        )
 
     def _blocks(self) -> int:
         """The loop over blocks becomes this block's number; returns how many there are."""
         with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), self.function.location:
             self.threads = Threads(self.layout, names=self.names)
-            if self.chained:
+            if self.looks_back:
                 self.row, self.rank = delinearise(gpu.BlockIdOp(gpu.Dimension.x).result, [2, self.spread.blocks])
             elif self.spread:
                 self.rank = cluster_rank()
@@ -184,11 +186,11 @@ class KernelMapper:
         counts = list(ir.DenseI64ArrayAttr(forall.attributes["staticUpperBound"]))
         block = forall.operation.regions[0].blocks[0]
         with ir.InsertionPoint(forall), self.function.location:
-            if self.resident:
-                pipeline = Pipeline(self, forall.operation, self.resident)
+            if self.persistent_blocks:
+                pipeline = Pipeline(self, forall.operation, self.persistent_blocks)
                 self.body = pipeline.build()
                 forall.operation.erase()
-                self.function.attributes["tilec.resident"] = ir.UnitAttr.get()
+                self.function.attributes["tilec.persistent"] = ir.UnitAttr.get()
                 return pipeline.most
             number = self.row
             if number is None:
@@ -200,13 +202,13 @@ class KernelMapper:
         forall.operation.erase()
         return prod(counts)
 
-    def meet(self) -> None:
+    def wait_for_cluster(self) -> None:
         """Waits for the blocks of the cluster, once."""
-        if self.spread and not self.met:
-            meet()
-            self.met = True
+        if self.spread and not self.cluster_ready:
+            wait_for_cluster()
+            self.cluster_ready = True
 
-    def tag(self, count: int) -> ir.Value:
+    def mbarriers(self, count: int) -> ir.Value:
         """Words in workgroup memory that asynchronous copies count on."""
         space = ir.Attribute.parse("#gpu.address_space<workgroup>")
         type_ = ir.MemRefType.get([count], ir.IntegerType.get_signless(64), None, space)

@@ -10,7 +10,7 @@ from tilec.core.mlir import ir, memref
 SPACES = ("private", "workgroup")
 
 
-def places_of(op: ir.Operation) -> list[list[int]]:
+def operand_dims(op: ir.Operation) -> list[list[int]]:
     """The kernel dimensions that subscript each operand."""
     dims = mlir.get_integers(op, "tilec.dims")
     return [[dims[d] for d in mlir.map_dims(m)] for m in mlir.maps_of(op)]
@@ -22,10 +22,10 @@ def size_of(value: ir.Value, n: int) -> ir.Value | int:
     return memref.DimOp(value, mlir.index(n)).result if size == mlir.DYNAMIC else size
 
 
-def sizes_of(operands: Sequence[ir.Value], places: Sequence[Iterable[int]]) -> dict[int, ir.Value | int]:
+def sizes_of(operands: Sequence[ir.Value], operand_dims: Sequence[Iterable[int]]) -> dict[int, ir.Value | int]:
     """The extents of the dimensions that subscript the operands, each from the first operand that has it."""
     sizes: dict[int, ir.Value | int] = {}
-    for value, dims in zip(operands, places):
+    for value, dims in zip(operands, operand_dims):
         for n, d in enumerate(dims):
             if d not in sizes:
                 sizes[d] = size_of(value, n)

@@ -95,7 +95,8 @@ class Ring:
         kind = f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {stages}>"
         of = f"{tiles[0].tensor}_" if len(tiles) == 1 else ""  # several rings are told apart by their tensors
         self.full, self.empty = (
-            locations.named(nvgpu.MBarrierCreateOp(ir.Type.parse(kind)).result, f"{of}{name}") for name in ("full", "empty")
+            locations.named(nvgpu.MBarrierCreateOp(ir.Type.parse(kind)).result, f"{of}{name}")
+            for name in ("full", "empty")
         )
 
     def initialise(self) -> None:
@@ -107,8 +108,8 @@ class Ring:
     def next(self, stage: ir.Value, phase: ir.Value) -> list[ir.Value]:
         """The stage after this one, and its phase."""
         after, last = _after(stage, self.stages)
-        turned = arith.xori(phase, mlir.index(1))
-        return [arith.select(last, mlir.index(0), after), arith.select(last, turned, phase)]
+        flipped = arith.xori(phase, mlir.index(1))
+        return [arith.select(last, mlir.index(0), after), arith.select(last, flipped, phase)]
 
     # ---- the producer's ----------------------------------------------------------------------------------------------
 
@@ -120,9 +121,9 @@ class Ring:
         """The stage is full when the copies of all its tiles have arrived."""
         nvgpu.MBarrierArriveExpectTxOp(self.full, mlir.index(sum(t.bytes for t in self.tiles)), stage)
 
-    def copy(self, tiles: RingTiles, stage: ir.Value, target: ir.Value, place: Sequence[ir.Value]) -> None:
-        """Starts the copy of the tensor's box at `place`, its subscripts, to `target`."""
-        nvgpu.TmaAsyncLoadOp(target, self.full, tiles.map, list(place)[::-1], stage)
+    def copy(self, tiles: RingTiles, stage: ir.Value, target: ir.Value, coordinates: Sequence[ir.Value]) -> None:
+        """Starts the copy of the tensor's box at `coordinates`, its subscripts, to `target`."""
+        nvgpu.TmaAsyncLoadOp(target, self.full, tiles.map, list(coordinates)[::-1], stage)
 
     # ---- the consumers' ----------------------------------------------------------------------------------------------
 
@@ -188,7 +189,7 @@ def make_ready(rings: Sequence[Ring], thread: Thread) -> None:
 
 
 @contextmanager
-def walk(
+def carried_loop(
     first: ir.Value, end: ir.Value, state: list[ir.Value], step: int = 1, name: str = "tile"
 ) -> Iterator[tuple[ir.Value, list[ir.Value]]]:  # fmt: skip
     """A loop that carries stages and phases; the body writes what goes on into the list that it gets."""
@@ -256,8 +257,8 @@ def _lines(
     dynamic = [stage] if known is not None else [stage, first]
     layout = ir.StridedLayoutAttr.get(mlir.DYNAMIC, strides[1:])
     flat = ir.MemRefType.get(sizes[1:], type_.element_type, layout, type_.memory_space)
-    place = [mlir.DYNAMIC, mlir.DYNAMIC if known is None else int(known), 0]
-    view = memref.SubViewOp(flat, memory, dynamic, [], [], place, sizes, [1] * 3).result
+    coordinates = [mlir.DYNAMIC, mlir.DYNAMIC if known is None else int(known), 0]
+    view = memref.SubViewOp(flat, memory, dynamic, [], [], coordinates, sizes, [1] * 3).result
     if shape is None or list(shape) == sizes[1:]:
         return view
     rank = len(shape)

@@ -25,11 +25,11 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir, linalg, memref
 from tilec.kernels import Threaded, planned_kernels
 from tilec.passes.cuda.cluster import planned_spread, spread
-from tilec.passes.cuda.memory_spaces import is_local, places_of, root, space_of
+from tilec.passes.cuda.memory_spaces import is_local, operand_dims, root, space_of
 from tilec.passes.cuda.threaded import transpose
-from tilec.passes.cuda.threaded.hoist_gathers import load_early
+from tilec.passes.cuda.threaded.hoist_gathers import hoist_gathers
 from tilec.passes.cuda.threaded.persistent_rows import STAGES, hold_rows, stage_rows
-from tilec.passes.cuda.threaded.scan_epilogue import finish_scans
+from tilec.passes.cuda.threaded.scan_epilogue import fuse_scan_epilogues
 
 
 def stage_cuda(module: ir.Operation) -> None:
@@ -41,9 +41,9 @@ def stage_cuda(module: ir.Operation) -> None:
 
 
 def _stage(function: ir.Operation, tiles: dict[int, int], options: Threaded) -> None:
-    for op in [o for o in mlir.walk(function) if o.name == "memref.copy"]:
+    for op in [o for o in mlir.traverse(function) if o.name == "memref.copy"]:
         _copy_of_fill(op)
-    finish_scans(function)
+    fuse_scan_epilogues(function)
     layout = _layout(function, tiles, options)
     if options.cluster_blocks > 1:
         spread(function, layout.lane, options.cluster_blocks, layout.vectors[layout.lane])
@@ -52,28 +52,28 @@ def _stage(function: ir.Operation, tiles: dict[int, int], options: Threaded) -> 
         stage_rows(function, layout, list(tiles), stages, _tile_like, _copy)
     elif options.residency == "smem":
         hold_rows(function, layout, options.register_chunks or 0, _tile_like, _copy)
-    generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+    generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
     for op in generics:
         for n in range(len(mlir.inputs_of(op)), len(op.operands)):
-            _keep_output(op, n, layout)
+            _stage_output(op, n, layout)
     for op in generics:
-        _turn_inputs(op, list(options.transposed_dims), layout)
+        _transpose_inputs(op, list(options.transposed_dims), layout)
     if options.residency != "reload":
-        _keep_inputs(generics, layout)
-    load_early(function, layout, stages > 0, _tile_like, _copy)
-    generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+        _stage_inputs(generics, layout)
+    hoist_gathers(function, layout, stages > 0, _tile_like, _copy)
+    generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
     for op in generics:
         if STAGES in op.attributes:
             _set_space(root(op.operands[1]), ir.Attribute.parse("#gpu.address_space<workgroup>"))
-    for op in list(mlir.walk(function)):
+    for op in list(mlir.traverse(function)):
         if op.name == "memref.alloc" and space_of(op.results[0]) is None:
-            _place(op.results[0], generics, layout)
+            _assign_space(op.results[0], generics, layout)
 
 
 def _layout(function: ir.Operation, tiles: dict[int, int], options: Threaded) -> Layout:
-    generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+    generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
     layout = options.layout(tile_extents(generics, tiles, planned_spread(function)))
-    return replace(layout, chain=options.blocks_per_tile)
+    return replace(layout, blocks_per_row=options.blocks_per_tile)
 
 
 def _copy_of_fill(op: ir.Operation) -> None:
@@ -90,9 +90,9 @@ def _copy_of_fill(op: ir.Operation) -> None:
 # ---- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def _keep_output(op: ir.Operation, n: int, layout: Layout) -> None:
+def _stage_output(op: ir.Operation, n: int, layout: Layout) -> None:
     """Accumulates a reduction's result, or holds an intermediate that later operations read, in a tile of the block."""
-    value, dims = op.operands[n], places_of(op)[n]
+    value, dims = op.operands[n], operand_dims(op)[n]
     if is_local(value):
         return
     later = [user for user in mlir.uses(value) if mlir.is_generic(user) and value in mlir.inputs_of(user)]
@@ -116,44 +116,44 @@ def _is_state(op: ir.Operation, n: int) -> bool:
     return bool(reduced - set(mlir.map_dims(mlir.maps_of(op)[n])))
 
 
-def _keep_inputs(generics: list[ir.Operation], layout: Layout) -> None:
+def _stage_inputs(generics: list[ir.Operation], layout: Layout) -> None:
     readers: dict[tuple[ir.Value, tuple[int, ...]], list[ir.Operation]] = {}
     for op in generics:
         used = _used_arguments(op)
-        for value, dims, live in zip(mlir.inputs_of(op), places_of(op), used):
+        for value, dims, live in zip(mlir.inputs_of(op), operand_dims(op), used):
             if live and not is_local(value) and layout.whole(dims):
                 readers.setdefault((value, tuple(dims)), []).append(op)
-    for (value, place), ops in readers.items():
+    for (value, position), ops in readers.items():
         if len(ops) < 2:
             continue
         with ir.InsertionPoint(ops[0]), ops[0].location:
-            tile = _tile_like(value, list(place), layout)
-            _copy(value, tile, list(place), None)
+            tile = _tile_like(value, list(position), layout)
+            _copy(value, tile, list(position), None)
         for op in ops:
-            for n, (operand, places) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
-                if operand == value and tuple(places) == place:
+            for n, (operand, read_dims) in enumerate(zip(mlir.inputs_of(op), operand_dims(op))):
+                if operand == value and tuple(read_dims) == position:
                     op.operands[n] = tile
 
 
-def _turn_inputs(op: ir.Operation, along: list[int], layout: Layout) -> None:
+def _transpose_inputs(op: ir.Operation, along: list[int], layout: Layout) -> None:
     """Inputs that are contiguous along a dimension of `along` go through workgroup memory, since the threads that read
     neighbouring elements do not use them. One padding element for each row spreads columns over all banks."""
-    for n, (value, dims) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
+    for n, (value, dims) in enumerate(zip(mlir.inputs_of(op), operand_dims(op))):
         if is_local(value) or not dims or dims[-1] not in along or layout.lane not in dims:
             continue
         if transpose.by_vectors(layout, value, dims):
             with ir.InsertionPoint(op), op.location:
-                transpose.turn(op, n, value, dims, layout)
+                transpose.stage_transposed(op, n, value, dims, layout)
             continue
         with ir.InsertionPoint(op), op.location:
             tile = _tile_like(value, dims, layout, pad=1)
-            _copy(value, tile, dims, None).attributes["tilec.turn"] = mlir.integer(dims[-1])
+            _copy(value, tile, dims, None).attributes["tilec.transpose"] = mlir.integer(dims[-1])
         _set_space(root(tile), ir.Attribute.parse("#gpu.address_space<workgroup>"))
         op.operands[n] = tile
 
 
 def _used_arguments(op: ir.Operation) -> list[bool]:
-    used = {v for inner in mlir.walk(op) for v in inner.operands}
+    used = {v for inner in mlir.traverse(op) for v in inner.operands}
     return [a in used for a in mlir.body_of(op).arguments]
 
 
@@ -202,9 +202,9 @@ def _next(op: ir.Operation) -> ir.Operation:
 # ---- memory spaces ---------------------------------------------------------------------------------------------------
 
 
-def _place(alloc: ir.Value, generics: list[ir.Operation], layout: Layout) -> None:
+def _assign_space(alloc: ir.Value, generics: list[ir.Operation], layout: Layout) -> None:
     """Registers where every thread holds all its elements at once, else workgroup memory."""
-    dims = next((p for op in generics for v, p in zip(op.operands, places_of(op)) if root(v) == alloc), None)
+    dims = next((p for op in generics for v, p in zip(op.operands, operand_dims(op)) if root(v) == alloc), None)
     space = "private" if dims is None or layout.whole(dims) else "workgroup"
     _set_space(alloc, ir.Attribute.parse(f"#gpu.address_space<{space}>"))
 

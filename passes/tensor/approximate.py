@@ -1,4 +1,4 @@
-"""approximate: functions marked `tilec.quick` become fast approximations of a few operations.
+"""approximate: functions marked `tilec.approximate` become fast approximations of a few operations.
 
 exp(x)              ->  exp2(x log2(e) / 2)^2           the square reaches subnormal numbers, the instruction does not
                         on a CPU one of x <= 0 alone, where that is known
@@ -36,13 +36,13 @@ SCALE = 2.0**64
 
 
 def approximate(module: ir.Operation) -> None:
-    marked = [o for o in mlir.walk(module) if "tilec.quick" in o.attributes]
+    marked = [o for o in mlir.traverse(module) if "tilec.approximate" in o.attributes]
     for op in reversed(marked):  # readers first: what is known of an argument's range is lost once it is approximated
-        name = mlir.get_string(op, "tilec.quick")
+        name = mlir.get_string(op, "tilec.approximate")
         with ir.InsertionPoint(op), op.location:
             value = _FORMS[name](argument_of(op), op)
         if value == op.results[0]:
-            del op.attributes["tilec.quick"]
+            del op.attributes["tilec.approximate"]
         else:
             op.results[0].replace_all_uses_with(value)
             op.erase()
@@ -71,10 +71,10 @@ def _exp_weight(x: ir.Value, _: ir.Operation) -> ir.Value:
     return _flagged(math_ops.exp2(arith.mulf(x, _number(math.log2(math.e)))))
 
 
-def _logistic(half: ir.Value, again: ir.Value) -> ir.Value:
+def _logistic(half: ir.Value, reciprocal: ir.Value) -> ir.Value:
     """again * half / (1 + half^2), in an order in which nothing overflows and subnormal results come out."""
     share = _flagged(arith.divf(half, math_ops.fma(half, half, _number(1))), "arcp")
-    return arith.mulf(share, again)
+    return arith.mulf(share, reciprocal)
 
 
 def _sigmoid(x: ir.Value, _: ir.Operation) -> ir.Value:
@@ -152,9 +152,9 @@ def _power(x: ir.Value, op: ir.Operation) -> ir.Value:
     """An error of the logarithm counts as often as the result has binades, up to 150: 2^-19.2 relative to it is 2^-12.5. Beyond
     1/8 from 1 log2.approx has that."""
     y = op.operands[1]
-    beside = arith.subf(x, _number(1))
+    from_one = arith.subf(x, _number(1))
     far = arith.mulf(_flagged(math_ops.log2(x)), _number(0.5))
-    half = arith.select(_is_near(beside, 0.125), _times_polynomial(beside, LOG2_NEAR), far)
+    half = arith.select(_is_near(from_one, 0.125), _times_polynomial(from_one, LOG2_NEAR), far)
     root = _flagged(math_ops.exp2(arith.mulf(half, y)))
     equal = arith.CmpFPredicate.OEQ
     one = arith.ori(arith.cmpf(equal, x, _number(1)), arith.cmpf(equal, y, _number(0)))
@@ -191,7 +191,7 @@ def _reciprocal(_: ir.Value, op: ir.Operation) -> ir.Value:
 
 def _marked(_: ir.Value, op: ir.Operation) -> ir.Value:
     """`passes/cuda/threaded/trig_fallback.py` sees to arguments that the form is not for."""
-    op.attributes["tilec.form"] = mlir.string(mlir.get_string(op, "tilec.quick").partition("_")[2])
+    op.attributes["tilec.form"] = mlir.string(mlir.get_string(op, "tilec.approximate").partition("_")[2])
     return op.results[0]
 
 

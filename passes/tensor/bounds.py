@@ -24,7 +24,7 @@ _HOLDS = {  # cmpi predicates: when (a, b) is always true, and when always false
 
 def fold_bounds(module: ir.Operation) -> None:
     for function in mlir.functions(module):
-        for op in [o for o in mlir.walk(function) if mlir.is_generic(o)]:
+        for op in [o for o in mlir.traverse(function) if mlir.is_generic(o)]:
             _Folder(op).fold()
 
 
@@ -53,8 +53,8 @@ class _Folder:
         a, b = ranges
         smaller = 0 if a[1] <= b[0] else 1 if b[1] <= a[0] else None
         if smaller is not None:
-            keep = smaller if op.name == "arith.minsi" else 1 - smaller
-            op.results[0].replace_all_uses_with(op.operands[keep])
+            chosen = smaller if op.name == "arith.minsi" else 1 - smaller
+            op.results[0].replace_all_uses_with(op.operands[chosen])
 
     def _comparison(self, op: ir.Operation) -> None:
         holds = _HOLDS.get(ir.IntegerAttr(op.attributes["predicate"]).value)

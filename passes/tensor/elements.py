@@ -57,7 +57,7 @@ def _is_elementwise(op: ir.Operation) -> bool:
     states = list(mlir.body_of(op).arguments)[len(mlir.inputs_of(op)) :]
     return (
         not any(map(mlir.uses, states))
-        and all(o.name.partition(".")[0] in ("arith", "math", "linalg") for o in mlir.walk(op))
+        and all(o.name.partition(".")[0] in ("arith", "math", "linalg") for o in mlir.traverse(op))
         and all(mlir.constant_value(v) is not None for v in mlir.captured(op))
     )
 
@@ -70,20 +70,20 @@ class _Elements:
         self.made: dict[tuple[ir.Value | None, tuple[int, ...]], ir.Value] = {}
         self.read: list[ir.Value | None] = []  # of each argument the tensor, where it is its element at the same place
 
-    def of(self, value: ir.Value, place: tuple[int, ...], depth: int = 0) -> ir.Value:
-        if (value, place) not in self.made:
+    def of(self, value: ir.Value, dims: tuple[int, ...], depth: int = 0) -> ir.Value:
+        if (value, dims) not in self.made:
             op = mlir.definition(value)
-            near = place == _own(value) or (depth < DEEP and len(self.made) < self.most)
+            near = dims == _own(value) or (depth < DEEP and len(self.made) < self.most)
             if op is not None and mlir.is_generic(op) and near and _is_elementwise(op):
-                self.made[value, place] = self._computed(op, place, depth + 1)
+                self.made[value, dims] = self._computed(op, dims, depth + 1)
             else:
-                self.made[value, place] = self._argument(ir.ShapedType(value.type).element_type)
-                self.read[-1] = value if place == _own(value) else None
-        return self.made[value, place]
+                self.made[value, dims] = self._argument(ir.ShapedType(value.type).element_type)
+                self.read[-1] = value if dims == _own(value) else None
+        return self.made[value, dims]
 
-    def _computed(self, op: ir.Operation, place: tuple[int, ...], depth: int) -> ir.Value:
+    def _computed(self, op: ir.Operation, own_dims: tuple[int, ...], depth: int) -> ir.Value:
         inputs, maps = mlir.inputs_of(op), [mlir.map_dims(m) for m in mlir.maps_of(op)]
-        at = dict(zip(maps[-1], place))
+        at = dict(zip(maps[-1], own_dims))
         block = mlir.body_of(op)
         used = [(a, v, dims) for a, v, dims in zip(block.arguments, inputs, maps) if mlir.uses(a)]
         mapping = {a: self.of(v, tuple(at[d] for d in dims), depth) for a, v, dims in used}

@@ -20,7 +20,7 @@ def forward(module: ir.Operation) -> None:
     (program,) = [f for f in mlir.functions(module) if f not in kernels]
     calls = {
         str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value): op
-        for op in mlir.walk(program)
+        for op in mlir.traverse(program)
         if op.name == "func.call"
     }
     for kernel in kernels:
@@ -65,6 +65,6 @@ def _rebuild(kernel: ir.Operation, call: ir.Operation, arguments: list[int], res
                 mlir.clone_op(op.operation, mapping)
             func.ReturnOp([mapping[end.operands[n]] for n in results])
     with ir.InsertionPoint(call), call.location:
-        again = func.CallOp([call.results[n].type for n in results], name, [call.operands[n] for n in arguments])
-    for n, result in zip(results, again.results):
+        new = func.CallOp([call.results[n].type for n in results], name, [call.operands[n] for n in arguments])
+    for n, result in zip(results, new.results):
         call.results[n].replace_all_uses_with(result)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from graphlib import CycleError, TopologicalSorter
 
-from tilec.analysis.loop_groups import Walked, walks
+from tilec.analysis.loop_groups import GroupedOp, loop_nests
 from tilec.core import locations, mlir, records
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import func, ir, tensor
@@ -36,7 +36,7 @@ def fuse(module: ir.Operation) -> None:
     _pack_all(function)
     order = _in_dependence(_kernels(function))
     for ops in order.values():
-        _merge_sweeps(ops)
+        _merge_loop_groups(ops)
     merged = _kernels(function)
     for name in order:
         _outline(function, name, merged[name])
@@ -95,21 +95,21 @@ def _read(op: ir.Operation) -> list[ir.Value]:
     return [*op.operands, *mlir.captured(op)]
 
 
-def _merge_sweeps(ops: list[ir.Operation]) -> None:
+def _merge_loop_groups(ops: list[ir.Operation]) -> None:
     """Merges the operations of a kernel that are of one loop nest and have the same kernel dimensions."""
     module = ops[0].parent.operation.parent.operation
-    walked: dict[int, list[ir.Operation]] = {}
-    for op, number in zip(ops, walks([_walked(op) for op in ops], mlir.get_string(module, "tilec.backend"))):
-        walked.setdefault(number, []).append(op)
-    for together in walked.values():
+    nests: dict[int, list[ir.Operation]] = {}
+    for op, number in zip(ops, loop_nests([_grouped(op) for op in ops], mlir.get_string(module, "tilec.backend"))):
+        nests.setdefault(number, []).append(op)
+    for together in nests.values():
         if len(together) > 1:
             _merged(together)
 
 
-def _walked(op: ir.Operation) -> Walked:
+def _grouped(op: ir.Operation) -> GroupedOp:
     dims = tuple(mlir.get_integers(op, "tilec.dims"))
     reduced = frozenset(k for k, kind in zip(dims, mlir.iterators_of(op)) if kind == "reduction")
-    return Walked(mlir.get_integer(op, "tilec.sweep"), dims, reduced, "tilec.scan" in op.attributes)
+    return GroupedOp(mlir.get_integer(op, "tilec.loop_group"), dims, reduced, "tilec.scan" in op.attributes)
 
 
 def _merged(ops: list[ir.Operation]) -> None:
@@ -143,7 +143,7 @@ def _outline(function: ir.Operation, name: str, ops: list[ir.Operation]) -> None
                 _clone_local(value, mapping)
             for op in ops:
                 copy = mlir.clone_op(op, mapping)
-                for key in ("tilec.kernel", "tilec.sweep", "tilec.multiplicand"):
+                for key in ("tilec.kernel", "tilec.loop_group", "tilec.multiplicand"):
                     if key in copy.attributes:
                         del copy.attributes[key]
                 _name_dims(kernel.operation, copy)

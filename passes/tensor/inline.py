@@ -68,7 +68,7 @@ class _Op:
         return mlir.maps_of(self.op)[0].n_dims
 
 
-class _Place(NamedTuple):
+class _Instance(NamedTuple):
     """An operation where it is computed: `dims` are the reader's dimensions that its own ones are there."""
 
     number: int
@@ -81,59 +81,62 @@ class _Expansion:
     def __init__(self, consumer: _Op, inlined: dict[ir.Value, _Op]):
         self.consumer, self.inlined = consumer, inlined
         self.ops = {consumer.number: consumer}
-        self.read: dict[_Place, list[_Place | tuple[ir.Value, tuple[int, ...]]]] = {}
-        self.root = _Place(consumer.number, tuple(range(consumer.rank)))
+        self.read: dict[_Instance, list[_Instance | tuple[ir.Value, tuple[int, ...]]]] = {}
+        self.root = _Instance(consumer.number, tuple(range(consumer.rank)))
 
-    def read_by(self, place: _Place) -> list[_Place | tuple[ir.Value, tuple[int, ...]]]:
+    def read_by(self, instance: _Instance) -> list[_Instance | tuple[ir.Value, tuple[int, ...]]]:
         """For each input of an operation the producer that makes it there, or else the tensor and where it is read."""
-        if place not in self.read:
-            self.read[place] = [
-                self._read(value, tuple(place.dims[d] for d in dims)) for value, dims in self.ops[place.number].inputs
+        if instance not in self.read:
+            self.read[instance] = [
+                self._read(value, tuple(instance.dims[d] for d in dims))
+                for value, dims in self.ops[instance.number].inputs
             ]
-        return self.read[place]
+        return self.read[instance]
 
-    def _read(self, value: ir.Value, dims: tuple[int, ...]) -> _Place | tuple[ir.Value, tuple[int, ...]]:
+    def _read(self, value: ir.Value, dims: tuple[int, ...]) -> _Instance | tuple[ir.Value, tuple[int, ...]]:
         if (producer := self.inlined.get(value)) is None:
             return value, dims
         self.ops[producer.number] = producer
         made = dict(zip(producer.maps[-1], dims))
-        return _Place(producer.number, tuple(made[d] for d in range(producer.rank)))
+        return _Instance(producer.number, tuple(made[d] for d in range(producer.rank)))
 
-    def producers(self, place: _Place) -> list[_Place]:
+    def producers(self, instance: _Instance) -> list[_Instance]:
         """In the order of the program."""
-        found = [p for p in self.read_by(place) if isinstance(p, _Place)]
+        found = [p for p in self.read_by(instance) if isinstance(p, _Instance)]
         return sorted(dict.fromkeys(found), key=lambda p: p.number)
 
-    def readers_first(self) -> Iterator[_Place]:
+    def readers_first(self) -> Iterator[_Instance]:
         seen, pending = set(), [self.root]
         while pending:
-            place = pending.pop()
-            if place not in seen:
-                seen.add(place)
-                yield place
-                pending += reversed(self.producers(place))
+            instance = pending.pop()
+            if instance not in seen:
+                seen.add(instance)
+                yield instance
+                pending += reversed(self.producers(instance))
 
-    def producers_first(self) -> Iterator[_Place]:
+    def producers_first(self) -> Iterator[_Instance]:
         """What comes later in the program first, where either may."""
         done, pending = set(), [(self.root, False)]
         while pending:
-            place, entered = pending.pop()
-            if place in done:
+            instance, entered = pending.pop()
+            if instance in done:
                 continue
             if entered:
-                done.add(place)
-                yield place
+                done.add(instance)
+                yield instance
                 continue
-            order = sorted(self.producers(place), key=lambda p: -p.number)
-            pending += [(place, True), *((p, False) for p in reversed(order))]
+            order = sorted(self.producers(instance), key=lambda p: -p.number)
+            pending += [(instance, True), *((p, False) for p in reversed(order))]
 
     def carry_out(self) -> None:
-        op, places = self.consumer.op, list(self.readers_first())
-        inputs = list(dict.fromkeys(r for place in places for r in self.read_by(place) if not isinstance(r, _Place)))
+        op, instances = self.consumer.op, list(self.readers_first())
+        inputs = list(
+            dict.fromkeys(r for instance in instances for r in self.read_by(instance) if not isinstance(r, _Instance))
+        )
         outputs, out_maps = mlir.outputs_of(op), self.consumer.maps[len(self.consumer.inputs) :]
         rank = self.consumer.rank
         covered = {d for dims in (*(dims for _, dims in inputs), *out_maps) for d in dims}
-        locations = dict.fromkeys(self.ops[place.number].op.location for place in places)
+        locations = dict.fromkeys(self.ops[instance.number].op.location for instance in instances)
         with ir.InsertionPoint(op), ir.Location.fused(list(locations)):
             if missing := [
                 d for d in range(rank) if d not in covered
@@ -157,10 +160,10 @@ class _Expansion:
 
     def _body(self, known: dict, states: list[ir.Value]) -> list[ir.Value]:
         """Copies the operations; `known` are the elements of inputs, and becomes those of producers too."""
-        for place in self.producers_first():
-            body = mlir.body_of(self.ops[place.number].op)
-            arguments = [known[r] for r in self.read_by(place)]
-            if place == self.root:
+        for instance in self.producers_first():
+            body = mlir.body_of(self.ops[instance.number].op)
+            arguments = [known[r] for r in self.read_by(instance)]
+            if instance == self.root:
                 return mlir.clone_body(body, dict(zip(body.arguments, [*arguments, *states])))
-            (known[place],) = clone_with_indices(body, dict(zip(body.arguments, arguments)), place.dims)
+            (known[instance],) = clone_with_indices(body, dict(zip(body.arguments, arguments)), instance.dims)
         raise InternalError("an operation without its own body", "fuse")

@@ -21,7 +21,7 @@ _AT_LEAST, _STRICT, _ORDERED = {2, 3, 9, 10}, {2, 5, 9, 12}, {2, 3, 4, 5}  # > o
 
 
 def compare_whole(module: ir.Operation) -> None:
-    for op in [o for o in mlir.walk(module) if o.name == "arith.cmpf"]:
+    for op in [o for o in mlir.traverse(module) if o.name == "arith.cmpf"]:
         around = op.parent.operation
         if mlir.is_generic(around) and "reduction" in mlir.iterators_of(around):
             continue  # states are combined by the same comparison as elements

@@ -22,14 +22,14 @@ from tilec.passes.tensor.elements import forward_elements
 def simplify(module: ir.Operation) -> bool:
     """Whether anything changed."""
     changed = False
-    for op in list(mlir.walk(module)):
+    for op in list(mlir.traverse(module)):
         if op.name == "arith.divf":
             changed |= _divide_by_power_of_two(op)
         elif mlir.is_generic(op):
             changed |= _reduce_nothing(op)
-    for op in [o for o in mlir.walk(module) if _is_constant(o)]:
+    for op in [o for o in mlir.traverse(module) if _is_constant(o)]:
         changed |= _spread_constant(op)
-    for op in [o for o in mlir.walk(module) if mlir.is_generic(o)]:
+    for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]:
         if all(0 in ir.ShapedType(r.type).shape for r in op.results):
             _make_nothing(op)
             changed = True
@@ -47,7 +47,7 @@ def settle(module: ir.Operation) -> None:
 
 
 def _drop_all_unread(module: ir.Operation) -> bool:
-    return any([_drop_unread(op) for op in [o for o in mlir.walk(module) if mlir.is_generic(o)]])
+    return any([_drop_unread(op) for op in [o for o in mlir.traverse(module) if mlir.is_generic(o)]])
 
 
 def _divide_by_power_of_two(op: ir.Operation) -> bool:
@@ -71,7 +71,7 @@ def _reduce_nothing(op: ir.Operation) -> bool:
         return False
     if len(op.results) != 1 or "tilec.scan" in op.attributes:
         return False
-    (start,), (place,) = mlir.outputs_of(op), mlir.maps_of(op)[len(mlir.inputs_of(op)) :]
+    (start,), (out_map,) = mlir.outputs_of(op), mlir.maps_of(op)[len(mlir.inputs_of(op)) :]
     fill = mlir.definition(start)
     if fill is None or fill.name != "linalg.fill":
         return False
@@ -79,7 +79,7 @@ def _reduce_nothing(op: ir.Operation) -> bool:
     type_ = ir.RankedTensorType(op.results[0].type)
     with ir.InsertionPoint(op), op.location:
         empty = tensor.EmptyOp(list(type_.shape), type_.element_type).result
-        target = mlir.projection(len(order), [order[d] for d in mlir.map_dims(place)])
+        target = mlir.projection(len(order), [order[d] for d in mlir.map_dims(out_map)])
         made, block = mlir.generic([type_], [], [empty], [target], ["parallel"] * len(order))
         made.attributes["tilec.name"] = op.attributes["tilec.name"]
         with ir.InsertionPoint(block):
@@ -146,15 +146,15 @@ def _without_inputs(op: ir.Operation, dropped: set[int], element: ir.Value | Non
     """The operation with `element` in place of what it reads of some inputs, which stay where they alone tell a size."""
     inputs, outputs, maps = mlir.inputs_of(op), mlir.outputs_of(op), mlir.maps_of(op)
     kept = [n for n in range(len(inputs)) if n not in dropped]
-    places = [*(maps[n] for n in kept), *maps[len(inputs) :]]
-    if len({d for m in places for d in mlir.map_dims(m)}) < maps[0].n_dims:
+    kept_maps = [*(maps[n] for n in kept), *maps[len(inputs) :]]
+    if len({d for m in kept_maps for d in mlir.map_dims(m)}) < maps[0].n_dims:
         for n, argument in enumerate(mlir.body_of(op).arguments):
             if n in dropped and element is not None:
                 argument.replace_all_uses_with(element)
         return op
     with ir.InsertionPoint(op), op.location:
         types = [r.type for r in op.results]
-        made, block = mlir.generic(types, [inputs[n] for n in kept], outputs, places, mlir.iterators_of(op))
+        made, block = mlir.generic(types, [inputs[n] for n in kept], outputs, kept_maps, mlir.iterators_of(op))
         carry_over(op, made)
         old, new = list(mlir.body_of(op).arguments), iter(block.arguments)
         mapping = {a: next(new) if n in kept or n >= len(inputs) else element for n, a in enumerate(old)}

@@ -44,23 +44,23 @@ def _partial(op: ir.Operation, dim: int, parts: int) -> ir.Operation:
     inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
     rank = maps[0].n_dims
     chunk = mlir.extents_of(op)[dim] // parts
-    operands, places = [], []
+    operands, operand_dims = [], []
     for value, map_ in zip(inputs, maps):
         dims = mlir.map_dims(map_)
         if dim in dims:
             at = dims.index(dim)
             value = _expanded(value, at, parts, chunk)
-            places.append([d + 1 for d in dims[:at]] + [0] + [d + 1 for d in dims[at:]])
+            operand_dims.append([d + 1 for d in dims[:at]] + [0] + [d + 1 for d in dims[at:]])
         else:
-            places.append([d + 1 for d in dims])
+            operand_dims.append([d + 1 for d in dims])
         operands.append(value)
     outs = []
     for value, map_ in zip(mlir.outputs_of(op), maps[len(inputs) :]):
         shaped = ir.ShapedType(value.type)
         outs.append(linalg.fill(_fill_value(value), outs=[tensor.empty([parts, *shaped.shape], shaped.element_type)]))
-        places.append([0] + [d + 1 for d in mlir.map_dims(map_)])
+        operand_dims.append([0] + [d + 1 for d in mlir.map_dims(map_)])
     new, block = mlir.generic(
-        [o.type for o in outs], operands, outs, [mlir.projection(rank + 1, p) for p in places],
+        [o.type for o in outs], operands, outs, [mlir.projection(rank + 1, p) for p in operand_dims],
         ["parallel", *mlir.iterators_of(op)],
     )  # fmt: skip
     with ir.InsertionPoint(block):

@@ -95,9 +95,9 @@ class _Tiler:
         self.sizes: dict[int, ir.Value | int] = {}
         with ir.InsertionPoint(block):
             for d, extent, step, variable in zip(grid, extents, steps, block.arguments):
-                self._place(d, extent, step, variable, names.get(d))
+                self._locate(d, extent, step, variable, names.get(d))
 
-    def _place(self, d: int, extent: int, step: int, variable: ir.Value, name: str | None) -> None:
+    def _locate(self, d: int, extent: int, step: int, variable: ir.Value, name: str | None) -> None:
         """Where the block starts along a grid dimension, and how much of its tile lies inside."""
         i = ir.AffineDimExpr.get(0)
         self.offsets[d] = variable
@@ -136,24 +136,25 @@ class _Tiler:
     def generic(self, op: ir.Operation) -> None:
         dims = mlir.get_integers(op, "tilec.dims")
         maps = mlir.maps_of(op)
-        places = [[dims[d] for d in mlir.map_dims(m)] for m in maps]
+        operand_dims = [[dims[d] for d in mlir.map_dims(m)] for m in maps]
         inputs = mlir.inputs_of(op)
         count = len(inputs)
         with op.location:
-            operands = [self.input(v, p) for v, p in zip(inputs, places)]
+            operands = [self.input(v, p) for v, p in zip(inputs, operand_dims)]
             outputs = [
-                self.output(result, out, p) for result, out, p in zip(op.results, mlir.outputs_of(op), places[count:])
+                self.output(result, out, p)
+                for result, out, p in zip(op.results, mlir.outputs_of(op), operand_dims[count:])
             ]
             copy, block = mlir.generic([v.type for v in outputs], operands, outputs, maps, mlir.iterators_of(op))
             carry_over(op, copy)
             with ir.InsertionPoint(block):
                 mapping = dict(zip(mlir.body_of(op).arguments, block.arguments))
-                self.shift_indices(op, dims, mapping)
+                self.offset_indices(op, dims, mapping)
                 linalg.YieldOp(mlir.clone_body(mlir.body_of(op), mapping))
-        for result, new, place in zip(op.results, copy.results, places[count:]):
-            self.tiles[result], self.dims[result] = new, place
+        for result, new, own_dims in zip(op.results, copy.results, operand_dims[count:]):
+            self.tiles[result], self.dims[result] = new, own_dims
 
-    def shift_indices(self, op: ir.Operation, dims: list[int], mapping: dict[ir.Value, ir.Value]) -> None:
+    def offset_indices(self, op: ir.Operation, dims: list[int], mapping: dict[ir.Value, ir.Value]) -> None:
         """`linalg.index` counts inside the tile; the program's index starts where the block does."""
         for inner in mlir.body_of(op).operations:
             if inner.operation.name != "linalg.index":
@@ -165,34 +166,34 @@ class _Tiler:
                 local = affine.AffineApplyOp(total, [self.offsets[dims[d]], local]).result
             mapping[inner.operation.results[0]] = local
 
-    def input(self, value: ir.Value, place: list[int]) -> ir.Value:
+    def input(self, value: ir.Value, dims: list[int]) -> ir.Value:
         if value in self.tiles:
             return self.tiles[value]
         owner = value.owner
         if not isinstance(owner, ir.Block) and owner.name == "tensor.empty":
-            return self.fresh(value, place)
-        return self.slice(value, place)
+            return self.fresh(value, dims)
+        return self.slice(value, dims)
 
-    def output(self, result: ir.Value, out: ir.Value, place: list[int]) -> ir.Value:
+    def output(self, result: ir.Value, out: ir.Value, dims: list[int]) -> ir.Value:
         """Where a result goes: its part of the kernel's output, or a tile of its own; filled as the original was."""
-        target = self.slice(self.shared[result], place) if result in self.shared else self.fresh(out, place)
+        target = self.slice(self.shared[result], dims) if result in self.shared else self.fresh(out, dims)
         owner = out.owner
         if not isinstance(owner, ir.Block) and owner.name == "linalg.fill":
             return linalg.fill(owner.operands[0], outs=[target])
         return target
 
-    def fresh(self, value: ir.Value, place: list[int]) -> ir.Value:
+    def fresh(self, value: ir.Value, dims: list[int]) -> ir.Value:
         shaped = ir.ShapedType(value.type)
         step = dict(zip(self.grid, self.steps))
-        full = [step.get(d, extent) for d, extent in zip(place, shaped.shape)]
-        return self.slice(tensor.EmptyOp(full, shaped.element_type).result, place, local=True)
+        full = [step.get(d, extent) for d, extent in zip(dims, shaped.shape)]
+        return self.slice(tensor.EmptyOp(full, shaped.element_type).result, dims, local=True)
 
     def insert(self, value: ir.Value) -> None:
-        place, target = self.dims[value], self.shared[value]
+        dims, target = self.dims[value], self.shared[value]
         if 0 in ir.ShapedType(target.type).shape:
             return
-        offsets = [self.offsets.get(d, 0) for d in place]
-        sizes = [self.sizes.get(d, e) for d, e in zip(place, ir.ShapedType(target.type).shape)]
+        offsets = [self.offsets.get(d, 0) for d in dims]
+        sizes = [self.sizes.get(d, e) for d, e in zip(dims, ir.ShapedType(target.type).shape)]
         tensor.ParallelInsertSliceOp(
             self.tiles[value],
             target,
@@ -201,5 +202,5 @@ class _Tiler:
             [],
             [o if isinstance(o, int) else mlir.DYNAMIC for o in offsets],
             [s if isinstance(s, int) else mlir.DYNAMIC for s in sizes],
-            [1] * len(place),
+            [1] * len(dims),
         )

@@ -16,7 +16,7 @@ from tilec.runtime import buffers
 from tilec.runtime.cpu.launch import builtin, native
 from tilec.runtime.cuda.dlpack import CPU, TYPES
 from tilec.runtime.native import cpu as cpu_native
-from tilec.runtime.native.tables import Call, Keep, Spec
+from tilec.runtime.native.tables import Call, KeepAlive, Spec
 
 ALIGNED_ROWS, WRITEABLE = 0x101, 0x400  # NumPy's flags C_CONTIGUOUS and ALIGNED; WRITEABLE
 Array = tuple[DType, tuple[int, ...]]
@@ -48,20 +48,20 @@ class CallTable:
         self, runner: Runner, kind: type, inputs: Sequence[Array], outputs: Sequence[Array],
         new: Sequence[Callable[[], Any]], wrap: Callable[[tuple[Any, ...]], Any], no: object,
     ):  # fmt: skip
-        self._keep = keep = Keep()
+        self._alive = alive = KeepAlive()
         describe = 0 if kind is np.ndarray else exchange(_DESCRIBE)
         flags = [ALIGNED_ROWS] * len(inputs) + [ALIGNED_ROWS | WRITEABLE] * len(outputs)
         specs = [self._spec(*array, f, describe, runner.aligned) for array, f in zip((*inputs, *outputs), flags)]
-        attributes = {n: keep.object(sys.intern(n)) for n in ("is_neg", "requires_grad")}
-        records = keep.object(sys.modules["torch"].is_grad_enabled) if describe else 0
-        table = keep.table(
+        attributes = {n: alive.object(sys.intern(n)) for n in ("is_neg", "requires_grad")}
+        records = alive.object(sys.modules["torch"].is_grad_enabled) if describe else 0
+        table = alive.table(
             Call, execute=native()[runner.execute], program=runner.table, words=runner.words,
-            device=runner.device[0] | runner.device[1] << 32, current=runner.current, handle=keep.object(runner.handle),
-            kind=keep.object(kind), describe=describe, inputs=len(inputs), specs=keep.words(specs), outputs=len(outputs),
-            new=keep.words([keep.object(each) for each in new]), wrap=keep.object(wrap) if len(outputs) > 1 else 0,
-            no=keep.object(no), none=id(None), false=id(False), tuple=id(tuple), list=id(list), records=records, **attributes,
+            device=runner.device[0] | runner.device[1] << 32, current=runner.current, handle=alive.object(runner.handle),
+            kind=alive.object(kind), describe=describe, inputs=len(inputs), specs=alive.words(specs), outputs=len(outputs),
+            new=alive.words([alive.object(each) for each in new]), wrap=alive.object(wrap) if len(outputs) > 1 else 0,
+            no=alive.object(no), none=id(None), false=id(False), tuple=id(tuple), list=id(list), records=records, **attributes,
         )  # fmt: skip
-        self.function = builtin("tilec_call", table, (keep, runner.owner))
+        self.function = builtin("tilec_call", table, (alive, runner.owner))
 
     def _spec(self, dtype: DType, shape: tuple[int, ...], flags: int, describe: int, aligned: int) -> int:
         if describe:
@@ -69,9 +69,9 @@ class CallTable:
             written = {"dtype": code | bits << 8 | 1 << 16}
         else:
             written = {"dtype": dtype.numpy.num, "order": ord(dtype.numpy.byteorder)}
-        return self._keep.table(
+        return self._alive.table(
             Spec, mask=max(dtype.bytes, aligned) - 1, bytes=prod(shape) * dtype.bytes, flags=flags, rank=len(shape),
-            shape=self._keep.words(shape), **written,
+            shape=self._alive.words(shape), **written,
         )  # fmt: skip
 
 

@@ -32,9 +32,9 @@ from tilec.runtime.cpu import builtins
 
 def kernel_ir(
     function: FunctionType, arguments: Sequence[types.Type], library: CodeLibrary,
-    beside: Callable[[CPUContext, ir.Module, ir.Function], None],
+    extend: Callable[[CPUContext, ir.Module, ir.Function], None],
 ) -> None:  # fmt: skip
-    """Adds a kernel's IR to a library; `beside` adds what else the module shall have.
+    """Adds a kernel's IR to a library; `extend` adds what else the module shall have.
 
     Variables are not renamed to be assigned once, and not deleted after their last use: each has one type, LLVM finds out
     the rest, and nothing is counted.
@@ -53,7 +53,7 @@ def kernel_ir(
             abi_tags=[flags.get_mangle_string()],
         )  # fmt: skip
         with context.push_code_library(library):
-            _Lower(context, library, descriptor, code, beside).lower()
+            _Lower(context, library, descriptor, code, extend).lower()
 
 
 class _Bytecode(bytecode.ByteCode):
@@ -203,13 +203,13 @@ class _Lower(Lower):
     and LLVM takes `a + 1 > a` for true.
     """
 
-    def __init__(self, context, library, descriptor, code, beside) -> None:
+    def __init__(self, context, library, descriptor, code, extend) -> None:
         super().__init__(context, library, descriptor, code)
-        self._beside = beside
+        self._extend = extend
 
     def lower_normal_function(self, fndesc) -> None:
         super().lower_normal_function(fndesc)
-        self._beside(self.context, self.module, self.function)
+        self._extend(self.context, self.module, self.function)
 
     def _find_singly_assigned_variable(self) -> None:
         """Those that stand for one value, and need no memory: assigned once, and used in the same block after that."""

@@ -56,8 +56,8 @@ def _pointer(element: types.Type) -> Callable:
             # memory for the kernel's own, and drop what is written there last
             empty = ir.InlineAsm(ir.FunctionType(type_, [arguments[0].type]), "", "=r,0", side_effect=False)
             address = builder.call(empty, arguments, cconv="noalias")
-            keep = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [type_]), "", "r,~{memory}", side_effect=True)
-            builder.call(keep, [address])
+            barrier = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [type_]), "", "r,~{memory}", side_effect=True)
+            builder.call(barrier, [address])
             return address
 
         return types.CPointer(element)(types.intp), generate
@@ -157,7 +157,7 @@ def _divided(a, b, signed: bool) -> tuple[Value, Value]:
     return Value(build, divide(a.llvm, b.llvm)), Value(build, remain(a.llvm, b.llvm))
 
 
-def _floor_intrinsic(finish: Callable, doc: str) -> Callable:
+def _floor_intrinsic(adjust: Callable, doc: str) -> Callable:
     @intrinsic
     def divide(typingctx, a, b):
         type_ = types.unliteral(a)
@@ -168,7 +168,7 @@ def _floor_intrinsic(finish: Callable, doc: str) -> Callable:
             a, b = (Value(builder, v) for v in arguments)
             quotient, remainder = _divided(a, b, type_.signed)
             apart = ((remainder ^ b) < 0) & (remainder != 0) if type_.signed else None
-            return finish(quotient, remainder, b, apart).llvm
+            return adjust(quotient, remainder, b, apart).llvm
 
         return type_(type_, type_), generate
 
@@ -176,20 +176,18 @@ def _floor_intrinsic(finish: Callable, doc: str) -> Callable:
     return divide
 
 
-def _finish_quotient(quotient: Value, remainder: Value, b: Value, apart: Value | None) -> Value:
+def _floor_quotient(quotient: Value, remainder: Value, b: Value, apart: Value | None) -> Value:
     return quotient if apart is None else _choose(apart, quotient - 1, quotient)
 
 
-def _finish_remainder(quotient: Value, remainder: Value, b: Value, apart: Value | None) -> Value:
+def _floor_remainder(quotient: Value, remainder: Value, b: Value, apart: Value | None) -> Value:
     return remainder if apart is None else _choose(apart, remainder + b, remainder)
 
 
 floor_divide = _floor_intrinsic(
-    _finish_quotient, "a // b of integers of one type, rounded down; b must not be 0, and the quotient must fit."
+    _floor_quotient, "a // b of integers of one type, rounded down; b must not be 0, and the quotient must fit."
 )
-floor_modulo = _floor_intrinsic(
-    _finish_remainder, "a % b of integers of one type, with the sign of b; b must not be 0."
-)
+floor_modulo = _floor_intrinsic(_floor_remainder, "a % b of integers of one type, with the sign of b; b must not be 0.")
 
 
 @intrinsic

@@ -17,7 +17,7 @@ from tilec.process import forking
 from tilec.process.interrupts import uninterrupted
 from tilec.runtime import host_memory
 from tilec.runtime.native import tables
-from tilec.runtime.native.tables import Keep
+from tilec.runtime.native.tables import KeepAlive
 from tilec.runtime.program import Emitted, KernelSource, Step
 
 CACHE_LINE = 128
@@ -39,13 +39,13 @@ class CpuProgram:
         self._bytes = scratch + max((_stride(k) * (threads if k.grid > 1 else 1) for k in used), default=0)
         self.words = inputs + outputs + len(emitted.temporaries)
         self._begin = {"input": 0, "output": inputs, "temporary": inputs + outputs}
-        self._keep = keep = Keep()
+        self._alive = alive = KeepAlive()
         steps = [self._step(s, loops, scratch) for s in self._steps]
-        self.table = keep.table(
-            tables.Program, steps=len(steps), step_list=keep.words(steps), arrays=inputs + outputs,
-            temporaries=len(emitted.temporaries), offsets=keep.words([t.offset for t in emitted.temporaries]),
+        self.table = alive.table(
+            tables.Program, steps=len(steps), step_list=alive.words(steps), arrays=inputs + outputs,
+            temporaries=len(emitted.temporaries), offsets=alive.words([t.offset for t in emitted.temporaries]),
             parameters=max((len(s.slots) for s in self._steps), default=0), workspace=self._bytes,
-            allocate=keep.object(self._allocate), fail=keep.object(self._fail), pool=_pool_table(),
+            allocate=alive.object(self._allocate), fail=alive.object(self._fail), pool=_pool_table(),
         )  # fmt: skip
         if tables.native_calls():
             self._launch = builtin("tilec_launch", self.table, self)
@@ -55,13 +55,13 @@ class CpuProgram:
             self._launch = PythonLaunch(self.table, self._allocate, self._fail)
 
     def _step(self, step: Step, loops: Mapping[str, int], scratch: int) -> int:
-        slots = self._keep.words([self._begin[s.kind] + s.number for s in step.slots])
+        slots = self._alive.words([self._begin[s.kind] + s.number for s in step.slots])
         common = {"parameters": len(step.slots), "slots": slots, "bytes": step.bytes}
         if step.kernel is None:
-            return self._keep.table(tables.Step, **common)
+            return self._alive.table(tables.Step, **common)
         kernel = self._kernels[step.kernel]
         stride = _stride(kernel)
-        return self._keep.table(
+        return self._alive.table(
             tables.Step, loop=loops[kernel.name], grid=kernel.grid, scratch=scratch, stride=stride, **common
         )
 
@@ -75,7 +75,7 @@ class CpuProgram:
     def _allocate(self) -> int:
         """Memory for one more call at a time."""
         memory, start = host_memory.allocate(tables.NODE + self._bytes)
-        self._keep.object(memory)
+        self._alive.object(memory)
         return start
 
     def _fail(self, code: int) -> NoReturn:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from tilec.runtime.cpu.math_exp import erf, exp, exp2, exp_below, expm1, tanh
 from tilec.runtime.cpu.math_log import log, log1p, log2, pow
-from tilec.runtime.cpu.math_trig import cos, cos_quick, sin, sin_quick, tan, tan_quick
+from tilec.runtime.cpu.math_trig import cos, cos_approx, sin, sin_approx, tan, tan_approx
 from tilec.runtime.cpu.math_values import Value, call, floats
 
 __all__ = [
-    "absolute", "ceil", "cos", "cos_quick", "erf", "exp", "exp2", "exp_below", "expm1", "floor", "log", "log1p",
-    "log2", "pow", "round_even", "rsqrt", "sin", "sin_quick", "sqrt", "tan", "tan_quick", "tanh",
+    "absolute", "ceil", "cos", "cos_approx", "erf", "exp", "exp2", "exp_below", "expm1", "floor", "log", "log1p",
+    "log2", "pow", "round_even", "rsqrt", "sin", "sin_approx", "sqrt", "tan", "tan_approx", "tanh",
 ]  # fmt: skip
 
 

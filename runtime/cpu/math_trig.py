@@ -5,13 +5,13 @@ pi are multiples of the last bit of |r| < 2 (J.-M. Muller et al., Handbook of Fl
 Then sin(x) = (-1)^q sin(r), one odd polynomial on [-pi/2, pi/2]; cos likewise with half a period's shift. There are no
 octants to select from, so that a cosine is about 16 instructions.
 
-Beyond `QUICK_LIMIT`: M. H. Payne and R. N. Hanek (Radian Reduction for Trigonometric Functions, 1983). x is an integer
+Beyond `CODY_WAITE_LIMIT`: M. H. Payne and R. N. Hanek (Radian Reduction for Trigonometric Functions, 1983). x is an integer
 times 2^e, and of 2^e / pi only what is left modulo 2 matters. A table holds that for every e: for f64 as four f64 whose
 products are added without error; for f32, whose integers have 24 bits, as two f64, the first with an exact product.
 
 `sin`, `cos` and `tan` hold on the full range: they compute both and select, which takes about six times as long as the
-quick form. `sin_quick`, `cos_quick`, `tan_quick` are for loops that look: collect the largest |x|, and do the loop again
-with the full form if that is beyond `QUICK_LIMIT`.
+approximate form. `sin_approx`, `cos_approx`, `tan_approx` are for loops that look: collect the largest |x|, and do the loop again
+with the full form if that is beyond `CODY_WAITE_LIMIT`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from tilec.runtime.cpu.math_values import (
     two_sum,
 )
 
-QUICK_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}
-"""Up to this |x| the quick forms keep their bound."""
+CODY_WAITE_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}
+"""Up to this |x| the approximate forms keep their bound."""
 
 _PI_BITS = 1400
 
@@ -79,7 +79,7 @@ def split_integer(number: int, digits: Sequence[int]) -> list[float]:
 # ---- reductions: q, r and rest with x = (q - shift) pi / pieces + r + rest; shift is 0 or 1/2, pieces 1 or 2 ---------
 
 
-def quick_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value, Value]:
+def cody_waite_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value, Value]:
     """By pi in three parts; |r| <= pi / (2 pieces) and a little. Only tan (2 pieces) needs what rounding r lost."""
     whole, q = nearest(fma(x, pieces / math.pi, shift) if shift else x * (pieces / math.pi))
     if shift:
@@ -110,7 +110,7 @@ def residues(kind: Float) -> list[tuple[float, ...]]:
 
 
 def _first(kind: Float) -> int:
-    """The table begins at x = 2^(fraction - this), below the quick limit."""
+    """The table begins at x = 2^(fraction - this), below the limit of the approximate forms."""
     return kind.fraction // 2
 
 
@@ -162,12 +162,12 @@ def even_part_removed(x: Value) -> Value:
 
 
 def full_reduction(x: Value, shift: float, pieces: int) -> tuple[Value, Value, Value]:
-    """The quick reduction where it holds, else Payne and Hanek's. Infinities become NaN."""
-    quick = quick_reduction(x, shift, pieces)
+    """Cody and Waite's reduction where it holds, else Payne and Hanek's. Infinities become NaN."""
+    short = cody_waite_reduction(x, shift, pieces)
     q, r, rest = (full_reduction_f32 if x.kind == F32 else full_reduction_f64)(x, shift, pieces)
     full = q, select(absolute(x) < math.inf, r, math.nan), rest
-    near = absolute(x) <= QUICK_LIMIT[x.kind.name]
-    sin, cos, tan = (select(near, a, b) for a, b in zip(quick, full))
+    near = absolute(x) <= CODY_WAITE_LIMIT[x.kind.name]
+    sin, cos, tan = (select(near, a, b) for a, b in zip(short, full))
     return sin, cos, tan
 
 
@@ -227,18 +227,18 @@ def tan(x: Value) -> Value:
 
 
 @floats
-def sin_quick(x: Value) -> Value:
-    """The sine up to `QUICK_LIMIT`."""
-    return sin_of(x, quick_reduction)
+def sin_approx(x: Value) -> Value:
+    """The sine up to `CODY_WAITE_LIMIT`."""
+    return sin_of(x, cody_waite_reduction)
 
 
 @floats
-def cos_quick(x: Value) -> Value:
-    """The cosine up to `QUICK_LIMIT`."""
-    return cos_of(x, quick_reduction)
+def cos_approx(x: Value) -> Value:
+    """The cosine up to `CODY_WAITE_LIMIT`."""
+    return cos_of(x, cody_waite_reduction)
 
 
 @floats
-def tan_quick(x: Value) -> Value:
-    """The tangent up to `QUICK_LIMIT`."""
-    return tan_of(x, quick_reduction)
+def tan_approx(x: Value) -> Value:
+    """The tangent up to `CODY_WAITE_LIMIT`."""
+    return tan_of(x, cody_waite_reduction)

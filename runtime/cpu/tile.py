@@ -39,8 +39,8 @@ def _rows(context, builder, type_: Tile, pointer, at, stride):
     """Pointers to the vectors of a tile, and the alignment of one element."""
     row = context.get_value_type(type_).element
     for n in range(type_.lanes):
-        place = builder.add(at, builder.mul(stride, ir.Constant(stride.type, n)))
-        yield builder.bitcast(builder.gep(pointer, [place]), row.as_pointer())
+        offset = builder.add(at, builder.mul(stride, ir.Constant(stride.type, n)))
+        yield builder.bitcast(builder.gep(pointer, [offset]), row.as_pointer())
 
 
 def _load(lanes: int) -> Callable:
@@ -65,8 +65,8 @@ def store_tile(typingctx, pointer, at, stride, tile):
     """Stores the vectors of a tile at `at`, `at + stride`, ..."""
 
     def generate(context, builder, signature, arguments):
-        *place, value = arguments
-        for n, row in enumerate(_rows(context, builder, tile, *place)):
+        *address, value = arguments
+        for n, row in enumerate(_rows(context, builder, tile, *address)):
             builder.store(builder.extract_value(value, n), row).align = tile.element.bitwidth // 8
         return context.get_dummy_value()
 
@@ -91,10 +91,10 @@ def transpose(typingctx, tile):
                 pair = rows[r], rows[r + step]
                 rows[r], rows[r + step] = (builder.shuffle_vector(*pair, m) for m in (upper, lower))
             step *= 2
-        turned = ir.Constant(context.get_value_type(tile), ir.Undefined)
+        transposed = ir.Constant(context.get_value_type(tile), ir.Undefined)
         for r, row in enumerate(rows):
-            turned = builder.insert_value(turned, row, r)
-        return turned
+            transposed = builder.insert_value(transposed, row, r)
+        return transposed
 
     return tile(tile), generate
 

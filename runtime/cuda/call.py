@@ -11,7 +11,7 @@ from tilec.runtime.cuda import driver
 from tilec.runtime.cuda.dlpack import CUDA
 from tilec.runtime.cuda.launch import TiledMap, stream_handle
 from tilec.runtime.cuda.program import DeviceProgram, Run
-from tilec.runtime.native.tables import CALL, CAPTURING, ENCODE, STEP, WAIT, DeviceMap, DeviceStep, Keep
+from tilec.runtime.native.tables import CALL, CAPTURING, ENCODE, STEP, WAIT, DeviceMap, DeviceStep, KeepAlive
 from tilec.runtime.native.tables import DeviceProgram as Table
 
 _COPY, _CLEAR = "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async"
@@ -27,41 +27,41 @@ def runner(program: DeviceProgram, kind: type, arrays: int) -> Runner | None:
     PyTorch."""
     if not cpu_call.possible(kind) or not (current := cpu_call.exchange(cpu_call.CURRENT_STREAM)):
         return None
-    keep, words, runs = Keep(), arrays + len(program.offsets), program.steps
+    alive, words, runs = KeepAlive(), arrays + len(program.offsets), program.steps
 
     def fail(code: int) -> NoReturn:
         said, function = code % (1 << CALL), code % (1 << STEP) >> CALL
         raise driver.failure(_CALLS.get(function) or _queued(runs[code >> STEP], words), said)
 
-    steps = [_step(keep, run, words) for run in runs]
-    table = keep.table(
-        Table, device=program.device, fail=keep.object(fail), steps=len(steps), step_list=keep.words(steps),
+    steps = [_step(alive, run, words) for run in runs]
+    table = alive.table(
+        Table, device=program.device, fail=alive.object(fail), steps=len(steps), step_list=alive.words(steps),
         parameters=max((-(-r.launcher.offsets[-1] // 8) if r.launcher else 2 for r in runs), default=0), arrays=arrays,
-        temporaries=len(program.offsets), offsets=keep.words(program.offsets), spaced=not program.plain,
-        spaces=program.spaces, space=keep.object(program.space), checks=program.checks, deferred_checks=program.deferred_checks,
+        temporaries=len(program.offsets), offsets=alive.words(program.offsets), spaced=not program.plain,
+        spaces=program.spaces, space=alive.object(program.space), checks=program.checks, deferred_checks=program.deferred_checks,
         **{field: _address(name) for field, name in _FUNCTIONS.items()},
     )  # fmt: skip
-    owner: Any = keep, program
+    owner: Any = alive, program
     return Runner(owner, table, "tilec_cuda_execute", words, 16, (CUDA, program.device), current, stream_handle)
 
 
-def _step(keep: Keep, run: Run, words: int) -> int:
+def _step(alive: KeepAlive, run: Run, words: int) -> int:
     slots = run.pick(range(words))
-    common = {"addresses": len(slots), "slots": keep.words(slots)}
+    common = {"addresses": len(slots), "slots": alive.words(slots)}
     if run.launcher is None:
-        return keep.table(DeviceStep, bytes=run.bytes, **common)
+        return alive.table(DeviceStep, bytes=run.bytes, **common)
     offsets = run.launcher.offsets
-    maps = [_map(keep, m, place) for m, place in zip(run.maps, offsets[len(slots) :])]
-    return keep.table(
+    maps = [_map(alive, m, offset) for m, offset in zip(run.maps, offsets[len(slots) :])]
+    return alive.table(
         DeviceStep, config=run.launcher.config, kernel=run.launcher.kernel.handle.value or 0, bytes=offsets[-1],
-        maps=len(maps), map_list=keep.words(maps), check=offsets[-2] if run.sites else 0, word=run.word, **common,
+        maps=len(maps), map_list=alive.words(maps), check=offsets[-2] if run.sites else 0, word=run.word, **common,
     )  # fmt: skip
 
 
-def _map(keep: Keep, m: TiledMap, place: int) -> int:
+def _map(alive: KeepAlive, m: TiledMap, offset: int) -> int:
     rows = {name: ctypes.addressof(getattr(m, name)) for name in ("sizes", "pitches", "boxes", "steps")}
-    return keep.table(
-        DeviceMap, parameter=m.parameter, place=place, dtype=m.dtype, rank=m.rank, interleave=m.interleave,
+    return alive.table(
+        DeviceMap, parameter=m.parameter, offset=offset, dtype=m.dtype, rank=m.rank, interleave=m.interleave,
         swizzle=m.swizzle, promotion=m.promotion, fill=m.fill, **rows,
     )  # fmt: skip
 

@@ -76,15 +76,15 @@ class Kernel:
         parameter space begins, which is at no multiple of 64."""
         if "tensor_map" not in self.parameters:
             return parameter_offsets(self.parameters)
-        places, end = [], 0
+        found, end = [], 0
         for index in range(len(self.parameters)):
             offset, size = ctypes.c_size_t(), ctypes.c_size_t()
             driver.call(
                 "cuKernelGetParamInfo", self.handle, ctypes.c_size_t(index), ctypes.byref(offset), ctypes.byref(size)
             )
-            places.append(offset.value)
+            found.append(offset.value)
             end = offset.value + size.value
-        return [*places, end]
+        return [*found, end]
 
     def configure(self, shared: int, cluster: int, device: int) -> None:
         """Lets the kernel have more than 48 KiB of dynamic shared memory, and clusters of more than 8
@@ -102,7 +102,7 @@ class Launcher:
     """A kernel with everything fixed but its arguments and the stream.
 
     `launch(stream, *arguments)` takes integers, floats and tensor maps as the kernel's parameters say. It is
-    safe in many threads at once. Of a `resident` kernel at most as many blocks are launched as run at a time. Blocks of an
+    safe in many threads at once. Of a `persistent` kernel at most as many blocks are launched as run at a time. Blocks of an
     `overlap` kernel may be placed before the kernel ahead of them on the stream has ended.
     """
 
@@ -114,7 +114,7 @@ class Launcher:
         shared: int = 0,
         cluster: Sequence[int] = (1, 1, 1),
         device: int = 0,
-        resident: bool = False,
+        persistent: bool = False,
         overlap: bool = False,
     ):
         self.kernel, self.device = kernel, device
@@ -129,8 +129,8 @@ class Launcher:
             self._attributes = (_Attribute * len(attributes))(*attributes)
             self._config.attributes = ctypes.addressof(self._attributes)
             self._config.attribute_count = len(attributes)
-        if resident:
-            self._config.grid[0] = min(grid[0], blocks * self._resident(blocks))
+        if persistent:
+            self._config.grid[0] = min(grid[0], blocks * self._blocks_at_a_time(blocks))
         self.offsets = kernel.offsets()
         self._parameters = struct.Struct(parameter_format(kernel.parameters, self.offsets))
 
@@ -139,7 +139,7 @@ class Launcher:
         """The address of the configuration, which lacks the stream."""
         return ctypes.addressof(self._config)
 
-    def _resident(self, cluster: int) -> int:
+    def _blocks_at_a_time(self, cluster: int) -> int:
         """How many blocks, or clusters of them, the device runs at a time. Clusters lie within one group of SMs (GPC),
         and how many SMs the groups of a chip have is known to its driver only."""
         count, function = ctypes.c_int(), ctypes.c_void_p()
@@ -168,12 +168,12 @@ class Launcher:
 
 def parameter_offsets(kinds: Sequence[str]) -> list[int]:
     """Where each parameter begins, at a multiple of its size or of 64, and where the last ends."""
-    places, end = [], 0
+    offsets, end = [], 0
     for kind in kinds:
         size = _KINDS[kind][1]
-        places.append(end + -end % min(size, 64))
-        end = places[-1] + size
-    return [*places, end]
+        offsets.append(end + -end % min(size, 64))
+        end = offsets[-1] + size
+    return [*offsets, end]
 
 
 def parameter_format(kinds: Sequence[str], offsets: Sequence[int]) -> str:

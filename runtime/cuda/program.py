@@ -13,7 +13,7 @@ from tilec.core.diagnostics import CallError, CheckError
 from tilec.runtime.cuda import driver
 from tilec.runtime.cuda.cubins import parameters
 from tilec.runtime.cuda.launch import Kernel, Launcher, TiledMap
-from tilec.runtime.native.tables import DeviceSpace, Keep
+from tilec.runtime.native.tables import DeviceSpace, KeepAlive
 from tilec.runtime.program import Cubin, Emitted, KernelSource, TensorMap
 
 _THREAD_LOCAL, _RELAXED = 1, 2  # CUstreamCaptureMode
@@ -71,13 +71,13 @@ class DeviceProgram:
         self.checks = len(checked)
         self.plain = not self.offsets and not self.checks
         self._spaces: dict[int, _Space] = {}
-        self._lock, self._keep = threading.Lock(), Keep()
-        self.spaces = self._keep.words([0])  # the address of the first one's table
+        self._lock, self._alive = threading.Lock(), KeepAlive()
+        self.spaces = self._alive.words([0])  # the address of the first one's table
 
     def _launcher(self, source: KernelSource, cubin: Cubin) -> Launcher:
         kernel = Kernel(cubin.image, cubin.entry, parameters(source))
         grid, block, cluster = ((n, 1, 1) for n in (source.grid, source.threads, source.cluster))
-        return Launcher(kernel, grid, block, source.shared, cluster, self.device, source.resident, source.overlap)
+        return Launcher(kernel, grid, block, source.shared, cluster, self.device, source.persistent, source.overlap)
 
     def launch(self, inputs: Sequence[int], outputs: Sequence[int], stream: int) -> None:
         """Queues the program on row-major arrays at these addresses, which are multiples of 16. Waits for run-time checks,
@@ -159,11 +159,11 @@ class DeviceProgram:
                 driver.call("cuMemAllocHost_v2", ctypes.byref(pointer), ctypes.c_size_t(4 * self.checks))
                 errors = (ctypes.c_int32 * self.checks).from_address(pointer.value or 0)
                 ctypes.memset(errors, 0, 4 * self.checks)
-        space, keep = _Space(memory.value, errors, 0, threading.Lock()), self._keep
-        space.table = keep.table(
+        space, alive = _Space(memory.value, errors, 0, threading.Lock()), self._alive
+        space.table = alive.table(
             DeviceSpace, next=after, stream=stream, memory=memory.value, errors=ctypes.addressof(errors) if errors else 0,
-            acquire=keep.object(space.lock.acquire), release=keep.object(space.lock.release),
-            report=keep.object(partial(self._report, space)),
+            acquire=alive.object(space.lock.acquire), release=alive.object(space.lock.release),
+            report=alive.object(partial(self._report, space)),
         )  # fmt: skip
         return space
 

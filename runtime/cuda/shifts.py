@@ -29,13 +29,13 @@ def keep_right_shifts(module: ir.Module) -> None:
     """Hides the operands of shifts that NVVM may drop."""
     _narrow_unsigned(module)
     flow = _Flow(module)
-    late = flow.reached(flow.variables)
-    shifts = [op for op in flow.named(*_SHIFTS, *_DIVISIONS) if hash(op.operands[0]) in late and _moves(op)]
+    varying = flow.reached(flow.variables)
+    shifts = [op for op in flow.named(*_SHIFTS, *_DIVISIONS) if hash(op.operands[0]) in varying and _moves(op)]
     if not shifts:
         return
     shifted = flow.reached(op.results[0] for op in shifts)
-    masks = [op for op in flow.named(*_MASKS) if hash(op.operands[0]) in late and _width(op.operands[0]) > 1]
-    masks += [op for op in flow.named("func.call") if _callee(op) in flow.masking and _any_of(op.operands, late)]
+    masks = [op for op in flow.named(*_MASKS) if hash(op.operands[0]) in varying and _width(op.operands[0]) > 1]
+    masks += [op for op in flow.named("func.call") if _callee(op) in flow.masking and _any_of(op.operands, varying)]
     masks += [op for op in flow.named(*_PRODUCTS) if _any_of(op.operands, shifted)]
     masked = flow.reached(v for op in masks for v in op.results)
     for op in shifts:
@@ -62,9 +62,9 @@ class _Flow:
             if op.name in _MASKS and op.parent.name == "func.func":
                 self.masking.add(ir.StringAttr(op.parent.attributes["sym_name"]).value)
             elif op.name == "memref.load" and _width(op.results[0]):
-                place = _place(op, 1)
-                self.loads[hash(op.operands[0])].append((place, op.results[0]))
-                if place is not None and _is_made_by(op.operands[0], "memref.alloca"):
+                subscript = _subscript(op, 1)
+                self.loads[hash(op.operands[0])].append((subscript, op.results[0]))
+                if subscript is not None and _is_made_by(op.operands[0], "memref.alloca"):
                     self.variables.append(op.results[0])
             elif op.name == "func.func" and len(op.regions[0].blocks):
                 name = ir.StringAttr(op.attributes["sym_name"]).value
@@ -90,9 +90,9 @@ class _Flow:
 
     def _next(self, op: ir.Operation, position: int) -> Iterator[ir.Value]:
         if op.name == "memref.store":
-            place = _place(op, 2)
+            subscript = _subscript(op, 2)
             for at, loaded in self.loads[hash(op.operands[1])] if position == 0 else ():
-                if at is None or place is None or at == place:
+                if at is None or subscript is None or at == subscript:
                     yield loaded
         elif op.name == "func.call":
             yield from self.parameters.get(_callee(op), [])[position : position + 1]
@@ -111,7 +111,7 @@ def _callee(call: ir.Operation) -> str:
     return ir.FlatSymbolRefAttr(call.attributes["callee"]).value
 
 
-def _place(op: ir.Operation, position: int) -> int | None:
+def _subscript(op: ir.Operation, position: int) -> int | None:
     """Which element of its memory is read or written, where that is known."""
     return _number(op.operands[position]) if len(op.operands) == position + 1 else None
 

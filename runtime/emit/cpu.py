@@ -128,9 +128,9 @@ class _CpuPrinter(Printer):
         if mlir.DYNAMIC in shape:
             raise InternalError(f"the size of {op} is not known", "emit")
         base = self.array(op)
-        place = plus("scratch", self.scratch)
+        address = plus("scratch", self.scratch)
         sizes = "x".join(map(str, shape)) or "scalar"
-        self.line(f"{base} = {self.use(_storage(element) + '_pointer')}({place})  # {element} {sizes}")
+        self.line(f"{base} = {self.use(_storage(element) + '_pointer')}({address})  # {element} {sizes}")
         self.memory[op.results[0]] = Memory(base, 0, strides_of(type_), element, shape, "scratch")
         size = prod(shape) * element_bytes(type_.element_type)
         self.scratch += -(-size // ALIGN) * ALIGN
@@ -158,12 +158,12 @@ class _CpuPrinter(Printer):
         kind = f"{type_.element_type}x{type_.shape[0]}"
         match op.name:
             case "vector.load":
-                memory, place = self.address(op.operands[0], list(op.operands)[1:])
-                text = f"{self.use(f'load_{kind}')}({memory.base}, {place})"
+                memory, offset = self.address(op.operands[0], list(op.operands)[1:])
+                text = f"{self.use(f'load_{kind}')}({memory.base}, {offset})"
                 self.bind(op.results[0], text, self.loaded(memory.base))
             case "vector.store":
-                memory, place = self.address(op.operands[1], list(op.operands)[2:])
-                self.line(f"{self.use(f'store_{kind}')}({memory.base}, {place}, {self.expr(op.operands[0])})")
+                memory, offset = self.address(op.operands[1], list(op.operands)[2:])
+                self.line(f"{self.use(f'store_{kind}')}({memory.base}, {offset}, {self.expr(op.operands[0])})")
             case "vector.broadcast":
                 text = f"{self.use(f'splat_{kind}')}({self.expr(op.operands[0])})"
                 self.bind(op.results[0], text, self.variable(op, 0, "all"))
@@ -178,8 +178,8 @@ class _CpuPrinter(Printer):
     def square(self, op: ir.Operation) -> None:
         """The operations of `runtime/cpu/tile.py`, by its names."""
         store = op.name == "vector.store"
-        memory, place = self.address(op.operands[int(store)], list(op.operands)[1 + store :])
-        where = f"{memory.base}, {place}, {memory.strides[-2]}"
+        memory, offset = self.address(op.operands[int(store)], list(op.operands)[1 + store :])
+        where = f"{memory.base}, {offset}, {memory.strides[-2]}"
         if store:
             self.line(f"{self.use('store_tile')}({where}, {self.expr(op.operands[0])})")
         else:
@@ -203,12 +203,12 @@ class _CpuPrinter(Printer):
 
     def reassociable(self, op: ir.Operation, name: str, texts: list[str]) -> str:
         state, term = texts
-        if not _is_loaded_beside(op, op.operands[1]):
+        if not _is_loaded_in_block(op, op.operands[1]):
             term = f"{self.use('opaque')}({term})"
         return f"{self.use('reassoc_' + name)}({state}, {term})"
 
 
-def _is_loaded_beside(op: ir.Operation, value: ir.Value) -> bool:
+def _is_loaded_in_block(op: ir.Operation, value: ir.Value) -> bool:
     """Whether it is an element of memory, and another one in each step of the loop."""
     made = mlir.definition(value)
     if made is not None and made.name == "arith.extf":

@@ -44,8 +44,8 @@ CUDA_FUNCTION = {row.cpu: row.cuda for row in FUNCTIONS.values() if row.cpu and 
 
 def emit_cuda(module: ir.Module) -> Emitted:
     name, steps, temporaries = read_steps(module)
-    neighbours = overlaps(module, steps)
-    made = print_kernels(module, _CudaPrinter, lambda printer, function: printer.kernel(function, neighbours))
+    overlapped = overlaps(module, steps)
+    made = print_kernels(module, _CudaPrinter, lambda printer, function: printer.kernel(function, overlapped))
     kernels, used = [kernel for _, kernel in made], {name for printer, _ in made for name in printer.used}
     definitions = {name: call for printer, _ in made for name, call in printer.definitions.items()}
     header = [f'"""Kernels of {kernels[0].name if kernels else "an empty program"}, printed by tilec."""', ""]
@@ -80,7 +80,7 @@ class _CudaPrinter(UnrollPrinter):
         self.guard: str | None = None  # under which loads are printed
         self.phases: dict[str, str] = {}  # of each tag, the variable with the parity of its rounds
 
-    def kernel(self, function: ir.Operation, neighbours: dict[str, Overlap]) -> KernelSource:
+    def kernel(self, function: ir.Operation, overlapped: dict[str, Overlap]) -> KernelSource:
         name = ir.StringAttr(function.attributes["sym_name"]).value
         block = mlir.entry(function)
         parameters = self.parameters = self.arguments(function, block)
@@ -90,7 +90,7 @@ class _CudaPrinter(UnrollPrinter):
         self.numbers(threads, blocks, cluster)
         count = len(parameters)
         self.written = {self.memory[v].base for v in stored_arguments(function) if v in self.memory}
-        overlap = neighbours.get(name, Overlap())
+        overlap = overlapped.get(name, Overlap())
         self.others = {parameters[n] for n in overlap.made}
         for call in overlap.calls():
             self.line(f"{self.use(call)}()")
@@ -111,7 +111,7 @@ class _CudaPrinter(UnrollPrinter):
         maps = tuple(self.maps.values())
         return KernelSource(
             name, text, blocks, count, threads, shared=self.shared.bytes, sites=tuple(self.sites), maps=maps, cluster=cluster,
-            resident="tilec.resident" in function.attributes, overlap=overlap.waits,
+            persistent="tilec.persistent" in function.attributes, overlap=overlap.waits,
         )  # fmt: skip
 
     def arguments(self, function: ir.Operation, block: ir.Block) -> list[str]:
@@ -150,15 +150,15 @@ class _CudaPrinter(UnrollPrinter):
 
     def operation(self, op: ir.Operation) -> None:
         match op.name:
-            case "memref.load" if self.guard is not None or self.load_in_place(op):
+            case "memref.load" if self.guard is not None or self.load_inline(op):
                 pass
             case "memref.store" if self.guard is not None:
                 guarded_load(self, op)
             case "arith.truncf" | "arith.extf" if isinstance(op.results[0].type, ir.VectorType):
                 pass  # printed by the store of the fragment
             case "memref.load" if self.memory[op.operands[0]].space in ("shared", "cluster"):
-                memory, place = self.address(op.operands[0], list(op.operands)[1:])
-                self.bind(op.results[0], self.load(memory, place), self.names.temporary("part"))
+                memory, offset = self.address(op.operands[0], list(op.operands)[1:])
+                self.bind(op.results[0], self.load(memory, offset), self.names.temporary("part"))
             case _:
                 super().operation(op)
 
@@ -197,7 +197,7 @@ class _CudaPrinter(UnrollPrinter):
 
     def declare(self, op: ir.Operation) -> None:
         """Private tiles, just before the first operation of the kernel that touches them."""
-        touched = {v for inner in (op, *mlir.walk(op)) for v in inner.operands}
+        touched = {v for inner in (op, *mlir.traverse(op)) for v in inner.operands}
         for alloca in [a for a in self.pending if a.results[0] in touched]:
             self.pending.remove(alloca)
             value = alloca.results[0]
@@ -233,15 +233,15 @@ class _CudaPrinter(UnrollPrinter):
         letters = (own[0] if own else None) or (f"{tensor}_tile" if tensor else "tile")
         return self.shared.reserve(letters, size, what, overlay)
 
-    def load_in_place(self, op: ir.Operation) -> bool:
+    def load_inline(self, op: ir.Operation) -> bool:
         """A register is named where it is used, if nothing writes it before the last use."""
         value = op.operands[0]
-        memory, place = self.address(value, list(op.operands)[1:])
+        memory, offset = self.address(value, list(op.operands)[1:])
         once = memory.space == "variable" or (
             memory.space in ("array", "halves") and len(mlir.uses(op.results[0])) == 1
         )
         if once and is_unchanged(op, value):
-            self.text[op.results[0]] = self.load(memory, place)
+            self.text[op.results[0]] = self.load(memory, offset)
             return True
         return False
 
@@ -338,9 +338,9 @@ class _CudaPrinter(UnrollPrinter):
 
     def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
         if name == "arith.divf" and has_flag(op, "arcp"):
-            return f"{texts[0]} * {self.use('reciprocal_quick_f32')}({texts[1]})"
+            return f"{texts[0]} * {self.use('reciprocal_approx_f32')}({texts[1]})"
         if name == "arith.divf" and has_flag(op, "afn"):
-            return f"{self.use('divide_quick_f32')}({', '.join(texts)})"
+            return f"{self.use('divide_approx_f32')}({', '.join(texts)})"
         return super().binary(op, name, texts, type_)
 
     def select(self, condition: str, then: str, otherwise: str, type_: str) -> str:

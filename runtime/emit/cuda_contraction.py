@@ -59,27 +59,27 @@ def store_made(printer: _CudaPrinter, op: ir.Operation) -> bool:
     target, at = printer.address(op.operands[1], list(op.operands)[2:])
     match maker.name:
         case "nvgpu.ldmatrix":
-            turn = "_trans" if ir.BoolAttr(maker.attributes["transpose"]).value else ""
-            turn += "_f32" if target.element == "f32" else ""
-            name = printer.use(f"ldmatrix_x{ir.IntegerAttr(maker.attributes['numTiles']).value}{turn}")
-            source, place = printer.address(maker.operands[0], list(maker.operands)[1:])
-            printer.line(f"{name}({target.base}, {at}, {printer.bytes(source, place)})")
+            suffix = "_trans" if ir.BoolAttr(maker.attributes["transpose"]).value else ""
+            suffix += "_f32" if target.element == "f32" else ""
+            name = printer.use(f"ldmatrix_x{ir.IntegerAttr(maker.attributes['numTiles']).value}{suffix}")
+            source, offset = printer.address(maker.operands[0], list(maker.operands)[1:])
+            printer.line(f"{name}({target.base}, {at}, {printer.bytes(source, offset)})")
         case "nvgpu.mma.sync":
             a, b, c = (printer.vectors[v] for v in maker.operands)
             _same(c, (target, at), op)
             kind = ir.VectorType(maker.operands[0].type).element_type
             name = printer.use(f"mma_{'tf32' if 'tf32Enabled' in maker.attributes else kind}")
-            parts = ", ".join(f"{memory.base}, {place}" for memory, place in (c, a, b))
+            parts = ", ".join(f"{memory.base}, {offset}" for memory, offset in (c, a, b))
             printer.line(f"{name}({parts})")
         case "arith.extf":  # of what was cut to tf32
             source = mlir.definition(maker.operands[0]).operands[0]
             _same(printer.vectors[source], (target, at), op)
             printer.line(f"{printer.use('round_tf32_x4')}({target.base}, {at})")
         case "arith.truncf":  # two numbers in one word of a fragment
-            source, place = printer.vectors[maker.operands[0]]
+            source, offset = printer.vectors[maker.operands[0]]
             name = printer.use(f"pack_{ir.VectorType(maker.results[0].type).element_type}")
-            second = printer.load(source, plus(place, 1))
-            printer.line(f"{target.base}[{at}] = {name}({printer.load(source, place)}, {second})")
+            second = printer.load(source, plus(offset, 1))
+            printer.line(f"{target.base}[{at}] = {name}({printer.load(source, offset)}, {second})")
         case "vector.contract":
             a, b, c = (printer.vectors[v] for v in maker.operands)
             _same(c, (target, at), op)
@@ -107,12 +107,12 @@ def _contract(printer: _CudaPrinter, op: ir.Operation) -> str:
 
 def _copy(printer: _CudaPrinter, op: ir.Operation) -> None:
     """`cp_async_16(shared address, address, bytes)`; fewer bytes than 16 leave zeros behind them."""
-    _, places, _, indices, elements = ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])
+    _, rank, _, indices, elements = ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])
     operands = list(op.operands)
-    target, at = printer.address(operands[0], operands[1 : 1 + places])
-    source, place = printer.address(operands[1 + places], operands[2 + places : 2 + places + indices])
+    target, at = printer.address(operands[0], operands[1 : 1 + rank])
+    source, offset = printer.address(operands[1 + rank], operands[2 + rank : 2 + rank + indices])
     size = ir.MemRefType(operands[0].type).element_type.width // 8
     count = ir.IntegerAttr(op.attributes["dstElements"]).value
     amount = times(printer.index(operands[-1]), size) if elements else count * size
     name = printer.use(f"cp_async_{count * size}")
-    printer.line(f"{name}({printer.bytes(target, at)}, {printer.bytes(source, place)}, {amount})")
+    printer.line(f"{name}({printer.bytes(target, at)}, {printer.bytes(source, offset)}, {amount})")

@@ -46,8 +46,8 @@ def _create(printer: _CudaPrinter, op: ir.Operation) -> None:
 
 
 def _barrier(printer: _CudaPrinter, barriers: ir.Value, number: ir.Value) -> str:
-    memory, place = printer.address(barriers, [number])
-    return printer.bytes(memory, place)
+    memory, offset = printer.address(barriers, [number])
+    return printer.bytes(memory, offset)
 
 
 def _init(printer: _CudaPrinter, op: ir.Operation) -> None:
@@ -66,8 +66,8 @@ def _arrive(printer: _CudaPrinter, op: ir.Operation) -> None:
 
 def _wait(printer: _CudaPrinter, op: ir.Operation) -> None:
     barriers, phase, _, number = op.operands
-    place = _barrier(printer, barriers, number)
-    printer.line(f"{printer.use('mbarrier_wait')}({place}, {printer.use('i32')}({printer.expr(phase)}))")
+    barrier = _barrier(printer, barriers, number)
+    printer.line(f"{printer.use('mbarrier_wait')}({barrier}, {printer.use('i32')}({printer.expr(phase)}))")
 
 
 def _load(printer: _CudaPrinter, op: ir.Operation) -> None:
@@ -120,38 +120,38 @@ def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
 
 def _product(printer: _CudaPrinter, op: ir.Operation, product: WarpgroupProduct) -> None:
     sums, left, right = (printer.memory[v] for v in list(op.operands)[:3])
-    turned = [not major for major in product.k_major]
-    steps = [depth_step(t) for t in turned]
+    transposed = [not major for major in product.k_major]
+    steps = [depth_step(t) for t in transposed]
     size = element_bytes(ir.Type.parse(left.element))
     arguments = (
         f'"{product.multiplicand}", {product.n}, steps={product.k * size // 32}, step_a={steps[0]}, step_b={steps[1]}'
     )
-    arguments += f", transpose_a={turned[0]}, transpose_b={turned[1]}"
+    arguments += f", transpose_a={transposed[0]}, transpose_b={transposed[1]}"
     order = "rk" if product.left_in_registers else "mk" if product.left_k_major else "km"
     name = f"wgmma_{product.n}_{order}_{'nk' if product.right_k_major else 'kn'}"
     if product.slabs != (None, None):
-        jumps = [0 if t or lines is None else lines * LINE // 16 for t, lines in zip(turned, product.slabs)]
+        jumps = [0 if t or lines is None else lines * LINE // 16 for t, lines in zip(transposed, product.slabs)]
         arguments += f", slab_a={jumps[0]}, slab_b={jumps[1]}, registers={product.left_in_registers}"
         name += f"_{product.k}"
     name = printer.define(name, "wgmma", f"({arguments})")
     texts = [
         f"{_layout(printer, t, product.k if lines is None else lines)} | ({printer.bytes(m, m.offset)} >> 4)"
-        for t, lines, m in zip(turned, product.slabs, (left, right))
+        for t, lines, m in zip(transposed, product.slabs, (left, right))
     ]
     if product.left_in_registers:
         texts[0] = f"{left.base}, {printer.expr(op.operands[3])}"
     printer.line(f"{name}({sums.base}, 0, {', '.join(texts)}, {printer.expr(list(op.operands)[-1])})")
 
 
-def depth_step(turned: bool) -> int:
+def depth_step(transposed: bool) -> int:
     """What 16 of k add to a descriptor, in units of 16 bytes: 32 bytes along a line, or 16 lines."""
-    return 16 * LINE // 16 if turned else 2
+    return 16 * LINE // 16 if transposed else 2
 
 
-def _layout(printer: _CudaPrinter, turned: bool, depth: int) -> str:
+def _layout(printer: _CudaPrinter, transposed: bool, depth: int) -> str:
     """The bits of a matrix descriptor that say how a tile lies: in lines of k, or in lines of rows."""
-    name = f"MN_MAJOR_{depth}" if turned else "K_MAJOR"
-    return printer.define(name, "matrix_descriptor", f"({f'lines={depth}' if turned else ''})")
+    name = f"MN_MAJOR_{depth}" if transposed else "K_MAJOR"
+    return printer.define(name, "matrix_descriptor", f"({f'lines={depth}' if transposed else ''})")
 
 
 HOPPER: dict[str, Callable[[_CudaPrinter, ir.Operation], None]] = {

@@ -39,7 +39,7 @@ _QUOTIENTS = ("arith.divui", "arith.floordivsi")
 _WARP, _WARPGROUP = 5, 7  # bits of a thread's number within them
 
 
-def _place(op: ir.Operation) -> str | None:
+def _thread_or_block(op: ir.Operation) -> str | None:
     """What a part of a thread's number tells."""
     made = mlir.definition(op.operands[0]) if len(op.operands) == 2 else None
     if made is None or made.name != "gpu.thread_id":
@@ -60,7 +60,7 @@ def _exponent(divisor: object) -> int | None:
 class IndexPrinter(Printer):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.places: set[str] = set()  # variables that are a thread's or a block's number
+        self.thread_numbers: set[str] = set()  # variables that are a thread's or a block's number
         self.grid: dict[str, int] = {}  # how many values `gpu.thread_id`, `gpu.block_id` and their like have
         self.ranges = Ranges(lambda op: (0, self.grid[op.name] - 1) if op.name in self.grid else None)
 
@@ -71,8 +71,8 @@ class IndexPrinter(Printer):
 
     def variable(self, op: ir.Operation, number: int = 0, letters: str = "tmp") -> str:
         """Parts of a thread's number are called by the field's names."""
-        if letters == "tmp" and not locations.variables(op) and (place := _place(op)):
-            return self.names.variable(place)
+        if letters == "tmp" and not locations.variables(op) and (known := _thread_or_block(op)):
+            return self.names.variable(known)
         return super().variable(op, number, letters)
 
     def operand(self, op: ir.Operation, value: ir.Value) -> str:
@@ -80,8 +80,10 @@ class IndexPrinter(Printer):
         costly = op.name in _COSTLY and whole and mlir.constant_value(value) is None
         if not costly:
             return self.expr(value)
-        shifted = op.name == "arith.shrui" or (op.name in _QUOTIENTS and _exponent(mlir.constant_value(op.operands[1])))
-        return self._small(self.ranges.of(value), self.expr(value), bool(shifted))
+        by_shift = op.name == "arith.shrui" or (
+            op.name in _QUOTIENTS and _exponent(mlir.constant_value(op.operands[1]))
+        )
+        return self._small(self.ranges.of(value), self.expr(value), bool(by_shift))
 
     def divided(self, op: ir.Operation, dims: int, expr: ir.AffineExpr, left: str | int, right: str | int) -> str:
         exponent = _exponent(right) if isinstance(expr, ir.AffineFloorDivExpr) else None
@@ -90,11 +92,11 @@ class IndexPrinter(Printer):
             left = self._small(range_, left, bool(exponent))
         return f"({group(left)} >> {exponent})" if exponent else quotient(expr, left, right)
 
-    def _small(self, range_: Range | None, text: str, shifted: bool = False) -> str:
+    def _small(self, range_: Range | None, text: str, by_shift: bool = False) -> str:
         """The same number, marked with what is known of it."""
-        if range_ is None or range_[0] < I32[0] or range_[1] > I32[1] or text in self.places:
+        if range_ is None or range_[0] < I32[0] or range_[1] > I32[1] or text in self.thread_numbers:
             return text
-        return f"{self.use('within_u31' if range_[0] >= 0 and not shifted else 'within_i32')}({text})"
+        return f"{self.use('within_u31' if range_[0] >= 0 and not by_shift else 'within_i32')}({text})"
 
     def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:
         exponent = _exponent(mlir.constant_value(op.operands[1]))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tilec.runtime.emit.cuda import _CudaPrinter
 
 
-PLACES = {
+CLUSTER_NUMBERS = {
     "gpu.cluster_id": ("cluster_id", "cluster"),
     "gpu.cluster_block_id": ("cluster_rank", "rank"),
     "gpu.cluster_dim": ("cluster_count", "clusters"),
@@ -32,16 +32,16 @@ PLACES = {
 def async_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
     """Prints one of these operations; false for others."""
     match op.name:
-        case "memref.alloc" if _is_tag(op.results[0]):
-            _allocate_tag(printer, op)
+        case "memref.alloc" if _is_mbarrier(op.results[0]):
+            _allocate_mbarriers(printer, op)
         case "memref.alloc" if _is_clusters(op.results[0]):
-            _allocate_mailbox(printer, op)
+            _allocate_dsmem(printer, op)
         case "memref.dma_start":
             _start(printer, op)
         case "memref.dma_wait":
             _wait(printer, op)
         case "gpu.cluster_id" | "gpu.cluster_block_id" | "gpu.cluster_dim":
-            function, name = PLACES[op.name]
+            function, name = CLUSTER_NUMBERS[op.name]
             text = f"{printer.use('i64')}({printer.use(function)}())"
             own = printer.variable(op) if locations.variables(op) else printer.names.variable(name)
             printer.bind(op.results[0], text, own)
@@ -62,17 +62,17 @@ def async_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
 def _atomic(printer: _CudaPrinter, op: ir.Operation) -> None:
     """Words that blocks leave for each other: to assign one, or to read it, which is to or it with 0."""
     kind = ir.IntegerAttr(op.attributes["kind"]).value
-    memory, place = printer.address(op.operands[1], list(op.operands)[2:])
+    memory, offset = printer.address(op.operands[1], list(op.operands)[2:])
     if kind == arith.AtomicRMWKind.assign and not mlir.uses(op.results[0]):
-        printer.line(f"{printer.use('publish_i64')}({printer.bytes(memory, place)}, {printer.expr(op.operands[0])})")
+        printer.line(f"{printer.use('publish_i64')}({printer.bytes(memory, offset)}, {printer.expr(op.operands[0])})")
     elif kind == arith.AtomicRMWKind.ori and mlir.constant_value(op.operands[0]) == 0:
-        text = f"{printer.use('observe_i64')}({printer.bytes(memory, place)})"
+        text = f"{printer.use('observe_i64')}({printer.bytes(memory, offset)})"
         printer.bind(op.results[0], text, printer.names.temporary("word"))
     else:
         raise InternalError("this atomic update is not printed", "emit", str(op))
 
 
-def _is_tag(value: ir.Value) -> bool:
+def _is_mbarrier(value: ir.Value) -> bool:
     return any(u.name == "memref.dma_wait" for u in mlir.uses(value))
 
 
@@ -81,8 +81,8 @@ def _is_clusters(value: ir.Value) -> bool:
     return isinstance(space, ir.IntegerAttr) and ir.IntegerAttr(space).value == CLUSTER
 
 
-def _allocate_tag(printer: _CudaPrinter, op: ir.Operation) -> None:
-    """Every word of a tag ends a round with one arrival, which says how many bytes come, and these bytes."""
+def _allocate_mbarriers(printer: _CudaPrinter, op: ir.Operation) -> None:
+    """Every mbarrier ends a phase with one arrival, which says how many bytes come, and these bytes."""
     (count,) = ir.MemRefType(op.results[0].type).shape
     base, phases = printer.reserve(op, 8 * count, f"{count} barriers"), printer.names.variable("phases")
     memory = Memory(base, 0, (1,), "i64", (count,), "shared")
@@ -93,7 +93,7 @@ def _allocate_tag(printer: _CudaPrinter, op: ir.Operation) -> None:
     printer.line(f"{phases} = {printer.use('i64')}(0)")
 
 
-def _allocate_mailbox(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _allocate_dsmem(printer: _CudaPrinter, op: ir.Operation) -> None:
     """The block's own part; its address is the same in every block of the cluster."""
     type_ = ir.MemRefType(op.results[0].type)
     for user in mlir.uses(op.results[0]):
@@ -110,12 +110,12 @@ def _start(printer: _CudaPrinter, op: ir.Operation) -> None:
     operands = list(op.operands)
     source, source_at, operands = _subscripted(printer, operands)
     target, target_at, operands = _subscripted(printer, operands)
-    _, tag, tag_at = operands
+    _, mbarrier, mbarrier_at = operands
     if target.space != "cluster":
         raise InternalError(f"no copy from {source.space} to {target.space} memory", "emit", str(op))
     block = f"{printer.use('i32')}({printer.expr(_first_subscript(op))})"
-    places = printer.bytes(target, target_at), printer.bytes(*printer.address(tag, [tag_at]))
-    remote = [f"{printer.use('map_shared')}({place}, {block})" for place in places]
+    addresses = printer.bytes(target, target_at), printer.bytes(*printer.address(mbarrier, [mbarrier_at]))
+    remote = [f"{printer.use('map_shared')}({address}, {block})" for address in addresses]
     store = printer.use(f"remote_store_async_{source.element}")
     printer.line(f"{store}({remote[0]}, {printer.load(source, source_at)}, {remote[1]})")
 
@@ -123,8 +123,8 @@ def _start(printer: _CudaPrinter, op: ir.Operation) -> None:
 def _subscripted(printer: _CudaPrinter, operands: list[ir.Value]) -> tuple[Memory, str | int, list[ir.Value]]:
     """The first memory of a list of operands with its subscripts, and the rest."""
     rank = ir.MemRefType(operands[0].type).rank
-    memory, place = printer.address(operands[0], operands[1 : 1 + rank])
-    return memory, place, operands[1 + rank :]
+    memory, offset = printer.address(operands[0], operands[1 : 1 + rank])
+    return memory, offset, operands[1 + rank :]
 
 
 def _first_subscript(op: ir.Operation) -> ir.Value:
@@ -133,13 +133,13 @@ def _first_subscript(op: ir.Operation) -> ir.Value:
 
 
 def _wait(printer: _CudaPrinter, op: ir.Operation) -> None:
-    tag, tag_at, count = op.operands
-    word, place = printer.address(tag, [tag_at])
-    barrier, phases = printer.bytes(word, place), printer.phases[word.base]
-    start = next(u for u in mlir.uses(tag) if u.name == "memref.dma_start")
+    mbarrier, mbarrier_at, count = op.operands
+    word, offset = printer.address(mbarrier, [mbarrier_at])
+    barrier, phases = printer.bytes(word, offset), printer.phases[word.base]
+    start = next(u for u in mlir.uses(mbarrier) if u.name == "memref.dma_start")
     size = times(printer.index(count), element_bytes(ir.MemRefType(start.operands[0].type).element_type))
     printer.line(f"if {printer.use('cuda')}.threadIdx.x == 0:")
     printer.line(f"    {printer.use('mbarrier_expect')}({barrier}, {size})")
-    bit = f"({phases} >> {place}) & 1" if place != 0 else f"{phases} & 1"
+    bit = f"({phases} >> {offset}) & 1" if offset != 0 else f"{phases} & 1"
     printer.line(f"{printer.use('mbarrier_wait')}({barrier}, {printer.use('i32')}({bit}))")
-    printer.line(f"{phases} = {phases} ^ " + (f"({printer.use('i64')}(1) << {place})" if place != 0 else "1"))
+    printer.line(f"{phases} = {phases} ^ " + (f"({printer.use('i64')}(1) << {offset})" if offset != 0 else "1"))

@@ -21,9 +21,9 @@ def word_operation(printer: _CudaPrinter, op: ir.Operation) -> None:
     """Prints the operation that takes a word; the others only name it."""
     source = op.operands[0]
     if op.name == "vector.extract":
-        memory, place = printer.vectors[source]
+        memory, offset = printer.vectors[source]
         printer.bind(
-            op.results[0], f"{printer.use('i32')}({memory.base}[{half(place)}])", printer.names.temporary("word")
+            op.results[0], f"{printer.use('i32')}({memory.base}[{half(offset)}])", printer.names.temporary("word")
         )
     elif source in printer.vectors:
         printer.vectors[op.results[0]] = printer.vectors[source]
@@ -36,10 +36,10 @@ def store_word(printer: _CudaPrinter, op: ir.Operation) -> bool:
     maker = mlir.definition(op.operands[0])
     if maker is None or maker.name != "vector.bitcast" or maker.results[0] in printer.vectors:
         return False
-    memory, place = printer.address(op.operands[1], list(op.operands)[2:])
-    printer.line(f"{memory.base}[{half(place)}] = {printer.use('u32')}({printer.expr(op.operands[0])})")
+    memory, offset = printer.address(op.operands[1], list(op.operands)[2:])
+    printer.line(f"{memory.base}[{half(offset)}] = {printer.use('u32')}({printer.expr(op.operands[0])})")
     return True
 
 
-def half(place: str | int) -> str | int:
-    return place // 2 if isinstance(place, int) else f"({place}) >> 1"
+def half(offset: str | int) -> str | int:
+    return offset // 2 if isinstance(offset, int) else f"({offset}) >> 1"

@@ -15,7 +15,7 @@ def thread_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
     """Prints one of these operations; false for others."""
     match op.name:
         case "gpu.thread_id" | "gpu.block_id":
-            _place(printer, op)
+            _number(printer, op)
         case "gpu.barrier":
             printer.line(f"{printer.use('cuda')}.syncthreads()")
         case "gpu.shuffle":
@@ -25,7 +25,7 @@ def thread_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
     return True
 
 
-def _place(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _number(printer: _CudaPrinter, op: ir.Operation) -> None:
     """A thread's number in the bits that it has: LLVM then knows which guards always hold."""
     what = "thread" if op.name == "gpu.thread_id" else "block"
     text = f"{printer.use('u32')}({printer.use('cuda')}.{what}Idx.x)"
@@ -33,7 +33,7 @@ def _place(printer: _CudaPrinter, op: ir.Operation) -> None:
         bits = (printer.grid[op.name] - 1).bit_length()
         text += f" & {printer.use('u32')}({(1 << bits) - 1})"
     name = printer.variable(op) if locations.variables(op) else printer.names.variable(what)
-    printer.places.add(name)
+    printer.thread_numbers.add(name)
     printer.bind(op.results[0], f"{printer.use('i64')}({text})", name)
 
 

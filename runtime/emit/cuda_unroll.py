@@ -30,7 +30,9 @@ class UnrollPrinter(IndexPrinter):
             *others, high = bounds.split(", ")
             return f"range({', '.join([*others, self.use('rolled') + f'({high})'])})"
         known = all(mlir.constant_value(v) is not None for v in list(loop.operands)[:3])
-        large = _walks_registers(loop) and (self.rolled or _weight(loop) > UNROLLED_BY_LLVM) and len(loop.operands) == 3
+        large = (
+            _indexes_registers(loop) and (self.rolled or _weight(loop) > UNROLLED_BY_LLVM) and len(loop.operands) == 3
+        )
         if known and (large or "tilec.unroll" in loop.attributes):
             return f"{self.use('unrolled')}({bounds})"
         return f"range({bounds})"
@@ -40,7 +42,7 @@ class UnrollPrinter(IndexPrinter):
         return int(found) if str(found).isdigit() else found
 
 
-def _walks_registers(loop: ir.Operation) -> bool:
+def _indexes_registers(loop: ir.Operation) -> bool:
     """Whether a loop's variable subscripts private memory."""
     variable = loop.regions[0].blocks[0].arguments[0]
     return any(

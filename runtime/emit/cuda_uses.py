@@ -10,7 +10,7 @@ def stored_arguments(function: ir.Operation) -> set[ir.Value]:
     """The function's arguments that it writes."""
     from tilec.passes.cuda.memory_spaces import root
 
-    return {root(op.operands[1]) for op in mlir.walk(function) if op.name in ("memref.store", "vector.store")}
+    return {root(op.operands[1]) for op in mlir.traverse(function) if op.name in ("memref.store", "vector.store")}
 
 
 def is_read_as_scalar(memory: ir.Value) -> bool:
@@ -36,7 +36,7 @@ def is_unchanged(load: ir.Operation, memory: ir.Value) -> bool:
     operations = [o.operation for o in load.block.operations]
     written = False
     for op in operations[operations.index(load) + 1 :]:
-        inside = {op, *mlir.walk(op)}
+        inside = {op, *mlir.traverse(op)}
         if users & inside:
             if written:
                 return False

@@ -92,11 +92,11 @@ class Printer(Variables):
             case "arith.constant":
                 self.text[op.results[0]] = self.constant(op)
             case "memref.load":
-                memory, place = self.address(op.operands[0], list(op.operands)[1:])
-                self.bind(op.results[0], self.load(memory, place), self.loaded(memory.base))
+                memory, offset = self.address(op.operands[0], list(op.operands)[1:])
+                self.bind(op.results[0], self.load(memory, offset), self.loaded(memory.base))
             case "memref.store":
-                memory, place = self.address(op.operands[1], list(op.operands)[2:])
-                self.store(memory, place, self.expr(op.operands[0]))
+                memory, offset = self.address(op.operands[1], list(op.operands)[2:])
+                self.store(memory, offset, self.expr(op.operands[0]))
             case "memref.subview":
                 self.subview(op)
             case "memref.cast":
@@ -156,10 +156,10 @@ class Printer(Variables):
             self.text[state] = name
             self.own.add(name)
         bounds = high if low == "0" and step == "1" else f"{low}, {high}" if step == "1" else f"{low}, {high}, {step}"
-        walked = self.iterations(op, bounds)
+        numbers = self.iterations(op, bounds)
         with self.names.loop((locations.variables(op) or [None])[0] or "each") as name:
             self.text[variable] = name
-            self.line(f"for {name} in {walked}:")
+            self.line(f"for {name} in {numbers}:")
             self.indent(block, names)
         for result, name in zip(op.results, names):
             self.text[result] = name
@@ -214,10 +214,10 @@ class Printer(Variables):
 
     def address(self, value: ir.Value, indices: list[ir.Value]) -> tuple[Memory, str | int]:
         memory = self.memory[value]
-        place: str | int = memory.offset
+        offset: str | int = memory.offset
         for index, stride in zip(indices, memory.strides):
-            place = plus(place, times(self.index(index), stride))
-        return memory, place
+            offset = plus(offset, times(self.index(index), stride))
+        return memory, offset
 
     def index(self, value: ir.Value) -> str | int:
         known = mlir.constant_value(value)
@@ -226,17 +226,17 @@ class Printer(Variables):
     def subview(self, op: ir.Operation) -> None:
         source = self.memory[op.operands[0]]
         dynamic = list(op.operands)[1:]
-        place, strides, shape = source.offset, [], []
+        start, strides, shape = source.offset, [], []
         entries = [list(ir.DenseI64ArrayAttr(op.attributes[f"static_{n}"])) for n in ("offsets", "sizes", "strides")]
         texts = [[self.index(dynamic.pop(0)) if e == mlir.DYNAMIC else e for e in group] for group in entries]
         for offset, size, step, stride in zip(*texts, source.strides):
-            place = plus(place, times(offset, stride))
+            start = plus(start, times(offset, stride))
             strides.append(times(step, stride))
             shape.append(size)
         kept = mlir.kept_dims(op)
         self.memory[op.results[0]] = Memory(
             source.base,
-            place,
+            start,
             tuple(strides[d] for d in kept),
             source.element,
             tuple(shape[d] for d in kept),
@@ -311,8 +311,8 @@ class Printer(Variables):
             case "math.fma":
                 return self.function("fma", texts, type_)
         if name in _MATH:
-            quick = f"_{mlir.get_string(op, 'tilec.form') or 'quick'}" if has_flag(op, "afn") else ""
-            return self.function(_MATH[name] + quick, texts, type_)
+            suffix = f"_{mlir.get_string(op, 'tilec.form') or 'approx'}" if has_flag(op, "afn") else ""
+            return self.function(_MATH[name] + suffix, texts, type_)
         raise InternalError(f"no way to print '{name}'", "emit", str(op))
 
     def binary(self, op: ir.Operation, name: str, texts: list[str], type_: str) -> str:

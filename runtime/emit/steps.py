@@ -43,30 +43,30 @@ def read_steps(module: ir.Module) -> tuple[str, tuple[Step, ...], tuple[Temporar
                 pass
             case other:
                 raise InternalError(f"'{other}' cannot stand between kernels", "emit", str(module))
-    return ir.StringAttr(program.attributes["sym_name"]).value, tuple(steps), place(temporaries, steps)
+    return ir.StringAttr(program.attributes["sym_name"]).value, tuple(steps), allocate(temporaries, steps)
 
 
-def place(sizes: list[int], steps: list[Step]) -> tuple[Temporary, ...]:
+def allocate(sizes: list[int], steps: list[Step]) -> tuple[Temporary, ...]:
     """Where each temporary lies in one workspace: two that are never needed at the same step may share memory.
 
-    The largest first, each at the lowest place that is free for as long as it lives.
+    The largest first, each at the lowest offset that is free for as long as it lives.
     """
     lives: dict[int, tuple[int, int]] = {}
     for position, step in enumerate(steps):
         for slot in step.slots:
             if slot.kind == "temporary":
                 lives[slot.number] = (lives.get(slot.number, (position, position))[0], position)
-    placed: dict[int, Temporary] = {}
+    allocated: dict[int, Temporary] = {}
     for number in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
         first, last = lives.get(number, (0, len(steps)))
-        others = [placed[o] for o in placed if o not in lives or (lives[o][0] <= last and first <= lives[o][1])]
+        others = [allocated[o] for o in allocated if o not in lives or (lives[o][0] <= last and first <= lives[o][1])]
         offset = 0
         for other in sorted(others, key=lambda t: t.offset):
             if offset + sizes[number] <= other.offset:
                 break
             offset = max(offset, -(-other.end // ALIGN) * ALIGN)
-        placed[number] = Temporary(sizes[number], offset)
-    return tuple(placed[n] for n in range(len(sizes)))
+        allocated[number] = Temporary(sizes[number], offset)
+    return tuple(allocated[n] for n in range(len(sizes)))
 
 
 def _bytes(shaped: ir.ShapedType) -> int:

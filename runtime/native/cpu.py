@@ -99,26 +99,26 @@ def _execute(module: ir.Module, run: ir.Function) -> ir.Function:
 
     def give(node: Any) -> None:
         """Puts a workspace at the head of the list, if need be after others that do so."""
-        again, given = (f.block() for _ in range(2))
-        b.branch(again)
-        b.position_at_end(again)
+        retry, given = (f.block() for _ in range(2))
+        b.branch(retry)
+        b.position_at_end(retry)
         head = f.load(program, 8 * Program.free)
         f.store(head, node)
         swapped = b.cmpxchg(free, head, node, "acq_rel", "monotonic")
-        b.cbranch(b.extract_value(swapped, 1), given, again)
+        b.cbranch(b.extract_value(swapped, 1), given, retry)
         b.position_at_end(given)
 
     f.store(NULL, workspace)
     with f.when(f.is_("!=", f.field(program, Program.workspace), 0)):
         f.store(b.atomic_rmw("xchg", free, NULL, "acq_rel"), workspace)
-        with b.if_else(f.is_("==", f.load(workspace), 0)) as (make, keep):
+        with b.if_else(f.is_("==", f.load(workspace), 0)) as (make, leave):
             with make:
                 made = f.call("PyObject_CallNoArgs", f.field(program, Program.allocate))
                 with f.when(f.is_("==", made, 0)):
                     f.done(0)
                 f.store(f.call("PyLong_AsVoidPtr", made), workspace)
                 f.call("Py_DecRef", made)
-            with keep:
+            with leave:
                 rest = f.words(1)
                 f.store(f.load(f.load(workspace)), rest)
                 head, body, done = (f.block() for _ in range(3))
@@ -276,9 +276,9 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
             f.store(f.call("PyLong_AsVoidPtr", handle), queue)
             f.call("Py_DecRef", handle)
 
-    def check(array: Any, place: Any) -> None:
-        slot = f.add(memory, f.mul(place, 8))
-        demand(f.is_("==", f.call(fits, call, f.item(specs, place), array, slot), 1))
+    def check(array: Any, number: Any) -> None:
+        slot = f.add(memory, f.mul(number, 8))
+        demand(f.is_("==", f.call(fits, call, f.item(specs, number), array, slot), 1))
 
     with f.times(inputs) as n:
         check(f.call("PyTuple_GetItem", arrays, n), n)
@@ -326,10 +326,10 @@ def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
 def _demand_apart(f: Writer, memory: Any, specs: Any, inputs: Any, outputs: Any, demand: Any) -> None:
     """No result shares an address with an input or with a result before it."""
     with f.times(outputs) as n:
-        place = f.add(inputs, n)
-        begin = f.item(memory, place)
-        end = f.add(begin, f.field(f.item(specs, place), Spec.bytes))
-        with f.times(place) as other:
+        number = f.add(inputs, n)
+        begin = f.item(memory, number)
+        end = f.add(begin, f.field(f.item(specs, number), Spec.bytes))
+        with f.times(number) as other:
             start = f.item(memory, other)
             stop = f.add(start, f.field(f.item(specs, other), Spec.bytes))
             demand(f.builder.or_(f.is_("<=", stop, begin), f.is_("<=", end, start)))

@@ -153,9 +153,9 @@ def _run(module: ir.Module) -> ir.Function:
                 with f.times(f.field(step, DeviceStep.maps)) as m:
                     described = f.item(f.field(step, DeviceStep.map_list), m)
                     demand(_encode(f, program, described, args, encoded), ENCODE)
-                    place = f.add(args, f.field(described, DeviceMap.place))
+                    target = f.add(args, f.field(described, DeviceMap.offset))
                     with f.times(I64(MAP_WORDS)) as w:
-                        f.store(f.item(encoded, w), f.add(place, f.mul(w, 8)))
+                        f.store(f.item(encoded, w), f.add(target, f.mul(w, 8)))
                 check = f.field(step, DeviceStep.check)
                 with f.when(f.is_("!=", check, 0)):
                     f.store(_error(f, space, step), f.add(args, check))

@@ -78,11 +78,11 @@ class PythonLaunch:
         shares = 1 if alone else min(_THREADS(pool[Pool.threads])(), step.grid)
         data = (ctypes.c_int64 * 5)(step.grid, shares, ctypes.addressof(args), node + NODE + step.scratch, step.stride)
         share, one, count = ctypes.c_int64(0), ctypes.c_int64(1), ctypes.c_int64(shares)
-        place = ctypes.addressof
+        address = ctypes.addressof
         if shares == 1:
-            step.loop(place(share), None, None, place(data))
+            step.loop(address(share), None, None, address(data))
         else:
-            _in_pool(pool, step.address, place(share), place(count), place(one), place(data), shares)
+            _in_pool(pool, step.address, address(share), address(count), address(one), address(data), shares)
         return number << 32 | args[len(given)] if args[len(given)] else 0
 
 

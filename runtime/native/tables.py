@@ -107,11 +107,11 @@ class DeviceStep(_Fields):
 
 
 class DeviceMap(_Fields):
-    """A tensor map of the tensor at the step's address number `parameter`; it goes to `place` among the parameters. The rest
+    """A tensor map of the tensor at the step's address number `parameter`; it goes to `offset` among the parameters. The rest
     is what cuTensorMapEncodeTiled takes, in its order."""
 
     parameter = auto()
-    place = auto()
+    offset = auto()
     dtype = auto()
     rank = auto()
     sizes = auto()
@@ -187,7 +187,7 @@ class Spec(_Fields):
     shape = auto()
 
 
-class Keep:
+class KeepAlive:
     """Tables, and the objects whose addresses they hold, with the lifetime of this object."""
 
     def __init__(self) -> None:

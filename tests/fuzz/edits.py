@@ -288,10 +288,14 @@ def check_edit(name: str, schedule: str) -> Verdict | None:
             raise Wrong(f"a schedule is refused ({error}), and the same edit of IR is not: {text}") from None
         return None
     assert lowered.plan is not None
-    if {k.options.name for k in lowered.plan.kernels} != {PROGRAMS[name].family}:  # of which a schedule says less than IR
+    if {k.options.name for k in lowered.plan.kernels} != {
+        PROGRAMS[name].family
+    }:  # of which a schedule says less than IR
         return check_lowered(name, lowered)
     if (found := from_dump(name, schedule)) != _mapped(lowered):
-        raise Wrong(f"a schedule is obeyed, and the same edit of IR is {'refused' if found is None else 'something else'}")
+        raise Wrong(
+            f"a schedule is obeyed, and the same edit of IR is {'refused' if found is None else 'something else'}"
+        )
     return check_lowered(name, lowered)
 
 
@@ -310,7 +314,7 @@ def from_dump(name: str, schedule: str) -> str | None:
                     options = {e.name: e.attr for e in kernels[kernel].get(key, ())}
                     edited = {k: _attribute(v) for k, v in value.items()}
                     kernels[kernel][key] = ir.DictAttr.get(options | edited)
-            for op in [o for o in mlir.walk(module.operation) if mlir.is_generic(o)]:
+            for op in [o for o in mlir.traverse(module.operation) if mlir.is_generic(o)]:
                 if (order := said.get("loops", {}).get(mlir.get_string(op, "tilec.name"))) is not None:
                     op.attributes["tilec.loops"] = _attribute(order)
         edited = {k: ir.DictAttr.get(entries) for k, entries in kernels.items()}

@@ -213,9 +213,9 @@ def _cast(value, kind):
 SCALAR = {
     **{n: getattr(np, n) for n in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos")},
     **{n: getattr(np, n) for n in ("tan", "tanh", "fabs", "ceil", "floor", "rint", "maximum", "minimum", "fmod")},
-    "exp2_quick": np.exp2, "tanh_quick": np.tanh, "log2_quick": np.log2, "sqrt_quick": np.sqrt,
-    **{f"{f.__name__}_{form}": f for f in (np.sin, np.cos) for form in ("quick", "short", "absolute")},
-    "reciprocal_quick": lambda x: 1 / x, "divide_quick": lambda a, b: a / b,
+    "exp2_approx": np.exp2, "tanh_approx": np.tanh, "log2_approx": np.log2, "sqrt_approx": np.sqrt,
+    **{f"{f.__name__}_{form}": f for f in (np.sin, np.cos) for form in ("approx", "short", "absolute")},
+    "reciprocal_approx": lambda x: 1 / x, "divide_approx": lambda a, b: a / b,
     "rsqrt": lambda x: 1 / np.sqrt(x), "erf": lambda x: math.erf(x) if x == x else x, "pow": np.power,
     "fma": lambda a, b, c: a * b + c, "not_equal": lambda a, b: bool(a != b), "is_nan": lambda a: bool(a != a),
 }  # fmt: skip
@@ -282,7 +282,7 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics
             addresses.append(memory.add(errors))
         module.made = made.copy() if kernel.overlap else set()
         made |= {a >> 32 for a, s in zip(addresses, step.slots) if s.kind != "input"}
-        launched = min(kernel.grid, RESIDENT * kernel.cluster) if kernel.resident else kernel.grid
+        launched = min(kernel.grid, RESIDENT * kernel.cluster) if kernel.persistent else kernel.grid
         for first in range(0, launched, kernel.cluster):
             _run_blocks(module, namespace[kernel.name], kernel, first, launched, addresses, memory)
         failed.append(int(errors[0]))

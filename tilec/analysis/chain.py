@@ -54,8 +54,8 @@ class Chain:
     masks: tuple[Mask, ...]
 
     @property
-    def stream(self) -> int:
-        return self.online.stream
+    def between(self) -> int:
+        return self.online.dim
 
     @property
     def absorbing(self) -> float | None:
@@ -86,40 +86,40 @@ def read_chain(reader: Reader, outputs: Iterable[Expr]) -> Chain | str:
 
 
 def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
-    streams = {d: t for t in reader.totals for d in t.place if any(d in other.reduced for other in reader.totals)}
-    if len(streams) != 1:
+    shared = {d: t for t in reader.totals for d in t.dims if any(d in other.reduced for other in reader.totals)}
+    if len(shared) != 1:
         raise Unreadable("there is no single index that one contraction makes and the other sums over")
-    ((stream, scores),) = streams.items()
-    online = derive([t for t in reader.totals if t is not scores], stream)
+    ((between, scores),) = shared.items()
+    online = derive([t for t in reader.totals if t is not scores], between)
     if isinstance(online, str):
         raise Unreadable(online)
-    wide = [c for c in online.carried if set(c.total.place) - set(scores.place)]
+    wide = [c for c in online.carried if set(c.total.dims) - set(scores.dims)]
     if len(wide) != 1 or len(online.carried) != len(reader.totals) - 1:
         raise Unreadable("a single contraction must come last")
     (product,) = wide
-    left, right = _factors(scores.term, scores.place)
-    if left is None or stream in left.dims:
+    left, right = _factors(scores.term, scores.dims)
+    if left is None or between in left.dims:
         left, right = right, left
     weights, values = _product(product)
-    rows, columns = set(scores.place) & left.dims - right.dims, set(product.total.place) - set(scores.place)
-    batch = tuple(d for d in scores.place if d not in rows and d != stream)
+    rows, columns = set(scores.dims) & left.dims - right.dims, set(product.total.dims) - set(scores.dims)
+    batch = tuple(d for d in scores.dims if d not in rows and d != between)
     for found, what in ((rows, "rows"), (columns, "columns"), (scores.reduced, "reduced indices")):
         if len(found) != 1:
             raise Unreadable(
                 f"the {what} of {scores.name} and {product.total.name} are {len(found)} dimensions, not one"
             )
-    places = {d for c in online.carried for d in c.total.place}
-    if not places <= {*batch, *rows, *columns} or values.dims - {*batch, *columns, stream}:
+    carried_dims = {d for c in online.carried for d in c.total.dims}
+    if not carried_dims <= {*batch, *rows, *columns} or values.dims - {*batch, *columns, between}:
         raise Unreadable(f"{product.total.name} has indices that {scores.name} does not have")
     for output in outputs:
-        if stream in output.dims:
+        if between in output.dims:
             raise Unreadable(f"the result of {scores.name} is stored, element by element")
     masks = tuple(_masks(online, scores))
     (row,), (column,), (inner,) = rows, columns, scores.reduced
     return Chain(online, scores, product, left, right, weights, values, row, inner, column, batch, masks)
 
 
-def _factors(term: Expr, place: tuple[int, ...]) -> tuple[Expr, Expr]:
+def _factors(term: Expr, dims: tuple[int, ...]) -> tuple[Expr, Expr]:
     if term.op != "arith.mulf":
         raise Unreadable("the first contraction is not a sum of products")
     left, right = (stored_term(a) for a in term.args)
@@ -133,7 +133,7 @@ def _product(product: Carried) -> tuple[Expr, Expr]:
     name = product.total.name
     if product.term.op != "arith.mulf":
         raise Unreadable(f"{name} is not a sum of products")
-    own = set(product.total.place)
+    own = set(product.total.dims)
     pair = sorted(product.term.args, key=lambda a: stored_term(a).op == "element" and bool(own & a.dims))
     weights, values = pair[0], stored_term(pair[1])
     if values.op != "element":
@@ -150,7 +150,7 @@ def _masks(online: Online, scores: Total) -> Iterator[Mask]:
     """Affine conditions without which no state changes."""
     for condition in dict.fromkeys(c for carried in online.carried for c in _conditions(carried.term)):
         bounds = affine_bounds(condition)
-        if bounds is None or all(online.stream not in leaf.dims for leaves, _ in bounds for leaf in leaves):
+        if bounds is None or all(online.dim not in leaf.dims for leaves, _ in bounds for leaf in leaves):
             continue
         if all(_without(c.term, condition).number == c.identity for c in online.carried):
             yield Mask(condition, bounds)
@@ -195,7 +195,7 @@ def folded(x: Expr) -> Expr:
             return Expr("constant", key=infinite)
         case "arith.maximumf" if None not in numbers:
             return Expr("constant", key=max(numbers))
-    return Expr(x.op, args, x.key, x.place, x.type, x.template)
+    return Expr(x.op, args, x.key, x.own_dims, x.type, x.template)
 
 
 def affine_bounds(condition: Expr) -> tuple[Linear, ...] | None:

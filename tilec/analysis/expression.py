@@ -18,14 +18,14 @@ from typing import Any
 from tilec.core import mlir
 from tilec.core.mlir import ir
 
-Place = tuple[int, ...]
+Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Expr:
     """A scalar. Leaves are "element" (`key` is what it is read from), "index" (of a dimension), "constant" (`key` is
     its number), "outer" (`key` is a value from outside of the operations) and "total" (`key` is its number in
-    `Reader.totals`), at `place`; other `op`s are upstream's names.
+    `Reader.totals`), at `own_dims`; other `op`s are upstream's names.
 
     `template` is an operation to copy attributes from; it does not take part in equality, `key` has their text.
     """
@@ -33,14 +33,14 @@ class Expr:
     op: str
     args: tuple[Expr, ...] = ()
     key: Any = None
-    place: Place = ()
+    own_dims: Dims = ()
     type: str = "f32"
     template: ir.Operation | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def dims(self) -> frozenset[int]:
         """The kernel dimensions that it depends on."""
-        return frozenset(self.place).union(*(a.dims for a in self.args))
+        return frozenset(self.own_dims).union(*(a.dims for a in self.args))
 
     @cached_property
     def totals(self) -> frozenset[int]:
@@ -55,7 +55,7 @@ class Expr:
             return new
         args = tuple(a.replace(swap) for a in self.args)
         same = all(a is b for a, b in zip(args, self.args))
-        return self if same else Expr(self.op, args, self.key, self.place, self.type, self.template)
+        return self if same else Expr(self.op, args, self.key, self.own_dims, self.type, self.template)
 
     @property
     def number(self) -> float | None:
@@ -79,14 +79,14 @@ def operation(x: Expr, arguments: list[ir.Value]) -> ir.Value:
 
 @dataclass(frozen=True)
 class Total:
-    """A reduction: `combine` ("arith.addf", ...) of `term` over the dimensions `reduced`; one for each `place`."""
+    """A reduction: `combine` ("arith.addf", ...) of `term` over the dimensions `reduced`; one for each `dims`."""
 
     number: int
     name: str
     combine: str
     term: Expr
     reduced: frozenset[int]
-    place: Place
+    dims: Dims
     operation: ir.Operation = field(compare=False, repr=False)
 
 
@@ -103,35 +103,35 @@ class Reader:
     of its results; None for what comes from outside. `totals` come in an order in which each follows those it reads.
     """
 
-    def __init__(self, dims: Mapping[ir.Operation, Place], maker: Maker):
+    def __init__(self, dims: Mapping[ir.Operation, Dims], maker: Maker):
         self.dims, self.maker = dims, maker
         self.totals: list[Total] = []
         self._known: dict[tuple[ir.Operation, int], Expr] = {}
 
-    def element(self, value: ir.Value, place: Place) -> Expr:
+    def element(self, value: ir.Value, dims: Dims) -> Expr:
         """What `value` holds at a place. Raises Unreadable."""
         made = self.maker(value)
         if made is None:
-            return Expr("element", key=value, place=place, type=str(ir.ShapedType(value.type).element_type))
+            return Expr("element", key=value, own_dims=dims, type=str(ir.ShapedType(value.type).element_type))
         operation, number = made
         if operation not in self.dims:
             out = mlir.maps_of(operation)[len(mlir.inputs_of(operation)) + number]
-            found = dict(zip(mlir.map_dims(out), place))
+            found = dict(zip(mlir.map_dims(out), dims))
             return self._read(operation, number, tuple(found[d] for d in range(out.n_dims)))
-        return self.result(operation, number, place)
+        return self.result(operation, number, dims)
 
-    def result(self, operation: ir.Operation, number: int, place: Place | None = None) -> Expr:
+    def result(self, operation: ir.Operation, number: int, dims: Dims | None = None) -> Expr:
         """One result of an operation of the kernel, at its own dimensions."""
         own = self.dims[operation]
         out = mlir.maps_of(operation)[len(mlir.inputs_of(operation)) + number]
         made_at = tuple(own[d] for d in mlir.map_dims(out))
-        if place is not None and place != made_at:
+        if dims is not None and dims != made_at:
             raise Unreadable(f"{_name(operation)} is read at other subscripts than it is computed at")
         if (operation, number) not in self._known:
             self._known[operation, number] = self._read(operation, number, own)
         return self._known[operation, number]
 
-    def _read(self, operation: ir.Operation, number: int, own: Place) -> Expr:
+    def _read(self, operation: ir.Operation, number: int, own: Dims) -> Expr:
         block, inputs = mlir.body_of(operation), mlir.inputs_of(operation)
         out = mlir.map_dims(mlir.maps_of(operation)[len(inputs) + number])
         reduction = {d for d, kind in enumerate(mlir.iterators_of(operation)) if kind == "reduction"} - set(out)
@@ -148,20 +148,20 @@ class Reader:
             raise Unreadable(f"{_name(operation)} is not a reduction by a single operation")
         a, b = update.operands
         term = body.expression(b if a == state else a)
-        place = tuple(own[d] for d in out)
+        dims = tuple(own[d] for d in out)
         names = (mlir.get_string(operation, "tilec.name") or "reduction").split(",")
         total = Total(
             len(self.totals), names[min(number, len(names) - 1)], update.name, term,
-            frozenset(own[d] for d in reduction), place, operation,
+            frozenset(own[d] for d in reduction), dims, operation,
         )  # fmt: skip
         self.totals.append(total)
-        return Expr("total", key=total.number, place=place, type=str(value.type))
+        return Expr("total", key=total.number, own_dims=dims, type=str(value.type))
 
 
 class _Body:
     """The values of one operation's body as expressions."""
 
-    def __init__(self, reader: Reader, operation: ir.Operation, own: Place):
+    def __init__(self, reader: Reader, operation: ir.Operation, own: Dims):
         self.reader, self.operation, self.own = reader, operation, own
         self.block = mlir.body_of(operation)
         self.operands = list(operation.operands)
@@ -181,8 +181,8 @@ class _Body:
             number = ir.BlockArgument(value).arg_number
             if number >= len(mlir.inputs_of(self.operation)):
                 raise Unreadable(f"{_name(self.operation)} reads its own state")
-            place = tuple(self.own[d] for d in mlir.map_dims(self.maps[number]))
-            return self.reader.element(self.operands[number], place)
+            dims = tuple(self.own[d] for d in mlir.map_dims(self.maps[number]))
+            return self.reader.element(self.operands[number], dims)
         type_ = str(value.type)
         match made.name:
             case "arith.constant":
@@ -191,7 +191,7 @@ class _Body:
             case _ if made.block != self.block:
                 return Expr("outer", key=value, type=type_)
             case "linalg.index":
-                return Expr("index", place=(self.own[ir.IntegerAttr(made.attributes["dim"]).value],), type="index")
+                return Expr("index", own_dims=(self.own[ir.IntegerAttr(made.attributes["dim"]).value],), type="index")
             case "tensor.extract" | "scf.if" | "memref.load":
                 raise Unreadable(f"{_name(self.operation)} reads at computed subscripts")
         if len(made.results) != 1 or len(made.regions):

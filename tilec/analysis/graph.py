@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilec.analysis import products
-from tilec.analysis.lane_invariance import neighbours
+from tilec.analysis.lane_invariance import find_lane_invariance
 from tilec.analysis.precision import SAVED
 from tilec.analysis.products import factors_of
 from tilec.core import mlir
@@ -171,7 +171,7 @@ class Graph:
             self._readers[value].update(consumers)
 
 
-def places_of(value: ir.Value, node: Node) -> int:
+def reads_per_element(value: ir.Value, node: Node) -> int:
     """The number of subscripts at which a node reads a value for each element: two for `a[i, j] + a[j, i]`."""
     return sum(r.value == value for r in node.reads)
 
@@ -183,9 +183,9 @@ def _inline_into(node: Node, consumer: Node) -> None:
         if read.value != result.value:
             reads.append(read)
             continue
-        place = dict(zip(result.dims, read.dims))
-        reads += [Read(r.value, tuple(place[d] for d in r.dims)) for r in node.reads]
-    times = max(1, places_of(result.value, consumer))
+        dim_of = dict(zip(result.dims, read.dims))
+        reads += [Read(r.value, tuple(dim_of[d] for d in r.dims)) for r in node.reads]
+    times = max(1, reads_per_element(result.value, consumer))
     consumer.reads = list(dict.fromkeys(reads))
     consumer.extracts = consumer.extracts + node.extracts
     consumer.size += times * node.size
@@ -195,26 +195,26 @@ def _inline_into(node: Node, consumer: Node) -> None:
     consumer.instructions += times * node.instructions * min(1.0, node.iterations / max(1, consumer.iterations))
 
 
-def build_graph(function: ir.Operation, quick: Mapping[ir.Operation, str] | None = None) -> Graph:
-    """`quick` are the operations that take fewer instructions than others of their name, see `tilec/analysis/precision.py`."""
+def build_graph(function: ir.Operation, approximate: Mapping[ir.Operation, str] | None = None) -> Graph:
+    """`approximate` are operations that take fewer instructions than others of their name, see `tilec/analysis/precision.py`."""
     block = function.regions[0].blocks[0]
     nodes, returned = [], []
     for view in block.operations:
         op = view.operation
         if mlir.is_generic(op):
-            nodes.append(_node(op, quick or {}))
+            nodes.append(_node(op, approximate or {}))
         elif op.name == "func.return":
             returned = list(op.operands)
     producer = {r.value: n for n in nodes for r in n.results}
     return Graph(nodes, producer, returned, list(block.arguments))
 
 
-def _node(op: ir.Operation, quick: Mapping[ir.Operation, str]) -> Node:
+def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str]) -> Node:
     inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
     iterators = mlir.iterators_of(op)
     body = list(mlir.body_of(op).operations)
     reads = [Read(v, tuple(mlir.map_dims(m))) for v, m in zip(inputs, maps) if not _is_empty(v)]
-    used = {v for inner in mlir.walk(op) for v in inner.operands}
+    used = {v for inner in mlir.traverse(op) for v in inner.operands}
     live = [
         r for r, a in zip(_padded(inputs, maps), mlir.body_of(op).arguments) if a in used and not _is_empty(r.value)
     ]
@@ -234,9 +234,10 @@ def _node(op: ir.Operation, quick: Mapping[ir.Operation, str]) -> Node:
         flops=sum(_cost(inner.operation) / together.get(inner.operation, 1) for inner in body),
         special=sum(inner.operation.name in _SPECIAL for inner in body),
         instructions=sum(
-            (_instructions(inner) - SAVED.get(quick.get(inner), 0)) / together.get(inner, 1) for inner in _issued(op)
+            (_instructions(inner) - SAVED.get(approximate.get(inner), 0)) / together.get(inner, 1)
+            for inner in _issued(op)
         ),
-        size=sum(inner.name not in _FREE for inner in mlir.walk(op)),
+        size=sum(inner.name not in _FREE for inner in mlir.traverse(op)),
         scan=mlir.get_integer(op, "tilec.scan"),
         line=mlir.source_line(op),
         part="tilec.part" in op.attributes,
@@ -258,7 +259,7 @@ def _together(op: ir.Operation) -> dict[ir.Operation, int]:
         )
 
     extent = mlir.extents_of(op)[last] if last >= 0 else 0
-    found = neighbours(block, is_last, lambda a: last in mlir.map_dims(maps[a]), max(1, extent & -extent))
+    found = find_lane_invariance(block, is_last, lambda a: last in mlir.map_dims(maps[a]), max(1, extent & -extent))
     return dict.fromkeys(found.once, found.size)
 
 

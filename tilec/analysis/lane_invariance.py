@@ -1,4 +1,5 @@
-"""Neighbours along a dimension that share a quotient: values that depend on the quotient alone are computed once for a group.
+"""Adjacent elements along a dimension that share a quotient: values that depend on the quotient alone are computed once
+for a group.
 
     for lane { y[lane] = f(n + lane >> 2, n + lane & 3) }
     ->
@@ -26,21 +27,21 @@ _MOST = 16
 
 
 @dataclass(frozen=True)
-class Neighbours:
-    """`size` elements that are computed together. `once`: the operations that are the same for all of them. `places`: the
+class LaneInvariance:
+    """`size` elements that are computed together. `once`: the operations that are the same for all of them. `numbers`: the
     operations whose value is the element's number in the group, up to a mask."""
 
     size: int = 1
     once: frozenset[ir.Operation] = frozenset()
-    places: dict[ir.Operation, int] = field(default_factory=dict)
+    numbers: dict[ir.Operation, int] = field(default_factory=dict)
 
     def clone(
         self, op: ir.Operation, number: int, mapping: dict[ir.Value, ir.Value], shared: dict[ir.Value, ir.Value]
     ) -> ir.Operation | None:
         """An operation of the body for one of the elements; None where nothing is to be done. `shared` is kept from the first
         to the last."""
-        if op in self.places:
-            mapping[op.results[0]] = mlir.constant(number & self.places[op], op.results[0].type)
+        if op in self.numbers:
+            mapping[op.results[0]] = mlir.constant(number & self.numbers[op], op.results[0].type)
             return None
         if number and op in self.once:
             mapping |= {r: shared[r] for r in op.results}
@@ -51,12 +52,12 @@ class Neighbours:
         return copy
 
 
-NONE = Neighbours()
+NONE = LaneInvariance()
 
 
-def neighbours(
+def find_lane_invariance(
     block: ir.Block, is_lane: Callable[[ir.Value], bool], moves: Callable[[ir.Value], bool], most: int
-) -> Neighbours:
+) -> LaneInvariance:
     """Those of a body. `is_lane`: whether a value is the index that moves by one, from a multiple of `most` on; `moves`: whether
     an argument of the body differs between neighbours."""
     multiples = _Multiples(is_lane, most)
@@ -72,18 +73,18 @@ def neighbours(
     differing = {a for a in block.arguments if moves(a)}
     once: set[ir.Operation] = set()
     for op in operations:
-        operands = {v for inner in (op, *mlir.walk(op)) for v in inner.operands}
+        operands = {v for inner in (op, *mlir.traverse(op)) for v in inner.operands}
         if op not in quotients and ((op.name == "linalg.index" and is_lane(op.results[0])) or operands & differing):
             differing |= set(op.results)
         elif op.name not in ("linalg.index", "linalg.yield"):
             once.add(op)
-    places = {}
+    numbers = {}
     for op in operations:
         mask = _mask(op)
         form = multiples.of(op.operands[0]) if mask is not None and mask < size else None
         if form is not None and form[0] == 1 and form[1] % size == 0:
-            places[op] = mask
-    return Neighbours(size, frozenset(once), places)
+            numbers[op] = mask
+    return LaneInvariance(size, frozenset(once), numbers)
 
 
 def _divisor(op: ir.Operation) -> int | None:
@@ -146,11 +147,11 @@ class _Multiples:
         return (0, 1) if all(o is not None and o[0] == 0 for o in operands) and not len(op.regions) else None
 
     def _linear(self, op: ir.Operation, map_: ir.AffineMap) -> tuple[int, int] | None:
-        weights = mlir.linear(map_)
-        if weights is None:
+        factors = mlir.linear(map_)
+        if factors is None:
             return (0, 1) if all(self.of(v) and self.of(v)[0] == 0 for v in op.operands) else None
-        terms = [_times(self.of(v), (0, _power(w)), w) for v, w in zip(op.operands, weights)]
-        return _sum([*terms, (0, _power(weights[-1]))])
+        terms = [_times(self.of(v), (0, _power(w)), w) for v, w in zip(op.operands, factors)]
+        return _sum([*terms, (0, _power(factors[-1]))])
 
 
 def _size(value: ir.Value, number: ir.Value) -> ir.Value | None:

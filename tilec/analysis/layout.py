@@ -25,9 +25,10 @@ from tilec.core import mlir
 class Layout:
     """Numbers by kernel dimension. `order` lists the dimensions that have threads, the fastest bits first.
 
-    `extents` are the sizes of the block's tile: the plan's tile along grid dimensions, all of the others. `chain` blocks
-    share them along the dimension of the fastest threads. `shifted`: places along that dimension begin where a vector
-    does, before a row's first element by up to a vector less one; extents count places (`passes/cuda/threaded/unaligned.py`). Along
+    `extents` are the sizes of the block's tile: the plan's tile along grid dimensions, all of the others. `blocks_per_row` blocks
+    share them along the dimension of the fastest threads. `unaligned`: positions along that dimension begin where a vector
+    does, before a row's first element by up to a vector less one; extents count positions
+    (`passes/cuda/threaded/unaligned.py`). Along
     `dense` a thread's steps lie side by side.
     """
 
@@ -36,8 +37,8 @@ class Layout:
     threads: tuple[int, ...]
     vectors: tuple[int, ...]
     steps: tuple[int, ...]
-    chain: int = 1
-    shifted: bool = False
+    blocks_per_row: int = 1
+    unaligned: bool = False
     dense: int | None = None
 
     @property
@@ -67,7 +68,7 @@ class Layout:
         return self.span(d) * self.steps[d]
 
     def chunks(self, d: int) -> int:
-        return -(-self.extents[d] // (self.chunk(d) * (self.chain if d == self.lane else 1)))
+        return -(-self.extents[d] // (self.chunk(d) * (self.blocks_per_row if d == self.lane else 1)))
 
     @property
     def lane_dim(self) -> int | None:
@@ -98,21 +99,21 @@ def make(
     threads: Sequence[int],
     vectors: Sequence[int],
     steps: Sequence[int],
-    shifted: bool = False,
+    unaligned: bool = False,
 ) -> Layout:
     """A layout whose steps stop where the tile does."""
-    if shifted:
-        extents = [places(e, v) if d == order[0] else e for d, (e, v) in enumerate(zip(extents, vectors))]
+    if unaligned:
+        extents = [padded_extent(e, v) if d == order[0] else e for d, (e, v) in enumerate(zip(extents, vectors))]
     least = [max(1, min(s, -(-e // (t * v)))) for e, t, v, s in zip(extents, threads, vectors, steps)]
-    return Layout(tuple(extents), tuple(order), tuple(threads), tuple(vectors), tuple(least), shifted=shifted)
+    return Layout(tuple(extents), tuple(order), tuple(threads), tuple(vectors), tuple(least), unaligned=unaligned)
 
 
-def places(extent: int, vector: int) -> int:
+def padded_extent(extent: int, vector: int) -> int:
     """Of `extent` elements that begin anywhere in a vector: all of the vectors that they may lie in."""
     return -(-(extent + vector - 1) // vector) * vector
 
 
-def turn(layout: Layout, d: int, dense: bool = False) -> Layout:
+def transposed(layout: Layout, d: int, dense: bool = False) -> Layout:
     """The layout in which the fastest threads, and the vectors, of `layout` lie along `d` instead. `dense`: its steps along
     the others' dimension lie side by side."""
     fast = layout.order[0]
@@ -121,8 +122,8 @@ def turn(layout: Layout, d: int, dense: bool = False) -> Layout:
     vectors[d], vectors[fast] = vectors[fast], vectors[d]
     order = (d, *(e for e in layout.order if e not in (d, fast)), fast)
     order = tuple(e for e in order if threads[e] > 1)
-    turned = make(layout.extents, order, threads, vectors, layout.extents)
-    return replace(turned, dense=fast) if dense else turned
+    made = make(layout.extents, order, threads, vectors, layout.extents)
+    return replace(made, dense=fast) if dense else made
 
 
 def tile_extents(ops: Iterable[Any], tiles: dict[int, int], spread: Any = None) -> dict[int, int]:

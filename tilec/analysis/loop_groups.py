@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Walked:
+class GroupedOp:
     """The facts of an operation that decide about a shared loop: its loop nest, its kernel dimensions, the dimensions that
     it reduces, whether it is a scan."""
 
-    sweep: int
+    loop_group: int
     dims: tuple[int, ...]
     reduced: frozenset[int]
     scans: bool
 
 
-def walks(operations: Sequence[Walked], backend: str) -> list[int]:
+def loop_nests(operations: Sequence[GroupedOp], backend: str) -> list[int]:
     """A number for each operation of a kernel, in order; operations of one number become one."""
     numbers: list[int] = []
-    latest: dict[tuple[int, frozenset[int]], tuple[int, Walked]] = {}
+    latest: dict[tuple[int, frozenset[int]], tuple[int, GroupedOp]] = {}
     for count, op in enumerate(operations):
-        key = op.sweep, frozenset(op.dims)
+        key = op.loop_group, frozenset(op.dims)
         number, first = latest.get(key, (count, op))
         if first is not op and _apart(first, op, backend):
             number, first = count, op
@@ -31,11 +31,11 @@ def walks(operations: Sequence[Walked], backend: str) -> list[int]:
     return numbers
 
 
-def _apart(first: Walked, second: Walked, backend: str) -> bool:
-    """Whether two operations of one sweep need a walk each: scans, and on a GPU reductions of different dimensions.
+def _apart(first: GroupedOp, second: GroupedOp, backend: str) -> bool:
+    """Whether two operations of one loop group need a loop nest each: scans, and on a GPU reductions of different dimensions.
 
-    There a thread adds up what it walks, and the threads of all reduced dimensions combine their sums in the end: of one
-    dimension for one sum, of another for the other, they are not the same threads.
+    There a thread adds up the elements that it reads, and the threads of all reduced dimensions combine their sums in
+    the end: of one dimension for one sum, of another for the other, they are not the same threads.
     """
     if first.scans or second.scans:
         return True

@@ -46,7 +46,7 @@ class _Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Shift:
+class Rescale:
     """An exponent that a state is relative to: `row`, of complete reductions so far, of the exponential `op`. `extreme`
     is the number of the maximum that it takes away; while that has seen nothing, the state is 0."""
 
@@ -60,8 +60,8 @@ class Shift:
 class Carried:
     """One reduction as it is carried: `term` is combined with the state for every element.
 
-    In `term`, the leaf "reference" is the reference of a shift. In `final`, the value that the reduction has, there
-    is also "state", the carried one. A state with a `shift` is multiplied by op(new - old), to the `power`, when its
+    In `term`, the leaf "reference" is the reference of a rescale. In `final`, the value that the reduction has, there
+    is also "state", the carried one. A state with a `rescale` is multiplied by op(new - old), to the `power`, when its
     reference moves.
     One that is `about` another sum is of squares of distances from the mean of what that adds up: the leaf "mean" (its
     `key` is that sum's number) is this mean so far, "count" how many elements there were; both also stand in `final`.
@@ -70,7 +70,7 @@ class Carried:
     total: Total
     term: Expr
     final: Expr
-    shift: Shift | None
+    rescale: Rescale | None
     about: int | None = None
     power: int = 1
 
@@ -81,11 +81,11 @@ class Carried:
 
 @dataclass(frozen=True)
 class Online:
-    """The states of an online reduction along dimension `stream`, in the order in which they are updated."""
+    """The states of an online reduction along dimension `dim`, in the order in which they are updated."""
 
-    stream: int
+    dim: int
     carried: tuple[Carried, ...]
-    shifts: tuple[Shift, ...]
+    rescales: tuple[Rescale, ...]
 
     def final(self, expression: Expr) -> Expr:
         """An expression of complete reductions, in terms of states and references."""
@@ -93,37 +93,37 @@ class Online:
         return expression.replace(lambda x: finals.get(x.key) if x.op == "total" else None)
 
 
-def derive(totals: Sequence[Total], stream: int, exact: bool = False) -> Online | str:
-    """How the reductions over `stream` among `totals`, each after those it reads, are carried; or why they cannot be.
+def derive(totals: Sequence[Total], dim: int, exact: bool = False) -> Online | str:
+    """How the reductions over `dim` among `totals`, each after those it reads, are carried; or why they cannot be.
 
     `exact`: a state may be about a mean, and exponentials stay what they are, of a difference. Otherwise they are powers
     of 2 whose exponent is one fused multiply-add, which errs by as much as a large exponent is rounded by."""
-    carrier = _Carrier(stream, {t.number: t for t in totals}, exact)
+    carrier = _Carrier(dim, {t.number: t for t in totals}, exact)
     try:
         for total in totals:
-            if stream in total.reduced:
+            if dim in total.reduced:
                 carrier.add(total)
     except _Refused as refused:
         return str(refused)
-    return Online(stream, tuple(carrier.carried.values()), tuple(carrier.shifts.values()))
+    return Online(dim, tuple(carrier.carried.values()), tuple(carrier.rescales.values()))
 
 
 class _Carrier:
-    def __init__(self, stream: int, totals: dict[int, Total], exact: bool):
-        self.stream, self.totals, self.exact = stream, totals, exact
+    def __init__(self, dim: int, totals: dict[int, Total], exact: bool):
+        self.dim, self.totals, self.exact = dim, totals, exact
         self.carried: dict[int, Carried] = {}
-        self.shifts: dict[tuple[Expr, str], Shift] = {}
+        self.rescales: dict[tuple[Expr, str], Rescale] = {}
         self.assumed: list[Expr] = []  # conditions that hold where the part that is looked at is used
 
     # ---- what an expression depends on ---------------------------------------------------------------------
 
     def running(self, x: Expr) -> bool:
-        """Whether it depends on a reduction that is not complete during the walk."""
+        """Whether it depends on a reduction that is not complete during the pass."""
         return bool(x.totals & self.carried.keys())
 
     def row(self, x: Expr) -> bool:
         """Whether it is the same for all elements of the walk."""
-        return self.stream not in x.dims
+        return self.dim not in x.dims
 
     def names(self, x: Expr) -> str:
         return ", ".join(self.totals[n].name for n in sorted(x.totals & self.carried.keys()))
@@ -131,11 +131,11 @@ class _Carrier:
     # ---- reductions ----------------------------------------------------------------------------------------
 
     def add(self, total: Total) -> None:
-        if total.reduced != {self.stream}:
+        if total.reduced != {self.dim}:
             raise _Refused(f"{total.name} reduces over more than one index")
         if total.combine not in _IDENTITY or total.term.type != "f32":
             raise _Refused(f"{total.name} is not a sum, maximum or minimum of f32")
-        state = Expr("state", key=total.number, place=total.place)
+        state = Expr("state", key=total.number, own_dims=total.dims)
         if not self.running(total.term):
             term, final = total.term, state
             if total.combine != "arith.addf":
@@ -148,14 +148,14 @@ class _Carrier:
             self.carried[total.number] = carried
             return
         factor = self.factor(total.term)
-        shift, power = next(iter(factor.exponents.values()), (None, 1))
+        rescale, power = next(iter(factor.exponents.values()), (None, 1))
         final = state
-        for _ in range(power if shift is not None else 0):
-            at = Expr(shift.op, (Expr("arith.subf", (self.current(shift.row), _reference(shift))),))
+        for _ in range(power if rescale is not None else 0):
+            at = Expr(rescale.op, (Expr("arith.subf", (self.current(rescale.row), _reference(rescale))),))
             final = Expr("arith.mulf", (final, at))
         for value, divides in factor.postponed:
             final = Expr("arith.divf" if divides else "arith.mulf", (final, self.current(value)))
-        self.carried[total.number] = Carried(total, self.strip(total.term), final, shift, power=power)
+        self.carried[total.number] = Carried(total, self.strip(total.term), final, rescale, power=power)
 
     def current(self, x: Expr) -> Expr:
         """An expression of reductions in terms of their states."""
@@ -179,11 +179,11 @@ class _Carrier:
         known = (
             t
             for t in self.totals.values()
-            if (t.combine, t.reduced, t.term) == ("arith.addf", frozenset({self.stream}), z)
+            if (t.combine, t.reduced, t.term) == ("arith.addf", frozenset({self.dim}), z)
         )
         if (sums := next(known, None)) is None:
             return None
-        mean = Expr("mean", key=sums.number, place=sums.place)
+        mean = Expr("mean", key=sums.number, own_dims=sums.dims)
         distance = Expr("arith.subf", (z, mean))
         off = Expr("arith.addf" if sign > 0 else "arith.subf", (mean, self.current(row)))
         more = Expr("arith.mulf", (Expr("count"), Expr("arith.mulf", (off, off))))
@@ -208,8 +208,8 @@ class _Carrier:
             case "arith.negf":
                 return self.factor(x.args[0])
             case "math.exp" | "math.exp2":
-                _, shift = self.exponent(x)
-                return _Factor({(shift.row, shift.op): (shift, 1)}, ())
+                _, rescale = self.exponent(x)
+                return _Factor({(rescale.row, rescale.op): (rescale, 1)}, ())
             case "arith.addf" | "arith.subf":
                 return self._common(x, [self.factor(a) for a in x.args])
             case "arith.select" if not self.running(x.args[0]):
@@ -217,7 +217,9 @@ class _Carrier:
         if x.op in ("arith.extf", "arith.truncf"):
             type_ = x.type if x.op == "arith.truncf" else x.args[0].type
             raise _Refused(f"the part that depends on {self.names(x)} is rounded to {type_} before it is scaled")
-        raise _Refused(f"the part that depends on {self.names(x)} is not a factor of the sum: it goes through {_short(x)}")
+        raise _Refused(
+            f"the part that depends on {self.names(x)} is not a factor of the sum: it goes through {_short(x)}"
+        )
 
     def _branches(self, x: Expr, action: Callable[[Expr], Any]) -> list[Any]:
         """`action` on both branches of a select, on the first where its condition holds."""
@@ -231,7 +233,7 @@ class _Carrier:
             raise _Refused(f"terms that are added depend on {self.names(x)} by different factors")
         return factors[0]
 
-    def exponent(self, x: Expr) -> tuple[Expr, Shift]:
+    def exponent(self, x: Expr) -> tuple[Expr, Rescale]:
         """An exponential of its element part and a shift, and that shift."""
         scale = LOG2E if x.op == "math.exp" else 1.0
         element, row = self.parts(x.args[0])
@@ -242,13 +244,13 @@ class _Carrier:
                 f"an exponent is not bounded: {self.names(x)} is not the maximum of the values that it is subtracted from"
             )
         row, op = (row, x.op) if self.exact else (_scaled(row, scale), "math.exp2")
-        shift = self.shifts.setdefault((row, op), Shift(len(self.shifts), row, op, extreme))
+        rescale = self.rescales.setdefault((row, op), Rescale(len(self.rescales), row, op, extreme))
         if self.exact:
             return Expr(
-                op, (Expr("arith.addf", (element, _reference(shift))),), x.key, x.place, x.type, x.template
-            ), shift
+                op, (Expr("arith.addf", (element, _reference(rescale))),), x.key, x.own_dims, x.type, x.template
+            ), rescale
         z, c = _linear(element)
-        return Expr(op, (Expr("math.fma", (z, constant(c * scale), _reference(shift))),)), shift
+        return Expr(op, (Expr("math.fma", (z, constant(c * scale), _reference(rescale))),)), rescale
 
     def parts(self, x: Expr) -> tuple[Expr | None, Expr | None]:
         """`x` as a sum of what depends on the element and what depends on running reductions."""
@@ -319,28 +321,28 @@ class _Carrier:
                 return self.exponent(x)[0]
             case "arith.select":
                 args = (x.args[0], *self._branches(x, self.strip))
-                return Expr(x.op, args, x.key, x.place, x.type, x.template)
-        return Expr(x.op, tuple(self.strip(a) for a in x.args), x.key, x.place, x.type, x.template)
+                return Expr(x.op, args, x.key, x.own_dims, x.type, x.template)
+        return Expr(x.op, tuple(self.strip(a) for a in x.args), x.key, x.own_dims, x.type, x.template)
 
 
 @dataclass(frozen=True)
 class _Factor:
     """Exponentials of the `exponents`, to a power, times the `postponed` values (divided by those marked so)."""
 
-    exponents: dict[tuple[Expr, str], tuple[Shift, int]]
+    exponents: dict[tuple[Expr, str], tuple[Rescale, int]]
     postponed: tuple[tuple[Expr, bool], ...]
 
     def times(self, other: _Factor, powers: bool) -> _Factor:
         if powers and self.exponents.keys() == other.exponents.keys():
-            both = {key: (shift, n + other.exponents[key][1]) for key, (shift, n) in self.exponents.items()}
+            both = {key: (rescale, n + other.exponents[key][1]) for key, (rescale, n) in self.exponents.items()}
             return _Factor(both, self.postponed + other.postponed)
         if self.exponents and other.exponents:
             raise _Refused("a product has two exponentials that depend on earlier reductions")
         return _Factor(self.exponents | other.exponents, self.postponed + other.postponed)
 
 
-def _reference(shift: Shift) -> Expr:
-    return Expr("reference", key=shift.number, place=tuple(sorted(shift.row.dims)))
+def _reference(rescale: Rescale) -> Expr:
+    return Expr("reference", key=rescale.number, own_dims=tuple(sorted(rescale.row.dims)))
 
 
 def _scaled(x: Expr, by: float) -> Expr:
@@ -374,7 +376,7 @@ def _linear(x: Expr) -> tuple[Expr, float]:
                 if outside.number in (inf, -inf):
                     z, c = _linear(inside)
                     if c > 0:
-                        return Expr(x.op, (condition, *(z, outside)[::order]), x.key, x.place, x.type, x.template), c
+                        return Expr(x.op, (condition, *(z, outside)[::order]), x.key, x.own_dims, x.type, x.template), c
     return x, 1.0
 
 

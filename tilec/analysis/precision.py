@@ -24,7 +24,7 @@ from tilec.core import mlir
 from tilec.core.functions import FUNCTIONS, HIDDEN
 from tilec.core.mlir import ir
 
-QUICK = {
+APPROXIMATION_ERRORS = {
     "exp": 2.0**-16, "expm1": 2.0**-13, "tanh": 2.0**-11, "erf": 2.0**-13, "sqrt": 2.0**-22, "divide": 2.0**-22,
     "divide_shared": 2.0**-22, "divide_weights": 2.0**-22, "sigmoid": 2.0**-16, "sigmoid_rounded": 0.0, "one_plus_tanh": 2.0**-16,
     "one_plus_erf": 2.0**-13, "log": 2.0**-13, "log2": 2.0**-13, "log1p": 2.0**-13, "log1p_of_share": 2.0**-13,
@@ -32,7 +32,7 @@ QUICK = {
     "power": 2.0**-12,
     "sin_absolute": 2.0**-19, "cos_absolute": 2.0**-19, "exp_below": 0.0, "exp_weight": weights.ERROR,
 }  # fmt: skip
-"""The largest relative errors of the quick forms; those of `ABSOLUTE` are absolute. `log` and `log2` of bf16 values,
+"""The largest relative errors of the approximate forms; those of `ABSOLUTE` are absolute. `log` and `log2` of bf16 values,
 `log1p_of_share` of [0, 1], `near` and `nearly` up to `NEAR`, `power` of what is not negative or to a power that is no whole
 number, only."""
 ABSOLUTE = ("sin_absolute", "cos_absolute")
@@ -42,7 +42,7 @@ SAVED = {
     "sin_near": 9, "cos_near": 11, "sin_nearly": 11, "cos_nearly": 13, "sin_short": 2, "cos_short": 2, "sin_absolute": 8,
     "cos_absolute": 8, "power": 42, "exp_below": 3, "exp_weight": 6,
 }  # fmt: skip
-"""Instructions that quick forms save (SASS of sm_90)."""
+"""Instructions that approximate forms save (SASS of sm_90)."""
 NEAR = 1.0 + 2.0**-10
 """Sines and cosines are no larger, whatever their errors, and those of such numbers need no reduction."""
 _IMAGES = {row.mlir: row.image for row in FUNCTIONS.values() if row.mlir.startswith("math.")}
@@ -65,7 +65,7 @@ class _Analysis:
         self.absolute[value] = min(absolute, self.absolute.get(value, math.inf))
 
     def gains(self, value: ir.Value) -> bool:
-        """Whether a value is made with functions that have quick forms, and so can use an error."""
+        """Whether a value is made with functions that have approximate forms, and so can use an error."""
         if value not in self.inexact:
             self.inexact[value] = self._gains(value)
         return self.inexact[value]
@@ -79,21 +79,21 @@ class _Analysis:
             number = ir.BlockArgument(value).arg_number
             return number < len(mlir.inputs_of(owner)) and self.gains(owner.operands[number])
         if mlir.is_generic(op):
-            place = list(op.results).index(value)
-            return self.gains(list(mlir.body_of(op).operations)[-1].operands[place])
+            result = list(op.results).index(value)
+            return self.gains(list(mlir.body_of(op).operations)[-1].operands[result])
         if op.name == "tensor.extract" or len(op.regions):
             return True
-        return bool(quick_forms(op)) or any(self.gains(v) for v in op.operands)
+        return bool(approximate_forms(op)) or any(self.gains(v) for v in op.operands)
 
 
-def quick_operations(function: ir.Operation, kind: str = "cuda") -> dict[ir.Operation, str]:
-    """The operations that may have their quick form on targets of this kind ("cpu", "cuda"), and which."""
+def approximate_operations(function: ir.Operation, kind: str = "cuda") -> dict[ir.Operation, str]:
+    """The operations that may have their approximate form on targets of this kind ("cpu", "cuda"), and which."""
     if kind == "cpu":
-        forms = {op: _form_on_cpu(op) for op in mlir.walk(function)}
+        forms = {op: _form_on_cpu(op) for op in mlir.traverse(function)}
         return {op: form for op, form in forms.items() if form is not None}
     state = _Analysis()
     operations = [o.operation for o in mlir.entry(function).operations]
-    for op in mlir.walk(function):  # each after those that it depends on: what is asked of them is known
+    for op in mlir.traverse(function):  # each after those that it depends on: what is asked of them is known
         for result in op.results if not mlir.is_generic(op) else ():
             state.gains(result)
     for op in reversed(operations):
@@ -109,7 +109,7 @@ def _form_on_cpu(op: ir.Operation) -> str | None:
     """One that adds no error, for arguments within a range that is known."""
     if op.name == "math.exp":
         return "exp_below" if range_of(op.operands[0])[1] <= 0 else None
-    return next((f for f in quick_forms(op) if f in ("sin_near", "cos_near")), None)
+    return next((f for f in approximate_forms(op) if f in ("sin_near", "cos_near")), None)
 
 
 def _generic(op: ir.Operation, state: _Analysis) -> None:
@@ -148,27 +148,27 @@ def _term_of_sum(op: ir.Operation, value: ir.Value, n: int) -> ir.Value | None:
     if term in arguments:  # made by an operation before
         maker = mlir.definition(op.operands[arguments.index(term)])
         if maker is not None and mlir.is_generic(maker) and "reduction" not in mlir.iterators_of(maker):
-            place = list(maker.results).index(op.operands[arguments.index(term)])
-            found = range_of(list(mlir.body_of(maker).operations)[-1].operands[place])
+            result = list(maker.results).index(op.operands[arguments.index(term)])
+            found = range_of(list(mlir.body_of(maker).operations)[-1].operands[result])
     return term if found[0] >= 0 else None
 
 
 def _scalar(op: ir.Operation, state: _Analysis) -> None:
-    """What one operation allows its operands, given what its result is allowed; marks it if its quick form errs less."""
+    """What one operation allows its operands, given what its result is allowed; marks it if its approximate form errs less."""
     error = min((state.allowed.get(r, 0.0) for r in op.results), default=0.0)
     absolute = min((state.absolute.get(r, 0.0) for r in op.results), default=0.0)
     operands = list(op.operands)
-    for nested in mlir.walk(op) if len(op.regions) else ():
+    for nested in mlir.traverse(op) if len(op.regions) else ():
         for operand in nested.operands:
             state.allow(operand, 0.0)
     if absolute and op.results:
         error = max(error, absolute / (max(map(abs, range_of(op.results[0]))) or 1.0))
-    form = next((f for f in quick_forms(op) if _is_hidden(f, error, absolute)), None)
+    form = next((f for f in approximate_forms(op) if _is_hidden(f, error, absolute)), None)
     form = "exp_weight" if op in state.weights else form
     spent = 0.0
     if form is not None:
         state.found[op] = form
-        spent = error if form in ABSOLUTE else QUICK[form]
+        spent = error if form in ABSOLUTE else APPROXIMATION_ERRORS[form]
     shares, passed = [0.0] * len(operands), [0.0] * len(operands)
     match op.name:
         case "arith.truncf" if str(operands[0].type) == "f32":  # what is computed in f64 is rounded as it is
@@ -205,12 +205,12 @@ def _is_hidden(form: str, error: float, absolute: float) -> bool:
     """Whether the allowed error covers a form's error. A rounded operation leaves half of the allowed error to its
     operands."""
     if form in ABSOLUTE:
-        return QUICK[form] <= absolute
-    return QUICK[form] <= error / (2 if form in (*_DIVISIONS, "sqrt") else 1)
+        return APPROXIMATION_ERRORS[form] <= absolute
+    return APPROXIMATION_ERRORS[form] <= error / (2 if form in (*_DIVISIONS, "sqrt") else 1)
 
 
-def quick_forms(op: ir.Operation) -> list[str]:
-    """The names of an operation's quick forms, the shortest first, whether or not their errors are hidden."""
+def approximate_forms(op: ir.Operation) -> list[str]:
+    """The names of an operation's approximate forms, the shortest first, whether or not their errors are hidden."""
     if not op.results or str(op.results[0].type) != "f32":
         return []
     match op.name:
@@ -244,7 +244,7 @@ def quick_forms(op: ir.Operation) -> list[str]:
 
 
 def argument_of(op: ir.Operation) -> ir.Value:
-    """What the function that an operation's quick forms compute is a function of."""
+    """What the function that an operation's approximate forms compute is a function of."""
     match op.name:
         case "arith.divf":
             return _sigmoid_of(op) or op.operands[0]
@@ -346,7 +346,7 @@ def range_of(value: ir.Value) -> Range:
         case "arith.select":
             (a, b), (c, d) = inner(1), inner(2)
             return min(a, c), max(b, d)
-        case "arith.subf" if weights.place_of_maximum(*op.operands) is not None:
+        case "arith.subf" if weights.dims_of_maximum(*op.operands) is not None:
             return -math.inf, 0.0
         case "arith.mulf" if op.operands[0] == op.operands[1]:
             return 0.0, math.inf

@@ -44,11 +44,11 @@ def arguments_of(body: ir.Block, value: ir.Value) -> list[int]:
     return sorted({ir.BlockArgument(v).arg_number for v in mine})
 
 
-def dims_of(body: ir.Block, value: ir.Value, places: Sequence[Iterable[int]]) -> frozenset[int]:
-    """The dimensions of the operation that a value of its body depends on; `places` are those that subscript each operand."""
-    found = {d for n in arguments_of(body, value) for d in places[n]}
+def dims_of(body: ir.Block, value: ir.Value, operand_dims: Sequence[Iterable[int]]) -> frozenset[int]:
+    """The dimensions of the operation that a value of its body depends on; `operand_dims` are those that subscript each operand."""
+    found = {d for n in arguments_of(body, value) for d in operand_dims[n]}
     for op in mlir.slice_of(body, value):
-        found |= {index_dim(o) for o in (op, *mlir.walk(op)) if o.name == "linalg.index"}
+        found |= {index_dim(o) for o in (op, *mlir.traverse(op)) if o.name == "linalg.index"}
     return frozenset(found)
 
 

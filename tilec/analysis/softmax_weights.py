@@ -34,8 +34,8 @@ def is_weight(term: ir.Operation, reader: ir.Operation, result: int) -> bool:
     kept = maps[len(mlir.inputs_of(reader)) + result]
     if mlir.DYNAMIC in extents or prod(e for d, e in enumerate(extents) if d not in kept) < LEAST:
         return False
-    place = place_of_maximum(apart.operands[0], apart.operands[1], or_zero=True)
-    return place is not None and sorted(place) == sorted(kept)
+    maximum_dims = dims_of_maximum(apart.operands[0], apart.operands[1], or_zero=True)
+    return maximum_dims is not None and sorted(maximum_dims) == sorted(kept)
 
 
 def is_sum(value: ir.Value) -> bool:
@@ -63,17 +63,17 @@ def is_sum(value: ir.Value) -> bool:
         if before is None or not mlir.is_generic(before) or "reduction" in mlir.iterators_of(before):
             return False
         result = list(before.results).index(made)
-        places = mlir.map_dims(mlir.maps_of(before)[len(mlir.inputs_of(before)) + result])
-        dims, term = dict(zip(places, maps[arguments.index(term)])), _yielded(before)[result]
+        made_dims = mlir.map_dims(mlir.maps_of(before)[len(mlir.inputs_of(before)) + result])
+        dims, term = dict(zip(made_dims, maps[arguments.index(term)])), _yielded(before)[result]
     weight = mlir.definition(term) if term is not None else None
     apart = mlir.definition(weight.operands[0]) if weight is not None and weight.name == "math.exp" else None
     if apart is None or apart.name != "arith.subf":
         return False
-    place = place_of_maximum(apart.operands[0], apart.operands[1], or_zero=True)
-    return place is not None and sorted(dims.get(d, -1) for d in place) == sorted(maps[inputs + number])
+    maximum_dims = dims_of_maximum(apart.operands[0], apart.operands[1], or_zero=True)
+    return maximum_dims is not None and sorted(dims.get(d, -1) for d in maximum_dims) == sorted(maps[inputs + number])
 
 
-def place_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) -> list[int] | None:
+def dims_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) -> list[int] | None:
     """The dimensions at which `largest` is read, where one operation reads it and `value`, and it is the maximum of elements
     of a tensor of which that is one; None where it is not. With `or_zero` also what stands for an infinite maximum by 0."""
     value, largest = _widened(value), _widened(largest)
@@ -81,7 +81,7 @@ def place_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) 
     arguments = [] if reader is None or not mlir.is_generic(reader) else list(mlir.body_of(reader).arguments)
     if value not in arguments or largest not in arguments:
         return None
-    (tensor, place), (result, short) = (
+    (tensor, tensor_dims), (result, short) = (
         (reader.operands[n], mlir.map_dims(mlir.maps_of(reader)[n])) for n in map(arguments.index, (value, largest))
     )
     maker = mlir.definition(result)
@@ -95,7 +95,7 @@ def place_of_maximum(value: ir.Value, largest: ir.Value, or_zero: bool = False) 
     if {_widened(v) for v in made.operands} != {*mlir.body_of(maker).arguments}:
         return None
     full, kept = (mlir.map_dims(m) for m in mlir.maps_of(maker))
-    if len(full) != len(place) or not {*kept} <= {*full} or [place[full.index(d)] for d in kept] != short:
+    if len(full) != len(tensor_dims) or not {*kept} <= {*full} or [tensor_dims[full.index(d)] for d in kept] != short:
         return None
     return short
 

@@ -72,10 +72,10 @@ def _unite_shared_inputs(nodes: list[Node], graph: Graph, root: dict[Dim, Dim]) 
     """Unites the dimensions of operations that read one input at the same subscripts, unless that unites two dimensions of
     one operation, or different extents. `root` has the dimensions that are united already. Returns a function to the
     united dimension."""
-    walked: dict[Dim, set[Node]] = {}  # by whom
+    nodes_of: dict[Dim, set[Node]] = {}  # by whom
     sizes: dict[Dim, set[int]] = {}
     for (node, d), key in root.items():
-        walked.setdefault(key, set()).add(node)
+        nodes_of.setdefault(key, set()).add(node)
         sizes.setdefault(key, set()).add(node.extents[d])
     above: dict[Dim, Dim] = {}
 
@@ -86,12 +86,12 @@ def _unite_shared_inputs(nodes: list[Node], graph: Graph, root: dict[Dim, Dim]) 
         return key
 
     def unite(one: Dim, other: Dim) -> bool:
-        less, more = sorted((find(one), find(other)), key=lambda k: len(walked[k]))
+        less, more = sorted((find(one), find(other)), key=lambda k: len(nodes_of[k]))
         if less == more:
             return True
-        if sizes[less] != sizes[more] or not walked[less].isdisjoint(walked[more]):
+        if sizes[less] != sizes[more] or not nodes_of[less].isdisjoint(nodes_of[more]):
             return False
-        walked[more] |= walked[less]
+        nodes_of[more] |= nodes_of[less]
         above[less] = more
         return True
 
@@ -108,5 +108,5 @@ def _unite_shared_inputs(nodes: list[Node], graph: Graph, root: dict[Dim, Dim]) 
             if not all(unite((node, mine), (other, theirs)) for mine, theirs in zip(read.dims, dims)):
                 while len(above) > before:
                     less, more = above.popitem()
-                    walked[more] -= walked[less]
+                    nodes_of[more] -= nodes_of[less]
     return find

@@ -34,17 +34,17 @@ def inputs_of(nodes: list[Node]) -> list[ir.Value]:
     return [v for v in dict.fromkeys(values) if v not in made]
 
 
-def kept_values(nodes: list[Node], graph: Graph) -> list[tuple[Node, ir.Value]]:
+def intermediates(nodes: list[Node], graph: Graph) -> list[tuple[Node, ir.Value]]:
     """Intermediates that stay in the kernel: made and read in it, and not written out."""
     out = set(outputs_of(nodes, graph))
     read = {r.value for n in nodes for r in n.reads}
     return [(n, r.value) for n in nodes for r in n.results if r.value in read and r.value not in out]
 
 
-def kept_bytes(nodes: list[Node], graph: Graph, space: Space) -> int:
+def intermediate_bytes(nodes: list[Node], graph: Graph, space: Space) -> int:
     """Bytes of the kernel's intermediates for one point of the grid."""
     total = 0
-    for node, value in kept_values(nodes, graph):
+    for node, value in intermediates(nodes, graph):
         result = next(r for r in node.results if r.value == value)
         inner = prod(node.extents[d] for d in result.dims if space.dims[node][d] not in space.grid)
         total += inner * element_bytes(ir.ShapedType(value.type).element_type)
@@ -64,7 +64,7 @@ def onchip_bytes(target: Target, nodes: list[Node], space: Space) -> int:
     return max(target.sm.shared_per_block, clusters)
 
 
-def is_chain(nodes: list[Node], space: Space) -> bool:
+def allows_look_back(nodes: list[Node], space: Space) -> bool:
     """Whether blocks can share the rows one after another: a scan goes along them, and all else is elementwise."""
     inner = [d for d, e in space.extents.items() if d not in space.grid and e > 1]
     scans = [n for n in nodes if n.scan is not None]
@@ -79,7 +79,7 @@ def _rows(nodes: list[Node], space: Space) -> bool:
     """Whether a block has one dimension whole, and memory is contiguous along it."""
     inner = {d for d, e in space.extents.items() if d not in space.grid and e > 1}
     accesses = [[space.dims[n][d] for d in r.dims] for n in nodes for r in (*n.reads, *n.results)]
-    ends = {places[-1] for places in accesses if inner & set(places)}
+    ends = {dims[-1] for dims in accesses if inner & set(dims)}
     return len(inner) == 1 and ends == inner and not any(n.scan is not None for n in nodes)
 
 
@@ -102,7 +102,7 @@ def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Wo
         else:
             flops[unit] = flops.get(unit, 0) + node.iterations * node.flops
         flops["special"] = flops.get("special", 0) + node.iterations * node.special
-    kept = kept_bytes(nodes, graph, space)
+    held = intermediate_bytes(nodes, graph, space)
     cooperate = prod(e for k, e in space.extents.items() if k not in space.grid)
     if target.kind == "cuda":
         threads = max(32, min(256, cooperate))
@@ -115,7 +115,7 @@ def work_of(nodes: list[Node], graph: Graph, space: Space, target: Target) -> Wo
             flops=flops,
             blocks=blocks,
             threads=threads,
-            shared_per_block=min(kept, target.sm.shared_per_block),
+            shared_per_block=min(held, target.sm.shared_per_block),
         )
     work = max(1, sum(n.iterations for n in nodes))
     blocks = max(1, min(space.parallelism, work // 16384))

@@ -99,8 +99,8 @@ def _report_defect(error: Exception, args: argparse.Namespace, argv: list[str]) 
     note(f"{told}\nThis is a defect of tilec, not of the program.", "internal error")
     if stage:
         note(f"in stage '{stage}'", "where")
-    elif place := _place(error):
-        note(place, "where")
+    elif location := _location(error):
+        note(location, "where")
     if ir:
         before = _stage_before(stage)
         path = _save(f"// tilec stage: {before}, target: {_target(args)}\n{ir}")
@@ -112,14 +112,14 @@ def _report_defect(error: Exception, args: argparse.Namespace, argv: list[str]) 
         note("TILEC_DEBUG=1 shows the traceback", "hint")
 
 
-def _place(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     """The innermost line of ours in a traceback."""
-    places = []
+    locations = []
     frame = error.__traceback__
     while frame is not None:
-        places.append((frame.tb_frame.f_code.co_filename, frame.tb_lineno))
+        locations.append((frame.tb_frame.f_code.co_filename, frame.tb_lineno))
         frame = frame.tb_next
-    return f"{places[-1][0]}:{places[-1][1]}" if places else ""
+    return f"{locations[-1][0]}:{locations[-1][1]}" if locations else ""
 
 
 def _stage_before(stage: str | None) -> str:

@@ -40,8 +40,8 @@ def read_header(text: str) -> tuple[str | None, str | None]:
 def dump(args: argparse.Namespace) -> int:
     after = args.after and stage_name(args.after, ("emit",))
     loaded = prepare(args)
-    keep = args.locations or args.output is not None
-    lowered = common.lower(loaded, locations=keep)
+    with_locations = args.locations or args.output is not None
+    lowered = common.lower(loaded, locations=with_locations)
     texts = {name: header(name, args.target) + text for name, text in lowered.texts.items()}
     kernels = lowered.emitted.module
     if args.output is not None:

@@ -29,8 +29,8 @@ def schedule_text(
     Raises CallError where the file has another plan for the program, and `--force` is not given."""
     from tilec.plan.schedule.write import merge_schedule, write_schedule
 
-    beside = Path("-") if str(args.file) == "-" else args.file.with_suffix(".sched.toml")
-    path: Path = args.output or beside
+    default = Path("-") if str(args.file) == "-" else args.file.with_suffix(".sched.toml")
+    path: Path = args.output or default
     if str(path) == "-" or not path.is_file():
         return path, write_schedule(plan, loaded.specialised, measured)
     text, replaced = merge_schedule(_existing(path), plan, loaded.specialised, measured)

@@ -17,7 +17,7 @@ from tilec.core.quantities import count, duration
 
 GAIN = 0.02  # of its time, that a plan must save before it takes the place of the compiler's
 FINAL = 4  # plans that are measured once more, with the compiler's
-QUICK, LONG = 0.02, 0.2  # seconds of a plan's timing
+SHORT, LONG = 0.02, 0.2  # seconds of a plan's timing
 
 
 @dataclass
@@ -55,7 +55,7 @@ def tune(args: argparse.Namespace) -> int:
         right = [m for m in plans if _is_right(m, device, allowed)]
         if not right or right[0] is not plans[0]:
             raise CallError("the compiler's own plan gives wrong results", hint="`tilec verify` finds the stage")
-        _measure(device, right, QUICK)
+        _measure(device, right, SHORT)
         ranked = sorted(right[1:], key=lambda m: m.time_us)
         final = [right[0], *ranked[:FINAL]]
         faster = [m.candidate for m in ranked if m.time_us < right[0].time_us]

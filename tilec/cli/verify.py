@@ -131,7 +131,7 @@ def _sizes(verifier: Verifier, make: Any, names: list[str], given: dict[str, int
 
 
 def _check(
-    verifier: Verifier, make: Any, sizes: dict[str, int], args: argparse.Namespace, place: str
+    verifier: Verifier, make: Any, sizes: dict[str, int], args: argparse.Namespace, location: str
 ) -> tuple[str, Failure] | str:
     """Checks one set of sizes with all kinds of inputs, and prints the outcome. Sizes that the compiler refuses are
     reported and left out."""
@@ -144,7 +144,7 @@ def _check(
     if not args.all and (count := _steps(verifier, specialised)) > WORK:
         _row(label, f"left out: {count:,} steps take long (--all runs them)")
         return LEFT_OUT
-    with working(f"checking {label} ({place})"):
+    with working(f"checking {label} ({location})"):
         inputs = {kind: inputs_of(specialised, kind, args.seed) for kind in KINDS}
         found = verifier.check(specialised, inputs, progress.at)
     if found is not None:

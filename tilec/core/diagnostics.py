@@ -77,8 +77,8 @@ class Diagnostic:
     severity: str = "error"
 
     def __str__(self) -> str:
-        place = "" if self.span is _NOWHERE else f"{self.span}: "
-        parts = [f"{place}{self.severity}: {self.message}", *_excerpt(self.span)]
+        location = "" if self.span is _NOWHERE else f"{self.span}: "
+        parts = [f"{location}{self.severity}: {self.message}", *_excerpt(self.span)]
         for note in self.notes:
             parts += [f"{note.span}: note: {note.message}", *_excerpt(note.span)]
         if self.hint:

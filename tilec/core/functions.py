@@ -126,7 +126,7 @@ def _rand(seed: np.ndarray, counter: np.ndarray) -> np.ndarray:
     """
     seed, counter = (np.asarray(v).astype(np.int64).view(np.uint64) for v in (seed, counter))
     mask, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
-    place, block = counter & np.uint64(3), counter >> np.uint64(2)
+    within, block = counter & np.uint64(3), counter >> np.uint64(2)
     words = [block & mask, block >> shift, np.zeros_like(block), np.zeros_like(block)]
     keys = [seed & mask, seed >> shift]
     for _ in range(PHILOX_ROUNDS):
@@ -138,7 +138,7 @@ def _rand(seed: np.ndarray, counter: np.ndarray) -> np.ndarray:
             first & mask,
         ]
         keys = [(key + np.uint64(w)) & mask for key, w in zip(keys, PHILOX_WEYL)]
-    word = np.select([place == n for n in range(3)], words[:3], words[3])
+    word = np.select([within == n for n in range(3)], words[:3], words[3])
     return (word >> np.uint64(8)).astype(np.float64) * 2.0**-24
 
 

@@ -305,18 +305,18 @@ def _map_operands(op: ir.Operation, mapping: dict[ir.Value, ir.Value]) -> None:
                 _map_operands(inner.operation, mapping)
 
 
-def walk(op: ir.Operation) -> Iterator[ir.Operation]:
+def traverse(op: ir.Operation) -> Iterator[ir.Operation]:
     """All operations inside `op`, outer before inner."""
     for region in op.regions:
         for block in region:
             for inner in block.operations:
                 yield inner.operation
-                yield from walk(inner.operation)
+                yield from traverse(inner.operation)
 
 
 def operands_of(op: ir.Operation) -> list[ir.Value]:
     """The operands of an operation and of the operations inside it."""
-    return [*op.operands, *(v for inner in walk(op) for v in inner.operands)]
+    return [*op.operands, *(v for inner in traverse(op) for v in inner.operands)]
 
 
 def slice_of(block: ir.Block, value: ir.Value, known: Collection[ir.Value] = ()) -> list[ir.Operation]:
@@ -338,8 +338,8 @@ def depends(block: ir.Block, value: ir.Value, wanted: ir.Value, known: Collectio
 
 def captured(op: ir.Operation) -> list[ir.Value]:
     """Values from outside that the body of an operation uses."""
-    inside = {*body_of(op).arguments, *(r for inner in walk(op) for r in inner.results)}
-    return [v for inner in walk(op) for v in inner.operands if v not in inside]
+    inside = {*body_of(op).arguments, *(r for inner in traverse(op) for r in inner.results)}
+    return [v for inner in traverse(op) for v in inner.operands if v not in inside]
 
 
 def functions(module: ir.Module | ir.Operation) -> list[ir.Operation]:

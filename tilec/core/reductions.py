@@ -25,7 +25,7 @@ class Reduction:
     gives, and what an accumulator starts from. The others name the upstream operation that combines two values, by
     type; None where the type does not take part. `any` and `all` are of bool.
 
-    The state of `argmax` and `argmin` is a value and its index. It starts from the identity and `NO_PLACE`; `takes`
+    The state of `argmax` and `argmin` is a value and its index. It starts from the identity and `NO_INDEX`; `takes`
     says whether a state replaces another. Indices come in ascending order in a loop, where equals lose; in a tree
     over threads they may not, so equals compare their indices.
     """
@@ -49,7 +49,7 @@ class Reduction:
         return operation
 
 
-NO_PLACE = 2**63 - 1
+NO_INDEX = 2**63 - 1
 """The index of a state that has seen nothing: a real one is smaller, so a first value like the identity wins."""
 
 
@@ -68,10 +68,10 @@ def highest(dtype: DType) -> int | float | bool:
     return {"bool": True, "uint": (1 << dtype.bits) - 1}.get(dtype.kind, (1 << (dtype.bits - 1)) - 1)
 
 
-def takes(kind: str, value: float, place: int, best: float, best_place: int) -> bool:
+def takes(kind: str, value: float, index: int, best: float, best_index: int) -> bool:
     """Whether the state (value, index) replaces (best, best_index) in an `argmax` or `argmin`."""
     if value == best or (value != value and best != best):
-        return place < best_place
+        return index < best_index
     beyond = value > best if kind == "argmax" else value < best
     return best == best and (beyond or value != value)
 

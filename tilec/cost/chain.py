@@ -19,9 +19,9 @@ ROWS = 64  # rows that a warpgroup multiplies
 
 
 @dataclass(frozen=True)
-class Stream:
+class ChainProblem:
     """A contraction chain: `batch` problems of `rows` rows, each with `length` elements between the contractions. Scores
-    sum over `inner`, results have `columns`. `parts`: the 16-bit numbers that make up one weight. `share`: the share of
+    sum over `inner`, results have `columns`. `weight_terms`: the 16-bit numbers that make up one weight. `share`: the share of
     scores in tiles that the mask does not exclude. `fma`, `special`: operations for each score. `out_bytes`: bytes of a
     result's element."""
 
@@ -31,7 +31,7 @@ class Stream:
     columns: int
     batch: int
     dtype: str = "bf16"
-    parts: int = 1
+    weight_terms: int = 1
     share: float = 1.0
     fma: float = 4
     special: float = 1
@@ -39,7 +39,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class StreamTile:
+class ChainTile:
     """`groups` warpgroups of 64 rows multiply, and one more loads. `stages`: tiles of K, and of V, in shared memory."""
 
     bm: int
@@ -57,44 +57,44 @@ class StreamTile:
         return 128 * (self.groups + 1)
 
 
-def stream_tiles(target: Target, p: Stream) -> Iterator[StreamTile]:
+def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
     """Every tile that fits registers and shared memory."""
     assert target.sm is not None
     fit = target.fit(ChainTimes)
     columns = round_up(p.columns, 16)
     for groups in (1, 2):
         for bn in range(32, fit.step_elements + 1, 16):
-            held = bn // 2 + p.parts * bn // 4 + columns // 2
+            held = bn // 2 + p.weight_terms * bn // 4 + columns // 2
             if held > fit.registers or bn >= 2 * round_up(p.length, 16) > 32:
                 continue
-            shared = stream_bytes(p, ROWS * groups, bn, 2)
+            shared = chain_bytes(p, ROWS * groups, bn, 2)
             if shared <= target.sm.shared_per_block:
-                yield StreamTile(ROWS * groups, bn, 2, 168, shared)
+                yield ChainTile(ROWS * groups, bn, 2, 168, shared)
 
 
-def stream_bytes(p: Stream, bm: int, bn: int, stages: int) -> int:
+def chain_bytes(p: ChainProblem, bm: int, bn: int, stages: int) -> int:
     """Shared memory of a block: its rows of Q, tiles of K and V, barriers, and alignment to 1024 bytes."""
     inner = round_up(p.inner, LINE)
     return 2 * bm * inner + stages * 2 * bn * (inner + round_up(round_up(p.columns, 16), LINE)) + 2048
 
 
-def stream_work(target: Target, p: Stream, tile: StreamTile) -> Work:
+def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     """The work of one tiling, including the parts of tiles beyond the edges."""
     rows = ceil(p.rows / tile.bm)
-    walked = round_up(p.length, tile.bn) * p.share
+    covered = round_up(p.length, tile.bn) * p.share
     cut = tile.bn * (p.length % tile.bn > 0)
     if (
         p.share < 1
     ):  # of the tiles that a mask cuts, it excludes half; they are fewest where blocks and steps are aligned
         aligned = max(tile.bm, tile.bn) % min(tile.bm, tile.bn) == 0
         across = max(tile.bm, tile.bn) if aligned else tile.bm + tile.bn
-        walked, cut = walked + across / 2, cut + across
-    scores = p.batch * rows * tile.bm * min(walked, round_up(p.length, tile.bn))
+        covered, cut = covered + across / 2, cut + across
+    scores = p.batch * rows * tile.bm * min(covered, round_up(p.length, tile.bn))
     fit, waves = target.fit(ChainTimes), ceil(rows * p.batch / target.units)
     inner, columns = round_up(p.inner, 16), round_up(p.columns, 16)
-    flops = 2 * scores * (inner + p.parts * columns)
+    flops = 2 * scores * (inner + p.weight_terms * columns)
     # weights taken apart and packed; sums and results that are rescaled once a tile
-    further = 1.5 * p.parts + 4 * (p.parts - 1) + columns / tile.bn
+    further = 1.5 * p.weight_terms + 4 * (p.weight_terms - 1) + columns / tile.bn
     loaded = 2 * scores * (inner + columns) / tile.bm
     once = 2 * p.batch * (p.rows * p.inner + p.length * (p.inner + p.columns))
     result = p.out_bytes * p.batch * p.rows * p.columns
@@ -102,7 +102,7 @@ def stream_work(target: Target, p: Stream, tile: StreamTile) -> Work:
         dram_read=once,
         dram_write=result,
         l2_bytes=loaded + result,
-        shared_bytes=loaded + 2 * scores * (inner + p.parts * columns) / ROWS,
+        shared_bytes=loaded + 2 * scores * (inner + p.weight_terms * columns) / ROWS,
         flops={
             f"tensor.{p.dtype}@wgmma": flops,
             "fma.f32": 2 * scores * (p.fma + further),
@@ -113,15 +113,15 @@ def stream_work(target: Target, p: Stream, tile: StreamTile) -> Work:
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=tile.shared / tile.threads,
-        serial_us=2e-3 * target.dram.latency_ns + waves * (fit.step_us * walked / tile.bn + fit.cut_us * cut),
+        serial_us=2e-3 * target.dram.latency_ns + waves * (fit.step_us * covered / tile.bn + fit.cut_us * cut),
     )
 
 
-def stream_cost(target: Target, p: Stream, tile: StreamTile) -> Prediction:
-    return predict(stream_work(target, p, tile), target)
+def chain_cost(target: Target, p: ChainProblem, tile: ChainTile) -> Prediction:
+    return predict(chain_work(target, p, tile), target)
 
 
-def choose_stream_tile(target: Target, p: Stream) -> list[Choice[StreamTile]]:
+def choose_chain_tile(target: Target, p: ChainProblem) -> list[Choice[ChainTile]]:
     """All tiles, cheapest first; of equals, that with fewer and larger steps."""
-    tiles = (Choice(t, stream_cost(target, p, t)) for t in stream_tiles(target, p))
+    tiles = (Choice(t, chain_cost(target, p, t)) for t in chain_tiles(target, p))
     return ranked(tiles, lambda t: (-t.bm, -t.bn))

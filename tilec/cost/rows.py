@@ -24,8 +24,8 @@ class Rows:
     passes, at most at a time, `made` of them computed. `passes` over a row: reductions, and one to write; `joined` of them
     are part of the one before where a row is not kept (`tilec/plan/cuda/online.py`). `flops`:
     operations an element, by unit. `vector`: elements of the widest access that rows allow; 0 for what their length
-    allows. `spreads`, `streams`: whether blocks may share a row, and whether rows may come through SRAM while others are
-    worked on. `shifted`: rows begin anywhere in a vector of `vector` elements, and are read by whole ones.
+    allows. `spreads`, `prefetches`: whether blocks may share a row, and whether rows may come through SRAM while others are
+    worked on. `unaligned`: rows begin anywhere in a vector of `vector` elements, and are read by whole ones.
     """
 
     rows: int
@@ -41,30 +41,31 @@ class Rows:
     common: int = 0
     vector: int = 0
     spreads: bool = True
-    streams: bool = True
-    shifted: bool = False
+    prefetches: bool = True
+    unaligned: bool = False
 
     @property
     def access(self) -> int:
         """Elements of one access, of 16 bytes at most."""
-        if self.shifted:
+        if self.unaligned:
             return self.vector
         row = self.length * self.element_bytes
         widest = next((w // self.element_bytes for w in (16, 8, 4, 2) if w >= self.element_bytes and row % w == 0), 1)
         return min(self.vector, widest) if self.vector else widest
 
-    def places(self, part: int) -> int:
+    def padded_extent(self, part: int) -> int:
         """Elements that a part of a row takes, with the unused elements of its first and last vectors (unaligned rows)."""
-        return round_up(part + self.vector - 1, self.vector) if self.shifted else part
+        return round_up(part + self.vector - 1, self.vector) if self.unaligned else part
 
 
 @dataclass(frozen=True)
 class RowTile:
     """`threads` of a block that share a row, loads of `vector` elements, `vectors` of them a thread;
-    `cluster` blocks that share a row. `keep`: where a row is between passes ("registers", "sram", "l1", "l2",
-    "memory"). `stages`: rows that may be on their way into SRAM while one is worked on, by `resident` blocks (or
-    clusters) that go on to further rows; 0: a block for every row. `packed`: kept as stored, in 16 bits. `beside`: of rows in
-    SRAM, how many times `vectors` of a thread are in registers instead. CPU: `rows_per_block` is a task.
+    `cluster` blocks that share a row. `residency`: where a row is between passes ("registers", "sram", "l1", "l2",
+    "memory"). `stages`: rows that may be on their way into SRAM while one is worked on, by `persistent_blocks` blocks (or
+    clusters) that go on to further rows; 0: a block for every row. `packed`: kept as stored, in 16 bits.
+    `register_chunks`: of rows in SRAM, how many times `vectors` of a thread are in registers instead. CPU:
+    `rows_per_block` is a task.
     """
 
     threads: int
@@ -72,14 +73,14 @@ class RowTile:
     rows_per_block: int
     vectors: int
     cluster: int = 1
-    keep: str = "registers"
+    residency: str = "registers"
     registers: int = 32
     stages: int = 0
-    resident: int = 0
+    persistent_blocks: int = 0
     packed: bool = False
     shared: int = 0
-    shifted: bool = False
-    beside: int = 0
+    unaligned: bool = False
+    register_chunks: int = 0
 
 
 def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
@@ -92,7 +93,7 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
         return
     fit, vector, size = target.fit(RowRegisters), p.access, max(1, p.element_bytes // 4)
     words = size * (2 if p.passes > 1 else 1)
-    length = p.places(p.length)
+    length = p.padded_extent(p.length)
     whole = 1 << max(0, ceil(length / vector) - 1).bit_length()
     single = p.passes == p.joined + 1  # one walk over a row, if it is not kept
     holds = fit.elements if single else fit.reread_elements
@@ -102,40 +103,45 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
         if threads > whole or (threads < whole and threads < 8):
             continue
         vectors = ceil(length / (vector * threads))
-        if _is_read_twice(target, p) and threads >= 256 and vectors <= 4 and threads * vectors * vector == p.length:
+        if _is_reread(target, p) and threads >= 256 and vectors <= 4 and threads * vectors * vector == p.length:
             registers = 16 + vectors * vector * p.element_bytes // 2 + 8 * (p.element_bytes == 2)
-            yield RowTile(threads, vector, 1, vectors, 1, "again", registers)
+            yield RowTile(threads, vector, 1, vectors, 1, "reload", registers)
         for rows in sorted({max(1, n // threads) for n in (threads, 128, 256)}):
             if rows > p.rows and rows > 1:
                 continue
             for packed in (False, True) if halves else (False,):
                 kept = vectors * vector * (p.made + p.reads / 2 if packed else size)
                 registers = round_up(int((fit.packed if packed and p.writes else fit.base) - 8 + kept), 8)
-                most = registers + 16 * p.common * p.shifted  # what is common to rows is put together ahead of time
+                most = registers + 16 * p.common * p.unaligned  # what is common to rows is put together ahead of time
                 elements = vectors * vector
-                half = fit.elements if threads >= 32 and p.writes and not p.shifted else fit.packed_elements
+                half = fit.elements if threads >= 32 and p.writes and not p.unaligned else fit.packed_elements
                 fits = elements * words <= fit.elements or (packed and elements <= half)
                 if fits and occupancy(target, max(32, threads * rows), most).blocks:
                     yield RowTile(
-                        threads, vector, rows, vectors, 1, "registers", registers, packed=packed, shifted=p.shifted
+                        threads, vector, rows, vectors, 1, "registers", registers, packed=packed, unaligned=p.unaligned
                     )  # fmt: skip
             for held in sorted({min(vectors, n) for n in ((some + 1) // 2, some)} if single else {min(vectors, some)}):
-                walked = single and not p.shifted and p.length % (threads * held * vector) == 0
-                stored = walked and not p.joined  # what is added up as it comes is on its way as it is stored
+                only_loop = single and not p.unaligned and p.length % (threads * held * vector) == 0
+                stored = only_loop and not p.joined  # what is added up as it comes is on its way as it is stored
                 values = held * vector * p.element_bytes // 4 if stored else held * vector * size
-                registers = round_up((fit.whole_loop if walked else fit.loop) - 8 + values, 8)
+                registers = round_up((fit.whole_loop if only_loop else fit.loop) - 8 + values, 8)
                 fits = held < vectors and held * vector * (size if single else words) <= fit.elements
-                if fits and occupancy(target, max(32, threads * rows), registers + 16 * p.common * p.shifted).blocks:
-                    yield RowTile(threads, vector, rows, held, 1, "memory", registers, shifted=p.shifted)
+                if fits and occupancy(target, max(32, threads * rows), registers + 16 * p.common * p.unaligned).blocks:
+                    yield RowTile(threads, vector, rows, held, 1, "memory", registers, unaligned=p.unaligned)
     yield from _shared_rows(target, p)
     yield from _waiting_rows(target, p)
 
 
-def _is_read_twice(target: Target, p: Rows) -> bool:
+def _is_reread(target: Target, p: Rows) -> bool:
     """Whether a block may load its row a second time for the result, from L1, and tell L2 that this was the last use. L2
     evicts such lines first, and keeps more of the written lines at the end. On an H200 this saves 1 to 3% of a kernel
     that moves several times as much as L2 holds."""
-    if not target.has("l2_policies") or p.shifted or p.made or (p.passes, p.joined, p.reads, p.writes) != (2, 0, 1, 1):
+    if (
+        not target.has("l2_policies")
+        or p.unaligned
+        or p.made
+        or (p.passes, p.joined, p.reads, p.writes) != (2, 0, 1, 1)
+    ):
         return False
     fit, row = target.fit(RowTimes), p.length * p.element_bytes
     return row >= fit.evict_row_bytes and p.rows * row > fit.evict_sizes * target.l2.bytes
@@ -144,26 +150,26 @@ def _is_read_twice(target: Target, p: Rows) -> bool:
 def _waiting_rows(target: Target, p: Rows) -> Iterator[RowTile]:
     """Rows that wait in SRAM from pass to pass, whole or shared by a cluster's blocks: a block, or cluster, for every row."""
     fit, vector, sm = target.fit(RowRegisters), p.access, target.sm
-    if sm is None or not (p.streams and target.has("cp_async") and vector * p.element_bytes == 16):
+    if sm is None or not (p.prefetches and target.has("cp_async") and vector * p.element_bytes == 16):
         return
-    if p.passes < 2 or not p.writes or (p.shifted and (p.common or p.element_bytes > 2)):
+    if p.passes < 2 or not p.writes or (p.unaligned and (p.common or p.element_bytes > 2)):
         return  # beside what begins elsewhere they were slower than rows in registers; of 32 bits none was measured (H200)
     for cluster, threads in product(_clusters(target, p), (128, 256, 512, 1024)):
         part = round_up(ceil(p.length / cluster), vector)
-        vectors = fit.smem_accesses // (2 if p.shifted else 1)  # their ends take registers
+        vectors = fit.smem_accesses // (2 if p.unaligned else 1)  # their ends take registers
         chunk, most = vectors * threads * vector, 0
         if part < chunk or part * p.element_bytes < fit.smem_bytes or p.rows * cluster < 4 * target.units:
             continue
-        cut = cluster == 1 and part % chunk == 0 and p.element_bytes > 1 and not (p.made or p.shifted)
-        for beside in range(part // chunk if cut else 1):  # as few as let one more block in; clusters gain little
-            held = beside * vectors * vector * p.reads * p.element_bytes // 4
-            shared = p.places(part - beside * chunk) * (p.element_bytes * p.reads + 4 * p.made) + 1024
+        cut = cluster == 1 and part % chunk == 0 and p.element_bytes > 1 and not (p.made or p.unaligned)
+        for chunks in range(part // chunk if cut else 1):  # as few as let one more block in; clusters gain little
+            held = chunks * vectors * vector * p.reads * p.element_bytes // 4
+            shared = p.padded_extent(part - chunks * chunk) * (p.element_bytes * p.reads + 4 * p.made) + 1024
             blocks = min(occupancy(target, threads, fit.smem + held, shared).blocks, sm.threads // threads)
             registers = min(64, sm.registers // (threads * max(1, blocks)) // 8 * 8)
             if blocks > most and registers >= fit.smem + held:
-                most, packed = blocks, p.shifted or (beside > 0 and p.element_bytes == 2)
+                most, packed = blocks, p.unaligned or (chunks > 0 and p.element_bytes == 2)
                 yield RowTile(
-                    threads, vector, 1, vectors, cluster, "sram", registers, 0, 0, packed, shared, p.shifted, beside
+                    threads, vector, 1, vectors, cluster, "sram", registers, 0, 0, packed, shared, p.unaligned, chunks
                 )  # fmt: skip
 
 
@@ -175,10 +181,10 @@ def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
     """Rows that the blocks of a cluster share, and rows that come through SRAM ahead of time."""
     fit, vector, packed = target.fit(RowRegisters), p.access, p.element_bytes == 2 and p.access % 2 == 0
     words = p.element_bytes / 4 if packed or p.element_bytes > 4 else 1
-    depths = (0, 1, 2) if p.streams and target.has("cp_async") and vector * p.element_bytes >= 4 else (0,)
+    depths = (0, 1, 2) if p.prefetches and target.has("cp_async") and vector * p.element_bytes >= 4 else (0,)
     for cluster, threads, stages in product(_clusters(target, p), (128, 256, 512, 1024), depths):
         part = round_up(ceil(p.length / cluster), vector)
-        vectors = ceil(p.places(part) / (threads * vector))
+        vectors = ceil(p.padded_extent(part) / (threads * vector))
         held = vectors * vector
         if (
             (cluster == 1 and not stages)
@@ -189,7 +195,7 @@ def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         if part < threads * vector and threads > 128:
             continue
         need = round_up(int(fit.base - 8 + held * max(words * p.reads, p.live) + 8 * (p.common > 0)), 8)
-        shared = p.places(part) * p.element_bytes * (stages * p.reads + (p.common if stages else 0)) + 1024
+        shared = p.padded_extent(part) * p.element_bytes * (stages * p.reads + (p.common if stages else 0)) + 1024
         resident = occupancy(target, threads, need, shared).blocks
         if not resident:
             continue
@@ -200,7 +206,7 @@ def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         if (p.rows >= 2 * ways) if stages else (p.rows < 4 * ways or len(depths) == 1):
             yield RowTile(
                 threads, vector, 1, vectors, cluster, "registers", registers, stages, ways if stages else 0, packed, shared,
-                p.shifted,
+                p.unaligned,
             )  # fmt: skip
 
 
@@ -209,9 +215,9 @@ def _row_tasks(target: Target, p: Rows) -> Iterator[RowTile]:
     assert core is not None
     vector = core.simd_bytes // max(4, p.element_bytes)
     row = p.length * p.element_bytes * (p.reads + p.writes)
-    keep = home_level(target, row * target.units)
+    residency = home_level(target, row * target.units)
     for tasks in (4, 2, 1, 8, 16, 64):  # a few for each core, so that one held up does not hold up all
-        yield RowTile(1, vector, max(1, ceil(p.rows / (tasks * target.units))), ceil(p.length / vector), 1, keep)
+        yield RowTile(1, vector, max(1, ceil(p.rows / (tasks * target.units))), ceil(p.length / vector), 1, residency)
 
 
 _END = 4  # instructions for an element at a row's end besides its own, which no other of the warp has
@@ -220,27 +226,27 @@ _END = 4  # instructions for an element at a row's end besides its own, which no
 def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     """One read and one write of everything; more if rows do not stay on chip. A reduction stalls the loads of its block."""
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
-    padded = tile.cluster * round_up(p.places(ceil(p.length / tile.cluster)), tile.vector * tile.threads)
+    padded = tile.cluster * round_up(p.padded_extent(ceil(p.length / tile.cluster)), tile.vector * tile.threads)
     flops = {u: n * p.rows * p.length for u, n in p.flops.items()}
     blocks = ceil(p.rows / tile.rows_per_block) * tile.cluster
     if target.core is not None:
-        again = {"l2_bytes" if tile.keep != "l1" else "shared_bytes": p.passes * once + written}
-        reads = once * (p.passes if tile.keep == "dram" else 1)
+        moved = {"l2_bytes" if tile.residency != "l1" else "shared_bytes": p.passes * once + written}
+        reads = once * (p.passes if tile.residency == "dram" else 1)
         return Work(
-            reads, written, flops=flops, blocks=blocks, lanes=p.length / padded, working_set=once + written, **again
+            reads, written, flops=flops, blocks=blocks, lanes=p.length / padded, working_set=once + written, **moved
         )  # fmt: skip
     if tile.stages:
-        return _streamed(target, p, tile)
-    if tile.keep == "sram":
+        return _persistent(target, p, tile)
+    if tile.residency == "sram":
         return _waiting(target, p, tile)
     times, barriers = target.fit(RowTimes), target.fit(Barriers)
     barrier = barriers.warp_ns if tile.threads <= 32 else barriers.block_ns
     barrier = barriers.cluster_ns if tile.cluster > 1 else barrier
-    walks = p.passes - (p.joined if tile.keep == "memory" else 0)
-    looped = tile.keep == "memory" and walks == 1
+    passes = p.passes - (p.joined if tile.residency == "memory" else 0)
+    looped = tile.residency == "memory" and passes == 1
     rounds = ceil(p.length / (tile.threads * tile.vector * tile.vectors)) if looped else 1  # of loads
     shuffles = 2.0 * p.rows * p.passes * tile.threads * tile.cluster * log2(max(2, min(32, tile.threads)))
-    if tile.shifted:  # warps with an end of a row go through its elements one by one
+    if tile.unaligned:  # warps with an end of a row go through its elements one by one
         ends = p.rows * tile.vector * min(32, tile.threads) * (1 if tile.vectors == 1 else 2)
         shuffles += _END * p.passes * ends
     reads, block = float(once), tile.threads * tile.rows_per_block
@@ -248,15 +254,15 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
     many = blocks > resident * target.units
     exposed = times.exposed_alone if resident == 1 else times.exposed_shared
     flight = min(tile.vectors, 8) * tile.vector * p.element_bytes * p.reads * p.length / padded
-    if tile.keep == "memory":
+    if tile.residency == "memory":
         held = occupancy(target, block, tile.registers).blocks * target.units * tile.rows_per_block
         fits = held * p.length * p.element_bytes * p.reads < times.reread_fits * target.l2.bytes
-        reads *= 1 + (times.reread_misses if fits else 1) * (walks - 1)
+        reads *= 1 + (times.reread_misses if fits else 1) * (passes - 1)
     reads *= 1 + _scattered(target, p, tile, rounds)
     return Work(
         dram_read=reads,
-        dram_write=written - (times.unwritten * target.l2.bytes if tile.keep == "again" else 0),
-        l2_bytes=written + once * (walks if tile.keep == "memory" else 1),
+        dram_write=written - (times.unwritten * target.l2.bytes if tile.residency == "reload" else 0),
+        l2_bytes=written + once * (passes if tile.residency == "memory" else 1),
         flops={**flops, "int": flops.get("int", 0) + shuffles},
         blocks=blocks,
         units=target.units
@@ -266,7 +272,7 @@ def row_work(target: Target, p: Rows, tile: RowTile) -> Work:
         registers=tile.registers,
         bytes_in_flight=flight,
         # a cluster meets before it starts; of the arithmetic, the loads of other blocks hide most
-        stall_ns=(barrier * (max(1, walks - 1) + (tile.cluster > 1)) + 1e3 * exposed * _busy_us(target, p, tile))
+        stall_ns=(barrier * (max(1, passes - 1) + (tile.cluster > 1)) + 1e3 * exposed * _busy_us(target, p, tile))
         / rounds,
         lanes=p.length / padded,
         shared_per_block=tile.shared,
@@ -325,7 +331,7 @@ def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
     else:
         share = fit.alone + common + fit.alone_pass * (p.passes - 2)
         share += fit.alone_special * max(0.0, p.flops.get("special", 0) - 1)
-    share += fit.idle * max(0.0, fit.threads / (tile.threads * resident) - 1) + fit.unaligned * tile.shifted
+    share += fit.idle * max(0.0, fit.threads / (tile.threads * resident) - 1) + fit.unaligned * tile.unaligned
     return Work(
         dram_read=once,
         dram_write=written,
@@ -340,7 +346,7 @@ def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
     )
 
 
-def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
+def _persistent(target: Target, p: Rows, tile: RowTile) -> Work:
     """Blocks that go from row to row: memory is busy all the time but for what one row's work makes it wait.
 
     A round of rows makes memory wait for a share of the time that it moves, however the rows are dealt out;
@@ -349,9 +355,9 @@ def _streamed(target: Target, p: Rows, tile: RowTile) -> Work:
     last round has the memory for itself. What all rows share is read once a block.
     """
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
-    blocks = tile.resident * tile.cluster
+    blocks = tile.persistent_blocks * tile.cluster
     part = p.length / tile.cluster
-    rounds = p.rows / tile.resident
+    rounds = p.rows / tile.persistent_blocks
     move_us = (once + written) / target.dram.rate(target.units) * 1e6
     fit = target.fit(PersistentRows)
     share = fit.cluster if tile.cluster > 2 else fit.block

@@ -104,7 +104,7 @@ def _add_stage(
         state.name, state.step, state.start = stage.name, "", time.perf_counter()
         progress.at(f"in stage '{stage.name}'")
 
-    def finish(op: ir.Operation, _pass: Any) -> None:
+    def after_pass(op: ir.Operation, _pass: Any) -> None:
         verify(op, ended=True)
         lowered.seconds[stage.name] = time.perf_counter() - state.start
         if texts:
@@ -125,7 +125,7 @@ def _add_stage(
             manager.add(step)
         else:
             manager.add(partial(run, step), f"tilec-{step.__name__}")
-    manager.add(finish, f"tilec-after-{stage.name}")
+    manager.add(after_pass, f"tilec-after-{stage.name}")
 
 
 def _emit(module: ir.Module, lowered: Lowered) -> Emitted:

@@ -29,7 +29,7 @@ class Placement:
     """Where an operation is computed: its kernel, and the meaning of its dimensions there."""
 
     kernel: str
-    sweep: int
+    loop_group: int
     dims: tuple[int, ...]
     loops: tuple[int, ...] | None = None
 
@@ -227,7 +227,7 @@ TABLE: tuple[Attribute, ...] = (
               "a digest of the plan's attributes: a plan that was edited in dumped IR is checked (`tilec/plan/edited.py`)"),
     Attribute("inline", (_GENERIC,), _mark(), "plan", "fuse", "each of its readers computes it again, and it is never stored"),
     Attribute("kernel", (_GENERIC,), _word(), "plan", "fuse", "the kernel that it belongs to"),
-    Attribute("sweep", (_GENERIC,), _number(0), "plan", "fuse",
+    Attribute("loop_group", (_GENERIC,), _number(0), "plan", "fuse",
               "the number of its loop nest; operations of a kernel with the same number share a nest"),
     Attribute("dims", (_GENERIC,), _by_dim(), "plan", "map", "the kernel dimension of each of its own dimensions"),
     Attribute("loops", (_GENERIC,), _by_dim(order=True), "plan", "map",
@@ -238,7 +238,7 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("pack_left", (_GENERIC,), _record(StoredFactor), "plan", "fuse",
               "the packed left factor of a contraction: its layout and type, and the placement of the operation that stores it"),
     Attribute("pack_right", (_GENERIC,), _record(StoredFactor), "plan", "fuse", "the packed right factor, likewise"),
-    Attribute("quick", ("scalar",), _word(), "plan", "fuse",
+    Attribute("approximate", ("scalar",), _word(), "plan", "fuse",
               "the fast approximation that takes its place, whose error a rounding hides"),
     Attribute("part", (_GENERIC,), _mark(), "plan", "plan", "makes the parts of a reduction (while planning goes on)"),
     Attribute("stored", (_GENERIC,), _mark(), "plan", "plan", "stores a factor of a contraction (while planning goes on)"),
@@ -256,12 +256,12 @@ TABLE: tuple[Attribute, ...] = (
               "a dimension that the blocks of a cluster share, and each block's part"),
     Attribute("stages", (_GENERIC,), _number(0), "stage", "map",
               "an asynchronous copy to workgroup memory, with this number of buffers; 0: one buffer that all tiles share"),
-    Attribute("beside", (_GENERIC,), _number(0), "stage", "map",
+    Attribute("register_chunks", (_GENERIC,), _number(0), "stage", "map",
               "the number of chunks of such a copy that go to registers instead"),
     Attribute("rests", (_GENERIC,), _mark(), "stage", "map", "the copy of a prefetched row into registers"),
-    Attribute("turn", (_GENERIC,), _number(0), "stage", "map",
+    Attribute("transpose", (_GENERIC,), _number(0), "stage", "map",
               "a copy by threads along this kernel dimension, while the kernel's threads lie along another"),
-    Attribute("turned", ("memref.alloc",), _numbers(2), "stage", "map",
+    Attribute("swizzle", ("memref.alloc",), _numbers(2), "stage", "map",
               "workgroup memory in which narrow elements are transposed: elements of a vector, and length of the last dimension"),
     Attribute("lanes", ("linalg.transpose",), _number(1), "stage", "map",
               "the side of the square tiles that are transposed in registers"),
@@ -269,7 +269,7 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("blocks", ("kernel",), _number(0), "map", "emit", "blocks of a launch"),
     Attribute("threads", ("kernel",), _number(1), "map", "emit", "threads of a block"),
     Attribute("cluster", ("kernel",), _number(1), "map", "emit", "blocks of a cluster"),
-    Attribute("resident", ("kernel",), _mark(), "map", "emit",
+    Attribute("persistent", ("kernel",), _mark(), "map", "emit",
               "persistent blocks: as many as run at a time, each of which computes tile after tile"),
     Attribute("overlap", ("kernel",), _mark(), "map", "emit", "launched while the kernel before it ends"),
     Attribute("unroll", ("scf.for",), _mark(), "map", "emit", "printed as a loop that is written out before it is compiled"),
@@ -357,13 +357,13 @@ def _stages(op: ir.Operation, name: str, attribute: ir.Attribute, at: float) -> 
 
 
 def _row(
-    op: ir.Operation, name: str, attribute: ir.Attribute, places: tuple[str, ...], at: float
+    op: ir.Operation, name: str, attribute: ir.Attribute, kinds: tuple[str, ...], at: float
 ) -> Attribute | str:  # fmt: skip
     """What the table says of an attribute, or what is wrong with it."""
     rows = _ROWS.get(name)
     if rows is None:
         return "is not declared in tilec/kernels/attributes.py"
-    row = next((r for r in rows if any(p in r.on for p in places)), None)
+    row = next((r for r in rows if any(p in r.on for p in kinds)), None)
     if row is None:
         return f"belongs on {' or '.join(o for r in rows for o in r.on)}"
     if at < _AT[row.first]:

@@ -188,7 +188,7 @@ class KernelPlan:
     extents: dict[int, int]
     grid: tuple[int, ...]
     tile: tuple[int, ...]
-    sweeps: dict[str, int]
+    loop_groups: dict[str, int]
     loops: dict[str, tuple[int, ...]]
     options: Family | None
     outputs: tuple[str, ...]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from tilec.analysis.layout import Layout, make, places
+from tilec.analysis.layout import Layout, make, padded_extent
 from tilec.core.hardware import WARP
 from tilec.core.target import Target
 from tilec.kernels.base import Family, KernelPlan, Refusal, option
@@ -49,7 +49,9 @@ class Threaded(Family, backend="cuda"):
         default=None, off=False,
     )  # fmt: skip
     overlap_launch: bool | None = option(
-        "the kernel is launched while the kernel before it ends (programmatic dependent launch)", default=None, off=False
+        "the kernel is launched while the kernel before it ends (programmatic dependent launch)",
+        default=None,
+        off=False,
     )
 
     @property
@@ -94,8 +96,8 @@ class Threaded(Family, backend="cuda"):
     def layout(self, extents: dict[int, int]) -> Layout:
         """`extents` are the sizes of the block's tile, by kernel dimension."""
         sizes = [extents.get(d, 1) for d in range(len(self.thread_counts))]
-        shifted = self.is_unaligned and bool(self.thread_order)
-        return make(sizes, self.thread_order, self.thread_counts, self.vectors, self.steps, shifted)
+        unaligned = self.is_unaligned and bool(self.thread_order)
+        return make(sizes, self.thread_order, self.thread_counts, self.vectors, self.steps, unaligned)
 
     # ---- checks ----------------------------------------------------------------------------------------------------------
 
@@ -141,8 +143,12 @@ class Threaded(Family, backend="cuda"):
             if kernel.extents[d] % max(vectors):
                 why = f"vectors of {max(vectors)} elements do not divide a dimension of {kernel.extents[d]}"
                 return Refusal("vectors", f"{why}, which is transposed")
-            if (tile := dict(zip(kernel.grid, kernel.tile)).get(d, max(vectors))) % max(vectors) and tile < kernel.extents[d]:
-                return Refusal("tile", f"a tile of {tile} cuts vectors of {max(vectors)} elements, which are transposed")
+            if (tile := dict(zip(kernel.grid, kernel.tile)).get(d, max(vectors))) % max(
+                vectors
+            ) and tile < kernel.extents[d]:
+                return Refusal(
+                    "tile", f"a tile of {tile} cuts vectors of {max(vectors)} elements, which are transposed"
+                )
         for d, tile in zip(kernel.grid, kernel.tile):
             if tile % vectors[d] and tile < kernel.extents[d]:
                 return Refusal("tile", f"a tile of {tile} elements cuts vectors of {vectors[d]} elements (`vectors`)")
@@ -156,7 +162,9 @@ class Threaded(Family, backend="cuda"):
             return None
         most = min(MOST_REGISTERS, target.sm.registers // self.block_threads)
         if not 16 <= self.registers <= most:
-            return Refusal("registers", f"`registers` must be from 16 to {most} for a block of {self.block_threads} threads")
+            return Refusal(
+                "registers", f"`registers` must be from 16 to {most} for a block of {self.block_threads} threads"
+            )
         return None
 
     def _refuse_unrolling(self, kernel: KernelPlan, planned: KernelPlan) -> Refusal | None:
@@ -222,7 +230,9 @@ class Rows(Threaded, name="rows"):
         default=0,
     )
     packed: bool = option(
-        "rows of 16-bit elements stay packed, two elements in a register", default=False, shown="{}: two elements a register"
+        "rows of 16-bit elements stay packed, two elements in a register",
+        default=False,
+        shown="{}: two elements a register",
     )
     register_chunks: int | None = option(
         "where `residency` is `smem`: how many chunks at a row's end are in registers instead (a chunk: `steps` accesses of "
@@ -266,9 +276,13 @@ class Rows(Threaded, name="rows"):
         if not 0 <= self.prefetched_rows <= 4:
             return Refusal("prefetched_rows", "`prefetched_rows` must be from 0 to 4")
         if self.persistent_blocks < 0 or bool(self.prefetched_rows) != bool(self.persistent_blocks):
-            return Refusal("persistent_blocks", "`persistent_blocks` must be above 0 if `prefetched_rows` is, and 0 otherwise")
+            return Refusal(
+                "persistent_blocks", "`persistent_blocks` must be above 0 if `prefetched_rows` is, and 0 otherwise"
+            )
         if self.residency not in RESIDENCIES or (smem and self.prefetched_rows):
-            return Refusal("residency", "`residency` must be `registers` or `reload`, or `smem` if `prefetched_rows` is 0")
+            return Refusal(
+                "residency", "`residency` must be `registers` or `reload`, or `smem` if `prefetched_rows` is 0"
+            )
         if (self.register_chunks or 0) < 0 or (self.register_chunks and (not smem or self.unaligned or self.online)):
             why = "`register_chunks` must be 0 unless `residency` is `smem`, and `unaligned` and `online` are false"
             return Refusal("register_chunks", why)
@@ -290,10 +304,13 @@ class Rows(Threaded, name="rows"):
             key = "prefetched_rows" if self.prefetched_rows else "residency"
             return Refusal(key, f"{target.name} has no asynchronous copies (cp.async)")
         if len(self.thread_order) != 1 or (lane := self.thread_order[0]) in kernel.grid:
-            return Refusal("thread_order", "all threads must lie along a row that is in shared memory or shared by blocks")
+            return Refusal(
+                "thread_order", "all threads must lie along a row that is in shared memory or shared by blocks"
+            )
         if any(t != 1 for t in kernel.tile):
             return Refusal(
-                "tile", f"the tile must be {[1] * len(kernel.tile)} (one row) if rows are shared by blocks or are in shared memory"
+                "tile",
+                f"the tile must be {[1] * len(kernel.tile)} (one row) if rows are shared by blocks or are in shared memory",
             )
         return self._refuse_parts(kernel.extents[lane], lane)
 
@@ -307,7 +324,7 @@ class Rows(Threaded, name="rows"):
         if prod(self.thread_counts) < WARP:
             why = f"a row in shared memory, or shared by blocks, needs a warp or more, not {prod(self.thread_counts)} threads"
             return Refusal("thread_counts", why)
-        needed = places(part, vector) if self.unaligned else part
+        needed = padded_extent(part, vector) if self.unaligned else part
         if self.prefetched_rows and width < needed:
             why = f"{threads} threads with {steps} steps hold {width} elements, and a block's part of a row has {part}"
             return Refusal("steps", why)
@@ -349,13 +366,17 @@ class Scan(Threaded, name="scan"):
             why = "all threads of a block must lie along the row if warps or blocks share it"
             return Refusal("thread_order", why)
         if any(t != 1 for t in kernel.tile):
-            return Refusal("tile", f"the tile must be {[1] * len(kernel.tile)} (one row) if warps or blocks share a row")
+            return Refusal(
+                "tile", f"the tile must be {[1] * len(kernel.tile)} (one row) if warps or blocks share a row"
+            )
         if threads < WARP or steps * threads > WARP * WARP:
             why = f"a block scans at most {WARP} partial totals (warps x steps), not those of {threads} threads with {steps} steps"
             return Refusal("steps", why)
         part = part_of(extent, blocks, vector)
         if blocks > 1 and threads * vector * steps < part:
-            return Refusal("steps", f"{threads} threads with {steps} steps cannot hold a block's part of {part} elements")
+            return Refusal(
+                "steps", f"{threads} threads with {steps} steps cannot hold a block's part of {part} elements"
+            )
         if part * (blocks - 1) >= extent:
             return Refusal("blocks_per_row", f"a row of {extent} elements is too short for {blocks} blocks")
         return None

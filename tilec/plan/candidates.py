@@ -17,7 +17,7 @@ from math import prod
 from zlib import crc32
 
 from tilec.analysis.graph import Graph
-from tilec.analysis.layout import make, turn
+from tilec.analysis.layout import make, transposed
 from tilec.core.target import Target
 from tilec.cost.model import NoFurtherChoice, predict
 from tilec.kernels import KernelPlan, Threaded
@@ -99,7 +99,7 @@ def _layouts(own: KernelPlan, g: Group, graph: Graph, target: Target) -> Iterato
                 layout = make(
                     inside, [d for d in order if threads[d] > 1], [threads.get(d, 1) for d in dims],
                     [vector if d == lane else 1 for d in dims], [steps.get(d, 1) for d in dims])  # fmt: skip
-                held = [layout, *(turn(layout, d) for d in o.transposed_dims)]
+                held = [layout, *(transposed(layout, d) for d in o.transposed_dims)]
                 if max((x.slots(a.dims) for x in held for a in view.accesses), default=1) > MOST_HELD:
                     continue
                 most = min(o.registers, target.sm.registers // layout.block) if o.registers is not None else None

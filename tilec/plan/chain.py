@@ -13,10 +13,10 @@ from tilec.analysis.traffic import element_bytes, outputs_of
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.cost.chain import Stream, choose_stream_tile
+from tilec.cost.chain import ChainProblem, choose_chain_tile
 
 WIDEST = 256  # columns of the product, and reduced elements of the scores: what registers and shared memory hold
-PARTS = {("bf16", None): 3, ("bf16", "tf32"): 2, ("bf16", "bf16"): 1}
+WEIGHT_TERMS = {("bf16", None): 3, ("bf16", "tf32"): 2, ("bf16", "bf16"): 1}
 """By the values' type and what `using` allows: in how many parts of that type an f32 weight is multiplied.
 
 An f32 has 24 significant bits, a bf16 8 and the same exponents: three of them are an f32, so that three exact products
@@ -26,12 +26,12 @@ add up to the exact one. An f16 has fewer exponents, and no `using` to name it."
 _NO_CHAIN = "both are contractions, but no contraction chain"
 
 
-def is_streamed(nodes: list[Node]) -> bool:
+def is_contraction_chain(nodes: list[Node]) -> bool:
     """Whether a kernel has two contractions, and so is a contraction chain."""
     return sum(n.contraction is not None for n in nodes) == 2
 
 
-def refuse_stream(nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
+def refuse_contraction_chain(nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
     """Why nodes with two contractions cannot be a contraction chain; None if they can."""
     chain = chain_of(nodes, space, graph)
     if isinstance(chain, str):
@@ -54,10 +54,12 @@ def _refuse_storage(chain: Chain, space: Space) -> str | None:
     if kinds not in ({"bf16"}, {"f16"}):
         return f"the factors are {' and '.join(sorted(kinds))}, where all must be bf16 or all f16"
     for x, last in factors:
-        if x.place[-1] != last or len(x.place) > 5 or len(set(x.place)) < len(x.place):
+        if x.own_dims[-1] != last or len(x.own_dims) > 5 or len(set(x.own_dims)) < len(x.own_dims):
             return "a factor is not contiguous along the index of which a block reads all elements"
         if space.extents[last] * 2 % WIDE:
-            return f"rows of {space.extents[last]} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
+            return (
+                f"rows of {space.extents[last]} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
+            )
     return None
 
 
@@ -65,23 +67,23 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
     for d, what in ((chain.inner, "reduced elements of the first"), (chain.columns, "columns of the last")):
         if space.extents[d] > WIDEST:
             return f"a block has room for {WIDEST} {what} contraction, not {space.extents[d]}"
-    if parts_of(chain) is None:
+    if weight_terms_of(chain) is None:
         return f"its f32 weights take bf16 factors, of which three make up an f32, and not {chain.values.type}"
-    if not choose_stream_tile(target, stream_problem(nodes, space, graph)):
+    if not choose_chain_tile(target, chain_problem(nodes, space, graph)):
         return "no tile fits registers and shared memory"
     return None
 
 
-def parts_of(chain: Chain) -> int | None:
+def weight_terms_of(chain: Chain) -> int | None:
     """The number of products that one weight takes."""
-    return PARTS.get((chain.values.type, multiplicand_allowed(chain.product.total.operation)))
+    return WEIGHT_TERMS.get((chain.values.type, multiplicand_allowed(chain.product.total.operation)))
 
 
 def chain_of(nodes: list[Node], space: Space, graph: Graph) -> Chain | str:
     """The contraction chain of the nodes, or the reason why they are none."""
-    places = {n.op: space.dims[n] for n in nodes}
+    dims = {n.op: space.dims[n] for n in nodes}
     made = {r.value: (n.op, k) for n in graph.nodes for k, r in enumerate(n.results) if n in nodes or n.inlined}
-    reader = Reader(places, made.get)
+    reader = Reader(dims, made.get)
     try:
         outputs = [reader.result(*made[v]) for v in outputs_of(nodes, graph)]
     except Unreadable as error:
@@ -92,7 +94,7 @@ def chain_of(nodes: list[Node], space: Space, graph: Graph) -> Chain | str:
 # ---- what it costs -----------------------------------------------------------------------------------------
 
 
-def stream_problem(nodes: list[Node], space: Space, graph: Graph) -> Stream:
+def chain_problem(nodes: list[Node], space: Space, graph: Graph) -> ChainProblem:
     """The contraction chain as the cost model sees it."""
     chain = chain_of(nodes, space, graph)
     assert isinstance(chain, Chain)
@@ -103,12 +105,12 @@ def stream_problem(nodes: list[Node], space: Space, graph: Graph) -> Stream:
     fma = (
         sum(bool(p.args) for p in parts)
         - special
-        + sum(chain.columns not in c.total.place for c in chain.online.carried)
+        + sum(chain.columns not in c.total.dims for c in chain.online.carried)
     )
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
-    return Stream(
-        extents[chain.rows], extents[chain.stream], extents[chain.inner], extents[chain.columns],
-        prod(extents[d] for d in chain.batch), chain.values.type, parts_of(chain) or 3,
+    return ChainProblem(
+        extents[chain.rows], extents[chain.between], extents[chain.inner], extents[chain.columns],
+        prod(extents[d] for d in chain.batch), chain.values.type, weight_terms_of(chain) or 3,
         _share(chain, extents), fma, special, out,
     )  # fmt: skip
 
@@ -121,14 +123,14 @@ def _parts(x: Expr) -> Any:
 
 def _share(chain: Chain, extents: dict[int, int]) -> float:
     """The share of elements that the masks leave, from a sample of rows."""
-    rows, length = extents[chain.rows], extents[chain.stream]
+    rows, length = extents[chain.rows], extents[chain.between]
     sample = [(2 * n + 1) * rows // 64 for n in range(32)]
     return sum(max(0, high - low) for low, high in (_range(chain, i, length) for i in sample)) / (32 * length)
 
 
 def grows(chain: Chain, extents: dict[int, int]) -> bool:
     """Whether later rows have more unmasked elements than earlier ones."""
-    first, last = (_range(chain, i, extents[chain.stream]) for i in (0, extents[chain.rows] - 1))
+    first, last = (_range(chain, i, extents[chain.between]) for i in (0, extents[chain.rows] - 1))
     return last[1] - last[0] > first[1] - first[0]
 
 
@@ -137,8 +139,8 @@ def _range(chain: Chain, row: int, length: int) -> tuple[int, int]:
     low, high = 0, length
     for mask in chain.masks:
         for leaves, number in mask.bounds:
-            factor = sum(f for leaf, f in leaves.items() if chain.stream in leaf.dims)
-            others = {leaf: f for leaf, f in leaves.items() if chain.stream not in leaf.dims}
+            factor = sum(f for leaf, f in leaves.items() if chain.between in leaf.dims)
+            others = {leaf: f for leaf, f in leaves.items() if chain.between not in leaf.dims}
             if any(leaf.dims != {chain.rows} for leaf in others):
                 continue
             rest = number + row * sum(others.values())

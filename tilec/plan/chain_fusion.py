@@ -6,14 +6,14 @@ from tilec.analysis.graph import Graph, Node
 from tilec.analysis.traffic import work_of
 from tilec.core.quantities import duration
 from tilec.core.target import Target
-from tilec.cost.chain import choose_stream_tile
+from tilec.cost.chain import choose_chain_tile
 from tilec.cost.model import predict
-from tilec.plan.chain import stream_problem
+from tilec.plan.chain import chain_problem
 from tilec.plan.groups import Group, Remark
 from tilec.plan.legality import refuse
 
 
-def join_streams(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
+def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
     """Joins contractions with the operations between them and an earlier contraction, if that is legal and takes less time."""
     for node in graph.nodes:
         if node.contraction is None or node.inlined:
@@ -33,7 +33,7 @@ def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Ta
     if isinstance(space, str):
         remarks.append(Remark("refused", subject, space, line))
         return
-    together = choose_stream_tile(target, stream_problem(nodes, space, graph))[0].prediction.time_us
+    together = choose_chain_tile(target, chain_problem(nodes, space, graph))[0].prediction.time_us
     separate = sum(predict(work_of(g.nodes, graph, g.space, target), target).time_us for g in groups)
     alternatives = (("a contraction chain", together), (f"{len(groups)} kernels", separate))
     apart = f"{duration(separate)} as {len(groups)} kernels"

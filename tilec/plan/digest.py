@@ -11,7 +11,7 @@ from tilec.core.mlir import ir
 from tilec.passes.tensor.pack import SIDES
 
 DIGEST = "tilec.plan_digest"
-PLACED = ("kernel", "sweep", "dims", "split", *(f"pack_{side}" for side in SIDES), "loops", "inline")
+PLACED = ("kernel", "loop_group", "dims", "split", *(f"pack_{side}" for side in SIDES), "loops", "inline")
 """Attributes of operations."""
 
 
@@ -54,4 +54,4 @@ def program_of(module: ir.Operation) -> ir.Operation:
 
 
 def placed_operations(function: ir.Operation) -> Iterator[ir.Operation]:
-    return (op for op in mlir.walk(function) if mlir.is_generic(op))
+    return (op for op in mlir.traverse(function) if mlir.is_generic(op))

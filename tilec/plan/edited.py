@@ -32,15 +32,15 @@ def check_edited(module: ir.Operation, target: Target, begin: str) -> None:
     if begin != "fuse":
         why = "the plan in this IR (`tilec.kernels`) is not the one that stage 'plan' wrote, which later stages have obeyed"
         raise CallError(why, hint="edit the plan in IR that was dumped after stage 'plan', or in a schedule file")
-    again = _planned_again(module, target)
-    for name, now, then in _differences(module, again):
+    replanned = _replanned(module, target)
+    for name, now, then in _differences(module, replanned):
         raise CallError(
             f"the plan in this IR cannot be carried out: {name} is {now}, and follows from the program: {then}"
         )
     sign(module)
 
 
-def _planned_again(module: ir.Operation, target: Target) -> ir.Operation:
+def _replanned(module: ir.Operation, target: Target) -> ir.Operation:
     """A copy of the module with the plan that obeys what the module's own says. Raises CallError."""
     import tomlkit
 
@@ -76,13 +76,13 @@ def _schedule(module: ir.Operation) -> dict[str, Any]:
             continue
         if "tilec.inline" in op.attributes:
             inline.append(name)
-        placed = {name: op.attributes} if "tilec.kernel" in op.attributes else {}
+        placements = {name: op.attributes} if "tilec.kernel" in op.attributes else {}
         if "tilec.split" in op.attributes:
-            placed[f"{name}.partial"] = ir.DictAttr(op.attributes["tilec.split"])
+            placements[f"{name}.partial"] = ir.DictAttr(op.attributes["tilec.split"])
         for side in SIDES:
             if f"tilec.pack_{side}" in op.attributes:
-                placed[f"{name}.{side}"] = ir.DictAttr(op.attributes[f"tilec.pack_{side}"])
-        for part, attributes in placed.items():
+                placements[f"{name}.{side}"] = ir.DictAttr(op.attributes[f"tilec.pack_{side}"])
+        for part, attributes in placements.items():
             prefix = "tilec." if part == name else ""
             kernel = _value(attributes[f"{prefix}kernel"])
             operations.setdefault(kernel, []).append(part)
@@ -111,9 +111,9 @@ def _value(attribute: ir.Attribute) -> Any:
     raise CallError(f"the plan in this IR has `{attribute}`, which is no value of an option")
 
 
-def _differences(module: ir.Operation, again: ir.Operation) -> Iterator[tuple[str, str, str]]:
+def _differences(module: ir.Operation, replanned: ir.Operation) -> Iterator[tuple[str, str, str]]:
     """What the plan says in one module, and in the other one: its name and both texts."""
-    mine, theirs = (dict(part) for part in (attributes_of_plan(module), attributes_of_plan(again)))
+    mine, theirs = (dict(part) for part in (attributes_of_plan(module), attributes_of_plan(replanned)))
     for key in dict.fromkeys((*mine, *theirs)):
         if mine.get(key) != theirs.get(key):
             yield f"`{key}`", mine.get(key, "absent"), theirs.get(key, "absent")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tilec.analysis.graph import Graph, Node, places_of
+from tilec.analysis.graph import Graph, Node, reads_per_element
 from tilec.analysis.space import space_of
 from tilec.analysis.traffic import bytes_of
 from tilec.core.fitted import Recompute
@@ -20,7 +20,7 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import count, duration
 from tilec.core.target import Target
 from tilec.passes.tensor.inline import refuse_inline
-from tilec.plan.chain_fusion import join_streams
+from tilec.plan.chain_fusion import join_chains
 from tilec.plan.groups import Group, Remark, ordered
 from tilec.plan.legality import refuse
 
@@ -62,7 +62,7 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
             for n in nodes:
                 member[n] = joined
     if target.kind == "cuda":
-        join_streams(graph, member, target, remarks)
+        join_chains(graph, member, target, remarks)
     return ordered(graph, member), _standing(remarks, member)
 
 
@@ -118,18 +118,18 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
         why = refuse_inline(node.op)
         operations = node.flops + 15 * node.special
         repeats = sum(
-            max(1, places_of(node.results[0].value, c)) * max(1, c.iterations // max(1, node.iterations))
+            max(1, reads_per_element(node.results[0].value, c)) * max(1, c.iterations // max(1, node.iterations))
             for c in consumers
         )
-        again = _between_sweeps(node, consumers, graph, target)
-        cheap = target.fit(Recompute).operations if again else CHEAP
+        recomputed = _between_loop_groups(node, consumers, graph, target)
+        cheap = target.fit(Recompute).operations if recomputed else CHEAP
         if why is None and repeats > 1 and (operations > cheap or len(node.reads) + len(node.extracts) > 2):
             why = f"inlining would compute its {operations:.0f} operations {repeats} times for each element"
         if why is None and len(node.extracts) and repeats > 1:
             why = "inlining would evaluate its computed subscripts more than once"
-        if why is None and (maker := _finished(node, graph)):
+        if why is None and (maker := _contraction_before(node, graph)):
             why = f"it is the epilogue of {maker.name}, and takes no more bytes to store than {maker.name}"
-        size = max(places_of(node.results[0].value, c) * node.size + c.size for c in consumers)
+        size = max(reads_per_element(node.results[0].value, c) * node.size + c.size for c in consumers)
         if why is None and size + LOOP > MOST:
             why = f"one kernel of {size} operations would take long to compile"
         if why is not None:
@@ -147,7 +147,7 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
         )
 
 
-def _between_sweeps(node: Node, consumers: list[Node], graph: Graph, target: Target) -> bool:
+def _between_loop_groups(node: Node, consumers: list[Node], graph: Graph, target: Target) -> bool:
     """Whether two passes of a GPU kernel should each compute the node, instead of keeping it between the passes.
 
     The exponential of a softmax is such a node: it reads a complete reduction, is reduced itself, and is read again. Its inputs
@@ -167,7 +167,7 @@ def _between_sweeps(node: Node, consumers: list[Node], graph: Graph, target: Tar
     return not fits or (row % WIDE > 0 and all(ir.ShapedType(v.type).element_type.width == 16 for v in inputs))
 
 
-def _finished(node: Node, graph: Graph) -> Node | None:
+def _contraction_before(node: Node, graph: Graph) -> Node | None:
     """The contraction whose epilogue this operation is, if the result of the operation is no larger than the contraction's."""
     (result,) = node.results
     for producer in graph.producers(node):

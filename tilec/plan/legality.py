@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import Space, space_of
-from tilec.analysis.traffic import is_chain, kept_bytes, onchip_bytes
+from tilec.analysis.traffic import allows_look_back, intermediate_bytes, onchip_bytes
 from tilec.core.target import Target
-from tilec.plan.chain import refuse_stream
+from tilec.plan.chain import refuse_contraction_chain
 from tilec.plan.groups import Group
 
 
@@ -26,11 +26,11 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
         return space
     if sum(n.contraction is not None for n in nodes):
         return _refuse_contraction(nodes, space, graph, target)
-    if target.kind == "cuda" and is_chain(nodes, space):  # of as many blocks as it takes
+    if target.kind == "cuda" and allows_look_back(nodes, space):  # of as many blocks as it takes
         return space
     if not space.grid and sum(n.iterations for n in nodes) > 1 << 14:
         return "no index is parallel in both, so that one block would do all the work"
-    kept = kept_bytes(nodes, graph, space)
+    kept = intermediate_bytes(nodes, graph, space)
     limit = onchip_bytes(target, nodes, space)
     if kept > limit:
         return f"the intermediates of one point of the grid take {kept} bytes, and {limit} bytes fit on chip"
@@ -40,7 +40,7 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
 def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: Target) -> Space | str:
     contractions = [n for n in nodes if n.contraction is not None]
     if len(contractions) == 2 and target.kind == "cuda" and _connected(nodes, graph):
-        return refuse_stream(nodes, space, graph, target) or space
+        return refuse_contraction_chain(nodes, space, graph, target) or space
     if len(contractions) > 1:
         return "both are contractions, and the tile that one writes is not the tile that the other reads"
     (contraction,) = contractions
@@ -53,7 +53,9 @@ def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: T
         if set(space.dims[node]) != parallel:
             return f"{node.name} has other indices than the result of the contraction {contraction.name}"
         if graph.position[node] < graph.position[contraction]:
-            return f"{node.name} comes before the contraction {contraction.name}, whose tiles would all compute it again"
+            return (
+                f"{node.name} comes before the contraction {contraction.name}, whose tiles would all compute it again"
+            )
     return space
 
 
@@ -71,13 +73,13 @@ def _connected(nodes: list[Node], graph: Graph) -> bool:
 def _between(nodes: list[Node], graph: Graph, member: dict[Node, Group]) -> Node | None:
     """A node of another kernel that would have to run after one part of this kernel and before another part. A kernel runs
     as a whole, so that the order of one of its nodes is the order of all."""
-    inside, late, pending = set(nodes), set(), list(nodes)
+    inside, after, pending = set(nodes), set(), list(nodes)
     last = max(graph.position[n] for n in nodes)
     while pending:
         for reader in graph.consumers(pending.pop()):
-            if reader in inside or reader in late or (reader not in member and graph.position[reader] > last):
+            if reader in inside or reader in after or (reader not in member and graph.position[reader] > last):
                 continue  # nothing leads back from behind all of them, but a kernel
             more = [m for m in (member[reader].nodes if reader in member else [reader]) if m not in inside]
-            late.update(more)
+            after.update(more)
             pending += more
-    return next((p for n in nodes for p in graph.producers(n) if p in late), None)
+    return next((p for n in nodes for p in graph.producers(n) if p in after), None)

@@ -52,7 +52,7 @@ class Plan:
     remarks: tuple[Remark, ...] = field(default=())
     signature: str = ""
     splits: tuple[Split, ...] = ()
-    quick: dict[ir.Operation, str] = field(default_factory=dict, compare=False, repr=False)
+    approximations: dict[ir.Operation, str] = field(default_factory=dict, compare=False, repr=False)
     regroup: Callable[[Fixed], Plan] | None = field(default=None, compare=False, repr=False)
     packs: tuple[Pack, ...] = ()
     copies: tuple[Copy, ...] = ()

@@ -16,7 +16,7 @@ from typing import Any
 
 from tilec.analysis.copied_results import copies_of
 from tilec.analysis.graph import Graph, Node, build_graph
-from tilec.analysis.precision import QUICK, quick_operations
+from tilec.analysis.precision import APPROXIMATION_ERRORS, approximate_operations
 from tilec.analysis.traffic import outputs_of, work_of
 from tilec.core import mlir, records
 from tilec.core.diagnostics import CallError
@@ -43,16 +43,16 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     do not fit on chip becomes one kernel for each operation; a kernel of `fixed` raises CallError instead.
     """
     remarks: list[Remark] = []
-    given = fixed
+    wanted = fixed
     while True:
         try:
-            plan = _make_plan(function, target, given, splitting)
+            plan = _make_plan(function, target, wanted, splitting)
             return replace(plan, remarks=(*remarks, *plan.remarks)) if remarks else plan
         except _Apart as error:
-            if fixed is not None or given == error.kernels:
+            if fixed is not None or wanted == error.kernels:
                 names = ", ".join(f"`{name}`" for name in error.names)
                 raise CallError(f"{names} cannot be one kernel: {error}") from None
-            given = error.kernels
+            wanted = error.kernels
             remarks.append(Remark("refused", f"{', '.join(error.names)} as one kernel", str(error)))
 
 
@@ -62,9 +62,9 @@ class _Apart(Exception):
     def __init__(self, why: TooLarge, g: Group, groups: list[Group], graph: Graph):
         super().__init__(str(why))
         self.names = [n.name for n in g.nodes]
-        kept = (tuple(n.name for n in other.nodes) for other in groups if other is not g)
+        others = (tuple(n.name for n in other.nodes) for other in groups if other is not g)
         inlined = tuple(n.name for n in graph.nodes if n.inlined)
-        self.kernels = Fixed((*kept, *((name,) for name in self.names)), inlined)
+        self.kernels = Fixed((*others, *((name,) for name in self.names)), inlined)
 
 
 def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool) -> Plan:
@@ -72,8 +72,8 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
         from tilec.plan.cuda.choose import choose
     else:
         from tilec.plan.cpu.loops import choose
-    quick = quick_operations(function, target.kind)
-    graph = _floats(build_graph(function, quick), target)
+    approximations = approximate_operations(function, target.kind)
+    graph = _floats(build_graph(function, approximations), target)
     groups, remarks = group(graph, target)
     splits, why = choose_splits(groups, graph, target) if splitting else ([], [])
     packs, reasons = choose_packs(
@@ -85,12 +85,15 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
             function_then = apply_splits(function, splits, before)
             apply_packs(function_then, packs)
             graph = _floats(
-                build_graph(function_then, quick_operations(function_then, target.kind) if quick else {}), target
+                build_graph(
+                    function_then, approximate_operations(function_then, target.kind) if approximations else {}
+                ),
+                target,
             )
         else:
-            graph = _floats(build_graph(function, quick), target)
+            graph = _floats(build_graph(function, approximations), target)
         groups, remarks = group_as(graph, target, fixed) if fixed else group(graph, target)
-    remarks = why + reasons + remarks + _quick_remarks(quick)
+    remarks = why + reasons + remarks + _approximation_remarks(approximations)
     stem = ir.StringAttr(function.attributes["sym_name"]).value
     kernels: list[KernelPlan] = []
     starts = [_start(g, graph, _kernel_name(stem, g, graph), target) for g in groups]
@@ -114,7 +117,7 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
         tuple(remarks),
         _signature(function),
         tuple(splits),
-        quick,
+        approximations,
         regroup,
         tuple(packs),
         copies_of(function, target),
@@ -133,11 +136,11 @@ def _candidates(
     return {start.name: candidates(start, g, graph, target) for g, start in zip(groups, starts)}
 
 
-def _quick_remarks(quick: dict[ir.Operation, str]) -> list[Remark]:
-    """One for every operation of the program that has quick forms."""
+def _approximation_remarks(approximations: dict[ir.Operation, str]) -> list[Remark]:
+    """One for every operation of the program that has approximate forms."""
     forms: dict[str, list[str]] = {}
     lines: dict[str, tuple[str, int] | None] = {}
-    for op, form in reversed(quick.items()):
+    for op, form in reversed(approximations.items()):
         name = mlir.get_string(op.parent.operation, "tilec.name") or "op"
         lines[name] = mlir.source_line(op)
         if form not in forms.setdefault(name, []):
@@ -150,8 +153,12 @@ def _quick_remarks(quick: dict[ir.Operation, str]) -> list[Remark]:
     found = []
     for name, used in forms.items():
         for kind, reason in reasons.items():
-            if kept := [f for f in used if kind == ("weight" if "weight" in f else "hidden" if QUICK[f] else "exact")]:
-                error = _power(max(QUICK[f] for f in kept)) if kind != "exact" else ""
+            if kept := [
+                f
+                for f in used
+                if kind == ("weight" if "weight" in f else "hidden" if APPROXIMATION_ERRORS[f] else "exact")
+            ]:
+                error = _power(max(APPROXIMATION_ERRORS[f] for f in kept)) if kind != "exact" else ""
                 functions = ", ".join(dict.fromkeys(map(_function, kept)))
                 found.append(Remark("approximated", name, f"{functions} {reason.format(error)}", lines[name]))
     return found
@@ -214,7 +221,7 @@ def _start(g: Group, graph: Graph, name: str, target: Target) -> KernelPlan:
         extents=dict(space.extents),
         grid=space.grid,
         tile=tuple(space.extents[d] for d in space.grid),
-        sweeps=number_sweeps(g.nodes, graph),
+        loop_groups=number_loop_groups(g.nodes, graph),
         loops={},
         options=None,
         outputs=tuple(n.name for n in g.nodes for r in n.results if r.value in outputs),
@@ -224,7 +231,7 @@ def _start(g: Group, graph: Graph, name: str, target: Target) -> KernelPlan:
     )
 
 
-def number_sweeps(nodes: list[Node], graph: Graph) -> dict[str, int]:
+def number_loop_groups(nodes: list[Node], graph: Graph) -> dict[str, int]:
     """The number of each operation's loop nest: the earliest nest after those whose complete reductions it reads.
 
     Operations of one nest share a loop only if they have the same dimensions; others of the same number follow one another.
@@ -243,9 +250,9 @@ def number_sweeps(nodes: list[Node], graph: Graph) -> dict[str, int]:
 
 def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     """Writes the plan into the IR, where the passes read it and a person can edit it."""
-    for op, form in plan.quick.items():
-        op.attributes["tilec.quick"] = mlir.string(form)
-    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(function) if mlir.is_generic(op)}
+    for op, form in plan.approximations.items():
+        op.attributes["tilec.approximate"] = mlir.string(form)
+    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
     for name in plan.inlined:
         by_name[name].attributes["tilec.inline"] = ir.UnitAttr.get()
     parts = {f"{s.name}.partial": s for s in plan.splits}
@@ -253,16 +260,16 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     table = {}
     for kernel in plan.kernels:
         for name in kernel.nodes:
-            placed = _placement(kernel, name)
+            placement = _placement(kernel, name)
             if name in stored:
                 p = stored[name]
-                factor = StoredFactor(factor_dims=p.dims, kind=p.kind, **placed)
+                factor = StoredFactor(factor_dims=p.dims, kind=p.kind, **placement)
                 by_name[p.name].attributes[f"tilec.pack_{SIDES[p.side]}"] = records.to_attribute(factor)
             elif name in parts:
-                cut = Parts(dim=parts[name].dim, parts=parts[name].parts, **placed)
+                cut = Parts(dim=parts[name].dim, parts=parts[name].parts, **placement)
                 by_name[parts[name].name].attributes["tilec.split"] = records.to_attribute(cut)
             else:
-                Placement(**placed).write(by_name[name])
+                Placement(**placement).write(by_name[name])
         planned = Planned(kernel.grid, kernel.tile, kernel.options)
         table[kernel.name] = planned.to_attribute(kernel.prediction.time_us)
     module.attributes["tilec.kernels"] = ir.DictAttr.get(table)
@@ -275,7 +282,7 @@ def _placement(kernel: KernelPlan, name: str) -> dict[str, Any]:
     """The fields of a Placement for one operation of a kernel."""
     return {
         "kernel": kernel.name,
-        "sweep": kernel.sweeps[name],
+        "loop_group": kernel.loop_groups[name],
         "dims": kernel.dims[name],
         "loops": kernel.loops.get(name),
     }

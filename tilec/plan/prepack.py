@@ -52,12 +52,12 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     if kind not in ("bf16", "f16", "tf32") or not _boxes(node, LINE // size):
         return None
     now = tiles_of(node, g, graph, target)
-    wanted = [s for s, f in enumerate((c.left, c.right)) if now.feed(f).copy != "tma"]
+    wanted = [s for s, f in enumerate((c.left, c.right)) if now.operand(f).copy != "tma"]
     tiles = contraction.choose(target, replace(now.problem, staged=(0, 0)), ["wgmma"])
     best = next((t for t in tiles if t.tile.instruction == "wgmma" and is_plain(t.tile)), None)
     if best is None:
         return None
-    majors = [kind == "tf32" or bool(now.feed(f).major) for f in (c.left, c.right)]
+    majors = [kind == "tf32" or bool(now.operand(f).major) for f in (c.left, c.right)]
     packs = [Pack(node.name, s, _dims(node, s, majors[s]), kind) for s in wanted]
     if not packs or any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
         return None
@@ -121,6 +121,6 @@ def read_by(node: Node, side: int) -> list[ir.Value]:
 def apply_packs(function: ir.Operation, packs: list[Pack]) -> None:
     """Carries the choices out in a function, as `fuse` will."""
     for p in packs:
-        by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(function) if mlir.is_generic(op)}
+        by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(function) if mlir.is_generic(op)}
         stored, _ = pack(by_name[p.name], p.side, p.dims, p.kind)
         stored.attributes["tilec.stored"] = ir.UnitAttr.get()

@@ -91,7 +91,11 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
         time = tiles[0].prediction.time_us + predict(combine, target).time_us if tiles else best
         if time < SAVING * best:
             best, found = time, Split(node.name, dim, parts)
-    return None if found is None else (found, f"split-K in {found.parts} parts: {duration(best)}, unsplit {duration(before)}")
+    return (
+        None
+        if found is None
+        else (found, f"split-K in {found.parts} parts: {duration(best)}, unsplit {duration(before)}")
+    )
 
 
 def _rows(node: Node) -> bool:
@@ -109,11 +113,11 @@ def _divisor(extent: int, limit: int) -> int:
 def apply_splits(function: ir.Operation, splits: list[Split], inlined: list[str]) -> ir.Operation:
     """A copy of the function with the splits carried out, after inlining as `fuse` does it. Planning continues on the copy."""
     copy = function.clone()
-    for op in mlir.walk(copy):
+    for op in mlir.traverse(copy):
         if mlir.get_string(op, "tilec.name") in inlined:
             op.attributes["tilec.inline"] = ir.UnitAttr.get()
     inline_all(copy)
-    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.walk(copy) if mlir.is_generic(op)}
+    by_name = {mlir.get_string(op, "tilec.name"): op for op in mlir.traverse(copy) if mlir.is_generic(op)}
     for s in splits:
         partial, _ = split(by_name[s.name], s.dim, s.parts)
         partial.attributes["tilec.part"] = ir.UnitAttr.get()

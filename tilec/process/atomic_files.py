@@ -18,7 +18,7 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
     `mode` is the file's; by default what the umask makes of 0o666. Temporary files that killed processes left in the folder
     go first. Raises OSError, and then what was there is untouched.
     """
-    _sweep(path.parent)
+    _remove_old(path.parent)
     temporary = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}")
     try:
         new = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
@@ -35,7 +35,7 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
 
 
 @cache
-def _sweep(folder: Path) -> None:
+def _remove_old(folder: Path) -> None:
     """Once in a process."""
     oldest = time.time() - _ABANDONED
     try:

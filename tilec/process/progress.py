@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-FIRST, AGAIN = 5.0, 15.0  # seconds until it is shown, and shown again
+FIRST, REPEATED = 5.0, 15.0  # seconds until it is shown, and shown again
 
 _outer, _latest = "", ""
 
@@ -47,7 +47,7 @@ def shown(show: Callable[[str], object]) -> Iterator[None]:
         while not done.wait(wait):
             if what := ", ".join(filter(None, (_outer, _latest))):
                 show(f"{what}, {time.monotonic() - begin:.0f} s so far; Ctrl-C stops it")
-            wait = AGAIN
+            wait = REPEATED
 
     thread = threading.Thread(target=watch, name="tilec-progress", daemon=True)
     try:

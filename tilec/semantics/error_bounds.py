@@ -29,7 +29,15 @@ from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.semantics import intervals as on
 from tilec.semantics.interval_conversions import cast, compared, of_integers, rounded_to
-from tilec.semantics.interval_reductions import Total, largest, place, reduce, sum_of_parts, sum_parts, unit_roundoff
+from tilec.semantics.interval_reductions import (
+    Total,
+    arg_reduce,
+    largest,
+    reduce,
+    sum_of_parts,
+    sum_parts,
+    unit_roundoff,
+)
 from tilec.semantics.intervals import Enclosure, point
 from tilec.semantics.reference import OutOfRangeError, Space, blocks, extents_of, is_inside, outside_error, stored, take
 
@@ -63,7 +71,7 @@ class Comparison:
     within: bool
     error: float = 0.0
     allowed: float = 0.0
-    place: tuple[int, ...] = ()
+    index: tuple[int, ...] = ()
     found: float = 0.0
     low: float = 0.0
     high: float = 0.0
@@ -72,7 +80,7 @@ class Comparison:
 
     def __str__(self) -> str:
         verdict = "within the bound" if self.within else f"OUT OF BOUNDS, {self.wrong} elements"
-        at = f"{self.found!r} at {list(self.place)}, between {self.low!r} and {self.high!r} allowed"
+        at = f"{self.found!r} at {list(self.index)}, between {self.low!r} and {self.high!r} allowed"
         if self.within and not np.isfinite(self.allowed):
             text = f"{verdict}: every element is infinite, NaN or unbounded"
         else:
@@ -222,7 +230,7 @@ class _Space(Space):
         tensor = self.tensors[expr.tensor]
         if self.view(expr, tensor.low) is not None:
             return tensor.map(lambda end: self.view(expr, end))
-        subscripts, known = self.places(expr, mask)
+        subscripts, known = self.enclosed_subscripts(expr, mask)
         outside = mask & known & ~is_inside(subscripts, tensor.low.shape)
         if outside.any():
             raise OutOfRangeError(outside_error(expr, tensor.low.shape, subscripts, outside, self.extents))
@@ -231,7 +239,7 @@ class _Space(Space):
 
     def enclose_pad(self, expr: ast.Pad, mask: np.ndarray) -> Enclosure:
         tensor, dtype = self.tensors[expr.access.tensor], expr.access.dtype
-        subscripts, known = self.places(expr.access, mask)
+        subscripts, known = self.enclosed_subscripts(expr.access, mask)
         inside = is_inside(subscripts, tensor.low.shape)
         value = self.enclose(expr.value, mask & known & ~inside)
         found = on.select(
@@ -241,7 +249,7 @@ class _Space(Space):
             return found
         return on.select(point(known), found, on.hull(cast(_any_of(tensor), dtype, expr.dtype, self.kind), value))
 
-    def places(self, expr: ast.Access, mask: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    def enclosed_subscripts(self, expr: ast.Access, mask: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """The subscripts, and where all of them are determined."""
         found = [self.enclose(s, mask) for s in expr.subscripts]
         known = fold(np.logical_and, (s.low == s.high for s in found if not s.is_point), np.True_)
@@ -264,7 +272,7 @@ class _Space(Space):
         body = self.enclose(expr.body, mask).map(lambda end: self.spread(end, list(axes)))
         if expr.kind in ("argmax", "argmin"):
             start = self.extents[expr.ranges[0].index][0]
-            return place(body, axes[0], expr.kind).map(lambda end: end + start)
+            return arg_reduce(body, axes[0], expr.kind).map(lambda end: end + start)
         return reduce(expr.kind, body, Total.reduction(body.low.shape, axes), expr.dtype)
 
     def sums(self, expr: ast.Reduce, mask: np.ndarray) -> list[np.ndarray]:

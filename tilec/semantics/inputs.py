@@ -59,9 +59,9 @@ def subscript_limits(specialised: Specialised) -> dict[str, int]:
     shapes |= {e.name: tuple(r.high.value for r in e.ranges) for e in specialised.equations}
     limits: dict[str, int] = {}
     for equation in specialised.equations:
-        for access in (n for n in ast.walk(equation.value) if isinstance(n, ast.Access)):
+        for access in (n for n in ast.traverse(equation.value) if isinstance(n, ast.Access)):
             for extent, subscript in zip(shapes.get(access.tensor, ()), access.subscripts):
-                for inner in (n for n in ast.walk(subscript) if isinstance(n, ast.Access)):
+                for inner in (n for n in ast.traverse(subscript) if isinstance(n, ast.Access)):
                     limits[inner.tensor] = min(limits.get(inner.tensor, extent), extent)
     return limits
 

@@ -174,7 +174,7 @@ def _extreme(x: Enclosure, total: Total, ufunc: np.ufunc, identity: object) -> E
     return Enclosure(np.where(open_, -np.inf, found.low), np.where(open_, np.inf, found.high))
 
 
-def place(x: Enclosure, axis: int, kind: str) -> Enclosure:
+def arg_reduce(x: Enclosure, axis: int, kind: str) -> Enclosure:
     """The first and the last index that `argmax` or `argmin` may give.
 
     One may win that no earlier one is certain to reach, and no later one to exceed. The first NaN wins for certain.

@@ -30,7 +30,7 @@ def explained(error: CheckError, specialised: Specialised, inputs: Mapping[str, 
     NumPy array."""
     (problem,) = error.diagnostics
     for equation in specialised.equations:
-        for node in ast.walk(equation.value):
+        for node in ast.traverse(equation.value):
             if isinstance(node, ast.Access) and problem.message.startswith(f"{node.span}: "):
                 try:
                     _evaluate(specialised, equation, node, inputs)
@@ -68,7 +68,7 @@ def _evaluate(
     while fresh:
         needed |= fresh
         values = [makers[name].value for name in fresh if name in makers]
-        fresh = {n.tensor for value in values for n in ast.walk(value) if isinstance(n, ast.Access)} - needed
+        fresh = {n.tensor for value in values for n in ast.traverse(value) if isinstance(n, ast.Access)} - needed
     made = tuple(e for e in specialised.equations if e.name in needed)
     if sum(prod(high - low for low, high in extents_of(e).values()) for e in made) > MOST:
         return
@@ -91,21 +91,21 @@ def _shapes(specialised: Specialised) -> Iterator[tuple[str, Any, tuple[int, ...
 
 def _path(expr: ast.Expr, target: ast.Access) -> ast.Expr:
     """The child that the access is in."""
-    return next(child for child in ast.children(expr) if any(n is target for n in ast.walk(child)))
+    return next(child for child in ast.children(expr) if any(n is target for n in ast.traverse(child)))
 
 
 def _reads(expr: ast.Expr, target: ast.Access) -> Iterator[str]:
     """The tensors that `_descend` reads."""
     while True:
-        beside = ()
+        others = ()
         match expr:
             case _ if expr is target:
-                beside = target.subscripts
+                others = target.subscripts
             case ast.Conditional(condition=condition):
-                beside = (condition,)
+                others = (condition,)
             case ast.Pad(access=access):
-                beside = access.subscripts
-        yield from (n.tensor for e in beside for n in ast.walk(e) if isinstance(n, ast.Access))
+                others = access.subscripts
+        yield from (n.tensor for e in others for n in ast.traverse(e) if isinstance(n, ast.Access))
         if expr is target:
             return
         expr = _path(expr, target)

@@ -303,16 +303,16 @@ class Space:
             return COMBINE[expr.kind](first, second)
         body = self.spread(self.value(expr.body, mask), axes)
         if expr.kind in ("argmax", "argmin"):
-            place = REDUCTIONS[expr.kind].reference(body, axes[0])
-            return np.expand_dims(place, axes) + self.extents[expr.ranges[0].index][0]
+            index = REDUCTIONS[expr.kind].reference(body, axes[0])
+            return np.expand_dims(index, axes) + self.extents[expr.ranges[0].index][0]
         return np.expand_dims(REDUCTIONS[expr.kind].reference(body, tuple(axes)), axes)
 
     def halved(self, expr: ast.Reduce) -> str | None:
         """The range to halve of a reduction whose body is large; None if it is not, or has no such range."""
         if expr.kind not in COMBINE or self.width(expr.body)[1] <= LARGEST:
             return None
-        again = {r.index for r in ast.bound_in(expr.body)}
-        names = [r.index for r in expr.ranges if r.index not in again and self.extent(r.index) > 1]
+        bound = {r.index for r in ast.bound_in(expr.body)}
+        names = [r.index for r in expr.ranges if r.index not in bound and self.extent(r.index) > 1]
         return max(names, key=self.extent, default=None)
 
     def factors(self, expr: ast.Expr) -> tuple[ast.Expr, ast.Expr] | None:
@@ -325,11 +325,11 @@ class Space:
         if not isinstance(expr, ast.Reduce) or expr.kind != "sum":
             return None
         body = expr.body
-        while isinstance(body, ast.Cast) and self.keeps(body):
+        while isinstance(body, ast.Cast) and self.is_lossless(body):
             body = body.operand
         return body if isinstance(body, ast.Binary) and body.op == "*" and body.dtype.is_float else None
 
-    def keeps(self, cast: ast.Cast) -> bool:
+    def is_lossless(self, cast: ast.Cast) -> bool:
         """Whether a cast changes no value."""
         source, target = cast.operand.dtype, cast.dtype
         return source.is_float and target.is_float and (not self.rounded or source.bits < target.bits)
@@ -381,9 +381,9 @@ def outside_error(
     for dimension, (subscript, extent) in enumerate(zip(subscripts, shape)):
         index = np.broadcast_to(subscript, outside.shape).flat[first]
         if not 0 <= index < extent:
-            used = {n.name for n in ast.walk(expr.subscripts[dimension]) if isinstance(n, ast.Name)}
-            places = [f"{name} = {extents[name][0] + int(n)}" for name, n in at.items() if n or name in used]
+            used = {n.name for n in ast.traverse(expr.subscripts[dimension]) if isinstance(n, ast.Name)}
+            positions = [f"{name} = {extents[name][0] + int(n)}" for name, n in at.items() if n or name in used]
             message = f"index {index} is outside 0:{extent}, dimension {dimension} of `{expr.tensor}`"
-            message += f", at {', '.join(places)}" if places else ""
+            message += f", at {', '.join(positions)}" if positions else ""
             return Diagnostic(message, expr.span, hint="`pad(access, value)` gives a value outside")
     raise AssertionError("no subscript is outside")

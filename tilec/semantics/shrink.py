@@ -86,6 +86,6 @@ def _needed(specialised: Specialised) -> Specialised:
     for equation in reversed(specialised.equations):
         if equation.name in wanted:
             kept.append(equation)
-            wanted |= {n.tensor for n in ast.walk(equation.value) if isinstance(n, ast.Access)}
+            wanted |= {n.tensor for n in ast.traverse(equation.value) if isinstance(n, ast.Access)}
     inputs = tuple(t for t in specialised.inputs if t.name in wanted)
     return replace(specialised, inputs=inputs, equations=tuple(reversed(kept)), expects=())

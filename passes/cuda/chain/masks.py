@@ -18,7 +18,7 @@ from tilec.passes.loops import sum_of
 class Tiles:
     """`count` tiles, numbered from the last of them down: `tile(number)` is its place. `even`: the last is full."""
 
-    def __init__(self, masks: Sequence[Mask], stream: int, rows: int, length: int, height: int | ir.Value, size: int):
+    def __init__(self, masks: Sequence[Mask], between: int, rows: int, length: int, height: int | ir.Value, size: int):
         self.size, self.even = size, length % size == 0
         self.low, self.high = mlir.index(0), mlir.index(-(-length // size))  # where some element exists
         self.full_low, self.full_high = mlir.index(0), mlir.index(length // size)  # where all do
@@ -26,7 +26,7 @@ class Tiles:
         self.masked = bool(masks) or not self.even
         last = height if isinstance(height, ir.Value) else mlir.index(height)
         self.ends = (mlir.index(0), arith.subi(last, mlir.index(1)))  # the block's first and last row
-        self.stream, self.rows = stream, rows
+        self.between, self.rows = between, rows
         for mask in masks:
             for leaves, number in mask.bounds:
                 self._bound(leaves, number)
@@ -34,8 +34,8 @@ class Tiles:
         self.count = arith.subi(self.high, self.low)
 
     def _bound(self, leaves: dict[Any, int], number: int) -> None:
-        factor = sum(f for leaf, f in leaves.items() if self.stream in leaf.place)
-        rows = [f for leaf, f in leaves.items() if self.rows in leaf.place]
+        factor = sum(f for leaf, f in leaves.items() if self.between in leaf.own_dims)
+        rows = [f for leaf, f in leaves.items() if self.rows in leaf.own_dims]
         outer = [(leaf.key, f) for leaf, f in leaves.items() if leaf.op == "outer"]
         if abs(factor) != 1 or len(rows) + len(outer) + 1 < len(leaves):
             if factor:

@@ -21,7 +21,7 @@ class Output:
 
     value: Expr
     view: ir.Value
-    place: tuple[int, ...]
+    dims: tuple[int, ...]
 
 
 class Results:
@@ -56,13 +56,13 @@ class Results:
             final = chain.online.final(output.value)
             for part in hoisted(final, self._varies):
                 self.values.build(part, at)
-            if chain.columns in output.place:
+            if chain.columns in output.dims:
                 self._store_columns(output, final, row, half, known)
                 continue
             quad = arith.andi(self.thread.lane, mlir.index(3))
             value = self.values.build(final, at)
             with when(arith.cmpi(arith.CmpIPredicate.eq, quad, mlir.index(0))):
-                memref.StoreOp(value, output.view, [at.coordinates.get(d, mlir.index(0)) for d in output.place])
+                memref.StoreOp(value, output.view, [at.coordinates.get(d, mlir.index(0)) for d in output.dims])
 
     def _varies(self, x: Expr) -> bool:
         """Whether a part of a result differs between the columns of a row."""
@@ -72,7 +72,7 @@ class Results:
     def _store_columns(self, output: Output, final: Expr, row: ir.Value, half: ir.Value, known: dict) -> None:
         """Two adjacent columns at a time, as one access where they are neighbours in memory."""
         chain, element = self.chain, ir.MemRefType(output.view.type).element_type
-        adjacent = output.place[-1] == chain.columns
+        adjacent = output.dims[-1] == chain.columns
         name = ir.Location.name(locations.argument(root(output.view)) or "%pair")
         with ir.InsertionPoint.at_block_begin(self.thread.block), name:
             tile = memref.AllocaOp(local([2], element, PRIVATE), [], []).result
@@ -80,13 +80,13 @@ class Results:
             with loop(2, unroll=True, name="pair") as lane:
                 column = sum_of([(lane, 1), (j, 8), (self.column, 1)])
                 product = memref.LoadOp(self.o, [j, half, lane]).result
-                place = {chain.rows: row, chain.columns: column}
-                value = self.values.build(final, At(place, half, product=product, known=dict(known)))
+                coordinates = {chain.rows: row, chain.columns: column}
+                value = self.values.build(final, At(coordinates, half, product=product, known=dict(known)))
                 if adjacent:
                     memref.StoreOp(value, tile, [lane])
                 else:
-                    memref.StoreOp(value, output.view, [place.get(d, mlir.index(0)) for d in output.place])
+                    memref.StoreOp(value, output.view, [coordinates.get(d, mlir.index(0)) for d in output.dims])
             if adjacent:
                 pair = vector.LoadOp(ir.VectorType.get([2], element), tile, [mlir.index(0)]).result
-                place = {chain.rows: row, chain.columns: sum_of([(j, 8), (self.column, 1)])}
-                vector.StoreOp(pair, output.view, [place.get(d, mlir.index(0)) for d in output.place])
+                coordinates = {chain.rows: row, chain.columns: sum_of([(j, 8), (self.column, 1)])}
+                vector.StoreOp(pair, output.view, [coordinates.get(d, mlir.index(0)) for d in output.dims])

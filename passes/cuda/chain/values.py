@@ -53,17 +53,17 @@ class Values:
             case "outer":
                 return x.key
             case "index":
-                return at.coordinates[x.place[0]]
+                return at.coordinates[x.own_dims[0]]
             case "element":
-                return memref.LoadOp(x.key, [self._inside(d, at) for d in x.place]).result
+                return memref.LoadOp(x.key, [self._inside(d, at) for d in x.own_dims]).result
             case "total" if x.key == self.scores:
                 return at.score
             case "state" if x.key == self.product:
                 return at.product
             case "state":
                 state = self.states[x.key]
-                place = [mlir.index(0)] * (len(ir.MemRefType(state.type).shape) - 1)
-                return memref.LoadOp(state, [at.half, *place]).result
+                rest = [mlir.index(0)] * (len(ir.MemRefType(state.type).shape) - 1)
+                return memref.LoadOp(state, [at.half, *rest]).result
             case "reference":
                 return memref.LoadOp(self.references[x.key], [at.half]).result
         arguments = [self.build(a, at) for a in x.args]
@@ -73,10 +73,10 @@ class Values:
 
     def _inside(self, d: int, at: At) -> ir.Value:
         """A coordinate at which memory may be read: rows and columns beyond the edge repeat the last one."""
-        place = at.coordinates.get(d)
-        if place is None:
+        coordinate = at.coordinates.get(d)
+        if coordinate is None:
             return mlir.index(0)
-        return arith.minsi(place, self.limits[d]) if d in self.limits else place
+        return arith.minsi(coordinate, self.limits[d]) if d in self.limits else coordinate
 
 
 def registers(shape: list[int], name: str) -> ir.Value:
@@ -88,8 +88,8 @@ def registers(shape: list[int], name: str) -> ir.Value:
 def fill(array: ir.Value, value: float) -> None:
     with ExitStack() as stack:
         names = iter(("half", "pair"))
-        place = [stack.enter_context(loop(n, name=next(names))) for n in ir.MemRefType(array.type).shape]
-        memref.StoreOp(mlir.constant(value, ir.F32Type.get()), array, place)
+        point = [stack.enter_context(loop(n, name=next(names))) for n in ir.MemRefType(array.type).shape]
+        memref.StoreOp(mlir.constant(value, ir.F32Type.get()), array, point)
 
 
 @contextmanager
@@ -124,10 +124,10 @@ class States:
         for c in self.rows:
             shape = [2] if self.whole(c) else [2, 2]
             values.states[c.total.number] = registers(shape, f"%running_{_kind(c)}")
-        for s in online.shifts:
+        for s in online.rescales:
             values.references[s.number] = registers([2], "%reference")
-        self.before = {s.number: registers([2], "%old_reference") for s in online.shifts}
-        self.factors = {s.number: registers([2], "%rescaling") for s in online.shifts}
+        self.before = {s.number: registers([2], "%old_reference") for s in online.rescales}
+        self.factors = {s.number: registers([2], "%rescaling") for s in online.rescales}
         self.totals = {c.total.number: registers([2], c.total.name) for c in self.rows if not self.whole(c)}
         self.parts = {c.total.number: registers([2, 2], f"%{_kind(c)}_of_pairs") for c in self.rows if self.whole(c)}
 
@@ -143,32 +143,32 @@ class States:
             fill(self.before[n], inf)
             fill(self.values.references[n], 0.0)
 
-    def collect(self, count: int, place: Callable, term: Callable[[Carried, At], ir.Value]) -> None:
-        """The reductions that read no other, over the elements of a tile: `place(j, half, lane)` of `count` groups."""
-        direct = [c for c in self.rows if c.shift is None]
+    def collect(self, count: int, locate: Callable, term: Callable[[Carried, At], ir.Value]) -> None:
+        """The reductions that read no other, over the elements of a tile: `locate(j, half, lane)` of `count` groups."""
+        direct = [c for c in self.rows if c.rescale is None]
         if direct:
             with statements(c.total for c in direct):
-                self._collect(direct, count, place, term)
+                self._collect(direct, count, locate, term)
 
-    def _collect(self, direct: list[Carried], count: int, place: Callable, term: Callable) -> None:
+    def _collect(self, direct: list[Carried], count: int, position: Callable, term: Callable) -> None:
         for c in filter(self.whole, direct):
             with pairs() as (half, lane):
                 value = memref.LoadOp(self.values.states[c.total.number], [half]).result
                 memref.StoreOp(value, self.parts[c.total.number], [half, lane])
         with loop(count, name="fragment") as j, pairs() as (half, lane):
-            at = place(j, half, lane)
+            at = position(j, half, lane)
             for c in direct:
                 self._add(c, half, lane, term(c, at))
         for c in direct:
             if self.whole(c):
-                self._finish(c, self.parts[c.total.number], self.values.states[c.total.number])
+                self._reduce_threads(c, self.parts[c.total.number], self.values.states[c.total.number])
 
     def _add(self, c: Carried, half: ir.Value, lane: ir.Value, value: ir.Value) -> None:
         target = self.parts[c.total.number] if self.whole(c) else self.values.states[c.total.number]
         at = [half, lane]
         memref.StoreOp(combine(c.total.combine, memref.LoadOp(target, at).result, value), target, at)
 
-    def _finish(self, c: Carried, parts: ir.Value, state: ir.Value) -> None:
+    def _reduce_threads(self, c: Carried, parts: ir.Value, state: ir.Value) -> None:
         """Over the two columns, then over the threads that share a row."""
         with halves() as half:
             a, b = (memref.LoadOp(parts, [half, mlir.index(lane)]).result for lane in range(2))
@@ -177,10 +177,10 @@ class States:
                 value = combine(c.total.combine, value, _shuffle(value, distance))
             memref.StoreOp(value, state, [half])
 
-    def shift(self) -> None:
+    def rescale(self) -> None:
         """Moves references to where the states are now, and rescales the sums that are relative to them."""
         type_ = ir.F32Type.get()
-        for s in self.online.shifts:
+        for s in self.online.rescales:
             row = self.online.final(s.row)
             with halves() as half:
                 here = [half]
@@ -194,20 +194,20 @@ class States:
                 memref.StoreOp(new, self.values.references[s.number], here)
                 memref.StoreOp(now, self.before[s.number], here)
         for c in self.rows:
-            if c.shift is not None:
+            if c.rescale is not None:
                 with pairs() as (half, lane):
                     state, at = self.values.states[c.total.number], [half, lane]
                     scaled = arith.mulf(memref.LoadOp(state, at).result, self.factor(c, half))
                     memref.StoreOp(scaled, state, at)
 
     def factor(self, c: Carried, half: ir.Value) -> ir.Value:
-        assert c.shift is not None
-        return memref.LoadOp(self.factors[c.shift.number], [half]).result
+        assert c.rescale is not None
+        return memref.LoadOp(self.factors[c.rescale.number], [half]).result
 
     def add(self, at: At, lane: ir.Value, term: Callable[[Carried, At], ir.Value]) -> None:
         """One element into the sums that read earlier reductions."""
         for c in self.rows:
-            if c.shift is not None:
+            if c.rescale is not None:
                 self._add(c, at.half, lane, term(c, at))
 
     def complete(self) -> None:
@@ -216,7 +216,7 @@ class States:
             if not self.whole(c):
                 state = self.values.states[c.total.number]
                 whole = self.totals[c.total.number]
-                self._finish(c, state, whole)
+                self._reduce_threads(c, state, whole)
                 self.values.states[c.total.number] = whole
 
 

@@ -17,26 +17,26 @@ SMALL = 1 << 31
 
 
 class Packer:
-    """Packs the weights in `scores` into `words`, fragments of a left factor: `parts` numbers of type `kind` for each."""
+    """Packs the weights in `scores` into `words`, fragments of a left factor: `terms` numbers of type `kind` for each."""
 
-    def __init__(self, scores: ir.Value, words: ir.Value, parts: int, kind: str, bounded: bool):
-        self.s, self.w, self.parts, self.kind, self.bounded = scores, words, parts, kind, bounded
+    def __init__(self, scores: ir.Value, words: ir.Value, terms: int, kind: str, bounded: bool):
+        self.s, self.w, self.terms, self.kind, self.bounded = scores, words, terms, kind, bounded
         self.columns = 8 * ir.MemRefType(scores.type).shape[0]
-        self.pieces = registers([parts, 2], "%parts") if parts > 1 else None
+        self.pieces = registers([terms, 2], "%parts") if terms > 1 else None
 
     def pack(self) -> None:
         """Weights as words of the left factor's fragments."""
         f32, narrow = ir.F32Type.get(), mlir.type_of(self.kind)
         pair, words = ir.VectorType.get([2], f32), ir.VectorType.get([2], narrow)
         with loop(self.columns // 8, name="fragment") as j, halves() as half:
-            if self.parts > 1:
+            if self.terms > 1:
                 self._take_apart(j, half)
-            with loop(self.parts, unroll=True, name="part") as part:
+            with loop(self.terms, unroll=True, name="part") as term:
                 source, at = (self.s, [j, half, mlir.index(0)])
-                if self.parts > 1:
-                    source, at = self.pieces, [part, mlir.index(0)]
+                if self.terms > 1:
+                    source, at = self.pieces, [term, mlir.index(0)]
                 rounded = arith.truncf(words, vector.LoadOp(pair, source, at).result)
-                word = sum_of([(half, 1), (part, self.columns // 4), (j, 2)])
+                word = sum_of([(half, 1), (term, self.columns // 4), (j, 2)])
                 vector.StoreOp(rounded, self.w, [word, mlir.index(0)])
 
     def _take_apart(self, j: ir.Value, half: ir.Value) -> None:
@@ -47,20 +47,20 @@ class Packer:
         f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
         with loop(2, unroll=True, name="pair") as lane:
             rest = memref.LoadOp(self.s, [j, half, lane]).result
-            for part in range(self.parts):
-                if part == self.parts - 1:
+            for term in range(self.terms):
+                if term == self.terms - 1:
                     piece = rest
                 else:
                     bits = arith.andi(arith.bitcast(i32, rest), mlir.constant(UPPER, i32))
                     piece = arith.bitcast(f32, bits)
                     left = arith.subf(rest, piece)
-                    if part == 0 and not self.bounded:
+                    if term == 0 and not self.bounded:
                         infinite = arith.cmpf(
                             arith.CmpFPredicate.OEQ, math.absf(rest), mlir.constant(float("inf"), f32)
                         )
                         left = arith.select(infinite, mlir.constant(0.0, f32), left)
                     rest = left
-                memref.StoreOp(piece, self.pieces, [mlir.index(part), lane])
+                memref.StoreOp(piece, self.pieces, [mlir.index(term), lane])
 
 
 def exclude(chain: Chain, bounds: list[Linear], scores: ir.Value, row: ir.Value, column: ir.Value) -> None:
@@ -72,21 +72,23 @@ def exclude(chain: Chain, bounds: list[Linear], scores: ir.Value, row: ir.Value,
     with loop(ir.MemRefType(scores.type).shape[0], name="fragment") as j, halves() as half:
         rows = []
         for leaves, number in bounds:
-            factor = sum(f for leaf, f in leaves.items() if leaf.place == (chain.stream,))
-            at = {chain.rows: sum_of([(half, 8), (row, 1)]), chain.stream: column}
-            parts = [
-                (as_index(leaf.key) if leaf.op == "outer" else at.get(leaf.place[0], mlir.index(0)), f)
+            factor = sum(f for leaf, f in leaves.items() if leaf.own_dims == (chain.between,))
+            at = {chain.rows: sum_of([(half, 8), (row, 1)]), chain.between: column}
+            terms = [
+                (as_index(leaf.key) if leaf.op == "outer" else at.get(leaf.own_dims[0], mlir.index(0)), f)
                 for leaf, f in leaves.items()
             ]
-            rows.append((factor, arith.index_cast(i32, sum_of(parts, number))))
+            rows.append((factor, arith.index_cast(i32, sum_of(terms, number))))
         with loop(2, unroll=True, name="pair") as lane:
             inside = None
             for factor, base in rows:
                 least = arith.index_cast(i32, sum_of([(lane, -factor), (j, -8 * factor)]))
                 holds = arith.cmpi(arith.CmpIPredicate.sge, base, least)
                 inside = holds if inside is None else arith.andi(inside, holds)
-            place = [j, half, lane]
-            memref.StoreOp(selected(inside, memref.LoadOp(scores, place).result, chain.absorbing), scores, place)
+            subscripts = [j, half, lane]
+            memref.StoreOp(
+                selected(inside, memref.LoadOp(scores, subscripts).result, chain.absorbing), scores, subscripts
+            )
 
 
 def fits(bounds: list[Linear], largest: int) -> bool:

@@ -64,26 +64,29 @@ class Epilogue:
             with loop(chunks.rows * per_row // 32, name="piece") as i:
                 number = sum_of([(i, 32), (self.thread.lane, 1)])
                 row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
-                place = locations.named(row, "row"), locations.named(arith.muli(column, mlir.index(width)), "column")
-                self._elements(chunks.place(chunk, *place), place, width)
+                subscripts = (
+                    locations.named(row, "row"),
+                    locations.named(arith.muli(column, mlir.index(width)), "column"),
+                )
+                self._elements(chunks.coordinates(chunk, *subscripts), subscripts, width)
 
     def _synchronise(self) -> None:
         nvvm.SyncWarpOp(mlir.constant(-1, ir.IntegerType.get_signless(32)))
 
-    def _place(self, row: ir.Value, column: ir.Value) -> list[ir.Value]:
-        """Rows are turned by 8 columns against each other, so that those that a warp writes at a time lie in
+    def _swizzled(self, row: ir.Value, column: ir.Value) -> list[ir.Value]:
+        """Rows are swizzled by 8 columns against each other, so that those that a warp writes at a time lie in
         other banks.
         """
-        turns = min(4, ir.MemRefType(self.buffer.type).shape[2] // 8)
-        turned = arith.muli(arith.andi(row, mlir.index(turns - 1)), mlir.index(8))
-        return [self.warp, row, arith.xori(column, turned)]
+        period = min(4, ir.MemRefType(self.buffer.type).shape[2] // 8)
+        swizzle = arith.muli(arith.andi(row, mlir.index(period - 1)), mlir.index(8))
+        return [self.warp, row, arith.xori(column, swizzle)]
 
     def _put(self, value: ir.Value, row: ir.Value, column: ir.Value) -> None:
-        place = self._place(row, column)
+        subscripts = self._swizzled(row, column)
         if isinstance(value.type, ir.VectorType):
-            vector.StoreOp(value, self.buffer, place)
+            vector.StoreOp(value, self.buffer, subscripts)
         else:
-            memref.StoreOp(value, self.buffer, place)
+            memref.StoreOp(value, self.buffer, subscripts)
 
     def _width(self, chunk: Chunks) -> int:
         """Elements that a thread finishes side by side: neighbours along one dimension, inside together."""
@@ -113,48 +116,48 @@ class Epilogue:
         problem, (m, n) = self.problem, where
         at = problem.coordinates((problem.left, m), (problem.right, n))
         condition = all_of(problem.inside(problem.left, at) + problem.inside(problem.right, at))
-        place = self._place(*within)
+        subscripts = self._swizzled(*within)
         if condition is None:
-            self._finish(at, place, width)
+            self._store_elements(at, subscripts, width)
             return
         with when(condition):
-            self._finish(at, place, width)
+            self._store_elements(at, subscripts, width)
 
     # ---- elements that exist -------------------------------------------------------------------------------
 
-    def _finish(self, at: dict[int, ir.Value], place: list[ir.Value], width: int) -> None:
+    def _store_elements(self, at: dict[int, ir.Value], subscripts: list[ir.Value], width: int) -> None:
         loaded = self._load(at, width)
-        sums = self._sums(place, width)
+        sums = self._sums(subscripts, width)
         stored: dict[Use, ir.Value] = {}
         with loop(width, name="element") as lane:
             along = {**at, self.lane_dim: sum_of([(at[self.lane_dim], 1), (lane, 1)])}
             value = memref.LoadOp(sums, [lane]).result
             known = {root(self.result): value}
             (use,) = [u for u in uses_of(self.problem.op) if u.value == self.result]
-            self._keep(use, value, along, lane, width, stored)
+            self._store_result(use, value, along, lane, width, stored)
             for op in self.after:
                 self._operation(op, known, loaded, along, lane, width, stored)
         for use, tile in stored.items():
-            for begin, type_, place in self._pieces(use, at, width):
-                vector.StoreOp(vector.LoadOp(type_, tile, [mlir.index(begin)]).result, use.value, place)
+            for begin, type_, subscripts in self._pieces(use, at, width):
+                vector.StoreOp(vector.LoadOp(type_, tile, [mlir.index(begin)]).result, use.value, subscripts)
 
     def _pieces(self, use: Use, at: dict[int, ir.Value], width: int) -> Iterator[Any]:
-        """Accesses of at most 16 bytes: first element, type and place of each."""
+        """Accesses of at most 16 bytes: first element, type and subscripts of each."""
         element = ir.MemRefType(use.value.type).element_type
         piece = min(width, 8 * WIDE // max(8, element.width))
         for begin in range(0, width, piece):
             along = {**at, self.lane_dim: sum_of([(at[self.lane_dim], 1)], begin)}
             yield begin, ir.VectorType.get([piece], element), [along[d] for d in use.dims]
 
-    def _sums(self, place: list[ir.Value], width: int) -> ir.Value:
+    def _sums(self, subscripts: list[ir.Value], width: int) -> ir.Value:
         """A thread's sums out of shared memory, by accesses of at most 16 bytes."""
         element = ir.MemRefType(self.buffer.type).element_type
         tile = self._tile(Use(self.buffer, (self.lane_dim,)), width)
         piece = min(width, 8 * WIDE // element.width)
         if width == 1:
-            memref.StoreOp(memref.LoadOp(self.buffer, place).result, tile, [mlir.index(0)])
+            memref.StoreOp(memref.LoadOp(self.buffer, subscripts).result, tile, [mlir.index(0)])
         for begin in range(0, width if width > 1 else 0, piece):
-            at = [*place[:-1], sum_of([(place[-1], 1)], begin)]
+            at = [*subscripts[:-1], sum_of([(subscripts[-1], 1)], begin)]
             loaded = vector.LoadOp(ir.VectorType.get([piece], element), self.buffer, at).result
             vector.StoreOp(loaded, tile, [mlir.index(begin)])
         return tile
@@ -164,7 +167,7 @@ class Epilogue:
     ) -> None:
         body, count = mlir.body_of(op), len(mlir.inputs_of(op))
         uses = uses_of(op)
-        live = {v for inner in mlir.walk(op) for v in inner.operands}
+        live = {v for inner in mlir.traverse(op) for v in inner.operands}
         mapping: dict[ir.Value, ir.Value] = {}
         for use, argument in zip(uses[:count], body.arguments):
             if argument in live:
@@ -175,7 +178,7 @@ class Epilogue:
                 mapping[inner.results[0]] = at[dims[ir.IntegerAttr(inner.attributes["dim"]).value]]
         for use, value in zip(uses[count:], mlir.clone_body(body, mapping)):
             known[root(use.value)] = value
-            self._keep(use, value, at, lane, width, stored)
+            self._store_result(use, value, at, lane, width, stored)
 
     def _element(self, use: Use, known: Any, loaded: Any, at: Any, lane: Any) -> ir.Value:
         if root(use.value) in known:
@@ -184,7 +187,7 @@ class Epilogue:
             return memref.LoadOp(loaded[use], [lane]).result
         return memref.LoadOp(use.value, [at[d] for d in use.dims]).result
 
-    def _keep(self, use: Use, value: ir.Value, at: Any, lane: Any, width: int, stored: Any) -> None:
+    def _store_result(self, use: Use, value: ir.Value, at: Any, lane: Any, width: int, stored: Any) -> None:
         """A result that leaves the kernel goes to memory, several elements at a time where it can."""
         if is_local(use.value):
             return
@@ -200,7 +203,7 @@ class Epilogue:
         if width == 1:
             return found
         for op in self.after:
-            live = {v for inner in mlir.walk(op) for v in inner.operands}
+            live = {v for inner in mlir.traverse(op) for v in inner.operands}
             for use, argument in zip(uses_of(op)[: len(mlir.inputs_of(op))], mlir.body_of(op).arguments):
                 if (
                     use in found
@@ -211,8 +214,8 @@ class Epilogue:
                 ):
                     continue
                 found[use] = self._tile(use, width)
-                for begin, type_, place in self._pieces(use, at, width):
-                    vector.StoreOp(vector.LoadOp(type_, use.value, place).result, found[use], [mlir.index(begin)])
+                for begin, type_, subscripts in self._pieces(use, at, width):
+                    vector.StoreOp(vector.LoadOp(type_, use.value, subscripts).result, found[use], [mlir.index(begin)])
         return found
 
     def _wide(self, use: Use, width: int) -> bool:

@@ -34,7 +34,7 @@ PARTS = ("now", "next")
 @dataclass(frozen=True)
 class Chunks:
     """C as a warp holds it: `count` times some rows and columns. `spill(number, put)` calls `put(value, row, column)` with a
-    thread's part of one, a vector or a scalar; `place(number, row, column)` is where that is in the block's tile.
+    thread's part of one, a vector or a scalar; `coordinates(number, row, column)` is where that is in the block's tile.
     Columns are neighbours in groups of 8.
     """
 
@@ -42,7 +42,7 @@ class Chunks:
     rows: int
     columns: int
     spill: Callable[[ir.Value, Callable[[ir.Value, ir.Value, ir.Value], None]], None]
-    place: Callable[[ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
+    coordinates: Callable[[ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 
 def overlapped(count: int, parts: list, fetch: Callable, multiply: Callable) -> None:
@@ -139,7 +139,7 @@ class FmaTile:
 
     def chunks(self) -> Chunks:
         """One for each of a thread's rows: a warp's 4 threads along rows, all of its columns."""
-        return Chunks(self.high, 4, 8 * self.wide, self._spill, self._place)
+        return Chunks(self.high, 4, 8 * self.wide, self._spill, self._coordinates)
 
     def _spill(self, i: ir.Value, put: Callable[..., None]) -> None:
         row = arith.divui(self.thread.lane, mlir.index(8))
@@ -152,7 +152,7 @@ class FmaTile:
                 value = vector.LoadOp(ir.VectorType.get([self.vector], self.problem.accumulator), self.sums, at).result
             put(value, row, sum_of([(j, 8 * self.vector), (mine, self.vector)]))
 
-    def _place(self, i: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _coordinates(self, i: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
         group = 1 if self.problem.left.major else self.piece
         first, rest = (i, mlir.index(0)) if group == 1 else delinearise(i, [self.high // group, group])
         mine = sum_of([(rest, 1), (first, group * self.tall), (self.warp_row, 4 * group), (row, group)])
@@ -236,8 +236,8 @@ class MmaTile:
         row = sum_of([(first, 1), (row_half, 8)] + ([(inner, 1)] if stage.side.major else []))
         depth = sum_of([(k, 1), (k_half, self.half)] + ([] if stage.side.major else [(inner, 1)]))
         line, column = (row, depth) if stage.side.major else (depth, row)
-        place = [slot, line, stage.column(line, column)]
-        loaded = nvgpu.LdMatrixOp(self._words(4), stage.tile, place, not stage.side.major, 4).result
+        subscripts = [slot, line, stage.column(line, column)]
+        loaded = nvgpu.LdMatrixOp(self._words(4), stage.tile, subscripts, not stage.side.major, 4).result
         vector.StoreOp(loaded, part, [arith.muli(i, mlir.index(4)), mlir.index(0)])
 
     def _load_words(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
@@ -252,29 +252,29 @@ class MmaTile:
 
     def _round(self, part: ir.Value, i: ir.Value) -> None:
         """To the nearest tf32, ties away from zero: the units would cut the last bits off."""
-        place = [arith.muli(i, mlir.index(4)), mlir.index(0)]
+        subscripts = [arith.muli(i, mlir.index(4)), mlir.index(0)]
         narrow = ir.VectorType.get(self._words(4).shape, ir.FloatTF32Type.get())
         away = ir.Attribute.parse("4 : i32")  # arith's to_nearest_away
-        cut = arith.TruncFOp(narrow, vector.LoadOp(self._words(4), part, place).result, roundingmode=away)
-        vector.StoreOp(arith.extf(self._words(4), cut.result), part, place)
+        cut = arith.TruncFOp(narrow, vector.LoadOp(self._words(4), part, subscripts).result, roundingmode=away)
+        vector.StoreOp(arith.extf(self._words(4), cut.result), part, subscripts)
 
     def _multiply(self, parts: Any, i: ir.Value, j: ir.Value) -> None:
         zero = mlir.index(0)
         a = vector.LoadOp(self._words(4), parts[0], [arith.muli(i, mlir.index(4)), zero])
         b = vector.LoadOp(self._words(2), parts[1], [arith.muli(j, mlir.index(2)), zero])
-        place = [i, j, zero, zero]
+        subscripts = [i, j, zero, zero]
         type_ = ir.VectorType.get([2, 2], self.problem.accumulator)
-        c = vector.LoadOp(type_, self.sums, place)
+        c = vector.LoadOp(type_, self.sums, subscripts)
         shape = ir.ArrayAttr.get([mlir.integer(n) for n in (16, 8, 2 * self.half)])
         tf32 = self.problem.options.multiplicand == "tf32"
         total = nvgpu.MmaSyncOp(type_, a.result, b.result, c.result, shape, tf32Enabled=tf32 or None).result
-        vector.StoreOp(total, self.sums, place)
+        vector.StoreOp(total, self.sums, subscripts)
 
     def chunks(self) -> Chunks:
         """16 rows and up to 64 columns each."""
         columns = chunk_columns(self.columns)
         count = self.high * (self.columns // columns)
-        return Chunks(count, 16, columns, partial(self._spill, columns), partial(self._place, columns))
+        return Chunks(count, 16, columns, partial(self._spill, columns), partial(self._coordinates, columns))
 
     def _which(self, columns: int, number: ir.Value) -> tuple[ir.Value, ir.Value]:
         """A chunk's rows and columns, by their numbers."""
@@ -286,9 +286,11 @@ class MmaTile:
         with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
             at = [i, sum_of([(part, columns // 8), (j, 1)]), half, mlir.index(0)]
             value = vector.LoadOp(ir.VectorType.get([2], self.problem.accumulator), self.sums, at).result
-            put(value, *fragment_place(self.thread, half, j))
+            put(value, *fragment_coordinates(self.thread, half, j))
 
-    def _place(self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _coordinates(
+        self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
         i, part = self._which(columns, number)
         return sum_of([(i, 16), (self.row, 1), (row, 1)]), sum_of([(part, columns), (self.column, 1), (column, 1)])
 
@@ -298,7 +300,7 @@ def chunk_columns(columns: int) -> int:
     return next(c for c in (64, 32, 16) if columns % c == 0)
 
 
-def fragment_place(thread: Thread, half: ir.Value, j: ir.Value) -> tuple[ir.Value, ir.Value]:
+def fragment_coordinates(thread: Thread, half: ir.Value, j: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Row and first column of a thread's two elements in fragment `j` of 16 x 8, of which it has the upper
     and lower half.
     """

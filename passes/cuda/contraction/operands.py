@@ -65,8 +65,8 @@ class Stage:
         total = self.lines * self.width // self.vector
         return total, -(-total // self.problem.options.block_threads)
 
-    def _place(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], ir.Value]:
-        """Line and column of this thread's vector `i`, its coordinates in tile `number`, and its place along k."""
+    def _coordinates(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], ir.Value]:
+        """Line and column of this thread's vector `i`, its coordinates in tile `number`, and its index along k."""
         per_line = self.width // self.vector
         index = sum_of([(i, self.problem.options.block_threads), (self.thread.number, 1)])
         line = arith.divui(index, mlir.index(per_line))
@@ -96,7 +96,7 @@ class Stage:
         with ExitStack() as stack:
             i = stack.enter_context(loop(count, name="piece"))
             self._mine(stack, i)
-            line, column, at, k = self._place(i, number)
+            line, column, at, k = self._coordinates(i, number)
             condition = self._inside(at, k)
             elements = None
             if condition is not None:
@@ -119,7 +119,7 @@ class Stage:
         with ExitStack() as stack:
             i = stack.enter_context(loop(count, name="piece"))
             self._mine(stack, i)
-            _, _, at, k = self._place(i, number)
+            _, _, at, k = self._coordinates(i, number)
             if self.one_by_one:
                 lane = stack.enter_context(loop(self.vector, name="element"))
                 at = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
@@ -156,7 +156,7 @@ class Stage:
     def _vector_of(self, n: int, at: dict[int, ir.Value]) -> ir.Value | None:
         """An operand's elements along a vector in registers; None where it is the same for all of them."""
         value = self.problem.operands[n]
-        if self._along not in [self.problem.dims[d] for d in self.problem.places[n]]:
+        if self._along not in [self.problem.dims[d] for d in self.problem.operand_dims[n]]:
             return None
         element = ir.MemRefType(value.type).element_type
         tensor = locations.argument(root(value))
@@ -165,8 +165,8 @@ class Stage:
             tile = memref.AllocaOp(local([self.vector], element, PRIVATE), [], []).result
         width = min(self.vector, WIDE * 8 // max(8, element.width))
         for begin in range(0, self.vector, width):
-            place = self.problem.subscripts(n, {**at, self._along: sum_of([(at[self._along], 1)], begin)})
-            loaded = vector.LoadOp(ir.VectorType.get([width], element), value, place).result
+            subscripts = self.problem.subscripts(n, {**at, self._along: sum_of([(at[self._along], 1)], begin)})
+            loaded = vector.LoadOp(ir.VectorType.get([width], element), value, subscripts).result
             vector.StoreOp(loaded, tile, [mlir.index(begin)])
         return tile
 
@@ -187,10 +187,10 @@ class Stage:
         width = WIDE // self.bytes
         lengths = [extent] if side.major or len(side.dims) == 1 else [extent, side.size]
         for n in problem.arguments(factor):
-            places = [problem.dims[d] for d in problem.places[n]]
+            dims = [problem.dims[d] for d in problem.operand_dims[n]]
             value = problem.operands[n]
-            if self._along in places:
-                if places[-1] != self._along or is_local(value):
+            if self._along in dims:
+                if dims[-1] != self._along or is_local(value):
                     return 1
                 lengths.append(ir.MemRefType(root(value).type).shape[-1])
         total = self.lines * self.width
@@ -213,10 +213,10 @@ class Stage:
         with ExitStack() as stack:
             i = stack.enter_context(loop(count, name="piece"))
             self._mine(stack, i)
-            line, column, _, _ = self._place(i, number)
-            place = [slot, line, self.column(line, column)]
+            line, column, _, _ = self._coordinates(i, number)
+            subscripts = [slot, line, self.column(line, column)]
             if self.vector == 1:
-                memref.StoreOp(memref.LoadOp(self.held, [i, mlir.index(0)]).result, self.tile, place)
+                memref.StoreOp(memref.LoadOp(self.held, [i, mlir.index(0)]).result, self.tile, subscripts)
             else:
                 type_ = ir.VectorType.get([self.vector], self.problem.element)
-                vector.StoreOp(vector.LoadOp(type_, self.held, [i, mlir.index(0)]).result, self.tile, place)
+                vector.StoreOp(vector.LoadOp(type_, self.held, [i, mlir.index(0)]).result, self.tile, subscripts)

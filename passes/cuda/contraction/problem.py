@@ -77,7 +77,7 @@ class Problem:
         guard_loads(self.body)
         self.dims = mlir.get_integers(op, "tilec.dims")
         self.operands = list(op.operands)
-        self.places = [mlir.map_dims(m) for m in mlir.maps_of(op)]
+        self.operand_dims = [mlir.map_dims(m) for m in mlir.maps_of(op)]
         bm, bn, self.depth = options.block
         self.left = Side(
             "left",
@@ -113,16 +113,16 @@ class Problem:
 
     def _flatten(self, n: int) -> None:
         """An operand that has all reduced dimensions side by side, in order, is subscripted by k itself."""
-        count, places = len(self.options.inner), [self.dims[d] for d in self.places[n]]
-        if count < 2 or self.options.inner[0] not in places:
+        count, dims = len(self.options.inner), [self.dims[d] for d in self.operand_dims[n]]
+        if count < 2 or self.options.inner[0] not in dims:
             return
-        first = places.index(self.options.inner[0])
-        if tuple(places[first : first + count]) != self.options.inner:
+        first = dims.index(self.options.inner[0])
+        if tuple(dims[first : first + count]) != self.options.inner:
             return
         groups = (
             [[p] for p in range(first)]
             + [[*range(first, first + count)]]
-            + [[p] for p in range(first + count, len(places))]
+            + [[p] for p in range(first + count, len(dims))]
         )
         old = ir.MemRefType(self.operands[n].type)
         shape, (strides, offset) = list(old.shape), old.get_strides_and_offset()
@@ -133,7 +133,11 @@ class Problem:
         with ir.InsertionPoint(self.op):
             self.operands[n] = memref.CollapseShapeOp(type_, self.operands[n], groups).result
         self.dims = [*self.dims, FLAT] if FLAT not in self.dims else self.dims
-        self.places[n] = [*self.places[n][:first], self.dims.index(FLAT), *self.places[n][first + count :]]
+        self.operand_dims[n] = [
+            *self.operand_dims[n][:first],
+            self.dims.index(FLAT),
+            *self.operand_dims[n][first + count :],
+        ]
 
     @property
     def steps(self) -> int:
@@ -155,7 +159,7 @@ class Problem:
         the grid.
         """
         with ir.InsertionPoint(self.op):
-            return sizes_of(self.operands, [[self.dims[d] for d in place] for place in self.places])
+            return sizes_of(self.operands, [[self.dims[d] for d in dims] for dims in self.operand_dims])
 
     # ---- coordinates ---------------------------------------------------------------------------------------
 
@@ -202,13 +206,13 @@ class Problem:
         return {"left": second, "right": first} if swapped else {"left": first, "right": second}
 
     def dims_of(self, value: ir.Value) -> frozenset[int]:
-        return dims_of(self.body, value, self.places)
+        return dims_of(self.body, value, self.operand_dims)
 
     def arguments(self, value: ir.Value) -> list[int]:
         return arguments_of(self.body, value)
 
     def subscripts(self, n: int, at: dict[int, ir.Value]) -> list[ir.Value]:
-        return [at[self.dims[d]] for d in self.places[n]]
+        return [at[self.dims[d]] for d in self.operand_dims[n]]
 
     def evaluate(
         self, value: ir.Value, at: dict[int, ir.Value], elements: dict[int, ir.Value] | None = None
@@ -279,14 +283,14 @@ class Blocks:
     def enter(self, number: ir.Value, grid: list[int]) -> list[ir.Operation]:
         """Copies what a block computes to the insertion point, at the tile of this number."""
         block = self.forall.regions[0].blocks[0]
-        mapping = dict(zip(block.arguments, self._raster(number, grid)))
+        mapping = dict(zip(block.arguments, self._grouped_order(number, grid)))
         for value, name in zip(mapping.values(), locations.variables(self.forall)):
             locations.named(value, name)
         operations = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
         return [mlir.clone_op(op, mapping) for op in operations]
 
-    def _raster(self, number: ir.Value, grid: list[int]) -> list[ir.Value]:
-        """Batches one after another; in each, `group_rows` rows of tiles are walked column by column.
+    def _grouped_order(self, number: ir.Value, grid: list[int]) -> list[ir.Value]:
+        """Batches one after another; in each, `group_rows` rows of tiles go column by column.
 
         Blocks that run at one time then cover about a square of C, and share its rows' and columns' factors
         in L2.
@@ -297,13 +301,13 @@ class Blocks:
         high, wide = prod(count[d] for d in rows), prod(count[d] for d in columns)
         which, rest = _divide(number, high * wide, prod(count[d] for d in batch))
         group = min(self.options.group_rows, high)
-        band, place = _divide(rest, group * wide, -(-high // group))
+        band, within = _divide(rest, group * wide, -(-high // group))
         first = arith.muli(band, mlir.index(group))
         tall = mlir.index(group)
         if high % group:
             tall = arith.minsi(arith.subi(mlir.index(high), first), tall)
-        row = arith.addi(first, arith.remui(place, tall))
-        column = arith.divui(place, tall)
+        row = arith.addi(first, arith.remui(within, tall))
+        column = arith.divui(within, tall)
         found = dict(zip(batch, delinearise(which, [count[d] for d in batch])))
         found |= zip(rows, delinearise(row, [count[d] for d in rows]))
         found |= zip(columns, delinearise(column, [count[d] for d in columns]))

@@ -26,9 +26,9 @@ from tilec.core.mlir import arith, gpu, ir, memref, vector
 from tilec.core.opcodes import WarpgroupProduct, WarpgroupWait
 from tilec.kernels import WarpgroupContraction
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
-from tilec.passes.cuda.contraction.fragments import Chunks, chunk_columns, fragment_place
+from tilec.passes.cuda.contraction.fragments import Chunks, chunk_columns, fragment_coordinates
 from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Blocks, Problem, Side, Thread, local
-from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, make_ready, offsets_of, walk
+from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of
 from tilec.passes.loops import delinearise, loop, sum_of, when
 
 REGISTERS = Registers(producer=40, consumer=232)  # of 168 at launch
@@ -49,13 +49,13 @@ def map_wgmma(
     start = [mlir.index(0), mlir.index(0)]  # the first stage, in phase 0
 
     def produce() -> None:
-        with walk(first, mlir.index(blocks.count), list(start), count) as (number, state):
+        with carried_loop(first, mlir.index(blocks.count), list(start), count) as (number, state):
             operations = blocks.enter(number, grid)
             loads.load(Problem(options, tiles, _contraction(operations)), state)
             _erase(operations)
 
     def consume() -> None:
-        with walk(first, mlir.index(blocks.count), list(start), count) as (number, state):
+        with carried_loop(first, mlir.index(blocks.count), list(start), count) as (number, state):
             _multiply_tile(options, tiles, blocks.enter(number, grid), loads, shape, state)
 
     shape.roles.divide(REGISTERS, produce, consume)
@@ -97,15 +97,17 @@ class _Shape:
         """A warp has 16 of its warpgroup's rows and all columns."""
         columns = chunk_columns(8 * self.wide)
         count = 8 * self.wide // columns
-        return Chunks(count, 16, columns, partial(self._spill, sums, columns), partial(self._place, columns))
+        return Chunks(count, 16, columns, partial(self._spill, sums, columns), partial(self._coordinates, columns))
 
     def _spill(self, sums: ir.Value, columns: int, number: ir.Value, put: Callable[..., None]) -> None:
         with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
             at = [sum_of([(number, columns // 8), (j, 1)]), half, mlir.index(0)]
             value = vector.LoadOp(ir.VectorType.get([2], ir.MemRefType(sums.type).element_type), sums, at).result
-            put(value, *fragment_place(self.thread, half, j))
+            put(value, *fragment_coordinates(self.thread, half, j))
 
-    def _place(self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _coordinates(
+        self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
         warp = arith.andi(self.thread.warp, mlir.index(3))
         return sum_of([(self.roles.consumer, ROWS), (warp, 16), (row, 1)]), sum_of([(number, columns), (column, 1)])
 
@@ -132,7 +134,7 @@ class _Loads:
         line = LINE * 8 // problem.element.width
         sizes = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
         sizes |= {problem.options.inner[-1]: problem.depth}
-        box = [sizes.get(problem.dims[d], 1) for d in problem.places[n]]
+        box = [sizes.get(problem.dims[d], 1) for d in problem.operand_dims[n]]
         slabs = 1 if side.major else side.size // line
         # rows that the box lacks are never loaded, and never stored
         lines = side.size if side.major else slabs * problem.depth
@@ -142,7 +144,10 @@ class _Loads:
 
     def load(self, problem: Problem, state: list[ir.Value]) -> None:
         """All copies of one tile of C."""
-        with walk(mlir.index(0), mlir.index(problem.steps), state, name=f"{problem.inner_name}_step") as (step, now):
+        with carried_loop(mlir.index(0), mlir.index(problem.steps), state, name=f"{problem.inner_name}_step") as (
+            step,
+            now,
+        ):
             stage, phase = now
             self.ring.wait_empty(stage, phase)
             self.ring.expect(stage)
@@ -160,15 +165,20 @@ class _Loads:
         at |= zip(problem.options.inner, delinearise(sum_of([(step, problem.depth)]), problem.inner))
         if not side.major:
             at |= zip(side.dims, delinearise(sum_of([(slab, LINE * 8 // problem.element.width)]), list(side.box)))
-        place = [sum_of([(a, 1), (o, 1)]) for a, o in zip(problem.subscripts(n, at), offsets_of(problem.operands[n]))]
-        self.ring.copy(tiles, stage, target, place)
+        coordinates = [
+            sum_of([(a, 1), (o, 1)]) for a, o in zip(problem.subscripts(n, at), offsets_of(problem.operands[n]))
+        ]
+        self.ring.copy(tiles, stage, target, coordinates)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 
     def multiply(self, problem: Problem, state: list[ir.Value]) -> None:
         """One tile of C. A product may still run when the next is issued; then the stage before is known to be free."""
         whole = [*state, mlir.index(0)]
-        with walk(mlir.index(0), mlir.index(problem.steps), whole, name=f"{problem.inner_name}_step") as (step, now):
+        with carried_loop(mlir.index(0), mlir.index(problem.steps), whole, name=f"{problem.inner_name}_step") as (
+            step,
+            now,
+        ):
             stage, phase, before = now
             self.ring.wait_full(stage, phase)
             self._product(stage, step)

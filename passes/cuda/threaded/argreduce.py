@@ -4,7 +4,7 @@
             best, place = take ? x[j], j : best, place }       ->               best, place = take ? x[j], n : best, place }
                                                                      place += this thread's first j
 
-Elements come in ascending order, so that `j < place` is always false. A NaN is taken if no NaN was taken before. Two
+Elements come in ascending order, so that `j < position` is always false. A NaN is taken if no NaN was taken before. Two
 comparisons remain. The state starts with the first index: an element there that equals the start value of `best` need not
 be taken. Indices are 32-bit numbers, and constants in unrolled loops, since 64-bit indices of all elements would fill the
 registers.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref
 from tilec.passes.cuda.threaded.vector_gather import evaluate, is_index
-from tilec.passes.loops import Place, sum_of
+from tilec.passes.loops import Position, sum_of
 
 if TYPE_CHECKING:
     from tilec.passes.cuda.threaded.operation import GenericMapper
@@ -47,11 +47,11 @@ def ascending(generic: GenericMapper) -> list[Ascending]:
     if generic.layout.extents[along] >= 1 << 31:
         return []
     results = list(list(generic.block.operations)[-1].operands)
-    found = (_place(generic, n, results[n - generic.count], along) for n in generic.states)
+    found = (_running_index(generic, n, results[n - generic.count], along) for n in generic.states)
     return [a for a in found if a is not None]
 
 
-def _place(generic: GenericMapper, n: int, update: ir.Value, along: int) -> Ascending | None:
+def _running_index(generic: GenericMapper, n: int, update: ir.Value, along: int) -> Ascending | None:
     choice, state = mlir.definition(update), generic.block.arguments[n]
     if choice is None or choice.name != "arith.select" or choice.operands[2] != state:
         return None
@@ -120,18 +120,18 @@ def _rise(generic: GenericMapper, value: ir.Value, along: int) -> int | None:
 
 
 def start(generic: GenericMapper, a: Ascending) -> ir.Value:
-    """Registers for the state while this thread goes through its elements, at its first place."""
+    """Registers for the state while this thread goes through its elements, at its first index."""
     type_ = ir.IntegerType.get_signless(32)
-    tile = generic.kernel.private(generic.places[a.state], type_, "%step_of_place", generic.layout)
-    with generic.threads.slots(generic.places[a.state], {}, None, lanes=True) as place:
-        memref.StoreOp(mlir.constant(0, type_), tile, place.slot(generic.places[a.state]))
+    tile = generic.kernel.private(generic.operand_dims[a.state], type_, "%step_of_place", generic.layout)
+    with generic.threads.slots(generic.operand_dims[a.state], {}, None, lanes=True) as position:
+        memref.StoreOp(mlir.constant(0, type_), tile, position.slot(generic.operand_dims[a.state]))
     return tile
 
 
 def step(
-    generic: GenericMapper, a: Ascending, op: ir.Operation, place: Place, mapping: dict[ir.Value, ir.Value]
+    generic: GenericMapper, a: Ascending, op: ir.Operation, position: Position, mapping: dict[ir.Value, ir.Value]
 ) -> bool:
-    """Builds what stands for an operation of the body, if it is one that is about the state's place."""
+    """Builds what stands for an operation of the body, if it is one that is about the state's index."""
     better = a.better is not None and op == a.better
     if better:
         *sides, predicate = _beyond(op)
@@ -143,25 +143,25 @@ def step(
     elif op == a.choice:
         layout, d = generic.layout, a.along
         terms = [(generic.chunk[d], layout.chunk(d))] if d in generic.chunk else []
-        terms.append((place.steps[d], layout.span(d)))
+        terms.append((position.steps[d], layout.span(d)))
         if d == layout.lane_dim:
-            terms.append((place.lane, 1))
+            terms.append((position.lane, 1))
         here = arith.index_cast(ir.IntegerType.get_signless(32), sum_of(terms))
         take, _, kept = (mapping.get(v, v) for v in op.operands)
         mapping[op.results[0]] = arith.select(take, here, kept)
     return better or op in (a.before, a.choice)
 
 
-def finish(generic: GenericMapper, a: Ascending, tile: ir.Value) -> None:
-    """The place among all, into `tile`, from the one among this thread's."""
-    dims = generic.places[a.state]
-    with generic.threads.slots(dims, generic.chunk, None, lanes=True) as place:
+def complete_index(generic: GenericMapper, a: Ascending, tile: ir.Value) -> None:
+    """The index among all, into `tile`, from the one among this thread's."""
+    dims = generic.operand_dims[a.state]
+    with generic.threads.slots(dims, generic.chunk, None, lanes=True) as position:
         operations = [o.operation for o in generic.block.operations if o.operation.name == "linalg.index"]
         mine = generic.threads.start.get(a.along, mlir.index(0))
         first = {o.results[0]: mine for o in operations if is_index(generic, o.results[0], a.along)}
-        at, type_ = place.slot(dims), ir.MemRefType(tile.type).element_type
+        at, type_ = position.slot(dims), ir.MemRefType(tile.type).element_type
         count = arith.extsi(type_, memref.LoadOp(generic.tiles[a.state], at).result)
-        memref.StoreOp(arith.addi(evaluate(generic, a.own, place, 0, first), count), tile, at)
+        memref.StoreOp(arith.addi(evaluate(generic, a.own, position, 0, first), count), tile, at)
 
 
-__all__ = ["Ascending", "ascending", "finish", "start", "step"]
+__all__ = ["Ascending", "ascending", "complete_index", "start", "step"]

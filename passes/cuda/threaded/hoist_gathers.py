@@ -17,26 +17,28 @@ from collections.abc import Callable
 from tilec.analysis.layout import Layout
 from tilec.core import mlir
 from tilec.core.mlir import ir, linalg
-from tilec.passes.cuda.memory_spaces import is_local, places_of, root
+from tilec.passes.cuda.memory_spaces import is_local, operand_dims, root
 
 Operations = list[ir.Operation]
 
 
-def load_early(function: ir.Operation, layout: Layout, front: bool, make_tile: Callable, make_copy: Callable) -> None:
+def hoist_gathers(
+    function: ir.Operation, layout: Layout, front: bool, make_tile: Callable, make_copy: Callable
+) -> None:
     """Hoists the loads. `front`: to the beginning of the block, where rows were prefetched long ago. Else right before the
     first reduction, after the loads of the row's resident elements."""
-    generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+    generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
     written = {root(v) for op in generics for v in mlir.outputs_of(op)}
-    first = next((op for op in generics if _walked(op)), None)
-    walked = {d for op in generics for d in _walked(op)}
+    first = next((op for op in generics if _reduced_dims(op)), None)
+    reduced = {d for op in generics for d in _reduced_dims(op)}
     if first is None:
         return
     for op in generics[generics.index(first) + 1 :]:
         dims = mlir.get_integers(op, "tilec.dims")
-        if walked & {*dims} or layout.slots(dims) != 1 or not layout.whole(dims) or op.block != first.block:
+        if reduced & {*dims} or layout.slots(dims) != 1 or not layout.whole(dims) or op.block != first.block:
             continue
         known = [not is_local(v) and root(v) not in written for v in mlir.inputs_of(op)]
-        loads = [o.operation for o in mlir.body_of(op).operations if _is_early(o.operation, op, known, written)]
+        loads = [o.operation for o in mlir.body_of(op).operations if _is_hoistable(o.operation, op, known, written)]
         whole = _of_all_dims(op)
         if not loads or whole is None:
             continue
@@ -44,11 +46,11 @@ def load_early(function: ir.Operation, layout: Layout, front: bool, make_tile: C
         inputs = list(mlir.inputs_of(op))
         for value in (*inputs, whole):
             _move_up(value, start)
-        for n, places in enumerate(places_of(op)[: len(inputs)]):
+        for n, own_dims in enumerate(operand_dims(op)[: len(inputs)]):
             if known[n]:
                 with ir.InsertionPoint(start), op.location:
-                    tile = make_tile(inputs[n], places, layout)
-                    make_copy(inputs[n], tile, places, None)
+                    tile = make_tile(inputs[n], own_dims, layout)
+                    make_copy(inputs[n], tile, own_dims, None)
                 inputs[n] = tile
         with ir.InsertionPoint(start if front else first), op.location:
             tiles = [make_tile(whole, dims, layout, element=load.results[0].type) for load in loads]
@@ -57,13 +59,13 @@ def load_early(function: ir.Operation, layout: Layout, front: bool, make_tile: C
         _replace(op, inputs, tiles, loads)
 
 
-def _walked(op: ir.Operation) -> set[int]:
+def _reduced_dims(op: ir.Operation) -> set[int]:
     """The dimensions that an operation reduces."""
     kinds = zip(mlir.get_integers(op, "tilec.dims"), mlir.iterators_of(op))
     return {d for d, kind in kinds if kind == "reduction"}
 
 
-def _is_early(load: ir.Operation, op: ir.Operation, known: list[bool], written: set[ir.Value]) -> bool:
+def _is_hoistable(load: ir.Operation, op: ir.Operation, known: list[bool], written: set[ir.Value]) -> bool:
     """Whether a load of the body depends on nothing that this kernel computes."""
     if load.name != "memref.load" or is_local(load.operands[0]) or root(load.operands[0]) in written:
         return False

@@ -30,10 +30,10 @@ GROUP = WARP  # a lane for each
 MARK = 1 << 32  # in a word: the lower half is part of a total
 
 
-def chain(module: ir.Operation, function: ir.Operation, lane: int, vector: int, parts: int) -> None:
+def split_rows(module: ir.Operation, function: ir.Operation, lane: int, vector: int, parts: int) -> None:
     """Cuts a kernel's rows along `lane`, and gives the kernel memory for its totals, which the program clears."""
     spread(function, lane, parts, vector, rank=lambda: _part(parts))
-    (scan,) = [op for op in mlir.walk(function) if "tilec.scan" in op.attributes]
+    (scan,) = [op for op in mlir.traverse(function) if "tilec.scan" in op.attributes]
     type_ = ir.MemRefType.get([rows_of(function), sum(levels(parts)), _words(scan)], _i64())
     block = mlir.entry(function)
     block.add_argument(type_, function.location)
@@ -43,7 +43,7 @@ def chain(module: ir.Operation, function: ir.Operation, lane: int, vector: int, 
         [*ir.ArrayAttr(function.attributes["arg_attrs"]), ir.DictAttr.get({"tilec.name": mlir.string("totals")})]
     )
     name = ir.StringAttr(function.attributes["sym_name"]).value
-    for call in [op for op in mlir.walk(module) if op.name == "func.call"]:
+    for call in [op for op in mlir.traverse(module) if op.name == "func.call"]:
         if ir.FlatSymbolRefAttr(call.attributes["callee"]).value == name:
             with ir.InsertionPoint(call), call.location:
                 totals = memref.AllocOp(type_, [], []).result
@@ -86,13 +86,13 @@ class _Level:
     address of its totals."""
 
     group: ir.Value
-    place: ir.Value
+    index: ir.Value
     begin: int
     wanted: ir.Value
     words: list[ir.Value]
 
 
-class Chain:
+class LookBack:
     """The totals of the row that a kernel's blocks share, as lane `lane` of a warp sees them."""
 
     def __init__(self, kernel: Any, lane: ir.Value) -> None:
@@ -111,7 +111,7 @@ class Chain:
             mine = arith.select(level.wanted, _whole(words, identity.type), identity)
             found += butterfly(combiner, group, [mine], [1 << m for m in range(WARP.bit_length() - 1)])
             (total,) = combiner.combine(group, [found[-1]], [total])
-            last = arith.andi(last, arith.cmpi(arith.CmpIPredicate.eq, level.place, mlir.index(GROUP - 1)))
+            last = arith.andi(last, arith.cmpi(arith.CmpIPredicate.eq, level.index, mlir.index(GROUP - 1)))
             if n + 1 < len(looks):
                 with when(last):
                     self._publish(sum_of([(level.group, 1)], looks[n + 1].begin), total)
@@ -125,9 +125,9 @@ class Chain:
         made, number, begin = [], self.part, 0
         for size in self.sizes:
             above = arith.shrui(number, mlir.index(GROUP.bit_length() - 1))
-            place = arith.andi(number, mlir.index(GROUP - 1))
-            wanted = arith.cmpi(arith.CmpIPredicate.ult, self.lane, place)
-            level = _Level(above, place, begin, wanted, [])
+            index = arith.andi(number, mlir.index(GROUP - 1))
+            wanted = arith.cmpi(arith.CmpIPredicate.ult, self.lane, index)
+            level = _Level(above, index, begin, wanted, [])
             level.words = [self._if(wanted, partial(self._word, level, n), _mark) for n in range(words)]
             made.append(level)
             number, begin = above, begin + size
@@ -136,9 +136,9 @@ class Chain:
     def _wait(self, level: _Level, n: int, word: ir.Value) -> ir.Value:
         """The word once it is marked."""
         missing = arith.cmpi(arith.CmpIPredicate.slt, word, _mark())
-        return self._if(missing, partial(self._look_again, level, n), lambda: word)
+        return self._if(missing, partial(self._poll, level, n), lambda: word)
 
-    def _look_again(self, level: _Level, n: int) -> ir.Value:
+    def _poll(self, level: _Level, n: int) -> ir.Value:
         made = scf.WhileOp([_i64()], [])
         before, after = made.regions[0].blocks.append(), made.regions[1].blocks.append(_i64())
         with ir.InsertionPoint(before):
@@ -150,14 +150,14 @@ class Chain:
 
     def _word(self, level: _Level, n: int) -> ir.Value:
         """Reads one: that is to or it with 0."""
-        place = sum_of([(level.group, GROUP), (self.lane, 1)], level.begin)
+        slot = sum_of([(level.group, GROUP), (self.lane, 1)], level.begin)
         zero = mlir.constant(0, _i64())
-        return memref.AtomicRMWOp(_kind("ori"), zero, self.totals, [self.row, place, mlir.index(n)]).result
+        return memref.AtomicRMWOp(_kind("ori"), zero, self.totals, [self.row, slot, mlir.index(n)]).result
 
-    def _publish(self, place: ir.Value, total: ir.Value) -> None:
+    def _publish(self, slot: ir.Value, total: ir.Value) -> None:
         for n, half in enumerate(_halves(total)):
             word = arith.ori(arith.extui(_i64(), half), _mark())
-            memref.AtomicRMWOp(_kind("assign"), word, self.totals, [self.row, place, mlir.index(n)])
+            memref.AtomicRMWOp(_kind("assign"), word, self.totals, [self.row, slot, mlir.index(n)])
 
     def _if(self, condition: ir.Value, then: Callable[[], ir.Value], otherwise: Callable[[], ir.Value]) -> ir.Value:
         made = scf.IfOp(condition, [_i64()], has_else=True)

@@ -20,14 +20,14 @@ from math import inf
 from typing import Any
 
 from tilec.analysis.expression import Expr, Reader, operation
-from tilec.analysis.online_reduction import Carried, Online, Shift, derive
+from tilec.analysis.online_reduction import Carried, Online, Rescale, derive
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.cuda.threaded.operation import GenericMapper
 from tilec.passes.cuda.threaded.reduce import across_threads
-from tilec.passes.loops import EDGE, WHOLE, Place
+from tilec.passes.loops import EDGE, WHOLE, Position
 
 Values = dict[int, ir.Value]
 
@@ -44,8 +44,8 @@ class OnlineMapper:
         self.carried = {c.total.number: c for c in self.online.carried}
         self.count = 1 + max(self.carried)  # the number of the state that counts elements
         self.counts = any(c.about is not None for c in self.online.carried)
-        self.place = self.online.carried[0].total.place
-        self.places = dict.fromkeys([*self.carried, *([self.count] if self.counts else [])], self.place)
+        self.state_dims = self.online.carried[0].total.dims
+        self.operand_dims = dict.fromkeys([*self.carried, *([self.count] if self.counts else [])], self.state_dims)
         self.tiles: Values = {}
         self.elements: dict[tuple[ir.Value, tuple[int, ...]], ir.Value] = {}  # registers by memory and place
 
@@ -62,8 +62,8 @@ class OnlineMapper:
         for op in ops:
             for n in range(len(mlir.outputs_of(op))):
                 reader.result(op, n)
-        (stream,) = self.reduced
-        online = derive(reader.totals, stream, exact=True)
+        (dim,) = self.reduced
+        online = derive(reader.totals, dim, exact=True)
         if isinstance(online, str):
             raise InternalError(f"reductions that were planned as online reductions are none: {online}", "map")
         return online
@@ -71,15 +71,15 @@ class OnlineMapper:
     def build(self) -> None:
         for mapper in self.mappers:
             mapper.chunk = self.first.chunk
-            self._load(mapper, lambda m, n: m.layout.whole(m.places[n]))
+            self._load(mapper, lambda m, n: m.layout.whole(m.operand_dims[n]))
         self.first._enter(self.first.loops, self._reduce)
         if any(mapper.has_copies(n) for mapper, n in map(self._made_by, self.carried.values())):
             gpu.BarrierOp()  # as after an operation alone: each reads what one of them wrote last
 
     def _load(self, mapper: GenericMapper, wanted: Callable[[GenericMapper, int], bool]) -> None:
         """Loads the operands of the reductions, except the states that they pass to each other."""
-        leaves = {(x.key, x.place) for c in self.carried.values() for x in _leaves(c.term) if x.op == "element"}
-        for n, key in enumerate(zip(mapper.operands[: mapper.count], mapper.places)):
+        leaves = {(x.key, x.own_dims) for c in self.carried.values() for x in _leaves(c.term) if x.op == "element"}
+        for n, key in enumerate(zip(mapper.operands[: mapper.count], mapper.operand_dims)):
             if key in leaves and key not in self.elements and wanted(mapper, n):
                 mapper._load([n])
                 self.elements[key] = mapper.tiles[n]
@@ -92,22 +92,22 @@ class OnlineMapper:
             self.seen = self._counter("seen")
         self._clear(self.tiles)
         for mapper in self.mappers:
-            self._load(mapper, lambda m, n: not set(m.places[n]) & set(m.reduced_loops))
+            self._load(mapper, lambda m, n: not set(m.operand_dims[n]) & set(m.reduced_loops))
         self.first._enter(self.first.reduced_loops, self._chunk)
         if self.counts:
-            with self.threads.slots(self.place, {}, None, lanes=True) as place:
-                memref.StoreOp(_number(self.seen), self.tiles[self.count], place.slot(self.place))
+            with self.threads.slots(self.state_dims, {}, None, lanes=True) as position:
+                memref.StoreOp(_number(self.seen), self.tiles[self.count], position.slot(self.state_dims))
         across_threads(self, self)
-        with self.threads.slots(self.place, {}, None, lanes=True) as place:
-            at = place.slot(self.place)
+        with self.threads.slots(self.state_dims, {}, None, lanes=True) as position:
+            at = position.slot(self.state_dims)
             states = self._read(self.tiles, at)
-            finals = {n: self._value(c.final, states, place) for n, c in self.carried.items()}
+            finals = {n: self._value(c.final, states, position) for n, c in self.carried.items()}
             for n, value in finals.items():
                 memref.StoreOp(value, self.tiles[n], at)
         for c in self.carried.values():
             mapper, n = self._made_by(c)
             mapper.tiles[n] = self.tiles[c.total.number]
-            mapper._finish(n)
+            mapper._store_state(n)
 
     def _chunk(self) -> None:
         held = dict(self.elements)
@@ -121,15 +121,15 @@ class OnlineMapper:
             for vectors in self.threads.parts(self.first.dims, WHOLE, EDGE):
                 with self.threads.slots(
                     self.first.dims, self.chunk, self.first.sizes, lanes=True, part=vectors
-                ) as place:
-                    at = place.slot(self.place)
+                ) as position:
+                    at = position.slot(self.state_dims)
                     known = {x: memref.LoadOp(tile, at).result for x, tile in rows.items()}
                     for c in wave:
-                        term = self._value(c.term, {}, place, known)
+                        term = self._value(c.term, {}, position, known)
                         self._add(c.total.combine, part[c.total.number], at, term)
         before = {self.count: _number(self.seen)} if self.counts else {}
-        with self.threads.slots(self.place, {}, None, lanes=True) as place:
-            at, group = place.slot(self.place), list(self.places)
+        with self.threads.slots(self.state_dims, {}, None, lanes=True) as position:
+            at, group = position.slot(self.state_dims), list(self.operand_dims)
             a = self._read({n: self.tiles[n] for n in self.carried}, at) | before
             b = self._read(part, at) | counted
             for n, value in zip(group, self.combine(group, [a[n] for n in group], [b[n] for n in group])):
@@ -160,11 +160,11 @@ class OnlineMapper:
         leaves = {x for c in wave for x in _leaves(c.term) if x.op in ("mean", "reference")}
         tiles = {x: self._array(f"%{x.op}") for x in sorted(leaves, key=lambda x: (x.op, x.key))}
         if tiles:
-            with self.threads.slots(self.place, {}, None, lanes=True) as place:
-                at = place.slot(self.place)
+            with self.threads.slots(self.state_dims, {}, None, lanes=True) as position:
+                at = position.slot(self.state_dims)
                 states = self._read(part, at) | counted
                 for x, tile in tiles.items():
-                    memref.StoreOp(self._value(x, states, place), tile, at)
+                    memref.StoreOp(self._value(x, states, position), tile, at)
         return tiles
 
     # ---- states ------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class OnlineMapper:
 
     def groups(self) -> list[list[int]]:
         """As of a `Combiner`: all states are combined together."""
-        return [list(self.places)]
+        return [list(self.operand_dims)]
 
     def combine(self, group: list[int], a: list[ir.Value], b: list[ir.Value]) -> list[ir.Value]:
         """Builds the combination of the states `a` and `b`, each with its count."""
@@ -183,8 +183,8 @@ class OnlineMapper:
         made: dict[Any, ir.Value] = {}
         for c in [c for wave in _waves(self.online.carried) for c in wave]:
             n, sides = c.total.number, [left[c.total.number], right[c.total.number]]
-            if c.shift is not None:
-                moved = [self._factor(c.shift, old, made) for old in (left, right)]
+            if c.rescale is not None:
+                moved = [self._factor(c.rescale, old, made) for old in (left, right)]
                 for _ in range(c.power):
                     sides = [arith.mulf(side, factor) for side, factor in zip(sides, moved)]
             made[n] = ir.Operation.create(c.total.combine, results=[a[0].type], operands=sides).results[0]
@@ -195,15 +195,15 @@ class OnlineMapper:
                 made[n] = arith.addf(made[n], arith.mulf(arith.mulf(apart, apart), share))
         return [made[n] for n in group]
 
-    def _factor(self, shift: Shift, old: Values, new: Values) -> ir.Value:
+    def _factor(self, rescale: Rescale, old: Values, new: Values) -> ir.Value:
         """The rescaling factor of a state from one reference to another; 0 if no element has been seen."""
-        before = self._row(shift, old)
-        return operation(Expr(shift.op), [arith.subf(_reference(self._row(shift, new)), before)])
+        before = self._row(rescale, old)
+        return operation(Expr(rescale.op), [arith.subf(_reference(self._row(rescale, new)), before)])
 
-    def _row(self, shift: Shift, states: Values) -> ir.Value:
+    def _row(self, rescale: Rescale, states: Values) -> ir.Value:
         """The exponent that a state is relative to, by what its reductions have seen; infinite where that is nothing."""
-        row, seen = self._value(self.online.final(shift.row), states, None), states[shift.extreme]
-        identity = mlir.constant(self.carried[shift.extreme].identity, seen.type)
+        row, seen = self._value(self.online.final(rescale.row), states, None), states[rescale.extreme]
+        identity = mlir.constant(self.carried[rescale.extreme].identity, seen.type)
         nothing = arith.cmpf(arith.CmpFPredicate.OEQ, seen, identity)
         return arith.select(nothing, mlir.constant(inf, row.type), row)
 
@@ -218,13 +218,13 @@ class OnlineMapper:
         return mapper, mapper.count + same.index(c)
 
     def _array(self, name: str) -> ir.Value:
-        return self.kernel.private(self.place, ir.F32Type.get(), name)
+        return self.kernel.private(self.state_dims, ir.F32Type.get(), name)
 
     def _clear(self, tiles: Values) -> None:
-        with self.threads.slots(self.place, {}, None, lanes=True) as place:
+        with self.threads.slots(self.state_dims, {}, None, lanes=True) as position:
             for n, tile in tiles.items():
                 identity = self.carried[n].identity if n in self.carried else 0.0
-                memref.StoreOp(mlir.constant(identity, ir.F32Type.get()), tile, place.slot(self.place))
+                memref.StoreOp(mlir.constant(identity, ir.F32Type.get()), tile, position.slot(self.state_dims))
 
     def _add(self, name: str, tile: ir.Value, at: list[ir.Value], value: ir.Value) -> None:
         before = memref.LoadOp(tile, at).result
@@ -237,7 +237,7 @@ class OnlineMapper:
     # ---- expressions -------------------------------------------------------------------------------------------------
 
     def _value(
-        self, x: Expr, states: Values, place: Place | None, rows: dict[Expr, ir.Value] | None = None
+        self, x: Expr, states: Values, position: Position | None, rows: dict[Expr, ir.Value] | None = None
     ) -> ir.Value:
         """An expression at a slot, from the states of all reductions; `rows` has leaves with known values."""
         known = dict(rows or {})
@@ -255,11 +255,11 @@ class OnlineMapper:
                 case "outer":
                     return x.key
                 case "index":
-                    assert place is not None
-                    return place.coordinate(x.place[0])
+                    assert position is not None
+                    return position.coordinate(x.own_dims[0])
                 case "element":
-                    assert place is not None
-                    return memref.LoadOp(self.elements[x.key, x.place], place.slot(x.place)).result
+                    assert position is not None
+                    return memref.LoadOp(self.elements[x.key, x.own_dims], position.slot(x.own_dims)).result
                 case "state":
                     return states[x.key]
                 case "count":
@@ -267,7 +267,7 @@ class OnlineMapper:
                 case "mean":
                     return _mean(states, x.key, self.count)
                 case "reference":
-                    return _reference(self._row(self.online.shifts[x.key], states))
+                    return _reference(self._row(self.online.rescales[x.key], states))
             return None
 
         return build(x)
@@ -282,8 +282,8 @@ def joined(body: ir.Block) -> list[ir.Operation]:
 def _waves(carried: tuple[Carried, ...]) -> list[list[Carried]]:
     """The reductions in waves: those whose terms read no others, then those whose terms read these, and so on."""
     depth: dict[int, int] = {}
-    for c in sorted(carried, key=lambda c: (c.about is not None or c.shift is not None, c.total.number)):
-        read = {c.about} if c.about is not None else c.shift.row.totals if c.shift is not None else set()
+    for c in sorted(carried, key=lambda c: (c.about is not None or c.rescale is not None, c.total.number)):
+        read = {c.about} if c.about is not None else c.rescale.row.totals if c.rescale is not None else set()
         depth[c.total.number] = 1 + max((depth[n] for n in read), default=-1)
     return [[c for c in carried if depth[c.total.number] == d] for d in range(1 + max(depth.values()))]
 

@@ -11,19 +11,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tilec.analysis.lane_invariance import NONE, Neighbours, neighbours
+from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import gpu, ir, memref, vector
 from tilec.passes.combiner import Combiner
-from tilec.passes.cuda.memory_spaces import is_half, is_local, places_of, root, sizes_of, space_of
+from tilec.passes.cuda.memory_spaces import is_half, is_local, operand_dims, root, sizes_of, space_of
 from tilec.passes.cuda.threaded import transpose, unaligned
-from tilec.passes.cuda.threaded.argreduce import ascending, finish, start, step
+from tilec.passes.cuda.threaded.argreduce import ascending, complete_index, start, step
 from tilec.passes.cuda.threaded.reduce import across_threads
 from tilec.passes.cuda.threaded.scan import scan
-from tilec.passes.cuda.threaded.trig_fallback import compute_twice, is_trigonometric, mark_quick, may_compute_twice
+from tilec.passes.cuda.threaded.trig_fallback import (
+    compute_with_fallback,
+    has_fast_path,
+    is_trigonometric,
+    mark_approximate,
+)
 from tilec.passes.cuda.threaded.vector_gather import fetch, is_index, wide_loads
-from tilec.passes.loops import EDGE, TOUCHED, WHOLE, Place, Threads, loop
+from tilec.passes.loops import EDGE, TOUCHED, WHOLE, Position, Threads, loop
 
 if TYPE_CHECKING:
     from tilec.passes.cuda.kernel import KernelMapper
@@ -36,68 +41,74 @@ class GenericMapper:
         self.kernel, self.op, self.threads, self.layout = kernel, op, threads, threads.layout
         self.block = mlir.body_of(op)
         self.dims = tuple(mlir.get_integers(op, "tilec.dims"))
-        self.places = [tuple(p) for p in places_of(op)]
+        self.operand_dims = [tuple(p) for p in operand_dims(op)]
         self.operands = list(op.operands)
         self.count = len(mlir.inputs_of(op))
         kinds = dict(zip(self.dims, mlir.iterators_of(op)))
         self.reduced = [d for d in self.dims if kinds[d] == "reduction"]
         self.loops = [d for d in self.dims if self.layout.chunks(d) != 1 and d not in self.reduced]
         self.reduced_loops = [d for d in self.reduced if self.layout.chunks(d) != 1]
-        used = {v for inner in mlir.walk(op) for v in inner.operands}
+        used = {v for inner in mlir.traverse(op) for v in inner.operands}
         self.live = [a in used for a in self.block.arguments]
         outs = range(self.count, len(self.operands))
-        self.states = [n for n in outs if set(self.reduced) - set(self.places[n])]
+        self.states = [n for n in outs if set(self.reduced) - set(self.operand_dims[n])]
         along = mlir.get_integer(op, "tilec.scan")
         self.scanned = None if along is None else self.dims[along]
         self.tiles: dict[int, ir.Value] = {}
         self.chunk: dict[int, ir.Value] = {}
         self.gathered: dict[ir.Operation, ir.Value] = {}  # loads of the body that were made for all lanes of a step
-        self.sizes = sizes_of(self.operands, self.places)
-        self.together = self._neighbours()
-        self.ascending = {a.state: a for a in ascending(self) if self.threads.shift is None}
+        self.sizes = sizes_of(self.operands, self.operand_dims)
+        self.together = self._lane_invariance()
+        self.ascending = {a.state: a for a in ascending(self) if self.threads.misalignment is None}
 
-    def _neighbours(self) -> Neighbours:
+    def _lane_invariance(self) -> LaneInvariance:
         """Lanes of a vector that share a part of the body."""
         lane = self.layout.lane_dim
-        if lane not in self.dims or self.threads.shift is not None:
+        if lane not in self.dims or self.threads.misalignment is not None:
             return NONE
-        places = dict(zip(self.block.arguments, self.places))
-        return neighbours(
-            self.block, lambda v: is_index(self, v, lane), lambda a: lane in places[a], self.layout.vectors[lane]
+        argument_dims = dict(zip(self.block.arguments, self.operand_dims))
+        return find_lane_invariance(
+            self.block, lambda v: is_index(self, v, lane), lambda a: lane in argument_dims[a], self.layout.vectors[lane]
         )
 
     # ---- the order of things -----------------------------------------------------------------------------------------
 
     def build(self) -> None:
         if not (self._is_copy() and self.layout is self.kernel.layout and self._copy()):
-            self._load([n for n in range(self.count) if self.layout.whole(self.places[n])])
+            self._load([n for n in range(self.count) if self.layout.whole(self.operand_dims[n])])
             self._enter(self.loops, self._reduce)
-        if any(self.has_copies(n) or self._has_copies_read_again(n) for n in range(self.count, len(self.operands))):
+        if any(self.has_copies(n) or self._has_copies_reread(n) for n in range(self.count, len(self.operands))):
             gpu.BarrierOp()  # each reads what one of them wrote last
 
     def has_copies(self, n: int) -> bool:
         """Whether threads that hold the same elements of a result all store them in workgroup memory."""
         return space_of(self.operands[n]) == "workgroup" and self._is_shared(n)
 
-    def _has_copies_read_again(self, n: int) -> bool:
+    def _has_copies_reread(self, n: int) -> bool:
         """The same of a result in global memory that a later operation reads there: all of them store it, too."""
-        return space_of(self.operands[n]) is None and self._read_again(n) and self._is_shared(n)
+        return space_of(self.operands[n]) is None and self._is_reread(n) and self._is_shared(n)
 
     def _is_shared(self, n: int) -> bool:
-        return not self.threads.alone([d for d in self.layout.order if d not in self.places[n]])
+        return not self.threads.alone([d for d in self.layout.order if d not in self.operand_dims[n]])
 
     def _is_copy(self) -> bool:
         (*body, end) = self.block.operations
-        return not body and list(end.operands) == [self.block.arguments[0]] and self.places[0] == self.places[1]
+        return (
+            not body
+            and list(end.operands) == [self.block.arguments[0]]
+            and self.operand_dims[0] == self.operand_dims[1]
+        )
 
     def _copy(self) -> bool:
         """Between a private tile and memory a copy needs no tile of its own."""
         spaces = [space_of(v) for v in self.operands]
         if spaces in ([None, "private"], ["workgroup", "private"]):
-            self._fetch(self.operands[0], self.places[0], self.kernel.tile(self.operands[1], self.places[1]))
+            self._fetch(
+                self.operands[0], self.operand_dims[0], self.kernel.tile(self.operands[1], self.operand_dims[1])
+            )
             self.kernel.filled.add(root(self.operands[1]))
         elif spaces == ["private", None]:
-            self.tiles[1] = self.kernel.tile(self.operands[0], self.places[0])
+            self.tiles[1] = self.kernel.tile(self.operands[0], self.operand_dims[0])
             self._store(1)
         return spaces in ([None, "private"], ["workgroup", "private"], ["private", None])
 
@@ -105,17 +116,17 @@ class GenericMapper:
         """One chunk of the parallel dimensions: states start, elements are added, threads' states are combined."""
         for n in self.states:
             self._start(n)
-        outside = [n for n in range(self.count) if not set(self.places[n]) & set(self.reduced_loops)]
+        outside = [n for n in range(self.count) if not set(self.operand_dims[n]) & set(self.reduced_loops)]
         self._load([n for n in outside if n not in self.tiles])
         self._enter(self.reduced_loops, self._chunk)
         for n, ascent in self.ascending.items():
             tile = self._state_tile(n)
-            finish(self, ascent, tile)
+            complete_index(self, ascent, tile)
             self.tiles[n] = tile
         if self.states and self.scanned is None:
             across_threads(self, Combiner(self.op, self.states))
         for n in self.states:
-            self._finish(n)
+            self._store_state(n)
 
     def _chunk(self) -> None:
         """One chunk of all dimensions: load, compute, store."""
@@ -127,11 +138,11 @@ class GenericMapper:
                 self.tiles[n] = self.out_tile(n)
         if self.scanned is not None and self.layout.threads[self.scanned] > 1:
             scan(self, self.scanned)
-        elif may_compute_twice(self):
+        elif has_fast_path(self):
             self.gathered = {}
-            compute_twice(self)
+            compute_with_fallback(self)
         else:
-            wide = wide_loads(self) if self.threads.shift is None else []
+            wide = wide_loads(self) if self.threads.misalignment is None else []
             self.gathered = {load: fetch(self, load) for load in wide}
             self.compute_all()
         for n in stores:
@@ -149,14 +160,18 @@ class GenericMapper:
         rolled = self.layout is self.kernel.layout and (
             self.kernel.online or (self.kernel.reduces and d == self.layout.lane)
         )
-        beside = {n for v in self.operands for n in self.kernel.beside.get(root(v), ()) if d == self.layout.lane}
-        inside = min(beside, default=0)
+        in_registers = {
+            n for v in self.operands for n in self.kernel.register_chunks.get(root(v), ()) if d == self.layout.lane
+        }
+        inside = min(in_registers, default=0)
         ranges = (
-            [(0, inside, False), *((n, n + 1, False) for n in sorted(beside))] if beside else self.threads.ranges(d)
+            [(0, inside, False), *((n, n + 1, False) for n in sorted(in_registers))]
+            if in_registers
+            else self.threads.ranges(d)
         )
         for low, high, inner in ranges:
             self.threads.inner = inner
-            written, always, name = unroll and not inner, low not in beside, self.threads.name(d, "chunk")
+            written, always, name = unroll and not inner, low not in in_registers, self.threads.name(d, "chunk")
             with loop(high - low, always=always, unroll=written, rolled=rolled, start=low, name=name) as self.chunk[d]:
                 tiles = dict(self.tiles)
                 self._enter(rest, body)
@@ -172,8 +187,8 @@ class GenericMapper:
             self.tiles[n] = start(self, self.ascending[n])
             return
         self.tiles[n] = self._state_tile(n)
-        with self.threads.slots(self.places[n], {}, None, lanes=True) as place:
-            memref.StoreOp(self.identity(n), self.tiles[n], place.slot(self.places[n]))
+        with self.threads.slots(self.operand_dims[n], {}, None, lanes=True) as position:
+            memref.StoreOp(self.identity(n), self.tiles[n], position.slot(self.operand_dims[n]))
 
     def identity(self, n: int) -> ir.Value:
         """What a state starts from."""
@@ -184,16 +199,16 @@ class GenericMapper:
 
     def _state_tile(self, n: int) -> ir.Value:
         if space_of(self.operands[n]) == "private":
-            return self.kernel.tile(self.operands[n], self.places[n])
-        return self.kernel.private(self.places[n], ir.MemRefType(self.operands[n].type).element_type)
+            return self.kernel.tile(self.operands[n], self.operand_dims[n])
+        return self.kernel.private(self.operand_dims[n], ir.MemRefType(self.operands[n].type).element_type)
 
-    def _finish(self, n: int) -> None:
+    def _store_state(self, n: int) -> None:
         """A complete state into workgroup memory, where it does not stay in registers."""
         if space_of(self.operands[n]) == "private":
             return
-        with self.threads.slots(self.places[n], self.chunk, self.sizes, lanes=True) as place:
-            value = memref.LoadOp(self.tiles[n], place.slot(self.places[n])).result
-            memref.StoreOp(value, self.operands[n], place.coordinates(self.places[n]))
+        with self.threads.slots(self.operand_dims[n], self.chunk, self.sizes, lanes=True) as position:
+            value = memref.LoadOp(self.tiles[n], position.slot(self.operand_dims[n])).result
+            memref.StoreOp(value, self.operands[n], position.coordinates(self.operand_dims[n]))
 
     # ---- loads and stores --------------------------------------------------------------------------------------------
 
@@ -201,27 +216,27 @@ class GenericMapper:
         """Private tiles, and this thread's part of what is in global memory, into `tiles`."""
         seen: dict[tuple, ir.Value] = {}
         for n in operands:
-            value, dims = self.operands[n], self.places[n]
+            value, dims = self.operands[n], self.operand_dims[n]
             if not self.live[n]:
                 continue
             if space_of(value) == "private":
                 self.tiles[n] = self.kernel.tile(value, dims)
-            elif (beside := self._beside(value)) is not None:
-                self.tiles[n] = beside
+            elif (chunk := self._register_chunk(value)) is not None:
+                self.tiles[n] = chunk
             elif space_of(value) is None or self._is_buffer(value) or transpose.mark_of(root(value)):
                 if (value, dims) not in seen:
                     seen[value, dims] = self._fetch(value, dims)
                 self.tiles[n] = seen[value, dims]
 
-    def _beside(self, value: ir.Value) -> ir.Value | None:
-        """The registers that have this chunk of a row, the rest of which is in SRAM."""
-        tiles = self.kernel.beside.get(root(value))
+    def _register_chunk(self, value: ir.Value) -> ir.Value | None:
+        """The registers that hold this chunk of a row, the rest of which is in SRAM."""
+        tiles = self.kernel.register_chunks.get(root(value))
         return None if tiles is None else tiles.get(mlir.constant_value(self.chunk[self.layout.lane]))
 
     def fetched(self, n: int, chunk: dict[int, ir.Value]) -> ir.Value:
         """A chunk of an operand, in registers."""
         self.chunk = chunk
-        return self._fetch(self.operands[n], self.places[n])
+        return self._fetch(self.operands[n], self.operand_dims[n])
 
     def _fetch(self, value: ir.Value, dims: tuple[int, ...], tile: ir.Value | None = None) -> ir.Value:
         if tile is None:
@@ -230,67 +245,67 @@ class GenericMapper:
         width = self._vector(value, dims)
         if self.kernel.packed and is_half(value) and width % 2 == 0:
             tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()
-        if self._is_shifted(dims):
+        if self._is_unaligned(dims):
             unaligned.fetch(self, value, dims, tile)
             return tile
         mark, reading = transpose.mark_of(root(value)), self._reading(value)
-        with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1) as place:
+        with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1) as position:
             for lane in self._pieces(dims, width):
                 if width > 1:
                     type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
-                    at = place.coordinates(dims, lane)
+                    at = position.coordinates(dims, lane)
                     memory, at = (root(value), transpose.swizzled(at, mark)) if mark else (value, at)
                     element = vector.LoadOp(type_, memory, at).result
                     if reading:
                         element.owner.attributes["tilec.read"] = ir.StringAttr.get(reading)
-                    vector.StoreOp(element, tile, place.slot(dims, lane))
+                    vector.StoreOp(element, tile, position.slot(dims, lane))
                 else:
-                    element = memref.LoadOp(value, place.coordinates(dims)).result
-                    memref.StoreOp(element, tile, place.slot(dims))
+                    element = memref.LoadOp(value, position.coordinates(dims)).result
+                    memref.StoreOp(element, tile, position.slot(dims))
         return tile
 
     def _reading(self, value: ir.Value) -> str:
-        """Of what is not kept: "again" where a later operation reads it, too, "last" where only those before did."""
-        if self.kernel.keeps or space_of(value) is not None or self._is_buffer(value):
+        """Of what does not stay on chip: "again" where a later operation reads it, too, "last" where only those before did."""
+        if self.kernel.on_chip or space_of(value) is not None or self._is_buffer(value):
             return ""
         later = any(mlir.is_generic(u) and u != self.op and value in mlir.inputs_of(u) for u in mlir.uses(value))
         before = value in self.kernel.known
         self.kernel.known.add(value)
         return "again" if later else "last" if before else ""
 
-    def _read_again(self, n: int) -> bool:
+    def _is_reread(self, n: int) -> bool:
         """Whether a later operation of the kernel reads a result out of memory."""
         value = self.operands[n]
         return any(mlir.is_generic(u) and value in mlir.inputs_of(u) for u in mlir.uses(value))
 
-    def _store_at(self, n: int, place: Place) -> None:
+    def _store_at(self, n: int, position: Position) -> None:
         """The accesses of one step, or of one of its elements."""
-        value, dims, tile = self.operands[n], self.places[n], self.tiles[n]
+        value, dims, tile = self.operands[n], self.operand_dims[n], self.tiles[n]
         width = self._vector(value, dims)
         for lane in self._pieces(dims, width):
             if width > 1:
                 type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
-                element = vector.LoadOp(type_, tile, place.slot(dims, lane)).result
-                vector.StoreOp(element, value, place.coordinates(dims, lane))
+                element = vector.LoadOp(type_, tile, position.slot(dims, lane)).result
+                vector.StoreOp(element, value, position.coordinates(dims, lane))
             else:
-                element = memref.LoadOp(tile, place.slot(dims)).result
-                memref.StoreOp(element, value, place.coordinates(dims))
+                element = memref.LoadOp(tile, position.slot(dims)).result
+                memref.StoreOp(element, value, position.coordinates(dims))
 
     def _store(self, n: int) -> None:
         """This thread's part of a result into global memory; where threads hold the same, the first stores it."""
-        value, dims = self.operands[n], self.places[n]
+        value, dims = self.operands[n], self.operand_dims[n]
         width = self._vector(value, dims)
-        owner = None if self._read_again(n) else self.threads.first([d for d in self.layout.order if d not in dims])
-        if self._is_shifted(dims):
+        owner = None if self._is_reread(n) else self.threads.first([d for d in self.layout.order if d not in dims])
+        if self._is_unaligned(dims):
             return unaligned.store(self, n, owner)
-        with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1, owner=owner) as place:
-            self._store_at(n, place)
+        with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1, owner=owner) as position:
+            self._store_at(n, position)
 
     def out_tile(self, n: int) -> ir.Value:
         if space_of(self.operands[n]) == "private":
-            return self.kernel.tile(self.operands[n], self.places[n])
+            return self.kernel.tile(self.operands[n], self.operand_dims[n])
         element = ir.MemRefType(self.operands[n].type).element_type
-        return self.kernel.private(self.places[n], element, layout=self.layout)
+        return self.kernel.private(self.operand_dims[n], element, layout=self.layout)
 
     def _vector(self, value: ir.Value, dims: tuple[int, ...]) -> int:
         """Elements that one access may move: up to 16 bytes side by side, every one of them inside and aligned."""
@@ -300,8 +315,8 @@ class GenericMapper:
         if is_local(value) and not self._is_buffer(value) and transpose.mark_of(root(value)) is None:
             return 1
         whole = ir.MemRefType(root(value).type).shape[-1]
-        if self._is_shifted(dims) and root(value) not in self.kernel.placed:
-            return self.access(value) if self.kernel.shifts.follows(value, dims) else 1
+        if self._is_unaligned(dims) and root(value) not in self.kernel.vector_buffers:
+            return self.access(value) if self.kernel.alignment.follows(value, dims) else 1
         return self.access(value) if whole % self.layout.vectors[lane_dim] == 0 else 1
 
     def access(self, value: ir.Value) -> int:
@@ -309,9 +324,9 @@ class GenericMapper:
         size = max(8, ir.MemRefType(value.type).element_type.width)
         return min(self.layout.vectors[self.layout.lane_dim], 128 // size)
 
-    def _is_shifted(self, dims: tuple[int, ...]) -> bool:
+    def _is_unaligned(self, dims: tuple[int, ...]) -> bool:
         """Whether an operand's rows begin anywhere in a vector."""
-        return self.threads.shift is not None and self.layout.lane_dim in dims
+        return self.threads.misalignment is not None and self.layout.lane_dim in dims
 
     def _is_buffer(self, value: ir.Value) -> bool:
         """Whether it is memory that asynchronous copies fill."""
@@ -330,59 +345,65 @@ class GenericMapper:
         if free:
             self.kernel.filled |= {root(v) for v in self.operands[self.count :]}
         for part in self.threads.parts(self.dims, *((TOUCHED,) if free else (WHOLE, EDGE))):
-            with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True, apart=size, part=part) as place:
+            with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True, apart=size, part=part) as position:
                 shared: dict[ir.Value, ir.Value] = {}
                 for number in range(size):
-                    self.compute(place.beside(number), far, number, shared)
+                    self.compute(position.offset_lane(number), far, number, shared)
 
     def _is_free(self) -> bool:
         """Whether the elements beside an unaligned row may be computed, too, since their results are not used."""
-        if not self._is_shifted(self.dims) or self.states:
+        if not self._is_unaligned(self.dims) or self.states:
             return False
-        inputs = [(v, p) for v, p, live in zip(self.operands[: self.count], self.places, self.live) if live]
-        lacking = {v for v, p in inputs if self._is_shifted(p) and (is_local(v) or root(v) in self.kernel.written)}
+        inputs = [(v, p) for v, p, live in zip(self.operands[: self.count], self.operand_dims, self.live) if live]
+        lacking = {v for v, p in inputs if self._is_unaligned(p) and (is_local(v) or root(v) in self.kernel.written)}
         known = all(root(v) in self.kernel.filled for v in lacking)
         return known and not any(
             o.operation.name in ("memref.load", "cf.assert", "scf.if") for o in self.block.operations
         )
 
     def compute(
-        self, place: Place, far: ir.Value | None = None, number: int = 0, shared: dict[ir.Value, ir.Value] | None = None
+        self,
+        position: Position,
+        far: ir.Value | None = None,
+        number: int = 0,
+        shared: dict[ir.Value, ir.Value] | None = None,
     ) -> None:
         """One element; in a loop over groups of them that with this number, which finds in `shared` what the first left."""
         together = NONE if shared is None else self.together
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.block.arguments):
             if self.live[n]:
-                mapping[argument] = self.element(n, place)
+                mapping[argument] = self.element(n, position)
         for inner in self.block.operations:
             if inner.operation.name == "linalg.index":
-                mapping[inner.results[0]] = place.coordinate(self.dims[ir.IntegerAttr(inner.attributes["dim"]).value])
+                mapping[inner.results[0]] = position.coordinate(
+                    self.dims[ir.IntegerAttr(inner.attributes["dim"]).value]
+                )
         for inner in self.block.operations:
             if inner.operation in self.gathered:
                 tile = self.gathered[inner.operation]
-                mapping[inner.results[0]] = memref.LoadOp(tile, place.slot(self.dims)).result
-            elif any(step(self, a, inner.operation, place, mapping) for a in self.ascending.values()):
+                mapping[inner.results[0]] = memref.LoadOp(tile, position.slot(self.dims)).result
+            elif any(step(self, a, inner.operation, position, mapping) for a in self.ascending.values()):
                 pass
             elif inner.operation.name not in ("linalg.index", "linalg.yield"):
                 copy = together.clone(inner.operation, number, mapping, {} if shared is None else shared)
                 if copy is not None and far is not None and is_trigonometric(copy):
-                    mark_quick(copy, far)
+                    mark_approximate(copy, far)
         for n, value in enumerate(list(self.block.operations)[-1].operands, self.count):
-            self.put(n, place, mapping.get(value, value))
+            self.put(n, position, mapping.get(value, value))
 
-    def put(self, n: int, place: Place, value: ir.Value) -> None:
+    def put(self, n: int, position: Position, value: ir.Value) -> None:
         if n in self.tiles:
-            memref.StoreOp(value, self.tiles[n], self._slot(n, place))
+            memref.StoreOp(value, self.tiles[n], self._slot(n, position))
         else:
-            memref.StoreOp(value, self.operands[n], place.coordinates(self.places[n]))
+            memref.StoreOp(value, self.operands[n], position.coordinates(self.operand_dims[n]))
 
-    def _slot(self, n: int, place: Place) -> list[ir.Value]:
+    def _slot(self, n: int, position: Position) -> list[ir.Value]:
         """The position of an element in a tile. In a tile of the whole block the steps of earlier chunks come first."""
-        kept = space_of(self.operands[n]) == "private" and self.layout is not self.kernel.layout
-        return place.slot(self.places[n], chunk=self.chunk if kept else {})
+        whole = space_of(self.operands[n]) == "private" and self.layout is not self.kernel.layout
+        return position.slot(self.operand_dims[n], chunk=self.chunk if whole else {})
 
-    def element(self, n: int, place: Place) -> ir.Value:
+    def element(self, n: int, position: Position) -> ir.Value:
         if n in self.tiles:
-            return memref.LoadOp(self.tiles[n], self._slot(n, place)).result
-        return memref.LoadOp(self.operands[n], place.coordinates(self.places[n])).result
+            return memref.LoadOp(self.tiles[n], self._slot(n, position)).result
+        return memref.LoadOp(self.operands[n], position.coordinates(self.operand_dims[n])).result

@@ -23,13 +23,13 @@ from math import prod
 from tilec.analysis.layout import Layout
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, gpu, ir, memref, nvgpu, nvvm, scf
-from tilec.passes.cuda.memory_spaces import is_local, places_of, root, sizes_of
+from tilec.passes.cuda.memory_spaces import is_local, operand_dims, root, sizes_of
 from tilec.passes.cuda.ring import CopyRing
-from tilec.passes.cuda.threaded.unaligned import Shifts, ends_before, flat, flat_place, load_rest, uncut
+from tilec.passes.cuda.threaded.unaligned import RowAlignment, ends_before, flat, flat_index, load_rest, uncut
 from tilec.passes.loops import INNER, TOUCHED, delinearise, loop, sum_of
 
 NARROWEST, WIDEST = 32, 128  # bits that an asynchronous copy takes at once
-STAGES, RESTS, BESIDE = "tilec.stages", "tilec.rests", "tilec.beside"
+STAGES, RESTS, REGISTER_CHUNKS = "tilec.stages", "tilec.rests", "tilec.register_chunks"
 """Option `keep`: what several operations read of a row waits for them in SRAM, copied as rows that arrive early."""
 
 
@@ -38,7 +38,7 @@ STAGES, RESTS, BESIDE = "tilec.stages", "tilec.rests", "tilec.beside"
 
 def stage_rows(function: ir.Operation, layout: Layout, grid: list[int], stages: int, make_tile, make_copy) -> None:
     """Sends the inputs that lie along the rows through SRAM; those of one tile on into registers."""
-    forall = next((o.operation for o in mlir.walk(function) if o.name == "scf.forall"), None)
+    forall = next((o.operation for o in mlir.traverse(function) if o.name == "scf.forall"), None)
     if forall is None:
         return
     body = forall.regions[0].blocks[0]
@@ -61,26 +61,26 @@ def stage_rows(function: ir.Operation, layout: Layout, grid: list[int], stages: 
                 tile = make_tile(value, dims, layout)
                 make_copy(buffer, tile, dims, None).operation.attributes[RESTS] = ir.UnitAttr.get()
         for op in generics:
-            for n, (operand, places) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
-                if operand == value and places == dims:
+            for n, (operand, read_dims) in enumerate(zip(mlir.inputs_of(op), operand_dims(op))):
+                if operand == value and read_dims == dims:
                     op.operands[n] = tile
 
 
-def hold_rows(function: ir.Operation, layout: Layout, beside: int, make_tile, make_copy) -> None:
+def hold_rows(function: ir.Operation, layout: Layout, register_chunks: int, make_tile, make_copy) -> None:
     """Keeps the inputs along the rows that several operations read in SRAM: each is copied once, before its first reader. The
-    last `beside` chunks of them go to registers instead."""
-    generics = [op for op in mlir.walk(function) if mlir.is_generic(op)]
+    last `register_chunks` chunks of them go to registers instead."""
+    generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
     for value, dims in row_inputs(generics, layout):
-        readers = [op for op in generics if (value, dims) in zip(mlir.inputs_of(op), places_of(op))]
+        readers = [op for op in generics if (value, dims) in zip(mlir.inputs_of(op), operand_dims(op))]
         if len(readers) < 2:
             continue
         with ir.InsertionPoint(readers[0]), readers[0].location:
             buffer = make_tile(value, dims, layout)
             copy = make_copy(value, buffer, dims, None).operation
-            copy.attributes[STAGES], copy.attributes[BESIDE] = mlir.integer(0), mlir.integer(beside)
+            copy.attributes[STAGES], copy.attributes[REGISTER_CHUNKS] = mlir.integer(0), mlir.integer(register_chunks)
         for op in readers:
-            for n, (operand, places) in enumerate(zip(mlir.inputs_of(op), places_of(op))):
-                if operand == value and places == dims:
+            for n, (operand, read_dims) in enumerate(zip(mlir.inputs_of(op), operand_dims(op))):
+                if operand == value and read_dims == dims:
                     op.operands[n] = buffer
 
 
@@ -88,13 +88,13 @@ def row_inputs(generics: list[ir.Operation], layout: Layout) -> list[tuple[ir.Va
     """The inputs in global memory whose part of a tile is contiguous along the fastest threads, and that no earlier
     operation of the block writes. For unaligned rows, inputs that begin at other places in a vector are excluded, since
     the threads that copy their elements would not be those that read them."""
-    shifts = Shifts(generics, layout) if layout.shifted else None
+    alignment = RowAlignment(generics, layout) if layout.unaligned else None
     made = {root(value) for op in generics for value in mlir.outputs_of(op)}
     found: list[tuple[ir.Value, list[int]]] = []
     for op in generics:
-        for value, dims in zip(mlir.inputs_of(op), places_of(op)):
+        for value, dims in zip(mlir.inputs_of(op), operand_dims(op)):
             known = any(v == value and d == dims for v, d in found)
-            along = _side_by_side(value, dims, layout) and (shifts is None or shifts.follows(value, dims))
+            along = _side_by_side(value, dims, layout) and (alignment is None or alignment.follows(value, dims))
             if along and not known and root(value) not in made:
                 found.append((value, dims))
     return found
@@ -120,13 +120,13 @@ def _slice_within(value: ir.Value, body: ir.Block) -> list[ir.Operation]:
 
 
 class Pipeline:
-    """The loop over a block's tiles: `resident` blocks, or clusters, are at work and take tile after tile."""
+    """The loop over a block's tiles: `persistent_blocks` blocks, or clusters, are at work and take tile after tile."""
 
-    def __init__(self, kernel, forall: ir.Operation, resident: int) -> None:
+    def __init__(self, kernel, forall: ir.Operation, persistent_blocks: int) -> None:
         self.kernel = kernel
         self.counts = list(ir.DenseI64ArrayAttr(forall.attributes["staticUpperBound"]))
         self.total = prod(self.counts)
-        self.most = min(resident, self.total)
+        self.most = min(persistent_blocks, self.total)
         self.body, self.names = forall.regions[0].blocks[0], locations.variables(forall)
         self.ops = [o.operation for o in self.body.operations if o.operation.name != "scf.forall.in_parallel"]
         self.copies = [op for op in self.ops if STAGES in op.attributes]
@@ -142,21 +142,21 @@ class Pipeline:
         number, self.step = first(gpu.Dimension.x).result, count(gpu.Dimension.x).result
         for copy in self.copies:
             shape = ir.MemRefType(self._alloc(copy).type)
-            turns = [self.ring.stages] if self._streams(copy) and self.ring.stages > 1 else []
-            type_ = ir.MemRefType.get([*turns, *shape.shape], shape.element_type, None, shape.memory_space)
+            leading = [self.ring.stages] if self._is_prefetched(copy) and self.ring.stages > 1 else []
+            type_ = ir.MemRefType.get([*leading, *shape.shape], shape.element_type, None, shape.memory_space)
             self.buffers[copy] = memref.AllocOp(type_, [], []).result
             if tensor := self.kernel.name_of(copy.operands[0]):
                 locations.named(self.buffers[copy], f"{tensor}_rows")
             self.kernel.buffers.append(self.buffers[copy])
-            if self.kernel.shifts:
-                self.kernel.placed.add(self.buffers[copy])
+            if self.kernel.alignment:
+                self.kernel.vector_buffers.add(self.buffers[copy])
         zero = mlir.index(0)
         for copy in self.copies:
-            if not self._streams(copy):
+            if not self._is_prefetched(copy):
                 self._start(copy, {}, zero)
         for stage in range(self.ring.stages):
-            self._start_streams(self._later(number, stage), mlir.index(stage))
-        self.kernel.meet()
+            self._start_prefetches(self._tile_ahead(number, stage), mlir.index(stage))
+        self.kernel.wait_for_cluster()
         loop = scf.ForOp(number, mlir.index(self.total), self.step, [zero, zero])
         locations.named(loop, _only(self.counts, self.names) or "tile", "parity", "stage")
         with ir.InsertionPoint(loop.body):
@@ -165,30 +165,30 @@ class Pipeline:
 
     def _round(self, loop: scf.ForOp) -> None:
         """One tile: wait, take it into registers, start the copy of a later one, and the work."""
-        tile, (turn, stage) = loop.induction_variable, loop.inner_iter_args
-        self.kernel.turn = turn
+        tile, (phase, stage) = loop.induction_variable, loop.inner_iter_args
+        self.kernel.phase = phase
         mapping = self._mapping(tile, stage)
         rests = [op for op in self.ops if RESTS in op.attributes]
-        streamed = [self._alloc(copy) for copy in self.copies if self._streams(copy)]
+        prefetched = [self._alloc(copy) for copy in self.copies if self._is_prefetched(copy)]
         for op in self.ops:
             if op.results and op.results[0] in mapping:
                 continue
             if op in self.copies:
-                if self.kernel.shifts and self.kernel.threads.shift is None:
-                    shift = self._shift(mapping.get(op.operands[0], op.operands[0]), op)
-                    self.kernel.threads.shift = shift
+                if self.kernel.alignment and self.kernel.threads.misalignment is None:
+                    misalignment = self._misalignment(mapping.get(op.operands[0], op.operands[0]), op)
+                    self.kernel.threads.misalignment = misalignment
                 if op == self.copies[-1]:
                     self.ring.wait(self.ring.stages - 1)
                 continue
             made = mlir.clone_op(op, mapping)
-            if op.name == "memref.subview" and self.ring.stages > 1 and op.operands[0] in streamed:
+            if op.name == "memref.subview" and self.ring.stages > 1 and op.operands[0] in prefetched:
                 _moved(made.results[0])
             if rests and op == rests[-1]:
                 gpu.BarrierOp()  # workgroup memory of the last tile's reductions is free, too
-                self._start_streams(self._later(tile, self.ring.stages), stage)
-        scf.YieldOp([arith.xori(turn, mlir.index(1)), self.ring.next(stage)])
+                self._start_prefetches(self._tile_ahead(tile, self.ring.stages), stage)
+        scf.YieldOp([arith.xori(phase, mlir.index(1)), self.ring.next(stage)])
 
-    def _later(self, tile: ir.Value, rounds: int) -> ir.Value:
+    def _tile_ahead(self, tile: ir.Value, rounds: int) -> ir.Value:
         """The number of the tile that this block takes some rounds later."""
         return sum_of([(tile, 1), *([(self.step, rounds)] if rounds else [])])
 
@@ -197,13 +197,13 @@ class Pipeline:
         mapping = dict(zip(self.body.arguments, delinearise(tile, self.counts, self.names)))
         return mapping | {self._alloc(copy): self._buffer(copy, stage) for copy in self.copies}
 
-    def _start_streams(self, tile: ir.Value, stage: ir.Value) -> None:
+    def _start_prefetches(self, tile: ir.Value, stage: ir.Value) -> None:
         """Starts the copies of a tile, if there is one of this number; they end together."""
 
         def copy_all() -> None:
             numbers = dict(zip(self.body.arguments, delinearise(tile, self.counts)))
             for copy in self.copies:
-                if self._streams(copy):
+                if self._is_prefetched(copy):
                     self._start(copy, numbers, stage)
 
         self.ring.start(tile, copy_all)
@@ -214,15 +214,15 @@ class Pipeline:
         for op in _slice_within(copy.operands[0], self.body):
             mlir.clone_op(op, mapping)
         source, target = mapping.get(copy.operands[0], copy.operands[0]), self._buffer(copy, stage)
-        _copy_beside(self.kernel, source, target, tuple(mlir.get_integers(copy, "tilec.dims")))
+        _copy_async(self.kernel, source, target, tuple(mlir.get_integers(copy, "tilec.dims")))
 
-    def _shift(self, source: ir.Value, copy: ir.Operation) -> ir.Value:
-        return self.kernel.shifts.of(source, mlir.get_integers(copy, "tilec.dims"), self.kernel.threads)
+    def _misalignment(self, source: ir.Value, copy: ir.Operation) -> ir.Value:
+        return self.kernel.alignment.of(source, mlir.get_integers(copy, "tilec.dims"), self.kernel.threads)
 
     def _buffer(self, copy: ir.Operation, stage: ir.Value) -> ir.Value:
         """The memory that a copy goes to."""
         buffer = self.buffers[copy]
-        if not self._streams(copy) or self.ring.stages == 1:
+        if not self._is_prefetched(copy) or self.ring.stages == 1:
             return buffer
         whole = ir.MemRefType(buffer.type)
         strides, _ = whole.get_strides_and_offset()
@@ -234,7 +234,7 @@ class Pipeline:
     def _alloc(self, copy: ir.Operation) -> ir.Value:
         return root(copy.operands[1])
 
-    def _streams(self, copy: ir.Operation) -> bool:
+    def _is_prefetched(self, copy: ir.Operation) -> bool:
         return mlir.get_integer(copy, STAGES) > 0
 
 
@@ -248,23 +248,23 @@ def copy_rows(kernel, copy: ir.Operation, fetch) -> None:
     """A copy of `hold_rows`: what this thread will read of it has arrived when it goes on. `fetch` loads a chunk into registers."""
     buffer = root(copy.operands[1])
     kernel.buffers.append(buffer)
-    if kernel.shifts:
-        kernel.placed.add(buffer)
+    if kernel.alignment:
+        kernel.vector_buffers.add(buffer)
     dims, layout = tuple(mlir.get_integers(copy, "tilec.dims")), kernel.layout
     chunks = layout.chunks(dims[-1])
-    inside = chunks - mlir.get_integer(copy, BESIDE)
+    inside = chunks - mlir.get_integer(copy, REGISTER_CHUNKS)
     with loop(inside, name=kernel.threads.name(dims[-1], "chunk")) as chunk:
-        _copy_beside(kernel, copy.operands[0], copy.operands[1], dims, {dims[-1]: chunk})
+        _copy_async(kernel, copy.operands[0], copy.operands[1], dims, {dims[-1]: chunk})
     nvvm.CpAsyncCommitGroupOp()
     if inside < chunks:
-        kernel.beside[buffer] = {n: fetch({dims[-1]: mlir.index(n)}) for n in range(inside, chunks)}
+        kernel.register_chunks[buffer] = {n: fetch({dims[-1]: mlir.index(n)}) for n in range(inside, chunks)}
         whole = ir.MemRefType(buffer.type)
         shape = [*whole.shape[:-1], inside * layout.chunk(dims[-1])]
         buffer.set_type(ir.MemRefType.get(shape, whole.element_type, None, whole.memory_space))
     nvvm.CpAsyncWaitGroupOp(0)
 
 
-def _copy_beside(
+def _copy_async(
     kernel, source: ir.Value, target: ir.Value, dims: tuple[int, ...], chunk: dict[int, ir.Value] | None = None
 ) -> None:
     """Starts the copies of this thread's elements from global memory to SRAM."""
@@ -273,22 +273,27 @@ def _copy_beside(
     bits = ir.MemRefType(source.type).element_type.width
     width = min(layout.vectors[dims[-1]], WIDEST // bits)
     plain = bits < 8 or width * bits < NARROWEST  # no asynchronous copy takes so little
-    if kernel.shifts:
-        before, threads.shift = threads.shift, None
-        threads.shift, threads.least = kernel.shifts.of(source, dims, threads), kernel.shifts.least(kernel.spread)
-        _copy_shifted(kernel, source, target, dims, sizes, chunk or {}, width)
-        threads.shift = before
+    if kernel.alignment:
+        before, threads.misalignment = threads.misalignment, None
+        threads.misalignment, threads.least = (
+            kernel.alignment.of(source, dims, threads),
+            kernel.alignment.least(kernel.spread),
+        )
+        _copy_unaligned(kernel, source, target, dims, sizes, chunk or {}, width)
+        threads.misalignment = before
         return
-    with threads.slots(dims, chunk or {}, sizes, lanes=False) as place:
+    with threads.slots(dims, chunk or {}, sizes, lanes=False) as position:
         for lane in range(0, layout.vectors[dims[-1]], 1 if plain else width):
-            at = place.coordinates(dims, lane)
+            at = position.coordinates(dims, lane)
             if plain:
                 memref.StoreOp(memref.LoadOp(source, at).result, target, at)
             else:
                 nvgpu.DeviceAsyncCopyOp(target, at, source, at, width, bypassL1=width * bits == WIDEST)
 
 
-def _copy_shifted(kernel, source: ir.Value, target: ir.Value, dims: tuple[int, ...], sizes, chunk, width: int) -> None:
+def _copy_unaligned(
+    kernel, source: ir.Value, target: ir.Value, dims: tuple[int, ...], sizes, chunk, width: int
+) -> None:
     """The vectors of rows that begin anywhere in one, as they are in memory, as far as that goes."""
     threads, vectors, memory, target = kernel.threads, kernel.layout.vectors[dims[-1]], flat(source), uncut(target)
     (total,), bits = ir.MemRefType(memory.type).shape, ir.MemRefType(memory.type).element_type.width
@@ -296,16 +301,16 @@ def _copy_shifted(kernel, source: ir.Value, target: ir.Value, dims: tuple[int, .
         cut = total % vectors > 0 and part.kind != INNER  # the memory may end within the vector
         for inside in (True, False) if cut else (True,):
             where = partial(ends_before, source, dims, lane, total - width, inside) if cut else None
-            with threads.slots(dims, chunk, sizes, lanes=False, part=part, where=where) as place:
-                at = flat_place(source, dims, place, lane)
-                to = [*place.coordinates(dims[:-1]), sum_of([(place.bases[dims[-1]], 1)], lane)]
+            with threads.slots(dims, chunk, sizes, lanes=False, part=part, where=where) as position:
+                at = flat_index(source, dims, position, lane)
+                to = [*position.coordinates(dims[:-1]), sum_of([(position.bases[dims[-1]], 1)], lane)]
                 if inside:
                     nvgpu.DeviceAsyncCopyOp(target, to, memory, [at], width, bypassL1=width * bits == WIDEST)
                 else:
-                    load_rest(memory, at, width, target, partial(_beside, to), narrow=True)
+                    load_rest(memory, at, width, target, partial(_advanced, to), narrow=True)
 
 
-def _beside(subscripts: list[ir.Value], n: int) -> list[ir.Value]:
+def _advanced(subscripts: list[ir.Value], n: int) -> list[ir.Value]:
     return [*subscripts[:-1], sum_of([(subscripts[-1], 1)], n)]
 
 

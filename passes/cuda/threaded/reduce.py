@@ -43,14 +43,14 @@ def _split(stride: int, threads: int) -> tuple[list[int], int]:
 
 def _slots(generic: Any, group: list[int]) -> Any:
     """The loop over the slots of a group's states; they have one shape."""
-    dims = generic.places[group[0]]
+    dims = generic.operand_dims[group[0]]
     return generic.threads.slots(dims, {}, None, lanes=True)
 
 
 def _shuffle(generic: Any, combiner: Combiner, group: list[int], masks: list[int]) -> None:
-    dims = generic.places[group[0]]
-    with _slots(generic, group) as place:
-        at = place.slot(dims)
+    dims = generic.operand_dims[group[0]]
+    with _slots(generic, group) as position:
+        at = position.slot(dims)
         values = [memref.LoadOp(generic.tiles[n], at).result for n in group]
         for value, n in zip(butterfly(combiner, group, values, masks), group):
             memref.StoreOp(value, generic.tiles[n], at)
@@ -90,9 +90,9 @@ def _from_lane(value: ir.Value, mask: ir.Value) -> ir.Value:
 
 def _exchange(generic: Any, combiner: Combiner, group: list[int], d: int, warps: int) -> None:
     """Across warps: all write, wait, and combine what the warps of the reduction wrote."""
-    dims = generic.places[group[0]]
+    dims = generic.operand_dims[group[0]]
     by_lanes = generic.layout.stride(d) == 1 and warps <= WARP
-    read = _read_by_lanes if by_lanes else _read_in_turn
+    read = _read_by_lanes if by_lanes else _read_serially
     shift = WARP.bit_length() - 1 if by_lanes else 0  # one state a warp, or one a thread
     number, block = generic.threads.number, generic.layout.block
     mine = arith.shrui(number, mlir.index(shift)) if shift else number
@@ -100,15 +100,15 @@ def _exchange(generic: Any, combiner: Combiner, group: list[int], d: int, warps:
     buffers = [_buffer(generic.tiles[n], slots, block >> shift, combiner.tensor(n) or "state") for n in group]
     if generic.chunk:  # an earlier round's reading is over
         gpu.BarrierOp()
-    with _slots(generic, group) as place:
-        slot = flat_slot(place, dims)
+    with _slots(generic, group) as position:
+        slot = flat_slot(position, dims)
         for n, buffer in zip(group, buffers):
-            memref.StoreOp(memref.LoadOp(generic.tiles[n], place.slot(dims)).result, buffer, [slot, mine])
+            memref.StoreOp(memref.LoadOp(generic.tiles[n], position.slot(dims)).result, buffer, [slot, mine])
     gpu.BarrierOp()
-    with _slots(generic, group) as place:
-        slot = flat_slot(place, dims)
+    with _slots(generic, group) as position:
+        slot = flat_slot(position, dims)
         for value, n in zip(read(generic, combiner, group, buffers, slot, d, warps), group):
-            memref.StoreOp(value, generic.tiles[n], place.slot(dims))
+            memref.StoreOp(value, generic.tiles[n], position.slot(dims))
 
 
 def _read_by_lanes(
@@ -124,7 +124,7 @@ def _read_by_lanes(
     return butterfly(combiner, group, values, [1 << n for n in range(warps.bit_length() - 1)])
 
 
-def _read_in_turn(
+def _read_serially(
     generic: Any, combiner: Combiner, group: list[int], buffers: Any, slot: Any, d: int, warps: int
 ) -> list[ir.Value]:
     """A warp works on several reductions: each thread goes through the warps one by one."""

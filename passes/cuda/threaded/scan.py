@@ -17,9 +17,9 @@ from tilec.core import mlir
 from tilec.core.hardware import WARP
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.passes.combiner import Combiner
-from tilec.passes.cuda.threaded.look_back import Chain
+from tilec.passes.cuda.threaded.look_back import LookBack
 from tilec.passes.cuda.threaded.vector_gather import evaluate
-from tilec.passes.loops import Place, sum_of, when
+from tilec.passes.loops import Position, sum_of, when
 
 if TYPE_CHECKING:
     from tilec.passes.cuda.threaded.operation import GenericMapper
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def scan(generic: GenericMapper, d: int) -> None:
     """One chunk of a scan along kernel dimension `d`, over which `threads[d]` lanes lie."""
     found = _Scan(generic, d)
-    if generic.layout.threads[d] > WARP or generic.kernel.chained:
+    if generic.layout.threads[d] > WARP or generic.kernel.looks_back:
         found.over_warps()
     else:
         found.within_warps()
@@ -40,33 +40,33 @@ class _Scan:
         (self.state,) = generic.states
         (self.out,) = [n for n in range(generic.count, len(generic.operands)) if n != self.state]
         self.combiner, self.identity = Combiner(generic.op, [self.state]), generic.identity(self.state)
-        self.running = generic.kernel.private(generic.places[self.state], self.identity.type, "%prefix")
+        self.running = generic.kernel.private(generic.operand_dims[self.state], self.identity.type, "%prefix")
         end = list(generic.block.operations)[-1]
         self.scanned, self.made = (end.operands[n - generic.count] for n in (self.state, self.out))
         self.elements = None
         # What is made of an element once it is whole, or what other threads store as well, one of which may have added
         # what lies before already: until it is whole an element has registers of its own.
         if self.made != self.scanned or generic.has_copies(self.out):
-            place = generic.places[self.out]
-            self.elements = generic.kernel.private(place, self.identity.type, "%scanned", generic.layout)
+            dims = generic.operand_dims[self.out]
+            self.elements = generic.kernel.private(dims, self.identity.type, "%scanned", generic.layout)
         self.so_far = generic.block.arguments[self.state]
         self.preceding = None
         if mlir.depends(generic.block, self.made, self.so_far, {self.scanned}):  # `(s + 7) - 5` has become `s + 2`
-            place = generic.places[self.out]
-            self.preceding = generic.kernel.private(place, self.identity.type, "%preceding", generic.layout)
+            dims = generic.operand_dims[self.out]
+            self.preceding = generic.kernel.private(dims, self.identity.type, "%preceding", generic.layout)
 
     def combine(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.combiner.combine([self.state], [a], [b])[0]
 
     def within_warps(self) -> None:
         generic, carry = self.generic, self.generic.tiles[self.state]
-        with generic.threads.slots(generic.dims, generic.chunk, None, lanes=False) as place:
-            at = place.slot(generic.places[self.state])
-            self._own(place, at)
+        with generic.threads.slots(generic.dims, generic.chunk, None, lanes=False) as position:
+            at = position.slot(generic.operand_dims[self.state])
+            self._own(position, at)
             before, total = self._across(memref.LoadOp(self.running, at).result)
             carried = memref.LoadOp(carry, at).result
             memref.StoreOp(self.combine(carried, before), self.running, at)
-            with generic.threads.lanes(place, generic.sizes) as inner:
+            with generic.threads.lanes(position, generic.sizes) as inner:
                 self._add(inner, memref.LoadOp(self.running, at).result)
             memref.StoreOp(self.combine(carried, total), carry, at)
 
@@ -75,34 +75,34 @@ class _Scan:
         generic, d, carry = self.generic, self.d, self.generic.tiles[self.state]
         layout, kernel = generic.layout, generic.kernel
         steps, warps = layout.steps[d], layout.threads[d] // WARP
-        at = [mlir.index(0)] * len(generic.places[self.state])
+        at = [mlir.index(0)] * len(generic.operand_dims[self.state])
         totals = _workgroup(steps * warps, self.identity.type)
         before = kernel.registers(steps, self.identity.type, "%before")
         warp = arith.shrui(generic.threads.number, mlir.index(WARP.bit_length() - 1))
         lane = arith.andi(generic.threads.number, mlir.index(WARP - 1))
         if generic.chunk:  # an earlier chunk's reading is over
             gpu.BarrierOp()
-        with generic.threads.slots(generic.dims, generic.chunk, None, lanes=False) as place:
-            self._own(place, at)
+        with generic.threads.slots(generic.dims, generic.chunk, None, lanes=False) as position:
+            self._own(position, at)
             previous, total = self._across(memref.LoadOp(self.running, at).result)
-            memref.StoreOp(previous, before, [place.steps[d]])
+            memref.StoreOp(previous, before, [position.steps[d]])
             with when(arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))):
-                memref.StoreOp(total, totals, [sum_of([(place.steps[d], warps), (warp, 1)])])
+                memref.StoreOp(total, totals, [sum_of([(position.steps[d], warps), (warp, 1)])])
         gpu.BarrierOp()
         offsets, whole = self._scan_totals(totals, steps * warps, lane)
         carried = memref.LoadOp(carry, at).result
-        if kernel.chained:
+        if kernel.looks_back:
             carried = self.combine(carried, self._before_block(warp, lane, whole))
-        with generic.threads.slots(generic.dims, generic.chunk, None, lanes=False) as place:
-            source = sum_of([(place.steps[d], warps), (warp, 1)])
+        with generic.threads.slots(generic.dims, generic.chunk, None, lanes=False) as position:
+            source = sum_of([(position.steps[d], warps), (warp, 1)])
             offset = _shuffle(offsets, arith.index_cast(_i32(), source), gpu.ShuffleMode.IDX)
-            mine = self.combine(offset, memref.LoadOp(before, [place.steps[d]]).result)
+            mine = self.combine(offset, memref.LoadOp(before, [position.steps[d]]).result)
             memref.StoreOp(self.combine(carried, mine), self.running, at)
-            with generic.threads.lanes(place, generic.sizes) as inner:
+            with generic.threads.lanes(position, generic.sizes) as inner:
                 self._add(inner, memref.LoadOp(self.running, at).result)
         memref.StoreOp(self.combine(carried, whole), carry, at)
 
-    def _own(self, place: Place, at: list[ir.Value]) -> None:
+    def _own(self, position: Position, at: list[ir.Value]) -> None:
         """A thread's scan of its own elements of a step; their total is left in `running`."""
         generic = self.generic
         tiles = dict(generic.tiles)
@@ -111,27 +111,27 @@ class _Scan:
         # no part of an element goes to workgroup memory
         if self.elements is not None and self.out not in generic.tiles:
             generic.tiles[self.out] = self.elements if self.made == self.scanned else generic.out_tile(self.out)
-        with generic.threads.lanes(place, generic.sizes) as inner:
+        with generic.threads.lanes(position, generic.sizes) as inner:
             if self.preceding is not None:
                 so_far = memref.LoadOp(self.running, at).result
-                memref.StoreOp(so_far, self.preceding, inner.slot(generic.places[self.out]))
+                memref.StoreOp(so_far, self.preceding, inner.slot(generic.operand_dims[self.out]))
             generic.compute(inner)
             if self.made != self.scanned:
                 so_far = memref.LoadOp(self.running, at).result
-                memref.StoreOp(so_far, self.elements, inner.slot(generic.places[self.out]))
+                memref.StoreOp(so_far, self.elements, inner.slot(generic.operand_dims[self.out]))
         generic.tiles = tiles
 
-    def _add(self, place: Place, offset: ir.Value) -> None:
+    def _add(self, position: Position, offset: ir.Value) -> None:
         """What lies before a thread's elements, to one of them."""
         generic = self.generic
         if self.elements is None:
-            generic.put(self.out, place, self.combine(offset, generic.element(self.out, place)))
+            generic.put(self.out, position, self.combine(offset, generic.element(self.out, position)))
             return
-        slot = place.slot(generic.places[self.out])
+        slot = position.slot(generic.operand_dims[self.out])
         known = {self.scanned: self.combine(offset, memref.LoadOp(self.elements, slot).result)}
         if self.preceding is not None:
             known[self.so_far] = self.combine(offset, memref.LoadOp(self.preceding, slot).result)
-        generic.put(self.out, place, evaluate(generic, self.made, place, 0, known))
+        generic.put(self.out, position, evaluate(generic, self.made, position, 0, known))
 
     def _scan_totals(self, totals: ir.Value, count: int, lane: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Every warp scans the totals, a lane each: what lies before a lane's own, and the sum of all."""
@@ -144,8 +144,8 @@ class _Scan:
         """The total of the blocks before, for which the first warp asks."""
         found = _workgroup(1, self.identity.type)
         with when(arith.cmpi(arith.CmpIPredicate.eq, warp, mlir.index(0))):
-            chain = Chain(self.generic.kernel, lane)
-            total = chain.before(self.combiner, [self.state], whole, self.identity)
+            look_back = LookBack(self.generic.kernel, lane)
+            total = look_back.before(self.combiner, [self.state], whole, self.identity)
             with when(arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))):
                 memref.StoreOp(total, found, [mlir.index(0)])
         gpu.BarrierOp()
@@ -155,23 +155,23 @@ class _Scan:
         """What the threads of the warp before this one have, and what all have together."""
         layout, threads, d = self.generic.layout, self.generic.threads, self.d
         stride, count = layout.stride(d), min(WARP, layout.threads[d])
-        place = threads.place[d]
+        index = threads.thread_index[d]
         lane = arith.andi(threads.number, mlir.index(WARP - 1))
         last = arith.ori(lane, mlir.index((count - 1) * stride))
-        return self._prefixes(mine, lane if layout.threads[d] > WARP else place, stride, count, last)
+        return self._prefixes(mine, lane if layout.threads[d] > WARP else index, stride, count, last)
 
     def _prefixes(
-        self, mine: ir.Value, place: ir.Value, stride: int, count: int, last: ir.Value | int
+        self, mine: ir.Value, index: ir.Value, stride: int, count: int, last: ir.Value | int
     ) -> tuple[ir.Value, ir.Value]:
-        """Among `count` lanes that lie `stride` apart, of which this is number `place`: what those before have, and what all
+        """Among `count` lanes that lie `stride` apart, of which this is number `index`: what those before have, and what all
         have, which lane `last` knows in the end."""
         inclusive = mine
         for n in range(count.bit_length() - 1):
             other = _shuffle(inclusive, mlir.constant(stride << n, _i32()), gpu.ShuffleMode.UP)
-            reached = arith.cmpi(arith.CmpIPredicate.sge, place, mlir.index(1 << n))
+            reached = arith.cmpi(arith.CmpIPredicate.sge, index, mlir.index(1 << n))
             inclusive = arith.select(reached, self.combine(other, inclusive), inclusive)
         previous = _shuffle(inclusive, mlir.constant(stride, _i32()), gpu.ShuffleMode.UP)
-        first = arith.cmpi(arith.CmpIPredicate.eq, place, mlir.index(0))
+        first = arith.cmpi(arith.CmpIPredicate.eq, index, mlir.index(0))
         source = mlir.constant(last, _i32()) if isinstance(last, int) else arith.index_cast(_i32(), last)
         total = _shuffle(inclusive, source, gpu.ShuffleMode.IDX)
         return arith.select(first, self.identity, previous), total

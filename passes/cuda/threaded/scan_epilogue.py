@@ -13,28 +13,30 @@ from tilec.core.mlir import ir, linalg
 from tilec.passes.cuda.memory_spaces import is_local
 
 
-def finish_scans(function: ir.Operation) -> None:
-    for op in [o for o in mlir.walk(function) if mlir.is_generic(o) and "tilec.scan" in o.attributes]:
+def fuse_scan_epilogues(function: ir.Operation) -> None:
+    for op in [o for o in mlir.traverse(function) if mlir.is_generic(o) and "tilec.scan" in o.attributes]:
         inputs = len(mlir.inputs_of(op))
         reduced = {d for d, kind in enumerate(mlir.iterators_of(op)) if kind == "reduction"}
         whole = [n for n, m in enumerate(mlir.maps_of(op)) if n >= inputs and reduced <= set(mlir.map_dims(m))]
         users = [u for n in whole for u in mlir.uses(op.operands[n]) if u != op]
         if len(whole) != 1 or len(users) != 1 or not is_local(op.operands[whole[0]]):
             continue
-        if finishes(users[0]) and mlir.get_integers(users[0], "tilec.dims") == mlir.get_integers(op, "tilec.dims"):
-            _finish(op, users[0], whole[0])
+        if is_scan_epilogue(users[0]) and mlir.get_integers(users[0], "tilec.dims") == mlir.get_integers(
+            op, "tilec.dims"
+        ):
+            _fuse(op, users[0], whole[0])
 
 
-def finishes(op: ir.Operation) -> bool:
+def is_scan_epilogue(op: ir.Operation) -> bool:
     """Whether an operation makes one result of one operand, element by element."""
     if not mlir.is_generic(op) or len(op.operands) != 2 or set(mlir.iterators_of(op)) != {"parallel"}:
         return False
     plain = all(mlir.map_dims(m) == list(range(len(mlir.iterators_of(op)))) for m in mlir.maps_of(op))
     effects = ("memref.load", "tensor.extract", "linalg.index", "cf.assert", "scf.if")
-    return plain and not any(o.name in effects for o in mlir.walk(op))
+    return plain and not any(o.name in effects for o in mlir.traverse(op))
 
 
-def _finish(scan: ir.Operation, op: ir.Operation, out: int) -> None:
+def _fuse(scan: ir.Operation, op: ir.Operation, out: int) -> None:
     block, other = mlir.body_of(scan), mlir.body_of(op)
     end = list(block.operations)[-1].operation
     values, position = list(end.operands), out - len(mlir.inputs_of(scan))
@@ -61,4 +63,4 @@ def _finish(scan: ir.Operation, op: ir.Operation, out: int) -> None:
     scan.erase()
 
 
-__all__ = ["finish_scans", "finishes"]
+__all__ = ["fuse_scan_epilogues", "is_scan_epilogue"]

@@ -27,7 +27,7 @@ from tilec.passes.loops import Threads
 if TYPE_CHECKING:
     from tilec.passes.cuda.threaded.operation import GenericMapper
 
-MARK = "tilec.turned"  # of the memory: elements of a vector, and places along its last dimension
+MARK = "tilec.swizzle"  # of the memory: elements of a vector, and its extent along the last dimension
 
 
 def by_vectors(layout: Layout, value: ir.Value, dims: list[int]) -> bool:
@@ -35,13 +35,13 @@ def by_vectors(layout: Layout, value: ir.Value, dims: list[int]) -> bool:
     dimension."""
     lane, d = layout.lane, dims[-1]
     width, side = layout.vectors[lane], layout.extents[lane]
-    steps = side // layout.threads[d]  # of a thread, once it is turned
+    steps = side // layout.threads[d]  # of a thread, once it is transposed
     narrow = ir.MemRefType(value.type).element_type.width < 32
     whole = steps in (2, 4, 8) and steps * layout.threads[d] == side and side & (side - 1) == 0
     return narrow and width > 2 and whole and side % width == 0 == layout.extents[d] % width
 
 
-def turn(op: ir.Operation, n: int, value: ir.Value, dims: list[int], layout: Layout) -> None:
+def stage_transposed(op: ir.Operation, n: int, value: ir.Value, dims: list[int], layout: Layout) -> None:
     """Lets an operation read operand `n` from a tile in workgroup memory that lies along the layout's fastest threads."""
     order = [*(k for k, d in enumerate(dims) if d != layout.lane), dims.index(layout.lane)]
     shaped = ir.ShapedType(value.type)
@@ -58,7 +58,7 @@ def turn(op: ir.Operation, n: int, value: ir.Value, dims: list[int], layout: Lay
     rank = len(dims)
     maps = [mlir.projection(rank, range(rank)), mlir.projection(rank, order)]
     copy, block = mlir.generic([], [value], [tile], maps, ["parallel"] * rank)
-    copy.attributes["tilec.dims"], copy.attributes["tilec.turn"] = mlir.integers(dims), mlir.integer(dims[-1])
+    copy.attributes["tilec.dims"], copy.attributes["tilec.transpose"] = mlir.integers(dims), mlir.integer(dims[-1])
     with ir.InsertionPoint(block):
         linalg.YieldOp([block.arguments[0]])
     own = mlir.maps_of(op)
@@ -69,9 +69,9 @@ def turn(op: ir.Operation, n: int, value: ir.Value, dims: list[int], layout: Lay
 
 def swizzled(subscripts: list[ir.Value], mark: ir.Attribute) -> list[ir.Value]:
     """Where an element of such a tile is."""
-    width, places = ir.DenseI64ArrayAttr(mark)
-    *others, column, place = subscripts
-    return [*others, column, arith.xori(place, arith.andi(column, mlir.index((places - 1) & -width)))]
+    width, extent = ir.DenseI64ArrayAttr(mark)
+    *others, column, index = subscripts
+    return [*others, column, arith.xori(index, arith.andi(column, mlir.index((extent - 1) & -width)))]
 
 
 def mark_of(value: ir.Value) -> ir.Attribute | None:
@@ -82,22 +82,22 @@ def mark_of(value: ir.Value) -> ir.Attribute | None:
 def write(generic: GenericMapper, mark: ir.Attribute) -> None:
     """This thread's squares into the tile; `generic` copies, in a layout whose steps along the tile's last dimension lie side
     by side."""
-    layout, target, places = generic.layout, generic.operands[1], generic.places[1]
-    last, lane = places[-1], layout.lane_dim
+    layout, target, target_dims = generic.layout, generic.operands[1], generic.operand_dims[1]
+    last, lane = target_dims[-1], layout.lane_dim
     count, width = layout.steps[last], layout.vectors[lane]
-    tile = generic._fetch(generic.operands[0], generic.places[0])
+    tile = generic._fetch(generic.operands[0], generic.operand_dims[0])
     element = ir.MemRefType(target.type).element_type
     words = generic.kernel.registers(count, element, "%column")
     type_ = ir.VectorType.get([count], element)
     alone = tuple(1 if d == last else s for d, s in enumerate(layout.steps))
-    with Threads(replace(layout, steps=alone)).slots(generic.dims, {}, generic.sizes, lanes=False) as place:
+    with Threads(replace(layout, steps=alone)).slots(generic.dims, {}, generic.sizes, lanes=False) as position:
         for column in range(width):
             for step in range(count):
-                slot = place.slot(generic.places[0], column)
-                slot[generic.places[0].index(last)] = mlir.index(step)
+                slot = position.slot(generic.operand_dims[0], column)
+                slot[generic.operand_dims[0].index(last)] = mlir.index(step)
                 memref.StoreOp(memref.LoadOp(tile, slot).result, words, [mlir.index(step)])
-            at = swizzled([place.coordinate(d, column if d == lane else 0) for d in places], mark)
+            at = swizzled([position.coordinate(d, column if d == lane else 0) for d in target_dims], mark)
             vector.StoreOp(vector.LoadOp(type_, words, [mlir.index(0)]).result, uncut(target), at)
 
 
-__all__ = ["MARK", "by_vectors", "mark_of", "swizzled", "turn", "write"]
+__all__ = ["MARK", "by_vectors", "mark_of", "stage_transposed", "swizzled", "write"]

@@ -1,6 +1,6 @@
 """sin and cos of float32, for CUDA: the fast path for small arguments, and the full form if an argument was large.
 
-    for j { y[j] = cos(x[j]) }    ->    for j { y[j] = cos_quick(x[j]); far | (|x[j]| > limit) }
+    for j { y[j] = cos(x[j]) }    ->    for j { y[j] = cos_approx(x[j]); far | (|x[j]| > limit) }
                                         if far { for j { y[j] = cos(x[j]) } }
 
 All elements of a thread share one branch, so that their instructions overlap. A branch for each element would separate them.
@@ -16,23 +16,23 @@ from tilec.core.mlir import arith, ir, math, memref
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.loops import when
 
-LIMIT = 2.0**17  # of the quick forms in runtime/cuda/device/trig.py
+LIMIT = 2.0**17  # of the approximate forms in runtime/cuda/device/trig.py
 
 
 def is_trigonometric(op: ir.Operation) -> bool:
     return op.name in ("math.sin", "math.cos") and str(op.results[0].type) == "f32"
 
 
-def may_compute_twice(generic: Any) -> bool:
-    """Whether an operation of a kernel that the plan has compute such functions twice has some, accumulates nothing and
+def has_fast_path(generic: Any) -> bool:
+    """Whether an operation of a kernel whose plan has the fast path computes such functions, accumulates nothing and
     overwrites no operand."""
     inputs = {root(v) for v, live in zip(generic.operands[: generic.count], generic.live) if live}
     written = {root(v) for v in generic.operands[generic.count :]}
     named = any(is_trigonometric(o.operation) for o in generic.block.operations)
-    return named and generic.kernel.twice and not generic.states and not inputs & written
+    return named and generic.kernel.trig_fast_path and not generic.states and not inputs & written
 
 
-def compute_twice(generic: Any) -> None:
+def compute_with_fallback(generic: Any) -> None:
     """Computes one chunk of an operation that `passes/cuda/threaded/operation.py` maps."""
     flag = ir.IntegerType.get_signless(1)
     far = generic.kernel.private((), flag, "%far")
@@ -42,8 +42,8 @@ def compute_twice(generic: Any) -> None:
         generic.compute_all()
 
 
-def mark_quick(op: ir.Operation, far: ir.Value) -> None:
-    """Makes an operation quick, and tells `far` of an argument that it is not right for."""
+def mark_approximate(op: ir.Operation, far: ir.Value) -> None:
+    """Makes an operation approximate, and tells `far` of an argument that it is not right for."""
     op.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<afn>")
     (x,) = op.operands
     if max(map(abs, range_of(x))) > LIMIT:

@@ -2,9 +2,9 @@
 
     for chunk, step, lane { x1 = load x[row, chunk + step + lane] }      // single elements: rows of odd length
     ->
-    shift = row * N mod 8
-    for chunk, step { x1 = vector.load flat[row * N + chunk + step - shift] }
-    for chunk, step, lane { where 0 <= chunk + step + lane - shift < N }
+    misalignment = row * N mod 8
+    for chunk, step { x1 = vector.load flat[row * N + chunk + step - misalignment] }
+    for chunk, step, lane { where 0 <= chunk + step + lane - misalignment < N }
 
 A thread's coordinates are those of vectors in memory. The index of an element is its coordinate minus the row's shift (0
 to 7 elements). The first and the last vector of a row also hold elements of neighbouring rows. These elements are read
@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, ir, memref, vector
-from tilec.passes.cuda.memory_spaces import is_half, is_local, places_of, root
-from tilec.passes.loops import EDGE, INNER, TOUCHED, WHOLE, Place, Threads, sum_of, when
+from tilec.passes.cuda.memory_spaces import is_half, is_local, operand_dims, root
+from tilec.passes.loops import EDGE, INNER, TOUCHED, WHOLE, Position, Threads, sum_of, when
 
 if TYPE_CHECKING:
     from tilec.analysis.layout import Layout
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
 Terms = list[tuple[ir.Value, int]]
 
 
-class Shifts:
-    """Where the rows of a kernel begin: by how much that moves within a vector along each other dimension, for most bytes
-    of its operands."""
+class RowAlignment:
+    """How the rows of a kernel are aligned: by how much their begin moves within a vector along each other dimension,
+    for most bytes of its operands."""
 
     def __init__(self, generics: list[ir.Operation], layout: Layout):
         self.layout, self.lane = layout, layout.lane
         self.width = layout.vectors[self.lane]
         found: Counter = Counter()
         for op in generics:
-            for value, dims in zip(op.operands, places_of(op)):
+            for value, dims in zip(op.operands, operand_dims(op)):
                 if (moves := self._moves(value, dims)) is not None:
                     found[moves] += prod(ir.MemRefType(root(value).type).shape)
                     self.length = ir.MemRefType(root(value).type).shape[-1]
         if not found:
-            raise InternalError("rows are shifted in no tensor", "map")
+            raise InternalError("rows are unaligned in no tensor", "map")
         self.moves = max(sorted(found), key=lambda m: found[m])
 
     def _moves(self, value: ir.Value, dims: list[int]) -> tuple[tuple[int, int], ...] | None:
-        """By dimension, what a step along it adds to the place of a row's begin, modulo a vector."""
+        """By dimension, what a step along it adds to a row's begin, modulo a vector."""
         if is_local(value) or len(dims) < 2 or dims[-1] != self.lane or self.lane in dims[:-1]:
             return None
         strides, _ = ir.MemRefType(value.type).get_strides_and_offset()
@@ -78,17 +78,17 @@ class Shifts:
         terms, constant = begin(value)
         strides, _ = ir.MemRefType(value.type).get_strides_and_offset()
         terms = [*terms, *((threads.start[d], s) for d, s in zip(dims[:-1], strides) if d in threads.start)]
-        if threads.shift is not None:  # of the place before it where the shifted rows' first vector begins
-            terms.append((threads.shift, -1))
+        if threads.misalignment is not None:  # of the vector before it, with which the unaligned rows begin
+            terms.append((threads.misalignment, -1))
         terms = [(v, factor % self.width) for v, factor in terms if factor % self.width]
         return arith.andi(sum_of(terms, constant % self.width), mlir.index(self.width - 1))
 
     def found(self, block: ir.Block, before: ir.Operation) -> tuple[ir.Value, list[int]]:
-        """An operand of `block` that begins so, whose place is known before an operation; and its dimensions."""
+        """An operand of `block` that begins so, whose begin is known before an operation; and its dimensions."""
         operations = [o.operation for o in block.operations]
         known = set(operations[: operations.index(before)])
         for op in [o for o in operations if mlir.is_generic(o)]:
-            for value, dims in zip(op.operands, places_of(op)):
+            for value, dims in zip(op.operands, operand_dims(op)):
                 if self.follows(value, dims):
                     made = [mlir.definition(v) for v, _ in begin(value)[0]]
                     if all(d is None or d in known or d.block != block for d in made):
@@ -140,28 +140,28 @@ def uncut(value: ir.Value) -> ir.Value:
     return value
 
 
-def flat_place(value: ir.Value, dims: tuple[int, ...], place: Place, lane: int = 0) -> ir.Value:
+def flat_index(value: ir.Value, dims: tuple[int, ...], position: Position, lane: int = 0) -> ir.Value:
     """The subscript of an element in `flat`."""
     terms, constant = begin(value)
     strides, _ = ir.MemRefType(value.type).get_strides_and_offset()
-    terms = [*terms, *((place.coordinate(d), s) for d, s in zip(dims[:-1], strides))]
-    return sum_of([*terms, (place.coordinate(dims[-1], lane), 1)], constant)
+    terms = [*terms, *((position.coordinate(d), s) for d, s in zip(dims[:-1], strides))]
+    return sum_of([*terms, (position.coordinate(dims[-1], lane), 1)], constant)
 
 
 def fetch(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
-    """This thread's part of an operand along shifted rows, into registers."""
+    """This thread's part of an operand along unaligned rows, into registers."""
     threads, width = generic.threads, generic.access(value)
     pieces = range(0, generic.layout.vectors[dims[-1]], width)
     type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
-    if root(value) in generic.kernel.placed:  # by places already
+    if root(value) in generic.kernel.vector_buffers:  # in whole vectors already
         whole = uncut(value)
         for part in threads.parts(dims, TOUCHED):
-            with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part) as place:
+            with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part) as position:
                 for lane in pieces:
-                    at = [*place.coordinates(dims[:-1]), sum_of([(place.bases[dims[-1]], 1)], lane)]
-                    vector.StoreOp(vector.LoadOp(type_, whole, at).result, tile, place.slot(dims, lane))
+                    at = [*position.coordinates(dims[:-1]), sum_of([(position.bases[dims[-1]], 1)], lane)]
+                    vector.StoreOp(vector.LoadOp(type_, whole, at).result, tile, position.slot(dims, lane))
         return
-    if not generic.kernel.shifts.follows(value, dims):
+    if not generic.kernel.alignment.follows(value, dims):
         scattered = dims[-1] != generic.layout.lane_dim or _is_scattered(value, dims)
         return (_fetch_elements if scattered else _fetch_anywhere)(generic, value, dims, tile)
     memory = flat(value)
@@ -172,13 +172,13 @@ def fetch(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: 
     parts = threads.parts(dims, TOUCHED)
     for part, lane in product(parts, pieces):
         here = partial(ends_before, value, dims, lane, total - width, True) if cut and part.kind != INNER else None
-        with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part, where=here) as place:
-            at = flat_place(value, dims, place, lane)
-            vector.StoreOp(vector.LoadOp(type_, memory, [at]).result, tile, place.slot(dims, lane))
+        with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part, where=here) as position:
+            at = flat_index(value, dims, position, lane)
+            vector.StoreOp(vector.LoadOp(type_, memory, [at]).result, tile, position.slot(dims, lane))
     for part, lane in product([p for p in parts if cut and p.kind != INNER], pieces):
         here = partial(ends_before, value, dims, lane, total - width, False)
-        with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part, where=here) as place:
-            at, slot = flat_place(value, dims, place, lane), partial(place.slot, dims)
+        with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part, where=here) as position:
+            at, slot = flat_index(value, dims, position, lane), partial(position.slot, dims)
             load_rest(memory, at, width, tile, lambda n, lane=lane, slot=slot: slot(lane + n))
 
 
@@ -187,12 +187,12 @@ def _fetch_own(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], t
     width = generic.access(value)
     for part in generic.threads.parts(dims, WHOLE, EDGE):
         edge = part.kind == EDGE
-        with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=edge, part=part) as place:
+        with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=edge, part=part) as position:
             for lane in () if edge else range(0, generic.layout.vectors[dims[-1]], width):
-                at = flat_place(value, dims, place, lane)
-                vector.StoreOp(vector.LoadOp(type_, memory, [at]).result, tile, place.slot(dims, lane))
+                at = flat_index(value, dims, position, lane)
+                vector.StoreOp(vector.LoadOp(type_, memory, [at]).result, tile, position.slot(dims, lane))
             if edge:
-                memref.StoreOp(memref.LoadOp(value, place.coordinates(dims)).result, tile, place.slot(dims))
+                memref.StoreOp(memref.LoadOp(value, position.coordinates(dims)).result, tile, position.slot(dims))
 
 
 def _is_scattered(value: ir.Value, dims: tuple[int, ...]) -> bool:
@@ -206,7 +206,7 @@ def _fetch_anywhere(generic: GenericMapper, value: ir.Value, dims: tuple[int, ..
     one is; halved by every bit of that place. Floats of 16 bits move in words of two, the last bit shifts those."""
     kernel, threads, width = generic.kernel, generic.threads, generic.access(value)
     vectors, element = generic.layout.vectors[dims[-1]], ir.MemRefType(value.type).element_type
-    memory, first = flat(value), kernel.shifts.of(value, dims, threads)
+    memory, first = flat(value), kernel.alignment.of(value, dims, threads)
     type_ = ir.VectorType.get([width], element)
     two = kernel.registers(2 * vectors, element, kernel.name_of(value) or "%two")
     each = 2 if is_half(value) and min(width, vectors) > 1 else 1  # elements of what is moved
@@ -216,8 +216,8 @@ def _fetch_anywhere(generic: GenericMapper, value: ir.Value, dims: tuple[int, ..
     for bit in (1 << n for n in reversed(range(each.bit_length() - 1, vectors.bit_length() - 1))):
         odd.append((bit, arith.cmpi(arith.CmpIPredicate.ne, arith.andi(first, mlir.index(bit)), mlir.index(0))))
     for part in threads.parts(dims, TOUCHED):
-        with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part) as place:
-            begins = arith.subi(flat_place(value, dims, place), first)
+        with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part) as position:
+            begins = arith.subi(flat_index(value, dims, position), first)
             for lane in range(0, 2 * vectors, width):
                 at, slot = sum_of([(begins, 1)], lane), partial(_slot, lane)
                 # where the first element is within the row, the next vector may not be
@@ -231,14 +231,14 @@ def _fetch_anywhere(generic: GenericMapper, value: ir.Value, dims: tuple[int, ..
                 step = bit // each
                 found = [arith.select(has, found[n + step], found[n]) for n in range(len(found) - step)]
             if each > 1:
-                found = _shifted(found, first)
+                found = _funnel_shift(found, first)
             for n, moved in zip(range(0, vectors, each), found):
                 if each > 1:
                     wide = vector.BroadcastOp(ir.VectorType.get([1], moved.type), moved).result
                     wide = vector.BitCastOp(ir.VectorType.get([each], element), wide).result
-                    vector.StoreOp(wide, tile, place.slot(dims, n))
+                    vector.StoreOp(wide, tile, position.slot(dims, n))
                 else:
-                    memref.StoreOp(moved, tile, place.slot(dims, n))
+                    memref.StoreOp(moved, tile, position.slot(dims, n))
 
 
 def _word(two: ir.Value, n: int) -> ir.Value:
@@ -248,7 +248,7 @@ def _word(two: ir.Value, n: int) -> ir.Value:
     return vector.ExtractOp(vector.BitCastOp(ir.VectorType.get([1], word), pair).result, [], [0]).result
 
 
-def _shifted(words: list[ir.Value], first: ir.Value) -> list[ir.Value]:
+def _funnel_shift(words: list[ir.Value], first: ir.Value) -> list[ir.Value]:
     """Words from the first element on where that is odd: the upper half of each and the lower half of the next."""
     word, wide = words[0].type, ir.IntegerType.get_signless(64)
     bits = arith.shli(arith.andi(first, mlir.index(1)), mlir.index(4))
@@ -283,19 +283,19 @@ def _fetch_elements(generic: GenericMapper, value: ir.Value, dims: tuple[int, ..
     lane = generic.layout.lane_dim
     size = generic.sizes[lane]
     for part in generic.threads.parts(dims, TOUCHED):
-        with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=True, part=part) as place:
-            at = place.coordinates(dims)
+        with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=True, part=part) as position:
+            at = position.coordinates(dims)
             if part.kind != INNER:
                 last = sum_of([(size, 1)], -1) if isinstance(size, ir.Value) else mlir.index(size - 1)
                 for n, d in enumerate(dims):
                     at[n] = arith.minsi(arith.maxsi(at[n], mlir.index(0)), last) if d == lane else at[n]
-            memref.StoreOp(memref.LoadOp(value, at).result, tile, place.slot(dims))
+            memref.StoreOp(memref.LoadOp(value, at).result, tile, position.slot(dims))
 
 
-def ends_before(value: ir.Value, dims, lane: int, last: int, inside: bool, place: Place) -> ir.Value:
+def ends_before(value: ir.Value, dims, lane: int, last: int, inside: bool, position: Position) -> ir.Value:
     """Whether a piece of a vector begins at `last` or before; or the opposite."""
     predicate = arith.CmpIPredicate.sle if inside else arith.CmpIPredicate.sgt
-    return arith.cmpi(predicate, flat_place(value, dims, place, lane), mlir.index(last))
+    return arith.cmpi(predicate, flat_index(value, dims, position, lane), mlir.index(last))
 
 
 def load_rest(memory: ir.Value, at: ir.Value, width: int, tile: ir.Value, slot, narrow: bool = False) -> None:
@@ -320,17 +320,17 @@ def load_rest(memory: ir.Value, at: ir.Value, width: int, tile: ir.Value, slot, 
 
 
 def store(generic: GenericMapper, n: int, owner: ir.Value | None) -> None:
-    """This thread's part of a result along shifted rows: vectors within the row, elements at its ends."""
-    value, dims, tile, threads = generic.operands[n], generic.places[n], generic.tiles[n], generic.threads
-    width, follows = generic.access(value), generic.kernel.shifts.follows(value, dims)
+    """This thread's part of a result along unaligned rows: vectors within the row, elements at its ends."""
+    value, dims, tile, threads = generic.operands[n], generic.operand_dims[n], generic.tiles[n], generic.threads
+    width, follows = generic.access(value), generic.kernel.alignment.follows(value, dims)
     type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
     memory = flat(value) if follows else None
     for part in threads.parts(dims, WHOLE, EDGE):
         wide = follows and part.kind != EDGE
-        with threads.slots(dims, generic.chunk, generic.sizes, lanes=not wide, owner=owner, part=part) as place:
+        with threads.slots(dims, generic.chunk, generic.sizes, lanes=not wide, owner=owner, part=part) as position:
             for lane in range(0, generic.layout.vectors[dims[-1]] if wide else 1, width):
                 if wide:
-                    piece = vector.LoadOp(type_, tile, place.slot(dims, lane)).result
-                    vector.StoreOp(piece, memory, [flat_place(value, dims, place, lane)])
+                    piece = vector.LoadOp(type_, tile, position.slot(dims, lane)).result
+                    vector.StoreOp(piece, memory, [flat_index(value, dims, position, lane)])
                 else:
-                    memref.StoreOp(memref.LoadOp(tile, place.slot(dims)).result, value, place.coordinates(dims))
+                    memref.StoreOp(memref.LoadOp(tile, position.slot(dims)).result, value, position.coordinates(dims))

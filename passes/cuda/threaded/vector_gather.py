@@ -73,11 +73,11 @@ def _depends(generic: GenericMapper, value: ir.Value, known: dict[ir.Value, bool
     owner = mlir.definition(value)
     if owner is None:
         mine = value.owner == generic.block
-        return mine and generic.layout.lane_dim in generic.places[ir.BlockArgument(value).arg_number]
+        return mine and generic.layout.lane_dim in generic.operand_dims[ir.BlockArgument(value).arg_number]
     if owner.block != generic.block:
         return False
     known[value] = _is_lane(generic, value) or any(
-        _depends(generic, v, known) for o in (owner, *mlir.walk(owner)) for v in o.operands if v not in o.results
+        _depends(generic, v, known) for o in (owner, *mlir.traverse(owner)) for v in o.operands if v not in o.results
     )
     return known[value]
 
@@ -90,16 +90,16 @@ def fetch(generic: GenericMapper, load: ir.Operation) -> ir.Value:
     tile = kernel.private(dims, element, kernel.name_of(value), generic.layout)
     width = min(lanes, 128 // max(8, element.width))
     type_ = ir.VectorType.get([width], element)
-    with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=False) as place:
+    with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=False) as position:
         for begin in range(0, lanes, width):
             mapping: dict[ir.Value, ir.Value] = {}
-            at = [evaluate(generic, v, place, begin, mapping) for v in subscripts]
-            vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, place.slot(dims, begin))
+            at = [evaluate(generic, v, position, begin, mapping) for v in subscripts]
+            vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, position.slot(dims, begin))
     return tile
 
 
 def evaluate(
-    generic: GenericMapper, value: ir.Value, place: Any, lane: int, mapping: dict[ir.Value, ir.Value]
+    generic: GenericMapper, value: ir.Value, position: Any, lane: int, mapping: dict[ir.Value, ir.Value]
 ) -> ir.Value:
     """A value of the body that does not vary otherwise, such as a subscript, at one lane of a step; `mapping` has what is known
     of it."""
@@ -108,14 +108,14 @@ def evaluate(
         return mapping.get(value, value)
     if owner is None:
         if value.owner == generic.block:
-            mapping[value] = generic.element(ir.BlockArgument(value).arg_number, place)
+            mapping[value] = generic.element(ir.BlockArgument(value).arg_number, position)
         return mapping.get(value, value)
     if owner.name == "linalg.index":
-        mapping[value] = place.coordinate(generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value], lane)
+        mapping[value] = position.coordinate(generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value], lane)
         return mapping[value]
-    for inner in (owner, *mlir.walk(owner)):
+    for inner in (owner, *mlir.traverse(owner)):
         for v in inner.operands:
-            evaluate(generic, v, place, lane, mapping)
+            evaluate(generic, v, position, lane, mapping)
     mlir.clone_op(owner, mapping)
     return mapping[value]
 

@@ -143,7 +143,7 @@ def wgmma(
     first_a = 2 * count
     b, keep = first_a + words_a, first_a + words_a + 1
     scale = "" if element == "i32" else ", 1, 1"
-    turn = (
+    transposes = (
         (f", {int(transpose_b)}" if registers else f", {int(transpose_a)}, {int(transpose_b)}") if transposable else ""
     )
     accumulators = ", ".join(f"${i}" for i in range(count))
@@ -156,7 +156,7 @@ def wgmma(
             text += f"add.s64 da, ${first_a}, {_advance(step, k, step_a, slab_a)};\n"
             operand = "da"
         text += f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{kinds} {{{accumulators}}}, {operand}, db, "
-        text += f"{'p' if step == 0 else '1'}{scale}{turn};\n"
+        text += f"{'p' if step == 0 else '1'}{scale}{transposes};\n"
     text += "wgmma.commit_group.sync.aligned;\n}"
     inputs = [(letter, f"%acc_v{i}") for i in range(count)]
     inputs += [("r", f"%a_v{i}") for i in range(words_a)] if registers else [("l", "%a")]

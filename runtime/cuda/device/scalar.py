@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from tilec.runtime.cuda.device.define import asm, define, ptx
-from tilec.runtime.cuda.device.trig import absolute, quick, short, trigonometric
+from tilec.runtime.cuda.device.trig import absolute, approx, short, trigonometric
 
 # libdevice's accurate functions (largest errors: CUDA Programming Guide, "Mathematical Functions"), not
 # `.approx` ones.
@@ -62,14 +62,14 @@ _APPROX = {
     "tanh_approx": "tanh.approx.f32",  # relative 2^-11
 }
 
-# What quick operations are printed as (`passes/tensor/approximate.py`); those without .ftz take subnormal numbers, too.
-_QUICK = {
-    "exp2_quick_f32": ("ex2.approx.ftz.f32", 1),  # 2^-22
-    "reciprocal_quick_f32": ("rcp.approx.ftz.f32", 1),  # 1 ulp
-    "tanh_quick_f32": ("tanh.approx.f32", 1),  # 2^-11
-    "log2_quick_f32": ("lg2.approx.f32", 1),  # 2^-22 absolute near 1, relative beyond
-    "sqrt_quick_f32": ("sqrt.approx.f32", 1),  # 2^-23
-    "divide_quick_f32": ("div.full.f32", 2),  # 2 ulp
+# What approximate operations are printed as (`passes/tensor/approximate.py`); those without .ftz take subnormal numbers, too.
+_APPROXIMATIONS = {
+    "exp2_approx_f32": ("ex2.approx.ftz.f32", 1),  # 2^-22
+    "reciprocal_approx_f32": ("rcp.approx.ftz.f32", 1),  # 1 ulp
+    "tanh_approx_f32": ("tanh.approx.f32", 1),  # 2^-11
+    "log2_approx_f32": ("lg2.approx.f32", 1),  # 2^-22 absolute near 1, relative beyond
+    "sqrt_approx_f32": ("sqrt.approx.f32", 1),  # 2^-23
+    "divide_approx_f32": ("div.full.f32", 2),  # 2 ulp
 }
 
 _PTX: dict[str, tuple[str, str, str]] = {
@@ -84,7 +84,7 @@ _PTX: dict[str, tuple[str, str, str]] = {
     **{name: (f"{instruction} $0, $1;", "f", "f") for name, instruction in _APPROX.items()},
     **{
         n: (f"{i} $0, {', '.join(f'${k + 1}' for k in range(count))};", "f" * count, "f")
-        for n, (i, count) in _QUICK.items()
+        for n, (i, count) in _APPROXIMATIONS.items()
     },
 }
 
@@ -304,7 +304,7 @@ def _build() -> dict[str, Callable[[], Any]]:
             table[f"{function}_{dtype}"] = partial(_libdevice, function, dtype)
     for name in ("sin", "cos"):
         table |= {f"{name}_f32": partial(trigonometric, name)}
-        table |= {f"{name}_{form.__name__}_f32": partial(form, name) for form in (quick, short, absolute)}
+        table |= {f"{name}_{form.__name__}_f32": partial(form, name) for form in (approx, short, absolute)}
     return table
 
 

@@ -22,9 +22,9 @@ _SHORT = (-0.1661289781332016, 0.0076564098708331585)  # as SIN_F32, error 2^-12
 _MAGIC = 12582912.0  # 1.5 * 2^23: adding it leaves a float's integer part in its last bits
 
 
-def quick(name: str) -> Any:
-    """`sin_quick_f32` or `cos_quick_f32`: right up to `LIMIT`, and without a branch."""
-    return _without_branch(name, "quick", SIN_F32)
+def approx(name: str) -> Any:
+    """`sin_approx_f32` or `cos_approx_f32`: right up to `LIMIT`, and without a branch."""
+    return _without_branch(name, "approx", SIN_F32)
 
 
 def short(name: str) -> Any:
@@ -45,15 +45,15 @@ def absolute(name: str) -> Any:
 
 
 def _without_branch(name: str, form: str, coefficients: tuple[float, ...]) -> Any:
-    lines = _quick(0.5 if name == "cos" else 0.0, coefficients)
-    lines[-1] = lines[-1].replace("%quick", "%result")
+    lines = _reduced_sine(0.5 if name == "cos" else 0.0, coefficients)
+    lines[-1] = lines[-1].replace("%approx", "%result")
     return define(f"{name}_{form}_f32", {"x": "f32"}, "f32", "\n".join(lines))
 
 
 def trigonometric(name: str) -> Any:
     """`sin_f32` or `cos_f32`: a device function of float32.
 
-    It works on |x|, though the quick forms work on x: where both follow each other, the assembler would else keep what
+    It works on |x|, though the approximate forms work on x: where both follow each other, the assembler would else keep what
     they have in common for all elements of a thread, in twice the registers.
     """
     odd = name == "sin"
@@ -65,9 +65,9 @@ def trigonometric(name: str) -> Any:
         f"  %slow = math.{name} %x : f32",
         "  scf.yield %slow : f32",
         "} else {",
-        *("  " + line.replace("%x", "%size") for line in _quick(0.0 if odd else 0.5, SIN_F32)),
+        *("  " + line.replace("%x", "%size") for line in _reduced_sine(0.0 if odd else 0.5, SIN_F32)),
         *("  " + line for line in (_with_sign_of_x() if odd else [])),
-        f"  scf.yield {'%odd' if odd else '%quick'} : f32",
+        f"  scf.yield {'%odd' if odd else '%approx'} : f32",
         "}",
     ]
     return define(f"{name}_f32", {"x": "f32"}, "f32", "\n".join(lines))
@@ -82,7 +82,7 @@ def _reduced(pieces: list[float]) -> list[str]:
     return lines
 
 
-def _quick(shift: float, coefficients: tuple[float, ...]) -> list[str]:
+def _reduced_sine(shift: float, coefficients: tuple[float, ...]) -> list[str]:
     lines = [_constant("inverse", 1 / math.pi), _constant("shift", shift), _constant("magic", _MAGIC)]
     lines += [
         "%turns = math.fma %x, %inverse, %shift : f32",
@@ -105,7 +105,7 @@ def _quick(shift: float, coefficients: tuple[float, ...]) -> list[str]:
         "%sign = arith.shli %bits, %last : i32",
         *_plain(rest, signed=shift == 0),
         "%signed = arith.xori %plain, %sign : i32",
-        "%quick = arith.bitcast %signed : i32 to f32",
+        "%approx = arith.bitcast %signed : i32 to f32",
     ]
     return lines
 

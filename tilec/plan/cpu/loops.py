@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import ceil, prod
 
 from tilec.analysis.graph import Graph, Node, Read, extract_directions
-from tilec.analysis.traffic import kept_bytes
+from tilec.analysis.traffic import intermediate_bytes
 from tilec.core.fitted import LoopTiles
 from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes
@@ -30,10 +30,10 @@ def choose(
     kernel: KernelPlan, g: Group, graph: Graph, target: Target, pick: int = 0
 ) -> tuple[KernelPlan, list[Remark]]:
     """Tile sizes and loop orders of one kernel; of a contraction's blockings the `pick`-th best."""
-    turn = _turned(kernel, g)
-    tile, why = _tile(kernel, g, graph, target, turn)
+    transposed = _transposed_dims(kernel, g)
+    tile, why = _tile(kernel, g, graph, target, transposed)
     kernel = replace(kernel, tile=tile, loops={n.name: loop_order(n) for n in g.nodes})
-    built = RegisterTranspose(transposed=turn, lanes=_square(g, target)) if turn else LoopNest()
+    built = RegisterTranspose(transposed=transposed, lanes=_square(g, target)) if transposed else LoopNest()
     kernel = replace(kernel, options=built)
     kernel = replace(kernel, work=replace(kernel.work, blocks=max(1, kernel.blocks)))
     refused = []
@@ -45,16 +45,16 @@ def choose(
     return kernel, [*refused, Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
 
 
-def _turned(kernel: KernelPlan, g: Group) -> tuple[int, ...]:
+def _transposed_dims(kernel: KernelPlan, g: Group) -> tuple[int, ...]:
     """The kernel dimensions along which operands are contiguous, other than the innermost loop's: blocks transpose these
     operands in registers. Predicates are excluded, since a vector of them has no bytes."""
     found: dict[int, None] = {}
     for node in g.nodes:
-        order, places = loop_order(node), g.space.dims[node]
+        order, dims = loop_order(node), g.space.dims[node]
         for read in (*node.reads, *(() if node.reduced else node.results)):
             if len(read.dims) < 2 or read.dims[-1] == order[-1] or order[-1] not in read.dims:
                 continue
-            pair = [places[d] for d in (read.dims[-1], order[-1])]
+            pair = [dims[d] for d in (read.dims[-1], order[-1])]
             if all(d in kernel.grid and kernel.extents[d] >= SQUARE for d in pair) and _bits(read.value) >= 8:
                 found[pair[0]] = None
     return tuple(found)
@@ -73,19 +73,22 @@ def _bits(value: ir.Value) -> int:
 
 
 def _tile(
-    kernel: KernelPlan, g: Group, graph: Graph, target: Target, turn: tuple[int, ...]
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, transposed: tuple[int, ...]
 ) -> tuple[tuple[int, ...], str]:
     fit, points = target.fit(LoopTiles), max(1, g.space.parallelism)
     alone = predict(replace(kernel.work, blocks=1), target).time_us
-    small = not turn or all(kernel.extents[d] <= fit.transpose_tile for d in _directions(g))
+    small = not transposed or all(kernel.extents[d] <= fit.transpose_tile for d in _directions(g))
     if alone < 2 * target.launch.overhead_us and small:  # twice: a small gain is not sure
         whole = tuple(kernel.extents[d] for d in kernel.grid)
-        return whole, f"one block: {alone:.1f} us of work, and starting a parallel loop takes {target.launch.overhead_us:g} us"
+        return (
+            whole,
+            f"one block: {alone:.1f} us of work, and starting a parallel loop takes {target.launch.overhead_us:g} us",
+        )
     a_point = max(1.0, sum(n.iterations + n.operations / 8 for n in g.nodes) / points)
     budget = max(1, int(fit.block_elements / a_point))
-    kept = kept_bytes(g.nodes, graph, g.space)
-    if kept:
-        budget = max(1, min(budget, target.l2.bytes // 4 // kept))
+    per_point = intermediate_bytes(g.nodes, graph, g.space)
+    if per_point:
+        budget = max(1, min(budget, target.l2.bytes // 4 // per_point))
     budget = max(1, min(budget, ceil(points / (4 * target.units))))
     order = _inner_first(kernel, g)
     tile = {d: 1 for d in kernel.grid}
@@ -105,8 +108,8 @@ def _tile(
         tile[d] = min(kernel.extents[d], tile[d] * grow)
         budget = max(1, budget // grow)
     sizes = tuple(tile[d] for d in kernel.grid)
-    why = "squares, transposed in registers" if turn else f"about {fit.block_elements} elements of work"
-    held = f", {kept * prod(sizes)} bytes of intermediates" if kept else ""
+    why = "squares, transposed in registers" if transposed else f"about {fit.block_elements} elements of work"
+    held = f", {per_point * prod(sizes)} bytes of intermediates" if per_point else ""
     extents = tuple(kernel.extents[d] for d in kernel.grid)
     return sizes, f"tiles of {by_sizes(sizes)} of {by_sizes(extents)}: {why}{held}"
 
@@ -159,7 +162,7 @@ def _inner_first(kernel: KernelPlan, g: Group) -> list[int]:
     return sorted(kernel.grid, key=lambda d: (d not in directions, -d))
 
 
-def _walk(node: Node) -> list[int]:
+def _order_of_largest(node: Node) -> list[int]:
     """The node's dimensions in the order of its largest read; dimensions that the read lacks come first."""
     largest = max(node.reads, key=lambda r: prod(node.extents[d] for d in r.dims), default=None)
     dims = [] if largest is None else list(largest.dims)
@@ -183,7 +186,7 @@ def loop_order(node: Node) -> tuple[int, ...]:
     for d, weight in extract_directions(node).items():
         score[d] += weight
     inner = max(range(rank), key=lambda d: (score[d] if node.extents[d] > 1 else -1, d))
-    walk = _walk(node)
-    parallel = sorted((d for d in range(rank) if d not in node.reduced and d != inner), key=walk.index)
+    order = _order_of_largest(node)
+    parallel = sorted((d for d in range(rank) if d not in node.reduced and d != inner), key=order.index)
     reduced = [d for d in range(rank) if d in node.reduced and d != inner]
     return (*parallel, *reduced, inner)

@@ -96,9 +96,11 @@ def choose_contraction(
 def _planned(
     kernel: KernelPlan, g: Group, node: Node, roles: Roles, best: Blocking, element: str, target: Target
 ) -> KernelPlan:
-    place = g.space.dims[node]
-    tile = {place[d]: t for d, t in zip((*roles.rows, *roles.columns), (*best.rows, *best.columns))}
-    named = {name: tuple(place[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")}
+    kernel_dims = g.space.dims[node]
+    tile = {kernel_dims[d]: t for d, t in zip((*roles.rows, *roles.columns), (*best.rows, *best.columns))}
+    named = {
+        name: tuple(kernel_dims[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")
+    }
     built = Panels(
         **named, element=element, register_tile=(best.mr, best.nr), lanes=_lanes(target, 8 if element == "f64" else 4),
         depths=_depths([node.extents[d] for d in roles.inner], best.depth),

@@ -10,41 +10,41 @@ from dataclasses import replace
 from tilec.analysis.graph import Graph
 from tilec.core.quantities import count
 from tilec.core.target import Target
-from tilec.cost.chain import StreamTile, choose_stream_tile, stream_bytes, stream_work
+from tilec.cost.chain import ChainTile, chain_bytes, chain_work, choose_chain_tile
 from tilec.cost.model import pick
 from tilec.kernels import ContractionChain, KernelPlan
-from tilec.plan.chain import chain_of, grows, parts_of, stream_problem
+from tilec.plan.chain import chain_of, chain_problem, grows, weight_terms_of
 from tilec.plan.groups import Group, Remark
 
 
-def choose_stream(
+def choose_chain(
     kernel: KernelPlan, g: Group, graph: Graph, target: Target, nth: int = 0
 ) -> tuple[KernelPlan, list[Remark]]:
-    """The tile of a kernel for which `refuse_stream` had no reason."""
-    chain, problem = chain_of(g.nodes, g.space, graph), stream_problem(g.nodes, g.space, graph)
+    """The tile of a kernel for which `refuse_contraction_chain` had no reason."""
+    chain, problem = chain_of(g.nodes, g.space, graph), chain_problem(g.nodes, g.space, graph)
     assert not isinstance(chain, str)
-    choices = choose_stream_tile(target, problem)
-    tile, parts = pick(choices, nth), parts_of(chain)
-    assert parts is not None
+    choices = choose_chain_tile(target, problem)
+    tile, weight_terms = pick(choices, nth), weight_terms_of(chain)
+    assert weight_terms is not None
     built = ContractionChain(
-        multiplicand=chain.values.type, between=chain.stream, weight_terms=parts, block=(tile.bm, tile.bn),
+        multiplicand=chain.values.type, between=chain.between, weight_terms=weight_terms, block=(tile.bm, tile.bn),
         stages=tile.stages, ping_pong=tile.groups > 1, longest_first=grows(chain, kernel.extents),
     )  # fmt: skip
     kernel = replace(
-        kernel, sram=lambda k: stream_bytes(problem, k.options.block[0], k.options.block[1], k.options.stages)
+        kernel, sram=lambda k: chain_bytes(problem, k.options.block[0], k.options.block[1], k.options.stages)
     )
     sizes = tuple(min(tile.bm, kernel.extents[d]) if d == chain.rows else 1 for d in kernel.grid)
-    kernel = replace(kernel, tile=sizes, options=built, work=stream_work(target, problem, tile))
+    kernel = replace(kernel, tile=sizes, options=built, work=chain_work(target, problem, tile))
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
     why = f"{_describe(tile)}, {chain.values.type}, {count(tile.stages, 'stage')}, {tile.threads} threads"
     remarks = [Remark("tiled", kernel.name, why, line, others)]
     states = ", ".join(c.total.name for c in chain.online.carried)
-    how = ", rescaled when the running maximum grows" if chain.online.shifts else ""
+    how = ", rescaled when the running maximum grows" if chain.online.rescales else ""
     reason = f"computed in one pass over the elements of {chain.scores.name}{how}"
     remarks.append(Remark("online", states, reason, line))
-    if parts > 1:
-        reason = f"an f32 weight is a sum of {parts} {chain.values.type} numbers, which takes {parts} products; "
+    if weight_terms > 1:
+        reason = f"an f32 weight is a sum of {weight_terms} {chain.values.type} numbers, which takes {weight_terms} products; "
         reason += f"`using {chain.values.type}` rounds the weights, and takes 1"
         remarks.append(Remark("exact", chain.product.total.name, reason, line))
     if chain.masks:
@@ -53,5 +53,5 @@ def choose_stream(
     return kernel, remarks
 
 
-def _describe(tile: StreamTile) -> str:
+def _describe(tile: ChainTile) -> str:
     return f"wgmma, {tile.bm} rows a block, steps of {tile.bn}"

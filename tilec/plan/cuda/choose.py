@@ -35,20 +35,22 @@ from tilec.cost.rows import RowTile
 from tilec.kernels import Columns, KernelPlan, Points, Rows, Scan, Threaded, Transpose, VectorContraction
 from tilec.kernels.threaded import laid_out
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
-from tilec.plan.chain import is_streamed
-from tilec.plan.cuda.chain import choose_stream
+from tilec.plan.chain import is_contraction_chain
+from tilec.plan.cuda.chain import choose_chain
 from tilec.plan.cuda.contraction import choose_contraction
 from tilec.plan.cuda.online import choose_online, online_reductions
 from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, row_tiles, ruled_out_rows
-from tilec.plan.cuda.scan import ScanPlan, refuse_chain, ruled_out_scan, scan_kept_bytes, scan_tiles
-from tilec.plan.cuda.shared_memory import fit, kept, layout_of, too_much
+from tilec.plan.cuda.scan import ScanPlan, refuse_look_back, ruled_out_scan, scan_intermediate_bytes, scan_tiles
+from tilec.plan.cuda.shared_memory import fit, layout_of, on_chip, too_much
 from tilec.plan.cuda.view import UNROLLED, View, accesses, lane_dim, power, unrolled, vector_of
 from tilec.plan.groups import Group, Remark
 
 THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
-TURNED = 128  # elements of a side of a tile that is turned in vectors: 256 bytes of memory in both directions
+TRANSPOSE_SIDE = (
+    128  # elements of a side of a tile that is transposed in vectors: 256 bytes of memory in both directions
+)
 WORD = 4  # bytes of a bank of shared memory
-TWICE = 16  # elements of a thread that sin and cos may be written out for twice: more of their full forms fill the registers
+FAST_PATH_MOST = 16  # elements of a thread for which sin and cos are written out twice: more of the full forms fill the registers
 
 
 def choose(
@@ -57,11 +59,11 @@ def choose(
     """Tile sizes and the layout of one kernel: the best, or where several are ranked the `pick`-th best. Raises
     NoFurtherChoice."""
     view = View(kernel, g, graph, target, accesses(kernel, g, graph), pick)
-    kernel = replace(kernel, sram=kept(view).bytes)
+    kernel = replace(kernel, sram=on_chip(view).bytes)
     lane, row = lane_dim(view), None
     contraction = next((n for n in g.nodes if n.contraction is not None), None)
-    if is_streamed(g.nodes):
-        return choose_stream(kernel, g, graph, target, pick)
+    if is_contraction_chain(g.nodes):
+        return choose_chain(kernel, g, graph, target, pick)
     if contraction is not None and (planned := choose_contraction(kernel, g, graph, target, pick)):
         return planned
     family: type[Threaded] = Points
@@ -69,21 +71,21 @@ def choose(
         family, (tile, layout, why) = VectorContraction, _contraction(view, contraction)
     elif lane is None:
         tile, layout, why = {}, _make(view, {}, {}, {}, {}), "one thread computes a scalar"
-    elif turn := _turned(view, lane):
-        family, (tile, layout, why) = Transpose, _transpose(view, lane, turn[0])
+    elif transposed := _transposed_dims(view, lane):
+        family, (tile, layout, why) = Transpose, _transpose(view, lane, transposed[0])
     elif lane in kernel.grid:
         family, (tile, layout, why) = Columns if view.reduced else Points, _columns(view, lane)
     else:
         tile, layout, why, row = _rows(view, lane)
         family = Scan if isinstance(row, ScanPlan) else Rows
     sizes = tuple(tile.get(d, 1) for d in kernel.grid)
-    further = {"transposed": turn} if family is Transpose else {}
+    further = {"transposed": transposed} if family is Transpose else {}
     kernel = replace(kernel, tile=sizes, options=family(**laid_out(layout), **further))
     if lane is not None:
         kernel = replace(kernel, ruled_out=ruled_out_rows(view, lane) | ruled_out_scan(view, lane))
     blocks = row.tile.cluster if isinstance(row, RowPlan) else 1  # that hold a row together
-    waits = isinstance(row, RowPlan) and row.tile.keep == "sram"
-    kernel = _with(kernel, online=choose_online(view, replace(layout, chain=blocks), waits))
+    waits = isinstance(row, RowPlan) and row.tile.residency == "sram"
+    kernel = _with(kernel, online=choose_online(view, replace(layout, blocks_per_row=blocks), waits))
     kernel = replace(kernel, work=work_laid_out(kernel, view, layout))
     if not view.reduced and target.sm is not None:  # small blocks that fill the SM, as long as nothing spills
         kernel = _with(kernel, registers=target.sm.registers // target.sm.threads)
@@ -99,9 +101,9 @@ def choose(
         # Left alone, the assembler takes what registers there are, and one block an SM waits at its own barriers.
         kernel = _with(kernel, registers=max(64, kernel.work.registers // 8 * 8 - 8))
     kernel, smaller = _fitted(kernel, view)
-    kernel, twice = _twice(kernel, g, layout)
+    kernel, trig = _with_trig_path(kernel, g, layout)
     line = kernel.lines[-1] if kernel.lines else None
-    return kernel, [Remark("tiled", kernel.name, why + smaller + twice, line, row.alternatives if row else ())]
+    return kernel, [Remark("tiled", kernel.name, why + smaller + trig, line, row.alternatives if row else ())]
 
 
 def _with(kernel: KernelPlan, **options: Any) -> KernelPlan:
@@ -114,35 +116,37 @@ def _fitted(kernel: KernelPlan, view: View) -> tuple[KernelPlan, str]:
     if fitting.tile != kernel.tile:
         fitting = replace(fitting, work=work_laid_out(fitting, view, layout_of(fitting)))
         why = f"; tile reduced to {by_sizes(fitting.tile)}: {too_much(kernel, view.target)}"
-    bytes_kept = max(fitting.work.shared_per_block, fitting.sram(fitting))
-    return replace(fitting, work=replace(fitting.work, shared_per_block=bytes_kept)), why
+    held = max(fitting.work.shared_per_block, fitting.sram(fitting))
+    return replace(fitting, work=replace(fitting.work, shared_per_block=held)), why
 
 
-def _twice(kernel: KernelPlan, g: Group, layout: Layout) -> tuple[KernelPlan, str]:
+def _with_trig_path(kernel: KernelPlan, g: Group, layout: Layout) -> tuple[KernelPlan, str]:
     """The option `trig_fast_path`, of kernels with sines and cosines: true where a thread computes all elements by forms that are
     not for huge arguments, and again by the full ones if there was one; false where each element has a branch."""
-    of = {n.name: g.space.dims[n] for n in g.nodes if any(map(is_trigonometric, mlir.walk(n.op)))}
+    of = {n.name: g.space.dims[n] for n in g.nodes if any(map(is_trigonometric, mlir.traverse(n.op)))}
     if not of:
         return kernel, ""
     most = max(layout.slots(dims) for dims in of.values())
-    why = f"; sin and cos of a thread's {count(most, 'element')} " + ("take one branch" if most <= TWICE else "take a branch each")
-    return _with(kernel, trig_fast_path=most <= TWICE), why
+    why = f"; sin and cos of a thread's {count(most, 'element')} " + (
+        "take one branch" if most <= FAST_PATH_MOST else "take a branch each"
+    )
+    return _with(kernel, trig_fast_path=most <= FAST_PATH_MOST), why
 
 
 def _with_rows(kernel: KernelPlan, row: RowPlan) -> KernelPlan:
     """The kernel with its rows dealt out as chosen, and the work that this takes."""
     tile, registers = row.tile, kernel.options.registers
-    residency = {"sram": "smem", "again": "reload"}.get(tile.keep, "registers")
-    if tile.cluster > 1 or tile.stages or tile.keep in ("sram", "again"):
+    residency = {"sram": "smem", "reload": "reload"}.get(tile.residency, "registers")
+    if tile.cluster > 1 or tile.stages or tile.residency in ("sram", "reload"):
         registers = tile.registers
-    elif tile.packed or (tile.keep == "memory" and kernel.options.online):
+    elif tile.packed or (tile.residency == "memory" and kernel.options.online):
         registers = max(64, tile.registers)
     if row.alone:
         kernel = replace(kernel, work=replace(row.work, dram_write=kernel.work.dram_write, flops=kernel.work.flops))
     return _with(
-        kernel, cluster=tile.cluster, prefetched_rows=tile.stages, persistent_blocks=tile.resident, packed=tile.packed,
-        residency=residency, registers=registers, unaligned=tile.shifted if row.shifts else None,
-        register_chunks=tile.beside if row.beside else None,
+        kernel, cluster=tile.cluster, prefetched_rows=tile.stages, persistent_blocks=tile.persistent_blocks, packed=tile.packed,
+        residency=residency, registers=registers, unaligned=tile.unaligned if row.unaligned else None,
+        register_chunks=tile.register_chunks if row.register_chunks else None,
     )  # fmt: skip
 
 
@@ -179,28 +183,32 @@ def _dealt(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout
         counts[across] = power(min(tile.rows_per_block, view.extents[across]))
     step = unrolled(view, set(view.reduced) - {lane}, tile.vector * tile.vectors) | {lane: tile.vectors}
     ones = dict.fromkeys(view.kernel.grid, 1)
-    layout = _make(view, counts, {lane: tile.vector}, step, ones | counts, tile.shifted)
+    layout = _make(view, counts, {lane: tile.vector}, step, ones | counts, tile.unaligned)
     return {across: counts.get(across, 1)} if across is not None else {}, layout
 
 
 def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, ScanPlan]:
     """A scan along rows: the lanes of a warp share a row, several rows a block; warps and blocks share few long rows."""
     vector, grid = vector_of(view, lane), view.kernel.grid
-    kept, room, found = scan_kept_bytes(view), view.target.sm.shared_per_block, []  # `fit` refuses what takes more
-    for tile in scan_tiles(view, lane, vector, THREADS, kept):
-        counts = {lane: tile.threads} | ({grid[-1]: tile.beside} if grid else {})
+    row_bytes, room, found = (
+        scan_intermediate_bytes(view),
+        view.target.sm.shared_per_block,
+        [],
+    )  # `fit` refuses what takes more
+    for tile in scan_tiles(view, lane, vector, THREADS, row_bytes):
+        counts = {lane: tile.threads} | ({grid[-1]: tile.rows_per_block} if grid else {})
         steps = unrolled(view, set(view.reduced) - {lane}, vector * tile.steps) | {lane: tile.steps}
         layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(grid, 1) | counts)
         kernel = replace(view.kernel, tile=tuple(counts.get(d, 1) for d in grid))
-        held = replace(layout, chain=tile.chain).whole([lane])
-        kept_here = 0 if held else min(kept, room)
+        held = replace(layout, blocks_per_row=tile.blocks_per_row).whole([lane])
+        kept_here = 0 if held else min(row_bytes, room)
         work = tile.work(work_laid_out(kernel, view, layout), kernel.blocks, kept_here, vector, view.target)
         found.append((tile, {d: c for d, c in counts.items() if d != lane}, layout, work))
     times = [cost.predict(work, view.target).time_us for *_, work in found]
     if view.pick >= len(found):
         raise cost.NoFurtherChoice
     tile, sizes, layout, work = found[sorted(range(len(found)), key=times.__getitem__)[view.pick]]
-    blocks = None if refuse_chain(view, lane) else tile.chain
+    blocks = None if refuse_look_back(view, lane) else tile.blocks_per_row
     others = sorted(((str(t), us) for (t, *_), us in zip(found, times)), key=lambda o: o[1])
     return (
         sizes,
@@ -228,7 +236,9 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
     narrow = _split(view, points // vector) if splits else 1
     blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
-    line = 8 if blocks < fit.few_blocks else 16 if blocks < (fit.online_line_blocks if joined else fit.line_blocks) else 32
+    line = (
+        8 if blocks < fit.few_blocks else 16 if blocks < (fit.online_line_blocks if joined else fit.line_blocks) else 32
+    )
     counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
     budget //= counts[lane]
     if narrow > 1:
@@ -238,7 +248,9 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
         counts[d] = min(budget, power(extents[d]))
         budget //= counts[d]
-    steps = unrolled(view, {*view.reduced} - {*splits}, vector) | dict.fromkeys(splits, (4 if joined else 2) * fit.loads)
+    steps = unrolled(view, {*view.reduced} - {*splits}, vector) | dict.fromkeys(
+        splits, (4 if joined else 2) * fit.loads
+    )
     tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
     others = sorted((d for d in tile if d != lane), reverse=True)
     computed = [v for n in view.group.nodes for v in n.extracts]
@@ -262,7 +274,9 @@ def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
 def _is_light(view: View, vector: int) -> bool:
     """Whether a vector of each operand is too little for a block that comes and goes."""
     points = {d for d in view.kernel.grid if view.extents[d] > 1}
-    return vector * sum(a.element for a in view.accesses if points <= set(a.dims)) < view.target.fit(Layouts).light_bytes
+    return (
+        vector * sum(a.element for a in view.accesses if points <= set(a.dims)) < view.target.fit(Layouts).light_bytes
+    )
 
 
 def _is_busy(view: View) -> bool:
@@ -271,7 +285,7 @@ def _is_busy(view: View) -> bool:
 
     Sines and cosines that are written out twice are excluded, since they fill the registers.
     """
-    if any(is_trigonometric(op) for n in view.group.nodes for op in mlir.walk(n.op)):
+    if any(is_trigonometric(op) for n in view.group.nodes for op in mlir.traverse(n.op)):
         return False
     terms = cost.predict(view.kernel.work, view.target).terms
     memory = max(terms.get(name, 0.0) for name in cost.MEMORY)
@@ -297,7 +311,7 @@ def _more_steps(view: View, order: Sequence[int], tile: dict[int, int], steps: d
 # ---- transposes ------------------------------------------------------------------------------------------------------
 
 
-def _turned(view: View, lane: int) -> tuple[int, ...]:
+def _transposed_dims(view: View, lane: int) -> tuple[int, ...]:
     """Dimensions other than `lane` along which a large input is contiguous: shared memory transposes it."""
     if view.reduced or lane not in view.kernel.grid:
         return ()
@@ -313,12 +327,14 @@ def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layou
     which do not conflict in banks of shared memory."""
     wide = WIDE // max(a.element for a in view.accesses)
     if wide > 4 and all(view.extents[d] % wide == 0 and view.extents[d] >= 64 for d in (lane, other)):
-        side = {d: min(TURNED, power(view.extents[d] + 1) // 2) for d in (lane, other)}
+        side = {d: min(TRANSPOSE_SIDE, power(view.extents[d] + 1) // 2) for d in (lane, other)}
         result = next(a.dims for a in view.accesses if a.written)
         counts = {lane: side[lane] // wide}
-        if len(result) > 2 and result[-1] == lane and (beside := result[-2]) != other and side[lane] < TURNED:
+        if len(result) > 2 and result[-1] == lane and (next_dim := result[-2]) != other and side[lane] < TRANSPOSE_SIDE:
             # a short row of the result: with what lies behind it
-            side[beside] = counts[beside] = min(TURNED // side[lane], power(view.extents[beside] + 1) // 2)
+            side[next_dim] = counts[next_dim] = min(
+                TRANSPOSE_SIDE // side[lane], power(view.extents[next_dim] + 1) // 2
+            )
         counts[other] = side[lane] // 2
         steps = {lane: 1, other: max(1, side[other] // counts[other])}
         layout = _make(view, counts, {lane: wide}, steps, side)
@@ -345,8 +361,8 @@ def _contraction(view: View, node: Node) -> tuple[dict[int, int], Layout, str]:
 
     The matrix units' path takes over where it applies; this one is for every type and every form of the factors.
     """
-    places, c = view.group.space.dims[node], node.contraction
-    sides = [[places[d] for d in side] for side in (c.m, c.n)]
+    dims, c = view.group.space.dims[node], node.contraction
+    sides = [[dims[d] for d in side] for side in (c.m, c.n)]
     outs = [a.dims[-1] for a in view.accesses if a.written and a.dims]
     lane = next((d for d in outs if d in sides[0] + sides[1]), sides[1][-1])
     other = max(sides[0] if lane in sides[1] else sides[1], key=lambda d: (view.extents[d], d))
@@ -357,10 +373,14 @@ def _contraction(view: View, node: Node) -> tuple[dict[int, int], Layout, str]:
     counts[other] = min(THREADS // counts[lane], power(view.extents[other] / 4))
     rows = min(4, power(view.extents[other] / counts[other]))
     wide = 4 // vector
-    steps = {d: 1 for d in view.reduced} | {places[c.k[-1]]: 4, other: rows, lane: wide}
+    steps = {d: 1 for d in view.reduced} | {dims[c.k[-1]]: 4, other: rows, lane: wide}
     tile = {lane: counts[lane] * vector * wide, other: counts[other] * rows}
     layout = _make(view, counts, {lane: vector}, steps, tile)
-    return tile, layout, f"{tile[other]} x {tile[lane]} results a block, {rows} x {wide * vector} a thread, without matrix units"
+    return (
+        tile,
+        layout,
+        f"{tile[other]} x {tile[lane]} results a block, {rows} x {wide * vector} a thread, without matrix units",
+    )
 
 
 # ---- the result ------------------------------------------------------------------------------------------------------
@@ -370,21 +390,21 @@ Numbers = dict[int, int]  # by kernel dimension
 
 
 def _make(
-    view: View, counts: Numbers, vectors: Numbers, steps: Numbers, tile: Numbers, shifted: bool = False
+    view: View, counts: Numbers, vectors: Numbers, steps: Numbers, tile: Numbers, unaligned: bool = False
 ) -> Layout:
     """`counts` lists dimensions in the order of threads, the fastest first."""
     extents = [min(tile.get(d, 1), e) if d in view.kernel.grid else e for d, e in enumerate(view.extents)]
     dims = range(len(extents))
     return make(
         extents, [d for d, c in counts.items() if c > 1], [counts.get(d, 1) for d in dims],
-        [vectors.get(d, 1) for d in dims], [steps.get(d, 1) for d in dims], shifted,
+        [vectors.get(d, 1) for d in dims], [steps.get(d, 1) for d in dims], unaligned,
     )  # fmt: skip
 
 
 def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     """The work of the kernel with this layout."""
     together = [n.name for n in online_reductions(view)] if kernel.options is not None and kernel.options.online else []
-    again = sum(
+    reread = sum(
         a.bytes * (len({together[0] if n in together else n for n in a.readers}) - 1)
         for a in view.accesses
         if not a.written and not layout.whole(a.dims)
@@ -395,7 +415,7 @@ def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:
     read = sum(a.bytes for a in view.accesses if not a.written) + gathered
     registers = 40 + held if view.reduced else min(32, 16 + held)
     return replace(
-        kernel.work, blocks=max(1, kernel.blocks), threads=layout.block, shared_per_block=0, dram_read=read + again,
+        kernel.work, blocks=max(1, kernel.blocks), threads=layout.block, shared_per_block=0, dram_read=read + reread,
         registers=min(168, view.target.sm.registers // layout.block, registers),
         bytes_in_flight=max(16, flight * max(1, max(layout.steps, default=1))),
     )  # fmt: skip

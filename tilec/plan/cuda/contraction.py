@@ -31,7 +31,7 @@ from tilec.cost.contraction import BlockTile
 from tilec.cost.model import Choice, pick
 from tilec.kernels import KernelPlan
 from tilec.kernels.contraction import BY, BYTES, Contraction, MatrixKernel, WarpgroupContraction, whole_pieces
-from tilec.plan.cuda.operands import Feed, Roles, arrange
+from tilec.plan.cuda.operands import Operand, Roles, arrange
 from tilec.plan.groups import Group, Remark
 
 Sizes = dict[int, int]  # by kernel dimension
@@ -43,7 +43,7 @@ class Tiles:
 
     kind: str
     roles: Roles
-    feeds: dict[str, Feed]
+    operands: dict[str, Operand]
     problem: contraction.Contraction
     choices: list[Choice]
     boxes: Callable[[BlockTile], Sizes | None]
@@ -51,36 +51,36 @@ class Tiles:
     def variant(self, target: Target, **changes) -> list[Choice]:
         """Tiles for the same factors and another problem."""
         tiles = contraction.choose(
-            target, replace(self.problem, **changes), _instructions(self.kind, self.feeds, target)
+            target, replace(self.problem, **changes), _instructions(self.kind, self.operands, target)
         )
-        return [c for c in tiles if _is_buildable(c.tile, self.kind, self.roles, self.feeds, target)]
+        return [c for c in tiles if _is_buildable(c.tile, self.kind, self.roles, self.operands, target)]
 
-    def feed(self, factor: ir.Value) -> Feed:
-        return next(self.feeds[s] for s, f in self.roles.factors.items() if f == factor)
+    def operand(self, factor: ir.Value) -> Operand:
+        return next(self.operands[s] for s, f in self.roles.factors.items() if f == factor)
 
 
 def tiles_of(node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
     kind = multiplicand_of(node)
     kind = kind if kind in BYTES else "f32"
-    roles, feeds = arrange(node, kind, g, graph, target)
+    roles, operands = arrange(node, kind, g, graph, target)
     problem = _problem(node, roles, kind, g, graph)
-    problem = replace(problem, staged=tuple(_staging(feeds[s], target) for s in ("left", "right")))
+    problem = replace(problem, staged=tuple(_staging(operands[s], target) for s in ("left", "right")))
 
     @cache  # tiles differ in more than their boxes depend on
     def boxes_of(bm: int, bn: int, pieces: tuple[int, int]) -> Sizes | None:
         return _boxes_of(bm, bn, g.space.extents, roles, pieces)
 
     def boxes(tile: BlockTile) -> Sizes | None:
-        built = _built(tile, kind, roles, feeds, target)
+        built = _built(tile, kind, roles, operands, target)
         return boxes_of(tile.bm, tile.bn, (built.piece(0), built.piece(1)))
 
     ranked = []
-    for choice in contraction.choose(target, problem, _instructions(kind, feeds, target)):
-        if _is_buildable(choice.tile, kind, roles, feeds, target) and (sizes := boxes(choice.tile)):
+    for choice in contraction.choose(target, problem, _instructions(kind, operands, target)):
+        if _is_buildable(choice.tile, kind, roles, operands, target) and (sizes := boxes(choice.tile)):
             overhang = _overhang(sizes, choice.tile, problem, g.space.extents, roles)
             ranked.append((choice.rank * overhang, choice))
     choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
-    return Tiles(kind, roles, feeds, problem, choices, boxes)
+    return Tiles(kind, roles, operands, problem, choices, boxes)
 
 
 def choose_contraction(
@@ -91,11 +91,11 @@ def choose_contraction(
     if 0 in kernel.extents.values():
         return None
     found = tiles_of(node, g, graph, target)
-    kind, roles, feeds, problem, choices = found.kind, found.roles, found.feeds, found.problem, found.choices
+    kind, roles, operands, problem, choices = found.kind, found.roles, found.operands, found.problem, found.choices
     if not choices:
         return None
     tile = pick(choices, nth)
-    sizes, built = found.boxes(tile), _staged(_built(tile, kind, roles, feeds, target), tile, target)
+    sizes, built = found.boxes(tile), _staged(_built(tile, kind, roles, operands, target), tile, target)
     tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
     tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
     kernel = replace(kernel, tile=tiles, options=built, sram=lambda k: k.options.shared_bytes)
@@ -103,9 +103,9 @@ def choose_contraction(
     return kernel, _remarks(kernel, tile, choices)
 
 
-def _built(tile: BlockTile, kind: str, roles: Roles, feeds: dict[str, Feed], target: Target) -> MatrixKernel:
+def _built(tile: BlockTile, kind: str, roles: Roles, operands: dict[str, Operand], target: Target) -> MatrixKernel:
     """The kernel of this tile, with the stages that the model has given it."""
-    left, right = feeds["left"], feeds["right"]
+    left, right = operands["left"], operands["right"]
     common = {
         "multiplicand": kind, "rows": roles.rows, "columns": roles.columns, "inner": roles.inner,
         "left_k_major": bool(left.major), "right_k_major": bool(right.major),
@@ -113,15 +113,15 @@ def _built(tile: BlockTile, kind: str, roles: Roles, feeds: dict[str, Feed], tar
     }  # fmt: skip
     if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
         return WarpgroupContraction(**common, persistent_blocks=target.units)
-    copies = {f"{side}_copy": "async" if f.copy == "tma" else f.copy for side, f in feeds.items()}
-    gathers = any(f.gathers and f.copy == "registers" for f in feeds.values())
+    copies = {f"{side}_copy": "async" if f.copy == "tma" else f.copy for side, f in operands.items()}
+    gathers = any(f.gathers and f.copy == "registers" for f in operands.values())
     return Contraction(**common, **copies, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
 
 
-def _is_buildable(tile: BlockTile, kind: str, roles: Roles, feeds: dict[str, Feed], target: Target) -> bool:
+def _is_buildable(tile: BlockTile, kind: str, roles: Roles, operands: dict[str, Operand], target: Target) -> bool:
     if tile.split_k > 1 or tile.cluster > 1:
         return False
-    return _built(tile, kind, roles, feeds, target).refuse_shape() is None
+    return _built(tile, kind, roles, operands, target).refuse_shape() is None
 
 
 def _remarks(kernel: KernelPlan, tile: BlockTile, choices: list[Choice]) -> list[Remark]:
@@ -168,16 +168,16 @@ def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> con
     return contraction.Contraction(m, n, k, points // (m * n), stored, result, tf32, reads, epilogue=epilogue)
 
 
-def _staging(feed: Feed, target: Target) -> float:
+def _staging(operand: Operand, target: Target) -> float:
     """Integer operations for an element that threads bring to shared memory."""
     fit = target.fit(ContractionTimes)
-    return 0 if feed.copy != "registers" else fit.gather_operations if feed.gathers else fit.convert_operations
+    return 0 if operand.copy != "registers" else fit.gather_operations if operand.gathers else fit.convert_operations
 
 
-def _instructions(kind: str, feeds: dict[str, Feed], target: Target) -> list[str]:
+def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> list[str]:
     if kind not in ("i8", "bf16", "f16", "tf32"):
         return []
-    boxes = all(f.copy == "tma" for f in feeds.values())
+    boxes = all(f.copy == "tma" for f in operands.values())
     hopper = boxes and kind != "i8" and "wgmma" in target.instructions(kind)
     return ["mma.sync", "wgmma"] if hopper else ["mma.sync"]
 
@@ -201,9 +201,7 @@ def _boxes_of(bm: int, bn: int, extents: Sizes, roles: Roles, pieces: tuple[int,
     return sizes
 
 
-def _overhang(
-    sizes: Sizes, tile: BlockTile, problem: contraction.Contraction, extents: Sizes, roles: Roles
-) -> float:
+def _overhang(sizes: Sizes, tile: BlockTile, problem: contraction.Contraction, extents: Sizes, roles: Roles) -> float:
     """How many times as many blocks the boxes take as tiles of a flat C would."""
     taken = prod(ceil(extents[d] / sizes[d]) for d in (*roles.rows, *roles.columns))
     return taken / (ceil(problem.m / tile.bm) * ceil(problem.n / tile.bn))

@@ -22,29 +22,29 @@ def online_reductions(view: View) -> list[Node]:
     """The reductions that can share one pass, at least two; an empty list if they cannot."""
     space = view.group.space
     nodes = [n for n in view.group.nodes if n.reduced]
-    walked = {frozenset(space.dims[n][d] for d in n.reduced) for n in nodes}
-    if len(nodes) < 2 or len(walked) != 1 or any(n.scan is not None or n.contraction is not None for n in nodes):
+    reduced = {frozenset(space.dims[n][d] for d in n.reduced) for n in nodes}
+    if len(nodes) < 2 or len(reduced) != 1 or any(n.scan is not None or n.contraction is not None for n in nodes):
         return []
-    (dims,) = walked
-    last = max(view.kernel.sweeps[n.name] for n in nodes)
+    (dims,) = reduced
+    last = max(view.kernel.loop_groups[n.name] for n in nodes)
     others = [n for n in view.group.nodes if n not in nodes and dims & set(space.dims[n])]
-    if len(dims) != 1 or last == 0 or any(view.kernel.sweeps[n.name] <= last for n in others):
+    if len(dims) != 1 or last == 0 or any(view.kernel.loop_groups[n.name] <= last for n in others):
         return []
     online = _derive(view, nodes, min(dims))
-    if online is None or len({c.total.place for c in online.carried}) > 1:
+    if online is None or len({c.total.dims for c in online.carried}) > 1:
         return []
     return nodes
 
 
 def _derive(view: View, nodes: list[Node], dim: int) -> Online | None:
-    places = {n.op: view.group.space.dims[n] for n in view.group.nodes}
+    dims = {n.op: view.group.space.dims[n] for n in view.group.nodes}
     made = {
         r.value: (n.op, k)
         for n in view.graph.nodes
         for k, r in enumerate(n.results)
         if n in view.group.nodes or n.inlined
     }
-    reader = Reader(places, made.get)
+    reader = Reader(dims, made.get)
     try:
         for n in nodes:
             for k in range(len(n.results)):

@@ -25,7 +25,7 @@ from tilec.plan.groups import Group
 
 
 @dataclass(frozen=True)
-class Feed:
+class Operand:
     """How a factor reaches shared memory.
 
     `copy`: "tma" (a box at a time, by the hardware), "async" (16 bytes a thread, past the registers) or
@@ -52,15 +52,15 @@ class Roles:
         return self.rows if side == "left" else self.columns
 
 
-def arrange(node: Node, kind: str, g: Group, graph: Graph, target: Target) -> tuple[Roles, dict[str, Feed]]:
+def arrange(node: Node, kind: str, g: Group, graph: Graph, target: Target) -> tuple[Roles, dict[str, Operand]]:
     """Roles and feeds of a contraction whose factors are staged as `kind`.
 
     Any order of the reduced dimensions is right; the one in which most factors can be copied is taken.
     """
     found = []
     for roles in _roles(node, g, graph):
-        feeds = {s: _feed(node, f, s, roles, kind, g, graph, target) for s, f in roles.factors.items()}
-        found.append((roles, feeds))
+        operands = {s: _operand(node, f, s, roles, kind, g, graph, target) for s, f in roles.factors.items()}
+        found.append((roles, operands))
     ease = {"tma": 2, "async": 1, "registers": 0}
     return max(found, key=lambda pair: sum(ease[f.copy] for f in pair[1].values()))
 
@@ -92,38 +92,38 @@ def _result_dims(node: Node, g: Group, graph: Graph) -> list[int]:
     return [g.space.dims[maker][d] for d in result.dims]
 
 
-def _feed(
+def _operand(
     node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target
-) -> Feed:
+) -> Operand:
     plain = stored(factor)
     read = read_of(plain, node)
     if read is None or (read.value in graph.producer and graph.producer[read.value].inlined):
         return _computed(factor, node, kind)
     shape = ir.ShapedType(read.value.type).shape
-    places = [g.space.dims[node][d] for d in read.dims]
-    last = next((p for p, e in zip(reversed(places), reversed(shape)) if e > 1), None)
+    dims = [g.space.dims[node][d] for d in read.dims]
+    last = next((p for p, e in zip(reversed(dims), reversed(shape)) if e > 1), None)
     major = int(last in roles.inner)
     size = BYTES[kind]
     if size == 1 and not major:  # of which matrix units take lines of k only
-        return Feed("registers", 1)
+        return Operand("registers", 1)
     if str(plain.type) != ("f32" if kind == "tf32" else kind) or last is None or not target.has("cp_async"):
-        return Feed("registers", major)
-    extents = dict(zip(places, shape))
+        return Operand("registers", major)
+    extents = dict(zip(dims, shape))
     wide = [d for d in roles.inner if extents.get(d, 1) > 1]
     run = shape[-1]
-    if major and _is_flat(places, roles.inner):
+    if major and _is_flat(dims, roles.inner):
         run = prod(extents[d] for d in roles.inner)
     elif (major and last != roles.inner[-1]) or (not major and last != roles.order(side)[-1]):
-        return Feed("registers", major)
+        return Operand("registers", major)
     if run * size % WIDE:
-        return Feed("registers", major)
+        return Operand("registers", major)
     depth = LINE // size  # of k, in one box
     together = len(wide) <= 1 or (wide[-1] == roles.inner[-1] and extents[wide[-1]] % depth == 0)
-    kept = [d for d in places if d in roles.order(side) and extents[d] > 1]
+    kept = [d for d in dims if d in roles.order(side) and extents[d] > 1]
     ordered = kept == sorted(kept, key=roles.order(side).index)
     exact = kind in ("bf16", "f16") or (kind == "tf32" and is_packed(read.value))  # what is multiplied is rounded
     tma = target.has("tma") and exact and len(shape) <= 5 and together and ordered
-    return Feed("tma" if tma else "async", major)
+    return Operand("tma" if tma else "async", major)
 
 
 def is_packed(value: ir.Value) -> bool:
@@ -132,10 +132,10 @@ def is_packed(value: ir.Value) -> bool:
     return owner is not None and "tilec.stored" in owner.attributes
 
 
-def _is_flat(places: list[int], inner: tuple[int, ...]) -> bool:
+def _is_flat(dims: list[int], inner: tuple[int, ...]) -> bool:
     """Whether all reduced dimensions are adjacent in a tensor, in order: k is one dimension of its memory."""
-    first = places.index(inner[0]) if inner[0] in places else len(places)
-    return tuple(places[first : first + len(inner)]) == inner
+    first = dims.index(inner[0]) if inner[0] in dims else len(dims)
+    return tuple(dims[first : first + len(inner)]) == inner
 
 
 def read_of(value: ir.Value, node: Node) -> Read | None:
@@ -150,7 +150,7 @@ def read_of(value: ir.Value, node: Node) -> Read | None:
     )
 
 
-def _computed(factor: ir.Value, node: Node, kind: str) -> Feed:
+def _computed(factor: ir.Value, node: Node, kind: str) -> Operand:
     """A factor that threads compute; in the direction in which most that it reads is contiguous."""
     score: dict[int, float] = {}
     pending, seen = [factor], set()
@@ -171,4 +171,4 @@ def _computed(factor: ir.Value, node: Node, kind: str) -> Feed:
     }  # neighbours in a warp's access
     parallel = max((s for d, s in run.items() if d not in node.reduced), default=0)
     major = max((s for d, s in run.items() if d in node.reduced), default=0) > parallel
-    return Feed("registers", int(major or kind == "i8"), any(op.name == "tensor.extract" for op in seen))
+    return Operand("registers", int(major or kind == "i8"), any(op.name == "tensor.extract" for op in seen))

@@ -28,40 +28,40 @@ SHOWN = 4  # alternatives, of those that differ in kind
 class RowPlan:
     """The choice for one kernel, its work and the alternatives.
 
-    `alone`: a block reduces along the rows only, so that `work` is the kernel's. `shifts`: the rows could be unaligned. `beside`:
-    rows in shared memory could have a part in registers.
+    `alone`: a block reduces along the rows only, so that `work` is the kernel's. `unaligned`: the rows could be
+    unaligned. `register_chunks`: rows in shared memory could have a part in registers.
     """
 
     tile: cost_rows.RowTile
     work: Work
     alternatives: tuple[tuple[str, float], ...]
     alone: bool = True
-    shifts: bool = False
-    beside: bool = False
+    unaligned: bool = False
+    register_chunks: bool = False
 
 
 def choose_rows(view: View, lane: int, vector: int) -> RowPlan:
     problem = row_problem(view, lane, vector)
-    wide = shifted_vector(view, lane, vector)
-    problems = [problem, *([replace(problem, vector=wide, shifted=True)] if wide else [])]
+    wide = unaligned_vector(view, lane, vector)
+    problems = [problem, *([replace(problem, vector=wide, unaligned=True)] if wide else [])]
     choices = cost_rows.choose(view.target, *problems)
     best = pick(choices, view.pick)
-    problem = problems[best.shifted]
+    problem = problems[best.unaligned]
     return RowPlan(
         best,
         cost_rows.row_work(view.target, problem, best),
         _alternatives(choices),
-        shifts=bool(wide),
-        beside=any(c.tile.beside for c in choices),
+        unaligned=bool(wide),
+        register_chunks=any(c.tile.register_chunks for c in choices),
     )
 
 
-def shifted_vector(view: View, lane: int, vector: int) -> int:
+def unaligned_vector(view: View, lane: int, vector: int) -> int:
     """Elements of the vectors of unaligned rows; 0 if they are no wider than `vector`, or the rows cannot be read so."""
     along = [a for a in view.accesses if len(a.dims) > 1 and a.dims[-1] == lane]
     rows = {d for d in view.kernel.grid if view.extents[d] > 1}
     nodes = [view.group.space.dims[n] for n in view.group.nodes if lane in view.group.space.dims[n]]
-    if not along or refuse_streams(view, lane) or not all(rows <= set(dims) for dims in nodes):
+    if not along or refuse_prefetch(view, lane) or not all(rows <= set(dims) for dims in nodes):
         return 0
     wide = widest(along)
     return wide if wide > vector and view.extents[lane] >= 2 * wide else 0
@@ -88,18 +88,18 @@ def row_problem(view: View, lane: int, vector: int) -> cost_rows.Rows:
     nodes = [n for n in view.group.nodes if lane in view.group.space.dims[n]]
     flops = {"fma.f32": sum(n.flops for n in nodes), "special": sum(n.special for n in nodes)}
     size = max((a.element for a in reads), default=4)
-    sweeps = 1 + max(view.kernel.sweeps[n.name] for n in nodes)
+    passes = 1 + max(view.kernel.loop_groups[n.name] for n in nodes)
     live, made = _live(view, lane, nodes)
-    simple = not refuse_streams(view, lane)
-    joint = {view.kernel.sweeps[n.name] for n in online_reductions(view)}
+    simple = not refuse_prefetch(view, lane)
+    joint = {view.kernel.loop_groups[n.name] for n in online_reductions(view)}
     joined = max(joint) - min(joint) if joint else 0
     return cost_rows.Rows(
-        rows, max(1, view.extents[lane]), size, max(1, len(reads)), len(writes), live, made, sweeps, joined, flops,
+        rows, max(1, view.extents[lane]), size, max(1, len(reads)), len(writes), live, made, passes, joined, flops,
         len(common), vector, simple and not refuse_cluster(view, lane), simple,
     )  # fmt: skip
 
 
-def refuse_streams(view: View, lane: int) -> str | None:
+def refuse_prefetch(view: View, lane: int) -> str | None:
     """Why persistent blocks cannot compute a kernel row after row; None if they can."""
     others = [d for d in view.reduced if d != lane and view.extents[d] > 1]
     if others:
@@ -128,25 +128,25 @@ def refuse_cluster(view: View, lane: int) -> str | None:
 
 def ruled_out_rows(view: View, lane: int) -> dict[str, str]:
     """The options that the operations of a kernel rule out, with the reason."""
-    streams = refuse_streams(view, lane)
-    found = {"prefetched_rows": streams, "residency": streams, "cluster": streams or refuse_cluster(view, lane)}
+    prefetch = refuse_prefetch(view, lane)
+    found = {"prefetched_rows": prefetch, "residency": prefetch, "cluster": prefetch or refuse_cluster(view, lane)}
     return {option: why for option, why in found.items() if why is not None}
 
 
 def _live(view: View, lane: int, nodes: list[Node]) -> tuple[int, int]:
     """32-bit values of each element that are kept between passes (inputs that are read again, and intermediates), and the
     intermediates among them."""
-    sweep = {n: view.kernel.sweeps[n.name] for n in nodes}
+    loop_group = {n: view.kernel.loop_groups[n.name] for n in nodes}
     spans: dict[ir.Value, list[int]] = {}
     for n in nodes:
-        places = view.group.space.dims[n]
+        dims = view.group.space.dims[n]
         for read in n.reads:
-            if lane in (places[d] for d in read.dims):
-                spans.setdefault(read.value, []).append(sweep[n])
+            if lane in (dims[d] for d in read.dims):
+                spans.setdefault(read.value, []).append(loop_group[n])
         for result in n.results:
-            if lane in (places[d] for d in result.dims):
-                spans.setdefault(result.value, []).append(sweep[n])
-    last = max(sweep.values())
+            if lane in (dims[d] for d in result.dims):
+                spans.setdefault(result.value, []).append(loop_group[n])
+    last = max(loop_group.values())
     made = {r.value for n in nodes for r in n.results}
 
     def most(values: Any) -> int:
@@ -161,16 +161,22 @@ def _alternatives(choices: list[Choice[cost_rows.RowTile]]) -> tuple[tuple[str, 
     kinds: dict[tuple, tuple[str, float]] = {}
     for choice in choices:
         tile = choice.tile
-        kinds.setdefault((tile.cluster, tile.stages > 0, tile.keep), (describe(tile), choice.prediction.time_us))
+        kinds.setdefault((tile.cluster, tile.stages > 0, tile.residency), (describe(tile), choice.prediction.time_us))
     return tuple(list(kinds.values())[:SHOWN])
 
 
 def describe(tile: cost_rows.RowTile) -> str:
     """A row tile in words."""
-    where = {"registers": "rows in registers", "sram": "rows in shared memory"}.get(tile.keep, "every pass reloads rows")
-    where += f" and, {tile.beside * tile.vectors} accesses of each thread, in registers" if tile.beside else ""
+    where = {"registers": "rows in registers", "sram": "rows in shared memory"}.get(
+        tile.residency, "every pass reloads rows"
+    )
+    where += (
+        f" and, {tile.register_chunks * tile.vectors} accesses of each thread, in registers"
+        if tile.register_chunks
+        else ""
+    )
     where += ", packed" if tile.packed else ""
-    where += ", unaligned" if tile.shifted else ""
+    where += ", unaligned" if tile.unaligned else ""
     threads = f"{count(tile.threads, 'thread')} a row"
     if tile.cluster > 1:
         threads = f"a cluster of {tile.cluster} blocks of {tile.threads} threads a row"

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
-from tilec.analysis.traffic import element_bytes, is_chain, kept_bytes
+from tilec.analysis.traffic import allows_look_back, element_bytes, intermediate_bytes
 from tilec.core.fitted import Barriers
 from tilec.core.hardware import WARP
 from tilec.core.mlir import ir
 from tilec.core.quantities import count
 from tilec.cost.model import Work
 from tilec.kernels.threaded import part_of
-from tilec.passes.cuda.threaded.scan_epilogue import finishes
+from tilec.passes.cuda.threaded.scan_epilogue import is_scan_epilogue
 from tilec.plan.cuda.view import power
 
 if TYPE_CHECKING:
@@ -33,27 +33,29 @@ _MOST_WARPS = 16
 
 @dataclass(frozen=True)
 class ScanTile:
-    """`threads` of a block lie along a row, a block has `beside` rows, and `chain` blocks share a row."""
+    """`threads` of a block lie along a row, a block has `rows_per_block` rows, and `blocks_per_row` blocks share a row."""
 
     threads: int
-    beside: int
+    rows_per_block: int
     steps: int
-    chain: int = 1
+    blocks_per_row: int = 1
 
-    def work(self, work: Work, kernel_blocks: int, kept: int, vector: int, target: Target) -> Work:
-        """The work of a kernel with this tile that keeps `kept` bytes of each of its rows in shared memory. Threads with
+    def work(self, work: Work, kernel_blocks: int, row_bytes: int, vector: int, target: Target) -> Work:
+        """The work of a kernel with this tile that keeps `row_bytes` bytes of each of its rows in shared memory. Threads with
         `vector` neighbouring words conflict in banks with as many others, in writes and in reads."""
-        moved = 2 * kept * self.beside * kernel_blocks * vector
-        work = replace(work, shared_per_block=kept * self.beside, shared_bytes=work.shared_bytes + moved)
+        moved = 2 * row_bytes * self.rows_per_block * kernel_blocks * vector
+        work = replace(work, shared_per_block=row_bytes * self.rows_per_block, shared_bytes=work.shared_bytes + moved)
         fit = target.fit(Barriers)
-        if self.chain == 1:
+        if self.blocks_per_row == 1:
             return replace(work, stall_ns=fit.block_ns * (self.threads > WARP))
-        return replace(work, blocks=kernel_blocks * self.chain, stall_ns=2 * (fit.hop_ns + fit.block_ns), launches=2)
+        return replace(
+            work, blocks=kernel_blocks * self.blocks_per_row, stall_ns=2 * (fit.hop_ns + fit.block_ns), launches=2
+        )
 
     def __str__(self) -> str:
-        if self.chain > 1:
-            return f"{self.chain} blocks of {self.threads} threads share a row"
-        return f"{count(self.threads, 'thread')} a row, {count(self.beside, 'row')} a block"
+        if self.blocks_per_row > 1:
+            return f"{self.blocks_per_row} blocks of {self.threads} threads share a row"
+        return f"{count(self.threads, 'thread')} a row, {count(self.rows_per_block, 'row')} a block"
 
 
 @dataclass(frozen=True)
@@ -66,27 +68,27 @@ class ScanPlan:
     alternatives: tuple[tuple[str, float], ...]
 
 
-def scan_tiles(view: View, lane: int, vector: int, most: int, kept: int) -> Iterator[ScanTile]:
-    """The ways to share rows, the simplest first. A block has up to `most` threads; a row's intermediates take `kept`
+def scan_tiles(view: View, lane: int, vector: int, most: int, row_bytes: int) -> Iterator[ScanTile]:
+    """The ways to share rows, the simplest first. A block has up to `most` threads; a row's intermediates take `row_bytes`
     bytes."""
     extent, rows = view.extents[lane], view.extents[view.kernel.grid[-1]] if view.kernel.grid else 1
-    room = view.target.sm.shared_per_block if view.target.sm else kept
+    room = view.target.sm.shared_per_block if view.target.sm else row_bytes
     lanes = min(WARP, power(extent / vector))
-    beside = min(most // lanes, power(rows / 2))
-    while beside > 1 and beside * kept > room:
-        beside //= 2
-    refused = lanes < WARP or refuse_chain(view, lane)
+    rows_per_block = min(most // lanes, power(rows / 2))
+    while rows_per_block > 1 and rows_per_block * row_bytes > room:
+        rows_per_block //= 2
+    refused = lanes < WARP or refuse_look_back(view, lane)
     # Rows of several chunks of the largest block: 0.98 of copy with it, 0.92 to 0.97 with smaller ones (measured, H200).
-    long = not refused and kept <= room and extent >= 2 * _part(_MOST_WARPS, vector)
-    if (refused or beside * kept <= room) and not long:
-        yield ScanTile(lanes, beside, _STEPS)
+    long = not refused and row_bytes <= room and extent >= 2 * _part(_MOST_WARPS, vector)
+    if (refused or rows_per_block * row_bytes <= room) and not long:
+        yield ScanTile(lanes, rows_per_block, _STEPS)
     for warps in () if refused else (4, 8, _MOST_WARPS):
         part, steps = _part(warps, vector), _steps(warps)
-        if part // 2 < extent and (kept <= room or part >= extent) and (not long or warps == _MOST_WARPS):
+        if part // 2 < extent and (row_bytes <= room or part >= extent) and (not long or warps == _MOST_WARPS):
             yield ScanTile(warps * WARP, 1, steps)
-        chain = ceil(extent / part)
-        if chain > 1 and part_of(extent, chain, vector) * (chain - 1) < extent:
-            yield ScanTile(warps * WARP, 1, steps, chain)
+        blocks_per_row = ceil(extent / part)
+        if blocks_per_row > 1 and part_of(extent, blocks_per_row, vector) * (blocks_per_row - 1) < extent:
+            yield ScanTile(warps * WARP, 1, steps, blocks_per_row)
 
 
 def _steps(warps: int) -> int:
@@ -98,33 +100,33 @@ def _part(warps: int, vector: int) -> int:
     return warps * WARP * vector * _steps(warps)
 
 
-def scan_kept_bytes(view: View) -> int:
+def scan_intermediate_bytes(view: View) -> int:
     """Bytes of a row's intermediates; none of the scan's where all that is made of its elements is part of the scan."""
-    kept = kept_bytes(view.group.nodes, view.graph, view.group.space)
-    for value in finished(view):
+    held = intermediate_bytes(view.group.nodes, view.graph, view.group.space)
+    for value in fused_scan_results(view):
         scan = view.graph.producer[value]
         inner = prod(e for d, e in zip(view.group.space.dims[scan], scan.extents) if d not in view.kernel.grid)
-        kept -= inner * element_bytes(ir.ShapedType(value.type).element_type)
-    return max(0, kept)
+        held -= inner * element_bytes(ir.ShapedType(value.type).element_type)
+    return max(0, held)
 
 
-def finished(view: View) -> list[ir.Value]:
+def fused_scan_results(view: View) -> list[ir.Value]:
     """The result of a kernel's scan, if it is stored nowhere since the operations on its elements become part of the scan."""
     scan = next((n for n in view.group.nodes if n.scan is not None), None)
     if scan is None:
         return []
     dims, made = view.group.space.dims, {r.value for r in scan.results}
     users = [n for n in view.group.nodes if any(r.value in made for r in n.reads)]
-    if len(users) != 1 or not finishes(users[0].op) or dims[users[0]] != dims[scan]:
+    if len(users) != 1 or not is_scan_epilogue(users[0].op) or dims[users[0]] != dims[scan]:
         return []
     value = users[0].op.operands[0]
     # else it reads them by operations that are computed again in it
     return [value] if value in made and len(users[0].reads) == 1 else []
 
 
-def refuse_chain(view: View, lane: int) -> str | None:
+def refuse_look_back(view: View, lane: int) -> str | None:
     """Why warps and blocks cannot share the rows of this kernel; None if they can."""
-    if not is_chain(view.group.nodes, view.group.space) or view.reduced != [lane]:
+    if not allows_look_back(view.group.nodes, view.group.space) or view.reduced != [lane]:
         return "the rows have more operations than one scan and elementwise ones"
     (scan,) = [n for n in view.group.nodes if n.scan is not None]
     state = ir.ShapedType(list(scan.op.results)[-1].type).element_type
@@ -135,5 +137,5 @@ def refuse_chain(view: View, lane: int) -> str | None:
 
 def ruled_out_scan(view: View, lane: int) -> dict[str, str]:
     """The option that a scan's surroundings rule out, with the reason."""
-    why = refuse_chain(view, lane) if lane in view.scanned else None
+    why = refuse_look_back(view, lane) if lane in view.scanned else None
     return {"blocks_per_row": why} if why else {}

@@ -16,37 +16,37 @@ from math import prod
 from typing import Any
 
 from tilec.analysis.layout import Layout, make
-from tilec.analysis.loop_groups import Walked, walks
-from tilec.analysis.traffic import element_bytes, kept_values
+from tilec.analysis.loop_groups import GroupedOp, loop_nests
+from tilec.analysis.traffic import element_bytes, intermediates
 from tilec.core.hardware import WARP
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost.model import TooLarge, round_up
 from tilec.kernels import KernelPlan
 from tilec.kernels.threaded import laid_out, part_of
-from tilec.plan.cuda.scan import finished
+from tilec.plan.cuda.scan import fused_scan_results
 from tilec.plan.cuda.view import View, power
 
 ALIGN = 16  # bytes that every piece begins at a multiple of
-TAGS = 32  # bytes of the words that asynchronous stores to other blocks count on
+MBARRIER_BYTES = 32  # bytes of the words that asynchronous stores to other blocks count on
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor, or a block's part of one: the kernel dimensions that subscript it, and the bytes of an element. `walks`:
+    """A tensor, or a block's part of one: the kernel dimensions that subscript it, and the bytes of an element. `nests`:
     the loop nests that read an input. `reduced`: the dimensions of a reduction that carries a state; `scans`: that of a
     scan."""
 
     dims: tuple[int, ...]
     element: int
-    walks: int = 1
+    nests: int = 1
     reduced: frozenset[int] = frozenset()
     scans: int | None = None
 
 
 @dataclass(frozen=True)
-class Kept:
-    """All that a kernel's blocks may keep, whatever its layout."""
+class OnChip:
+    """All that a kernel's blocks may have in SRAM, whatever its layout."""
 
     made: tuple[Piece, ...]
     states: tuple[Piece, ...]
@@ -58,7 +58,7 @@ class Kept:
         sizes = [_size(layout, p) for p in (*self.made, *self.states) if not layout.whole(p.dims)]
         for p in self.inputs:
             if p.dims and p.dims[-1] in o.transposed_dims and layout.lane in p.dims:
-                sizes += [_size(layout, p, pad=1)] * p.walks
+                sizes += [_size(layout, p, pad=1)] * p.nests
             elif p.dims and p.dims[-1] == layout.lane and all(layout.extents[d] == 1 for d in p.dims[:-1]):
                 sizes += self._rows(kernel, layout, p)
         for p in self.states:
@@ -68,11 +68,11 @@ class Kept:
         return sum(round_up(size, ALIGN) for size in sizes)
 
     def _rows(self, kernel: KernelPlan, layout: Layout, p: Piece) -> list[int]:
-        """An input that arrives early, or waits for a second walk."""
+        """An input that is prefetched, or waits for a second loop nest."""
         o = kernel.options
         if stages := o.rows_in_flight:
             return [_size(layout, p) * (stages if set(p.dims) & set(kernel.grid) else 1)]
-        if o.residency != "smem" or p.walks < 2:
+        if o.residency != "smem" or p.nests < 2:
             return []
         if o.register_chunks:
             chunks = layout.chunks(layout.lane) - o.register_chunks
@@ -80,35 +80,39 @@ class Kept:
         return [_size(layout, p)]
 
 
-def kept(view: View) -> Kept:
+def on_chip(view: View) -> OnChip:
     """The intermediates, states and inputs of a kernel's operations."""
     nodes, dims = view.group.nodes, view.group.space.dims
-    walked = [
-        Walked(view.kernel.sweeps[n.name], dims[n], frozenset(dims[n][d] for d in n.reduced), n.scan is not None)
+    grouped_ops = [
+        GroupedOp(
+            view.kernel.loop_groups[n.name], dims[n], frozenset(dims[n][d] for d in n.reduced), n.scan is not None
+        )
         for n in nodes
     ]
-    number = dict(zip(nodes, walks(walked, "cuda")))
+    number = dict(zip(nodes, loop_nests(grouped_ops, "cuda")))
     states, made, read = [], [], {}
     carried = set()
-    for node, walk in zip(nodes, walked):
+    for node, grouped in zip(nodes, grouped_ops):
         for result in node.results:
             if any(d not in result.dims for d in node.reduced):
                 carried.add(result.value)
                 scans = dims[node][node.scan] if node.scan is not None else None
                 states.append(
-                    Piece(_places(dims[node], result), _element(result.value), reduced=walk.reduced, scans=scans)
+                    Piece(
+                        _kernel_dims(dims[node], result), _element(result.value), reduced=grouped.reduced, scans=scans
+                    )
                 )
         for r in node.reads:
-            read.setdefault((r.value, _places(dims[node], r)), set()).add(number[node])
-    spared = finished(view)
-    for node, value in kept_values(nodes, view.graph):
+            read.setdefault((r.value, _kernel_dims(dims[node], r)), set()).add(number[node])
+    spared = fused_scan_results(view)
+    for node, value in intermediates(nodes, view.graph):
         readers = {number[n] for n in nodes if any(r.value == value for r in n.reads)}
         if value not in carried and value not in spared and readers != {number[node]}:
             result = next(r for r in node.results if r.value == value)
-            made.append(Piece(_places(dims[node], result), _element(value)))
+            made.append(Piece(_kernel_dims(dims[node], result), _element(value)))
     own = {r.value for n in nodes for r in n.results}
-    inputs = [Piece(p, _element(value), len(walks_)) for (value, p), walks_ in read.items() if value not in own]
-    return Kept(tuple(made), tuple(states), tuple(inputs))
+    inputs = [Piece(p, _element(value), len(nests)) for (value, p), nests in read.items() if value not in own]
+    return OnChip(tuple(made), tuple(states), tuple(inputs))
 
 
 def layout_of(kernel: KernelPlan) -> Layout:
@@ -118,7 +122,7 @@ def layout_of(kernel: KernelPlan) -> Layout:
     if o.cluster_blocks > 1 and o.thread_order:
         lane = o.thread_order[0]
         extents[lane] = part_of(extents[lane], o.cluster_blocks, o.vectors[lane])
-    return replace(o.layout(dict(enumerate(extents))), chain=o.blocks_per_tile)
+    return replace(o.layout(dict(enumerate(extents))), blocks_per_row=o.blocks_per_tile)
 
 
 def fit(kernel: KernelPlan, target: Target) -> KernelPlan:
@@ -143,20 +147,22 @@ def fit(kernel: KernelPlan, target: Target) -> KernelPlan:
 
 def too_much(kernel: KernelPlan, target: Target) -> str:
     room = target.sm.shared_per_block
-    return f"a block would take {kernel.sram(kernel):,} bytes of shared memory, and {target.name} has {room:,} for a block"
+    return (
+        f"a block would take {kernel.sram(kernel):,} bytes of shared memory, and {target.name} has {room:,} for a block"
+    )
 
 
 def _exchanged(kernel: KernelPlan, layout: Layout, p: Piece) -> list[int]:
     """The bytes by which threads exchange a state: warps of a block, and blocks of a cluster."""
     if p.scans is not None:
         warps = layout.threads[p.scans] // WARP
-        return [layout.steps[p.scans] * warps * p.element, p.element] if warps > 1 or layout.chain > 1 else []
+        return [layout.steps[p.scans] * warps * p.element, p.element] if warps > 1 or layout.blocks_per_row > 1 else []
     slots = layout.slots(p.dims)
     across = [d for d in layout.order if d in p.reduced and layout.stride(d) * layout.threads[d] > WARP]
     each = {d: WARP if layout.stride(d) == 1 else 1 for d in across}  # threads that have one state
     sizes = [slots * layout.block // each[d] * p.element for d in across]
     if (blocks := kernel.options.cluster_blocks) > 1:
-        sizes += [2 * blocks * slots * p.element, TAGS]
+        sizes += [2 * blocks * slots * p.element, MBARRIER_BYTES]
     return sizes
 
 
@@ -165,7 +171,7 @@ def _size(layout: Layout, p: Piece, pad: int = 0) -> int:
     return p.element * (prod(extents[:-1]) * (extents[-1] + pad) if extents else 1)
 
 
-def _places(dims: tuple[int, ...], read: Any) -> tuple[int, ...]:
+def _kernel_dims(dims: tuple[int, ...], read: Any) -> tuple[int, ...]:
     return tuple(dims[d] for d in read.dims)
 
 

@@ -69,11 +69,11 @@ def _accesses(kernel: KernelPlan, g: Group, graph: Graph) -> Iterator[Any]:
         readers = [(n, r) for n in g.nodes for r in n.reads if r.value == value]
         seen: dict[tuple[int, ...], list[str]] = {}
         for node, read in readers:
-            places = tuple(g.space.dims[node][d] for d in read.dims)
-            seen.setdefault(places, []).append(node.name)
+            dims = tuple(g.space.dims[node][d] for d in read.dims)
+            seen.setdefault(dims, []).append(node.name)
         for node, read in readers:
-            places = tuple(g.space.dims[node][d] for d in read.dims)
-            if names := seen.pop(places, []):
+            dims = tuple(g.space.dims[node][d] for d in read.dims)
+            if names := seen.pop(dims, []):
                 yield _access(g, node, value, read.dims, False, tuple(names))
 
 
@@ -143,12 +143,12 @@ def power(value: float) -> int:
     return 1 << max(0, ceil(value) - 1).bit_length()
 
 
-def unrolled(view: View, dims: Iterable[int], beside: int = 1) -> dict[int, int]:
+def unrolled(view: View, dims: Iterable[int], elements: int = 1) -> dict[int, int]:
     """Unrolled steps along dimensions that a thread has alone: short dimensions whole, the last first, as long as a thread
     can hold their elements together. Other dimensions go step by step: sixteen dimensions of 2 would be tens of
-    thousands of elements. `beside` is the number of elements along the lane's dimension at each step; several dimensions
+    thousands of elements. `elements` is the number of elements along the lane's dimension at each step; several dimensions
     leave room for them."""
-    steps, room = {}, min(HELD, max(UNROLLED, HELD // beside))
+    steps, room = {}, min(HELD, max(UNROLLED, HELD // elements))
     for d in sorted(dims, reverse=True):
         steps[d] = max(1, min(view.extents[d], UNROLLED, room))
         room //= steps[d]

@@ -106,12 +106,12 @@ class _Plan:
     def wanted(self, condition: ast.Expr) -> dict[str, int]:
         """Whether a condition that fails asks for more (1) or less (-1) of kernels and of traffic than there is."""
         found = {"kernels": 0, "traffic": 0}
-        for node in ast.walk(condition):
+        for node in ast.traverse(condition):
             if not isinstance(node, ast.Compare) or self.value(node):
                 continue
             left, right = self.value(node.left), self.value(node.right)
             for side, sign in ((node.left, 1), (node.right, -1)):
-                for name in {n.name for n in ast.walk(side) if isinstance(n, ast.Name)} & found.keys():
+                for name in {n.name for n in ast.traverse(side) if isinstance(n, ast.Name)} & found.keys():
                     found[name] = sign * (1 if left < right else -1)
         return found
 

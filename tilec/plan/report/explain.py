@@ -20,7 +20,7 @@ from tilec.kernels import KernelPlan
 from tilec.plan.groups import Remark
 from tilec.plan.model import Plan
 from tilec.plan.report.expectations import describe_expectations, minimal_traffic, traffic
-from tilec.plan.report.provenance import Provenance, short_place
+from tilec.plan.report.provenance import Provenance, short_location
 
 BAR = 24  # characters of the longest bar
 LABEL = 18  # characters of a line's label
@@ -116,13 +116,13 @@ def _verdict(kernel: KernelPlan, measured: float) -> str:
         return f"launch: {duration(p.time_us)} assumed, {duration(measured)} measured"
     name, term = p.limiter, p.terms[p.limiter]
     taken = max(1e-3, measured - (p.time_us - term))  # as if the rest of the prediction were right
-    amounts = {
+    work_of = {
         "shared": work.shared_bytes,
         "l1": work.shared_bytes,
         "l2": max(work.l2_bytes, work.dram_read + work.dram_write),
     }
     if name in ("dram", "l2", "l3", "l1", "shared"):
-        moved = amounts.get(name, work.dram_read + work.dram_write)
+        moved = work_of.get(name, work.dram_read + work.dram_write)
         return f"{_resource(name)}: {amount(1e6 * moved / term)}B/s assumed, {amount(1e6 * moved / taken)}B/s reached"
     done = sum(n for unit, n in work.flops.items() if unit.partition(".")[0] == name)
     return f"{_resource(name)}: {amount(1e6 * done / term)}op/s assumed, {amount(1e6 * done / taken)}op/s reached"
@@ -164,8 +164,8 @@ def _parts(kernel: KernelPlan) -> Iterator[str]:
 
 def _nests(kernel: KernelPlan) -> list[list[str]]:
     """The operations of each loop nest."""
-    numbers = sorted(set(kernel.sweeps.values()))
-    return [[n for n in kernel.nodes if kernel.sweeps[n] == number] for number in numbers]
+    numbers = sorted(set(kernel.loop_groups.values()))
+    return [[n for n in kernel.nodes if kernel.loop_groups[n] == number] for number in numbers]
 
 
 def _operations(kernel: KernelPlan) -> str:
@@ -238,19 +238,19 @@ def _decisions(plan: Plan, where: Provenance) -> Iterator[str]:
     yield "decisions"
     if any(r.verb in ("fused", "refused") and r.alternatives and not r.weighed for r in plan.remarks):
         yield "  (times of `fused` and `refused` are estimates without tiles; the kernels' own times above are with tiles)"
-    places: dict[tuple[str, int] | None, list[Remark]] = {}
+    locations: dict[tuple[str, int] | None, list[Remark]] = {}
     for remark in plan.remarks:
-        places.setdefault(remark.line, []).append(remark)
-    for place, remarks in sorted(places.items(), key=lambda item: _order(item[0], plan)):
-        yield f"  {short_place(place)}  {where.line(place)}" if place else "  the whole program"
+        locations.setdefault(remark.line, []).append(remark)
+    for location, remarks in sorted(locations.items(), key=lambda item: _order(item[0], plan)):
+        yield f"  {short_location(location)}  {where.line(location)}" if location else "  the whole program"
         for remark in remarks:
             yield f"    {remark.verb:<{VERB}} {remark.subject}: {remark.reason}"
             yield from _alternatives(remark)
 
 
-def _order(place: tuple[str, int] | None, plan: Plan) -> tuple:
+def _order(location: tuple[str, int] | None, plan: Plan) -> tuple:
     files = list(dict.fromkeys(r.line[0] for r in plan.remarks if r.line))
-    return (1, 0, 0) if place is None else (0, files.index(place[0]), place[1])
+    return (1, 0, 0) if location is None else (0, files.index(location[0]), location[1])
 
 
 def _alternatives(remark: Remark) -> Iterable[str]:

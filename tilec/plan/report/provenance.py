@@ -22,21 +22,21 @@ class Provenance:
         self.packs = {p.stored: p for p in plan.packs} if plan else {}
         self.equations = {e.name: e for e in specialised.equations}
         spans = [t.span for t in (*specialised.inputs, *specialised.outputs)]
-        spans += [n.span for e in specialised.equations for n in (e, *ast.walk(e.value))]
+        spans += [n.span for e in specialised.equations for n in (e, *ast.traverse(e.value))]
         self.sources: dict[str, Source] = {s.source.shown: s.source for s in spans if s is not Span.none()}
 
-    def line(self, place: tuple[str, int] | None) -> str:
+    def line(self, location: tuple[str, int] | None) -> str:
         """The text of a source line, without the space around it."""
-        source = self.sources.get(place[0]) if place else None
-        return source.line(place[1]).strip() if source else ""
+        source = self.sources.get(location[0]) if location else None
+        return source.line(location[1]).strip() if source else ""
 
-    def span(self, place: tuple[str, int] | None) -> Span:
+    def span(self, location: tuple[str, int] | None) -> Span:
         """The statement on a line, for a message."""
-        source = self.sources.get(place[0]) if place else None
+        source = self.sources.get(location[0]) if location else None
         if source is None:
             return Span.none()
-        text = source.line(place[1])
-        start = sum(len(line) + 1 for line in source.text.split("\n")[: place[1] - 1])
+        text = source.line(location[1])
+        start = sum(len(line) + 1 for line in source.text.split("\n")[: location[1] - 1])
         return Span(source, start + len(text) - len(text.lstrip()), start + len(text.rstrip()))
 
     def indices(self, operation: str, extents: list[int]) -> tuple[str, ...]:
@@ -71,10 +71,10 @@ class Provenance:
 
 def _index_names(equation: ast.Equation) -> tuple[str, ...]:
     """The left side's indices, then those of reductions: `build` makes dimensions in this order."""
-    inner = [r.index for n in ast.walk(equation.value) if isinstance(n, ast.Reduce) for r in n.ranges]
+    inner = [r.index for n in ast.traverse(equation.value) if isinstance(n, ast.Reduce) for r in n.ranges]
     return tuple(dict.fromkeys((*equation.indices, *inner)))
 
 
-def short_place(place: tuple[str, int]) -> str:
+def short_location(location: tuple[str, int]) -> str:
     """`softmax.tile:4`."""
-    return f"{Path(place[0]).name}:{place[1]}"
+    return f"{Path(location[0]).name}:{location[1]}"

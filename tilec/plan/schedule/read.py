@@ -102,7 +102,11 @@ class Schedule:
         )
         if version != VERSION:
             what = f"this schedule file has version {version}, and tilec reads version {VERSION}"
-            self.fail(what, *([] if "version" not in self.table else ["version"]), hint="`tilec plan --force` writes a new one")
+            self.fail(
+                what,
+                *([] if "version" not in self.table else ["version"]),
+                hint="`tilec plan --force` writes a new one",
+            )
 
     def _kernel(self, kernel: Any, number: int, name: str) -> None:
         if not isinstance(kernel, dict):
@@ -246,8 +250,8 @@ class Schedule:
         end = following.start() if following else len(self.source.text)
         name = re.search(r"`(\w+)`", message)
         strings = re.compile(rf"""["']{re.escape(name[1])}["']""") if name else None
-        places = list(strings.finditer(self.source.text, plan.end, end)) if strings else []
-        return Span(self.source, *places[-1].span()) if places else plan
+        found = list(strings.finditer(self.source.text, plan.end, end)) if strings else []
+        return Span(self.source, *found[-1].span()) if found else plan
 
 
 def _instead(mine: dict[str, Any], chosen: dict[str, Any], key: str) -> str:

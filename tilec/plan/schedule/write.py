@@ -30,7 +30,7 @@ from tomlkit.items import Array, Table
 from tilec.dsl.specialise import Specialised
 from tilec.kernels import KernelPlan
 from tilec.plan.model import Plan
-from tilec.plan.report.provenance import Provenance, short_place
+from tilec.plan.report.provenance import Provenance, short_location
 from tilec.plan.schedule.read import VERSION, read_schedule
 
 __all__ = ["merge_schedule", "read_schedule", "write_schedule"]
@@ -109,8 +109,8 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance) -> Table:
     table.comment(f"{kernel.prediction.time_us:.1f} us, bound by {kernel.prediction.bound}")
     for remark in plan.remarks:
         if remark.verb in ("fused", "refused", "tiled") and _about(remark.subject, kernel):
-            place = f"{short_place(remark.line)}: " if remark.line else ""
-            table.add(tomlkit.comment(" ".join(f"{place}{remark}".split())))  # a file name may hold anything
+            location = f"{short_location(remark.line)}: " if remark.line else ""
+            table.add(tomlkit.comment(" ".join(f"{location}{remark}".split())))  # a file name may hold anything
     _add(table, "operations", _array(kernel.nodes), "")
     grid = ", ".join(f"{names[d]} = {kernel.extents[d]}" for d in kernel.grid)
     blocks = f"{kernel.blocks} block{'s' * (kernel.blocks != 1)}"

@@ -141,11 +141,11 @@ def _result(entry: ir.Operation, name: str, view: View) -> np.ndarray:
     written = view.written()
     if not written.all():
         missing = np.argwhere(~written)
-        place = tuple(map(int, missing[0]))
+        subscripts = tuple(map(int, missing[0]))
         raise Fault(
             "unwritten",
             entry,
-            f"result '{name}': nothing wrote {len(missing)} of {written.size} elements, from {place}",
+            f"result '{name}': nothing wrote {len(missing)} of {written.size} elements, from {subscripts}",
         )
     return view.array().copy()
 

@@ -28,10 +28,10 @@ from tilec.semantics.interpreter.threads import reserve
 @operation("nvgpu.device_async_copy")
 def _copy(code: Code, op: ir.Operation) -> Step:
     """`dstElements` elements, of which those behind `srcElements` become zeros."""
-    _, places, _, indices, given = ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])
+    _, rank, _, indices, given = ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])
     slots = code.operands(op)
-    target, into = slots[0], slots[1 : 1 + places]
-    source, at = slots[1 + places], slots[2 + places : 2 + places + indices]
+    target, into = slots[0], slots[1 : 1 + rank]
+    source, at = slots[1 + rank], slots[2 + rank : 2 + rank + indices]
     count = ir.IntegerAttr(op.attributes["dstElements"]).value
 
     def step(values: Values, mask: Mask) -> None:
@@ -44,11 +44,11 @@ def _copy(code: Code, op: ir.Operation) -> Step:
             if reading.any():
                 subscripts = [values[s] for s in at]
                 subscripts[-1] = subscripts[-1] + n
-                place = origin.place(subscripts, op, context, reading)
+                offset = origin.offset_of(subscripts, op, context, reading)
                 if n == 0:
-                    _aligned(op, origin.buffer, place, count, context, reading)
-                copied[:, n] = np.where(reading, read(origin, place, op, context, reading), 0)
-        start = to.place([values[s] for s in into], op, context, mask, (count,))
+                    _aligned(op, origin.buffer, offset, count, context, reading)
+                copied[:, n] = np.where(reading, read(origin, offset, op, context, reading), 0)
+        start = to.offset_of([values[s] for s in into], op, context, mask, (count,))
         _aligned(op, to.buffer, start, count, context, mask)
         where = np.reshape(start, (-1, 1)) + np.arange(count)
         write(to, where, copied, op, context, mask, ordered=False)
@@ -56,14 +56,14 @@ def _copy(code: Code, op: ir.Operation) -> Step:
         lanes, spots = spread(where, context, mask)
         each = lanes.repeat(count * guard.width(to.buffer))
         who = Copies(context.clocks, context, each, context.commits[each] + 1)
-        guard.writes(guard.places(to.buffer, spots, context.row_of[lanes][:, None]), who, op, context)
+        guard.writes(guard.cells_of(to.buffer, spots, context.row_of[lanes][:, None]), who, op, context)
 
     return step
 
 
-def _aligned(op: ir.Operation, buffer: Buffer, place: np.ndarray, count: int, context: Threads, mask: Mask) -> None:
+def _aligned(op: ir.Operation, buffer: Buffer, offset: np.ndarray, count: int, context: Threads, mask: Mask) -> None:
     size = buffer.data.dtype.itemsize
-    at = np.broadcast_to(place, context.lanes) * size + buffer.start
+    at = np.broadcast_to(offset, context.lanes) * size + buffer.start
     wrong = at % (size * count) != 0 if mask is None else (at % (size * count) != 0) & mask
     if wrong.any():
         raise Fault("misaligned", op, f"a copy of {size * count} bytes", context.names(np.flatnonzero(wrong)))
@@ -126,7 +126,9 @@ class Barrier:
             raise Fault("race", op, what, names)
         if row != mine and (self.shown is None or heard < self.shown):
             block = context.flight.first + row
-            what = f"mbarrier {self.number} of block {block} is used without a fence that makes it visible to the cluster"
+            what = (
+                f"mbarrier {self.number} of block {block} is used without a fence that makes it visible to the cluster"
+            )
             raise Fault("race", op, what, names)
 
     def change(self, op: ir.Operation, context: Threads, arrivals: int, size: int, heard: np.ndarray) -> None:
@@ -134,7 +136,9 @@ class Barrier:
         self.handed = np.maximum(self.handed, heard)
         context.flight.progress += 1
         if self.left < 0:
-            raise Fault("invalid", op, f"more threads arrive at mbarrier {self.number} than the {self.expected} that it expects")
+            raise Fault(
+                "invalid", op, f"more threads arrive at mbarrier {self.number} than the {self.expected} that it expects"
+            )
         if self.left == 0 and self.bytes == 0:
             self.phase, self.left = self.phase + 1, self.expected
             self.heard, self.handed = np.maximum(self.heard, self.handed), np.zeros_like(self.handed)
@@ -263,9 +267,9 @@ class Box:
     swizzle: int
 
 
-def swizzled(place: np.ndarray, line: int) -> np.ndarray:
+def swizzled(offset: np.ndarray, line: int) -> np.ndarray:
     """Where a byte of a tile lies: the 16-byte pieces of a line are exchanged by the number of its 128 bytes."""
-    return place ^ (place >> 7 & line // 16 - 1) << 4
+    return offset ^ (offset >> 7 & line // 16 - 1) << 4
 
 
 @operation("nvgpu.tma.create.descriptor")
@@ -297,7 +301,7 @@ def _load(code: Code, op: ir.Operation) -> Step:
             view: View = values[target]
             start = int(np.broadcast_to(view.offset, context.lanes)[lane]) * dtype.itemsize + view.buffer.start
             swizzle = values[box].swizzle
-            places = boxed_places(op, view.buffer, start, np.arange(made.size) * dtype.itemsize, swizzle)
+            offsets = boxed_elements(op, view.buffer, start, np.arange(made.size) * dtype.itemsize, swizzle)
             row, thread = int(context.row_of[lane]), context.thread_of[[lane]]
             barrier.copies += 1
             heard = context.clocks.release(row, thread)
@@ -305,10 +309,10 @@ def _load(code: Code, op: ir.Operation) -> Step:
             who = Agent(context.clocks, int(context.block_of[lane]), agent, barrier.copies, heard)
             only = np.zeros(context.lanes, np.bool_)
             only[lane] = True
-            write(view, places[None], made.reshape(1, -1), op, context, only, ordered=False)
+            write(view, offsets[None], made.reshape(1, -1), op, context, only, ordered=False)
             guard = view.buffer.guard
-            guard.writes(guard.places(view.buffer, places[None], context.row_of[[lane]][:, None]), who, op, context)
-            context.flight.layouts[row, view.buffer.pieces(places)] = swizzle
+            guard.writes(guard.cells_of(view.buffer, offsets[None], context.row_of[[lane]][:, None]), who, op, context)
+            context.flight.layouts[row, view.buffer.pieces(offsets)] = swizzle
             heard[who.ids % context.clocks.columns] = barrier.copies
             barrier.change(op, context, 0, -made.nbytes, heard)
 
@@ -321,18 +325,18 @@ def _boxed(box: Box, start: list[int], op: ir.Operation, context: Threads) -> np
     ranges = [range(max(0, s), max(0, s, min(s + n, e))) for s, n, e in zip(start, box.shape, box.tensor.shape)]
     if prod(map(len, ranges)):
         index = np.ix_(*(np.array(r) for r in ranges))
-        places = sum((i * s for i, s in zip(index, box.tensor.strides)), box.tensor.offset)
-        part = read(box.tensor, places.reshape(1, -1), op, context, None).reshape(places.shape)
+        offsets = sum((i * s for i, s in zip(index, box.tensor.strides)), box.tensor.offset)
+        part = read(box.tensor, offsets.reshape(1, -1), op, context, None).reshape(offsets.shape)
         made[np.ix_(*(np.array(r) - s for r, s in zip(ranges, start)))] = part
     return made
 
 
-def boxed_places(op: ir.Operation, buffer: Buffer, start: int, offsets: np.ndarray, swizzle: int) -> np.ndarray:
+def boxed_elements(op: ir.Operation, buffer: Buffer, start: int, offsets: np.ndarray, swizzle: int) -> np.ndarray:
     """The elements of a buffer that bytes behind `start` of workgroup memory are, as the hardware lays tiles out."""
     if start % max(128, 8 * swizzle):
         raise Fault("misaligned", op, f"a tile at byte {start} of workgroup memory")
     at = swizzled(start + offsets, swizzle)
-    places = (at - buffer.start) // buffer.data.dtype.itemsize
-    if places.size and (places.min() < 0 or places.max() >= buffer.data.shape[-1]):
+    elements = (at - buffer.start) // buffer.data.dtype.itemsize
+    if elements.size and (elements.min() < 0 or elements.max() >= buffer.data.shape[-1]):
         raise Fault("outside", op, f"a tile from byte {start} leaves {buffer.name or 'its buffer'}")
-    return places
+    return elements

@@ -42,10 +42,10 @@ class Meeting:
 
     def arrive(self, op: ir.Operation, context: Threads, lanes: np.ndarray) -> None:
         row, threads = int(context.row_of[lanes[0]]), context.thread_of[lanes]
-        twice = self.awaited[row, threads] >= 0
-        if twice.any():
+        repeated = self.awaited[row, threads] >= 0
+        if repeated.any():
             what = "arrives at the cluster's barrier again without waiting there"
-            raise Fault("invalid", op, what, context.names(lanes[twice]))
+            raise Fault("invalid", op, what, context.names(lanes[repeated]))
         self.arrived[row, threads], self.awaited[row, threads] = True, self.round
         self.handed = np.maximum(self.handed, context.clocks.release(row, threads))
         self.flight.progress += 1
@@ -123,32 +123,32 @@ def cluster_memory(code: Code, op: ir.Operation, name: str) -> Step:
     return step
 
 
-def is_tag(value: ir.Value) -> bool:
+def is_mbarrier(value: ir.Value) -> bool:
     """Whether asynchronous stores count on it."""
-    return any(value in _tag_of(user) for user in mlir.uses(value))
+    return any(value in _mbarrier_of(user) for user in mlir.uses(value))
 
 
-def _tag_of(op: ir.Operation) -> list[ir.Value]:
-    """The tag of an asynchronous store, or of a wait for some; none for other operations."""
+def _mbarrier_of(op: ir.Operation) -> list[ir.Value]:
+    """The mbarriers of an asynchronous store, or of a wait for some; none for other operations."""
     operands = list(op.operands)
     if op.name == "memref.dma_wait":
         return operands[:1]
     if op.name != "memref.dma_start":
         return []
     target = 1 + ir.MemRefType(operands[0].type).rank
-    tag = target + 2 + ir.MemRefType(operands[target].type).rank
-    return operands[tag : tag + 1]
+    mbarrier = target + 2 + ir.MemRefType(operands[target].type).rank
+    return operands[mbarrier : mbarrier + 1]
 
 
-class Tags(list):
-    """The words of a tag, each an mbarrier, and how often every lane has waited for each."""
+class Mbarriers(list):
+    """The mbarriers of one allocation, and how often every lane has waited for each."""
 
     def __init__(self, barriers: list[Barrier], lanes: int):
         super().__init__(barriers)
         self.waited = np.zeros((len(barriers), lanes), np.int64)
 
 
-def tag(code: Code, op: ir.Operation) -> Step:
+def mbarriers(code: Code, op: ir.Operation) -> Step:
     """One thread makes its words, for one arrival each."""
     (r,), (count,) = code.results(op), shape_of(op.results[0].type)
     first = code.barriers
@@ -158,7 +158,7 @@ def tag(code: Code, op: ir.Operation) -> Step:
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
         values[r] = made = context.common(
-            r, lambda: Tags([Barrier(first + n, context.clocks.columns) for n in range(count)], context.lanes)
+            r, lambda: Mbarriers([Barrier(first + n, context.clocks.columns) for n in range(count)], context.lanes)
         )
         for barrier in made:
             barrier.make(context, 0, 1)
@@ -166,7 +166,7 @@ def tag(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-def _word(op: ir.Operation, group: Tags, number: int, context: Threads, lane: int) -> Barrier:
+def _word(op: ir.Operation, group: Mbarriers, number: int, context: Threads, lane: int) -> Barrier:
     if not 0 <= number < len(group):
         raise Fault("outside", op, f"word {number} of a tag of {len(group)}", context.names(np.array([lane])))
     return group[number]
@@ -181,7 +181,7 @@ def _start(code: Code, op: ir.Operation) -> Step:
     rank = ir.MemRefType(operands[0].type).rank
     source, at, to = slots[0], slots[1 : 1 + rank], 1 + rank
     rank = ir.MemRefType(operands[to].type).rank
-    target, into, (count, tags, word) = slots[to], slots[to + 1 : to + 1 + rank], slots[to + 1 + rank :]
+    target, into, (count, mbarriers, word) = slots[to], slots[to + 1 : to + 1 + rank], slots[to + 1 + rank :]
     if not is_clusters(ir.MemRefType(operands[to].type)):
         raise Unsupported(op, "to memory outside the cluster")
 
@@ -191,17 +191,17 @@ def _start(code: Code, op: ir.Operation) -> Step:
             raise Unsupported(op, "of several elements")
         view: View = values[target]
         given = read(
-            values[source], values[source].place([values[s] for s in at], op, context, mask), op, context, mask
+            values[source], values[source].offset_of([values[s] for s in at], op, context, mask), op, context, mask
         )
-        places = np.broadcast_to(view.place([values[s] for s in into], op, context, mask), context.lanes)
-        rows, _ = view.buffer.rows(places, context.row_of)
+        offsets = np.broadcast_to(view.offset_of([values[s] for s in into], op, context, mask), context.lanes)
+        rows, _ = view.buffer.rows(offsets, context.row_of)
         lanes = _lanes(context, mask)
         context.reach(op, rows[lanes, None], lanes)
         given, words = (np.broadcast_to(v, context.lanes) for v in (given, values[word]))
         for lane in lanes.tolist():
             self_row, thread, row = int(context.row_of[lane]), context.thread_of[[lane]], int(rows[lane])
-            mine = _word(op, values[tags], int(words[lane]), context, lane)
-            barrier = _same_word(op, mine, values[tags], context.flight.contexts[row].made.get(tags), context)
+            mine = _word(op, values[mbarriers], int(words[lane]), context, lane)
+            barrier = _same_word(op, mine, values[mbarriers], context.flight.contexts[row].made.get(mbarriers), context)
             barrier.check(op, context, lane)
             heard = context.clocks.release(self_row, thread)
             mine.copies += 1
@@ -210,37 +210,39 @@ def _start(code: Code, op: ir.Operation) -> Step:
             context.flight.remote[int(who.ids)] = op
             only = np.zeros(context.lanes, np.bool_)
             only[lane] = True
-            write(view, places, given, op, context, only, ordered=False)
+            write(view, offsets, given, op, context, only, ordered=False)
             guard = view.buffer.guard
-            guard.writes(guard.places(view.buffer, *_spot(view, places[lane])), who, op, context)
+            guard.writes(guard.cells_of(view.buffer, *_spot(view, offsets[lane])), who, op, context)
             heard[who.ids % context.clocks.columns] = mine.copies
             barrier.change(op, context, 0, -given.dtype.itemsize, heard)
 
     return step
 
 
-def _same_word(op: ir.Operation, mine: Barrier, own: Tags, of_other: Tags | None, context: Threads) -> Barrier:
+def _same_word(
+    op: ir.Operation, mine: Barrier, own: Mbarriers, of_other: Mbarriers | None, context: Threads
+) -> Barrier:
     """The word of another block's tag at the address of one's own."""
     if of_other is None:
         raise Fault("unwritten", op, f"mbarrier {mine.number} of another block is used before it is initialised")
     return of_other[mine.number - own[0].number]
 
 
-def _spot(view: View, place: int) -> tuple[np.ndarray, np.ndarray]:
-    row, at = divmod(int(place), view.buffer.across)
+def _spot(view: View, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    row, at = divmod(int(offset), view.buffer.across)
     return np.array([[at]]), np.array([[row]])
 
 
 @operation("memref.dma_wait")
-def _wait_for_tag(code: Code, op: ir.Operation) -> Waiting:
+def _wait_for_mbarrier(code: Code, op: ir.Operation) -> Waiting:
     """Thread 0 says how many bytes come, and all wait for them; rounds alternate in parity."""
-    tags, word, count = code.operands(op)
+    mbarriers, word, count = code.operands(op)
     start = next(u for u in mlir.uses(op.operands[0]) if u.name == "memref.dma_start")
     size = dtype_of(start.operands[0].type).itemsize
 
     def resume(values: Values, mask: Mask) -> Iterator[None]:
         context: Threads = values[0]
-        lanes, group = _lanes(context, mask), values[tags]
+        lanes, group = _lanes(context, mask), values[mbarriers]
         words, counts = (np.broadcast_to(values[s], context.lanes) for s in (word, count))
         if 0 in context.thread_of[lanes]:
             lane = int(lanes[context.thread_of[lanes] == 0][0])

@@ -80,7 +80,7 @@ class Block:
             op = view.operation
             if op.name in ENDS:
                 self.ends = [code.slot(v) for v in op.operands]
-                made += [code.step(inner) for inner in mlir.walk(op)]
+                made += [code.step(inner) for inner in mlir.traverse(op)]
             else:
                 made.append(code.step(op))
         self.steps = [s for s in made if s is not None]
@@ -110,7 +110,9 @@ class Code:
         self.targets: dict[int, int] = {}  # where slices go that are inserted into a forall's shared result
         self.uses: set[str] = {function.name}
         self.shared, self.cell, self.barriers = 0, 8, 0  # bytes of workgroup memory, its smallest element, mbarriers
-        self.apart = any(_waits(op) for op in mlir.walk(function))  # whether groups of threads go on at their own pace
+        self.apart = any(
+            _waits(op) for op in mlir.traverse(function)
+        )  # whether groups of threads go on at their own pace
         self.body = Block(self, mlir.entry(function))
 
     def slot(self, value: ir.Value) -> int:

@@ -31,7 +31,7 @@ from tilec.semantics.interpreter.faults import Fault, Unsupported
 from tilec.semantics.interpreter.memory import copy_of
 
 
-def _finished(resume: Callable[[Values, Mask], Iterator[None]], waits: bool) -> Step | Waiting:
+def _step_of(resume: Callable[[Values, Mask], Iterator[None]], waits: bool) -> Step | Waiting:
     """A generator as a step: one that never yields runs to its end at once."""
     if waits:
         return Waiting(resume)
@@ -95,7 +95,7 @@ def _for(code: Code, op: ir.Operation) -> Step | Waiting:
         bounds = any(differs(values[s]) for s in (low, high, step_))
         return apart(values, mask) if bounds else together(values, mask)
 
-    return _finished(resume, block.waits)
+    return _step_of(resume, block.waits)
 
 
 @operation("scf.while")
@@ -109,10 +109,10 @@ def _while(code: Code, op: ir.Operation) -> Step:
     def step(values: Values, mask: Mask) -> None:
         block.run(values, mask)
         condition, *found = block.ends
-        again = np.logical_and(values[condition], True if mask is None else mask)
-        if np.any(again):
+        running = np.logical_and(values[condition], True if mask is None else mask)
+        if np.any(running):
             context = values[0]
-            lanes = np.flatnonzero(np.broadcast_to(again, context.lanes or 1))
+            lanes = np.flatnonzero(np.broadcast_to(running, context.lanes or 1))
             raise Fault("stuck", op, "the value that the loop waits for is never written", context.names(lanes))
         for slot, value in zip(results, found):
             values[slot] = values[value]
@@ -149,7 +149,7 @@ def _if(code: Code, op: ir.Operation) -> Step | Waiting:
             found = [values[b.ends[n]] for b, _ in ways]
             values[result] = merge(ways[0][1], *found) if len(found) == 2 else found[0]
 
-    return _finished(resume, waits)
+    return _step_of(resume, waits)
 
 
 def together(tasks: list[Iterator[None]]) -> Iterator[None]:
@@ -182,10 +182,10 @@ def _forall(code: Code, op: ir.Operation) -> Step:
     def blocks(frames: list[Values], context: Context) -> None:
         for frame in frames:
             frame[0].launch()
-        for place in product(*map(range, starts, counts, steps)):
+        for point in product(*map(range, starts, counts, steps)):
             for frame in frames:
                 frame[0].block += 1
-                for slot, index in zip(variables, place):
+                for slot, index in zip(variables, point):
                     frame[slot] = index
             if context.rank is None:
                 block.run(frames[0], None)

@@ -54,7 +54,7 @@ class Kernel:
         self.cluster = mlir.get_integer(code.function, "tilec.cluster") or 1
         self.waits = code.body.waits or self.cluster > 1  # whether a block may wait for what others do
         arguments = {a: n for n, a in enumerate(mlir.entry(code.function).arguments)}
-        stores = [op for op in mlir.walk(code.function) if op.name in ("memref.store", "vector.store")]
+        stores = [op for op in mlir.traverse(code.function) if op.name in ("memref.store", "vector.store")]
         self.stored = sorted({arguments[r] for op in stores if (r := _root(op.operands[1])) in arguments})
         self.copies = threads if "nvgpu.device_async_copy" in code.uses else 0
         self.barriers = code.barriers
@@ -166,7 +166,7 @@ class Threads(Context):
         self.thread_of = np.tile(np.arange(kernel.threads), len(blocks))
         self.clocks = flight.clocks
         self.commits = np.zeros(self.lanes, np.int32)  # groups of copies, by lane
-        self.finished = np.zeros(self.lanes, np.int32)  # of products, the last that each thread knows to be over
+        self.completed = np.zeros(self.lanes, np.int32)  # of products, the last that each thread knows to be over
         self.made: dict[int, Any] = {}  # workgroup memory and barriers, which all threads make and have in common
 
     def paces(self, apart: bool) -> list[Mask]:

@@ -40,23 +40,23 @@ class Buffer:
     def empty(count: int, dtype: np.dtype, name: str = "") -> Buffer:
         return Buffer(np.zeros(count, dtype), np.zeros(count, np.bool_), name)
 
-    def index(self, place: Any) -> Any:
-        """Of elements by lane and, for vectors, by position; `place` is a number, [lanes], or [lanes or 1, positions]."""
+    def index(self, offset: Any) -> Any:
+        """Of elements by lane and, for vectors, by position; `offset` is a number, [lanes], or [lanes or 1, positions]."""
         if self.row_of is None:
-            return place
+            return offset
         if self.across is not None:
-            return np.divmod(place, self.across)
-        if not differs(place):
-            return (slice(None) if self.private else self.row_of), place
-        return (self.row_of if place.ndim == 1 else self.row_of[:, None]), place
+            return np.divmod(offset, self.across)
+        if not differs(offset):
+            return (slice(None) if self.private else self.row_of), offset
+        return (self.row_of if offset.ndim == 1 else self.row_of[:, None]), offset
 
-    def rows(self, places: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of places, and where in them; of memory that is not a cluster's it is each lane's `own`."""
-        return (own, places) if self.across is None else np.divmod(places, self.across)
+    def rows(self, offsets: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of offsets, and where in them; of memory that is not a cluster's it is each lane's `own`."""
+        return (own, offsets) if self.across is None else np.divmod(offsets, self.across)
 
-    def pieces(self, places: np.ndarray) -> np.ndarray:
+    def pieces(self, offsets: np.ndarray) -> np.ndarray:
         """The 16-byte pieces of workgroup memory that elements lie in."""
-        return (self.start + places * self.data.dtype.itemsize) // 16
+        return (self.start + offsets * self.data.dtype.itemsize) // 16
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class View:
     def static_shape(self) -> tuple[int, ...]:
         return tuple(int(n) for n in self.shape)
 
-    def places(self) -> np.ndarray:
+    def offsets(self) -> np.ndarray:
         """Of all elements, in row-major order."""
         found = np.full((1,), int(self.offset), np.int64)
         for extent, stride in zip(self.shape, self.strides):
@@ -83,14 +83,14 @@ class View:
         return found
 
     def array(self) -> np.ndarray:
-        return self.buffer.data[self.places()].reshape(self.static_shape())
+        return self.buffer.data[self.offsets()].reshape(self.static_shape())
 
     def written(self) -> np.ndarray:
         if self.buffer.written is None:
             return np.ones(self.static_shape(), np.bool_)
-        return self.buffer.written[self.places()].reshape(self.static_shape())
+        return self.buffer.written[self.offsets()].reshape(self.static_shape())
 
-    def place(
+    def offset_of(
         self, subscripts: list, op: ir.Operation, context: Context, mask: Mask, vector: tuple[int, ...] = ()
     ) -> Any:
         """Where an element lies, or the first one of a vector that runs along the last dimensions."""
@@ -145,34 +145,34 @@ def copy_of(view: View) -> View:
 # ---- reading and writing ---------------------------------------------------------------------------------------------
 
 
-def read(view: View, place: Any, op: ir.Operation, context: Context, mask: Mask) -> Any:
-    """The elements at a place; what nothing wrote is a fault."""
+def read(view: View, offset: Any, op: ir.Operation, context: Context, mask: Mask) -> Any:
+    """The elements at an offset; what nothing wrote is a fault."""
     buffer = view.buffer
     if buffer.data.size == 0:  # no lane gets here
-        return np.zeros(np.shape(place), buffer.data.dtype)
-    index = buffer.index(place)
+        return np.zeros(np.shape(offset), buffer.data.dtype)
+    index = buffer.index(offset)
     if buffer.written is not None:
         known = buffer.written[index] == buffer.full
         if not known.all():
-            _unwritten(view, place, known, op, context, mask)
+            _unwritten(view, offset, known, op, context, mask)
     if buffer.running is not None:
-        _finished(buffer, buffer.running, "read while a product that writes", op, context, mask)
+        _complete(buffer, buffer.running, "read while a product that writes", op, context, mask)
     if buffer.guard is not None:
-        buffer.guard.read(buffer, place, op, context, mask)
+        buffer.guard.read(buffer, offset, op, context, mask)
     elif buffer.owner is not None and context.lanes is None:
-        _same_block(view, place, op, context)
+        _same_block(view, offset, op, context)
     return buffer.data[index]
 
 
-def _finished(buffer: Buffer, products: np.ndarray, how: str, op: ir.Operation, context: Context, mask: Mask) -> None:
+def _complete(buffer: Buffer, products: np.ndarray, how: str, op: ir.Operation, context: Context, mask: Mask) -> None:
     """Registers are to be left alone until the products that use them are known to be over."""
-    wrong = products > context.finished
+    wrong = products > context.completed
     lanes = np.flatnonzero(wrong if mask is None else wrong & mask)
     if len(lanes):
         raise Fault("race", op, f"{buffer.name} is {how} it may still run", context.names(lanes))
 
 
-def _unwritten(view: View, place: Any, known: np.ndarray, op: ir.Operation, context: Context, mask: Mask) -> None:
+def _unwritten(view: View, offset: Any, known: np.ndarray, op: ir.Operation, context: Context, mask: Mask) -> None:
     wrong = ~known
     while wrong.ndim > 1 or (wrong.ndim == 1 and context.lanes is None):
         wrong = wrong.any(axis=-1)
@@ -181,51 +181,51 @@ def _unwritten(view: View, place: Any, known: np.ndarray, op: ir.Operation, cont
     if not wrong.any():
         return
     lanes = np.flatnonzero(np.broadcast_to(wrong, context.lanes or 1))
-    at = _element(view, np.asarray(place).reshape(-1)[min(int(lanes[0]), np.asarray(place).size - 1)])
+    at = _element(view, np.asarray(offset).reshape(-1)[min(int(lanes[0]), np.asarray(offset).size - 1)])
     raise Fault(
         "unwritten", op, f"{view.buffer.name or 'memory'}{at} is read, and nothing wrote it", context.names(lanes)
     )
 
 
-def _element(view: View, place: Any) -> str:
+def _element(view: View, offset: Any) -> str:
     if view.buffer.across is None:
-        return f" at element {int(place)}"
-    rank, at = divmod(int(place), view.buffer.across)
+        return f" at element {int(offset)}"
+    rank, at = divmod(int(offset), view.buffer.across)
     return f" at element {at} of the cluster's block {rank}"
 
 
 def write(
-    view: View, place: Any, value: Any, op: ir.Operation, context: Context, mask: Mask, ordered: bool = True
+    view: View, offset: Any, value: Any, op: ir.Operation, context: Context, mask: Mask, ordered: bool = True
 ) -> None:
     """Stores values. What is not `ordered` with other accesses by its thread is told to the guard by the caller."""
     buffer = view.buffer
     if buffer.readonly:
         raise Fault("invalid", op, f"{buffer.name or 'an input'} is written, and is an input")
     if buffer.held is not None:
-        _finished(buffer, buffer.held, "written while a product that reads", op, context, mask)
+        _complete(buffer, buffer.held, "written while a product that reads", op, context, mask)
     if buffer.guard is not None and ordered:
-        buffer.guard.write(buffer, place, value, op, context, mask)
+        buffer.guard.write(buffer, offset, value, op, context, mask)
     elif context.lanes is None and context.first_block <= context.block:
-        _own(view, place, op, context)
+        _own(view, offset, op, context)
     if context.lanes is None:
-        buffer.data[place] = value
+        buffer.data[offset] = value
         if buffer.written is not None:
-            buffer.written[place] = buffer.full
+            buffer.written[offset] = buffer.full
         return
-    if buffer.row_of is None and not differs(place):
-        place = np.full(context.lanes, place)
-    index = buffer.index(place)
+    if buffer.row_of is None and not differs(offset):
+        offset = np.full(context.lanes, offset)
+    index = buffer.index(offset)
     if mask is not None:
         lanes = np.flatnonzero(mask)
         rows = lanes if buffer.row_of is None else buffer.row_of[lanes]
-        if differs(place) and place.shape[0] > 1:
-            place = place[lanes]
+        if differs(offset) and offset.shape[0] > 1:
+            offset = offset[lanes]
         if differs(value) and value.shape[0] > 1:
             value = value[lanes]
         if buffer.across is not None:
-            index = np.divmod(place, buffer.across)
+            index = np.divmod(offset, buffer.across)
         else:
-            index = place if buffer.row_of is None else ((rows if np.ndim(place) < 2 else rows[:, None]), place)
+            index = offset if buffer.row_of is None else ((rows if np.ndim(offset) < 2 else rows[:, None]), offset)
     buffer.data[index] = value
     if buffer.written is not None:
         buffer.written[index] = buffer.full
@@ -234,21 +234,21 @@ def write(
 # ---- blocks of one loop ----------------------------------------------------------------------------------------------
 
 
-def _own(view: View, place: Any, op: ir.Operation, context: Context) -> None:
+def _own(view: View, offset: Any, op: ir.Operation, context: Context) -> None:
     """An element belongs to the block of a parallel loop that writes it."""
     buffer = view.buffer
     if buffer.owner is None:
         buffer.owner = np.zeros(buffer.data.shape, np.int32)
-    _same_block(view, place, op, context)
-    buffer.owner[place] = context.block
+    _same_block(view, offset, op, context)
+    buffer.owner[offset] = context.block
 
 
-def _same_block(view: View, place: Any, op: ir.Operation, context: Context) -> None:
+def _same_block(view: View, offset: Any, op: ir.Operation, context: Context) -> None:
     assert view.buffer.owner is not None
-    owner = view.buffer.owner[place]
+    owner = view.buffer.owner[offset]
     other = (owner >= context.first_block) & (owner != context.block)
     if np.any(other):
-        at = np.asarray(place).reshape(-1)[first(np.atleast_1d(other).reshape(-1))]
+        at = np.asarray(offset).reshape(-1)[first(np.atleast_1d(other).reshape(-1))]
         number = int(np.atleast_1d(owner)[np.atleast_1d(other)].flat[0]) - context.first_block
         mine = context.block - context.first_block
         what = f"{view.buffer.name or 'memory'}{_element(view, at)} is written by block {number} of a parallel loop"
@@ -259,7 +259,7 @@ def part(
     view: View, offsets: list, sizes: list, steps: list, kept: list[int], op: ir.Operation, context: Context, mask: Mask
 ) -> View:
     """A view of a view; `kept` are the dimensions that stay."""
-    place, strides = view.offset, []
+    start, strides = view.offset, []
     for d, (offset, size, step, extent, stride) in enumerate(zip(offsets, sizes, steps, view.shape, view.strides)):
         last = offset + (size - 1) * step
         outside = np.asarray((size < 0) | ((size > 0) & ((offset < 0) | (last >= extent) | (last < 0))))
@@ -271,6 +271,6 @@ def part(
             what = f"{shown[1]} elements from {shown[0]} by {shown[2]} in dimension {d}, which has {shown[3]}"
             lanes = np.flatnonzero(np.broadcast_to(outside, context.lanes or 1))
             raise Fault("outside", op, what, context.names(lanes))
-        place = place + offset * stride
+        start = start + offset * stride
         strides.append(step * stride)
-    return replace(view, offset=place, shape=tuple(sizes[d] for d in kept), strides=tuple(strides[d] for d in kept))
+    return replace(view, offset=start, shape=tuple(sizes[d] for d in kept), strides=tuple(strides[d] for d in kept))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir
-from tilec.semantics.interpreter.clusters import cluster_memory, is_clusters, is_tag, tag
+from tilec.semantics.interpreter.clusters import cluster_memory, is_clusters, is_mbarrier, mbarriers
 from tilec.semantics.interpreter.code import Code, Mask, Step, Values, dtype_of, operation, shape_of
 from tilec.semantics.interpreter.faults import Fault, Unsupported
 from tilec.semantics.interpreter.flight import is_mapped
@@ -27,8 +27,8 @@ def _allocate(code: Code, op: ir.Operation) -> Step:
     if is_mapped(code.function):
         if is_clusters(type_):
             return cluster_memory(code, op, name)
-        if is_tag(op.results[0]):
-            return tag(code, op)
+        if is_mbarrier(op.results[0]):
+            return mbarriers(code, op)
         if "workgroup" in str(type_.memory_space or ""):
             return workgroup_memory(code, op, shape, dtype, name)
 
@@ -79,8 +79,8 @@ def _load(code: Code, op: ir.Operation) -> Step:
 
     def step(values: Values, mask: Mask) -> None:
         view: View = values[source]
-        place = view.place([values[s] for s in subscripts], op, values[0], mask)
-        values[r] = read(view, place, op, values[0], mask)
+        offset = view.offset_of([values[s] for s in subscripts], op, values[0], mask)
+        values[r] = read(view, offset, op, values[0], mask)
 
     return step
 
@@ -91,8 +91,8 @@ def _store(code: Code, op: ir.Operation) -> Step:
 
     def step(values: Values, mask: Mask) -> None:
         view: View = values[target]
-        place = view.place([values[s] for s in subscripts], op, values[0], mask)
-        write(view, place, values[value], op, values[0], mask)
+        offset = view.offset_of([values[s] for s in subscripts], op, values[0], mask)
+        write(view, offset, values[value], op, values[0], mask)
 
     return step
 
@@ -107,14 +107,14 @@ def _atomic(code: Code, op: ir.Operation) -> Step:
 
     def step(values: Values, mask: Mask) -> None:
         view: View = values[target]
-        place = view.place([values[s] for s in subscripts], op, values[0], mask)
+        offset = view.offset_of([values[s] for s in subscripts], op, values[0], mask)
         buffer = view.buffer
         guard, buffer.guard = buffer.guard, None
         try:
-            old = values[r] = read(view, place, op, values[0], mask)
+            old = values[r] = read(view, offset, op, values[0], mask)
             new = old | values[value] if kind == arith.AtomicRMWKind.ori else values[value]
             if kind == arith.AtomicRMWKind.assign or np.any(values[value]):
-                write(view, place, new, op, values[0], mask)
+                write(view, offset, new, op, values[0], mask)
         finally:
             buffer.guard = guard
 
@@ -132,10 +132,10 @@ def _copy(code: Code, op: ir.Operation) -> Step:
         one, other = values[source], values[target]
         if one.static_shape() != other.static_shape():
             raise Fault("outside", op, f"shape {one.static_shape()} is copied to {other.static_shape()}")
-        places, written = other.places(), one.written().reshape(-1)
-        write(other, places, one.array().reshape(-1), op, values[0], None)
+        offsets, written = other.offsets(), one.written().reshape(-1)
+        write(other, offsets, one.array().reshape(-1), op, values[0], None)
         if other.buffer.written is not None:
-            other.buffer.written[places] = written
+            other.buffer.written[offsets] = written
 
     return step
 
@@ -151,9 +151,9 @@ class _Vector:
         self.bytes = prod(self.shape) * dtype_of(type_).itemsize
         self.count = prod(self.shape)
 
-    def places(self, view: View, subscripts: list, values: Values, mask: Mask) -> np.ndarray:
+    def offsets(self, view: View, subscripts: list, values: Values, mask: Mask) -> np.ndarray:
         context = values[0]
-        start = view.place(subscripts, self.op, context, mask, self.shape)
+        start = view.offset_of(subscripts, self.op, context, mask, self.shape)
         if context.lanes is not None and not view.buffer.private:
             self._aligned(view, start, context, mask)
         offsets = np.zeros(1, np.int64)
@@ -178,8 +178,8 @@ def _load_vector(code: Code, op: ir.Operation) -> Step:
 
     def step(values: Values, mask: Mask) -> None:
         view: View = values[source]
-        places = vector.places(view, [values[s] for s in subscripts], values, mask)
-        found = read(view, places, op, values[0], mask)
+        offsets = vector.offsets(view, [values[s] for s in subscripts], values, mask)
+        found = read(view, offsets, op, values[0], mask)
         values[r] = found.reshape(found.shape[:-1] + vector.shape)
 
     return step
@@ -192,10 +192,10 @@ def _store_vector(code: Code, op: ir.Operation) -> Step:
 
     def step(values: Values, mask: Mask) -> None:
         view: View = values[target]
-        places = vector.places(view, [values[s] for s in subscripts], values, mask)
+        offsets = vector.offsets(view, [values[s] for s in subscripts], values, mask)
         given = values[value]
         flat = given.reshape(*given.shape[: given.ndim - len(vector.shape)], vector.count)
-        write(view, places, flat, op, values[0], mask)
+        write(view, offsets, flat, op, values[0], mask)
 
     return step
 
@@ -245,9 +245,9 @@ def _bitcast(code: Code, op: ir.Operation) -> Step:
 @operation("vector.extract")
 def _extract(code: Code, op: ir.Operation) -> Step:
     (source,), (r,) = code.operands(op), code.results(op)
-    (place,) = ir.DenseI64ArrayAttr(op.attributes["static_position"])
+    (position,) = ir.DenseI64ArrayAttr(op.attributes["static_position"])
 
     def step(values: Values, mask: Mask) -> None:
-        values[r] = values[source][..., place]
+        values[r] = values[source][..., position]
 
     return step

@@ -78,58 +78,58 @@ class Guard:
 
     # ---- by threads --------------------------------------------------------------------------------------------------
 
-    def read(self, buffer: Buffer, place: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
-        lanes, places = spread(place, context, mask)
-        rows, places = buffer.rows(places, context.row_of[lanes][:, None])
+    def read(self, buffer: Buffer, offset: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
+        lanes, offsets = spread(offset, context, mask)
+        rows, offsets = buffer.rows(offsets, context.row_of[lanes][:, None])
         if buffer.across is not None:
             context.reach(op, rows, lanes)
-        who = _Threads(self.clocks, context, lanes.repeat(places.shape[1] * self.width(buffer)))
-        self.reads(self.places(buffer, places, rows), who, op, context)
+        who = _Threads(self.clocks, context, lanes.repeat(offsets.shape[1] * self.width(buffer)))
+        self.reads(self.cells_of(buffer, offsets, rows), who, op, context)
 
-    def write(self, buffer: Buffer, place: Any, value: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
-        lanes, places = spread(place, context, mask)
+    def write(self, buffer: Buffer, offset: Any, value: Any, op: ir.Operation, context: Context, mask: Mask) -> None:
+        lanes, offsets = spread(offset, context, mask)
         width = self.width(buffer)
         given = np.asarray(value)
         if given.ndim == 0 or given.shape[0] == 1:
-            given = np.broadcast_to(given.reshape(1, -1), places.shape)
+            given = np.broadcast_to(given.reshape(1, -1), offsets.shape)
         else:
-            given = np.broadcast_to(given[lanes].reshape(len(lanes), -1), places.shape)
-        rows, places = buffer.rows(places, context.row_of[lanes][:, None])
+            given = np.broadcast_to(given[lanes].reshape(len(lanes), -1), offsets.shape)
+        rows, offsets = buffer.rows(offsets, context.row_of[lanes][:, None])
         if buffer.across is not None:
             context.reach(op, rows, lanes)
-        index = (rows, places) if self.shared else places
+        index = (rows, offsets) if self.shared else offsets
         changed = _bits(np.ascontiguousarray(given)) != _bits(buffer.data[index])
         if buffer.written is not None:
             changed |= buffer.written[index] != buffer.full
-        who = _Threads(self.clocks, context, lanes.repeat(places.shape[1] * width))
-        cells, changed = self.places(buffer, places, rows), changed.reshape(-1).repeat(width)
+        who = _Threads(self.clocks, context, lanes.repeat(offsets.shape[1] * width))
+        cells, changed = self.cells_of(buffer, offsets, rows), changed.reshape(-1).repeat(width)
         self.writes(cells, who, op, context, changed)
-        self._at_once(buffer, rows, given, places, lanes, op, context)
+        self._at_once(buffer, rows, given, offsets, lanes, op, context)
         if self.shared and context.kernel.boxes:
-            context.flight.layouts[rows, buffer.pieces(places)] = 0
+            context.flight.layouts[rows, buffer.pieces(offsets)] = 0
 
-    def _at_once(self, buffer: Buffer, rows, given, places, lanes, op, context) -> None:
+    def _at_once(self, buffer: Buffer, rows, given, offsets, lanes, op, context) -> None:
         """Two lanes that store different values at one place, at once."""
-        flat = places + (rows * buffer.data.shape[-1] if self.shared else 0)
+        flat = offsets + (rows * buffer.data.shape[-1] if self.shared else 0)
         order = np.argsort(flat, axis=None, kind="stable")
-        sorted_places, values = flat.reshape(-1)[order], _bits(np.ascontiguousarray(given)).reshape(-1)[order]
-        twice = (sorted_places[1:] == sorted_places[:-1]) & (values[1:] != values[:-1])
-        if twice.any():
-            n = first(twice)
-            pair = np.broadcast_to(lanes[:, None], places.shape).reshape(-1)[order[n : n + 2]]
-            what = f"{buffer.name or self.name} at element {int(places.reshape(-1)[order[n]])} is written by two threads at once"
+        sorted_offsets, values = flat.reshape(-1)[order], _bits(np.ascontiguousarray(given)).reshape(-1)[order]
+        conflicts = (sorted_offsets[1:] == sorted_offsets[:-1]) & (values[1:] != values[:-1])
+        if conflicts.any():
+            n = first(conflicts)
+            pair = np.broadcast_to(lanes[:, None], offsets.shape).reshape(-1)[order[n : n + 2]]
+            what = f"{buffer.name or self.name} at element {int(offsets.reshape(-1)[order[n]])} is written by two threads at once"
             raise Fault("race", op, what, context.names(pair))
 
     def width(self, buffer: Buffer) -> int:
         return buffer.data.dtype.itemsize // self.cell
 
-    def places(self, buffer: Buffer, places: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def cells_of(self, buffer: Buffer, offsets: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The cells of elements, [lanes, positions], of blocks [lanes, 1 or positions]."""
         width = self.width(buffer)
-        cells = (places.reshape(len(places), -1, 1) * width + np.arange(width)).reshape(len(places), -1)
+        cells = (offsets.reshape(len(offsets), -1, 1) * width + np.arange(width)).reshape(len(offsets), -1)
         if self.shared:
             per_block = self.cells // len(self.clocks.known)
-            rows = np.broadcast_to(rows, places.shape).repeat(width, axis=1)
+            rows = np.broadcast_to(rows, offsets.shape).repeat(width, axis=1)
             cells = cells + buffer.start // self.cell + rows * per_block
         return cells.reshape(-1)
 
@@ -163,12 +163,16 @@ class Guard:
             mine = int(np.broadcast_to(who.ids, cells.shape)[n])
             other = int(ids[n])
             columns = self.clocks.columns
-            apart = "in another block" if other // columns != mine // columns else "without synchronisation between the two"
+            apart = (
+                "in another block" if other // columns != mine // columns else "without synchronisation between the two"
+            )
             by = context.agent_name(other), context.agent_name(mine)
-            what = f"{self._place(int(cells[n]), context)} is {words[0]} by {by[0]} and {words[1]} by {by[1]}, {apart}"
+            what = (
+                f"{self._name_of(int(cells[n]), context)} is {words[0]} by {by[0]} and {words[1]} by {by[1]}, {apart}"
+            )
             raise Fault("race", op, what)
 
-    def _place(self, cell: int, context: Context) -> str:
+    def _name_of(self, cell: int, context: Context) -> str:
         """A cell in words."""
         if not self.shared:
             return f"{self.name or 'memory'} at element {cell}"
@@ -185,22 +189,22 @@ class Guard:
         words = ("written", "read", "read")
         for others, at, word in zip((self.writer, *self.readers), (self.written_at, *self.read_at), words):
             ids = others[cells]
-            late = (ids >= 0) & (at[cells] > heard[ids % self.clocks.columns])
-            if late.any():
-                n = first(late)
-                place, by = self._place(int(cells[n]), context), context.agent_name(int(ids[n]))
-                what = f"{place} is {word} by {by}, without synchronisation before the block's end"
+            unordered = (ids >= 0) & (at[cells] > heard[ids % self.clocks.columns])
+            if unordered.any():
+                n = first(unordered)
+                cell, by = self._name_of(int(cells[n]), context), context.agent_name(int(ids[n]))
+                what = f"{cell} is {word} by {by}, without synchronisation before the block's end"
                 raise Fault("race", context.flight.remote.get(int(ids[n]), op), what)
 
 
-def spread(place: Any, context: Context, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
-    """The lanes that take part, and the places of each: [lanes, positions]."""
+def spread(offset: Any, context: Context, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
+    """The lanes that take part, and the offsets of each: [lanes, positions]."""
     lanes = np.arange(context.lanes) if mask is None else np.flatnonzero(mask)
-    if not differs(place):
-        return lanes, np.full((len(lanes), 1), int(place))
-    if place.ndim == 1:
-        return lanes, place[lanes][:, None]
-    return lanes, (place[lanes] if place.shape[0] > 1 else np.broadcast_to(place, (len(lanes), place.shape[1])))
+    if not differs(offset):
+        return lanes, np.full((len(lanes), 1), int(offset))
+    if offset.ndim == 1:
+        return lanes, offset[lanes][:, None]
+    return lanes, (offset[lanes] if offset.shape[0] > 1 else np.broadcast_to(offset, (len(lanes), offset.shape[1])))
 
 
 def _bits(values: np.ndarray) -> np.ndarray:

@@ -133,12 +133,12 @@ def _divide(code: Code, op: ir.Operation) -> Step:
     function, dtype = DIVIDE[name], dtype_of(op.results[0].type)
     without_sign = name.endswith("ui")
     divides = "div" in name or "rem" in name
-    quick = {"divui": operator.floordiv, "remui": operator.mod, "floordivsi": operator.floordiv}.get(name)
+    plain = {"divui": operator.floordiv, "remui": operator.mod, "floordivsi": operator.floordiv}.get(name)
 
     def step(values: Values, mask: Mask) -> None:
         x, y = values[a], values[b]
-        if quick is not None and type(x) is int and type(y) is int and x >= 0 and y > 0:
-            values[r] = quick(x, y)
+        if plain is not None and type(x) is int and type(y) is int and x >= 0 and y > 0:
+            values[r] = plain(x, y)
             return
         if divides:
             _divides(op, values, mask, b)
@@ -272,8 +272,8 @@ def _fits(op: ir.Operation, values: Values, mask: Mask, value, limits: np.iinfo)
     if mask is not None:
         wrong = wrong & mask
     if wrong.any():
-        places = values[0].names(np.flatnonzero(np.atleast_1d(wrong)))
-        raise Fault("invalid", op, f"a float that is no {'u' if limits.min == 0 else 'i'}{limits.bits}", places)
+        names = values[0].names(np.flatnonzero(np.atleast_1d(wrong)))
+        raise Fault("invalid", op, f"a float that is no {'u' if limits.min == 0 else 'i'}{limits.bits}", names)
 
 
 def _round_to_tf32(code: Code, op: ir.Operation) -> Step:

@@ -34,7 +34,7 @@ def _fill(code: Code, op: ir.Operation) -> Step:
     def step(values: Values, mask: Mask) -> None:
         _alone(op, values)
         view = copy_of(values[target]) if results else values[target]
-        write(view, view.places(), values[value], op, values[0], None)
+        write(view, view.offsets(), values[value], op, values[0], None)
         for r in results:
             values[r] = view
 
@@ -54,7 +54,7 @@ def _copy(code: Code, op: ir.Operation) -> Step:
             one = replace(one, shape=tuple(one.shape[d] for d in order), strides=tuple(one.strides[d] for d in order))
         if one.static_shape() != other.static_shape():
             raise Fault("outside", op, f"shape {one.static_shape()} is copied to {other.static_shape()}")
-        write(other, other.places(), read(one, one.places(), op, values[0], None), op, values[0], None)
+        write(other, other.offsets(), read(one, one.offsets(), op, values[0], None), op, values[0], None)
         for r in results:
             values[r] = other
 
@@ -147,10 +147,10 @@ class _Generic:
             strides.append([int(stride.get(d, 0)) for d in self.reduced])
         for d, c in zip(self.parallel, coordinates):
             values[self.dims[d]] = int(c[0]) if points == 1 else c
-        for place in product(*(range(extents[d]) for d in self.reduced)):
-            for d, index in zip(self.reduced, place):
+        for point in product(*(range(extents[d]) for d in self.reduced)):
+            for d, index in zip(self.reduced, point):
                 values[self.dims[d]] = index
-            here = [s + sum(i * t for i, t in zip(place, by)) for s, by in zip(starts, strides)]
+            here = [s + sum(i * t for i, t in zip(point, by)) for s, by in zip(starts, strides)]
             for slot, used, view, at in zip(self.block.arguments, self.used, views, here):
                 if used:
                     values[slot] = read(view, at, self.op, context, None)
@@ -164,9 +164,9 @@ def _give(one: Values, other: Values, slots: list[int]) -> None:
     """What one block holds in some memory of its own, to another."""
     for slot in slots:
         source, target = one[slot], other[slot]
-        target.buffer.data[target.places()] = source.array().reshape(-1)
+        target.buffer.data[target.offsets()] = source.array().reshape(-1)
         if target.buffer.written is not None:
-            target.buffer.written[target.places()] = source.written().reshape(-1)
+            target.buffer.written[target.offsets()] = source.written().reshape(-1)
 
 
 class Points(Context):
@@ -264,10 +264,10 @@ def _insert(
     target = part(whole, offsets, sizes, steps, list(range(len(sizes))), op, values[0], mask)
     if prod(piece.static_shape()) != prod(target.static_shape()):
         raise Fault("outside", op, f"a slice of shape {piece.static_shape()} goes into {target.static_shape()}")
-    places = target.places()
-    write(target, places, piece.array().reshape(-1), op, values[0], None)
+    targets = target.offsets()
+    write(target, targets, piece.array().reshape(-1), op, values[0], None)
     if target.buffer.written is not None:
-        target.buffer.written[places] = piece.written().reshape(-1)
+        target.buffer.written[targets] = piece.written().reshape(-1)
 
 
 @operation("tensor.expand_shape", "memref.expand_shape")

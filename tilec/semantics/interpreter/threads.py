@@ -20,7 +20,7 @@ from tilec.semantics.interpreter.memory import View
 # ---- who am I --------------------------------------------------------------------------------------------------------
 
 
-PLACES: dict[str, Callable[[Threads], Any]] = {
+NUMBERS: dict[str, Callable[[Threads], Any]] = {
     "gpu.thread_id": lambda c: c.thread_of,
     "gpu.block_id": lambda c: c.block_of,
     "gpu.cluster_id": lambda c: c.block_of // c.kernel.cluster,
@@ -34,7 +34,7 @@ COUNTS: dict[str, Callable[[Kernel], int]] = {
 }
 
 
-@operation(*PLACES, *COUNTS)
+@operation(*NUMBERS, *COUNTS)
 def _identity(code: Code, op: ir.Operation) -> Step:
     (r,) = code.results(op)
     of_x = str(op.attributes["dimension"]).endswith("x>")
@@ -46,8 +46,8 @@ def _identity(code: Code, op: ir.Operation) -> Step:
                 raise Unsupported(op, "outside of a mapped kernel")
             values[r] = context.rank if of_x else 0
             return
-        if op.name in PLACES:
-            values[r] = PLACES[op.name](context) if of_x else 0
+        if op.name in NUMBERS:
+            values[r] = NUMBERS[op.name](context) if of_x else 0
         else:
             values[r] = COUNTS[op.name](context.kernel) if of_x else 1
 

@@ -55,11 +55,11 @@ def _ldmatrix(code: Code, op: ir.Operation) -> Step:
     """Lane l names row l % 8, of 16 bytes, of matrix l / 8; every lane gets a word of each matrix."""
     (source, *subscripts), (r,) = code.operands(op), code.results(op)
     count = ir.IntegerAttr(op.attributes["numTiles"]).value
-    turned = ir.BoolAttr(op.attributes["transpose"]).value
+    transposed = ir.BoolAttr(op.attributes["transpose"]).value
     size = dtype_of(op.results[0].type).itemsize
     row, word = 16 // size, 4 // size
-    if size > 4 or (turned and size != 2):
-        raise Unsupported(op, f"of elements of {8 * size} bits{', transposed' * turned}")
+    if size > 4 or (transposed and size != 2):
+        raise Unsupported(op, f"of elements of {8 * size} bits{', transposed' * transposed}")
 
     def step(values: Values, mask: Mask) -> None:
         context, view = values[0], values[source]
@@ -67,13 +67,13 @@ def _ldmatrix(code: Code, op: ir.Operation) -> Step:
         naming = context.thread_of % 32 < 8 * count
         naming = naming if mask is None else naming & mask
         at = [np.broadcast_to(values[s], context.lanes) for s in subscripts]
-        start = np.broadcast_to(view.place(at, op, context, naming, (row,)), context.lanes)
+        start = np.broadcast_to(view.offset_of(at, op, context, naming, (row,)), context.lanes)
         wrong = ((start * size + view.buffer.start) % 16 != 0) & naming
         if wrong.any():
             raise Fault("misaligned", op, "a row of 16 bytes", context.names(np.flatnonzero(wrong)))
         rows = read(view, start[:, None] + np.arange(row), op, context, naming)
         matrices = rows.reshape(-1, 32, row)[:, : 8 * count].reshape(-1, count, 8, row)
-        if turned:
+        if transposed:
             matrices = matrices.swapaxes(2, 3)
         words = np.stack([matrices[:, :, ROW, word * COLUMN + n] for n in range(word)], axis=-1)  # warp, matrix, lane
         values[r] = words.swapaxes(1, 2).reshape(context.lanes, count, word)

@@ -15,7 +15,7 @@ import numpy as np
 from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import ir
 from tilec.core.opcodes import NamedBarrier, Opcode, WarpgroupProduct, WarpgroupWait
-from tilec.semantics.interpreter.asynchronous import boxed_places
+from tilec.semantics.interpreter.asynchronous import boxed_elements
 from tilec.semantics.interpreter.code import Code, Mask, Step, Values, Waiting, dtype_of
 from tilec.semantics.interpreter.faults import Fault, Unsupported, first
 from tilec.semantics.interpreter.flight import Threads
@@ -42,11 +42,11 @@ class _Product:
     def __init__(self, code: Code, op: ir.Operation, opcode: WarpgroupProduct):
         self.op, self.n, self.depth, self.lines = op, opcode.n, opcode.k, opcode.slabs
         self.tf32, self.in_registers = opcode.multiplicand == "tf32", opcode.left_in_registers
-        self.sums, self.left, self.right, *self.at, self.keep = code.operands(op)
-        self.turned = not opcode.left_k_major, not opcode.right_k_major
+        self.sums, self.left, self.right, *self.at, self.accumulate = code.operands(op)
+        self.transposed = not opcode.left_k_major, not opcode.right_k_major
         self.dtype = dtype_of(op.operands[0].type)
         self.size = dtype_of(op.operands[2].type).itemsize
-        if self.size != SIZES.get(opcode.multiplicand) or (self.size != 2 and any(self.turned)):
+        if self.size != SIZES.get(opcode.multiplicand) or (self.size != 2 and any(self.transposed)):
             raise Unsupported(op, f"{opcode}, in elements of {8 * self.size} bits")
 
     def step(self, values: Values, mask: Mask) -> None:
@@ -65,7 +65,7 @@ class _Product:
         else:
             a = self._tile(values, self.left, ROWS, 0, lanes, who)
         added = fragments(a @ self._tile(values, self.right, self.n, 1, lanes, who).T, self.n)
-        if _same(self.op, values, self.keep, lanes):
+        if _same(self.op, values, self.accumulate, lanes):
             if not (total.written[lanes] == total.full).all():
                 raise Fault(
                     "unwritten", self.op, f"{total.name} is added to, and nothing wrote it", context.names(lanes)
@@ -92,25 +92,25 @@ class _Product:
         context, view, size = values[0], values[slot], self.size
         start = int(_agreed(self.op, np.broadcast_to(view.offset, context.lanes)[lanes], context, lanes)) * size
         row, k = np.meshgrid(np.arange(rows), np.arange(self.depth), indexing="ij")
-        line, along = (k, row) if self.turned[side] else (row, k)
+        line, along = (k, row) if self.transposed[side] else (row, k)
         length, count = LINE // size, self.lines[side]
-        if self.turned[side] or count:  # k without slabs stays within a line
+        if self.transposed[side] or count:  # k without slabs stays within a line
             slab = along // length * (self.depth if count is None else count)
             line, along = line + slab, along % length
         buffer, block = view.buffer, context.row_of[lanes[0]]
         bytes_ = (line * LINE + along * size).reshape(-1)
-        places = boxed_places(self.op, buffer, start + buffer.start, bytes_, LINE)
-        layouts = context.flight.layouts[block, buffer.pieces(places)]
+        offsets = boxed_elements(self.op, buffer, start + buffer.start, bytes_, LINE)
+        layouts = context.flight.layouts[block, buffer.pieces(offsets)]
         if (wrong := (layouts != 0) & (layouts != LINE)).any():
             n = first(wrong)
-            at = f"{buffer.name} at byte {buffer.start + int(places[n]) * size} of workgroup memory"
+            at = f"{buffer.name} at byte {buffer.start + int(offsets[n]) * size} of workgroup memory"
             what = f"{at} was copied with a swizzle of {layouts[n]} bytes, and is read with one of {LINE}"
             raise Fault("invalid", self.op, what, context.names(lanes))
         guard = buffer.guard
-        guard.reads(guard.places(buffer, places[None], np.array([[block]])), who, self.op, context)
-        found = multiplicands(buffer.data[block, places], self.tf32)
+        guard.reads(guard.cells_of(buffer, offsets[None], np.array([[block]])), who, self.op, context)
+        found = multiplicands(buffer.data[block, offsets], self.tf32)
         # rows beyond the tensor's are never loaded; what is made of them is NaN here, and must not be stored
-        found[buffer.written[block, places] != buffer.full] = np.nan
+        found[buffer.written[block, offsets] != buffer.full] = np.nan
         return found.reshape(rows, self.depth)
 
 
@@ -152,6 +152,6 @@ def _wait(running: int) -> Step:
         agents = ranks * context.kernel.agents + context.kernel.multiplying(groups)
         known = context.clocks.known
         known[rows, threads, agents] = np.maximum(known[rows, threads, agents], over)
-        context.finished[lanes] = np.maximum(context.finished[lanes], over)
+        context.completed[lanes] = np.maximum(context.completed[lanes], over)
 
     return step

@@ -1,0 +1,94 @@
+"""One noun for one thing: words that meant several things, or that no other compiler uses, name nothing in the package."""
+
+import ast
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = next(p for p in Path(__file__).parents if (p / "pyproject.toml").exists())
+FOLDERS = ("tilec", "dsl", "passes", "runtime")
+
+RETIRED = {  # word: the nouns used instead, and where the word is another's (a library's, or a term of its own)
+    "walk": ("traverse; pass over a row; loop over tiles; loop nest", ["runtime/cuda/*", "tilec/*attributes.py"]),  # MLIR's `walk`
+    "sweep": ("loop group", []),
+    "place": ("index, coordinates, offset, position, dims, location", []),
+    "turn": ("transpose, ping-pong, phase", ["runtime/cpu/math_trig.py"]),  # angles in turns
+    "beside": ("register chunks, rows per block, lane offset", []),
+    "keep": ("residency, on chip, intermediates", ["runtime/*"]),  # what is kept alive, and instructions that LLVM would drop
+    "shift": (
+        "unaligned, misalignment, rescale",  # shifts of bits, and those of Lark's parser
+        ["runtime/*", "dsl/parse_errors.py", "tilec/core/functions.py", "tilec/semantics/interpreter/scalars.py",
+         "passes/cuda/threaded/reduce.py", "passes/cuda/threaded/unaligned.py"],
+    ),
+    "chain": (  # contraction chains
+        "look-back, blocks per row",
+        ["*chain*", "tilec/kernels/*", "tilec/plan/*", "tilec/*fitted.py", "passes/cuda/kernel.py"],
+    ),
+    "stream": (  # CUDA's streams, and standard ones
+        "chain, prefetch, between", ["runtime/*", "tilec/driver/*", "tilec/api.py", "tilec/cli/*", "dsl/parse.py"],
+    ),
+    "quick": ("approximate, fast path", []),
+    "early": ("hoist", []),
+    "late": ("deferred", []),
+    "twice": ("fallback, reread", []),
+    "again": ("reread, retry", []),
+    "feed": ("operand", ["dsl/parse.py"]),  # Lark's `feed_token`
+    "raster": ("grouped order", []),
+    "mailbox": ("distributed shared memory buffer", []),
+    "tag": ("mbarrier", ["runtime/*/frontend.py"]),  # Numba's `abi_tags`
+    "resident": ("persistent", ["tilec/cost/*"]),  # blocks that are resident on a multiprocessor
+    "finish": ("epilogue, complete, store", []),
+}  # fmt: skip
+FORMS = {
+    form: word
+    for word in RETIRED
+    for stem in (word, word.removesuffix("e"))
+    for form in (word, stem + "s", word + "s", stem + "es", stem + "ed", stem + "ing")
+}
+ATTRIBUTES = ("sweep", "quick", "turn", "turned", "chained", "beside", "resident")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+SUSPECT = re.compile("|".join(sorted({word[:-1] for word in RETIRED})), re.IGNORECASE)
+
+
+def identifiers(text: str) -> set[str]:
+    """Names that are defined or used, without those of modules."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        for field in ("id", "attr", "arg", "name", "asname"):
+            if isinstance(name := getattr(node, field, None), str):
+                found.add(name)
+    return found
+
+
+def words(name: str) -> list[str]:
+    return [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_retired_words_name_nothing(folder):
+    found = []
+    for path in (p for p in FILES if p.relative_to(ROOT).parts[0] == folder):
+        here, text = path.relative_to(ROOT).as_posix(), path.read_text()
+        for name in sorted(identifiers(text)) if SUSPECT.search(text) else ():
+            for word in {FORMS[w] for w in words(name) if w in FORMS}:
+                nouns, allowed = RETIRED[word]
+                if not any(fnmatch(here, pattern) for pattern in allowed):
+                    found.append(f"{here}: `{name}` has the retired word `{word}`; use: {nouns}")
+    assert not found, "\n".join(found)
+
+
+def test_attributes_have_no_retired_words():
+    old = re.compile(r"tilec\.(" + "|".join(ATTRIBUTES) + r")\b")
+    texts = [p for p in (*FILES, *(ROOT / "tests").rglob("*.tile"), *(ROOT / "docs").glob("*.md")) if p.is_file()]
+    assert not [f"{p}: {found.group()}" for p in texts for found in old.finditer(p.read_text())]
+
+
+def test_allowances_are_needed():
+    """A file that no longer needs an exception loses it."""
+    for word, (_, allowed) in RETIRED.items():
+        for pattern in allowed:
+            mine = [p for p in FILES if fnmatch(p.relative_to(ROOT).as_posix(), pattern)]
+            used = any(FORMS.get(w) == word for p in mine for n in identifiers(p.read_text()) for w in words(n))
+            assert used or not mine, f"`{word}` is not used in {pattern}"
