@@ -4,7 +4,7 @@
     ...
     <!-- end -->
 
-`python -m benchmarks docs` rewrites the sections; tests/test_docs.py fails where one is not current.
+`python -m benchmarks docs` rewrites the sections; tests/repository/test_docs.py fails where one is not current.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from before the truncation, four bytes here, and what lies behind it in memory i
     call void @llvm.masked.store.v8i8.p0(<8 x i8> %t, ptr align 1 %p, <8 x i1> <i1 true, i1 false, i1 false, ...>)
 
 The loop vectoriser makes such stores of the last of nine elements. `docs/upstream/llvm-masked-store.md` is the report;
-`tests/test_upstream.py` tells when LLVM is mended.
+`tests/runtime/test_upstream.py` tells when LLVM is mended.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """All mistakes of a file in one go: form and meaning together, and none that another one brought about."""
 
 import random
-from pathlib import Path
 
 import pytest
+from tools import ROOT
 
 from tilec.core.diagnostics import Source, TileError
 from tilec.dsl.mistakes import read
 from tilec.dsl.parse import lex
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def mistakes(text: str) -> list[tuple[int, str]]:

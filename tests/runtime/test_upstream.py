@@ -6,11 +6,11 @@ Each stands here as it can be reported (`docs/upstream/`). A test that is skippe
 import ctypes
 import operator
 import re
-from pathlib import Path
 
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from tools import ROOT
 
 import tilec
 from tilec.core.dtypes import DTYPES
@@ -123,7 +123,7 @@ def nvvm(text: str, arch: str) -> str:
 
 def test_nvvm_drops_a_logical_shift():
     """docs/upstream/nvvm-dropped-shift.md."""
-    text = (Path(__file__).parents[1] / "docs/upstream/nvvm-dropped-shift.ll").read_text()
+    text = (ROOT / "docs/upstream/nvvm-dropped-shift.ll").read_text()
     ptx = nvvm(text, "compute_90")
     numbers = {int(n) for n in re.findall(r"xor\.b32\s+\S+, \S+, (\d+);", ptx)}
     right, wrong = ({f(8 * i + 5) for i in range(8)} for f in (lambda n: n >> 2, lambda n: n))
@@ -136,7 +136,7 @@ def test_nvvm_drops_a_logical_shift():
 
 def test_nvvm_takes_nan_of_constants_for_equal_to_itself():
     """docs/upstream/nvvm-nan-constant.md."""
-    text = (Path(__file__).parents[1] / "docs/upstream/nvvm-nan-constant.ll").read_text()
+    text = (ROOT / "docs/upstream/nvvm-nan-constant.ll").read_text()
     asked, beside_zero = (nvvm(t, "compute_90") for t in (text, text.replace("%v1, %v1", "%v1, 0.0")))
     assert "setp" in beside_zero
     assert "setp" in asked or re.search(r"mov\.u32\s+%r\d+, [12];", asked)
@@ -217,7 +217,7 @@ def test_ptxas_takes_a_comparison_of_nan_for_true():
     """docs/upstream/ptxas-nan-range.md: without the fault, the kernel loads the number before it compares it."""
     from tilec.runtime.cuda import assemble
 
-    ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-nan-range.ptx").read_text()
+    ptx = (ROOT / "docs/upstream/ptxas-nan-range.ptx").read_text()
     never = re.sub(r"setp\.ge\.f32 (%p1), .*;", r"setp.eq.u32 \1, 0, 0;", ptx)
     constant, as_it_stands, kept = (
         len(image) for image in (
@@ -244,7 +244,7 @@ def test_ptxas_takes_a_conversion_for_an_earlier_one():
     """docs/upstream/ptxas-f64-to-f32.md: two conversions to f32, and two back."""
     from tilec.runtime.cuda import assemble
 
-    ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-f64-to-f32.ptx").read_text()
+    ptx = (ROOT / "docs/upstream/ptxas-f64-to-f32.ptx").read_text()
     kept, as_it_stands = assemble.assemble(ptx, "kernel", "sm_90a").image, assemble._image(ptx, "sm_90a")[0]
     assert np.count_nonzero(opcodes(kept) == F2F) == 4
     if np.count_nonzero(opcodes(as_it_stands) == F2F) == 4:
@@ -260,7 +260,7 @@ def test_ptxas_extends_the_negation_of_the_least_integer():
         (at,) = np.flatnonzero(found == STORE)
         return bool(found[at - 1] == PERMUTE)
 
-    ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-least-integer.ptx").read_text()
+    ptx = (ROOT / "docs/upstream/ptxas-least-integer.ptx").read_text()
     assert cut(assemble.assemble(ptx, "kernel", "sm_90a").image)
     if cut(assemble._image(ptx, "sm_90a")[0]):
         pytest.skip("right in this ptxas: `_wrapping` in runtime/cuda/ptx_faults.py can go once 13.0 is not used")
@@ -273,7 +273,7 @@ def test_ptxas_drops_a_negation_in_the_largest_of_three():
     def negates(image: bytes) -> bool:
         return bool(np.isin(opcodes(image), (SUM, PRODUCT)).any())
 
-    ptx = (Path(__file__).parents[1] / "docs/upstream/ptxas-negation-in-extremes.ptx").read_text()
+    ptx = (ROOT / "docs/upstream/ptxas-negation-in-extremes.ptx").read_text()
     assert negates(assemble.assemble(ptx, "kernel", "sm_90a").image)
     assert not negates(assemble._image(ptx.replace("%r1, %r4;", "%r1, %r2;"), "sm_90a")[0])
     if negates(assemble._image(ptx, "sm_90a")[0]):

@@ -10,12 +10,12 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from tools import ROOT
 
 from tilec.core.diagnostics import Source
 from tilec.dsl.check import check
 from tilec.dsl.parse import parse
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 GUIDE = "CONTRIBUTING.md"
 """Its examples change tables of the compiler: each has a process for itself."""

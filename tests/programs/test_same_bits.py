@@ -6,11 +6,11 @@ import hashlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import as_list, from_torch, to_gpu
+from tools import TESTS
 
 import tilec
 
@@ -47,7 +47,7 @@ def elsewhere(tmp_path_factory) -> dict[str, str]:
     code = f"import test_same_bits as t; print(*(t.computed(n) for n in {list(PROGRAMS)}))"
     environment = {"NUMBA_NUM_THREADS": "5", "TILEC_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent,
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=TESTS,
         env=os.environ | environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tools import lowering
+from tools import ROOT, lowering
 from tools.printed import code
 
 import tilec
@@ -17,7 +17,7 @@ from tilec.core.diagnostics import CallError
 from tilec.plan.given_groups import Fixed
 from tilec.plan.schedule.write import merge_schedule, read_schedule, write_schedule
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 SIZES = {
     "softmax": {"M": 512, "N": 512},
     "mlp": {"M": 64, "D": 32, "F": 48},

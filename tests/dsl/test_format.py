@@ -1,9 +1,9 @@
 """The formatter: canonical, idempotent, and never a change of meaning."""
 
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
+from tools import ROOT
 
 from tilec.core.diagnostics import Source, TileError
 from tilec.dsl.format import format_source
@@ -71,7 +71,7 @@ op wide(
 }
 """
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 STANDARD = files("tilec.dsl.std").joinpath("std.tile").read_text()
 
 

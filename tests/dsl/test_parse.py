@@ -12,6 +12,7 @@ from lark import Lark
 from lark import logger as lark_logger
 from lark.grammar import Rule
 from lark.lexer import TerminalDef
+from tools import ROOT
 
 from tilec.core.diagnostics import Source, TileError
 from tilec.core.dtypes import BF16, F32, F64
@@ -19,7 +20,7 @@ from tilec.dsl import ast
 from tilec.dsl import parse as parse_module
 from tilec.dsl.parse import MAX_BYTES, _lark, lex, make_lark, parse, tables_of
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def program(text: str) -> ast.Program:
@@ -175,7 +176,7 @@ def tables() -> Path:
 
 
 def test_the_tables_are_those_of_the_grammar():
-    """`TILEC_UPDATE_GOLDEN=1 pytest tests/test_parse.py` makes them anew."""
+    """`TILEC_UPDATE_GOLDEN=1 pytest tests/dsl/test_parse.py` makes them anew."""
     grammar = files("tilec.dsl").joinpath("grammar.lark").read_text()
     made = make_lark(grammar)
     if os.environ.get("TILEC_UPDATE_GOLDEN"):

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Within, assert_within
+from tools import ROOT
 
 import tilec
 from tilec.runtime import cache
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture

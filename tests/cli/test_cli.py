@@ -1,6 +1,6 @@
 """The `tilec` command in this process: help, programs as texts, plans, `doctor`.
 
-Help texts are golden: `TILEC_UPDATE_GOLDEN=1 pytest tests/test_cli.py` writes them anew, to be read in the
+Help texts are golden: `TILEC_UPDATE_GOLDEN=1 pytest tests/cli/test_cli.py` writes them anew, to be read in the
 diff.
 """
 
@@ -11,14 +11,14 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from tools import TESTS
 from tools.commands import ROOT, SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 from tilec.cli import common
 
-GOLDEN = Path(__file__).parent / "golden" / "cli"
+GOLDEN = TESTS / "golden" / "cli"
 COMMANDS = ("check", "fmt", "plan", "explain", "tune", "dump", "opt", "emit", "run", "verify", "cache", "doctor")
 
 

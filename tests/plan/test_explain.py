@@ -4,9 +4,9 @@ broke it.
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from tools import ROOT
 from tools.explained import MLP, SOFTMAX, failure, planned
 
 import tilec
@@ -15,7 +15,7 @@ from tilec.plan.report.expectations import check_expectations, minimal_traffic, 
 from tilec.plan.report.explain import RESOURCES, amount, explain
 from tilec.plan.report.provenance import Provenance
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 # ---- explain ---------------------------------------------------------------------------------------------
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 
 import pytest
+from tools import TESTS
 from tools.lowering import lowered
 
 from tilec.core.targets import load
 
 H200 = load("h200")
-CORPUS = Path(__file__).parent / "fuzz" / "corpus"
+CORPUS = TESTS / "fuzz" / "corpus"
 
 
 def planned(text: str, target=H200, **sizes: int):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tools import ROOT
 from tools.commands import examples_folder, tilec_command  # noqa: F401 - fixtures
 from tools.explained import MLP, SOFTMAX, failure, planned
 
@@ -18,7 +18,7 @@ from tilec.dsl.mistakes import read
 from tilec.plan.report.expectations import minimal_traffic, traffic
 from tilec.plan.report.explain import explain
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 COPY = (
     "op copy(x: f32[M, N]) -> (y: f32[M, N], z: f32[M, N]) { y[i, j] = x[i, j] z[i, j] = exp(x[i, j]) expect EXPECT }"
 )

@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from tools import ROOT
 
 import tilec
 from benchmarks.memory_loads import Load, loads
 from benchmarks.workloads import Input
 
 torch = pytest.importorskip("torch")
-ROOT = Path(__file__).parents[1]
 SMALL = (7, 13, 5, 19, 11, 17, 3, 23, 29, 31)
 
 

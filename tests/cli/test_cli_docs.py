@@ -9,12 +9,11 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
+from tools import ROOT
 from tools.commands import IN_SHELL
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 

@@ -12,12 +12,13 @@ from filecheck.finput import FInput
 from filecheck.matcher import Matcher
 from filecheck.options import Options
 from filecheck.parser import Parser
+from tools import TESTS
 from tools.lowering import lowered
 
 from tilec.core import mlir
 from tilec.core.mlir import ir
 
-FILES = sorted((Path(__file__).parent / "filecheck").glob("*.tile"))
+FILES = sorted((TESTS / "filecheck").glob("*.tile"))
 
 
 def stage_text(path: Path, stage: str, sizes: dict[str, int], target: str) -> str:
@@ -40,7 +41,7 @@ def test_stage(path):
 @pytest.mark.parametrize("stage", ["build", "simplify", "plan", "fuse", "tile", "bufferize", "stage", "map"])
 def test_texts_round_trip(stage):
     """Every dump is an input: parsed and printed again it is the same text."""
-    path = Path(__file__).parent / "filecheck" / "fuse_softmax.tile"
+    path = TESTS / "filecheck" / "fuse_softmax.tile"
     text = stage_text(path, stage, {"M": 33, "N": 70}, "cpu")
     with mlir.context(), ir.Location.unknown():
         assert mlir.parse(text).operation.get_asm() == text

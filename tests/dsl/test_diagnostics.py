@@ -1,18 +1,19 @@
 """Messages, word for word: each `golden/diagnostics/NAME.tile` has its output in `NAME.txt` beside it.
 
-`TILEC_UPDATE_GOLDEN=1 pytest tests/test_diagnostics.py` writes the outputs anew, to be read in the diff.
+`TILEC_UPDATE_GOLDEN=1 pytest tests/dsl/test_diagnostics.py` writes the outputs anew, to be read in the diff.
 """
 
 import os
 from pathlib import Path
 
 import pytest
+from tools import TESTS
 
 from tilec.core.diagnostics import Source, TileError
 from tilec.dsl.check import check
 from tilec.dsl.parse import parse
 
-GOLDEN = Path(__file__).parent / "golden" / "diagnostics"
+GOLDEN = TESTS / "golden" / "diagnostics"
 
 
 def output(path: Path) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from tools import ROOT
 from tools.commands import SOFTMAX, examples_folder, tilec_command  # noqa: F401 - fixtures
 
 import tilec
@@ -17,7 +17,7 @@ from tilec.driver.tune import candidates, combined, compiled, spread
 from tilec.dsl.specialise import specialise
 from tilec.plan.schedule.read import read_schedule
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 PROGRAMS = {
     "rows": ("softmax.tile", {"M": 512, "N": 4096}),
     "long rows": ("softmax.tile", {"M": 64, "N": 65536}),
