@@ -114,7 +114,7 @@ def test_a_name_that_is_not_utf8(tilec, folder):
     (folder / name).write_text((folder / "softmax.tile").read_text())
     status, out, err = tilec("run", name, "-D", "M=4,N=4", "--check")
     assert (status, err) == (0, "") and "within the bound" in out
-    assert "# m, a_.tile:" in tilec("emit", "--as", "numba", name, "-D", "M=4,N=4")[1]
+    assert "# a?.tile:3: m[i]" in tilec("emit", "--as", "numba", name, "-D", "M=4,N=4")[1]
     (folder / name).write_text("y[i] = x[j]\n")
     status, _, err = tilec("run", name, "-D", "M=4,N=4")
     assert status == 1 and "a?.tile:1:" in err

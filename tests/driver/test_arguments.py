@@ -324,6 +324,6 @@ def test_what_failed_is_fetched_from_a_gpu():
 
 def test_options_that_do_not_exist():
     with pytest.raises(TypeError, match="keyword argument 'late'; `late` was renamed to `deferred_checks`"):
-        tilec.compile("y[i] = x[i]", deferred=True)
+        tilec.compile("y[i] = x[i]", late=True)
     with pytest.raises(TypeError, match=r"compile\(\) got an unexpected keyword argument 'layout'$"):
         tilec.compile("y[i] = x[i]", layout=1)

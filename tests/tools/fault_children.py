@@ -85,7 +85,7 @@ class Child:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
             os.environ[store.VARIABLE] = cache
             store._checked.cache_clear()
-            atomic_files._sweep.cache_clear()
+            atomic_files._remove_old.cache_clear()
             if folder is not None:
                 os.chdir(folder)
             if not show:
