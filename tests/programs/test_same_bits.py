@@ -45,7 +45,8 @@ def computed(name: str) -> str:
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory) -> dict[str, str]:
     """What another process computes, with more threads than there may be cores, and nothing compiled before."""
-    code = f"import sys; sys.path.insert(0, {str(TESTS)!r}); import test_same_bits as t; print(*(t.computed(n) for n in {list(PROGRAMS)}))"
+    code = f"import sys; sys.path.insert(0, {str(TESTS)!r})\nimport test_same_bits as t\n"
+    code += f"print(*(t.computed(n) for n in {list(PROGRAMS)}))"
     environment = {"NUMBA_NUM_THREADS": "5", "TILEC_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent,
