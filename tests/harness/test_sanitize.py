@@ -74,7 +74,7 @@ def test_silence_is_not_clean():
     assert "no summary" in read(cut, -9).problem
     assert "status 1" in read(CLEAN, 1).problem
     refused = read(NO_DEVICE, 1)
-    assert "does not let compute-sanitizer" in refused.problem and not refused.reports
+    assert "compute-sanitizer does not support" in refused.problem and not refused.reports
 
 
 def test_a_machine_that_cannot_is_told_what_to_do(monkeypatch, capsys):

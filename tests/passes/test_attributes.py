@@ -86,7 +86,7 @@ def fault(
         ("tilec.dims = array<i64: 4, 4>", "should be 2 different whole numbers"),
         ("tilec.loops = array<i64: 0, 2>", "should be 0 to 1 in some order"),
         ("tilec.scan = 2 : i64", "should be one of the operation's dimensions"),
-        ('tilec.split = {dim = 0 : i64, kernel = "k", sweep = 0 : i64, dims = array<i64: 0>}', "a dictionary with `parts`"),
+        ('tilec.split = {dim = 0 : i64, kernel = "k", loop_group = 0 : i64, dims = array<i64: 0>}', "a dictionary with `parts`"),
         ('tilec.split = {dim = "x"}', "a dictionary in which `dim` is a whole number, not \"x\""),
         ("tilec.split = {other = 1 : i64}", "a dictionary without `other`"),
         ('tilec.indices = ["i"]', "should be a word for each dimension"),
@@ -183,7 +183,7 @@ def test_a_pass_that_leaves_an_attribute_is_named(monkeypatch, of):
 @pytest.mark.parametrize(
     "stage, pattern, edited, said",
     [
-        ("02-plan", r"tilec\.sweep = 0", "tilec.swep = 0", "`tilec.swep` on linalg.generic"),
+        ("02-plan", r"tilec\.loop_group = 0", "tilec.loop_grup = 0", "`tilec.loop_grup` on linalg.generic"),
         ("02-plan", r"tilec\.dims = array<i64: 0, 1>", "tilec.dims = array<i64: 0>", "one for each dimension"),
         ("02-plan", r"tile = array<i64: \d+>", "tile = array<i64>", "a `grid` and a `tile` with as many numbers"),
         ("02-plan", r"loop_nest = \{\}", "loop_nest = {fast = true}", "a dictionary without `fast`"),

@@ -52,7 +52,7 @@ def test_what_is_forwarded_is_not_planned(name):
         assert {c.name: c.source for c in plan.copies} == copies
         assert kernels in (None, len(plan.kernels))
         if kernels == 0:
-            assert "kernels        1 copy\n" in explain(plan, special)
+            assert "kernels           1 copy\n" in explain(plan, special)
 
 
 @pytest.mark.parametrize("target", ["cpu", "h200"])

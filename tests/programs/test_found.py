@@ -96,7 +96,7 @@ def test_a_quotient_of_sizes_may_be_negative():
 
 
 @pytest.mark.parametrize("edit, message", [
-    (("tile = [1, 64]", "tile = [1, 3]"), "a tile of 3 cuts vectors"),
+    (("tile = [1, 64]", "tile = [1, 3]"), "a tile of 3 elements cuts vectors"),
     (("thread_counts = ", "thread_counts = [3, 3] #"), "powers of two"),
     (("thread_counts = ", "thread_counts = [64, 64] #"), "at most 1024 threads"),
 ])  # fmt: skip

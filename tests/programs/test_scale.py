@@ -113,7 +113,7 @@ def test_what_is_read_at_two_places_is_not_computed_more_and_more_often(monkeypa
     copied = calls(monkeypatch, mlir, "clone_op")
     plan = lowered(turned(16), n=3).plan
     assert copied[0] < 2000
-    assert any("would run 2 times" in r.reason for r in plan.remarks)
+    assert any("operations 2 times for each element" in r.reason for r in plan.remarks)
 
 
 def test_a_long_chain_on_a_gpu_is_no_deep_recursion():

@@ -74,7 +74,7 @@ def test_no_temporary_has_a_name_of_the_program(source, target):
 def walk_expressions(equation):
     from tilec.dsl import ast as tree
 
-    return tree.walk(equation.value)
+    return tree.traverse(equation.value)
 
 
 def test_names_of_temporaries_avoid_the_program():

@@ -114,7 +114,7 @@ def test_no_short_way_on_a_gpu(by_python):
 
 
 def test_numbers_of_addresses(by_python):
-    keep = tables.Keep()
+    keep = tables.KeepAlive()
     launch = PythonLaunch(keep.table(tables.Program, arrays=2), None, None)
     with pytest.raises(TypeError, match="2 addresses are expected, not 1"):
         launch(0)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from sanitize import cases
 from sanitize.planted import PLANTED, compile_planted
-from sanitize.tools import EVERY, TOOLS, Outcome, find, read
+from sanitize.tools import EVERY, TOOLS, UNSUPPORTED, Outcome, find, read
 from sanitize.tools import runs as can_run
 from tilec.core.diagnostics import TileError
 from tilec.core.targets import load
@@ -121,7 +121,7 @@ def sanitize(program: str, options: argparse.Namespace, prepared: list[Path], br
             runs[tool] = [(part, start(tool, *map(str, part))) for part in _parts(cases_of, parts)]
         for (tool, name), future in planted.items():
             outcome, output, _ = future.result()
-            if outcome.problem.startswith("this machine"):
+            if outcome.problem == UNSUPPORTED:
                 unusable = True
             elif not outcome.reports:
                 faults += 1

@@ -26,6 +26,7 @@ MARK = "sanitize:"
 _PREFIX = re.compile(r"^={9} ?")
 _SUMMARY = re.compile(r"^(ERROR|RACECHECK|LEAK) SUMMARY: ")
 _TALK = re.compile(r"^(COMPUTE-SANITIZER|Target application returned|Error: process didn't terminate)")
+UNSUPPORTED = "compute-sanitizer does not support this machine's GPU, or its virtual machine"
 _NO_DEVICE = re.compile(r"device not supported|not supported on this (device|system|platform)", re.IGNORECASE)
 
 
@@ -96,7 +97,7 @@ def read(output: str, status: int) -> Outcome:
             reports.append(Report(case, text))
     problem = ""
     if _NO_DEVICE.search(output):
-        problem = "compute-sanitizer does not support this machine's GPU, or its virtual machine"
+        problem = UNSUPPORTED
         reports = [r for r in reports if not _NO_DEVICE.search(r.text)]
     elif not summary:
         problem = "the tool gave no summary: it, or the program, was killed"

@@ -74,7 +74,7 @@ def test_functions_that_are_only_declared():
     """Every opcode has a meaning, and is printed."""
     of_files = {
         name: {n.cls.id for n in ast.walk(tree) if isinstance(n, ast.MatchClass) and isinstance(n.cls, ast.Name)}
-        for name in ("interpreter/wgmma.py", "emit_cuda_hopper.py")
+        for name in ("interpreter/wgmma.py", "emit/cuda_hopper.py")
         for path in ROOT.rglob(name)
         for tree in [ast.parse(path.read_text())]
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -157,5 +156,7 @@ def _is_mac() -> bool:
 def _sysctl(name: str) -> str:
     if not _is_mac():
         return ""
+    import subprocess
+
     result = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
     return result.stdout.strip()

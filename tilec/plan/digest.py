@@ -11,7 +11,7 @@ from tilec.core.mlir import ir
 from tilec.passes.tensor.pack import SIDES
 
 DIGEST = "tilec.plan_digest"
-PLACED = ("kernel", "loop_group", "dims", "split", *(f"pack_{side}" for side in SIDES), "loops", "inline")
+ASSIGNED = ("kernel", "loop_group", "dims", "split", *(f"pack_{side}" for side in SIDES), "loops", "inline")
 """Attributes of operations."""
 
 
@@ -39,8 +39,8 @@ def attributes_of_plan(module: ir.Operation) -> Iterator[tuple[str, str]]:
             for entry in ir.DictAttr(kernel.attr):
                 if entry.name != "predicted_us":
                     yield f"tilec.kernels {kernel.name}.{entry.name}", str(entry.attr)
-    for op in placed_operations(program_of(module)):
-        for key in (f"tilec.{k}" for k in PLACED):
+    for op in assigned_operations(program_of(module)):
+        for key in (f"tilec.{k}" for k in ASSIGNED):
             if key in op.attributes:
                 yield f"{key} of {mlir.get_string(op, 'tilec.name')}", str(op.attributes[key])
 
@@ -53,5 +53,5 @@ def program_of(module: ir.Operation) -> ir.Operation:
     return found[0]
 
 
-def placed_operations(function: ir.Operation) -> Iterator[ir.Operation]:
+def assigned_operations(function: ir.Operation) -> Iterator[ir.Operation]:
     return (op for op in mlir.traverse(function) if mlir.is_generic(op))

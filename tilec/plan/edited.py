@@ -19,7 +19,7 @@ from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.kernels import FAMILIES
 from tilec.passes.tensor.pack import SIDES
-from tilec.plan.digest import DIGEST, PLACED, attributes_of_plan, digests, placed_operations, program_of, sign
+from tilec.plan.digest import ASSIGNED, DIGEST, assigned_operations, attributes_of_plan, digests, program_of, sign
 
 
 def check_edited(module: ir.Operation, target: Target, begin: str) -> None:
@@ -49,8 +49,8 @@ def _replanned(module: ir.Operation, target: Target) -> ir.Operation:
 
     copy = module.clone()
     function = program_of(copy)
-    for op in placed_operations(function):
-        for key in PLACED:
+    for op in assigned_operations(function):
+        for key in ASSIGNED:
             if f"tilec.{key}" in op.attributes:
                 del op.attributes[f"tilec.{key}"]
     plan = make_plan(function, target)
@@ -70,7 +70,7 @@ def _schedule(module: ir.Operation) -> dict[str, Any]:
     operations: dict[str, list[str]] = {}
     loops: dict[str, dict[str, Any]] = {}
     inline = []
-    for op in placed_operations(program_of(module)):
+    for op in assigned_operations(program_of(module)):
         name = mlir.get_string(op, "tilec.name")
         if name is None:
             continue

@@ -56,7 +56,7 @@ def test_the_second_kernel_waits_for_the_first():
     assert "_nc" not in second.text, "what the first kernel writes while the second is there is no constant"
     run(result.emitted)
     assert Emitted.from_json(result.emitted.to_json()) == result.emitted
-    assert "overlap launch yes" in " ".join(explain(result.plan, special).split())
+    assert "overlap_launch yes" in " ".join(explain(result.plan, special).split())
 
 
 @pytest.mark.parametrize("wrong", [("    grid_wait()\n", "    pass\n"), ("load_f32x4(", "load_f32x4_nc(")])
