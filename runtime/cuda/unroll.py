@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import copy
 import operator
+from collections import Counter
 from collections.abc import Iterator
 from functools import reduce
 
@@ -26,24 +27,69 @@ def unroll(source: str) -> ast.Module:
 
 
 class _Unroll(ast.NodeTransformer):
+    def __init__(self) -> None:
+        self.uses: Counter[str] = Counter()  # of each name in the function
+        self.made: set[str] = set()  # names of variables of one copy of a body
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.uses = _uses(node)
+        return self.generic_visit(node)
+
     def visit_For(self, node: ast.For) -> ast.AST | list[ast.AST]:
-        self.generic_visit(node)
         match node:
             case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="unrolled"), args=arguments)):
+                own = {n for n in _first_set(node.body) if self.uses[n] == _uses(node)[n]}
+                self.generic_visit(node)
+                own |= self.made & _uses(node).keys()
                 numbers = range(*(ast.literal_eval(a) for a in arguments))
-                bodies = [_Set(name, n).visit(copy.deepcopy(s)) for n in numbers for s in node.body]
+                bodies = [s for n in numbers for s in self._copy(node.body, name, n, own)]
                 return bodies or ast.Pass()
-        return node
+        return self.generic_visit(node)
+
+    def _copy(self, body: list[ast.stmt], name: str, number: int, own: set[str]) -> Iterator[ast.AST]:
+        """A body for one number, with variables of its own: one that all copies set would be a loop's that goes around them,
+        and Numba gives those an address, with all that they are computed from."""
+        names = {}
+        for variable in sorted(own):
+            names[variable] = f"{variable}_{number}"
+            while names[variable] in self.uses:
+                names[variable] += "_"
+            self.uses[names[variable]] = 1
+            self.made.add(names[variable])
+        for statement in body:
+            yield _Set(name, number, names).visit(copy.deepcopy(statement))
+
+
+def _uses(node: ast.AST) -> Counter[str]:
+    return Counter(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+
+
+def _first_set(body: list[ast.stmt]) -> set[str]:
+    """The variables that a body sets, whatever happens in it, before it reads them."""
+    found: set[str] = set()
+    read: set[str] = set()
+    for statement in body:
+        targets: list[ast.expr] = []
+        if isinstance(statement, ast.Assign):
+            targets = [e for t in statement.targets for e in (t.elts if isinstance(t, ast.Tuple) else [t])]
+        names = {t.id for t in targets if isinstance(t, ast.Name)}
+        kept = statement.value if isinstance(statement, ast.Assign) else statement
+        read |= _uses(kept).keys() | {n for t in targets if not isinstance(t, ast.Name) for n in _uses(t)}
+        found |= names - read
+        read |= names
+    return found
 
 
 class _Set(ast.NodeTransformer):
-    """Puts a number in the place of a variable."""
+    """Puts a number in the place of a variable, and other names in the place of some."""
 
-    def __init__(self, name: str, number: int):
-        self.name, self.number = name, number
+    def __init__(self, name: str, number: int, names: dict[str, str]):
+        self.name, self.number, self.names = name, number, names
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.copy_location(ast.Constant(self.number), node) if node.id == self.name else node
+        if node.id == self.name:
+            return ast.copy_location(ast.Constant(self.number), node)
+        return ast.copy_location(ast.Name(self.names.get(node.id, node.id), node.ctx), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         return ast.copy_location(_folded(self.generic_visit(node)), node)

@@ -171,6 +171,13 @@ def test_unrolled_loops_are_written_out():
     )
 
 
+def test_copies_of_a_body_have_variables_of_their_own():
+    """Those that a body sets before it reads them, and that nothing else reads."""
+    source = "def f(x):\n    s = a = 0\n    for i in unrolled(2):\n        t = x[i]\n        a = t\n        s += t\n    return a"
+    text = ast.unparse(unroll(source))
+    assert "t_0 = x[0]\n    a = t_0\n    s += t_0\n    t_1 = x[1]\n    a = t_1\n    s += t_1" in text
+
+
 def test_unrolled_loops_run_as_loops():
     """Written out or not, a kernel does the same."""
     source = "def f(out, unrolled):\n    s = 0\n    for i in unrolled(3):\n"

@@ -20,6 +20,14 @@ def test_sines_that_are_written_out_twice_share_no_registers(body):
     assert cubin.registers <= planned and not cubin.spills
 
 
+def test_states_of_loops_that_are_written_out_stay_in_registers():
+    """Each copy of a body has variables of its own: one that all copies set kept the states of an argmax in memory."""
+    text = "op f(x: bf16[M, N]) -> (y: i64[M]) { y[i] = argmax[j](x[i, j]) }"
+    op = tilec.compile(text, target="sm_90a").build(M=8192, N=16384)
+    (cubin,) = op._latest.cubins.values()
+    assert "for j_step in unrolled(" in op.kernels[0].source and not cubin.faults and not cubin.stack
+
+
 @pytest.mark.parametrize(("registers", "threads"), [(64, 256), (32, 128), (64, 32), (96, 128), (64, 1024), (168, 384)])
 def test_a_kernel_that_spills_gives_up_as_few_blocks_as_it_can(registers, threads):
     *tried, last = cuda_compile._limits(registers, threads)
