@@ -15,6 +15,7 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
 from tilec.core.opcodes import OPCODES
 from tilec.core.records import Malformed
+from tilec.process.interrupts import uninterrupted
 
 STAGES = ("build", "simplify", "plan", "fuse", "tile", "bufferize", "stage", "map", "emit")
 """The order of stages."""
@@ -336,7 +337,8 @@ class Verifier:
                         known[key] = made
             return ir.WalkResult.ADVANCE
 
-        module.walk(visit, ir.WalkOrder.PRE_ORDER)
+        with uninterrupted():  # MLIR makes an error of its own of an exception in `visit`
+            module.walk(visit, ir.WalkOrder.PRE_ORDER)
         return found[0] if found else None
 
     def demand(self, module: ir.Operation, step: str, stage: str, ended: bool) -> None:
