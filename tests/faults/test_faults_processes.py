@@ -17,7 +17,8 @@ from conftest import assert_within
 from tools import TESTS
 
 import tilec
-from tilec.process.interrupts import uninterrupted
+from tilec.process.forking import llvm_lock
+from tilec.process.interrupts import uninterrupted, workers
 from tilec.runtime import cache
 
 ONE = """
@@ -59,6 +60,20 @@ def test_interrupted_in_the_first_call(times, tmp_path):
     found = faults("interrupt", times, times, tmp_path)
     assert found["wrong"] == [], found["told"]
     assert found["struck"] >= times // 4
+
+
+def test_an_interrupt_leaves_llvms_lock_free():
+    """It may strike when llvmlite has taken its lock and no `with` knows of it yet, in workers' time or before."""
+    import llvmlite.binding  # noqa: F401
+
+    lock = llvm_lock()
+    with pytest.raises(KeyboardInterrupt), workers(1, "interrupted"):
+        lock.acquire()
+        raise KeyboardInterrupt
+    assert not lock._is_owned()
+    lock.acquire()
+    with workers(1, "later") as pool:
+        assert pool.submit(lock.acquire, timeout=5).result() and pool.submit(lock.release).result() is None
 
 
 def test_an_interrupt_waits_for_what_cannot_be_done_by_halves():

@@ -20,7 +20,7 @@ from fuzz.compare import Verdict, Wrong, as_schedule, expect, outputs_of, specia
 from fuzz.guards import in_a_child, run_guarded
 from fuzz.programs import Case
 from fuzz.together import compile_together
-from tilec.core import mlir
+from tilec.core import mlir, records
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import DTYPES
 from tilec.core.fitted import PanelTimes
@@ -309,31 +309,20 @@ def from_dump(name: str, schedule: str) -> str | None:
         for kernel, said in table["kernels"].items():
             for key, value in said.items():
                 if key == "tile":
-                    kernels[kernel][key] = _attribute(value)
+                    kernels[kernel][key] = records.attribute_of(value)
                 elif key in FAMILIES:
                     options = {e.name: e.attr for e in kernels[kernel].get(key, ())}
-                    edited = {k: _attribute(v) for k, v in value.items()}
+                    edited = {k: records.attribute_of(v) for k, v in value.items()}
                     kernels[kernel][key] = ir.DictAttr.get(options | edited)
             for op in [o for o in mlir.traverse(module.operation) if mlir.is_generic(o)]:
                 if (order := said.get("loops", {}).get(mlir.get_string(op, "tilec.name"))) is not None:
-                    op.attributes["tilec.loops"] = _attribute(order)
+                    op.attributes["tilec.loops"] = records.attribute_of(order)
         edited = {k: ir.DictAttr.get(entries) for k, entries in kernels.items()}
         module.operation.attributes["tilec.kernels"] = ir.DictAttr.get(edited)
         try:
             return _mapped(lower(mlir.parse(mlir.text(module, locations=True)), made.machine, begin="fuse", emit=False))
         except CallError:
             return None
-
-
-def _attribute(value: Any) -> ir.Attribute:
-    match value:
-        case bool():
-            return ir.BoolAttr.get(value)
-        case int():
-            return mlir.integer(value)
-        case str():
-            return mlir.string(value)
-    return mlir.integers(value)
 
 
 def _mapped(lowered: Lowered) -> str:

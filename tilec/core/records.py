@@ -52,7 +52,7 @@ def items(record: Any) -> Iterator[tuple[str, Value]]:
 
 
 def to_attributes(record: Any) -> dict[str, ir.Attribute]:
-    return {name: _attribute(value) for name, value in items(record)}
+    return {name: attribute_of(value) for name, value in items(record)}
 
 
 def to_attribute(record: Any) -> ir.DictAttr:
@@ -96,7 +96,8 @@ def read(attribute: ir.Attribute, kind: type) -> Any:
     return None
 
 
-def _attribute(value: Value) -> ir.Attribute:
+def attribute_of(value: Value) -> ir.Attribute:
+    """The attribute that holds a field's value; `read` gives it back."""
     match value:
         case bool():
             return ir.BoolAttr.get(value)

@@ -46,12 +46,17 @@ def pool_lost() -> bool:
     return bool(POOL_LOST.value)
 
 
+def llvm_lock() -> Any:
+    """The lock (an RLock) that llvmlite holds while LLVM works; None where llvmlite is not loaded."""
+    return getattr(getattr(getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None), "_lock", None), "_lock", None)
+
+
 def _before() -> None:
     _changed.acquire()
     me, end = threading.get_ident(), monotonic() + _LONGEST
     while any(count for thread, count in _compiling.items() if thread != me) and monotonic() < end:
         _changed.wait(end - monotonic())
-    lock = getattr(getattr(getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None), "_lock", None), "_lock", None)
+    lock = llvm_lock()
     if lock is not None and lock.acquire(timeout=max(0.0, end - monotonic())):
         _held.append(lock)
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tilec.process.forking import llvm_lock
+
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -40,13 +42,25 @@ def workers(count: int | None, name: str) -> Iterator[ThreadPoolExecutor]:
     dropped, and nobody waits for the rest: kernels in other processes are abandoned."""
     from concurrent.futures import ThreadPoolExecutor
 
+    _free_llvm()
     pool = ThreadPoolExecutor(count, name)
     try:
         yield pool
     except BaseException:
         from tilec.process import compile_server
 
+        _free_llvm()
         pool.shutdown(wait=False, cancel_futures=True)
         compile_server.give_up()
         raise
     pool.shutdown()
+
+
+def _free_llvm() -> None:
+    """Gives llvmlite's lock back where an interruption left it with the main thread: between the call that takes it and the
+    `with` that would have returned it. Every worker would wait for it, and the main thread for them. Whoever makes
+    workers is in no call of llvmlite's."""
+    lock = llvm_lock()
+    if lock is not None and threading.current_thread() is threading.main_thread():
+        while lock._is_owned():
+            lock.release()
