@@ -1,0 +1,76 @@
+"""A block of a contraction chain as its passes read it: its operations at its place of the grid, and the chain that they are."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilec.analysis.chain import Chain, read_chain
+from tilec.analysis.expression import Reader
+from tilec.core import locations, mlir
+from tilec.core.diagnostics import InternalError
+from tilec.core.mlir import arith, gpu, ir, memref
+from tilec.kernels import ContractionChain
+from tilec.passes.cuda.chain.results import Output
+from tilec.passes.cuda.memory_spaces import is_local, root
+from tilec.passes.loops import delinearise
+
+
+class ChainBlock:
+    """`chain`, the `outputs` that leave the kernel, and `sizes`, how many elements a block has of each kernel dimension: fewer
+    rows at the edge of the grid."""
+
+    def __init__(self, function: ir.Operation, options: ContractionChain, forall: ir.Operation):
+        self.function, self.options, self.forall = function, options, forall
+        self.bm, self.bn = options.block
+        self.operations = self._enter()
+        self._read()
+
+    def erase(self) -> None:
+        for op in reversed(self.operations):
+            if op.name.startswith("linalg."):
+                op.erase()
+
+    @property
+    def length(self) -> int:
+        """Elements along the dimension between the contractions."""
+        return self.sizes[self.chain.between]
+
+    @property
+    def largest(self) -> int:
+        """The longest dimension of what the kernel reads and writes."""
+        return max(e for a in mlir.entry(self.function).arguments for e in ir.ShapedType(a.type).shape)
+
+    def _enter(self) -> list[ir.Operation]:
+        """The block's operations, at the tile of its number: rows run fastest, from the last where those are longest."""
+        counts = list(ir.DenseI64ArrayAttr(self.forall.attributes["staticUpperBound"]))
+        self.function.attributes["tilec.blocks"] = mlir.integer(prod(counts))
+        self.function.attributes["tilec.threads"] = mlir.integer(self.options.block_threads)
+        block = self.forall.regions[0].blocks[0]
+        number = gpu.BlockIdOp(gpu.Dimension.x).result
+        if self.options.longest_first:
+            number = arith.subi(mlir.index(prod(counts) - 1), number)
+        mapping = dict(zip(block.arguments, delinearise(number, counts, locations.variables(self.forall))))
+        inner = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
+        return [mlir.clone_op(op, mapping) for op in inner]
+
+    def _read(self) -> None:
+        generics = [o for o in self.operations if mlir.is_generic(o)]
+        dims = {o: tuple(mlir.get_integers(o, "tilec.dims")) for o in generics}
+        made = {root(v): (o, n) for o in generics for n, v in enumerate(mlir.outputs_of(o))}
+        reader = Reader(dims, lambda value: made.get(root(value)))
+        self.outputs = []
+        for value, (op, n) in made.items():
+            if not is_local(value):
+                output_dims = tuple(dims[op][d] for d in mlir.map_dims(mlir.maps_of(op)[len(mlir.inputs_of(op)) + n]))
+                self.outputs.append(Output(reader.result(op, n), mlir.outputs_of(op)[n], output_dims))
+        chain = read_chain(reader, [o.value for o in self.outputs])
+        if not isinstance(chain, Chain):
+            raise InternalError(f"the kernel is no chain of two contractions: {chain}", "map", str(self.function))
+        self.chain = chain
+        self.sizes: dict[int, int] = {}
+        for op in generics:
+            self.sizes |= zip(dims[op], mlir.extents_of(op))
+        for output in self.outputs:  # at the edge of the grid a block has fewer rows
+            for n, d in enumerate(output.dims):
+                if self.sizes[d] == mlir.DYNAMIC:
+                    self.sizes[d] = memref.DimOp(output.view, mlir.index(n)).result

@@ -1,0 +1,146 @@
+"""Fragments and states of a thread of a contraction chain: what is computed on them between the products, which an engine makes.
+
+    engine: s = q k[j]       here: m, ... from s; s = weights from s, m; l from s; w = s in 16 bits
+    engine: o += w v[j]            o, l rescaled; at the end results from o, l
+
+Scores, sums and weights are fragments in registers, which both kinds of matrix instructions lay out alike: a thread has two
+rows (eight apart) of its warp's 16, and in each of every 8 columns two adjacent ones. The registers of a score's fragment
+are those of a left factor's, so weights never pass through shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from tilec.analysis.chain import Linear
+from tilec.analysis.expression import Expr
+from tilec.analysis.online_reduction import Carried
+from tilec.core import locations, mlir
+from tilec.core.mlir import arith, ir, memref
+from tilec.passes.cuda.chain.block import ChainBlock
+from tilec.passes.cuda.chain.masks import Tiles
+from tilec.passes.cuda.chain.results import Results
+from tilec.passes.cuda.chain.values import At, States, Values, pairs, registers, selected, statements
+from tilec.passes.cuda.chain.weights import Packer, exclude, fits, is_bounded
+from tilec.passes.cuda.contraction.problem import PRIVATE, Thread, local
+from tilec.passes.loops import loop, sum_of
+
+Terms = list[tuple[ir.Value, int]]
+
+
+class Fragments:
+    """Fragments and states of a thread. `warp_row` makes the first of its warp's rows in the block, as a sum.
+
+    `scores` are the fragments of a tile's scores, `weights` what they become as a left factor, `sums` those of the product.
+    """
+
+    def __init__(self, block: ChainBlock, thread: Thread, warp_row: Callable[[], Terms]):
+        self.block, self.chain, self.thread, self.bn = block, block.chain, thread, block.bn
+        chain, sizes, options = self.chain, block.sizes, block.options
+        self.depth, self.wide = (-(-sizes[d] // 16) * 16 for d in (chain.inner, chain.columns))
+        self.scores = registers([self.bn // 8, 2, 2], "%scores")
+        self.sums = registers([self.wide // 8, 2, 2], "%sums")
+        with ir.Location.name("%weights"):
+            shape = [options.weight_terms * self.bn // 4, 2]
+            packed = memref.AllocaOp(local(shape, mlir.type_of(options.multiplicand), PRIVATE), [], [])
+            packed.operation.attributes["tilec.words"] = ir.UnitAttr.get()
+            self.weights = packed.result
+        bounded = is_bounded(chain.weights)
+        self.packer = Packer(self.scores, self.weights, options.weight_terms, options.multiplicand, bounded)
+        quad = arith.shrui(thread.lane, mlir.index(2))
+        self.row = locations.named(sum_of([*warp_row(), (quad, 1)]), "row")
+        self.column = sum_of([(arith.andi(thread.lane, mlir.index(3)), 2)])
+        self.tiles = Tiles(chain.masks, chain.between, chain.rows, block.length, sizes[chain.rows], self.bn)
+        limits = {} if self.tiles.even else {chain.between: mlir.index(block.length - 1)}
+        if isinstance(sizes[chain.rows], ir.Value) or sizes[chain.rows] % block.bm:
+            size = sizes[chain.rows]
+            size = size if isinstance(size, ir.Value) else mlir.index(size)
+            limits[chain.rows] = arith.subi(size, mlir.index(1))
+        self.values = Values(chain.scores.number, chain.product.total.number, limits)
+        self.states = States(chain.online, chain.product, self.values)
+
+    def first_line(self, number: ir.Value) -> ir.Value:
+        """The element of j at which the tile of this number begins."""
+        return arith.muli(self.tiles.tile(number), mlir.index(self.bn))
+
+    def clear(self) -> None:
+        """States and sums of nothing."""
+        self.states.clear()
+        with loop(self.wide // 8, name="fragment") as j, pairs() as (half, lane):
+            memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), self.sums, [j, half, lane])
+
+    def store(self) -> None:
+        """The results, from complete states and sums."""
+        chain, block = self.chain, self.block
+        with (mlir.definition(block.outputs[-1].view) or block.function).location:
+            Results(
+                chain, self.values, block.outputs, self.sums, self.thread, self.row, self.column,
+                block.sizes[chain.columns], block.bm, block.sizes[chain.rows],
+            ).store()  # fmt: skip
+
+    # ---- between the products ------------------------------------------------------------------------------
+
+    def weigh(self, number: ir.Value, masked: bool) -> None:
+        """States brought up to date with the scores of the tile of this number; its weights overwrite the scores."""
+        chain = self.chain
+        start = self.first_line(number)
+        locate = partial(self._at, start)
+        bounds = self._bounds()
+        if masked and chain.absorbing is not None and fits(bounds, self.block.largest):
+            exclude(chain, bounds, self.scores, self.row, sum_of([(start, 1), (self.column, 1)]))
+            masked = False
+
+        def term(c: Carried, at: At) -> ir.Value:
+            value = self.values.build(chain.under(c.term, masked), at)
+            return selected(self._exists(at, masked), value, c.identity)
+
+        self.states.collect(self.bn // 8, locate, term)
+        read = [c.total for c in self.states.rows if c.rescale is not None]
+        with statements(read) if read else ir.Location.current:
+            self._weigh(locate, term, chain.under(chain.weights, masked), masked)
+
+    def _weigh(
+        self,
+        locate: Callable[..., At],
+        term: Callable[[Carried, At], ir.Value],
+        weights: Expr,
+        masked: bool,
+    ) -> None:
+        """Weights, and the sums that read earlier reductions, brought up to date."""
+        self.states.rescale()
+        with loop(self.bn // 8, name="fragment") as j, pairs() as (half, lane):
+            at = locate(j, half, lane)
+            self.states.add(at, lane, term)
+            value = selected(self._exists(at, masked), self.values.build(weights, at), 0.0)
+            memref.StoreOp(value, self.scores, [j, half, lane])
+
+    def _bounds(self) -> list[Linear]:
+        """What is at least 0 for the elements that exist and that no mask excludes."""
+        end = Expr("index", own_dims=(self.chain.between,), type="index")
+        edge = [] if self.tiles.even else [({end: -1}, self.block.length - 1)]
+        return [*(b for m in self.chain.masks for b in m.bounds), *edge]
+
+    def _at(self, start: ir.Value, j: ir.Value, half: ir.Value, lane: ir.Value) -> At:
+        score = memref.LoadOp(self.scores, [j, half, lane]).result
+        row = sum_of([(half, 8), (self.row, 1)])
+        column = sum_of([(lane, 1), (start, 1), (j, 8), (self.column, 1)])
+        return At({self.chain.rows: row, self.chain.between: column}, half, score)
+
+    def _exists(self, at: At, masked: bool) -> ir.Value | None:
+        """Whether an element of the walk is before its end; None where all are."""
+        if self.tiles.even or not masked:
+            return None
+        leaf = Expr("outer", key="exists")
+        if leaf not in at.known:
+            end = mlir.index(self.block.length)
+            at.known[leaf] = arith.cmpi(arith.CmpIPredicate.slt, at.coordinates[self.chain.between], end)
+        return at.known[leaf]
+
+    def rescale(self) -> None:
+        """The sums, to where the references are now."""
+        if self.chain.product.rescale is None:
+            return
+        with loop(self.wide // 8, name="fragment") as j, pairs() as (half, lane):
+            at, factor = [j, half, lane], self.states.factor(self.chain.product, half)
+            memref.StoreOp(arith.mulf(memref.LoadOp(self.sums, at).result, factor), self.sums, at)

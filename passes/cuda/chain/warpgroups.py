@@ -1,0 +1,190 @@
+"""The engine of contraction chains on Hopper: TMA loads tiles into rings, warpgroups multiply by wgmma.
+
+    if warpgroup 0 { for tile of j { wait until slot is empty; start the copies of k[j], v[j] into it } }
+    else { for tile of j { s = q k[j]                 (asynchronous)
+                           o += w v[the tile before]  (asynchronous, under what follows)
+                           states and weights from s; o rescaled; w = s in 16 bits } }
+
+The weights of a tile are multiplied one step later, so that the matrix units work while the next tile's weights are
+computed; and the warpgroups that multiply alternate (ping-pong), so that the products of one run during the arithmetic of
+the other.
+
+Sources: Shah et al., "FlashAttention-3" (2024), for the order of things; PTX ISA, "Register Fragments for
+wgmma.mma_async.m64nNk16", for the fragments.
+"""
+
+from __future__ import annotations
+
+from tilec.analysis.expression import Expr
+from tilec.core import locations, mlir, opcodes
+from tilec.core.hardware import LINE, ROWS
+from tilec.core.mlir import arith, gpu, ir
+from tilec.core.opcodes import NamedBarrier, WarpgroupProduct, WarpgroupWait
+from tilec.passes.cuda.chain.block import ChainBlock
+from tilec.passes.cuda.chain.fragments import Fragments, Terms
+from tilec.passes.cuda.chain.values import statements
+from tilec.passes.cuda.contraction.problem import Thread
+from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of
+from tilec.passes.loops import sum_of, when
+
+REGISTERS = Registers(producer=24, consumer=240)  # of 168 at launch
+
+
+class _Factor(RingTiles):
+    """Tiles of a factor: `lines` of its dimension `along` and all `columns`, 64 in a slab. Each factor has a ring of its own; the
+    rings of the walk's two factors are in step, so one stage and one phase serve for both."""
+
+    def __init__(self, source: Expr, along: int, across: int, lines: int, columns: int, stages: int):
+        self.dims, self.along, self.across = source.own_dims, along, across
+        self.line = LINE * 8 // ir.MemRefType(source.key.type).element_type.width
+        sizes, slabs = {along: lines, across: self.line}, -(-columns // self.line)
+        super().__init__(source.key, [sizes.get(d, 1) for d in source.own_dims], slabs, slabs * lines, stages)
+
+    def load(self, ring: Ring, stage: ir.Value, first: ir.Value) -> None:
+        """Starts the copies of the tile that begins at `first` of the block's part."""
+        ring.expect(stage)
+        offsets = offsets_of(self.view)
+        for slab in range(self.slabs):
+            target = self.target(stage, mlir.index(slab * self.box_lines))
+            at = {self.along: first, self.across: mlir.index(slab * self.line)}
+            coordinates = [sum_of([(at[d], 1), (o, 1)]) if d in at else o for d, o in zip(self.dims, offsets)]
+            ring.copy(self, stage, target, coordinates)
+
+
+class Warpgroups:
+    """Warpgroup 0 loads; the others multiply, each 64 of the block's rows."""
+
+    def __init__(self, block: ChainBlock, thread: Thread):
+        self.block, self.chain, self.thread = block, block.chain, thread
+        self.roles = roles = Roles(thread, block.options.warpgroups)
+        self.groups, self.ping_pong = block.options.warpgroups, block.options.ping_pong
+        chain, sizes, stages = block.chain, block.sizes, block.options.stages
+        inner, columns = sizes[chain.inner], sizes[chain.columns]
+        self.q_tiles = _Factor(chain.left, chain.rows, chain.inner, block.bm, inner, 1)
+        self.k_tiles = _Factor(chain.right, chain.between, chain.inner, block.bn, inner, stages)
+        self.v_tiles = _Factor(chain.values, chain.between, chain.columns, block.bn, columns, stages)
+        self.q = Ring([self.q_tiles], 1, 1)  # behind all tiles, which begin at multiples of 1024 bytes
+        self.k, self.v = (Ring([tiles], stages, self.groups) for tiles in (self.k_tiles, self.v_tiles))
+        self.half = arith.muli(roles.consumer, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
+        self.fragments = Fragments(block, thread, self._warp_row)
+        make_ready([self.q, self.k, self.v], thread)
+        gpu.BarrierOp()
+
+    def _warp_row(self) -> Terms:
+        return [(self.half, 1), (arith.andi(self.thread.warp, mlir.index(3)), 16)]
+
+    def run(self) -> None:
+        self.roles.divide(REGISTERS, self._load, self._consume)
+
+    def _consume(self) -> None:
+        with ir.Location.name(self.chain.product.total.name, self.chain.product.total.operation.location):
+            self._multiply()
+        self.fragments.store()
+
+    # ---- loading -------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        zero = mlir.index(0)
+        self.q_tiles.load(self.q, zero, zero)
+        with carried_loop(zero, self.fragments.tiles.count, [zero, zero]) as (number, now):
+            stage, phase = now
+            line = locations.named(self.fragments.first_line(number), "start")
+            for ring, tiles in ((self.k, self.k_tiles), (self.v, self.v_tiles)):
+                ring.wait_empty(stage, phase)
+                tiles.load(ring, stage, line)
+            now[:] = self.k.next(stage, phase)
+
+    # ---- multiplying ---------------------------------------------------------------------------------------
+
+    def _multiply(self) -> None:
+        zero, tiles = mlir.index(0), self.fragments.tiles
+        self.fragments.clear()
+        self.q.wait_full(zero, zero)
+        if tiles.always:
+            self._loop_over_tiles()
+        else:
+            with when(arith.cmpi(arith.CmpIPredicate.sgt, tiles.count, zero)):
+                self._loop_over_tiles()
+        self.fragments.states.complete()
+
+    def _loop_over_tiles(self) -> None:
+        """The first tile's weights; then, for each further tile, its weights under the product of those before."""
+        zero, one, own = mlir.index(0), mlir.index(1), self.fragments
+        if self.ping_pong:
+            last = arith.cmpi(arith.CmpIPredicate.eq, self.roles.warpgroup, mlir.index(self.groups))
+            with when(last):
+                self._ping_pong("arrive")  # the first warpgroup multiplies first
+            self._ping_pong("sync")
+        self.k.wait_full(zero, zero)
+        self._scores(zero)
+        if self.ping_pong:
+            self._ping_pong("arrive")
+        self._wait(0, own.scores)
+        self.k.release(zero, self.thread)
+        own.weigh(zero, masked=own.tiles.masked)
+        own.packer.pack()
+        state = [*self.k.next(zero, zero), zero, zero]  # this tile's stage and phase, and the last one's
+        for first, end, masked in own.tiles.ranges(one):
+            with carried_loop(first, end, state) as (number, now):
+                now[:] = self._step(number, now, masked)
+        stage, phase = state[2:]
+        self.v.wait_full(stage, phase)
+        self._product(stage)
+        self._wait(0, own.sums, own.weights)
+
+    def _step(self, number: ir.Value, state: list[ir.Value], masked: bool) -> list[ir.Value]:
+        stage, phase, before, old = state
+        own = self.fragments
+        self.k.wait_full(stage, phase)
+        if self.ping_pong:
+            self._ping_pong("sync")
+        self._scores(stage)
+        self.v.wait_full(before, old)
+        self._product(before)
+        if self.ping_pong:
+            self._ping_pong("arrive")
+        self._wait(self.block.options.weight_terms, own.scores)
+        self.k.release(stage, self.thread)
+        own.weigh(number, masked)
+        self._wait(0, own.sums, own.weights)
+        self.v.release(before, self.thread)
+        own.rescale()
+        own.packer.pack()
+        return [*self.k.next(stage, phase), stage, phase]
+
+    def _ping_pong(self, action: str) -> None:
+        """Ping-pong: waits until this warpgroup may multiply, or lets the next one: barriers 1 and up, one for each.
+
+        A call, since upstream's `nvvm.barrier` with a number does not parse again with locations.
+        """
+        i32 = ir.IntegerType.get_signless(32)
+        both = mlir.constant(2 * 128, i32)
+        number = self.roles.warpgroup
+        if action == "arrive":
+            number = sum_of([(number, -1)], self.groups + 1)
+        number = arith.index_cast(i32, number)
+        opcodes.call(self.block.function, NamedBarrier(waits=action == "sync"), [number, both])
+
+    def _scores(self, stage: ir.Value) -> None:
+        """s = the rows of this warpgroup times a tile of the second factor."""
+        bm, bn, kind = self.block.bm, self.block.bn, self.block.options.multiplicand
+        product = WarpgroupProduct(bn, self.fragments.depth, kind, left_slab=bm, right_slab=bn)
+        first = None if mlir.constant_value(self.half) == 0 else ROWS
+        views = [self.q_tiles.lines(mlir.index(0), self.half, first), self.k_tiles.lines(stage, mlir.index(0))]
+        with statements([self.chain.scores]):
+            opcodes.call(self.block.function, product, [self.fragments.scores, *views, mlir.index(0)])
+
+    def _product(self, stage: ir.Value) -> None:
+        """o += the weights, each in its parts, times a tile of the third factor."""
+        bn, options, own = self.block.bn, self.block.options, self.fragments
+        product = WarpgroupProduct(
+            own.wide, bn, options.multiplicand, right_k_major=False, left_in_registers=True, right_slab=bn
+        )
+        for term in range(options.weight_terms):
+            tile = self.v_tiles.lines(stage, mlir.index(0))
+            operands = [own.sums, own.weights, tile, mlir.index(term * bn // 4), mlir.index(1)]
+            opcodes.call(self.block.function, product, operands)
+
+    def _wait(self, running: int, sums: ir.Value, *factors: ir.Value) -> None:
+        """Until at most so many products run."""
+        opcodes.call(self.block.function, WarpgroupWait(running), [sums, *factors])
