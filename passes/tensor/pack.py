@@ -14,6 +14,7 @@ from tilec.analysis.products import factors_of, stored
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, linalg, tensor
 from tilec.kernels.attributes import carry_over
+from tilec.kernels.contraction import ELEMENTS
 
 SIDES = ("left", "right")  # the factors of a product in the order in which the body has them
 
@@ -37,7 +38,7 @@ def factor(op: ir.Operation, side: int) -> ir.Value:
 
 
 def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str) -> ir.Operation:
-    element = mlir.type_of("f32" if kind == "tf32" else kind)
+    element = mlir.type_of(ELEMENTS.get(kind, kind))
     value = stored(value) if stored(value).type == element else value
     own = {d: n for n, d in enumerate(dims)}
     body = mlir.body_of(op)
@@ -92,7 +93,7 @@ def _read(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) 
         mapping = {a: b for (_, _, a), b in zip(operands, arguments)}
         mapping |= zip(list(body.arguments)[count:], arguments[len(operands) + 1 :])
         element = arguments[len(operands)]
-        mapping[old] = element if element.type == old.type else arith.extf(old.type, element)
+        mapping[old] = element if element.type == old.type else _widened(element, old)
         for view in body.operations:
             inner = view.operation
             if inner.name == "linalg.yield":
@@ -103,6 +104,13 @@ def _read(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) 
         before.replace_all_uses_with(after)
     op.erase()
     return new.operation
+
+
+def _widened(element: ir.Value, factor: ir.Value) -> ir.Value:
+    """A stored element in the type of the factor that it stands for."""
+    if isinstance(factor.type, ir.FloatType):
+        return arith.extf(factor.type, element)
+    return (arith.extui if mlir.definition(factor).name == "arith.extui" else arith.extsi)(factor.type, element)
 
 
 def _only_for(inner: ir.Operation, op: ir.Operation, old: ir.Value, kept: set[ir.Value]) -> bool:

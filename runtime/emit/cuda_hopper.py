@@ -108,7 +108,7 @@ def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
         case WarpgroupWait(running):
             sums, *factors = (printer.memory[v] for v in op.operands)  # factors in registers: not to be changed before
             count, words = prod(sums.shape), [m.shape[0] for m in factors]
-            name = "_".join(map(str, ("wgmma_wait", running, count, *words)))
+            name = "_".join(map(str, ("wgmma_wait", running, count, *words, *([sums.element] if sums.element != "f32" else []))))
             arguments = ", ".join([str(running), str(count), f'"{sums.element}"', *map(str, words)])
             name = printer.define(name, "wgmma_wait", f"({arguments})")
             printer.line(f"{name}({', '.join(f'{m.base}, 0' for m in (sums, *factors))})")
@@ -128,7 +128,7 @@ def _product(printer: _CudaPrinter, op: ir.Operation, product: WarpgroupProduct)
     )
     arguments += f", transpose_a={transposed[0]}, transpose_b={transposed[1]}"
     order = "rk" if product.left_in_registers else "mk" if product.left_k_major else "km"
-    name = f"wgmma_{product.n}_{order}_{'nk' if product.right_k_major else 'kn'}"
+    name = f"wgmma_{product.multiplicand}_{product.n}_{order}_{'nk' if product.right_k_major else 'kn'}"
     if product.slabs != (None, None):
         jumps = [0 if t or lines is None else lines * LINE // 16 for t, lines in zip(transposed, product.slabs)]
         arguments += f", slab_a={jumps[0]}, slab_b={jumps[1]}, registers={product.left_in_registers}"

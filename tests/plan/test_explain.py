@@ -174,7 +174,7 @@ def test_dimensions_of_parts_and_of_packed_factors_have_names():
     specialised, plan = planned(text, {"N": 1 << 24}, "h200")
     names = Provenance(specialised, plan).dimensions
     assert [set(names(k).values()) for k in plan.kernels] == [{"part", "i"}, {"part"}]
-    packed = "op f(x: f32[M, K], w: f32[K, N]) -> (y: f32[M, N]) { y[m, n] = sum[k](x[m, k] * w[k, n]) using tf32 }"
+    packed = "op f(x: f32[M, K], w: f32[K, N]) -> (y: f32[M, N]) { y[m, n] = sum[k](x[m, k] * w[k, n]) using bf16 }"
     specialised, plan = planned(packed, {"M": 4096, "K": 4096, "N": 4096}, "h200")
     names = Provenance(specialised, plan).dimensions
     left, right = (next(k for k in plan.kernels if k.nodes == (f"y.{side}",)) for side in ("left", "right"))

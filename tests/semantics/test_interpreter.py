@@ -251,6 +251,7 @@ MULTIPLY = """
     }} }} }}"""
 EIGHT_BITS = {
     "i8": ("i8", "i32", np.int8),
+    "u8": ("i8", "i32", np.uint8),
     "f8e4m3": ("f8E4M3FN", "f32", ml_dtypes.float8_e4m3fn),
     "f8e5m2": ("f8E5M2", "f32", ml_dtypes.float8_e5m2),
 }
@@ -260,9 +261,8 @@ EIGHT_BITS = {
 def test_products_of_warpgroups_of_8_bits(kind, rng):
     """Twice the same product, the second added to the first."""
     type_, sum_, dtype = EIGHT_BITS[kind]
-    a, b = (
-        rng.integers(-128 if kind == "i8" else -8, 128 if kind == "i8" else 8, (n, 128)).astype(dtype) for n in (64, 16)
-    )
+    low, high = {"i8": (-128, 128), "u8": (0, 256)}.get(kind, (-8, 8))
+    a, b = (rng.integers(low, high, (n, 128)).astype(dtype) for n in (64, 16))
     product = f'{{n = 16 : i64, k = 128 : i64, multiplicand = "{kind}"}}'
     text = tiles(MULTIPLY.format(product=product, sum=sum_, type=type_), type_, sum_, 16, 128, "swizzle_128b")
     expected = 2 * (a.astype(np.float64) @ b.astype(np.float64).T)

@@ -95,6 +95,9 @@ def arrays(specialised, seed: int = 0) -> list[np.ndarray]:
     made = []
     for t in specialised.inputs:
         values = random.standard_normal([s.value for s in t.shape])
+        if t.dtype.is_integer:
+            low, high = np.iinfo(t.dtype.numpy).min, np.iinfo(t.dtype.numpy).max
+            values = np.clip(np.rint(values * 50), low, high)
         made.append(values.astype(DTYPES[str(t.dtype)].numpy))
     return made
 

@@ -164,15 +164,22 @@ class MatrixIntrinsics(Intrinsics):
             within, slab = options[f"step_{side}"], options.get(f"slab_{side}", 0)
             return step // 4 * slab + step % 4 * within if slab else step * within
 
+        wide = np.int32 if np.dtype(kind).kind in "iu" else np.float32
+
+        def multiplied(values):
+            if dtype == "tf32":  # the units ignore the last 13 bits
+                values = (np.ascontiguousarray(values).view(np.int32) & ~0x1FFF).view(np.float32)
+            return values.astype(wide)
+
         def multiply(fragments):
-            total = np.zeros((64, n), np.float32)
+            total = np.zeros((64, n), wide)
             for step in range(options["steps"]):
                 if words is not None:
                     left = _left([f[4 * step : 4 * step + 4].view(kind) for f in fragments])
                 else:
                     left = self._operand(a[0] + advance(step, "a"), 64, kind, options["transpose_a"])
                 right = self._operand(b + advance(step, "b"), n, kind, options["transpose_b"])
-                total += left.astype(np.float32) @ right.astype(np.float32).T
+                total += multiplied(left) @ multiplied(right).T
             return total
 
         total = self._together(128, words, multiply)

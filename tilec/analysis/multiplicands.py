@@ -1,8 +1,8 @@
-"""The type to which a contraction's factors may be rounded, which decides whether matrix units can compute it.
+"""The types in which matrix units may multiply a contraction's factors, which decide whether they can compute it.
 
-Matrix units multiply narrow numbers exactly and add in float32. A product of bf16 tensors, which the language computes in
-f32, loses nothing there. A product of f32 tensors would lose 16 bits of every factor, and uses matrix units only where
-the source allows it (`using bf16`).
+Matrix units multiply narrow numbers exactly and add in float32, or 8-bit integers in int32. A product of bf16 tensors,
+which the language computes in f32, loses nothing there; nor does one of bf16 and i8, as a bf16 holds every i8. A product
+of f32 tensors would lose 16 bits of every factor, and uses matrix units only where the source allows it (`using bf16`).
 """
 
 from __future__ import annotations
@@ -11,30 +11,67 @@ from tilec.analysis.graph import Node
 from tilec.analysis.products import stored
 from tilec.core import mlir
 from tilec.core.mlir import ir
+from tilec.core.target import Target
+from tilec.cost.contraction import unit_type
 
-_EXACT = {  # stored type: the multiplicand that holds all of its values
-    "bf16": "bf16", "f16": "f16", "f8E4M3FN": "f16", "f8E5M2": "f16",
-}  # fmt: skip
+EIGHT_BIT_FLOATS = {"f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}  # MLIR's names, and the language's
+_BYTES_AND_F8 = frozenset({"i8", "u8", *EIGHT_BIT_FLOATS})
+_HOLDS = {  # multiplicand: the stored types of which it holds every value, the fastest first
+    "f16": _BYTES_AND_F8 | {"f16"},
+    "bf16": _BYTES_AND_F8 | {"bf16"},
+    "tf32": _BYTES_AND_F8 | {"bf16", "f16"},
+}
+_BY_WARPS = frozenset({"i8", "bf16", "f16", "tf32"})  # of which a warp alone multiplies fragments, too
+_INTEGERS = {"arith.extsi": "i8", "arith.extui": "u8"}
+_FROM_INTEGERS = {"arith.sitofp": "i8", "arith.uitofp": "u8"}
 
 
-def multiplicand_of(node: Node) -> str:
-    """The type that both factors of a contraction may be rounded to without a loss that the source does not
-    allow.
+def multiplicands_of(node: Node, target: Target) -> tuple[str, ...]:
+    """The types in which a target's matrix units may multiply both factors of a contraction, the fastest first: those that lose
+    nothing that the source does not allow to be lost. Where there is none, the type of the product.
     """
     assert node.contraction is not None
-    left, right = node.contraction.left, node.contraction.right
-    product = str(left.type)
+    kinds = tuple(kind for kind in _without_loss(node) if _is_built(kind, target))
+    return kinds or (str(node.contraction.left.type),)
+
+
+def multiplicand_of(node: Node, target: Target) -> str:
+    """The fastest of them."""
+    return multiplicands_of(node, target)[0]
+
+
+def _is_built(kind: str, target: Target) -> bool:
+    """Whether the passes print products of a type for a target."""
+    instructions = target.instructions(unit_type(kind))
+    return "wgmma" in instructions or (kind in _BY_WARPS and bool(instructions))
+
+
+def _without_loss(node: Node) -> tuple[str, ...]:
+    assert node.contraction is not None
+    factors = node.contraction.left, node.contraction.right
+    product = str(factors[0].type)
     allowed = mlir.get_string(node.op, "tilec.multiplicand")
-    if product == "i32" and all(_extended(f) == "arith.extsi" and str(stored(f).type) == "i8" for f in (left, right)):
-        return "i8"
+    if product == "i32":
+        kinds = {_INTEGERS.get(_made_by(f)) for f in factors}
+        narrow = all(str(stored(f).type) == "i8" for f in factors)
+        return (kind,) if narrow and len(kinds) == 1 and (kind := kinds.pop()) else ()
     if product != "f32":
-        return product
+        return ()
     if allowed is not None:
-        return allowed
-    kinds = {_EXACT.get(str(stored(f).type), "f32") for f in (left, right)}
-    return kinds.pop() if len(kinds) == 1 else "f32"
+        return (allowed,)
+    held = {_held(f) for f in factors}
+    return tuple(kind for kind, types in _HOLDS.items() if held <= types)
 
 
-def _extended(factor: ir.Value) -> str:
+def _held(factor: ir.Value) -> str:
+    """The narrowest type that has every value of a factor."""
+    plain = stored(factor)
+    owner = mlir.definition(plain)
+    if owner is not None and owner.name in _FROM_INTEGERS and str(owner.operands[0].type) == "i8":
+        return _FROM_INTEGERS[owner.name]
+    return str(plain.type)
+
+
+def _made_by(factor: ir.Value) -> str:
     owner = mlir.definition(factor)
     return "" if owner is None else owner.name

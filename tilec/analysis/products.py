@@ -19,7 +19,7 @@ from tilec.core import mlir
 from tilec.core.mlir import ir
 
 _PRODUCTS = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}  # of what these sums are
-_WIDENED = ("arith.extf", "arith.extsi")
+_WIDENED = ("arith.extf", "arith.extsi", "arith.extui")
 
 
 def factors_of(op: ir.Operation) -> tuple[ir.Value, ir.Value] | None:

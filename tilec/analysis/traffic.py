@@ -7,9 +7,11 @@ from __future__ import annotations
 from math import prod
 
 from tilec.analysis.graph import Graph, Node
+from tilec.analysis.multiplicands import multiplicand_of
 from tilec.analysis.space import Space
 from tilec.core.mlir import ir
 from tilec.core.target import Target
+from tilec.cost.contraction import unit_type
 from tilec.cost.model import Work
 
 
@@ -126,10 +128,8 @@ def _unit(node: Node, target: Target) -> str:
     element = ir.ShapedType(node.results[0].value.type).element_type
     wide = isinstance(element, ir.F64Type)
     if node.contraction is not None and target.kind == "cuda":
-        from tilec.analysis.multiplicands import multiplicand_of
-
-        name = multiplicand_of(node)
-        if name in ("bf16", "f16", "tf32", "f8", "i8"):
+        name = unit_type(multiplicand_of(node, target))
+        if name != "f64" and target.instructions(name):
             return f"tensor.{name}"
         if node.contraction.integer:
             return "int"

@@ -43,12 +43,17 @@ class Contraction:
 
     @property
     def unit_type(self) -> str:
-        """The row of the peak tables: both 8-bit floats are "f8"."""
-        return "tf32" if self.dtype == "f32" and self.tf32 else "f8" if self.dtype.startswith("f8") else self.dtype
+        """The row of the peak tables."""
+        return "tf32" if self.dtype == "f32" and self.tf32 else unit_type(self.dtype)
 
     @property
     def vector_unit(self) -> str:
         return "int" if self.dtype[0] in "iu" else f"fma.{self.dtype}"
+
+
+def unit_type(dtype: str) -> str:
+    """The row of the peak tables for a type: both 8-bit floats are "f8", and integers with and without sign one."""
+    return "f8" if dtype.startswith("f8") else "i8" if dtype == "u8" else dtype
 
 
 @dataclass(frozen=True)

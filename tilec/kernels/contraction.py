@@ -13,8 +13,12 @@ from tilec.core.target import Target
 from tilec.cost.contraction import block_shapes
 from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
 
-BYTES = {"i8": 1, "bf16": 2, "f16": 2, "i32": 4, "f32": 4, "tf32": 4, "f64": 8}
+BYTES = {
+    "i8": 1, "u8": 1, "f8e4m3": 1, "f8e5m2": 1, "bf16": 2, "f16": 2, "i32": 4, "f32": 4, "tf32": 4, "f64": 8
+}  # fmt: skip
 """Of the types in which factors are staged."""
+ELEMENTS = {"u8": "i8", "f8e4m3": "f8E4M3FN", "f8e5m2": "f8E5M2", "tf32": "f32"}
+"""MLIR's names of those that it calls otherwise; of tf32 the type that it is stored in."""
 BARRIERS = 256  # bytes
 OTHER = 24  # registers of a thread for addresses and loops, at least
 HELD = {"copied": 224, "computed": 176, "gathered": 160}
@@ -274,7 +278,7 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         if self.block not in shapes:
             return _nearest(self, shapes)
         for side, (name, size) in enumerate(zip(("rows", "columns"), self.block)):
-            if not self.k_major[side] and (size % 64 or self.multiplicand == "tf32"):
+            if not self.k_major[side] and (size % 64 or self.element_bytes != 2):
                 why = f"a factor that is contiguous along {name} takes a multiple of 64 {name} of 16-bit elements"
                 return Refusal("block", f"{why}, not {size} of {self.multiplicand}")
         if (held := self.block[0] * self.block[1] // (32 * prod(self.warps))) > 65536 // self.block_threads - OTHER:

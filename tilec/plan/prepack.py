@@ -17,6 +17,7 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import duration
 from tilec.core.target import Target
 from tilec.cost import contraction
+from tilec.cost.contraction import unit_type
 from tilec.cost.model import Work, predict
 from tilec.kernels.contraction import BYTES
 from tilec.passes.tensor.pack import factor, pack
@@ -45,23 +46,24 @@ def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[lis
 
 
 def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pack], str] | str | None:
-    from tilec.plan.cuda.contraction import tiles_of
+    from tilec.plan.cuda.contraction import tiles_by, tiles_of
 
-    kind, c = multiplicand_of(node), node.contraction
+    kind, c = multiplicand_of(node, target), node.contraction
     size = BYTES.get(kind, 0)
-    if kind not in ("bf16", "f16", "tf32") or not _boxes(node, LINE // size):
+    if "wgmma" not in target.instructions(unit_type(kind)) or not _boxes(node, LINE // size):
         return None
-    now = tiles_of(node, g, graph, target)
+    now = tiles_by(kind, node, g, graph, target)
     wanted = [s for s, f in enumerate((c.left, c.right)) if now.operand(f).copy != "tma"]
     tiles = contraction.choose(target, replace(now.problem, staged=(0, 0)), ["wgmma"])
     best = next((t for t in tiles if t.tile.instruction == "wgmma" and is_plain(t.tile)), None)
     if best is None:
         return None
-    majors = [kind == "tf32" or bool(now.operand(f).major) for f in (c.left, c.right)]
+    majors = [size != 2 or bool(now.operand(f).major) for f in (c.left, c.right)]
     packs = [Pack(node.name, s, _dims(node, s, majors[s]), kind) for s in wanted]
     if not packs or any(node.extents[p.dims[-1]] % (WIDE // size) for p in packs):
         return None
-    before = now.choices[0].prediction.time_us if now.choices else inf
+    choices = (now if now.choices else tiles_of(node, g, graph, target)).choices
+    before = choices[0].prediction.time_us if choices else inf
     after = best.prediction.time_us
     after += sum(_time(node, p, size, target) for p in packs)
     stored = " and ".join(p.stored for p in packs)
@@ -86,7 +88,7 @@ def _boxes(node: Node, depth: int) -> bool:
 
 def _dims(node: Node, side: int, major: bool) -> tuple[int, ...]:
     """The dimensions of the packed factor: the batch, then k and the factor's own dimensions, with the currently contiguous
-    one last (matrix units read both orders). tf32 is stored with k last only."""
+    one last (matrix units read both orders of 16-bit elements). Others are stored with k last only."""
     c = node.contraction
     value, own = (c.left, c.m) if side == 0 else (c.right, c.n)
     batch = tuple(d for d in c.batch if d in dims_of(value, node))

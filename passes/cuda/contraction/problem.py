@@ -17,6 +17,7 @@ from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import MatrixKernel
+from tilec.kernels.contraction import ELEMENTS
 from tilec.passes.cuda.memory_spaces import root, sizes_of
 from tilec.passes.loops import delinearise
 from tilec.passes.predicate_loads import guard_loads
@@ -28,6 +29,11 @@ FLAT = -1  # a kernel dimension: all reduced ones as one
 def local(shape: list[int], element: ir.Type, space: str) -> ir.MemRefType:
     """Memory of a thread (`PRIVATE`) or of a block (`SHARED`)."""
     return ir.MemRefType.get(shape, element, None, ir.Attribute.parse(f"#gpu.address_space<{space}>"))
+
+
+def element_of(multiplicand: str) -> ir.Type:
+    """The type in which factors of this type are in memory."""
+    return mlir.type_of(ELEMENTS.get(multiplicand, multiplicand))
 
 
 @dataclass(frozen=True)
@@ -146,8 +152,8 @@ class Problem:
 
     @cached_property
     def element(self) -> ir.Type:
-        """The type of staged factors; tf32 is rounded from f32 where it is multiplied."""
-        return mlir.type_of("f32" if self.options.multiplicand == "tf32" else self.options.multiplicand)
+        """The type of staged factors; tf32 is cut from f32 where it is multiplied."""
+        return element_of(self.options.multiplicand)
 
     @cached_property
     def accumulator(self) -> ir.Type:

@@ -12,6 +12,7 @@ from tools.contractions import (
     CONV,
     EINSUM,
     HEADS,
+    INTEGERS,
     LARGE,
     LINEAR,
     MATMUL,
@@ -116,6 +117,15 @@ def test_mma_tf32(tile, sizes, monkeypatch):
         assert "round_tf32_x4" in result.emitted.module
 
 
+@pytest.mark.parametrize("left, right, kind", [("bf16", "i8", "bf16"), ("u8", "f16", "f16"), ("bf16", "f16", "tf32")])
+def test_mma_of_two_types(left, right, kind, monkeypatch):
+    """In the narrowest type that has every number of both."""
+    text = MATMUL.replace("a: {t}", f"a: {left}").replace("b: {t}", f"b: {right}")
+    tile = mma(32, 32, 16 if kind == "tf32" else 32)
+    result = check(text, (left, "f32"), {"M": 40, "N": 48, "K": 72}, tile, lambda a, b: a @ b, monkeypatch, "a100")
+    assert result.plan.kernels[-1].options.multiplicand == kind
+
+
 def linear(x, w, b, z):
     return np.tanh(x @ w + b) + z
 
@@ -155,6 +165,17 @@ def test_wgmma(text, expected, tile, monkeypatch):
     assert "tma_load_2d" in result.emitted.module
 
 
+def test_wgmma_tf32(monkeypatch):
+    """The units cut factors as they are: nothing is stored first, and f32 numbers of 24 bits are within the bound."""
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    tile = ("wgmma", 64, 64, 32, (4, 1))
+    sizes = {"M": 72, "N": 72, "K": 100}
+    result = check(USING_TURNED, ("tf32", "f32"), sizes, tile, lambda a, b: a @ b.T, monkeypatch)
+    assert not result.plan.packs and len(result.plan.kernels) == 1
+
+
+INTEGERS_TURNED = INTEGERS.replace("{turned}", "N, K").replace("{at}", "n, k")
+USING_TURNED = USING.replace("b: f32[K, N]", "b: f32[N, K]").replace("b[k, n]", "b[n, k]")
 GELU = """op linear(x: {t}[M, K], w: {t}[K, N], b: {t}[N]) -> (y: {o}[M, N]) {{
  h[m, n] = sum[k](x[m, k] * w[k, n])
  y[m, n] = gelu(h[m, n] + b[n])
@@ -175,6 +196,8 @@ IMAGES = {"N": 32, "C": 256, "H": 56, "W": 56, "K": 256, "R": 3, "S": 3}
         (GELU, "bf16", LARGE),
         (PROLOGUE, "bf16", LARGE),
         (MATMUL, "bf16", {"M": 4000, "N": 4001, "K": 4001}),
+        (USING_TURNED.replace("{o}", "f32"), "tf32", LARGE),
+        (INTEGERS_TURNED, "i8", LARGE),
         (BATCHED, "bf16", {"B": 64, "M": 1024, "N": 1024, "K": 1024}),
         (CONV, "f32", IMAGES),
         (CONV, "bf16", IMAGES),

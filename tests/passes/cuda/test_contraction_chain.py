@@ -212,7 +212,7 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path):
     assert planned(read_schedule(path)).plan.kernels == first.plan.kernels
     path.write_text(text.replace("block = [128, 128]", "block = [128, 64]"))
     edited = planned(read_schedule(path))
-    assert edited.plan.kernels[0].options.block == (128, 64) and "wgmma_64_mk_nk_128" in edited.emitted.module
+    assert edited.plan.kernels[0].options.block == (128, 64) and "wgmma_bf16_64_mk_nk_128" in edited.emitted.module
     for old, new, why in (
         ("block = [128, 128]", "block = [100, 128]", "`block` must be 64 or 128 rows"),
         ("block = [128, 128]", "block = [64, 128]", "`ping_pong` needs two warpgroups"),

@@ -7,6 +7,7 @@ from tools.contractions import INTEGERS
 
 import tilec
 from tilec.core.dtypes import DTYPES
+from tilec.plan import prepack
 
 TILES = {"i8": T.mma(32, 32, 64), "u8": T.fma(), "i32": T.fma(), "i16": T.fma()}
 
@@ -22,6 +23,25 @@ def test_products_of_integers(kind, turned, sizes, monkeypatch):
     low, high = (0, 255) if kind == "u8" else (-128, 127)
     shapes = [[s.value for s in t.shape] for t in specialised.inputs]
     inputs = [random.integers(low, high, s, endpoint=True).astype(DTYPES[kind].numpy) for s in shapes]
+    (output,) = T.emulated(specialised, result, inputs)
+    a, b = (x.astype(np.int32) for x in inputs)
+    np.testing.assert_array_equal(output, a @ (b.T if turned else b))
+
+
+@pytest.mark.parametrize("kind", ["i8", "u8"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_integers_by_warpgroups(kind, turned, monkeypatch):
+    """A factor whose bytes do not follow each other along k is stored so first."""
+    monkeypatch.setattr(prepack, "GAIN", 1e-6)
+    text = INTEGERS.format(t=kind, turned="N, K" if turned else "K, N", at="n, k" if turned else "k, n")
+    sizes = {"M": 72, "N": 80, "K": 208}
+    specialised, result = T.lowered(text, sizes, "h200", ("wgmma", 64, 64, 128, (4, 1)), monkeypatch)
+    assert result.plan.kernels[-1].options.instruction == "wgmma"
+    assert tuple(p.stored for p in result.plan.packs) == (() if turned else ("c.right",))
+    low, high = (0, 255) if kind == "u8" else (-128, 127)
+    shapes = [[s.value for s in t.shape] for t in specialised.inputs]
+    inputs = [np.random.default_rng(0).integers(low, high, s, endpoint=True).astype(DTYPES[kind].numpy) for s in shapes]
+    inputs[0][0], inputs[1][0] = low, low  # the ends of the type
     (output,) = T.emulated(specialised, result, inputs)
     a, b = (x.astype(np.int32) for x in inputs)
     np.testing.assert_array_equal(output, a @ (b.T if turned else b))

@@ -21,7 +21,7 @@ from math import ceil, prod
 from operator import itemgetter
 
 from tilec.analysis.graph import Graph, Node
-from tilec.analysis.multiplicands import multiplicand_of
+from tilec.analysis.multiplicands import multiplicands_of
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
 from tilec.core.fitted import ContractionTimes
 from tilec.core.mlir import ir
@@ -51,7 +51,7 @@ class Tiles:
     def variant(self, target: Target, **changes) -> list[Choice]:
         """Tiles for the same factors and another problem."""
         tiles = contraction.choose(
-            target, replace(self.problem, **changes), _instructions(self.kind, self.operands, target)
+            target, replace(self.problem, **changes), _instructions(self.kind, self.operands, target) or ()
         )
         return [c for c in tiles if _is_buildable(c.tile, self.kind, self.roles, self.operands, target)]
 
@@ -60,8 +60,16 @@ class Tiles:
 
 
 def tiles_of(node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
-    kind = multiplicand_of(node)
-    kind = kind if kind in BYTES else "f32"
+    """Of the fastest multiplicand for which there are any."""
+    kinds = [kind if kind in BYTES else "f32" for kind in multiplicands_of(node, target)]
+    for kind in kinds[:-1]:
+        if (found := tiles_by(kind, node, g, graph, target)).choices:
+            return found
+    return tiles_by(kinds[-1], node, g, graph, target)
+
+
+def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
+    """Of one type of multiplicands."""
     roles, operands = arrange(node, kind, g, graph, target)
     problem = _problem(node, roles, kind, g, graph)
     problem = replace(problem, staged=tuple(_staging(operands[s], target) for s in ("left", "right")))
@@ -75,7 +83,8 @@ def tiles_of(node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
         return boxes_of(tile.bm, tile.bn, (built.piece(0), built.piece(1)))
 
     ranked = []
-    for choice in contraction.choose(target, problem, _instructions(kind, operands, target)):
+    instructions = _instructions(kind, operands, target)
+    for choice in contraction.choose(target, problem, instructions) if instructions is not None else ():
         if _is_buildable(choice.tile, kind, roles, operands, target) and (sizes := boxes(choice.tile)):
             overhang = _overhang(sizes, choice.tile, problem, g.space.extents, roles)
             ranked.append((choice.rank * overhang, choice))
@@ -174,12 +183,15 @@ def _staging(operand: Operand, target: Target) -> float:
     return 0 if operand.copy != "registers" else fit.gather_operations if operand.gathers else fit.convert_operations
 
 
-def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> list[str]:
-    if kind not in ("i8", "bf16", "f16", "tf32"):
+def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> list[str] | None:
+    """The matrix instructions for a type, none for one that threads multiply; None where matrix units alone have the type, and
+    do not take the factors as they are."""
+    if kind in ("i32", "f32", "f64"):
         return []
     boxes = all(f.copy == "tma" for f in operands.values())
-    hopper = boxes and kind != "i8" and "wgmma" in target.instructions(kind)
-    return ["mma.sync", "wgmma"] if hopper else ["mma.sync"]
+    found = ["mma.sync"] if kind in ("i8", "bf16", "f16", "tf32") else []
+    found += ["wgmma"] if boxes and "wgmma" in target.instructions(contraction.unit_type(kind)) else []
+    return found or None
 
 
 def _staged(built: MatrixKernel, tile: BlockTile, target: Target) -> MatrixKernel:

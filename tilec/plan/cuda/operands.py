@@ -20,7 +20,7 @@ from tilec.core import mlir
 from tilec.core.hardware import LINE, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.kernels.contraction import BYTES
+from tilec.kernels.contraction import BYTES, ELEMENTS
 from tilec.plan.groups import Group
 
 
@@ -106,7 +106,7 @@ def _operand(
     size = BYTES[kind]
     if size == 1 and not major:  # of which matrix units take lines of k only
         return Operand("registers", 1)
-    if str(plain.type) != ("f32" if kind == "tf32" else kind) or last is None or not target.has("cp_async"):
+    if str(plain.type) != ELEMENTS.get(kind, kind) or last is None or not target.has("cp_async"):
         return Operand("registers", major)
     extents = dict(zip(dims, shape))
     wide = [d for d in roles.inner if extents.get(d, 1) > 1]
@@ -121,15 +121,9 @@ def _operand(
     together = len(wide) <= 1 or (wide[-1] == roles.inner[-1] and extents[wide[-1]] % depth == 0)
     kept = [d for d in dims if d in roles.order(side) and extents[d] > 1]
     ordered = kept == sorted(kept, key=roles.order(side).index)
-    exact = kind in ("bf16", "f16") or (kind == "tf32" and is_packed(read.value))  # what is multiplied is rounded
-    tma = target.has("tma") and exact and len(shape) <= 5 and together and ordered
+    lines = size == 2 or (major and kind not in ("f32", "i32", "f64"))  # as matrix units read them
+    tma = target.has("tma") and lines and len(shape) <= 5 and together and ordered
     return Operand("tma" if tma else "async", major)
-
-
-def is_packed(value: ir.Value) -> bool:
-    """Whether a tensor was stored to be multiplied."""
-    owner = mlir.definition(value)
-    return owner is not None and "tilec.stored" in owner.attributes
 
 
 def _is_flat(dims: list[int], inner: tuple[int, ...]) -> bool:
@@ -171,4 +165,4 @@ def _computed(factor: ir.Value, node: Node, kind: str) -> Operand:
     }  # neighbours in a warp's access
     parallel = max((s for d, s in run.items() if d not in node.reduced), default=0)
     major = max((s for d, s in run.items() if d in node.reduced), default=0) > parallel
-    return Operand("registers", int(major or kind == "i8"), any(op.name == "tensor.extract" for op in seen))
+    return Operand("registers", int(major or BYTES[kind] == 1), any(op.name == "tensor.extract" for op in seen))

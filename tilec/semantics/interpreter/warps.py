@@ -99,9 +99,11 @@ def right_matrix(words: np.ndarray) -> np.ndarray:
     return made
 
 
-def multiplicands(values: np.ndarray, tf32: bool) -> np.ndarray:
-    """What matrix units multiply, exactly: of an f32 the bits that tf32 has."""
-    if tf32:
+def multiplicands(values: np.ndarray, kind: str) -> np.ndarray:
+    """What matrix units multiply, exactly: of an f32 the bits that tf32 has, and bytes as u8 where that is the kind."""
+    if kind == "u8":
+        values = np.ascontiguousarray(values).view(np.uint8)
+    if kind == "tf32":
         values = (np.ascontiguousarray(values, np.float32).view(np.int32) & CUT).view(np.float32)
     return values.astype(np.float64)
 
@@ -128,8 +130,9 @@ def _mma(code: Code, op: ir.Operation) -> Step:
     def step(values: Values, mask: Mask) -> None:
         context = values[0]
         context.whole_groups(op, mask, 32, "the warp")
-        left = left_matrix(multiplicands(fragment(values, a, 4, word), tf32))
-        sums = left @ right_matrix(multiplicands(fragment(values, b, 2, word), tf32))
+        kind = "tf32" if tf32 else ""
+        left = left_matrix(multiplicands(fragment(values, a, 4, word), kind))
+        sums = left @ right_matrix(multiplicands(fragment(values, b, 2, word), kind))
         total = fragment(values, c, 2, 2).astype(np.float64)
         for half, n in product(range(2), range(2)):
             total[:, :, half, n] += sums[:, ROW + 8 * half, 2 * COLUMN + n]

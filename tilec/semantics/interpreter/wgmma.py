@@ -23,7 +23,7 @@ from tilec.semantics.interpreter.races import Agent
 from tilec.semantics.interpreter.threads import named_barrier
 from tilec.semantics.interpreter.warps import left_matrix, multiplicands, rounded
 
-SIZES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1, "f8e4m3": 1, "f8e5m2": 1}  # of what is multiplied, in bytes
+SIZES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1, "u8": 1, "f8e4m3": 1, "f8e5m2": 1}  # of what is multiplied, in bytes
 
 
 def device_function(code: Code, op: ir.Operation, opcode: Opcode | None) -> Step | Waiting:
@@ -41,7 +41,7 @@ def device_function(code: Code, op: ir.Operation, opcode: Opcode | None) -> Step
 class _Product:
     def __init__(self, code: Code, op: ir.Operation, opcode: WarpgroupProduct):
         self.op, self.n, self.depth, self.lines = op, opcode.n, opcode.k, opcode.slabs
-        self.tf32, self.in_registers = opcode.multiplicand == "tf32", opcode.left_in_registers
+        self.kind, self.in_registers = opcode.multiplicand, opcode.left_in_registers
         self.sums, self.left, self.right, *self.at, self.accumulate = code.operands(op)
         self.transposed = not opcode.left_k_major, not opcode.right_k_major
         self.dtype = dtype_of(op.operands[0].type)
@@ -83,7 +83,7 @@ class _Product:
         if not (buffer.written[lanes, part] == buffer.full).all():
             raise Fault("unwritten", self.op, f"{buffer.name} is multiplied before it is written", context.names(lanes))
         buffer.held = _last(buffer.held, context, lanes, tick)
-        words = multiplicands(buffer.data[lanes, part], self.tf32).reshape(4, 32, count // 4, 4, word)
+        words = multiplicands(buffer.data[lanes, part], self.kind).reshape(4, 32, count // 4, 4, word)
         steps = left_matrix(words.swapaxes(1, 2))  # warp, step, 16 rows, 32 bytes of k
         return steps.swapaxes(1, 2).reshape(ROWS, self.depth)
 
@@ -108,7 +108,7 @@ class _Product:
             raise Fault("invalid", self.op, what, context.names(lanes))
         guard = buffer.guard
         guard.reads(guard.cells_of(buffer, offsets[None], np.array([[block]])), who, self.op, context)
-        found = multiplicands(buffer.data[block, offsets], self.tf32)
+        found = multiplicands(buffer.data[block, offsets], self.kind)
         # rows beyond the tensor's are never loaded; what is made of them is NaN here, and must not be stored
         found[buffer.written[block, offsets] != buffer.full] = np.nan
         return found.reshape(rows, self.depth)
