@@ -23,7 +23,7 @@ def _span() -> Span:
     return field(compare=False, repr=False, default=Span.none())
 
 
-# ---- sizes: what stands in `f32[M, 2 * K + 1]` and in the bounds of ranges -------------------------------------------
+# ---- sizes: expressions in `f32[M, 2 * K + 1]` and in the bounds of ranges -------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Number:
-    """A literal. Before `check` its dtype is None: it takes the type of what it meets."""
+    """A literal. Before `check` its dtype is None: it takes the type of the other operand."""
 
     value: int | float
     dtype: DType | None = None

@@ -242,7 +242,7 @@ class Builder:
         return f"{name}.{count}" if count else name
 
     def operands(self, value: ast.Expr, dims: list[Index]) -> list[tuple[str, tuple[int, ...]]]:
-        """The accesses that can be operands: distinct bare indices over the full extent of what they subscript."""
+        """The accesses that can be operands: distinct bare indices over the full extent of the subscripted dimension."""
         found: dict[tuple[str, tuple[int, ...]], None] = {}
         for expr in ast.traverse(value):
             if isinstance(expr, ast.Access) and (picked := projected(expr, dims, self.tensors)) is not None:

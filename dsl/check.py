@@ -76,7 +76,7 @@ def elaborate_open(op: ast.Op, module: Module, report: Report, sizes: Mapping[st
 
 @dataclass(frozen=True)
 class Described:
-    """What was found out about a name: its type, its shape, and the range of each index of its equation."""
+    """The facts about a name: its type, its shape, and the range of each index of its equation."""
 
     name: str
     dtype: str
@@ -213,7 +213,7 @@ class Elaborator(Calls):
         return True
 
     def _assumed(self, name: str, dtype, span: Span) -> TensorInfo:
-        """What is known of a name whose definition is wrong, so that its uses cause no further messages."""
+        """The facts about a name whose definition is wrong, so that its uses cause no further messages."""
         declared = self.results.get(name)
         return declared if declared is not None else TensorInfo(name, dtype, None, span)
 

@@ -13,7 +13,7 @@ _BOOL, _NUMBER = "a bool", "a number"
 
 
 def check_expect(statement: ast.Expect, tensors: Collection[str], sizes: Collection[str], report: Report) -> None:
-    """Reports what is not a condition on the plan."""
+    """Reports expressions that are no conditions on the plan."""
     checker = _Checker(tensors, sizes, report)
     if checker.kind(statement.condition) == _NUMBER:
         text = text_of(statement.condition)

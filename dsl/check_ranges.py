@@ -29,7 +29,7 @@ class _Use:
 
 
 class RangeChecker:
-    """Ranges of the groups of one op; with names for sizes it refuses only what is always wrong."""
+    """Ranges of the groups of one op; with names for sizes it refuses only accesses that are always wrong."""
 
     def __init__(self, tensors: Mapping[str, TensorInfo], sizes: Mapping[str, Poly], report: Report):
         self.tensors, self.sizes, self.report = tensors, sizes, report
@@ -46,7 +46,7 @@ class RangeChecker:
         explicit = {r.index: r for r in main.ranges}
         uses: dict[str, list[_Use]] = {}
         bound: dict[str, Span] = {}
-        self.lost: set[str] = set()  # indices of what has no shape, since its equation has a mistake
+        self.lost: set[str] = set()  # indices of names without a shape, since their equation has a mistake
         for equation in (main, *group[:-1]):
             for index in equation.indices:
                 bound.setdefault(index, equation.span)
@@ -256,7 +256,7 @@ class RangeChecker:
         nonempty = all(nonnegative(b - a) for a, b in facts.bounds.values())
         return nonempty and (nonnegative(high - extent) or nonnegative(-low - 1))
 
-    # ---- what expressions say about indices ----
+    # ---- facts about indices in expressions ----
 
     def affine(self, expr: ast.Expr, facts: Facts) -> Poly | None:
         """A subscript as a polynomial that is affine in the indices; None if it depends on data or is not affine."""
@@ -272,7 +272,7 @@ class RangeChecker:
         return p
 
     def _integer(self, expr: ast.Expr, facts: Facts) -> Poly | None:
-        """What an expression says about indices; None where it depends on data, or may leave 64 bits and wrap around."""
+        """An expression's value in terms of indices; None where it depends on data, or may leave 64 bits and wrap around."""
         p = self._polynomial(expr, facts)
         return None if p is None or self._may_wrap(expr, facts) else p
 

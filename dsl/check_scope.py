@@ -19,7 +19,7 @@ class Report:
 
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
-        self.count = 0  # repetitions included: whether something is wrong must not depend on what was said before
+        self.count = 0  # repetitions included: whether something is wrong must not depend on earlier messages
         self._seen: set[tuple[str, Span]] = set()
         self.context: Span | None = None  # the equation being checked: noted where the mistake shows in another place
 
@@ -44,7 +44,7 @@ class Report:
 
 @dataclass(eq=False)
 class Module:
-    """A program with what is visible in it: its own declarations, its imports', the standard library's."""
+    """A program and the declarations visible in it: its own, its imports', the standard library's."""
 
     program: ast.Program
     defs: dict[str, tuple[ast.Def, Module]] = field(default_factory=dict)

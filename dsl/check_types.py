@@ -24,7 +24,7 @@ _BOOLEAN_REDUCTIONS = ("any", "all")
 
 
 def accumulator_of(dtype: DType) -> DType:
-    """What a reduction of such values adds up in (section 6): f32 for narrow floats, i32 for narrow integers."""
+    """The accumulator's type of a reduction of such values (section 6): f32 for narrow floats, i32 for narrow integers."""
     if dtype.is_float:
         return wide(dtype)
     return dtype if dtype.bits >= 32 else I32
@@ -38,7 +38,7 @@ class Typer:
         self.ranges: Mapping[str, ast.Range] = {}
 
     def equation(self, equation: ast.Equation, ranges: Mapping[str, ast.Range], declared: DType | None) -> ast.Equation:
-        """The equation with types; its own is the declared one, or else what its value has."""
+        """The equation with types; its own is the declared one, or else its value's."""
         self.ranges = ranges
         value = self._expr(equation.value)
         dtype = declared or equation.dtype or default(value.dtype)
@@ -302,7 +302,7 @@ class Typer:
         if expr.kind == "mean":
             return self._mean(expr, ranges, body, accumulator)
         if expr.kind in ("max", "min") and body.dtype.is_integer and 0 in map(_count, ranges):
-            end = REDUCTIONS[expr.kind].identity(body.dtype)  # of nothing: the end of what would have been compared
+            end = REDUCTIONS[expr.kind].identity(body.dtype)  # of nothing: the end of the type that would have been compared
             return ast.Number(end, accumulator, expr.span)
         body = self._coerce(body, accumulator)
         is_arg = expr.kind.startswith("arg")

@@ -202,7 +202,7 @@ class Inliner(Calls):
         otherwise = self._resolve(expr.otherwise, replace(scope, guards=(*scope.guards, (condition, False))))
         return replace(expr, condition=condition, then=then, otherwise=otherwise)
 
-    # ---- what binds indices ----
+    # ---- binding of indices ----
 
     def _sizes_only(self, range_: ast.Range, indices: Iterable[str]) -> None:
         """Bounds are made of numbers and sizes: a range that depends on another index is written with `if`."""

@@ -23,7 +23,7 @@ _SMALL = 32  # nodes: below this, an argument inside a reduction is computed in 
 
 @dataclass(frozen=True)
 class Scope:
-    """What names mean at a place; in a function, `values` are its parameters and locals, and all there is."""
+    """The meanings of names at a place; in a function, `values` are its parameters and locals, and no other names exist."""
 
     module: Module
     indices: dict[str, str]  # as written -> as in the group
@@ -183,7 +183,7 @@ class Calls:
     def _with_ranges(self, scope: Scope, ranges: Iterable[ast.Range]) -> Scope:
         """The scope within these ranges: there a condition on one of their indices is that it holds for any of its values.
 
-        What is read at one place of a reduction, a scan or a function over `j` is needed for the others, wherever `j` is.
+        A read at one place of a reduction, a scan or a function over `j` is needed at the others, for every value of `j`.
         """
         names = {r.index for r in ranges}
         guards = []
@@ -211,5 +211,5 @@ class Calls:
         return value
 
     def _is_inside(self, access: ast.Access) -> bool:
-        """Whether all subscripts are bare indices, which run over what they subscript unless a range is given."""
+        """Whether all subscripts are bare indices, which run over the subscripted dimension unless a range is given."""
         return all(isinstance(s, ast.Name) and self.bound.get(s.name) is None for s in access.subscripts)

@@ -27,7 +27,7 @@ def _independent(found: Iterable[Diagnostic], partial: Partial) -> Iterable[Diag
     """Mistakes of meaning that no mistake of form brought about.
 
     Not those on its lines; not those about a name that a given-up statement of the same op would define, nor, but for
-    names that nothing defines, those on a line that uses one: what it stands for is not known.
+    names that nothing defines, those on a line that uses one: its meaning is not known.
     """
     ops = [op.span for op in partial.program.ops]
 

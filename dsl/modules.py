@@ -41,7 +41,7 @@ def standard_library() -> Module:
 
 
 def load(program: ast.Program, report: Report, loader: Loader = load_file, above: tuple[str, ...] = ()) -> Module:
-    """The module of a program, its imports loaded; what is wrong with them is reported."""
+    """The module of a program, its imports loaded; their mistakes are reported."""
     module = Module(program, dict(standard_library().defs))
     above = (*above, _identity(program.span.source))
     for import_ in program.imports:

@@ -21,7 +21,7 @@ def rename(expr: ast.Expr, names: dict[str, str]) -> ast.Expr:
 
 
 def written_ranges(expr: ast.Expr) -> Iterator[ast.Range]:
-    """What stands in brackets before a `(`."""
+    """The text in brackets before a `(`."""
     for node in ast.traverse(expr):
         match node:
             case ast.Reduce(ranges=ranges) | ast.Call(indices=ranges):

@@ -56,7 +56,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Partial:
-    """What could be read of a source with mistakes of form. `lost` are the names that given-up statements and
+    """The parts of a source with mistakes of form that could be read. `lost` are the names that given-up statements and
     declarations would define, with the place of the statement; None for a declaration."""
 
     program: ast.Program
@@ -86,7 +86,7 @@ def parse_partly(source: Source) -> Partial:
 
 
 def _legal_text(source: Source, problems: list[Diagnostic]) -> str | None:
-    """The text with what no token can contain blanked out, offsets unchanged; None if it is not worth reading on."""
+    """The text with characters blanked out that no token can contain, offsets unchanged; None if the rest is not worth reading."""
     text = source.text
     if len(text) > MAX_BYTES:
         message = f"the file has {len(text)} characters; the limit is {MAX_BYTES}"
@@ -118,7 +118,7 @@ def _legal_text(source: Source, problems: list[Diagnostic]) -> str | None:
 
 
 def _illegal(character: str) -> tuple[str, str | None]:
-    """What is said of a character that no word contains. One beyond ASCII may look like a letter, or not show at all: it
+    """The message for a character that no word contains. One beyond ASCII may look like a letter, or not show at all: it
     is named by its number, too."""
     number = f"U+{ord(character):04X}"
     shown = f"`{character}`" if character.isprintable() else f"`{number}`"
@@ -143,7 +143,7 @@ def make_lark(grammar: str) -> Lark:
 
 
 def tables_of(grammar: str) -> str:
-    """What the tables in `grammar.json` depend on: for another version of Lark, they are made anew."""
+    """The key of the tables in `grammar.json`: for another version of Lark, they are made anew."""
     return f"lark {lark.__version__}, {hashlib.sha256(grammar.encode()).hexdigest()}"
 
 
@@ -153,12 +153,12 @@ def _numbered(record: dict[str, Any]) -> dict[str | int, Any]:
 
 
 def lex(text: str) -> list[Token]:
-    """The tokens of a text, comments included: what the formatter prints again."""
+    """The tokens of a text, comments included, as the formatter prints them again."""
     return list(_lark().lex(text, dont_ignore=True))
 
 
 def _tree(source: Source, text: str, problems: list[Diagnostic], lost: set[Lost]) -> Tree:
-    """Lark's tree, of what could be read."""
+    """Lark's tree of the parts that could be read."""
     try:
         tokens = list(islice(_lark().lex(text), MAX_TOKENS + 1))
     except UnexpectedInput as error:

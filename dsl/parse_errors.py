@@ -178,7 +178,7 @@ def _branch(words: Words, at: int, parser: InteractiveParser) -> Found:
 
 
 def _skip_blocks(words: Words, at: int, parser: InteractiveParser) -> GiveUp:
-    """Past the whole loop or `if`, with its blocks: what they hold would only repeat the mistake."""
+    """Past the whole loop or `if`, with its blocks, which would only repeat the mistake."""
     k = at
     while words.tokens[k].type not in ("LBRACE", *_DECLARATIONS) and words.tokens[k].line <= words.tokens[at].line:
         k += 1
@@ -242,7 +242,7 @@ def _missing_comma(words: Words, at: int, expected: set[str]) -> Found:
 
 
 def _plain(words: Words, at: int, expected: set[str], parser: InteractiveParser) -> tuple[Diagnostic, Recovery]:
-    """What no repair fits: say what is wrong as closely as the words around it tell, and go to the next statement."""
+    """Without a fitting repair: a message as close as the words around allow, then the next statement."""
     if expected == {"ELSE"} or ("ELSE" in expected and (words.tokens[at].type in _ENDS or words.starts_statement(at))):
         position = next((k for k in range(at - 1, -1, -1) if words.tokens[k].type == "IF"), at)
         hint = "an expression always has a value: `a if condition else b`"
@@ -274,14 +274,14 @@ def _name_it(words: Words, at: int, expected: set[str]) -> tuple[str, str | None
 
 
 def _comment(words: Words, at: int) -> str | None:
-    """What the line of the word that does not fit, or of the one before, begins a comment with in other languages."""
+    """Another language's beginning of a comment, on the line of the word that does not fit or on the line before."""
     first = bisect_left(words.tokens, words.tokens[max(at - 1, 0)].line, key=lambda token: token.line)
     near = bisect_left(words.comments, first, key=lambda comment: comment[0])
     return next((hint for k, hint in words.comments[near : near + 1] if k <= at), None)
 
 
 def _operator(words: Words, at: int, expected: set[str]) -> tuple[str, str | None]:
-    """Operators that the language does not have; or just the word, and what would have fitted."""
+    """Operators that the language does not have; or just the word, and the words that would have fitted."""
     value = words.tokens[at].value
     if value in _ARITHMETIC and words.tokens[at + 1].value == "=":
         return f"`{value}=` is not an operator", "a name is defined once: `name[i] = …`"
@@ -309,7 +309,7 @@ def _wanted(expected: set[str]) -> str:
 def _unwind(parser: InteractiveParser, words: Words, at: int) -> tuple[int, bool]:
     """Pops the parser to the innermost list of statements or declarations.
 
-    Tells where what it left begins, and whether that is a header or function.
+    Returns the beginning of the rest, and whether that is a header or function.
     """
     start = words.tokens[at].start_pos
     state = parser.parser_state

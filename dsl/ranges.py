@@ -288,7 +288,7 @@ def _floor(p: Poly, divisor: Poly) -> Poly | None:
 
 @dataclass(frozen=True)
 class Facts:
-    """What holds at a place: the bounds of indices, and polynomials known to be >= 0 there.
+    """The facts at a place: the bounds of indices, and polynomials known to be >= 0 there.
 
     `whole` are the bounds before any condition narrowed them.
     """
@@ -299,11 +299,11 @@ class Facts:
 
     @property
     def unconditional(self) -> Facts:
-        """What holds without the conditions."""
+        """The facts without the conditions."""
         return self if self.whole is None else Facts(self.whole)
 
     def binding(self, ranges: Bounds) -> Facts:
-        """Inside a reduction over these ranges: what was known of an index of the same name is of another one."""
+        """Inside a reduction over these ranges: facts about an outer index of the same name do not apply."""
         bounds = {**self.bounds, **ranges}
         known = tuple(p for p in self.known if not indices_of(p, bounds) & ranges.keys())
         return Facts(bounds, known, {**(self.whole or self.bounds), **ranges})

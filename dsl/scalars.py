@@ -247,7 +247,7 @@ def function(name: str, arguments: list[ir.Value], dtype: DType) -> ir.Value:
 def _rand(seed: ir.Value, counter: ir.Value) -> ir.Value:
     """See `tilec.core.functions._rand`: the rounds on 32-bit words, whose products are of 64.
 
-    Neighbours differ in the word alone, so that what computes four of them together shares one run.
+    Neighbours differ in the word alone, so that code that computes four of them together shares one run.
     """
     word, wide = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
     half, multipliers = constant(32, wide), [constant(m, wide) for m in PHILOX_MULTIPLIERS]

@@ -198,7 +198,7 @@ def describe_ranges(
     sizes: Mapping[str, int] | None = None,
     loader: Loader = load_file,
 ) -> list[Described]:
-    """What is inferred of each name of an op: type, shape and the ranges of its indices; open sizes stay names."""
+    """The inferred facts of each name of an op: type, shape and the ranges of its indices; open sizes stay names."""
     report = Report()
     module = load(program, report, loader)
     _raise(report)

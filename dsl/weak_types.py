@@ -12,12 +12,12 @@ from tilec.dsl import ast
 
 WEAK_INT = DType("whole number", "int", 0, "")
 WEAK_FLOAT = DType("number", "float", 0, "")
-UNKNOWN = DType("unknown", "float", 0, "")  # of what is wrong already, and of the short form before its call
+UNKNOWN = DType("unknown", "float", 0, "")  # of names with a mistake, and of the short form before its call
 WEAK = (WEAK_INT, WEAK_FLOAT)
 
 
 def meet(a: DType, b: DType) -> DType:
-    """The type of arithmetic between `a` and `b`, where literals take the type of what they meet."""
+    """The type of arithmetic between `a` and `b`, where literals take the type of the other operand."""
     if UNKNOWN in (a, b):
         return UNKNOWN
     if a in WEAK and b in WEAK:
@@ -52,6 +52,6 @@ def holds(dtype: DType, value: int | float) -> bool:
 
 
 def rounds(literal: ast.Expr, dtype: DType) -> bool:
-    """Whether a narrow float may not hold what it is computed to, in f32."""
+    """Whether a narrow float may not hold the value that f32 arithmetic gives."""
     narrow = dtype.is_float and 0 < dtype.bits < 32
     return narrow and not (isinstance(literal, ast.Number) and holds(dtype, literal.value))

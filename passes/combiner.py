@@ -14,7 +14,7 @@ BINARY = {
     "arith.addf", "arith.mulf", "arith.addi", "arith.muli", "arith.maximumf", "arith.minimumf", "arith.maxnumf",
     "arith.minnumf", "arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui", "arith.ori", "arith.andi",
 }  # fmt: skip
-INVERSE = {"arith.subf": "arith.addf", "arith.subi": "arith.addi"}  # s - f(x) adds up what it subtracts
+INVERSE = {"arith.subf": "arith.addf", "arith.subi": "arith.addi"}  # s - f(x) sums the terms that it subtracts
 
 
 class Combiner:

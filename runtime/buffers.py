@@ -71,7 +71,7 @@ def view(array: Any, stream: int | None = None) -> Buffer:
     """Describes `array`. Python numbers become 0-d f32, i64 or bool. `stream` is where the memory will be
     used.
 
-    Raises `CallError` for what a program cannot take: objects, complex numbers, tensors that record
+    Raises `CallError` for arguments that a program cannot take: objects, complex numbers, tensors that record
     gradients, ...
     """
     if isinstance(array, np.ndarray):
@@ -293,7 +293,7 @@ def empty_like_kind(example: Any, shape: tuple[int, ...], dtype: DType, device: 
 
 
 def new_tensor(element: Any, shape: tuple[int, ...]) -> Callable[[], Any]:
-    """What allocates a row-major tensor of the dtype and on the device of a single `element`. PyTorch does it like another
+    """A function that allocates a row-major tensor of a single `element`'s dtype, on its device. PyTorch does it like another
     tensor in half the time that it takes to read a shape, a dtype and a device."""
     return partial(sys.modules["torch"].empty_like, element.expand(shape))
 
@@ -314,7 +314,7 @@ class _Memory:
 
 
 def wrap(buffer: Buffer) -> np.ndarray:
-    """CPU memory of any kind as a NumPy array, not copied: what a CPU kernel takes. It keeps the owner
+    """CPU memory of any kind as a NumPy array, not copied, as a CPU kernel takes it. It keeps the owner
     alive."""
     if buffer.device != "cpu":
         raise ValueError(f"the memory is on CUDA device {buffer.device}")

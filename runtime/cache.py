@@ -133,7 +133,7 @@ def runtime_digest() -> str:
 
 @cache
 def compiler_digest() -> str:
-    """Stands for all of tilec's sources and what they rely on: what a program becomes depends on each."""
+    """A digest of tilec's sources and of the packages under them: the kernels of a program depend on each."""
     packages = ("tilec", "tilec.dsl", "tilec.passes")
     versions = (sys.version, *installed("tilec", "numba-cuda-mlir", "lark", "numpy"))
     return make_key(runtime_digest(), *versions, *(_sources(_folder_of(name)) for name in packages))
@@ -189,7 +189,7 @@ def _normal(name: str) -> str:
 
 
 def load(key: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
-    """What was saved under `key`, or None if there is nothing whole."""
+    """The entry saved under `key`, or None if there is no whole one."""
     folder = _folder("entries")
     if folder is None:
         return None
@@ -225,7 +225,7 @@ def save(key: str, properties: dict[str, Any], files: dict[str, bytes]) -> bool:
 
 
 def _digest(index: dict[str, Any]) -> str:
-    """Of what an index says, as JSON has it."""
+    """A digest of an index, in JSON's form."""
     return make_key(json.dumps([index["properties"], index["files"]], sort_keys=True))
 
 
@@ -266,7 +266,7 @@ def _read(path: Path) -> bytes:
 
 
 def _private(status: os.stat_result) -> bool:
-    """Whether what has this status is ours, and not writable by others."""
+    """Whether a file of this status is ours, and not writable by others."""
     return not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not status.st_mode & 0o022)
 
 

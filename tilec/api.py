@@ -293,7 +293,7 @@ def compile(
 
     `source`: path of a `.tile` file, or program text in full or short form. `op`: which op of the file, needed if it has
     several. `sizes`: values for some or all symbolic sizes. `target`: "cpu", "cuda", a chip, a model, or the path of a
-    target file; by default what the arguments of a call are on. `schedule`: a schedule file to obey; by default the one
+    target file; by default the device of a call's arguments. `schedule`: a schedule file to obey; by default the one
     beside the program, if there is one. `deferred_checks`: on a GPU, a run-time check that fails (a gather outside its table)
     is raised by a later call or by `Op.check`, as a GPU's own faults are, and no call waits for its kernels. By default the
     call itself waits for its kernels and raises the error.
@@ -315,12 +315,12 @@ def compile(
         if path is not None:
             from tilec.plan.schedule.read import read_schedule
 
-            read_schedule(path)  # says what is wrong with it
+            read_schedule(path)  # raises its mistakes
     return Op(program, op, known, target, path, deferred_checks)
 
 
 def _load_compiler(target: str | None) -> None:
-    with suppress(CallError):  # which is to come after what is wrong with the program
+    with suppress(CallError):  # mistakes of the program come first
         if target is not None:
             load_compiler(kind_of(target))
 

@@ -28,7 +28,7 @@ from tilec.passes.loops import sum_of
 
 TRIGONOMETRIC = ("math.sin", "math.cos", "math.tan")
 STEPS = 4  # of a reduction that adds to memory, made at once
-SHORT = 8  # operations of a body to which loading and storing what it adds to is much
+SHORT = 8  # operations of a body beside which the load and store of its accumulator cost much
 CODY_WAITE_LIMIT = {"f32": 2.0**17, "f64": 2.0**30}  # of the fast paths in runtime/cpu/math_trig.py
 
 
@@ -54,7 +54,7 @@ def _generic(op: ir.Operation) -> None:
         if owner is not None and owner.name == "memref.subview":  # the used part of a tile at the edge of the grid
             owner = mlir.definition(owner.operands[0])
         if owner is not None and owner.name == "memref.alloc":
-            owner.attributes["tilec.name"] = mlir.string(name)  # what a person reading the kernel calls it
+            owner.attributes["tilec.name"] = mlir.string(name)  # its name in the printed kernel
     with ir.InsertionPoint(op), ir.Location.name(",".join(names), op.location):
         _Nest(op).build()
     op.erase()
@@ -168,7 +168,7 @@ class _Nest:
         return loop
 
     def _leave(self, d: int) -> None:
-        """Forgets a dimension's loop, which has ended, and what was loaded in it."""
+        """Forgets a dimension's loop, which has ended, and the values loaded in it."""
         del self.variables[d]
         self.elements = {n: value for n, value in self.elements.items() if d not in self.maps[n]}
         self.checked = {check for check in self.checked if d not in self.checks[check]}
@@ -341,7 +341,7 @@ class _Nest:
         return [results[n - self.count] for n in self.carried] + flags
 
     def _compute(self, states: list[ir.Value], number: int = 0, shared: dict | None = None) -> Any:
-        """What the body's values are for this element, and flags of arguments beyond the fast path."""
+        """The body's values for this element, and flags of arguments beyond the fast path."""
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.arguments):
             if n in self.carried:

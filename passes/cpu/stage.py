@@ -179,7 +179,7 @@ def _named_alloc(shape: list[int], c: Contraction) -> ir.Value:
 
 
 def _move(old: ir.Value, tile: ir.Value) -> None:
-    """Uses of a block's intermediate go to one of more room; what they see of it is as large as before."""
+    """Uses of a block's intermediate go to one of more room; their views of it keep their size."""
     mlir.definition(tile).move_before(mlir.definition(old))
     with ir.InsertionPoint(mlir.definition(old)):
         shape = ir.MemRefType(old.type).shape

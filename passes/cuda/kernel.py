@@ -71,7 +71,7 @@ class KernelMapper:
         self.persistent_blocks = options.rows_at_work
         self.packed = options.is_packed
         self.on_chip = options.residency != "reload"
-        self.known: set[ir.Value] = set()  # what an operation has read, where rows are read again
+        self.known: set[ir.Value] = set()  # memory that an operation has read, where rows are read again
         self.trig_fast_path = options.trig_fast_path
         self.online = options.online
         self.body = mlir.entry(function)
@@ -88,7 +88,7 @@ class KernelMapper:
         self.fills: dict[ir.Value, ir.Value] = {}
         self.threads: Threads | None = None
         self.names = locations.loop_names(function)
-        self.made_as: dict[ir.Value, str] = {}  # the source's name of what a tile holds
+        self.made_as: dict[ir.Value, str] = {}  # the source's name of a tile's values
 
     def build(self) -> None:
         function, each = self.function, self.spread.blocks if self.spread else 1

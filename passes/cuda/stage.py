@@ -87,7 +87,7 @@ def _copy_of_fill(op: ir.Operation) -> None:
     op.erase()
 
 
-# ---- what is kept ----------------------------------------------------------------------------------------------------
+# ---- data kept on chip -----------------------------------------------------------------------------------------------
 
 
 def _stage_output(op: ir.Operation, n: int, layout: Layout) -> None:

@@ -37,7 +37,7 @@ SCALE = 2.0**64
 
 def approximate(module: ir.Operation) -> None:
     marked = [o for o in mlir.traverse(module) if "tilec.approximate" in o.attributes]
-    for op in reversed(marked):  # readers first: what is known of an argument's range is lost once it is approximated
+    for op in reversed(marked):  # readers first: the range of an argument is unknown once it is approximated
         name = mlir.get_string(op, "tilec.approximate")
         with ir.InsertionPoint(op), op.location:
             value = _FORMS[name](argument_of(op), op)
@@ -101,7 +101,7 @@ def _one_plus_erf(x: ir.Value, _: ir.Operation) -> ir.Value:
 
 
 def _without_factor(x: ir.Value) -> tuple[ir.Value, float]:
-    """A product with a constant as its two factors: what a form multiplies by can take the constant in."""
+    """A product with a constant as its two factors: a form's own factor can absorb the constant."""
     op = mlir.definition(x)
     factor = mlir.constant_value(op.operands[1]) if op is not None and op.name == "arith.mulf" else None
     return (op.operands[0], float(factor)) if factor and 2.0**-16 <= abs(factor) <= 2.0**16 else (x, 1.0)

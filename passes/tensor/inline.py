@@ -115,7 +115,7 @@ class _Expansion:
                 pending += reversed(self.producers(instance))
 
     def producers_first(self) -> Iterator[_Instance]:
-        """What comes later in the program first, where either may."""
+        """Where either may come first: the later one in the program."""
         done, pending = set(), [(self.root, False)]
         while pending:
             instance, entered = pending.pop()

@@ -76,7 +76,7 @@ def _rounded(value: ir.Value, element: ir.Type, kind: str) -> ir.Value:
 
 
 def _read(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) -> ir.Operation:
-    """The contraction made anew, with the stored factor as its last input and without what only the factor read."""
+    """The contraction made anew, with the stored factor as its last input and without inputs that only the factor read."""
     old, body = factor(op, side), mlir.body_of(op)
     inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
     rank, count = maps[0].n_dims, len(inputs)

@@ -143,7 +143,7 @@ def _is_empty(value: ir.Value) -> bool:
 
 
 def _without_inputs(op: ir.Operation, dropped: set[int], element: ir.Value | None = None) -> ir.Operation:
-    """The operation with `element` in place of what it reads of some inputs, which stay where they alone tell a size."""
+    """The operation with `element` in place of its reads of some inputs; inputs that alone tell a size remain."""
     inputs, outputs, maps = mlir.inputs_of(op), mlir.outputs_of(op), mlir.maps_of(op)
     kept = [n for n in range(len(inputs)) if n not in dropped]
     kept_maps = [*(maps[n] for n in kept), *maps[len(inputs) :]]

@@ -23,7 +23,7 @@ Array = tuple[DType, tuple[int, ...]]
 
 
 class Runner(NamedTuple):
-    """What runs a program: its `table`, for the function `execute`, which takes `words` words of memory. `owner` keeps it.
+    """A program, ready to run: its `table`, for the function `execute`, which takes `words` words of memory. `owner` keeps it.
 
     Arrays begin at multiples of `aligned` bytes, or else of their elements. `device` is DLPack's type and number, `current`
     the address of what tells the stream there, 0 where there are none.

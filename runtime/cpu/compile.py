@@ -100,7 +100,7 @@ def prepare() -> None:
 
 
 def answer(wanted: dict[str, str]) -> dict[str, Any]:
-    """For `compile_server`: the machine code of one kernel, or what is wrong."""
+    """For `compile_server`: the machine code of one kernel, or the error."""
     try:
         function = _executed(wanted["module"])[wanted["kernel"]]
         symbol = _symbol(identity(function.__code__))
@@ -167,7 +167,7 @@ def _blocks(context: CPUContext, module: ir.Module, kernel: ir.Function, symbol:
 
 
 def versions() -> tuple[str, ...]:
-    """What has a part in the machine code, for cache keys."""
+    """All that the machine code depends on, for cache keys."""
     import numba
 
     processor = registry.cpu_target.target_context.codegen().magic_tuple()

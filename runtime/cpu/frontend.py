@@ -57,7 +57,7 @@ def kernel_ir(
 
 
 class _Bytecode(bytecode.ByteCode):
-    """Without what does nothing: where Python 3.11 keeps its caches, which is two of three instructions."""
+    """Bytecode without the instructions that do nothing: the places of Python 3.11's caches, two of three instructions."""
 
     def __init__(self, identity: bytecode.FunctionIdentity):
         super().__init__(identity)
@@ -82,7 +82,7 @@ class _Interpreter(interpreter.Interpreter):
 
 
 class _Typing(type(registry.cpu_target.typing_context)):
-    """Numba's typing context with `runtime/cpu/builtins.py`, which remembers what a function gives for arguments of some types.
+    """Numba's typing context with `runtime/cpu/builtins.py`, which remembers a function's result type for argument types.
 
     Numba asks every rule that it has for `+`, NumPy's too, at every `+`. Its rules for operators do not look at the
     values of literals.

@@ -50,10 +50,10 @@ def _pointer(element: types.Type) -> Callable:
 
         def generate(context, builder, signature, arguments):
             type_ = context.get_value_type(signature.return_type)
-            # an empty instruction rather than `inttoptr`: what a call returns can be said to be apart from all other
+            # an empty instruction rather than `inttoptr`: a call's result can be declared apart from all other
             # memory (llvmlite prints the calling convention where attributes of the result stand), so that loops
             # vectorise without a look at the addresses. The second one may keep the address, or LLVM would take the
-            # memory for the kernel's own, and drop what is written there last
+            # memory for the kernel's own, and drop the last stores to it
             empty = ir.InlineAsm(ir.FunctionType(type_, [arguments[0].type]), "", "=r,0", side_effect=False)
             address = builder.call(empty, arguments, cconv="noalias")
             barrier = ir.InlineAsm(ir.FunctionType(ir.VoidType(), [type_]), "", "r,~{memory}", side_effect=True)
@@ -94,7 +94,7 @@ def reassoc_mul(a: Value, b: Value) -> Value:
 def opaque(x: Value) -> Value:
     """x, of which LLVM does not know how it was computed.
 
-    It takes `reassoc` for leave to do algebra with what is added: x * c + y * c becomes (x + y) * c, x - x becomes 0, and n steps
+    It takes `reassoc` for leave to do algebra with the terms: x * c + y * c becomes (x + y) * c, x - x becomes 0, and n steps
     of c become n * c. With infinite numbers these differ. Exclusive or with a 0 that LLVM does not know can be vectorised.
     """
     number = bits(x)
@@ -334,7 +334,7 @@ def f32_from_f8e4m3(x: Value) -> Value:
 
 @_encoder(types.uint8)
 def f8e4m3_from_f32(x: Value) -> Value:
-    """To nearest even. There is no infinity: what rounds beyond 448 is NaN, as in ml_dtypes."""
+    """To nearest even. There is no infinity: a value that rounds beyond 448 is NaN, as in ml_dtypes."""
     stored = _choose(absolute(x) <= 464, _f8_from_f32(x, 3, 7), 0x7F)
     return _narrowed(stored | _sign(x, 7), 8)
 

@@ -122,7 +122,7 @@ def _short_spins() -> Iterator[None]:
     """GNU's OpenMP, which is loaded here, has its threads look for work about as long as waking one takes, then sleep.
 
     By default they look for several milliseconds. A caller that waits so for a thread whose core somebody else has keeps
-    that thread from its own. What the user has set stays, and children of this process inherit nothing.
+    that thread from its own. The user's own settings stay, and children of this process inherit nothing.
     """
     if "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ:
         yield

@@ -24,7 +24,7 @@ def _engine() -> llvm.ExecutionEngine:
 
 
 def machine() -> llvm.TargetMachine:
-    """What makes machine code for this process, of any processor of its architecture."""
+    """LLVM's target machine for this process, for any processor of its architecture."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple().create_target_machine(jit=True, opt=1)

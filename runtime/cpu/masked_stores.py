@@ -1,7 +1,7 @@
 """Masked stores of one element become plain stores of it, in optimised LLVM IR, before it becomes machine code.
 
 LLVM (22.1 at least) makes a wrong one of the following, where the processor has AVX-512: the element is stored with its bits
-from before the truncation, four bytes here, and what lies behind it in memory is overwritten.
+from before the truncation, four bytes here, and overwrites the memory behind the element.
 
     %t = trunc <8 x i32> %v to <8 x i8>
     call void @llvm.masked.store.v8i8.p0(<8 x i8> %t, ptr align 1 %p, <8 x i1> <i1 true, i1 false, i1 false, ...>)

@@ -140,7 +140,7 @@ def tanh(x: Value) -> Value:
 def erf(x: Value) -> Value:
     """-expm1(g(x)) with g = log(1 - erf(|x|)) = -|x| - |x| P(|x|), a smooth function that one polynomial covers.
 
-    The weight of the fit is what an error of g does to erf: little where erf is nearly 1. So neither a second interval
+    The weight of the fit is the effect of an error of g on erf: small where erf is nearly 1. So neither a second interval
     nor rational functions are needed.
     """
     low, high = (ERF_F32, 4) if x.kind == F32 else (ERF_F64, 6)
@@ -148,5 +148,5 @@ def erf(x: Value) -> Value:
     magnitude = select(magnitude > high, high, magnitude)
     g = -fma(magnitude, by_pairs(magnitude, low), magnitude)
     whole, power = reduced(g)
-    r = fma(whole, -float(LN2), g)  # in one step: where n is not 0, 1 is added to what its error is a part of
+    r = fma(whole, -float(LN2), g)  # in one step: where n is not 0, 1 is added, and the error becomes a small part
     return with_sign(fma(-power, expm1_of_reduced(r), 1 - power), x)

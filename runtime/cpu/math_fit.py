@@ -160,7 +160,7 @@ def rounded(fit: Fit, terms: int, dtype: type) -> tuple[list[mp.mpf], mp.mpf]:
 
 
 def _without(fit: Fit, known: list[mp.mpf]) -> Fit:
-    """The fit of what is left of the polynomial: P = known + t^n Q, so Q's error weighs t^n as much."""
+    """The fit of the rest of the polynomial: P = known + t^n Q, so Q's error weighs t^n as much."""
     n = len(known)
     return replace(
         fit,

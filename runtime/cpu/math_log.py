@@ -52,7 +52,7 @@ def split(x: Value) -> tuple[Value, Value]:
 
 
 def tail(f: Value) -> tuple[Value, Value]:
-    """log(1 + f) as f - f^2/2, rounded, and what is missing."""
+    """log(1 + f) as f - f^2/2, rounded, and the remainder."""
     s = f / (f + 2)
     z = s * s
     half = f * f * 0.5

@@ -6,7 +6,7 @@ Then sin(x) = (-1)^q sin(r), one odd polynomial on [-pi/2, pi/2]; cos likewise w
 octants to select from, so that a cosine is about 16 instructions.
 
 Beyond `CODY_WAITE_LIMIT`: M. H. Payne and R. N. Hanek (Radian Reduction for Trigonometric Functions, 1983). x is an integer
-times 2^e, and of 2^e / pi only what is left modulo 2 matters. A table holds that for every e: for f64 as four f64 whose
+times 2^e, and of 2^e / pi only the remainder modulo 2 matters. A table holds that for every e: for f64 as four f64 whose
 products are added without error; for f32, whose integers have 24 bits, as two f64, the first with an exact product.
 
 `sin`, `cos` and `tan` hold on the full range: they compute both and select, which takes about six times as long as the

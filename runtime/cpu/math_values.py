@@ -7,8 +7,8 @@
         return fma(x, x, 1)
 
 Its body is inlined as straight-line LLVM IR without branches or calls, so loops that contain it vectorise, and it costs
-no compilation of its own, as a jitted callee would (50 ms each). No operation carries fast-math flags: what is
-written is what is computed, and roundings can be reasoned about. `fma` needs the FMA instructions to be fast.
+no compilation of its own, as a jitted callee would (50 ms each). No operation carries fast-math flags: operations
+are computed as written, so that roundings can be reasoned about. `fma` needs the FMA instructions to be fast.
 """
 
 # mypy: no-strict-optional

@@ -6,7 +6,7 @@ are made of.
     c = fma_f32x16(a, b, c)                 # a * b + c, rounded once
     store_f32x16(tile, at, c)
 
-Numba has no vectors of its own, and what its loops become is up to LLVM's vectoriser, which will not keep a
+Numba has no vectors of its own, and LLVM's vectoriser decides about its loops. It will not keep a
 tile of sums in registers. A variable of these types is one LLVM value, so that a loop over them is the loop
 that the processor runs.
 """

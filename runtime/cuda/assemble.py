@@ -1,4 +1,4 @@
-"""Assembles PTX to a cubin and reads what it needs: registers, stack, spills, warnings.
+"""Assembles PTX to a cubin and reads its resources: registers, stack, spills, warnings.
 
 By the `ptxas` program where the toolkit has one, else by the nvJitLink library. Both come with the `cuda`
 extra. nvJitLink compiles PTX as for later linking, where `setmaxnreg` is ignored (C7504) and 1 KiB of shared

@@ -174,9 +174,9 @@ def _tensor_maps(ptx: str, entry: str, positions: Sequence[int]) -> str:
 
 
 def _dynamic_shared(ptx: str) -> str:
-    """Declares dynamic shared memory as what it is.
+    """Declares dynamic shared memory as dynamic.
 
-    `cuda.shared.array(0, ...)` arrives as a static variable of one byte, which moves what follows it and
+    `cuda.shared.array(0, ...)` arrives as a static variable of one byte, which moves the variables after it and
     counts against the limit of a block. As an external array of no size it begins where dynamic shared memory
     does, on a multiple of 1024 bytes as the 128-byte swizzle of TMA and wgmma needs.
     """

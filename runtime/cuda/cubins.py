@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def program_cubins(emitted: Emitted, chip: str, registers: Mapping[str, int]) -> dict[str, Cubin]:
-    """Every kernel's cubin by kernel name. `registers` are what a thread may have, where the plan says.
+    """Every kernel's cubin by kernel name. `registers`: the most that a thread may have, where the plan sets it.
 
     All are one entry of the cache, which is found by the module's text: telling which kernels are alike means compiling that
     text to bytecode, which takes longer than to read them all.

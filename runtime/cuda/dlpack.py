@@ -75,7 +75,7 @@ def read(array: Any, stream: int | None) -> Described:
     """What `array.__dlpack__()` says. The capsule is not consumed: its own destructor frees the tensor with
     it.
 
-    `stream` is the stream that will use the memory; the array's owner makes it wait for what is under way.
+    `stream` is the stream that will use the memory; the array's owner makes it wait for work under way.
     """
     capsule = _export(array, stream)
     if _is_valid(capsule, b"dltensor_versioned"):

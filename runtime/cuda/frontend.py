@@ -103,7 +103,7 @@ def to_mlir(function: Callable[..., Any], kinds: Sequence[str], chip: str, threa
 def _let_integers_wrap(module: ir.Module) -> None:
     """Takes back what Numba says of sums, differences and products of integers: that they never overflow.
 
-    Where they do, NVVM would take `a + 1 > a` for true. The flags stay as an attribute that says `none`: what simplifies
+    Where they do, NVVM would take `a + 1 > a` for true. The flags stay as an attribute that says `none`: passes that simplify
     `a * b // c` reads it unasked, and crashes where it is missing.
     """
     none = ir.Attribute.parse("#arith.overflow<none>", module.context)
@@ -134,7 +134,7 @@ _known: dict[tuple[Any, ...], Any] = {}
 
 @contextmanager
 def _remembered_types():
-    """Lets Numba's typing remember what a function gives for arguments of some types.
+    """Lets Numba's typing remember a function's result type for argument types.
 
     It asks every rule that it has for `+` at every `+`, when it infers types and again when it lowers. Its rules for
     operators do not look at the values of literals.
@@ -161,7 +161,7 @@ def _remembered_types():
 
 _asking = Lock()
 _answers: list[tuple[int, int]] = []  # of those who compile now
-_own: list[tuple[int, int] | None] = []  # what was known of this machine's GPU before
+_own: list[tuple[int, int] | None] = []  # the facts of this machine's GPU as found before
 
 
 @contextmanager

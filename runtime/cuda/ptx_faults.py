@@ -26,7 +26,7 @@ _WIDENED = re.compile(r"\bcvt\.u64\.u32(\s+)(%\w+), (%\w+);")
 def _upper_halves(ptx: str) -> str:
     """The upper half of a product that is widened as a number that ptxas does not know.
 
-    ptxas (13.0 and 13.5) subtracts from it by one multiplication with an addend, the negated lower half of what is taken away, and
+    ptxas (13.0 and 13.5) subtracts from it by one multiplication with an addend, the negated lower half of the subtrahend, and
     forgets the carry of that negation: the difference is less by 2^32 where the lower half is 0.
     """
     halves = set(_UPPER_HALF.findall(ptx))
@@ -63,7 +63,7 @@ _ONE = {"f3F800000": "0x3F800000", "d3FF0000000000000": "0x3FF0000000000000"}
 
 
 def _signed_zeros(ptx: str) -> str:
-    """Constants -0 among what is chosen from, and 1 among what is clamped to, as numbers that ptxas does not know.
+    """Constants -0 as operands of selections, and 1 as bounds of clamps, as numbers that ptxas does not know.
 
     ptxas (13.0 and 13.5) takes `selp -0.0, 1.0` for a comparison's 1 or +0, `max(|x|, -0.0)` for a number whose sign
     `abs` need not clear, and the smaller of 1 and the larger of -0 (or 0) and x for its own clamping, which gives +0, also of NaN.

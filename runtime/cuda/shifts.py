@@ -50,9 +50,9 @@ class _Flow:
 
     def __init__(self, module: ir.Module):
         self.operations: defaultdict[str, list[ir.Operation]] = defaultdict(list)  # by name
-        self.variables: list[ir.Value] = []  # what is read of variables that are assigned more than once
+        self.variables: list[ir.Value] = []  # loads of variables that are assigned more than once
         self.loads: defaultdict[int, list[tuple[int | None, ir.Value]]] = defaultdict(list)
-        """Of each variable or array: the place, where that is known, and what is read there."""
+        """For each variable or array: the place, where that is known, and the value read there."""
         self.parameters: dict[str, list[ir.Value]] = {}
         self.masking: set[str] = set()  # functions that mask something
 
@@ -144,7 +144,7 @@ def _hidden(value: ir.Value) -> ir.Value:
 
 
 def _narrow_unsigned(module: ir.Module) -> None:
-    """Numba takes all unsigned arithmetic to 64 bits. What fits 32 is shifted and divided in 32, which is cheaper."""
+    """Numba takes all unsigned arithmetic to 64 bits. Values that fit 32 are shifted and divided in 32, which is cheaper."""
     found = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:

@@ -49,7 +49,7 @@ def missing() -> tuple[str, ...]:
 def _is_module(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except (ImportError, ValueError):  # what it is in is missing, or hidden
+    except (ImportError, ValueError):  # its package is missing, or hidden
         return False
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import reduce
 
 unrolled = range
-"""What a kernel calls, where it is run as Python."""
+"""The same function for kernels that run as Python."""
 
 
 def unroll(source: str) -> ast.Module:

@@ -4,8 +4,8 @@
     m_1 = float32(-inf)
     for ...
 
-A comment stands before the first operation of a statement, and again where lines of others were between. What serves
-several statements, as operations do that passes have made one, has them all, in the source's order.
+A comment stands before the first operation of a statement, and again after lines of other statements. An operation that serves
+several statements, because passes have merged them, has all of them, in the source's order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SILENT = (
 
 
 class Comments:
-    """Those of one kernel. `whole` is the location of what serves it all, which has no comment of its own."""
+    """The comments of one kernel. `whole` is the location of the whole kernel, which has no comment of its own."""
 
     def __init__(self, statements: Mapping[Position, str], whole: ir.Location):
         self.statements = statements
@@ -56,7 +56,7 @@ class Comments:
         return self.shown[key]
 
     def _line(self, position: Position, name: str | None) -> str:
-        """File, line and text; the name of what is defined where the text is not known."""
+        """File, line and text; where the text is unknown, the name that the statement defines."""
         text = self.statements.get(position) or name or ""
         if len(text) > LONGEST:
             text = text[: LONGEST - 4].rstrip() + " ..."

@@ -137,7 +137,7 @@ class _CudaPrinter(UnrollPrinter):
         return name
 
     def dtype(self, element: str) -> str:
-        """What intrinsics call an element type."""
+        """The name of an element type in the names of intrinsics."""
         return NAMES.get(element, element)
 
     def bytes(self, memory: Memory, index: str | int) -> str:

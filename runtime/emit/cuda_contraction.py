@@ -1,6 +1,6 @@
 """emit, for CUDA contractions: asynchronous copies and the operations of the matrix units.
 
-Vectors never are variables. What makes one is printed where the vector is stored, over the private arrays
+Vectors are never variables. The operation that makes a vector is printed where the vector is stored, over the private arrays
 that its operands were loaded from: `mma_bf16(sums, 4 * i, left, 4 * i, right, 2 * j)`. Fragments of 16-bit
 elements are arrays of 32-bit words with two elements each (`tilec.words`).
 """
@@ -71,7 +71,7 @@ def store_made(printer: _CudaPrinter, op: ir.Operation) -> bool:
             name = printer.use(f"mma_{'tf32' if 'tf32Enabled' in maker.attributes else kind}")
             parts = ", ".join(f"{memory.base}, {offset}" for memory, offset in (c, a, b))
             printer.line(f"{name}({parts})")
-        case "arith.extf":  # of what was cut to tf32
+        case "arith.extf":  # of a value that was cut to tf32
             source = mlir.definition(maker.operands[0]).operands[0]
             _same(printer.vectors[source], (target, at), op)
             printer.line(f"{printer.use('round_tf32_x4')}({target.base}, {at})")

@@ -1,21 +1,21 @@
-"""Index arithmetic of CUDA kernels: 64 bits, and 32 where what is computed is known to fit and 64 would cost more.
+"""Index arithmetic of CUDA kernels: 64 bits, or 32 where the value is known to fit and 64 would cost more.
 
 Sums and products stay in 64 bits: an address is their sum with a 64-bit base, one instruction either way, and constants of
 unrolled steps end in the access itself. A 64-bit division by a constant is some thirty instructions, though, a 32-bit one
-five, and shifts, comparisons and extrema are two against one. Their operands are marked with what is known of them:
+five, and shifts, comparisons and extrema are two against one. Marks on their operands tell their ranges:
 
     v_3 // 7    ->    within_u31(v_3) // 7
     v_3 // 4    ->    within_i32(v_3) >> 2
 
-Shifts are told of 32 bits with a sign, which is never set, as `runtime/cuda/shifts.py` need not guard those of indices
-that nothing masks.
+Shifts get signed 32-bit operands, which are never negative, since `runtime/cuda/shifts.py` need not guard shifts of indices
+without a mask.
 
 A product of two unsigned 32-bit numbers in 64 bits is one instruction. LLVM does not see it where a constant takes all 32
 bits, and adds the product of an upper half that is zero:
 
     int64(uint32(v_4)) * 3528531795    ->    multiply_wide_u32(v_4, int32(-766435501))
 
-Its lower word is taken as one, too: LLVM would shift it as part of the 64 bits. What is narrower is cut off it as ever.
+The lower word is taken as a word, too: LLVM would shift it as a part of the 64 bits. Narrower parts are cut from it as usual.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WARP, _WARPGROUP = 5, 7  # bits of a thread's number within them
 
 
 def _thread_or_block(op: ir.Operation) -> str | None:
-    """What a part of a thread's number tells."""
+    """The range of a part of a thread's number."""
     made = mlir.definition(op.operands[0]) if len(op.operands) == 2 else None
     if made is None or made.name != "gpu.thread_id":
         return None
@@ -93,7 +93,7 @@ class IndexPrinter(Printer):
         return f"({group(left)} >> {exponent})" if exponent else quotient(expr, left, right)
 
     def _small(self, range_: Range | None, text: str, by_shift: bool = False) -> str:
-        """The same number, marked with what is known of it."""
+        """The same number, marked with its range."""
         if range_ is None or range_[0] < I32[0] or range_[1] > I32[1] or text in self.thread_numbers:
             return text
         return f"{self.use('within_u31' if range_[0] >= 0 and not by_shift else 'within_i32')}({text})"
@@ -118,7 +118,7 @@ class IndexPrinter(Printer):
         return f"{self.use('i32')}({known - (known >> 31 << 32)})"
 
     def _is_index(self, op: ir.Operation) -> bool:
-        """Whether what is shifted has no sign that the shift would have to bring down."""
+        """Whether the shifted value is never negative, so that no sign has to be shifted in."""
         if isinstance(op.results[0].type, ir.IndexType):
             return True
         range_ = self.ranges.of(op.operands[0]) if str(op.results[0].type) == "i64" else None

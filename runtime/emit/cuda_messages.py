@@ -1,4 +1,4 @@
-"""emit, for CUDA: what blocks send each other: those of a cluster by their SRAM, those of a chain by words in memory.
+"""emit, for CUDA: messages between blocks: through SRAM in a cluster, through words in memory in a look-back chain.
 
 `memref.dma_start` of a state into the cluster's memory is an asynchronous store into another block's SRAM that counts its
 bytes on a tag there, an mbarrier; `memref.dma_wait` waits for a whole round of a tag. Rounds alternate in parity, which a

@@ -1,9 +1,9 @@
-"""emit, for CUDA: kernels whose blocks take their places while the kernel before them ends.
+"""emit, for CUDA: kernels whose blocks are placed while the kernel before them ends.
 
-A device starts a kernel some microseconds after the last block of the one before has ended. With programmatic dependent
+A device starts a kernel some microseconds after the last block of the kernel before it has ended. With programmatic dependent
 launch (sm_90) its blocks are placed as soon as all blocks of the one before have begun, and wait there: `grid_wait`
-returns when that kernel is complete and what it wrote can be seen. A kernel waits before it lets the next one come, so that
-no more than two are at work, and none runs ahead of one that it does not wait for.
+returns when that kernel is complete and its stores are visible. A kernel waits before it allows the next one to start, so that
+at most two kernels run at a time, and a kernel waits for every kernel before it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Overlap:
     made: tuple[int, ...] = ()
 
     def calls(self) -> list[str]:
-        """What the kernel begins with."""
+        """The first statements of the kernel."""
         return ["grid_wait"] * self.waits + ["grid_release"] * self.releases
 
 
 def overlaps(module: ir.Module, steps: Sequence[Step]) -> dict[str, Overlap]:
-    """Every kernel's, by name. What comes after a copy or a fill is launched as ever: only kernels let others come."""
+    """The overlap of every kernel, by name. Kernels after a copy or a fill are launched normally: only kernels let others start."""
     asked = {mlir.get_string(f, "sym_name") for f in mlir.functions(module) if "tilec.overlap" in f.attributes}
     kernels = [None, *(s.kernel for s in steps), None]
     found, written = {}, set()

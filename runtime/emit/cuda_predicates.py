@@ -1,4 +1,4 @@
-"""emit, for CUDA: loads into registers that not all threads make.
+"""emit, for CUDA: loads into registers under a predicate.
 
     if c: x_2[i] = load(a)      ->      load_f32x4_nc_where(x_2, i, a, c)
 
@@ -20,7 +20,7 @@ _STORES = ("vector.store", "memref.store")
 
 
 def guarded_loads(printer: _CudaPrinter, op: ir.Operation) -> bool:
-    """Prints a branch that does nothing but load into registers what the kernel does not write; false for others."""
+    """Prints a branch that only loads into registers, from memory that the kernel does not write; false for other branches."""
     stores = _stores(op)
     if "tilec.branch" in op.attributes or not stores or not all(_is_ahead(printer, s) for s in stores):
         return False
@@ -42,7 +42,7 @@ def guarded_load(printer: _CudaPrinter, store: ir.Operation) -> None:
 
 
 def _stores(op: ir.Operation) -> list[ir.Operation]:
-    """Those of what a branch loads, if it does nothing else."""
+    """The loads of a branch that does nothing else."""
     if len(op.results) or len(op.regions[1].blocks):
         return []
     found = []

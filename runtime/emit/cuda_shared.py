@@ -1,4 +1,4 @@
-"""Where a block's shared memory lies: a map at the top of the kernel, whose names stand below instead of numbers.
+"""The map of a block's shared memory at the top of the kernel; below, its names are used instead of numbers.
 
     shared = shared_address(...)  # 98368 bytes of shared memory
     a_tiles = 0      # 49152 bytes: bf16 6x64x64
@@ -7,7 +7,7 @@
     ...
     mbarrier_wait(shared + full + stage * 8, ...)
 
-The names are of offsets, not of addresses, which would each take a register through the whole kernel.
+The names are offsets. Addresses would each take a register through the whole kernel.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SharedMemory:
         return f"shared + {piece.name}"
 
     def lines(self, start: str) -> list[str]:
-        """The map, by what the kernel begins with."""
+        """The lines of the map."""
         found = [(f"{p.name} = {p.offset}", f"{p.size} bytes: {p.what}") for p in self.pieces]
         width = max(len(text) for text, _ in found)
         first = f"    shared = {start}  # {self.bytes} bytes of shared memory"

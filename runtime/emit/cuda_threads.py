@@ -1,4 +1,4 @@
-"""emit, for CUDA: which thread this is, and what threads of a block or a warp do together."""
+"""emit, for CUDA: thread and block numbers, barriers, shuffles."""
 
 from __future__ import annotations
 

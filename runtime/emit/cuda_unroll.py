@@ -1,4 +1,4 @@
-"""Loops over registers, which have no addresses: those that LLVM would not unroll are unrolled before it sees them.
+"""Loops over registers, which have no addresses: loops that LLVM would not unroll are unrolled before LLVM sees them.
 
 for j_step in range(8):              LLVM unrolls it, as it is short
 for half in unrolled(2):             `unroll` writes the body out twice, with 0 and with 1 for `half`

@@ -1,4 +1,4 @@
-"""Who reads and who writes a kernel's memory: what the CUDA emitter asks before it chooses where values live."""
+"""Readers and writers of a kernel's memory, by which the CUDA emitter chooses registers or memory for values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _goes_to_memory(load: ir.Operation) -> bool:
 
 
 def is_unchanged(load: ir.Operation, memory: ir.Value) -> bool:
-    """Whether no store to `memory` lies between a load and the last use of what it loaded, all within one block."""
+    """Whether no store to `memory` lies between a load and the last use of its result, all within one block."""
     users = set(mlir.uses(load.results[0]))
     operations = [o.operation for o in load.block.operations]
     written = False

@@ -18,7 +18,7 @@ P = TypeVar("P", bound=Printer)
 def print_kernels(
     module: ir.Module, printer: Callable[[Names, Comments], P], kernel: Callable[[P, ir.Operation], KernelSource]
 ) -> list[tuple[P, KernelSource]]:
-    """Every kernel, and what has printed it. Printed again where a variable has the name of something that is imported."""
+    """Every kernel and its printer. A kernel is printed again if a variable has the name of an import."""
     program, statements = program_names(module.operation), locations.statements(module.operation)
     imported: set[str] = set()
     while True:

@@ -1,7 +1,7 @@
 """The identifiers of a printed kernel.
 
-    x, i, j              the program's: a tensor that is a parameter, an index
-    x_1, m_2             what a thread holds of a tensor of the program: loaded elements, a state, a tile in registers
+    x, i, j              names of the program: a tensor that is a parameter, an index
+    x_1, m_2             a thread's part of a tensor of the program: loaded elements, a state, a tile in registers
     tmp_1, part_2        temporaries, whose letters are no name of the program
     stage, lane          the same, where a pass has named them: the first of a name has no number
 
@@ -43,11 +43,11 @@ class Names:
         return self._take(own if own not in self.taken else self._numbered(own))
 
     def held(self, name: str) -> str:
-        """For what a thread holds of a tensor of the program."""
+        """The name of a thread's part of a tensor of the program."""
         return self._take(self._numbered(identifier(name)))
 
     def temporary(self, letters: str = "tmp") -> str:
-        """A name with a number, for what the program has no name for."""
+        """A name with a number, for values that have no name in the program."""
         return self._take(self._numbered(self._foreign(letters)))
 
     def variable(self, letters: str, kind: str | None = None) -> str:
@@ -104,7 +104,7 @@ def identifier(name: str) -> str:
 
 
 def program_names(module: ir.Operation) -> set[str]:
-    """What the source calls its tensors, statements and indices, as far as the module knows."""
+    """The source's names of tensors, statements and indices, as far as the module has them."""
     found: set[str] = set()
     for function in mlir.functions(module):
         found |= {*filter(None, locations.indices(function))}

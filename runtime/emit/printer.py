@@ -1,10 +1,9 @@
-"""Printing mapped IR as Python: what the CPU and the CUDA emitter share.
+"""Printing mapped IR as Python: the parts that the CPU and the CUDA printer share.
 
 A value that is used once, by an operation of its own block, is printed inside that use; every other value gets a variable.
 Loads always get one, so that no load moves past a store. Memory is a base pointer, an offset and strides: subviews cost
 nothing and leave no trace. `runtime/emit/variables.py` gives variables their names, `runtime/emit/comments.py` puts the
-source's statements beside
-the lines that serve them.
+source's statements beside the lines that serve them.
 """
 
 # mypy: no-strict-optional
@@ -27,7 +26,7 @@ from tilec.runtime.emit.variables import Variables
 
 
 class Printer(Variables):
-    """Prints one kernel's body. Subclasses say how memory is reached and what the hardware's operations are called."""
+    """Prints one kernel's body. Subclasses print accesses of memory and the hardware's operations."""
 
     def __init__(self, names: Names, comments: Comments) -> None:
         super().__init__(names)
@@ -36,11 +35,11 @@ class Printer(Variables):
         self.depth = 1
         self.text: dict[ir.Value, str] = {}
         self.memory: dict[ir.Value, Memory] = {}
-        self.own: set[str] = set()  # variables of a single value: what was loaded, or what a loop carries
+        self.own: set[str] = set()  # variables of a single value: a load's, or one that a loop carries
         self.used: set[str] = set()
         self.sites: list[str] = []
 
-    # ---- what a backend supplies -------------------------------------------------------------------------------------
+    # ---- supplied by a backend ---------------------------------------------------------------------------------------
 
     def load(self, memory: Memory, index: str | int) -> str:
         raise NotImplementedError
@@ -71,7 +70,7 @@ class Printer(Variables):
             self.line(comment)
 
     def imports(self) -> set[str]:
-        """What the module has besides the kernel."""
+        """The parts of the module beside the kernel."""
         return self.used
 
     def bind(self, value: ir.Value, text: str, name: str) -> None:
@@ -168,7 +167,7 @@ class Printer(Variables):
         return f"range({bounds})"
 
     def while_loop(self, op: ir.Operation) -> None:
-        """One that carries nothing from turn to turn, and hands out what its condition saw."""
+        """A loop that carries nothing between iterations; its results are the values that its condition saw."""
         before, after = (region.blocks[0] for region in op.regions)
         if list(op.operands) or len(after.operations) > 1:
             raise InternalError("a loop that carries states or does more than to look is not printed", "emit", str(op))

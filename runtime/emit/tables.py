@@ -1,4 +1,4 @@
-"""What upstream's scalar operations are called in Python, by their names in MLIR."""
+"""Python's names of upstream's scalar operations, by their names in MLIR."""
 
 from __future__ import annotations
 

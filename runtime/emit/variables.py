@@ -1,4 +1,4 @@
-"""What a kernel's variables are called: by the names in locations (`tilec/core/locations.py`), or by the tensor that
+"""Names of a kernel's variables: from locations (`tilec/core/locations.py`), or from the tensor that
 they are of."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tilec.runtime.emit.names import Names
 
 
 class Variables:
-    """New names for what operations define, and for what they load."""
+    """New names for results of operations, and for loaded values."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
@@ -28,18 +28,18 @@ class Variables:
         return self.hold(self.held[base]) if base in self.held else self.names.temporary(re.sub(r"_\d+$|_panels$", "", base))
 
     def array(self, op: ir.Operation) -> str:
-        """A new name for memory of the block or of the thread: what a pass calls it, or the statement that it is for."""
+        """A new name for memory of the block or of the thread: the pass's name for it, or the name of its statement."""
         own, statement = locations.variables(op), mlir.get_string(op, "tilec.name") or locations.statement(op.location)
         return self.variable(op) if own or not statement else self.hold(statement.split(",")[-1])
 
     def state(self, loop: ir.Operation, number: int) -> str:
-        """A new name for what a loop carries."""
+        """A new name for a value that a loop carries."""
         own, statement = locations.variables(loop), locations.statement(loop.location)
         known = number < len(own) and own[number]
         return self.variable(loop, number) if known or not statement else self.hold(statement.split(",")[-1])
 
     def variable(self, op: ir.Operation, number: int = 0, letters: str = "tmp") -> str:
-        """A new name for what an operation defines: what a pass calls it, or these letters with a number."""
+        """A new name for an operation's result: the pass's name for it, or these letters with a number."""
         names = locations.variables(op)
         own = names[number] if number < len(names) else None
         if own is None:

@@ -232,7 +232,7 @@ def _fits(module: ir.Module) -> ir.Function:
 
 
 def _call(module: ir.Module, fits: ir.Function) -> ir.Function:
-    """A built-in function of Python: (arrays, out, stream) -> what the call returns, or `no` where it does not fit."""
+    """A built-in function of Python: (arrays, out, stream) -> the call's results, or `no` where the arrays do not fit."""
     f = Writer(module, "tilec_call", 3)
     b = f.builder
     call = f.call("PyLong_AsVoidPtr", f.call("PyTuple_GetItem", f.args[0], 0))

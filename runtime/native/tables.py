@@ -21,7 +21,7 @@ def native_calls() -> bool:
 
 NODE = 128  # bytes of a workspace's head, whose first word links it to the next free one
 STEP, CALL = 14, 12  # of a failure on a GPU: bits where the numbers of its step and of the function begin
-QUEUE, ENCODE, WAIT, CAPTURING = range(4)  # functions: what launches, copies or clears; and of `DeviceProgram`
+QUEUE, ENCODE, WAIT, CAPTURING = range(4)  # functions that launch, copy or clear; and functions of `DeviceProgram`
 
 
 class _Fields(IntEnum):
@@ -62,7 +62,7 @@ class Step(_Fields):
 class DeviceProgram(_Fields):
     """Work for GPU number `device`, by functions of its driver: `current` (cuCtxGetDevice), `launch` (cuLaunchKernelEx),
     `encode` (cuTensorMapEncodeTiled), `copy` and `clear` (cuMemcpyDtoDAsync, cuMemsetD8Async), `capturing`
-    (cuStreamIsCapturing), `wait` (cuStreamSynchronize). `fail(code)` raises what one of them says.
+    (cuStreamIsCapturing), `wait` (cuStreamSynchronize). `fail(code)` raises the error of one of them.
 
     Where `spaced`, the word at `spaces` heads the list of its streams' spaces, and `space(stream)` gives one that is not in it.
     `offsets` are those of temporaries in a space's memory; `checks` counts its words for failed run-time checks, which are
@@ -125,8 +125,8 @@ class DeviceMap(_Fields):
 
 
 class DeviceSpace(_Fields):
-    """What calls on one `stream` share: device memory for temporaries, host memory for `errors`. `acquire()` and `release()`
-    are a lock's, `report()` raises what a check found."""
+    """State that calls on one `stream` share: device memory for temporaries, host memory for `errors`. `acquire()` and `release()`
+    are a lock's, `report()` raises the error that a check found."""
 
     next = auto()
     stream = auto()
@@ -150,7 +150,7 @@ class Call(_Fields):
     """`execute(program, memory, stream)` runs the program on `words` words, of which the first are addresses of inputs and
     outputs. `kind`: the arrays' type; `describe` 0 for NumPy, else the exchange API's function. `device`: DLPack's type and
     number. `current`: 0, or the exchange API's function that tells the stream; `handle(stream)` gives that of an object.
-    `new`: what allocates each result, `wrap` makes of several one; `no` is returned where the arrays do not fit."""
+    `new`: functions that allocate results; `wrap` makes one value of several; `no` is returned where the arrays do not fit."""
 
     execute = auto()
     program = auto()
@@ -205,5 +205,5 @@ class KeepAlive:
         return ctypes.addressof(row)
 
     def table(self, fields: type[_Fields], /, **values: int) -> int:
-        """The address of a table of this kind; what is not named is 0."""
+        """The address of a table of this kind; fields that are not given are 0."""
         return self.words([values.get(field.name, 0) for field in fields])

@@ -52,7 +52,7 @@ class Writer:
             return self.builder.ptrtoint(self.builder.alloca(I64, I64(count)), I64)
 
     def call(self, target: Any, *args: Any) -> Any:
-        """Calls a function of this module, one of the process by its name, or what lies at an address."""
+        """Calls a function of this module, a function of the process by its name, or the function at an address."""
         args = tuple(I64(a) if isinstance(a, int) else a for a in args)
         kind, module = ir.FunctionType(I64, [I64] * len(args)), self.function.module
         if isinstance(target, str):

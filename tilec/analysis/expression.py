@@ -23,7 +23,7 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Expr:
-    """A scalar. Leaves are "element" (`key` is what it is read from), "index" (of a dimension), "constant" (`key` is
+    """A scalar. Leaves are "element" (`key` is the tensor), "index" (of a dimension), "constant" (`key` is
     its number), "outer" (`key` is a value from outside of the operations) and "total" (`key` is its number in
     `Reader.totals`), at `own_dims`; other `op`s are upstream's names.
 
@@ -100,7 +100,7 @@ class Unreadable(Exception):
 class Reader:
     """Reads results of operations as expressions. `dims` has the kernel dimension of each of an operation's dimensions;
     those without an entry are computed where they are read. `maker` says which operation made a value, and as which
-    of its results; None for what comes from outside. `totals` come in an order in which each follows those it reads.
+    of its results; None for values from outside. `totals` come in an order in which each follows those it reads.
     """
 
     def __init__(self, dims: Mapping[ir.Operation, Dims], maker: Maker):

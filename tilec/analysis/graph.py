@@ -20,7 +20,7 @@ from tilec.core import mlir
 from tilec.core.functions import FUNCTIONS, POWER
 from tilec.core.mlir import ir
 
-# Floating-point operations (or issue slots) of one operation; what is not named costs 1.
+# Floating-point operations (or issue slots) of one operation; others cost 1.
 _COST = {
     "arith.divf": 8,
     "arith.remf": 20,
@@ -99,7 +99,7 @@ class Node:
 
     @property
     def operations(self) -> float:
-        """Scalar operations in all, special functions counted as what they expand to."""
+        """Scalar operations in all, special functions counted by their expansions."""
         return self.iterations * (self.flops + 15 * self.special)
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ class Graph:
         return sorted(nodes, key=self.position.__getitem__)
 
     def consumers(self, node: Node) -> list[Node]:
-        """Those that read a result of `node`, in order; what is inlined reads through those it is inlined into."""
+        """Those that read a result of `node`, in order; inlined operations read through their readers."""
         return self.in_order({n for r in node.results for n in self._readers.get(r.value, ())})
 
     def producers(self, node: Node) -> list[Node]:
@@ -191,7 +191,7 @@ def _inline_into(node: Node, consumer: Node) -> None:
     consumer.size += times * node.size
     consumer.flops += times * node.flops
     consumer.special += times * node.special
-    # what is the same for many elements is computed once for them: compilers move it out of the innermost loop
+    # values that many elements share are computed once: compilers move them out of the innermost loop
     consumer.instructions += times * node.instructions * min(1.0, node.iterations / max(1, consumer.iterations))
 
 
@@ -228,7 +228,7 @@ def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str]) -> Node:
         extents=tuple(mlir.extents_of(op)),
         reduced=frozenset(d for d, kind in enumerate(iterators) if kind == "reduction"),
         reads=live or reads[:0],
-        # what is read in another shape must be in memory, as must what is read at computed subscripts
+        # tensors that are read in another shape, or at computed subscripts, must be in memory
         extracts=[inner.operation.operands[0] for inner in body if inner.operation.name == "tensor.extract"] + reshaped,
         results=[Read(v, tuple(mlir.map_dims(m))) for v, m in zip(op.results, maps[len(inputs) :])],
         flops=sum(_cost(inner.operation) / together.get(inner.operation, 1) for inner in body),
@@ -274,7 +274,7 @@ def _is_empty(value: ir.Value) -> bool:
 
 def _issued(op: ir.Operation) -> list[ir.Operation]:
     """The operations of a body that a GPU's threads carry out. A reduction that keeps a place is met by each thread in ascending
-    order (`passes/cuda/threaded/argreduce.py`): what breaks ties between places falls away."""
+    order (`passes/cuda/threaded/argreduce.py`): the comparisons that break ties between places are dropped."""
     block = mlir.body_of(op)
     (*inner, end) = [o.operation for o in block.operations]
     states = list(block.arguments)[len(mlir.inputs_of(op)) :] if "reduction" in mlir.iterators_of(op) else []

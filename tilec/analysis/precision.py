@@ -33,8 +33,8 @@ APPROXIMATION_ERRORS = {
     "sin_absolute": 2.0**-19, "cos_absolute": 2.0**-19, "exp_below": 0.0, "exp_weight": weights.ERROR,
 }  # fmt: skip
 """The largest relative errors of the approximate forms; those of `ABSOLUTE` are absolute. `log` and `log2` of bf16 values,
-`log1p_of_share` of [0, 1], `near` and `nearly` up to `NEAR`, `power` of what is not negative or to a power that is no whole
-number, only."""
+`log1p_of_share` of [0, 1], `near` and `nearly` up to `NEAR`, and `power` only of numbers that are not negative or to a power that
+is no whole number."""
 ABSOLUTE = ("sin_absolute", "cos_absolute")
 SAVED = {
     "exp": 5, "expm1": 17, "tanh": 14, "erf": 14, "sqrt": 4, "divide": 0, "divide_shared": 6, "divide_weights": 7, "sigmoid": 15,
@@ -93,7 +93,7 @@ def approximate_operations(function: ir.Operation, kind: str = "cuda") -> dict[i
         return {op: form for op, form in forms.items() if form is not None}
     state = _Analysis()
     operations = [o.operation for o in mlir.entry(function).operations]
-    for op in mlir.traverse(function):  # each after those that it depends on: what is asked of them is known
+    for op in mlir.traverse(function):  # each after those that it depends on: their allowances are known
         for result in op.results if not mlir.is_generic(op) else ():
             state.gains(result)
     for op in reversed(operations):
@@ -135,7 +135,7 @@ def _generic(op: ir.Operation, state: _Analysis) -> None:
 
 
 def _term_of_sum(op: ir.Operation, value: ir.Value, n: int) -> ir.Value | None:
-    """What a reduction adds to its result `n`, if nothing of it is negative: such a sum errs by no more than its terms."""
+    """The terms of a reduction's result `n`, if none is negative: such a sum errs by no more than its terms."""
     add, fill = mlir.definition(value), mlir.definition(mlir.outputs_of(op)[n])
     arguments = list(mlir.body_of(op).arguments)
     so_far = arguments[len(mlir.inputs_of(op)) + n]
@@ -154,7 +154,7 @@ def _term_of_sum(op: ir.Operation, value: ir.Value, n: int) -> ir.Value | None:
 
 
 def _scalar(op: ir.Operation, state: _Analysis) -> None:
-    """What one operation allows its operands, given what its result is allowed; marks it if its approximate form errs less."""
+    """The errors that one operation allows its operands, given its result's; marks it if its approximate form errs less."""
     error = min((state.allowed.get(r, 0.0) for r in op.results), default=0.0)
     absolute = min((state.absolute.get(r, 0.0) for r in op.results), default=0.0)
     operands = list(op.operands)
@@ -171,7 +171,7 @@ def _scalar(op: ir.Operation, state: _Analysis) -> None:
         spent = error if form in ABSOLUTE else APPROXIMATION_ERRORS[form]
     shares, passed = [0.0] * len(operands), [0.0] * len(operands)
     match op.name:
-        case "arith.truncf" if str(operands[0].type) == "f32":  # what is computed in f64 is rounded as it is
+        case "arith.truncf" if str(operands[0].type) == "f32":  # a value of f64 is rounded unchanged
             shares = [HIDDEN.get(str(op.results[0].type), 0.0)]
         case name if name in _SAME:
             shares, passed = [error] * len(operands), [absolute] * len(operands)
@@ -244,7 +244,7 @@ def approximate_forms(op: ir.Operation) -> list[str]:
 
 
 def argument_of(op: ir.Operation) -> ir.Value:
-    """What the function that an operation's approximate forms compute is a function of."""
+    """The argument of the function that an operation's approximate forms compute."""
     match op.name:
         case "arith.divf":
             return _sigmoid_of(op) or op.operands[0]
@@ -290,7 +290,7 @@ def _sigmoid_of(op: ir.Operation) -> ir.Value | None:
 
 
 def _operand_of(value: ir.Value | None, name: str) -> ir.Value | None:
-    """What the operation of this name that makes a value works on."""
+    """The operands of the operation of this name that makes a value."""
     owner = None if value is None else mlir.definition(value)
     return owner.operands[0] if owner is not None and owner.name == name else None
 

@@ -1,4 +1,4 @@
-"""What a `linalg.generic` that sums products multiplies: its factors, and the dimensions and operands that each depends on.
+"""The factors of a `linalg.generic` that sums products, and the dimensions and operands that each depends on.
 
     ^bb0(%x: bf16, %w: bf16, %sum: f32):             factors of the operation: %a and %b
       %a = arith.extf %x                             stored(%a) = %x, before it was widened
@@ -58,7 +58,7 @@ def index_dim(op: ir.Operation) -> int:
 
 
 def stored(factor: ir.Value) -> ir.Value:
-    """A factor before it was widened: that loses nothing, so matrix units can take what was narrow."""
+    """A factor before it was widened: that loses nothing, so matrix units can take the narrow one."""
     owner = mlir.definition(factor)
     return factor if owner is None or owner.name not in _WIDENED else stored(owner.operands[0])
 

@@ -362,7 +362,7 @@ def _verify(commands: Any) -> None:
         "Interprets the IR after every stage, at small sizes (0, 1, primes, around the plan's tiles) and on\n"
         "ordinary, huge, tiny, NaN, infinite and tied inputs, and compares with the program evaluated at f64.\n"
         "Where a stage is wrong it names the pass, and writes a small reproducer that `tilec opt` reads.\n"
-        "Exit status 1: a mistake in what was given, or nothing could be verified; 70: a stage is wrong.",
+        "Exit status 1: a mistake in the arguments, or nothing could be verified; 70: a stage is wrong.",
         """tilec verify softmax.tile
         tilec verify softmax.tile --target sm_90a
         tilec verify softmax.tile -D M=64,N=64 --schedule mine.sched.toml
@@ -396,7 +396,7 @@ def _cache(commands: Any) -> None:
 
 def _doctor(commands: Any) -> None:
     p = _command(
-        commands, "doctor", "doctor:doctor", "[--calibrate]", "report this machine's software and hardware, and what is missing",
+        commands, "doctor", "doctor:doctor", "[--calibrate]", "report this machine's software and hardware, and missing parts",
         "Reports Python, the system, CPU, GPU, driver, toolkit, dependencies and the cache. Exit status 1:\n"
         "software that the CPU target needs is missing.",
         """tilec doctor

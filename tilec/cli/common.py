@@ -203,7 +203,7 @@ def tell_schedule(loaded: Loaded, plan: Any) -> None:
         note(str(remark) if remark.verb == "obeyed" else remark.reason)
 
 
-# ---- what is printed -------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------
 
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36, "strong red": "1;31"}
 

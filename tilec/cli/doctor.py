@@ -30,7 +30,7 @@ def doctor(args: argparse.Namespace) -> int:
     problems = list(_problems())
     lines = [*(f"problem: {p}" for p in problems), *_no_compiler()]
     lines += [*([""] if lines else []), *_python(), "", *_cpu(), "", *_gpu(), "", *_cache()]
-    lines += ["", "what the CPU needs is missing: see above" if problems else "nothing is missing for the CPU"]
+    lines += ["", "parts that the CPU needs are missing: see above" if problems else "nothing is missing for the CPU"]
     say("\n".join(lines), [(r"^\w[^:\n]*$", "bold"), (r"\bmissing: .*$|^problem:", "yellow")])
     return 1 if problems else 0
 
@@ -155,7 +155,7 @@ def _gpu_info() -> Any:
         from tilec.runtime.cuda.driver import device_info
 
         return device_info()
-    except Exception as error:  # whatever a broken installation throws is what the user came to read
+    except Exception as error:  # the user came to read any error of a broken installation
         return f"{type(error).__name__}: {error}"
 
 
@@ -178,7 +178,7 @@ def _cache() -> Iterator[str]:
 
 
 def _problems() -> Iterator[str]:
-    """What keeps programs from compiling for the CPU; a missing GPU is none."""
+    """Reasons why programs cannot compile for the CPU; a missing GPU is not among them."""
     for name in _required():
         if _version(name) is None:
             yield f"{name} is not installed: pip install {name}"

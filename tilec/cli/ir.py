@@ -168,7 +168,7 @@ def demand_attributes(module: Any, stage: str, name: str) -> None:
     from tilec.kernels.attributes import Verifier
 
     if (fault := Verifier().fault(module.operation, stage, ended=True)) is not None:
-        hint = f"docs/architecture.md has a table of all attributes; '{name}' is what was left by stage '{stage}'"
+        hint = f"docs/architecture.md has a table of all attributes; stage '{stage}' left '{name}'"
         raise CallError(f"in '{name}', {fault}", hint=hint)
 
 

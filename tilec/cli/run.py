@@ -115,7 +115,7 @@ def need_gpu() -> None:
     if not info.devices:
         raise CallError(
             f"there is no GPU to run on: {info.problem}",
-            hint="--target cpu runs here; `tilec doctor` shows what was found",
+            hint="--target cpu runs here; `tilec doctor` shows the devices of this machine",
         )
 
 

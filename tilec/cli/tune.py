@@ -46,7 +46,7 @@ def tune(args: argparse.Namespace) -> int:
         need_gpu()
     with common.working("planning"):
         found = candidates(loaded.specialised, loaded.target, args.trials)
-    schedule_text(args, loaded, found[0].plan)  # refuses to replace what was edited, before anything takes time
+    schedule_text(args, loaded, found[0].plan)  # refuses to replace an edited file, before anything takes time
     inputs = random_inputs(loaded.specialised, args.seed, {})
     with common.working("evaluating the program and its error bounds at f64"):
         allowed = enclose(loaded.specialised, inputs, loaded.target.kind)

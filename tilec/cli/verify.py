@@ -24,7 +24,7 @@ from tilec.semantics.verify import Failure, Verifier
 from tilec.semantics.verify_inputs import KINDS, WORK, first_sizes, inputs_of, sizes_around_tiles, steps
 
 RIGHT, EDITED, NOTHING, DEFECT = 0, 1, 1, 70
-RIGHT_TOLD, REFUSED, LEFT_OUT = "right", "refused", "left out"  # what becomes of one set of sizes
+RIGHT_TOLD, REFUSED, LEFT_OUT = "right", "refused", "left out"  # outcomes of one set of sizes
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -171,7 +171,7 @@ def _first_line(error: TileError) -> str:
     return error.diagnostics[0].message.split("\n")[0]
 
 
-# ---- what is wrong ---------------------------------------------------------------------------------------
+# ---- failures --------------------------------------------------------------------------------------------
 
 
 def _tell(

@@ -85,7 +85,7 @@ VALUE_TYPES = {"arith": _SCALARS, "tensor": (ir.RankedTensorType,), "memref": (i
 
 
 _itself = partial({}.get, None)
-"""A value as it is. In C: what a function of Python raises, Ctrl-C among it, ends the process where the bindings call it."""
+"""The identity, in C: an exception of a Python function, such as Ctrl-C, would end the process where the bindings call it."""
 
 
 def plain_values() -> None:

@@ -63,5 +63,5 @@ _NAMES = {float(value): name for name, value in reversed(NAMED.items())}
 
 
 def name_of(value: float) -> str | None:
-    """What kernels call an f32, if it has a name."""
+    """The name of an f32 in kernels, if it has one."""
     return _NAMES.get(float(np.float32(value)))

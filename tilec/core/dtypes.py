@@ -80,7 +80,7 @@ OTHER_NAMES = {
     "float16": "f16", "half": "f16", "fp16": "f16", "bfloat16": "bf16", "float32": "f32", "fp32": "f32", "float": "f32",
     "float64": "f64", "fp64": "f64", "double": "f64", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
 }  # fmt: skip
-"""What others call the types; for hints."""
+"""Other projects' names of the types; for hints."""
 
 
 def from_numpy(dtype: np.dtype) -> DType | None:

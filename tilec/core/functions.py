@@ -75,7 +75,7 @@ class Function:
     many arguments (`min`, `max`) folds its operation from the left. One with a `signature` came after version 1 of
     the language: a program's own function of the same name takes precedence.
 
-    `ulp` and `cuda_ulp` bound the errors of the compiled function, and `image` what it gives: no error leads out of it.
+    `ulp` and `cuda_ulp` bound the errors of the compiled function, and `image` its results: no error leads out of it.
     These are the documented bounds, and the only ones: error bounds of programs (`tilec.semantics.error_bounds`) are made of them.
     """
 

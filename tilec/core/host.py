@@ -1,4 +1,4 @@
-"""The host CPU as a target, by what the system tells: cores, caches, vector instructions, clock."""
+"""The host CPU as a target, as the system describes it: cores, caches, vector instructions, clock."""
 
 from __future__ import annotations
 

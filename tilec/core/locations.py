@@ -1,10 +1,10 @@
-"""What locations carry from the source to the printed kernel: statements, and the names of variables.
+"""Locations carry statements and names of variables from the source to the printed kernel.
 
     loc("m"("softmax.tile":3:1))                     the operation belongs to the statement `m`, on line 3
-    loc("%j"("m"("softmax.tile":3:1)))               and what it defines is called `j` where it is printed
-    loc("%step,%stage,%phase"("y"("a.tile":1:1)))    of a loop: its variable, then what it carries
+    loc("%j"("m"("softmax.tile":3:1)))               and its result is printed as `j`
+    loc("%step,%stage,%phase"("y"("a.tile":1:1)))    of a loop: its variable, then the carried values
 
-Passes keep the locations of what they change, upstream's too, and no operation differs from another by its location. So
+Passes, upstream's too, keep the locations of operations that they change, and no operation differs from another by its location. So
 names reach the printed kernel and change nothing on the way.
 """
 
@@ -97,7 +97,7 @@ CUT = "tilec.cut"
 
 
 def index_names(op: ir.Operation) -> dict[int, str]:
-    """What the source calls each dimension of the kernel around `op`, as `named` takes it: `.j`."""
+    """The source's name of each dimension of the kernel around `op`, as `named` takes it: `.j`."""
     return {d: f".{name}" for d, name in enumerate(indices(_kernel(op))) if name}
 
 
@@ -108,7 +108,7 @@ def joined(names: Iterable[str]) -> str:
 
 
 def loop_names(op: ir.Operation) -> dict[int, str]:
-    """What a loop over each dimension is called: the index, or `i_inner` of `i` where a block has a part of its values."""
+    """The name of a loop over each dimension: the index, or `i_inner` of `i` where a block has a part of its values."""
     kernel = _kernel(op)
     cut = list(ir.DenseI64ArrayAttr(kernel.attributes[CUT])) if CUT in kernel.attributes else []
     return {d: f"{name}_inner" if d in cut else name for d, name in index_names(op).items()}
@@ -121,7 +121,7 @@ def _kernel(op: ir.Operation) -> ir.Operation:
 
 
 def argument(value: ir.Value) -> str | None:
-    """What the source calls the tensor that an argument of a kernel is."""
+    """The source's name of the tensor that is an argument of a kernel."""
     if not isinstance(value.owner, ir.Block):
         return None
     function = value.owner.owner

@@ -102,7 +102,7 @@ def constant(value: int | float | bool, type_: ir.Type) -> ir.Value:
     if isinstance(type_, (ir.IndexType, ir.IntegerType)):
         width = 64 if isinstance(type_, ir.IndexType) else type_.width
         value = int(value)
-        if value >= 1 << (width - 1):  # signless: the bits are what counts
+        if value >= 1 << (width - 1):  # signless: only the bits count
             value -= 1 << width
         return arith.ConstantOp(type_, ir.IntegerAttr.get(type_, value)).result
     return arith.ConstantOp(type_, ir.FloatAttr.get(type_, float(value))).result

@@ -19,7 +19,7 @@ class WarpgroupProduct:
     """`(sums, left, right, [word,] keep)`: sums += left * right by the 128 threads of a warpgroup, 64 x n sums and k products of
     each; from zero where `keep` is 0. Arguments are tiles in workgroup memory, in lines of 128 bytes that are swizzled.
 
-    A line holds products (`k_major`) or else rows. What is longer than a line lies in slabs of `left_slab`, `right_slab` lines;
+    A line holds products (`k_major`) or else rows. Longer rows lie in slabs of `left_slab`, `right_slab` lines;
     None where k is no longer, and a slab of rows then has k lines. `left_in_registers`: the left factor is a packed fragment in
     registers, from `word` on.
     """
@@ -66,7 +66,7 @@ _NAMES = {record: name for name, record in OPCODES.items()}
 
 
 def opcode_of(call: ir.Operation) -> Opcode | None:
-    """What a call asks of the device; None for calls of kernels."""
+    """The device function that a call names; None for calls of kernels."""
     for name, record in OPCODES.items():
         if (key := f"tilec.{name}") in call.attributes:
             return records.from_attribute(record, call.attributes[key])

@@ -21,8 +21,8 @@ from tilec.core.dtypes import DType
 class Reduction:
     """A reduction.
 
-    `reference(array, axis)` is the meaning, in the array's own type. `identity(dtype)` is what an empty range
-    gives, and what an accumulator starts from. The others name the upstream operation that combines two values, by
+    `reference(array, axis)` is the meaning, in the array's own type. `identity(dtype)` is the result of an empty range
+    and the start of an accumulator. The others name the upstream operation that combines two values, by
     type; None where the type does not take part. `any` and `all` are of bool.
 
     The state of `argmax` and `argmin` is a value and its index. It starts from the identity and `NO_INDEX`; `takes`

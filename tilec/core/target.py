@@ -31,7 +31,7 @@ class Level:
     """One level of memory, shared by all units, or `private` to each (then `bytes` is per unit).
 
     `bandwidth_gbs` is the specified rate of all units together, of which `achievable` is seen by real
-    kernels; `unit_gbs` is what one unit can draw. `latency_ns` is under load (for Little's law). 0 means
+    kernels; `unit_gbs`: the most that one unit can draw. `latency_ns` is under load (for Little's law). 0 means
     unknown, no limit.
     """
 
@@ -68,7 +68,7 @@ class Rates:
 @dataclass(frozen=True)
 class Launch:
     """`overhead_us`: time of the host per launch, on a CPU of a parallel loop. `ramp_us`: start and drain of a kernel on the
-    device. `overlap_us`: what is left of them where blocks are placed while the kernel before ends (programmatic dependent
+    device. `overlap_us`: the rest of them where blocks are placed while the kernel before ends (programmatic dependent
     launch, sm_90); 0: there is no such thing."""
 
     overhead_us: float
@@ -78,7 +78,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What one SM holds. Registers are 32-bit; a warp gets them in steps of `register_unit`. `groups`: how many SMs each
+    """The resources of one SM. Registers are 32-bit; a warp gets them in steps of `register_unit`. `groups`: how many SMs each
     group (GPC) has; a cluster lies within one. None: no clusters. Each of its `schedulers` issues an instruction of a warp a
     clock.
     """
@@ -109,7 +109,7 @@ class Multiprocessor:
 
 @dataclass(frozen=True)
 class Core:
-    """What one CPU core computes with: vector registers of `simd_bytes`, FMA units, clocks of an FMA."""
+    """One CPU core: vector registers of `simd_bytes`, FMA units, clocks of an FMA."""
 
     simd_bytes: int
     vector_registers: int
@@ -184,7 +184,7 @@ class Target:
         return self.fitted.group(group)
 
     def to_dict(self) -> dict[str, Any]:
-        """The tables of its TOML file, without what is absent or inherited."""
+        """The tables of its TOML file, without absent and inherited entries."""
         tables = asdict(self) | {"fitted": self.fitted.to_dict()}
         return {k: v for k, v in tables.items() if v not in (None, "", {})}
 

@@ -78,7 +78,7 @@ def calibrated_path() -> Path:
 
 
 def _host() -> Target:
-    """The calibrated host if there is one that still fits (same cores), else what the system tells."""
+    """The calibrated host if there is one that still fits (same cores), else the system's description."""
     host, path = estimate(), calibrated_path()
     if os.access(path, os.R_OK):
         measured = read(path)
@@ -97,7 +97,7 @@ _ATTRIBUTES = {
 
 
 def _device() -> Target | None:
-    """The first GPU here: its file, or the nearest file, adjusted to what the driver tells."""
+    """The first GPU here: its file, or the nearest file, adjusted to the driver's figures."""
     try:
         found = _query_driver()
     except OSError:
@@ -114,7 +114,7 @@ def _device() -> Target | None:
 
 
 def _adjusted(base: Target, name: str, a: dict[str, int]) -> Target:
-    """`base` with what the driver told; its peaks in proportion to the SMs."""
+    """`base` with the driver's figures; its peaks in proportion to the SMs."""
     share = a["units"] / base.units
     told = 2e-6 * a["memory_khz"] * a["bus_bits"] / 8  # two transfers a clock; some drivers say 0
     chip = f"sm_{a['major']}{a['minor']}"

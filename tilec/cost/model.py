@@ -24,7 +24,7 @@ from tilec.core.target import Level, Target
 
 @dataclass(frozen=True)
 class Work:
-    """What one kernel does, in all.
+    """The work of one kernel.
 
     `flops`: operations by unit ("fma.f32", "tensor.bf16@mma.sync", "special", "int"), a fused multiply-add
     being two. `bytes_in_flight`: of each thread, its independent loads times their size; 0 for no limit.

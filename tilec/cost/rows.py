@@ -112,7 +112,7 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
             for packed in (False, True) if halves else (False,):
                 kept = vectors * vector * (p.made + p.reads / 2 if packed else size)
                 registers = round_up(int((fit.packed if packed and p.writes else fit.base) - 8 + kept), 8)
-                most = registers + 16 * p.common * p.unaligned  # what is common to rows is put together ahead of time
+                most = registers + 16 * p.common * p.unaligned  # operands common to all rows are prepared ahead of time
                 elements = vectors * vector
                 half = fit.elements if threads >= 32 and p.writes and not p.unaligned else fit.packed_elements
                 fits = elements * words <= fit.elements or (packed and elements <= half)
@@ -122,7 +122,7 @@ def row_candidates(target: Target, problem: Rows) -> Iterator[RowTile]:
                     )  # fmt: skip
             for held in sorted({min(vectors, n) for n in ((some + 1) // 2, some)} if single else {min(vectors, some)}):
                 only_loop = single and not p.unaligned and p.length % (threads * held * vector) == 0
-                stored = only_loop and not p.joined  # what is added up as it comes is on its way as it is stored
+                stored = only_loop and not p.joined  # sums of elements on arrival are loaded as they are stored
                 values = held * vector * p.element_bytes // 4 if stored else held * vector * size
                 registers = round_up((fit.whole_loop if only_loop else fit.loop) - 8 + values, 8)
                 fits = held < vectors and held * vector * (size if single else words) <= fit.elements
@@ -153,7 +153,7 @@ def _waiting_rows(target: Target, p: Rows) -> Iterator[RowTile]:
     if sm is None or not (p.prefetches and target.has("cp_async") and vector * p.element_bytes == 16):
         return
     if p.passes < 2 or not p.writes or (p.unaligned and (p.common or p.element_bytes > 2)):
-        return  # beside what begins elsewhere they were slower than rows in registers; of 32 bits none was measured (H200)
+        return  # with unaligned neighbours they were slower than rows in registers; none of 32 bits was measured (H200)
     for cluster, threads in product(_clusters(target, p), (128, 256, 512, 1024)):
         part = round_up(ceil(p.length / cluster), vector)
         vectors = fit.smem_accesses // (2 if p.unaligned else 1)  # their ends take registers
@@ -347,12 +347,12 @@ def _waiting(target: Target, p: Rows, tile: RowTile) -> Work:
 
 
 def _persistent(target: Target, p: Rows, tile: RowTile) -> Work:
-    """Blocks that go from row to row: memory is busy all the time but for what one row's work makes it wait.
+    """Blocks that go from row to row: memory is always busy, but for its waits for one row's work.
 
     A round of rows makes memory wait for a share of the time that it moves, however the rows are dealt out;
     Little's law with one row in flight a block turns that into time, as for all loads. With little arithmetic between them,
     loads and stores of many blocks meet; threads that others do not hide, and large clusters, wait longer. The
-    last round has the memory for itself. What all rows share is read once a block.
+    last round has the memory for itself. Operands that all rows share are read once a block.
     """
     once, written = (p.rows * p.length * p.element_bytes * n for n in (p.reads, p.writes))
     blocks = tile.persistent_blocks * tile.cluster

@@ -19,7 +19,7 @@ def calls_within(device: Any, executable: Any, budget: float, most: int = 200) -
 
 
 def kernel_times(device: Any, executable: Any, budget: float = 0.2) -> dict[str, float]:
-    """Microseconds of every kernel: what the program takes longer with it than without it, in the order of its launches.
+    """Microseconds of every kernel, in the order of launches: the program's time with it less the time without it.
 
     So each finds the caches as the ones before have left them. Copies count for the kernel after them; those behind the
     last kernel are `copies`, a name that no kernel has.
@@ -36,7 +36,7 @@ def kernel_times(device: Any, executable: Any, budget: float = 0.2) -> dict[str,
 
 
 def interleaved(device: Any, executables: Sequence, budget: float, rounds: int = ROUNDS) -> list[float]:
-    """Median microseconds of each, in rounds that go through all of them: what disturbs one disturbs all.
+    """Median microseconds of each, in rounds that go through all of them, so that a disturbance hits all.
 
     A round's figure is the median of its calls; on a CPU the fastest, which other programs disturb least.
     """

@@ -1,6 +1,6 @@
 """A recipe: an op of a program, its sizes, types, target and schedule. It determines everything that is compiled.
 
-A digest of the recipe is the key of the disk cache. An entry holds what a run needs: the launches, the kernels' sources,
+A digest of the recipe is the key of the disk cache. An entry has all that a run needs: the launches, the kernels' sources,
 and the shapes of results. `lower` makes everything else again when it is asked for.
 """
 
@@ -61,7 +61,7 @@ class Recipe:
         return cache.make_key("op", self.program.digest, written, repr(self.target), schedule)
 
     def compiled(self) -> Compiled:
-        """From the disk cache, or by running the compiler. Raises TileError for what the program or target cannot do."""
+        """From the disk cache, or by running the compiler. Raises TileError if the program or the target does not allow it."""
         found = cache.load(self.key)
         if found is not None:
             try:

@@ -79,7 +79,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Type:
-    """What an attribute is, in words, and the test: the operation and the attribute to what it must be, or None if it is so."""
+    """An attribute's type in words, and its test: from the operation and the attribute to the demand that fails, or None."""
 
     text: str
     wrong: Callable[[ir.Operation, ir.Attribute], str | None]
@@ -293,7 +293,7 @@ TABLE: tuple[Attribute, ...] = (
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with an attribute of an operation."""
+    """The mistake of an attribute of an operation, if there is one."""
 
     attribute: str
     operation: str
@@ -342,7 +342,7 @@ class Verifier:
         return found[0] if found else None
 
     def demand(self, module: ir.Operation, step: str, stage: str, ended: bool) -> None:
-        """Raises InternalError with what a pass did wrong."""
+        """Raises InternalError with the mistake of a pass."""
         if (fault := self.fault(module, stage, ended)) is not None:
             raise InternalError(f"after pass '{step}' of stage '{stage}', {fault}", stage)
 
@@ -361,7 +361,7 @@ def _stages(op: ir.Operation, name: str, attribute: ir.Attribute, at: float) -> 
 def _row(
     op: ir.Operation, name: str, attribute: ir.Attribute, kinds: tuple[str, ...], at: float
 ) -> Attribute | str:  # fmt: skip
-    """What the table says of an attribute, or what is wrong with it."""
+    """An attribute's row of the table, or the mistake."""
     rows = _ROWS.get(name)
     if rows is None:
         return "is not declared in tilec/kernels/attributes.py"
@@ -377,7 +377,7 @@ def _row(
 
 
 def _names(op: ir.Operation) -> tuple[str, ...]:
-    """What a row may call an operation."""
+    """The names that a row may use for an operation."""
     match name := op.name:
         case "func.func":
             return name, "kernel" if PREFIX + "kernel" in op.attributes else "program"

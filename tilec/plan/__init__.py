@@ -1,1 +1,1 @@
-"""Decisions: which operations form a kernel, how each kernel is built, and what a schedule file may say about it."""
+"""Decisions: which operations form a kernel, how each kernel is built, and the options that a schedule file may set."""

@@ -21,7 +21,7 @@ def sign(module: ir.Operation) -> None:
 
 
 def digests(module: ir.Operation) -> tuple[str, str]:
-    """Of the kernels, and of what is said of operations."""
+    """The digest of the kernels, and of the operations' attributes."""
     found: list[list[str]] = [[], []]
     for key, text in attributes_of_plan(module):
         found[not key.startswith("tilec.kernels ")].append(f"{key} = {text}")
@@ -30,7 +30,7 @@ def digests(module: ir.Operation) -> tuple[str, str]:
 
 
 def attributes_of_plan(module: ir.Operation) -> Iterator[tuple[str, str]]:
-    """Names and texts of what the plan says, but for predictions."""
+    """Names and texts of the plan's decisions, without predictions."""
     if "tilec.kernels" in module.attributes and isinstance(module.attributes["tilec.kernels"], ir.DictAttr):
         for kernel in ir.DictAttr(module.attributes["tilec.kernels"]):
             if not isinstance(kernel.attr, ir.DictAttr):

@@ -1,7 +1,7 @@
 """Dumped IR whose plan a person edited: read as a schedule file is, so that every check of a schedule is a check of a dump.
 
-`annotate` writes with the plan a digest of its attributes. Where the digest of what is read is another one, the attributes say
-what a schedule file would say, and the program is planned again by it. All attributes of the plan must then be as they were read:
+`annotate` writes a digest of the plan's attributes with the plan. If the digest of the IR that is read differs, the attributes
+are taken as a schedule file, by which the program is planned again. All attributes of the new plan must then equal those read:
 
     tilec.kernels = {f_y = {tile = [4], ...}}   ->   [plan.kernels.f_y] tile = [4] ...   ->   the same attributes, or a reason
 
@@ -23,8 +23,8 @@ from tilec.plan.digest import ASSIGNED, DIGEST, assigned_operations, attributes_
 
 
 def check_edited(module: ir.Operation, target: Target, begin: str) -> None:
-    """Raises CallError where the plan in a module, with which stage `begin` is to go on, was edited such that it cannot be carried
-    out, or where it was edited in IR after a later stage than `plan`."""
+    """Raises CallError if the plan in a module, which continues with stage `begin`, was edited and cannot be carried out, or if it
+    was edited in IR after a later stage than `plan`."""
     signed = (mlir.get_string(module, DIGEST) or "").split()
     kernels, operations = digests(module)
     if signed[:1] == [kernels] and (begin != "fuse" or signed == [kernels, operations]):
@@ -41,7 +41,7 @@ def check_edited(module: ir.Operation, target: Target, begin: str) -> None:
 
 
 def _replanned(module: ir.Operation, target: Target) -> ir.Operation:
-    """A copy of the module with the plan that obeys what the module's own says. Raises CallError."""
+    """A copy of the module, planned again in obedience to its own attributes. Raises CallError."""
     import tomlkit
 
     from tilec.plan.planner import annotate, make_plan
@@ -66,7 +66,7 @@ def _replanned(module: ir.Operation, target: Target) -> ir.Operation:
 
 
 def _schedule(module: ir.Operation) -> dict[str, Any]:
-    """What a schedule file would say."""
+    """The attributes as a schedule file's table."""
     operations: dict[str, list[str]] = {}
     loops: dict[str, dict[str, Any]] = {}
     inline = []
@@ -112,7 +112,7 @@ def _value(attribute: ir.Attribute) -> Any:
 
 
 def _differences(module: ir.Operation, replanned: ir.Operation) -> Iterator[tuple[str, str, str]]:
-    """What the plan says in one module, and in the other one: its name and both texts."""
+    """A decision in which the plans of two modules differ: its name and both texts."""
     mine, theirs = (dict(part) for part in (attributes_of_plan(module), attributes_of_plan(replanned)))
     for key in dict.fromkeys((*mine, *theirs)):
         if mine.get(key) != theirs.get(key):

@@ -13,10 +13,10 @@ _ABANDONED = 600.0  # seconds after which a temporary file is taken for that of 
 
 
 def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Writes a temporary file beside `path`, flushes it to disk and renames it over what was there.
+    """Writes a temporary file beside `path`, flushes it to disk and renames it over the old file.
 
-    `mode` is the file's; by default what the umask makes of 0o666. Temporary files that killed processes left in the folder
-    go first. Raises OSError, and then what was there is untouched.
+    `mode` is the file's; by default 0o666 less the umask. Temporary files that killed processes left in the folder
+    go first. Raises OSError, and then the old file is untouched.
     """
     _remove_old(path.parent)
     temporary = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}")

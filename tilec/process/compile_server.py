@@ -115,7 +115,7 @@ def _send(connection: socket.socket, text: bytes) -> None:
 
 
 def _receive(connection: socket.socket) -> bytes:
-    """What was sent; empty where the other end is gone."""
+    """The message; empty where the other end is gone."""
     with connection.makefile("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         text = file.read(size)

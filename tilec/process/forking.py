@@ -7,7 +7,7 @@ lock whenever its own objects are collected, in any thread; a fork takes that lo
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401 - its own hook takes a lock; what is registered later runs earlier
+import concurrent.futures.thread  # noqa: F401 - its own hook takes a lock; later registrations run earlier
 import ctypes
 import logging  # noqa: F401 - likewise
 import os

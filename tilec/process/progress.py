@@ -27,7 +27,7 @@ def at(what: str) -> None:
 
 @contextmanager
 def during(what: str) -> Iterator[None]:
-    """Adds to all reports within the block what the work is for."""
+    """Adds the purpose of the work to all reports within the block."""
     global _outer, _latest
     before, _outer, _latest = _outer, what, ""
     try:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Lock
 
 DEEP = 20_000
-"""Calls inside each other: functions that follow what a value is computed from call themselves, and a kernel has a thousand
+"""Calls inside each other: functions that follow the operands of a value call themselves, and a kernel has a thousand
 operations and more."""
 
 _lock = Lock()

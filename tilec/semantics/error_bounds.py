@@ -119,7 +119,7 @@ def compare_array(found: np.ndarray, allowed: Enclosure) -> Comparison:
         radius = np.where(np.isnan(radius), 0, radius)  # of a NaN, or of an infinity, that is certain
         share = np.where(inside, np.where(radius > 0, error / radius, 0), np.inf)
         share = np.where(np.isfinite(share) | ~inside, share, 0)
-        share = np.where(inside & ~np.isfinite(radius), -1, share)  # what has no bound is not the worst
+        share = np.where(inside & ~np.isfinite(radius), -1, share)  # an element without a bound is not the worst
     worst = np.unravel_index(np.argmax(share), found.shape)
     return Comparison(
         bool(inside.all()), float(error[worst]), float(radius[worst]), tuple(map(int, worst)), found[worst].item(),
@@ -354,7 +354,7 @@ def _ball(x: Enclosure, relative: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _multiplicand(x: Enclosure, relative: float) -> Enclosure:
-    """What a factor may be after its rounding, with infinities and NaN among its elements."""
+    """The enclosure of a factor after its rounding, with infinities and NaN among its elements."""
     low, high = (np.where(np.isfinite(end), relative * np.abs(end), 0) for end in x)
     return Enclosure(x.low - low, x.high + high)
 

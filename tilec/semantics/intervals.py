@@ -127,8 +127,8 @@ def rounded(x: Enclosure, dtype: DType) -> Enclosure:
 
 
 def without_infinity(x: Enclosure, nearest: Enclosure) -> Enclosure:
-    """What `x` rounds to, whose ends round to `nearest`: f8e4m3 has NaN for what is too large, and between two ends that are so,
-    one on either side, there are numbers.
+    """The enclosure of `x` after rounding, with ends that round to `nearest`. f8e4m3 has NaN for values that are too large; between
+    two such ends, one on either side of 0, there are numbers.
     """
     low, high = np.isnan(nearest.low), np.isnan(nearest.high)
     lost = (low ^ high) | (low & (x.low < 0) & (x.high > 0))

@@ -21,7 +21,7 @@ from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.semantics.reference import OutOfRangeError, Space, Tensors, blocks, evaluate, extents_of, is_inside, stored
 
-MOST = 1 << 28  # elements to evaluate, about a second's work: what takes more is not worth the answer
+MOST = 1 << 28  # elements to evaluate, about a second's work: the answer is not worth more
 HINT = "`pad(access, value)` gives a value outside"
 
 
@@ -37,7 +37,7 @@ def explained(error: CheckError, specialised: Specialised, inputs: Mapping[str, 
                 except OutOfRangeError as found:
                     told = found.diagnostics[0].message
                     return CheckError(f"{problem.message}: {told}", hint=HINT)
-                except Exception:  # no memory, an array that went: the failure itself is what must be told
+                except Exception:  # no memory, an array that is gone: the failure itself must still be reported
                     break
     return CheckError(problem.message, hint=HINT)
 

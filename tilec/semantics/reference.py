@@ -321,7 +321,7 @@ class Space:
         return (product.left, product.right) if product else None
 
     def product(self, expr: ast.Expr) -> ast.Binary | None:
-        """What a sum of float products sums, without casts that change no value."""
+        """The terms of a sum of float products, without casts that change no value."""
         if not isinstance(expr, ast.Reduce) or expr.kind != "sum":
             return None
         body = expr.body

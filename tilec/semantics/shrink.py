@@ -62,7 +62,7 @@ class Shrinker:
 
 
 def parts(specialised: Specialised) -> Iterator[Specialised]:
-    """Smaller programs: one output only; what an intermediate needs, and no more; an intermediate as an input."""
+    """Smaller programs: one output only; only the statements that an intermediate needs; an intermediate as an input."""
     if len(specialised.outputs) > 1:
         for output in specialised.outputs:
             yield _needed(replace(specialised, outputs=(output,)))

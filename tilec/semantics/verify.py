@@ -53,7 +53,7 @@ class Verifier:
     schedule: Callable[[Plan], Plan] | None = None
     edited: tuple[str, str] | None = None
     unsupported: dict[str, str] = field(default_factory=dict)  # stages that could not be interpreted, and why
-    plan: Plan | None = None  # of what was lowered last
+    plan: Plan | None = None  # of the last lowering
     _last: tuple[Specialised, dict[str, str]] | None = None
 
     def texts(self, specialised: Specialised) -> dict[str, str]:
@@ -141,7 +141,7 @@ class Verifier:
                 suspects.append(_name(step))
                 try:
                     _run_pass(module, step)
-                except Exception as error:  # whatever a pass fails with is what is wrong
+                except Exception as error:  # any failure of a pass is the finding
                     return replace(failure, step=suspects[-1], what=str(error))
                 known = len(self.unsupported)
                 run = _prepared(mlir.text(module, locations=True))

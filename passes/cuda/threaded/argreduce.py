@@ -131,7 +131,7 @@ def start(generic: GenericMapper, a: Ascending) -> ir.Value:
 def step(
     generic: GenericMapper, a: Ascending, op: ir.Operation, position: Position, mapping: dict[ir.Value, ir.Value]
 ) -> bool:
-    """Builds what stands for an operation of the body, if it is one that is about the state's index."""
+    """Builds the replacement of an operation of the body, if the operation is about the state's index."""
     better = a.better is not None and op == a.better
     if better:
         *sides, predicate = _beyond(op)

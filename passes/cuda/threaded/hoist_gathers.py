@@ -88,7 +88,7 @@ def _of_all_dims(op: ir.Operation) -> ir.Value | None:
 
 
 def _move_up(value: ir.Value, start: ir.Operation) -> None:
-    """What a view is made by, to before `start` where it stands behind that."""
+    """Moves the operations that make a view to before `start`, if they stand behind it."""
     block = start.block
     later = [o.operation for o in block.operations]
     later = later[later.index(start) :]

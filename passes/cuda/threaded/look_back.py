@@ -121,7 +121,7 @@ class LookBack:
         return before
 
     def _look(self, words: int) -> list[_Level]:
-        """What is there of the totals that each lane wants, at all levels, before any is waited for."""
+        """The totals that each lane wants, as far as they are there, at all levels, before any wait."""
         made, number, begin = [], self.part, 0
         for size in self.sizes:
             above = arith.shrui(number, mlir.index(GROUP.bit_length() - 1))

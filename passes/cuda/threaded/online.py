@@ -74,7 +74,7 @@ class OnlineMapper:
             self._load(mapper, lambda m, n: m.layout.whole(m.operand_dims[n]))
         self.first._enter(self.first.loops, self._reduce)
         if any(mapper.has_copies(n) for mapper, n in map(self._made_by, self.carried.values())):
-            gpu.BarrierOp()  # as after an operation alone: each reads what one of them wrote last
+            gpu.BarrierOp()  # as after an operation alone: threads read each other's last stores
 
     def _load(self, mapper: GenericMapper, wanted: Callable[[GenericMapper, int], bool]) -> None:
         """Loads the operands of the reductions, except the states that they pass to each other."""
@@ -201,7 +201,7 @@ class OnlineMapper:
         return operation(Expr(rescale.op), [arith.subf(_reference(self._row(rescale, new)), before)])
 
     def _row(self, rescale: Rescale, states: Values) -> ir.Value:
-        """The exponent that a state is relative to, by what its reductions have seen; infinite where that is nothing."""
+        """The exponent that a state is relative to, from the elements that its reductions have seen; infinite before the first."""
         row, seen = self._value(self.online.final(rescale.row), states, None), states[rescale.extreme]
         identity = mlir.constant(self.carried[rescale.extreme].identity, seen.type)
         nothing = arith.cmpf(arith.CmpFPredicate.OEQ, seen, identity)

@@ -78,7 +78,7 @@ class GenericMapper:
             self._load([n for n in range(self.count) if self.layout.whole(self.operand_dims[n])])
             self._enter(self.loops, self._reduce)
         if any(self.has_copies(n) or self._has_copies_reread(n) for n in range(self.count, len(self.operands))):
-            gpu.BarrierOp()  # each reads what one of them wrote last
+            gpu.BarrierOp()  # threads read each other's last stores
 
     def has_copies(self, n: int) -> bool:
         """Whether threads that hold the same elements of a result all store them in workgroup memory."""
@@ -191,7 +191,7 @@ class GenericMapper:
             memref.StoreOp(self.identity(n), self.tiles[n], position.slot(self.operand_dims[n]))
 
     def identity(self, n: int) -> ir.Value:
-        """What a state starts from."""
+        """The start of a state."""
         initial = self.kernel.fills.get(root(self.operands[n]))
         if initial is None:
             raise InternalError(f"a reduction without an initial value: {self.op}", "map")
@@ -213,7 +213,7 @@ class GenericMapper:
     # ---- loads and stores --------------------------------------------------------------------------------------------
 
     def _load(self, operands: list[int]) -> None:
-        """Private tiles, and this thread's part of what is in global memory, into `tiles`."""
+        """Private tiles, and this thread's part of global memory, into `tiles`."""
         seen: dict[tuple, ir.Value] = {}
         for n in operands:
             value, dims = self.operands[n], self.operand_dims[n]
@@ -265,7 +265,7 @@ class GenericMapper:
         return tile
 
     def _reading(self, value: ir.Value) -> str:
-        """Of what does not stay on chip: "again" where a later operation reads it, too, "last" where only those before did."""
+        """For data that do not stay on chip: "again" if a later operation reads them, too, "last" if only earlier ones did."""
         if self.kernel.on_chip or space_of(value) is not None or self._is_buffer(value):
             return ""
         later = any(mlir.is_generic(u) and u != self.op and value in mlir.inputs_of(u) for u in mlir.uses(value))
@@ -339,7 +339,7 @@ class GenericMapper:
     # ---- the body ----------------------------------------------------------------------------------------------------
 
     def compute_all(self, far: ir.Value | None = None) -> None:
-        """One chunk: an element after the other, or several that share what is the same for them."""
+        """One chunk: an element after the other, or several that share their common values."""
         size = self.together.size
         free = self._is_free()
         if free:
@@ -368,7 +368,7 @@ class GenericMapper:
         number: int = 0,
         shared: dict[ir.Value, ir.Value] | None = None,
     ) -> None:
-        """One element; in a loop over groups of them that with this number, which finds in `shared` what the first left."""
+        """One element; in a loop over groups, the element of this number, which finds the first element's values in `shared`."""
         together = NONE if shared is None else self.together
         mapping: dict[ir.Value, ir.Value] = {}
         for n, argument in enumerate(self.block.arguments):

@@ -33,7 +33,7 @@ STAGES, RESTS, REGISTER_CHUNKS = "tilec.stages", "tilec.rests", "tilec.register_
 """Option `keep`: what several operations read of a row waits for them in SRAM, copied as rows that arrive early."""
 
 
-# ---- stage: what goes through SRAM -----------------------------------------------------------------------------------
+# ---- stage: data that go through SRAM --------------------------------------------------------------------------------
 
 
 def stage_rows(function: ir.Operation, layout: Layout, grid: list[int], stages: int, make_tile, make_copy) -> None:
@@ -193,7 +193,7 @@ class Pipeline:
         return sum_of([(tile, 1), *([(self.step, rounds)] if rounds else [])])
 
     def _mapping(self, tile: ir.Value, stage: ir.Value) -> dict[ir.Value, ir.Value]:
-        """What stands for the values of the loop over tiles: its variables, and the memory of the copies."""
+        """The replacements of values of the loop over tiles: its variables, and the memory of the copies."""
         mapping = dict(zip(self.body.arguments, delinearise(tile, self.counts, self.names)))
         return mapping | {self._alloc(copy): self._buffer(copy, stage) for copy in self.copies}
 
@@ -245,7 +245,7 @@ def _only(counts: list[int], names: list[str | None]) -> str | None:
 
 
 def copy_rows(kernel, copy: ir.Operation, fetch) -> None:
-    """A copy of `hold_rows`: what this thread will read of it has arrived when it goes on. `fetch` loads a chunk into registers."""
+    """A copy of `hold_rows`: this thread's part has arrived when it continues. `fetch` loads a chunk into registers."""
     buffer = root(copy.operands[1])
     kernel.buffers.append(buffer)
     if kernel.alignment:

@@ -89,7 +89,7 @@ def _from_lane(value: ir.Value, mask: ir.Value) -> ir.Value:
 
 
 def _exchange(generic: Any, combiner: Combiner, group: list[int], d: int, warps: int) -> None:
-    """Across warps: all write, wait, and combine what the warps of the reduction wrote."""
+    """Across warps: all write, wait, and combine the states of the reduction's warps."""
     dims = generic.operand_dims[group[0]]
     by_lanes = generic.layout.stride(d) == 1 and warps <= WARP
     read = _read_by_lanes if by_lanes else _read_serially
@@ -128,7 +128,7 @@ def _read_serially(
     generic: Any, combiner: Combiner, group: list[int], buffers: Any, slot: Any, d: int, warps: int
 ) -> list[ir.Value]:
     """A warp works on several reductions: each thread goes through the warps one by one."""
-    low = max(generic.layout.stride(d), WARP)  # what lies between one warp's state and the next
+    low = max(generic.layout.stride(d), WARP)  # the distance of one warp's state and the next
     rest = arith.andi(generic.threads.number, mlir.index(generic.layout.block - 1 - low * (warps - 1)))
     values = [memref.LoadOp(b, [slot, rest]).result for b in buffers]
     for w in range(1, warps):

@@ -44,8 +44,8 @@ class _Scan:
         end = list(generic.block.operations)[-1]
         self.scanned, self.made = (end.operands[n - generic.count] for n in (self.state, self.out))
         self.elements = None
-        # What is made of an element once it is whole, or what other threads store as well, one of which may have added
-        # what lies before already: until it is whole an element has registers of its own.
+        # Values computed from a complete element, or stored by other threads, too, one of which may have added the sum
+        # before it already: until it is complete, an element has registers of its own.
         if self.made != self.scanned or generic.has_copies(self.out):
             dims = generic.operand_dims[self.out]
             self.elements = generic.kernel.private(dims, self.identity.type, "%scanned", generic.layout)
@@ -122,7 +122,7 @@ class _Scan:
         generic.tiles = tiles
 
     def _add(self, position: Position, offset: ir.Value) -> None:
-        """What lies before a thread's elements, to one of them."""
+        """Adds the sum before a thread's elements to one of them."""
         generic = self.generic
         if self.elements is None:
             generic.put(self.out, position, self.combine(offset, generic.element(self.out, position)))
@@ -134,7 +134,7 @@ class _Scan:
         generic.put(self.out, position, evaluate(generic, self.made, position, 0, known))
 
     def _scan_totals(self, totals: ir.Value, count: int, lane: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Every warp scans the totals, a lane each: what lies before a lane's own, and the sum of all."""
+        """Every warp scans the totals, a lane each: the sum before a lane's own total, and the sum of all."""
         there = arith.cmpi(arith.CmpIPredicate.ult, lane, mlir.index(count))
         inside = arith.select(there, lane, mlir.index(0))
         mine = arith.select(there, memref.LoadOp(totals, [inside]).result, self.identity)
@@ -152,7 +152,7 @@ class _Scan:
         return memref.LoadOp(found, [mlir.index(0)]).result
 
     def _across(self, mine: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """What the threads of the warp before this one have, and what all have together."""
+        """The sum of the warp's threads before this one, and the sum of all."""
         layout, threads, d = self.generic.layout, self.generic.threads, self.d
         stride, count = layout.stride(d), min(WARP, layout.threads[d])
         index = threads.thread_index[d]
@@ -163,7 +163,7 @@ class _Scan:
     def _prefixes(
         self, mine: ir.Value, index: ir.Value, stride: int, count: int, last: ir.Value | int
     ) -> tuple[ir.Value, ir.Value]:
-        """Among `count` lanes that lie `stride` apart, of which this is number `index`: what those before have, and what all
+        """Among `count` lanes that lie `stride` apart, of which this is number `index`: the sum of those before, and the sum of all
         have, which lane `last` knows in the end."""
         inclusive = mine
         for n in range(count.bit_length() - 1):

@@ -57,7 +57,7 @@ class RowAlignment:
         self.moves = max(sorted(found), key=lambda m: found[m])
 
     def _moves(self, value: ir.Value, dims: list[int]) -> tuple[tuple[int, int], ...] | None:
-        """By dimension, what a step along it adds to a row's begin, modulo a vector."""
+        """By dimension, the shift of a row's begin by a step along it, modulo a vector."""
         if is_local(value) or len(dims) < 2 or dims[-1] != self.lane or self.lane in dims[:-1]:
             return None
         strides, _ = ir.MemRefType(value.type).get_strides_and_offset()
@@ -183,7 +183,7 @@ def fetch(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: 
 
 
 def _fetch_own(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: ir.Value, memory, type_) -> None:
-    """What the kernel has written: other blocks may be writing what lies beside the row."""
+    """Memory that the kernel has written: other blocks may be writing the elements beside the row."""
     width = generic.access(value)
     for part in generic.threads.parts(dims, WHOLE, EDGE):
         edge = part.kind == EDGE
@@ -202,14 +202,14 @@ def _is_scattered(value: ir.Value, dims: tuple[int, ...]) -> bool:
 
 
 def _fetch_anywhere(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
-    """What lies side by side but begins elsewhere: of two vectors, the elements from the place on at which the first wanted
+    """Neighbours that begin within a vector: of two vectors, the elements from the place on at which the first wanted
     one is; halved by every bit of that place. Floats of 16 bits move in words of two, the last bit shifts those."""
     kernel, threads, width = generic.kernel, generic.threads, generic.access(value)
     vectors, element = generic.layout.vectors[dims[-1]], ir.MemRefType(value.type).element_type
     memory, first = flat(value), kernel.alignment.of(value, dims, threads)
     type_ = ir.VectorType.get([width], element)
     two = kernel.registers(2 * vectors, element, kernel.name_of(value) or "%two")
-    each = 2 if is_half(value) and min(width, vectors) > 1 else 1  # elements of what is moved
+    each = 2 if is_half(value) and min(width, vectors) > 1 else 1  # elements of a move
     if each > 1:
         two.owner.attributes["tilec.halves"] = tile.owner.attributes["tilec.halves"] = ir.UnitAttr.get()
     odd = []  # whether the place has a bit, the highest first
@@ -265,7 +265,7 @@ def _slot(lane: int, n: int) -> list[ir.Value]:
 
 
 def _load_within(memory: ir.Value, at: ir.Value, width: int, tile: ir.Value, slot) -> None:
-    """A vector, or what there is of it in the memory, and zeros."""
+    """A vector, or its part inside the memory, and zeros."""
     type_ = ir.MemRefType(memory.type)
     (total,), element = type_.shape, type_.element_type
     for n in range(width):
@@ -299,7 +299,7 @@ def ends_before(value: ir.Value, dims, lane: int, last: int, inside: bool, posit
 
 
 def load_rest(memory: ir.Value, at: ir.Value, width: int, tile: ir.Value, slot, narrow: bool = False) -> None:
-    """What there is of a vector that begins at `at`, where the memory ends before it does, and zeros; `narrow`: by elements."""
+    """The part inside the memory of a vector that begins at `at`, and zeros; `narrow`: by elements."""
     type_ = ir.MemRefType(memory.type)
     (total,), element = type_.shape, type_.element_type
     for n in range(width):

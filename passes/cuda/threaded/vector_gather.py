@@ -83,7 +83,7 @@ def _depends(generic: GenericMapper, value: ir.Value, known: dict[ir.Value, bool
 
 
 def fetch(generic: GenericMapper, load: ir.Operation) -> ir.Value:
-    """This thread's part of what a wide load reads, in registers."""
+    """This thread's part of a wide load, in registers."""
     value, *subscripts = load.operands
     element = ir.MemRefType(value.type).element_type
     kernel, dims, lanes = generic.kernel, generic.dims, generic.layout.vectors[generic.layout.lane_dim]
@@ -101,7 +101,7 @@ def fetch(generic: GenericMapper, load: ir.Operation) -> ir.Value:
 def evaluate(
     generic: GenericMapper, value: ir.Value, position: Any, lane: int, mapping: dict[ir.Value, ir.Value]
 ) -> ir.Value:
-    """A value of the body that does not vary otherwise, such as a subscript, at one lane of a step; `mapping` has what is known
+    """A value of the body that does not vary otherwise, such as a subscript, at one lane of a step; `mapping` has the values known
     of it."""
     owner = mlir.definition(value)
     if value in mapping or (owner is not None and owner.block != generic.block):

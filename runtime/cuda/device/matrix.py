@@ -184,7 +184,7 @@ def wgmma(
 
 
 def _advance(step: int, k: int, within: int, slab: int) -> int:
-    """What a step adds to a descriptor; `slab` 0: all steps are `within` one."""
+    """The increment of a descriptor for a step; `slab` 0: all steps are `within` one."""
     line = 128 * 8 // {8: 32, 16: 16, 32: 8}[k] // k  # steps
     return step * within if not slab else step // line * slab + step % line * within
 
@@ -192,7 +192,7 @@ def _advance(step: int, k: int, within: int, slab: int) -> int:
 def wgmma_wait(groups: int, accumulators: int, element: str = "f32", words: int = 0) -> Any:
     """`f(acc, at)`: waits until at most `groups` newest groups run, and hands the accumulators through.
 
-    What an asynchronous product writes must pass through the wait's own assembly as tied operands, or LLVM,
+    The sums of an asynchronous product must pass through the wait's own assembly as tied operands, or LLVM,
     which sees values and not the hardware, moves their uses above it. With `words`, `f(acc, at, a, a_at)`
     also hands through an A operand in registers, which must not be overwritten before its product is over.
     """

@@ -207,7 +207,7 @@ def _same(value: str, dtype: str) -> str:
     return f"llvm.bitcast {value} : {kind} to {kind}"
 
 
-# Conversions between what is stored and what is computed with
+# Conversions between types in memory and types in registers
 
 
 def _decode(value: str, dtype: str, name: str, kind: str) -> str:

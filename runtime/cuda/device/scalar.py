@@ -101,7 +101,7 @@ _PTX_EFFECTS: dict[str, tuple[str, str, str]] = {
     "atomic_add_i32": ("atom.add.acq_rel.gpu.global.s32 $0, [$1], $2;", "lr", "r"),
     "load_acquire_i32": ("ld.acquire.gpu.global.s32 $0, [$1];", "l", "r"),
     "store_release_i32": ("st.release.gpu.global.s32 [$0], $1;", "lr", ""),
-    # Words that are whole by themselves: what is read says all that was written with it, so nothing is ordered.
+    # Words that are complete by themselves: no other memory is published with them, so nothing is ordered.
     "publish_i64": ("st.relaxed.gpu.global.b64 [$0], $1;", "ll", ""),
     "observe_i64": ("ld.relaxed.gpu.global.b64 $0, [$1];", "l", "l"),
     "fence_gpu": ("fence.acq_rel.gpu;", "", ""),
@@ -184,7 +184,7 @@ def _round_tf32() -> Any:
 
 
 def _f32_odd() -> Any:
-    """An f64 as f32, rounded to odd: cut, and the last bit set where something was. What rounds it further rounds once."""
+    """An f64 as f32, rounded to odd: cut, with the last bit set if bits were lost. A second rounding is then as good as one."""
     cut = asm("cvt.rz.f32.f64 $0, $1;", "f", [("d", "%a")], pure=True)
     body = f"""%cut = {cut}
       %back = arith.extf %cut : f32 to f64
@@ -197,7 +197,7 @@ def _f32_odd() -> Any:
 
 
 def _round(dtype: str) -> Any:
-    """A float32 rounded to what `dtype` can hold, still as float32: what a store and a load would give."""
+    """A float32 rounded to a value of `dtype`, still as float32, as by a store and a load."""
     from tilec.runtime.cuda.device.memory import WIDTH, _decode, _encode_one
 
     if dtype == "bf16":  # beside a zero, in the upper half: the word is the float32

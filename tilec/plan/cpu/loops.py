@@ -174,7 +174,7 @@ def loop_order(node: Node) -> tuple[int, ...]:
 
     Reductions and scans stand inside parallel loops, so that a sum stays in a register, unless the contiguous dimension
     is parallel: then they stand just outside it and the sums are a row in cache, which SIMD adds to. The parallel ones come in
-    the order of what is read most: a core waits for what it reads, not for what it writes.
+    the order of the tensor that is read most: a core waits for loads, not for stores.
     """
     rank = len(node.extents)
     if rank == 0:

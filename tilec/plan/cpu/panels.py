@@ -29,7 +29,7 @@ from tilec.kernels import KernelPlan, Panels
 from tilec.plan.groups import Group, Remark
 
 SUMS = 16  # vectors of sums: enough to hide an FMA's latency; more would be more text for Numba to compile
-GAIN_US = 10  # what the panels must save: kernels that pack take longer to compile
+GAIN_US = 10  # the least gain of panels: kernels that pack take longer to compile
 WEIGHED = "times of arithmetic and packing alone; the time of the kernel above counts caches, too"
 
 
@@ -131,19 +131,19 @@ def _roles(node: Node) -> Roles | str:
 
 
 def _along(node: Node, mine: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """The dimension along which most of what a factor reads is contiguous: of its own or a reduced one."""
+    """The dimension along which most of a factor's reads are contiguous: of its own or a reduced one."""
     score = dict.fromkeys((mine[-1], *mine[:-1], *node.contraction.k), 0.0)  # the lanes' dimension wins ties
     for read in node.reads:
         wide = [d for d in read.dims if node.extents[d] > 1]
         if wide and not set(read.dims) & set(other) and wide[-1] in score:
-            score[wide[-1]] += len(wide)  # what is read once for many places matters little
+            score[wide[-1]] += len(wide)  # an operand that is read once for many places matters little
     for d, weight in extract_directions(node).items():
         if d in score and set(extract_directions(node)) & set(mine):
             score[d] += weight
     return max(score, key=lambda d: score[d])
 
 
-# ---- what is weighed ---------------------------------------------------------------------------------------
+# ---- costs -------------------------------------------------------------------------------------------------
 
 
 def _lanes(target: Target, size: int) -> int:

@@ -57,7 +57,7 @@ def check_expectations(specialised: Specialised, plan: Plan) -> None:
 
 
 def describe_expectations(specialised: Specialised, plan: Plan) -> Iterator[str]:
-    """A line for each `expect`, with what its quantities are."""
+    """A line for each `expect`, with the values of its quantities."""
     for expect in specialised.expects:
         facts = _Plan(specialised, plan)
         verdict = "holds" if facts.value(expect.condition) else "FAILS"
@@ -91,7 +91,7 @@ def _culprits(verbs: tuple[str, ...], facts: _Plan, plan: Plan) -> list[Remark]:
 
 
 class _Plan:
-    """A plan's facts by name; what was asked for is kept for the message."""
+    """A plan's facts by name; the names that were asked for are kept for the message."""
 
     def __init__(self, specialised: Specialised, plan: Plan):
         self.specialised, self.plan = specialised, plan

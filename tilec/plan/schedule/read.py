@@ -71,7 +71,7 @@ class Schedule:
     def __init__(self, source: Source, table: dict[str, Any]):
         self.source, self.table = source, table
 
-    # ---- what the file says by itself ---------------------------------------------------------------------
+    # ---- the file by itself -------------------------------------------------------------------------------
 
     def validate(self) -> None:
         """Every key known, every value of its kind."""
@@ -279,7 +279,7 @@ class _Edit:
             self.fail_at(edited.options, refusal)
         options, registers = edited.options, edited.work.registers
         threads = options.block_threads or edited.work.threads
-        if (sm := self.plan.target.sm) is not None:  # left alone, the assembler keeps to what a block may have
+        if (sm := self.plan.target.sm) is not None:  # left alone, the assembler keeps to a block's registers
             registers = getattr(options, "registers", None) or min(registers, sm.registers // max(32, threads))
         work = replace(
             edited.work, blocks=edited.blocks * options.blocks_per_tile, threads=threads, registers=registers

@@ -1,13 +1,13 @@
-"""Runs the IR of any stage on NumPy, and says where it has no meaning.
+"""Runs the IR of any stage on NumPy, and reports undefined behaviour.
 
     results = interpret(text_or_module, [x, w])
 
-From `linalg` on tensors to mapped kernels of a GPU. What is wrong comes as a `Fault`: an access outside of a buffer, a read
-of memory that nothing wrote, threads that race or part at a barrier, threads that wait for ever. What the interpreter has
-no meaning for is `Unsupported`. A run-time check of the program that fails raises the `CallError` that a launch would.
+It runs `linalg` on tensors as well as mapped kernels of a GPU. Errors are `Fault`s: an access outside of a buffer, a read
+of memory that nothing wrote, threads that race, diverge at a barrier, or wait for ever. Operations that the interpreter does
+not know are `Unsupported`. A run-time check of the program that fails raises the same `CallError` as in a launch.
 
-`code` makes closures of operations, and the other modules enter theirs into its table: `scalars`, `elementary`, `control`,
-`tensors`, `memrefs`, `threads`, `warps`, `asynchronous`, `clusters`, `wgmma`.
+`code` makes closures of operations, and the other modules enter their operations into its table: `scalars`, `elementary`,
+`control`, `tensors`, `memrefs`, `threads`, `warps`, `asynchronous`, `clusters`, `wgmma`.
 """
 
 from __future__ import annotations
@@ -150,4 +150,4 @@ def _result(entry: ir.Operation, name: str, view: View) -> np.ndarray:
     return view.array().copy()
 
 
-del asynchronous, control, elementary, memrefs, scalars, tensors, warps  # imported for what they enter into the table
+del asynchronous, control, elementary, memrefs, scalars, tensors, warps  # imported for their entries in the table

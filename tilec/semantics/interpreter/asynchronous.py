@@ -1,6 +1,6 @@
-"""What runs beside the threads: `cp.async`, TMA, and the mbarriers that count them.
+"""Asynchronous copies: `cp.async`, TMA, and the mbarriers that count them.
 
-Data is there as soon as a copy starts; whoever uses it without waiting for the copy is told of a race (`races`).
+Data is there as soon as a copy starts; an access that did not wait for the copy is reported as a race (`races`).
 """
 
 # mypy: no-strict-optional
@@ -148,7 +148,7 @@ class Barrier:
         return self.phase % 2 != parity
 
     def wait(self, op: ir.Operation, context: Threads, lanes: np.ndarray, parity: int) -> Iterator[None]:
-        """Until the phase of this parity is over: then these lanes know what was handed on in it."""
+        """Waits until the phase of this parity is over: then these lanes are ordered after the arrivals in it."""
         while not self.is_over(parity):
             missing = f"{self.left} of {self.expected} arrivals and {self.bytes} bytes are missing"
             context.waits(lanes, op, f"at mbarrier {self.number}, {missing}", lanes)
@@ -320,7 +320,7 @@ def _load(code: Code, op: ir.Operation) -> Step:
 
 
 def _boxed(box: Box, start: list[int], op: ir.Operation, context: Threads) -> np.ndarray:
-    """A box of a tensor; what is outside is zero."""
+    """A box of a tensor, with zeros outside the tensor."""
     made = np.zeros(box.shape, box.tensor.buffer.data.dtype)
     ranges = [range(max(0, s), max(0, s, min(s + n, e))) for s, n, e in zip(start, box.shape, box.tensor.shape)]
     if prod(map(len, ranges)):

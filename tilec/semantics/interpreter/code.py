@@ -2,7 +2,7 @@
 
 Every SSA value has a slot in the list; slot 0 holds the `Context`. A step is called with the list and a mask of the lanes
 that take part (None: all). A value is a number where it is the same for all lanes, else an array with one element a lane;
-vectors have further axes behind. What a lane that takes no part holds is never looked at.
+vectors have further axes behind. The elements of lanes that take no part are never used.
 
 Steps that may have to wait for another thread are generators: they yield while they wait (`Waiting`).
 """
@@ -36,7 +36,7 @@ class Waiting:
 
 Maker: TypeAlias = "Callable[[Code, ir.Operation], Step | Waiting | None]"
 OPERATIONS: dict[str, Maker] = {}
-"""What makes the step of an operation, by its name."""
+"""Functions that make the step of an operation, by its name."""
 
 ENDS = ("func.return", "scf.yield", "scf.condition", "linalg.yield", "scf.forall.in_parallel")
 
@@ -52,7 +52,7 @@ def operation(*names: str) -> Callable[[Maker], Maker]:
 
 
 class Context:
-    """What steps run in. `lanes` is how many elements a value that differs from lane to lane has; None: nothing differs."""
+    """The context of steps. `lanes`: the elements of a value that differs from lane to lane; None: no value differs."""
 
     def __init__(self, lanes: int | None = None):
         self.lanes = lanes
@@ -70,7 +70,7 @@ class Context:
 
 
 class Block:
-    """A block's steps, and the slots of its arguments and of what its terminator hands out."""
+    """A block's steps, and the slots of its arguments and of its terminator's operands."""
 
     def __init__(self, code: Code, block: ir.Block):
         self.arguments = [code.slot(a) for a in block.arguments]
@@ -156,7 +156,7 @@ class Code:
 
 
 def _waits(op: ir.Operation) -> bool:
-    """Whether some threads of a block may have to wait here for what others do elsewhere."""
+    """Whether some threads of a block may have to wait here for others elsewhere."""
     if op.name == "func.call":
         return opcode_of(op) == NamedBarrier(waits=True)
     return op.name == "nvgpu.mbarrier.try_wait.parity"

@@ -1,4 +1,4 @@
-"""`scf`, `func` and `cf`. Where lanes disagree, both ways are gone, each with a mask of its lanes."""
+"""`scf`, `func` and `cf`. Where lanes disagree, both branches run, each with a mask of its lanes."""
 
 # mypy: no-strict-optional
 # mypy: disable-error-code="attr-defined"
@@ -100,7 +100,7 @@ def _for(code: Code, op: ir.Operation) -> Step | Waiting:
 
 @operation("scf.while")
 def _while(code: Code, op: ir.Operation) -> Step:
-    """A loop that carries nothing and only looks. All threads are at it together, so what they wait for has been written
+    """A loop that carries nothing and only reads. All threads run it together, so the value that they wait for has been written
     when they look first, or will never be."""
     if len(op.operands) or len(op.regions[1].blocks[0].operations) > 1:
         raise Unsupported(op, "the values that it carries between iterations")
@@ -230,7 +230,7 @@ def _call(code: Code, op: ir.Operation) -> Step | Waiting:
 
 @operation("cf.assert")
 def _assert(code: Code, op: ir.Operation) -> Step:
-    """A run-time check of the program's own: what it says is the user's mistake."""
+    """A run-time check of the program's own: its message is the user's mistake."""
     (condition,) = code.operands(op)
     message = ir.StringAttr(op.attributes["msg"]).value
 

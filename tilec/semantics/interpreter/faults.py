@@ -1,4 +1,4 @@
-"""What interpreted IR can do wrong, said with source line, threads and address."""
+"""Errors of interpreted IR, with source line, threads and address."""
 
 from __future__ import annotations
 

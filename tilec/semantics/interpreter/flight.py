@@ -1,6 +1,6 @@
-"""What is at work at a time: the blocks of a mapped kernel and their threads, their memory and their clocks.
+"""Blocks of a mapped kernel that run at the same time: their threads, memory and clocks.
 
-The threads of a block walk in step, as lanes; several blocks do where none waits for what others do.
+The threads of a block run in lockstep, as lanes; so do several blocks if no block waits for another.
 """
 
 # mypy: disable-error-code="return-value"
@@ -25,7 +25,7 @@ VIEWS = ("memref.subview", "memref.cast", "memref.collapse_shape", "memref.expan
 
 
 def is_mapped(function: ir.Operation) -> bool:
-    """Whether a kernel is what each thread of a GPU does."""
+    """Whether a kernel is written for each thread of a GPU."""
     return "tilec.threads" in function.attributes
 
 
@@ -47,12 +47,12 @@ def launch(code: Code, arguments: list[View]) -> None:
 
 
 class Kernel:
-    """What a kernel's blocks share: which arguments it writes, and who acts in a block besides threads."""
+    """Facts that a kernel's blocks share: the arguments that it writes, and the agents of a block besides threads."""
 
     def __init__(self, code: Code, blocks: int, threads: int):
         self.blocks, self.threads, self.code = blocks, threads, code
         self.cluster = mlir.get_integer(code.function, "tilec.cluster") or 1
-        self.waits = code.body.waits or self.cluster > 1  # whether a block may wait for what others do
+        self.waits = code.body.waits or self.cluster > 1  # whether a block may wait for others
         arguments = {a: n for n, a in enumerate(mlir.entry(code.function).arguments)}
         stores = [op for op in mlir.traverse(code.function) if op.name in ("memref.store", "vector.store")]
         self.stored = sorted({arguments[r] for op in stores if (r := _root(op.operands[1])) in arguments})
@@ -81,7 +81,7 @@ def _root(value: ir.Value) -> ir.Value:
 
 
 class Flight:
-    """Blocks that are at work together, and what they have in common: clocks, memory, the barrier of a cluster. Blocks
+    """Blocks that run together, and their common state: clocks, memory, the barrier of a cluster. Blocks
     that never wait walk in step; others go on each at its own pace."""
 
     def __init__(self, kernel: Kernel, blocks: range, guards: list[Guard]):
@@ -146,7 +146,7 @@ class Flight:
         raise Fault("stuck", op, "all threads wait forever: " + "; ".join(told), context.names(lanes))
 
     def common(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What the first block that gets there makes for all."""
+        """A value that the first block makes for all blocks."""
         if key not in self.made:
             self.made[key] = make()
         return self.made[key]
@@ -176,7 +176,7 @@ class Threads(Context):
         return [None if g.all() else g for g in groups]
 
     def common(self, number: int, make: Callable[[], Any]) -> Any:
-        """What the first thread that gets there makes for all of the block."""
+        """A value that the first thread makes for all threads of the block."""
         if number not in self.made:
             self.made[number] = make()
         return self.made[number]

@@ -1,8 +1,8 @@
-"""Memory that knows what was written to it, and by whom; tensors are memory that is never written again.
+"""Memory that records which elements were written, and by whom; tensors are memory that is written once.
 
 A `Buffer` is a line of elements: one for all, one a lane (private memory), or one a block (workgroup memory). A `View` is
-where a memref or a tensor lies in it. Every access is checked against the view's shape, and every read against what has
-been written.
+where a memref or a tensor lies in it. Every access is checked against the view's shape, and every read against the elements
+written so far.
 """
 
 # mypy: disable-error-code="assignment, attr-defined"
@@ -197,7 +197,7 @@ def _element(view: View, offset: Any) -> str:
 def write(
     view: View, offset: Any, value: Any, op: ir.Operation, context: Context, mask: Mask, ordered: bool = True
 ) -> None:
-    """Stores values. What is not `ordered` with other accesses by its thread is told to the guard by the caller."""
+    """Stores values. If the access is not `ordered` with others by its thread, the caller tells the guard."""
     buffer = view.buffer
     if buffer.readonly:
         raise Fault("invalid", op, f"{buffer.name or 'an input'} is written, and is an input")

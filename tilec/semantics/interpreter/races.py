@@ -1,14 +1,14 @@
-"""Which accesses of memory are ordered, and which race.
+"""Accesses of memory: which are ordered, and which race.
 
-Every thread has a clock, which ticks when it hands on what it did, and knows up to which tick it has heard of every other
-(vector clocks, as in FastTrack: Flanagan and Freund, 2009). A barrier tells all threads what all know; so do a warp's
-barrier to the warp, and an mbarrier from those that arrive to those that wait. What runs by itself is an agent with a clock
-of its own: the asynchronous copies of a thread, those that an mbarrier counts, the products of a warpgroup. Blocks of one
-cluster hear of each other; of other blocks nothing is ever known.
+Every thread has a clock, which ticks when it publishes its accesses. It also knows, for every other thread, the last tick that
+it is ordered after (vector clocks, as in FastTrack: Flanagan and Freund, 2009). A barrier orders all threads of a block, a
+warp's barrier those of the warp, and an mbarrier orders those that wait after those that arrive. Asynchronous work is an agent
+with a clock of its own: the copies of a thread, the copies that an mbarrier counts, the products of a warpgroup. Blocks of one
+cluster can be ordered; other blocks never are.
 
 For every element of memory the last write and the last two reads by different agents are kept. An access races with one
-of them that its thread has not heard of, where one of the two is a write that changes the value: threads that hold copies
-of one result may all store it.
+of them if it is not ordered after it, and one of the two is a write that changes the value: threads that hold copies of one
+result may all store it.
 """
 
 # mypy: no-strict-optional

@@ -1,8 +1,8 @@
 """Kernels whose rows are spread over the blocks of a cluster, as they stand after `stage`: no thread is there yet.
 
-Every block has its part of the spread dimension, and what is reduced over it is the whole row's (`passes/cuda/cluster.py`; `map`
-writes down how the states get together). The blocks go through the operations in step, and the state of such a reduction
-is handed from one to the next.
+Every block has its part of the spread dimension, and a reduction over it is the whole row's (`passes/cuda/cluster.py`; `map`
+builds the exchange of states). The blocks run the operations in lockstep, and the state of such a reduction
+is passed from one to the next.
 """
 
 # mypy: disable-error-code="operator"

@@ -1,6 +1,6 @@
 """`arith` and `affine`: elementwise, in the precision that the IR says.
 
-Integers wrap around. Arithmetic of f32 is done in f32, of bf16 in bf16. Fast-math flags allow what is not done here: nothing
+Integers wrap around. Arithmetic of f32 is done in f32, of bf16 in bf16. Fast-math flags are ignored: nothing
 is reordered.
 """
 

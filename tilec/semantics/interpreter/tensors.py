@@ -161,7 +161,7 @@ class _Generic:
 
 
 def _give(one: Values, other: Values, slots: list[int]) -> None:
-    """What one block holds in some memory of its own, to another."""
+    """Copies one block's own memory to another block."""
     for slot in slots:
         source, target = one[slot], other[slot]
         target.buffer.data[target.offsets()] = source.array().reshape(-1)
@@ -210,7 +210,7 @@ def _to_tensor(code: Code, op: ir.Operation) -> Step:
 
 
 def slicing(code: Code, op: ir.Operation, skip: int) -> Callable[[Values], Any]:
-    """What gives a slice's offsets, sizes and steps; its first dynamic one is operand `skip`."""
+    """A function that gives a slice's offsets, sizes and steps; its first dynamic one is operand `skip`."""
     slots = iter(code.operands(op)[skip:])
     groups = []
     for name in ("offsets", "sizes", "strides"):

@@ -1,4 +1,4 @@
-"""`gpu` operations that say who a thread is, barriers, and workgroup memory.
+"""`gpu` operations: thread and block numbers, barriers, and workgroup memory.
 
 A barrier that only some threads reach is a fault, as it is on a GPU.
 """
@@ -144,14 +144,14 @@ def _warp_barrier(code: Code, op: ir.Operation) -> Step:
 
 @operation("nvvm.setmaxregister", "nvvm.fence.proxy")
 def _no_meaning(code: Code, op: ir.Operation) -> None:
-    """Nothing that can be seen in memory; what fences order is ordered by the clocks of those that wait."""
+    """No effect on memory; the clocks of waiting threads have the order that fences give."""
 
 
 # ---- workgroup memory ------------------------------------------------------------------------------------------------
 
 
 def reserve(code: Code, size: int, cell: int = 8, overlay: bool = False) -> int:
-    """Where bytes of workgroup memory lie, laid out as they are printed; what is an `overlay` lies over the start."""
+    """The addresses of workgroup memory, laid out as they are printed; an `overlay` lies over the start."""
     code.cell = min(code.cell, cell)
     if overlay:
         code.shared = max(code.shared, size)

@@ -1,6 +1,6 @@
-"""What the threads of a warp do together: shuffles, and matrix operations on fragments that its lanes hold.
+"""Operations of a warp: shuffles, and matrix operations on fragments in its lanes.
 
-A fragment is made of words of 32 bits, in which one, two or four elements lie that are neighbours along k. Fragments: PTX ISA,
+A fragment consists of words of 32 bits, each with one, two or four elements that are neighbours along k. Fragments: PTX ISA,
 "Matrix Fragments for mma.m16n8k16" (and k8 of tf32, k32 of 8 bits), and "ldmatrix". Products are exact, and their sum with
 the accumulator is rounded once.
 """

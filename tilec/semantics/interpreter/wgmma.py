@@ -1,7 +1,7 @@
-"""Functions that upstream's dialects have no operation for (`tilec/core/opcodes.py`): products of a warpgroup, and
+"""Device functions without an operation upstream (`tilec/core/opcodes.py`): products of a warpgroup, and
 barriers by number.
 
-A product is what is printed for it: products of 64 x n x 32 bytes, one after another, of tiles in workgroup memory that matrix
+A product is computed as it is printed: products of 64 x n x 32 bytes, one after another, of tiles in workgroup memory that matrix
 descriptors name, with a swizzle of 128 bytes (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions").
 """
 
@@ -23,7 +23,7 @@ from tilec.semantics.interpreter.races import Agent
 from tilec.semantics.interpreter.threads import named_barrier
 from tilec.semantics.interpreter.warps import left_matrix, multiplicands, rounded
 
-SIZES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1, "u8": 1, "f8e4m3": 1, "f8e5m2": 1}  # of what is multiplied, in bytes
+SIZES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1, "u8": 1, "f8e4m3": 1, "f8e5m2": 1}  # of a factor's elements, in bytes
 
 
 def device_function(code: Code, op: ir.Operation, opcode: Opcode | None) -> Step | Waiting:
@@ -109,7 +109,7 @@ class _Product:
         guard = buffer.guard
         guard.reads(guard.cells_of(buffer, offsets[None], np.array([[block]])), who, self.op, context)
         found = multiplicands(buffer.data[block, offsets], self.kind)
-        # rows beyond the tensor's are never loaded; what is made of them is NaN here, and must not be stored
+        # rows beyond the tensor's are never loaded; their results are NaN here, and must not be stored
         found[buffer.written[block, offsets] != buffer.full] = np.nan
         return found.reshape(rows, self.depth)
 
