@@ -19,21 +19,21 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from tilec.analysis.layout import Layout, tile_extents, transposed
+from tilec.analysis.layout import transposed
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
-from tilec.core.mlir import gpu, ir, memref
+from tilec.core.mlir import gpu, ir
 from tilec.kernels import ContractionChain, MatrixKernel, Threaded, planned_kernels
 from tilec.passes.cuda.chain.kernel import map_chain
-from tilec.passes.cuda.cluster import arrive, cluster_rank, planned_spread, wait_for_cluster
+from tilec.passes.cuda.cluster import arrive, cluster_rank
 from tilec.passes.cuda.contraction.kernel import map_contraction
 from tilec.passes.cuda.memory_spaces import is_local, root, space_of
 from tilec.passes.cuda.threaded import transpose
+from tilec.passes.cuda.threaded.context import KernelContext
 from tilec.passes.cuda.threaded.look_back import split_rows
 from tilec.passes.cuda.threaded.online import OnlineMapper, joined
 from tilec.passes.cuda.threaded.operation import GenericMapper
 from tilec.passes.cuda.threaded.persistent_rows import STAGES, Pipeline, copy_rows
-from tilec.passes.cuda.threaded.unaligned import RowAlignment
 from tilec.passes.loops import Threads, delinearise
 
 
@@ -53,42 +53,8 @@ def map_cuda(module: ir.Operation) -> None:
                 KernelMapper(function, planned.tiles, options, looks_back=parts > 1).build()
 
 
-class KernelMapper:
-    """Maps one kernel. `tiles` takes a block's private memory to this thread's part of it, and its dimensions.
-    `looks_back`: its rows are shared by blocks that are no cluster (`passes/cuda/threaded/look_back.py`)."""
-
-    def __init__(self, function: ir.Operation, tiles: dict[int, int], options: Threaded, looks_back: bool):
-        self.function = function
-        generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
-        self.spread = planned_spread(function)
-        self.layout = options.layout(tile_extents(generics, tiles, self.spread))
-        self.reduces = any("reduction" in mlir.iterators_of(op) for op in generics)
-        self.alignment = RowAlignment(generics, self.layout) if self.layout.unaligned else None
-        self.written = {root(v) for op in generics for v in mlir.outputs_of(op) if not is_local(v)}
-        self.filled: set[ir.Value] = set()  # tiles that have something in all vectors of an unaligned row
-        self.vector_buffers: set[ir.Value] = set()  # buffers that have vectors of unaligned rows as they are in memory
-        self.grid = list(tiles)
-        self.persistent_blocks = options.rows_at_work
-        self.packed = options.is_packed
-        self.on_chip = options.residency != "reload"
-        self.known: set[ir.Value] = set()  # memory that an operation has read, where rows are read again
-        self.trig_fast_path = options.trig_fast_path
-        self.online = options.online
-        self.body = mlir.entry(function)
-        self.cluster_ready = False  # whether the blocks of the cluster have met at a barrier
-        self.looks_back = looks_back
-        self.rank: ir.Value | None = None  # of this block among those that share its rows
-        self.row: ir.Value | None = None  # that blocks share, each of which looks back at those before it
-        self.register_chunks: dict[
-            ir.Value, dict[int, ir.Value]
-        ] = {}  # of a buffer, by chunk: tiles of chunks that are in registers
-        self.buffers: list[ir.Value] = []  # in workgroup memory, that asynchronous copies fill
-        self.phase: ir.Value | None = None  # 0 and 1 in alternation, in a loop over tiles
-        self.tiles: dict[ir.Value, tuple[ir.Value, tuple[int, ...]]] = {}
-        self.fills: dict[ir.Value, ir.Value] = {}
-        self.threads: Threads | None = None
-        self.names = locations.loop_names(function)
-        self.made_as: dict[ir.Value, str] = {}  # the source's name of a tile's values
+class KernelMapper(KernelContext):
+    """Maps a kernel: its loop over blocks, and its operations one after another."""
 
     def build(self) -> None:
         function, each = self.function, self.spread.blocks if self.spread else 1
@@ -202,19 +168,6 @@ class KernelMapper:
         forall.operation.erase()
         return prod(counts)
 
-    def wait_for_cluster(self) -> None:
-        """Waits for the blocks of the cluster, once."""
-        if self.spread and not self.cluster_ready:
-            wait_for_cluster()
-            self.cluster_ready = True
-
-    def mbarriers(self, count: int) -> ir.Value:
-        """Words in workgroup memory that asynchronous copies count on."""
-        space = ir.Attribute.parse("#gpu.address_space<workgroup>")
-        type_ = ir.MemRefType.get([count], ir.IntegerType.get_signless(64), None, space)
-        with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)):
-            return locations.named(memref.AllocOp(type_, [], []).result, "arrived")
-
     def _name_tiles(self, generics: list[ir.Operation]) -> None:
         for op in generics:
             names = (mlir.get_string(op, "tilec.name") or "").split(",")
@@ -223,43 +176,6 @@ class KernelMapper:
                     self.made_as.setdefault(root(value), names[min(n, len(names) - 1)])
                 elif is_local(value) and not is_local(op.operands[0]):
                     self.made_as.setdefault(root(value), self.name_of(op.operands[0]))
-
-    def private(
-        self, dims: tuple[int, ...], element: ir.Type, name: str | None = None, layout: Layout | None = None
-    ) -> ir.Value:
-        """Registers for a thread's part of a tile over `dims`: by step of each dimension, then lane."""
-        layout = layout or self.layout
-        shape = [layout.steps[d] for d in dims]
-        return self._alloca(shape + [layout.vectors[d] for d in dims if d == layout.lane_dim], element, name)
-
-    def registers(self, count: int, element: ir.Type, name: str) -> ir.Value:
-        """That many of a thread's own."""
-        return self._alloca([count], element, name)
-
-    def _alloca(self, shape: list[int], element: ir.Type, name: str | None) -> ir.Value:
-        space = ir.Attribute.parse("#gpu.address_space<private>")
-        location = ir.Location.name(name) if name else ir.Location.current
-        with ir.InsertionPoint.at_block_begin(mlir.entry(self.function)), location:
-            return memref.AllocaOp(ir.MemRefType.get(shape, element, None, space), [], []).result
-
-    def name_of(self, value: ir.Value) -> str | None:
-        """The source's name of global memory."""
-        argument = root(value)
-        if not isinstance(argument.owner, ir.Block):
-            return None
-        attributes = ir.ArrayAttr(self.function.attributes["arg_attrs"])
-        names = ir.DictAttr(attributes[ir.BlockArgument(argument).arg_number])
-        return ir.StringAttr(names["tilec.name"]).value if "tilec.name" in names else None
-
-    def tile(self, value: ir.Value, dims: tuple[int, ...]) -> ir.Value:
-        """This thread's part of private memory of the block."""
-        key = root(value)
-        if key not in self.tiles:
-            self.tiles[key] = self.private(dims, ir.MemRefType(key.type).element_type, self.made_as.get(key)), dims
-        found, known = self.tiles[key]
-        if known != dims:
-            raise InternalError(f"a tile over dimensions {known} is read over {dims}", "map", str(self.function))
-        return found
 
 
 def _named(op: ir.Operation) -> ir.Location:

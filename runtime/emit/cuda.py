@@ -14,31 +14,27 @@ from __future__ import annotations
 
 import re
 from math import prod
-from typing import Any
 
 from tilec.analysis.traffic import element_bytes
-from tilec.core import locations, mlir
+from tilec.core import mlir
 from tilec.core.functions import FUNCTIONS
 from tilec.core.mlir import ir
-from tilec.runtime.cuda.device.define import NUMBA
 from tilec.runtime.emit.cpu import strides_of
 from tilec.runtime.emit.cuda_contraction import contract_operation, packed, store_made
+from tilec.runtime.emit.cuda_memory import MemoryPrinter
 from tilec.runtime.emit.cuda_messages import async_operation
 from tilec.runtime.emit.cuda_overlap import Overlap, overlaps
 from tilec.runtime.emit.cuda_packed import half, store_word, word_operation
 from tilec.runtime.emit.cuda_predicates import guarded_load, guarded_loads
-from tilec.runtime.emit.cuda_shared import SharedMemory
 from tilec.runtime.emit.cuda_threads import thread_operation
-from tilec.runtime.emit.cuda_unroll import UnrollPrinter
 from tilec.runtime.emit.cuda_uses import is_read_as_scalar, is_unchanged, stored_arguments
-from tilec.runtime.emit.index import Memory, plus, times
+from tilec.runtime.emit.index import Memory
 from tilec.runtime.emit.kernels import print_kernels
 from tilec.runtime.emit.printer import has_flag
 from tilec.runtime.emit.steps import read_steps
 from tilec.runtime.emit.tables import NARROW
-from tilec.runtime.program import Emitted, KernelSource, TensorMap
+from tilec.runtime.program import Emitted, KernelSource
 
-NAMES = {"i1": "bool", "index": "i64", "f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}
 CUDA_FUNCTION = {row.cpu: row.cuda for row in FUNCTIONS.values() if row.cpu and row.cuda}
 
 
@@ -66,20 +62,7 @@ def _does_something(lines: list[str]) -> bool:
     return any(not line.lstrip().startswith("#") for line in lines)
 
 
-class _CudaPrinter(UnrollPrinter):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.shared = SharedMemory(self.names)
-        self.pending: list[ir.Operation] = []
-        self.vectors: dict[ir.Value, tuple[Memory, str | int]] = {}
-        self.written: set[str] = set()
-        self.others: set[str] = set()  # written by kernels before this one, while its blocks may wait already
-        self.definitions: dict[str, str] = {}
-        self.maps: dict[str, TensorMap] = {}
-        self.parameters: list[str] = []
-        self.guard: str | None = None  # under which loads are printed
-        self.phases: dict[str, str] = {}  # of each tag, the variable with the parity of its rounds
-
+class _CudaPrinter(MemoryPrinter):
     def kernel(self, function: ir.Operation, overlapped: dict[str, Overlap]) -> KernelSource:
         name = ir.StringAttr(function.attributes["sym_name"]).value
         block = mlir.entry(function)
@@ -127,24 +110,6 @@ class _CudaPrinter(UnrollPrinter):
             bases.append(base)
             self.line(f"# {base}: {element} {'x'.join(map(str, shape)) or 'scalar'}")
         return bases
-
-    def use(self, name: str) -> str:
-        return super().use(NUMBA.get(NAMES.get(name, name), name))
-
-    def define(self, name: str, maker: str, arguments: str) -> str:
-        """A device function that the module makes for its own numbers: `name = maker(...)`."""
-        self.definitions[name] = f"{self.use(maker)}{arguments}"
-        return name
-
-    def dtype(self, element: str) -> str:
-        """The name of an element type in the names of intrinsics."""
-        return NAMES.get(element, element)
-
-    def bytes(self, memory: Memory, index: str | int) -> str:
-        return _bytes(memory, index)
-
-    def imports(self) -> set[str]:
-        return self.used | self.definitions.keys()
 
     # ---- operations --------------------------------------------------------------------------------------------------
 
@@ -227,12 +192,6 @@ class _CudaPrinter(UnrollPrinter):
         base = self.reserve(op, size, what, overlay="tilec.overlay" in op.attributes)
         self.memory[op.results[0]] = Memory(base, 0, strides_of(type_), element, tuple(type_.shape), "shared")
 
-    def reserve(self, op: ir.Operation, size: int, what: str, overlay: bool = False) -> str:
-        """The address of further bytes of shared memory; with `overlay` of the first, whose tiles are no longer in use."""
-        own, tensor = locations.variables(op), (locations.statement(op.location) or "").split(",")[-1]
-        letters = (own[0] if own else None) or (f"{tensor}_tile" if tensor else "tile")
-        return self.shared.reserve(letters, size, what, overlay)
-
     def load_inline(self, op: ir.Operation) -> bool:
         """A register is named where it is used, if nothing writes it before the last use."""
         value = op.operands[0]
@@ -244,32 +203,6 @@ class _CudaPrinter(UnrollPrinter):
             self.text[op.results[0]] = self.load(memory, offset)
             return True
         return False
-
-    def load(self, memory: Memory, index: str | int) -> str:
-        match memory.space:
-            case "variable":
-                return memory.base
-            case "array":
-                element = f"{memory.base}[{index}]"
-                return f"({element} != 0)" if memory.element == "i1" else element
-            case "halves":
-                return f"{self.use(f'unpack_{self.dtype(memory.element)}')}({memory.base}, {index})"
-        prefix = "shared_" if memory.space in ("shared", "cluster") else ""
-        return f"{self.use(f'{prefix}load_{self.dtype(memory.element)}')}({_bytes(memory, index)})"
-
-    def store(self, memory: Memory, index: str | int, value: str) -> None:
-        match memory.space:
-            case "variable":
-                self.line(f"{memory.base} = {value}")
-            case "array":
-                value = f"{self.use('u8')}({value})" if memory.element == "i1" else value
-                self.line(f"{memory.base}[{index}] = {value}")
-            case "halves":
-                self.line(f"{self.use(f'put_{self.dtype(memory.element)}')}({memory.base}, {index}, {value})")
-            case _:
-                prefix = "shared_" if memory.space == "shared" else ""
-                name = self.use(f"{prefix}store_{self.dtype(memory.element)}")
-                self.line(f"{name}({_bytes(memory, index)}, {value})")
 
     def vector_store(self, op: ir.Operation) -> None:
         """A vector moves between a private tile and memory, never through variables."""
@@ -291,14 +224,12 @@ class _CudaPrinter(UnrollPrinter):
         if array.space == "halves":
             kind, slot = f"u32x{count // 2}", half(slot)
         if array.space == "halves" and memory.space == "shared":
-            self.line(f"{self.use(f'load_words_{count // 2}')}({array.base}, {slot}, {_bytes(memory, at)})")
+            self.line(f"{self.use(f'load_words_{count // 2}')}({array.base}, {slot}, {self.bytes(memory, at)})")
             return
         where, condition = ("", "") if self.guard is None else ("_where", f", {self.guard}")
-        self.line(f"{self.use(f'{action}_{kind}{hint}{where}')}({array.base}, {slot}, {_bytes(memory, at)}{condition})")
-
-    def constancy(self, memory: Memory) -> str:
-        """How vectors are loaded: nobody writes the memory while the kernel is there, its blocks that wait included."""
-        return "" if memory.base in self.written or memory.base in self.others else "_nc"
+        self.line(
+            f"{self.use(f'{action}_{kind}{hint}{where}')}({array.base}, {slot}, {self.bytes(memory, at)}{condition})"
+        )
 
     # ---- expressions -------------------------------------------------------------------------------------------------
 
@@ -361,9 +292,3 @@ class _CudaPrinter(UnrollPrinter):
         if element.startswith("u"):  # Numba-CUDA's min and max compare as if there were a sign
             return f"{self.use(f'{name}_{element}')}({inner})"
         return f"{self.use(element)}({name}({inner}))" if element != "i1" else f"{name}({inner})"
-
-
-def _bytes(memory: Memory, index: str | int) -> str:
-    """The address of an element."""
-    size = element_bytes(ir.Type.parse(memory.element))
-    return str(plus(memory.base, times(index, size)))

@@ -7,21 +7,19 @@ elements are arrays of 32-bit words with two elements each (`tilec.words`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
 from tilec.runtime.emit.cuda_hopper import HOPPER
+from tilec.runtime.emit.cuda_memory import MemoryPrinter
 from tilec.runtime.emit.index import Memory, plus, times
-
-if TYPE_CHECKING:
-    from tilec.runtime.emit.cuda import _CudaPrinter
 
 MAKERS = ("nvgpu.ldmatrix", "nvgpu.mma.sync", "vector.contract", "arith.extf", "arith.truncf")
 
 
-def packed(printer: _CudaPrinter, alloca: ir.Operation, base: str) -> Memory:
+def packed(printer: MemoryPrinter, alloca: ir.Operation, base: str) -> Memory:
     """Registers of a fragment, by words."""
     type_ = ir.MemRefType(alloca.results[0].type)
     words = type_.shape[0]
@@ -29,7 +27,7 @@ def packed(printer: _CudaPrinter, alloca: ir.Operation, base: str) -> Memory:
     return Memory(base, 0, (1, 0), str(type_.element_type), tuple(type_.shape), "array")
 
 
-def contract_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
+def contract_operation(printer: MemoryPrinter, op: ir.Operation) -> bool:
     """Prints one of these operations; false for others."""
     match op.name:
         case name if name in MAKERS:
@@ -51,7 +49,7 @@ def contract_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
     return True
 
 
-def store_made(printer: _CudaPrinter, op: ir.Operation) -> bool:
+def store_made(printer: MemoryPrinter, op: ir.Operation) -> bool:
     """Prints the store of a vector that one of `MAKERS` makes; false for others."""
     maker = mlir.definition(op.operands[0])
     if maker is None or maker.name not in MAKERS:
@@ -92,7 +90,7 @@ def _same(c: Any, target: Any, op: ir.Operation) -> None:
         raise InternalError("a product is stored elsewhere than the sums that it adds to", "emit", str(op))
 
 
-def _contract(printer: _CudaPrinter, op: ir.Operation) -> str:
+def _contract(printer: MemoryPrinter, op: ir.Operation) -> str:
     """The device function for the shapes of a `vector.contract`: sums[i, j] += left[i, k] * right[j, k]."""
     maps = [mlir.map_dims(ir.AffineMapAttr(a).value) for a in ir.ArrayAttr(op.attributes["indexing_maps"])]
     shapes = [ir.VectorType(v.type).shape for v in op.operands]
@@ -105,7 +103,7 @@ def _contract(printer: _CudaPrinter, op: ir.Operation) -> str:
     )
 
 
-def _copy(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _copy(printer: MemoryPrinter, op: ir.Operation) -> None:
     """`cp_async_16(shared address, address, bytes)`; fewer bytes than 16 leave zeros behind them."""
     _, rank, _, indices, elements = ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])
     operands = list(op.operands)

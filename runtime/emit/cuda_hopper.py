@@ -7,23 +7,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING
 
 from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
 from tilec.core.opcodes import NamedBarrier, WarpgroupProduct, WarpgroupWait, opcode_of
+from tilec.runtime.emit.cuda_memory import MemoryPrinter
 from tilec.runtime.emit.index import Memory
 from tilec.runtime.program import TensorMap
-
-if TYPE_CHECKING:
-    from tilec.runtime.emit.cuda import _CudaPrinter
 
 LINE = 128  # bytes of a swizzled line
 
 
-def _descriptor_map(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     """A tensor map is made by the host and comes as a parameter."""
     if "swizzle = swizzle_128b" not in str(op.results[0].type):
         raise InternalError("a box is copied with another swizzle than that of 128 bytes", "emit", str(op))
@@ -37,7 +34,7 @@ def _descriptor_map(printer: _CudaPrinter, op: ir.Operation) -> None:
     printer.text[op.results[0]] = name
 
 
-def _create(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _create(printer: MemoryPrinter, op: ir.Operation) -> None:
     """Barriers are 64-bit words in shared memory."""
     found = re.search(r"num_barriers = (\d+)", str(op.results[0].type))
     count = int(found[1]) if found else 1
@@ -45,32 +42,32 @@ def _create(printer: _CudaPrinter, op: ir.Operation) -> None:
     printer.memory[op.results[0]] = Memory(base, 0, (1,), "i64", (count,), "shared")
 
 
-def _barrier(printer: _CudaPrinter, barriers: ir.Value, number: ir.Value) -> str:
+def _barrier(printer: MemoryPrinter, barriers: ir.Value, number: ir.Value) -> str:
     memory, offset = printer.address(barriers, [number])
     return printer.bytes(memory, offset)
 
 
-def _init(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _init(printer: MemoryPrinter, op: ir.Operation) -> None:
     barriers, count, number = op.operands
     printer.line(f"{printer.use('mbarrier_init')}({_barrier(printer, barriers, number)}, {printer.expr(count)})")
 
 
-def _expect(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _expect(printer: MemoryPrinter, op: ir.Operation) -> None:
     barriers, count, number = op.operands
     printer.line(f"{printer.use('mbarrier_expect')}({_barrier(printer, barriers, number)}, {printer.expr(count)})")
 
 
-def _arrive(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _arrive(printer: MemoryPrinter, op: ir.Operation) -> None:
     printer.line(f"{printer.use('mbarrier_arrive')}({_barrier(printer, *op.operands)})")
 
 
-def _wait(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _wait(printer: MemoryPrinter, op: ir.Operation) -> None:
     barriers, phase, _, number = op.operands
     barrier = _barrier(printer, barriers, number)
     printer.line(f"{printer.use('mbarrier_wait')}({barrier}, {printer.use('i32')}({printer.expr(phase)}))")
 
 
-def _load(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _load(printer: MemoryPrinter, op: ir.Operation) -> None:
     """`tma_load_2d(shared address, map, barrier, innermost coordinate, ...)`."""
     target, barriers, map_, *rest = op.operands
     segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
@@ -85,7 +82,7 @@ def _load(printer: _CudaPrinter, op: ir.Operation) -> None:
     printer.line(f"{name}({', '.join([*arguments, *(str(printer.index(c)) for c in coordinates)])})")
 
 
-def _expand(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _expand(printer: MemoryPrinter, op: ir.Operation) -> None:
     source, type_ = printer.memory[op.operands[0]], ir.MemRefType(op.results[0].type)
     strides = tuple(prod(type_.shape[n + 1 :]) for n in range(len(type_.shape)))
     printer.memory[op.results[0]] = Memory(
@@ -93,14 +90,14 @@ def _expand(printer: _CudaPrinter, op: ir.Operation) -> None:
     )
 
 
-def _registers(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _registers(printer: MemoryPrinter, op: ir.Operation) -> None:
     count = ir.IntegerAttr(op.attributes["regCount"]).value
     more = "increase" in str(op.attributes["action"])
     name = printer.define(f"{'more' if more else 'fewer'}_registers", "set_registers", f"({count}, more={more})")
     printer.line(f"{name}()")
 
 
-def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _call(printer: MemoryPrinter, op: ir.Operation) -> None:
     match opcode_of(op):
         case NamedBarrier(waits):
             name = "named_barrier" if waits else "named_barrier_arrive"
@@ -118,7 +115,7 @@ def _call(printer: _CudaPrinter, op: ir.Operation) -> None:
             raise InternalError(f"a call of no device function: {op}", "emit", str(op))
 
 
-def _product(printer: _CudaPrinter, op: ir.Operation, product: WarpgroupProduct) -> None:
+def _product(printer: MemoryPrinter, op: ir.Operation, product: WarpgroupProduct) -> None:
     sums, left, right = (printer.memory[v] for v in list(op.operands)[:3])
     transposed = [not major for major in product.k_major]
     steps = [depth_step(t) for t in transposed]
@@ -148,13 +145,13 @@ def depth_step(transposed: bool) -> int:
     return 16 * LINE // 16 if transposed else 2
 
 
-def _layout(printer: _CudaPrinter, transposed: bool, depth: int) -> str:
+def _layout(printer: MemoryPrinter, transposed: bool, depth: int) -> str:
     """The bits of a matrix descriptor that say how a tile lies: in lines of k, or in lines of rows."""
     name = f"MN_MAJOR_{depth}" if transposed else "K_MAJOR"
     return printer.define(name, "matrix_descriptor", f"({f'lines={depth}' if transposed else ''})")
 
 
-HOPPER: dict[str, Callable[[_CudaPrinter, ir.Operation], None]] = {
+HOPPER: dict[str, Callable[[MemoryPrinter, ir.Operation], None]] = {
     "nvgpu.tma.create.descriptor": _descriptor_map,
     "nvgpu.mbarrier.create": _create,
     "nvgpu.mbarrier.init": _init,

@@ -8,7 +8,6 @@ variable beside each tag keeps, a bit for each of its words.
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
 
 from tilec.analysis.traffic import element_bytes
 from tilec.core import locations, mlir
@@ -16,11 +15,8 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, ir
 from tilec.passes.cuda.cluster import CLUSTER
 from tilec.runtime.emit.cpu import strides_of
+from tilec.runtime.emit.cuda_memory import MemoryPrinter
 from tilec.runtime.emit.index import Memory, times
-
-if TYPE_CHECKING:
-    from tilec.runtime.emit.cuda import _CudaPrinter
-
 
 CLUSTER_NUMBERS = {
     "gpu.cluster_id": ("cluster_id", "cluster"),
@@ -29,7 +25,7 @@ CLUSTER_NUMBERS = {
 }
 
 
-def async_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
+def async_operation(printer: MemoryPrinter, op: ir.Operation) -> bool:
     """Prints one of these operations; false for others."""
     match op.name:
         case "memref.alloc" if _is_mbarrier(op.results[0]):
@@ -59,7 +55,7 @@ def async_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
     return True
 
 
-def _atomic(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _atomic(printer: MemoryPrinter, op: ir.Operation) -> None:
     """Words that blocks leave for each other: to assign one, or to read it, which is to or it with 0."""
     kind = ir.IntegerAttr(op.attributes["kind"]).value
     memory, offset = printer.address(op.operands[1], list(op.operands)[2:])
@@ -81,7 +77,7 @@ def _is_clusters(value: ir.Value) -> bool:
     return isinstance(space, ir.IntegerAttr) and ir.IntegerAttr(space).value == CLUSTER
 
 
-def _allocate_mbarriers(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _allocate_mbarriers(printer: MemoryPrinter, op: ir.Operation) -> None:
     """Every mbarrier ends a phase with one arrival, which says how many bytes come, and these bytes."""
     (count,) = ir.MemRefType(op.results[0].type).shape
     base, phases = printer.reserve(op, 8 * count, f"{count} barriers"), printer.names.variable("phases")
@@ -93,7 +89,7 @@ def _allocate_mbarriers(printer: _CudaPrinter, op: ir.Operation) -> None:
     printer.line(f"{phases} = {printer.use('i64')}(0)")
 
 
-def _allocate_dsmem(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _allocate_dsmem(printer: MemoryPrinter, op: ir.Operation) -> None:
     """The block's own part; its address is the same in every block of the cluster."""
     type_ = ir.MemRefType(op.results[0].type)
     for user in mlir.uses(op.results[0]):
@@ -106,7 +102,7 @@ def _allocate_dsmem(printer: _CudaPrinter, op: ir.Operation) -> None:
     printer.memory[op.results[0]] = Memory(base, 0, (0, *strides_of(type_)[1:]), element, shape, "cluster")
 
 
-def _start(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _start(printer: MemoryPrinter, op: ir.Operation) -> None:
     operands = list(op.operands)
     source, source_at, operands = _subscripted(printer, operands)
     target, target_at, operands = _subscripted(printer, operands)
@@ -120,7 +116,7 @@ def _start(printer: _CudaPrinter, op: ir.Operation) -> None:
     printer.line(f"{store}({remote[0]}, {printer.load(source, source_at)}, {remote[1]})")
 
 
-def _subscripted(printer: _CudaPrinter, operands: list[ir.Value]) -> tuple[Memory, str | int, list[ir.Value]]:
+def _subscripted(printer: MemoryPrinter, operands: list[ir.Value]) -> tuple[Memory, str | int, list[ir.Value]]:
     """The first memory of a list of operands with its subscripts, and the rest."""
     rank = ir.MemRefType(operands[0].type).rank
     memory, offset = printer.address(operands[0], operands[1 : 1 + rank])
@@ -132,7 +128,7 @@ def _first_subscript(op: ir.Operation) -> ir.Value:
     return op.operands[2 + ir.MemRefType(op.operands[0].type).rank]
 
 
-def _wait(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _wait(printer: MemoryPrinter, op: ir.Operation) -> None:
     mbarrier, mbarrier_at, count = op.operands
     word, offset = printer.address(mbarrier, [mbarrier_at])
     barrier, phases = printer.bytes(word, offset), printer.phases[word.base]

@@ -8,16 +8,12 @@ Such vectors are how MLIR says it; nothing is computed by them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tilec.core import mlir
 from tilec.core.mlir import ir
-
-if TYPE_CHECKING:
-    from tilec.runtime.emit.cuda import _CudaPrinter
+from tilec.runtime.emit.cuda_memory import MemoryPrinter
 
 
-def word_operation(printer: _CudaPrinter, op: ir.Operation) -> None:
+def word_operation(printer: MemoryPrinter, op: ir.Operation) -> None:
     """Prints the operation that takes a word; the others only name it."""
     source = op.operands[0]
     if op.name == "vector.extract":
@@ -31,7 +27,7 @@ def word_operation(printer: _CudaPrinter, op: ir.Operation) -> None:
         printer.text[op.results[0]] = printer.expr(source)
 
 
-def store_word(printer: _CudaPrinter, op: ir.Operation) -> bool:
+def store_word(printer: MemoryPrinter, op: ir.Operation) -> bool:
     """Prints the store of a word; false for other stores."""
     maker = mlir.definition(op.operands[0])
     if maker is None or maker.name != "vector.bitcast" or maker.results[0] in printer.vectors:

@@ -7,19 +7,15 @@ A predicate on each load in place of a branch around it: a thread's loads then d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tilec.core import mlir
 from tilec.core.mlir import ir
+from tilec.runtime.emit.cuda_memory import MemoryPrinter
 from tilec.runtime.emit.index import Memory
-
-if TYPE_CHECKING:
-    from tilec.runtime.emit.cuda import _CudaPrinter
 
 _STORES = ("vector.store", "memref.store")
 
 
-def guarded_loads(printer: _CudaPrinter, op: ir.Operation) -> bool:
+def guarded_loads(printer: MemoryPrinter, op: ir.Operation) -> bool:
     """Prints a branch that only loads into registers, from memory that the kernel does not write; false for other branches."""
     stores = _stores(op)
     if "tilec.branch" in op.attributes or not stores or not all(_is_ahead(printer, s) for s in stores):
@@ -30,7 +26,7 @@ def guarded_loads(printer: _CudaPrinter, op: ir.Operation) -> bool:
     return True
 
 
-def guarded_load(printer: _CudaPrinter, store: ir.Operation) -> None:
+def guarded_load(printer: MemoryPrinter, store: ir.Operation) -> None:
     """One element, as a vector of one."""
     load = store.operands[0].owner
     array, slot = printer.address(store.operands[1], list(store.operands)[2:])
@@ -63,7 +59,7 @@ def _is_only_stored(op: ir.Operation) -> bool:
     return _is_load(op) and all(u.name in _STORES for u in mlir.uses(op.results[0]))
 
 
-def _is_ahead(printer: _CudaPrinter, store: ir.Operation) -> bool:
+def _is_ahead(printer: MemoryPrinter, store: ir.Operation) -> bool:
     source: Memory | None = printer.memory.get(store.operands[0].owner.operands[0])
     target: Memory | None = printer.memory.get(store.operands[1])
     if source is None or target is None or source.space != "global" or source.base in printer.written:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir
-
-if TYPE_CHECKING:
-    from tilec.runtime.emit.cuda import _CudaPrinter
+from tilec.runtime.emit.cuda_memory import MemoryPrinter
 
 
-def thread_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
+def thread_operation(printer: MemoryPrinter, op: ir.Operation) -> bool:
     """Prints one of these operations; false for others."""
     match op.name:
         case "gpu.thread_id" | "gpu.block_id":
@@ -25,7 +21,7 @@ def thread_operation(printer: _CudaPrinter, op: ir.Operation) -> bool:
     return True
 
 
-def _number(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _number(printer: MemoryPrinter, op: ir.Operation) -> None:
     """A thread's number in the bits that it has: LLVM then knows which guards always hold."""
     what = "thread" if op.name == "gpu.thread_id" else "block"
     text = f"{printer.use('u32')}({printer.use('cuda')}.{what}Idx.x)"
@@ -37,7 +33,7 @@ def _number(printer: _CudaPrinter, op: ir.Operation) -> None:
     printer.bind(op.results[0], f"{printer.use('i64')}({text})", name)
 
 
-def _shuffle(printer: _CudaPrinter, op: ir.Operation) -> None:
+def _shuffle(printer: MemoryPrinter, op: ir.Operation) -> None:
     value, lane = op.operands[0], op.operands[1]
     mode = str(op.attributes["mode"]).split()[-1].strip(">").replace("idx", "index")
     known = mlir.constant_value(lane)

@@ -21,13 +21,11 @@ def level(module: str) -> int:
     return -1 if module in GROUND else ORDER.index(module.split(".")[1])
 
 
-def imported(path: Path, types: bool) -> Iterator[str]:
-    """The modules that a file imports anywhere, inside functions too; without `types`, not those under `if TYPE_CHECKING`."""
+def imported(path: Path) -> Iterator[str]:
+    """The modules that a file imports anywhere: inside functions and under `if TYPE_CHECKING`, too."""
     pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while pending:
         node = pending.pop()
-        if not types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            continue
         pending += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name in MODULES)
@@ -42,12 +40,12 @@ def imported(path: Path, types: bool) -> Iterator[str]:
 def test_imports_go_down(room):
     mine = [m for m in MODULES if (m in ROOF if room == "tilec" else m not in ROOF | GROUND and m.split(".")[1] == room)]
     assert mine
-    up = [(m, n) for m in mine for n in imported(MODULES[m], types=True) if level(n) > level(m)]
+    up = [(m, n) for m in mine for n in imported(MODULES[m]) if level(n) > level(m)]
     assert up == [], "these import from a room above: move what they need down (benchmarks/files.py lists the rooms)"
 
 
 def test_no_imports_in_a_circle():
-    needs = {m: set(imported(path, types=False)) - {m} for m, path in MODULES.items()}
+    needs = {m: set(imported(path)) - {m} for m, path in MODULES.items()}
     while free := [m for m, others in needs.items() if not others & needs.keys()]:
         for m in free:
             del needs[m]

@@ -15,15 +15,12 @@ registers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref
+from tilec.passes.cuda.threaded.context import OperationContext
 from tilec.passes.cuda.threaded.vector_gather import evaluate, is_index
 from tilec.passes.loops import Position, sum_of
-
-if TYPE_CHECKING:
-    from tilec.passes.cuda.threaded.operation import GenericMapper
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Ascending:
     better: ir.Operation | None = None  # whether an element is beyond the state or, alone of the two, a NaN
 
 
-def ascending(generic: GenericMapper) -> list[Ascending]:
+def ascending(generic: OperationContext) -> list[Ascending]:
     """The states of an operation that are such indices."""
     if len(generic.reduced) != 1 or generic.scanned is not None:
         return []
@@ -51,7 +48,7 @@ def ascending(generic: GenericMapper) -> list[Ascending]:
     return [a for a in found if a is not None]
 
 
-def _running_index(generic: GenericMapper, n: int, update: ir.Value, along: int) -> Ascending | None:
+def _running_index(generic: OperationContext, n: int, update: ir.Value, along: int) -> Ascending | None:
     choice, state = mlir.definition(update), generic.block.arguments[n]
     if choice is None or choice.name != "arith.select" or choice.operands[2] != state:
         return None
@@ -97,7 +94,7 @@ def _is_nan(op: ir.Operation | None, value: ir.Value) -> bool:
     )
 
 
-def _rise(generic: GenericMapper, value: ir.Value, along: int) -> int | None:
+def _rise(generic: OperationContext, value: ir.Value, along: int) -> int | None:
     """By how much a value of the body grows with the index along a dimension; None where that varies or is not known."""
     if is_index(generic, value, along):
         return 1
@@ -119,7 +116,7 @@ def _rise(generic: GenericMapper, value: ir.Value, along: int) -> int | None:
             return None if any(rises) else 0
 
 
-def start(generic: GenericMapper, a: Ascending) -> ir.Value:
+def start(generic: OperationContext, a: Ascending) -> ir.Value:
     """Registers for the state while this thread goes through its elements, at its first index."""
     type_ = ir.IntegerType.get_signless(32)
     tile = generic.kernel.private(generic.operand_dims[a.state], type_, "%step_of_place", generic.layout)
@@ -129,7 +126,7 @@ def start(generic: GenericMapper, a: Ascending) -> ir.Value:
 
 
 def step(
-    generic: GenericMapper, a: Ascending, op: ir.Operation, position: Position, mapping: dict[ir.Value, ir.Value]
+    generic: OperationContext, a: Ascending, op: ir.Operation, position: Position, mapping: dict[ir.Value, ir.Value]
 ) -> bool:
     """Builds the replacement of an operation of the body, if the operation is about the state's index."""
     better = a.better is not None and op == a.better
@@ -152,7 +149,7 @@ def step(
     return better or op in (a.before, a.choice)
 
 
-def complete_index(generic: GenericMapper, a: Ascending, tile: ir.Value) -> None:
+def complete_index(generic: OperationContext, a: Ascending, tile: ir.Value) -> None:
     """The index among all, into `tile`, from the one among this thread's."""
     dims = generic.operand_dims[a.state]
     with generic.threads.slots(dims, generic.chunk, None, lanes=True) as position:

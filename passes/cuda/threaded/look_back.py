@@ -23,6 +23,7 @@ from tilec.core import mlir
 from tilec.core.hardware import WARP
 from tilec.core.mlir import arith, func, gpu, ir, linalg, memref, scf
 from tilec.passes.cuda.cluster import spread
+from tilec.passes.cuda.threaded.context import KernelContext
 from tilec.passes.cuda.threaded.reduce import butterfly
 from tilec.passes.loops import sum_of, when
 
@@ -95,7 +96,8 @@ class _Level:
 class LookBack:
     """The totals of the row that a kernel's blocks share, as lane `lane` of a warp sees them."""
 
-    def __init__(self, kernel: Any, lane: ir.Value) -> None:
+    def __init__(self, kernel: KernelContext, lane: ir.Value) -> None:
+        assert kernel.spread is not None
         self.lane, self.part, self.row = lane, kernel.rank, kernel.row
         self.totals = mlir.entry(kernel.function).arguments[-1]
         self.sizes = levels(kernel.spread.blocks)

@@ -25,6 +25,7 @@ from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.passes.cuda.memory_spaces import root
+from tilec.passes.cuda.threaded.context import KernelContext
 from tilec.passes.cuda.threaded.operation import GenericMapper
 from tilec.passes.cuda.threaded.reduce import across_threads
 from tilec.passes.loops import EDGE, WHOLE, Position
@@ -35,7 +36,7 @@ Values = dict[int, ir.Value]
 class OnlineMapper:
     """Maps the reductions `ops` of a kernel as one online reduction. Operations between them are mapped after it."""
 
-    def __init__(self, kernel: Any, ops: list[ir.Operation]) -> None:
+    def __init__(self, kernel: KernelContext, ops: list[ir.Operation]) -> None:
         self.kernel, self.threads, self.layout = kernel, kernel.threads, kernel.layout
         self.mappers = [GenericMapper(kernel, op, kernel.threads) for op in ops]
         self.first = self.mappers[0]

@@ -9,16 +9,16 @@ across warps, in a fixed order. Every thread along the reduced dimensions then h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance
 from tilec.core import mlir
-from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import gpu, ir, memref, vector
 from tilec.passes.combiner import Combiner
-from tilec.passes.cuda.memory_spaces import is_half, is_local, operand_dims, root, sizes_of, space_of
+from tilec.passes.cuda.memory_spaces import is_half, is_local, root, space_of
 from tilec.passes.cuda.threaded import transpose, unaligned
 from tilec.passes.cuda.threaded.argreduce import ascending, complete_index, start, step
+from tilec.passes.cuda.threaded.context import KernelContext, OperationContext
 from tilec.passes.cuda.threaded.reduce import across_threads
 from tilec.passes.cuda.threaded.scan import scan
 from tilec.passes.cuda.threaded.trig_fallback import (
@@ -30,34 +30,15 @@ from tilec.passes.cuda.threaded.trig_fallback import (
 from tilec.passes.cuda.threaded.vector_gather import fetch, is_index, wide_loads
 from tilec.passes.loops import EDGE, TOUCHED, WHOLE, Position, Threads, loop
 
-if TYPE_CHECKING:
-    from tilec.passes.cuda.kernel import KernelMapper
 
-
-class GenericMapper:
+class GenericMapper(OperationContext):
     """Maps one operation of a kernel: loads, computes, combines states, stores."""
 
-    def __init__(self, kernel: KernelMapper, op: ir.Operation, threads: Threads):
-        self.kernel, self.op, self.threads, self.layout = kernel, op, threads, threads.layout
-        self.block = mlir.body_of(op)
-        self.dims = tuple(mlir.get_integers(op, "tilec.dims"))
-        self.operand_dims = [tuple(p) for p in operand_dims(op)]
-        self.operands = list(op.operands)
-        self.count = len(mlir.inputs_of(op))
-        kinds = dict(zip(self.dims, mlir.iterators_of(op)))
-        self.reduced = [d for d in self.dims if kinds[d] == "reduction"]
+    def __init__(self, kernel: KernelContext, op: ir.Operation, threads: Threads):
+        super().__init__(kernel, op, threads)
         self.loops = [d for d in self.dims if self.layout.chunks(d) != 1 and d not in self.reduced]
         self.reduced_loops = [d for d in self.reduced if self.layout.chunks(d) != 1]
-        used = {v for inner in mlir.traverse(op) for v in inner.operands}
-        self.live = [a in used for a in self.block.arguments]
-        outs = range(self.count, len(self.operands))
-        self.states = [n for n in outs if set(self.reduced) - set(self.operand_dims[n])]
-        along = mlir.get_integer(op, "tilec.scan")
-        self.scanned = None if along is None else self.dims[along]
-        self.tiles: dict[int, ir.Value] = {}
-        self.chunk: dict[int, ir.Value] = {}
         self.gathered: dict[ir.Operation, ir.Value] = {}  # loads of the body that were made for all lanes of a step
-        self.sizes = sizes_of(self.operands, self.operand_dims)
         self.together = self._lane_invariance()
         self.ascending = {a.state: a for a in ascending(self) if self.threads.misalignment is None}
 
@@ -80,16 +61,9 @@ class GenericMapper:
         if any(self.has_copies(n) or self._has_copies_reread(n) for n in range(self.count, len(self.operands))):
             gpu.BarrierOp()  # threads read each other's last stores
 
-    def has_copies(self, n: int) -> bool:
-        """Whether threads that hold the same elements of a result all store them in workgroup memory."""
-        return space_of(self.operands[n]) == "workgroup" and self._is_shared(n)
-
     def _has_copies_reread(self, n: int) -> bool:
         """The same of a result in global memory that a later operation reads there: all of them store it, too."""
         return space_of(self.operands[n]) is None and self._is_reread(n) and self._is_shared(n)
-
-    def _is_shared(self, n: int) -> bool:
-        return not self.threads.alone([d for d in self.layout.order if d not in self.operand_dims[n]])
 
     def _is_copy(self) -> bool:
         (*body, end) = self.block.operations
@@ -103,9 +77,7 @@ class GenericMapper:
         """Between a private tile and memory a copy needs no tile of its own."""
         spaces = [space_of(v) for v in self.operands]
         if spaces in ([None, "private"], ["workgroup", "private"]):
-            self._fetch(
-                self.operands[0], self.operand_dims[0], self.kernel.tile(self.operands[1], self.operand_dims[1])
-            )
+            self.fetch(self.operands[0], self.operand_dims[0], self.kernel.tile(self.operands[1], self.operand_dims[1]))
             self.kernel.filled.add(root(self.operands[1]))
         elif spaces == ["private", None]:
             self.tiles[1] = self.kernel.tile(self.operands[0], self.operand_dims[0])
@@ -190,13 +162,6 @@ class GenericMapper:
         with self.threads.slots(self.operand_dims[n], {}, None, lanes=True) as position:
             memref.StoreOp(self.identity(n), self.tiles[n], position.slot(self.operand_dims[n]))
 
-    def identity(self, n: int) -> ir.Value:
-        """The start of a state."""
-        initial = self.kernel.fills.get(root(self.operands[n]))
-        if initial is None:
-            raise InternalError(f"a reduction without an initial value: {self.op}", "map")
-        return initial
-
     def _state_tile(self, n: int) -> ir.Value:
         if space_of(self.operands[n]) == "private":
             return self.kernel.tile(self.operands[n], self.operand_dims[n])
@@ -225,7 +190,7 @@ class GenericMapper:
                 self.tiles[n] = chunk
             elif space_of(value) is None or self._is_buffer(value) or transpose.mark_of(root(value)):
                 if (value, dims) not in seen:
-                    seen[value, dims] = self._fetch(value, dims)
+                    seen[value, dims] = self.fetch(value, dims)
                 self.tiles[n] = seen[value, dims]
 
     def _register_chunk(self, value: ir.Value) -> ir.Value | None:
@@ -236,9 +201,9 @@ class GenericMapper:
     def fetched(self, n: int, chunk: dict[int, ir.Value]) -> ir.Value:
         """A chunk of an operand, in registers."""
         self.chunk = chunk
-        return self._fetch(self.operands[n], self.operand_dims[n])
+        return self.fetch(self.operands[n], self.operand_dims[n])
 
-    def _fetch(self, value: ir.Value, dims: tuple[int, ...], tile: ir.Value | None = None) -> ir.Value:
+    def fetch(self, value: ir.Value, dims: tuple[int, ...], tile: ir.Value | None = None) -> ir.Value:
         if tile is None:
             element = ir.MemRefType(value.type).element_type
             tile = self.kernel.private(dims, element, self.kernel.name_of(value), self.layout)
@@ -301,12 +266,6 @@ class GenericMapper:
         with self.threads.slots(dims, self.chunk, self.sizes, lanes=width == 1, owner=owner) as position:
             self._store_at(n, position)
 
-    def out_tile(self, n: int) -> ir.Value:
-        if space_of(self.operands[n]) == "private":
-            return self.kernel.tile(self.operands[n], self.operand_dims[n])
-        element = ir.MemRefType(self.operands[n].type).element_type
-        return self.kernel.private(self.operand_dims[n], element, layout=self.layout)
-
     def _vector(self, value: ir.Value, dims: tuple[int, ...]) -> int:
         """Elements that one access may move: up to 16 bytes side by side, every one of them inside and aligned."""
         lane_dim = self.layout.lane_dim
@@ -318,11 +277,6 @@ class GenericMapper:
         if self._is_unaligned(dims) and root(value) not in self.kernel.vector_buffers:
             return self.access(value) if self.kernel.alignment.follows(value, dims) else 1
         return self.access(value) if whole % self.layout.vectors[lane_dim] == 0 else 1
-
-    def access(self, value: ir.Value) -> int:
-        """Elements of the layout's vectors that one access of 16 bytes at most takes."""
-        size = max(8, ir.MemRefType(value.type).element_type.width)
-        return min(self.layout.vectors[self.layout.lane_dim], 128 // size)
 
     def _is_unaligned(self, dims: tuple[int, ...]) -> bool:
         """Whether an operand's rows begin anywhere in a vector."""
@@ -391,19 +345,3 @@ class GenericMapper:
                     mark_approximate(copy, far)
         for n, value in enumerate(list(self.block.operations)[-1].operands, self.count):
             self.put(n, position, mapping.get(value, value))
-
-    def put(self, n: int, position: Position, value: ir.Value) -> None:
-        if n in self.tiles:
-            memref.StoreOp(value, self.tiles[n], self._slot(n, position))
-        else:
-            memref.StoreOp(value, self.operands[n], position.coordinates(self.operand_dims[n]))
-
-    def _slot(self, n: int, position: Position) -> list[ir.Value]:
-        """The position of an element in a tile. In a tile of the whole block the steps of earlier chunks come first."""
-        whole = space_of(self.operands[n]) == "private" and self.layout is not self.kernel.layout
-        return position.slot(self.operand_dims[n], chunk=self.chunk if whole else {})
-
-    def element(self, n: int, position: Position) -> ir.Value:
-        if n in self.tiles:
-            return memref.LoadOp(self.tiles[n], self._slot(n, position)).result
-        return memref.LoadOp(self.operands[n], position.coordinates(self.operand_dims[n])).result

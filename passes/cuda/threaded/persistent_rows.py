@@ -12,10 +12,9 @@ tiles share, which is copied once, before the loop. (One bulk copy a block, on a
 fewer bytes in flight.)
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from math import prod
@@ -25,18 +24,24 @@ from tilec.core import locations, mlir
 from tilec.core.mlir import arith, gpu, ir, memref, nvgpu, nvvm, scf
 from tilec.passes.cuda.memory_spaces import is_local, operand_dims, root, sizes_of
 from tilec.passes.cuda.ring import CopyRing
-from tilec.passes.cuda.threaded.unaligned import RowAlignment, ends_before, flat, flat_index, load_rest, uncut
+from tilec.passes.cuda.threaded.context import KernelContext
+from tilec.passes.cuda.threaded.row_alignment import RowAlignment
+from tilec.passes.cuda.threaded.unaligned import ends_before, flat, flat_index, load_rest, uncut
 from tilec.passes.loops import INNER, TOUCHED, delinearise, loop, sum_of
 
 NARROWEST, WIDEST = 32, 128  # bits that an asynchronous copy takes at once
 STAGES, RESTS, REGISTER_CHUNKS = "tilec.stages", "tilec.rests", "tilec.register_chunks"
-"""Option `keep`: what several operations read of a row waits for them in SRAM, copied as rows that arrive early."""
+"""Attributes of the copies that go through SRAM."""
+MakeTile = Callable[[ir.Value, list[int], Layout], ir.Value]
+MakeCopy = Callable[[ir.Value, ir.Value, list[int], ir.Operation | None], ir.OpView]
 
 
 # ---- stage: data that go through SRAM --------------------------------------------------------------------------------
 
 
-def stage_rows(function: ir.Operation, layout: Layout, grid: list[int], stages: int, make_tile, make_copy) -> None:
+def stage_rows(
+    function: ir.Operation, layout: Layout, grid: list[int], stages: int, make_tile: MakeTile, make_copy: MakeCopy
+) -> None:
     """Sends the inputs that lie along the rows through SRAM; those of one tile on into registers."""
     forall = next((o.operation for o in mlir.traverse(function) if o.name == "scf.forall"), None)
     if forall is None:
@@ -66,7 +71,9 @@ def stage_rows(function: ir.Operation, layout: Layout, grid: list[int], stages: 
                     op.operands[n] = tile
 
 
-def hold_rows(function: ir.Operation, layout: Layout, register_chunks: int, make_tile, make_copy) -> None:
+def hold_rows(
+    function: ir.Operation, layout: Layout, register_chunks: int, make_tile: MakeTile, make_copy: MakeCopy
+) -> None:
     """Keeps the inputs along the rows that several operations read in SRAM: each is copied once, before its first reader. The
     last `register_chunks` chunks of them go to registers instead."""
     generics = [op for op in mlir.traverse(function) if mlir.is_generic(op)]
@@ -122,7 +129,7 @@ def _slice_within(value: ir.Value, body: ir.Block) -> list[ir.Operation]:
 class Pipeline:
     """The loop over a block's tiles: `persistent_blocks` blocks, or clusters, are at work and take tile after tile."""
 
-    def __init__(self, kernel, forall: ir.Operation, persistent_blocks: int) -> None:
+    def __init__(self, kernel: KernelContext, forall: ir.Operation, persistent_blocks: int) -> None:
         self.kernel = kernel
         self.counts = list(ir.DenseI64ArrayAttr(forall.attributes["staticUpperBound"]))
         self.total = prod(self.counts)
@@ -217,6 +224,7 @@ class Pipeline:
         _copy_async(self.kernel, source, target, tuple(mlir.get_integers(copy, "tilec.dims")))
 
     def _misalignment(self, source: ir.Value, copy: ir.Operation) -> ir.Value:
+        assert self.kernel.alignment is not None
         return self.kernel.alignment.of(source, mlir.get_integers(copy, "tilec.dims"), self.kernel.threads)
 
     def _buffer(self, copy: ir.Operation, stage: ir.Value) -> ir.Value:
@@ -244,7 +252,7 @@ def _only(counts: list[int], names: list[str | None]) -> str | None:
     return names[several[0]] if len(several) == 1 and several[0] < len(names) else None
 
 
-def copy_rows(kernel, copy: ir.Operation, fetch) -> None:
+def copy_rows(kernel: KernelContext, copy: ir.Operation, fetch: Callable[[dict[int, ir.Value]], ir.Value]) -> None:
     """A copy of `hold_rows`: this thread's part has arrived when it continues. `fetch` loads a chunk into registers."""
     buffer = root(copy.operands[1])
     kernel.buffers.append(buffer)
@@ -265,7 +273,11 @@ def copy_rows(kernel, copy: ir.Operation, fetch) -> None:
 
 
 def _copy_async(
-    kernel, source: ir.Value, target: ir.Value, dims: tuple[int, ...], chunk: dict[int, ir.Value] | None = None
+    kernel: KernelContext,
+    source: ir.Value,
+    target: ir.Value,
+    dims: tuple[int, ...],
+    chunk: dict[int, ir.Value] | None = None,
 ) -> None:
     """Starts the copies of this thread's elements from global memory to SRAM."""
     layout, threads = kernel.layout, kernel.threads
@@ -292,12 +304,19 @@ def _copy_async(
 
 
 def _copy_unaligned(
-    kernel, source: ir.Value, target: ir.Value, dims: tuple[int, ...], sizes, chunk, width: int
+    kernel: KernelContext,
+    source: ir.Value,
+    target: ir.Value,
+    dims: tuple[int, ...],
+    sizes: dict[int, ir.Value | int],
+    chunk: dict[int, ir.Value],
+    width: int,
 ) -> None:
     """The vectors of rows that begin anywhere in one, as they are in memory, as far as that goes."""
     threads, vectors, memory, target = kernel.threads, kernel.layout.vectors[dims[-1]], flat(source), uncut(target)
     (total,), bits = ir.MemRefType(memory.type).shape, ir.MemRefType(memory.type).element_type.width
     for part, lane in product(threads.parts(dims, TOUCHED), range(0, vectors, width)):
+        assert part is not None  # rows are unaligned
         cut = total % vectors > 0 and part.kind != INNER  # the memory may end within the vector
         for inside in (True, False) if cut else (True,):
             where = partial(ends_before, source, dims, lane, total - width, inside) if cut else None

@@ -11,21 +11,17 @@ blocks that share a row.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tilec.core import mlir
 from tilec.core.hardware import WARP
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.passes.combiner import Combiner
+from tilec.passes.cuda.threaded.context import OperationContext
 from tilec.passes.cuda.threaded.look_back import LookBack
 from tilec.passes.cuda.threaded.vector_gather import evaluate
 from tilec.passes.loops import Position, sum_of, when
 
-if TYPE_CHECKING:
-    from tilec.passes.cuda.threaded.operation import GenericMapper
 
-
-def scan(generic: GenericMapper, d: int) -> None:
+def scan(generic: OperationContext, d: int) -> None:
     """One chunk of a scan along kernel dimension `d`, over which `threads[d]` lanes lie."""
     found = _Scan(generic, d)
     if generic.layout.threads[d] > WARP or generic.kernel.looks_back:
@@ -35,7 +31,7 @@ def scan(generic: GenericMapper, d: int) -> None:
 
 
 class _Scan:
-    def __init__(self, generic: GenericMapper, d: int):
+    def __init__(self, generic: OperationContext, d: int):
         self.generic, self.d = generic, d
         (self.state,) = generic.states
         (self.out,) = [n for n in range(generic.count, len(generic.operands)) if n != self.state]

@@ -16,16 +16,13 @@ number of the column's vector.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from tilec.analysis.layout import Layout
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, linalg, memref, vector
+from tilec.passes.cuda.threaded.context import OperationContext
 from tilec.passes.cuda.threaded.unaligned import uncut
 from tilec.passes.loops import Threads
-
-if TYPE_CHECKING:
-    from tilec.passes.cuda.threaded.operation import GenericMapper
 
 MARK = "tilec.swizzle"  # of the memory: elements of a vector, and its extent along the last dimension
 
@@ -79,13 +76,13 @@ def mark_of(value: ir.Value) -> ir.Attribute | None:
     return owner.attributes[MARK] if owner is not None and MARK in owner.attributes else None
 
 
-def write(generic: GenericMapper, mark: ir.Attribute) -> None:
+def write(generic: OperationContext, mark: ir.Attribute) -> None:
     """This thread's squares into the tile; `generic` copies, in a layout whose steps along the tile's last dimension lie side
     by side."""
     layout, target, target_dims = generic.layout, generic.operands[1], generic.operand_dims[1]
     last, lane = target_dims[-1], layout.lane_dim
     count, width = layout.steps[last], layout.vectors[lane]
-    tile = generic._fetch(generic.operands[0], generic.operand_dims[0])
+    tile = generic.fetch(generic.operands[0], generic.operand_dims[0])
     element = ir.MemRefType(target.type).element_type
     words = generic.kernel.registers(count, element, "%column")
     type_ = ir.VectorType.get([count], element)

@@ -8,12 +8,11 @@ All elements of a thread share one branch, so that their instructions overlap. A
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilec.analysis.precision import range_of
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, math, memref
 from tilec.passes.cuda.memory_spaces import root
+from tilec.passes.cuda.threaded.context import OperationContext
 from tilec.passes.loops import when
 
 LIMIT = 2.0**17  # of the approximate forms in runtime/cuda/device/trig.py
@@ -23,16 +22,16 @@ def is_trigonometric(op: ir.Operation) -> bool:
     return op.name in ("math.sin", "math.cos") and str(op.results[0].type) == "f32"
 
 
-def has_fast_path(generic: Any) -> bool:
+def has_fast_path(generic: OperationContext) -> bool:
     """Whether an operation of a kernel whose plan has the fast path computes such functions, accumulates nothing and
     overwrites no operand."""
     inputs = {root(v) for v, live in zip(generic.operands[: generic.count], generic.live) if live}
     written = {root(v) for v in generic.operands[generic.count :]}
     named = any(is_trigonometric(o.operation) for o in generic.block.operations)
-    return named and generic.kernel.trig_fast_path and not generic.states and not inputs & written
+    return named and bool(generic.kernel.trig_fast_path) and not generic.states and not inputs & written
 
 
-def compute_with_fallback(generic: Any) -> None:
+def compute_with_fallback(generic: OperationContext) -> None:
     """Computes one chunk of an operation that `passes/cuda/threaded/operation.py` maps."""
     flag = ir.IntegerType.get_signless(1)
     far = generic.kernel.private((), flag, "%far")

@@ -19,99 +19,16 @@ Operands whose rows begin at other places, such as a gain by column, are read el
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from itertools import pairwise, product
 from math import prod
-from typing import TYPE_CHECKING
 
 from tilec.core import mlir
-from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, ir, memref, vector
-from tilec.passes.cuda.memory_spaces import is_half, is_local, operand_dims, root
-from tilec.passes.loops import EDGE, INNER, TOUCHED, WHOLE, Position, Threads, sum_of, when
-
-if TYPE_CHECKING:
-    from tilec.analysis.layout import Layout
-    from tilec.kernels.attributes import Spread
-    from tilec.passes.cuda.threaded.operation import GenericMapper
-
-Terms = list[tuple[ir.Value, int]]
-
-
-class RowAlignment:
-    """How the rows of a kernel are aligned: by how much their begin moves within a vector along each other dimension,
-    for most bytes of its operands."""
-
-    def __init__(self, generics: list[ir.Operation], layout: Layout):
-        self.layout, self.lane = layout, layout.lane
-        self.width = layout.vectors[self.lane]
-        found: Counter = Counter()
-        for op in generics:
-            for value, dims in zip(op.operands, operand_dims(op)):
-                if (moves := self._moves(value, dims)) is not None:
-                    found[moves] += prod(ir.MemRefType(root(value).type).shape)
-                    self.length = ir.MemRefType(root(value).type).shape[-1]
-        if not found:
-            raise InternalError("rows are unaligned in no tensor", "map")
-        self.moves = max(sorted(found), key=lambda m: found[m])
-
-    def _moves(self, value: ir.Value, dims: list[int]) -> tuple[tuple[int, int], ...] | None:
-        """By dimension, the shift of a row's begin by a step along it, modulo a vector."""
-        if is_local(value) or len(dims) < 2 or dims[-1] != self.lane or self.lane in dims[:-1]:
-            return None
-        strides, _ = ir.MemRefType(value.type).get_strides_and_offset()
-        if strides[-1] != 1 or any(s == ir.ShapedType.get_dynamic_stride_or_offset() for s in strides):
-            return None
-        return tuple(sorted((d, s % self.width) for d, s in zip(dims[:-1], strides) if s % self.width))
-
-    def follows(self, value: ir.Value, dims) -> bool:
-        """Whether the rows of an operand in global memory begin so."""
-        return self._moves(value, list(dims)) == self.moves
-
-    def least(self, spread: Spread | None) -> int:
-        """Elements of a row that every block has."""
-        return min(spread.part, self.length - spread.part * (spread.blocks - 1)) if spread else self.length
-
-    def of(self, value: ir.Value, dims, threads: Threads) -> ir.Value:
-        """The place in its vector of the first element of this thread's row in an operand, at the insertion point."""
-        terms, constant = begin(value)
-        strides, _ = ir.MemRefType(value.type).get_strides_and_offset()
-        terms = [*terms, *((threads.start[d], s) for d, s in zip(dims[:-1], strides) if d in threads.start)]
-        if threads.misalignment is not None:  # of the vector before it, with which the unaligned rows begin
-            terms.append((threads.misalignment, -1))
-        terms = [(v, factor % self.width) for v, factor in terms if factor % self.width]
-        return arith.andi(sum_of(terms, constant % self.width), mlir.index(self.width - 1))
-
-    def found(self, block: ir.Block, before: ir.Operation) -> tuple[ir.Value, list[int]]:
-        """An operand of `block` that begins so, whose begin is known before an operation; and its dimensions."""
-        operations = [o.operation for o in block.operations]
-        known = set(operations[: operations.index(before)])
-        for op in [o for o in operations if mlir.is_generic(o)]:
-            for value, dims in zip(op.operands, operand_dims(op)):
-                if self.follows(value, dims):
-                    made = [mlir.definition(v) for v, _ in begin(value)[0]]
-                    if all(d is None or d in known or d.block != block for d in made):
-                        return value, dims
-        raise InternalError("it is not known where a row begins", "map")
-
-
-def begin(value: ir.Value) -> tuple[Terms, int]:
-    """Where a view begins in its memory, in elements: a sum of values with factors, and a constant."""
-    terms: Terms = []
-    constant = 0
-    while not isinstance(value.owner, ir.Block) and value.owner.name in ("memref.subview", "memref.cast"):
-        op = value.owner
-        if op.name == "memref.subview":
-            strides, _ = ir.MemRefType(op.operands[0].type).get_strides_and_offset()
-            dynamic = list(op.operands)[1:]
-            for offset, stride in zip(ir.DenseI64ArrayAttr(op.attributes["static_offsets"]), strides):
-                if offset == mlir.DYNAMIC:
-                    terms.append((dynamic.pop(0), stride))
-                else:
-                    constant += offset * stride
-        value = op.operands[0]
-    return terms, constant
+from tilec.passes.cuda.memory_spaces import is_half, is_local, root
+from tilec.passes.cuda.threaded.context import OperationContext
+from tilec.passes.cuda.threaded.row_alignment import begin
+from tilec.passes.loops import EDGE, INNER, TOUCHED, WHOLE, Position, sum_of, when
 
 
 def flat(value: ir.Value) -> ir.Value:
@@ -148,7 +65,7 @@ def flat_index(value: ir.Value, dims: tuple[int, ...], position: Position, lane:
     return sum_of([*terms, (position.coordinate(dims[-1], lane), 1)], constant)
 
 
-def fetch(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
+def fetch(generic: OperationContext, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
     """This thread's part of an operand along unaligned rows, into registers."""
     threads, width = generic.threads, generic.access(value)
     pieces = range(0, generic.layout.vectors[dims[-1]], width)
@@ -182,7 +99,9 @@ def fetch(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: 
             load_rest(memory, at, width, tile, lambda n, lane=lane, slot=slot: slot(lane + n))
 
 
-def _fetch_own(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: ir.Value, memory, type_) -> None:
+def _fetch_own(
+    generic: OperationContext, value: ir.Value, dims: tuple[int, ...], tile: ir.Value, memory, type_
+) -> None:
     """Memory that the kernel has written: other blocks may be writing the elements beside the row."""
     width = generic.access(value)
     for part in generic.threads.parts(dims, WHOLE, EDGE):
@@ -201,7 +120,7 @@ def _is_scattered(value: ir.Value, dims: tuple[int, ...]) -> bool:
     return is_local(value) or len(set(dims)) < len(dims) or strides[-1] != 1
 
 
-def _fetch_anywhere(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
+def _fetch_anywhere(generic: OperationContext, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
     """Neighbours that begin within a vector: of two vectors, the elements from the place on at which the first wanted
     one is; halved by every bit of that place. Floats of 16 bits move in words of two, the last bit shifts those."""
     kernel, threads, width = generic.kernel, generic.threads, generic.access(value)
@@ -278,7 +197,7 @@ def _load_within(memory: ir.Value, at: ir.Value, width: int, tile: ir.Value, slo
             load_rest(memory, at, width, tile, slot)
 
 
-def _fetch_elements(generic: GenericMapper, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
+def _fetch_elements(generic: OperationContext, value: ir.Value, dims: tuple[int, ...], tile: ir.Value) -> None:
     """Operands that begin at other places are loaded element by element; lanes beside the row load the nearest element."""
     lane = generic.layout.lane_dim
     size = generic.sizes[lane]
@@ -319,7 +238,7 @@ def load_rest(memory: ir.Value, at: ir.Value, width: int, tile: ir.Value, slot, 
                 done += size
 
 
-def store(generic: GenericMapper, n: int, owner: ir.Value | None) -> None:
+def store(generic: OperationContext, n: int, owner: ir.Value | None) -> None:
     """This thread's part of a result along unaligned rows: vectors within the row, elements at its ends."""
     value, dims, tile, threads = generic.operands[n], generic.operand_dims[n], generic.tiles[n], generic.threads
     width, follows = generic.access(value), generic.kernel.alignment.follows(value, dims)

@@ -10,17 +10,15 @@ subscript depends on the lanes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilec.core import mlir
 from tilec.core.mlir import ir, vector
 from tilec.passes.cuda.memory_spaces import is_local, root
-
-if TYPE_CHECKING:
-    from tilec.passes.cuda.threaded.operation import GenericMapper
+from tilec.passes.cuda.threaded.context import OperationContext
 
 
-def wide_loads(generic: GenericMapper) -> list[ir.Operation]:
+def wide_loads(generic: OperationContext) -> list[ir.Operation]:
     """The loads of a body that can move all lanes of a step at a time."""
     lanes = generic.layout.vectors[generic.layout.lane_dim] if generic.layout.lane_dim in generic.dims else 1
     if lanes == 1:
@@ -32,7 +30,7 @@ def wide_loads(generic: GenericMapper) -> list[ir.Operation]:
     ]
 
 
-def _is_wide(generic: GenericMapper, load: ir.OpView, lanes: int) -> bool:
+def _is_wide(generic: OperationContext, load: ir.OpView, lanes: int) -> bool:
     value, *subscripts = load.operands
     if not subscripts or is_local(value) or ir.MemRefType(root(value).type).shape[-1] % lanes:
         return False
@@ -40,7 +38,7 @@ def _is_wide(generic: GenericMapper, load: ir.OpView, lanes: int) -> bool:
     return _moves(generic, last, lanes) and not any(_depends(generic, v, {}) for v in others)
 
 
-def _moves(generic: GenericMapper, value: ir.Value, lanes: int) -> bool:
+def _moves(generic: OperationContext, value: ir.Value, lanes: int) -> bool:
     """Whether a subscript is the lanes' index, from a multiple of their number on."""
     owner = mlir.definition(value)
     if owner is not None and owner.name == "affine.apply":
@@ -54,11 +52,11 @@ def _moves(generic: GenericMapper, value: ir.Value, lanes: int) -> bool:
     return _is_lane(generic, value)
 
 
-def _is_lane(generic: GenericMapper, value: ir.Value) -> bool:
+def _is_lane(generic: OperationContext, value: ir.Value) -> bool:
     return is_index(generic, value, generic.layout.lane_dim)
 
 
-def is_index(generic: GenericMapper, value: ir.Value, d: int | None) -> bool:
+def is_index(generic: OperationContext, value: ir.Value, d: int | None) -> bool:
     """Whether a value is the index of a kernel dimension."""
     owner = mlir.definition(value)
     if owner is None or owner.name != "linalg.index":
@@ -66,7 +64,7 @@ def is_index(generic: GenericMapper, value: ir.Value, d: int | None) -> bool:
     return generic.dims[ir.IntegerAttr(owner.attributes["dim"]).value] == d
 
 
-def _depends(generic: GenericMapper, value: ir.Value, known: dict[ir.Value, bool]) -> bool:
+def _depends(generic: OperationContext, value: ir.Value, known: dict[ir.Value, bool]) -> bool:
     """Whether a value of the body differs between lanes."""
     if value in known:
         return known[value]
@@ -82,7 +80,7 @@ def _depends(generic: GenericMapper, value: ir.Value, known: dict[ir.Value, bool
     return known[value]
 
 
-def fetch(generic: GenericMapper, load: ir.Operation) -> ir.Value:
+def fetch(generic: OperationContext, load: ir.Operation) -> ir.Value:
     """This thread's part of a wide load, in registers."""
     value, *subscripts = load.operands
     element = ir.MemRefType(value.type).element_type
@@ -99,7 +97,7 @@ def fetch(generic: GenericMapper, load: ir.Operation) -> ir.Value:
 
 
 def evaluate(
-    generic: GenericMapper, value: ir.Value, position: Any, lane: int, mapping: dict[ir.Value, ir.Value]
+    generic: OperationContext, value: ir.Value, position: Any, lane: int, mapping: dict[ir.Value, ir.Value]
 ) -> ir.Value:
     """A value of the body that does not vary otherwise, such as a subscript, at one lane of a step; `mapping` has the values known
     of it."""
