@@ -84,22 +84,11 @@ class Problem:
         self.dims = mlir.get_integers(op, "tilec.dims")
         self.operands = list(op.operands)
         self.operand_dims = [mlir.map_dims(m) for m in mlir.maps_of(op)]
-        bm, bn, self.depth = options.block
-        self.left = Side(
-            "left",
-            options.rows,
-            tuple(tiles[d] for d in options.rows),
-            bm,
-            options.copies[0],
-            options.left_k_major,
-        )
-        self.right = Side(
-            "right",
-            options.columns,
-            tuple(tiles[d] for d in options.columns),
-            bn,
-            options.copies[1],
-            options.right_k_major,
+        *points, self.depth = options.block
+        own = (options.rows, options.columns)
+        self.left, self.right = (
+            Side(name, dims, tuple(tiles[d] for d in dims), size, copy, k_major)
+            for name, dims, size, copy, k_major in zip(("left", "right"), own, points, options.copies, options.k_major)
         )
         extents = dict(zip(self.dims, mlir.extents_of(op)))
         self.inner = [extents[d] for d in options.inner]
