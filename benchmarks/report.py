@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +22,15 @@ def save(suite: str, rows: list[dict], path: Path | None, started: dict) -> Path
     facts = {"suite": suite, "machine": started, "versions": versions(), "rows": rows}
     path.write_text(json.dumps(facts, indent=1) + "\n")
     return path
+
+
+def table(headings: list[str], rows: Iterable[Iterable[str]], right: Iterable[int] = ()) -> str:
+    """A table in Markdown. `right`: the columns whose cells stand at the right."""
+    right = set(right)
+    rule = ["---:" if n in right else "---" for n in range(len(headings))]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (headings, rule, *rows)
+    )
 
 
 def time_text(us: float | None) -> str:

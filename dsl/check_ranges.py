@@ -12,7 +12,7 @@ from tilec.core.dtypes import I64
 from tilec.dsl import ast
 from tilec.dsl.check_scope import Report, TensorInfo, free_indices, text_of
 from tilec.dsl.index_values import index_values
-from tilec.dsl.ranges import Atom, Facts, Poly, divide, indices_of, interval, nonnegative, size_poly
+from tilec.dsl.ranges import Atom, Facts, Poly, divide, indices_of, interval, nonnegative, size_poly, to_size
 
 _MAX_TERMS = 400  # a subscript with larger products is treated like data
 
@@ -370,23 +370,6 @@ def _bound_ranges(expr: ast.Expr) -> Iterator[ast.Range]:
     for node in ast.traverse(expr):
         if isinstance(node, ast.Reduce):
             yield from node.ranges
-
-
-def to_size(p: Poly) -> ast.Size:
-    """A polynomial as a size: a number where it is one."""
-    if (value := p.constant) is not None:
-        return ast.SizeNumber(value)
-    total: ast.Size | None = None
-    for monomial, factor in p.terms:
-        term: ast.Size | None = ast.SizeNumber(factor) if factor != 1 or not monomial else None
-        for v in monomial:
-            if isinstance(v, Atom):
-                size: ast.Size = ast.SizeBinary("//", to_size(v.left), to_size(v.right))
-            else:
-                size = ast.SizeName(v)
-            term = size if term is None else ast.SizeBinary("*", term, size)
-        total = term if total is None else ast.SizeBinary("+", total, term)
-    return total
 
 
 def _size_text(size: ast.Size) -> str:

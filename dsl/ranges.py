@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 from tilec.dsl import ast
@@ -182,6 +183,21 @@ def size_poly(size: ast.Size, sizes: Mapping[str, Poly]) -> Poly:
                     return a * b
                 case "//":
                     return divide("//", a, b)
+
+
+def to_size(p: Poly) -> ast.Size:
+    """A polynomial as a size: a number where it is one."""
+    if (value := p.constant) is not None:
+        return ast.SizeNumber(value)
+    terms: list[ast.Size] = []
+    for monomial, factor in p.terms:
+        sizes: list[ast.Size] = [ast.SizeNumber(factor)] if factor != 1 or not monomial else []
+        for v in monomial:
+            sizes.append(
+                ast.SizeBinary("//", to_size(v.left), to_size(v.right)) if isinstance(v, Atom) else ast.SizeName(v)
+            )
+        terms.append(reduce(lambda a, b: ast.SizeBinary("*", a, b), sizes))
+    return reduce(lambda a, b: ast.SizeBinary("+", a, b), terms)
 
 
 # ---- proofs ----------------------------------------------------------------------------------------------------------

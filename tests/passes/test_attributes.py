@@ -17,7 +17,8 @@ from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
 from tilec.dsl.specialise import specialise
-from tilec.kernels.attributes import STAGES, TABLE, Parts, Placement, Verifier
+from tilec.kernels.attributes import STAGES, TABLE, Parts, Placement
+from tilec.kernels.verifier import Verifier
 from tilec.passes import Stage
 
 ROOT = Path(tilec.__file__).parent.parent

@@ -108,18 +108,18 @@ def test_rows_are_prepared_beside_each_other(tmp_path, monkeypatch):
 
 def test_figures_are_drawn_from_results(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    from benchmarks import docs, plots
+    from benchmarks import plots, result_tables
 
     monkeypatch.setattr(plots, "FOLDER", tmp_path)
-    made = plots.write(docs.newest)
+    made = plots.write(result_tables.newest)
     assert {p.stem for p in made} >= {"memory-rows-bf16", "memory-rows-f32", "memory-overview", "memory-roofline"}
     assert all(2**12 < p.stat().st_size < 2**18 for p in made)
 
 
 def test_every_missed_target_has_a_reason():
-    from benchmarks import docs, memory_report
+    from benchmarks import memory_report, result_tables
 
-    rows = docs.newest("memory")[1]["rows"]
+    rows = result_tables.newest("memory")[1]["rows"]
     lines = memory_report.missed_groups(rows)
     assert lines and all(line[0] and line[-1] and any(line[1:-1]) for line in lines)
 

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tilec.cli.common import STAGES, add_output, add_program, days, note, show_error, sizes, whole, write_file
+from tilec.cli.common import STAGES, add_output, add_program, days, note, show_error, sizes, whole
+from tilec.cli.defects import report_defect
 from tilec.cli.streams import open_streams, warnings_as
 from tilec.core.diagnostics import InternalError, TileError
 from tilec.process import progress
 
 OK, MISTAKE, DEFECT, INTERRUPTED, PIPE_CLOSED = 0, 1, 70, 130, 141
-ERROR_FILE = "tilec-error.mlir"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +52,7 @@ def _status(argv: list[str]) -> int:
             _drop_output()
             note(str(error) or type(error).__name__, "error")
             return MISTAKE
-        _report_defect(error, args, argv)
+        report_defect(error, args, argv)
         return DEFECT
 
 
@@ -87,59 +85,6 @@ def _is_environment(error: Exception) -> bool:
     """
     driver = sys.modules.get("tilec.runtime.cuda.driver")
     return isinstance(error, (OSError, MemoryError, *((driver.CudaError,) if driver else ())))
-
-
-# ---- defects ---------------------------------------------------------------------------------------------
-
-
-def _report_defect(error: Exception, args: argparse.Namespace, argv: list[str]) -> None:
-    """Reports the failing stage, and saves the input that reproduces the failure."""
-    stage, ir = (error.stage, error.ir) if isinstance(error, InternalError) else (None, None)
-    told = str(error) if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
-    note(f"{told}\nThis is a defect of tilec, not of the program.", "internal error")
-    if stage:
-        note(f"in stage '{stage}'", "where")
-    elif location := _location(error):
-        note(location, "where")
-    if ir:
-        before = _stage_before(stage)
-        path = _save(f"// tilec stage: {before}, target: {_target(args)}\n{ir}")
-        note(f"{path} holds the IR that went into the stage", "saved")
-        note(f"tilec opt {shlex.quote(str(path))} --from {before}", "to reproduce")
-    else:
-        note(f"tilec {shlex.join(argv)}", "to reproduce")
-    if not os.environ.get("TILEC_DEBUG"):
-        note("TILEC_DEBUG=1 shows the traceback", "hint")
-
-
-def _location(error: BaseException) -> str:
-    """The innermost line of ours in a traceback."""
-    locations = []
-    frame = error.__traceback__
-    while frame is not None:
-        locations.append((frame.tb_frame.f_code.co_filename, frame.tb_lineno))
-        frame = frame.tb_next
-    return f"{locations[-1][0]}:{locations[-1][1]}" if locations else ""
-
-
-def _stage_before(stage: str | None) -> str:
-    names = [*STAGES.split(), "emit"]
-    return names[max(0, names.index(stage) - 1)] if stage in names else "build"
-
-
-def _target(args: argparse.Namespace) -> str:
-    return getattr(args, "target", None) or "cpu"
-
-
-def _save(text: str) -> Path:
-    """Here, or where that is not allowed in the directory for temporary files."""
-    path = Path(ERROR_FILE)
-    try:
-        write_file(path, text.encode())
-    except TileError:
-        path = Path(tempfile.mkdtemp(prefix="tilec-")) / ERROR_FILE
-        write_file(path, text.encode())
-    return path
 
 
 # ---- the command line ------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def _demand_planned(module, start: str, machine, asked: str | None) -> None:
 
 def demand_attributes(module: Any, stage: str, name: str) -> None:
     """A text's module has no attributes but those that may be there after a stage; `name` is the file's. Raises CallError."""
-    from tilec.kernels.attributes import Verifier
+    from tilec.kernels.verifier import Verifier
 
     if (fault := Verifier().fault(module.operation, stage, ended=True)) is not None:
         hint = f"docs/architecture.md has a table of all attributes; stage '{stage}' left '{name}'"

@@ -4,4 +4,5 @@ WARP = 32  # threads
 WARPGROUP = 128  # threads, which multiply together (sm_90)
 ROWS = 64  # that a warpgroup multiplies
 WIDE = 16  # bytes of the widest access of memory, and of which TMA wants strides to be multiples
+WORD = 4  # bytes of a register, and of a bank of shared memory
 LINE = 128  # bytes of a line of a swizzled box

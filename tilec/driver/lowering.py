@@ -17,7 +17,7 @@ from tilec.core import mlir
 from tilec.core.diagnostics import InternalError, TileError
 from tilec.core.mlir import PassManager, ir
 from tilec.core.target import Target
-from tilec.kernels.attributes import Verifier
+from tilec.kernels.verifier import Verifier
 from tilec.passes import NAMES, Stage, stages
 from tilec.plan.edited import check_edited
 from tilec.plan.model import Plan

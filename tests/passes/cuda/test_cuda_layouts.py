@@ -14,7 +14,7 @@ from tools.lowering import lowered
 import tilec
 from tilec.core import mlir
 from tilec.core.targets import load
-from tilec.plan.cuda import choose
+from tilec.plan.cuda import choose, columns
 from tilec.runtime.cuda.cubins import program_cubins
 
 ALL = [pytest.param(example, id=name) for name, example in EXAMPLES.items()]
@@ -45,7 +45,8 @@ def test_examples(example, rng, monkeypatch):
 def test_tiles_that_do_not_fit_registers(example, rng, monkeypatch):
     """Rows are read again by every sweep, and intermediates live in workgroup memory: on a card where a thread holds little."""
     monkeypatch.setattr(choose, "choose_contraction", lambda *_: None)
-    monkeypatch.setattr(choose, "THREADS", 64)
+    for module in (choose, columns):
+        monkeypatch.setattr(module, "THREADS", 64)
     h200 = load("h200")
     groups = dict(h200.fitted.groups)
     for name, changes in SMALL.items():

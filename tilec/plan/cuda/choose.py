@@ -16,17 +16,15 @@ unrolled steps. Few shapes cover all operations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil, prod
+from math import prod
 from typing import Any
 
 from tilec.analysis.graph import Graph, Node
-from tilec.analysis.layout import Layout, make
+from tilec.analysis.layout import Layout
 from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
-from tilec.core.fitted import Layouts
-from tilec.core.hardware import WIDE
+from tilec.core.hardware import WIDE, WORD
 from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes, count
 from tilec.core.target import Target
@@ -37,19 +35,18 @@ from tilec.kernels.threaded import laid_out
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.cuda.chain import choose_chain
+from tilec.plan.cuda.columns import columns
 from tilec.plan.cuda.contraction import choose_contraction
 from tilec.plan.cuda.online import choose_online, online_reductions
 from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, row_tiles, ruled_out_rows
 from tilec.plan.cuda.scan import ScanPlan, refuse_look_back, ruled_out_scan, scan_intermediate_bytes, scan_tiles
 from tilec.plan.cuda.shared_memory import fit, layout_of, on_chip, too_much
-from tilec.plan.cuda.view import UNROLLED, View, accesses, lane_dim, power, unrolled, vector_of
+from tilec.plan.cuda.view import THREADS, View, accesses, lane_dim, lay_out, power, unrolled, vector_of
 from tilec.plan.groups import Group, Remark
 
-THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
 TRANSPOSE_SIDE = (
     128  # elements of a side of a tile that is transposed in vectors: 256 bytes of memory in both directions
 )
-WORD = 4  # bytes of a bank of shared memory
 FAST_PATH_MOST = 16  # elements of a thread for which sin and cos are written out twice: more of the full forms fill the registers
 
 
@@ -70,11 +67,11 @@ def choose(
     if contraction is not None:
         family, (tile, layout, why) = VectorContraction, _contraction(view, contraction)
     elif lane is None:
-        tile, layout, why = {}, _make(view, {}, {}, {}, {}), "one thread computes a scalar"
+        tile, layout, why = {}, lay_out(view, {}, {}, {}, {}), "one thread computes a scalar"
     elif transposed := _transposed_dims(view, lane):
         family, (tile, layout, why) = Transpose, _transpose(view, lane, transposed[0])
     elif lane in kernel.grid:
-        family, (tile, layout, why) = Columns if view.reduced else Points, _columns(view, lane)
+        family, (tile, layout, why) = Columns if view.reduced else Points, columns(view, lane)
     else:
         tile, layout, why, row = _rows(view, lane)
         family = Scan if isinstance(row, ScanPlan) else Rows
@@ -183,7 +180,7 @@ def _dealt(view: View, lane: int, tile: RowTile) -> tuple[dict[int, int], Layout
         counts[across] = power(min(tile.rows_per_block, view.extents[across]))
     step = unrolled(view, set(view.reduced) - {lane}, tile.vector * tile.vectors) | {lane: tile.vectors}
     ones = dict.fromkeys(view.kernel.grid, 1)
-    layout = _make(view, counts, {lane: tile.vector}, step, ones | counts, tile.unaligned)
+    layout = lay_out(view, counts, {lane: tile.vector}, step, ones | counts, tile.unaligned)
     return {across: counts.get(across, 1)} if across is not None else {}, layout
 
 
@@ -198,7 +195,7 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, Scan
     for tile in scan_tiles(view, lane, vector, THREADS, row_bytes):
         counts = {lane: tile.threads} | ({grid[-1]: tile.rows_per_block} if grid else {})
         steps = unrolled(view, set(view.reduced) - {lane}, vector * tile.steps) | {lane: tile.steps}
-        layout = _make(view, counts, {lane: vector}, steps, dict.fromkeys(grid, 1) | counts)
+        layout = lay_out(view, counts, {lane: vector}, steps, dict.fromkeys(grid, 1) | counts)
         kernel = replace(view.kernel, tile=tuple(counts.get(d, 1) for d in grid))
         held = replace(layout, blocks_per_row=tile.blocks_per_row).whole([lane])
         kept_here = 0 if held else min(row_bytes, room)
@@ -216,96 +213,6 @@ def _scan_rows(view: View, lane: int) -> tuple[dict[int, int], Layout, str, Scan
         f"a scan: {tile}, {count(vector, 'element')} an access",
         ScanPlan(blocks, work, tuple(others)),
     )
-
-
-# ---- columns and points ----------------------------------------------------------------------------------------------
-
-
-def _columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
-    """Threads along the contiguous grid dimension, then along a reduction that needs them, then along other grid
-    dimensions; steps keep several loads in flight."""
-    kernel, extents, vector, fit = view.kernel, view.extents, vector_of(view, lane), view.target.fit(Layouts)
-    if not view.reduced:  # stores of 16 bytes that leave gaps for the next one reach 0.63 of copy, narrower loads 0.98
-        vector = min(vector, max(1, WIDE // max((a.element for a in view.accesses if a.written), default=1)))
-    splits = [d for d in view.reduced if d not in view.scanned and extents[d] > UNROLLED]
-    points = prod(extents[d] for d in kernel.grid)
-    counts: dict[int, int] = {}
-    budget = THREADS if view.reduced else fit.point_threads
-    joined = bool(splits and online_reductions(view)) and _split(view, points) > 1
-    if joined:  # the states of several reductions take registers: one word an access, and more of them
-        vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
-    narrow = _split(view, points // vector) if splits else 1
-    blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
-    line = (
-        8 if blocks < fit.few_blocks else 16 if blocks < (fit.online_line_blocks if joined else fit.line_blocks) else 32
-    )
-    counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
-    budget //= counts[lane]
-    if narrow > 1:
-        longest = max(splits, key=lambda d: extents[d])
-        counts[longest] = min(2 * budget, power(extents[longest] / 2))
-        budget = max(1, budget // counts[longest])
-    for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
-        counts[d] = min(budget, power(extents[d]))
-        budget //= counts[d]
-    steps = unrolled(view, {*view.reduced} - {*splits}, vector) | dict.fromkeys(
-        splits, (4 if joined else 2) * fit.loads
-    )
-    tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
-    others = sorted((d for d in tile if d != lane), reverse=True)
-    computed = [v for n in view.group.nodes for v in n.extracts]
-    if vector == 1 and not view.reduced and len(computed) > len(set(computed)):
-        _more_steps(view, (*others, lane), tile, steps, UNROLLED)  # what rows read alike stays in L1
-    elif vector == 1 and not splits:
-        _more_steps(view, (lane, *others), tile, steps, fit.loads)  # single elements: several of them in flight
-    elif not view.reduced and computed:
-        _more_steps(view, (*others, lane), tile, steps, 2)  # two places to wait for at a time
-    elif not view.reduced and (_is_busy(view) or _is_light(view, vector)):
-        _more_steps(view, (lane, *others), tile, steps, 2)
-    layout = _make(view, counts, {lane: vector}, steps, tile)
-    threads = f"{by_sizes(counts[d] for d in layout.order)} threads" if layout.order else "1 thread"
-    return (
-        tile,
-        layout,
-        f"{threads}, {count(vector, 'element')} an access, tiles of {by_sizes(tile[d] for d in kernel.grid)}",
-    )
-
-
-def _is_light(view: View, vector: int) -> bool:
-    """Whether a vector of each operand is too little for a block that comes and goes."""
-    points = {d for d in view.kernel.grid if view.extents[d] > 1}
-    return (
-        vector * sum(a.element for a in view.accesses if points <= set(a.dims)) < view.target.fit(Layouts).light_bytes
-    )
-
-
-def _is_busy(view: View) -> bool:
-    """Whether the arithmetic of elements takes nearly as long as their memory. A thread then takes two vectors, which share
-    addresses and common values, and whose instructions overlap.
-
-    Sines and cosines that are written out twice are excluded, since they fill the registers.
-    """
-    if any(is_trigonometric(op) for n in view.group.nodes for op in mlir.traverse(n.op)):
-        return False
-    terms = cost.predict(view.kernel.work, view.target).terms
-    memory = max(terms.get(name, 0.0) for name in cost.MEMORY)
-    busy = view.target.fit(Layouts).busy
-    return any(us > busy * memory for name, us in terms.items() if name not in cost.MEMORY)
-
-
-def _split(view: View, threads: int) -> int:
-    """Over how many threads a reduction is spread so that all SMs have enough to do."""
-    wanted = view.target.units * view.target.fit(Layouts).split_threads
-    return min(32, power(wanted / max(1, threads))) if threads < wanted else 1
-
-
-def _more_steps(view: View, order: Sequence[int], tile: dict[int, int], steps: dict[int, int], wanted: int) -> None:
-    """Gives a thread several elements along the first dimension or the next, as long as all SMs have blocks."""
-    blocks = prod(ceil(view.extents[d] / t) for d, t in tile.items())
-    for d in order:
-        while wanted > 1 and 2 * tile[d] <= view.extents[d] and blocks >= 8 * view.target.units:
-            tile[d], steps[d] = 2 * tile[d], 2 * steps.get(d, 1)
-            wanted, blocks = wanted // 2, blocks // 2
 
 
 # ---- transposes ------------------------------------------------------------------------------------------------------
@@ -337,7 +244,7 @@ def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layou
             )
         counts[other] = side[lane] // 2
         steps = {lane: 1, other: max(1, side[other] // counts[other])}
-        layout = _make(view, counts, {lane: wide}, steps, side)
+        layout = lay_out(view, counts, {lane: wide}, steps, side)
         return side, layout, f"tiles of {side[lane]} x {side[other]}, transposed in vectors of {wide} elements"
     vector = max(1, WORD // max(a.element for a in view.accesses))
     while view.extents[lane] % vector or view.extents[other] % vector:
@@ -345,7 +252,7 @@ def _transpose(view: View, lane: int, other: int) -> tuple[dict[int, int], Layou
     side = {d: min(64, power(view.extents[d])) for d in (lane, other)}
     counts = {lane: min(32, side[lane] // vector), other: min(16, side[other])}
     steps = {d: side[d] // counts[d] // (vector if d == lane else 1) for d in side}
-    layout = _make(view, counts, {lane: vector}, steps, side)
+    layout = lay_out(view, counts, {lane: vector}, steps, side)
     return (
         side,
         layout,
@@ -375,7 +282,7 @@ def _contraction(view: View, node: Node) -> tuple[dict[int, int], Layout, str]:
     wide = 4 // vector
     steps = {d: 1 for d in view.reduced} | {dims[c.k[-1]]: 4, other: rows, lane: wide}
     tile = {lane: counts[lane] * vector * wide, other: counts[other] * rows}
-    layout = _make(view, counts, {lane: vector}, steps, tile)
+    layout = lay_out(view, counts, {lane: vector}, steps, tile)
     return (
         tile,
         layout,
@@ -383,22 +290,7 @@ def _contraction(view: View, node: Node) -> tuple[dict[int, int], Layout, str]:
     )
 
 
-# ---- the result ------------------------------------------------------------------------------------------------------
-
-
-Numbers = dict[int, int]  # by kernel dimension
-
-
-def _make(
-    view: View, counts: Numbers, vectors: Numbers, steps: Numbers, tile: Numbers, unaligned: bool = False
-) -> Layout:
-    """`counts` lists dimensions in the order of threads, the fastest first."""
-    extents = [min(tile.get(d, 1), e) if d in view.kernel.grid else e for d, e in enumerate(view.extents)]
-    dims = range(len(extents))
-    return make(
-        extents, [d for d, c in counts.items() if c > 1], [counts.get(d, 1) for d in dims],
-        [vectors.get(d, 1) for d in dims], [steps.get(d, 1) for d in dims], unaligned,
-    )  # fmt: skip
+# ---- the work --------------------------------------------------------------------------------------------------------
 
 
 def work_laid_out(kernel: KernelPlan, view: View, layout: Layout) -> cost.Work:

@@ -8,6 +8,7 @@ from math import ceil, prod
 from typing import Any
 
 from tilec.analysis.graph import Graph, Node, extract_directions, scattered_extracts
+from tilec.analysis.layout import Layout, make
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import ir
@@ -16,6 +17,8 @@ from tilec.kernels import KernelPlan
 from tilec.plan.groups import Group
 
 UNROLLED = 8  # a dimension that a thread walks alone is unrolled as a whole up to this
+Numbers = dict[int, int]  # by kernel dimension
+THREADS = 256  # a block's, where nothing asks for another number: eight warps hide latency and leave registers
 HELD = 64  # elements of several dimensions together that a thread may hold: 40 to 110 registers
 
 
@@ -153,3 +156,15 @@ def unrolled(view: View, dims: Iterable[int], elements: int = 1) -> dict[int, in
         steps[d] = max(1, min(view.extents[d], UNROLLED, room))
         room //= steps[d]
     return steps
+
+
+def lay_out(
+    view: View, counts: Numbers, vectors: Numbers, steps: Numbers, tile: Numbers, unaligned: bool = False
+) -> Layout:
+    """The layout of a block. `counts` lists dimensions in the order of threads, the fastest first."""
+    extents = [min(tile.get(d, 1), e) if d in view.kernel.grid else e for d, e in enumerate(view.extents)]
+    dims = range(len(extents))
+    return make(
+        extents, [d for d, c in counts.items() if c > 1], [counts.get(d, 1) for d in dims],
+        [vectors.get(d, 1) for d in dims], [steps.get(d, 1) for d in dims], unaligned,
+    )  # fmt: skip

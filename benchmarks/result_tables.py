@@ -1,0 +1,213 @@
+"""The generated parts of README.md and docs/ that say what was measured, from the files in `results/`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks import audit_report, memory_report, report
+from benchmarks.report import table
+
+ROOT = Path(__file__).parents[1]
+
+
+def newest(suite: str) -> tuple[Path, dict] | None:
+    files = sorted(report.RESULTS.glob(f"*-{suite}.json"))
+    return (files[-1], json.loads(files[-1].read_text())) if files else None
+
+
+def _reached(rows: list[dict]) -> list[dict]:
+    """Without those that a run had no time for."""
+    return [r for r in rows if not r.get("error", "").startswith("not run")]
+
+
+def whole(suite: str) -> tuple[Path, dict] | None:
+    """The newest results of a run that came to its end, where that is not the newest run."""
+    files = sorted(report.RESULTS.glob(f"*-{suite}.json"), reverse=True)
+    runs = [(path, json.loads(path.read_text())) for path in files]
+    ended = [run for run in runs if not any("error" in r for r in run[1]["rows"])]
+    return ended[0] if ended and ended[0] != runs[0] else None
+
+
+def whole_results(suite: str) -> str:
+    """The table of `whole`."""
+    if (found := whole(suite)) is None:
+        return "The run above is whole."
+    return "The last run that reached all rows:\n\n" + results(suite, found)
+
+
+def results(suite: str, found: tuple[Path, dict] | None = None) -> str:
+    found = found or newest(suite)
+    if found is None:
+        return f"No results yet: `python -m benchmarks {suite}` writes them."
+    path, facts = found
+    machine, versions = facts["machine"], facts["versions"]
+    where = machine["gpu"] if suite == "gpu" else f"{machine['cpu']}, {machine['cores']} cores"
+    with_ = ", ".join(f"{k} {v}" for k, v in versions.items() if k in ("numpy", "torch", "jax", "triton", "numba"))
+    parts = [
+        f"{where}; {with_}; {path.name[:10]}, commit {versions['commit']}, from "
+        f"[`{path.name}`](../{path.relative_to(ROOT)})."
+    ]
+    rows = _reached(facts["rows"])
+    for end, meaning in report.WAYS[suite].items():
+        headings, cells = report.grid(suite, report.in_tables(rows), end)
+        parts.append(f"Medians, {meaning}:")
+        parts.append(table(headings, cells, range(1, len(headings))))
+    headings, cells = report.compile_grid(rows)
+    if cells:
+        parts.append("Compiling, in a new process (small sizes; *next shape* is the same program for other sizes):")
+        parts.append(table(headings, cells, range(3, len(headings))))
+    if lines := report.others(rows):
+        parts.append("\n".join(f"- {line}" for line in lines))
+    reached = report.targets(suite, rows)
+    if missed := [f"{what} ({value:.2f}, wanted {wanted:.2f})" for what, value, wanted, met in reached if not met]:
+        parts.append(f"{len(missed)} of {len(reached)} targets are missed: " + "; ".join(missed) + ".")
+    elif reached:
+        parts.append(f"All {len(reached)} targets are met.")
+    return "\n\n".join(parts)
+
+
+HEADLINES = {  # of the many rows, those that the README shows, by how their names begin
+    "gpu": ("example gelu", "example softmax", "example layernorm", "example cross_entropy",
+            "example transpose", "example causal_attention", "example transformer_block", "matmul 8192 bf16"),
+    "cpu": ("softmax 4096", "layernorm 4096", "gelu (tanh) 4096", "sum of rows 4096", "transpose 4096", "matmul 2048",
+            "softmax 32x32"),
+}  # fmt: skip
+
+
+def headlines() -> str:
+    """A few rows of each suite, with where they were measured."""
+    parts = []
+    runs = [(s, run, names) for s, names in HEADLINES.items() for run in (newest(s), whole(s)) if run is not None]
+    shown: set[str] = set()
+    for suite, (path, facts), names in runs:
+        where = facts["machine"]["gpu"] or f"{facts['machine']['cpu']}, {facts['machine']['cores']} cores"
+        (end, meaning), *_ = report.WAYS[suite].items()
+        rows = report.in_tables(_reached(facts["rows"]))
+        rows = [r for r in rows if r["name"].startswith(names) and r["name"] not in shown]
+        if not rows:
+            continue
+        shown |= {r["name"] for r in rows}
+        headings, cells = report.grid(suite, rows, end)
+        parts.append(f"{where}, {path.name[:10]}, commit {facts['versions']['commit']}, {meaning}:")
+        parts.append(table(headings, cells, range(1, len(headings))))
+    return "\n\n".join(parts)
+
+
+def compile_results() -> str:
+    """How long programs take to become ready to launch."""
+    from benchmarks.compiling import HEADINGS, cells, summary
+
+    found = newest("compile")
+    if found is None:
+        return "No results yet: `python -m benchmarks compile` writes them."
+    path, facts = found
+    machine = facts["machine"]
+    others = f", {n} programs at a time" if (n := machine.get("at_once", 1)) > 1 else ""
+    parts = [
+        f"{machine['cpu']}, {machine['cores']} cores{others}, from [`{path.name}`](../{path.relative_to(ROOT)}):",
+        table(HEADINGS, cells(facts["rows"]), range(2, len(HEADINGS))),
+        *summary(facts["rows"]),
+    ]
+    return "\n\n".join(parts)
+
+
+def _of_run(suite: str) -> tuple[str, list[dict]] | None:
+    """Where and when the newest results were measured, and their rows."""
+    if (found := newest(suite)) is None:
+        return None
+    path, facts = found
+    machine, versions = facts["machine"], facts["versions"]
+    where = machine["cpu"] + f", {machine['cores']} cores" if "cpu" in suite else machine["gpu"]
+    with_ = ", ".join(f"{k} {v}" for k, v in versions.items() if k in ("numba-cuda-mlir", "torch", "triton"))
+    link = f"[`{path.name}`](../{path.relative_to(ROOT)})"
+    return f"{where}; {with_}; {path.name[:10]}, commit {versions['commit']}, from {link}.", facts["rows"]
+
+
+def memory_run() -> str:
+    found = _of_run("memory")
+    return found[0] if found else "No results yet: `python -m benchmarks memory` writes them."
+
+
+def memory_kinds() -> str:
+    if (found := _of_run("memory")) is None:
+        return ""
+    headings, *lines = memory_report.summary(found[1])
+    asides = [
+        f"{name[0].upper()}{name[1:]}: {', '.join(f'{k} {report.time_text(t)}' for k, t in told)}."
+        for name, told in memory_report.asides(found[1])
+    ]
+    return "\n\n".join([table(headings, lines, range(1, len(headings))), *asides])
+
+
+def memory_missed() -> str:
+    if (found := _of_run("memory")) is None:
+        return ""
+    reached, lines = memory_report.targets(found[1]), memory_report.missed_groups(found[1])
+    count = sum(not met for *_, met in reached)
+    said = f"{count} of {len(reached)} targets are missed. The targets: a speed of "
+    said += " and ".join(f"{share} of a copy's for {kind}" for kind, share in _wanted()) + "; no faster peer; "
+    said += f"a geometric mean of {memory_report.GEOMEAN} over torch.compile; gelu as fast as relu, cos(cos) as cos, within 2%; "
+    said += "a third of torch.compile's host time for a call, and no more than Triton's. "
+    if means := memory_report.large(found[1]):
+        said += f"Without the small programs the mean is {means[0]:.2f}; "
+        said += f"if all programs ran at a copy's speed, it would be {means[1]:.2f}. "
+    said += "A row has the programs that miss targets for one reason, the values that they reach, and the number of shapes."
+    headings = ["programs", "of copy", "best peer's time over ours", "ratio", "reason"]
+    return said + "\n\n" + table(headings, lines, (1, 2, 3))
+
+
+def _wanted() -> list[tuple[str, float]]:
+    """Kinds of programs by the share of a copy's speed that they should reach."""
+    by_share: dict[float, list[str]] = {}
+    for kind, share in memory_report.OF_COPY.items():
+        by_share.setdefault(share, []).append(kind if kind == "rows" else f"{kind}s")
+    return [(", ".join(kinds), share) for share, kinds in by_share.items()]
+
+
+def audits() -> str:
+    """What the audits found, a part for each kind of target."""
+    parts = []
+    for target in ("cuda", "cpu"):
+        if (found := _of_run(f"{target}-audit")) is None:
+            continue
+        run, rows = found
+        reached = [
+            f"{what} {value:.3g} (wanted {wanted:g}{'' if met else ', missed'})"
+            for what, value, wanted, met in audit_report.targets(rows)
+        ]
+        parts += [run, "; ".join(reached).capitalize() + ".", _wide_table(audit_report.by_kind(rows))]
+        parts.append(f"![Predicted and measured times, and choices]({_audit_image(target)})")
+        if (worst := audit_report.worst(rows))[1]:
+            parts += ["The points where the choice was furthest from the best plan:", _wide_table(worst)]
+    return "\n\n".join(parts) or "No results yet: `python -m benchmarks audit` writes them."
+
+
+def _audit_image(target: str) -> str:
+    return f"images/audit-{target}.png"
+
+
+def _wide_table(made: tuple[list[str], list[list[str]]]) -> str:
+    return table(*made, range(1, 4))
+
+
+def numerics() -> str:
+    """The largest errors measured, a table for each kind of target that results exist of."""
+    from benchmarks.numerics import TYPES, described
+
+    parts = []
+    for kind in ("cpu", "cuda"):
+        if (found := newest(f"{kind}-numerics")) is None:
+            parts.append(f"Not measured on {kind.upper()} yet: `python -m benchmarks numerics` does.")
+            continue
+        path, facts = found
+        machine = facts["machine"]["gpu"] if kind == "cuda" else facts["machine"]["cpu"]
+        counts = {r["type"]: r["samples"] for r in facts["rows"] if "samples" in r and r["name"] == "exp"}
+        values = ", ".join(f"{counts[t.name]:,} of {t}" for t in TYPES if t.name in counts)
+        parts.append(f"{kind.upper()}: {machine}, {values} ([{path.name}](../benchmarks/results/{path.name})).")
+        parts.append(table(["function", *(f"`{t}`" for t in TYPES)], described(facts), range(1, 5)))
+    return "\n\n".join(parts)
+
+
+def ulp_text(value: float) -> str:
+    return "exact" if value == 0 else f"{value:g}"

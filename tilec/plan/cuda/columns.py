@@ -1,0 +1,103 @@
+"""Layouts of kernels that are contiguous along a grid dimension: columns, which reduce across it, and points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, prod
+
+from tilec.analysis.layout import Layout
+from tilec.core import mlir
+from tilec.core.fitted import Layouts
+from tilec.core.hardware import WIDE, WORD
+from tilec.core.quantities import by_sizes, count
+from tilec.cost import model as cost
+from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
+from tilec.plan.cuda.online import online_reductions
+from tilec.plan.cuda.view import THREADS, UNROLLED, View, lay_out, power, unrolled, vector_of
+
+
+def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
+    """Threads along the contiguous grid dimension, then along a reduction that needs them, then along other grid
+    dimensions; steps keep several loads in flight."""
+    kernel, extents, vector, fit = view.kernel, view.extents, vector_of(view, lane), view.target.fit(Layouts)
+    if not view.reduced:  # stores of 16 bytes that leave gaps for the next one reach 0.63 of copy, narrower loads 0.98
+        vector = min(vector, max(1, WIDE // max((a.element for a in view.accesses if a.written), default=1)))
+    splits = [d for d in view.reduced if d not in view.scanned and extents[d] > UNROLLED]
+    points = prod(extents[d] for d in kernel.grid)
+    counts: dict[int, int] = {}
+    budget = THREADS if view.reduced else fit.point_threads
+    joined = bool(splits and online_reductions(view)) and _split(view, points) > 1
+    if joined:  # the states of several reductions take registers: one word an access, and more of them
+        vector = min(vector, max(1, WORD // min((a.element for a in view.accesses if not a.written), default=WORD)))
+    narrow = _split(view, points // vector) if splits else 1
+    blocks = points // (16 * vector) / view.target.units  # an SM, with 16 lanes along a row: 256 bytes of it
+    line = (
+        8 if blocks < fit.few_blocks else 16 if blocks < (fit.online_line_blocks if joined else fit.line_blocks) else 32
+    )
+    counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
+    budget //= counts[lane]
+    if narrow > 1:
+        longest = max(splits, key=lambda d: extents[d])
+        counts[longest] = min(2 * budget, power(extents[longest] / 2))
+        budget = max(1, budget // counts[longest])
+    for d in sorted((d for d in kernel.grid if d != lane), reverse=True):
+        counts[d] = min(budget, power(extents[d]))
+        budget //= counts[d]
+    steps = unrolled(view, {*view.reduced} - {*splits}, vector) | dict.fromkeys(
+        splits, (4 if joined else 2) * fit.loads
+    )
+    tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
+    others = sorted((d for d in tile if d != lane), reverse=True)
+    computed = [v for n in view.group.nodes for v in n.extracts]
+    if vector == 1 and not view.reduced and len(computed) > len(set(computed)):
+        _more_steps(view, (*others, lane), tile, steps, UNROLLED)  # what rows read alike stays in L1
+    elif vector == 1 and not splits:
+        _more_steps(view, (lane, *others), tile, steps, fit.loads)  # single elements: several of them in flight
+    elif not view.reduced and computed:
+        _more_steps(view, (*others, lane), tile, steps, 2)  # two places to wait for at a time
+    elif not view.reduced and (_is_busy(view) or _is_light(view, vector)):
+        _more_steps(view, (lane, *others), tile, steps, 2)
+    layout = lay_out(view, counts, {lane: vector}, steps, tile)
+    threads = f"{by_sizes(counts[d] for d in layout.order)} threads" if layout.order else "1 thread"
+    return (
+        tile,
+        layout,
+        f"{threads}, {count(vector, 'element')} an access, tiles of {by_sizes(tile[d] for d in kernel.grid)}",
+    )
+
+
+def _is_light(view: View, vector: int) -> bool:
+    """Whether a vector of each operand is too little for a block that comes and goes."""
+    points = {d for d in view.kernel.grid if view.extents[d] > 1}
+    return (
+        vector * sum(a.element for a in view.accesses if points <= set(a.dims)) < view.target.fit(Layouts).light_bytes
+    )
+
+
+def _is_busy(view: View) -> bool:
+    """Whether the arithmetic of elements takes nearly as long as their memory. A thread then takes two vectors, which share
+    addresses and common values, and whose instructions overlap.
+
+    Sines and cosines that are written out twice are excluded, since they fill the registers.
+    """
+    if any(is_trigonometric(op) for n in view.group.nodes for op in mlir.traverse(n.op)):
+        return False
+    terms = cost.predict(view.kernel.work, view.target).terms
+    memory = max(terms.get(name, 0.0) for name in cost.MEMORY)
+    busy = view.target.fit(Layouts).busy
+    return any(us > busy * memory for name, us in terms.items() if name not in cost.MEMORY)
+
+
+def _split(view: View, threads: int) -> int:
+    """Over how many threads a reduction is spread so that all SMs have enough to do."""
+    wanted = view.target.units * view.target.fit(Layouts).split_threads
+    return min(32, power(wanted / max(1, threads))) if threads < wanted else 1
+
+
+def _more_steps(view: View, order: Sequence[int], tile: dict[int, int], steps: dict[int, int], wanted: int) -> None:
+    """Gives a thread several elements along the first dimension or the next, as long as all SMs have blocks."""
+    blocks = prod(ceil(view.extents[d] / t) for d, t in tile.items())
+    for d in order:
+        while wanted > 1 and 2 * tile[d] <= view.extents[d] and blocks >= 8 * view.target.units:
+            tile[d], steps[d] = 2 * tile[d], 2 * steps.get(d, 1)
+            wanted, blocks = wanted // 2, blocks // 2
