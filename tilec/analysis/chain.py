@@ -1,8 +1,9 @@
-"""Contraction chains: two contractions with row reductions between them, in one loop over the index between them.
+"""Contraction chains: a contraction whose result is only reduced along its columns, by row reductions and perhaps by a
+second contraction, all in one loop over the index between them.
 
     s[i, j] = sum_d q[i, d] k[j, d]                 scores: made a tile at a time, never stored
     m, l    = reductions over j of s                states, online (`tilec.analysis.online_reduction`)
-    o[i, e] = sum_j w(s[i, j], m, l) v[j, e]        product: adds the tile's weights times v
+    o[i, e] = sum_j w(s[i, j], m, l) v[j, e]        product, if there is one: adds the tile's weights times v
 
 A block has some rows i, and loops over the tiles of j. This module decides whether operations have this form, and which
 tiles of j a mask leaves: conditions that are affine in indices get bounds over a tile (`Mask`).
@@ -38,18 +39,19 @@ class Mask:
 class Chain:
     """The parts of a contraction chain. `left` and `right` are the stored factors of the scores (rows and columns of the
     scores). `weights` and `values` are the factors of the product. `rows` and `columns` are kernel dimensions of the
-    product, `inner` the reduced dimension of the scores, `batch` the dimensions that all factors have."""
+    product, `inner` the reduced dimension of the scores, `batch` the dimensions that all factors have. Without a second
+    contraction there are neither `product`, `weights`, `values` nor `columns`."""
 
     online: Online
     scores: Total
-    product: Carried
+    product: Carried | None
     left: Expr
     right: Expr
-    weights: Expr
-    values: Expr
+    weights: Expr | None
+    values: Expr | None
     rows: int
     inner: int
-    columns: int
+    columns: int | None
     batch: tuple[int, ...]
     masks: tuple[Mask, ...]
 
@@ -94,28 +96,29 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
     if isinstance(online, str):
         raise Unreadable(online)
     wide = [c for c in online.carried if set(c.total.dims) - set(scores.dims)]
-    if len(wide) != 1 or len(online.carried) != len(reader.totals) - 1:
+    if len(wide) > 1 or len(online.carried) != len(reader.totals) - 1:
         raise Unreadable("a single contraction must come last")
-    (product,) = wide
+    product = wide[0] if wide else None
+    last = product.total if product else scores
     left, right = _factors(scores.term, scores.dims)
     if left is None or between in left.dims:
         left, right = right, left
-    weights, values = _product(product)
-    rows, columns = set(scores.dims) & left.dims - right.dims, set(product.total.dims) - set(scores.dims)
+    weights, values = _product(product) if product else (None, None)
+    rows, columns = set(scores.dims) & left.dims - right.dims, set(last.dims) - set(scores.dims)
     batch = tuple(d for d in scores.dims if d not in rows and d != between)
-    for found, what in ((rows, "rows"), (columns, "columns"), (scores.reduced, "reduced indices")):
+    kinds = [(rows, "rows"), (scores.reduced, "reduced indices"), *([(columns, "columns")] if product else [])]
+    for found, what in kinds:
         if len(found) != 1:
-            raise Unreadable(
-                f"the {what} of {scores.name} and {product.total.name} are {len(found)} dimensions, not one"
-            )
+            names = " and ".join(dict.fromkeys((scores.name, last.name)))
+            raise Unreadable(f"the {what} of {names} are {len(found)} dimensions, not one")
     carried_dims = {d for c in online.carried for d in c.total.dims}
-    if not carried_dims <= {*batch, *rows, *columns} or values.dims - {*batch, *columns, between}:
-        raise Unreadable(f"{product.total.name} has indices that {scores.name} does not have")
+    if not carried_dims <= {*batch, *rows, *columns} or (values and values.dims - {*batch, *columns, between}):
+        raise Unreadable(f"{last.name} has indices that {scores.name} does not have")
     for output in outputs:
         if between in output.dims:
             raise Unreadable(f"the result of {scores.name} is stored, element by element")
     masks = tuple(_masks(online, scores))
-    (row,), (column,), (inner,) = rows, columns, scores.reduced
+    (row,), (inner,), column = rows, scores.reduced, next(iter(columns), None)
     return Chain(online, scores, product, left, right, weights, values, row, inner, column, batch, masks)
 
 

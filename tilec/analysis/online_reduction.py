@@ -283,7 +283,7 @@ class _Carrier:
         that is replaced where it is infinite, as a log-sum-exp does, leaves what it would in the program.
         """
         leaf, c = _linear(row)
-        if self.exact and leaf.op == "arith.select":
+        if leaf.op == "arith.select":
             extreme = next((x for x in leaf.args[1:] if x.op == "total"), leaf)
             leaf = extreme if leaf.totals == {extreme.key} else leaf
         if leaf.op != "total" or leaf.key not in self.carried:

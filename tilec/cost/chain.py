@@ -1,13 +1,16 @@
-"""The cost of a contraction chain: O[rows, columns] = sum over j of w(Q K^T)[rows, j] V[j, columns].
+"""The cost of a contraction chain: O[rows, columns] = sum over j of w(Q K^T)[rows, j] V[j, columns]; or reductions of Q K^T
+over j alone.
 
 A block has `bm` rows, and loops over tiles of `bn` elements of j. The scores and O are in registers. The matrix units
-limit the time, or the float and special units, by their operations for each score.
+limit the time, or the float and special units, by their operations for each score. Without a second contraction the factors
+of Q K^T come in steps of one line of their inner dimension, so that it may be long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil
 
 from tilec.core.fitted import ChainTimes
@@ -16,14 +19,16 @@ from tilec.cost.model import Choice, Prediction, Work, predict, ranked, round_up
 
 LINE = 64  # 16-bit elements of a swizzled line
 ROWS = 64  # rows that a warpgroup multiplies
+DEEPEST = 8  # steps in shared memory; more hide no more latency
 
 
 @dataclass(frozen=True)
 class ChainProblem:
     """A contraction chain: `batch` problems of `rows` rows, each with `length` elements between the contractions. Scores
-    sum over `inner`, results have `columns`. `weight_terms`: the 16-bit numbers that make up one weight. `share`: the share of
-    scores in tiles that the mask does not exclude. `fma`, `special`: operations for each score. `out_bytes`: bytes of a
-    result's element."""
+    sum over `inner`, results have `columns`; 0 where no second contraction follows. `weight_terms`: the 16-bit numbers that make
+    up one weight. `share`: the share of scores in tiles that the mask does not exclude. `fma`, `special`: operations for each
+    score. `out_bytes`: bytes of a result's element. `k_major`: which of the scores' factors are contiguous along `inner`.
+    """
 
     rows: int
     length: int
@@ -36,17 +41,21 @@ class ChainProblem:
     fma: float = 4
     special: float = 1
     out_bytes: int = 2
+    k_major: tuple[bool, bool] = (True, True)
 
 
 @dataclass(frozen=True)
 class ChainTile:
-    """`groups` warpgroups of 64 rows multiply, and one more loads. `stages`: tiles of K, and of V, in shared memory."""
+    """`groups` warpgroups of 64 rows multiply, and one more loads. `stages`: tiles of K, and of V, in shared memory. Without a
+    second contraction: steps of Q and K, or of K alone where Q is kept (`kept_left`); the groups alternate (`ping_pong`)."""
 
     bm: int
     bn: int
     stages: int
     registers: int
     shared: int
+    kept_left: bool = True
+    ping_pong: bool = True
 
     @property
     def groups(self) -> int:
@@ -60,6 +69,9 @@ class ChainTile:
 def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
     """Every tile that fits registers and shared memory."""
     assert target.sm is not None
+    if not p.columns:
+        yield from _reduction_tiles(target, p)
+        return
     fit = target.fit(ChainTimes)
     columns = round_up(p.columns, 16)
     for groups in (1, 2):
@@ -69,7 +81,34 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
                 continue
             shared = chain_bytes(p, ROWS * groups, bn, 2)
             if shared <= target.sm.shared_per_block:
-                yield ChainTile(ROWS * groups, bn, 2, 168, shared)
+                yield ChainTile(ROWS * groups, bn, 2, 168, shared, ping_pong=groups > 1)
+
+
+def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
+    """Of reductions of the scores, whose factors come in steps of a line of `inner`."""
+    assert target.sm is not None
+    steps = ceil(p.inner / LINE)
+    for groups, bn, kept in product((1, 2), (32, 64, 96, 128, 160, 192, 224, 256), (True, False)):
+        if bn >= 2 * round_up(p.length, 16) > 32 or (kept and not p.k_major[0]) or (bn % LINE and not p.k_major[1]):
+            continue
+        tile = ChainTile(ROWS * groups, bn, 1, 168, 0, kept, False)
+        room = target.sm.shared_per_block - reduction_bytes(p.inner, replace(tile, stages=0))
+        stages = min(DEEPEST, room // stage_bytes(tile))
+        for ping_pong in (False, True) if groups > 1 and kept else (False,):
+            if stages >= (steps + 1 if ping_pong else 2):  # the first group's steps, while the second has not read them
+                shared = reduction_bytes(p.inner, replace(tile, stages=stages))
+                yield replace(tile, stages=stages, shared=shared, ping_pong=ping_pong)
+
+
+def stage_bytes(tile: ChainTile) -> int:
+    """Shared memory of one step of the factors of a reduced contraction."""
+    return 2 * LINE * (tile.bn + (0 if tile.kept_left else tile.bm))
+
+
+def reduction_bytes(inner: int, tile: ChainTile) -> int:
+    """Shared memory of a block without a second contraction, as in `chain_bytes`."""
+    held = 2 * tile.bm * round_up(inner, LINE) if tile.kept_left else 0
+    return held + tile.stages * stage_bytes(tile) + 2048
 
 
 def chain_bytes(p: ChainProblem, bm: int, bn: int, stages: int) -> int:
@@ -80,6 +119,8 @@ def chain_bytes(p: ChainProblem, bm: int, bn: int, stages: int) -> int:
 
 def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     """The work of one tiling, including the parts of tiles beyond the edges."""
+    if not p.columns:
+        return _reduction_work(target, p, tile)
     rows = ceil(p.rows / tile.bm)
     covered = round_up(p.length, tile.bn) * p.share
     cut = tile.bn * (p.length % tile.bn > 0)
@@ -115,6 +156,36 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         bytes_in_flight=tile.shared / tile.threads,
         serial_us=2e-3 * target.dram.latency_ns + waves * (fit.step_us * covered / tile.bn + fit.cut_us * cut),
     )
+
+
+def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
+    """The groups' arithmetic is under each other's products if they alternate. Otherwise the matrix units wait for it, but for
+    the steps by which one group runs ahead."""
+    rows, covered = ceil(p.rows / tile.bm), min(1.0, p.share + tile.bm / p.length * (p.share < 1))
+    tiles = p.batch * rows * ceil(p.length / tile.bn) * covered
+    scores, inner = tiles * tile.bm * tile.bn, round_up(p.inner, LINE)
+    loaded = tiles * inner * 2 * (tile.bn + (0 if tile.kept_left else tile.bm)) + 2 * p.batch * p.rows * inner
+    result = p.out_bytes * p.batch * p.rows
+    arithmetic = {"fma.f32": 2 * scores * p.fma, "special": scores * p.special}
+    work = Work(
+        dram_read=2 * p.batch * (p.rows + p.length) * p.inner,
+        dram_write=result,
+        l2_bytes=loaded + result,
+        shared_bytes=loaded + 2 * scores * inner * (1 / ROWS + 1 / tile.bn),
+        flops={f"tensor.{p.dtype}@wgmma": 2 * scores * inner, **arithmetic},
+        blocks=rows * p.batch,
+        threads=tile.threads,
+        registers=tile.registers,
+        shared_per_block=tile.shared,
+        bytes_in_flight=tile.stages * stage_bytes(tile) / tile.threads,
+        serial_us=2e-3 * target.dram.latency_ns,
+    )
+    fit, waves = target.fit(ChainTimes), ceil(rows * p.batch / target.units)
+    steps = waves * ceil(p.length / tile.bn) * covered
+    if tile.ping_pong:
+        return replace(work, serial_us=work.serial_us + fit.step_us * steps)
+    exposed = sum(predict(replace(work, flops=arithmetic), target).terms.get(u, 0.0) for u in ("fma", "special"))
+    return replace(work, serial_us=work.serial_us + fit.step_us * steps + exposed)
 
 
 def chain_cost(target: Target, p: ChainProblem, tile: ChainTile) -> Prediction:

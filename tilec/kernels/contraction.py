@@ -288,23 +288,39 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
 
 @dataclass(frozen=True)
 class ContractionChain(Family, name="contraction_chain", backend="cuda"):
-    """Two contractions in one kernel, as in attention: the first result (the scores) stays in registers."""
+    """A contraction whose result (the scores) stays in registers: it is reduced along its columns, or weights a second contraction,
+    as in attention."""
 
     multiplicand: str = option("the type of the factors in shared memory", fixed=True)
     between: int = option(
-        "the dimension that the first contraction makes and the second one sums over: the kernel loops over it", dims=True,
+        "the dimension that the first contraction makes and that all reductions sum over: the kernel loops over it", dims=True,
         fixed=True, shown="{}: the kernel loops over it",
     )  # fmt: skip
+    inner: int | None = option(
+        "the dimension that the contraction sums over, in steps of 128 bytes; none where a second contraction follows: its "
+        "step is all of that dimension", default=None, dims=True, fixed=True, shown="{}, in steps of 128 bytes",
+    )  # fmt: skip
+    left_k_major: bool | None = option(
+        "the left factor is contiguous along `inner`, else along its rows", default=None, fixed=True, off=True
+    )
+    right_k_major: bool | None = option(
+        "the right factor is contiguous along `inner`, else along `between`", default=None, fixed=True, off=True
+    )
     weight_terms: int = option(
-        "numbers of the factors' type whose sum is one f32 weight of the second contraction", fixed=True, off=1,
-        shown="{}: an f32 weight is a sum of so many numbers",
+        "numbers of the factors' type whose sum is one f32 weight of the second contraction; 0 without one", fixed=True,
+        default=1, shown="{}: an f32 weight is a sum of so many numbers",
     )  # fmt: skip
     block: tuple[int, ...] = option(
         "rows of a block, and elements along `between` of one step", shown="{} (rows x elements of a step)"
     )
     stages: int = option(
-        "pipeline stages: steps whose second and third factors are in shared memory at a time", shown="{} in shared memory"
-    )
+        "pipeline stages: steps whose factors, but for a kept one, are in shared memory at a time",
+        shown="{} in shared memory",
+    )  # fmt: skip
+    kept_left: bool | None = option(
+        "a block's rows of the left factor stay in shared memory, so that only the right one comes in steps", default=None,
+        shown="{}: a block's rows of the left factor stay in shared memory",
+    )  # fmt: skip
     ping_pong: bool = option(
         "two warpgroups alternate: the matrix products of one run during the exponentials of the other", default=False,
         shown="{}: two warpgroups alternate",
@@ -320,7 +336,8 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
     def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
         yield "threads", _warpgroups(self.block_threads, self.warpgroups)
         yield "factors", f"{self.multiplicand}, loaded by TMA; products by wgmma"
-        yield from self.options_in_use(names, without=("multiplicand",))
+        without = ("multiplicand",) if self.inner is None else ("multiplicand", "weight_terms")
+        yield from self.options_in_use(names, without=without)
 
     @property
     def warpgroups(self) -> int:
@@ -346,6 +363,25 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
             return Refusal(
                 "ping_pong", "`ping_pong` needs two warpgroups, so 128 rows in `block`"
             )
+        return self._refuse_reduced(kernel) if self.inner is not None else self._refuse_grid(kernel)
+
+    def _refuse_reduced(self, kernel: KernelPlan) -> Refusal | None:
+        """What a kernel without a second contraction refuses further."""
+        assert self.inner is not None
+        if self.kept_left and not self.left_k_major:
+            return Refusal("kept_left", "only a left factor that is contiguous along `inner` stays in shared memory")
+        if not self.right_k_major and self.block[1] % (LINE // BYTES[self.multiplicand]):
+            why = f"a factor that is contiguous along columns takes steps of a multiple of 64, not {self.block[1]}"
+            return Refusal("block", why)
+        if self.ping_pong:
+            steps = -(-kernel.extents[self.inner] * BYTES[self.multiplicand] // LINE)
+            if not self.kept_left:
+                return Refusal("ping_pong", "`ping_pong` needs the left factor in shared memory: `kept_left`")
+            if self.stages <= steps:  # one warpgroup's steps, while the other has not read them
+                return Refusal("ping_pong", f"`ping_pong` needs more `stages` than the {steps} steps of a tile")
+        return self._refuse_grid(kernel)
+
+    def _refuse_grid(self, kernel: KernelPlan) -> Refusal | None:
         if any(t not in (1, min(self.block[0], kernel.extents[d])) for t, d in zip(kernel.tile, kernel.grid)):
             return Refusal("tile", "`tile` must have the rows of `block` along the dimension of rows, and 1 along all others")
         return None

@@ -1,5 +1,7 @@
 """Contraction chains (`tilec.analysis.chain`): which operations become one, the reasons of refusals, and the predicted times."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from math import prod
@@ -23,51 +25,62 @@ An f32 has 24 significant bits, a bf16 8 and the same exponents: three of them a
 add up to the exact one. An f16 has fewer exponents, and no `using` to name it."""
 
 
-_NO_CHAIN = "both are contractions, but no contraction chain"
-
 
 def is_contraction_chain(nodes: list[Node]) -> bool:
-    """Whether a kernel has two contractions, and so is a contraction chain."""
-    return sum(n.contraction is not None for n in nodes) == 2
+    """Whether a kernel has two contractions, or one and further reductions, and so is a contraction chain."""
+    return sum(n.contraction is not None for n in nodes) == 2 or is_reduced_contraction(nodes)
+
+
+def is_reduced_contraction(nodes: list[Node]) -> bool:
+    """Whether a kernel has one contraction, and reductions of its result."""
+    return sum(n.contraction is not None for n in nodes) == 1 and sum(bool(n.reduced) for n in nodes) > 1
 
 
 def refuse_contraction_chain(nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
-    """Why nodes with two contractions cannot be a contraction chain; None if they can."""
+    """Why nodes that `is_contraction_chain` holds for cannot be a contraction chain; None if they can."""
+    why = _refuse(nodes, space, graph, target)
+    both = "both are contractions, but " if sum(n.contraction is not None for n in nodes) > 1 else ""
+    return why and f"{both}no contraction chain: {why}"
+
+
+def _refuse(nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
     chain = chain_of(nodes, space, graph)
     if isinstance(chain, str):
-        return f"{_NO_CHAIN}: {chain}"
+        return chain
     if not target.has("tma") or "wgmma" not in target.instructions("bf16"):
-        return f"{_NO_CHAIN}: {target.name} lacks wgmma and TMA"
+        return f"{target.name} lacks wgmma and TMA"
     if 0 in space.extents.values():
-        return f"{_NO_CHAIN}: an index has no values"
+        return "an index has no values"
     if set(space.grid) != {*chain.batch, chain.rows}:
-        return f"{_NO_CHAIN}: they have further parallel indices"
-    why = _refuse_storage(chain, space) or _refuse_size(chain, nodes, space, graph, target)
-    return why and f"{_NO_CHAIN}: {why}"
+        return "they have further parallel indices"
+    return _refuse_storage(chain, space) or _refuse_size(chain, nodes, space, graph, target)
 
 
 def _refuse_storage(chain: Chain, space: Space) -> str | None:
     """TMA copies boxes with lines along the contiguous dimension: each factor must be contiguous along the index that its
     tile has whole."""
-    factors = ((chain.left, chain.inner), (chain.right, chain.inner), (chain.values, chain.columns))
+    factors = [(chain.left, {chain.inner}), (chain.right, {chain.inner})]
+    if chain.values is None:  # nothing else reads these tiles, so that they may lie either way
+        factors = [(chain.left, {chain.inner, chain.rows}), (chain.right, {chain.inner, chain.between})]
+    else:
+        factors.append((chain.values, {chain.columns}))
     kinds = {x.type for x, _ in factors}
     if kinds not in ({"bf16"}, {"f16"}):
         return f"the factors are {' and '.join(sorted(kinds))}, where all must be bf16 or all f16"
-    for x, last in factors:
-        if x.own_dims[-1] != last or len(x.own_dims) > 5 or len(set(x.own_dims)) < len(x.own_dims):
+    for x, allowed in factors:
+        if not allowed & {*x.own_dims[-1:]} or len(x.own_dims) > 5 or len(set(x.own_dims)) < len(x.own_dims):
             return "a factor is not contiguous along the index of which a block reads all elements"
-        if space.extents[last] * 2 % WIDE:
-            return (
-                f"rows of {space.extents[last]} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
-            )
+        if (length := space.extents[x.own_dims[-1]]) * 2 % WIDE:
+            return f"rows of {length} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
     return None
 
 
 def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
-    for d, what in ((chain.inner, "reduced elements of the first"), (chain.columns, "columns of the last")):
+    wide = ((chain.inner, "reduced elements of the first"), (chain.columns, "columns of the last"))
+    for d, what in wide if chain.columns is not None else ():
         if space.extents[d] > WIDEST:
             return f"a block has room for {WIDEST} {what} contraction, not {space.extents[d]}"
-    if weight_terms_of(chain) is None:
+    if chain.values is not None and weight_terms_of(chain) is None:
         return f"its f32 weights take bf16 factors, of which three make up an f32, and not {chain.values.type}"
     if not choose_chain_tile(target, chain_problem(nodes, space, graph)):
         return "no tile fits registers and shared memory"
@@ -75,7 +88,9 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
 
 
 def weight_terms_of(chain: Chain) -> int | None:
-    """The number of products that one weight takes."""
+    """The number of products that one weight takes; 0 without a second contraction."""
+    if chain.values is None or chain.product is None:
+        return 0
     return WEIGHT_TERMS.get((chain.values.type, multiplicand_allowed(chain.product.total.operation)))
 
 
@@ -99,8 +114,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph) -> ChainProblem
     chain = chain_of(nodes, space, graph)
     assert isinstance(chain, Chain)
     extents = space.extents
-    terms = {c.term for c in chain.online.carried}
-    parts = {p for t in terms for p in _parts(chain.under(t, masked=False))}
+    parts = {p for t in {c.term for c in chain.online.carried} for p in _parts(chain.under(t, masked=False))}
     special = sum(p.op.startswith("math.") and p.op != "math.fma" for p in parts)
     fma = (
         sum(bool(p.args) for p in parts)
@@ -108,10 +122,13 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph) -> ChainProblem
         + sum(chain.columns not in c.total.dims for c in chain.online.carried)
     )
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
+    terms = weight_terms_of(chain)
     return ChainProblem(
-        extents[chain.rows], extents[chain.between], extents[chain.inner], extents[chain.columns],
-        prod(extents[d] for d in chain.batch), chain.values.type, weight_terms_of(chain) or 3,
+        extents[chain.rows], extents[chain.between], extents[chain.inner],
+        0 if chain.columns is None else extents[chain.columns],
+        prod(extents[d] for d in chain.batch), chain.left.type, 3 if terms is None else terms,
         _share(chain, extents), fma, special, out,
+        (chain.left.own_dims[-1] == chain.inner, chain.right.own_dims[-1] == chain.inner),
     )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
-"""Which groups become one kernel of two contractions (`tilec/plan/chain.py`), by predicted time."""
+"""Which groups become a contraction chain (`tilec/plan/chain.py`), by predicted time."""
 
 from __future__ import annotations
+
+from math import prod
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.traffic import work_of
@@ -8,7 +10,7 @@ from tilec.core.quantities import duration
 from tilec.core.target import Target
 from tilec.cost.chain import choose_chain_tile
 from tilec.cost.model import predict
-from tilec.plan.chain import chain_problem
+from tilec.plan.chain import chain_problem, is_contraction_chain
 from tilec.plan.groups import Group, Remark
 from tilec.plan.legality import refuse
 
@@ -23,6 +25,25 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
             chain = [first, *(n for n in before if first in _before(n, graph)), node]
             if len(chain) > 2 and member[first] is not member[node]:
                 _join(chain, graph, member, target, remarks)
+    for node in graph.nodes:
+        if node.contraction is None or node.inlined or is_contraction_chain(member[node].nodes):
+            continue
+        if readers := _reductions(node, graph, member):
+            _join([node, *readers], graph, member, target, remarks)
+
+
+def _reductions(node: Node, graph: Graph, member: dict[Node, Group]) -> list[Node]:
+    """The operations that reduce a contraction's result, with all that reads what is no smaller than it; none if it is stored."""
+    size = prod(node.extents[d] for d in node.results[0].dims)
+    inside = list(member[node].nodes)
+    for n in inside:  # grows
+        if any(prod(n.extents[d] for d in r.dims) >= size for r in n.results):
+            if graph.is_returned(n):
+                return []
+            inside += [m for c in graph.consumers(n) for m in member[c].nodes if m not in inside]
+    found = [n for n in inside if n not in member[node].nodes]
+    reduced = any(n.reduced for n in found) and not any(n.contraction is not None for n in found)
+    return graph.in_order(found) if reduced else []
 
 
 def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
@@ -34,7 +55,7 @@ def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Ta
         remarks.append(Remark("refused", subject, space, line))
         return
     together = choose_chain_tile(target, chain_problem(nodes, space, graph))[0].prediction.time_us
-    separate = sum(predict(work_of(g.nodes, graph, g.space, target), target).time_us for g in groups)
+    separate = sum(_time_us(g, graph, target) for g in groups)
     alternatives = (("a contraction chain", together), (f"{len(groups)} kernels", separate))
     apart = f"{duration(separate)} as {len(groups)} kernels"
     if not profitable(together, separate):
@@ -46,6 +67,17 @@ def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Ta
     joined = Group(nodes, space)
     for n in nodes:
         member[n] = joined
+
+
+def _time_us(g: Group, graph: Graph, target: Target) -> float:
+    """Of a kernel, with its best tile where it is a contraction."""
+    from tilec.plan.cuda.contraction import tiles_of
+
+    nodes = [n for n in g.nodes if n.contraction is not None]
+    plain = len(nodes) == 1 and not is_contraction_chain(g.nodes) and 0 not in g.space.extents.values()
+    if plain and (choices := tiles_of(nodes[0], g, graph, target).choices):
+        return choices[0].prediction.time_us
+    return predict(work_of(g.nodes, graph, g.space, target), target).time_us
 
 
 def profitable(together: float, separate: float) -> bool:

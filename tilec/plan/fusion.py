@@ -20,6 +20,7 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import count, duration
 from tilec.core.target import Target
 from tilec.passes.tensor.inline import refuse_inline
+from tilec.plan.chain import is_reduced_contraction
 from tilec.plan.chain_fusion import join_chains
 from tilec.plan.groups import Group, Remark, ordered
 from tilec.plan.legality import refuse
@@ -45,6 +46,8 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
                 remarks.append(Remark("refused", f"{other.name} with {node.name}", reason, node.line))
                 continue
             nodes = graph.in_order((*mine.nodes, *theirs.nodes))
+            if target.kind == "cuda" and is_reduced_contraction(nodes):
+                continue  # `join_chains` asks for all readers of the contraction at once
             outcome = refuse(nodes, graph, member, target)
             if isinstance(outcome, str):
                 remarks.append(Remark("refused", f"{other.name} with {node.name}", outcome, node.line))

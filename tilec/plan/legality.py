@@ -6,7 +6,7 @@ from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import Space, space_of
 from tilec.analysis.traffic import allows_look_back, intermediate_bytes, onchip_bytes
 from tilec.core.target import Target
-from tilec.plan.chain import refuse_contraction_chain
+from tilec.plan.chain import is_contraction_chain, refuse_contraction_chain
 from tilec.plan.groups import Group
 
 
@@ -39,7 +39,7 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
 
 def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: Target) -> Space | str:
     contractions = [n for n in nodes if n.contraction is not None]
-    if len(contractions) == 2 and target.kind == "cuda" and _connected(nodes, graph):
+    if is_contraction_chain(nodes) and target.kind == "cuda" and (len(contractions) == 1 or _connected(nodes, graph)):
         return refuse_contraction_chain(nodes, space, graph, target) or space
     if len(contractions) > 1:
         return "both are contractions, and the tile that one writes is not the tile that the other reads"

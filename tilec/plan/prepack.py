@@ -21,6 +21,7 @@ from tilec.cost.contraction import unit_type
 from tilec.cost.model import Work, predict
 from tilec.kernels.contraction import BYTES
 from tilec.passes.tensor.pack import factor, pack
+from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Pack
 
@@ -34,6 +35,8 @@ def choose_packs(groups: list[Group], graph: Graph, target: Target) -> tuple[lis
     for g in groups:
         contractions = [n for n in g.nodes if n.contraction is not None]
         if len(contractions) != 1 or target.kind != "cuda" or not target.has("tma") or 0 in contractions[0].extents:
+            continue
+        if is_contraction_chain(g.nodes):
             continue
         (node,) = contractions
         found = _packs(node, g, graph, target)

@@ -15,6 +15,7 @@ from tilec.core.target import Target
 from tilec.cost.model import Work, predict
 from tilec.passes.tensor.inline import inline_all
 from tilec.passes.tensor.split import refuse_split, split
+from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Split
 
@@ -71,8 +72,8 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
     """Parts of k, where C has too few tiles to fill the machine and the parts can be added in less than they save."""
     from tilec.plan.cuda.contraction import tiles_of
 
-    if sum(n.contraction is not None for n in g.nodes) > 1:
-        return None  # a walk of two
+    if is_contraction_chain(g.nodes):
+        return None
     if 0 in node.extents or 4 * (points := g.space.parallelism) > 128 * 128 * 4 * target.units:
         return None
     now = tiles_of(node, g, graph, target)

@@ -8,6 +8,8 @@ rows (eight apart) of its warp's 16, and in each of every 8 columns two adjacent
 are those of a left factor's, so weights never pass through shared memory.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -37,17 +39,11 @@ class Fragments:
 
     def __init__(self, block: ChainBlock, thread: Thread, warp_row: Callable[[], Terms]):
         self.block, self.chain, self.thread, self.bn = block, block.chain, thread, block.bn
-        chain, sizes, options = self.chain, block.sizes, block.options
-        self.depth, self.wide = (-(-sizes[d] // 16) * 16 for d in (chain.inner, chain.columns))
+        chain, sizes = self.chain, block.sizes
+        self.depth = -(-sizes[chain.inner] // 16) * 16
         self.scores = registers([self.bn // 8, 2, 2], "%scores")
-        self.sums = registers([self.wide // 8, 2, 2], "%sums")
-        with ir.Location.name("%weights"):
-            shape = [options.weight_terms * self.bn // 4, 2]
-            packed = memref.AllocaOp(local(shape, mlir.type_of(options.multiplicand), PRIVATE), [], [])
-            packed.operation.attributes["tilec.words"] = ir.UnitAttr.get()
-            self.weights = packed.result
-        bounded = is_bounded(chain.weights)
-        self.packer = Packer(self.scores, self.weights, options.weight_terms, options.multiplicand, bounded)
+        if chain.product is not None:
+            self._allocate_product()
         quad = arith.shrui(thread.lane, mlir.index(2))
         self.row = locations.named(sum_of([*warp_row(), (quad, 1)]), "row")
         self.column = sum_of([(arith.andi(thread.lane, mlir.index(3)), 2)])
@@ -57,8 +53,21 @@ class Fragments:
             size = sizes[chain.rows]
             size = size if isinstance(size, ir.Value) else mlir.index(size)
             limits[chain.rows] = arith.subi(size, mlir.index(1))
-        self.values = Values(chain.scores.number, chain.product.total.number, limits)
+        product = None if chain.product is None else chain.product.total.number
+        self.values = Values(chain.scores.number, product, limits)
         self.states = States(chain.online, chain.product, self.values)
+
+    def _allocate_product(self) -> None:
+        chain, options = self.chain, self.block.options
+        self.wide = -(-self.block.sizes[chain.columns] // 16) * 16
+        self.sums = registers([self.wide // 8, 2, 2], "%sums")
+        with ir.Location.name("%weights"):
+            shape = [options.weight_terms * self.bn // 4, 2]
+            packed = memref.AllocaOp(local(shape, mlir.type_of(options.multiplicand), PRIVATE), [], [])
+            packed.operation.attributes["tilec.words"] = ir.UnitAttr.get()
+            self.weights = packed.result
+        bounded = is_bounded(chain.weights)
+        self.packer = Packer(self.scores, self.weights, options.weight_terms, options.multiplicand, bounded)
 
     def first_line(self, number: ir.Value) -> ir.Value:
         """The element of j at which the tile of this number begins."""
@@ -67,22 +76,25 @@ class Fragments:
     def clear(self) -> None:
         """States and sums of nothing."""
         self.states.clear()
+        if self.chain.product is None:
+            return
         with loop(self.wide // 8, name="fragment") as j, pairs() as (half, lane):
             memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), self.sums, [j, half, lane])
 
     def store(self) -> None:
         """The results, from complete states and sums."""
         chain, block = self.chain, self.block
+        sums, columns = (None, 0) if chain.product is None else (self.sums, block.sizes[chain.columns])
         with (mlir.definition(block.outputs[-1].view) or block.function).location:
             Results(
-                chain, self.values, block.outputs, self.sums, self.thread, self.row, self.column,
-                block.sizes[chain.columns], block.bm, block.sizes[chain.rows],
+                chain, self.values, block.outputs, sums, self.thread, self.row, self.column,
+                columns, block.bm, block.sizes[chain.rows],
             ).store()  # fmt: skip
 
     # ---- between the products ------------------------------------------------------------------------------
 
     def weigh(self, number: ir.Value, masked: bool) -> None:
-        """States brought up to date with the scores of the tile of this number; its weights overwrite the scores."""
+        """States brought up to date with the scores of the tile of this number; its weights, if any, overwrite the scores."""
         chain = self.chain
         start = self.first_line(number)
         locate = partial(self._at, start)
@@ -98,13 +110,13 @@ class Fragments:
         self.states.collect(self.bn // 8, locate, term)
         read = [c.total for c in self.states.rows if c.rescale is not None]
         with statements(read) if read else ir.Location.current:
-            self._weigh(locate, term, chain.under(chain.weights, masked), masked)
+            self._weigh(locate, term, chain.weights and chain.under(chain.weights, masked), masked)
 
     def _weigh(
         self,
         locate: Callable[..., At],
         term: Callable[[Carried, At], ir.Value],
-        weights: Expr,
+        weights: Expr | None,
         masked: bool,
     ) -> None:
         """Weights, and the sums that read earlier reductions, brought up to date."""
@@ -112,8 +124,9 @@ class Fragments:
         with loop(self.bn // 8, name="fragment") as j, pairs() as (half, lane):
             at = locate(j, half, lane)
             self.states.add(at, lane, term)
-            value = selected(self._exists(at, masked), self.values.build(weights, at), 0.0)
-            memref.StoreOp(value, self.scores, [j, half, lane])
+            if weights is not None:
+                value = selected(self._exists(at, masked), self.values.build(weights, at), 0.0)
+                memref.StoreOp(value, self.scores, [j, half, lane])
 
     def _bounds(self) -> list[Linear]:
         """What is at least 0 for the elements that exist and that no mask excludes."""

@@ -11,6 +11,7 @@ from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.block import ChainBlock
+from tilec.passes.cuda.chain.reduced import ReducedWarpgroups
 from tilec.passes.cuda.chain.warpgroups import Warpgroups
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import erase_unused
@@ -23,7 +24,8 @@ def map_chain(function: ir.Operation, planned: Planned) -> None:
     with ir.InsertionPoint(view), function.location:
         thread = Thread()
         block = ChainBlock(function, options, view.operation)
-        Warpgroups(block, thread).run()
+        engine = Warpgroups if block.chain.product is not None else ReducedWarpgroups
+        engine(block, thread).run()
         block.erase()
     view.operation.erase()
     erase_unused(function)

@@ -1,5 +1,7 @@
 """Results of a contraction chain: complete rows, computed from the states and the sums of the product, and stored."""
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -25,13 +27,13 @@ class Output:
 
 
 class Results:
-    """Stores `outputs`; `sums` are the product's, of `columns`, and a thread's first element is at `row`, `column`.
+    """Stores `outputs`; `sums` are the product's, of `columns`, if there is one. A thread's first element is at `row`, `column`.
 
     A block has `height` rows, of which there are `size`.
     """
 
     def __init__(
-        self, chain: Chain, values: Values, outputs: list[Output], sums: ir.Value, thread: Thread,
+        self, chain: Chain, values: Values, outputs: list[Output], sums: ir.Value | None, thread: Thread,
         row: ir.Value, column: ir.Value, columns: int, height: int, size: int | ir.Value,
     ):  # fmt: skip
         self.chain, self.values, self.outputs, self.o, self.thread = chain, values, outputs, sums, thread
@@ -66,7 +68,7 @@ class Results:
 
     def _varies(self, x: Expr) -> bool:
         """Whether a part of a result differs between the columns of a row."""
-        own = x.op == "state" and x.key == self.chain.product.total.number
+        own = self.chain.product is not None and x.op == "state" and x.key == self.chain.product.total.number
         return own or self.chain.columns in x.dims or any(self._varies(a) for a in x.args)
 
     def _store_columns(self, output: Output, final: Expr, row: ir.Value, half: ir.Value, known: dict) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from tilec.analysis.expression import Expr, Total, operation
-from tilec.analysis.online_reduction import Carried, Online
+from tilec.analysis.online_reduction import Carried, Online, Rescale
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir, math, memref
 from tilec.passes.cuda.contraction.problem import PRIVATE, local
@@ -36,7 +36,7 @@ class At:
 class Values:
     """Builds expressions at the insertion point. `states` and `references` hold one register array each, by number."""
 
-    def __init__(self, scores: int, product: int, limits: dict[int, ir.Value]):
+    def __init__(self, scores: int, product: int | None, limits: dict[int, ir.Value]):
         self.scores, self.product, self.limits = scores, product, limits
         self.states: dict[int, ir.Value] = {}
         self.references: dict[int, ir.Value] = {}
@@ -118,7 +118,7 @@ def combine(name: str, a: ir.Value, b: ir.Value) -> ir.Value:
 class States:
     """What is carried along the walk, but for the product's sums."""
 
-    def __init__(self, online: Online, product: Carried, values: Values):
+    def __init__(self, online: Online, product: Carried | None, values: Values):
         self.online, self.values = online, values
         self.rows = [c for c in online.carried if c is not product]
         for c in self.rows:
@@ -185,8 +185,9 @@ class States:
             with halves() as half:
                 here = [half]
                 now = self.values.build(row, At({}, half))
-                nothing = arith.cmpf(arith.CmpFPredicate.OEQ, now, mlir.constant(inf, type_))
+                nothing = self._has_seen_nothing(s, half)
                 new = arith.select(nothing, mlir.constant(0.0, type_), now)
+                now = arith.select(nothing, mlir.constant(inf, type_), now)
                 old = memref.LoadOp(self.before[s.number], here).result
                 moved = Expr("math.exp2", (Expr("arith.subf", (_NEW, _OLD)),))
                 factor = self.values.build(moved, At({}, half, known={_NEW: new, _OLD: old}))
@@ -199,6 +200,12 @@ class States:
                     state, at = self.values.states[c.total.number], [half, lane]
                     scaled = arith.mulf(memref.LoadOp(state, at).result, self.factor(c, half))
                     memref.StoreOp(scaled, state, at)
+
+    def _has_seen_nothing(self, s: Rescale, half: ir.Value) -> ir.Value:
+        """Whether the maximum that a reference takes away is what it began with. The program may guard against that infinity."""
+        (extreme,) = [c for c in self.rows if c.total.number == s.extreme]
+        state = memref.LoadOp(self.values.states[s.extreme], [half]).result
+        return arith.cmpf(arith.CmpFPredicate.OEQ, state, mlir.constant(extreme.identity, state.type))
 
     def factor(self, c: Carried, half: ir.Value) -> ir.Value:
         assert c.rescale is not None

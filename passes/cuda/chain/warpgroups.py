@@ -13,6 +13,8 @@ Sources: Shah et al., "FlashAttention-3" (2024), for the order of things; PTX IS
 wgmma.mma_async.m64nNk16", for the fragments.
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from tilec.analysis.expression import Expr
@@ -30,7 +32,7 @@ from tilec.passes.loops import sum_of, when
 REGISTERS = Registers(producer=24, consumer=240)  # of 168 at launch
 
 
-class _Factor(RingTiles):
+class Factor(RingTiles):
     """Tiles of a factor: `lines` of its dimension `along` and all `columns`, 64 in a slab. Each factor has a ring of its own; the
     rings of the walk's two factors are in step, so one stage and one phase serve for both."""
 
@@ -43,10 +45,14 @@ class _Factor(RingTiles):
     def load(self, ring: Ring, stage: ir.Value, first: ir.Value) -> None:
         """Starts the copies of the tile that begins at `first` of the block's part."""
         ring.expect(stage)
+        self.copy(ring, stage, first, mlir.index(0))
+
+    def copy(self, ring: Ring, stage: ir.Value, line: ir.Value, column: ir.Value) -> None:
+        """Starts the copies of the tile that begins at this line and column of the block's part, of which the ring knows."""
         offsets = offsets_of(self.view)
         for slab in range(self.slabs):
             target = self.target(stage, mlir.index(slab * self.box_lines))
-            at = {self.along: first, self.across: mlir.index(slab * self.line)}
+            at = {self.along: line, self.across: sum_of([(column, 1)], slab * self.line)}
             coordinates = [sum_of([(at[d], 1), (o, 1)]) if d in at else o for d, o in zip(self.dims, offsets)]
             ring.copy(self, stage, target, coordinates)
 
@@ -60,9 +66,9 @@ class Warpgroups:
         self.groups, self.ping_pong = block.options.warpgroups, block.options.ping_pong
         chain, sizes, stages = block.chain, block.sizes, block.options.stages
         inner, columns = sizes[chain.inner], sizes[chain.columns]
-        self.q_tiles = _Factor(chain.left, chain.rows, chain.inner, block.bm, inner, 1)
-        self.k_tiles = _Factor(chain.right, chain.between, chain.inner, block.bn, inner, stages)
-        self.v_tiles = _Factor(chain.values, chain.between, chain.columns, block.bn, columns, stages)
+        self.q_tiles = Factor(chain.left, chain.rows, chain.inner, block.bm, inner, 1)
+        self.k_tiles = Factor(chain.right, chain.between, chain.inner, block.bn, inner, stages)
+        self.v_tiles = Factor(chain.values, chain.between, chain.columns, block.bn, columns, stages)
         self.q = Ring([self.q_tiles], 1, 1)  # behind all tiles, which begin at multiples of 1024 bytes
         self.k, self.v = (Ring([tiles], stages, self.groups) for tiles in (self.k_tiles, self.v_tiles))
         self.half = arith.muli(roles.consumer, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
@@ -113,12 +119,12 @@ class Warpgroups:
         if self.ping_pong:
             last = arith.cmpi(arith.CmpIPredicate.eq, self.roles.warpgroup, mlir.index(self.groups))
             with when(last):
-                self._ping_pong("arrive")  # the first warpgroup multiplies first
-            self._ping_pong("sync")
+                ping_pong(self.block, self.roles, "arrive")  # the first warpgroup multiplies first
+            ping_pong(self.block, self.roles, "sync")
         self.k.wait_full(zero, zero)
         self._scores(zero)
         if self.ping_pong:
-            self._ping_pong("arrive")
+            ping_pong(self.block, self.roles, "arrive")
         self._wait(0, own.scores)
         self.k.release(zero, self.thread)
         own.weigh(zero, masked=own.tiles.masked)
@@ -137,12 +143,12 @@ class Warpgroups:
         own = self.fragments
         self.k.wait_full(stage, phase)
         if self.ping_pong:
-            self._ping_pong("sync")
+            ping_pong(self.block, self.roles, "sync")
         self._scores(stage)
         self.v.wait_full(before, old)
         self._product(before)
         if self.ping_pong:
-            self._ping_pong("arrive")
+            ping_pong(self.block, self.roles, "arrive")
         self._wait(self.block.options.weight_terms, own.scores)
         self.k.release(stage, self.thread)
         own.weigh(number, masked)
@@ -151,19 +157,6 @@ class Warpgroups:
         own.rescale()
         own.packer.pack()
         return [*self.k.next(stage, phase), stage, phase]
-
-    def _ping_pong(self, action: str) -> None:
-        """Ping-pong: waits until this warpgroup may multiply, or lets the next one: barriers 1 and up, one for each.
-
-        A call, since upstream's `nvvm.barrier` with a number does not parse again with locations.
-        """
-        i32 = ir.IntegerType.get_signless(32)
-        both = mlir.constant(2 * 128, i32)
-        number = self.roles.warpgroup
-        if action == "arrive":
-            number = sum_of([(number, -1)], self.groups + 1)
-        number = arith.index_cast(i32, number)
-        opcodes.call(self.block.function, NamedBarrier(waits=action == "sync"), [number, both])
 
     def _scores(self, stage: ir.Value) -> None:
         """s = the rows of this warpgroup times a tile of the second factor."""
@@ -188,3 +181,17 @@ class Warpgroups:
     def _wait(self, running: int, sums: ir.Value, *factors: ir.Value) -> None:
         """Until at most so many products run."""
         opcodes.call(self.block.function, WarpgroupWait(running), [sums, *factors])
+
+
+def ping_pong(block: ChainBlock, roles: Roles, action: str) -> None:
+    """Ping-pong: waits until this warpgroup may multiply, or lets the next one: barriers 1 and up, one for each.
+
+    A call, since upstream's `nvvm.barrier` with a number does not parse again with locations.
+    """
+    i32 = ir.IntegerType.get_signless(32)
+    both = mlir.constant(2 * 128, i32)
+    number = roles.warpgroup
+    if action == "arrive":
+        number = sum_of([(number, -1)], roles.consumers + 1)
+    number = arith.index_cast(i32, number)
+    opcodes.call(block.function, NamedBarrier(waits=action == "sync"), [number, both])

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tilec.analysis.graph import Graph
 from tilec.core.quantities import count
 from tilec.core.target import Target
-from tilec.cost.chain import ChainTile, chain_bytes, chain_work, choose_chain_tile
+from tilec.cost.chain import ChainProblem, ChainTile, chain_bytes, chain_work, choose_chain_tile, reduction_bytes
 from tilec.cost.model import pick
-from tilec.kernels import ContractionChain, KernelPlan
+from tilec.kernels import ContractionChain, Family, KernelPlan
 from tilec.plan.chain import chain_of, chain_problem, grows, weight_terms_of
 from tilec.plan.groups import Group, Remark
 
@@ -26,18 +27,19 @@ def choose_chain(
     choices = choose_chain_tile(target, problem)
     tile, weight_terms = pick(choices, nth), weight_terms_of(chain)
     assert weight_terms is not None
+    left, right = problem.k_major
+    reduced: dict[str, Any] = {"inner": chain.inner, "kept_left": tile.kept_left, "left_k_major": left, "right_k_major": right}
     built = ContractionChain(
-        multiplicand=chain.values.type, between=chain.between, weight_terms=weight_terms, block=(tile.bm, tile.bn),
-        stages=tile.stages, ping_pong=tile.groups > 1, longest_first=grows(chain, kernel.extents),
+        multiplicand=chain.left.type, between=chain.between, weight_terms=weight_terms, block=(tile.bm, tile.bn),
+        stages=tile.stages, ping_pong=tile.ping_pong, longest_first=grows(chain, kernel.extents),
+        **({} if chain.product else reduced),
     )  # fmt: skip
-    kernel = replace(
-        kernel, sram=lambda k: chain_bytes(problem, k.options.block[0], k.options.block[1], k.options.stages)
-    )
+    kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options))
     sizes = tuple(min(tile.bm, kernel.extents[d]) if d == chain.rows else 1 for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=built, work=chain_work(target, problem, tile))
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
-    why = f"{_describe(tile)}, {chain.values.type}, {count(tile.stages, 'stage')}, {tile.threads} threads"
+    why = f"{_describe(tile)}, {chain.left.type}, {count(tile.stages, 'stage')}, {tile.threads} threads"
     remarks = [Remark("tiled", kernel.name, why, line, others)]
     states = ", ".join(c.total.name for c in chain.online.carried)
     how = ", rescaled when the running maximum grows" if chain.online.rescales else ""
@@ -53,5 +55,15 @@ def choose_chain(
     return kernel, remarks
 
 
+def _bytes(problem: ChainProblem, options: Family | None) -> int:
+    """Shared memory of a block."""
+    assert isinstance(options, ContractionChain)
+    (bm, bn), stages = options.block, options.stages
+    if problem.columns:
+        return chain_bytes(problem, bm, bn, stages)
+    return reduction_bytes(problem.inner, ChainTile(bm, bn, stages, 0, 0, bool(options.kept_left)))
+
+
 def _describe(tile: ChainTile) -> str:
-    return f"wgmma, {tile.bm} rows a block, steps of {tile.bn}"
+    left = "" if tile.kept_left else ", both factors in steps"
+    return f"wgmma, {tile.bm} rows a block, steps of {tile.bn}{left}"

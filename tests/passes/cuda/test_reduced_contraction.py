@@ -1,0 +1,193 @@
+"""Contractions for CUDA whose result is only reduced along its columns: planned, mapped and printed, run by the interpreter and
+by an emulator, compiled. All within the program's error bounds."""
+
+import numpy as np
+import pytest
+from conftest import assert_within
+from tools.contractions import arrays, emulated
+from tools.lowering import assert_reads_back
+from tools.lowering import lowered as lower_text
+
+from tilec.core.diagnostics import CallError, Source
+from tilec.core.targets import load
+from tilec.cost.chain import ChainTile, choose_chain_tile
+from tilec.cost.model import Choice
+from tilec.kernels import ContractionChain
+from tilec.plan import chain_fusion
+from tilec.semantics.interpreter import interpret
+
+SCORES = " s[i, j] = sum[d](x[i, d] * y[j, d])\n"
+
+
+def program(body: str, results: str = "z: f32[M]", more: str = "") -> str:
+    """Something that is computed from rows of scores."""
+    return f"op f(x: bf16[M, D], y: bf16[N, D]{more}) -> ({results}) {{\n{SCORES}{body}\n}}"
+
+
+PROGRAMS = {
+    "maximum": program(" z[i] = max[j](s[i, j])"),
+    "log of sums": program(" z[i] = logsumexp[j](s[i, j])"),
+    "statistics of softmax": program(
+        " m[i] = max[j](s[i, j] / 8)\n l[i] = sum[j](exp(s[i, j] / 8 - m[i]))", "m: f32[M], l: f32[M]"
+    ),
+    "norms of rows": program(" z[i] = sqrt(sum[j](s[i, j] ** 2))"),
+    "least distance": program(" z[i] = min[j](a[i] - 2 * s[i, j] + b[j])", more=", a: f32[M], b: f32[N]"),
+    "causal": program(" z[i] = logsumexp[j](s[i, j] if j <= i else -inf)"),
+    "chosen element": program(
+        " z[i] = logsumexp[j](s[i, j]) - sum[j](s[i, j] if j == t[i] else 0)", more=", t: i32[M]"
+    ),
+    "rounded results": program(" r[i, j]: bf16 = s[i, j]\n z[i] = max[j](f32(r[i, j]))"),
+}
+SIZES = {"M": 40, "N": 72, "D": 136}
+KEPT, STEPS = ChainTile(64, 32, 4, 168, 0, True, False), ChainTile(64, 32, 3, 168, 0, False, False)
+PING_PONG, SHARED = ChainTile(128, 32, 4, 168, 0, True, True), ChainTile(128, 64, 2, 168, 0, False, False)
+
+
+def lowered(text: str, sizes: dict[str, int], tile: ChainTile | None, monkeypatch):
+    if tile is not None:
+        rest = lambda t, p: [Choice(tile, c.prediction) for c in choose_chain_tile(t, p)[:1]]  # noqa: E731
+        monkeypatch.setattr("tilec.plan.cuda.chain.choose_chain_tile", rest)
+    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
+    specialised, result = lower_text(Source("t.tile", text), None, sizes, target="h200", locations=True)
+    assert_reads_back(result)
+    return specialised, result
+
+
+def check(text, sizes, tile, monkeypatch, inputs=None, printed=False):
+    """Runs the mapped IR, thread by thread, where races are faults; or with `printed` the Python text."""
+    specialised, result = lowered(text, sizes, tile, monkeypatch)
+    assert len(result.emitted.kernels) == 1 and isinstance(result.plan.kernels[0].options, ContractionChain)
+    inputs = arrays(specialised) if inputs is None else inputs
+    outputs = emulated(specialised, result, inputs) if printed else interpret(result.texts["map"], inputs)
+    assert_within(text, inputs, outputs, kind="cuda")
+    return result
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("tile", [KEPT, STEPS])
+def test_programs(name, tile, monkeypatch):
+    check(PROGRAMS[name], SIZES, tile, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["log of sums", "least distance"])
+@pytest.mark.parametrize("tile", [PING_PONG, SHARED])
+def test_two_warpgroups(name, tile, monkeypatch):
+    sizes = {"M": 130, "N": 100, "D": 136}
+    result = check(PROGRAMS[name], sizes, tile, monkeypatch)
+    assert ("named_barrier" in result.emitted.module) == tile.ping_pong
+
+
+@pytest.mark.parametrize("tile", [KEPT, PING_PONG, SHARED])
+def test_printed(tile, monkeypatch):
+    check(PROGRAMS["log of sums"], SIZES | {"M": 130}, tile, monkeypatch, printed=True)
+
+
+@pytest.mark.parametrize("tile", [SHARED, ChainTile(128, 64, 3, 168, 0, True, False)])
+@pytest.mark.parametrize("left, right", [("i, d", "d, j"), ("d, i", "j, d"), ("d, i", "d, j")])
+def test_factors_lie_either_way(left, right, tile, monkeypatch):
+    """A factor is contiguous along the index that is summed over, or along its own."""
+    if tile.kept_left and left == "d, i":
+        tile = ChainTile(128, 64, 2, 168, 0, False, False)  # such a factor does not stay in shared memory
+    shapes = {"i": "M", "j": "N", "d": "D"}
+    text = PROGRAMS["log of sums"].replace("x[i, d]", f"x[{left}]").replace("y[j, d]", f"y[{right}]")
+    for name, old, new in (("x", "M, D", left), ("y", "N, D", right)):
+        text = text.replace(f"{name}: bf16[{old}]", f"{name}: bf16[{', '.join(shapes[i] for i in new.split(', '))}]")
+    check(text, {"M": 136, "N": 72, "D": 136}, tile, monkeypatch)
+
+
+def test_batches(monkeypatch):
+    """Heads of attention: the logarithm of the sum of its weights, in the layout that a model's activations have."""
+    text = """op f(q: bf16[B, S, H, D], k: bf16[B, T, H, D]) -> (z: f32[B, H, S]) {
+    s[b, h, i, j] = sum[d](q[b, i, h, d] * k[b, j, h, d]) / sqrt(f32(D))
+    z[b, h, i] = logsumexp[j](s[b, h, i, j])
+}"""
+    check(text, {"B": 2, "S": 40, "T": 33, "H": 2, "D": 64}, KEPT, monkeypatch)
+
+
+def test_rows_without_anything(monkeypatch):
+    """Rows of which a mask leaves nothing have the logarithm -inf, and tiles of nothing before others leave no trace."""
+    text = program(" z[i] = logsumexp[j](s[i, j] if j < i - 3 else -inf)")
+    check(text, SIZES | {"M": 90}, KEPT, monkeypatch)
+    late = program(" z[i] = logsumexp[j](s[i, j] - 300 if (i * j) % 3 < 2 and j < 20 else -inf)")
+    check(late, SIZES, KEPT, monkeypatch)
+
+
+def test_infinities_and_nans(monkeypatch):
+    for name in ("maximum", "log of sums", "least distance"):
+        specialised, _ = lowered(PROGRAMS[name], SIZES, KEPT, monkeypatch)
+        x, y, *others = arrays(specialised)
+        x[3, 5], x[7], y[11, 2], y[50, 3] = np.inf, np.nan, -np.inf, np.inf
+        check(PROGRAMS[name], SIZES, KEPT, monkeypatch, [x, y, *others])
+
+
+@pytest.mark.parametrize(
+    "text, sizes, reason",
+    [
+        (program(" r[i, j] = s[i, j]\n z[i] = max[j](s[i, j])", "z: f32[M], r: f32[M, N]"), SIZES, ""),
+        (PROGRAMS["maximum"].replace("bf16", "f32"), SIZES, "the factors are f32, where all must be bf16"),
+        (PROGRAMS["maximum"], SIZES | {"D": 129}, "rows of 129 elements do not all begin at a multiple of 16 bytes"),
+        (program(" z[i] = prod[j](s[i, j])"), SIZES, "z is not a sum, maximum or minimum of f32"),
+        (program(" z[j] = max[i](s[i, j])", "z: f32[N]"), SIZES, ""),
+    ],
+)
+def test_refused(text, sizes, reason, monkeypatch):
+    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
+    _, result = lower_text(Source("t.tile", text), None, sizes, target="h200")
+    remarks = "\n".join(map(str, result.plan.remarks))
+    assert reason in remarks, remarks
+    if reason:
+        assert not any(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
+
+
+LARGE = {"M": 32768, "N": 8192, "D": 128}
+
+
+def test_the_model_prefers_one_kernel():
+    """Reductions read a result of 1 GB that is never stored."""
+    _, result = lower_text(Source("t.tile", PROGRAMS["log of sums"]), None, LARGE, target="h200")
+    (kernel,) = result.plan.kernels
+    assert isinstance(kernel.options, ContractionChain) and kernel.options.ping_pong
+
+
+def test_a_schedule_is_obeyed_or_refused(tmp_path):
+    from tilec.plan.schedule.write import read_schedule, write_schedule
+
+    def planned(schedule=None):
+        return lower_text(Source("t.tile", PROGRAMS["log of sums"]), None, LARGE, target="h200", schedule=schedule)
+
+    specialised, first = planned()
+    text, path = write_schedule(first.plan, specialised), tmp_path / "t.sched.toml"
+    path.write_text(text)
+    assert planned(read_schedule(path))[1].plan.kernels == first.plan.kernels
+    options = first.plan.kernels[0].options
+    bm, bn = options.block
+    path.write_text(text.replace(f"block = [{bm}, {bn}]", f"block = [{bm}, 64]"))
+    edited = planned(read_schedule(path))[1]
+    assert edited.plan.kernels[0].options.block == (bm, 64)
+    for old, new, why in (
+        ("kept_left = true", "kept_left = false", "`ping_pong` needs the left factor in shared memory"),
+        (f"stages = {options.stages}", "stages = 2", "`ping_pong` needs more `stages` than the 2 steps of a tile"),
+    ):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(CallError, match=why):
+            planned(read_schedule(path))
+
+
+@pytest.mark.parametrize(
+    "sizes, tile",
+    [
+        (LARGE, None),
+        ({"M": 16384, "N": 50257, "D": 4096}, ChainTile(128, 256, 4, 168, 196608, False, False)),
+        (LARGE, ChainTile(128, 256, 5, 168, 200000, True, True)),
+    ],
+)
+def test_compiled(sizes, tile, monkeypatch):
+    """No spills, no stack, no products that the assembler serialises."""
+    pytest.importorskip("cuda.core")
+    from tilec.runtime.cuda.compile import compile_kernel
+    from tilec.runtime.cuda.cubins import parameters
+
+    _, result = lowered(PROGRAMS["log of sums"], sizes, tile, monkeypatch)
+    (kernel,) = result.emitted.kernels
+    cubin = compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+    assert "wgmma.mma_async" in cubin.ptx and kernel.shared <= load("h200").sm.shared_per_block
