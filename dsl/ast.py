@@ -17,6 +17,8 @@ from tilec.core.dtypes import DType
 
 # No storage type of the language, only a `using`: f32 of which the multiplier reads 11 bits of the mantissa.
 TF32 = DType("tf32", "float", 32, "tf32", 11)
+# Sums of which the adder of a matrix unit keeps 13 bits of the fraction.
+F22 = DType("f22", "float", 32, "f22", 13)
 
 
 def _span() -> Span:

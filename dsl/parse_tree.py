@@ -174,7 +174,7 @@ class TreeBuilder(Transformer_NonRecursive):
         name, span = str(token), self._span(meta)
         ranges = tuple(self._range_item(item) for item in brackets[1]) if brackets else ()
         in_type = self._dtype(accumulator) if accumulator else None
-        using = {"tf32": ast.TF32, "bf16": DTYPES["bf16"]}
+        using = {"tf32": ast.TF32, "bf16": DTYPES["bf16"], "f22": ast.F22}
         multiply = self._dtype(multiplicand, using) if multiplicand else None
         if len(ranges) > MAX_RANK:
             self._report(f"more than {MAX_RANK} indices", span)

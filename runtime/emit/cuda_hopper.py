@@ -30,7 +30,7 @@ def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     size = ir.UnrankedMemRefType(op.operands[0].type).element_type.width // 8
     side = sum(name.startswith(memory.base) for name in printer.maps)
     name = f"{memory.base}_map" + ("" if side == 0 else f"_{side + 1}")
-    printer.maps[name] = TensorMap(number, memory.element, size, memory.shape, box)
+    printer.maps[name] = TensorMap(number, printer.dtype(memory.element), size, memory.shape, box)
     printer.text[op.results[0]] = name
 
 

@@ -279,4 +279,5 @@ def _times(a: Linear, factor: int) -> Linear:
 
 def multiplicand_allowed(op: ir.Operation) -> str | None:
     """The type to which `using` allows a contraction's factors to be rounded."""
-    return mlir.get_string(op, "tilec.multiplicand")
+    allowed = mlir.get_string(op, "tilec.multiplicand")
+    return None if allowed == "f22" else allowed  # it allows sums to lose bits, which these products do not

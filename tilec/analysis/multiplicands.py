@@ -17,6 +17,8 @@ from tilec.cost.contraction import unit_type
 EIGHT_BIT_FLOATS = {"f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}  # MLIR's names, and the language's
 _BYTES_AND_F8 = frozenset({"i8", "u8", *EIGHT_BIT_FLOATS})
 _HOLDS = {  # multiplicand: the stored types of which it holds every value, the fastest first
+    "f8e4m3": frozenset({"f8E4M3FN"}),
+    "f8e5m2": frozenset({"f8E5M2"}),
     "f16": _BYTES_AND_F8 | {"f16"},
     "bf16": _BYTES_AND_F8 | {"bf16"},
     "tf32": _BYTES_AND_F8 | {"bf16", "f16"},
@@ -57,7 +59,7 @@ def _without_loss(node: Node) -> tuple[str, ...]:
         return (kind,) if narrow and len(kinds) == 1 and (kind := kinds.pop()) else ()
     if product != "f32":
         return ()
-    if allowed is not None:
+    if allowed not in (None, "f22"):
         return (allowed,)
     held = {_held(f) for f in factors}
     return tuple(kind for kind, types in _HOLDS.items() if held <= types)

@@ -17,7 +17,8 @@ from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranke
 class Contraction:
     """C[batch, m, n] = A[batch, m, k] B[batch, k, n], of element type `dtype` ("bf16"), C of type `out`.
 
-    `tf32` allows f32 operands on the matrix units; `staged`: integer operations for an element of A and of B that threads
+    `tf32` allows f32 operands on the matrix units; `promoted`: elements of k whose sums leave the matrix units, to be added in
+    registers (0: none before the end); `staged`: integer operations for an element of A and of B that threads
     bring to shared memory themselves (0 where the hardware copies); `reads` and `epilogue` are further bytes and operations
     per element of C that are fused behind (a bias, an activation).
     """
@@ -29,6 +30,7 @@ class Contraction:
     dtype: str = "bf16"
     out: str = ""
     tf32: bool = False
+    promoted: int = 0
     reads: float = 0
     staged: tuple[float, float] = (0, 0)
     epilogue: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -175,6 +177,7 @@ def _staged(
     sm = target.sm
     assert sm is not None
     accumulators = bm * bn * max(4, p.bytes if instruction == "fma" else 4) // 4 // (32 * wm * wn)
+    accumulators *= 2 if p.promoted else 1
     own = accumulators + (accumulators // 8 + 32 if producers or instruction == "fma" else accumulators // 4 + 48)
     if instruction == "tcgen05":
         own = 128  # the accumulators are in tensor memory, 512 columns of 128 lanes of 4 bytes
@@ -223,6 +226,8 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     other = {u: n * p.batch * p.m * p.n for u, n in p.epilogue.items()}
     if any(p.staged):
         other["int"] = other.get("int", 0) + tiles * k * (tile.bm * p.staged[0] + tile.bn * p.staged[1])
+    if p.promoted:
+        other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.promoted)
     further = p.reads * p.batch * p.m * p.n
     return Work(
         dram_read=_contraction_reads(target, p, tile) + further,

@@ -244,6 +244,10 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
     """A contraction by `wgmma` (Hopper): persistent blocks, in which one warpgroup loads by TMA and one or two multiply."""
 
     persistent_blocks: int = option("blocks that are launched, each of which computes tile after tile")
+    promoted: int = option(
+        "elements along `inner` whose sums the matrix units keep: after so many, they are added in registers, as the units have "
+        "fewer bits", default=0, fixed=True, shown="sums of {} elements are added in registers",
+    )  # fmt: skip
 
     @property
     def _threads(self) -> str:
@@ -281,7 +285,10 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
             if not self.k_major[side] and (size % 64 or self.element_bytes != 2):
                 why = f"a factor that is contiguous along {name} takes a multiple of 64 {name} of 16-bit elements"
                 return Refusal("block", f"{why}, not {size} of {self.multiplicand}")
-        if (held := self.block[0] * self.block[1] // (32 * prod(self.warps))) > 65536 // self.block_threads - OTHER:
+        if self.promoted % self.block[2]:
+            return Refusal("block", f"{self.block[2]} elements a step do not divide the {self.promoted} that are summed at a time")
+        held = self.block[0] * self.block[1] // (32 * prod(self.warps)) * (2 if self.promoted else 1)
+        if held > (200 if self.promoted else 65536 // self.block_threads - OTHER):
             return Refusal("block", f"a thread would hold {held} sums, which is more than its registers")
         return None
 

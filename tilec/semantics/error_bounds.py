@@ -23,7 +23,7 @@ from typing import Literal, assert_never
 
 import numpy as np
 
-from tilec.core.dtypes import F32, F64, DType
+from tilec.core.dtypes import F8E4M3, F8E5M2, F32, F64, DType
 from tilec.core.operators import COMBINE
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
@@ -43,6 +43,8 @@ from tilec.semantics.reference import OutOfRangeError, Space, blocks, extents_of
 
 SMALLEST_NORMAL = {F32: 2.0**-126, F64: 2.0**-1022}
 """Smaller products lose digits."""
+PROMOTED = 128
+"""Products of 8-bit floats that matrix units add before an f32 takes their sum."""
 Kind = Literal["cpu", "cuda"] | None
 """The kind of target whose functions' bounds count; None for the larger bound of all."""
 
@@ -262,7 +264,7 @@ class _Space(Space):
         count = self.volume({r.index for r in expr.ranges})
         mask = self.spread(mask, []).any(axis=axes, keepdims=True) & (count > 0)
         if expr.kind == "sum" and expr.dtype.is_float:
-            return sum_of_parts(self.sums(expr, mask), np.asarray(count), expr.dtype, self.unit(expr))
+            return sum_of_parts(self.sums(expr, mask), np.asarray(count), expr.dtype, self.unit(expr, count))
         if half := self.halved(expr):
             first, second = (space.enclose_reduce(expr, mask) for space in self.halves(half))
             if expr.kind == "prod":
@@ -315,12 +317,17 @@ class _Space(Space):
             low, negative = np.maximum(low, 0), np.zeros_like(size)
         return [low, high, size, (size + high) / 2, negative, *[np.zeros((), np.int64)] * 6]
 
-    def unit(self, expr: ast.Reduce) -> float:
-        """The unit of a step of a sum. Matrix units, which narrow factors may go to, cut where others round."""
+    def unit(self, expr: ast.Reduce, count: int) -> float:
+        """The unit of a step of a sum. Matrix units, which narrow factors may go to, cut where others round; and of sums of 8-bit
+        floats they keep fewer bits."""
         factors = self.factors(expr) or ()
-        narrow = all(isinstance(f, ast.Cast) and f.operand.dtype.bits < 32 for f in factors)
-        matrix = expr.dtype is not F64 and factors and (narrow or expr.multiplicand is not None)
-        return unit_roundoff(expr.dtype) * (2 if matrix else 1)
+        types = {f.operand.dtype if isinstance(f, ast.Cast) else f.dtype for f in factors}
+        narrow = all(t.bits < 32 for t in types)
+        matrix = expr.dtype is not F64 and types and (narrow or expr.multiplicand is not None)
+        unit = unit_roundoff(expr.dtype) * (2 if matrix else 1)
+        short = expr.multiplicand is ast.F22 or (matrix and len(types) == 1 and types <= {F8E4M3, F8E5M2})
+        few = count if expr.multiplicand is ast.F22 else min(count, PROMOTED)
+        return unit + (2 * unit_roundoff(ast.F22) * few / max(1, count) if short else 0)
 
     def enclose_scan(self, expr: ast.Scan, mask: np.ndarray) -> Enclosure:
         axis = self.axes[expr.range.index]
@@ -334,7 +341,7 @@ class _Space(Space):
 
 def _using(expr: ast.Reduce) -> float:
     """The relative error of a multiplicand. A tf32 is cut."""
-    if expr.multiplicand is None:
+    if expr.multiplicand in (None, ast.F22):
         return 0.0
     return unit_roundoff(expr.multiplicand) * (2 if expr.multiplicand is ast.TF32 else 1)
 

@@ -15,7 +15,8 @@ of 16 bytes); CUTLASS and fast.cu for the division of work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -121,6 +122,10 @@ class _Loads:
         self.ring = Ring(self.sides, problem.options.stages, shape.roles.consumers)
         self.sums = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")
+        self.partial = self.sums
+        if problem.options.promoted:
+            self.partial = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
+            locations.named(self.partial, "partial_sums")
         self.buffer = buffer(shape.chunks(self.sums), 4 * shape.roles.consumers, problem.accumulator, overlay=False)
         make_ready([self.ring], shape.thread)
         gpu.BarrierOp()
@@ -174,6 +179,9 @@ class _Loads:
 
     def multiply(self, problem: Problem, state: list[ir.Value]) -> None:
         """One tile of C. A product may still run when the next is issued; then the stage before is known to be free."""
+        if problem.options.promoted:
+            self._multiply_in_parts(problem, state)
+            return
         whole = [*state, mlir.index(0)]
         with carried_loop(mlir.index(0), mlir.index(problem.steps), whole, name=f"{problem.inner_name}_step") as (
             step,
@@ -189,6 +197,39 @@ class _Loads:
         self._wait_for_sums(0)
         self.ring.release(whole[2], self.shape.thread)
         state[:] = whole[:2]
+
+    def _multiply_in_parts(self, problem: Problem, state: list[ir.Value]) -> None:
+        """One tile of C, whose partial sums leave the matrix units every few steps: one warpgroup adds under the products of
+        the other."""
+        zero, steps = mlir.index(0), problem.options.promoted // problem.depth
+        with self._each_sum() as at:
+            memref.StoreOp(mlir.constant(0.0, problem.accumulator), self.sums, at)
+        with carried_loop(zero, mlir.index(problem.steps), state, steps, name=f"{problem.inner_name}_part") as (first, now):
+            if steps == 1:
+                self._step(problem, zero, now)
+            else:
+                count = mlir.index(steps)
+                if problem.steps % steps:
+                    count = arith.minsi(count, arith.subi(mlir.index(problem.steps), first))
+                with carried_loop(zero, count, now, name=f"{problem.inner_name}_step") as (step, inner):
+                    self._step(problem, step, inner)
+            with self._each_sum() as at:
+                total = arith.addf(memref.LoadOp(self.sums, at).result, memref.LoadOp(self.partial, at).result)
+                memref.StoreOp(total, self.sums, at)
+
+    def _step(self, problem: Problem, step: ir.Value, state: list[ir.Value]) -> None:
+        """One stage, multiplied to its end."""
+        stage, phase = state
+        self.ring.wait_full(stage, phase)
+        self._product(stage, step)
+        self._wait_for_sums(0)
+        self.ring.release(stage, self.shape.thread)
+        state[:] = self.ring.next(stage, phase)
+
+    @contextmanager
+    def _each_sum(self) -> Iterator[list[ir.Value]]:
+        with loop(self.shape.wide, name="fragment") as j, loop(2, name="half") as half, loop(2, name="pair") as lane:
+            yield [j, half, lane]
 
     def _product(self, stage: ir.Value, step: ir.Value) -> None:
         """sums (+)= 64 rows of left times all of right, for the k of one stage; from zero in the first step.
@@ -206,8 +247,8 @@ class _Loads:
         product = WarpgroupProduct(
             problem.right.size, problem.depth, problem.options.multiplicand, problem.left.major, problem.right.major
         )
-        opcodes.call(self.function, product, [self.sums, *views, step])
+        opcodes.call(self.function, product, [self.partial, *views, step])
 
     def _wait_for_sums(self, running: int) -> None:
         """Until at most so many products run."""
-        opcodes.call(self.function, WarpgroupWait(running), [self.sums])
+        opcodes.call(self.function, WarpgroupWait(running), [self.partial])

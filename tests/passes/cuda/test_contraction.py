@@ -174,6 +174,20 @@ def test_wgmma_tf32(monkeypatch):
     assert not result.plan.packs and len(result.plan.kernels) == 1
 
 
+@pytest.mark.parametrize("kind", ["f8e4m3", "f8e5m2"])
+@pytest.mark.parametrize("using", ["", " using f22"])
+@pytest.mark.parametrize("k", [128, 400])
+def test_wgmma_f8(kind, using, k, monkeypatch):
+    """Sums leave the matrix units every 128 products, if the source does not let them stay."""
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    text = MATMUL_TURNED.replace("\n}}", using + "\n}}")
+    tile = ("wgmma", 64, 64, 128, (4, 1))
+    result = check(text, (kind, "f32"), {"M": 72, "N": 72, "K": k}, tile, lambda a, b: a @ b.T, monkeypatch)
+    assert ("partial_sums" in result.emitted.module) == (not using)
+    assert result.plan.kernels[-1].options.multiplicand == kind
+
+
+MATMUL_TURNED = MATMUL.replace("b: {t}[K, N]", "b: {t}[N, K]").replace("b[k, n]", "b[n, k]")
 INTEGERS_TURNED = INTEGERS.replace("{turned}", "N, K").replace("{at}", "n, k")
 USING_TURNED = USING.replace("b: f32[K, N]", "b: f32[N, K]").replace("b[k, n]", "b[n, k]")
 GELU = """op linear(x: {t}[M, K], w: {t}[K, N], b: {t}[N]) -> (y: {o}[M, N]) {{
@@ -198,6 +212,7 @@ IMAGES = {"N": 32, "C": 256, "H": 56, "W": 56, "K": 256, "R": 3, "S": 3}
         (MATMUL, "bf16", {"M": 4000, "N": 4001, "K": 4001}),
         (USING_TURNED.replace("{o}", "f32"), "tf32", LARGE),
         (INTEGERS_TURNED, "i8", LARGE),
+        (MATMUL_TURNED.replace("{o}", "bf16"), "f8e4m3", LARGE),
         (BATCHED, "bf16", {"B": 64, "M": 1024, "N": 1024, "K": 1024}),
         (CONV, "f32", IMAGES),
         (CONV, "bf16", IMAGES),

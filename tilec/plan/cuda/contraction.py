@@ -23,6 +23,7 @@ from operator import itemgetter
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.multiplicands import multiplicands_of
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
+from tilec.core import mlir
 from tilec.core.fitted import ContractionTimes
 from tilec.core.mlir import ir
 from tilec.core.target import Target
@@ -35,6 +36,7 @@ from tilec.plan.cuda.operands import Operand, Roles, arrange
 from tilec.plan.groups import Group, Remark
 
 Sizes = dict[int, int]  # by kernel dimension
+PROMOTED = 128  # elements of k: a line of 8-bit numbers
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Tiles:
         tiles = contraction.choose(
             target, replace(self.problem, **changes), _instructions(self.kind, self.operands, target) or ()
         )
-        return [c for c in tiles if _is_buildable(c.tile, self.kind, self.roles, self.operands, target)]
+        facts = self.kind, self.roles, self.operands, target, self.problem.promoted
+        return [c for c in tiles if _is_buildable(c.tile, *facts)]
 
     def operand(self, factor: ir.Value) -> Operand:
         return next(self.operands[s] for s, f in self.roles.factors.items() if f == factor)
@@ -72,20 +75,21 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
     """Of one type of multiplicands."""
     roles, operands = arrange(node, kind, g, graph, target)
     problem = _problem(node, roles, kind, g, graph)
-    problem = replace(problem, staged=tuple(_staging(operands[s], target) for s in ("left", "right")))
+    staged = tuple(_staging(operands[s], target) for s in ("left", "right"))
+    problem = replace(problem, promoted=promoted_of(kind, node), staged=staged)
 
     @cache  # tiles differ in more than their boxes depend on
     def boxes_of(bm: int, bn: int, pieces: tuple[int, int]) -> Sizes | None:
         return _boxes_of(bm, bn, g.space.extents, roles, pieces)
 
     def boxes(tile: BlockTile) -> Sizes | None:
-        built = _built(tile, kind, roles, operands, target)
+        built = _built(tile, kind, roles, operands, target, problem.promoted)
         return boxes_of(tile.bm, tile.bn, (built.piece(0), built.piece(1)))
 
     ranked = []
     instructions = _instructions(kind, operands, target)
     for choice in contraction.choose(target, problem, instructions) if instructions is not None else ():
-        if _is_buildable(choice.tile, kind, roles, operands, target) and (sizes := boxes(choice.tile)):
+        if _is_buildable(choice.tile, kind, roles, operands, target, problem.promoted) and (sizes := boxes(choice.tile)):
             overhang = _overhang(sizes, choice.tile, problem, g.space.extents, roles)
             ranked.append((choice.rank * overhang, choice))
     choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
@@ -104,7 +108,7 @@ def choose_contraction(
     if not choices:
         return None
     tile = pick(choices, nth)
-    sizes, built = found.boxes(tile), _staged(_built(tile, kind, roles, operands, target), tile, target)
+    sizes, built = found.boxes(tile), _staged(_built(tile, kind, roles, operands, target, problem.promoted), tile, target)
     tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
     tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
     kernel = replace(kernel, tile=tiles, options=built, sram=lambda k: k.options.shared_bytes)
@@ -112,7 +116,9 @@ def choose_contraction(
     return kernel, _remarks(kernel, tile, choices)
 
 
-def _built(tile: BlockTile, kind: str, roles: Roles, operands: dict[str, Operand], target: Target) -> MatrixKernel:
+def _built(
+    tile: BlockTile, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, promoted: int = 0
+) -> MatrixKernel:
     """The kernel of this tile, with the stages that the model has given it."""
     left, right = operands["left"], operands["right"]
     common = {
@@ -121,16 +127,23 @@ def _built(tile: BlockTile, kind: str, roles: Roles, operands: dict[str, Operand
         "block": (tile.bm, tile.bn, tile.bk), "stages": tile.stages, "group_rows": tile.group,
     }  # fmt: skip
     if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
-        return WarpgroupContraction(**common, persistent_blocks=target.units)
+        return WarpgroupContraction(**common, persistent_blocks=target.units, promoted=promoted)
     copies = {f"{side}_copy": "async" if f.copy == "tma" else f.copy for side, f in operands.items()}
     gathers = any(f.gathers and f.copy == "registers" for f in operands.values())
     return Contraction(**common, **copies, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
 
 
-def _is_buildable(tile: BlockTile, kind: str, roles: Roles, operands: dict[str, Operand], target: Target) -> bool:
+def promoted_of(kind: str, node: Node) -> int:
+    """Elements of k after which sums leave the matrix units, where those have fewer bits for them than an f32."""
+    return PROMOTED if kind.startswith("f8") and mlir.get_string(node.op, "tilec.multiplicand") != "f22" else 0
+
+
+def _is_buildable(
+    tile: BlockTile, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, promoted: int = 0
+) -> bool:
     if tile.split_k > 1 or tile.cluster > 1:
         return False
-    return _built(tile, kind, roles, operands, target).refuse_shape() is None
+    return _built(tile, kind, roles, operands, target, promoted).refuse_shape() is None
 
 
 def _remarks(kernel: KernelPlan, tile: BlockTile, choices: list[Choice]) -> list[Remark]:
