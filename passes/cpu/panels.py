@@ -9,7 +9,8 @@ kernel reads it:
 
 The kernel reads contiguous memory, even if a factor is converted, scaled, padded, gathered or transposed. (im2col
 is such a packing.) The lanes of a panel are `width` points along the last dimension of rows or columns; lanes beyond
-its end are 0.
+its end are 0. The kernel takes one element of the left factor at a time, so that panels of a left factor that lies
+along k lie so, too: panels[panel, lane, p].
 
 Source: Goto & van de Geijn, "Anatomy of high-performance matrix multiplication" (TOMS 2008).
 """
@@ -39,7 +40,8 @@ class Side:
     whole tile.
 
     `sizes` is how much of the box this block has; `along` the dimension along which the factor lies in
-    memory.
+    memory. The kernel takes a row of the right factor (lanes of a vector) and a column of the left one, element by element:
+    panels of a left factor may lie `along_inner`, the dimensions of k.
     """
 
     factor: ir.Value
@@ -48,6 +50,8 @@ class Side:
     sizes: tuple[Size, ...]
     width: int
     along: int
+    by_element: bool
+    along_inner: bool
 
     @property
     def row(self) -> int:
@@ -80,8 +84,10 @@ class Contraction:
                 tuple(sizes[d] for d in dims),
                 w,
                 a,
+                side == "left",
+                side == "left" and a in inner,
             )
-            for f, dims, w, a in zip(factors, (rows, columns), width, along)
+            for side, f, dims, w, a in zip(("left", "right"), factors, (rows, columns), width, along)
         )
         self.inner, self.depths = inner, [max(1, d) for d in options.depths]
         self.k = [sizes[d] for d in inner]
@@ -222,6 +228,19 @@ def panels_of(side: Side, names: dict[int, str]) -> Iterator[tuple[dict[int, ir.
         yield at, sum_of([(t, side.width)]), sum_of(terms)
 
 
+def panel_shape(side: Side, depth: int) -> list[int]:
+    if side.along_inner:
+        return [side.width, depth]
+    return [depth, side.width, 1] if side.by_element else [depth, side.width]
+
+
+def panel_subscripts(side: Side, lane: ir.Value, p: ir.Value) -> list[ir.Value]:
+    """The subscripts of an element in its panel."""
+    if side.along_inner:
+        return [lane, p]
+    return [p, lane, mlir.index(0)] if side.by_element else [p, lane]
+
+
 # ---- packing -----------------------------------------------------------------------------------------------
 
 
@@ -233,6 +252,16 @@ class Block:
         self.start = start
         self.extents = {d: rest(e, start[d], depth) for d, e, depth in zip(c.inner, c.k, c.depths)}
         self.strides = {d: prod(c.depths[n + 1 :]) for n, d in enumerate(c.inner)}
+
+    @property
+    def first(self) -> ir.Value | None:
+        """Whether it is the first step; None where it is the only one."""
+        found = None
+        for start in self.start.values():
+            if mlir.constant_value(start) is None:
+                zero = arith.cmpi(arith.CmpIPredicate.eq, start, mlir.index(0))
+                found = zero if found is None else arith.andi(found, zero)
+        return found
 
     @property
     def count(self) -> Size:
@@ -248,9 +277,9 @@ class Block:
 
 
 class Packing:
-    """Fills the panels of one factor for a block of k. The innermost loop goes along contiguous memory: along the lanes, or
-    along one dimension of k. Loops over lanes have `width` iterations, which suits SIMD code, and store 0 for lanes
-    beyond the end."""
+    """Fills panels of one factor for a block of k. The innermost loop goes along contiguous memory: along the lanes, or
+    along one dimension of k. Loops over all lanes have `width` iterations, which suits SIMD code; lanes beyond the end
+    are 0."""
 
     def __init__(self, block: Block, side: Side, panels: ir.Value):
         self.block, self.side, self.panels = block, side, panels
@@ -259,54 +288,62 @@ class Packing:
         self.order = [self.lane, *along_k] if side.along in inner else [*inner, self.lane]
         self.steps: dict[int, ir.Value] = {}
 
-    def fill(self, at: dict[int, ir.Value]) -> None:
-        """`at` are the indices of the batch."""
-        with panels_of(self.side, self.block.contraction.names) as (outer, self.first, self.number):
-            self.full = rest(self.side.sizes[-1], self.first, self.side.width) == self.side.width
-            self.evaluation = Evaluation(self.block.contraction, self.side.factor, at | outer)
-            self._build_loops(self.order)
-
-    def _build_loops(self, dims: list[int]) -> None:
-        if not dims:
-            self._store(self.evaluation.value)
+    def fill(self, at: dict[int, ir.Value], first: ir.Value, number: ir.Value) -> None:
+        """Fills the panel of this number, whose lanes start at `first`; `at` are the indices of the batch and of the side's
+        outer dimensions."""
+        width, self.first, self.number = self.side.width, first, number
+        lanes = rest(self.side.sizes[-1], first, width)
+        if lanes == width:
+            self._fill(at, width)
             return
-        d, *others = dims
-        names = self.block.contraction.names
-        name = f"{names.get(d, 'n')}_{'lane' if d == self.lane else 'inner'}"
-        with loop(0, self.side.width if d == self.lane else self.block.extents[d], name=name) as self.steps[d]:
-            if d == self.lane and not self.full:
-                self._lane_or_zero(others)
-            else:
-                self._enter(d)
-                self._build_loops(others)
-
-    def _enter(self, d: int) -> None:
-        start = self.first if d == self.lane else self.block.start[d]
-        self.evaluation.enter(d, sum_of([(start, 1), (self.steps[d], 1)]))
-
-    def _lane_or_zero(self, dims: list[int]) -> None:
-        """The body of the loop over lanes if the last panel is not full; `dims` are the loops inside."""
-        element = self.block.contraction.element
-        lane = sum_of([(self.first, 1), (self.steps[self.lane], 1)])
-        inside = arith.cmpi(arith.CmpIPredicate.slt, lane, _value(self.side.sizes[-1]))
-        zero = mlir.constant(0, element)
-        branch = scf.IfOp(inside, [] if dims else [element], has_else=True)
+        whole = arith.cmpi(arith.CmpIPredicate.eq, _value(lanes), mlir.index(width))
+        branch = scf.IfOp(whole, has_else=True)
         with ir.InsertionPoint(branch.then_block):
-            self._enter(self.lane)
-            if dims:
-                self._build_loops(dims)
-            scf.YieldOp([] if dims else [self.evaluation.value])
+            self._fill(at, width)
+            scf.YieldOp([])
         with ir.InsertionPoint(branch.else_block):
-            if dims:
-                with loops({d: self.block.extents[d] for d in dims}, self.steps):
-                    self._store(zero)
-            scf.YieldOp([] if dims else [zero])
-        if not dims:
-            self._store(branch.results[0])
+            self._fill(at, lanes)
+            self._zeros(lanes)
+            scf.YieldOp([])
+
+    def _fill(self, at: dict[int, ir.Value], lanes: Size) -> None:
+        evaluation = Evaluation(self.block.contraction, self.side.factor, at)
+        with self._loops(self.order, 0, lanes, evaluation):
+            self._store(evaluation.value)
+
+    def _zeros(self, lanes: Size) -> None:
+        with self._loops(self.order, lanes, self.side.width, None):
+            self._store(mlir.constant(0, self.block.contraction.element))
+
+    @contextmanager
+    def _loops(self, dims: list[int], low: Size, high: Size, evaluation: Evaluation | None) -> Iterator[None]:
+        names = self.block.contraction.names
+        with ExitStack() as stack:
+            for d in dims:
+                is_lane = d == self.lane
+                name = f"{names.get(d, 'n')}_{'lane' if is_lane else 'inner'}"
+                bounds = (low, high) if is_lane else (0, self.block.extents[d])
+                step = self.steps[d] = stack.enter_context(loop(*bounds, name=name))
+                if evaluation is not None:
+                    start = self.first if is_lane else self.block.start[d]
+                    evaluation.enter(d, sum_of([(start, 1), (step, 1)]))
+            yield
 
     def _store(self, value: ir.Value) -> None:
         p = sum_of([(self.steps[d], stride) for d, stride in self.block.strides.items()])
-        memref.StoreOp(value, self.panels, [self.number, p, self.steps[self.lane]])
+        memref.StoreOp(value, self.panels, [self.number, *panel_subscripts(self.side, self.steps[self.lane], p)])
 
 
-__all__ = ["Block", "Contraction", "Packing", "Side", "loop", "loops", "panels_of"]
+__all__ = [
+    "Block",
+    "Contraction",
+    "Packing",
+    "Side",
+    "Size",
+    "loop",
+    "loops",
+    "panel_shape",
+    "panel_subscripts",
+    "panels_of",
+    "rest",
+]

@@ -18,7 +18,6 @@ from tilec.core.coefficients import NAMED
 from tilec.runtime.cpu.intrinsics import *  # noqa: F403
 from tilec.runtime.cpu.math import *  # noqa: F403
 from tilec.runtime.cpu.tile import *  # noqa: F403
-from tilec.runtime.cpu.vector import *  # noqa: F403
 
 globals().update(NAMED)
 

@@ -1,63 +1,98 @@
-"""Square tiles in vector registers for printed CPU kernels, to transpose memory.
+"""Tiles of a matrix in vector registers, for printed CPU kernels: to transpose memory, and for sums of products.
 
-    t = load_tile_16(x, at, 4096)         # sixteen vectors of sixteen elements, 4096 apart
+    t = load_tile(x, at, 4096, 16, 16)                  # sixteen vectors of sixteen elements, 4096 apart
     store_tile(y, to, 64, transpose(t))
+
+    sums = splat_tile(f32(0), 14, 32)                   # for each step along k: a column times a row
+    sums = contract(load_tile(left, p, 256, 14, 1), load_tile(right, 32 * p, 32, 1, 32), sums)
 
 A loop that walks down a column uses one element of each cache line that it touches, and no vector load. A tile uses
 whole lines in both directions, and the shuffles between cost less than the lines.
+
+Numba has no vectors of its own, and what its loops become is up to LLVM's vectoriser, which will not keep a tile of sums
+in registers. A variable of these types is an LLVM array of vectors, which LLVM splits into values, so that a loop over
+them is the loop that the processor runs.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
-LANES = (2, 4, 8, 16)
-
 
 class Tile(types.Type):
-    """`lanes` vectors of `lanes` elements."""
+    """`rows` vectors of `lanes` elements."""
 
-    def __init__(self, element: types.Type, lanes: int):
-        self.element, self.lanes = element, lanes
-        super().__init__(f"{element}x{lanes}x{lanes}")
+    def __init__(self, element: types.Type, rows: int, lanes: int):
+        self.element, self.rows, self.lanes = element, rows, lanes
+        super().__init__(f"{element}x{rows}x{lanes}")
+
+    @property
+    def piece(self) -> int:
+        """Lanes of an LLVM vector: a power of two, since LLVM takes others apart, and no more than a register's."""
+        return min(self.lanes & -self.lanes, 512 // self.element.bitwidth)
+
+    @property
+    def pieces(self) -> int:
+        """Vectors of a row."""
+        return self.lanes // self.piece
 
 
 @register_model(Tile)
 class _TileModel(models.PrimitiveModel):
     def __init__(self, manager, type_: Tile) -> None:
-        row = ir.VectorType(manager[type_.element].get_data_type(), type_.lanes)
-        super().__init__(manager, type_, ir.ArrayType(row, type_.lanes))
+        piece = ir.VectorType(manager[type_.element].get_data_type(), type_.piece)
+        super().__init__(manager, type_, ir.ArrayType(piece, type_.rows * type_.pieces))
 
 
-def _rows(context, builder, type_: Tile, pointer, at, stride):
-    """Pointers to the vectors of a tile, and the alignment of one element."""
-    row = context.get_value_type(type_).element
-    for n in range(type_.lanes):
-        offset = builder.add(at, builder.mul(stride, ir.Constant(stride.type, n)))
-        yield builder.bitcast(builder.gep(pointer, [offset]), row.as_pointer())
+def _addresses(context, builder, type_: Tile, pointer, at, stride):
+    """Pointers to the vectors of a tile."""
+    piece = context.get_value_type(type_).element
+    for row in range(type_.rows):
+        start = builder.add(at, builder.mul(stride, ir.Constant(stride.type, row)))
+        for n in range(type_.pieces):
+            offset = builder.add(start, ir.Constant(start.type, n * type_.piece))
+            yield builder.bitcast(builder.gep(pointer, [offset]), piece.as_pointer())
 
 
-def _load(lanes: int) -> Callable:
-    def load(typingctx, pointer, at, stride):
-        type_ = Tile(pointer.dtype, lanes)
+def _vectors(builder, tile) -> list:
+    return [builder.extract_value(tile, n) for n in range(tile.type.count)]
 
-        def generate(context, builder, signature, arguments):
-            tile = ir.Constant(context.get_value_type(type_), ir.Undefined)
-            for n, row in enumerate(_rows(context, builder, type_, *arguments)):
-                vector = builder.load(row)
-                vector.align = type_.element.bitwidth // 8
-                tile = builder.insert_value(tile, vector, n)
-            return tile
 
-        return type_(pointer, types.intp, types.intp), generate
+def _tile(context, builder, type_: Tile, vectors):
+    made = ir.Constant(context.get_value_type(type_), ir.Undefined)
+    for n, vector in enumerate(vectors):
+        made = builder.insert_value(made, vector, n)
+    return made
 
-    return load
+
+def _splat(builder, one, lanes: int):
+    """All lanes the first one of a vector."""
+    return builder.shuffle_vector(one, ir.Constant(one.type, ir.Undefined), _mask([0] * lanes))
+
+
+def _mask(lanes: list[int]) -> ir.Constant:
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
+
+
+@intrinsic(prefer_literal=True)
+def load_tile(typingctx, pointer, at, stride, rows, lanes):
+    """`rows` vectors of `lanes` elements from `at`, `at + stride`, ... on; both are numbers in the text."""
+    type_ = Tile(pointer.dtype, rows.literal_value, lanes.literal_value)
+
+    def generate(context, builder, signature, arguments):
+        def load(address):
+            vector = builder.load(address)
+            vector.align = type_.element.bitwidth // 8
+            return vector
+
+        addresses = _addresses(context, builder, type_, *arguments[:3])
+        return _tile(context, builder, type_, map(load, addresses))
+
+    return type_(pointer, types.intp, types.intp, rows, lanes), generate
 
 
 @intrinsic
@@ -65,41 +100,77 @@ def store_tile(typingctx, pointer, at, stride, tile):
     """Stores the vectors of a tile at `at`, `at + stride`, ..."""
 
     def generate(context, builder, signature, arguments):
-        *address, value = arguments
-        for n, row in enumerate(_rows(context, builder, tile, *address)):
-            builder.store(builder.extract_value(value, n), row).align = tile.element.bitwidth // 8
+        *where, value = arguments
+        for address, vector in zip(_addresses(context, builder, tile, *where), _vectors(builder, value)):
+            builder.store(vector, address).align = tile.element.bitwidth // 8
         return context.get_dummy_value()
 
     return types.void(pointer, types.intp, types.intp, tile), generate
 
 
+@intrinsic(prefer_literal=True)
+def splat_tile(typingctx, x, rows, lanes):
+    """A tile of equal elements."""
+    element = types.unliteral(x)
+    type_ = Tile(element, rows.literal_value, lanes.literal_value)
+
+    def generate(context, builder, signature, arguments):
+        whole = context.get_value_type(type_)
+        first = ir.Constant(ir.VectorType(whole.element.element, 1), ir.Undefined)
+        vector = _splat(builder, builder.insert_element(first, arguments[0], ir.IntType(32)(0)), type_.piece)
+        return _tile(context, builder, type_, [vector] * whole.count)
+
+    return type_(element, rows, lanes), generate
+
+
+@intrinsic
+def add_tiles(typingctx, a, b):
+    def generate(context, builder, signature, arguments):
+        pairs = zip(*(_vectors(builder, tile) for tile in arguments))
+        return _tile(context, builder, a, (builder.fadd(*pair) for pair in pairs))
+
+    return a(a, b), generate
+
+
+@intrinsic
+def contract(typingctx, a, b, sums):
+    """sums + a * b, each product added with one rounding, of a column `a` and a row `b`: tiles of 1 lane and of 1 row."""
+
+    def generate(context, builder, signature, arguments):
+        column, row, before = (_vectors(builder, tile) for tile in arguments)
+        vector = row[0].type
+        name = f"llvm.fma.v{vector.count}f{sums.element.bitwidth}"
+        fma = builder.module.globals.get(name)
+        fma = fma or ir.Function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
+        after = []
+        for n, element in enumerate(column):
+            factor = _splat(builder, element, vector.count)
+            after += [builder.call(fma, [factor, b, before[n * len(row) + j]]) for j, b in enumerate(row)]
+        return _tile(context, builder, sums, after)
+
+    return sums(a, b, sums), generate
+
+
 @intrinsic
 def transpose(typingctx, tile):
-    """Element [i, j] goes to [j, i]: blocks of 1, then 2, 4, ... swap places across the diagonal (Eklundh, "A fast
+    """Element [i, j] goes to [j, i]: blocks of 1, then 2, 4, ... swap addresses across the diagonal (Eklundh, "A fast
     computer method for matrix transposing", IEEE Transactions on Computers, 1972).
     """
 
     def generate(context, builder, signature, arguments):
         n = tile.lanes
-        mask = ir.VectorType(ir.IntType(32), n)
-        rows = [builder.extract_value(arguments[0], r) for r in range(n)]
+        rows = _vectors(builder, arguments[0])
         step = 1
         while step < n:
-            upper = ir.Constant(mask, [n + lane - step if lane & step else lane for lane in range(n)])
-            lower = ir.Constant(mask, [n + lane if lane & step else lane + step for lane in range(n)])
+            upper = _mask([n + lane - step if lane & step else lane for lane in range(n)])
+            lower = _mask([n + lane if lane & step else lane + step for lane in range(n)])
             for r in (r for r in range(n) if not r & step):
                 pair = rows[r], rows[r + step]
                 rows[r], rows[r + step] = (builder.shuffle_vector(*pair, m) for m in (upper, lower))
             step *= 2
-        transposed = ir.Constant(context.get_value_type(tile), ir.Undefined)
-        for r, row in enumerate(rows):
-            transposed = builder.insert_value(transposed, row, r)
-        return transposed
+        return _tile(context, builder, tile, rows)
 
     return tile(tile), generate
 
 
-LOADS = {f"load_tile_{lanes}": intrinsic(_load(lanes)) for lanes in LANES}
-globals().update(LOADS)
-
-__all__ = [*LOADS, "store_tile", "transpose"]
+__all__ = ["add_tiles", "contract", "load_tile", "splat_tile", "store_tile", "transpose"]

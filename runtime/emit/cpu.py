@@ -111,13 +111,8 @@ class _CpuPrinter(Printer):
                 self.allocate(op)
             case "cf.assert":
                 self.check(op)
-            case "vector.transpose":
-                text = f"{self.use('transpose')}({self.expr(op.operands[0])})"
-                self.bind(op.results[0], text, self.variable(op, 0, "transposed"))
-            case "vector.load" | "vector.store" if _vector_type(op).rank == 2:
-                self.square(op)
-            case "vector.load" | "vector.store" | "vector.broadcast" | "vector.fma":
-                self.vector(op)
+            case "vector.load" | "vector.store" | "vector.broadcast" | "vector.transpose" | "vector.contract":
+                self.tile(op)
             case _:
                 super().backend_operation(op)
 
@@ -141,7 +136,7 @@ class _CpuPrinter(Printer):
         self.line(f"if not {self.expr(op.operands[0])}:")
         self.line(f"    args[{self.parameters}] = {len(self.sites)}")
 
-    # ---- vectors -----------------------------------------------------------------------------------------------------
+    # ---- tiles of vectors --------------------------------------------------------------------------------------------
 
     def subview(self, op: ir.Operation) -> None:
         """Where a view starts gets a variable if much is read there: Numba's time goes with the operators it sees."""
@@ -152,43 +147,44 @@ class _CpuPrinter(Printer):
             self.line(f"{name} = {view.offset}")
             self.memory[op.results[0]] = replace(view, offset=name)
 
-    def vector(self, op: ir.Operation) -> None:
-        """The operations of `runtime/cpu/vector.py`, by its names."""
-        type_ = _vector_type(op)
-        kind = f"{type_.element_type}x{type_.shape[0]}"
+    def tile(self, op: ir.Operation) -> None:
+        """The operations of `runtime/cpu/tile.py`, by its names."""
+        texts = [self.text.get(v, "") for v in op.operands]
         match op.name:
             case "vector.load":
                 memory, offset = self.address(op.operands[0], list(op.operands)[1:])
-                text = f"{self.use(f'load_{kind}')}({memory.base}, {offset})"
-                self.bind(op.results[0], text, self.loaded(memory.base))
+                where = f"{memory.base}, {offset}, {memory.strides[-2]}"
+                text = f"{self.use('load_tile')}({where}, {_shape(op.results[0])})"
+                self.bind(
+                    op.results[0], text, self.variable(op, 0, "square") if _is_square(op) else self.loaded(memory.base)
+                )
             case "vector.store":
                 memory, offset = self.address(op.operands[1], list(op.operands)[2:])
-                self.line(f"{self.use(f'store_{kind}')}({memory.base}, {offset}, {self.expr(op.operands[0])})")
+                where = f"{memory.base}, {offset}, {memory.strides[-2]}"
+                self.line(f"{self.use('store_tile')}({where}, {texts[0]})")
             case "vector.broadcast":
-                text = f"{self.use(f'splat_{kind}')}({self.expr(op.operands[0])})"
-                self.bind(op.results[0], text, self.variable(op, 0, "all"))
-            case "vector.fma":
-                text = f"{self.use(f'fma_{kind}')}({', '.join(self.expr(v) for v in op.operands)})"
-                if _continues(op):
-                    self.text[op.results[0]] = self.expr(op.operands[2])
-                    self.line(f"{self.expr(op.operands[2])} = {text}")
-                else:
-                    self.bind(op.results[0], text, self.variable(op))
+                self.bind(op.results[0], self.splat(texts[0], op.results[0]), self.variable(op, 0, "all"))
+            case "vector.transpose":
+                self.bind(op.results[0], f"{self.use('transpose')}({texts[0]})", self.variable(op, 0, "transposed"))
+            case "vector.contract":
+                name = texts[2] if _continues(op) else self.variable(op)
+                self.bind(op.results[0], f"{self.use('contract')}({', '.join(texts)})", name)
 
-    def square(self, op: ir.Operation) -> None:
-        """The operations of `runtime/cpu/tile.py`, by its names."""
-        store = op.name == "vector.store"
-        memory, offset = self.address(op.operands[int(store)], list(op.operands)[1 + store :])
-        where = f"{memory.base}, {offset}, {memory.strides[-2]}"
-        if store:
-            self.line(f"{self.use('store_tile')}({where}, {self.expr(op.operands[0])})")
-        else:
-            text = f"{self.use(f'load_tile_{_vector_type(op).shape[0]}')}({where})"
-            self.bind(op.results[0], text, self.variable(op, 0, "square"))
+    def splat(self, text: str, value: ir.Value) -> str:
+        return f"{self.use('splat_tile')}({text}, {_shape(value)})"
 
     # ---- operations --------------------------------------------------------------------------------------------------
 
+    def constant(self, op: ir.Operation) -> str:
+        type_ = op.results[0].type
+        if not isinstance(type_, ir.VectorType):
+            return super().constant(op)
+        number = ir.FloatAttr(ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()).value
+        return self.splat(self.float_constant(number, str(type_.element_type)), op.results[0])
+
     def expression(self, op: ir.Operation) -> str:
+        if op.name == "arith.addf" and isinstance(op.results[0].type, ir.VectorType):
+            return f"{self.use('add_tiles')}({', '.join(map(self.expr, op.operands))})"
         if op.name == "arith.bitcast":
             return f"{self.use(f'bits_{op.operands[0].type}')}({self.expr(op.operands[0])})"
         if op.name == "arith.truncf" and str(op.results[0].type) == "bf16" and _is_bf16(op.operands[0]):
@@ -235,21 +231,20 @@ def _is_bf16(value: ir.Value) -> bool:
     return False
 
 
-def _vector_type(op: ir.Operation) -> ir.VectorType:
-    return ir.VectorType((op.operands[0] if op.name == "vector.store" else op.results[0]).type)
+def _shape(tile: ir.Value) -> str:
+    return ", ".join(map(str, ir.VectorType(tile.type).shape))
+
+
+def _is_square(op: ir.Operation) -> bool:
+    return len(set(ir.VectorType(op.results[0].type).shape)) == 1
 
 
 def _continues(op: ir.Operation) -> bool:
-    """Whether a sum is its loop's state and becomes the next: then its variable is assigned in place."""
+    """Whether sums are their loop's state and become the next: then their variable is assigned in place."""
     state, users = op.operands[2], mlir.uses(op.results[0])
-    if (
-        not isinstance(state.owner, ir.Block)
-        or state.owner != op.block
-        or len(users) != 1
-        or len(mlir.uses(state)) != 1
-    ):
+    if not isinstance(state.owner, ir.Block) or state.owner != op.block or len(mlir.uses(state)) != 1:
         return False
-    if users[0].name != "scf.yield" or users[0].block != op.block:
+    if len(users) != 1 or users[0].name != "scf.yield" or users[0].block != op.block:
         return False
     return list(users[0].operands).index(op.results[0]) == ir.BlockArgument(state).arg_number - 1
 

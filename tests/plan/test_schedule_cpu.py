@@ -11,7 +11,6 @@ from fuzz.programs import Case
 from fuzz.schedules import planned
 
 from tilec.core.diagnostics import CallError
-from tilec.kernels import cpu
 from tilec.plan.schedule.write import write_schedule
 
 RNG = np.random.default_rng(0)
@@ -60,10 +59,3 @@ def test_an_option_that_cannot_be_is_refused(case, line, message):
 ])  # fmt: skip
 def test_one_that_can_be_is_right(case, lines):
     check(case, "cpu", edited(case, *lines))
-
-
-def test_the_sides_of_tiles_have_their_functions():
-    from tilec.runtime.cpu.tile import LANES
-    from tilec.runtime.cpu.vector import BYTES, WIDTHS
-
-    assert cpu.LANES == LANES and (tuple(WIDTHS), BYTES) == (cpu.VECTORS, cpu.BYTES)

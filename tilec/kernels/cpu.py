@@ -9,8 +9,8 @@ from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
 from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
 
-LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `load_tile_2` and so on in `runtime/cpu/tile.py`
-VECTORS = (16, 32, 64)  # bytes of a vector: `fma_f32x4` and so on in `runtime/cpu/vector.py`
+LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `runtime/cpu/tile.py`
+VECTORS = (16, 32, 64)  # bytes of a vector
 BYTES = {"f32": 4, "f64": 8}
 MOST_SUMS = 64  # vectors of sums: each is written out in a kernel
 

@@ -28,7 +28,6 @@ from tilec.cost.model import NoFurtherChoice
 from tilec.kernels import KernelPlan, Panels
 from tilec.plan.groups import Group, Remark
 
-SUMS = 16  # vectors of sums: enough to hide an FMA's latency; more would be more text for Numba to compile
 GAIN_US = 10  # the least gain of panels: kernels that pack take longer to compile
 WEIGHED = "times of arithmetic and packing alone; the time of the kernel above counts caches, too"
 
@@ -155,12 +154,14 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
     rows, columns, inner = ([node.extents[d] for d in dims] for dims in (roles.rows, roles.columns, roles.inner))
     if prod((*rows, *columns, *inner)) == 0:
         return
-    for v in (1, 2, 4):
-        highest = min(SUMS // v, (target.core.vector_registers - 1 - v) // v)
-        for mr in {highest, min(highest, rows[-1])}:
-            depth = prod(_depths(inner, target.l1.bytes // (v * lanes * size)))
+    for v in (1, 2, 3, 4):
+        highest = (
+            target.core.vector_registers - 1 - v
+        ) // v  # others: a row of the right factor, an element of the left
+        for mr in {highest, ceil(rows[-1] / ceil(rows[-1] / highest))}:
+            depth = prod(_depths(inner, target.l1.bytes // (3 * mr * size)))
             for a, b in product(_boxes(rows, mr), _boxes(columns, v * lanes)):
-                if depth * prod(a) * size <= target.l2.bytes // 2:
+                if depth * prod(b) * size <= target.l2.bytes // 2:
                     yield Blocking(mr, v * lanes, a, b, depth)
 
 
