@@ -16,7 +16,7 @@ from tilec.core.diagnostics import CheckError
 from tilec.process import forking
 from tilec.process.interrupts import uninterrupted
 from tilec.runtime import host_memory
-from tilec.runtime.native import tables
+from tilec.runtime.native import copy, tables
 from tilec.runtime.native.tables import KeepAlive
 from tilec.runtime.program import Emitted, KernelSource, Step
 
@@ -33,7 +33,8 @@ class CpuProgram:
     def __init__(self, emitted: Emitted, loops: Mapping[str, int], inputs: int, outputs: int):
         self._steps, self._kernels = emitted.steps, {k.name: k for k in emitted.kernels}
         used = [self._kernels[s.kernel] for s in self._steps if s.kernel is not None]
-        threads = _most_threads() if any(k.grid > 1 for k in used) else 1
+        large = tables.native_calls() and any(s.kernel is None and s.bytes >= copy.PARALLEL for s in self._steps)
+        threads = _most_threads() if large or any(k.grid > 1 for k in used) else 1
         self._parallel = threads > 1
         scratch = -(-emitted.workspace // CACHE_LINE) * CACHE_LINE
         self._bytes = scratch + max((_stride(k) * (threads if k.grid > 1 else 1) for k in used), default=0)
@@ -58,7 +59,9 @@ class CpuProgram:
         slots = self._alive.words([self._begin[s.kind] + s.number for s in step.slots])
         common = {"parameters": len(step.slots), "slots": slots, "bytes": step.bytes}
         if step.kernel is None:
-            return self._alive.table(tables.Step, **common)
+            shared = tables.native_calls() and len(step.slots) == 2 and step.bytes >= copy.PARALLEL
+            loop = {"loop": native()[copy.NAME], "grid": _most_threads(), "stride": step.bytes} if shared else {}
+            return self._alive.table(tables.Step, **loop, **common)
         kernel = self._kernels[step.kernel]
         stride = _stride(kernel)
         return self._alive.table(

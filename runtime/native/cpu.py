@@ -11,6 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from tilec.runtime.native import copy
 from tilec.runtime.native import cuda as cuda_native
 from tilec.runtime.native.tables import NODE, Call, Pool, Program, Spec, Step
 from tilec.runtime.native.writer import I8, I32, I64, NULL, Writer
@@ -23,9 +24,10 @@ TENSOR_WORDS = 6
 
 
 def module() -> ir.Module:
-    """Defines `tilec_launch` and `tilec_call`, two built-in functions of Python's, and what `Call.execute` may be; what else
+    """Defines `tilec_launch` and `tilec_call`, two built-in functions of Python's, `tilec_copy`, and what `Call.execute` may be; what else
     it names is in the process."""
     module = ir.Module("tilec_native")
+    copy.copy(module)
     execute = _execute(module, _run(module))
     cuda_native.execute(module)
     _launch(module, execute)

@@ -48,7 +48,8 @@ class Program(_Fields):
 
 
 class Step(_Fields):
-    """`loop` 0 copies `bytes` from the first slot to the second. `scratch` is an offset in the workspace."""
+    """`loop` 0 copies `bytes` from the first slot to the second; that of `runtime/native/copy.py` copies `stride` bytes. `scratch`
+    is an offset in the workspace."""
 
     loop = auto()
     bytes = auto()

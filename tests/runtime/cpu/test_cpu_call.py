@@ -19,6 +19,7 @@ from tilec.runtime.buffers import to_torch
 from tilec.runtime.cpu import call as cpu_call
 from tilec.runtime.cpu.launch import CpuProgram
 from tilec.runtime.cpu.load import MissingSymbol, load
+from tilec.runtime.native import copy
 from tilec.runtime.native import cpu as cpu_native
 
 TWICE = "op twice(x: f32[N]) -> (y: f32[N]) { y[i] = x[i] * 2.0 }"
@@ -303,3 +304,16 @@ def test_threads_that_wait_soon_sleep_unless_the_user_says_otherwise(given, spin
         pytest.skip("Numba's threads are not GNU OpenMP's here")
     assert done.stdout.split() == ["omp"], done.stderr[-2000:]
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+
+
+@pytest.mark.parametrize("bytes_", [copy.PARALLEL - 1, copy.PARALLEL + 13, copy.STREAMED + 100_003])
+@pytest.mark.parametrize("offset", [0, 1, 63])
+def test_large_copies_are_shared_among_threads(bytes_, offset):
+    """Whole, and nothing beside: wherever memory begins and ends in a cache line."""
+    x = np.random.default_rng(0).integers(-128, 128, bytes_ + 100, np.int8)
+    memory = np.full(bytes_ + 300, 77, np.int8)
+    start = -memory.ctypes.data % 64 + 64 + offset
+    out = memory[start : start + bytes_]
+    tilec.compile("op f(x: i8[N]) -> (y: i8[N]) { y[i] = x[i] }", target="cpu")(x[7 : 7 + bytes_], out=out)
+    np.testing.assert_array_equal(out, x[7 : 7 + bytes_])
+    assert (memory[:start] == 77).all() and (memory[start + bytes_ :] == 77).all()

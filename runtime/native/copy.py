@@ -1,0 +1,52 @@
+"""Machine code that copies memory with several threads, in the form of a kernel's loop over its blocks."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from tilec.runtime.native.writer import I64, Writer
+
+NAME = "tilec_copy"
+PARALLEL = 1 << 19  # bytes from which on threads share a copy: starting them takes some 5 us
+STREAMED = 1 << 23  # bytes from which on stores go past the caches, which then read nothing before it is overwritten
+LINE = 64
+LINES = 4  # at a time
+
+
+def copy(module: ir.Module) -> None:
+    """(&share, dimensions, steps, data): copies a share of the bytes from args[0] to args[1]. `data` is as for a kernel
+    (`runtime/cpu/compile.py`), but for its last word: the bytes in all. Shares meet at cache lines of the target."""
+    f = Writer(module, NAME, 4)
+    b, (share, _, _, data) = f.builder, f.args
+    number, shares, total, args = f.load(share), f.load(data, 8), f.load(data, 32), f.load(data, 16)
+    source, target = f.load(args), f.load(args, 8)
+
+    def before_line(address: ir.Value) -> ir.Value:
+        """Bytes up to the next cache line."""
+        return b.and_(b.neg(address), I64(LINE - 1))
+
+    def start(of: ir.Value) -> ir.Value:
+        inner = b.and_(b.sdiv(b.mul(of, total), shares), I64(-LINE))
+        inner = f.add(inner, before_line(target))
+        return b.select(f.is_("==", of, 0), I64(0), b.select(f.is_("==", of, shares), total, inner))
+
+    first, end = start(number), start(f.add(number, 1))
+    with f.when(f.is_("<", total, STREAMED)):
+        f.call("memmove", f.add(target, first), f.add(source, first), b.sub(end, first))
+        f.done()
+    head = before_line(f.add(target, first))
+    groups = b.udiv(b.sub(b.sub(end, first), head), I64(LINE * LINES))
+    f.call("memmove", f.add(target, first), f.add(source, first), head)
+    first = f.add(first, head)
+    line = ir.VectorType(ir.IntType(32), LINE // 4).as_pointer()
+    streamed = module.add_metadata([ir.IntType(32)(1)])
+    with f.times(groups) as n:
+        at = f.add(first, f.mul(n, LINE * LINES))
+        lines = [b.load(b.inttoptr(f.add(f.add(source, at), LINE * i), line), align=1) for i in range(LINES)]
+        for i, value in enumerate(lines):
+            store = b.store(value, b.inttoptr(f.add(f.add(target, at), LINE * i), line), align=LINE)
+            store.set_metadata("nontemporal", streamed)
+    b.fence("seq_cst")  # others see the stores before they see that this share is done
+    done = f.add(first, f.mul(groups, LINE * LINES))
+    f.call("memmove", f.add(target, done), f.add(source, done), b.sub(end, done))
+    f.done()
