@@ -31,7 +31,7 @@ def copy(module: ir.Module) -> None:
         return b.select(f.is_("==", of, 0), I64(0), b.select(f.is_("==", of, shares), total, inner))
 
     first, end = start(number), start(f.add(number, 1))
-    with f.when(f.is_("<", total, STREAMED)):
+    with f.when(f.is_("<", b.lshr(total, I64(20)), STREAMED >> 20)):
         f.call("memmove", f.add(target, first), f.add(source, first), b.sub(end, first))
         f.done()
     head = before_line(f.add(target, first))

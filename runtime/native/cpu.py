@@ -24,8 +24,8 @@ TENSOR_WORDS = 6
 
 
 def module() -> ir.Module:
-    """Defines `tilec_launch` and `tilec_call`, two built-in functions of Python's, `tilec_copy`, and what `Call.execute` may be; what else
-    it names is in the process."""
+    """Defines `tilec_launch` and `tilec_call`, two built-in functions of Python's, the values of `Call.execute`, and
+    `tilec_copy`. Other names are in the process."""
     module = ir.Module("tilec_native")
     copy.copy(module)
     execute = _execute(module, _run(module))
