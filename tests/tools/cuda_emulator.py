@@ -157,6 +157,15 @@ class Intrinsics(ModuleType):
     def grid_release(self) -> None:
         assert not self.state.waits, "it lets the next kernel come, and has not waited for the one before"
 
+    def publish_i64(self, address, word) -> None:
+        self.state.block.access(np.dtype(np.int64), 1, int(address))[0] = word
+
+    def observe_i64(self, address):
+        """Blocks run one after another, so that a word that is missing never comes."""
+        word = self.state.block.access(np.dtype(np.int64), 1, int(address))[0]
+        assert word, "a block waits for one with a higher number"
+        return np.int64(word)
+
     def _access(self, shared, action, dtype, count, hint):
         kind, register = DTYPES[dtype].numpy, np.float32 if DTYPES[dtype].bits < 32 and DTYPES[dtype].is_float else None
 
@@ -274,7 +283,8 @@ def run(emitted, inputs: list[np.ndarray], outputs: list[np.ndarray], intrinsics
     for step in emitted.steps:
         addresses = [slots[s.kind][s.number] for s in step.slots]
         if step.kernel is None:
-            memory.bytes_at(addresses[1], step.bytes)[:] = memory.bytes_at(addresses[0], step.bytes)
+            source = memory.bytes_at(addresses[0], step.bytes) if len(addresses) > 1 else 0
+            memory.bytes_at(addresses[-1], step.bytes)[:] = source
             continue
         kernel, errors = kernels[step.kernel], np.zeros(1, np.int32)
         addresses += [(m, addresses[m.parameter]) for m in kernel.maps]

@@ -19,6 +19,8 @@ from tilec.cost.model import Choice, Prediction, Work, predict, ranked, round_up
 
 LINE = 64  # 16-bit elements of a swizzled line
 ROWS = 64  # rows that a warpgroup multiplies
+MOST_PARTS = 256  # blocks that share rows
+PARTS_WAVES = 8  # rounds of such blocks
 DEEPEST = 8  # steps in shared memory; more hide no more latency
 
 
@@ -47,7 +49,8 @@ class ChainProblem:
 @dataclass(frozen=True)
 class ChainTile:
     """`groups` warpgroups of 64 rows multiply, and one more loads. `stages`: tiles of K, and of V, in shared memory. Without a
-    second contraction: steps of Q and K, or of K alone where Q is kept (`kept_left`); the groups alternate (`ping_pong`)."""
+    second contraction: steps of Q and K, or of K alone where Q is kept (`kept_left`); the groups alternate (`ping_pong`);
+    `parts` blocks share their rows."""
 
     bm: int
     bn: int
@@ -56,6 +59,7 @@ class ChainTile:
     shared: int
     kept_left: bool = True
     ping_pong: bool = True
+    parts: int = 1
 
     @property
     def groups(self) -> int:
@@ -97,7 +101,19 @@ def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
         for ping_pong in (False, True) if groups > 1 and kept else (False,):
             if stages >= (steps + 1 if ping_pong else 2):  # the first group's steps, while the second has not read them
                 shared = reduction_bytes(p.inner, replace(tile, stages=stages))
-                yield replace(tile, stages=stages, shared=shared, ping_pong=ping_pong)
+                for parts in _parts(target, p, tile):
+                    yield replace(tile, stages=stages, shared=shared, ping_pong=ping_pong, parts=parts)
+
+
+def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
+    """The numbers of blocks that might share rows: one, and the few that leave the machine idle least."""
+    blocks, steps = ceil(p.rows / tile.bm) * p.batch, ceil(p.length / tile.bn)
+    most = min(steps, MOST_PARTS, ceil(PARTS_WAVES * target.units / blocks))
+
+    def rounds(parts: int) -> int:
+        return ceil(blocks * parts / target.units) * ceil(steps / parts)
+
+    return [1, *sorted(range(2, most + 1), key=lambda parts: (rounds(parts), parts))[:3]]
 
 
 def stage_bytes(tile: ChainTile) -> int:
@@ -162,30 +178,44 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     """The groups' arithmetic is under each other's products if they alternate. Otherwise the matrix units wait for it, but for
     the steps by which one group runs ahead."""
     rows, covered = ceil(p.rows / tile.bm), min(1.0, p.share + tile.bm / p.length * (p.share < 1))
-    tiles = p.batch * rows * ceil(p.length / tile.bn) * covered
+    steps = ceil(ceil(p.length / tile.bn) * covered / tile.parts)  # of one block
+    tiles, blocks = p.batch * rows * tile.parts * steps, p.batch * rows * tile.parts
     scores, inner = tiles * tile.bm * tile.bn, round_up(p.inner, LINE)
     loaded = tiles * inner * 2 * (tile.bn + (0 if tile.kept_left else tile.bm)) + 2 * p.batch * p.rows * inner
     result = p.out_bytes * p.batch * p.rows
     arithmetic = {"fma.f32": 2 * scores * p.fma, "special": scores * p.special}
+    waves = ceil(blocks / target.units)
     work = Work(
-        dram_read=2 * p.batch * (p.rows + p.length) * p.inner,
+        dram_read=_reads(target, p, tile, waves, steps),
         dram_write=result,
         l2_bytes=loaded + result,
         shared_bytes=loaded + 2 * scores * inner * (1 / ROWS + 1 / tile.bn),
         flops={f"tensor.{p.dtype}@wgmma": 2 * scores * inner, **arithmetic},
-        blocks=rows * p.batch,
+        blocks=blocks,
         threads=tile.threads,
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=tile.stages * stage_bytes(tile) / tile.threads,
-        serial_us=2e-3 * target.dram.latency_ns,
+        serial_us=2e-3 * target.dram.latency_ns * (1 + (tile.parts if tile.parts > 1 else 0)),
+        launches=2 if tile.parts > 1 else 1,  # words are cleared
     )
-    fit, waves = target.fit(ChainTimes), ceil(rows * p.batch / target.units)
-    steps = waves * ceil(p.length / tile.bn) * covered
+    steps *= waves
+    fit = target.fit(ChainTimes)
     if tile.ping_pong:
         return replace(work, serial_us=work.serial_us + fit.step_us * steps)
     exposed = sum(predict(replace(work, flops=arithmetic), target).terms.get(u, 0.0) for u in ("fma", "special"))
     return replace(work, serial_us=work.serial_us + fit.step_us * steps + exposed)
+
+
+def _reads(target: Target, p: ChainProblem, tile: ChainTile, waves: int, steps: int) -> float:
+    """DRAM bytes of the factors. Each wave of blocks goes through the columns of its parts, and again through its rows at each
+    step, if L2 does not hold them."""
+    left, right, room = 2 * p.batch * p.rows * p.inner, 2 * p.batch * p.length * p.inner, 0.5 * target.l2.bytes
+    if left + right <= room:
+        return left + right
+    wave = min(ceil(p.rows / tile.bm) * p.batch, target.units / tile.parts) * tile.bm * p.inner * 2
+    reread = 1 if tile.kept_left or wave <= room else steps * waves * wave / left
+    return left * max(1.0, reread) + right * waves
 
 
 def chain_cost(target: Target, p: ChainProblem, tile: ChainTile) -> Prediction:

@@ -30,6 +30,7 @@ COPIES = ("tma", "async", "registers")
 BY = {
     "tma": "loaded by TMA", "async": "loaded by cp.async", "registers": "loaded through registers"
 }  # fmt: skip
+MOST_PARTS = 256  # that one block combines
 _SHOWN_TOGETHER = (
     "multiplicand", "rows", "columns", "inner", "left_k_major", "right_k_major", "left_copy", "right_copy", "unit"
 )  # fmt: skip
@@ -303,9 +304,9 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
         "the dimension that the first contraction makes and that all reductions sum over: the kernel loops over it", dims=True,
         fixed=True, shown="{}: the kernel loops over it",
     )  # fmt: skip
-    inner: int | None = option(
-        "the dimension that the contraction sums over, in steps of 128 bytes; none where a second contraction follows: its "
-        "step is all of that dimension", default=None, dims=True, fixed=True, shown="{}, in steps of 128 bytes",
+    inner: tuple[int, ...] | None = option(
+        "the dimensions that the contraction sums over, in steps of 128 bytes; none where a second contraction follows: its "
+        "step is all of them", default=None, dims=True, fixed=True, shown="{}, in steps of 128 bytes",
     )  # fmt: skip
     left_k_major: bool | None = option(
         "the left factor is contiguous along `inner`, else along its rows", default=None, fixed=True, off=True
@@ -327,6 +328,10 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
     kept_left: bool | None = option(
         "a block's rows of the left factor stay in shared memory, so that only the right one comes in steps", default=None,
         shown="{}: a block's rows of the left factor stay in shared memory",
+    )  # fmt: skip
+    blocks_per_row: int | None = option(
+        "blocks that share their rows: each takes a part of the elements along `between`, and the last combines what they "
+        "have", default=None, off=1,
     )  # fmt: skip
     ping_pong: bool = option(
         "two warpgroups alternate: the matrix products of one run during the exponentials of the other", default=False,
@@ -355,6 +360,10 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
     def block_threads(self) -> int:
         return WARPGROUP * (self.warpgroups + 1)
 
+    @property
+    def blocks_per_tile(self) -> int:
+        return self.blocks_per_row or 1
+
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         if (
             len(self.block) != 2
@@ -374,14 +383,16 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
 
     def _refuse_reduced(self, kernel: KernelPlan) -> Refusal | None:
         """What a kernel without a second contraction refuses further."""
-        assert self.inner is not None
+        assert self.inner is not None and self.blocks_per_row is not None
+        if not 1 <= self.blocks_per_row <= MOST_PARTS:
+            return Refusal("blocks_per_row", f"`blocks_per_row` must be from 1 to {MOST_PARTS}")
         if self.kept_left and not self.left_k_major:
             return Refusal("kept_left", "only a left factor that is contiguous along `inner` stays in shared memory")
         if not self.right_k_major and self.block[1] % (LINE // BYTES[self.multiplicand]):
             why = f"a factor that is contiguous along columns takes steps of a multiple of 64, not {self.block[1]}"
             return Refusal("block", why)
         if self.ping_pong:
-            steps = -(-kernel.extents[self.inner] * BYTES[self.multiplicand] // LINE)
+            steps = -(-prod(kernel.extents[d] for d in self.inner) * BYTES[self.multiplicand] // LINE)
             if not self.kept_left:
                 return Refusal("ping_pong", "`ping_pong` needs the left factor in shared memory: `kept_left`")
             if self.stages <= steps:  # one warpgroup's steps, while the other has not read them

@@ -41,12 +41,18 @@ class ChainBlock:
         return max(e for a in mlir.entry(self.function).arguments for e in ir.ShapedType(a.type).shape)
 
     def _enter(self) -> list[ir.Operation]:
-        """The block's operations, at the tile of its number: rows run fastest, from the last where those are longest."""
+        """The block's operations, at the tile of its number: parts of rows run fastest, then rows, from the last where those are
+        longest."""
         counts = list(ir.DenseI64ArrayAttr(self.forall.attributes["staticUpperBound"]))
-        self.function.attributes["tilec.blocks"] = mlir.integer(prod(counts))
+        self.parts, self.count = self.options.blocks_per_tile, prod(counts)
+        self.function.attributes["tilec.blocks"] = mlir.integer(self.parts * prod(counts))
         self.function.attributes["tilec.threads"] = mlir.integer(self.options.block_threads)
         block = self.forall.regions[0].blocks[0]
-        number = gpu.BlockIdOp(gpu.Dimension.x).result
+        number, self.part = gpu.BlockIdOp(gpu.Dimension.x).result, mlir.index(0)
+        if self.parts > 1:
+            self.part = locations.named(arith.remui(number, mlir.index(self.parts)), "part")
+            number = arith.divui(number, mlir.index(self.parts))
+        self.number = number
         if self.options.longest_first:
             number = arith.subi(mlir.index(prod(counts) - 1), number)
         mapping = dict(zip(block.arguments, delinearise(number, counts, locations.variables(self.forall))))

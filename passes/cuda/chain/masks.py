@@ -32,6 +32,13 @@ class Tiles:
                 self._bound(leaves, number)
         self.high = arith.maxsi(self.high, self.low)
         self.count = arith.subi(self.high, self.low)
+        self.begin, self.end = mlir.index(0), self.count
+
+    def share(self, part: ir.Value, parts: int) -> None:
+        """Leaves the block one of equal parts."""
+        if parts > 1:
+            ends = (arith.muli(self.count, sum_of([(part, 1)], more)) for more in (0, 1))
+            self.begin, self.end = (arith.divui(end, mlir.index(parts)) for end in ends)
 
     def _bound(self, leaves: dict[Any, int], number: int) -> None:
         factor = sum(f for leaf, f in leaves.items() if self.between in leaf.own_dims)
@@ -59,6 +66,15 @@ class Tiles:
 
     def ranges(self, first: ir.Value) -> list[tuple[ir.Value, ir.Value, bool]]:
         """The numbers of tiles from `first` on, in three ranges: cut by the mask, whole, and cut again."""
+        return [(self._mine(low), self._mine(high), masked) for low, high, masked in self._ranges(first)]
+
+    def _mine(self, number: ir.Value) -> ir.Value:
+        """The nearest number of the block's part."""
+        if mlir.constant_value(self.begin) == 0 and self.end == self.count:
+            return number
+        return arith.minsi(arith.maxsi(number, self.begin), self.end)
+
+    def _ranges(self, first: ir.Value) -> list[tuple[ir.Value, ir.Value, bool]]:
         if not self.masked:
             return [(first, self.count, False)]
         whole = self._clamped(arith.subi(self.high, self.full_high), first)

@@ -17,6 +17,7 @@ from tilec.core.mlir import arith, gpu, ir
 from tilec.core.opcodes import WarpgroupProduct, WarpgroupWait
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms
+from tilec.passes.cuda.chain.parts import SharedRows
 from tilec.passes.cuda.chain.values import statements
 from tilec.passes.cuda.chain.warpgroups import REGISTERS, Factor, ping_pong
 from tilec.passes.cuda.contraction.problem import Thread
@@ -42,6 +43,7 @@ class ReducedWarpgroups:
         self.rows = Ring([self.left], 1, 1) if self.kept_left else None
         self.half = arith.muli(roles.consumer, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
         self.fragments = Fragments(block, thread, self._warp_row)
+        self.shared = SharedRows(self.fragments)
         make_ready([self.ring, *([self.rows] if self.rows else [])], thread)
         gpu.BarrierOp()
 
@@ -63,7 +65,8 @@ class ReducedWarpgroups:
         zero = mlir.index(0)
         if self.rows:
             self.left.load(self.rows, zero, zero)
-        with carried_loop(zero, self.fragments.tiles.count, [zero, zero]) as (number, state):
+        tiles = self.fragments.tiles
+        with carried_loop(tiles.begin, tiles.end, [zero, zero]) as (number, state):
             first = locations.named(self.fragments.first_line(number), "start")
             with carried_loop(zero, mlir.index(self.steps), state, name="step") as (step, now):
                 stage, phase = now
@@ -95,8 +98,7 @@ class ReducedWarpgroups:
                 with carried_loop(first, end, state) as (number, now):
                     self._multiply(now)
                     self.fragments.weigh(number, masked)
-            self.fragments.states.complete()
-        self.fragments.store()
+            self.shared.complete(self.fragments.store)
 
     def _multiply(self, state: list[ir.Value]) -> None:
         """The scores of one tile. A product may still run when the next is issued; then the stage before is known to be free."""

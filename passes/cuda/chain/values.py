@@ -189,9 +189,7 @@ class States:
                 new = arith.select(nothing, mlir.constant(0.0, type_), now)
                 now = arith.select(nothing, mlir.constant(inf, type_), now)
                 old = memref.LoadOp(self.before[s.number], here).result
-                moved = Expr("math.exp2", (Expr("arith.subf", (_NEW, _OLD)),))
-                factor = self.values.build(moved, At({}, half, known={_NEW: new, _OLD: old}))
-                memref.StoreOp(factor, self.factors[s.number], here)
+                memref.StoreOp(self._moved(new, old, half), self.factors[s.number], here)
                 memref.StoreOp(new, self.values.references[s.number], here)
                 memref.StoreOp(now, self.before[s.number], here)
         for c in self.rows:
@@ -206,6 +204,41 @@ class States:
         (extreme,) = [c for c in self.rows if c.total.number == s.extreme]
         state = memref.LoadOp(self.values.states[s.extreme], [half]).result
         return arith.cmpf(arith.CmpFPredicate.OEQ, state, mlir.constant(extreme.identity, state.type))
+
+    def merge(self, others: dict[int, ir.Value], references: dict[int, ir.Value], adds: ir.Value) -> None:
+        """Combines the states of a row's other elements, by number, whose references go into `references`. Of a row's threads,
+        the one that `adds` takes the sums."""
+        mine, self.values.states = self.values.states, others
+        for s in self.online.rescales:
+            row = self.online.final(s.row)
+            with halves() as half:
+                now, nothing = self.values.build(row, At({}, half)), self._has_seen_nothing(s, half)
+                memref.StoreOp(arith.select(nothing, mlir.constant(inf, now.type), now), references[s.number], [half])
+        self.values.states = mine
+        for c in self.rows:
+            with halves() as half:
+                other = memref.LoadOp(others[c.total.number], [half]).result
+                if self.whole(c):
+                    state = memref.LoadOp(mine[c.total.number], [half]).result
+                    memref.StoreOp(combine(c.total.combine, state, other), mine[c.total.number], [half])
+                elif c.rescale is None:
+                    self._add_own(c, half, other, adds)
+        self.rescale()
+        for c in self.rows:
+            if c.rescale is not None:
+                with halves() as half:
+                    new = memref.LoadOp(self.values.references[c.rescale.number], [half]).result
+                    old = memref.LoadOp(references[c.rescale.number], [half]).result
+                    other = memref.LoadOp(others[c.total.number], [half]).result
+                    self._add_own(c, half, arith.mulf(other, self._moved(new, old, half)), adds)
+
+    def _add_own(self, c: Carried, half: ir.Value, value: ir.Value, adds: ir.Value) -> None:
+        self._add(c, half, mlir.index(0), arith.select(adds, value, mlir.constant(c.identity, value.type)))
+
+    def _moved(self, new: ir.Value, old: ir.Value, half: ir.Value) -> ir.Value:
+        """What a sum is multiplied by when its reference moves."""
+        moved = Expr("math.exp2", (Expr("arith.subf", (_NEW, _OLD)),))
+        return self.values.build(moved, At({}, half, known={_NEW: new, _OLD: old}))
 
     def factor(self, c: Carried, half: ir.Value) -> ir.Value:
         assert c.rescale is not None

@@ -8,49 +8,33 @@ NVR-2016-002), with an order of combination that never varies: `GROUP` parts in 
 of the next level, and so on; the last block of a group publishes the group's total, too. A block combines, at every level,
 the totals of those before it in its own group. It looks at all levels at once, since most totals have arrived already.
 
-A total is published in words of 64 bits. Half of each word is a flag that the total has arrived, so that no fence is
-needed. Blocks start in the order of their numbers, so that all blocks which a block waits for are running or finished.
+A total is published in words (`passes/cuda/messages.py`). Blocks start in the order of their numbers, so that all blocks which a
+block waits for are running or finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tilec.core import mlir
 from tilec.core.hardware import WARP
-from tilec.core.mlir import arith, func, gpu, ir, linalg, memref, scf
+from tilec.core.mlir import arith, gpu, ir
 from tilec.passes.cuda.cluster import spread
+from tilec.passes.cuda.messages import add_words, choose, mark, observe, publish, received, wait
 from tilec.passes.cuda.threaded.context import KernelContext
 from tilec.passes.cuda.threaded.reduce import butterfly
 from tilec.passes.loops import sum_of, when
 
 GROUP = WARP  # a lane for each
-MARK = 1 << 32  # in a word: the lower half is part of a total
 
 
 def split_rows(module: ir.Operation, function: ir.Operation, lane: int, vector: int, parts: int) -> None:
     """Cuts a kernel's rows along `lane`, and gives the kernel memory for its totals, which the program clears."""
     spread(function, lane, parts, vector, rank=lambda: _part(parts))
     (scan,) = [op for op in mlir.traverse(function) if "tilec.scan" in op.attributes]
-    type_ = ir.MemRefType.get([rows_of(function), sum(levels(parts)), _words(scan)], _i64())
-    block = mlir.entry(function)
-    block.add_argument(type_, function.location)
-    arguments = [a.type for a in block.arguments]
-    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(arguments, []))
-    function.attributes["arg_attrs"] = ir.ArrayAttr.get(
-        [*ir.ArrayAttr(function.attributes["arg_attrs"]), ir.DictAttr.get({"tilec.name": mlir.string("totals")})]
-    )
-    name = ir.StringAttr(function.attributes["sym_name"]).value
-    for call in [op for op in mlir.traverse(module) if op.name == "func.call"]:
-        if ir.FlatSymbolRefAttr(call.attributes["callee"]).value == name:
-            with ir.InsertionPoint(call), call.location:
-                totals = memref.AllocOp(type_, [], []).result
-                linalg.fill(mlir.constant(0, _i64()), outs=[totals])
-                func.CallOp([], name, [*call.operands, totals])
-            call.erase()
+    add_words(module, function, [rows_of(function), sum(levels(parts)), _words(scan)], "totals")
 
 
 def rows_of(function: ir.Operation) -> int:
@@ -130,47 +114,23 @@ class LookBack:
             index = arith.andi(number, mlir.index(GROUP - 1))
             wanted = arith.cmpi(arith.CmpIPredicate.ult, self.lane, index)
             level = _Level(above, index, begin, wanted, [])
-            level.words = [self._if(wanted, partial(self._word, level, n), _mark) for n in range(words)]
+            level.words = [choose(wanted, partial(self._word, level, n), mark) for n in range(words)]
             made.append(level)
             number, begin = above, begin + size
         return made
 
     def _wait(self, level: _Level, n: int, word: ir.Value) -> ir.Value:
         """The word once it is marked."""
-        missing = arith.cmpi(arith.CmpIPredicate.slt, word, _mark())
-        return self._if(missing, partial(self._poll, level, n), lambda: word)
-
-    def _poll(self, level: _Level, n: int) -> ir.Value:
-        made = scf.WhileOp([_i64()], [])
-        before, after = made.regions[0].blocks.append(), made.regions[1].blocks.append(_i64())
-        with ir.InsertionPoint(before):
-            word = self._word(level, n)
-            scf.ConditionOp(arith.cmpi(arith.CmpIPredicate.slt, word, _mark()), [word])
-        with ir.InsertionPoint(after):
-            scf.YieldOp([])
-        return made.results[0]
+        return wait(word, partial(self._word, level, n))
 
     def _word(self, level: _Level, n: int) -> ir.Value:
         """Reads one: that is to or it with 0."""
         slot = sum_of([(level.group, GROUP), (self.lane, 1)], level.begin)
-        zero = mlir.constant(0, _i64())
-        return memref.AtomicRMWOp(_kind("ori"), zero, self.totals, [self.row, slot, mlir.index(n)]).result
+        return observe(self.totals, [self.row, slot, mlir.index(n)])
 
     def _publish(self, slot: ir.Value, total: ir.Value) -> None:
         for n, half in enumerate(_halves(total)):
-            word = arith.ori(arith.extui(_i64(), half), _mark())
-            memref.AtomicRMWOp(_kind("assign"), word, self.totals, [self.row, slot, mlir.index(n)])
-
-    def _if(self, condition: ir.Value, then: Callable[[], ir.Value], otherwise: Callable[[], ir.Value]) -> ir.Value:
-        made = scf.IfOp(condition, [_i64()], has_else=True)
-        for block, make in ((made.then_block, then), (made.else_block, otherwise)):
-            with ir.InsertionPoint(block):
-                scf.YieldOp([make()])
-        return made.results[0]
-
-
-def _mark() -> ir.Value:
-    return mlir.constant(MARK, _i64())
+            publish(half, self.totals, [self.row, slot, mlir.index(n)])
 
 
 def _halves(total: ir.Value) -> list[ir.Value]:
@@ -179,19 +139,15 @@ def _halves(total: ir.Value) -> list[ir.Value]:
     bits = total if isinstance(total.type, ir.IntegerType) else arith.bitcast(_integer(width), total)
     if width == 32:
         return [bits]
-    return [arith.trunci(_i32(), b) for b in (bits, arith.shrsi(bits, mlir.constant(32, _i64())))]
+    return [arith.trunci(_i32(), b) for b in (bits, arith.shrsi(bits, mlir.constant(32, _integer(64))))]
 
 
 def _whole(words: list[ir.Value], element: ir.Type) -> ir.Value:
-    bits = arith.trunci(_i32(), words[0])
+    bits = received(words[0])
     if element.width == 64:
-        low, high = (arith.extui(_i64(), h) for h in (bits, arith.trunci(_i32(), words[1])))
-        bits = arith.ori(low, arith.shli(high, mlir.constant(32, _i64())))
+        low, high = (arith.extui(_integer(64), h) for h in (bits, received(words[1])))
+        bits = arith.ori(low, arith.shli(high, mlir.constant(32, _integer(64))))
     return bits if isinstance(element, ir.IntegerType) else arith.bitcast(element, bits)
-
-
-def _kind(name: str) -> ir.Attribute:
-    return ir.IntegerAttr.get(_i64(), int(getattr(arith.AtomicRMWKind, name)))
 
 
 def _integer(width: int) -> ir.Type:
@@ -200,7 +156,3 @@ def _integer(width: int) -> ir.Type:
 
 def _i32() -> ir.Type:
     return _integer(32)
-
-
-def _i64() -> ir.Type:
-    return _integer(64)

@@ -1,6 +1,8 @@
 """Contractions for CUDA whose result is only reduced along its columns: planned, mapped and printed, run by the interpreter and
 by an emulator, compiled. All within the program's error bounds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import assert_within
@@ -77,7 +79,24 @@ def test_two_warpgroups(name, tile, monkeypatch):
     assert ("named_barrier" in result.emitted.module) == tile.ping_pong
 
 
-@pytest.mark.parametrize("tile", [KEPT, PING_PONG, SHARED])
+@pytest.mark.parametrize("name", ["log of sums", "least distance", "statistics of softmax", "causal", "norms of rows"])
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_blocks_share_rows(name, parts, monkeypatch):
+    """Parts of different lengths, of which some may be empty, are combined by the last block of a row."""
+    tile = replace(KEPT, parts=parts)
+    result = check(PROGRAMS[name], {"M": 66, "N": 136, "D": 72}, tile, monkeypatch)
+    assert result.emitted.kernels[0].grid == 2 * parts
+
+
+def test_parts_of_nothing(monkeypatch):
+    """Parts of which a mask leaves nothing add nothing; a row without anything is one of nothing."""
+    tile = replace(KEPT, parts=4)
+    for mask in ("j < i - 3", "j > i + 60", "j < i and j > 40"):
+        text = program(f" z[i] = logsumexp[j](s[i, j] - 300 if {mask} else -inf)")
+        check(text, {"M": 66, "N": 136, "D": 72}, tile, monkeypatch)
+
+
+@pytest.mark.parametrize("tile", [KEPT, PING_PONG, SHARED, replace(PING_PONG, parts=2)])
 def test_printed(tile, monkeypatch):
     check(PROGRAMS["log of sums"], SIZES | {"M": 130}, tile, monkeypatch, printed=True)
 
@@ -165,6 +184,7 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path):
     edited = planned(read_schedule(path))[1]
     assert edited.plan.kernels[0].options.block == (bm, 64)
     for old, new, why in (
+        ("blocks_per_row = 1", "blocks_per_row = 0", "`blocks_per_row` must be from 1 to 256"),
         ("kept_left = true", "kept_left = false", "`ping_pong` needs the left factor in shared memory"),
         (f"stages = {options.stages}", "stages = 2", "`ping_pong` needs more `stages` than the 2 steps of a tile"),
     ):

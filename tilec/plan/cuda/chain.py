@@ -28,7 +28,10 @@ def choose_chain(
     tile, weight_terms = pick(choices, nth), weight_terms_of(chain)
     assert weight_terms is not None
     left, right = problem.k_major
-    reduced: dict[str, Any] = {"inner": chain.inner, "kept_left": tile.kept_left, "left_k_major": left, "right_k_major": right}
+    reduced: dict[str, Any] = {
+        "inner": (chain.inner,), "kept_left": tile.kept_left, "blocks_per_row": tile.parts,
+        "left_k_major": left, "right_k_major": right,
+    }  # fmt: skip
     built = ContractionChain(
         multiplicand=chain.left.type, between=chain.between, weight_terms=weight_terms, block=(tile.bm, tile.bn),
         stages=tile.stages, ping_pong=tile.ping_pong, longest_first=grows(chain, kernel.extents),
@@ -66,4 +69,5 @@ def _bytes(problem: ChainProblem, options: Family | None) -> int:
 
 def _describe(tile: ChainTile) -> str:
     left = "" if tile.kept_left else ", both factors in steps"
-    return f"wgmma, {tile.bm} rows a block, steps of {tile.bn}{left}"
+    parts = f", {tile.parts} blocks a row" if tile.parts > 1 else ""
+    return f"wgmma, {tile.bm} rows a block, steps of {tile.bn}{left}{parts}"

@@ -154,11 +154,12 @@ def _grid(kernel: KernelPlan, where: Provenance) -> str:
 def _parts(kernel: KernelPlan) -> Iterator[str]:
     """How the operations share loops: a contraction and its epilogue, or passes over the data."""
     nests, options = _nests(kernel), kernel.options
-    if inner := set(getattr(options, "inner", ())):
+    chain = options.name == "contraction_chain"
+    if not chain and (inner := set(getattr(options, "inner", ()))):
         epilogue = [n for n in kernel.nodes if not inner <= set(kernel.dims[n])]
         if epilogue:
             yield _row("epilogue", ", ".join(epilogue))
-    elif len(nests) > 1 and options.name != "contraction_chain" and not getattr(options, "online", False):
+    elif len(nests) > 1 and not chain and not getattr(options, "online", False):
         yield _row("passes", f"{len(nests)}: " + " | ".join(map(", ".join, nests)))
 
 

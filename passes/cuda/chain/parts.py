@@ -1,0 +1,85 @@
+"""Blocks that share their rows: each takes a part of the elements, and the last one combines the states of all.
+
+    part < last: states of the part -> words in global memory (`passes/cuda/messages.py`)
+    last part:   for each other part, in order { wait for its words; combine }; results
+
+Blocks start in the order of their numbers, so that those which the last one waits for are running or finished. The order of
+combination never varies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from tilec.core import mlir
+from tilec.core.mlir import arith, ir, memref, scf
+from tilec.passes.cuda.chain.fragments import Fragments
+from tilec.passes.cuda.chain.values import halves, registers
+from tilec.passes.cuda.messages import add_words, observe, publish, received, wait
+from tilec.passes.loops import loop, sum_of, when
+
+
+class SharedRows:
+    """The rows of a block, `own`, of which it has the states of one of several parts."""
+
+    def __init__(self, own: Fragments):
+        self.own, self.block, parts = own, own.block, own.block.parts
+        self.numbers = [c.total.number for c in own.states.rows]
+        own.tiles.share(own.block.part, parts)
+        if parts > 1:
+            function = own.block.function
+            shape = [own.block.count, parts - 1, len(self.numbers), own.block.bm]
+            add_words(function.parent, function, shape, "states")
+            self.words = mlir.entry(function).arguments[-1]
+            self.others = {number: registers([2], "%received") for number in self.numbers}
+            self.references = {s.number: registers([2], "%received_reference") for s in own.states.online.rescales}
+
+    def complete(self, store: Callable[[], None]) -> None:
+        """Completes the states; `store` is built for the block that has those of all parts."""
+        states = self.own.states
+        if self.block.parts == 1:
+            states.complete()
+            store()
+            return
+        last = arith.cmpi(arith.CmpIPredicate.eq, self.block.part, mlir.index(self.block.parts - 1))
+        choice = scf.IfOp(last, has_else=True)
+        before = dict(states.values.states)
+        with ir.InsertionPoint(choice.else_block):
+            states.complete()
+            self._publish()
+            scf.YieldOp([])
+        states.values.states = before
+        with ir.InsertionPoint(choice.then_block):
+            with loop(self.block.parts - 1, always=True, name="part") as part:
+                self._receive(part)
+                states.merge(self.others, self.references, self._is_first())
+            states.complete()
+            store()
+            scf.YieldOp([])
+
+    def _is_first(self) -> ir.Value:
+        """Whether this is the first of the threads that share rows."""
+        quad = arith.andi(self.own.thread.lane, mlir.index(3))
+        return arith.cmpi(arith.CmpIPredicate.eq, quad, mlir.index(0))
+
+    def _position(self, part: ir.Value, n: int, half: ir.Value) -> list[ir.Value]:
+        return [self.block.number, part, mlir.index(n), sum_of([(half, 8), (self.own.row, 1)])]
+
+    def _publish(self) -> None:
+        with when(self._is_first()):
+            for n, number in enumerate(self.numbers):
+                with halves() as half:
+                    value = memref.LoadOp(self.own.states.values.states[number], [half]).result
+                    bits = arith.bitcast(ir.IntegerType.get_signless(32), value)
+                    publish(bits, self.words, self._position(self.block.part, n, half))
+
+    def _receive(self, part: ir.Value) -> None:
+        """The states of a part, once they are there. All words of a row are read before the first wait."""
+        with halves() as half:
+            positions = [self._position(part, n, half) for n in range(len(self.numbers))]
+            words = [observe(self.words, position) for position in positions]
+            for number, word, position in zip(self.numbers, words, positions):
+                whole = wait(word, partial(observe, self.words, position))
+                memref.StoreOp(arith.bitcast(ir.F32Type.get(), received(whole)), self.others[number], [half])
+

@@ -1,0 +1,90 @@
+"""Numbers that blocks of one kernel leave for each other in global memory, in words of 64 bits.
+
+Half of a word is a number's 32 bits, the other half a mark that it has arrived, so that no fence is needed. The program clears
+the words before the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from tilec.core import mlir
+from tilec.core.mlir import arith, func, ir, linalg, memref, scf
+
+MARK = 1 << 32  # in a word: the lower half is a number's bits
+
+
+def add_words(module: ir.Operation, function: ir.Operation, shape: list[int], name: str) -> None:
+    """Gives a kernel cleared words as its last argument."""
+    assert prod(shape) > 0
+    type_ = ir.MemRefType.get(shape, _i64())
+    block = mlir.entry(function)
+    block.add_argument(type_, function.location)
+    arguments = [a.type for a in block.arguments]
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(arguments, []))
+    function.attributes["arg_attrs"] = ir.ArrayAttr.get(
+        [*ir.ArrayAttr(function.attributes["arg_attrs"]), ir.DictAttr.get({"tilec.name": mlir.string(name)})]
+    )
+    kernel = ir.StringAttr(function.attributes["sym_name"]).value
+    for call in [op for op in mlir.traverse(module) if op.name == "func.call"]:
+        if ir.FlatSymbolRefAttr(call.attributes["callee"]).value == kernel:
+            with ir.InsertionPoint(call), call.location:
+                words = memref.AllocOp(type_, [], []).result
+                linalg.fill(mlir.constant(0, _i64()), outs=[words])
+                func.CallOp([], kernel, [*call.operands, words])
+            call.erase()
+
+
+def publish(bits: ir.Value, memory: ir.Value, at: list[ir.Value]) -> None:
+    """Leaves a number's 32 bits."""
+    word = arith.ori(arith.extui(_i64(), bits), mark())
+    memref.AtomicRMWOp(_kind("assign"), word, memory, at)
+
+
+def observe(memory: ir.Value, at: list[ir.Value]) -> ir.Value:
+    """Reads a word as it is now: that is to or it with 0."""
+    return memref.AtomicRMWOp(_kind("ori"), mlir.constant(0, _i64()), memory, at).result
+
+
+def wait(word: ir.Value, reread: Callable[[], ir.Value]) -> ir.Value:
+    """A word that was read, once it is marked; `reread` reads it anew."""
+    missing = arith.cmpi(arith.CmpIPredicate.slt, word, mark())
+    return choose(missing, lambda: _poll(reread), lambda: word)
+
+
+def received(word: ir.Value) -> ir.Value:
+    """The 32 bits that a word brought."""
+    return arith.trunci(ir.IntegerType.get_signless(32), word)
+
+
+def mark() -> ir.Value:
+    return mlir.constant(MARK, _i64())
+
+
+def choose(condition: ir.Value, then: Callable[[], ir.Value], otherwise: Callable[[], ir.Value]) -> ir.Value:
+    """One word or the other."""
+    made = scf.IfOp(condition, [_i64()], has_else=True)
+    for block, make in ((made.then_block, then), (made.else_block, otherwise)):
+        with ir.InsertionPoint(block):
+            scf.YieldOp([make()])
+    return made.results[0]
+
+
+def _poll(reread: Callable[[], ir.Value]) -> ir.Value:
+    made = scf.WhileOp([_i64()], [])
+    before, after = made.regions[0].blocks.append(), made.regions[1].blocks.append(_i64())
+    with ir.InsertionPoint(before):
+        word = reread()
+        scf.ConditionOp(arith.cmpi(arith.CmpIPredicate.slt, word, mark()), [word])
+    with ir.InsertionPoint(after):
+        scf.YieldOp([])
+    return made.results[0]
+
+
+def _kind(name: str) -> ir.Attribute:
+    return ir.IntegerAttr.get(_i64(), int(getattr(arith.AtomicRMWKind, name)))
+
+
+def _i64() -> ir.Type:
+    return ir.IntegerType.get_signless(64)
