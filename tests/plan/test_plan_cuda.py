@@ -10,6 +10,7 @@ from tools import TESTS
 from tools.lowering import lowered
 
 from tilec.core.targets import load
+from tilec.plan.cuda import contraction
 
 H200 = load("h200")
 CORPUS = TESTS / "fuzz" / "corpus"
@@ -20,6 +21,7 @@ def planned(text: str, target=H200, **sizes: int):
 
 
 COLUMNS = "op f(x: f32[M, N]) -> (y: f32[N]) { y[j] = sum[i](x[i, j]) }"
+MATMUL = "op f(a: bf16[M, K], b: bf16[K, N]) -> (c: bf16[M, N]) { c[m, n] = sum[k](a[m, k] * b[k, n]) }"
 MIDDLE = "op f(x: f32[B, M, N]) -> (y: f32[B, N]) { y[b, j] = sum[i](x[b, i, j]) }"
 
 
@@ -69,3 +71,25 @@ def test_parts_pay_where_a_second_kernel_begins_early():
     assert len(planned(text, M=16, N=131072).kernels) == 2
     late = replace(H200, launch=replace(H200.launch, overlap_us=0.0))
     assert len(planned(text, late, M=16, N=131072).kernels) == 1
+
+
+def test_each_shape_of_a_contraction_is_built_once(monkeypatch):
+    """A kernel was once built three times for each of its hundreds of tiles, most of which differ only in their stages."""
+    made, shapes = [], []
+    tiles_by, built = contraction.tiles_by, contraction._built
+
+    def counted(tile, **facts):
+        made.append((tile.instruction, tile.bm, tile.bn, tile.bk, tile.warp_m, tile.warp_n))
+        return built(tile, **facts)
+
+    def listed(*arguments):
+        made.clear()
+        found = tiles_by(*arguments)
+        assert len(set(made)) == len(made), "while the tiles of one contraction are ranked"
+        shapes.append((len(made), len(found.choices)))
+        return found
+
+    monkeypatch.setattr(contraction, "_built", counted)
+    monkeypatch.setattr(contraction, "tiles_by", listed)
+    planned(MATMUL, M=512, K=512, N=512)
+    assert shapes and all(count < tiles for count, tiles in shapes)

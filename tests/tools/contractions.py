@@ -7,7 +7,7 @@ from conftest import assert_within
 
 from tilec.core.diagnostics import Source
 from tilec.core.dtypes import DTYPES
-from tilec.cost.contraction import BlockTile
+from tilec.kernels import MatrixKernel
 from tilec.plan.cuda import contraction
 from tools import lowering
 from tools.cuda_matrix_emulator import MatrixIntrinsics
@@ -76,13 +76,8 @@ def lowered(text: str, sizes: dict[str, int], target: str, tile: tuple | None = 
     if tile is not None:
         instruction, *block, warps = tile
 
-        def only(found: BlockTile, *_) -> bool:
-            same = (found.instruction, found.bm, found.bn, found.bk, (found.warp_m, found.warp_n)) == (
-                instruction,
-                *block,
-                warps,
-            )
-            return same and found.split_k == found.cluster == 1
+        def only(built: MatrixKernel) -> bool:
+            return (built.instruction, *built.block, built.warps) == (instruction, *block, warps)
 
         monkeypatch.setattr(contraction, "_is_buildable", only)
     specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, target=target, locations=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from math import ceil, log2
 
+from tilec.core.dtypes import DTYPES
 from tilec.core.fitted import ContractionTimes
 from tilec.core.target import Target
 from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranked, round_up
@@ -106,10 +107,9 @@ class CacheTile:
 Tile = BlockTile | CacheTile
 
 
+@cache
 def element_bytes(dtype: str) -> int:
     """Storage of an element type of the language, or tf32."""
-    from tilec.core.dtypes import DTYPES
-
     return DTYPES["f32" if dtype == "tf32" else dtype].bytes
 
 

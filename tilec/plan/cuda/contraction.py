@@ -14,11 +14,12 @@ The result is one of the families of `kernels/contraction.py`, which check what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache, partial
 from math import ceil, prod
 from operator import itemgetter
+from typing import NamedTuple
 
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.multiplicands import multiplicands_of
@@ -39,6 +40,13 @@ Sizes = dict[int, int]  # by kernel dimension
 PROMOTED = 128  # elements of k: a line of 8-bit numbers
 
 
+class Fit(NamedTuple):
+    """A block's part of every dimension of C, and the number of blocks as a multiple of the tiles of a flat C."""
+
+    sizes: Sizes
+    overhang: float
+
+
 @dataclass(frozen=True)
 class Tiles:
     """The tiles that can be built for a contraction, the fastest first, and the facts that they were chosen by."""
@@ -48,15 +56,15 @@ class Tiles:
     operands: dict[str, Operand]
     problem: contraction.Contraction
     choices: list[Choice]
-    boxes: Callable[[BlockTile], Sizes | None]
+    build: Callable[[BlockTile], MatrixKernel]
+    fit: Callable[[BlockTile], Fit | None]
 
     def variant(self, target: Target, **changes) -> list[Choice]:
         """Tiles for the same factors and another problem."""
         tiles = contraction.choose(
             target, replace(self.problem, **changes), _instructions(self.kind, self.operands, target) or ()
         )
-        facts = self.kind, self.roles, self.operands, target, self.problem.promoted
-        return [c for c in tiles if _is_buildable(c.tile, *facts)]
+        return [c for c in tiles if self.fit(c.tile)]
 
     def operand(self, factor: ir.Value) -> Operand:
         return next(self.operands[s] for s, f in self.roles.factors.items() if f == factor)
@@ -78,22 +86,27 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
     staged = tuple(_staging(operands[s], target) for s in ("left", "right"))
     problem = replace(problem, promoted=promoted_of(kind, node), staged=staged)
 
-    @cache  # tiles differ in more than their boxes depend on
-    def boxes_of(bm: int, bn: int, pieces: tuple[int, int]) -> Sizes | None:
-        return _boxes_of(bm, bn, g.space.extents, roles, pieces)
+    build = partial(_built, kind=kind, roles=roles, operands=operands, target=target, promoted=problem.promoted)
+    known: dict[tuple, Fit | None] = {}  # by shape: several tiles have one, and differ in their stages
 
-    def boxes(tile: BlockTile) -> Sizes | None:
-        built = _built(tile, kind, roles, operands, target, problem.promoted)
-        return boxes_of(tile.bm, tile.bn, (built.piece(0), built.piece(1)))
+    def fit(tile: BlockTile) -> Fit | None:
+        """None where the passes have no code for the tile, or a factor's pieces would not lie inside its box."""
+        if tile.split_k > 1 or tile.cluster > 1:
+            return None
+        shape = tile.instruction, tile.bm, tile.bn, tile.bk, tile.warp_m, tile.warp_n
+        if shape not in known:
+            built = build(tile)
+            sizes = _boxes_of(built, g.space.extents) if _is_buildable(built) else None
+            known[shape] = Fit(sizes, _overhang(sizes, tile, problem, g.space.extents)) if sizes else None
+        return known[shape]
 
     ranked = []
     instructions = _instructions(kind, operands, target)
     for choice in contraction.choose(target, problem, instructions) if instructions is not None else ():
-        if _is_buildable(choice.tile, kind, roles, operands, target, problem.promoted) and (sizes := boxes(choice.tile)):
-            overhang = _overhang(sizes, choice.tile, problem, g.space.extents, roles)
-            ranked.append((choice.rank * overhang, choice))
+        if found := fit(choice.tile):
+            ranked.append((choice.rank * found.overhang, choice))
     choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
-    return Tiles(kind, roles, operands, problem, choices, boxes)
+    return Tiles(kind, roles, operands, problem, choices, build, fit)
 
 
 def choose_contraction(
@@ -104,20 +117,19 @@ def choose_contraction(
     if 0 in kernel.extents.values():
         return None
     found = tiles_of(node, g, graph, target)
-    kind, roles, operands, problem, choices = found.kind, found.roles, found.operands, found.problem, found.choices
-    if not choices:
+    if not found.choices:
         return None
-    tile = pick(choices, nth)
-    sizes, built = found.boxes(tile), _staged(_built(tile, kind, roles, operands, target, problem.promoted), tile, target)
+    tile = pick(found.choices, nth)
+    sizes, built = found.fit(tile).sizes, _staged(found.build(tile), tile, target)
     tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
     tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
     kernel = replace(kernel, tile=tiles, options=built, sram=lambda k: k.options.shared_bytes)
-    kernel = replace(kernel, work=contraction.contraction_work(target, problem, tile))
-    return kernel, _remarks(kernel, tile, choices)
+    kernel = replace(kernel, work=contraction.contraction_work(target, found.problem, tile))
+    return kernel, _remarks(kernel, tile, found.choices)
 
 
 def _built(
-    tile: BlockTile, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, promoted: int = 0
+    tile: BlockTile, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, promoted: int
 ) -> MatrixKernel:
     """The kernel of this tile, with the stages that the model has given it."""
     left, right = operands["left"], operands["right"]
@@ -138,12 +150,8 @@ def promoted_of(kind: str, node: Node) -> int:
     return PROMOTED if kind.startswith("f8") and mlir.get_string(node.op, "tilec.multiplicand") != "f22" else 0
 
 
-def _is_buildable(
-    tile: BlockTile, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, promoted: int = 0
-) -> bool:
-    if tile.split_k > 1 or tile.cluster > 1:
-        return False
-    return _built(tile, kind, roles, operands, target, promoted).refuse_shape() is None
+def _is_buildable(built: MatrixKernel) -> bool:
+    return built.refuse_shape() is None
 
 
 def _remarks(kernel: KernelPlan, tile: BlockTile, choices: list[Choice]) -> list[Remark]:
@@ -214,25 +222,25 @@ def _staged(built: MatrixKernel, tile: BlockTile, target: Target) -> MatrixKerne
     return replace(built, stages=min(deepest, room // built.stage_bytes))
 
 
-def _boxes_of(bm: int, bn: int, extents: Sizes, roles: Roles, pieces: tuple[int, int]) -> Sizes | None:
+def _boxes_of(built: MatrixKernel, extents: Sizes) -> Sizes | None:
     """The block's part of every dimension of C; None where a factor's pieces would not lie inside it."""
     sizes: Sizes = {}
-    for side, points, piece in (("left", bm, pieces[0]), ("right", bn, pieces[1])):
-        order = roles.order(side)
-        box = _box([extents[d] for d in order], points, piece)
+    for side, dims in enumerate((built.rows, built.columns)):
+        box = _box(tuple(extents[d] for d in dims), built.block[side], built.piece(side))
         if box is None:
             return None
-        sizes |= zip(order, box)
+        sizes |= zip(dims, box)
     return sizes
 
 
-def _overhang(sizes: Sizes, tile: BlockTile, problem: contraction.Contraction, extents: Sizes, roles: Roles) -> float:
+def _overhang(sizes: Sizes, tile: BlockTile, problem: contraction.Contraction, extents: Sizes) -> float:
     """How many times as many blocks the boxes take as tiles of a flat C would."""
-    taken = prod(ceil(extents[d] / sizes[d]) for d in (*roles.rows, *roles.columns))
+    taken = prod(ceil(extents[d] / sizes[d]) for d in sizes)
     return taken / (ceil(problem.m / tile.bm) * ceil(problem.n / tile.bn))
 
 
-def _box(extents: list[int], size: int, piece: int = 1) -> tuple[int, ...] | None:
+@lru_cache(maxsize=1024)  # of one contraction, planned in several ways
+def _box(extents: tuple[int, ...], size: int, piece: int = 1) -> tuple[int, ...] | None:
     """Sizes of a box of at most `size` points, such that the fewest boxes cover the extents; then the longest inside.
 
     Runs along the last dimension consist of whole pieces, or the box is one run.
@@ -246,7 +254,7 @@ def _box(extents: list[int], size: int, piece: int = 1) -> tuple[int, ...] | Non
     return None if best is None else tuple(best)
 
 
-def _boxes(extents: list[int], size: int) -> Iterator[list[int]]:
+def _boxes(extents: Sequence[int], size: int) -> Iterator[list[int]]:
     if not extents:
         yield []
         return
