@@ -29,13 +29,13 @@ def guard_loads(block: ir.Block) -> None:
 
 
 def _guard(select: ir.Operation, load: ir.Operation, condition: ir.Value, otherwise: ir.Value) -> None:
-    known = _bounds(condition)
+    known = bounds_of(condition)
     with ir.InsertionPoint(select), select.location:
         made = scf.IfOp(condition, [select.results[0].type], has_else=True)
         with ir.InsertionPoint(made.then_block):
             copy = mlir.clone_op(load, {})
             for n, index in enumerate(list(load.operands)[1:], 1):
-                copy.operands[n] = _unclamped(index, known)
+                copy.operands[n] = unclamped(index, known)
             scf.YieldOp(list(copy.results))
         with ir.InsertionPoint(made.else_block):
             scf.YieldOp([otherwise])
@@ -44,13 +44,13 @@ def _guard(select: ir.Operation, load: ir.Operation, condition: ir.Value, otherw
     load.erase()
 
 
-def _bounds(condition: ir.Value) -> set[tuple[ir.Value, bool, int]]:
+def bounds_of(condition: ir.Value) -> set[tuple[ir.Value, bool, int]]:
     """(value, whether from below, bound) of every comparison that a conjunction is made of."""
     owner = mlir.definition(condition)
     if owner is None:
         return set()
     if owner.name == "arith.andi":
-        return _bounds(owner.operands[0]) | _bounds(owner.operands[1])
+        return bounds_of(owner.operands[0]) | bounds_of(owner.operands[1])
     if owner.name == "arith.cmpi" and (limit := mlir.constant_value(owner.operands[1])) is not None:
         predicate = ir.IntegerAttr(owner.attributes["predicate"]).value
         if predicate in (AT_LEAST.value, BELOW.value):
@@ -58,14 +58,14 @@ def _bounds(condition: ir.Value) -> set[tuple[ir.Value, bool, int]]:
     return set()
 
 
-def _unclamped(index: ir.Value, known: set[tuple[ir.Value, bool, int]]) -> ir.Value:
+def unclamped(index: ir.Value, known: set[tuple[ir.Value, bool, int]]) -> ir.Value:
     """The subscript inside a clamp whose bounds the condition implies."""
     upper = mlir.definition(index)
     if upper is None or upper.name not in ("arith.maxsi", "arith.minsi"):
         return index
     inner, limit = upper.operands
     bound = mlir.constant_value(limit)
-    raw = _unclamped(inner, known)
+    raw = unclamped(inner, known)
     from_below = upper.name == "arith.maxsi"
     implied = bound is not None and any(
         value == raw and below == from_below and (at >= bound if below else at <= bound + 1)
@@ -74,4 +74,4 @@ def _unclamped(index: ir.Value, known: set[tuple[ir.Value, bool, int]]) -> ir.Va
     return raw if implied else index
 
 
-__all__ = ["guard_loads"]
+__all__ = ["bounds_of", "guard_loads", "unclamped"]

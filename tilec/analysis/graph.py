@@ -21,6 +21,7 @@ from tilec.core.functions import FUNCTIONS, POWER
 from tilec.core.mlir import ir
 
 # Floating-point operations (or issue slots) of one operation; others cost 1.
+VECTOR = 8  # elements of the widest access
 _COST = {
     "arith.divf": 8,
     "arith.remf": 20,
@@ -260,7 +261,23 @@ def _together(op: ir.Operation) -> dict[ir.Operation, int]:
 
     extent = mlir.extents_of(op)[last] if last >= 0 else 0
     found = find_lane_invariance(block, is_last, lambda a: last in mlir.map_dims(maps[a]), max(1, extent & -extent))
-    return dict.fromkeys(found.once, found.size)
+    return dict.fromkeys(found.once, found.size) if found.once else _same_in_vectors(op, maps)
+
+
+def _same_in_vectors(op: ir.Operation, maps: dict[ir.Value, ir.AffineMap]) -> dict[ir.Operation, int]:
+    """Operations that are the same for all elements of a vector, where vectors lie along the last subscript of all accesses at
+    computed subscripts: the subscripts themselves, and the conditions of padding."""
+    body = mlir.body_of(op)
+    lasts = [mlir.definition(list(o.operands)[-1]) for o in body.operations if o.operation.name == "tensor.extract"]
+    lanes = {products.index_dim(o) if o is not None and o.name == "linalg.index" else None for o in lasts}
+    if len(lanes) != 1 or None in lanes:
+        return {}
+    (lane,) = lanes
+    operand_dims = [mlir.map_dims(m) for m in maps.values()]
+    extent = mlir.extents_of(op)[lane]
+    shared = [o.operation for o in body.operations if len(o.results) == 1]
+    found = [o for o in shared if lane not in products.dims_of(body, o.results[0], operand_dims)]
+    return dict.fromkeys(found, max(1, min(VECTOR, extent & -extent)))
 
 
 def _padded(inputs: list[ir.Value], maps: list[ir.AffineMap]) -> list[Read]:
@@ -358,6 +375,22 @@ def scattered_extracts(node: Node, d: int, lanes: int) -> int:
             aligned = ir.ShapedType(value.type).shape[-1] % lanes == 0
             count += not (bare and aligned) or any(d in dims_of(v, node) for v in others)
     return count
+
+
+def window_dims(node: Node) -> set[int]:
+    """Dimensions along which computed accesses of neighbouring elements meet: sums with another dimension, as in windows of a
+    convolution, or several accesses of one tensor, as in stencils. The last subscript, along which vectors lie, does not count."""
+    found: set[int] = set()
+    seen: dict[ir.Value, int] = {}
+    loads = [o.operation for o in mlir.body_of(node.op).operations if o.operation.name == "tensor.extract"]
+    for op in loads:
+        seen[op.operands[0]] = seen.get(op.operands[0], 0) + 1
+    for op in loads:
+        for subscript in list(op.operands)[1:-1]:
+            dims = _index_dims(subscript)
+            if dims and (len(dims) > 1 or seen[op.operands[0]] > 1) and dims_of(subscript, node) == dims:
+                found |= dims - node.reduced
+    return found
 
 
 def _index_dims(value: ir.Value) -> set[int]:

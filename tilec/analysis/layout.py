@@ -61,7 +61,7 @@ class Layout:
     def strides(self, d: int) -> tuple[int, int]:
         """The differences of a coordinate between neighbouring threads, and between steps."""
         if d == self.dense:
-            return self.extents[d] // self.threads[d], self.vectors[d]
+            return -(-self.extents[d] // self.threads[d]), self.vectors[d]
         return self.vectors[d], self.span(d)
 
     def chunk(self, d: int) -> int:

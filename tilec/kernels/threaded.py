@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from tilec.analysis.layout import Layout, make, padded_extent
 from tilec.core.hardware import WARP
@@ -185,12 +186,37 @@ class Threaded(Family, backend="cuda"):
 
 
 @dataclass(frozen=True)
-class Points(Threaded, name="points"):
+class Windowed(Threaded, backend="cuda"):
+    """Kernels that are contiguous along a grid dimension, and may read windows along others."""
+
+    adjacent_steps: int | None = option(
+        "the dimension along which a thread's steps are neighbours, whose windows overlap: elements that several windows "
+        "have are loaded once",
+        dims=True, default=None, shown="along {}: their windows share elements",
+    )  # fmt: skip
+
+    def layout(self, extents: dict[int, int]) -> Layout:
+        return replace(super().layout(extents), dense=self.adjacent_steps)
+
+    def refuse_rows(self, kernel: KernelPlan, target: Target) -> Refusal | None:
+        if (d := self.adjacent_steps) is not None:
+            tile = dict(zip(kernel.grid, kernel.tile)).get(d)
+            if tile is None or self.vectors[d] > 1 or tile % self.thread_counts[d]:
+                why = "must be a grid dimension without vectors, whose tile is a multiple of its threads"
+                return Refusal("adjacent_steps", f"`adjacent_steps` {why}")
+            if tile > self.thread_counts[d] * self.steps[d]:
+                why = f"a tile of {tile} has more than {self.steps[d]} steps for each of {self.thread_counts[d]} threads"
+                return Refusal("tile", f"{why}, which `adjacent_steps` does not allow")
+        return super().refuse_rows(kernel, target)
+
+
+@dataclass(frozen=True)
+class Points(Windowed, name="points"):
     """Elementwise operations: each thread computes some elements of the results."""
 
 
 @dataclass(frozen=True)
-class Columns(Threaded, name="columns"):
+class Columns(Windowed, name="columns"):
     """A reduction across the contiguous dimension: threads lie along the contiguous dimension and along the reduced one."""
 
 
@@ -382,11 +408,12 @@ class Scan(Threaded, name="scan"):
         return None
 
 
-def laid_out(layout: Layout) -> dict[str, tuple[int, ...]]:
+def laid_out(layout: Layout) -> dict[str, Any]:
     """A layout as options."""
-    return {
+    options: dict[str, Any] = {
         "thread_order": layout.order, "thread_counts": layout.threads, "vectors": layout.vectors, "steps": layout.steps
     }  # fmt: skip
+    return options if layout.dense is None else options | {"adjacent_steps": layout.dense}
 
 
 def part_of(extent: int, blocks: int, vector: int) -> int:

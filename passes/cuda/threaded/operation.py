@@ -115,7 +115,7 @@ class GenericMapper(OperationContext):
             compute_with_fallback(self)
         else:
             wide = wide_loads(self) if self.threads.misalignment is None else []
-            self.gathered = {load: fetch(self, load) for load in wide}
+            self.gathered = {op: tile for load in wide for op, tile in fetch(self, load).items()}
             self.compute_all()
         for n in stores:
             if space_of(self.operands[n]) is None:

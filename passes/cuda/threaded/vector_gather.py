@@ -3,19 +3,25 @@
     for lane { y[lane] = table[ids[b], d + lane] }   ->   t = vector.load table[ids[b], d]; for lane { y[lane] = t[lane] }
 
 A load can be a vector if its last subscript increases with the lanes and begins at a multiple of their number, and no other
-subscript depends on the lanes.
+subscript depends on the lanes. If a condition that is the same for all lanes selects the loaded element or 0, as `pad` does, the
+vector is loaded under that condition, at subscripts that need no clamp:
+
+    for lane { y[lane] = select(0 <= i < 9, x[min(max(i, 0), 8), lane], 0) }   ->   t = 0; if 0 <= i < 9 { t = vector.load x[i, 0] }
 """
 
 # mypy: no-strict-optional
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from tilec.core import mlir
-from tilec.core.mlir import ir, vector
+from tilec.core.mlir import ir, memref, vector
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.threaded.context import OperationContext
+from tilec.passes.loops import loop, sum_of, when
+from tilec.passes.predicate_loads import bounds_of, unclamped
 
 
 def wide_loads(generic: OperationContext) -> list[ir.Operation]:
@@ -80,9 +86,14 @@ def _depends(generic: OperationContext, value: ir.Value, known: dict[ir.Value, b
     return known[value]
 
 
-def fetch(generic: OperationContext, load: ir.Operation) -> ir.Value:
-    """This thread's part of a wide load, in registers."""
+def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, ir.Value]:
+    """This thread's part of a wide load, in registers, for the operations of the body whose results it has: the load, or the
+    selection of the loaded element or 0."""
     value, *subscripts = load.operands
+    guard = _guard_of(generic, load)
+    if guard is not None:
+        known = bounds_of(guard.operands[0])
+        subscripts = [unclamped(index, known) for index in subscripts]
     element = ir.MemRefType(value.type).element_type
     kernel, dims, lanes = generic.kernel, generic.dims, generic.layout.vectors[generic.layout.lane_dim]
     tile = kernel.private(dims, element, kernel.name_of(value), generic.layout)
@@ -91,9 +102,25 @@ def fetch(generic: OperationContext, load: ir.Operation) -> ir.Value:
     with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=False) as position:
         for begin in range(0, lanes, width):
             mapping: dict[ir.Value, ir.Value] = {}
-            at = [evaluate(generic, v, position, begin, mapping) for v in subscripts]
-            vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, position.slot(dims, begin))
-    return tile
+            slot, condition = position.slot(dims, begin), nullcontext()
+            if guard is not None:
+                with loop(width, name="lane") as lane:
+                    memref.StoreOp(mlir.constant(0, element), tile, [*slot[:-1], sum_of([(lane, 1)], begin)])
+                condition = when(evaluate(generic, guard.operands[0], position, begin, mapping))
+            with condition:
+                at = [evaluate(generic, v, position, begin, mapping) for v in subscripts]
+                vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, slot)
+    return {guard or load: tile}
+
+
+def _guard_of(generic: OperationContext, load: ir.Operation) -> ir.Operation | None:
+    """The selection of a loaded element or 0, which alone reads it, by a condition that is the same for all lanes."""
+    uses = mlir.uses(load.results[0])
+    if len(uses) != 1 or uses[0].name != "arith.select" or uses[0].block != generic.block:
+        return None
+    condition, taken, otherwise = uses[0].operands
+    zero = taken == load.results[0] and str(mlir.constant_value(otherwise)) in ("0.0", "0", "False")  # but not -0.0
+    return uses[0] if zero and not _depends(generic, condition, {}) else None
 
 
 def evaluate(

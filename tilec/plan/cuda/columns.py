@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, prod
 
+from tilec.analysis.graph import window_dims
 from tilec.analysis.layout import Layout
 from tilec.core import mlir
 from tilec.core.fitted import Layouts
@@ -14,6 +16,8 @@ from tilec.cost import model as cost
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
 from tilec.plan.cuda.online import online_reductions
 from tilec.plan.cuda.view import THREADS, UNROLLED, View, lay_out, power, unrolled, vector_of
+
+MOST_SUMS = 32  # of neighbours that a thread holds at a time: their registers beside those of a window's elements
 
 
 def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
@@ -49,6 +53,7 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
     others = sorted((d for d in tile if d != lane), reverse=True)
     computed = [v for n in view.group.nodes for v in n.extracts]
+    windowed = _share_windows(view, others, counts, tile, steps, vector)
     if vector == 1 and not view.reduced and len(computed) > len(set(computed)):
         _more_steps(view, (*others, lane), tile, steps, UNROLLED)  # what rows read alike stays in L1
     elif vector == 1 and not splits:
@@ -57,13 +62,37 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         _more_steps(view, (*others, lane), tile, steps, 2)  # two places to wait for at a time
     elif not view.reduced and (_is_busy(view) or _is_light(view, vector)):
         _more_steps(view, (lane, *others), tile, steps, 2)
-    layout = lay_out(view, counts, {lane: vector}, steps, tile)
+    layout = replace(lay_out(view, counts, {lane: vector}, steps, tile), dense=windowed)
     threads = f"{by_sizes(counts[d] for d in layout.order)} threads" if layout.order else "1 thread"
     return (
         tile,
         layout,
         f"{threads}, {count(vector, 'element')} an access, tiles of {by_sizes(tile[d] for d in kernel.grid)}",
     )
+
+
+def _share_windows(
+    view: View, others: Sequence[int], counts: dict[int, int], tile: dict[int, int], steps: dict[int, int], vector: int
+) -> int | None:
+    """Gives a thread neighbours along a dimension in which windows overlap, as many as registers hold sums of, as long as all
+    SMs have blocks. Returns the dimension. Tiles divide it: guards would cost more than the neighbours save."""
+    windows = {view.group.space.dims[n][d] for n in view.group.nodes for d in window_dims(n)}
+    blocks = prod(ceil(view.extents[d] / t) for d, t in tile.items())
+    for d in others if vector > 1 else ():
+        extent = view.extents[d]
+        count = max((n for n in range(1, MOST_SUMS // vector + 1) if extent % n == 0), default=1)
+        if d not in windows or count == 1 or blocks < 4 * view.target.units * count:
+            continue
+        threads = counts.get(d, 1)
+        while extent % (count * threads):
+            threads //= 2
+        spare, counts[d] = counts.get(d, 1) // threads, threads
+        tile[d], steps[d] = count * threads, count
+        for e in others:  # the threads that do not fit along it
+            while spare > 1 and e != d and view.extents[e] % (2 * tile[e]) == 0:
+                counts[e], tile[e], spare = 2 * counts.get(e, 1), 2 * tile[e], spare // 2
+        return d
+    return None
 
 
 def _is_light(view: View, vector: int) -> bool:

@@ -153,7 +153,10 @@ def unrolled(view: View, dims: Iterable[int], elements: int = 1) -> dict[int, in
     leave room for them."""
     steps, room = {}, min(HELD, max(UNROLLED, HELD // elements))
     for d in sorted(dims, reverse=True):
-        steps[d] = max(1, min(view.extents[d], UNROLLED, room))
+        most = max(1, min(view.extents[d], UNROLLED, room))
+        if view.extents[d] <= UNROLLED:  # a part of a short dimension that does not divide it would guard every step
+            most = max(n for n in range(1, most + 1) if view.extents[d] % n == 0) if view.extents[d] else most
+        steps[d] = most
         room //= steps[d]
     return steps
 
