@@ -77,11 +77,11 @@ def _share_windows(
     """Gives a thread neighbours along a dimension in which windows overlap, as many as registers hold sums of, as long as all
     SMs have blocks. Returns the dimension. Tiles divide it: guards would cost more than the neighbours save."""
     windows = {view.group.space.dims[n][d] for n in view.group.nodes for d in window_dims(n)}
-    blocks = prod(ceil(view.extents[d] / t) for d, t in tile.items())
+    blocks = prod(view.extents[d] for d in tile) / (vector * THREADS)
     for d in others if vector > 1 else ():
         extent = view.extents[d]
         count = max((n for n in range(1, MOST_SUMS // vector + 1) if extent % n == 0), default=1)
-        if d not in windows or count == 1 or blocks < 4 * view.target.units * count:
+        if d not in windows or count == 1 or blocks < 2 * view.target.units * count:
             continue
         threads = counts.get(d, 1)
         while extent % (count * threads):

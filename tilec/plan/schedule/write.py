@@ -29,6 +29,7 @@ from tomlkit.items import Array, Table
 
 from tilec.dsl.specialise import Specialised
 from tilec.kernels import KernelPlan
+from tilec.kernels.base import listed
 from tilec.plan.model import Plan
 from tilec.plan.report.provenance import Provenance, short_location
 from tilec.plan.schedule.read import VERSION, read_schedule
@@ -137,7 +138,8 @@ def _dims(kernel: KernelPlan, option: str, names: dict[int, str]) -> str:
     """The indices of an option that lists kernel dimensions, or has a number for each of them."""
     (field,) = [f for f, _ in kernel.options.fields() if f.name == option]
     if field.metadata["dims"]:
-        return ", ".join(names[d] for d in getattr(kernel.options, option))
+        value = getattr(kernel.options, option)
+        return listed([value] if isinstance(value, int) else value, names)
     return f"along {', '.join(names[d] for d in sorted(names))}" if field.metadata["by_dim"] else ""
 
 

@@ -1,0 +1,86 @@
+"""Windows along grid dimensions: a thread has neighbours, and loads the elements that their windows share once."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import assert_within
+from tools.emulation import run_printed
+from tools.lowering import lowered
+
+from tilec.core.diagnostics import CallError
+from tilec.core.dtypes import DTYPES
+from tilec.core.targets import load
+from tilec.plan.cuda import columns
+
+ONE = replace(load("h200"), units=1)  # small programs fill it
+PAD, PAD_ONE = "pad(x[n, h + r - 1, w + s - 1, c], 0)", "pad(x[n, h + r - 1, w + s - 1, c], 1)"
+WINDOWS = {  # the sum's term; R; the dimensions of windows, the first choice first
+    "depthwise": (f"{PAD} * f[r, s, c]", 3, (2, 1)),
+    "five wide": (f"{PAD} * f[r, s, c]", 5, (2, 1)),
+    "padded by 1": (f"{PAD_ONE} * f[r, s, c]", 3, (2, 1)),
+    "without padding": ("x[n, min(h + r, H - 1), min(w + s, W - 1), c] * f[r, s, c]", 3, (2, 1)),
+    "along h": ("pad(x[n, h + r - 1, w, c], 0) * f[r, s, c]", 3, (1,)),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(columns, "THREADS", 16)
+
+
+def program(kind: str, term: str, window: int) -> str:
+    return f"""op dw(x: {kind}[N, H, W, C], f: {kind}[{window}, {window}, C]) -> (y: {kind}[N, H, W, C]) {{
+        y[n, h, w, c] = sum[r, s]({term})
+    }}"""
+
+
+def drawn(kind: str, window: int, height: int, width: int, rng) -> dict[str, np.ndarray]:
+    shapes = {"x": (8, height, width, 16), "f": (window, window, 16)}
+    return {name: rng.standard_normal(shape).astype(DTYPES[kind].numpy) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+@pytest.mark.parametrize("height, width", [(4, 8), (3, 7)])
+def test_neighbours_share_windows(name, kind, height, width, rng):
+    term, window, along = WINDOWS[name]
+    text, inputs = program(kind, term, window), drawn(kind, window, height, width, rng)
+    special, result = lowered(text, None, inputs, target=ONE)
+    (kernel,) = result.plan.kernels
+    extents, most = {1: height, 2: width}, 32 // (8 if kind == "bf16" else 4)
+    divided = [d for d in along if any(extents[d] % n == 0 for n in range(2, 1 + most))]
+    assert kernel.options.adjacent_steps == next(iter(divided), None)
+    (out,), failed = run_printed(special, result, inputs)
+    assert not any(failed)
+    assert_within(text, inputs, out, kind="cuda")
+
+
+def test_zero_padding_is_loaded_under_its_condition(rng):
+    printed = {}
+    for term in (PAD, PAD_ONE):
+        inputs = drawn("bf16", 3, 4, 8, rng)
+        _, result = lowered(program("bf16", f"{term} * f[r, s, c]", 3), None, inputs, target=ONE)
+        printed[term] = result.emitted.module
+    assert re.search(r"load_bf16x8_nc_where\(x", printed[PAD]) and "max(" not in printed[PAD]
+    assert not re.search(r"_where\(x", printed[PAD_ONE])
+
+
+def test_schedules_that_cut_neighbours_are_refused(tmp_path, rng):
+    from tilec.plan.schedule.write import read_schedule, write_schedule
+
+    text, inputs = program("bf16", WINDOWS["depthwise"][0], 3), drawn("bf16", 3, 4, 8, rng)
+    special, result = lowered(text, None, inputs, target=ONE)
+    schedule = write_schedule(result.plan, special)
+    path = tmp_path / "program.sched.toml"
+    for edited in (
+        re.sub(r"(?m)^adjacent_steps = \d+", "adjacent_steps = 3", schedule),
+        re.sub(r"(?m)^steps = .*$", "steps = [1, 1, 1, 1, 1, 1]", schedule),
+    ):
+        assert edited != schedule
+        path.write_text(edited)
+        with pytest.raises(CallError, match="adjacent_steps"):
+            lowered(special, schedule=read_schedule(path), target=ONE)
+    path.write_text(schedule)
+    assert lowered(special, schedule=read_schedule(path), target=ONE)[1].plan.kernels == result.plan.kernels
