@@ -38,13 +38,15 @@ class Step:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor that TMA loads boxes of (CUDA): the kernel's parameter that it starts at, its shape, and the box's."""
+    """A tensor that TMA loads boxes of (CUDA): the kernel's parameter that it starts at, its shape, and the box's, which has every
+    `steps[d]`-th element along dimension d, each without `steps`."""
 
     parameter: int
     dtype: str
     item_bytes: int
     shape: tuple[int, ...]
     box: tuple[int, ...]
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Emitted:
 
 
 def _kernel(fields: dict[str, Any]) -> KernelSource:
-    maps = tuple(TensorMap(**{**m, "shape": tuple(m["shape"]), "box": tuple(m["box"])}) for m in fields["maps"])
+    maps = tuple(TensorMap(**m | {key: tuple(m[key]) for key in ("shape", "box", "steps")}) for m in fields["maps"])
     return KernelSource(**{**fields, "sites": tuple(fields["sites"]), "maps": maps})
 
 

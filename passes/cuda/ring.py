@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from tilec.core import locations, mlir
@@ -36,10 +37,15 @@ TICKS = 10_000_000  # ns that one wait may take before it is tried again
 
 
 class RingTiles:
-    """Tiles of a tensor in shared memory, one for each stage: `slabs` boxes, in `lines` lines."""
+    """Tiles of a tensor in shared memory, one for each stage: `slabs` boxes, in `lines` lines. A box has every `steps[d]`-th
+    element along dimension d, each by default. `kept`: its dimensions; the tensor has one element along the others."""
 
-    def __init__(self, view: ir.Value, box: Sequence[int], slabs: int, lines: int, stages: int):
-        self.view, self.box, self.slabs = view, list(box), slabs
+    def __init__(
+        self, view: ir.Value, box: Sequence[int], slabs: int, lines: int, stages: int, steps: Sequence[int] = (),
+        kept: Sequence[int] = (),
+    ):  # fmt: skip
+        self.view, self.kept, self.slabs = view, list(kept or range(len(box))), slabs
+        self.box, self.steps = [box[d] for d in self.kept], [steps[d] if steps else 1 for d in self.kept]
         self.element = ir.MemRefType(view.type).element_type
         line = LINE * 8 // self.element.width
         self.memory = memref.AllocOp(local([stages, lines, line], self.element, SHARED), [], []).result
@@ -61,8 +67,17 @@ class RingTiles:
         inside = "x".join(map(str, self.box))
         kind = f"!nvgpu.tensormap.descriptor<tensor = memref<{inside}x{self.element}, #gpu.address_space<{SHARED}>>"
         kind += f", swizzle = swizzle_{LINE}b, l2promo = l2promo_{LINE}b, oob = zero, interleave = none>"
-        unranked = memref.CastOp(ir.Type.parse(f"memref<*x{self.element}>"), root(self.view)).result
-        return nvgpu.TmaCreateDescriptorOp(ir.Type.parse(kind), unranked, [mlir.index(b) for b in self.box]).result
+        tensor = root(self.view)
+        type_, rank = ir.MemRefType(tensor.type), ir.MemRefType(tensor.type).rank
+        if len(self.kept) < rank:
+            groups = [[*range(*ends)] for ends in pairwise([0, *self.kept[1:], rank])]
+            shape = [type_.shape[d] for d in self.kept]
+            tensor = memref.CollapseShapeOp(ir.MemRefType.get(shape, self.element), tensor, groups).result
+        unranked = memref.CastOp(ir.Type.parse(f"memref<*x{self.element}>"), tensor).result
+        made = nvgpu.TmaCreateDescriptorOp(ir.Type.parse(kind), unranked, [mlir.index(b) for b in self.box])
+        if any(step > 1 for step in self.steps):
+            made.attributes["tilec.element_steps"] = mlir.integers(self.steps)
+        return made.result
 
     def target(self, stage: ir.Value, line: ir.Value) -> ir.Value:
         """Where a box that begins at a line of the tile goes."""
@@ -123,7 +138,8 @@ class Ring:
 
     def copy(self, tiles: RingTiles, stage: ir.Value, target: ir.Value, coordinates: Sequence[ir.Value]) -> None:
         """Starts the copy of the tensor's box at `coordinates`, its subscripts, to `target`."""
-        nvgpu.TmaAsyncLoadOp(target, self.full, tiles.map, list(coordinates)[::-1], stage)
+        kept = [coordinates[d] for d in tiles.kept]
+        nvgpu.TmaAsyncLoadOp(target, self.full, tiles.map, kept[::-1], stage)
 
     # ---- the consumers' ----------------------------------------------------------------------------------------------
 

@@ -244,11 +244,12 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 
 class TiledMap:
     """Describes row-major tensors of a type and shape to TMA (`cuTensorMapEncodeTiled`), of which boxes are loaded; what lies
-    outside the shape reads as zeros. The tensor is at the address that is a kernel's `parameter`; its rows are multiples of 16
-    bytes."""
+    outside the shape reads as zeros. A box has every `steps[d]`-th element along dimension d, each by default. The tensor is at the
+    address that is a kernel's `parameter`; its rows are multiples of 16 bytes."""
 
     def __init__(
         self, parameter: int, dtype: str, shape: Sequence[int], box: Sequence[int], swizzle: int = 0, item_bytes: int = 2,
+        steps: Sequence[int] = (),
     ):  # fmt: skip
         self.parameter, self.rank = parameter, len(shape)
         self.dtype, self.swizzle = _TENSOR_TYPES[dtype], _SWIZZLES[swizzle]
@@ -256,7 +257,9 @@ class TiledMap:
         for extent in reversed(shape):
             pitches.append(step := step * extent)
         self.sizes, self.pitches = ((ctypes.c_uint64 * self.rank)(*row) for row in (reversed(shape), pitches))
-        self.boxes, self.steps = ((ctypes.c_uint32 * self.rank)(*row) for row in (reversed(box), [1] * self.rank))
+        steps = steps or [1] * self.rank
+        covered = [size * step for size, step in zip(box, steps)]  # the driver divides by steps, and rounds up
+        self.boxes, self.steps = ((ctypes.c_uint32 * self.rank)(*row[::-1]) for row in (covered, list(steps)))
         self.interleave, self.promotion, self.fill = 0, 2, 0  # 128 bytes come into L2
 
     def encode(self, pointer: int) -> bytes:

@@ -30,7 +30,8 @@ def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     size = ir.UnrankedMemRefType(op.operands[0].type).element_type.width // 8
     side = sum(name.startswith(memory.base) for name in printer.maps)
     name = f"{memory.base}_map" + ("" if side == 0 else f"_{side + 1}")
-    printer.maps[name] = TensorMap(number, printer.dtype(memory.element), size, memory.shape, box)
+    steps = tuple(mlir.get_integers(op, "tilec.element_steps") or ())
+    printer.maps[name] = TensorMap(number, printer.dtype(memory.element), size, memory.shape, box, steps)
     printer.text[op.results[0]] = name
 
 

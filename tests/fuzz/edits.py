@@ -172,6 +172,18 @@ PROGRAMS = {
         PRODUCT.format(t="bf16"),
         {"M": 80, "K": 96, "N": 48}, {"a": ("bf16", (80, 96)), "b": ("bf16", (96, 48))},
     ),
+    "convolution by mma.sync": Program(
+        "h200", "contraction",
+        "op f(x: bf16[H, W, C], w: bf16[O, 3, 3, C]) -> (y: bf16[H, W, O]) "
+        "{ y[h, v, o] = bf16(sum[r, s, c](pad(x[h + r - 1, v + s - 1, c], 0) * w[o, r, s, c])) }",
+        {"H": 7, "W": 9, "C": 24, "O": 40}, {"x": ("bf16", (7, 9, 24)), "w": ("bf16", (40, 3, 3, 24))},
+    ),
+    "strided convolution by wgmma": Program(
+        "h200", "warpgroup_contraction",
+        "op f(x: bf16[H, W, C], w: bf16[2, 2, C, O]) -> (y: f32[H // 2, W // 2, O]) "
+        "{ y[h, v, o] = sum[r, s, c](x[2 * h + r, 2 * v + s, c] * w[r, s, c, o]) }",
+        {"H": 14, "W": 18, "C": 40, "O": 48}, {"x": ("bf16", (14, 18, 40)), "w": ("bf16", (2, 2, 40, 48))},
+    ),
     "attention": Program(
         "h200", "contraction_chain",
         "op f(q: bf16[S, D], k: bf16[T, D], v: bf16[T, E]) -> (o: bf16[S, E]) { "

@@ -143,9 +143,10 @@ class MatrixIntrinsics(Intrinsics):
         count = int(np.prod(description.shape)) * dtype.itemsize
         whole = self.state.block.bytes_at(pointer, count).view(dtype).reshape(description.shape)
         box, start = np.zeros(description.box, dtype), [int(c) for c in reversed(coordinates)]
-        inside = [slice(s, max(s, min(s + b, e))) for s, b, e in zip(start, description.box, description.shape)]
-        part = whole[tuple(inside)]
-        box[tuple(slice(0, n) for n in part.shape)] = part
+        steps = description.steps or [1] * len(start)
+        along = [s + step * np.arange(n) for s, n, step in zip(start, description.box, steps)]
+        inside = [(at >= 0) & (at < extent) for at, extent in zip(along, description.shape)]
+        box[np.ix_(*inside)] = whole[np.ix_(*(at[i] for at, i in zip(along, inside)))]
         assert int(target) % 1024 == 0
         for line, values in enumerate(box.reshape(-1, description.box[-1]).view(np.uint8).reshape(-1, 8, 16)):
             for piece, data in enumerate(values):

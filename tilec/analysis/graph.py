@@ -330,9 +330,9 @@ def _contraction(node: Node) -> Contraction | None:
         return None
     dims = [dims_of(v, node) for v in (left, right)]
     parallel = set(range(len(node.extents))) - node.reduced
-    k = dims[0] & dims[1] & node.reduced
-    if not k or (dims[0] | dims[1]) & node.reduced != node.reduced or k != node.reduced:
-        return None
+    k = node.reduced
+    if not k or any(not {d} <= dims[0] & dims[1] for d in k if node.extents[d] != 1):
+        return None  # a window of one element leaves no trace in the subscripts
     m, n = (dims[0] - dims[1]) & parallel, (dims[1] - dims[0]) & parallel
     if any(prod(node.extents[d] for d in side) == 1 for side in (m, n)):
         return None  # a vector's elements meet each of the matrix once: nothing to reuse

@@ -6,3 +6,5 @@ ROWS = 64  # that a warpgroup multiplies
 WIDE = 16  # bytes of the widest access of memory, and of which TMA wants strides to be multiples
 WORD = 4  # bytes of a register, and of a bank of shared memory
 LINE = 128  # bytes of a line of a swizzled box
+BOX = 256  # elements of a box along a dimension, those that its steps skip included
+RANK = 5  # dimensions of a tensor that TMA copies boxes of

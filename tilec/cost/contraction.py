@@ -21,7 +21,8 @@ class Contraction:
     `tf32` allows f32 operands on the matrix units; `promoted`: elements of k whose sums leave the matrix units, to be added in
     registers (0: none before the end); `staged`: integer operations for an element of A and of B that threads
     bring to shared memory themselves (0 where the hardware copies); `reads` and `epilogue` are further bytes and operations
-    per element of C that are fused behind (a bias, an activation).
+    per element of C that are fused behind (a bias, an activation). `sources`: bytes of the tensors that A and B are read from,
+    0 where they have no fewer than A and B: windows of a convolution share elements.
     """
 
     m: int
@@ -35,6 +36,13 @@ class Contraction:
     reads: float = 0
     staged: tuple[float, float] = (0, 0)
     epilogue: Mapping[str, float] = field(default_factory=dict, hash=False)
+    sources: tuple[int, int] = (0, 0)
+
+    @property
+    def shared(self) -> tuple[float, float]:
+        """How much of A and of B is in memory: less than 1 where elements are shared."""
+        whole = self.batch * self.k * self.m * self.bytes, self.batch * self.k * self.n * self.bytes
+        return tuple(min(1.0, s / max(1, w)) if s else 1.0 for s, w in zip(self.sources, whole))
 
     @property
     def bytes(self) -> int:
@@ -266,14 +274,15 @@ def _operand_reads(tile: BlockTile, elements: float) -> float:
 
 def _contraction_reads(target: Target, p: Contraction, tile: BlockTile) -> float:
     """DRAM bytes of A and B: once if they stay in L2, else once a wave of grouped tiles."""
-    once = p.batch * p.k * (p.m + p.n) * p.bytes
+    a, b = p.shared
+    once = p.batch * p.k * (a * p.m + b * p.n) * p.bytes
     if once / p.batch <= 0.5 * target.l2.bytes:
         return once
     rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
     high = min(tile.group, rows)
     wide = min(columns, max(1.0, target.units / high))
     waves = rows * columns * p.batch / (high * wide)
-    return max(once, waves * p.k * p.bytes * (high * tile.bm + wide * tile.bn))
+    return max(once, waves * p.k * p.bytes * (a * high * tile.bm + b * wide * tile.bn))
 
 
 def contraction_cost(target: Target, problem: Contraction, tile: Tile) -> Prediction:

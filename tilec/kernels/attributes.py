@@ -281,6 +281,8 @@ TABLE: tuple[Attribute, ...] = (
               "placed at the start of workgroup memory, over tiles that are no longer read"),
     Attribute("read", ("vector.load",), _word("again", "last"), "map", "emit",
               "a load of a row that is loaded more than once: whether a later operation loads it again"),
+    Attribute("element_steps", ("nvgpu.tma.create.descriptor",), _numbers(), "map", "emit",
+              "a box has every so many-th element along each dimension"),
     *(Attribute(name, ("func.call",), _record(record), "map", "emit",
                 f"a device function, `{record.__name__}` in tilec/core/opcodes.py") for name, record in OPCODES.items()),
 )  # fmt: skip

@@ -91,19 +91,20 @@ class Stage:
 
     def copy(self, slot: ir.Value, number: ir.Value) -> None:
         """Starts the copy of a tile; what is outside becomes zeros."""
-        n = self.problem.plain(self.side)
         _, count = self._share
         with ExitStack() as stack:
             i = stack.enter_context(loop(count, name="piece"))
             self._mine(stack, i)
             line, column, at, k = self._coordinates(i, number)
-            condition = self._inside(at, k)
+            source, subscripts = self.problem.source(self.side, at)
+            condition = all_of(
+                self.problem.inside(self.side, at) + self.problem.inside_k(k) + self.problem.bounds(self.side, at)
+            )
             elements = None
             if condition is not None:
                 elements = arith.select(condition, mlir.index(self.vector), mlir.index(0))
             nvgpu.DeviceAsyncCopyOp(
-                self.tile, [slot, line, self.column(line, column)],
-                self.problem.operands[n], self.problem.subscripts(n, at), self.vector,
+                self.tile, [slot, line, self.column(line, column)], source, subscripts, self.vector,
                 srcElements=elements, bypassL1=True,
             )  # fmt: skip
 

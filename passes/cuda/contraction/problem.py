@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import prod
 
-from tilec.analysis.products import arguments_of, dims_of, factors_of, stored
+from tilec.analysis.access import Access, access_of
+from tilec.analysis.products import arguments_of, dims_of, factors_of, index_dim, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import MatrixKernel
 from tilec.kernels.contraction import ELEMENTS
 from tilec.passes.cuda.memory_spaces import root, sizes_of
-from tilec.passes.loops import delinearise
+from tilec.passes.loops import delinearise, sum_of
 from tilec.passes.predicate_loads import guard_loads
 
 PRIVATE, SHARED = "private", "workgroup"
@@ -80,6 +81,7 @@ class Problem:
     def __init__(self, options: MatrixKernel, tiles: dict[int, int], op: ir.Operation):
         self.options, self.op = options, op
         self.body = mlir.body_of(op)
+        self._accesses = [access_of(op, f) for f in factors_of(op) or ()]  # before loads are guarded
         guard_loads(self.body)
         self.dims = mlir.get_integers(op, "tilec.dims")
         self.operands = list(op.operands)
@@ -102,9 +104,8 @@ class Problem:
 
     def tensor(self, side: Side) -> str:
         """What the source calls a factor, if it is a tensor."""
-        n = self.plain(side)
-        argument = None if n is None else root(self.operands[n])
-        return (locations.argument(argument) if argument is not None else None) or side.name
+        access = self._access(side)
+        return (locations.argument(root(access.tensor)) if access is not None else None) or side.name
 
     def _flatten(self, n: int) -> None:
         """An operand that has all reduced dimensions side by side, in order, is subscripted by k itself."""
@@ -137,7 +138,18 @@ class Problem:
     @property
     def steps(self) -> int:
         """Tiles of k."""
-        return -(-self.length // self.depth)
+        return prod(self._inner_boxes) if self.options.instruction == "wgmma" else -(-self.length // self.depth)
+
+    @property
+    def _inner_boxes(self) -> list[int]:
+        """Of TMA along each dimension of k: boxes do not go on from one line to the next."""
+        *outer, last = self.inner
+        return [*outer, -(-last // self.depth)]
+
+    def inner_start(self, step: ir.Value) -> dict[int, ir.Value]:
+        """Where the boxes of a step begin in k."""
+        *outer, last = delinearise(step, self._inner_boxes)
+        return dict(zip(self.options.inner, [*outer, sum_of([(last, self.depth)])]))
 
     @cached_property
     def element(self) -> ir.Type:
@@ -193,12 +205,48 @@ class Problem:
     def _factors(self) -> dict[str, ir.Value]:
         if (factors := factors_of(self.op)) is None:
             raise InternalError(f"{mlir.get_string(self.op, 'tilec.name')} is no sum of products", "map")
-        first, second = factors
         # both are asked: what is computed from the index of a tile's only row depends on no index of the block any more
         rows, columns = set(self.options.rows), set(self.options.columns)
-        of_first, of_second = ({self.dims[d] for d in self.dims_of(factor)} for factor in (first, second))
-        swapped = bool(of_second & rows or of_first & columns)
-        return {"left": second, "right": first} if swapped else {"left": first, "right": second}
+        of_first, of_second = ({self.dims[d] for d in self.dims_of(factor)} for factor in factors)
+        if of_second & rows or of_first & columns:
+            factors, self._accesses = factors[::-1], self._accesses[::-1]
+        return dict(zip(("left", "right"), factors))
+
+    def _access(self, side: Side) -> Access | None:
+        number = list(self._factors).index(side.name)
+        return self._accesses[number]
+
+    def access(self, side: Side) -> Access:
+        """Where a factor lies that is copied as it is."""
+        if (found := self._access(side)) is None:
+            raise InternalError(f"the {side.name} factor is computed: it is no element of a tensor", "map")
+        return found
+
+    def source(self, side: Side, at: dict[int, ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
+        """The memory that a factor is copied from, and its subscripts there."""
+        access = self.access(side)
+        if access.operand is not None:
+            return self.operands[access.operand], self.subscripts(access.operand, at)
+        return access.tensor, self._copied([s.value for s in access.subscripts], at)
+
+    def bounds(self, side: Side, at: dict[int, ir.Value]) -> list[ir.Value]:
+        """Conditions under which a factor that is copied is not 0."""
+        asked = self.access(side).bounds
+        values = self._copied([value for value, *_ in asked], at)
+        return [
+            arith.cmpi(arith.CmpIPredicate(predicate), value, mlir.index(limit))
+            for value, (_, predicate, limit) in zip(values, asked)
+        ]
+
+    def _copied(self, values: list[ir.Value], at: dict[int, ir.Value]) -> list[ir.Value]:
+        """Subscripts that the body computes, at coordinates."""
+        mapping: dict[ir.Value, ir.Value] = {}
+        for op in [o for value in values for o in mlir.slice_of(self.body, value)]:
+            if op.name == "linalg.index":
+                mapping[op.results[0]] = at[self.dims[index_dim(op)]]
+            elif op.results[0] not in mapping:
+                mlir.clone_op(op, mapping)
+        return [mapping.get(value, value) for value in values]
 
     def dims_of(self, value: ir.Value) -> frozenset[int]:
         return dims_of(self.body, value, self.operand_dims)
@@ -223,18 +271,11 @@ class Problem:
             )
         for op in mlir.slice_of(self.body, value):
             if op.name == "linalg.index":
-                mapping[op.results[0]] = at[self.dims[ir.IntegerAttr(op.attributes["dim"]).value]]
+                mapping[op.results[0]] = at[self.dims[index_dim(op)]]
             else:
                 mlir.clone_op(op, mapping)
         result = mapping.get(value, value)  # a factor may be a constant from outside the body
         return result if result.type == self.element else arith.truncf(self.element, result)
-
-    def plain(self, side: Side) -> int | None:
-        """The number of the operand whose element a factor is; None where it is computed."""
-        value = self.factor(side)
-        if isinstance(value.owner, ir.Block) and value.owner == self.body and value.type == self.element:
-            return ir.BlockArgument(value).arg_number
-        return None
 
 
 def below(value: ir.Value, limit: ir.Value | int) -> ir.Value:

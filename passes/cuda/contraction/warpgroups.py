@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any
 
 from tilec.core import locations, mlir, opcodes
-from tilec.core.diagnostics import InternalError
 from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import arith, gpu, ir, memref, vector
 from tilec.core.opcodes import WarpgroupProduct, WarpgroupWait
@@ -29,6 +28,7 @@ from tilec.kernels import WarpgroupContraction
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import Chunks, chunk_columns, fragment_coordinates
 from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Blocks, Problem, Side, Thread, local
+from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of
 from tilec.passes.loops import delinearise, loop, sum_of, when
 
@@ -133,17 +133,23 @@ class _Loads:
     def _tiles(self, side: Side) -> RingTiles:
         """A tile of a factor is one box of the tensor, or several of 64 columns where it lies in lines of rows."""
         problem = self.problem
-        n = problem.plain(side)
-        if n is None:
-            raise InternalError(f"the {side.name} factor is computed: it is no box of a tensor", "map")
         line = LINE * 8 // problem.element.width
         sizes = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
         sizes |= {problem.options.inner[-1]: problem.depth}
-        box = [sizes.get(problem.dims[d], 1) for d in problem.operand_dims[n]]
+        box, steps, access = [], [], problem.access(side)
+        for subscript in access.subscripts:
+            varying = [(sizes[problem.dims[d]], f) for d, f in subscript.factors.items() if sizes.get(problem.dims[d], 1) > 1]
+            ((size, step),) = varying or [(1, 1)]
+            box.append(size)
+            steps.append(step)
         slabs = 1 if side.major else side.size // line
         # rows that the box lacks are never loaded, and never stored
         lines = side.size if side.major else slabs * problem.depth
-        return RingTiles(problem.operands[n], box, slabs, lines, problem.options.stages)
+        if access.operand is None:
+            return RingTiles(access.tensor, box, slabs, lines, problem.options.stages, steps)
+        tensor = problem.operands[access.operand]
+        kept = [d for d, extent in enumerate(ir.MemRefType(root(tensor).type).shape) if extent > 1]
+        return RingTiles(tensor, box, slabs, lines, problem.options.stages, steps, kept)
 
     # ---- loading -------------------------------------------------------------------------------------------
 
@@ -164,15 +170,12 @@ class _Loads:
     def _copy(
         self, problem: Problem, tiles: RingTiles, side: Side, step: ir.Value, stage: ir.Value, slab: ir.Value
     ) -> None:
-        n = problem.plain(side)
         target = tiles.target(stage, sum_of([(slab, problem.depth)]))
-        at = {d: mlir.index(0) for d in problem.dims}
-        at |= zip(problem.options.inner, delinearise(sum_of([(step, problem.depth)]), problem.inner))
+        at = {d: mlir.index(0) for d in problem.dims} | problem.inner_start(step)
         if not side.major:
             at |= zip(side.dims, delinearise(sum_of([(slab, LINE * 8 // problem.element.width)]), list(side.box)))
-        coordinates = [
-            sum_of([(a, 1), (o, 1)]) for a, o in zip(problem.subscripts(n, at), offsets_of(problem.operands[n]))
-        ]
+        source, subscripts = problem.source(side, at)
+        coordinates = [sum_of([(a, 1), (o, 1)]) for a, o in zip(subscripts, offsets_of(source))]
         self.ring.copy(tiles, stage, target, coordinates)
 
     # ---- multiplying ---------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from tilec.cost.contraction import BlockTile
 from tilec.cost.model import Choice, pick
 from tilec.kernels import KernelPlan
 from tilec.kernels.contraction import BY, BYTES, Contraction, MatrixKernel, WarpgroupContraction, whole_pieces
-from tilec.plan.cuda.operands import Operand, Roles, arrange
+from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access
 from tilec.plan.groups import Group, Remark
 
 Sizes = dict[int, int]  # by kernel dimension
@@ -61,9 +61,7 @@ class Tiles:
 
     def variant(self, target: Target, **changes) -> list[Choice]:
         """Tiles for the same factors and another problem."""
-        tiles = contraction.choose(
-            target, replace(self.problem, **changes), _instructions(self.kind, self.operands, target) or ()
-        )
+        tiles = _choices(target, replace(self.problem, **changes), _instructions(self.kind, self.operands, target))
         return [c for c in tiles if self.fit(c.tile)]
 
     def operand(self, factor: ir.Value) -> Operand:
@@ -97,12 +95,11 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
         if shape not in known:
             built = build(tile)
             sizes = _boxes_of(built, g.space.extents) if _is_buildable(built) else None
-            known[shape] = Fit(sizes, _overhang(sizes, tile, problem, g.space.extents)) if sizes else None
+            known[shape] = Fit(sizes, _overhang(sizes, tile, problem, g.space.extents, roles)) if sizes else None
         return known[shape]
 
     ranked = []
-    instructions = _instructions(kind, operands, target)
-    for choice in contraction.choose(target, problem, instructions) if instructions is not None else ():
+    for choice in _choices(target, problem, _instructions(kind, operands, target)):
         if found := fit(choice.tile):
             ranked.append((choice.rank * found.overhang, choice))
     choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
@@ -124,7 +121,7 @@ def choose_contraction(
     tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
     tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
     kernel = replace(kernel, tile=tiles, options=built, sram=lambda k: k.options.shared_bytes)
-    kernel = replace(kernel, work=contraction.contraction_work(target, found.problem, tile))
+    kernel = replace(kernel, work=contraction.contraction_work(target, _fed(found.problem, tile.instruction), tile))
     return kernel, _remarks(kernel, tile, found.choices)
 
 
@@ -140,8 +137,8 @@ def _built(
     }  # fmt: skip
     if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
         return WarpgroupContraction(**common, persistent_blocks=target.units, promoted=promoted)
-    copies = {f"{side}_copy": "async" if f.copy == "tma" else f.copy for side, f in operands.items()}
-    gathers = any(f.gathers and f.copy == "registers" for f in operands.values())
+    copies = {f"{side}_copy": "async" if f.pieces else "registers" for side, f in operands.items()}
+    gathers = any(f.gathers and not f.pieces for f in operands.values())
     return Contraction(**common, **copies, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
 
 
@@ -195,13 +192,36 @@ def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> con
     ) / max(1, points)
     result = {2: "bf16", 8: "f64"}.get(out, "f32")
     stored, tf32 = ("f32", True) if kind == "tf32" else (kind, False)
-    return contraction.Contraction(m, n, k, points // (m * n), stored, result, tf32, reads, epilogue=epilogue)
+    sources = tuple(_source_bytes(factor_access(node, roles.factors[side], g)) for side in ("left", "right"))
+    return contraction.Contraction(
+        m, n, k, points // (m * n), stored, result, tf32, reads, epilogue=epilogue, sources=sources
+    )  # fmt: skip
+
+
+def _source_bytes(found: FactorAccess | None) -> int:
+    """Of the tensor that a factor reads; 0 where that is not known."""
+    return 0 if found is None else prod(found.access.shape) * element_bytes(found.access.element)
 
 
 def _staging(operand: Operand, target: Target) -> float:
     """Integer operations for an element that threads bring to shared memory."""
     fit = target.fit(ContractionTimes)
-    return 0 if operand.copy != "registers" else fit.gather_operations if operand.gathers else fit.convert_operations
+    return 0 if operand.pieces else fit.gather_operations if operand.gathers else fit.convert_operations
+
+
+def _choices(target: Target, problem: contraction.Contraction, instructions: list[str] | None) -> list[Choice]:
+    if instructions is None:
+        return []
+    others = [i for i in instructions if i != "wgmma"]
+    found = [*contraction.choose(target, problem, others)] if others or not instructions else []
+    if others != instructions:
+        found += contraction.choose(target, _fed(problem, "wgmma"), ["wgmma"])
+    return found
+
+
+def _fed(problem: contraction.Contraction, instruction: str) -> contraction.Contraction:
+    """As the instruction's kernels are fed: TMA brings all that warpgroups multiply."""
+    return replace(problem, staged=(0, 0)) if instruction == "wgmma" else problem
 
 
 def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> list[str] | None:
@@ -233,10 +253,13 @@ def _boxes_of(built: MatrixKernel, extents: Sizes) -> Sizes | None:
     return sizes
 
 
-def _overhang(sizes: Sizes, tile: BlockTile, problem: contraction.Contraction, extents: Sizes) -> float:
-    """How many times as many blocks the boxes take as tiles of a flat C would."""
-    taken = prod(ceil(extents[d] / sizes[d]) for d in sizes)
-    return taken / (ceil(problem.m / tile.bm) * ceil(problem.n / tile.bn))
+def _overhang(sizes: Sizes, tile: BlockTile, problem: contraction.Contraction, extents: Sizes, roles: Roles) -> float:
+    """How many times as many steps the boxes take as tiles of a flat C would, and of a flat k."""
+    taken = prod(ceil(extents[d] / sizes[d]) for d in sizes) / (ceil(problem.m / tile.bm) * ceil(problem.n / tile.bn))
+    if tile.instruction != "wgmma":
+        return taken
+    *outer, last = (extents[d] for d in roles.inner)
+    return taken * prod(outer) * ceil(last / tile.bk) / ceil(problem.k / tile.bk)
 
 
 @lru_cache(maxsize=1024)  # of one contraction, planned in several ways

@@ -1,8 +1,8 @@
 """The factors of a contraction: their order over rows, columns and k, and their way into shared memory.
 
 Rows of C are the dimensions that only the left factor has, columns those that only the right factor has; C is contiguous
-along columns. A factor that is a plain tensor is copied without registers, if its memory consists of runs of at least 16
-bytes. Threads compute all other factors.
+along columns. A factor that is an element of a tensor at affine subscripts (`tilec/analysis/access.py`) is copied without
+registers: as boxes by TMA, or in pieces of 16 bytes by cp.async. Threads compute all other factors.
 """
 
 # mypy: no-strict-optional
@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tilec.analysis.graph import Graph, Node, Read, dims_of, extract_directions
-from tilec.analysis.products import stored
+from tilec.analysis.access import Access, access_of
+from tilec.analysis.graph import Graph, Node, dims_of, extract_directions
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir
-from tilec.core.hardware import LINE, WIDE
+from tilec.core.hardware import BOX, LINE, RANK, ROWS, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.kernels.contraction import BYTES, ELEMENTS
 from tilec.plan.groups import Group
+
+BLOCK = 2 * ROWS  # rows of a block at most, all of which may lie along one dimension
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Operand:
     copy: str
     major: int
     gathers: bool = False  # reads at computed subscripts
+    pieces: bool = False  # cp.async can copy it
 
 
 @dataclass(frozen=True)
@@ -72,16 +75,18 @@ def _roles(node: Node, g: Group, graph: Graph) -> list[Roles]:
     order = _result_dims(node, g, graph)
 
     def kernel_dims(own: Any) -> tuple[int, ...]:
-        return tuple(sorted((dims[d] for d in own), key=lambda d: order.index(d) if d in order else d))
+        wide = [dims[d] for d in own if node.extents[d] > 1]
+        return tuple(sorted(wide, key=lambda d: order.index(d) if d in order else d))
 
     m, n, left, right = kernel_dims(c.m), kernel_dims(c.n), c.left, c.right
     if order and order[-1] in m:
         m, n, left, right = n, m, right, left
-    lasts = [read.dims[-1] for f in (left, right) if (read := read_of(stored(f), node)) and read.dims]
-    ends = [d for d in lasts if d in c.k]
-    orders = [c.k, *((*(d for d in c.k if d != end), end) for end in ends)]
+    k = [dims[d] for d in c.k if node.extents[d] > 1] or [dims[c.k[-1]]]
+    found = (factor_access(node, f, g) for f in (left, right))
+    ends = [d for factor in found if factor is not None and (d := factor.along) in k]
+    orders = [tuple(k), *((*(d for d in k if d != end), end) for end in ends)]
     factors = {"left": left, "right": right}
-    return [Roles(m, n, tuple(dims[d] for d in k), factors) for k in dict.fromkeys(orders)]
+    return [Roles(m, n, inner, factors) for inner in dict.fromkeys(orders)]
 
 
 def _result_dims(node: Node, g: Group, graph: Graph) -> list[int]:
@@ -95,53 +100,88 @@ def _result_dims(node: Node, g: Group, graph: Graph) -> list[int]:
 def _operand(
     node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target
 ) -> Operand:
-    plain = stored(factor)
-    read = read_of(plain, node)
-    if read is None or (read.value in graph.producer and graph.producer[read.value].inlined):
+    found = factor_access(node, factor, g)
+    made = graph.producer.get(found.access.tensor) if found else None
+    if found is None or not found.access.exact or (made is not None and made.inlined):
         return _computed(factor, node, kind)
-    shape = ir.ShapedType(read.value.type).shape
-    dims = [g.space.dims[node][d] for d in read.dims]
-    last = next((p for p, e in zip(reversed(dims), reversed(shape)) if e > 1), None)
-    major = int(last in roles.inner)
-    size = BYTES[kind]
+    along, size = found.along, BYTES[kind]
+    major = int(along in roles.inner)
     if size == 1 and not major:  # of which matrix units take lines of k only
         return Operand("registers", 1)
-    if str(plain.type) != ELEMENTS.get(kind, kind) or last is None or not target.has("cp_async"):
+    if str(found.access.element) != ELEMENTS.get(kind, kind) or along is None or not target.has("cp_async"):
         return Operand("registers", major)
-    extents = dict(zip(dims, shape))
-    wide = [d for d in roles.inner if extents.get(d, 1) > 1]
-    run = shape[-1]
-    if major and _is_flat(dims, roles.inner):
-        run = prod(extents[d] for d in roles.inner)
-    elif (major and last != roles.inner[-1]) or (not major and last != roles.order(side)[-1]):
-        return Operand("registers", major)
-    if run * size % WIDE:
-        return Operand("registers", major)
-    depth = LINE // size  # of k, in one box
-    together = len(wide) <= 1 or (wide[-1] == roles.inner[-1] and extents[wide[-1]] % depth == 0)
-    kept = [d for d in dims if d in roles.order(side) and extents[d] > 1]
-    ordered = kept == sorted(kept, key=roles.order(side).index)
+    own = roles.order(side)
+    line, varying = (roles.inner[-1], own) if major else (own[-1], own[-1:])
     lines = size == 2 or (major and kind not in ("f32", "i32", "f64"))  # as matrix units read them
-    tma = target.has("tma") and lines and len(shape) <= 5 and together and ordered
-    return Operand("tma" if tma else "async", major)
+    pieces = found.is_pieces(line, roles.inner, WIDE // size)
+    if target.has("tma") and lines and found.is_box((*varying, roles.inner[-1]), line, LINE // size, WIDE // size):
+        return Operand("tma", major, pieces=pieces)
+    return Operand("async" if pieces else "registers", major, pieces=pieces)
+
+
+@dataclass(frozen=True)
+class FactorAccess:
+    """A factor that is an element of a tensor, by kernel dimensions: the tensor's extents, and the factors and the constants of its
+    subscripts; without an operand's dimensions of one element. `trails`: such dimensions follow the others."""
+
+    access: Access
+    shape: tuple[int, ...]
+    factors: tuple[dict[int, int], ...]
+    constants: tuple[int, ...]
+    trails: bool
+    extents: dict[int, int]
+
+    @property
+    def along(self) -> int | None:
+        """The dimension along which it is contiguous, the longest of those that are."""
+        ones = [d for d, factor in self.factors[-1].items() if factor == 1] if self.factors else []
+        return max(ones, key=self.extents.__getitem__, default=None)
+
+    def is_box(self, varying: tuple[int, ...], line: int, depth: int, wide: int) -> bool:
+        """Whether TMA copies tiles along the dimensions `varying`, k last, whose lines run along `line`: each moves a subscript of
+        its own, and the box lies in their order. `depth`: elements of k in a tile; `wide`: the unit of strides."""
+        positions = [[p for p, at in enumerate(self.factors) if d in at] for d in varying]
+        if self.shape[-1] % wide or len(self.shape) > RANK or any(len(found) != 1 for found in positions):
+            return False
+        order = [p for (p,) in positions] if line == varying[-1] else [p for (p,) in positions[::-1]]
+        steps = [self.factors[p][d] for (p,), d in zip(positions, varying)]
+        in_order = order == sorted(set(order)) and order[-1] == len(self.shape) - 1
+        if not in_order or self.factors[order[-1]][line] != 1 or not all(1 <= s <= BOX // BLOCK for s in steps):
+            return False
+        (p,), k = positions[-1], varying[-1]
+        ends = self.factors[p] == {k: 1} and not self.constants[p] and self.shape[p] == self.extents[k]
+        return steps[-1] == 1 and (ends or self.extents[k] % depth == 0)  # k goes on beyond its end only where all is 0
+
+    def is_pieces(self, line: int, inner: tuple[int, ...], wide: int) -> bool:
+        """Whether aligned pieces of `wide` elements along lines are of one kind: all inside, or all outside."""
+        whole = len(self.shape) == len(self.access.shape)
+        dims = [d for at in self.factors for d in at] if whole and self.access.operand is not None else []
+        if line == inner[-1] and self.along in inner and _is_flat(dims, inner):
+            return prod(self.extents[d] for d in inner) % wide == 0
+        guarded = [value for value, *_ in self.access.bounds]
+        if self.trails or self.along != line or self.access.subscripts[-1].value in guarded:
+            return False
+        others = [factor for d, factor in self.factors[-1].items() if d != line]
+        return not any(n % wide for n in (self.extents[line], self.shape[-1], self.constants[-1], *others))
+
+
+def factor_access(node: Node, factor: ir.Value, g: Group) -> FactorAccess | None:
+    if (access := access_of(node.op, factor)) is None:
+        return None
+    own = g.space.dims[node]
+    factors = [{own[d]: f for d, f in s.factors.items() if node.extents[d] > 1} for s in access.subscripts]
+    wide = [p for p, extent in enumerate(access.shape) if extent > 1 or access.operand is None]
+    return FactorAccess(
+        access, tuple(access.shape[p] for p in wide), tuple(factors[p] for p in wide),
+        tuple(access.subscripts[p].constant for p in wide), bool(wide) and wide[-1] < len(access.shape) - 1,
+        {own[d]: e for d, e in enumerate(node.extents)},
+    )  # fmt: skip
 
 
 def _is_flat(dims: list[int], inner: tuple[int, ...]) -> bool:
     """Whether all reduced dimensions are adjacent in a tensor, in order: k is one dimension of its memory."""
     first = dims.index(inner[0]) if inner[0] in dims else len(dims)
     return tuple(dims[first : first + len(inner)]) == inner
-
-
-def read_of(value: ir.Value, node: Node) -> Read | None:
-    """The tensor and its subscripts, where a value of the body is an element of one."""
-    if not isinstance(value.owner, ir.Block) or value.owner != mlir.body_of(node.op):
-        return None
-    number = ir.BlockArgument(value).arg_number
-    tensor = mlir.inputs_of(node.op)[number]
-    return next(
-        (r for r in node.reads if r.value == tensor and r.dims == tuple(mlir.map_dims(mlir.maps_of(node.op)[number]))),
-        None,
-    )
 
 
 def _computed(factor: ir.Value, node: Node, kind: str) -> Operand:
@@ -153,8 +193,9 @@ def _computed(factor: ir.Value, node: Node, kind: str) -> Operand:
         value = pending.pop()
         owner = mlir.definition(value)
         if owner is None:
-            if (read := read_of(value, node)) and read.dims:
-                score[read.dims[-1]] = score.get(read.dims[-1], 0) + prod(node.extents[d] for d in read.dims)
+            dims = [s.bare for s in access.subscripts] if (access := access_of(node.op, value)) else []
+            if dims:
+                score[dims[-1]] = score.get(dims[-1], 0) + prod(node.extents[d] for d in dims)
         elif owner not in seen and owner.block == mlir.body_of(node.op):
             seen.add(owner)
             pending += list(owner.operands)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
+from tilec.core import mlir
 from tilec.core.mlir import ir
 from tilec.semantics.interpreter.code import Code, Mask, Step, Values, Waiting, dtype_of, operation
 from tilec.semantics.interpreter.faults import Fault, Unsupported
@@ -260,11 +260,13 @@ SWIZZLES = {"none": PLAIN, "swizzle_32b": 32, "swizzle_64b": 64, "swizzle_128b":
 
 @dataclass(frozen=True)
 class Box:
-    """A tensor that copies take boxes of, to lie in lines of so many bytes whose pieces are exchanged."""
+    """A tensor that copies take boxes of, of every so many-th element along each dimension, to lie in lines of so many bytes whose
+    pieces are exchanged."""
 
     tensor: View
     shape: tuple[int, ...]
     swizzle: int
+    steps: tuple[int, ...]
 
 
 def swizzled(offset: np.ndarray, line: int) -> np.ndarray:
@@ -277,8 +279,10 @@ def _descriptor(code: Code, op: ir.Operation) -> Step:
     (tensor, *box), (r,) = code.operands(op), code.results(op)
     swizzle = SWIZZLES[re.search(r"swizzle = (\w+)", str(op.results[0].type))[1]]
 
+    steps = tuple(mlir.get_integers(op, "tilec.element_steps") or [1] * len(box))
+
     def step(values: Values, mask: Mask) -> None:
-        values[r] = Box(values[tensor], tuple(int(values[s]) for s in box), swizzle)
+        values[r] = Box(values[tensor], tuple(int(values[s]) for s in box), swizzle, steps)
 
     return step
 
@@ -322,12 +326,13 @@ def _load(code: Code, op: ir.Operation) -> Step:
 def _boxed(box: Box, start: list[int], op: ir.Operation, context: Threads) -> np.ndarray:
     """A box of a tensor, with zeros outside the tensor."""
     made = np.zeros(box.shape, box.tensor.buffer.data.dtype)
-    ranges = [range(max(0, s), max(0, s, min(s + n, e))) for s, n, e in zip(start, box.shape, box.tensor.shape)]
-    if prod(map(len, ranges)):
-        index = np.ix_(*(np.array(r) for r in ranges))
+    along = [s + step * np.arange(n) for s, n, step in zip(start, box.shape, box.steps)]
+    inside = [(at >= 0) & (at < extent) for at, extent in zip(along, box.tensor.shape)]
+    if all(i.any() for i in inside):
+        index = np.ix_(*(at[i] for at, i in zip(along, inside)))
         offsets = sum((i * s for i, s in zip(index, box.tensor.strides)), box.tensor.offset)
         part = read(box.tensor, offsets.reshape(1, -1), op, context, None).reshape(offsets.shape)
-        made[np.ix_(*(np.array(r) - s for r, s in zip(ranges, start)))] = part
+        made[np.ix_(*inside)] = part
     return made
 
 

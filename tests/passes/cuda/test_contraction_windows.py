@@ -1,0 +1,164 @@
+"""Convolutions for CUDA: factors at affine places, copied as boxes by TMA and as pieces by cp.async, run by the emulator and the
+interpreter, and compiled at sizes that matter."""
+
+import numpy as np
+import pytest
+from tools import contractions as T
+from tools.contractions import check, lowered, mma
+
+from tilec.core.targets import load
+from tilec.kernels import contraction
+from tilec.semantics.interpreted import interpret_stage
+
+CONV = """op conv(x: {t}[N, H, W, C], f: {t}[R, S, C, K]) -> (y: {o}[N, H, W, K]) {{
+ y[n, h, w, k] = sum[r, s, c](pad(x[n, h + r - 1, w + s - 1, c], 0) * f[r, s, c, k])
+}}
+"""
+OUTSIDE_IS_ONE = CONV.replace("c], 0)", "c], 1)")
+DILATED = CONV.replace("h + r - 1", "h + 2 * r - 2").replace("w + s - 1", "w + 2 * s - 2")
+STRIDED = """op conv(x: {t}[N, 2 * H - 1, 2 * W, C], f: {t}[K, R, S, C]) -> (y: {o}[N, H, W, K]) {{
+ y[n, h, w, k] = sum[r, s, c](pad(x[n, 2 * h + r - 1, 2 * w + s - 1, c], 0) * f[k, r, s, c])
+}}
+"""
+GROUPED = """op conv(x: {t}[N, H, W, G * C], f: {t}[G, K, R, S, C]) -> (y: {o}[N, H, W, G, K]) {{
+ y[n, h, w, g, k] = sum[r, s, c](pad(x[n, h + r - 1, w + s - 1, g * C + c], 0) * f[g, k, r, s, c])
+}}
+"""
+ONE_DIM = """op conv(x: {t}[N, L, C], f: {t}[R, C, K], b: {o}[K]) -> (y: {o}[N, L, K]) {{
+ y[n, l, k] = max(sum[r, c](pad(x[n, l + r - 2, c], 0) * f[r, c, k]) + b[k], 0)
+}}
+"""
+THREE_DIMS = """op conv(x: {t}[D, H, W, C], f: {t}[Q, R, S, C, K]) -> (y: {o}[D, H, W, K]) {{
+ y[d, h, w, k] = sum[q, r, s, c](pad(x[d + q - 1, h + r - 1, w + s - 1, c], 0) * f[q, r, s, c, k])
+}}
+"""
+BACKWARD = """op conv(g: {t}[N, H, W, K], f: {t}[R, S, C, K]) -> (x: {o}[N, H, W, C]) {{
+ x[n, h, w, c] = sum[r, s, k](pad(g[n, h - r + 1, w - s + 1, k], 0) * f[r, s, c, k])
+}}
+"""
+CHANNELS_FIRST = """op conv(x: {t}[N, C, H, W], f: {t}[K, R, S, C]) -> (y: {o}[N, K, H, W]) {{
+ y[n, k, h, w] = sum[r, s, c](pad(x[n, c, h + r - 1, w + s - 1], 0) * f[k, r, s, c])
+}}
+"""
+ANY_WINDOW = """op conv(x: {t}[N, H, W, C], f: {t}[K, C, R, S]) -> (y: {o}[N, H, W, K]) {{
+ y[n, h, w, k] = sum[r, s, c](pad(x[n, h + r - R // 2, w + s - S // 2, c], 0) * f[k, c, r, s])
+}}
+"""
+SIZES = {"N": 2, "H": 9, "W": 7, "C": 64, "K": 40, "R": 3, "S": 3}
+FEW = SIZES | {"C": 24, "H": 6}
+
+
+def np_conv(x, f, stride=1, pad=1, spread=1, outside=0):
+    """NHWC by RSCK, by hand."""
+    (_, h, w, _), (r, s, _, _) = x.shape, f.shape
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)), constant_values=outside)
+    high, wide = ((e + 2 * pad - spread * (n - 1) - 1) // stride + 1 for e, n in ((h, r), (w, s)))
+    windows = (
+        np.einsum("nhwc,ck->nhwk", x[:, a:, b:][:, : stride * high : stride, : stride * wide : stride], f[i, j])
+        for i, a in enumerate(range(0, r * spread, spread))
+        for j, b in enumerate(range(0, s * spread, spread))
+    )
+    return sum(windows)
+
+
+def kc_last(f):
+    return f.transpose(1, 2, 3, 0)
+
+
+def np_one_dim(x, f, b):
+    padded = np.pad(x, ((0, 0), (2, 2), (0, 0)))[:, None]
+    return np.maximum(np_conv(padded, f[None], pad=0)[:, 0] + b, 0)
+
+
+def np_three_dims(x, f):
+    padded = np.pad(x, ((1, 1), (0, 0), (0, 0), (0, 0)))
+    return sum(np_conv(padded[q : q + len(x)], f[q]) for q in range(len(f)))
+
+
+def np_grouped(x, f):
+    parts = np.split(x, len(f), axis=3)
+    return np.stack([np_conv(part, kc_last(g)) for part, g in zip(parts, f)], 3)
+
+
+CASES = {
+    "plain": (CONV, SIZES, np_conv),
+    "few channels": (CONV, FEW, np_conv),
+    "dilated": (DILATED, SIZES, lambda x, f: np_conv(x, f, pad=2, spread=2)),
+    "strided": (STRIDED, SIZES | {"H": 5}, lambda x, f: np_conv(x, kc_last(f), 2)),
+    "grouped": (GROUPED, SIZES | {"G": 2, "H": 3}, np_grouped),
+    "one dimension": (ONE_DIM, {"N": 3, "L": 37, "C": 24, "K": 40, "R": 5}, np_one_dim),
+    "three dimensions": (THREE_DIMS, {"D": 3, "H": 5, "W": 4, "C": 32, "K": 24, "Q": 3, "R": 3, "S": 3}, np_three_dims),
+    "backward": (BACKWARD, FEW | {"K": 64}, lambda g, f: np_conv(g, f[::-1, ::-1].transpose(0, 1, 3, 2))),
+    "a window of one": (ANY_WINDOW, SIZES | {"R": 1, "S": 1}, lambda x, f: np_conv(x, f.transpose(2, 3, 1, 0), pad=0)),
+}
+WGMMA = {64: ("wgmma", 64, 64, 64, (4, 1)), 128: ("wgmma", 128, 64, 64, (8, 1))}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_boxes(name, monkeypatch):
+    """TMA copies windows: shifted boxes with zeros outside."""
+    text, sizes, expected = CASES[name]
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    result = check(text, ("bf16", "bf16"), sizes, WGMMA[64], expected, monkeypatch)
+    assert len(result.emitted.kernels) == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pieces(name, monkeypatch):
+    """cp.async copies windows 16 bytes at a time, where these lie inside a line of the tensor."""
+    text, sizes, expected = CASES[name]
+    small = {d: min(n, {"C": 24, "K": 24, "H": 4}.get(d, n)) for d, n in sizes.items()}
+    result = check(text, ("f16", "f32"), small, mma(), expected, monkeypatch, "a100")
+    assert result.plan.kernels[-1].options.left_copy == "async"
+
+
+@pytest.mark.parametrize("rows", WGMMA)
+def test_channels_first(rows, monkeypatch):
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    expected = lambda x, f: np_conv(x.transpose(0, 2, 3, 1), kc_last(f)).transpose(0, 3, 1, 2)  # noqa: E731
+    check(CHANNELS_FIRST, ("bf16", "bf16"), SIZES | {"W": 16, "H": 3, "N": 1}, WGMMA[rows], expected, monkeypatch)
+
+
+def test_boxes_of_several_images(monkeypatch):
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    result = check(CONV, ("bf16", "f32"), SIZES | {"N": 3, "K": 24}, WGMMA[128], np_conv, monkeypatch)
+    assert dict(zip("nhwk", result.plan.kernels[-1].tile)) == {"n": 2, "h": 9, "w": 7, "k": 24}
+
+
+def test_what_is_outside_is_not_zero(monkeypatch):
+    """Then threads compute the factor."""
+    expected = lambda x, f: np_conv(x, f, outside=1)  # noqa: E731
+    result = check(OUTSIDE_IS_ONE, ("bf16", "bf16"), FEW, mma(), expected, monkeypatch)
+    assert result.plan.kernels[-1].options.copies == ("registers", "async")
+
+
+def test_groups_of_few_channels(monkeypatch):
+    """A box would go on into the next group's channels, which may hold a NaN: matrix units would add 0 times it."""
+    _, result = lowered(GROUPED.format(t="bf16", o="bf16"), SIZES | {"G": 2, "C": 32, "H": 64, "W": 64}, "h200")
+    assert result.plan.kernels[-1].options.instruction == "mma.sync"
+
+
+@pytest.mark.parametrize("name", ["strided", "a window of one"])
+def test_interpreted(name, monkeypatch):
+    text, sizes, expected = CASES[name]
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    specialised, result = lowered(text.format(t="bf16", o="f32"), sizes | {"K": 16}, "h200", WGMMA[64], monkeypatch)
+    inputs = T.arrays(specialised)
+    (found,) = interpret_stage(specialised, result.texts, "map", dict(zip("xf", inputs))).values()
+    np.testing.assert_allclose(found, expected(*(a.astype(np.float64) for a in inputs)), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("target, instruction", [("a100", "mma.sync"), ("h200", "wgmma")])
+@pytest.mark.parametrize("text, channels", [(CONV, 256), (STRIDED, 128), (CHANNELS_FIRST, 128)])
+def test_large_windows_fit_registers(text, channels, target, instruction):
+    pytest.importorskip("cuda.core")
+    from tilec.runtime.cuda.compile import compile_kernel
+    from tilec.runtime.cuda.cubins import parameters
+
+    sizes = {"N": 32, "C": channels, "H": 28, "W": 64, "K": 256, "R": 3, "S": 3}
+    _, result = lowered(text.format(t="bf16", o="bf16"), sizes, target)
+    (kernel,), (planned,) = result.emitted.kernels, result.plan.kernels
+    assert planned.options.instruction == instruction
+    compile_kernel(
+        result.emitted.module, kernel.name, load(target).chip, kernel.threads, parameters=parameters(kernel)
+    )
