@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilec.core import locations, mlir
 from tilec.core.mlir import ir
 
 
@@ -14,3 +15,6 @@ def map_kernels(module: ir.Operation) -> None:
         from tilec.passes.cpu.loops import map_cpu
 
         map_cpu(module)
+    for function in mlir.functions(module):
+        if locations.CUT in function.attributes:
+            del function.attributes[locations.CUT]

@@ -116,7 +116,7 @@ class Ring:
 
     def initialise(self) -> None:
         """By one thread of the block, which then fences."""
-        with loop(self.stages, name="slot") as stage:
+        with loop(self.stages, name="barrier") as stage:
             nvgpu.MBarrierInitOp(self.full, mlir.index(1), stage)
             nvgpu.MBarrierInitOp(self.empty, mlir.index(self.consumers), stage)
 

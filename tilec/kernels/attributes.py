@@ -246,7 +246,7 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("form", ("scalar",), _word(), "fuse", "emit", "the form of the function that the backend prints"),
     Attribute("indices", ("kernel",), _words(), "fuse", "emit",
               "the source's names of the kernel's dimensions, \"\" where one has none"),
-    Attribute("cut", ("kernel",), _numbers(), "tile", "emit",
+    Attribute("cut", ("kernel",), _numbers(), "tile", "map",
               "dimensions of which a block has several values: a loop over `i` is called `i_inner`"),
     Attribute("inputs", ("program",), _number(0), "bufferize", "emit",
               "the number of its arguments that are inputs; the others are results"),

@@ -26,7 +26,6 @@ HELD = {"copied": 224, "computed": 176, "gathered": 160}
 what is known of a place before the loop over k is kept."""
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}
 """Stages; more hide no more latency."""
-COPIES = ("tma", "async", "registers")
 BY = {
     "tma": "loaded by TMA", "async": "loaded by cp.async", "registers": "loaded through registers"
 }  # fmt: skip

@@ -123,7 +123,9 @@ class _Loads:
         self.sums = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")
         self.partial = self.sums
-        if problem.options.promoted:
+        assert isinstance(problem.options, WarpgroupContraction)
+        self.promoted = problem.options.promoted  # elements of k whose sums leave the matrix units; 0: all
+        if self.promoted:
             self.partial = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
             locations.named(self.partial, "partial_sums")
         self.buffer = buffer(shape.chunks(self.sums), 4 * shape.roles.consumers, problem.accumulator, overlay=False)
@@ -182,7 +184,7 @@ class _Loads:
 
     def multiply(self, problem: Problem, state: list[ir.Value]) -> None:
         """One tile of C. A product may still run when the next is issued; then the stage before is known to be free."""
-        if problem.options.promoted:
+        if self.promoted:
             self._multiply_in_parts(problem, state)
             return
         whole = [*state, mlir.index(0)]
@@ -204,7 +206,7 @@ class _Loads:
     def _multiply_in_parts(self, problem: Problem, state: list[ir.Value]) -> None:
         """One tile of C, whose partial sums leave the matrix units every few steps: one warpgroup adds under the products of
         the other."""
-        zero, steps = mlir.index(0), problem.options.promoted // problem.depth
+        zero, steps = mlir.index(0), self.promoted // problem.depth
         with self._each_sum() as at:
             memref.StoreOp(mlir.constant(0.0, problem.accumulator), self.sums, at)
         with carried_loop(zero, mlir.index(problem.steps), state, steps, name=f"{problem.inner_name}_part") as (first, now):
