@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tilec.cli.common import STAGES, add_output, add_program, days, note, show_error, sizes, whole
+from tilec.cli.common import STAGES, add_output, add_program, add_seed, days, note, show_error, sizes
 from tilec.cli.defects import report_defect
 from tilec.cli.streams import open_streams, warnings_as
 from tilec.core.diagnostics import InternalError, TileError
@@ -214,7 +214,7 @@ def _tune(commands: Any) -> None:
         help="plans to measure for each kernel, besides the compiler's (default: 16)",
     )  # fmt: skip
     p.add_argument("--most", action=_Renamed, to="--trials", help=argparse.SUPPRESS)
-    p.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
+    add_seed(p)
     add_output(p, "the schedule file; - prints it (default: FILE.sched.toml)")
     p.add_argument("--force", action="store_true", help="replace a plan that was edited")
 
@@ -288,7 +288,7 @@ def _run_op(commands: Any) -> None:
         tilec run softmax.tile -D M=8,N=40 --target sm_90a --interpret map --check""",
     )  # fmt: skip
     add_program(p)
-    p.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
+    add_seed(p)
     p.add_argument(
         "--input", metavar="NAME=FILE", action="append", default=[],
         help="an input from a .npy or .npz file; an .npz alone gives several",
@@ -314,7 +314,7 @@ def _verify(commands: Any) -> None:
         tilec verify softmax.tile -D M=8,N=8 --ir ir/04-tile.mlir""",
     )  # fmt: skip
     add_program(p)
-    p.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
+    add_seed(p)
     p.add_argument("--ir", metavar="FILE", type=Path, help="begin with this dump, edited by hand, for the sizes given")
     p.add_argument("--all", action="store_true", help="also sizes that take the interpreter long")
     add_output(p, "the reproducer (default: tilec-verify.mlir)")

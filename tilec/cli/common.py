@@ -82,6 +82,10 @@ def add_program(parser: argparse.ArgumentParser, schedule: bool = True) -> None:
         group.add_argument("--no-schedule", action="store_true", help="ignore FILE.sched.toml beside the program")
 
 
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", metavar="N", type=whole, default=0, help="the seed of the random inputs (default: 0)")
+
+
 def add_output(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("-o", "--output", metavar="PATH", type=Path, help=what)
 
