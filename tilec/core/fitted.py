@@ -187,6 +187,11 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
     cut_us: float = number("time of an element of a step in tiles that a mask cuts, where each score is compared")
     step_elements: int = number("most elements of a step; with more, registers spill", least=32)
     registers: int = number("most registers of a thread for scores, weights and results", least=1)
+    warp_step_us: float = number("idle time of one step between its products, by `mma.sync`")
+    warp_step_elements: int = number("most elements of a step, by `mma.sync`", least=32)
+    warp_registers: int = number("most registers of a thread for scores and results, by `mma.sync` with 16 rows a warp", least=1)
+    tall_warp_registers: int = number("the same with 32 rows a warp", least=1)
+    warp_other: int = number("other registers of such a thread", least=0)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,15 @@ ROWS = 64  # rows that a warpgroup multiplies
 MOST_PARTS = 256  # blocks that share rows
 PARTS_WAVES = 8  # rounds of such blocks
 DEEPEST = 8  # steps in shared memory; more hide no more latency
+CHAIN_ROWS = {"wgmma": (64, 128), "mma.sync": (16, 32, 64, 128)}
+"""Rows of a block, by the matrix instruction."""
+WARP_ROWS = (16, 32)
+"""Rows of a warp that multiplies by `mma.sync`. With 32 it reads a tile from shared memory half as often for each row."""
+
+
+def chain_line(unit: str, columns: int) -> int:
+    """Elements of a line of `columns` in shared memory: whole swizzled lines for `wgmma`, and with padding for `mma.sync`."""
+    return round_up(columns, LINE) if unit == "wgmma" else round_up(columns, 16) + 8
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class ChainProblem:
     sum over `inner`, results have `columns`; 0 where no second contraction follows. `weight_terms`: the 16-bit numbers that make
     up one weight. `share`: the share of scores in tiles that the mask does not exclude. `fma`, `special`: operations for each
     score. `out_bytes`: bytes of a result's element. `k_major`: which of the scores' factors are contiguous along `inner`.
+    `units`: the matrix instructions that may multiply.
     """
 
     rows: int
@@ -44,12 +54,13 @@ class ChainProblem:
     special: float = 1
     out_bytes: int = 2
     k_major: tuple[bool, bool] = (True, True)
+    units: tuple[str, ...] = ("wgmma",)
 
 
 @dataclass(frozen=True)
 class ChainTile:
-    """`groups` warpgroups of 64 rows multiply, and one more loads. `stages`: tiles of K, and of V, in shared memory. Without a
-    second contraction: steps of Q and K, or of K alone where Q is kept (`kept_left`); the groups alternate (`ping_pong`);
+    """`stages`: tiles of K, and of V, in shared memory. By `wgmma`, `groups` warpgroups of 64 rows multiply, and one more loads.
+    Without a second contraction: steps of Q and K, or of K alone where Q is kept (`kept_left`); the groups alternate (`ping_pong`);
     `parts` blocks share their rows."""
 
     bm: int
@@ -60,6 +71,8 @@ class ChainTile:
     kept_left: bool = True
     ping_pong: bool = True
     parts: int = 1
+    unit: str = "wgmma"
+    warp_rows: int = 16
 
     @property
     def groups(self) -> int:
@@ -67,7 +80,12 @@ class ChainTile:
 
     @property
     def threads(self) -> int:
-        return 128 * (self.groups + 1)
+        return 128 * (self.groups + 1) if self.unit == "wgmma" else 32 * self.warps
+
+    @property
+    def warps(self) -> int:
+        """That multiply."""
+        return self.bm // self.warp_rows
 
 
 def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
@@ -78,14 +96,26 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
         return
     fit = target.fit(ChainTimes)
     columns = round_up(p.columns, 16)
-    for groups in (1, 2):
-        for bn in range(32, fit.step_elements + 1, 16):
-            held = bn // 2 + p.weight_terms * bn // 4 + columns // 2
-            if held > fit.registers or bn >= 2 * round_up(p.length, 16) > 32:
+    for unit in p.units:
+        for bm, own in product(CHAIN_ROWS[unit], WARP_ROWS if unit == "mma.sync" else WARP_ROWS[:1]):
+            if bm < own or bm >= 2 * round_up(p.rows, CHAIN_ROWS[unit][0]):
                 continue
-            shared = chain_bytes(p, ROWS * groups, bn, 2)
-            if shared <= target.sm.shared_per_block:
-                yield ChainTile(ROWS * groups, bn, 2, 168, shared, ping_pong=groups > 1)
+            for bn in range(32, fit.step_elements + 1, 16):
+                if bn >= 2 * round_up(p.length, 16) > 32:
+                    continue
+                scores, sums, most = own * bn // 32, own * columns // 32, fit.registers
+                held = scores + sums + p.weight_terms * scores // 2
+                if unit == "mma.sync":  # weights take the places of scores
+                    held = scores + sums + max(0, p.weight_terms - 2) * scores // 2
+                    most = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers
+                if held > most or (unit == "mma.sync" and bn > fit.warp_step_elements):
+                    continue
+                for stages in (2,) if unit == "wgmma" else (1, 2):
+                    shared = chain_bytes(p, bm, bn, stages, unit)
+                    if shared <= target.sm.shared_per_block:
+                        registers = 168 if unit == "wgmma" else min(target.sm.registers_per_thread, held + fit.warp_other)
+                        both = unit == "wgmma" and bm > ROWS
+                        yield ChainTile(bm, bn, stages, registers, shared, ping_pong=both, unit=unit, warp_rows=own)
 
 
 def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
@@ -95,7 +125,7 @@ def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
     for groups, bn, kept in product((1, 2), (32, 64, 96, 128, 160, 192, 224, 256), (True, False)):
         if bn >= 2 * round_up(p.length, 16) > 32 or (kept and not p.k_major[0]) or (bn % LINE and not p.k_major[1]):
             continue
-        tile = ChainTile(ROWS * groups, bn, 1, 168, 0, kept, False)
+        tile = ChainTile(ROWS * groups, bn, 1, 168, 0, kept_left=kept, ping_pong=False)
         room = target.sm.shared_per_block - reduction_bytes(p.inner, replace(tile, stages=0))
         stages = min(DEEPEST, room // stage_bytes(tile))
         for ping_pong in (False, True) if groups > 1 and kept else (False,):
@@ -127,10 +157,10 @@ def reduction_bytes(inner: int, tile: ChainTile) -> int:
     return held + tile.stages * stage_bytes(tile) + 2048
 
 
-def chain_bytes(p: ChainProblem, bm: int, bn: int, stages: int) -> int:
-    """Shared memory of a block: its rows of Q, tiles of K and V, barriers, and alignment to 1024 bytes."""
-    inner = round_up(p.inner, LINE)
-    return 2 * bm * inner + stages * 2 * bn * (inner + round_up(round_up(p.columns, 16), LINE)) + 2048
+def chain_bytes(p: ChainProblem, bm: int, bn: int, stages: int, unit: str) -> int:
+    """Shared memory of a block: its rows of Q, tiles of K and V; for TMA barriers, and alignment to 1024 bytes."""
+    inner, columns = chain_line(unit, p.inner), chain_line(unit, round_up(p.columns, 16))
+    return 2 * bm * inner + stages * 2 * bn * (inner + columns) + (2048 if unit == "wgmma" else 0)
 
 
 def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
@@ -148,6 +178,7 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         covered, cut = covered + across / 2, cut + across
     scores = p.batch * rows * tile.bm * min(covered, round_up(p.length, tile.bn))
     fit, waves = target.fit(ChainTimes), ceil(rows * p.batch / target.units)
+    step_us, own = (fit.step_us, ROWS) if tile.unit == "wgmma" else (fit.warp_step_us, tile.warp_rows)
     inner, columns = round_up(p.inner, 16), round_up(p.columns, 16)
     flops = 2 * scores * (inner + p.weight_terms * columns)
     # weights taken apart and packed; sums and results that are rescaled once a tile
@@ -159,9 +190,9 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         dram_read=once,
         dram_write=result,
         l2_bytes=loaded + result,
-        shared_bytes=loaded + 2 * scores * (inner + p.weight_terms * columns) / ROWS,
+        shared_bytes=loaded + 2 * scores * (inner + p.weight_terms * columns) / own,
         flops={
-            f"tensor.{p.dtype}@wgmma": flops,
+            f"tensor.{p.dtype}@{tile.unit}": flops,
             "fma.f32": 2 * scores * (p.fma + further),
             "special": scores * p.special,
         },
@@ -170,7 +201,7 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=tile.shared / tile.threads,
-        serial_us=2e-3 * target.dram.latency_ns + waves * (fit.step_us * covered / tile.bn + fit.cut_us * cut),
+        serial_us=2e-3 * target.dram.latency_ns + waves * (step_us * covered / tile.bn + fit.cut_us * cut),
     )
 
 

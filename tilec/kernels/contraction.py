@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from tilec.core.hardware import LINE, ROWS, WARPGROUP, WIDE
+from tilec.core.hardware import LINE, ROWS, WARP, WARPGROUP, WIDE
 from tilec.core.quantities import count
 from tilec.core.target import Target
+from tilec.cost.chain import CHAIN_ROWS, WARP_ROWS
 from tilec.cost.contraction import block_shapes
 from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
 
@@ -298,6 +299,9 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
     """A contraction whose result (the scores) stays in registers: it is reduced along its columns, or weights a second contraction,
     as in attention."""
 
+    unit: str = option(
+        "`wgmma` (warpgroups multiply tiles that TMA loads) or `mma.sync` (warps multiply tiles that they copy by cp.async)"
+    )
     multiplicand: str = option("the type of the factors in shared memory", fixed=True)
     between: int = option(
         "the dimension that the first contraction makes and that all reductions sum over: the kernel loops over it", dims=True,
@@ -320,6 +324,7 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
     block: tuple[int, ...] = option(
         "rows of a block, and elements along `between` of one step", shown="{} (rows x elements of a step)"
     )
+    warps: int = option("warps that multiply: each has 16 rows of a block, or by `mma.sync` also 32", shown="{} multiply")
     stages: int = option(
         "pipeline stages: steps whose factors, but for a kept one, are in shared memory at a time",
         shown="{} in shared memory",
@@ -345,44 +350,53 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
     )
 
     def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
-        yield "threads", _warpgroups(self.block_threads, self.warpgroups)
-        yield "factors", f"{self.multiplicand}, loaded by TMA; products by wgmma"
-        without = ("multiplicand",) if self.inner is None else ("multiplicand", "weight_terms")
-        yield from self.options_in_use(names, without=without)
+        threads = f"{self.block_threads} a block"
+        yield "threads", _warpgroups(self.block_threads, self.warpgroups) if self.unit == "wgmma" else threads
+        by = "TMA" if self.unit == "wgmma" else "cp.async"
+        yield "factors", f"{self.multiplicand}, loaded by {by}; products by {self.unit}"
+        without = {"multiplicand", "unit"} | ({"weight_terms"} if self.inner else set())
+        yield from self.options_in_use(names, without=without | ({"warps"} if self.unit == "wgmma" else set()))
 
     @property
     def warpgroups(self) -> int:
-        """That multiply, of 64 rows each."""
+        """That multiply by `wgmma`, of 64 rows each."""
         return self.block[0] // ROWS
 
     @property
     def block_threads(self) -> int:
-        return WARPGROUP * (self.warpgroups + 1)
+        return WARPGROUP * (self.warpgroups + 1) if self.unit == "wgmma" else WARP * self.warps
 
     @property
     def blocks_per_tile(self) -> int:
         return self.blocks_per_row or 1
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
-        if (
-            len(self.block) != 2
-            or self.block[0] not in (ROWS, 2 * ROWS)
-            or not 0 < self.block[1] <= 256
-            or self.block[1] % 16
-        ):
-            why = f"`block` must be 64 or 128 rows and a step of a multiple of 16 up to 256, not {list(self.block)}"
+        if self.unit not in CHAIN_ROWS:
+            return Refusal("unit", f"`unit` must be one of {', '.join(CHAIN_ROWS)}, not {self.unit}")
+        if self.unit not in target.instructions(self.multiplicand) or (self.unit == "wgmma" and not target.has("tma")):
+            return Refusal("unit", f"{target.name} has no {self.unit}")
+        if self.unit == "wgmma" and (why := kernel.ruled_out.get("unit")) is not None:
+            return Refusal("unit", f"`unit` cannot be {self.unit}: {why}")
+        rows = CHAIN_ROWS[self.unit]
+        if len(self.block) != 2 or self.block[0] not in rows or not 0 < self.block[1] <= 256 or self.block[1] % 16:
+            of = ", ".join(map(str, rows[:-1])) + f" or {rows[-1]}"
+            why = f"`block` must be {of} rows and a step of a multiple of 16 up to 256, not {list(self.block)}"
             return Refusal("block", why)
+        heights = (16,) if self.unit == "wgmma" else WARP_ROWS
+        if self.warps < 1 or self.block[0] % self.warps or self.block[0] // self.warps not in heights:
+            of = " or ".join(str(self.block[0] // n) for n in heights if self.block[0] >= n)
+            return Refusal("warps", f"`warps` must be {of} for {self.block[0]} rows by {self.unit}, not {self.warps}")
         if self.stages < 1:
             return Refusal("stages", "`stages` must be at least 1")
-        if self.ping_pong and self.warpgroups < 2:
-            return Refusal(
-                "ping_pong", "`ping_pong` needs two warpgroups, so 128 rows in `block`"
-            )
+        if self.ping_pong and (self.unit != "wgmma" or self.warpgroups < 2):
+            return Refusal("ping_pong", "`ping_pong` needs two warpgroups, so `wgmma` and 128 rows in `block`")
         return self._refuse_reduced(kernel) if self.inner is not None else self._refuse_grid(kernel)
 
     def _refuse_reduced(self, kernel: KernelPlan) -> Refusal | None:
         """What a kernel without a second contraction refuses further."""
         assert self.inner is not None and self.blocks_per_row is not None
+        if self.unit != "wgmma":
+            return Refusal("unit", "`unit` must be wgmma where no second contraction follows")
         if not 1 <= self.blocks_per_row <= MOST_PARTS:
             return Refusal("blocks_per_row", f"`blocks_per_row` must be from 1 to {MOST_PARTS}")
         if self.kept_left and not self.left_k_major:

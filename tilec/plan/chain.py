@@ -15,7 +15,7 @@ from tilec.analysis.traffic import element_bytes, outputs_of
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.cost.chain import ChainProblem, choose_chain_tile
+from tilec.cost.chain import CHAIN_ROWS, ChainProblem, choose_chain_tile
 
 WIDEST = 256  # columns of the product, and reduced elements of the scores: what registers and shared memory hold
 WEIGHT_TERMS = {("bf16", None): 3, ("bf16", "tf32"): 2, ("bf16", "bf16"): 1}
@@ -47,32 +47,47 @@ def _refuse(nodes: list[Node], space: Space, graph: Graph, target: Target) -> st
     chain = chain_of(nodes, space, graph)
     if isinstance(chain, str):
         return chain
-    if not target.has("tma") or "wgmma" not in target.instructions("bf16"):
-        return f"{target.name} lacks wgmma and TMA"
     if 0 in space.extents.values():
         return "an index has no values"
     if set(space.grid) != {*chain.batch, chain.rows}:
         return "they have further parallel indices"
-    return _refuse_storage(chain, space) or _refuse_size(chain, nodes, space, graph, target)
+    return _refuse_storage(chain) or _refuse_size(chain, nodes, space, graph, target)
 
 
-def _refuse_storage(chain: Chain, space: Space) -> str | None:
-    """TMA copies boxes with lines along the contiguous dimension: each factor must be contiguous along the index that its
-    tile has whole."""
-    factors = [(chain.left, {chain.inner}), (chain.right, {chain.inner})]
-    if chain.values is None:  # nothing else reads these tiles, so that they may lie either way
-        factors = [(chain.left, {chain.inner, chain.rows}), (chain.right, {chain.inner, chain.between})]
-    else:
-        factors.append((chain.values, {chain.columns}))
+def _refuse_storage(chain: Chain) -> str | None:
+    """Tiles lie in lines along the contiguous dimension: each factor must be contiguous along the index that its tile has whole."""
+    factors = _factors(chain)
     kinds = {x.type for x, _ in factors}
     if kinds not in ({"bf16"}, {"f16"}):
         return f"the factors are {' and '.join(sorted(kinds))}, where all must be bf16 or all f16"
     for x, allowed in factors:
-        if not allowed & {*x.own_dims[-1:]} or len(x.own_dims) > 5 or len(set(x.own_dims)) < len(x.own_dims):
+        if not allowed & {*x.own_dims[-1:]} or len(set(x.own_dims)) < len(x.own_dims):
             return "a factor is not contiguous along the index of which a block reads all elements"
+    return None
+
+
+def _factors(chain: Chain) -> list[tuple[Expr, set[int]]]:
+    """Each stored factor, with the indices along which it may be contiguous."""
+    if chain.values is None:  # nothing else reads these tiles, so that they may lie either way
+        return [(chain.left, {chain.inner, chain.rows}), (chain.right, {chain.inner, chain.between})]
+    return [(chain.left, {chain.inner}), (chain.right, {chain.inner}), (chain.values, {chain.columns})]
+
+
+def refuse_tma(chain: Chain, space: Space) -> str | None:
+    """Why TMA cannot load the factors' tiles, without which there is no `wgmma`."""
+    for x, _ in _factors(chain):
+        if len(x.own_dims) > 5:
+            return f"a factor has {len(x.own_dims)} dimensions, and TMA takes 5"
         if (length := space.extents[x.own_dims[-1]]) * 2 % WIDE:
             return f"rows of {length} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
     return None
+
+
+def chain_units(chain: Chain, space: Space, target: Target) -> tuple[str, ...]:
+    """The matrix instructions that the chain can take on a target; without a second contraction, `wgmma` only."""
+    tma = target.has("tma") and refuse_tma(chain, space) is None
+    able = {"wgmma": tma, "mma.sync": chain.values is not None}
+    return tuple(u for u in CHAIN_ROWS if u in target.instructions(chain.left.type) and able[u])
 
 
 def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
@@ -80,9 +95,11 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
     for d, what in wide if chain.columns is not None else ():
         if space.extents[d] > WIDEST:
             return f"a block has room for {WIDEST} {what} contraction, not {space.extents[d]}"
+    if not chain_units(chain, space, target):
+        return refuse_tma(chain, space) or f"{target.name} lacks wgmma and TMA"
     if chain.values is not None and weight_terms_of(chain) is None:
         return f"its f32 weights take bf16 factors, of which three make up an f32, and not {chain.values.type}"
-    if not choose_chain_tile(target, chain_problem(nodes, space, graph)):
+    if not choose_chain_tile(target, chain_problem(nodes, space, graph, target)):
         return "no tile fits registers and shared memory"
     return None
 
@@ -109,7 +126,7 @@ def chain_of(nodes: list[Node], space: Space, graph: Graph) -> Chain | str:
 # ---- what it costs -----------------------------------------------------------------------------------------
 
 
-def chain_problem(nodes: list[Node], space: Space, graph: Graph) -> ChainProblem:
+def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target) -> ChainProblem:
     """The contraction chain as the cost model sees it."""
     chain = chain_of(nodes, space, graph)
     assert isinstance(chain, Chain)
@@ -128,7 +145,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph) -> ChainProblem
         0 if chain.columns is None else extents[chain.columns],
         prod(extents[d] for d in chain.batch), chain.left.type, 3 if terms is None else terms,
         _share(chain, extents), fma, special, out,
-        (chain.left.own_dims[-1] == chain.inner, chain.right.own_dims[-1] == chain.inner),
+        (chain.left.own_dims[-1] == chain.inner, chain.right.own_dims[-1] == chain.inner), chain_units(chain, space, target),
     )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Ta
     if isinstance(space, str):
         remarks.append(Remark("refused", subject, space, line))
         return
-    together = choose_chain_tile(target, chain_problem(nodes, space, graph))[0].prediction.time_us
+    together = choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us
     separate = sum(_time_us(g, graph, target) for g in groups)
     alternatives = (("a contraction chain", together), (f"{len(groups)} kernels", separate))
     apart = f"{duration(separate)} as {len(groups)} kernels"

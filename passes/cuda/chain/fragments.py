@@ -4,7 +4,7 @@
     engine: o += w v[j]            o, l rescaled; at the end results from o, l
 
 Scores, sums and weights are fragments in registers, which both kinds of matrix instructions lay out alike: a thread has two
-rows (eight apart) of its warp's 16, and in each of every 8 columns two adjacent ones. The registers of a score's fragment
+rows (eight apart) of every 16 of its warp's, and in each of every 8 columns two adjacent ones. The registers of a score's fragment
 are those of a left factor's, so weights never pass through shared memory.
 """
 
@@ -23,7 +23,7 @@ from tilec.core.mlir import arith, ir, memref
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.masks import Tiles
 from tilec.passes.cuda.chain.results import Results
-from tilec.passes.cuda.chain.values import At, States, Values, pairs, registers, selected, statements
+from tilec.passes.cuda.chain.values import At, States, Values, pairs, registers, rows_of, selected, statements
 from tilec.passes.cuda.chain.weights import Packer, exclude, fits, is_bounded
 from tilec.passes.cuda.contraction.problem import PRIVATE, Thread, local
 from tilec.passes.loops import loop, sum_of
@@ -31,17 +31,24 @@ from tilec.passes.loops import loop, sum_of
 Terms = list[tuple[ir.Value, int]]
 
 
+def clear(fragments: ir.Value) -> None:
+    """Fragments of zeros."""
+    with loop(ir.MemRefType(fragments.type).shape[0], name="fragment") as j, pairs(rows_of(fragments)) as (half, lane):
+        memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), fragments, [j, half, lane])
+
+
 class Fragments:
-    """Fragments and states of a thread. `warp_row` makes the first of its warp's rows in the block, as a sum.
+    """Fragments and states of a thread. `warp_row` makes the first of its warp's rows in the block, as a sum; a warp has `high`
+    times 16 rows.
 
     `scores` are the fragments of a tile's scores, `weights` what they become as a left factor, `sums` those of the product.
     """
 
-    def __init__(self, block: ChainBlock, thread: Thread, warp_row: Callable[[], Terms]):
+    def __init__(self, block: ChainBlock, thread: Thread, warp_row: Callable[[], Terms], high: int = 1):
         self.block, self.chain, self.thread, self.bn = block, block.chain, thread, block.bn
         chain, sizes = self.chain, block.sizes
-        self.depth = -(-sizes[chain.inner] // 16) * 16
-        self.scores = registers([self.bn // 8, 2, 2], "%scores")
+        self.depth, self.rows = -(-sizes[chain.inner] // 16) * 16, 2 * high
+        self.scores = registers([self.bn // 8, self.rows, 2], "%scores")
         if chain.product is not None:
             self._allocate_product()
         quad = arith.shrui(thread.lane, mlir.index(2))
@@ -55,14 +62,14 @@ class Fragments:
             limits[chain.rows] = arith.subi(size, mlir.index(1))
         product = None if chain.product is None else chain.product.total.number
         self.values = Values(chain.scores.number, product, limits)
-        self.states = States(chain.online, chain.product, self.values)
+        self.states = States(chain.online, chain.product, self.values, self.rows)
 
     def _allocate_product(self) -> None:
         chain, options = self.chain, self.block.options
         self.wide = -(-self.block.sizes[chain.columns] // 16) * 16
-        self.sums = registers([self.wide // 8, 2, 2], "%sums")
+        self.sums = registers([self.wide // 8, self.rows, 2], "%sums")
         with ir.Location.name("%weights"):
-            shape = [options.weight_terms * self.bn // 4, 2]
+            shape = [options.weight_terms * self.rows * self.bn // 8, 2]
             packed = memref.AllocaOp(local(shape, mlir.type_of(options.multiplicand), PRIVATE), [], [])
             packed.operation.attributes["tilec.words"] = ir.UnitAttr.get()
             self.weights = packed.result
@@ -76,10 +83,8 @@ class Fragments:
     def clear(self) -> None:
         """States and sums of nothing."""
         self.states.clear()
-        if self.chain.product is None:
-            return
-        with loop(self.wide // 8, name="fragment") as j, pairs() as (half, lane):
-            memref.StoreOp(mlir.constant(0.0, ir.F32Type.get()), self.sums, [j, half, lane])
+        if self.chain.product is not None:
+            clear(self.sums)
 
     def store(self) -> None:
         """The results, from complete states and sums."""
@@ -87,7 +92,7 @@ class Fragments:
         sums, columns = (None, 0) if chain.product is None else (self.sums, block.sizes[chain.columns])
         with (mlir.definition(block.outputs[-1].view) or block.function).location:
             Results(
-                chain, self.values, block.outputs, sums, self.thread, self.row, self.column,
+                chain, self.values, block.outputs, sums, self.thread, self.row, self.column, self.rows,
                 columns, block.bm, block.sizes[chain.rows],
             ).store()  # fmt: skip
 
@@ -121,7 +126,7 @@ class Fragments:
     ) -> None:
         """Weights, and the sums that read earlier reductions, brought up to date."""
         self.states.rescale()
-        with loop(self.bn // 8, name="fragment") as j, pairs() as (half, lane):
+        with loop(self.bn // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
             at = locate(j, half, lane)
             self.states.add(at, lane, term)
             if weights is not None:
@@ -154,6 +159,6 @@ class Fragments:
         """The sums, to where the references are now."""
         if self.chain.product.rescale is None:
             return
-        with loop(self.wide // 8, name="fragment") as j, pairs() as (half, lane):
+        with loop(self.wide // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
             at, factor = [j, half, lane], self.states.factor(self.chain.product, half)
             memref.StoreOp(arith.mulf(memref.LoadOp(self.sums, at).result, factor), self.sums, at)

@@ -1,8 +1,8 @@
 """map, for CUDA contraction chains: the scores stay in registers between the two contractions.
 
-A block has some rows of the scores and loops over tiles of j. What it computes on them (`fragments.py`: masks, states, weights,
-results) does not depend on how tiles are copied and multiplied, which is an engine's part (`warpgroups.py`). Tiles that a mask
-cuts have loops of their own; those that it excludes are left out.
+A block has some rows of the scores and loops over tiles of j. The computation on them (`fragments.py`: masks, states, weights,
+results) does not depend on how tiles are copied and multiplied, which is an engine's part (`warpgroups.py`, `warps.py`). Tiles
+that a mask cuts have loops of their own; those that it excludes are left out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.reduced import ReducedWarpgroups
 from tilec.passes.cuda.chain.warpgroups import Warpgroups
+from tilec.passes.cuda.chain.warps import Warps
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.memory_spaces import erase_unused
 
@@ -24,7 +25,8 @@ def map_chain(function: ir.Operation, planned: Planned) -> None:
     with ir.InsertionPoint(view), function.location:
         thread = Thread()
         block = ChainBlock(function, options, view.operation)
-        engine = Warpgroups if block.chain.product is not None else ReducedWarpgroups
+        reduced = ReducedWarpgroups if block.chain.product is None else Warpgroups
+        engine = reduced if options.unit == "wgmma" else Warps
         engine(block, thread).run()
         block.erase()
     view.operation.erase()

@@ -32,8 +32,8 @@ class SharedRows:
             shape = [own.block.count, parts - 1, len(self.numbers), own.block.bm]
             add_words(function.parent, function, shape, "states")
             self.words = mlir.entry(function).arguments[-1]
-            self.others = {number: registers([2], "%received") for number in self.numbers}
-            self.references = {s.number: registers([2], "%received_reference") for s in own.states.online.rescales}
+            self.others = {number: registers([own.rows], "%received") for number in self.numbers}
+            self.references = {s.number: registers([own.rows], "%received_reference") for s in own.states.online.rescales}
 
     def complete(self, store: Callable[[], None]) -> None:
         """Completes the states; `store` is built for the block that has those of all parts."""
@@ -69,14 +69,14 @@ class SharedRows:
     def _publish(self) -> None:
         with when(self._is_first()):
             for n, number in enumerate(self.numbers):
-                with halves() as half:
+                with halves(self.own.rows) as half:
                     value = memref.LoadOp(self.own.states.values.states[number], [half]).result
                     bits = arith.bitcast(ir.IntegerType.get_signless(32), value)
                     publish(bits, self.words, self._position(self.block.part, n, half))
 
     def _receive(self, part: ir.Value) -> None:
         """The states of a part, once they are there. All words of a row are read before the first wait."""
-        with halves() as half:
+        with halves(self.own.rows) as half:
             positions = [self._position(part, n, half) for n in range(len(self.numbers))]
             words = [observe(self.words, position) for position in positions]
             for number, word, position in zip(self.numbers, words, positions):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from tilec.analysis.expression import Expr
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.chain.values import At, Values, halves, hoisted
-from tilec.passes.cuda.contraction.problem import PRIVATE, Thread, local
+from tilec.passes.cuda.contraction.problem import PRIVATE, Thread, below, local
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.loops import loop, sum_of, when
 
@@ -34,14 +35,14 @@ class Results:
 
     def __init__(
         self, chain: Chain, values: Values, outputs: list[Output], sums: ir.Value | None, thread: Thread,
-        row: ir.Value, column: ir.Value, columns: int, height: int, size: int | ir.Value,
+        row: ir.Value, column: ir.Value, count: int, columns: int, height: int, size: int | ir.Value,
     ):  # fmt: skip
         self.chain, self.values, self.outputs, self.o, self.thread = chain, values, outputs, sums, thread
-        self.row, self.column, self.columns, self.height, self.size = row, column, columns, height, size
+        self.row, self.column, self.count, self.columns, self.height, self.size = row, column, count, columns, height, size
 
     def store(self) -> None:
         size = self.size
-        with halves() as half:
+        with halves(self.count) as half:
             row = locations.named(sum_of([(half, 8), (self.row, 1)]), "row")
             if isinstance(size, ir.Value) or size % self.height:
                 end = size if isinstance(size, ir.Value) else mlir.index(size)
@@ -74,21 +75,28 @@ class Results:
     def _store_columns(self, output: Output, final: Expr, row: ir.Value, half: ir.Value, known: dict) -> None:
         """Two adjacent columns at a time, as one access where they are neighbours in memory."""
         chain, element = self.chain, ir.MemRefType(output.view.type).element_type
-        adjacent = output.dims[-1] == chain.columns
+        strides, _ = ir.MemRefType(root(output.view).type).get_strides_and_offset()
+        even = all(s % 2 == 0 for s in (self.columns, *strides[:-1]))
+        adjacent = output.dims[-1] == chain.columns and even
         name = ir.Location.name(locations.argument(root(output.view)) or "%pair")
         with ir.InsertionPoint.at_block_begin(self.thread.block), name:
             tile = memref.AllocaOp(local([2], element, PRIVATE), [], []).result
-        with loop(self.columns // 8, name="fragment") as j:
+        with ExitStack() as stack:
+            j = stack.enter_context(loop(-(-self.columns // 8), name="fragment"))
+            first = sum_of([(j, 8), (self.column, 1)])
+            if self.columns % 8 and even:
+                stack.enter_context(when(below(first, self.columns)))
             with loop(2, unroll=True, name="pair") as lane:
                 column = sum_of([(lane, 1), (j, 8), (self.column, 1)])
-                product = memref.LoadOp(self.o, [j, half, lane]).result
-                coordinates = {chain.rows: row, chain.columns: column}
-                value = self.values.build(final, At(coordinates, half, product=product, known=dict(known)))
-                if adjacent:
-                    memref.StoreOp(value, tile, [lane])
-                else:
-                    memref.StoreOp(value, output.view, [coordinates.get(d, mlir.index(0)) for d in output.dims])
+                with nullcontext() if even else when(below(column, self.columns)):
+                    product = memref.LoadOp(self.o, [j, half, lane]).result
+                    coordinates = {chain.rows: row, chain.columns: column}
+                    value = self.values.build(final, At(coordinates, half, product=product, known=dict(known)))
+                    if adjacent:
+                        memref.StoreOp(value, tile, [lane])
+                    else:
+                        memref.StoreOp(value, output.view, [coordinates.get(d, mlir.index(0)) for d in output.dims])
             if adjacent:
                 pair = vector.LoadOp(ir.VectorType.get([2], element), tile, [mlir.index(0)]).result
-                coordinates = {chain.rows: row, chain.columns: sum_of([(j, 8), (self.column, 1)])}
+                coordinates = {chain.rows: row, chain.columns: first}
                 vector.StoreOp(pair, output.view, [coordinates.get(d, mlir.index(0)) for d in output.dims])

@@ -1,6 +1,6 @@
 """Expressions of a contraction chain as operations on registers: elements of a fragment, rows, and running states.
 
-A thread has two rows (`half` 0 and 1, eight apart) of its warp's 16, and in each of every 8 columns two adjacent ones.
+A thread has two rows (`half` 0 and 1, eight apart) of every 16 of its warp's, and in each of every 8 columns two adjacent ones.
 Row values are arrays over halves; a sum is carried in four chains, over halves and the two columns, and added up over
 the four threads that share a row only when it is complete. A maximum has to be known after every tile.
 """
@@ -93,17 +93,22 @@ def fill(array: ir.Value, value: float) -> None:
 
 
 @contextmanager
-def halves() -> Iterator[ir.Value]:
-    """Over a thread's two rows."""
-    with loop(2, unroll=True, name="half") as half:
+def halves(count: int) -> Iterator[ir.Value]:
+    """Over a thread's rows, of which there are `count`."""
+    with loop(count, unroll=True, name="half") as half:
         yield half
 
 
 @contextmanager
-def pairs() -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Over a thread's two rows, and in each over two adjacent columns."""
-    with halves() as half, loop(2, unroll=True, name="pair") as lane:
+def pairs(count: int) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """Over a thread's rows, and in each over two adjacent columns."""
+    with halves(count) as half, loop(2, unroll=True, name="pair") as lane:
         yield half, lane
+
+
+def rows_of(fragments: ir.Value) -> int:
+    """The rows that a thread has of fragments: two of every 16."""
+    return ir.MemRefType(fragments.type).shape[1]
 
 
 def statements(totals: Iterable[Total]) -> ir.Location:
@@ -116,20 +121,20 @@ def combine(name: str, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 class States:
-    """What is carried along the walk, but for the product's sums."""
+    """What is carried along j, but for the product's sums, for a thread's `rows`."""
 
-    def __init__(self, online: Online, product: Carried | None, values: Values):
-        self.online, self.values = online, values
+    def __init__(self, online: Online, product: Carried | None, values: Values, rows: int):
+        self.online, self.values, self.count = online, values, rows
         self.rows = [c for c in online.carried if c is not product]
         for c in self.rows:
-            shape = [2] if self.whole(c) else [2, 2]
+            shape = [rows] if self.whole(c) else [rows, 2]
             values.states[c.total.number] = registers(shape, f"%running_{_kind(c)}")
         for s in online.rescales:
-            values.references[s.number] = registers([2], "%reference")
-        self.before = {s.number: registers([2], "%old_reference") for s in online.rescales}
-        self.factors = {s.number: registers([2], "%rescaling") for s in online.rescales}
-        self.totals = {c.total.number: registers([2], c.total.name) for c in self.rows if not self.whole(c)}
-        self.parts = {c.total.number: registers([2, 2], f"%{_kind(c)}_of_pairs") for c in self.rows if self.whole(c)}
+            values.references[s.number] = registers([rows], "%reference")
+        self.before = {s.number: registers([rows], "%old_reference") for s in online.rescales}
+        self.factors = {s.number: registers([rows], "%rescaling") for s in online.rescales}
+        self.totals = {c.total.number: registers([rows], c.total.name) for c in self.rows if not self.whole(c)}
+        self.parts = {c.total.number: registers([rows, 2], f"%{_kind(c)}_of_pairs") for c in self.rows if self.whole(c)}
 
     @staticmethod
     def whole(c: Carried) -> bool:
@@ -152,10 +157,10 @@ class States:
 
     def _collect(self, direct: list[Carried], count: int, position: Callable, term: Callable) -> None:
         for c in filter(self.whole, direct):
-            with pairs() as (half, lane):
+            with pairs(self.count) as (half, lane):
                 value = memref.LoadOp(self.values.states[c.total.number], [half]).result
                 memref.StoreOp(value, self.parts[c.total.number], [half, lane])
-        with loop(count, name="fragment") as j, pairs() as (half, lane):
+        with loop(count, name="fragment") as j, pairs(self.count) as (half, lane):
             at = position(j, half, lane)
             for c in direct:
                 self._add(c, half, lane, term(c, at))
@@ -170,7 +175,7 @@ class States:
 
     def _reduce_threads(self, c: Carried, parts: ir.Value, state: ir.Value) -> None:
         """Over the two columns, then over the threads that share a row."""
-        with halves() as half:
+        with halves(self.count) as half:
             a, b = (memref.LoadOp(parts, [half, mlir.index(lane)]).result for lane in range(2))
             value = combine(c.total.combine, a, b)
             for distance in QUAD:
@@ -182,7 +187,7 @@ class States:
         type_ = ir.F32Type.get()
         for s in self.online.rescales:
             row = self.online.final(s.row)
-            with halves() as half:
+            with halves(self.count) as half:
                 here = [half]
                 now = self.values.build(row, At({}, half))
                 nothing = self._has_seen_nothing(s, half)
@@ -194,7 +199,7 @@ class States:
                 memref.StoreOp(now, self.before[s.number], here)
         for c in self.rows:
             if c.rescale is not None:
-                with pairs() as (half, lane):
+                with pairs(self.count) as (half, lane):
                     state, at = self.values.states[c.total.number], [half, lane]
                     scaled = arith.mulf(memref.LoadOp(state, at).result, self.factor(c, half))
                     memref.StoreOp(scaled, state, at)
@@ -211,12 +216,12 @@ class States:
         mine, self.values.states = self.values.states, others
         for s in self.online.rescales:
             row = self.online.final(s.row)
-            with halves() as half:
+            with halves(self.count) as half:
                 now, nothing = self.values.build(row, At({}, half)), self._has_seen_nothing(s, half)
                 memref.StoreOp(arith.select(nothing, mlir.constant(inf, now.type), now), references[s.number], [half])
         self.values.states = mine
         for c in self.rows:
-            with halves() as half:
+            with halves(self.count) as half:
                 other = memref.LoadOp(others[c.total.number], [half]).result
                 if self.whole(c):
                     state = memref.LoadOp(mine[c.total.number], [half]).result
@@ -226,7 +231,7 @@ class States:
         self.rescale()
         for c in self.rows:
             if c.rescale is not None:
-                with halves() as half:
+                with halves(self.count) as half:
                     new = memref.LoadOp(self.values.references[c.rescale.number], [half]).result
                     old = memref.LoadOp(references[c.rescale.number], [half]).result
                     other = memref.LoadOp(others[c.total.number], [half]).result

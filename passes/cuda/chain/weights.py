@@ -9,7 +9,7 @@ from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, math, memref, vector
 from tilec.passes.cuda.chain.masks import as_index
-from tilec.passes.cuda.chain.values import halves, registers, selected
+from tilec.passes.cuda.chain.values import halves, registers, rows_of, selected
 from tilec.passes.loops import loop, sum_of
 
 UPPER = -65536  # the bits of an f32 that a bf16 has
@@ -21,14 +21,19 @@ class Packer:
 
     def __init__(self, scores: ir.Value, words: ir.Value, terms: int, kind: str, bounded: bool):
         self.s, self.w, self.terms, self.kind, self.bounded = scores, words, terms, kind, bounded
-        self.columns = 8 * ir.MemRefType(scores.type).shape[0]
+        self.columns, self.high = 8 * ir.MemRefType(scores.type).shape[0], rows_of(scores) // 2
         self.pieces = registers([terms, 2], "%parts") if terms > 1 else None
 
     def pack(self) -> None:
         """Weights as words of the left factor's fragments."""
         f32, narrow = ir.F32Type.get(), mlir.type_of(self.kind)
         pair, words = ir.VectorType.get([2], f32), ir.VectorType.get([2], narrow)
-        with loop(self.columns // 8, name="fragment") as j, halves() as half:
+        with (
+            loop(self.columns // 8, name="fragment") as j,
+            loop(self.high, unroll=True, name="high") as high,
+            loop(2, unroll=True, name="half") as low,
+        ):
+            half = sum_of([(high, 2), (low, 1)])
             if self.terms > 1:
                 self._take_apart(j, half)
             with loop(self.terms, unroll=True, name="part") as term:
@@ -36,8 +41,8 @@ class Packer:
                 if self.terms > 1:
                     source, at = self.pieces, [term, mlir.index(0)]
                 rounded = arith.truncf(words, vector.LoadOp(pair, source, at).result)
-                word = sum_of([(half, 1), (term, self.columns // 4), (j, 2)])
-                vector.StoreOp(rounded, self.w, [word, mlir.index(0)])
+                at = [(low, 1), (term, self.high * self.columns // 4), (high, self.columns // 4), (j, 2)]
+                vector.StoreOp(rounded, self.w, [sum_of(at), mlir.index(0)])
 
     def _take_apart(self, j: ir.Value, half: ir.Value) -> None:
         """A weight as a sum of bf16 numbers: its upper bits, those of what is left, and so on; all but the last exact.
@@ -69,7 +74,7 @@ def exclude(chain: Chain, bounds: list[Linear], scores: ir.Value, row: ir.Value,
     Conditions are affine: for each row a number, that the place in the tile is compared with.
     """
     i32 = ir.IntegerType.get_signless(32)
-    with loop(ir.MemRefType(scores.type).shape[0], name="fragment") as j, halves() as half:
+    with loop(ir.MemRefType(scores.type).shape[0], name="fragment") as j, halves(rows_of(scores)) as half:
         rows = []
         for leaves, number in bounds:
             factor = sum(f for leaf, f in leaves.items() if leaf.own_dims == (chain.between,))

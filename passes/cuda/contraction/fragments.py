@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from tilec.core import locations, mlir
+from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, nvgpu, vector
 from tilec.kernels.contraction import fma_group
 from tilec.passes.cuda.contraction.operands import Stage
@@ -227,18 +228,7 @@ class MmaTile:
                 self._round(part, i)
 
     def _load_matrices(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
-        """Lane l names row l % 8 of matrix l / 8. A tile that lies in lines of rows is transposed on the way."""
-        lane = self.thread.lane
-        inner = arith.andi(lane, mlir.index(7))
-        low = arith.andi(arith.shrui(lane, mlir.index(3)), mlir.index(1))
-        high = arith.shrui(lane, mlir.index(4))
-        row_half, k_half = (low, high) if rows_first else (high, low)
-        row = sum_of([(first, 1), (row_half, 8)] + ([(inner, 1)] if stage.side.major else []))
-        depth = sum_of([(k, 1), (k_half, self.half)] + ([] if stage.side.major else [(inner, 1)]))
-        line, column = (row, depth) if stage.side.major else (depth, row)
-        subscripts = [slot, line, stage.column(line, column)]
-        loaded = nvgpu.LdMatrixOp(self._words(4), stage.tile, subscripts, not stage.side.major, 4).result
-        vector.StoreOp(loaded, part, [arith.muli(i, mlir.index(4)), mlir.index(0)])
+        load_matrices(stage, slot, first, k, part, arith.muli(i, mlir.index(4)), self.thread, stage.side.major, rows_first)
 
     def _load_words(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
         """32-bit elements in lines of rows, one by one: lane l has row l / 4 of the place l % 4 of k."""
@@ -259,16 +249,9 @@ class MmaTile:
         vector.StoreOp(arith.extf(self._words(4), cut.result), part, subscripts)
 
     def _multiply(self, parts: Any, i: ir.Value, j: ir.Value) -> None:
-        zero = mlir.index(0)
-        a = vector.LoadOp(self._words(4), parts[0], [arith.muli(i, mlir.index(4)), zero])
-        b = vector.LoadOp(self._words(2), parts[1], [arith.muli(j, mlir.index(2)), zero])
-        subscripts = [i, j, zero, zero]
-        type_ = ir.VectorType.get([2, 2], self.problem.accumulator)
-        c = vector.LoadOp(type_, self.sums, subscripts)
-        shape = ir.ArrayAttr.get([mlir.integer(n) for n in (16, 8, 2 * self.half)])
-        tf32 = self.problem.options.multiplicand == "tf32"
-        total = nvgpu.MmaSyncOp(type_, a.result, b.result, c.result, shape, tf32Enabled=tf32 or None).result
-        vector.StoreOp(total, self.sums, subscripts)
+        factors = ((part, arith.muli(n, mlir.index(words))) for part, n, words in zip(parts, (i, j), (4, 2)))
+        at = [i, j, mlir.index(0), mlir.index(0)]
+        multiply_fragments(self.sums, at, *factors, tf32=self.problem.options.multiplicand == "tf32")
 
     def chunks(self) -> Chunks:
         """16 rows and up to 64 columns each."""
@@ -293,6 +276,43 @@ class MmaTile:
     ) -> tuple[ir.Value, ir.Value]:
         i, part = self._which(columns, number)
         return sum_of([(i, 16), (self.row, 1), (row, 1)]), sum_of([(part, columns), (self.column, 1), (column, 1)])
+
+
+def load_matrices(
+    tiles: Any, slot: ir.Value, first: ir.Value, k: ir.Value, part: ir.Value, word: ir.Value, thread: Thread, k_major: bool,
+    rows_first: bool,
+) -> None:  # fmt: skip
+    """A fragment of 16 rows and 32 bytes of k into four words of `part`: 8 rows and 16 bytes are a matrix. `tiles`: the memory
+    `tile`, in lines of k (`k_major`) or of rows, and `column`, where in its line an element lies. Matrices follow one another
+    by rows or by k first, as a left or a right factor has them.
+
+    Lane l names row l % 8 of matrix l / 8. A tile that lies in lines of rows is transposed on the way."""
+    element = ir.MemRefType(tiles.tile.type).element_type
+    inner = arith.andi(thread.lane, mlir.index(7))
+    low = arith.andi(arith.shrui(thread.lane, mlir.index(3)), mlir.index(1))
+    high = arith.shrui(thread.lane, mlir.index(4))
+    row_half, k_half = (low, high) if rows_first else (high, low)
+    row = sum_of([(first, 1), (row_half, 8)] + ([(inner, 1)] if k_major else []))
+    depth = sum_of([(k, 1), (k_half, WIDE * 8 // element.width)] + ([] if k_major else [(inner, 1)]))
+    line, column = (row, depth) if k_major else (depth, row)
+    words = ir.VectorType.get([4, 32 // element.width], element)
+    loaded = nvgpu.LdMatrixOp(words, tiles.tile, [slot, line, tiles.column(line, column)], not k_major, 4).result
+    vector.StoreOp(loaded, part, [word, mlir.index(0)])
+
+
+def multiply_fragments(
+    sums: ir.Value, at: list[ir.Value], left: tuple[ir.Value, ir.Value], right: tuple[ir.Value, ir.Value], tf32: bool = False
+) -> None:  # fmt: skip
+    """Adds the product of two fragments, each in words of its registers from a number on, to the fragment `at` of the sums."""
+    operands, element = [], ir.MemRefType(left[0].type).element_type
+    for words, (part, word) in zip((4, 2), (left, right)):
+        type_ = ir.VectorType.get([words, 32 // element.width], element)
+        operands.append(vector.LoadOp(type_, part, [word, mlir.index(0)]).result)
+    type_ = ir.VectorType.get([2, 2], ir.MemRefType(sums.type).element_type)
+    c = vector.LoadOp(type_, sums, at).result
+    shape = ir.ArrayAttr.get([mlir.integer(n) for n in (16, 8, WIDE * 16 // element.width)])
+    total = nvgpu.MmaSyncOp(type_, *operands, c, shape, tf32Enabled=tf32 or None).result
+    vector.StoreOp(total, sums, at)
 
 
 def chunk_columns(columns: int) -> int:

@@ -14,7 +14,7 @@ from tilec.core.target import Target
 from tilec.cost.chain import ChainProblem, ChainTile, chain_bytes, chain_work, choose_chain_tile, reduction_bytes
 from tilec.cost.model import pick
 from tilec.kernels import ContractionChain, Family, KernelPlan
-from tilec.plan.chain import chain_of, chain_problem, grows, weight_terms_of
+from tilec.plan.chain import chain_of, chain_problem, grows, refuse_tma, weight_terms_of
 from tilec.plan.groups import Group, Remark
 
 
@@ -22,7 +22,7 @@ def choose_chain(
     kernel: KernelPlan, g: Group, graph: Graph, target: Target, nth: int = 0
 ) -> tuple[KernelPlan, list[Remark]]:
     """The tile of a kernel for which `refuse_contraction_chain` had no reason."""
-    chain, problem = chain_of(g.nodes, g.space, graph), chain_problem(g.nodes, g.space, graph)
+    chain, problem = chain_of(g.nodes, g.space, graph), chain_problem(g.nodes, g.space, graph, target)
     assert not isinstance(chain, str)
     choices = choose_chain_tile(target, problem)
     tile, weight_terms = pick(choices, nth), weight_terms_of(chain)
@@ -33,11 +33,12 @@ def choose_chain(
         "left_k_major": left, "right_k_major": right,
     }  # fmt: skip
     built = ContractionChain(
-        multiplicand=chain.left.type, between=chain.between, weight_terms=weight_terms, block=(tile.bm, tile.bn),
-        stages=tile.stages, ping_pong=tile.ping_pong, longest_first=grows(chain, kernel.extents),
+        unit=tile.unit, multiplicand=chain.left.type, between=chain.between, weight_terms=weight_terms, block=(tile.bm, tile.bn),
+        warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong, longest_first=grows(chain, kernel.extents),
         **({} if chain.product else reduced),
     )  # fmt: skip
-    kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options))
+    why = refuse_tma(chain, g.space)
+    kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options), ruled_out={"unit": why} if why else {})
     sizes = tuple(min(tile.bm, kernel.extents[d]) if d == chain.rows else 1 for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=built, work=chain_work(target, problem, tile))
     line = kernel.lines[-1] if kernel.lines else None
@@ -63,11 +64,11 @@ def _bytes(problem: ChainProblem, options: Family | None) -> int:
     assert isinstance(options, ContractionChain)
     (bm, bn), stages = options.block, options.stages
     if problem.columns:
-        return chain_bytes(problem, bm, bn, stages)
-    return reduction_bytes(problem.inner, ChainTile(bm, bn, stages, 0, 0, bool(options.kept_left)))
+        return chain_bytes(problem, bm, bn, stages, options.unit)
+    return reduction_bytes(problem.inner, ChainTile(bm, bn, stages, 0, 0, kept_left=bool(options.kept_left)))
 
 
 def _describe(tile: ChainTile) -> str:
     left = "" if tile.kept_left else ", both factors in steps"
     parts = f", {tile.parts} blocks a row" if tile.parts > 1 else ""
-    return f"wgmma, {tile.bm} rows a block, steps of {tile.bn}{left}{parts}"
+    return f"{tile.unit}, {tile.bm} rows a block, steps of {tile.bn}{left}{parts}"
