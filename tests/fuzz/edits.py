@@ -65,7 +65,7 @@ class Program:
                 return replace(target, fitted=replace(target.fitted, groups=groups))
             case "vector_contraction":
                 return replace(target, sm=replace(target.sm, shared_per_block=2048))
-            case "warpgroup_contraction":
+            case "warpgroup_contraction" | "contraction_chain" if target.has("tma"):
                 slow = {"mma.sync": 0.01}
                 return replace(target, tensor={t: rates | slow for t, rates in target.tensor.items()})
         return target
@@ -191,6 +191,13 @@ PROGRAMS = {
         "l[i] = sum[j](p[i, j]) o[i, e] = bf16(sum[j](p[i, j] * v[j, e]) / l[i]) }",
         {"S": 80, "T": 72, "D": 16, "E": 16}, {"q": ("bf16", (80, 16)), "k": ("bf16", (72, 16)), "v": ("bf16", (72, 16))},
     ),
+    "attention by warps": Program(
+        "a100", "contraction_chain",
+        "op f(q: bf16[S, D], k: bf16[T, D], v: bf16[T, E]) -> (o: bf16[S, E]) { "
+        "s[i, j] = sum[d](q[i, d] * k[j, d]) if j <= i else -inf m[i] = max[j](s[i, j]) p[i, j] = exp(s[i, j] - m[i]) "
+        "l[i] = sum[j](p[i, j]) o[i, e] = bf16(sum[j](p[i, j] * v[j, e]) / l[i]) }",
+        {"S": 40, "T": 72, "D": 18, "E": 13}, {"q": ("bf16", (40, 18)), "k": ("bf16", (72, 18)), "v": ("bf16", (72, 13))},
+    ),
 }  # fmt: skip
 
 
@@ -258,7 +265,7 @@ def drawn_value(draw: Choices, value: Any) -> Any:
         case bool():
             return not value
         case str():
-            return draw.pick("registers", "reload", "smem", "async", "tma", "fma", "mma.sync", "f32", "bf16", "foo", "")
+            return draw.pick("registers", "reload", "smem", "async", "tma", "fma", "mma.sync", "wgmma", "f32", "bf16", "foo", "")
         case int():
             return _number(draw, value)
     numbers = list(value)

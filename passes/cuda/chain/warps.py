@@ -13,6 +13,8 @@ in place of the padding, the addresses of fragments are no constants apart, and 
 Sources: Dao, "FlashAttention-2" (2023), for the division of work; PTX ISA, "Matrix Fragments for mma.m16n8k16".
 """
 
+# mypy: no-strict-optional
+
 from __future__ import annotations
 
 from contextlib import ExitStack
@@ -61,15 +63,15 @@ class _Factor:
         together = self.threads // self.pieces  # lines, or none
         with ExitStack() as stack:
             i = stack.enter_context(loop(-(-self.lines * self.pieces // self.threads), name="piece"))
-            line, column = self._place(i)
+            line, column = self._coordinates(i)
             if together and self.lines % together:
                 stack.enter_context(when(below(line, self.lines)))
             if self.pieces * self.vector > self.used:
                 stack.enter_context(when(below(column, self.used)))
-            place = {self.along: sum_of([(first, 1), (line, 1)]), self.across: column}
-            conditions = [] if self.limit is None else [below(place[self.along], self.limit)]
+            position = {self.along: sum_of([(first, 1), (line, 1)]), self.across: column}
+            conditions = [] if self.limit is None else [below(position[self.along], self.limit)]
             conditions += [below(column, self.columns)] if self.used > self.columns else []
-            source = [place.get(d, mlir.index(0)) for d in self.dims]
+            source = [position.get(d, mlir.index(0)) for d in self.dims]
             self._copy([slot, line, self.column(line, column)], source, all_of(conditions))
 
     @property
@@ -78,7 +80,7 @@ class _Factor:
         apart."""
         return 1 << (self.used // self.vector - 1).bit_length()
 
-    def _place(self, i: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _coordinates(self, i: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Line and column of this thread's vector `i`."""
         number, together = self.thread.number, self.threads // self.pieces
         if together:
@@ -210,6 +212,6 @@ class Warps:
         """Sums of 16 columns += the words of the left factor's fragments `at`, each so many `words` after the one above, times
         the right factor's."""
         with loop(2, name="eight") as n, loop(self.high, name="high") as i:
-            place = [sum_of([(j, 2), (n, 1)]), arith.muli(i, mlir.index(2)), mlir.index(0)]
+            position = [sum_of([(j, 2), (n, 1)]), arith.muli(i, mlir.index(2)), mlir.index(0)]
             word = sum_of([*at, (i, words)])
-            multiply_fragments(sums, place, (left, word), (self.right, arith.muli(n, mlir.index(2))))
+            multiply_fragments(sums, position, (left, word), (self.right, arith.muli(n, mlir.index(2))))

@@ -249,9 +249,9 @@ class MmaTile:
         vector.StoreOp(arith.extf(self._words(4), cut.result), part, subscripts)
 
     def _multiply(self, parts: Any, i: ir.Value, j: ir.Value) -> None:
-        factors = ((part, arith.muli(n, mlir.index(words))) for part, n, words in zip(parts, (i, j), (4, 2)))
+        left, right = ((part, arith.muli(n, mlir.index(words))) for part, n, words in zip(parts, (i, j), (4, 2)))
         at = [i, j, mlir.index(0), mlir.index(0)]
-        multiply_fragments(self.sums, at, *factors, tf32=self.problem.options.multiplicand == "tf32")
+        multiply_fragments(self.sums, at, left, right, tf32=self.problem.options.multiplicand == "tf32")
 
     def chunks(self) -> Chunks:
         """16 rows and up to 64 columns each."""
