@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
-from tilec.analysis.products import arguments_of, dims_of, factors_of, index_dim
+from tilec.analysis.products import arguments_of, dims_of, factors_of, index_dim, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import affine, arith, ir, memref, scf
@@ -32,6 +32,7 @@ from tilec.passes.cuda.memory_spaces import sizes_of
 from tilec.passes.loops import sum_of
 
 Size: TypeAlias = "int | ir.Value"
+STEP = 32  # products along k that a matrix unit adds at a time, in pairs
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,10 @@ class Contraction:
         sizes = sizes_of(self.operands, self.operand_dims)
         rows, columns, inner = (tuple(own[k] for k in dims) for dims in (options.rows, options.columns, options.inner))
         width, along = options.register_tile, [own[k] for k in options.along]
+        self.matrix = options.instruction != "fma"
         factors = self._factors(rows, columns)
+        if self.matrix:
+            factors = [stored(f) for f in factors]
         self.left, self.right = (
             Side(
                 f,
@@ -96,12 +100,17 @@ class Contraction:
 
     @property
     def element(self) -> ir.Type:
+        """Of the sums."""
+        return ir.MemRefType(self.operands[-1].type).element_type
+
+    @property
+    def multiplicand(self) -> ir.Type:
         return self.left.factor.type
 
     @property
     def depth(self) -> int:
-        """Products of a whole panel."""
-        return prod(self.depths)
+        """Products of a whole panel; a matrix unit takes `STEP` at a time."""
+        return int(round_up(prod(self.depths), STEP)) if self.matrix else prod(self.depths)
 
     @staticmethod
     def _limit(size: Size) -> int:
@@ -185,11 +194,17 @@ def _value(size: Size) -> ir.Value:
     return mlir.index(size) if isinstance(size, int) else size
 
 
-def panels_in(size: Size, width: int) -> Size:
+def quotient(size: Size, by: int) -> Size:
+    """Rounded up."""
     if isinstance(size, int):
-        return -(-size // width)
-    up = ir.AffineExpr.get_ceil_div(ir.AffineDimExpr.get(0), width)
+        return -(-size // by)
+    up = ir.AffineExpr.get_ceil_div(ir.AffineDimExpr.get(0), by)
     return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [up]), [size]).result
+
+
+def round_up(size: Size, by: int) -> Size:
+    count = quotient(size, by)
+    return count * by if isinstance(count, int) else sum_of([(count, by)])
 
 
 def rest(size: Size, start: ir.Value, limit: int) -> Size:
@@ -219,7 +234,7 @@ def panels_of(side: Side, names: dict[int, str]) -> Iterator[tuple[dict[int, ir.
     at: dict[int, ir.Value] = {}
     with (
         loops(dict(zip(side.dims[:-1], side.sizes)), at, names),
-        loop(0, panels_in(side.sizes[-1], side.width), name=f"{names.get(side.dims[-1], 'row')}_panel") as t,
+        loop(0, quotient(side.sizes[-1], side.width), name=f"{names.get(side.dims[-1], 'row')}_panel") as t,
     ):
         terms, below = [(t, 1)], side.row
         for d, extent in list(zip(side.dims, side.box))[-2::-1]:
@@ -228,14 +243,17 @@ def panels_of(side: Side, names: dict[int, str]) -> Iterator[tuple[dict[int, ir.
         yield at, sum_of([(t, side.width)]), sum_of(terms)
 
 
-def panel_shape(side: Side, depth: int) -> list[int]:
+def panel_shape(c: Contraction, side: Side) -> list[int]:
+    """A matrix unit takes both factors in pairs along k."""
+    if c.matrix:
+        return [side.width, c.depth // 2, 2] if side.by_element else [c.depth // 2, side.width, 2]
     if side.along_inner:
-        return [side.width, depth]
-    return [depth, side.width, 1] if side.by_element else [depth, side.width]
+        return [side.width, c.depth]
+    return [c.depth, side.width, 1] if side.by_element else [c.depth, side.width]
 
 
 def panel_subscripts(side: Side, lane: ir.Value, p: ir.Value) -> list[ir.Value]:
-    """The subscripts of an element in its panel."""
+    """The subscripts of an element in its panel, where k is no pairs."""
     if side.along_inner:
         return [lane, p]
     return [p, lane, mlir.index(0)] if side.by_element else [p, lane]
@@ -279,13 +297,19 @@ class Block:
 class Packing:
     """Fills panels of one factor for a block of k. The innermost loop goes along contiguous memory: along the lanes, or
     along one dimension of k. Loops over all lanes have `width` iterations, which suits SIMD code; lanes beyond the end
-    are 0."""
+    are 0, and so are products up to a whole step of a matrix unit."""
 
     def __init__(self, block: Block, side: Side, panels: ir.Value):
         self.block, self.side, self.panels = block, side, panels
-        self.lane, inner = side.dims[-1], block.contraction.inner
+        self.c = c = block.contraction
+        self.lane, inner = side.dims[-1], c.inner
         along_k = [d for d in inner if d != side.along] + [side.along]
         self.order = [self.lane, *along_k] if side.along in inner else [*inner, self.lane]
+        self.pairs = c.matrix and not side.by_element
+        if c.matrix and side.by_element:  # pairs are what lies next to each other along k
+            type_ = ir.MemRefType(panels.type)
+            flat = ir.MemRefType.get([type_.shape[0], side.width, c.depth], type_.element_type)
+            self.panels = memref.CollapseShapeOp(flat, panels, [[0], [1], [2, 3]]).result
         self.steps: dict[int, ir.Value] = {}
 
     def fill(self, at: dict[int, ir.Value], first: ir.Value, number: ir.Value) -> None:
@@ -303,38 +327,80 @@ class Packing:
             scf.YieldOp([])
         with ir.InsertionPoint(branch.else_block):
             self._fill(at, lanes)
-            self._zeros(lanes)
+            self._zeros(lanes, self.side.width, 0)
             scf.YieldOp([])
 
     def _fill(self, at: dict[int, ir.Value], lanes: Size) -> None:
-        evaluation = Evaluation(self.block.contraction, self.side.factor, at)
-        with self._loops(self.order, 0, lanes, evaluation):
-            self._store(evaluation.value)
+        c, last = self.c, self.c.inner[-1]
+        values = [Evaluation(c, self.side.factor, at) for _ in range(2 if self.pairs else 1)]
+        if not self.pairs:
+            with self._loops(self.order, (0, lanes), values, (0, self.block.extents[last])):
+                self._store([values[0].value])
+        else:
+            extent = self.block.extents[last]
+            half, up = _half(extent), quotient(extent, 2)
+            with self._loops(self.order, (0, lanes), values, (0, half)):
+                self._store([v.value for v in values])
+            if half != up:  # the last of an odd number
+                values = [Evaluation(c, self.side.factor, at)]
+                with self._loops(self.order, (0, lanes), values, (half, up)):
+                    self._store([values[0].value, mlir.constant(0, c.multiplicand)])
+        if c.matrix and self.block.count != c.depth:
+            self._zeros(0, lanes, self.block.count)
 
-    def _zeros(self, lanes: Size) -> None:
-        with self._loops(self.order, lanes, self.side.width, None):
-            self._store(mlir.constant(0, self.block.contraction.element))
+    def _zeros(self, low: Size, high: Size, count: Size) -> None:
+        """Zeros in the lanes from `low` to before `high`, behind the first `count` products."""
+        end = round_up(self.block.count, STEP) if self.c.matrix else self.block.count
+        if self.pairs:
+            count, end = quotient(count, 2), quotient(end, 2)
+        zero = mlir.constant(0, self.c.multiplicand)
+        with loop(low, high, name="lane") as lane, loop(count, end, name="k_inner") as p:
+            self._store_at(lane, p, [zero, zero] if self.pairs else [zero])
 
     @contextmanager
-    def _loops(self, dims: list[int], low: Size, high: Size, evaluation: Evaluation | None) -> Iterator[None]:
-        names = self.block.contraction.names
+    def _loops(
+        self, dims: list[int], lanes: tuple[Size, Size], values: list[Evaluation], last: tuple[Size, Size]
+    ) -> Iterator[None]:
+        """`last`: the bounds along the last dimension of k, in pairs where the panel has pairs."""
+        names = self.c.names
         with ExitStack() as stack:
             for d in dims:
-                is_lane = d == self.lane
+                is_lane, is_last = d == self.lane, d == self.c.inner[-1]
                 name = f"{names.get(d, 'n')}_{'lane' if is_lane else 'inner'}"
-                bounds = (low, high) if is_lane else (0, self.block.extents[d])
+                bounds = lanes if is_lane else last if is_last else (0, self.block.extents[d])
                 step = self.steps[d] = stack.enter_context(loop(*bounds, name=name))
-                if evaluation is not None:
-                    start = self.first if is_lane else self.block.start[d]
-                    evaluation.enter(d, sum_of([(start, 1), (step, 1)]))
+                start = self.first if is_lane else self.block.start[d]
+                for number, value in enumerate(values):
+                    paired = is_last and self.pairs
+                    terms = [(start, 1), (step, 2 if paired else 1)]
+                    value.enter(d, sum_of(terms, number if paired else 0))
             yield
 
-    def _store(self, value: ir.Value) -> None:
-        p = sum_of([(self.steps[d], stride) for d, stride in self.block.strides.items()])
-        memref.StoreOp(value, self.panels, [self.number, *panel_subscripts(self.side, self.steps[self.lane], p)])
+    def _store(self, values: list[ir.Value]) -> None:
+        part = 2 if self.pairs else 1
+        last = self.c.inner[-1]
+        strides = [(self.steps[d], 1 if d == last else n // part) for d, n in self.block.strides.items()]
+        self._store_at(self.steps[self.lane], sum_of(strides), values)
+
+    def _store_at(self, lane: ir.Value, p: ir.Value, values: list[ir.Value]) -> None:
+        for n, value in enumerate(values):
+            if self.pairs:
+                subscripts = [p, lane, mlir.index(n)]
+            else:
+                subscripts = [lane, p] if self.c.matrix else panel_subscripts(self.side, lane, p)
+            memref.StoreOp(value, self.panels, [self.number, *subscripts])
+
+
+def _half(size: Size) -> Size:
+    """Rounded down."""
+    if isinstance(size, int):
+        return size // 2
+    down = ir.AffineExpr.get_floor_div(ir.AffineDimExpr.get(0), 2)
+    return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [down]), [size]).result
 
 
 __all__ = [
+    "STEP",
     "Block",
     "Contraction",
     "Packing",
@@ -345,5 +411,7 @@ __all__ = [
     "panel_shape",
     "panel_subscripts",
     "panels_of",
+    "quotient",
     "rest",
+    "round_up",
 ]

@@ -27,6 +27,7 @@ from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, ir, memref, scf, vector
 from tilec.kernels import Panels, RegisterTranspose, planned_kernels
+from tilec.passes.cpu import matrix
 from tilec.passes.cpu.panels import (
     Block,
     Contraction,
@@ -64,14 +65,40 @@ def _contract(c: Contraction) -> None:
     buffer, at = _Buffer(c), dict[int, ir.Value]()
     with loops(c.batch, at, c.names), _steps(c) as block:
         pack_left, pack_right = Packing(block, c.left, left), Packing(block, c.right, right)
+        tiny = _Tiny(c)
         with panels_of(c.right, c.names) as (columns, first, number):
             pack_right.fill(at | columns, first, number)
+            tiny.look_at_right(_panel(right, number))
         with panels_of(c.left, c.names) as (rows, first_row, _):
             pack_left.fill(at | rows, first_row, mlir.index(0))
+            mine = _panel(left, mlir.index(0))
+            tiny.look_at_left(mine)
             with panels_of(c.right, c.names) as (columns, first_column, number):
-                sums = _sums(c, start, _panel(left, mlir.index(0)), _panel(right, number), block.count)
+                sums = _sums(c, start, mine, _panel(right, number), block.count, buffer, tiny)
                 coordinates = at | rows | columns | {c.left.dims[-1]: first_row, c.right.dims[-1]: first_column}
                 _store_sums(c, sums, [coordinates[d] for d in c.operand_dims[-1]], block.first, buffer)
+
+
+class _Tiny:
+    """Whether factors have numbers that are too small for a matrix unit: of the right one in memory, which all panels share."""
+
+    def __init__(self, c: Contraction):
+        self.matrix = c.matrix
+        if self.matrix:
+            word = ir.IntegerType.get_signless(16)
+            self.memory = memref.AllocOp(ir.MemRefType.get([1], word), [], [], alignment=64).result
+            mlir.definition(self.memory).attributes["tilec.name"] = mlir.string("smallest")
+            memref.StoreOp(mlir.constant(0xFFFF, word), self.memory, [mlir.index(0)])
+
+    def look_at_right(self, panel: ir.Value) -> None:
+        if self.matrix:
+            least = arith.minui(memref.LoadOp(self.memory, [mlir.index(0)]).result, matrix.smallest(panel))
+            memref.StoreOp(least, self.memory, [mlir.index(0)])
+
+    def look_at_left(self, panel: ir.Value) -> None:
+        if self.matrix:
+            right = memref.LoadOp(self.memory, [mlir.index(0)]).result
+            self.plain = matrix.is_plain(matrix.smallest(panel), right)
 
 
 @contextmanager
@@ -85,8 +112,7 @@ def _steps(c: Contraction) -> Iterator[Block]:
 
 
 def _panels(c: Contraction, side: Side, count: int, name: str) -> ir.Value:
-    shape = panel_shape(side, c.depth)
-    type_ = ir.MemRefType.get([count, *shape], c.element)
+    type_ = ir.MemRefType.get([count, *panel_shape(c, side)], c.multiplicand)
     panels = memref.AllocOp(type_, [], [], alignment=64)
     panels.attributes["tilec.name"] = mlir.string(name)
     locations.named(panels, f"{name}_panels")
@@ -114,8 +140,18 @@ def _part(source: ir.Value, offsets: list[ir.Value | int], sizes: list[int], kep
 # ---- the register kernel -----------------------------------------------------------------------------------
 
 
-def _sums(c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, count: Size) -> ir.Value:
-    """`start` + left * right over `count` products, a tile of rows and columns: columns of `left` times rows of `right`."""
+def _sums(
+    c: Contraction, start: ir.Value, left: ir.Value, right: ir.Value, count: Size, buffer: _Buffer, tiny: _Tiny
+) -> ir.Value | None:
+    """`start` + left * right over `count` products, a tile of rows and columns: columns of `left` times rows of `right`. None:
+    those of a matrix unit are in the buffer."""
+    if c.matrix:
+        branch = scf.IfOp(tiny.plain, has_else=True)
+        for block, compute in ((branch.then_block, matrix.products), (branch.else_block, matrix.exact_products)):
+            with ir.InsertionPoint(block):
+                compute(c, start, left, right, count, buffer.memory)
+                scf.YieldOp([])
+        return None
     tile, column, row = (
         ir.VectorType.get(list(shape), c.element)
         for shape in ((c.left.width, c.right.width), (c.left.width, 1), (1, c.right.width))
@@ -146,12 +182,13 @@ def _product(a: ir.Value, b: ir.Value, sums: ir.Value) -> ir.Value:
 
 
 class _Buffer:
-    """Memory for one tile of sums, made before the loops where a panel may reach beyond the block's part."""
+    """Memory for one tile of sums, made before the loops where a panel may reach beyond the block's part, and for a matrix
+    unit, whose sums are in no vectors."""
 
     def __init__(self, c: Contraction):
         self.sides = [s for s in (c.left, c.right) if not _is_whole(s)]
         self.memory: ir.Value | None = None
-        if self.sides:
+        if self.sides or c.matrix:
             alloc = memref.AllocOp(ir.MemRefType.get([c.left.width, c.right.width], c.element), [], [], alignment=64)
             alloc.attributes["tilec.name"] = mlir.string("edge")
             self.memory = alloc.result
@@ -161,7 +198,9 @@ def _is_whole(side: Side) -> bool:
     return isinstance(side.sizes[-1], int) and side.sizes[-1] % side.width == 0
 
 
-def _store_sums(c: Contraction, sums: ir.Value, at: list[ir.Value], first: ir.Value | None, buffer: _Buffer) -> None:
+def _store_sums(
+    c: Contraction, sums: ir.Value | None, at: list[ir.Value], first: ir.Value | None, buffer: _Buffer
+) -> None:
     """Stores the sums, or adds them to those of earlier steps along k."""
     out, dims = c.operands[-1], c.operand_dims[-1]
     row, column = (dims.index(side.dims[-1]) for side in (c.left, c.right))
@@ -171,10 +210,14 @@ def _store_sums(c: Contraction, sums: ir.Value, at: list[ir.Value], first: ir.Va
 
     def whole(add: bool) -> None:
         corner = _part(out, list(at), sizes, [row, column])
-        value = sums
-        if add:
-            value = arith.AddFOp(vector.LoadOp(sums.type, corner, [zero, zero]).result, sums).result
-        vector.StoreOp(value, corner, [zero, zero])
+        rows, type_ = 1, ir.VectorType.get([c.left.width, c.right.width], c.element)
+        if sums is None:  # row by row: all would be too many vectors
+            rows, type_ = c.left.width, ir.VectorType.get([1, c.right.width], c.element)
+        with loop(0, rows, name="row") as r:
+            value = vector.LoadOp(type_, buffer.memory, [r, zero]).result if sums is None else sums
+            if add:
+                value = arith.AddFOp(vector.LoadOp(type_, corner, [r, zero]).result, value).result
+            vector.StoreOp(value, corner, [r, zero])
 
     def part(add: bool) -> None:
         with loop(0, inside[0], name="row") as r, loop(0, inside[1], name="column") as k:
@@ -185,7 +228,7 @@ def _store_sums(c: Contraction, sums: ir.Value, at: list[ir.Value], first: ir.Va
                 value = arith.AddFOp(memref.LoadOp(out, position).result, value).result
             memref.StoreOp(value, out, position)
 
-    if buffer.memory is None:
+    if not buffer.sides:
         _either(first, whole)
         return
     inside = [rest(side.sizes[-1], at[d], side.width) for side, d in ((c.left, row), (c.right, column))]
@@ -200,7 +243,8 @@ def _store_sums(c: Contraction, sums: ir.Value, at: list[ir.Value], first: ir.Va
         _either(first, whole)
         scf.YieldOp([])
     with ir.InsertionPoint(branch.else_block):
-        vector.StoreOp(sums, buffer.memory, [zero, zero])
+        if sums is not None:
+            vector.StoreOp(sums, buffer.memory, [zero, zero])
         _either(first, part)
         scf.YieldOp([])
 

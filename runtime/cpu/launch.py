@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import llvmlite.binding as llvm
 
 from tilec.core.diagnostics import CheckError
+from tilec.core.host import permit_amx
 from tilec.process import forking
 from tilec.process.interrupts import uninterrupted
 from tilec.runtime import host_memory
@@ -32,6 +33,8 @@ class CpuProgram:
 
     def __init__(self, emitted: Emitted, loops: Mapping[str, int], inputs: int, outputs: int):
         self._steps, self._kernels = emitted.steps, {k.name: k for k in emitted.kernels}
+        if any("configure_tiles(" in k.text for k in emitted.kernels):
+            permit_amx()
         used = [self._kernels[s.kernel] for s in self._steps if s.kernel is not None]
         large = tables.native_calls() and any(s.kernel is None and s.bytes >= copy.PARALLEL for s in self._steps)
         threads = _most_threads() if large or any(k.grid > 1 for k in used) else 1

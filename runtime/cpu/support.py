@@ -17,6 +17,7 @@ from numba import uint64 as u64
 from tilec.core.coefficients import NAMED
 from tilec.runtime.cpu.intrinsics import *  # noqa: F403
 from tilec.runtime.cpu.math import *  # noqa: F403
+from tilec.runtime.cpu.matrix import *  # noqa: F403
 from tilec.runtime.cpu.tile import *  # noqa: F403
 
 globals().update(NAMED)

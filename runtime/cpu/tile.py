@@ -22,6 +22,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, register_model
 
+from tilec.runtime.cpu.matrix import MatrixSums, store_sums
+
 
 class Tile(types.Type):
     """`rows` vectors of `lanes` elements."""
@@ -101,6 +103,9 @@ def store_tile(typingctx, pointer, at, stride, tile):
 
     def generate(context, builder, signature, arguments):
         *where, value = arguments
+        if isinstance(tile, MatrixSums):
+            store_sums(builder, tile, *where)
+            return context.get_dummy_value()
         for address, vector in zip(_addresses(context, builder, tile, *where), _vectors(builder, value)):
             builder.store(vector, address).align = tile.element.bitwidth // 8
         return context.get_dummy_value()

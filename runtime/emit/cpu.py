@@ -62,6 +62,9 @@ class _CpuPrinter(Printer):
             else:
                 self.say(op.operation)
                 self.operation(op.operation)
+        if "contract_pairs" in self.used:
+            self.lines.insert(0, f"    {self.use('configure_tiles')}()")
+            self.line(f"{self.use('release_tiles')}()")
         head = [f"def {name}(block, args, scratch):"]
         text = "\n".join(head + (self.lines or ["    pass"]))
         return KernelSource(name, text, grid, self.parameters, scratch=self.scratch, sites=tuple(self.sites))
@@ -151,6 +154,9 @@ class _CpuPrinter(Printer):
         """The operations of `runtime/cpu/tile.py`, by its names."""
         texts = [self.text.get(v, "") for v in op.operands]
         match op.name:
+            case "vector.load" if ir.VectorType(op.results[0].type).rank == 3:  # a matrix unit's, which loads by itself
+                memory, offset = self.address(op.operands[0], list(op.operands)[1:])
+                self.text[op.results[0]] = f"{memory.base}, {offset}, {memory.strides[-3]}"
             case "vector.load":
                 memory, offset = self.address(op.operands[0], list(op.operands)[1:])
                 where = f"{memory.base}, {offset}, {memory.strides[-2]}"
@@ -168,7 +174,8 @@ class _CpuPrinter(Printer):
                 self.bind(op.results[0], f"{self.use('transpose')}({texts[0]})", self.variable(op, 0, "transposed"))
             case "vector.contract":
                 name = texts[2] if _continues(op) else self.variable(op)
-                self.bind(op.results[0], f"{self.use('contract')}({', '.join(texts)})", name)
+                function = "contract_pairs" if _is_by_pairs(op) else "contract"
+                self.bind(op.results[0], f"{self.use(function)}({', '.join(texts)})", name)
 
     def splat(self, text: str, value: ir.Value) -> str:
         return f"{self.use('splat_tile')}({text}, {_shape(value)})"
@@ -179,12 +186,16 @@ class _CpuPrinter(Printer):
         type_ = op.results[0].type
         if not isinstance(type_, ir.VectorType):
             return super().constant(op)
+        if any(_is_by_pairs(user) for use in op.results[0].uses for user in mlir.uses(_state(use))):
+            return f"{self.use('zero_sums')}({_shape(op.results[0])})"
         number = ir.FloatAttr(ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()).value
         return self.splat(self.float_constant(number, str(type_.element_type)), op.results[0])
 
     def expression(self, op: ir.Operation) -> str:
         if op.name == "arith.addf" and isinstance(op.results[0].type, ir.VectorType):
             return f"{self.use('add_tiles')}({', '.join(map(self.expr, op.operands))})"
+        if op.name == "arith.bitcast" and str(op.operands[0].type) in NARROW:  # which is its bits
+            return f"{self.use(str(op.results[0].type))}({self.expr(op.operands[0])})"
         if op.name == "arith.bitcast":
             return f"{self.use(f'bits_{op.operands[0].type}')}({self.expr(op.operands[0])})"
         if op.name == "arith.truncf" and str(op.results[0].type) == "bf16" and _is_bf16(op.operands[0]):
@@ -237,6 +248,19 @@ def _shape(tile: ir.Value) -> str:
 
 def _is_square(op: ir.Operation) -> bool:
     return len(set(ir.VectorType(op.results[0].type).shape)) == 1
+
+
+def _is_by_pairs(op: ir.Operation) -> bool:
+    """Whether a product is a matrix unit's."""
+    return op.name == "vector.contract" and ir.VectorType(op.operands[0].type).rank == 3
+
+
+def _state(use: Any) -> ir.Value:
+    """The state of the loop that begins with a value, or the value."""
+    loop = use.owner.operation if hasattr(use.owner, "operation") else use.owner
+    if loop.name != "scf.for":
+        return loop.operands[use.operand_number]
+    return loop.regions[0].blocks[0].arguments[use.operand_number - 2]
 
 
 def _continues(op: ir.Operation) -> bool:

@@ -104,6 +104,11 @@ PROGRAMS = {
         "op f(a: f64[B, K, M], b: f64[B, N, K]) -> (y: f64[B, M, N]) { y[h, i, j] = sum[k](a[h, k, i] * b[h, j, k]) }",
         {"B": 2, "M": 19, "K": 10, "N": 21}, {"a": ("f64", (2, 10, 19)), "b": ("f64", (2, 21, 10))},
     ),
+    "product of bf16, cpu": Program(  # by AMX where the host has it
+        "cpu", "panels",
+        "op f(a: bf16[M, K], b: bf16[K, N]) -> (y: f32[M, N]) { y[i, j] = sum[k](a[i, k] * b[k, j]) }",
+        {"M": 20, "K": 13, "N": 18}, {"a": ("bf16", (20, 13)), "b": ("bf16", (13, 18))},
+    ),
     "convolution, cpu": Program(
         "cpu", "panels",
         "op f(x: f32[H, C], w: f32[O, C, 3]) -> (y: f32[H - 2, O]) { y[h, o] = sum[c, r](x[h + r, c] * w[o, c, r]) }",

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tilec.core.target import BUILT_IN, Core, Level, Target, read
 
+AMX_OPERATIONS = 1024  # a clock: 16 x 16 x 32 products and sums of bf16 in 16 clocks
+
 
 @cache
 def estimate() -> Target:
@@ -34,6 +36,7 @@ def estimate() -> Target:
         l2=_level(generic.l2, sizes.get(2), loads / 2, cores),
         l3=_level(generic.l3, sizes.get(3), loads / 4, cores) if generic.l3 and (3 in sizes or not sizes) else None,
         fma={"f32": round(peak, 6), "f64": round(peak / 2, 6)},
+        tensor={"bf16": {"amx": round(1e-3 * cores * clock * AMX_OPERATIONS, 6)}} if "amx_bf16" in flags else {},
         rates=replace(
             generic.rates,
             special=core.fma_units * core.simd_bytes / 80,
@@ -43,6 +46,17 @@ def estimate() -> Target:
         fitted=generic.fitted.inherited(generic.name),
         note="estimated from the system; `tilec doctor --calibrate` measures it",
     )
+
+
+@cache
+def permit_amx() -> bool:
+    """Asks Linux for this process to use AMX, whose registers are more than a thread's state has room for before."""
+    import ctypes
+
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 def available_cores() -> int:
@@ -91,7 +105,8 @@ def _flags() -> set[str]:
     if _is_mac():
         words = f"{_sysctl('machdep.cpu.features')} {_sysctl('machdep.cpu.leaf7_features')}".lower()
         return {"avx" if w == "avx1.0" else w for w in words.split()}
-    return set(_cpuinfo("flags").split()) or {"sse2"}
+    flags = set(_cpuinfo("flags").split()) or {"sse2"}
+    return flags if "amx_tile" in flags and permit_amx() else {f for f in flags if not f.startswith("amx")}
 
 
 def _clock_ghz() -> float:

@@ -12,6 +12,7 @@ from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
 LANES = (2, 4, 8, 16)  # of a tile that is transposed in registers: `runtime/cpu/tile.py`
 VECTORS = (16, 32, 64)  # bytes of a vector
 BYTES = {"f32": 4, "f64": 8}
+AMX_SIDE = 16  # rows of a tile of AMX, and f32 sums of a row
 MOST_SUMS = 64  # vectors of sums: each is written out in a kernel
 
 
@@ -57,6 +58,8 @@ class Panels(Family, name="panels", backend="cpu"):
         "the dimensions along which the left and the right factor are contiguous", dims=True, fixed=True
     )
     element: str = option("the type of the sums", fixed=True)
+    multiplicand: str = option("the type that both factors are stored in, or rounded to", fixed=True)
+    instruction: str = option('"fma": the sums are vectors; "amx": tiles of a matrix unit, to which it adds products of bf16')
     register_tile: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers")
     lanes: int = option("columns of one vector")
     depths: tuple[int, ...] = option("elements along each of the `inner` dimensions that are packed at a time")
@@ -65,6 +68,8 @@ class Panels(Family, name="panels", backend="cpu"):
         rows, columns, inner = (listed(dims, names) for dims in (self.rows, self.columns, self.inner))
         yield "product", f"C[{rows}; {columns}] += left[{rows}; {inner}] * right[{inner}; {columns}]"
         yield "contiguous", " and ".join(f"{f} along {names[d]}" for f, d in zip(("left", "right"), self.along))
+        if self.instruction != "fma":
+            yield "instruction", self.instruction
         yield "register_tile", f"{by_sizes(self.register_tile)} (rows x columns), in vectors of {self.lanes}"
         yield "depths", ", ".join(f"{n} of {names[d]}" for n, d in zip(self.depths, self.inner)) + " packed at a time"
 
@@ -79,6 +84,16 @@ class Panels(Family, name="panels", backend="cpu"):
             return Refusal("register_tile", why)
         if tile[0] * tile[1] // lanes > MOST_SUMS:
             return Refusal("register_tile", f"`register_tile` must have at most {MOST_SUMS} vectors of sums")
+        instructions = ("fma", *matrix_instructions(self.element, self.multiplicand, target))
+        if self.instruction not in instructions:
+            known = " or ".join(f'"{i}"' for i in instructions)
+            return Refusal("instruction", f"`instruction` must be {known}, not {self.instruction}")
+        if self.instruction == "amx":
+            if tile[0] % AMX_SIDE or tile[1] % AMX_SIDE or max(tile) > 2 * AMX_SIDE:
+                why = f"`register_tile` must have {AMX_SIDE} or {2 * AMX_SIDE} rows and columns for `instruction = \"amx\"`"
+                return Refusal("register_tile", why)
+            if self.depths and self.depths[-1] % 2 and any(d > 1 for d in self.depths[:-1]):
+                return Refusal("depths", "the last of `depths` must be even: a matrix unit takes pairs")
         if len(self.depths) != len(self.inner) or min(self.depths, default=1) < 1:
             why = f"`depths` must have {len(self.inner)} numbers of at least 1, one for each inner dimension"
             return Refusal("depths", why)
@@ -94,6 +109,11 @@ class Panels(Family, name="panels", backend="cpu"):
                 why = f"`depths` has {depth}, which does not divide a dimension of {extent}: the numbers before it must be 1"
                 return Refusal("depths", why)
         return None
+
+
+def matrix_instructions(element: str, multiplicand: str, target: Target) -> tuple[str, ...]:
+    """The matrix units that add products of a type to sums of the type `element`."""
+    return tuple(i for i in target.instructions(multiplicand) if i == "amx" and (element, multiplicand) == ("f32", "bf16"))
 
 
 def _listed(numbers: tuple[int, ...]) -> str:

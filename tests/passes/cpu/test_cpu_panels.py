@@ -1,6 +1,7 @@
 """Contractions on the CPU from packed panels: results within bounds for many forms, the plan's choice, the staged IR."""
 
 import re
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -10,11 +11,13 @@ from conftest import assert_within
 from tools import lowering
 
 import tilec
-from tilec.core import mlir
+from tilec.core import host, mlir
+from tilec.core.fitted import PanelTimes
 from tilec.core.mlir import ir
 from tilec.core.target import BUILT_IN
 from tilec.core.targets import load
 from tilec.plan.cpu import panels
+from tilec.semantics.interpreted import interpret_stage
 
 MATMUL = "op f(a: f32[M, K], b: f32[K, N]) -> (c: f32[M, N]) { c[m, n] = sum[k](a[m, k] * b[k, n]) }"
 
@@ -129,6 +132,85 @@ def test_convolution_is_packed_as_im2col(h, w, c, k, rng, compiled, always):
     expected = np_conv2d(x.astype(np.float64), f.astype(np.float64))
     assert_within(text, [x, f], op(x, f), kind="cpu", expected=expected)
     assert has_panels(op)
+
+
+# ---- matrix units ------------------------------------------------------------------------------------------
+
+BF16 = "op f(a: bf16[M, K], b: bf16[K, N]) -> (c: f32[M, N]) { c[m, n] = sum[k](a[m, k] * b[k, n]) }"
+AMX_FORMS = {  # as FORMS, of bf16
+    "plain": ("a: bf16[M, K], b: bf16[K, N]", "c[m, n] = sum[k](a[m, k] * b[k, n])", "mk,kn->mn", "MK KN"),
+    "left along m": ("a: bf16[K, M], b: bf16[K, N]", "c[m, n] = sum[k](a[k, m] * b[k, n])", "km,kn->mn", "KM KN"),
+    "right along k": ("a: bf16[M, K], b: bf16[N, K]", "c[m, n] = sum[k](a[m, k] * b[n, k])", "mk,nk->mn", "MK NK"),
+    "rounded": (
+        "a: f32[M, K], b: bf16[K, N]", "c[m, n] = sum[k](bf16(2 * a[m, k]) * b[k, n])", "mk,kn->mn", "MK KN"
+    ),
+}  # fmt: skip
+
+
+def numbers(shape, rng, dtype=ml_dtypes.bfloat16, scale=1.0):
+    return (scale * rng.standard_normal(shape)).astype(dtype)
+
+
+@pytest.mark.skipif("amx_bf16" not in host.estimate().features, reason="this CPU has no AMX")
+@pytest.mark.parametrize("sizes", [(1, 40, 3), (16, 16, 32), (33, 31, 65), (100, 97, 1030), (64, 256, 511)])
+@pytest.mark.parametrize("form", AMX_FORMS)
+def test_products_of_bf16_by_amx(form, sizes, rng, compiled, always):
+    parameters, body, einsum, shapes = AMX_FORMS[form]
+    extents = dict(zip("MNK", sizes))
+    a, b = (tuple(extents[d] for d in dims) for dims in shapes.split())
+    rounded = form == "rounded"
+    inputs = [numbers(a, rng, np.float32 if rounded else ml_dtypes.bfloat16), numbers(b, rng)]
+    text = f"op f({parameters}) -> (c: f32[M, N]) {{ {body} }}"
+    expected = None if rounded else np.einsum(einsum, *(x.astype(np.float64) for x in inputs))
+    op = compiled(text)
+    assert_within(text, inputs, op(*inputs), kind="cpu", expected=expected)
+    assert any("contract_pairs(" in k.source for k in op.kernels) == (min(sizes[:2]) > 1)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "subnormal", "zeros", "nan", "infinity", "one tiny number"])
+def test_numbers_that_amx_takes_for_0(kind, rng, compiled, always):
+    """AMX has no subnormal numbers: plain loops compute tiles whose products might be such."""
+    a, b = numbers((40, 70), rng), numbers((70, 50), rng)
+    match kind:
+        case "tiny":
+            a, b = numbers((40, 70), rng, scale=1e-20), numbers((70, 50), rng, scale=1e-19)
+        case "subnormal":
+            a = numbers((40, 70), rng, scale=1e-39)
+        case "zeros":
+            a[::2], b[:, ::3] = 0, 0
+        case "nan":
+            a[3, 5], b[1, 2] = np.nan, np.nan
+        case "infinity":
+            a[3, 5], b[1, 2] = np.inf, -np.inf
+        case "one tiny number":
+            a[20, 3], b[3] = 1e-39, 1e30
+            a[20, :3] = a[20, 4:] = 0
+    with np.errstate(invalid="ignore"):
+        expected = a.astype(np.float64) @ b.astype(np.float64)
+    assert_within(BF16, [a, b], compiled(BF16)(a, b), kind="cpu", expected=expected)
+
+
+@pytest.mark.parametrize("form", ["plain", "right along k"])
+@pytest.mark.parametrize("scale", [1.0, 1e-20])
+def test_every_stage_of_a_product_by_amx(form, scale, rng):
+    """For a described machine, whatever the host is: each stage's IR is interpreted."""
+    parameters, body, einsum, shapes = AMX_FORMS[form]
+    sizes = {"M": 5, "N": 9, "K": 35}
+    a, b = (numbers([sizes[d] for d in dims], rng, scale=scale) for dims in shapes.split())
+    text = f"op f({parameters}) -> (c: f32[M, N]) {{ {body} }}"
+    target = load(BUILT_IN / "cpu.toml")
+    slow = replace(target.fit(PanelTimes), plain_ns=1000.0, pack_along_ns=0.01, pack_across_ns=0.01)
+    target = replace(
+        target,
+        tensor={"bf16": {"amx": 500.0}},
+        fitted=replace(target.fitted, groups=target.fitted.groups | {"panels": slow}),
+    )
+    program, result = lowering.lowered(text, None, sizes, target=target)
+    assert "vector<16x" in result.texts["map"] and "x2xbf16>" in result.texts["map"]
+    for stage in ("tile", "stage", "map"):
+        (found,) = interpret_stage(program, result.texts, stage, {"a": a, "b": b}).values()
+        expected = np.einsum(einsum, a.astype(np.float64), b.astype(np.float64))
+        assert_within(text, [a, b], found, kind="cpu", expected=expected)
 
 
 # ---- the plan's choice and the staged IR -------------------------------------------------------------------

@@ -20,12 +20,14 @@ from itertools import product
 from math import ceil, prod
 
 from tilec.analysis.graph import Graph, Node, extract_directions
+from tilec.analysis.products import stored
 from tilec.core.fitted import PanelTimes
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost import contraction
 from tilec.cost.model import NoFurtherChoice
 from tilec.kernels import KernelPlan, Panels
+from tilec.kernels.cpu import AMX_SIDE, matrix_instructions
 from tilec.plan.groups import Group, Remark
 
 GAIN_US = 10  # the least gain of panels: kernels that pack take longer to compile
@@ -47,6 +49,7 @@ class Roles:
 class Blocking:
     """`rows` and `columns` are boxes; `depth` products are packed at a time."""
 
+    instruction: str
     mr: int
     nr: int
     rows: tuple[int, ...]
@@ -56,7 +59,8 @@ class Blocking:
     def __str__(self) -> str:
         rows, columns = ("x".join(map(str, box)) for box in (self.rows, self.columns))
         blocks = f"panels: blocks of {rows} rows and {columns} columns, {self.depth} inner elements at a time"
-        return f"{blocks}, register tiles of {self.mr}x{self.nr}"
+        by = "" if self.instruction == "fma" else f" by {self.instruction}"
+        return f"{blocks}, register tiles of {self.mr}x{self.nr}{by}"
 
 
 def choose_contraction(
@@ -101,7 +105,8 @@ def _planned(
         name: tuple(kernel_dims[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")
     }
     built = Panels(
-        **named, element=element, register_tile=(best.mr, best.nr), lanes=_lanes(target, 8 if element == "f64" else 4),
+        **named, element=element, multiplicand=_multiplicand(node), instruction=best.instruction, register_tile=(best.mr, best.nr),
+        lanes=_lanes(target, 8 if element == "f64" else 4),
         depths=_depths([node.extents[d] for d in roles.inner], best.depth),
     )  # fmt: skip
     sizes = (prod(node.extents[d] for d in dims) for dims in (roles.rows, roles.columns, roles.inner, roles.batch))
@@ -162,7 +167,22 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
             depth = prod(_depths(inner, target.l1.bytes // (3 * mr * size)))
             for a, b in product(_boxes(rows, mr), _boxes(columns, v * lanes)):
                 if depth * prod(b) * size <= target.l2.bytes // 2:
-                    yield Blocking(mr, v * lanes, a, b, depth)
+                    yield Blocking("fma", mr, v * lanes, a, b, depth)
+    element = str(ir.ShapedType(node.results[0].value.type).element_type)
+    if "amx" in matrix_instructions(element, _multiplicand(node), target):
+        for mr, nr, parts in product((AMX_SIDE, 2 * AMX_SIDE), (AMX_SIDE, 2 * AMX_SIDE), (2, 4)):
+            deep = _depths(inner, target.l1.bytes * 2 // (3 * mr * parts))
+            if deep[-1] % 2 and any(d > 1 for d in deep[:-1]):
+                continue  # pairs lie along the last dimension
+            for a, b in product(_boxes(rows, mr), _boxes(columns, nr)):
+                if prod(deep) * prod(b) * 2 <= target.l2.bytes // 2:
+                    yield Blocking("amx", mr, nr, a, b, prod(deep))
+
+
+def _multiplicand(node: Node) -> str:
+    """The type that both factors are stored in, or rounded to."""
+    stored_types = {str(stored(f).type) for f in (node.contraction.left, node.contraction.right)}
+    return stored_types.pop() if len(stored_types) == 1 else str(node.contraction.left.type)
 
 
 def _boxes(extents: list[int], width: int) -> list[tuple[int, ...]]:
@@ -215,13 +235,16 @@ def _plain_us(node: Node, size: int, target: Target) -> float:
 
 
 def _step_ns(b: Blocking, size: int, target: Target) -> float:
-    """One product of a registers' tile: its FMAs, its loads (two a clock), or the latency of a sum."""
+    """One product of a registers' tile: its FMAs, its loads (two a clock), the latency of a sum, or a row of the right panel."""
+    from_l2 = target.l2.unit_gbs * target.l2.achievable or 32
+    if b.instruction != "fma":
+        return max(2e9 * b.mr * b.nr / (target.peak(f"tensor.bf16@{b.instruction}") / target.units), 2 * b.nr / from_l2)
     core, vectors = target.core, b.nr // _lanes(target, size)
     lanes = _lanes(target, size)
     peak = target.peak("fma.f64" if size == 8 else "fma.f32") / target.units
     fma = 1e9 * 2 * lanes * b.mr * vectors / peak
     clocks = max((b.mr + vectors) / 2, core.fma_latency)
-    return max(fma, clocks / target.clock_ghz)
+    return max(fma, clocks / target.clock_ghz, size * b.nr / from_l2)
 
 
 def _pack_ns(node: Node, dims: tuple[int, ...], along: int, fit: PanelTimes) -> float:

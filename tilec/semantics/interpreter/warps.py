@@ -141,11 +141,27 @@ def _mma(code: Code, op: ir.Operation) -> Step:
     return step
 
 
+def _contract_pairs(code: Code, op: ir.Operation) -> Step:
+    """c[i, j] += sum of a[i, k, p] * b[k, j, p], of factors that are widened."""
+    (a, b, c), (r,) = code.operands(op), code.results(op)
+    dtype = dtype_of(op.results[0].type)
+
+    def step(values: Values, mask: Mask) -> None:
+        left, right, total = values[a].astype(dtype), values[b].astype(dtype), values[c]
+        for k, p in product(range(left.shape[-2]), range(left.shape[-1])):
+            total = fused_multiply_add(left[..., :, None, k, p], right[..., k, None, :, p], total, dtype)
+        values[r] = total
+
+    return step
+
+
 @operation("vector.contract")
 def _contract(code: Code, op: ir.Operation) -> Step:
-    """c[i, j] += sum of a[i, k] * b[j, k], each product added with one rounding, in the order of k."""
+    """c[i, j] += sum of a[i, k] * b[j, k], each product added with one rounding, in the order of k, which may be pairs."""
     (a, b, c), (r,) = code.operands(op), code.results(op)
     maps = [mlir.map_dims(ir.AffineMapAttr(m).value) for m in ir.ArrayAttr(op.attributes["indexing_maps"])]
+    if maps == [[0, 2, 3], [2, 1, 3], [0, 1]]:
+        return _contract_pairs(code, op)
     if [sorted(m) for m in maps] != [[0, 2], [1, 2], [0, 1]] or maps[2] != [0, 1]:
         raise Unsupported(op, "of other dimensions than those of a matrix product")
     dtype = dtype_of(op.results[0].type)
