@@ -18,6 +18,7 @@ from tilec.passes.tensor.elements import forward_elements
 from tilec.passes.tensor.forward import forward
 from tilec.passes.tensor.fuse import fuse
 from tilec.passes.tensor.integer_compare import compare_whole
+from tilec.passes.tensor.regroup import regroup
 from tilec.passes.tensor.simplify import settle, simplify
 from tilec.passes.tensor.tile import tile
 
@@ -34,7 +35,8 @@ class Stage:
 STAGES: tuple[Stage, ...] = (
     Stage(
         "simplify", "canonical forms, common subexpressions, algebra",
-        ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", settle),
+        ("canonicalize", "cse", simplify, forward_elements, "canonicalize", "cse", fold_bounds, "canonicalize", regroup,
+         settle),
     ),
     Stage("plan", "decides kernels, tiles, memory: attributes only", ()),
     Stage(

@@ -10,7 +10,7 @@ prologue, another order in memory), that takes longer than the products. TMA can
 
 from __future__ import annotations
 
-from tilec.analysis.products import factors_of, stored
+from tilec.analysis.products import factors_of, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, linalg, tensor
 from tilec.kernels.attributes import carry_over
@@ -25,16 +25,20 @@ def pack(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str) -> tuple
     Returns the operation that computes it and the contraction that reads it instead.
     """
     with ir.InsertionPoint(op), op.location:
-        made = _store(op, factor(op, side), dims, kind)
+        made = _store(op, factor(op, side, kind), dims, kind)
         made.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
-        return made, _read(op, side, made.results[0], dims)
+        return made, _read(op, factor(op, side, kind), made.results[0], dims)
 
 
-def factor(op: ir.Operation, side: int) -> ir.Value:
-    """A factor of the product that the operation adds to its sum."""
+def factor(op: ir.Operation, side: int, kind: str) -> ir.Value:
+    """What is stored as `kind` of a factor of the product that the operation adds to its sum: all but what scales sums."""
     factors = factors_of(op)
     assert factors is not None, "a sum of products, as the plan found"
-    return factors[side]
+    extents = mlir.extents_of(op)
+    inner = [(d, extents[d]) for d, k in enumerate(mlir.iterators_of(op)) if k == "reduction"]
+    if kind == str(factors[side].type):
+        return factors[side]
+    return scaled(mlir.body_of(op), factors[side], [mlir.map_dims(m) for m in mlir.maps_of(op)], inner).core
 
 
 def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str) -> ir.Operation:
@@ -75,13 +79,14 @@ def _rounded(value: ir.Value, element: ir.Type, kind: str) -> ir.Value:
     return value if value.type == element else arith.truncf(element, value)
 
 
-def _read(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) -> ir.Operation:
-    """The contraction made anew, with the stored factor as its last input and without inputs that only the factor read."""
-    old, body = factor(op, side), mlir.body_of(op)
+def _read(op: ir.Operation, old: ir.Value, packed: ir.Value, dims: tuple[int, ...]) -> ir.Operation:
+    """The contraction made anew, with the stored value as its last input and without what only that value read."""
+    body = mlir.body_of(op)
     inputs, maps = mlir.inputs_of(op), mlir.maps_of(op)
     rank, count = maps[0].n_dims, len(inputs)
-    other = factor(op, 1 - side)
-    kept = {other, *(v for o in mlir.slice_of(body, other) for v in mlir.operands_of(o))}
+    (*_, end) = [o.operation for o in body.operations]
+    live = {o for v in end.operands for o in mlir.slice_of(body, v, (old,))}
+    kept = {v for o in live for v in mlir.operands_of(o)} - {old}
     operands = [(v, m, a) for v, m, a in zip(inputs, maps, body.arguments) if a in kept]
     new, block = mlir.generic(
         [r.type for r in op.results], [*(v for v, _, _ in operands), packed], mlir.outputs_of(op),
@@ -96,9 +101,9 @@ def _read(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) 
         mapping[old] = element if element.type == old.type else _widened(element, old)
         for view in body.operations:
             inner = view.operation
-            if inner.name == "linalg.yield":
+            if inner == end:
                 linalg.YieldOp([mapping[v] for v in inner.operands])
-            elif not set(inner.results) & set(mapping) and not _only_for(inner, op, old, kept):
+            elif inner in live and not set(inner.results) & set(mapping):
                 mlir.clone_op(inner, mapping)
     for before, after in zip(op.results, new.results):
         before.replace_all_uses_with(after)
@@ -111,11 +116,6 @@ def _widened(element: ir.Value, factor: ir.Value) -> ir.Value:
     if isinstance(factor.type, ir.FloatType):
         return arith.extf(factor.type, element)
     return (arith.extui if mlir.definition(factor).name == "arith.extui" else arith.extsi)(factor.type, element)
-
-
-def _only_for(inner: ir.Operation, op: ir.Operation, old: ir.Value, kept: set[ir.Value]) -> bool:
-    """Whether an operation of the body serves the stored factor alone."""
-    return inner in mlir.slice_of(mlir.body_of(op), old) and not set(inner.results) & kept
 
 
 __all__ = ["SIDES", "factor", "pack"]

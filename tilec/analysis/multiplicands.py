@@ -7,12 +7,15 @@ of f32 tensors would lose 16 bits of every factor, and uses matrix units only wh
 
 from __future__ import annotations
 
+from math import gcd
+
 from tilec.analysis.graph import Node
-from tilec.analysis.products import stored
+from tilec.analysis.products import Scaled, scaled, stored
 from tilec.core import mlir
+from tilec.core.hardware import LINE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.cost.contraction import unit_type
+from tilec.cost.contraction import element_bytes, unit_type
 
 EIGHT_BIT_FLOATS = {"f8E4M3FN": "f8e4m3", "f8E5M2": "f8e5m2"}  # MLIR's names, and the language's
 _BYTES_AND_F8 = frozenset({"i8", "u8", *EIGHT_BIT_FLOATS})
@@ -33,7 +36,7 @@ def multiplicands_of(node: Node, target: Target) -> tuple[str, ...]:
     nothing that the source does not allow to be lost. Where there is none, the type of the product.
     """
     assert node.contraction is not None
-    kinds = tuple(kind for kind in _without_loss(node) if _is_built(kind, target))
+    kinds = tuple(kind for kind in _without_loss(node) if _is_built(kind, target, scales_of(node)))
     return kinds or (str(node.contraction.left.type),)
 
 
@@ -42,9 +45,24 @@ def multiplicand_of(node: Node, target: Target) -> str:
     return multiplicands_of(node, target)[0]
 
 
-def _is_built(kind: str, target: Target) -> bool:
-    """Whether the passes print products of a type for a target."""
+def scales_of(node: Node) -> int:
+    """How many adjacent places of k share what the factors are scaled by; 0 where they are not scaled."""
+    assert node.contraction is not None
+    return gcd(*(scaled_factor(node, f).period for f in (node.contraction.left, node.contraction.right)))
+
+
+def scaled_factor(node: Node, factor: ir.Value) -> Scaled:
+    """A factor of a contraction, without what is the same for many adjacent places of k."""
+    assert node.contraction is not None
+    inner = [(d, node.extents[d]) for d in node.contraction.k]
+    return scaled(mlir.body_of(node.op), factor, [mlir.map_dims(m) for m in mlir.maps_of(node.op)], inner)
+
+
+def _is_built(kind: str, target: Target, scales: int) -> bool:
+    """Whether the passes print products of a type for a target. Sums that are scaled take as many lines of k as share a scale."""
     instructions = target.instructions(unit_type(kind))
+    if scales:
+        return "wgmma" in instructions and scales % (LINE // element_bytes(kind)) == 0
     return "wgmma" in instructions or (kind in _BY_WARPS and bool(instructions))
 
 
@@ -61,13 +79,13 @@ def _without_loss(node: Node) -> tuple[str, ...]:
         return ()
     if allowed not in (None, "f22"):
         return (allowed,)
-    held = {_held(f) for f in factors}
+    held = {_held(node, f) for f in factors}
     return tuple(kind for kind, types in _HOLDS.items() if held <= types)
 
 
-def _held(factor: ir.Value) -> str:
+def _held(node: Node, factor: ir.Value) -> str:
     """The narrowest type that has every value of a factor."""
-    plain = stored(factor)
+    plain = stored(scaled_factor(node, factor).core)
     owner = mlir.definition(plain)
     if owner is not None and owner.name in _FROM_INTEGERS and str(owner.operands[0].type) == "i8":
         return _FROM_INTEGERS[owner.name]

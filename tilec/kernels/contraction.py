@@ -247,7 +247,11 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
     persistent_blocks: int = option("blocks that are launched, each of which computes tile after tile")
     promoted: int = option(
         "elements along `inner` whose sums the matrix units keep: after so many, they are added in registers, as the units have "
-        "fewer bits", default=0, fixed=True, shown="sums of {} elements are added in registers",
+        "fewer bits, or the sum is scaled", default=0, fixed=True, shown="sums of {} elements are added in registers",
+    )  # fmt: skip
+    scale_columns: int = option(
+        "adjacent columns of a tile that share the scales of such a sum", default=0, fixed=True,
+        shown="{} adjacent columns share a scale",
     )  # fmt: skip
 
     @property

@@ -74,7 +74,7 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
     if GAIN * after > before:
         return f"{as_they_are}, {duration(after)} with {stored} packed first"
     for p in packs:
-        if prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side))):
+        if prod(node.extents[d] for d in p.dims) > UNFOLDED * sum(map(elements, read_by(node, p.side, p.kind))):
             return f"{p.stored} would have more than {UNFOLDED} times as many elements as its sources"
     return packs, f"{as_they_are}, {duration(after)} with copies that TMA can load"
 
@@ -100,7 +100,7 @@ def _dims(node: Node, side: int, major: bool) -> tuple[int, ...]:
 
 def _time(node: Node, p: Pack, size: int, target: Target) -> float:
     """Everything read once, and the copy written."""
-    values = read_by(node, p.side)
+    values = read_by(node, p.side, p.kind)
     points = prod(node.extents[d] for d in p.dims)
     work = Work(
         dram_read=sum(map(bytes_of, values)), dram_write=points * size, flops={}, threads=128,
@@ -113,11 +113,11 @@ def elements(value: ir.Value) -> int:
     return prod(ir.ShapedType(value.type).shape)
 
 
-def read_by(node: Node, side: int) -> list[ir.Value]:
+def read_by(node: Node, side: int, kind: str) -> list[ir.Value]:
     """The tensors that a factor is computed from."""
-    inside = mlir.slice_of(mlir.body_of(node.op), factor(node.op, side))
+    inside = mlir.slice_of(mlir.body_of(node.op), factor(node.op, side, kind))
     arguments = list(mlir.body_of(node.op).arguments)
-    values = [factor(node.op, side), *(v for o in inside for v in mlir.operands_of(o))]
+    values = [factor(node.op, side, kind), *(v for o in inside for v in mlir.operands_of(o))]
     inputs = mlir.inputs_of(node.op)
     found = [inputs[arguments.index(v)] for v in values if v in arguments and arguments.index(v) < len(inputs)]
     return list(dict.fromkeys([*found, *(o.operands[0] for o in inside if o.name == "tensor.extract")]))

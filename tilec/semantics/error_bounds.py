@@ -29,9 +29,11 @@ from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.semantics import intervals as on
 from tilec.semantics.interval_conversions import cast, compared, of_integers, rounded_to
+from tilec.semantics.interval_products import ball, is_narrow, multiplicand, regrouped, sides, using
 from tilec.semantics.interval_reductions import (
     Total,
     arg_reduce,
+    gamma,
     largest,
     reduce,
     sum_of_parts,
@@ -283,6 +285,8 @@ class _Space(Space):
         if product := self.product(expr):
             left, right = (self.enclose(f, mask) for f in (product.left, product.right))
             most = float(np.prod([max(np.abs(end).max(initial=0) for end in x) for x in (left, right)]))
+            if leaves := regrouped(product):
+                return self.regrouped([self.enclose(leaf, mask) for leaf in leaves], axes, product, expr)
             fits = bool(np.isfinite(most)) and (product.dtype is expr.dtype or most <= largest(product.dtype))
             if fits and self.volume({r.index for r in expr.ranges}) > 1:
                 return self.contraction(left, right, axes, product, expr)
@@ -291,16 +295,31 @@ class _Space(Space):
             return [a + b for a, b in zip(*parts)]
         body = self.enclose(expr.body, mask)
         if product and expr.multiplicand is not None:
-            left, right = (_multiplicand(x, _using(expr)) for x in (left, right))
+            left, right = (multiplicand(x, using(expr)) for x in (left, right))
             body = on.multiply(left, right, product.dtype, product.left == product.right)
         body = body.map(lambda end: self.spread(end, axes))
         return sum_parts(body, Total.reduction(body.low.shape, tuple(axes)))
+
+    def regrouped(self, leaves: list[Enclosure], axes: list[int], product: ast.Binary, expr: ast.Reduce) -> list[np.ndarray]:
+        """The parts of a sum of products of three factors or more, which a kernel may multiply in any order, and of which it may
+        apply to sums what several terms share. Where a product in some order may leave the type's range, the sum is anything."""
+        most = [max(1.0, *(np.abs(end).max(initial=0) for end in x)) for x in leaves]
+        count = self.volume({r.index for r in expr.ranges})
+        left, right = sides(leaves)
+        if not np.prod(most) * max(1, count) <= largest(product.dtype):  # a NaN is not, either
+            shape = np.broadcast_shapes(left.low.shape, right.low.shape)
+            nothing = np.zeros([1 if a in axes else n for a, n in enumerate(shape)])
+            return [*[nothing] * 5, *[np.zeros((), np.int64)] * 5, np.ones((), np.int64)]
+        low, high, size, positive, negative, *flags = self.contraction(left, right, axes, product, expr)
+        lost = count * len(leaves) * on.ulp(0.0, product.dtype) * np.prod(most)
+        error = gamma(2 * len(leaves), unit_roundoff(product.dtype)) * size + np.where(size > 0, lost, 0)
+        return [low - error, high + error, size, positive + error, negative + error, *flags]
 
     def contraction(self, left, right, axes: list[int], product: ast.Binary, expr: ast.Reduce) -> list[np.ndarray]:
         """The parts of `sum(left * right)`: that of the intervals' middles, and how far their radii reach, and the roundings of
         the products, where those of the sum do not count them."""
         square = product.left == product.right
-        (a, da), (b, db) = (_ball(x, _using(expr)) for x in (left, right))
+        (a, da), (b, db) = (ball(x, using(expr)) for x in (left, right))
         sizes = np.abs(a) + da, np.abs(b) + db
         middle, size = self.contract(a, b, axes), self.contract(*sizes, axes)
         reach = np.zeros_like(middle)
@@ -320,7 +339,10 @@ class _Space(Space):
     def unit(self, expr: ast.Reduce, count: int) -> float:
         """The unit of a step of a sum. Matrix units, which narrow factors may go to, cut where others round; and of sums of 8-bit
         floats they keep fewer bits."""
-        factors = self.factors(expr) or ()
+        product = self.product(expr)
+        factors = (regrouped(product) or (product.left, product.right)) if product else ()
+        if len(factors) > 2:  # of which matrix units multiply those that are narrow
+            factors = [f for f in factors if is_narrow(f)]
         types = {f.operand.dtype if isinstance(f, ast.Cast) else f.dtype for f in factors}
         narrow = all(t.bits < 32 for t in types)
         matrix = expr.dtype is not F64 and types and (narrow or expr.multiplicand is not None)
@@ -339,31 +361,9 @@ class _Space(Space):
 # ---- values ------------------------------------------------------------------------------------------------
 
 
-def _using(expr: ast.Reduce) -> float:
-    """The relative error of a multiplicand. A tf32 is cut."""
-    if expr.multiplicand in (None, ast.F22):
-        return 0.0
-    return unit_roundoff(expr.multiplicand) * (2 if expr.multiplicand is ast.TF32 else 1)
-
-
 def _least(sizes: np.ndarray) -> float:
     """The smallest but zeros."""
     return float(np.min(sizes, where=sizes > 0, initial=np.inf))
-
-
-def _ball(x: Enclosure, relative: float) -> tuple[np.ndarray, np.ndarray]:
-    """Middles and radii; a radius grows by the rounding of multiplicands, and by that of the middle itself."""
-    middle = x.low if x.is_point else (x.low + x.high) / 2
-    radius = np.zeros_like(middle)
-    if not x.is_point:
-        radius = np.where(x.low == x.high, 0.0, (x.high - x.low) / 2 + 2.0**-52 * np.abs(middle))
-    return middle, radius + relative * (np.abs(middle) + radius)
-
-
-def _multiplicand(x: Enclosure, relative: float) -> Enclosure:
-    """The enclosure of a factor after its rounding, with infinities and NaN among its elements."""
-    low, high = (np.where(np.isfinite(end), relative * np.abs(end), 0) for end in x)
-    return Enclosure(x.low - low, x.high + high)
 
 
 def _any_of(tensor: Enclosure) -> Enclosure:

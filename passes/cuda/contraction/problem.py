@@ -13,11 +13,11 @@ from functools import cached_property, reduce
 from math import prod
 
 from tilec.analysis.access import Access, access_of
-from tilec.analysis.products import arguments_of, dims_of, factors_of, index_dim, stored
+from tilec.analysis.products import Scaled, arguments_of, dims_of, factors_of, index_dim, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
-from tilec.kernels import MatrixKernel
+from tilec.kernels import MatrixKernel, WarpgroupContraction
 from tilec.kernels.contraction import ELEMENTS
 from tilec.passes.cuda.memory_spaces import root, sizes_of
 from tilec.passes.loops import delinearise, sum_of
@@ -81,19 +81,20 @@ class Problem:
     def __init__(self, options: MatrixKernel, tiles: dict[int, int], op: ir.Operation):
         self.options, self.op = options, op
         self.body = mlir.body_of(op)
-        self._accesses = [access_of(op, f) for f in factors_of(op) or ()]  # before loads are guarded
-        guard_loads(self.body)
         self.dims = mlir.get_integers(op, "tilec.dims")
         self.operands = list(op.operands)
         self.operand_dims = [mlir.map_dims(m) for m in mlir.maps_of(op)]
+        extents = dict(zip(self.dims, mlir.extents_of(op)))
+        self.inner = [extents[d] for d in options.inner]
+        staged = (self._scaled(f).core if self.is_promoted else f for f in factors_of(op) or ())
+        self._accesses = [access_of(op, f) for f in staged]  # before loads are guarded
+        guard_loads(self.body)
         *points, self.depth = options.block
         own = (options.rows, options.columns)
         self.left, self.right = (
             Side(name, dims, tuple(tiles[d] for d in dims), size, copy, k_major)
             for name, dims, size, copy, k_major in zip(("left", "right"), own, points, options.copies, options.k_major)
         )
-        extents = dict(zip(self.dims, mlir.extents_of(op)))
-        self.inner = [extents[d] for d in options.inner]
         names = locations.index_names(op)
         self.inner_name = locations.joined(names.get(d, "k") for d in options.inner)
         if options.instruction != "wgmma":  # a box is of the tensor as it is
@@ -183,13 +184,13 @@ class Problem:
 
     def inside(self, side: Side, at: dict[int, ir.Value]) -> list[ir.Value]:
         """Conditions under which a row or column exists."""
-        found = []
+        return [below(at[d], size) for d, size in self.limits(side)]
+
+    def limits(self, side: Side) -> list[tuple[int, ir.Value | int]]:
+        """Kernel dimensions along which a block's rows or columns may not exist, and how many do."""
         outermost = next((n for n, extent in enumerate(side.box) if extent > 1), 0)  # its digit goes on beyond the box
-        for n, d in enumerate(side.dims):
-            size = self.sizes[d]
-            if isinstance(size, ir.Value) or (n == outermost and not side.full):
-                found.append(below(at[d], size))
-        return found
+        sizes = [(n, d, self.sizes[d]) for n, d in enumerate(side.dims)]
+        return [(d, size) for n, d, size in sizes if isinstance(size, ir.Value) or (n == outermost and not side.full)]
 
     def inside_k(self, number: ir.Value) -> list[ir.Value]:
         return [below(number, self.length)] if self.length % self.depth else []
@@ -198,8 +199,22 @@ class Problem:
 
     def factor(self, side: Side) -> ir.Value:
         """The factor of a side, in the type in which it is staged where it has that already."""
-        value = self._factors[side.name]
+        value = self.scaled[side.name].core if self.is_promoted else self._factors[side.name]
         return stored(value) if stored(value).type == self.element else value
+
+    @cached_property
+    def scaled(self) -> dict[str, Scaled]:
+        """Both factors, with what may be applied to sums."""
+        return {name: self._scaled(value) for name, value in self._factors.items()}
+
+    def _scaled(self, factor: ir.Value) -> Scaled:
+        inner = [(self.dims.index(d), extent) for d, extent in zip(self.options.inner, self.inner)]
+        return scaled(self.body, factor, self.operand_dims, inner)
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether partial sums leave the matrix units, and may be scaled then."""
+        return isinstance(self.options, WarpgroupContraction) and self.options.promoted > 0
 
     @cached_property
     def _factors(self) -> dict[str, ir.Value]:
@@ -258,9 +273,10 @@ class Problem:
         return [at[self.dims[d]] for d in self.operand_dims[n]]
 
     def evaluate(
-        self, value: ir.Value, at: dict[int, ir.Value], elements: dict[int, ir.Value] | None = None
-    ) -> ir.Value:
-        """Computes a value of the body at coordinates, in the staged type; `elements` are those that were
+        self, value: ir.Value, at: dict[int, ir.Value], elements: dict[int, ir.Value] | None = None,
+        element: ir.Type | None = None,
+    ) -> ir.Value:  # fmt: skip
+        """Computes a value of the body at coordinates, in the staged type or that of `element`; `elements` are those that were
         loaded already.
         """
         mapping: dict[ir.Value, ir.Value] = {}
@@ -275,7 +291,8 @@ class Problem:
             else:
                 mlir.clone_op(op, mapping)
         result = mapping.get(value, value)  # a factor may be a constant from outside the body
-        return result if result.type == self.element else arith.truncf(self.element, result)
+        element = element or self.element
+        return result if result.type == element else arith.truncf(element, result)
 
 
 def below(value: ir.Value, limit: ir.Value | int) -> ir.Value:

@@ -28,6 +28,7 @@ from tilec.kernels import WarpgroupContraction
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import Chunks, chunk_columns, fragment_coordinates
 from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Blocks, Problem, Side, Thread, local
+from tilec.passes.cuda.contraction.scales import Scales
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of
 from tilec.passes.loops import delinearise, loop, sum_of, when
@@ -91,7 +92,7 @@ class _Shape:
     """Who multiplies what: consumers have 64 rows each; a thread two adjacent columns of every 8, in two rows."""
 
     def __init__(self, options: WarpgroupContraction, thread: Thread):
-        self.thread, self.wide = thread, options.block[1] // 8
+        self.thread, self.wide, self.columns = thread, options.block[1] // 8, options.block[1]
         self.roles = Roles(thread, options.warps[0] * options.warps[1] // 4)
 
     def chunks(self, sums: ir.Value) -> Chunks:
@@ -109,8 +110,12 @@ class _Shape:
     def _coordinates(
         self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value
     ) -> tuple[ir.Value, ir.Value]:
+        return self.row(row), sum_of([(number, columns), (column, 1)])
+
+    def row(self, row: ir.Value) -> ir.Value:
+        """In the block's tile, of a warp's row."""
         warp = arith.andi(self.thread.warp, mlir.index(3))
-        return sum_of([(self.roles.consumer, ROWS), (warp, 16), (row, 1)]), sum_of([(number, columns), (column, 1)])
+        return sum_of([(self.roles.consumer, ROWS), (warp, 16), (row, 1)])
 
 
 class _Loads:
@@ -207,9 +212,11 @@ class _Loads:
         """One tile of C, whose partial sums leave the matrix units every few steps: one warpgroup adds under the products of
         the other."""
         zero, steps = mlir.index(0), self.promoted // problem.depth
+        scales = Scales(problem, self.shape)
         with self._each_sum() as at:
             memref.StoreOp(mlir.constant(0.0, problem.accumulator), self.sums, at)
         with carried_loop(zero, mlir.index(problem.steps), state, steps, name=f"{problem.inner_name}_part") as (first, now):
+            scales.load(problem, sum_of([(first, problem.depth)]))  # under the products
             if steps == 1:
                 self._step(problem, zero, now)
             else:
@@ -219,8 +226,8 @@ class _Loads:
                 with carried_loop(zero, count, now, name=f"{problem.inner_name}_step") as (step, inner):
                     self._step(problem, step, inner)
             with self._each_sum() as at:
-                total = arith.addf(memref.LoadOp(self.sums, at).result, memref.LoadOp(self.partial, at).result)
-                memref.StoreOp(total, self.sums, at)
+                added = scales.apply(memref.LoadOp(self.partial, at).result, at)
+                memref.StoreOp(arith.addf(memref.LoadOp(self.sums, at).result, added), self.sums, at)
 
     def _step(self, problem: Problem, step: ir.Value, state: list[ir.Value]) -> None:
         """One stage, multiplied to its end."""

@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from math import ceil, prod
+from math import ceil, gcd, prod
 from operator import itemgetter
 from typing import NamedTuple
 
 from tilec.analysis.graph import Graph, Node
-from tilec.analysis.multiplicands import multiplicands_of
+from tilec.analysis.multiplicands import multiplicands_of, scaled_factor, scales_of
+from tilec.analysis.products import period_of
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
 from tilec.core import mlir
 from tilec.core.fitted import ContractionTimes
@@ -118,6 +119,8 @@ def choose_contraction(
         return None
     tile = pick(found.choices, nth)
     sizes, built = found.fit(tile).sizes, _staged(found.build(tile), tile, target)
+    if isinstance(built, WarpgroupContraction) and built.promoted:
+        built = replace(built, scale_columns=_scale_columns(node, found.roles, g, sizes))
     tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
     tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
     kernel = replace(kernel, tile=tiles, options=built, sram=lambda k: k.options.shared_bytes)
@@ -143,8 +146,24 @@ def _built(
 
 
 def promoted_of(kind: str, node: Node) -> int:
-    """Elements of k after which sums leave the matrix units, where those have fewer bits for them than an f32."""
-    return PROMOTED if kind.startswith("f8") and mlir.get_string(node.op, "tilec.multiplicand") != "f22" else 0
+    """Elements of k after which sums leave the matrix units: those that share scales, and no more than the units have bits for."""
+    scales = scales_of(node) if kind != str(node.contraction.left.type) else 0
+    short = kind.startswith("f8") and mlir.get_string(node.op, "tilec.multiplicand") != "f22"
+    return gcd(scales, PROMOTED) if short else scales
+
+
+def _scale_columns(node: Node, roles: Roles, g: Group, sizes: Sizes) -> int:
+    """Adjacent columns of a block's tile that share the scales of the right factor; 0 where there are none."""
+    found = scaled_factor(node, roles.factors["right"])
+    if not found.scales:
+        return 0
+    *outer, last = roles.columns
+    if prod(sizes[d] for d in outer) > 1:
+        return 1
+    column = [(g.space.dims[node].index(last), g.space.extents[last])]
+    maps = [mlir.map_dims(m) for m in mlir.maps_of(node.op)]
+    shared = gcd(sizes[last], *(period_of(mlir.body_of(node.op), v, maps, column) for v in found.scales))
+    return shared if shared % 8 == 0 else 1
 
 
 def _is_buildable(built: MatrixKernel) -> bool:

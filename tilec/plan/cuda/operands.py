@@ -15,6 +15,7 @@ from typing import Any
 
 from tilec.analysis.access import Access, access_of
 from tilec.analysis.graph import Graph, Node, dims_of, extract_directions
+from tilec.analysis.multiplicands import scaled_factor, scales_of
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir
 from tilec.core.hardware import BOX, LINE, RANK, ROWS, WIDE
@@ -83,7 +84,7 @@ def _roles(node: Node, g: Group, graph: Graph) -> list[Roles]:
         m, n, left, right = n, m, right, left
     k = [dims[d] for d in c.k if node.extents[d] > 1] or [dims[c.k[-1]]]
     found = (factor_access(node, f, g) for f in (left, right))
-    ends = [d for factor in found if factor is not None and (d := factor.along) in k]
+    ends = [d for factor in found if factor is not None and (d := factor.along) in k and not scales_of(node)]
     orders = [tuple(k), *((*(d for d in k if d != end), end) for end in ends)]
     factors = {"left": left, "right": right}
     return [Roles(m, n, inner, factors) for inner in dict.fromkeys(orders)]
@@ -100,6 +101,8 @@ def _result_dims(node: Node, g: Group, graph: Graph) -> list[int]:
 def _operand(
     node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target
 ) -> Operand:
+    if kind != str(factor.type):  # its scales are applied to sums
+        factor = scaled_factor(node, factor).core
     found = factor_access(node, factor, g)
     made = graph.producer.get(found.access.tensor) if found else None
     if found is None or not found.access.exact or (made is not None and made.inlined):

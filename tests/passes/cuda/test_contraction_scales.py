@@ -1,0 +1,50 @@
+"""Factors that many places of k share: those that no place changes are applied to the sum, others to sums of the matrix units."""
+
+import numpy as np
+import pytest
+from tools import contractions as T
+from tools.explained import planned
+
+from tilec.kernels import contraction
+
+PROGRAM = """op mm(a: {t}[M, K], b: {t}[{b}], s: f32[{s}], t: f32[{u}]) -> (c: f32[M, N]) {{
+ c[m, n] = sum[k](a[m, k] * s[{si}] * b[{bi}] * t[{ui}])
+}}
+"""
+PLACES = {  # the scales' subscripts, their sizes, and the same of the scales by numbers of rows, columns and k
+    "rows": ("M", "m", "N", "n", lambda s, m, k: s[m], lambda t, n, k: t[n]),
+    "blocks": ("M, K // {g}", "m, k // {g}", "N // 8, K // {g}", "n // 8, k // {g}",
+               lambda s, m, k: s[m, k], lambda t, n, k: t[n // 8, k]),
+    "groups": ("M", "m", "N, K // {g}", "n, k // {g}", lambda s, m, k: s[m], lambda t, n, k: t[n, k]),
+    "by k alone": ("K // {g}", "k // {g}", "N", "n", lambda s, m, k: s[k], lambda t, n, k: t[n]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, group", [("f8e4m3", 128), ("bf16", 64), ("bf16", 128)])
+@pytest.mark.parametrize("name", PLACES)
+def test_scales(name, kind, group, monkeypatch):
+    """Sizes hang over the edges of tiles, and of the last group."""
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    s, si, u, ui, rows, columns = PLACES[name]
+    given = {"s": s, "si": si, "u": u, "ui": ui}
+    text = PROGRAM.format(t=kind, b="N, K", bi="n, k", **{key: x.format(g=group) for key, x in given.items()})
+    tile = ("wgmma", 64, 64, 64 if kind == "bf16" else 128, (4, 1))
+    sizes = {"M": 72, "N": 88, "K": 2 * group}
+    m, n, k = (np.arange(sizes[d]) for d in "MNK")
+
+    def expected(a, b, s, t):
+        scale = rows(s, m[:, None, None], k // group) * columns(t, n[:, None], k // group)
+        return (a[:, None] * b * scale).sum(2)
+
+    text = text.replace("{", "{{").replace("}", "}}")
+    result = T.check(text, ("f32", "f32"), sizes, tile, expected, monkeypatch)
+    options = result.plan.kernels[-1].options
+    promoted = group if name != "rows" else 128 if kind.startswith("f8") else 0
+    assert options.promoted == promoted and len(result.plan.kernels) == 1
+
+
+@pytest.mark.parametrize("target", ["a100", "cpu"])
+def test_elsewhere_scales_are_multiplied_in(target):
+    text = PROGRAM.format(t="f8e4m3", b="N, K", bi="n, k", s="M, K // 32", si="m, k // 32", u="N", ui="n")
+    _, plan = planned(text, {"M": 64, "N": 64, "K": 256}, target)
+    assert len(plan.kernels) == 1
