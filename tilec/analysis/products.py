@@ -100,8 +100,8 @@ def _period(body: ir.Block, value: ir.Value, operand_dims: Sequence[Iterable[int
     if op.name != "affine.apply":
         return gcd(*periods)
     whole = ir.AffineMapAttr(op.attributes["map"]).value
-    places = [_is_index(v, d) for v in operands]
-    return _affine_period(whole.results[0], list(zip(periods, places)), whole.n_dims)
+    is_index = [_is_index(v, d) for v in operands]
+    return _affine_period(whole.results[0], list(zip(periods, is_index)), whole.n_dims)
 
 
 def _is_index(value: ir.Value, d: int) -> bool:

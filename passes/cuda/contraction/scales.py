@@ -60,11 +60,11 @@ class Scales:
         self, problem: Problem, side: Side, number: ir.Value, k: ir.Value, memory: ir.Value, at: list[ir.Value]
     ) -> None:
         """The product of a row's or column's scales; of those that do not exist, some other's."""
-        place = problem.coordinates((side, number), (None, k))
+        where = problem.coordinates((side, number), (None, k))
         for d, size in problem.limits(side):
             last = arith.subi(size, mlir.index(1)) if isinstance(size, ir.Value) else mlir.index(size - 1)
-            place[d] = arith.minsi(place[d], last)
-        values = [problem.evaluate(v, place, element=ir.F32Type.get()) for v in problem.scaled[side.name].scales]
+            where[d] = arith.minsi(where[d], last)
+        values = [problem.evaluate(v, where, element=ir.F32Type.get()) for v in problem.scaled[side.name].scales]
         memref.StoreOp(reduce(arith.mulf, values), memory, at)
 
     def apply(self, value: ir.Value, at: list[ir.Value]) -> ir.Value:
