@@ -7,11 +7,11 @@
       y = generic e / s   {sweep 2}            return y
     }                                        }
 
-Reductions marked `tilec.split` become two. Factors of contractions marked `tilec.pack_left` or `tilec.pack_right` are
-stored by an operation of their own. Producers marked `tilec.inline` are computed inside their readers. Operations of one
-loop nest over the same dimensions become one. Then each kernel's operations move into a function, which takes its inputs
-and the tensors to write (destination style), and returns the written tensors. The program's function keeps the calls in
-their order.
+Reads marked `tilec.recompute` are computed anew. Reductions marked `tilec.split` become two. Factors of contractions marked
+`tilec.pack_left` or `tilec.pack_right` are stored by an operation of their own. Producers marked `tilec.inline` are computed
+inside their readers. Operations of one loop nest over the same dimensions become one. Then each kernel's operations move into
+a function, which takes its inputs and the tensors to write (destination style), and returns the written tensors. The program's
+function keeps the calls in their order.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tilec.core import locations, mlir, records
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import func, ir, tensor
 from tilec.kernels.attributes import Parts, Placement, StoredFactor
+from tilec.passes.tensor.gathered import compute_anew
 from tilec.passes.tensor.inline import inline_all
 from tilec.passes.tensor.merge import merge
 from tilec.passes.tensor.pack import SIDES, pack
@@ -31,6 +32,7 @@ from tilec.passes.tensor.split import split
 
 def fuse(module: ir.Operation) -> None:
     (function,) = [f for f in mlir.functions(module) if "tilec.kernel" not in f.attributes]
+    _recompute_all(function)
     inline_all(function)
     _split_all(function)
     _pack_all(function)
@@ -44,6 +46,14 @@ def fuse(module: ir.Operation) -> None:
 
 def _generics(function: ir.Operation) -> list[ir.Operation]:
     return [op.operation for op in mlir.entry(function).operations if mlir.is_generic(op.operation)]
+
+
+def _recompute_all(function: ir.Operation) -> None:
+    for op in _generics(function):
+        if "tilec.recompute" in op.attributes:
+            placement = records.from_attribute(Placement, op.attributes["tilec.recompute"])
+            del op.attributes["tilec.recompute"]
+            placement.write(compute_anew(op))
 
 
 def _split_all(function: ir.Operation) -> None:

@@ -23,7 +23,7 @@ def refuse_split(op: ir.Operation, dim: int, parts: int) -> str | None:
     extent = mlir.extents_of(op)[dim]
     if parts < 2 or extent % parts:
         return f"{extent} elements cannot be {parts} equal parts"
-    if any(_fill_value(v) is None for v in mlir.outputs_of(op)):
+    if any(fill_value(v) is None for v in mlir.outputs_of(op)):
         return "it starts from a value that is not constant"
     return None
 
@@ -57,7 +57,7 @@ def _partial(op: ir.Operation, dim: int, parts: int) -> ir.Operation:
     outs = []
     for value, map_ in zip(mlir.outputs_of(op), maps[len(inputs) :]):
         shaped = ir.ShapedType(value.type)
-        outs.append(linalg.fill(_fill_value(value), outs=[tensor.empty([parts, *shaped.shape], shaped.element_type)]))
+        outs.append(linalg.fill(fill_value(value), outs=[tensor.empty([parts, *shaped.shape], shaped.element_type)]))
         operand_dims.append([0] + [d + 1 for d in mlir.map_dims(map_)])
     new, block = mlir.generic(
         [o.type for o in outs], operands, outs, [mlir.projection(rank + 1, p) for p in operand_dims],
@@ -128,6 +128,7 @@ def _expanded(value: ir.Value, at: int, parts: int, chunk: int) -> ir.Value:
     return tensor.ExpandShapeOp(mlir.tensor_type(new, shaped.element_type), value, groups, [], new).result
 
 
-def _fill_value(value: ir.Value) -> ir.Value | None:
+def fill_value(value: ir.Value) -> ir.Value | None:
+    """The constant that a tensor is full of."""
     owner = mlir.definition(value)
     return owner.operands[0] if owner is not None and owner.name == "linalg.fill" else None

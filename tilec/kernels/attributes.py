@@ -234,6 +234,9 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("split", (_GENERIC,), _record(Parts), "plan", "fuse",
               "a split reduction: its parts, and the placement of the operation that makes them; "
               "the operation that combines them has the reduction's own placement"),
+    Attribute("recompute", (_GENERIC,), _record(Placement), "plan", "fuse",
+              "its first read of a contraction's result at computed subscripts is computed anew: the placement of the operation "
+              "that does"),
     Attribute("pack_left", (_GENERIC,), _record(StoredFactor), "plan", "fuse",
               "the packed left factor of a contraction: its layout and type, and the placement of the operation that stores it"),
     Attribute("pack_right", (_GENERIC,), _record(StoredFactor), "plan", "fuse", "the packed right factor, likewise"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tilec.analysis.graph import Graph, Node
+from tilec.analysis.space import space_of
 from tilec.analysis.traffic import work_of
 from tilec.core.quantities import duration
 from tilec.core.target import Target
@@ -24,49 +25,78 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
         for first in [n for n in before if n.contraction is not None]:
             chain = [first, *(n for n in before if first in _before(n, graph)), node]
             if len(chain) > 2 and member[first] is not member[node]:
-                _join(chain, graph, member, target, remarks)
+                whole = [m for g in {id(member[n]): member[n] for n in chain}.values() for m in g.nodes]
+                _join(graph.in_order(whole), graph, member, target, remarks)
     for node in graph.nodes:
         if node.contraction is None or node.inlined or is_contraction_chain(member[node].nodes):
             continue
-        if readers := _reductions(node, graph, member):
-            _join([node, *readers], graph, member, target, remarks)
+        core = _reductions(node, graph, member)
+        whole = graph.in_order({m for n in core for m in member[n].nodes})
+        if core and not _join(whole, graph, member, target, remarks) and len(core) < len(whole):
+            _join(core, graph, member, target, remarks)
 
 
 def _reductions(node: Node, graph: Graph, member: dict[Node, Group]) -> list[Node]:
-    """The operations that reduce a contraction's result, with all that reads what is no smaller than it; none if it is stored."""
+    """A contraction, the operations that reduce its result, and what they are computed of: all that reads a tensor no smaller than
+    the result. None if it is stored, or not reduced."""
     size = prod(node.extents[d] for d in node.results[0].dims)
     inside = list(member[node].nodes)
     for n in inside:  # grows
         if any(prod(n.extents[d] for d in r.dims) >= size for r in n.results):
             if graph.is_returned(n):
                 return []
-            inside += [m for c in graph.consumers(n) for m in member[c].nodes if m not in inside]
-    found = [n for n in inside if n not in member[node].nodes]
-    reduced = any(n.reduced for n in found) and not any(n.contraction is not None for n in found)
-    return graph.in_order(found) if reduced else []
+            inside += [c for c in graph.consumers(n) if c not in inside]
+        inside += [p for p in graph.producers(n) if p not in inside and _descends(p, node, graph)]
+    reduced = any(n.reduced for n in inside if n is not node)
+    return graph.in_order(inside) if reduced and sum(n.contraction is not None for n in inside) == 1 else []
 
 
-def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
+def _descends(node: Node, first: Node, graph: Graph) -> bool:
+    """Whether an operation is computed from another."""
+    found, pending = {node}, [node]
+    while pending:
+        more = [p for p in graph.producers(pending.pop()) if p not in found]
+        found.update(more)
+        pending += more
+    return first in found
+
+
+def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> bool:
+    """Makes the operations one kernel, if that is legal and takes less time; returns whether it is legal. What else their kernels
+    have stays as it is, in kernels without them."""
     groups = list({id(member[n]): member[n] for n in chain}.values())
-    nodes = graph.in_order(n for g in groups for n in g.nodes)
+    nodes = graph.in_order(chain)
     subject, line = f"{chain[0].name} with {chain[-1].name}", chain[-1].line
     space = refuse(nodes, graph, member, target)
     if isinstance(space, str):
         remarks.append(Remark("refused", subject, space, line))
-        return
+        return False
+    rests = [r for g in groups for r in _without(g, nodes, graph, member, target)]
     together = choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us
+    together += sum(_time_us(g, graph, target) for g in rests)
     separate = sum(_time_us(g, graph, target) for g in groups)
     alternatives = (("a contraction chain", together), (f"{len(groups)} kernels", separate))
     apart = f"{duration(separate)} as {len(groups)} kernels"
     if not profitable(together, separate):
         reason = f"a contraction chain would take {duration(together)}, and {apart}"
         remarks.append(Remark("refused", subject, reason, line, alternatives))
-        return
+        return True
     reason = f"{duration(together)} as a contraction chain, in which {chain[0].name} stays on chip; {apart}"
     remarks.append(Remark("fused", subject, reason, line, alternatives))
-    joined = Group(nodes, space)
-    for n in nodes:
-        member[n] = joined
+    for g in (Group(nodes, space), *rests):
+        for n in g.nodes:
+            member[n] = g
+    return True
+
+
+def _without(g: Group, nodes: list[Node], graph: Graph, member: dict[Node, Group], target: Target) -> list[Group]:
+    """What is left of a kernel without some of its operations: one kernel, or one for each operation where that is not legal."""
+    rest = [n for n in g.nodes if n not in nodes]
+    space = refuse(rest, graph, member, target) if rest else ""
+    if not isinstance(space, str):
+        return [Group(rest, space)]
+    singles = ((n, space_of([n], graph)) for n in rest)
+    return [Group([n], own) for n, own in singles if not isinstance(own, str)]
 
 
 def _time_us(g: Group, graph: Graph, target: Target) -> float:

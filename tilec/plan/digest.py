@@ -11,7 +11,7 @@ from tilec.core.mlir import ir
 from tilec.passes.tensor.pack import SIDES
 
 DIGEST = "tilec.plan_digest"
-ASSIGNED = ("kernel", "loop_group", "dims", "split", *(f"pack_{side}" for side in SIDES), "loops", "inline")
+ASSIGNED = ("kernel", "loop_group", "dims", "split", "recompute", *(f"pack_{side}" for side in SIDES), "loops", "inline")
 """Attributes of operations."""
 
 

@@ -18,6 +18,7 @@ from tilec.core.diagnostics import CallError, Source
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.kernels import FAMILIES
+from tilec.passes.tensor.gathered import name_of_read
 from tilec.passes.tensor.pack import SIDES
 from tilec.plan.digest import ASSIGNED, DIGEST, assigned_operations, attributes_of_plan, digests, program_of, sign
 
@@ -79,6 +80,8 @@ def _schedule(module: ir.Operation) -> dict[str, Any]:
         placements = {name: op.attributes} if "tilec.kernel" in op.attributes else {}
         if "tilec.split" in op.attributes:
             placements[f"{name}.partial"] = ir.DictAttr(op.attributes["tilec.split"])
+        if "tilec.recompute" in op.attributes:
+            placements[name_of_read(op)] = ir.DictAttr(op.attributes["tilec.recompute"])
         for side in SIDES:
             if f"tilec.pack_{side}" in op.attributes:
                 placements[f"{name}.{side}"] = ir.DictAttr(op.attributes[f"tilec.pack_{side}"])

@@ -42,8 +42,9 @@ class Pack:
 class Plan:
     """All kernels of a program. `signature` is the program's name with the types and shapes of its inputs.
 
-    `regroup` plans again with given kernels. `candidates` lists the alternatives of each kernel. Both read the IR that the plan was
-    made from, so that they work only while the IR is unchanged: the driver applies a schedule before any later pass runs.
+    `recomputed`: operations that compute a read of a contraction's result anew, with their readers. `regroup` plans again with
+    given kernels. `candidates` lists the alternatives of each kernel. Both read the IR that the plan was made from, so that they
+    work only while the IR is unchanged: the driver applies a schedule before any later pass runs.
     """
 
     target: Target
@@ -57,6 +58,7 @@ class Plan:
     packs: tuple[Pack, ...] = ()
     copies: tuple[Copy, ...] = ()
     candidates: Callable[[], dict[str, list[KernelPlan]]] | None = field(default=None, compare=False, repr=False)
+    recomputed: dict[str, str] = field(default_factory=dict)
 
     @property
     def registers(self) -> dict[str, int]:

@@ -33,6 +33,7 @@ from tilec.plan.given_groups import Fixed, group_as
 from tilec.plan.groups import Group, Remark
 from tilec.plan.model import Plan
 from tilec.plan.prepack import apply_packs, choose_packs
+from tilec.plan.recompute import plan_with_reads, recomputable_reads
 from tilec.plan.split_reduction import apply_splits, choose_splits
 
 
@@ -42,6 +43,12 @@ def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None
     With `splitting`, long reductions may be split, where the whole program then takes less time. A kernel whose intermediates
     do not fit on chip becomes one kernel for each operation; a kernel of `fixed` raises CallError instead.
     """
+    if reads := recomputable_reads(function, target):
+        return plan_with_reads(function, reads, target, fixed, splitting, _fitting_plan)
+    return _fitting_plan(function, target, fixed, splitting)
+
+
+def _fitting_plan(function: ir.Operation, target: Target, fixed: Fixed | None, splitting: bool) -> Plan:
     remarks: list[Remark] = []
     wanted = fixed
     while True:
@@ -261,7 +268,10 @@ def annotate(module: ir.Operation, function: ir.Operation, plan: Plan) -> None:
     for kernel in plan.kernels:
         for name in kernel.nodes:
             placement = _placement(kernel, name)
-            if name in stored:
+            if name in plan.recomputed:
+                anew = records.to_attribute(Placement(**placement))
+                by_name[plan.recomputed[name]].attributes["tilec.recompute"] = anew
+            elif name in stored:
                 p = stored[name]
                 factor = StoredFactor(factor_dims=p.dims, kind=p.kind, **placement)
                 by_name[p.name].attributes[f"tilec.pack_{SIDES[p.side]}"] = records.to_attribute(factor)
