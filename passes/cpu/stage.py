@@ -28,10 +28,9 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, ir, memref, scf, vector
 from tilec.kernels import Panels, RegisterTranspose, planned_kernels
 from tilec.passes.cpu import matrix
+from tilec.passes.cpu.packing import Block, Packing
 from tilec.passes.cpu.panels import (
-    Block,
     Contraction,
-    Packing,
     Side,
     Size,
     loop,

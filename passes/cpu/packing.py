@@ -1,0 +1,164 @@
+"""Packing of a contraction's factors into panels, in the order in which the register kernel reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from math import prod
+
+from tilec.core import mlir
+from tilec.core.mlir import affine, arith, ir, memref, scf
+from tilec.passes.cpu.panels import (
+    STEP,
+    Contraction,
+    Evaluation,
+    Side,
+    Size,
+    loop,
+    panel_subscripts,
+    quotient,
+    rest,
+    round_up,
+    value_of,
+)
+from tilec.passes.loops import sum_of
+
+
+class Block:
+    """A step along k: the `start` of each inner dimension, how far it goes, how many products that makes."""
+
+    def __init__(self, contraction: Contraction, start: dict[int, ir.Value]):
+        c = self.contraction = contraction
+        self.start = start
+        self.extents = {d: rest(e, start[d], depth) for d, e, depth in zip(c.inner, c.k, c.depths)}
+        self.strides = {d: prod(c.depths[n + 1 :]) for n, d in enumerate(c.inner)}
+
+    @property
+    def first(self) -> ir.Value | None:
+        """Whether it is the first step; None where it is the only one."""
+        found = None
+        for start in self.start.values():
+            if mlir.constant_value(start) is None:
+                zero = arith.cmpi(arith.CmpIPredicate.eq, start, mlir.index(0))
+                found = zero if found is None else arith.andi(found, zero)
+        return found
+
+    @property
+    def count(self) -> Size:
+        """Products in all: of a dimension that the step cuts, all inner ones are whole, outer ones single."""
+        count, cut = 1, None
+        for size in self.extents.values():
+            if isinstance(size, int):
+                count *= size
+            else:
+                assert cut is None
+                cut = size
+        return count if cut is None else sum_of([(cut, count)])
+
+
+class Packing:
+    """Fills panels of one factor for a block of k. The innermost loop goes along contiguous memory: along the lanes, or
+    along one dimension of k. Loops over all lanes have `width` iterations, which suits SIMD code; lanes beyond the end
+    are 0, and so are products up to a whole step of a matrix unit."""
+
+    def __init__(self, block: Block, side: Side, panels: ir.Value):
+        self.block, self.side, self.panels = block, side, panels
+        self.c = c = block.contraction
+        self.lane, inner = side.dims[-1], c.inner
+        along_k = [d for d in inner if d != side.along] + [side.along]
+        self.order = [self.lane, *along_k] if side.along in inner else [*inner, self.lane]
+        self.pairs = c.matrix and not side.by_element
+        if c.matrix and side.by_element:  # pairs are what lies next to each other along k
+            type_ = ir.MemRefType(panels.type)
+            flat = ir.MemRefType.get([type_.shape[0], side.width, c.depth], type_.element_type)
+            self.panels = memref.CollapseShapeOp(flat, panels, [[0], [1], [2, 3]]).result
+        self.steps: dict[int, ir.Value] = {}
+
+    def fill(self, at: dict[int, ir.Value], first: ir.Value, number: ir.Value) -> None:
+        """Fills the panel of this number, whose lanes start at `first`; `at` are the indices of the batch and of the side's
+        outer dimensions."""
+        width, self.first, self.number = self.side.width, first, number
+        lanes = rest(self.side.sizes[-1], first, width)
+        if lanes == width:
+            self._fill(at, width)
+            return
+        whole = arith.cmpi(arith.CmpIPredicate.eq, value_of(lanes), mlir.index(width))
+        branch = scf.IfOp(whole, has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            self._fill(at, width)
+            scf.YieldOp([])
+        with ir.InsertionPoint(branch.else_block):
+            self._fill(at, lanes)
+            self._zeros(lanes, self.side.width, 0)
+            scf.YieldOp([])
+
+    def _fill(self, at: dict[int, ir.Value], lanes: Size) -> None:
+        c, last = self.c, self.c.inner[-1]
+        values = [Evaluation(c, self.side.factor, at) for _ in range(2 if self.pairs else 1)]
+        if not self.pairs:
+            with self._loops(self.order, (0, lanes), values, (0, self.block.extents[last])):
+                self._store([values[0].value])
+        else:
+            extent = self.block.extents[last]
+            half, up = _half(extent), quotient(extent, 2)
+            with self._loops(self.order, (0, lanes), values, (0, half)):
+                self._store([v.value for v in values])
+            if half != up:  # the last of an odd number
+                values = [Evaluation(c, self.side.factor, at)]
+                with self._loops(self.order, (0, lanes), values, (half, up)):
+                    self._store([values[0].value, mlir.constant(0, c.multiplicand)])
+        if c.matrix and self.block.count != c.depth:
+            self._zeros(0, lanes, self.block.count)
+
+    def _zeros(self, low: Size, high: Size, count: Size) -> None:
+        """Zeros in the lanes from `low` to before `high`, behind the first `count` products."""
+        end = round_up(self.block.count, STEP) if self.c.matrix else self.block.count
+        if self.pairs:
+            count, end = quotient(count, 2), quotient(end, 2)
+        zero = mlir.constant(0, self.c.multiplicand)
+        with loop(low, high, name="lane") as lane, loop(count, end, name="k_inner") as p:
+            self._store_at(lane, p, [zero, zero] if self.pairs else [zero])
+
+    @contextmanager
+    def _loops(
+        self, dims: list[int], lanes: tuple[Size, Size], values: list[Evaluation], last: tuple[Size, Size]
+    ) -> Iterator[None]:
+        """`last`: the bounds along the last dimension of k, in pairs where the panel has pairs."""
+        names = self.c.names
+        with ExitStack() as stack:
+            for d in dims:
+                is_lane, is_last = d == self.lane, d == self.c.inner[-1]
+                name = f"{names.get(d, 'n')}_{'lane' if is_lane else 'inner'}"
+                bounds = lanes if is_lane else last if is_last else (0, self.block.extents[d])
+                step = self.steps[d] = stack.enter_context(loop(*bounds, name=name))
+                start = self.first if is_lane else self.block.start[d]
+                for number, value in enumerate(values):
+                    paired = is_last and self.pairs
+                    terms = [(start, 1), (step, 2 if paired else 1)]
+                    value.enter(d, sum_of(terms, number if paired else 0))
+            yield
+
+    def _store(self, values: list[ir.Value]) -> None:
+        part = 2 if self.pairs else 1
+        last = self.c.inner[-1]
+        strides = [(self.steps[d], 1 if d == last else n // part) for d, n in self.block.strides.items()]
+        self._store_at(self.steps[self.lane], sum_of(strides), values)
+
+    def _store_at(self, lane: ir.Value, p: ir.Value, values: list[ir.Value]) -> None:
+        for n, value in enumerate(values):
+            if self.pairs:
+                subscripts = [p, lane, mlir.index(n)]
+            else:
+                subscripts = [lane, p] if self.c.matrix else panel_subscripts(self.side, lane, p)
+            memref.StoreOp(value, self.panels, [self.number, *subscripts])
+
+
+def _half(size: Size) -> Size:
+    """Rounded down."""
+    if isinstance(size, int):
+        return size // 2
+    down = ir.AffineExpr.get_floor_div(ir.AffineDimExpr.get(0), 2)
+    return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [down]), [size]).result
+
+
+__all__ = ["Block", "Packing"]
