@@ -377,10 +377,11 @@ def scattered_extracts(node: Node, d: int, lanes: int) -> int:
     return count
 
 
-def window_dims(node: Node) -> set[int]:
-    """Dimensions along which computed accesses of neighbouring elements meet: sums with another dimension, as in windows of a
-    convolution, or several accesses of one tensor, as in stencils. The last subscript, along which vectors lie, does not count."""
-    found: set[int] = set()
+def windows_of(node: Node) -> dict[int, set[int]]:
+    """Dimensions along which computed accesses of neighbouring elements meet, each with the reduced dimensions along which windows
+    lie: sums with another dimension, as in a convolution, or several accesses of one tensor, as in a stencil. The last
+    subscript, along which vectors lie, does not count."""
+    found: dict[int, set[int]] = {}
     seen: dict[ir.Value, int] = {}
     loads = [o.operation for o in mlir.body_of(node.op).operations if o.operation.name == "tensor.extract"]
     for op in loads:
@@ -389,7 +390,8 @@ def window_dims(node: Node) -> set[int]:
         for subscript in list(op.operands)[1:-1]:
             dims = _index_dims(subscript)
             if dims and (len(dims) > 1 or seen[op.operands[0]] > 1) and dims_of(subscript, node) == dims:
-                found |= dims - node.reduced
+                for d in dims - node.reduced:
+                    found.setdefault(d, set()).update(dims & node.reduced)
     return found
 
 

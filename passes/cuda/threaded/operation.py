@@ -27,7 +27,7 @@ from tilec.passes.cuda.threaded.trig_fallback import (
     is_trigonometric,
     mark_approximate,
 )
-from tilec.passes.cuda.threaded.vector_gather import fetch, is_index, wide_loads
+from tilec.passes.cuda.threaded.vector_gather import Gathered, fetch, is_index, wide_loads
 from tilec.passes.loops import EDGE, TOUCHED, WHOLE, Position, Threads, loop
 
 
@@ -38,7 +38,7 @@ class GenericMapper(OperationContext):
         super().__init__(kernel, op, threads)
         self.loops = [d for d in self.dims if self.layout.chunks(d) != 1 and d not in self.reduced]
         self.reduced_loops = [d for d in self.reduced if self.layout.chunks(d) != 1]
-        self.gathered: dict[ir.Operation, ir.Value] = {}  # loads of the body that were made for all lanes of a step
+        self.gathered: dict[ir.Operation, Gathered] = {}  # loads of the body that were made for all lanes of a step
         self.together = self._lane_invariance()
         self.ascending = {a.state: a for a in ascending(self) if self.threads.misalignment is None}
 
@@ -130,7 +130,7 @@ class GenericMapper(OperationContext):
         unroll = self.layout is not self.kernel.layout and isinstance(self.sizes[d], ir.Value)
         # rows that every operation reads: unrolled, their loads would be moved up for as long as there are registers
         rolled = self.layout is self.kernel.layout and (
-            self.kernel.online or (self.kernel.reduces and d == self.layout.lane)
+            self.kernel.online or self.layout.dense is not None or (self.kernel.reduces and d == self.layout.lane)
         )
         in_registers = {
             n for v in self.operands for n in self.kernel.register_chunks.get(root(v), ()) if d == self.layout.lane
@@ -335,8 +335,7 @@ class GenericMapper(OperationContext):
                 )
         for inner in self.block.operations:
             if inner.operation in self.gathered:
-                tile = self.gathered[inner.operation]
-                mapping[inner.results[0]] = memref.LoadOp(tile, position.slot(self.dims)).result
+                mapping[inner.results[0]] = self.gathered[inner.operation].element(position, self.dims)
             elif any(step(self, a, inner.operation, position, mapping) for a in self.ascending.values()):
                 pass
             elif inner.operation.name not in ("linalg.index", "linalg.yield"):

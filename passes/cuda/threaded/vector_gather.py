@@ -7,6 +7,9 @@ subscript depends on the lanes. If a condition that is the same for all lanes se
 vector is loaded under that condition, at subscripts that need no clamp:
 
     for lane { y[lane] = select(0 <= i < 9, x[min(max(i, 0), 8), lane], 0) }   ->   t = 0; if 0 <= i < 9 { t = vector.load x[i, 0] }
+
+If a thread has neighbours (`Layout.dense`), and a load depends on their index i and on a window's index s by their sum alone, the
+elements of all their windows are loaded once: `x[i + s]` of 4 neighbours and windows of 3 are 6 elements, and not 12.
 """
 
 # mypy: no-strict-optional
@@ -14,13 +17,15 @@ vector is loaded under that condition, at subscripts that need no clamp:
 from __future__ import annotations
 
 from contextlib import nullcontext
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilec.core import mlir
 from tilec.core.mlir import ir, memref, vector
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.cuda.threaded.context import OperationContext
-from tilec.passes.loops import loop, sum_of, when
+from tilec.passes.loops import Position, Threads, loop, sum_of, when
 from tilec.passes.predicate_loads import bounds_of, unclamped
 
 
@@ -86,7 +91,7 @@ def _depends(generic: OperationContext, value: ir.Value, known: dict[ir.Value, b
     return known[value]
 
 
-def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, ir.Value]:
+def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, Gathered]:
     """This thread's part of a wide load, in registers, for the operations of the body whose results it has: the load, or the
     selection of the loaded element or 0."""
     value, *subscripts = load.operands
@@ -94,23 +99,82 @@ def fetch(generic: OperationContext, load: ir.Operation) -> dict[ir.Operation, i
     if guard is not None:
         known = bounds_of(guard.operands[0])
         subscripts = [unclamped(index, known) for index in subscripts]
+    window = _window_of(generic, [*subscripts, *(guard.operands[:1] if guard else ())])
+    threads, sizes = (generic.threads, generic.sizes) if window is None else window.unique(generic)
     element = ir.MemRefType(value.type).element_type
     kernel, dims, lanes = generic.kernel, generic.dims, generic.layout.vectors[generic.layout.lane_dim]
-    tile = kernel.private(dims, element, kernel.name_of(value), generic.layout)
+    tile = kernel.private(dims, element, kernel.name_of(value), threads.layout)
     width = min(lanes, 128 // max(8, element.width))
     type_ = ir.VectorType.get([width], element)
-    with generic.threads.slots(dims, generic.chunk, generic.sizes, lanes=False) as position:
+    with threads.slots(dims, generic.chunk, sizes, lanes=False) as position:
         for begin in range(0, lanes, width):
             mapping: dict[ir.Value, ir.Value] = {}
-            slot, condition = position.slot(dims, begin), nullcontext()
+            slot, condition = position.slot(dims, begin), None
             if guard is not None:
                 with loop(width, name="lane") as lane:
                     memref.StoreOp(mlir.constant(0, element), tile, [*slot[:-1], sum_of([(lane, 1)], begin)])
-                condition = when(evaluate(generic, guard.operands[0], position, begin, mapping))
-            with condition:
+                condition = evaluate(generic, guard.operands[0], position, begin, mapping)
+            with nullcontext() if condition is None else when(condition):
                 at = [evaluate(generic, v, position, begin, mapping) for v in subscripts]
                 vector.StoreOp(vector.LoadOp(type_, value, at).result, tile, slot)
-    return {guard or load: tile}
+    return {guard or load: Gathered(tile, window)}
+
+
+@dataclass(frozen=True)
+class Window:
+    """A thread's neighbours along dimension `neighbour`, whose windows lie along the reduced dimension `along`."""
+
+    neighbour: int
+    along: int
+
+    def unique(self, generic: OperationContext) -> tuple[Threads, dict[int, Any]]:
+        """Threads that have each element of the windows once, as steps along `neighbour`; and sizes that guard none of them."""
+        threads, steps = copy(generic.threads), list(generic.layout.steps)
+        steps[self.neighbour], steps[self.along] = steps[self.neighbour] + steps[self.along] - 1, 1
+        threads.layout = replace(generic.layout, steps=tuple(steps))
+        whole = {self.neighbour: threads.layout.chunk(self.neighbour), self.along: 1}
+        return threads, {**generic.sizes, **whole}
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The tile of a wide load; with a `window`, of the elements of a thread's windows."""
+
+    tile: ir.Value
+    window: Window | None
+
+    def element(self, position: Position, dims: tuple[int, ...]) -> ir.Value:
+        at = position.slot(dims)
+        if self.window is not None:
+            here, along = (dims.index(d) for d in (self.window.neighbour, self.window.along))
+            at[here], at[along] = sum_of([(at[here], 1), (at[along], 1)]), mlir.index(0)
+        return memref.LoadOp(self.tile, at).result
+
+
+def _window_of(generic: OperationContext, values: list[ir.Value]) -> Window | None:
+    """The neighbours and the window of a load: the values that it is made by have their indices in sums alone."""
+    near, layout = generic.layout.dense, generic.layout
+    if near is None or layout.vectors[near] > 1 or near not in generic.dims:
+        return None
+    needed = {o for v in values for o in mlir.slice_of(generic.block, v)}
+    users = [o for o in needed if any(is_index(generic, v, near) for v in o.operands)]
+    for along in generic.reduced:
+        if layout.chunks(along) > 1 or layout.threads[along] > 1 or layout.vectors[along] > 1:
+            continue
+        others = [o for o in needed if any(is_index(generic, v, along) for v in o.operands)]
+        if users and {*users} == {*others} and all(_is_sum(generic, o, (near, along)) for o in users):
+            return Window(near, along)
+    return None
+
+
+def _is_sum(generic: OperationContext, op: ir.Operation, dims: tuple[int, int]) -> bool:
+    """Whether an operation adds the indices of both dimensions, each once."""
+    if op.name != "affine.apply":
+        return False
+    weights = mlir.linear(ir.AffineMapAttr(op.attributes["map"]).value)
+    return weights is not None and all(
+        sum(w for w, v in zip(weights, op.operands) if is_index(generic, v, d)) == 1 for d in dims
+    )
 
 
 def _guard_of(generic: OperationContext, load: ir.Operation) -> ir.Operation | None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from tilec.analysis.graph import window_dims
+from tilec.analysis.graph import windows_of
 from tilec.analysis.layout import Layout
+from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
 from tilec.core.fitted import Layouts
 from tilec.core.hardware import WIDE, WORD
+from tilec.core.mlir import ir
 from tilec.core.quantities import by_sizes, count
 from tilec.cost import model as cost
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
 from tilec.plan.cuda.online import online_reductions
 from tilec.plan.cuda.view import THREADS, UNROLLED, View, lay_out, power, unrolled, vector_of
 
-MOST_SUMS = 32  # of neighbours that a thread holds at a time: their registers beside those of a window's elements
+MOST_SUMS = 32  # of neighbours that a thread holds at a time
+HELD_WORDS = 80  # of a thread's sums, windows and factors: with addresses, 128 registers
+LOAD = 4  # instructions that a load takes, with its address and condition
 
 
 def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
@@ -26,6 +30,8 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     kernel, extents, vector, fit = view.kernel, view.extents, vector_of(view, lane), view.target.fit(Layouts)
     if not view.reduced:  # stores of 16 bytes that leave gaps for the next one reach 0.63 of copy, narrower loads 0.98
         vector = min(vector, max(1, WIDE // max((a.element for a in view.accesses if a.written), default=1)))
+    near = _neighbours(view, lane, vector)
+    vector = near.vector if near else vector
     splits = [d for d in view.reduced if d not in view.scanned and extents[d] > UNROLLED]
     points = prod(extents[d] for d in kernel.grid)
     counts: dict[int, int] = {}
@@ -39,6 +45,8 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         8 if blocks < fit.few_blocks else 16 if blocks < (fit.online_line_blocks if joined else fit.line_blocks) else 32
     )
     counts[lane] = min(max(line, budget // narrow) if narrow > 1 else budget, power(extents[lane] / vector))
+    if near is not None:  # whole threads: a guard would keep neighbours apart
+        counts[lane] = min(counts[lane], (lanes := extents[lane] // vector) & -lanes)
     budget //= counts[lane]
     if narrow > 1:
         longest = max(splits, key=lambda d: extents[d])
@@ -53,7 +61,8 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     tile = {d: min(max(1, extents[d]), counts.get(d, 1) * (vector if d == lane else 1)) for d in kernel.grid}
     others = sorted((d for d in tile if d != lane), reverse=True)
     computed = [v for n in view.group.nodes for v in n.extracts]
-    windowed = _share_windows(view, others, counts, tile, steps, vector)
+    if near is not None:
+        _deal_neighbours(view, near, others, counts, tile, steps)
     if vector == 1 and not view.reduced and len(computed) > len(set(computed)):
         _more_steps(view, (*others, lane), tile, steps, UNROLLED)  # what rows read alike stays in L1
     elif vector == 1 and not splits:
@@ -62,7 +71,7 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
         _more_steps(view, (*others, lane), tile, steps, 2)  # two places to wait for at a time
     elif not view.reduced and (_is_busy(view) or _is_light(view, vector)):
         _more_steps(view, (lane, *others), tile, steps, 2)
-    layout = replace(lay_out(view, counts, {lane: vector}, steps, tile), dense=windowed)
+    layout = replace(lay_out(view, counts, {lane: vector}, steps, tile), dense=near.d if near else None)
     threads = f"{by_sizes(counts[d] for d in layout.order)} threads" if layout.order else "1 thread"
     return (
         tile,
@@ -71,28 +80,59 @@ def columns(view: View, lane: int) -> tuple[dict[int, int], Layout, str]:
     )
 
 
-def _share_windows(
-    view: View, others: Sequence[int], counts: dict[int, int], tile: dict[int, int], steps: dict[int, int], vector: int
-) -> int | None:
-    """Gives a thread neighbours along a dimension in which windows overlap, as many as registers hold sums of, as long as all
-    SMs have blocks. Returns the dimension. Tiles divide it: guards would cost more than the neighbours save."""
-    windows = {view.group.space.dims[n][d] for n in view.group.nodes for d in window_dims(n)}
-    blocks = prod(view.extents[d] for d in tile) / (vector * THREADS)
-    for d in others if vector > 1 else ():
-        extent = view.extents[d]
-        count = max((n for n in range(1, MOST_SUMS // vector + 1) if extent % n == 0), default=1)
-        if d not in windows or count == 1 or blocks < 2 * view.target.units * count:
-            continue
-        threads = counts.get(d, 1)
-        while extent % (count * threads):
-            threads //= 2
-        spare, counts[d] = counts.get(d, 1) // threads, threads
-        tile[d], steps[d] = count * threads, count
-        for e in others:  # the threads that do not fit along it
-            while spare > 1 and e != d and view.extents[e] % (2 * tile[e]) == 0:
-                counts[e], tile[e], spare = 2 * counts.get(e, 1), 2 * tile[e], spare // 2
-        return d
-    return None
+@dataclass(frozen=True)
+class _Neighbours:
+    """`count` neighbours of a thread along dimension `d`, with `vector` elements in an access. `unrolled`: the reduced dimensions
+    along which their windows lie, all of whose steps are unrolled."""
+
+    d: int
+    count: int
+    vector: int
+    unrolled: tuple[int, ...]
+
+
+def _neighbours(view: View, lane: int, widest: int) -> _Neighbours | None:
+    """The neighbours with the fewest instructions an element, among those that fit registers and leave blocks for all SMs. Tiles
+    divide the dimension: guards would cost more than the neighbours save."""
+    if widest == 1:
+        return None
+    windows: dict[int, set[int]] = {}
+    for node in view.group.nodes:
+        dims = view.group.space.dims[node]
+        for d, partners in windows_of(node).items():
+            windows.setdefault(dims[d], set()).update(dims[p] for p in partners)
+    if not windows:
+        return None
+    element = max(element_bytes(ir.ShapedType(v.type).element_type) for n in view.group.nodes for v in n.extracts)
+    points, found = prod(view.extents[d] for d in view.kernel.grid), []
+    for d in (d for d in view.kernel.grid if d in windows and d != lane):
+        unrolled_dims = tuple(p for p in windows[d] if view.extents[p] <= UNROLLED)
+        window = prod(view.extents[p] for p in unrolled_dims)
+        for vector in (v for v in (8, 4, 2) if v <= widest and v * element >= WORD):
+            for number in (n for n in range(2, MOST_SUMS // vector + 1) if view.extents[d] % n == 0):
+                words = vector * element / WORD  # of an access
+                accesses = number + 2 * window - 1  # of the windows' elements, and of their factors
+                fits = number * vector + accesses * words <= HELD_WORDS
+                if fits and points >= 2 * view.target.units * THREADS * number * vector:
+                    each = accesses / number * ((element < WORD) + LOAD / vector)  # instructions beside the sum's own
+                    found.append((each, -d, _Neighbours(d, number, vector, unrolled_dims)))
+    return min(found, key=lambda f: f[:2])[2] if found else None
+
+
+def _deal_neighbours(
+    view: View, near: _Neighbours, others: Sequence[int], counts: dict[int, int], tile: dict[int, int], steps: dict[int, int]
+) -> None:
+    """Gives each thread its neighbours; threads that do not fit along their dimension lie along another."""
+    d, extent, threads = near.d, view.extents[near.d], counts.get(near.d, 1)
+    while extent % (near.count * threads):
+        threads //= 2
+    spare, counts[d] = counts.get(d, 1) // threads, threads
+    tile[d], steps[d] = near.count * threads, near.count
+    for p in view.reduced:
+        steps[p] = view.extents[p] if p in near.unrolled else 1
+    for e in others:
+        while spare > 1 and e != d and view.extents[e] % (2 * tile[e]) == 0:
+            counts[e], tile[e], spare = 2 * counts.get(e, 1), 2 * tile[e], spare // 2
 
 
 def _is_light(view: View, vector: int) -> bool:
