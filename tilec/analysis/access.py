@@ -35,8 +35,8 @@ class Subscript:
     @property
     def bare(self) -> int | None:
         """The dimension that it is."""
-        ((d, factor), *others) = [*self.factors.items()] or [(None, 0)]
-        return d if factor == 1 and not others and not self.constant else None
+        terms = list(self.factors.items())
+        return terms[0][0] if len(terms) == 1 and terms[0][1] == 1 and not self.constant else None
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,11 @@ def access_of(op: ir.Operation, factor: ir.Value) -> Access | None:
         return None
     tensor, *indices = owner.operands
     shape = ir.ShapedType(tensor.type).shape
-    subscripts = [_subscript(op, _unclamped(i, extent)) for i, extent in zip(indices, shape)]
-    if None in bounds or None in subscripts or mlir.DYNAMIC in shape:
+    found = [_subscript(op, _unclamped(i, extent)) for i, extent in zip(indices, shape)]
+    subscripts, known = [s for s in found if s is not None], [b for b in bounds if b is not None]
+    if len(known) < len(bounds) or len(subscripts) < len(found) or mlir.DYNAMIC in shape:
         return None
-    return Access(tensor, tuple(subscripts), None, tuple(bounds), _is_exact(op, set(bounds), subscripts, list(shape)))
+    return Access(tensor, tuple(subscripts), None, tuple(known), _is_exact(op, set(known), subscripts, list(shape)))
 
 
 def _is_zero(value: ir.Value) -> bool:
@@ -122,7 +123,8 @@ def _add(op: ir.Operation, value: ir.Value, times: int, factors: dict[int, int])
         return None
     *terms, constant = linear
     parts = [_add(op, v, times * factor, factors) for v, factor in zip(owner.operands, terms) if factor]
-    return None if None in parts else sum(parts, times * constant)
+    known = [p for p in parts if p is not None]
+    return sum(known, times * constant) if len(known) == len(parts) else None
 
 
 def _is_exact(op: ir.Operation, bounds: set[Bound], subscripts: Sequence[Subscript], shape: list[int]) -> bool:

@@ -42,7 +42,8 @@ class Contraction:
     def shared(self) -> tuple[float, float]:
         """How much of A and of B is in memory: less than 1 where elements are shared."""
         whole = self.batch * self.k * self.m * self.bytes, self.batch * self.k * self.n * self.bytes
-        return tuple(min(1.0, s / max(1, w)) if s else 1.0 for s, w in zip(self.sources, whole))
+        left, right = (min(1.0, s / max(1, w)) if s else 1.0 for s, w in zip(self.sources, whole))
+        return left, right
 
     @property
     def bytes(self) -> int:

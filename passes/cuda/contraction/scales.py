@@ -15,6 +15,7 @@ from typing import Any
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref
+from tilec.kernels import WarpgroupContraction
 from tilec.passes.cuda.contraction.fragments import fragment_coordinates
 from tilec.passes.cuda.contraction.problem import PRIVATE, Problem, Side, local
 from tilec.passes.loops import loop, sum_of
@@ -25,6 +26,7 @@ class Scales:
     thread's sum `[fragment, half, pair]`."""
 
     def __init__(self, problem: Problem, shape: Any):
+        assert isinstance(problem.options, WarpgroupContraction)
         self.shape, self.group = shape, problem.options.scale_columns
         self.left = self.right = None
         if problem.scaled["left"].scales:
