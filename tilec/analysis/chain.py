@@ -7,52 +7,89 @@ second contraction, all in one loop over the index between them.
 
 A block has some rows i, and loops over the tiles of j. This module decides whether operations have this form, and which
 tiles of j a mask leaves: conditions that are affine in indices get bounds over a tile (`Mask`).
+
+Factors are elements of stored tensors at affine places: `k[b, h // 4, j, d]`, `x[b, j, 1, h, d]`, `x[b, j, h * 64 + d]`. In each
+dimension of its tensor a block reads one place, or a tile along one kernel dimension (`Factor`).
 """
 
 # mypy: no-strict-optional
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass, replace
 from math import inf
 
-from tilec.analysis.expression import Expr, Reader, Total, Unreadable
+from tilec.analysis.affine_conditions import Linear, affine_bounds
+from tilec.analysis.expression import Expr, Reader, Total, Unreadable, constant
+from tilec.analysis.linear_factor import linear_factor
 from tilec.analysis.online_reduction import Carried, Online, derive
 from tilec.analysis.products import stored_term
+from tilec.analysis.subscripts import granule, step, subscripts
+from tilec.analysis.weights import largest, narrow_type, without_rounding
 from tilec.core import mlir
 from tilec.core.mlir import ir
-
-Linear = tuple[dict[Expr, int], int]  # the sum of leaves times numbers, and a number
-_AT_LEAST = {2: (1, -1), 3: (0, -1), 4: (1, 1), 5: (0, 1)}  # cmpi a, b: sign * (a - b) - strict >= 0
 
 
 @dataclass(frozen=True)
 class Mask:
-    """A condition: elements for which it fails add nothing. It holds where each of `bounds` is at least 0."""
+    """A condition: elements add nothing but where it holds, or (not `holds`) where it does not. That is where each of `bounds` is
+    at least 0."""
 
     condition: Expr
+    holds: bool
     bounds: tuple[Linear, ...]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A stored factor. `along` has for each dimension of its tensor the kernel dimension of which a block reads a tile there, in
+    steps of 1; None where a block reads one place."""
+
+    element: Expr
+    along: tuple[int | None, ...]
+
+    @property
+    def type(self) -> str:
+        return self.element.type
+
+    @property
+    def contiguous(self) -> int | None:
+        """The kernel dimension along which neighbours are adjacent in memory."""
+        return self.along[-1] if self.along else None
+
+    def is_part(self, d: int, extent: int) -> bool:
+        """Whether the tensor goes on beyond the last element of a kernel dimension."""
+        p = self.along.index(d)
+        return bool(self.element.args) and ir.ShapedType(self.element.key.type).shape[p] != extent
 
 
 @dataclass(frozen=True)
 class Chain:
     """The parts of a contraction chain. `left` and `right` are the stored factors of the scores (rows and columns of the
-    scores). `weights` and `values` are the factors of the product. `rows` and `columns` are kernel dimensions of the
-    product, `inner` the reduced dimension of the scores, `batch` the dimensions that all factors have. Without a second
-    contraction there are neither `product`, `weights`, `values` nor `columns`."""
+    scores). `weights` and `values` are the factors of the product; the program rounds a weight to `weight_type`, as
+    multiplying it does if that is the type of the values. `rows` and `columns` are kernel dimensions of the
+    product, `inner` the reduced dimension of the scores, `batch` the dimensions of which a block has one element. A block may
+    have as many elements of a dimension of rows as divide its number in `granules`, where it has one: `right` and `values`
+    read its quotient by that. Without a second contraction there are neither `product`, `weights`, `values` nor `columns`.
+
+    `score` is what all else reads of a score, such as `20 * tanh(s / 20) + bias`: it takes the score's place in the terms of
+    `online` and in `weights`, which are those where no mask excludes an element."""
 
     online: Online
     scores: Total
+    score: Expr
     product: Carried | None
-    left: Expr
-    right: Expr
+    left: Factor
+    right: Factor
     weights: Expr | None
-    values: Expr | None
-    rows: int
+    weight_type: str
+    values: Factor | None
+    rows: tuple[int, ...]
     inner: int
     columns: int | None
     batch: tuple[int, ...]
+    granules: dict[int, int]
     masks: tuple[Mask, ...]
 
     @property
@@ -60,23 +97,26 @@ class Chain:
         return self.online.dim
 
     @property
+    def factors(self) -> tuple[Factor, ...]:
+        """Those that are stored."""
+        return (self.left, self.right, *(() if self.values is None else (self.values,)))
+
+    @property
     def absorbing(self) -> float | None:
         """A score that changes no state, by which a mask can be told to all that follows; None where there is none."""
         for number in (-inf, 0.0, inf):
-            terms = [self.under(c.term, masked=False) for c in self.online.carried]
-            swapped = [folded(t.replace(lambda p: self._score(p, number))) for t in terms]  # noqa: B023
+            swapped = [folded(c.term.replace(lambda p: self._score(p, number))) for c in self.online.carried]  # noqa: B023
             if all(t.number == c.identity for t, c in zip(swapped, self.online.carried)):
                 return number
         return None
 
+    @property
+    def weight_bound(self) -> float:
+        """What no weight exceeds in absolute value, unless it is a NaN."""
+        return inf if self.weights is None else largest(self.weights)
+
     def _score(self, x: Expr, number: float) -> Expr | None:
         return Expr("constant", key=number) if x.op == "total" and x.key == self.scores.number else None
-
-    def under(self, expression: Expr, masked: bool) -> Expr:
-        """An expression where all masks hold, unless `masked`."""
-        if masked:
-            return expression
-        return _assume(expression, {m.condition for m in self.masks})
 
 
 def read_chain(reader: Reader, outputs: Iterable[Expr]) -> Chain | str:
@@ -92,34 +132,52 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
     if len(shared) != 1:
         raise Unreadable("there is no single index that one contraction makes and the other sums over")
     ((between, scores),) = shared.items()
-    online = derive([t for t in reader.totals if t is not scores], between)
+    others = [replace(t, term=_parted(t.term)) for t in reader.totals if t is not scores]
+    online = derive(others, between, rounded=True)
     if isinstance(online, str):
         raise Unreadable(online)
     wide = [c for c in online.carried if set(c.total.dims) - set(scores.dims)]
-    if len(wide) > 1 or len(online.carried) != len(reader.totals) - 1:
+    if len(wide) > 1 or len(online.carried) + len(online.shared) != len(reader.totals) - 1:
         raise Unreadable("a single contraction must come last")
     product = wide[0] if wide else None
     last = product.total if product else scores
     left, right = _factors(scores.term, scores.dims)
-    if left is None or between in left.dims:
+    if between in left.dims:
         left, right = right, left
     weights, values = _product(product) if product else (None, None)
-    rows, columns = set(scores.dims) & left.dims - right.dims, set(last.dims) - set(scores.dims)
+    shared_by = [x for x in (right, values) if x is not None]
+    granules = {d: n for d in scores.dims if d in left.dims and (n := granule(d, *shared_by))}
+    rows = {d for d in scores.dims if d in left.dims and (d not in right.dims or d in granules)} - {between}
+    columns = set(last.dims) - set(scores.dims)
     batch = tuple(d for d in scores.dims if d not in rows and d != between)
-    kinds = [(rows, "rows"), (scores.reduced, "reduced indices"), *([(columns, "columns")] if product else [])]
-    for found, what in kinds:
+    for found, what in ((scores.reduced, "reduced indices"), *([(columns, "columns")] if product else [])):
         if len(found) != 1:
             names = " and ".join(dict.fromkeys((scores.name, last.name)))
             raise Unreadable(f"the {what} of {names} are {len(found)} dimensions, not one")
+    if not rows:
+        raise Unreadable(f"{scores.name} has no rows: no index that its first factor alone has")
     carried_dims = {d for c in online.carried for d in c.total.dims}
-    if not carried_dims <= {*batch, *rows, *columns} or (values and values.dims - {*batch, *columns, between}):
+    if not carried_dims <= {*batch, *rows, *columns} or (values and values.dims - {*batch, *granules, *columns, between}):
         raise Unreadable(f"{last.name} has indices that {scores.name} does not have")
     for output in outputs:
         if between in output.dims:
             raise Unreadable(f"the result of {scores.name} is stored, element by element")
-    masks = tuple(_masks(online, scores))
-    (row,), (inner,), column = rows, scores.reduced, next(iter(columns), None)
-    return Chain(online, scores, product, left, right, weights, values, row, inner, column, batch, masks)
+    (inner,), column = scores.reduced, next(iter(columns), None)
+    tiled = {*rows, between, inner, *columns}
+    left_factor = _factor(left, {*rows, inner}, tiled)
+    right_factor = _factor(right, {between, inner}, tiled - {*granules})
+    values_factor = None if values is None else _factor(values, {between, *columns}, tiled - {*granules})
+    order = tuple(d for d in left_factor.along if d in rows)
+    weight_type = "f32" if weights is None else narrow_type(weights)
+    weights = weights and without_rounding(weights, values.type)
+    score = Expr("total", key=scores.number, own_dims=scores.dims)
+    chain = Chain(
+        online, scores, score, product, left_factor, right_factor, weights, weight_type, values_factor, order, inner, column, batch,
+        granules, (),
+    )  # fmt: skip
+    masks = tuple(_masks(online))
+    masked = _with_score(_assuming(chain, masks))
+    return _with_score(chain) if masks and masked.absorbing is None else masked
 
 
 def _factors(term: Expr, dims: tuple[int, ...]) -> tuple[Expr, Expr]:
@@ -146,17 +204,115 @@ def _product(product: Carried) -> tuple[Expr, Expr]:
     return weights, values
 
 
+def _factor(x: Expr, own: Set[int], tiled: Set[int]) -> Factor:
+    factor = Factor(x, tuple(_along(p, tiled) for p in subscripts(x)))
+    if sorted(d for d in factor.along if d is not None) != sorted(own):
+        raise Unreadable("a factor is read twice along an index, or not along every index of its tiles")
+    return factor
+
+
+def _along(subscript: Expr, tiled: Set[int]) -> int | None:
+    """The dimension of tiles that a subscript runs along."""
+    own = subscript.dims & tiled
+    if not own:
+        return None
+    (d, *others) = own
+    if others or step(subscript, d) != 1:
+        raise Unreadable("a factor is read at places that are no box of its tensor")
+    return d
+
+
+# ---- the score ---------------------------------------------------------------------------------------------
+
+
+def _rewritten(chain: Chain, swap: Callable[[Expr], Expr]) -> Chain:
+    """The chain with other terms."""
+    carried = {c: replace(c, term=swap(c.term)) for c in chain.online.carried}
+    online = replace(chain.online, carried=tuple(carried.values()))
+    product = chain.product and carried[chain.product]
+    return replace(chain, online=online, product=product, weights=chain.weights and swap(chain.weights))
+
+
+def _with_score(chain: Chain) -> Chain:
+    """The chain with the largest expression by which all else reads a score in the score's place."""
+    read = [c.term for c in chain.online.carried if c is not chain.product]
+    read += [] if chain.weights is None else [chain.weights]
+    whole = chain.score
+    while (above := _reader_of(whole, read)) is not None:
+        whole = above
+    if whole is chain.score:
+        return chain
+    changed = _rewritten(chain, lambda x: x.replace(lambda p: chain.score if p == whole else None))
+    return replace(changed, score=_cheapened(whole))
+
+
+def _reader_of(x: Expr, terms: list[Expr]) -> Expr | None:
+    """The one expression that reads `x` in all terms, if it reads no state."""
+    found: set[Expr] = set()
+
+    def look(part: Expr) -> bool:
+        """Whether `part` is `x`."""
+        if part == x:
+            return True
+        if any([look(a) for a in part.args]):
+            found.add(part)
+        return False
+
+    if any([look(t) for t in terms]) or len(found) != 1:
+        return None
+    (above,) = found
+    return None if above.type != "f32" or _reads_state(above) else above
+
+
+def _reads_state(x: Expr) -> bool:
+    return x.op in ("state", "reference") or any(map(_reads_state, x.args))
+
+
+def _cheapened(x: Expr) -> Expr:
+    """A score with products in place of quotients by numbers, and one product in place of several. That is one rounding of a
+    score, of which its sum's bound leaves as much."""
+
+    def cheap(part: Expr) -> Expr | None:
+        z, c = linear_factor(part) if part.totals and part.op in ("arith.divf", "arith.mulf") else (part, 1.0)
+        return None if z is part or not 2.0**-100 < abs(c) < 2.0**100 else Expr("arith.mulf", (z.replace(cheap), constant(c)))
+
+    return x.replace(cheap)
+
+
 # ---- masks -------------------------------------------------------------------------------------------------
 
 
-def _masks(online: Online, scores: Total) -> Iterator[Mask]:
+def _parted(x: Expr) -> Expr:
+    """Choices by several conditions as choices by one each, the affine ones first: `a if p and q else b` is
+    `(a if q else b) if p else b`. An exponential's square, which is its fast form, as an exponential."""
+    args = tuple(_parted(a) for a in x.args)
+    if x.op == "arith.mulf" and args[0] == args[1] and args[0].op == "math.exp2":
+        (y,) = args[0].args
+        return Expr("math.exp2", (Expr("arith.mulf", (y, constant(2.0))),), args[0].key, template=args[0].template)
+    if x.op == "arith.select" and args[0].op in ("arith.andi", "arith.ori"):
+        holds = args[0].op == "arith.andi"
+        affine = lambda c: affine_bounds(c, holds) is not None  # noqa: E731
+        found, *choice = args[1 if holds else 2], args[1], args[2]
+        for condition in sorted(_conjuncts(args[0], args[0].op), key=affine):
+            choice[not holds] = found
+            found = Expr(x.op, (condition, *choice), x.key, x.own_dims, x.type, x.template)
+        return found
+    return Expr(x.op, args, x.key, x.own_dims, x.type, x.template)
+
+
+def _conjuncts(x: Expr, op: str) -> list[Expr]:
+    return [c for a in x.args for c in _conjuncts(a, op)] if x.op == op else [x]
+
+
+def _masks(online: Online) -> Iterator[Mask]:
     """Affine conditions without which no state changes."""
     for condition in dict.fromkeys(c for carried in online.carried for c in _conditions(carried.term)):
-        bounds = affine_bounds(condition)
-        if bounds is None or all(online.dim not in leaf.dims for leaves, _ in bounds for leaf in leaves):
-            continue
-        if all(_without(c.term, condition).number == c.identity for c in online.carried):
-            yield Mask(condition, bounds)
+        for holds in (True, False):
+            bounds = affine_bounds(condition, holds)
+            if bounds is None or all(online.dim not in leaf.dims for leaves, _ in bounds for leaf in leaves):
+                continue
+            if all(folded(_where(c.term, condition, not holds)).number == c.identity for c in online.carried):
+                yield Mask(condition, holds, bounds)
 
 
 def _conditions(x: Expr) -> Iterator[Expr]:
@@ -166,16 +322,21 @@ def _conditions(x: Expr) -> Iterator[Expr]:
         yield from _conditions(a)
 
 
-def _assume(x: Expr, conditions: set[Expr]) -> Expr:
-    """`x` where the conditions hold."""
-    return x.replace(
-        lambda p: _assume(p.args[1], conditions) if p.op == "arith.select" and p.args[0] in conditions else None
-    )
+def _where(x: Expr, condition: Expr, holds: bool) -> Expr:
+    """`x` where a condition holds, or does not."""
+
+    def taken(p: Expr) -> Expr | None:
+        same = p.op == "arith.select" and p.args[0] == condition
+        return _where(p.args[1 if holds else 2], condition, holds) if same else None
+
+    return x.replace(taken)
 
 
-def _without(x: Expr, condition: Expr) -> Expr:
-    """`x` where a condition does not hold."""
-    return folded(x.replace(lambda p: p.args[2] if p.op == "arith.select" and p.args[0] == condition else None))
+def _assuming(chain: Chain, masks: tuple[Mask, ...]) -> Chain:
+    """The chain's terms where no mask excludes an element."""
+    for mask in masks:
+        chain = _rewritten(chain, lambda x: _where(x, mask.condition, mask.holds))  # noqa: B023
+    return replace(chain, masks=masks)
 
 
 def folded(x: Expr) -> Expr:
@@ -188,6 +349,8 @@ def folded(x: Expr) -> Expr:
             return Expr("constant", key=numbers[0] * numbers[1])
         case "math.exp2" | "math.exp" if numbers[0] == -inf:
             return Expr("constant", key=0.0)
+        case "arith.extf" | "arith.truncf" if numbers[0] in (inf, -inf, 0.0):
+            return Expr("constant", key=numbers[0])
         case "arith.mulf" if 0 in numbers and infinite is None:
             return Expr("constant", key=0.0)
         case "arith.mulf" if None not in numbers:
@@ -196,88 +359,13 @@ def folded(x: Expr) -> Expr:
             return Expr("constant", key=numbers[0] / numbers[1])
         case "arith.addf" if infinite is not None:
             return Expr("constant", key=infinite)
+        case "arith.select" if numbers[1] is not None and numbers[1] == numbers[2]:
+            return Expr("constant", key=numbers[1])
         case "arith.maximumf" if None not in numbers:
             return Expr("constant", key=max(numbers))
     return Expr(x.op, args, x.key, x.own_dims, x.type, x.template)
 
 
-def affine_bounds(condition: Expr) -> tuple[Linear, ...] | None:
-    """Affine forms that are all at least 0 just where the condition holds."""
-    if condition.op == "arith.andi":
-        parts = [affine_bounds(a) for a in condition.args]
-        return None if None in parts else tuple(b for part in parts for b in part)
-    if condition.op != "arith.cmpi":
-        return None
-    predicate = ir.IntegerAttr(condition.template.attributes["predicate"]).value
-    sides = [linear(a) for a in condition.args]
-    if predicate not in _AT_LEAST or None in sides or any(map(_may_wrap, sides)):
-        return None
-    strict, sign = _AT_LEAST[predicate]
-    leaves, number = _add(_times(sides[0], sign), _times(sides[1], -sign))
-    return ((leaves, number - strict),)
-
-
-def _may_wrap(side: Linear) -> bool:
-    """Whether it may leave 64 bits, whatever the indices of tensors that memory holds."""
-    leaves, number = side
-    return sum(map(abs, leaves.values())) > 2**16 or abs(number) > 2**62
-
-
-def linear(x: Expr) -> Linear | None:
-    """An integer expression as a sum of leaves times numbers."""
-    match x.op:
-        case "constant":
-            return {}, int(x.key)
-        case "index" | "outer":
-            return {x: 1}, 0
-        case "arith.index_cast" | "arith.extsi":
-            return linear(x.args[0])
-        case "affine.apply":
-            map_ = ir.AffineMapAttr(x.template.attributes["map"]).value
-            return _affine(map_.results[0], [linear(a) for a in x.args], map_.n_dims)
-    parts = [linear(a) for a in x.args]
-    if len(parts) != 2 or None in parts:
-        return None
-    a, b = parts
-    match x.op:
-        case "arith.addi":
-            return _add(a, b)
-        case "arith.subi":
-            return _add(a, _times(b, -1))
-        case "arith.muli" if not a[0] or not b[0]:
-            return _times(b, a[1]) if not a[0] else _times(a, b[1])
-    return None
-
-
-def _affine(expr: ir.AffineExpr, inner: list[Linear | None], dims: int) -> Linear | None:
-    match expr:
-        case ir.AffineConstantExpr():
-            return {}, expr.value
-        case ir.AffineDimExpr():
-            return inner[expr.position]
-        case ir.AffineSymbolExpr():
-            return inner[dims + expr.position]
-        case ir.AffineAddExpr() | ir.AffineMulExpr():
-            a, b = _affine(expr.lhs, inner, dims), _affine(expr.rhs, inner, dims)
-            if a is None or b is None:
-                return None
-            if isinstance(expr, ir.AffineAddExpr):
-                return _add(a, b)
-            if not a[0] or not b[0]:
-                return _times(b, a[1]) if not a[0] else _times(a, b[1])
-    return None
-
-
-def _add(a: Linear, b: Linear) -> Linear:
-    leaves = {leaf: a[0].get(leaf, 0) + b[0].get(leaf, 0) for leaf in a[0] | b[0]}
-    return {leaf: factor for leaf, factor in leaves.items() if factor}, a[1] + b[1]
-
-
-def _times(a: Linear, factor: int) -> Linear:
-    return {leaf: f * factor for leaf, f in a[0].items()}, a[1] * factor
-
-
 def multiplicand_allowed(op: ir.Operation) -> str | None:
     """The type to which `using` allows a contraction's factors to be rounded."""
-    allowed = mlir.get_string(op, "tilec.multiplicand")
-    return None if allowed == "f22" else allowed  # it allows sums to lose bits, which these products do not
+    return mlir.get_string(op, "tilec.multiplicand")

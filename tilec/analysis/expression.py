@@ -25,7 +25,7 @@ Dims = tuple[int, ...]
 class Expr:
     """A scalar. Leaves are "element" (`key` is the tensor), "index" (of a dimension), "constant" (`key` is
     its number), "outer" (`key` is a value from outside of the operations) and "total" (`key` is its number in
-    `Reader.totals`), at `own_dims`; other `op`s are upstream's names.
+    `Reader.totals`), at `own_dims`; other `op`s are upstream's names. An element at computed subscripts has these as `args`.
 
     `template` is an operation to copy attributes from; it does not take part in equality, `key` has their text.
     """
@@ -89,6 +89,11 @@ class Total:
     dims: Dims
     operation: ir.Operation = field(compare=False, repr=False)
 
+    def same_as(self, other: Total) -> bool:
+        """Whether it has the value of another one."""
+        mine, theirs = ((t.combine, t.term, t.reduced, t.dims) for t in (self, other))
+        return mine == theirs
+
 
 Maker = Callable[[ir.Value], tuple[ir.Operation, int] | None]
 
@@ -100,11 +105,12 @@ class Unreadable(Exception):
 class Reader:
     """Reads results of operations as expressions. `dims` has the kernel dimension of each of an operation's dimensions;
     those without an entry are computed where they are read. `maker` says which operation made a value, and as which
-    of its results; None for values from outside. `totals` come in an order in which each follows those it reads.
+    of its results; None for values from outside. `totals` come in an order in which each follows those it reads; equal
+    ones are one. `computed`: elements may be read at subscripts that indices alone decide.
     """
 
-    def __init__(self, dims: Mapping[ir.Operation, Dims], maker: Maker):
-        self.dims, self.maker = dims, maker
+    def __init__(self, dims: Mapping[ir.Operation, Dims], maker: Maker, computed: bool = False):
+        self.dims, self.maker, self.computed = dims, maker, computed
         self.totals: list[Total] = []
         self._known: dict[tuple[ir.Operation, int], Expr] = {}
 
@@ -154,8 +160,10 @@ class Reader:
             len(self.totals), names[min(number, len(names) - 1)], update.name, term,
             frozenset(own[d] for d in reduction), dims, operation,
         )  # fmt: skip
-        self.totals.append(total)
-        return Expr("total", key=total.number, own_dims=dims, type=str(value.type))
+        same = (t for t in self.totals if t.same_as(total)) if self.computed else iter(())
+        if (known := next(same, None)) is None:
+            self.totals.append(known := total)
+        return Expr("total", key=known.number, own_dims=dims, type=str(value.type))
 
 
 class _Body:
@@ -192,12 +200,27 @@ class _Body:
                 return Expr("outer", key=value, type=type_)
             case "linalg.index":
                 return Expr("index", own_dims=(self.own[ir.IntegerAttr(made.attributes["dim"]).value],), type="index")
+            case "tensor.extract" | "memref.load" if self.reader.computed:
+                return self._extract(made)
             case "tensor.extract" | "scf.if" | "memref.load":
                 raise Unreadable(f"{_name(self.operation)} reads at computed subscripts")
         if len(made.results) != 1 or len(made.regions):
             raise Unreadable(f"{_name(self.operation)} has a '{made.name}'")
         args = tuple(self.expression(v) for v in made.operands)
         return Expr(made.name, args, _attributes(made), type=type_, template=made)
+
+    def _extract(self, made: ir.Operation) -> Expr:
+        """An element at computed subscripts of what comes from outside."""
+        value, *subscripts = made.operands
+        args = tuple(self.expression(v) for v in subscripts)
+        if self.reader.maker(value) is not None or any(not _is_known(a) for a in args):
+            raise Unreadable(f"{_name(self.operation)} reads at subscripts that depend on data, or what its kernel computes")
+        return Expr("element", args, value, type=str(made.results[0].type))
+
+
+def _is_known(x: Expr) -> bool:
+    """Whether indices and what is known before the operations decide it."""
+    return x.op not in ("element", "total") and all(map(_is_known, x.args))
 
 
 def _attributes(op: ir.Operation) -> str:

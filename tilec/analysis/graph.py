@@ -135,6 +135,7 @@ class Graph:
     returned: list[ir.Value]
     inputs: list[ir.Value]
     names: dict[ir.Value, str] = field(default_factory=dict)
+    approximate: Mapping[ir.Operation, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.position = {n: k for k, n in enumerate(self.nodes)}
@@ -207,7 +208,7 @@ def build_graph(function: ir.Operation, approximate: Mapping[ir.Operation, str] 
         elif op.name == "func.return":
             returned = list(op.operands)
     producer = {r.value: n for n in nodes for r in n.results}
-    return Graph(nodes, producer, returned, list(block.arguments))
+    return Graph(nodes, producer, returned, list(block.arguments), approximate=approximate or {})
 
 
 def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str]) -> Node:
@@ -310,6 +311,11 @@ def _cost(op: ir.Operation) -> float:
     if op.name in _FREE or op.name in _SPECIAL:
         return 0
     return _COST.get(op.name, 1)
+
+
+def instructions_of(op: ir.Operation, approximate: Mapping[ir.Operation, str]) -> float:
+    """Those of one operation on a GPU, in its approximate form if it has one."""
+    return _instructions(op) - SAVED.get(approximate.get(op, ""), 0)
 
 
 def _instructions(op: ir.Operation) -> float:

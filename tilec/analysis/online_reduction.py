@@ -9,7 +9,11 @@ factor, so that the old factor of the partial sum can be replaced by the new one
 
 - a factor exp(a) of a row's value `a`, inside an exponential with the element's own part: the state is kept relative to
   the newest `a` (its *reference*), and rescaled when that moves; no intermediate is larger than the terms are.
-- a row's value as a multiplicand or divisor is left out, and applied to the complete sum (*postponed*).
+- a row's value as a multiplicand or divisor is left out, and applied to the complete sum (*postponed*); so is a row's
+  condition without which all terms are 0.
+
+What takes the place of the maximum in an exponent may be another value of the row, such as a maximum that is replaced where
+it is infinite, or a log-sum-exp. The state is relative to the maximum all the same, and moved to that value at the end.
 
 A sum of squares of distances from a row's value, (z - a)^2, is that from the mean of `z` and n (mean - a)^2: nothing
 cancels, as both are sums of squares. The first does not depend on `a`, and two of them are combined as in Chan, Golub &
@@ -21,7 +25,8 @@ Milakov & Gimelshein, "Online normalizer calculation for softmax" (2018), in the
 
 Infinities. While nothing but -inf has been seen, `a` = -m is +inf. The reference is then 0, at which all terms so far
 are exp(-inf) = 0, as they are at any other finite reference; this is why the element's part must be bounded by the
-maximum that is subtracted from it. At the end the state is moved from the reference to `a` itself: by exp(0) = 1, or
+maximum that is subtracted from it. Once +inf has been seen, `a` is -inf, and the reference is 0 again, unless expressions are
+kept as they are (`exact`). At the end the state is moved from the reference to `a` itself: by exp(0) = 1, or
 by exp(+inf) from 0 to NaN, which is what the definition gives for a row of -inf. A NaN stays one.
 """
 
@@ -36,6 +41,7 @@ from math import inf, isclose, log2
 from typing import Any
 
 from tilec.analysis.expression import Expr, Total, constant
+from tilec.analysis.linear_factor import inside, linear_factor
 
 LOG2E = log2(EULER)
 _IDENTITY = {"arith.addf": 0.0, "arith.maximumf": -inf, "arith.minimumf": inf}
@@ -86,32 +92,37 @@ class Online:
     dim: int
     carried: tuple[Carried, ...]
     rescales: tuple[Rescale, ...]
+    shared: tuple[tuple[int, Expr], ...] = ()
+    """Reductions without a state of their own, and their values by the states of others."""
 
     def final(self, expression: Expr) -> Expr:
         """An expression of complete reductions, in terms of states and references."""
-        finals = {c.total.number: c.final for c in self.carried}
+        finals = {c.total.number: c.final for c in self.carried} | dict(self.shared)
         return expression.replace(lambda x: finals.get(x.key) if x.op == "total" else None)
 
 
-def derive(totals: Sequence[Total], dim: int, exact: bool = False) -> Online | str:
+def derive(totals: Sequence[Total], dim: int, exact: bool = False, rounded: bool = False) -> Online | str:
     """How the reductions over `dim` among `totals`, each after those it reads, are carried; or why they cannot be.
 
     `exact`: a state may be about a mean, and exponentials stay what they are, of a difference. Otherwise they are powers
-    of 2 whose exponent is one fused multiply-add, which errs by as much as a large exponent is rounded by."""
-    carrier = _Carrier(dim, {t.number: t for t in totals}, exact)
+    of 2 whose exponent is one fused multiply-add, which errs by as much as a large exponent is rounded by. `rounded`: a term
+    may be rounded to a narrow float before a row's factor is applied to it, where the program does so after."""
+    carrier = _Carrier(dim, {t.number: t for t in totals}, exact, rounded)
     try:
         for total in totals:
             if dim in total.reduced:
                 carrier.add(total)
     except _Refused as refused:
         return str(refused)
-    return Online(dim, tuple(carrier.carried.values()), tuple(carrier.rescales.values()))
+    own = tuple(c for n, c in carrier.carried.items() if n not in carrier.shared)
+    return Online(dim, own, tuple(carrier.rescales.values()), tuple(carrier.shared.items()))
 
 
 class _Carrier:
-    def __init__(self, dim: int, totals: dict[int, Total], exact: bool):
-        self.dim, self.totals, self.exact = dim, totals, exact
+    def __init__(self, dim: int, totals: dict[int, Total], exact: bool, rounded: bool):
+        self.dim, self.totals, self.exact, self.rounded = dim, totals, exact, rounded
         self.carried: dict[int, Carried] = {}
+        self.shared: dict[int, Expr] = {}
         self.rescales: dict[tuple[Expr, str], Rescale] = {}
         self.assumed: list[Expr] = []  # conditions that hold where the part that is looked at is used
 
@@ -139,7 +150,7 @@ class _Carrier:
         if not self.running(total.term):
             term, final = total.term, state
             if total.combine != "arith.addf":
-                term, final = _inside(total.term, state)
+                term, final = inside(total.term, state)
             self.carried[total.number] = Carried(total, term, final, None)
             return
         if total.combine != "arith.addf":
@@ -148,14 +159,32 @@ class _Carrier:
             self.carried[total.number] = carried
             return
         factor = self.factor(total.term)
-        rescale, power = next(iter(factor.exponents.values()), (None, 1))
-        final = state
+        rescale, row, power = next(iter(factor.exponents.values()), (None, None, 1))
+        term = self.strip(total.term)
+        twin = next((c for c in self.carried.values() if self._is_twin(c, total, term, rescale, power)), None)
+        final = state = state if twin is None else Expr("state", key=twin.total.number, own_dims=total.dims)
         for _ in range(power if rescale is not None else 0):
-            at = Expr(rescale.op, (Expr("arith.subf", (self.current(rescale.row), _reference(rescale))),))
+            at = Expr(rescale.op, (Expr("arith.subf", (self.current(row), _reference(rescale))),))
             final = Expr("arith.mulf", (final, at))
-        for value, divides in factor.postponed:
-            final = Expr("arith.divf" if divides else "arith.mulf", (final, self.current(value)))
-        self.carried[total.number] = Carried(total, self.strip(total.term), final, rescale, power=power)
+        for value, op in factor.postponed:
+            final = self._applied(final, value, op)
+        self.carried[total.number] = Carried(total, term, final, rescale, power=power)
+        if twin is not None:
+            self.shared[total.number] = final
+
+    def _is_twin(self, c: Carried, total: Total, term: Expr, rescale: Rescale | None, power: int) -> bool:
+        """Whether another reduction carries the same state."""
+        mine = (total.combine, total.dims, term, rescale, power)
+        return not self.exact and c.total.number not in self.shared and mine == (
+            c.total.combine, c.total.dims, c.term, c.rescale, c.power
+        )  # fmt: skip
+
+    def _applied(self, final: Expr, value: Expr, op: str) -> Expr:
+        """A postponed factor, divisor or condition."""
+        now = self.current(value)
+        if op != "arith.select":
+            return Expr(op, (final, now))
+        return Expr(op, (now.args[0], final, now.args[2]), now.key, now.own_dims, now.type, now.template)
 
     def current(self, x: Expr) -> Expr:
         """An expression of reductions in terms of their states."""
@@ -197,19 +226,23 @@ class _Carrier:
         if not self.running(x):
             return _Factor({}, ())
         if self.row(x):
-            return _Factor({}, ((x, False),))
+            return _Factor({}, ((x, "arith.mulf"),))
         match x.op:
             case "arith.mulf":
                 return self.factor(x.args[0]).times(self.factor(x.args[1]), self.exact)
             case "arith.divf" if self.row(x.args[1]) and self.running(x.args[1]):
-                return self.factor(x.args[0]).times(_Factor({}, ((x.args[1], True),)), self.exact)
+                return self.factor(x.args[0]).times(_Factor({}, ((x.args[1], x.op),)), self.exact)
             case "arith.divf" if not self.running(x.args[1]):
                 return self.factor(x.args[0])
             case "arith.negf":
                 return self.factor(x.args[0])
             case "math.exp" | "math.exp2":
-                _, rescale = self.exponent(x)
-                return _Factor({(rescale.row, rescale.op): (rescale, 1)}, ())
+                _, rescale, row = self.exponent(x)
+                return _Factor({(rescale.row, rescale.op): (rescale, row, 1)}, ())
+            case "arith.extf" | "arith.truncf" if self.rounded:
+                return self.factor(x.args[0])
+            case "arith.select" if self._is_row_choice(x):
+                return self.factor(x.args[1]).times(_Factor({}, ((x, x.op),)), self.exact)
             case "arith.addf" | "arith.subf":
                 return self._common(x, [self.factor(a) for a in x.args])
             case "arith.select" if not self.running(x.args[0]):
@@ -220,6 +253,10 @@ class _Carrier:
         raise _Refused(
             f"the part that depends on {self.names(x)} is not a factor of the sum: it goes through {_short(x)}"
         )
+
+    def _is_row_choice(self, x: Expr) -> bool:
+        """Whether a row's condition decides between the terms and 0."""
+        return not self.exact and self.running(x.args[0]) and self.row(x.args[0]) and x.args[2].number == 0
 
     def _branches(self, x: Expr, action: Callable[[Expr], Any]) -> list[Any]:
         """`action` on both branches of a select, on the first where its condition holds."""
@@ -233,24 +270,28 @@ class _Carrier:
             raise _Refused(f"terms that are added depend on {self.names(x)} by different factors")
         return factors[0]
 
-    def exponent(self, x: Expr) -> tuple[Expr, Rescale]:
-        """An exponential of its element part and a shift, and that shift."""
+    def exponent(self, x: Expr) -> tuple[Expr, Rescale, Expr]:
+        """An exponential of its element part and a shift, that shift, and what the program has in its place."""
         scale = LOG2E if x.op == "math.exp" else 1.0
         element, row = self.parts(x.args[0])
         if row is None or element is None:
             raise _Refused(f"the exponent is {self.names(x)} alone, without a part that depends on the element")
-        if (extreme := self.bounded(element, row)) is None:
+        taken_away = row
+        if (extreme := self.bounded(element, row)) is None and not self.exact:
+            extreme, taken_away = self._extreme(element, row)
+        if extreme is None:
             raise _Refused(
                 f"an exponent is not bounded: {self.names(x)} is not the maximum of the values that it is subtracted from"
             )
-        row, op = (row, x.op) if self.exact else (_scaled(row, scale), "math.exp2")
-        rescale = self.rescales.setdefault((row, op), Rescale(len(self.rescales), row, op, extreme))
+        taken_away, op = (taken_away, x.op) if self.exact else (_scaled(taken_away, scale), "math.exp2")
+        row = row if self.exact else _scaled(row, scale)
+        rescale = self.rescales.setdefault((taken_away, op), Rescale(len(self.rescales), taken_away, op, extreme))
         if self.exact:
             return Expr(
                 op, (Expr("arith.addf", (element, _reference(rescale))),), x.key, x.own_dims, x.type, x.template
-            ), rescale
-        z, c = _linear(element)
-        return Expr(op, (Expr("math.fma", (z, constant(c * scale), _reference(rescale))),)), rescale
+            ), rescale, row
+        z, c = linear_factor(element)
+        return Expr(op, (Expr("math.fma", (z, constant(c * scale), _reference(rescale))),)), rescale, row
 
     def parts(self, x: Expr) -> tuple[Expr | None, Expr | None]:
         """`x` as a sum of what depends on the element and what depends on running reductions."""
@@ -282,18 +323,33 @@ class _Carrier:
         A condition outside of which the maximum counts no element may stand around the exponential instead. An extreme
         that is replaced where it is infinite, as a log-sum-exp does, leaves what it would in the program.
         """
-        leaf, c = _linear(row)
-        if leaf.op == "arith.select":
+        leaf, c = linear_factor(row)
+        if self.exact and leaf.op == "arith.select":
             extreme = next((x for x in leaf.args[1:] if x.op == "total"), leaf)
             leaf = extreme if leaf.totals == {extreme.key} else leaf
+        if leaf.op == "arith.maximumf" and not self.exact:  # no less than the extreme
+            leaf = next((a for a in leaf.args if a.op == "total" and leaf.totals == {a.key}), leaf)
         if leaf.op != "total" or leaf.key not in self.carried:
             return None
         source = self.totals[leaf.key]
         wanted = {"arith.maximumf": c < 0, "arith.minimumf": c > 0}.get(source.combine, False)
         if not wanted:
             return None
-        (z, a), (y, b) = (_linear(self._taken(part)) for part in (element, source.term))
+        (z, a), (y, b) = (linear_factor(self._taken(part)) for part in (element, source.term))
         return source.number if z == y and isclose(a, -c * b, rel_tol=1e-6) else None
+
+    def _extreme(self, element: Expr, row: Expr) -> tuple[int | None, Expr]:
+        """The maximum of the element's part, where `row` is made of it in another way than by a factor; and what takes it away."""
+        if linear_factor(row)[0].op == "total":
+            return None, row
+        z, a = linear_factor(self._taken(element))
+        for n in sorted(self.carried):
+            source = self.totals[n]
+            y, b = linear_factor(self._taken(source.term))
+            if source.combine == "arith.maximumf" and z == y and a > 0 and b > 0:
+                away = Expr("arith.negf", (Expr("total", key=n, own_dims=source.dims),))
+                return n, away if isclose(a, b, rel_tol=1e-6) else _scaled(away, a / b)
+        return None, row
 
     def _taken(self, x: Expr) -> Expr:
         """`x` where the assumed conditions hold."""
@@ -319,6 +375,8 @@ class _Carrier:
                 return self.strip(x.args[0])
             case "math.exp" | "math.exp2":
                 return self.exponent(x)[0]
+            case "arith.select" if self._is_row_choice(x):
+                return self.strip(x.args[1])
             case "arith.select":
                 args = (x.args[0], *self._branches(x, self.strip))
                 return Expr(x.op, args, x.key, x.own_dims, x.type, x.template)
@@ -327,14 +385,15 @@ class _Carrier:
 
 @dataclass(frozen=True)
 class _Factor:
-    """Exponentials of the `exponents`, to a power, times the `postponed` values (divided by those marked so)."""
+    """Exponentials of the `exponents`, with the program's own row and a power, and the `postponed` values with what is done by
+    them: a multiplication, a division, or a choice between the product and 0."""
 
-    exponents: dict[tuple[Expr, str], tuple[Rescale, int]]
-    postponed: tuple[tuple[Expr, bool], ...]
+    exponents: dict[tuple[Expr, str], tuple[Rescale, Expr, int]]
+    postponed: tuple[tuple[Expr, str], ...]
 
     def times(self, other: _Factor, powers: bool) -> _Factor:
         if powers and self.exponents.keys() == other.exponents.keys():
-            both = {key: (rescale, n + other.exponents[key][1]) for key, (rescale, n) in self.exponents.items()}
+            both = {key: (rescale, row, n + other.exponents[key][2]) for key, (rescale, row, n) in self.exponents.items()}
             return _Factor(both, self.postponed + other.postponed)
         if self.exponents and other.exponents:
             raise _Refused("a product has two exponentials that depend on earlier reductions")
@@ -355,55 +414,6 @@ def _both(op: str, a: Expr | None, b: Expr | None) -> Expr | None:
     if a is None:
         return b if op == "arith.addf" else Expr("arith.negf", (b,))
     return Expr(op, (a, b))
-
-
-def _linear(x: Expr) -> tuple[Expr, float]:
-    """(z, c) with x = c z for a number c; a condition's -inf (+inf) stays what it is under a positive c."""
-    match x.op:
-        case "arith.mulf" | "arith.divf":
-            a, b = x.args
-            if x.op == "arith.mulf" and a.number is not None:
-                a, b = b, a
-            if b.number:
-                z, c = _linear(a)
-                return z, c * b.number if x.op == "arith.mulf" else c / b.number
-        case "arith.negf":
-            z, c = _linear(x.args[0])
-            return z, -c
-        case "arith.select":
-            condition, a, b = x.args
-            for inside, outside, order in ((a, b, 1), (b, a, -1)):
-                if outside.number in (inf, -inf):
-                    z, c = _linear(inside)
-                    if c > 0:
-                        return Expr(x.op, (condition, *(z, outside)[::order]), x.key, x.own_dims, x.type, x.template), c
-    return x, 1.0
-
-
-def _inside(x: Expr, state: Expr) -> tuple[Expr, Expr]:
-    """A maximum's term without a positive factor, and that factor applied to the maximum: rounding keeps order, so
-    this is exact."""
-    z, c = _linear(x)
-    if c == 1 or c <= 0:
-        return x, state
-    return z, _wrapped(x, state)
-
-
-def _wrapped(x: Expr, state: Expr) -> Expr:
-    """The multiplications and divisions that `_linear` takes off `x`, around `state`."""
-    match x.op:
-        case "arith.mulf" | "arith.divf":
-            a, b = x.args
-            if x.op == "arith.mulf" and a.number is not None:
-                a, b = b, a
-            if b.number:
-                return Expr(x.op, (_wrapped(a, state), b))
-        case "arith.negf":
-            return Expr(x.op, (_wrapped(x.args[0], state),))
-        case "arith.select":
-            _, a, b = x.args
-            return _wrapped(b if a.number in (inf, -inf) else a, state)
-    return state
 
 
 def _short(x: Expr) -> str:

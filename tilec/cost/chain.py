@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil
+from math import ceil, prod
 
 from tilec.core.fitted import ChainTimes
 from tilec.core.target import Target
@@ -39,7 +39,10 @@ class ChainProblem:
     sum over `inner`, results have `columns`; 0 where no second contraction follows. `weight_terms`: the 16-bit numbers that make
     up one weight. `share`: the share of scores in tiles that the mask does not exclude. `fma`, `special`: operations for each
     score. `out_bytes`: bytes of a result's element. `k_major`: which of the scores' factors are contiguous along `inner`.
-    `units`: the matrix instructions that may multiply.
+    `units`: the matrix instructions that may multiply. `row_extents`: of the dimensions of rows, where they are several, and
+    `granules`: for each of them the number that a block's part has to divide; 0 where any will do. `score_bytes`: what is read for
+    each score, from operands of `operand_bytes`. `factor_bytes`: of the factors, of which several heads may share some.
+    `line_steps`: steps are whole lines, since a factor lies along them.
     """
 
     rows: int
@@ -55,6 +58,35 @@ class ChainProblem:
     out_bytes: int = 2
     k_major: tuple[bool, bool] = (True, True)
     units: tuple[str, ...] = ("wgmma",)
+    row_extents: tuple[int, ...] = ()
+    granules: tuple[int, ...] = ()
+    score_bytes: int = 0
+    operand_bytes: int = 0
+    factor_bytes: int | None = None
+    line_steps: bool = False
+
+    def box(self, rows: int) -> tuple[int, ...]:
+        """The part of every dimension of rows that a block of so many has: powers of two with this product, such that the fewest
+        blocks cover the rows; then the longest inside."""
+        granules = self.granules or (0,) * max(1, len(self.row_extents))
+        boxes = [b for b in _boxes(len(granules), rows) if all(g == 0 or g % t == 0 for g, t in zip(granules, b))]
+        return min(boxes, key=lambda b: (self._blocks(b), [-t for t in reversed(b)]))
+
+    def blocks(self, rows: int) -> int:
+        """Of so many rows, for one problem."""
+        return self._blocks(self.box(rows))
+
+    def _blocks(self, box: tuple[int, ...]) -> int:
+        return prod(ceil(e / t) for e, t in zip(self.row_extents or (self.rows,), box))
+
+
+def _boxes(dims: int, points: int) -> Iterator[tuple[int, ...]]:
+    """All boxes of so many points whose sizes are powers of two."""
+    if dims == 1:
+        yield (points,)
+        return
+    for size in (1 << p for p in range(points.bit_length())):
+        yield from ((size, *rest) for rest in _boxes(dims - 1, points // size))
 
 
 @dataclass(frozen=True)
@@ -101,7 +133,7 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
             if bm < own or bm >= 2 * round_up(p.rows, CHAIN_ROWS[unit][0]):
                 continue
             for bn in range(32, fit.step_elements + 1, 16):
-                if bn >= 2 * round_up(p.length, 16) > 32:
+                if bn >= 2 * round_up(p.length, 16) > 32 or (bn % LINE and p.line_steps):
                     continue
                 scores, sums, most = own * bn // 32, own * columns // 32, fit.registers
                 held = scores + sums + p.weight_terms * scores // 2
@@ -137,7 +169,7 @@ def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
 
 def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
     """The numbers of blocks that might share rows: one, and the few that leave the machine idle least."""
-    blocks, steps = ceil(p.rows / tile.bm) * p.batch, ceil(p.length / tile.bn)
+    blocks, steps = p.blocks(tile.bm) * p.batch, ceil(p.length / tile.bn)
     most = min(steps, MOST_PARTS, ceil(PARTS_WAVES * target.units / blocks))
 
     def rounds(parts: int) -> int:
@@ -167,7 +199,7 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     """The work of one tiling, including the parts of tiles beyond the edges."""
     if not p.columns:
         return _reduction_work(target, p, tile)
-    rows = ceil(p.rows / tile.bm)
+    rows = p.blocks(tile.bm)
     covered = round_up(p.length, tile.bn) * p.share
     cut = tile.bn * (p.length % tile.bn > 0)
     if (
@@ -185,11 +217,12 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     further = 1.5 * p.weight_terms + 4 * (p.weight_terms - 1) + columns / tile.bn
     loaded = 2 * scores * (inner + columns) / tile.bm
     once = 2 * p.batch * (p.rows * p.inner + p.length * (p.inner + p.columns))
+    once = (once if p.factor_bytes is None else p.factor_bytes) + p.operand_bytes
     result = p.out_bytes * p.batch * p.rows * p.columns
     return Work(
         dram_read=once,
         dram_write=result,
-        l2_bytes=loaded + result,
+        l2_bytes=loaded + scores * p.score_bytes + result,
         shared_bytes=loaded + 2 * scores * (inner + p.weight_terms * columns) / own,
         flops={
             f"tensor.{p.dtype}@{tile.unit}": flops,
@@ -208,7 +241,7 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
 def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     """The groups' arithmetic is under each other's products if they alternate. Otherwise the matrix units wait for it, but for
     the steps by which one group runs ahead."""
-    rows, covered = ceil(p.rows / tile.bm), min(1.0, p.share + tile.bm / p.length * (p.share < 1))
+    rows, covered = p.blocks(tile.bm), min(1.0, p.share + tile.bm / p.length * (p.share < 1))
     steps = ceil(ceil(p.length / tile.bn) * covered / tile.parts)  # of one block
     tiles, blocks = p.batch * rows * tile.parts * steps, p.batch * rows * tile.parts
     scores, inner = tiles * tile.bm * tile.bn, round_up(p.inner, LINE)
@@ -244,7 +277,7 @@ def _reads(target: Target, p: ChainProblem, tile: ChainTile, waves: int, steps: 
     left, right, room = 2 * p.batch * p.rows * p.inner, 2 * p.batch * p.length * p.inner, 0.5 * target.l2.bytes
     if left + right <= room:
         return left + right
-    wave = min(ceil(p.rows / tile.bm) * p.batch, target.units / tile.parts) * tile.bm * p.inner * 2
+    wave = min(p.blocks(tile.bm) * p.batch, target.units / tile.parts) * tile.bm * p.inner * 2
     reread = 1 if tile.kept_left or wave <= room else steps * waves * wave / left
     return left * max(1.0, reread) + right * waves
 

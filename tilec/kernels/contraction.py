@@ -311,6 +311,11 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
         "the dimension that the first contraction makes and that all reductions sum over: the kernel loops over it", dims=True,
         fixed=True, shown="{}: the kernel loops over it",
     )  # fmt: skip
+    rows: tuple[int, ...] = option("the dimensions of the scores' rows, in the order of the first factor", dims=True, fixed=True)
+    granules: tuple[int, ...] = option(
+        "for each dimension of rows, how many of its elements share what the other factors have (grouped heads); 0: all",
+        default=(0,), fixed=True, shown="{} rows of each dimension share the other factors (0: all)",
+    )  # fmt: skip
     inner: tuple[int, ...] | None = option(
         "the dimensions that the contraction sums over, in steps of 128 bytes; none where a second contraction follows: its "
         "step is all of them", default=None, dims=True, fixed=True, shown="{}, in steps of 128 bytes",
@@ -417,9 +422,20 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
         return self._refuse_grid(kernel)
 
     def _refuse_grid(self, kernel: KernelPlan) -> Refusal | None:
-        if any(t not in (1, min(self.block[0], kernel.extents[d])) for t, d in zip(kernel.tile, kernel.grid)):
-            return Refusal("tile", "`tile` must have the rows of `block` along the dimension of rows, and 1 along all others")
+        tile = dict(zip(kernel.grid, kernel.tile))
+        box = self.box(tile)
+        fits = prod(box) == self.block[0] and all(tile[d] == min(t, kernel.extents[d]) for d, t in zip(self.rows, box))
+        if not fits or any(t > 1 for d, t in tile.items() if d not in self.rows):
+            return Refusal("tile", "`tile` must have the rows of `block` along the dimensions of rows, and 1 along all others")
+        if any(g and g % t for g, t in zip(self.granules, box)):
+            return Refusal("tile", f"`tile` must divide {max(self.granules)}, the rows that share the other factors")
         return None
+
+    def box(self, tile: Mapping[int, int]) -> tuple[int, ...]:
+        """The part of each dimension of rows that a block copies and multiplies, of which `tile` is inside the tensor: powers of
+        two, and along the last dimension the rows that are left by the others."""
+        outer = [1 << (tile[d] - 1).bit_length() for d in self.rows[:-1]]
+        return (*outer, max(1, self.block[0] // prod(outer)))
 
 
 @cache

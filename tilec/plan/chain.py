@@ -9,7 +9,7 @@ from typing import Any
 
 from tilec.analysis.chain import Chain, multiplicand_allowed, read_chain
 from tilec.analysis.expression import Expr, Reader, Unreadable
-from tilec.analysis.graph import Graph, Node
+from tilec.analysis.graph import Graph, Node, instructions_of
 from tilec.analysis.space import Space
 from tilec.analysis.traffic import element_bytes, outputs_of
 from tilec.core.hardware import WIDE
@@ -18,12 +18,14 @@ from tilec.core.target import Target
 from tilec.cost.chain import CHAIN_ROWS, ChainProblem, choose_chain_tile
 
 WIDEST = 256  # columns of the product, and reduced elements of the scores: what registers and shared memory hold
-WEIGHT_TERMS = {("bf16", None): 3, ("bf16", "tf32"): 2, ("bf16", "bf16"): 1}
+WEIGHT_TERMS = {
+    ("bf16", None): 3, ("bf16", "tf32"): 2, ("bf16", "bf16"): 1, ("f16", None): 2, ("f16", "tf32"): 1, ("f16", "bf16"): 1
+}  # fmt: skip
 """By the values' type and what `using` allows: in how many parts of that type an f32 weight is multiplied.
 
 An f32 has 24 significant bits, a bf16 8 and the same exponents: three of them are an f32, so that three exact products
-add up to the exact one. An f16 has fewer exponents, and no `using` to name it."""
-
+add up to the exact one. An f16 has fewer exponents: two of them are a weight of at most 1 but for 2^-25."""
+LARGEST_WEIGHT = 256.0  # of f16 weights: the sums' own terms are far from an f16's end
 
 
 def is_contraction_chain(nodes: list[Node]) -> bool:
@@ -49,44 +51,52 @@ def _refuse(nodes: list[Node], space: Space, graph: Graph, target: Target) -> st
         return chain
     if 0 in space.extents.values():
         return "an index has no values"
-    if set(space.grid) != {*chain.batch, chain.rows}:
+    if set(space.grid) != {*chain.batch, *chain.rows}:
         return "they have further parallel indices"
-    return _refuse_storage(chain) or _refuse_size(chain, nodes, space, graph, target)
+    return _refuse_storage(chain, space) or _refuse_size(chain, nodes, space, graph, target)
 
 
-def _refuse_storage(chain: Chain) -> str | None:
-    """Tiles lie in lines along the contiguous dimension: each factor must be contiguous along the index that its tile has whole."""
-    factors = _factors(chain)
-    kinds = {x.type for x, _ in factors}
+def _refuse_storage(chain: Chain, space: Space) -> str | None:
+    """Tiles lie in lines along the contiguous dimension, which is one of the two of a factor's tiles."""
+    kinds = {x.type for x in chain.factors}
     if kinds not in ({"bf16"}, {"f16"}):
         return f"the factors are {' and '.join(sorted(kinds))}, where all must be bf16 or all f16"
-    for x, allowed in factors:
-        if not allowed & {*x.own_dims[-1:]} or len(set(x.own_dims)) < len(x.own_dims):
-            return "a factor is not contiguous along the index of which a block reads all elements"
+    by_rows = chain.left.contiguous != chain.inner and (chain.values is not None or len(chain.rows) > 1)
+    if by_rows or any(x.contiguous is None for x in chain.factors):
+        return "a factor is not contiguous along the index of which a block reads all elements"
+    inner, between = (space.extents[d] for d in (chain.inner, chain.between))
+    if inner % 16 and any(x.is_part(chain.inner, inner) for x in (chain.left, chain.right)):
+        return f"{inner} of a dimension's elements are no multiple of 16, and what follows them is not 0"
+    if chain.values is not None and chain.values.is_part(chain.between, between):
+        return "the values are a part of a dimension, and what follows them is not 0"
     return None
 
 
-def _factors(chain: Chain) -> list[tuple[Expr, set[int]]]:
-    """Each stored factor, with the indices along which it may be contiguous."""
-    if chain.values is None:  # nothing else reads these tiles, so that they may lie either way
-        return [(chain.left, {chain.inner, chain.rows}), (chain.right, {chain.inner, chain.between})]
-    return [(chain.left, {chain.inner}), (chain.right, {chain.inner}), (chain.values, {chain.columns})]
-
-
-def refuse_tma(chain: Chain, space: Space) -> str | None:
-    """Why TMA cannot load the factors' tiles, without which there is no `wgmma`."""
-    for x, _ in _factors(chain):
-        if len(x.own_dims) > 5:
-            return f"a factor has {len(x.own_dims)} dimensions, and TMA takes 5"
-        if (length := space.extents[x.own_dims[-1]]) * 2 % WIDE:
-            return f"rows of {length} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
+def refuse_tma(chain: Chain) -> str | None:
+    """Why TMA cannot load the factors' tiles, without which there is no `wgmma`: boxes have 5 dimensions, and strides of whole
+    words of 16 bytes."""
+    for x in chain.factors:
+        shape = ir.ShapedType(x.element.key.type).shape
+        if len(shape) > 5:
+            return f"a factor has {len(shape)} dimensions, and TMA takes 5"
+        if shape[-1] * 2 % WIDE:
+            return f"rows of {shape[-1]} elements do not all begin at a multiple of {WIDE} bytes, as TMA demands"
     return None
 
 
-def chain_units(chain: Chain, space: Space, target: Target) -> tuple[str, ...]:
+def _refuse_warps(chain: Chain) -> str | None:
+    """Why warps cannot load and multiply the factors' tiles by `mma.sync`."""
+    if chain.values is None:
+        return "without a second contraction warpgroups multiply"
+    if chain.between in (chain.right.contiguous, chain.values.contiguous):
+        return "tiles that are contiguous along the index between the contractions take wgmma"
+    return None
+
+
+def chain_units(chain: Chain, target: Target) -> tuple[str, ...]:
     """The matrix instructions that the chain can take on a target; without a second contraction, `wgmma` only."""
-    tma = target.has("tma") and refuse_tma(chain, space) is None
-    able = {"wgmma": tma, "mma.sync": chain.values is not None}
+    tma = target.has("tma") and refuse_tma(chain) is None
+    able = {"wgmma": tma, "mma.sync": _refuse_warps(chain) is None}
     return tuple(u for u in CHAIN_ROWS if u in target.instructions(chain.left.type) and able[u])
 
 
@@ -95,10 +105,10 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
     for d, what in wide if chain.columns is not None else ():
         if space.extents[d] > WIDEST:
             return f"a block has room for {WIDEST} {what} contraction, not {space.extents[d]}"
-    if not chain_units(chain, space, target):
-        return refuse_tma(chain, space) or f"{target.name} lacks wgmma and TMA"
+    if not chain_units(chain, target):
+        return refuse_tma(chain) or _refuse_warps(chain) or f"{target.name} lacks wgmma and TMA"
     if chain.values is not None and weight_terms_of(chain) is None:
-        return f"its f32 weights take bf16 factors, of which three make up an f32, and not {chain.values.type}"
+        return f"its {chain.weight_type} weights may be larger than an f16, and take bf16 factors, and not {chain.values.type}"
     if not choose_chain_tile(target, chain_problem(nodes, space, graph, target)):
         return "no tile fits registers and shared memory"
     return None
@@ -108,14 +118,21 @@ def weight_terms_of(chain: Chain) -> int | None:
     """The number of products that one weight takes; 0 without a second contraction."""
     if chain.values is None or chain.product is None:
         return 0
-    return WEIGHT_TERMS.get((chain.values.type, multiplicand_allowed(chain.product.total.operation)))
+    kind, own = chain.values.type, chain.weight_type
+    if own == kind:
+        return 1
+    if kind == "f16" and chain.weight_bound > LARGEST_WEIGHT:
+        return None
+    if own != "f32":
+        return 2 if kind == "bf16" else 1  # two bf16 have the bits of an f16
+    return WEIGHT_TERMS.get((kind, multiplicand_allowed(chain.product.total.operation)))
 
 
 def chain_of(nodes: list[Node], space: Space, graph: Graph) -> Chain | str:
     """The contraction chain of the nodes, or the reason why they are none."""
     dims = {n.op: space.dims[n] for n in nodes}
     made = {r.value: (n.op, k) for n in graph.nodes for k, r in enumerate(n.results) if n in nodes or n.inlined}
-    reader = Reader(dims, made.get)
+    reader = Reader(dims, made.get, computed=True)
     try:
         outputs = [reader.result(*made[v]) for v in outputs_of(nodes, graph)]
     except Unreadable as error:
@@ -131,22 +148,50 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
     chain = chain_of(nodes, space, graph)
     assert isinstance(chain, Chain)
     extents = space.extents
-    parts = {p for t in {c.term for c in chain.online.carried} for p in _parts(chain.under(t, masked=False))}
-    special = sum(p.op.startswith("math.") and p.op != "math.fma" for p in parts)
-    fma = (
-        sum(bool(p.args) for p in parts)
-        - special
-        + sum(chain.columns not in c.total.dims for c in chain.online.carried)
-    )
+    parts = {p for x in (chain.score, *(c.term for c in chain.online.carried)) for p in _parts(x)}
+    special = sum(_SPECIAL.get(p.op, 0) for p in parts if p.args)
+    fma = sum(_instructions(p, graph) for p in parts) - special
+    fma += sum(chain.columns not in c.total.dims for c in chain.online.carried)
+    factors = {x.element for x in chain.factors}
+    read = [p for p in parts - factors if p.op == "element" and chain.between in p.dims]
+    per_score = [p for p in read if p.dims & {*chain.rows}]
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in outputs_of(nodes, graph))
     terms = weight_terms_of(chain)
     return ChainProblem(
-        extents[chain.rows], extents[chain.between], extents[chain.inner],
+        prod(extents[d] for d in chain.rows), extents[chain.between], extents[chain.inner],
         0 if chain.columns is None else extents[chain.columns],
         prod(extents[d] for d in chain.batch), chain.left.type, 3 if terms is None else terms,
-        _share(chain, extents), fma, special, out,
-        (chain.left.own_dims[-1] == chain.inner, chain.right.own_dims[-1] == chain.inner), chain_units(chain, space, target),
+        _share(chain, extents), fma + LOAD * len(read), special, out,
+        k_major=(chain.left.contiguous == chain.inner, chain.right.contiguous == chain.inner),
+        units=chain_units(chain, target),
+        row_extents=tuple(extents[d] for d in chain.rows),
+        granules=tuple(chain.granules.get(d, 0) for d in chain.rows),
+        score_bytes=sum(element_bytes(p.key.type.element_type) for p in per_score),
+        operand_bytes=sum(_bytes(p.key) for p in per_score),
+        factor_bytes=sum(_bytes(v) for v in {x.key for x in factors}),
+        line_steps=chain.values is not None and chain.between in (chain.right.contiguous, chain.values.contiguous),
     )  # fmt: skip
+
+
+LOAD = 1.5
+"""Instructions of a load, and of its address, where neighbours share them."""
+_SPECIAL = {"math.exp2": 1, "math.exp": 1, "math.tanh": 2, "arith.divf": 1, "math.log": 1, "math.erf": 1, "math.sqrt": 1,
+            "arith.sitofp": 1}  # fmt: skip
+"""Operations of the special units, as which conversions count."""
+
+
+def _bytes(value: ir.Value) -> int:
+    type_ = ir.ShapedType(value.type)
+    return prod(type_.shape) * element_bytes(type_.element_type)
+
+
+def _instructions(p: Expr, graph: Graph) -> float:
+    """Of one operation, in the approximate form that is planned for it."""
+    if not p.args or p.type == "index" or p.op in ("element", "arith.index_cast"):
+        return 0
+    if p.template is None:
+        return 1
+    return instructions_of(p.template, graph.approximate)
 
 
 def _parts(x: Expr) -> Any:
@@ -157,27 +202,28 @@ def _parts(x: Expr) -> Any:
 
 def _share(chain: Chain, extents: dict[int, int]) -> float:
     """The share of elements that the masks leave, from a sample of rows."""
-    rows, length = extents[chain.rows], extents[chain.between]
-    sample = [(2 * n + 1) * rows // 64 for n in range(32)]
-    return sum(max(0, high - low) for low, high in (_range(chain, i, length) for i in sample)) / (32 * length)
+    length = extents[chain.between]
+    sample = [{d: (2 * n + 1) * extents[d] // 64 for d in chain.rows} for n in range(32)]
+    return sum(max(0, high - low) for low, high in (_range(chain, at, length) for at in sample)) / (32 * length)
 
 
 def grows(chain: Chain, extents: dict[int, int]) -> bool:
     """Whether later rows have more unmasked elements than earlier ones."""
-    first, last = (_range(chain, i, extents[chain.between]) for i in (0, extents[chain.rows] - 1))
+    ends = ({d: last * (extents[d] - 1) for d in chain.rows} for last in (0, 1))
+    first, last = (_range(chain, at, extents[chain.between]) for at in ends)
     return last[1] - last[0] > first[1] - first[0]
 
 
-def _range(chain: Chain, row: int, length: int) -> tuple[int, int]:
-    """Elements that a row may need, where only the row's index takes part."""
+def _range(chain: Chain, row: dict[int, int], length: int) -> tuple[int, int]:
+    """Elements that a row may need, where only the row's indices take part."""
     low, high = 0, length
     for mask in chain.masks:
         for leaves, number in mask.bounds:
             factor = sum(f for leaf, f in leaves.items() if chain.between in leaf.dims)
             others = {leaf: f for leaf, f in leaves.items() if chain.between not in leaf.dims}
-            if any(leaf.dims != {chain.rows} for leaf in others):
+            if any(leaf.op != "index" or leaf.own_dims[0] not in row for leaf in others):
                 continue
-            rest = number + row * sum(others.values())
+            rest = number + sum(f * row[leaf.own_dims[0]] for leaf, f in others.items())
             if factor < 0:
                 high = min(high, rest // -factor + 1)
             elif factor > 0:

@@ -17,7 +17,7 @@ are allowed: a value that the documented errors leave undetermined has no bound.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce as fold
 from typing import Literal, assert_never
 
@@ -42,6 +42,7 @@ from tilec.semantics.interval_reductions import (
 )
 from tilec.semantics.intervals import Enclosure, point
 from tilec.semantics.reference import OutOfRangeError, Space, blocks, extents_of, is_inside, outside_error, stored, take
+from tilec.semantics.rounded_weights import Weights, rounded_elsewhere
 
 SMALLEST_NORMAL = {F32: 2.0**-126, F64: 2.0**-1022}
 """Smaller products lose digits."""
@@ -55,8 +56,9 @@ def enclose(special: Specialised, inputs: Mapping[str, np.ndarray], kind: Kind =
     """The intervals of all tensors of a specialised op; floats as f64, outputs rounded to their type."""
     with np.errstate(all="ignore"):
         tensors = {name: point(a if a.dtype.kind in "iub" else a.astype(np.float64)) for name, a in inputs.items()}
+        weights = Weights(special.equations) if kind != "cpu" else None
         for equation in special.equations:
-            tensors[equation.name] = _equation(equation, tensors, special.sizes, kind)
+            tensors[equation.name] = _equation(equation, tensors, special.sizes, kind, weights)
         for t in special.outputs:
             if t.dtype.is_float:
                 tensors[t.name] = rounded_to(tensors[t.name], t.dtype, kind)
@@ -144,12 +146,14 @@ def _is_unbounded(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 # ---- one equation ------------------------------------------------------------------------------------------
 
 
-def _equation(equation: ast.Equation, tensors: dict, sizes: dict[str, int], kind: Kind) -> Enclosure:
+def _equation(
+    equation: ast.Equation, tensors: dict, sizes: dict[str, int], kind: Kind, weights: Weights | None
+) -> Enclosure:
     extents = extents_of(equation)
     axes = {name: axis for axis, name in enumerate(extents)}
     shape = [len(range(*extents[name])) for name in equation.indices]
     low, high = (np.empty(shape, stored(equation.dtype)) for _ in range(2))
-    for part in blocks(equation, _Space(tensors, sizes, axes, extents, True, kind)):
+    for part in blocks(equation, _Space(tensors, sizes, axes, extents, True, kind, weights)):
         value = part.enclose(equation.value, np.True_)
         for end, result in zip(value, (low, high)):
             part.store(part.spread(end, list(range(len(shape)))), result)
@@ -167,8 +171,16 @@ class _Space(Space):
 
     tensors: dict[str, Enclosure]
     kind: Kind = None
+    weights: Weights | None = None
+    summed: frozenset[str] = frozenset()
+    """The indices of the sums that expressions are terms of."""
 
     def enclose(self, expr: ast.Expr, mask: np.ndarray) -> Enclosure:
+        found = self.enclose_part(expr, mask)
+        rounds = self.summed and self.weights and isinstance(expr, (ast.Access, ast.Cast))
+        return rounded_elsewhere(found, expr.dtype) if rounds and self.weights.is_weight(expr, self.summed) else found
+
+    def enclose_part(self, expr: ast.Expr, mask: np.ndarray) -> Enclosure:
         match expr:
             case ast.Number():
                 return self.number(expr)
@@ -266,7 +278,8 @@ class _Space(Space):
         count = self.volume({r.index for r in expr.ranges})
         mask = self.spread(mask, []).any(axis=axes, keepdims=True) & (count > 0)
         if expr.kind == "sum" and expr.dtype.is_float:
-            return sum_of_parts(self.sums(expr, mask), np.asarray(count), expr.dtype, self.unit(expr, count))
+            terms = replace(self, summed=self.summed | {r.index for r in expr.ranges})
+            return sum_of_parts(terms.sums(expr, mask), np.asarray(count), expr.dtype, self.unit(expr, count))
         if half := self.halved(expr):
             first, second = (space.enclose_reduce(expr, mask) for space in self.halves(half))
             if expr.kind == "prod":

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from tilec.analysis.chain import Chain, read_chain
-from tilec.analysis.expression import Reader
+from tilec.analysis.expression import Expr, Reader
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
-from tilec.kernels import ContractionChain
-from tilec.passes.cuda.chain.results import Output
+from tilec.kernels import ContractionChain, Planned
+from tilec.passes.cuda.chain.values import Values
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.loops import delinearise
 
 
+@dataclass(frozen=True)
+class Output:
+    """A result that leaves the kernel, and where."""
+
+    value: Expr
+    view: ir.Value
+    dims: tuple[int, ...]
+
+
 class ChainBlock:
     """`chain`, the `outputs` that leave the kernel, and `sizes`, how many elements a block has of each kernel dimension: fewer
-    rows at the edge of the grid."""
+    rows at the edge of the grid. `box` has the rows that a block multiplies, along each dimension of rows. `subscripts` builds
+    subscripts."""
 
-    def __init__(self, function: ir.Operation, options: ContractionChain, forall: ir.Operation):
+    def __init__(self, function: ir.Operation, planned: Planned, forall: ir.Operation):
+        options = planned.options
+        assert isinstance(options, ContractionChain)
         self.function, self.options, self.forall = function, options, forall
+        self.box = dict(zip(options.rows, options.box(dict(zip(planned.grid, planned.tile)))))
         self.bm, self.bn = options.block
         self.operations = self._enter()
         self._read()
+        self.subscripts = Values(self.chain.scores.number, None, {})
 
     def erase(self) -> None:
         for op in reversed(self.operations):
@@ -39,6 +54,21 @@ class ChainBlock:
     def largest(self) -> int:
         """The longest dimension of what the kernel reads and writes."""
         return max(e for a in mlir.entry(self.function).arguments for e in ir.ShapedType(a.type).shape)
+
+    def rows_at(self, number: ir.Value) -> dict[int, ir.Value]:
+        """The subscripts of a block's row of this number, along the dimensions of rows."""
+        names = [None] * len(self.box)
+        return dict(zip(self.box, delinearise(number, list(self.box.values()), names)))
+
+    def limits(self) -> dict[int, ir.Value]:
+        """The last subscript along each dimension of rows in which a block may have fewer rows than it multiplies."""
+        found = {}
+        for d, size in self.box.items():
+            own = self.sizes[d]
+            if isinstance(own, ir.Value) or own != size:
+                own = own if isinstance(own, ir.Value) else mlir.index(own)
+                found[d] = arith.subi(own, mlir.index(1))
+        return found
 
     def _enter(self) -> list[ir.Operation]:
         """The block's operations, at the tile of its number: parts of rows run fastest, then rows, from the last where those are
@@ -63,7 +93,7 @@ class ChainBlock:
         generics = [o for o in self.operations if mlir.is_generic(o)]
         dims = {o: tuple(mlir.get_integers(o, "tilec.dims")) for o in generics}
         made = {root(v): (o, n) for o in generics for n, v in enumerate(mlir.outputs_of(o))}
-        reader = Reader(dims, lambda value: made.get(root(value)))
+        reader = Reader(dims, lambda value: made.get(root(value)), computed=True)
         self.outputs = []
         for value, (op, n) in made.items():
             if not is_local(value):

@@ -12,10 +12,11 @@ are those of a left factor's, so weights never pass through shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
-from tilec.analysis.chain import Linear
+from tilec.analysis.affine_conditions import Linear
 from tilec.analysis.expression import Expr
 from tilec.analysis.online_reduction import Carried
 from tilec.core import locations, mlir
@@ -24,7 +25,7 @@ from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.masks import Tiles
 from tilec.passes.cuda.chain.results import Results
 from tilec.passes.cuda.chain.values import At, States, Values, pairs, registers, rows_of, selected, statements
-from tilec.passes.cuda.chain.weights import Packer, exclude, fits, is_bounded
+from tilec.passes.cuda.chain.weights import Packer, exclude
 from tilec.passes.cuda.contraction.problem import PRIVATE, Thread, local
 from tilec.passes.loops import loop, sum_of
 
@@ -54,14 +55,10 @@ class Fragments:
         quad = arith.shrui(thread.lane, mlir.index(2))
         self.row = locations.named(sum_of([*warp_row(), (quad, 1)]), "row")
         self.column = sum_of([(arith.andi(thread.lane, mlir.index(3)), 2)])
-        self.tiles = Tiles(chain.masks, chain.between, chain.rows, block.length, sizes[chain.rows], self.bn)
-        limits = {} if self.tiles.even else {chain.between: mlir.index(block.length - 1)}
-        if isinstance(sizes[chain.rows], ir.Value) or sizes[chain.rows] % block.bm:
-            size = sizes[chain.rows]
-            size = size if isinstance(size, ir.Value) else mlir.index(size)
-            limits[chain.rows] = arith.subi(size, mlir.index(1))
+        limits = block.limits() | ({chain.between: mlir.index(block.length - 1)} if block.length % self.bn else {})
         product = None if chain.product is None else chain.product.total.number
         self.values = Values(chain.scores.number, product, limits)
+        self.tiles = Tiles(chain, self.values, block.length, {d: sizes[d] for d in chain.rows}, self.bn)
         self.states = States(chain.online, chain.product, self.values, self.rows)
 
     def _allocate_product(self) -> None:
@@ -73,7 +70,7 @@ class Fragments:
             packed = memref.AllocaOp(local(shape, mlir.type_of(options.multiplicand), PRIVATE), [], [])
             packed.operation.attributes["tilec.words"] = ir.UnitAttr.get()
             self.weights = packed.result
-        bounded = is_bounded(chain.weights)
+        bounded = chain.weight_bound <= 1
         self.packer = Packer(self.scores, self.weights, options.weight_terms, options.multiplicand, bounded)
 
     def first_line(self, number: ir.Value) -> ir.Value:
@@ -91,10 +88,7 @@ class Fragments:
         chain, block = self.chain, self.block
         sums, columns = (None, 0) if chain.product is None else (self.sums, block.sizes[chain.columns])
         with (mlir.definition(block.outputs[-1].view) or block.function).location:
-            Results(
-                chain, self.values, block.outputs, sums, self.thread, self.row, self.column, self.rows,
-                columns, block.bm, block.sizes[chain.rows],
-            ).store()  # fmt: skip
+            Results(block, self.values, sums, self.thread, self.row, self.column, self.rows, columns).store()
 
     # ---- between the products ------------------------------------------------------------------------------
 
@@ -103,35 +97,41 @@ class Fragments:
         chain = self.chain
         start = self.first_line(number)
         locate = partial(self._at, start)
-        bounds = self._bounds()
-        if masked and chain.absorbing is not None and fits(bounds, self.block.largest):
-            exclude(chain, bounds, self.scores, self.row, sum_of([(start, 1), (self.column, 1)]))
+        if chain.score.op != "total":
+            with statements([chain.scores]), self._elements() as (j, half, lane):
+                memref.StoreOp(self.values.build(chain.score, locate(j, half, lane)), self.scores, [j, half, lane])
+        if masked and chain.absorbing is not None:
+            exclude(chain, self._bounds(), self.scores, self.values, self.block.largest, locate)
             masked = False
 
         def term(c: Carried, at: At) -> ir.Value:
-            value = self.values.build(chain.under(c.term, masked), at)
-            return selected(self._exists(at, masked), value, c.identity)
+            return selected(self._exists(at, masked), self.values.build(c.term, at), c.identity)
 
         self.states.collect(self.bn // 8, locate, term)
         read = [c.total for c in self.states.rows if c.rescale is not None]
         with statements(read) if read else ir.Location.current:
-            self._weigh(locate, term, chain.weights and chain.under(chain.weights, masked), masked)
+            self._weigh(locate, term, masked)
 
     def _weigh(
         self,
         locate: Callable[..., At],
         term: Callable[[Carried, At], ir.Value],
-        weights: Expr | None,
         masked: bool,
     ) -> None:
         """Weights, and the sums that read earlier reductions, brought up to date."""
         self.states.rescale()
-        with loop(self.bn // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
+        with self._elements() as (j, half, lane):
             at = locate(j, half, lane)
             self.states.add(at, lane, term)
-            if weights is not None:
-                value = selected(self._exists(at, masked), self.values.build(weights, at), 0.0)
+            if self.chain.weights is not None:
+                value = selected(self._exists(at, masked), self.values.build(self.chain.weights, at), 0.0)
                 memref.StoreOp(value, self.scores, [j, half, lane])
+
+    @contextmanager
+    def _elements(self) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:
+        """Over a thread's scores."""
+        with loop(self.bn // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
+            yield j, half, lane
 
     def _bounds(self) -> list[Linear]:
         """What is at least 0 for the elements that exist and that no mask excludes."""
@@ -141,9 +141,10 @@ class Fragments:
 
     def _at(self, start: ir.Value, j: ir.Value, half: ir.Value, lane: ir.Value) -> At:
         score = memref.LoadOp(self.scores, [j, half, lane]).result
-        row = sum_of([(half, 8), (self.row, 1)])
+        rows = self.block.rows_at(sum_of([(half, 8), (self.row, 1)]))
+        first, offset = sum_of([(start, 1), (self.column, 1)]), sum_of([(lane, 1), (j, 8)])
         column = sum_of([(lane, 1), (start, 1), (j, 8), (self.column, 1)])
-        return At({self.chain.rows: row, self.chain.between: column}, half, score)
+        return At(rows | {self.chain.between: column}, half, score, parts={self.chain.between: (first, offset)})
 
     def _exists(self, at: At, masked: bool) -> ir.Value | None:
         """Whether an element of the walk is before its end; None where all are."""

@@ -24,7 +24,7 @@ def map_chain(function: ir.Operation, planned: Planned) -> None:
     view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
     with ir.InsertionPoint(view), function.location:
         thread = Thread()
-        block = ChainBlock(function, options, view.operation)
+        block = ChainBlock(function, planned, view.operation)
         reduced = ReducedWarpgroups if block.chain.product is None else Warpgroups
         engine = reduced if options.unit == "wgmma" else Warps
         engine(block, thread).run()

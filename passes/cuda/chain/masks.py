@@ -6,28 +6,32 @@ where it does at one end of the tile and at one of the block's rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from tilec.analysis.chain import Mask
+from tilec.analysis.chain import Chain
+from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir
+from tilec.passes.cuda.chain.values import At, Values
 from tilec.passes.loops import sum_of
+
+BEYOND = 1 << 40  # elements: more than memory has
 
 
 class Tiles:
-    """`count` tiles, numbered from the last of them down: `tile(number)` is its place. `even`: the last is full."""
+    """`count` tiles, numbered from the last of them down: `tile(number)` is its place. `even`: the last is full. A block has
+    `heights` rows along each dimension of rows."""
 
-    def __init__(self, masks: Sequence[Mask], between: int, rows: int, length: int, height: int | ir.Value, size: int):
+    def __init__(self, chain: Chain, values: Values, length: int, heights: dict[int, int | ir.Value], size: int):
         self.size, self.even = size, length % size == 0
         self.low, self.high = mlir.index(0), mlir.index(-(-length // size))  # where some element exists
         self.full_low, self.full_high = mlir.index(0), mlir.index(length // size)  # where all do
-        self.always = not masks
-        self.masked = bool(masks) or not self.even
-        last = height if isinstance(height, ir.Value) else mlir.index(height)
-        self.ends = (mlir.index(0), arith.subi(last, mlir.index(1)))  # the block's first and last row
-        self.between, self.rows = between, rows
-        for mask in masks:
+        self.always = not chain.masks
+        self.masked = bool(chain.masks) or not self.even
+        self.ends = {}  # the block's first and last row
+        for d, height in heights.items():
+            last = height if isinstance(height, ir.Value) else mlir.index(height)
+            self.ends[d] = (mlir.index(0), arith.subi(last, mlir.index(1)))
+        self.between, self.values = chain.between, values
+        for mask in chain.masks:
             for leaves, number in mask.bounds:
                 self._bound(leaves, number)
         self.high = arith.maxsi(self.high, self.low)
@@ -40,18 +44,25 @@ class Tiles:
             ends = (arith.muli(self.count, sum_of([(part, 1)], more)) for more in (0, 1))
             self.begin, self.end = (arith.divui(end, mlir.index(parts)) for end in ends)
 
-    def _bound(self, leaves: dict[Any, int], number: int) -> None:
-        factor = sum(f for leaf, f in leaves.items() if self.between in leaf.own_dims)
-        rows = [f for leaf, f in leaves.items() if self.rows in leaf.own_dims]
-        outer = [(leaf.key, f) for leaf, f in leaves.items() if leaf.op == "outer"]
-        if abs(factor) != 1 or len(rows) + len(outer) + 1 < len(leaves):
+    def _bound(self, leaves: dict[Expr, int], number: int) -> None:
+        factor, rows, others, known = 0, [], [], True
+        for leaf, f in leaves.items():
+            d = leaf.own_dims[0] if leaf.op == "index" else None
+            if d == self.between:
+                factor += f
+            elif d in self.ends:
+                rows.append((d, f))
+            else:
+                known &= not leaf.dims & {self.between, *self.ends}
+                others.append((leaf, f))
+        if abs(factor) != 1 or not known:
             if factor:
                 self.full_high = self.full_low  # nothing is known: every tile may be cut
             return
-        slope = sum(rows)
+        at = At({}, mlir.index(0))
+        outer = [(number_of(self.values, leaf, at), f) for leaf, f in others]
         least, most = (
-            sum_of([(as_index(v), f) for v, f in outer] + [(self.ends[(slope > 0) == end], slope)], number)
-            for end in (False, True)
+            sum_of([*outer, *((self.ends[d][(f > 0) == end], f) for d, f in rows)], number) for end in (False, True)
         )
         size = mlir.index(self.size)
         if factor < 0:  # j <= rest
@@ -88,8 +99,17 @@ class Tiles:
         return arith.minsi(arith.maxsi(number, first), arith.maxsi(self.count, first))
 
 
-def as_index(value: ir.Value) -> ir.Value:
-    return value if isinstance(value.type, ir.IndexType) else arith.index_cast(ir.IndexType.get(), value)
+def number_of(values: Values, leaf: Expr, at: At) -> ir.Value:
+    """A leaf of a bound as an index. What memory holds is brought between numbers that are beyond all indices, so that no sum of it
+    wraps around; it is compared with no other."""
+    value = values.build(leaf, at)
+    if not isinstance(value.type, ir.IndexType):
+        value = arith.index_cast(ir.IndexType.get(), value)
+    return value if leaf.op != "element" else clamped(value, BEYOND)
+
+
+def clamped(value: ir.Value, most: int) -> ir.Value:
+    return arith.minsi(arith.maxsi(value, mlir.index(-most)), mlir.index(most))
 
 
 def _floor(a: ir.Value, by: ir.Value) -> ir.Value:

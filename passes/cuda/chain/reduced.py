@@ -19,7 +19,7 @@ from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms
 from tilec.passes.cuda.chain.parts import SharedRows
 from tilec.passes.cuda.chain.values import statements
-from tilec.passes.cuda.chain.warpgroups import REGISTERS, Factor, ping_pong
+from tilec.passes.cuda.chain.warpgroups import REGISTERS, FactorTiles, ping_pong
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.ring import Ring, Roles, carried_loop, make_ready
 from tilec.passes.loops import sum_of, when
@@ -35,10 +35,11 @@ class ReducedWarpgroups:
         chain, self.depth = block.chain, LINE * 8 // mlir.type_of(options.multiplicand).width
         inner = block.sizes[chain.inner]
         self.steps = -(-inner // self.depth)
-        self.majors = [x.own_dims[-1] == chain.inner for x in (chain.left, chain.right)]
+        self.majors = [x.contiguous == chain.inner for x in (chain.left, chain.right)]
         held = (self.steps * self.depth, 1) if self.kept_left else (self.depth, options.stages)
-        self.left = self._factor(0, chain.rows, block.bm, *held)
-        self.right = self._factor(1, chain.between, block.bn, self.depth, options.stages)
+        self.left = FactorTiles(chain.left, block.box | {chain.inner: held[0]}, block.subscripts, held[1])
+        right = {chain.between: block.bn, chain.inner: self.depth}
+        self.right = FactorTiles(chain.right, right, block.subscripts, options.stages)
         self.ring = Ring([self.right] if self.kept_left else [self.left, self.right], options.stages, self.groups)
         self.rows = Ring([self.left], 1, 1) if self.kept_left else None
         self.half = arith.muli(roles.consumer, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
@@ -46,12 +47,6 @@ class ReducedWarpgroups:
         self.shared = SharedRows(self.fragments)
         make_ready([self.ring, *([self.rows] if self.rows else [])], thread)
         gpu.BarrierOp()
-
-    def _factor(self, side: int, own: int, size: int, depth: int, stages: int) -> Factor:
-        source = (self.chain.left, self.chain.right)[side]
-        if self.majors[side]:
-            return Factor(source, own, self.chain.inner, size, depth, stages)
-        return Factor(source, self.chain.inner, own, depth, size, stages)
 
     def _warp_row(self) -> Terms:
         return [(self.half, 1), (arith.andi(self.thread.warp, mlir.index(3)), 16)]
@@ -64,7 +59,7 @@ class ReducedWarpgroups:
     def _load(self) -> None:
         zero = mlir.index(0)
         if self.rows:
-            self.left.load(self.rows, zero, zero)
+            self.left.load(self.rows, zero, {})
         tiles = self.fragments.tiles
         with carried_loop(tiles.begin, tiles.end, [zero, zero]) as (number, state):
             first = locations.named(self.fragments.first_line(number), "start")
@@ -74,12 +69,9 @@ class ReducedWarpgroups:
                 self.ring.wait_empty(stage, phase)
                 self.ring.expect(stage)
                 if not self.rows:
-                    self._copy(0, self.left, stage, zero, k)
-                self._copy(1, self.right, stage, first, k)
+                    self.left.copy(self.ring, stage, {self.chain.inner: k})
+                self.right.copy(self.ring, stage, {self.chain.between: first, self.chain.inner: k})
                 now[:] = self.ring.next(stage, phase)
-
-    def _copy(self, side: int, tiles: Factor, stage: ir.Value, own: ir.Value, k: ir.Value) -> None:
-        tiles.copy(self.ring, stage, *((own, k) if self.majors[side] else (k, own)))
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from tilec.analysis.expression import Expr, Total, operation
-from tilec.analysis.online_reduction import Carried, Online, Rescale
+from tilec.analysis.online_reduction import Carried, Online
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir, math, memref
 from tilec.passes.cuda.contraction.problem import PRIVATE, local
@@ -24,13 +24,15 @@ QUAD = (1, 2)  # distances of the threads that share a row
 
 @dataclass
 class At:
-    """One place: kernel dimensions as numbers, and the scores' element there. `known` keeps what has been computed."""
+    """One place: kernel dimensions as numbers, and the scores' element there. `known` keeps what has been computed. `parts` has
+    numbers as sums of one that all of a thread's elements share, and of one that is known when the kernel is compiled."""
 
     coordinates: dict[int, ir.Value]
     half: ir.Value
     score: ir.Value | None = None
     product: ir.Value | None = None
     known: dict[Expr, ir.Value] = field(default_factory=dict)
+    parts: dict[int, tuple[ir.Value, ir.Value]] = field(default_factory=dict)
 
 
 class Values:
@@ -53,7 +55,9 @@ class Values:
             case "outer":
                 return x.key
             case "index":
-                return at.coordinates[x.own_dims[0]]
+                return at.coordinates.get(x.own_dims[0]) or mlir.index(0)
+            case "element" if x.args:
+                return memref.LoadOp(x.key, self._subscripts(x, at)).result
             case "element":
                 return memref.LoadOp(x.key, [self._inside(d, at) for d in x.own_dims]).result
             case "total" if x.key == self.scores:
@@ -70,6 +74,11 @@ class Values:
         if x.op == "math.exp2" and x.template is None:  # ours: the exponent of a weight, at most 0
             return math.Exp2Op(arguments[0], fastmath=ir.Attribute.parse("#arith.fastmath<afn>")).result
         return operation(x, arguments)
+
+    def _subscripts(self, x: Expr, at: At) -> list[ir.Value]:
+        """Of an element at computed places, where memory may be read."""
+        inside = At({d: self._inside(d, at) for d in at.coordinates}, at.half)
+        return [self.build(a, inside) for a in x.args]
 
     def _inside(self, d: int, at: At) -> ir.Value:
         """A coordinate at which memory may be read: rows and columns beyond the edge repeat the last one."""
@@ -131,7 +140,6 @@ class States:
             values.states[c.total.number] = registers(shape, f"%running_{_kind(c)}")
         for s in online.rescales:
             values.references[s.number] = registers([rows], "%reference")
-        self.before = {s.number: registers([rows], "%old_reference") for s in online.rescales}
         self.factors = {s.number: registers([rows], "%rescaling") for s in online.rescales}
         self.totals = {c.total.number: registers([rows], c.total.name) for c in self.rows if not self.whole(c)}
         self.parts = {c.total.number: registers([rows, 2], f"%{_kind(c)}_of_pairs") for c in self.rows if self.whole(c)}
@@ -144,9 +152,8 @@ class States:
     def clear(self) -> None:
         for c in self.rows:
             fill(self.values.states[c.total.number], c.identity)
-        for n in self.before:
-            fill(self.before[n], inf)
-            fill(self.values.references[n], 0.0)
+        for s in self.online.rescales:
+            fill(self.values.references[s.number], 0.0)
 
     def collect(self, count: int, locate: Callable, term: Callable[[Carried, At], ir.Value]) -> None:
         """The reductions that read no other, over the elements of a tile: `locate(j, half, lane)` of `count` groups."""
@@ -184,19 +191,14 @@ class States:
 
     def rescale(self) -> None:
         """Moves references to where the states are now, and rescales the sums that are relative to them."""
-        type_ = ir.F32Type.get()
         for s in self.online.rescales:
             row = self.online.final(s.row)
             with halves(self.count) as half:
                 here = [half]
-                now = self.values.build(row, At({}, half))
-                nothing = self._has_seen_nothing(s, half)
-                new = arith.select(nothing, mlir.constant(0.0, type_), now)
-                now = arith.select(nothing, mlir.constant(inf, type_), now)
-                old = memref.LoadOp(self.before[s.number], here).result
+                new = self._reference(row, half)
+                old = memref.LoadOp(self.values.references[s.number], here).result
                 memref.StoreOp(self._moved(new, old, half), self.factors[s.number], here)
                 memref.StoreOp(new, self.values.references[s.number], here)
-                memref.StoreOp(now, self.before[s.number], here)
         for c in self.rows:
             if c.rescale is not None:
                 with pairs(self.count) as (half, lane):
@@ -204,11 +206,11 @@ class States:
                     scaled = arith.mulf(memref.LoadOp(state, at).result, self.factor(c, half))
                     memref.StoreOp(scaled, state, at)
 
-    def _has_seen_nothing(self, s: Rescale, half: ir.Value) -> ir.Value:
-        """Whether the maximum that a reference takes away is what it began with. The program may guard against that infinity."""
-        (extreme,) = [c for c in self.rows if c.total.number == s.extreme]
-        state = memref.LoadOp(self.values.states[s.extreme], [half]).result
-        return arith.cmpf(arith.CmpFPredicate.OEQ, state, mlir.constant(extreme.identity, state.type))
+    def _reference(self, row: Expr, half: ir.Value) -> ir.Value:
+        """What sums are relative to: 0 where it would be infinite."""
+        now = self.values.build(row, At({}, half))
+        infinite = arith.cmpf(arith.CmpFPredicate.OEQ, math.absf(now), mlir.constant(inf, now.type))
+        return arith.select(infinite, mlir.constant(0.0, now.type), now)
 
     def merge(self, others: dict[int, ir.Value], references: dict[int, ir.Value], adds: ir.Value) -> None:
         """Combines the states of a row's other elements, by number, whose references go into `references`. Of a row's threads,
@@ -217,8 +219,7 @@ class States:
         for s in self.online.rescales:
             row = self.online.final(s.row)
             with halves(self.count) as half:
-                now, nothing = self.values.build(row, At({}, half)), self._has_seen_nothing(s, half)
-                memref.StoreOp(arith.select(nothing, mlir.constant(inf, now.type), now), references[s.number], [half])
+                memref.StoreOp(self._reference(row, half), references[s.number], [half])
         self.values.states = mine
         for c in self.rows:
             with halves(self.count) as half:
@@ -241,9 +242,10 @@ class States:
         self._add(c, half, mlir.index(0), arith.select(adds, value, mlir.constant(c.identity, value.type)))
 
     def _moved(self, new: ir.Value, old: ir.Value, half: ir.Value) -> ir.Value:
-        """What a sum is multiplied by when its reference moves."""
-        moved = Expr("math.exp2", (Expr("arith.subf", (_NEW, _OLD)),))
-        return self.values.build(moved, At({}, half, known={_NEW: new, _OLD: old}))
+        """What a sum is multiplied by when its reference moves. A reference falls, but from the 0 that it is before anything: then
+        the sum is 0."""
+        fall = arith.minimumf(arith.subf(new, old), mlir.constant(0.0, new.type))
+        return self.values.build(Expr("math.exp2", (_MOVED,)), At({}, half, known={_MOVED: fall}))
 
     def factor(self, c: Carried, half: ir.Value) -> ir.Value:
         assert c.rescale is not None
@@ -269,7 +271,7 @@ def _kind(c: Carried) -> str:
     return {"arith.addf": "sum", "arith.mulf": "product", "arith.maximumf": "maximum"}.get(c.total.combine, "minimum")
 
 
-_NEW, _OLD = Expr("outer", key="new"), Expr("outer", key="old")
+_MOVED = Expr("outer", key="moved")
 
 
 def _shuffle(value: ir.Value, distance: int) -> ir.Value:

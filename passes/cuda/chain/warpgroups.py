@@ -17,14 +17,17 @@ wgmma.mma_async.m64nNk16", for the fragments.
 
 from __future__ import annotations
 
-from tilec.analysis.expression import Expr
+from math import prod
+
+from tilec.analysis.chain import Factor
+from tilec.analysis.subscripts import subscripts
 from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import arith, gpu, ir
 from tilec.core.opcodes import NamedBarrier, WarpgroupProduct, WarpgroupWait
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms
-from tilec.passes.cuda.chain.values import statements
+from tilec.passes.cuda.chain.values import At, Values, statements
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of
 from tilec.passes.loops import sum_of, when
@@ -32,29 +35,33 @@ from tilec.passes.loops import sum_of, when
 REGISTERS = Registers(producer=24, consumer=240)  # of 168 at launch
 
 
-class Factor(RingTiles):
-    """Tiles of a factor: `lines` of its dimension `along` and all `columns`, 64 in a slab. Each factor has a ring of its own; the
-    rings of the walk's two factors are in step, so one stage and one phase serve for both."""
+class FactorTiles(RingTiles):
+    """Tiles of a factor, in lines of 64 along its contiguous dimension: a slab has the lines of a box of `sizes` along the others,
+    and there are slabs for all of the `sizes` along that one. Each factor has a ring of its own; the rings of j's two factors are
+    in step, so one stage and one phase serve for both."""
 
-    def __init__(self, source: Expr, along: int, across: int, lines: int, columns: int, stages: int):
-        self.dims, self.along, self.across = source.own_dims, along, across
-        self.line = LINE * 8 // ir.MemRefType(source.key.type).element_type.width
-        sizes, slabs = {along: lines, across: self.line}, -(-columns // self.line)
-        super().__init__(source.key, [sizes.get(d, 1) for d in source.own_dims], slabs, slabs * lines, stages)
+    def __init__(self, factor: Factor, sizes: dict[int, int], values: Values, stages: int):
+        self.factor, self.values, view = factor, values, factor.element.key
+        self.line = LINE * 8 // ir.MemRefType(view.type).element_type.width
+        slabs = -(-sizes[factor.contiguous] // self.line)
+        self.slab = prod(n for d, n in sizes.items() if d != factor.contiguous)
+        box = [self.line if d == factor.contiguous else sizes.get(d, 1) for d in factor.along]
+        super().__init__(view, box, slabs, slabs * self.slab, stages)
 
-    def load(self, ring: Ring, stage: ir.Value, first: ir.Value) -> None:
-        """Starts the copies of the tile that begins at `first` of the block's part."""
+    def load(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value]) -> None:
+        """Starts the copies of the tile that begins at these subscripts of the block's part."""
         ring.expect(stage)
-        self.copy(ring, stage, first, mlir.index(0))
+        self.copy(ring, stage, first)
 
-    def copy(self, ring: Ring, stage: ir.Value, line: ir.Value, column: ir.Value) -> None:
-        """Starts the copies of the tile that begins at this line and column of the block's part, of which the ring knows."""
-        offsets = offsets_of(self.view)
+    def copy(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value]) -> None:
+        """Starts the copies of a tile of which the ring knows."""
+        offsets = offsets_of(self.view) if not self.factor.element.args else []
         for slab in range(self.slabs):
             target = self.target(stage, mlir.index(slab * self.box_lines))
-            at = {self.along: line, self.across: sum_of([(column, 1)], slab * self.line)}
-            coordinates = [sum_of([(at[d], 1), (o, 1)]) if d in at else o for d, o in zip(self.dims, offsets)]
-            ring.copy(self, stage, target, coordinates)
+            d = self.factor.contiguous
+            at = first | {d: sum_of([(first[d], 1)] if d in first else [], slab * self.line)}
+            corner = [self.values.build(p, At(at, mlir.index(0))) for p in subscripts(self.factor.element)]
+            ring.copy(self, stage, target, [sum_of([(a, 1), (b, 1)]) for a, b in zip(corner, offsets)] if offsets else corner)
 
 
 class Warpgroups:
@@ -65,10 +72,18 @@ class Warpgroups:
         self.roles = roles = Roles(thread, block.options.warpgroups)
         self.groups, self.ping_pong = block.options.warpgroups, block.options.ping_pong
         chain, sizes, stages = block.chain, block.sizes, block.options.stages
+        values, step = block.subscripts, {chain.between: block.bn}
         inner, columns = sizes[chain.inner], sizes[chain.columns]
-        self.q_tiles = Factor(chain.left, chain.rows, chain.inner, block.bm, inner, 1)
-        self.k_tiles = Factor(chain.right, chain.between, chain.inner, block.bn, inner, stages)
-        self.v_tiles = Factor(chain.values, chain.between, chain.columns, block.bn, columns, stages)
+        self.keys_by_inner, self.values_by_columns = (
+            x.contiguous != chain.between for x in (chain.right, chain.values)
+        )
+        if not self.keys_by_inner:  # lines are of `between`, and as many of them as are multiplied
+            inner = -(-inner // 16) * 16
+        if not self.values_by_columns:
+            columns = -(-columns // 16) * 16
+        self.q_tiles = FactorTiles(chain.left, block.box | {chain.inner: inner}, values, 1)
+        self.k_tiles = FactorTiles(chain.right, step | {chain.inner: inner}, values, stages)
+        self.v_tiles = FactorTiles(chain.values, step | {chain.columns: columns}, values, stages)
         self.q = Ring([self.q_tiles], 1, 1)  # behind all tiles, which begin at multiples of 1024 bytes
         self.k, self.v = (Ring([tiles], stages, self.groups) for tiles in (self.k_tiles, self.v_tiles))
         self.half = arith.muli(roles.consumer, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
@@ -91,13 +106,13 @@ class Warpgroups:
 
     def _load(self) -> None:
         zero = mlir.index(0)
-        self.q_tiles.load(self.q, zero, zero)
+        self.q_tiles.load(self.q, zero, {})
         with carried_loop(zero, self.fragments.tiles.count, [zero, zero]) as (number, now):
             stage, phase = now
             line = locations.named(self.fragments.first_line(number), "start")
             for ring, tiles in ((self.k, self.k_tiles), (self.v, self.v_tiles)):
                 ring.wait_empty(stage, phase)
-                tiles.load(ring, stage, line)
+                tiles.load(ring, stage, {self.chain.between: line})
             now[:] = self.k.next(stage, phase)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
@@ -161,7 +176,9 @@ class Warpgroups:
     def _scores(self, stage: ir.Value) -> None:
         """s = the rows of this warpgroup times a tile of the second factor."""
         bm, bn, kind = self.block.bm, self.block.bn, self.block.options.multiplicand
-        product = WarpgroupProduct(bn, self.fragments.depth, kind, left_slab=bm, right_slab=bn)
+        product = WarpgroupProduct(
+            bn, self.fragments.depth, kind, right_k_major=self.keys_by_inner, left_slab=bm, right_slab=self.k_tiles.slab
+        )
         first = None if mlir.constant_value(self.half) == 0 else ROWS
         views = [self.q_tiles.lines(mlir.index(0), self.half, first), self.k_tiles.lines(stage, mlir.index(0))]
         with statements([self.chain.scores]):
@@ -171,8 +188,9 @@ class Warpgroups:
         """o += the weights, each in its parts, times a tile of the third factor."""
         bn, options, own = self.block.bn, self.block.options, self.fragments
         product = WarpgroupProduct(
-            own.wide, bn, options.multiplicand, right_k_major=False, left_in_registers=True, right_slab=bn
-        )
+            own.wide, bn, options.multiplicand, right_k_major=not self.values_by_columns, left_in_registers=True,
+            right_slab=self.v_tiles.slab,
+        )  # fmt: skip
         for term in range(options.weight_terms):
             tile = self.v_tiles.lines(stage, mlir.index(0))
             operands = [own.sums, own.weights, tile, mlir.index(term * bn // 4), mlir.index(1)]

@@ -19,46 +19,49 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
+from math import prod
 
-from tilec.analysis.expression import Expr
+from tilec.analysis.chain import Factor
+from tilec.analysis.subscripts import base_multiple, subscripts
 from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, gpu, ir, memref, nvgpu, scf
 from tilec.cost.chain import chain_line
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms, clear
-from tilec.passes.cuda.chain.values import statements
+from tilec.passes.cuda.chain.values import At, statements
 from tilec.passes.cuda.contraction.fragments import load_matrices, multiply_fragments
 from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Thread, all_of, below, local
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.cuda.ring import CopyRing, carried_loop
-from tilec.passes.loops import loop, sum_of, when
+from tilec.passes.loops import delinearise, loop, sum_of, when
 
 
 class _Factor:
-    """Tiles of a factor in shared memory: `lines` of its dimension `along`, and all columns. `limit`: where `along` ends, None
-    where no tile reaches beyond that."""
+    """Tiles of a factor in shared memory: lines of all that it has along its contiguous dimension. `lines`: how many of each of the
+    others. `limits`: the last subscript of those that end within a tile."""
 
     def __init__(
-        self, block: ChainBlock, thread: Thread, source: Expr, along: int, across: int, lines: int, slots: int,
-        limit: int | ir.Value | None,
-    ):  # fmt: skip
-        self.view, self.dims, self.along, self.across = source.key, source.own_dims, along, across
-        self.thread, self.threads, self.lines, self.limit = thread, block.options.block_threads, lines, limit
+        self, block: ChainBlock, thread: Thread, factor: Factor, lines: dict[int, int], slots: int, limits: dict[int, ir.Value]
+    ):
+        self.factor, self.view, self.sizes, self.across = factor, factor.element.key, lines, factor.contiguous
+        self.block, self.thread, self.threads, self.limits = block, thread, block.options.block_threads, limits
+        self.lines, across = prod(lines.values()), factor.contiguous
         self.element = ir.MemRefType(self.view.type).element_type
         self.bytes = self.element.width // 8
         self.columns = block.sizes[across]
         self.used, self.width = 16 * -(-self.columns // 16), chain_line(block.options.unit, self.columns)
-        self.tile = memref.AllocOp(local([slots, lines, self.width], self.element, SHARED), [], []).result
+        self.tile = memref.AllocOp(local([slots, self.lines, self.width], self.element, SHARED), [], []).result
         locations.named(self.tile, f"{locations.argument(root(self.view)) or 'factor'}_tiles")
         strides, _ = ir.MemRefType(root(self.view).type).get_strides_and_offset()
-        self.vector = next(v for v in (WIDE // self.bytes, 4, 2, 1) if all(s % v == 0 for s in (self.columns, *strides[:-1])))
+        apart = (self.columns, base_multiple(subscripts(factor.element)[-1]), *strides[:-1])
+        self.vector = next(v for v in (WIDE // self.bytes, 4, 2, 1) if all(s % v == 0 for s in apart))
 
     def column(self, line: ir.Value, column: ir.Value) -> ir.Value:
         """Where an element of a line lies in it."""
         return column
 
-    def copy(self, slot: ir.Value, first: ir.Value) -> None:
+    def copy(self, slot: ir.Value, first: dict[int, ir.Value]) -> None:
         """Starts this thread's copies of the tile that begins at `first` of the block's part; what does not exist becomes zeros."""
         together = self.threads // self.pieces  # lines, or none
         with ExitStack() as stack:
@@ -68,10 +71,13 @@ class _Factor:
                 stack.enter_context(when(below(line, self.lines)))
             if self.pieces * self.vector > self.used:
                 stack.enter_context(when(below(column, self.used)))
-            position = {self.along: sum_of([(first, 1), (line, 1)]), self.across: column}
-            conditions = [] if self.limit is None else [below(position[self.along], self.limit)]
+            position = dict(zip(self.sizes, delinearise(line, list(self.sizes.values()), [None] * len(self.sizes))))
+            position = {d: sum_of([(x, 1), *([(first[d], 1)] if d in first else [])]) for d, x in position.items()}
+            at_most = arith.CmpIPredicate.sle
+            conditions = [arith.cmpi(at_most, position[d], last) for d, last in self.limits.items()]
             conditions += [below(column, self.columns)] if self.used > self.columns else []
-            source = [position.get(d, mlir.index(0)) for d in self.dims]
+            at = At(position | {self.across: column}, mlir.index(0))
+            source = [self.block.subscripts.build(p, at) for p in subscripts(self.factor.element)]
             self._copy([slot, line, self.column(line, column)], source, all_of(conditions))
 
     @property
@@ -115,15 +121,12 @@ class Warps:
 
     def __init__(self, block: ChainBlock, thread: Thread):
         self.block, self.chain, self.thread = block, block.chain, thread
-        chain, sizes, options = block.chain, block.sizes, block.options
+        chain, options = block.chain, block.options
         self.high, self.stages = block.bm // (16 * options.warps), options.stages
-        rows = sizes[chain.rows]
-        limit = rows if isinstance(rows, ir.Value) or rows < block.bm else None
-        between = block.length if block.length % block.bn else None
-        factor = partial(_Factor, block, thread)
-        self.q_tiles = factor(chain.left, chain.rows, chain.inner, block.bm, 1, limit)
-        self.k_tiles = factor(chain.right, chain.between, chain.inner, block.bn, self.stages, between)
-        self.v_tiles = factor(chain.values, chain.between, chain.columns, block.bn, self.stages, between)
+        ends = {chain.between: mlir.index(block.length - 1)} if block.length % block.bn else {}
+        step, factor = {chain.between: block.bn}, partial(_Factor, block, thread)
+        self.q_tiles = factor(chain.left, block.box, 1, block.limits())
+        self.k_tiles, self.v_tiles = (factor(x, step, self.stages, ends) for x in (chain.right, chain.values))
         self.fragments = Fragments(block, thread, self._warp_row, self.high)
         self.left, self.right = self._part(4 * self.high, "%left"), self._part(4, "%right")
         self.ring = CopyRing(self.stages, self.fragments.tiles.count)
@@ -150,7 +153,7 @@ class Warps:
         self.fragments.store()
 
     def _loop_over_tiles(self) -> None:
-        self.q_tiles.copy(mlir.index(0), mlir.index(0))
+        self.q_tiles.copy(mlir.index(0), {})
         for n in range(2 * self.stages - 1):
             self._start(self.v_tiles if n % 2 else self.k_tiles, mlir.index(n // 2), exists=n < 2)
         for first, end, masked in self.fragments.tiles.ranges(mlir.index(0)):
@@ -173,8 +176,8 @@ class Warps:
 
     def _start(self, tiles: _Factor, number: ir.Value, exists: bool = False) -> None:
         """Starts the copies of a factor's tile of this number, if there is one."""
-        start = partial(self.fragments.first_line, number)
-        self.ring.start(number, lambda: tiles.copy(self.ring.stage_of(number), start()), exists)
+        between, start = self.chain.between, partial(self.fragments.first_line, number)
+        self.ring.start(number, lambda: tiles.copy(self.ring.stage_of(number), {between: start()}), exists)
 
     def _await(self) -> None:
         """Until the next tile is there for all threads, which then have read the one before the last."""

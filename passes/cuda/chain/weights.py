@@ -4,16 +4,19 @@
 
 from __future__ import annotations
 
-from tilec.analysis.chain import Chain, Linear
+from collections.abc import Callable
+
+from tilec.analysis.affine_conditions import Linear
+from tilec.analysis.chain import Chain
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir, math, memref, vector
-from tilec.passes.cuda.chain.masks import as_index
-from tilec.passes.cuda.chain.values import halves, registers, rows_of, selected
+from tilec.passes.cuda.chain.masks import clamped, number_of
+from tilec.passes.cuda.chain.values import At, Values, halves, registers, rows_of, selected
 from tilec.passes.loops import loop, sum_of
 
 UPPER = -65536  # the bits of an f32 that a bf16 has
-SMALL = 1 << 31
+SMALL = 1 << 30  # beyond the places in a tile
 
 
 class Packer:
@@ -45,7 +48,7 @@ class Packer:
                 vector.StoreOp(rounded, self.w, [sum_of(at), mlir.index(0)])
 
     def _take_apart(self, j: ir.Value, half: ir.Value) -> None:
-        """A weight as a sum of bf16 numbers: its upper bits, those of what is left, and so on; all but the last exact.
+        """A weight as a sum of narrow numbers: its upper bits, those of what is left, and so on; all but the last exact.
 
         What an infinity leaves is 0, not the NaN that it would be.
         """
@@ -56,8 +59,11 @@ class Packer:
                 if term == self.terms - 1:
                     piece = rest
                 else:
-                    bits = arith.andi(arith.bitcast(i32, rest), mlir.constant(UPPER, i32))
-                    piece = arith.bitcast(f32, bits)
+                    if self.kind == "bf16":
+                        bits = arith.andi(arith.bitcast(i32, rest), mlir.constant(UPPER, i32))
+                        piece = arith.bitcast(f32, bits)
+                    else:
+                        piece = arith.extf(f32, arith.truncf(mlir.type_of(self.kind), rest))
                     left = arith.subf(rest, piece)
                     if term == 0 and not self.bounded:
                         infinite = arith.cmpf(
@@ -68,22 +74,25 @@ class Packer:
                 memref.StoreOp(piece, self.pieces, [mlir.index(term), lane])
 
 
-def exclude(chain: Chain, bounds: list[Linear], scores: ir.Value, row: ir.Value, column: ir.Value) -> None:
-    """The score that changes nothing takes the place of those outside of `bounds`; a thread's first are at `row`, `column`.
+def exclude(
+    chain: Chain, bounds: list[Linear], scores: ir.Value, values: Values, largest: int,
+    locate: Callable[[ir.Value, ir.Value, ir.Value], At],
+) -> None:  # fmt: skip
+    """The score that changes nothing takes the place of those outside of `bounds`; `locate` says where a thread's scores are.
 
-    Conditions are affine: for each row a number, that the place in the tile is compared with.
+    Conditions are affine: for each row a number of 32 bits, that the place in the tile is compared with. No index is beyond
+    `largest`.
     """
     i32 = ir.IntegerType.get_signless(32)
     with loop(ir.MemRefType(scores.type).shape[0], name="fragment") as j, halves(rows_of(scores)) as half:
-        rows = []
+        rows, at = [], locate(j, half, mlir.index(0))
+        at.coordinates[chain.between] = at.parts[chain.between][0]
         for leaves, number in bounds:
-            factor = sum(f for leaf, f in leaves.items() if leaf.own_dims == (chain.between,))
-            at = {chain.rows: sum_of([(half, 8), (row, 1)]), chain.between: column}
-            terms = [
-                (as_index(leaf.key) if leaf.op == "outer" else at.get(leaf.own_dims[0], mlir.index(0)), f)
-                for leaf, f in leaves.items()
-            ]
-            rows.append((factor, arith.index_cast(i32, sum_of(terms, number))))
+            factor = sum(f for leaf, f in leaves.items() if leaf.own_dims == (chain.between,) and leaf.op == "index")
+            base = sum_of([(number_of(values, leaf, at), f) for leaf, f in leaves.items()], number)
+            if not fits(leaves, number, largest):
+                base = clamped(base, SMALL)
+            rows.append((factor, arith.index_cast(i32, base)))
         with loop(2, unroll=True, name="pair") as lane:
             inside = None
             for factor, base in rows:
@@ -96,15 +105,6 @@ def exclude(chain: Chain, bounds: list[Linear], scores: ir.Value, row: ir.Value,
             )
 
 
-def fits(bounds: list[Linear], largest: int) -> bool:
-    """Whether the conditions can be computed in 32 bits, no index being beyond `largest`."""
-    return all(abs(number) + sum(map(abs, leaves.values())) * largest < SMALL for leaves, number in bounds)
-
-
-def is_bounded(x: Expr) -> bool:
-    """Whether it is at most 1 in absolute value, or a NaN: an exponential of ours, or one number or the other."""
-    if x.number is not None:
-        return abs(x.number) <= 1
-    if x.op == "arith.select":
-        return all(is_bounded(a) for a in x.args[1:])
-    return x.op == "math.exp2" and x.template is None
+def fits(leaves: dict[Expr, int], number: int, largest: int) -> bool:
+    """Whether a sum of leaves is of 32 bits, no index being beyond `largest`; what memory holds may be anything."""
+    return abs(number) + sum(map(abs, leaves.values())) * largest < SMALL and all(leaf.op != "element" for leaf in leaves)

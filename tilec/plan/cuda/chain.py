@@ -32,14 +32,17 @@ def choose_chain(
         "inner": (chain.inner,), "kept_left": tile.kept_left, "blocks_per_row": tile.parts,
         "left_k_major": left, "right_k_major": right,
     }  # fmt: skip
+    granules = problem.granules if chain.granules else (0,)
     built = ContractionChain(
-        unit=tile.unit, multiplicand=chain.left.type, between=chain.between, weight_terms=weight_terms, block=(tile.bm, tile.bn),
-        warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong, longest_first=grows(chain, kernel.extents),
+        unit=tile.unit, multiplicand=chain.left.type, between=chain.between, rows=chain.rows, granules=granules,
+        weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
+        longest_first=grows(chain, kernel.extents),
         **({} if chain.product else reduced),
     )  # fmt: skip
-    why = refuse_tma(chain, g.space)
+    why = refuse_tma(chain)
     kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options), ruled_out={"unit": why} if why else {})
-    sizes = tuple(min(tile.bm, kernel.extents[d]) if d == chain.rows else 1 for d in kernel.grid)
+    box = dict(zip(chain.rows, problem.box(tile.bm)))
+    sizes = tuple(min(box.get(d, 1), kernel.extents[d]) for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=built, work=chain_work(target, problem, tile))
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
@@ -49,9 +52,12 @@ def choose_chain(
     how = ", rescaled when the running maximum grows" if chain.online.rescales else ""
     reason = f"computed in one pass over the elements of {chain.scores.name}{how}"
     remarks.append(Remark("online", states, reason, line))
+    if chain.weight_type != "f32" and chain.product.final.op != "state":
+        reason = f"the weights are rounded to {chain.weight_type} before a row's factor is applied to them, not after"
+        remarks.append(Remark("rounded", chain.product.total.name, reason, line))
     if weight_terms > 1:
-        reason = f"an f32 weight is a sum of {weight_terms} {chain.values.type} numbers, which takes {weight_terms} products; "
-        reason += f"`using {chain.values.type}` rounds the weights, and takes 1"
+        reason = f"a weight is a sum of {weight_terms} {chain.values.type} numbers, which takes {weight_terms} products; "
+        reason += "`using bf16` rounds the weights, and takes 1"
         remarks.append(Remark("exact", chain.product.total.name, reason, line))
     if chain.masks:
         reason = f"the mask excludes whole tiles: {100 * problem.share:.0f}% of the scores are computed"

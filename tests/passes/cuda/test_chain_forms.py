@@ -1,0 +1,244 @@
+"""Contraction chains in every form that programs write attention in: layouts, grouped heads, scores, weights, further results.
+
+Each runs thread by thread in the interpreter, where races are faults, and is held to the program's error bounds."""
+
+import numpy as np
+import pytest
+from tools.chains import check, lowered, reasons
+from tools.contractions import arrays
+
+from tilec.kernels import ContractionChain
+
+SIZES = {"B": 2, "H": 1, "S": 72, "D": 64}
+SCORES = "t[b, h, i, j] = sum[d](q[b, h, i, d] * k[b, h, j, d]) / sqrt(f32(D))"
+PRODUCT = "o[b, h, i, d] = sum[j](p[b, h, i, j] * v[b, h, j, d]) using bf16"
+
+
+def attention(
+    score="t[b, h, i, j]", weight="softmax[j](s[b, h, i, j])", more="", out="", rest="", product=PRODUCT, kind="bf16"
+):
+    """Attention with its own scores `s` of the products `t`, other weights, further inputs, results and statements."""
+    factors = ", ".join(f"{x}: {kind}[B, H, S, D]" for x in "qkv")
+    return f"""op f({factors}{more}) -> (o: {kind}[B, H, S, D]{out}) {{
+    {SCORES}
+    s[b, h, i, j] = {score}
+    {rest}
+    p[b, h, i, j] = {weight}
+    {product}
+}}"""
+
+
+PACKED = """op f(x: bf16[B, S, 3, H, D]) -> (o: bf16[B, S, H, D]) {
+    s[b, h, i, j] = sum[d](x[b, i, 0, h, d] * x[b, j, 1, h, d]) / 8 if j <= i else -inf
+    p[b, h, i, j] = softmax[j](s[b, h, i, j])
+    o[b, i, h, d] = sum[j](p[b, h, i, j] * x[b, j, 2, h, d]) using bf16
+}"""
+FLAT = """op f(q: bf16[B, S, 3 * D], k: bf16[B, S, 3 * D], v: bf16[B, S, 3 * D]) -> (o: bf16[B, S, 3, D]) {
+    s[b, h, i, j] = sum[d in 0:D](q[b, i, h * D + d] * k[b, j, h * D + d]) / 8 where h in 0:3
+    p[b, h, i, j] = softmax[j](s[b, h, i, j])
+    o[b, i, h, e] = sum[j](p[b, h, i, j] * v[b, j, h * D + e]) using bf16
+}"""
+GROUPED = """op f(q: bf16[B, H, S, D], k: bf16[B, H // 4, S, D], v: bf16[B, H // 4, S, D]) -> (o: bf16[B, H, S, D]) {
+    s[b, h, i, j] = sum[d](q[b, h, i, d] * k[b, h // 4, j, d]) / 8
+    p[b, h, i, j] = softmax[j](s[b, h, i, j])
+    o[b, h, i, d] = sum[j](p[b, h, i, j] * v[b, h // 4, j, d]) using bf16
+}"""
+SPLIT_HEADS = """op f(q: bf16[G, R, S, D], k: bf16[G, T, D], v: bf16[G, T, D]) -> (o: bf16[G, R, S, D]) {
+    s[g, r, i, j] = sum[d](q[g, r, i, d] * k[g, j, d]) / 8 if j <= i + 40 else -inf
+    p[g, r, i, j] = softmax[j](s[g, r, i, j])
+    o[g, r, i, d] = sum[j](p[g, r, i, j] * v[g, j, d]) using bf16
+}"""
+TURNED = """op f(q: bf16[H, S, D], k: bf16[H, {k}], v: bf16[H, {v}]) -> (o: bf16[H, S, D]) {{
+    s[h, i, j] = sum[d](q[h, i, d] * k[h, {kj}]) / 8
+    p[h, i, j] = softmax[j](s[h, i, j])
+    o[h, i, d] = sum[j](p[h, i, j] * v[h, {vj}]) using bf16
+}}"""
+BY_PLACE, BY_COLUMN = ("S, D", "j, d"), ("D, S", "d, j")
+
+LAYOUTS = {
+    "packed": (PACKED, SIZES),
+    "heads in one dimension with columns": (FLAT, {"B": 1, "S": 72, "D": 64}),
+    "grouped heads": (GROUPED, {"B": 1, "H": 8, "S": 40, "D": 64}),
+    "grouped heads, several in a block": (GROUPED, {"B": 1, "H": 8, "S": 16, "D": 64}),
+    "heads of a group as a dimension": (SPLIT_HEADS, {"G": 2, "R": 3, "S": 20, "T": 72, "D": 64}),
+    "one row of many heads": (SPLIT_HEADS, {"G": 2, "R": 8, "S": 1, "T": 72, "D": 64}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts(name, monkeypatch):
+    check(*LAYOUTS[name], (64, 32), monkeypatch)
+
+
+@pytest.mark.parametrize("k", [BY_PLACE, BY_COLUMN])
+@pytest.mark.parametrize("v", [BY_PLACE, BY_COLUMN])
+@pytest.mark.parametrize("depth", [64, 80])
+def test_transposed_keys_and_values(k, v, depth, monkeypatch):
+    text = TURNED.format(k=k[0], kj=k[1], v=v[0], vj=v[1])
+    check(text, {"H": 2, "S": 72, "D": depth}, (64, 64), monkeypatch)
+
+
+def test_heads_that_share_keys_are_rows_of_a_block(monkeypatch):
+    """As many as fit, where rows are few; and no more than divide their number."""
+    sizes = {"B": 1, "H": 8, "S": 16, "D": 64}
+    for text, tile in ((GROUPED, (1, 4, 16)), (GROUPED.replace("// 4", "// 2"), (1, 2, 16))):
+        _, result = lowered(text, sizes, (64, 32), monkeypatch)
+        assert result.plan.kernels[0].tile == tile
+
+
+SCORED = {
+    "linear by distance": attention("t[b, h, i, j] + slope[h] * f32(j - i)", more=", slope: f32[H]"),
+    "a soft cap": attention("20 * tanh(t[b, h, i, j] / 20)"),
+    "a soft cap and a window": attention("20 * tanh(t[b, h, i, j] / 20) if j <= i and j > i - 40 else -inf"),
+    "a window at both ends": attention("t[b, h, i, j] if j <= i + 20 and j > i - 30 else -inf"),
+    "a window by distance": attention("t[b, h, i, j] if abs(i - j) < 30 else -inf"),
+    "excluded, not kept": attention("-inf if j > i else t[b, h, i, j]"),
+    "excluded for two reasons": attention("-inf if j > i or j < i - 30 else t[b, h, i, j]"),
+    "segments": attention("t[b, h, i, j] if seg[b, i] == seg[b, j] and j <= i else -inf", more=", seg: i32[B, S]"),
+    "lengths": attention("t[b, h, i, j] if j < n[b] else -inf", more=", n: i32[B]"),
+    "long lengths": attention("t[b, h, i, j] if j < n[b] else -inf", more=", n: i64[B]"),
+    "lengths and a bias": attention("t[b, h, i, j] + a[h, i, j] if j < n[b] else -inf", more=", n: i32[B], a: bf16[H, S, S]"),
+    "where each row begins": attention("t[b, h, i, j] if j >= n[b] + i - 40 and j <= i else -inf", more=", n: i32[B]"),
+    "a bias by distance": attention("t[b, h, i, j] + a[h, j - i + S - 1]", more=", a: f32[H, 2 * S - 1]"),
+    "a guarded bias": attention("t[b, h, i, j] + (a[h, i - j] if j <= i else -inf)", more=", a: f32[H, S]"),
+    "a mask in memory": attention("t[b, h, i, j] if keep[b, j] else -inf", more=", keep: bool[B, S]"),
+    "a prefix": attention("t[b, h, i, j] if j <= i or j < 10 else -inf"),
+    "rounded scores": attention().replace("t[b, h, i, j] = sum", "t[b, h, i, j]: bf16 = sum"),
+}
+WEIGHTED = {
+    "dropout": attention(
+        more=", seed: i64", product="o[b, h, i, d] = sum[j]((p[b, h, i, j] / 0.9 if rand(seed, ((b * H + h) * S + i) * S + j) "
+        "< 0.9 else 0) * v[b, h, j, d]) using bf16",
+    ),
+    "a sink": attention(
+        weight="exp(s[b, h, i, j] - m[b, h, i]) / (sum[t](exp(s[b, h, i, t] - m[b, h, i])) + exp(z[h] - m[b, h, i]))",
+        rest="m[b, h, i] = max(max[j](s[b, h, i, j]), z[h])", more=", z: f32[H]",
+    ),
+    "guarded": attention(
+        "t[b, h, i, j] if j < n[b] else -inf", "softmax[j](s[b, h, i, j]) if m[b, h, i] > -inf else 0",
+        ", n: i32[B]", rest="m[b, h, i] = max[j](s[b, h, i, j])",
+    ),
+    "a guarded maximum": attention(
+        "t[b, h, i, j] if j < n[b] else -inf",
+        "exp(s[b, h, i, j] - g[b, h, i]) / max(sum[t](exp(s[b, h, i, t] - g[b, h, i])), 1e-20)",
+        ", n: i32[B]",
+        rest="m[b, h, i] = max[j](s[b, h, i, j])\n    g[b, h, i] = m[b, h, i] if m[b, h, i] > -inf else 0",
+    ),
+    "by the logarithm of the sum": attention(
+        weight="exp(s[b, h, i, j] - l[b, h, i])", rest="l[b, h, i] = logsumexp[j](s[b, h, i, j])", out=", l: f32[B, H, S]"
+    ),
+    "sigmoid": attention(weight="sigmoid(s[b, h, i, j] - 2)"),
+}  # fmt: skip
+
+
+def inputs_of(text, monkeypatch, sizes=SIZES):
+    """Numbers from a normal distribution; lengths, segments and masks as programs have them."""
+    specialised, _ = lowered(text, sizes, (64, 32), monkeypatch)
+    random, found = np.random.default_rng(1), arrays(specialised)
+    for n, t in enumerate(specialised.inputs):
+        shape = found[n].shape
+        match t.name:
+            case "seg":
+                found[n] = np.sort(random.integers(0, 3, shape), axis=-1).astype(np.int32)
+            case "n":
+                found[n] = np.array([33, sizes["S"] - 7]).astype(found[n].dtype)
+            case "keep":
+                found[n] = random.random(shape) < 0.7
+            case "seed":
+                found[n] = np.array(7)
+    return found
+
+
+@pytest.mark.parametrize("name", SCORED | WEIGHTED)
+def test_scores_and_weights(name, monkeypatch):
+    text = (SCORED | WEIGHTED)[name]
+    check(text, SIZES, (64, 32), monkeypatch, inputs_of(text, monkeypatch))
+
+
+@pytest.mark.parametrize("name", ["a soft cap and a window", "lengths and a bias", "a sink"])
+def test_printed(name, monkeypatch):
+    text = (SCORED | WEIGHTED)[name]
+    check(text, SIZES, (64, 32), monkeypatch, inputs_of(text, monkeypatch), printed=True)
+
+
+@pytest.mark.parametrize("length", [0, -5, 1, 2**62])
+def test_lengths_beyond_the_tensor(length, monkeypatch):
+    """A length is a number like any other: rows of nothing are NaN, or 0 under a guard."""
+    for text in (SCORED["long lengths"], WEIGHTED["guarded"].replace("n: i32", "n: i64")):
+        inputs = inputs_of(text, monkeypatch)
+        inputs[3][:] = [length, 40]
+        check(text, SIZES, (64, 32), monkeypatch, inputs)
+
+
+def test_a_length_bounds_the_walk(monkeypatch):
+    """Tiles beyond the length are not even loaded: nothing is known of their memory."""
+    text = SCORED["lengths"]
+    _, result = lowered(text, SIZES, (64, 32), monkeypatch)
+    assert "skipped" in [r.verb for r in result.plan.remarks]
+
+
+ROUNDED = {
+    "cast": attention(kind="{t}", product="o[b, h, i, d] = sum[j]({w}(p[b, h, i, j]) * v[b, h, j, d])"),
+    "declared": attention(kind="{t}", product=PRODUCT.replace(" using bf16", "")).replace(
+        "p[b, h, i, j] =", "p[b, h, i, j]: {w} ="
+    ),
+    "before the division": attention(
+        kind="{t}", weight="exp(s[b, h, i, j] - m[b, h, i])", rest="m[b, h, i] = max[j](s[b, h, i, j])",
+        product="o[b, h, i, d] = sum[j](p[b, h, i, j] * v[b, h, j, d]) / sum[j](f32(p[b, h, i, j]))",
+    ).replace("p[b, h, i, j] =", "p[b, h, i, j]: {w} ="),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("kind, weights", [("f16", "f16"), ("bf16", "bf16"), ("bf16", "f16"), ("f16", "bf16")])
+def test_rounded_weights(name, kind, weights, monkeypatch):
+    """In any 16-bit type, before or after a row's factor; the plan says that it is before."""
+    text = ROUNDED[name].replace("{t}", kind).replace("{w}", weights)
+    result = check(text, SIZES, (64, 32), monkeypatch)
+    assert [r.verb for r in result.plan.remarks].count("rounded") == 1
+
+
+def test_weights_of_f32_and_values_of_f16(monkeypatch):
+    """Two f16 numbers make up a weight of at most 1, with an f32 result as exact as f32 sums."""
+    text = attention(kind="f16", product=PRODUCT.replace(" using bf16", "")).replace("(o: f16", "(o: f32")
+    result = check(text, SIZES, (64, 32), monkeypatch)
+    assert result.plan.kernels[0].options.weight_terms == 2
+
+
+def test_equal_states_are_carried_once(monkeypatch):
+    """A softmax and the log-sum-exp of the same scores have one maximum and one sum."""
+    _, result = lowered(WEIGHTED["by the logarithm of the sum"], SIZES, (64, 32), monkeypatch)
+    assert result.emitted.module.count("running_maximum") and "running_maximum_2" not in result.emitted.module
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (GROUPED.replace("q[b, h, i, d]", "q[b, h, i, D - 1 - d]"), "places that are no box of its tensor"),
+
+    ],
+)
+def test_refused(text, reason):
+    sizes = {"B": 1, "H": 8, "S": 256, "D": 64}
+    assert reason in reasons(text, sizes), reasons(text, sizes)
+
+
+# ---- compiled ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a soft cap and a window", "lengths and a bias", "linear by distance", "segments"])
+def test_compiled(name):
+    """No spills, no stack, no products that the assembler serialises."""
+    pytest.importorskip("cuda.core")
+    from tools.lowering import lowered as lower_text
+
+    from tilec.core.diagnostics import Source
+    from tilec.runtime.cuda.compile import compile_kernel
+    from tilec.runtime.cuda.cubins import parameters
+
+    sizes = {"B": 4, "H": 16, "S": 4096, "D": 128}
+    _, result = lower_text(Source("t.tile", SCORED[name].replace("i - 40", "i - 1024")), None, sizes, target="h200")
+    (kernel,) = result.emitted.kernels
+    assert isinstance(result.plan.kernels[0].options, ContractionChain)
+    compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))

@@ -1,0 +1,59 @@
+"""Contraction chains for CUDA: lowered with one tile, and run by the interpreter or the emulator; and why programs are none."""
+
+from __future__ import annotations
+
+from conftest import assert_within
+
+from tilec.core import mlir
+from tilec.core.diagnostics import Source
+from tilec.core.mlir import ir
+from tilec.core.targets import load
+from tilec.cost.chain import ChainTile, choose_chain_tile
+from tilec.cost.model import Choice
+from tilec.driver.lowering import lower
+from tilec.dsl.build import build
+from tilec.dsl.parse import parse
+from tilec.dsl.specialise import specialise
+from tilec.kernels import ContractionChain
+from tilec.plan import chain_fusion
+from tilec.semantics.interpreter import interpret
+from tools.contractions import arrays, emulated
+from tools.lowering import assert_reads_back
+from tools.lowering import lowered as lower_text
+
+
+def warps(rows: int, step: int, stages: int = 2, own: int = 16) -> ChainTile:
+    """A tile of warps that multiply by mma.sync, `own` rows each."""
+    return ChainTile(rows, step, stages, 168, 0, ping_pong=False, unit="mma.sync", warp_rows=own)
+
+
+def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile | None, monkeypatch, target: str = "h200"):
+    if tile is not None:
+        made = tile if isinstance(tile, ChainTile) else ChainTile(*tile, 2, 168, 0, ping_pong=tile[0] > 64)
+        rest = lambda t, p: [Choice(made, c.prediction) for c in choose_chain_tile(t, p)[:1]]  # noqa: E731
+        monkeypatch.setattr("tilec.plan.cuda.chain.choose_chain_tile", rest)
+    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
+    specialised, result = lower_text(Source("t.tile", text), None, sizes, target=target, locations=True)
+    assert_reads_back(result)
+    return specialised, result
+
+
+def check(text, sizes, tile, monkeypatch, inputs=None, printed=False):
+    """Runs the mapped IR, thread by thread, where races are faults; or with `printed` the Python text."""
+    specialised, result = lowered(text, sizes, tile, monkeypatch)
+    assert len(result.emitted.kernels) == 1 and isinstance(result.plan.kernels[0].options, ContractionChain)
+    inputs = arrays(specialised) if inputs is None else inputs
+    if printed:
+        outputs = emulated(specialised, result, inputs)
+    else:
+        outputs = interpret(result.texts["map"], inputs)
+    assert_within(text, inputs, outputs, kind="cuda")
+    return result
+
+
+def reasons(text: str, sizes: dict[str, int], target: str = "h200") -> str:
+    specialised = specialise(parse(Source("t.tile", text)), None, None, sizes)
+    with mlir.context(), ir.Location.unknown():
+        result = lower(build(specialised), load(target))
+    assert not any(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
+    return "\n".join(str(r) for r in result.plan.remarks)
