@@ -35,8 +35,8 @@ class Subscript:
     @property
     def bare(self) -> int | None:
         """The dimension that it is."""
-        terms = list(self.factors.items())
-        return terms[0][0] if len(terms) == 1 and terms[0][1] == 1 and not self.constant else None
+        ((d, factor), *others) = [*self.factors.items()] or [(None, 0)]
+        return d if factor == 1 and not others and not self.constant else None
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,10 @@ def access_of(op: ir.Operation, factor: ir.Value) -> Access | None:
         return None
     tensor, *indices = owner.operands
     shape = ir.ShapedType(tensor.type).shape
-    found = [_subscript(op, _unclamped(i, extent)) for i, extent in zip(indices, shape)]
-    subscripts, known = [s for s in found if s is not None], [b for b in bounds if b is not None]
-    if len(known) < len(bounds) or len(subscripts) < len(found) or mlir.DYNAMIC in shape:
+    subscripts = [_subscript(op, _unclamped(i, extent, bounds)) for i, extent in zip(indices, shape)]
+    if None in bounds or None in subscripts or mlir.DYNAMIC in shape:
         return None
-    return Access(tensor, tuple(subscripts), None, tuple(known), _is_exact(op, set(known), subscripts, list(shape)))
+    return Access(tensor, tuple(subscripts), None, tuple(bounds), _is_exact(op, set(bounds), subscripts, list(shape)))
 
 
 def _is_zero(value: ir.Value) -> bool:
@@ -89,13 +88,16 @@ def _is_zero(value: ir.Value) -> bool:
     return number is not None and number == 0 and copysign(1, number) == 1
 
 
-def _unclamped(index: ir.Value, extent: int) -> ir.Value:
-    """A subscript before it was kept inside a tensor of this extent."""
-    owner = mlir.definition(index)
-    bounds = {"arith.maxsi": 0, "arith.minsi": extent - 1}
-    if owner is None or owner.name not in bounds or mlir.constant_value(owner.operands[1]) != bounds[owner.name]:
-        return index
-    return _unclamped(owner.operands[0], extent)
+def _unclamped(index: ir.Value, extent: int, bounds: Sequence[Bound | None]) -> ir.Value:
+    """A subscript before it was kept inside a tensor of this extent, where the bounds keep it there."""
+    raw, asked = index, []
+    while (owner := mlir.definition(raw)) is not None and owner.name in ("arith.maxsi", "arith.minsi"):
+        from_below = owner.name == "arith.maxsi"
+        if mlir.constant_value(owner.operands[1]) != (0 if from_below else extent - 1):
+            return index
+        raw = owner.operands[0]
+        asked.append((_AT_LEAST, 0) if from_below else (_BELOW, extent))
+    return raw if all((raw, *bound) in bounds for bound in asked) else index
 
 
 def _subscript(op: ir.Operation, value: ir.Value) -> Subscript | None:
@@ -123,8 +125,7 @@ def _add(op: ir.Operation, value: ir.Value, times: int, factors: dict[int, int])
         return None
     *terms, constant = linear
     parts = [_add(op, v, times * factor, factors) for v, factor in zip(owner.operands, terms) if factor]
-    known = [p for p in parts if p is not None]
-    return sum(known, times * constant) if len(known) == len(parts) else None
+    return None if None in parts else sum(parts, times * constant)
 
 
 def _is_exact(op: ir.Operation, bounds: set[Bound], subscripts: Sequence[Subscript], shape: list[int]) -> bool:

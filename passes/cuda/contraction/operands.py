@@ -80,6 +80,12 @@ class Stage:
         """When an element exists; None where all do."""
         return all_of(self.problem.inside(self.side, at) + self.problem.inside_k(k))
 
+    def _exists(self, at: dict[int, ir.Value], k: ir.Value) -> ir.Value | None:
+        """When an element of a tensor exists, and is not 0 by the program's own bounds; None where all are."""
+        return all_of(
+            self.problem.inside(self.side, at) + self.problem.inside_k(k) + self.problem.bounds(self.side, at)
+        )
+
     def _mine(self, stack: ExitStack, i: ir.Value) -> None:
         """Threads beyond the last vector do nothing."""
         total, _ = self._share
@@ -97,9 +103,7 @@ class Stage:
             self._mine(stack, i)
             line, column, at, k = self._coordinates(i, number)
             source, subscripts = self.problem.source(self.side, at)
-            condition = all_of(
-                self.problem.inside(self.side, at) + self.problem.inside_k(k) + self.problem.bounds(self.side, at)
-            )
+            condition = self._exists(at, k)
             elements = None
             if condition is not None:
                 elements = arith.select(condition, mlir.index(self.vector), mlir.index(0))
@@ -125,11 +129,23 @@ class Stage:
                 lane = stack.enter_context(loop(self.vector, name="element"))
                 at = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
                 k = sum_of([(k, 1), (lane, 1)]) if self.side.major else k
-                with self._or_zero(self._inside(at, k), i, [lane]):
-                    memref.StoreOp(self.problem.evaluate(self.problem.factor(self.side), at), self.held, [i, lane])
+                if self.problem.loaded(self.side) is not None:
+                    self._load(i, lane, at, k)
+                else:
+                    with self._or_zero(self._inside(at, k), i, [lane]):
+                        memref.StoreOp(self.problem.evaluate(self.problem.factor(self.side), at), self.held, [i, lane])
             else:
                 with self._or_zero(self._inside(at, k), i, []):
                     self._evaluate(i, at)
+
+    def _load(self, i: ir.Value, lane: ir.Value, at: dict[int, ir.Value], k: ir.Value) -> None:
+        """One element, or 0. Nothing but a load is under the condition, so that loads do not wait for one another."""
+        source, subscripts = self.problem.source(self.side, at)
+        condition = self._exists(at, k)
+        if condition is not None:
+            memref.StoreOp(mlir.constant(0, self.problem.element), self.held, [i, lane])
+        with nullcontext() if condition is None else when(condition):
+            memref.StoreOp(memref.LoadOp(source, subscripts).result, self.held, [i, lane])
 
     @contextmanager
     def _or_zero(self, condition: ir.Value | None, i: ir.Value, lane: list[ir.Value]) -> Iterator[None]:

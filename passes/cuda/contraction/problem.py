@@ -231,6 +231,11 @@ class Problem:
         number = list(self._factors).index(side.name)
         return self._accesses[number]
 
+    def loaded(self, side: Side) -> Access | None:
+        """Where a factor lies that is an element of a tensor in the staged type."""
+        found = self._access(side)
+        return found if found is not None and found.element == self.element else None
+
     def access(self, side: Side) -> Access:
         """Where a factor lies that is copied as it is."""
         if (found := self._access(side)) is None:
