@@ -1,6 +1,7 @@
 """simplify: algebra that upstream's canonicalizer does not know.
 
 x / 2.0          ->  x * 0.5            exact: the divisor is a power of two
+f32(x) or 0      ->  f32(x or bf16(0))  a choice of 0 before the widening: an element, or 0, is loaded under a condition
 sum of nothing   ->  0                  a reduction whose range is empty is its identity, a constant like any other
 x[i] for no i    ->                     a tensor without elements is not computed
 x[i] if false    ->                     an unused tensor is not read, and its producers are not computed
@@ -25,6 +26,8 @@ def simplify(module: ir.Operation) -> bool:
     for op in list(mlir.traverse(module)):
         if op.name == "arith.divf":
             changed |= _divide_by_power_of_two(op)
+        elif op.name == "arith.select":
+            changed |= _choose_before_widening(op)
         elif mlir.is_generic(op):
             changed |= _reduce_nothing(op)
     for op in [o for o in mlir.traverse(module) if _is_constant(o)]:
@@ -61,6 +64,23 @@ def _divide_by_power_of_two(op: ir.Operation) -> bool:
         product = arith.mulf(op.operands[0], mlir.constant(inverse, op.results[0].type))
     op.results[0].replace_all_uses_with(product)
     op.erase()
+    return True
+
+
+def _choose_before_widening(op: ir.Operation) -> bool:
+    condition, taken, otherwise = op.operands
+    widened, zero = mlir.definition(taken), mlir.constant_value(otherwise)
+    if widened is None or widened.name not in ("arith.extf", "arith.extsi") or len(mlir.uses(taken)) > 1:
+        return False
+    if zero is None or zero != 0 or math.copysign(1, zero) < 0:
+        return False
+    narrow = widened.operands[0]
+    with ir.InsertionPoint(op), op.location:
+        chosen = arith.select(condition, narrow, mlir.constant(0, narrow.type))
+        wide = ir.Operation.create(widened.name, results=[taken.type], operands=[chosen])
+    op.results[0].replace_all_uses_with(wide.results[0])
+    op.erase()
+    widened.erase()
     return True
 
 

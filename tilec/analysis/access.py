@@ -1,7 +1,7 @@
 """Where the factors of a contraction lie: elements of a tensor at affine subscripts, with zeros outside where the program pads.
 
     x[n, c]                                          subscripts n and c
-    pad(x[n, 2 * h + r - 1, 2 * w + s - 1, c], 0)    subscripts n, 2 h + r - 1, 2 w + s - 1 and c, with bounds
+    pad(x[n, 2 * h + r - 1, 2 * w + s - 1, c], 0)    subscripts n, 2 h + r - 1, 2 w + s - 1 and c, under bounds
 
 A tile of such a factor is a box of the tensor, shifted by the indices that do not vary within the tile. Hardware that fills what is
 outside with zeros copies it as it copies a plain tensor.
@@ -9,46 +9,79 @@ outside with zeros copies it as it copies a plain tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import copysign
 
-from tilec.analysis.index_ranges import Ranges
 from tilec.analysis.products import index_dim, stored
 from tilec.core import mlir
 from tilec.core.mlir import ir
 
-_AT_LEAST, _BELOW = 5, 2  # predicates of arith.cmpi: sge, slt
-Bound = tuple[ir.Value, int, int]  # what is compared, the predicate, and the constant
 _ACCESSES = ("tensor.extract", "memref.load")  # before and after bufferization
+_SIGNS = {2: (-1, -1), 3: (-1, 0), 4: (1, -1), 5: (1, 0)}  # cmpi slt, sle, sgt, sge: sign * (a - b) + number >= 0
+_CASTS = ("arith.index_cast", "arith.extsi")
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A sum of dimensions of an operation, and of values that are the same in all of a block, times numbers; and a number."""
+
+    terms: frozenset[tuple[int | ir.Value, int]]
+    constant: int
+
+    @property
+    def factors(self) -> dict[int, int]:
+        """By dimension."""
+        return {leaf: factor for leaf, factor in self.terms if isinstance(leaf, int)}
+
+    def plus(self, other: Linear, times: int = 1) -> Linear:
+        found = dict(self.terms)
+        for leaf, factor in other.terms:
+            found[leaf] = found.get(leaf, 0) + times * factor
+        terms = frozenset((leaf, factor) for leaf, factor in found.items() if factor)
+        return Linear(terms, self.constant + times * other.constant)
+
+    def is_positive(self, extents: Sequence[int]) -> bool:
+        """Whether it is at least 0 for all indices."""
+        if len(self.factors) < len(self.terms):
+            return False
+        return self.constant + sum(min(0, f * (extents[d] - 1)) for d, f in self.factors.items()) >= 0
 
 
 @dataclass(frozen=True)
 class Subscript:
-    """The sum of dimensions of the operation times `factors`, of what is the same in all of a block, and of `constant`. `value`
-    is what computes it in the body; None for the bare dimension of an operand."""
+    """A subscript, and what computes it in the body; None for the bare dimension of an operand."""
 
-    factors: Mapping[int, int]
-    constant: int = 0
+    linear: Linear
     value: ir.Value | None = None
+
+    @property
+    def factors(self) -> dict[int, int]:
+        return self.linear.factors
+
+    @property
+    def constant(self) -> int:
+        return self.linear.constant
 
     @property
     def bare(self) -> int | None:
         """The dimension that it is."""
-        ((d, factor), *others) = [*self.factors.items()] or [(None, 0)]
-        return d if factor == 1 and not others and not self.constant else None
+        factors = [*self.factors.items()]
+        return factors[0][0] if len(factors) == len(self.linear.terms) == 1 == factors[0][1] and not self.constant else None
 
 
 @dataclass(frozen=True)
 class Access:
-    """An element of `tensor`, or 0 where one of the comparisons `bounds` with constants fails. `operand`: the number of the operand
-    that it is, None for an access in the body. `exact`: the bounds hold just where the subscripts are inside the tensor."""
+    """An element of `tensor`, or 0 where one of the comparisons `bounds` fails. `operand`: the number of the operand that it is,
+    None for an access in the body. `exact`: the bounds hold just where the subscripts are inside the tensor."""
 
     tensor: ir.Value
     subscripts: tuple[Subscript, ...]
     operand: int | None = None
-    bounds: tuple[Bound, ...] = ()
+    bounds: tuple[ir.Value, ...] = ()
     exact: bool = True
+    guarded: frozenset[int] = frozenset()
+    """The dimensions of the tensor that bounds are for."""
 
     @property
     def shape(self) -> list[int]:
@@ -67,19 +100,26 @@ def access_of(op: ir.Operation, factor: ir.Value) -> Access | None:
         if number >= len(mlir.inputs_of(op)):
             return None
         dims = mlir.map_dims(mlir.maps_of(op)[number])
-        return Access(list(op.operands)[number], tuple(Subscript({d: 1}) for d in dims), number)
-    bounds: list[Bound | None] = []
+        return Access(list(op.operands)[number], tuple(Subscript(Linear(frozenset({(d, 1)}), 0)) for d in dims), number)
+    comparisons: list[ir.Value] = []
     owner = mlir.definition(value)
     if owner.name == "arith.select" and _is_zero(owner.operands[2]):
-        bounds, owner = [*_bounds(owner.operands[0])], mlir.definition(stored(owner.operands[1]))
+        comparisons, owner = [*_conjunction(owner.operands[0])], mlir.definition(stored(owner.operands[1]))
     if owner is None or owner.name not in _ACCESSES or owner.block != body:
         return None
     tensor, *indices = owner.operands
-    shape = ir.ShapedType(tensor.type).shape
-    subscripts = [_subscript(op, _unclamped(i, extent, bounds)) for i, extent in zip(indices, shape)]
-    if None in bounds or None in subscripts or mlir.DYNAMIC in shape:
+    shape, extents = list(ir.ShapedType(tensor.type).shape), mlir.extents_of(op)
+    bounds = [_bound(op, c) for c in comparisons]
+    known = {b for b in bounds if b is not None}
+    values = [_unclamped(op, i, extent, known) for i, extent in zip(indices, shape)]
+    forms = [_linear(op, v) for v in values]
+    subscripts = tuple(Subscript(form, v) for form, v in zip(forms, values) if form is not None)
+    if None in bounds or len(subscripts) < len(shape) or mlir.DYNAMIC in shape:
         return None
-    return Access(tensor, tuple(subscripts), None, tuple(bounds), _is_exact(op, set(bounds), subscripts, list(shape)))
+    inside = [set(_inside(s.linear, extent)) for s, extent in zip(subscripts, shape)]
+    exact = known <= set().union(*inside) and all(b.is_positive(extents) for b in set().union(*inside) - known)
+    guarded = frozenset(p for p, asked in enumerate(inside) if asked & known)
+    return Access(tensor, subscripts, None, tuple(comparisons), exact, guarded)
 
 
 def _is_zero(value: ir.Value) -> bool:
@@ -88,68 +128,74 @@ def _is_zero(value: ir.Value) -> bool:
     return number is not None and number == 0 and copysign(1, number) == 1
 
 
-def _unclamped(index: ir.Value, extent: int, bounds: Sequence[Bound | None]) -> ir.Value:
+def _inside(index: Linear, extent: int) -> Iterator[Linear]:
+    """What is at least 0 where a subscript is inside a tensor."""
+    yield index
+    yield Linear(frozenset(), extent - 1).plus(index, -1)
+
+
+def _unclamped(op: ir.Operation, index: ir.Value, extent: int, known: set[Linear]) -> ir.Value:
     """A subscript before it was kept inside a tensor of this extent, where the bounds keep it there."""
-    raw, asked = index, []
+    raw, sides = index, set()
     while (owner := mlir.definition(raw)) is not None and owner.name in ("arith.maxsi", "arith.minsi"):
-        from_below = owner.name == "arith.maxsi"
-        if mlir.constant_value(owner.operands[1]) != (0 if from_below else extent - 1):
+        below = owner.name == "arith.maxsi"
+        if mlir.constant_value(owner.operands[1]) != (0 if below else extent - 1):
             return index
         raw = owner.operands[0]
-        asked.append((_AT_LEAST, 0) if from_below else (_BELOW, extent))
-    return raw if all((raw, *bound) in bounds for bound in asked) else index
+        sides.add(0 if below else 1)
+    form = _linear(op, raw)
+    asked = [b for n, b in enumerate(_inside(form, extent)) if n in sides] if form is not None else []
+    return raw if all(b in known for b in asked) else index
 
 
-def _subscript(op: ir.Operation, value: ir.Value) -> Subscript | None:
-    factors: dict[int, int] = {}
-    constant = _add(op, value, 1, factors)
-    return None if constant is None else Subscript({d: f for d, f in factors.items() if f}, constant, value)
-
-
-def _add(op: ir.Operation, value: ir.Value, times: int, factors: dict[int, int]) -> int | None:
-    """Adds a value's dimensions, and returns its constant; None where it is not affine. What comes from outside of the body is the
-    same in all of a block."""
-    owner = mlir.definition(value)
-    known = mlir.constant_value(value)
-    if known is not None:
-        return times * int(known)
-    if owner is None or owner.block != mlir.body_of(op):
-        return 0 if owner is not None or value.owner != mlir.body_of(op) else None
-    if owner.name == "linalg.index":
-        factors[index_dim(owner)] = factors.get(index_dim(owner), 0) + times
-        return 0
-    if owner.name != "affine.apply":
-        return None
-    linear = mlir.linear(ir.AffineMapAttr(owner.attributes["map"]).value)
-    if linear is None:
-        return None
-    *terms, constant = linear
-    parts = [_add(op, v, times * factor, factors) for v, factor in zip(owner.operands, terms) if factor]
-    return None if None in parts else sum(parts, times * constant)
-
-
-def _is_exact(op: ir.Operation, bounds: set[Bound], subscripts: Sequence[Subscript], shape: list[int]) -> bool:
-    """Whether all bounds hold just where all subscripts are inside the tensor."""
-    extents = mlir.extents_of(op)
-    ranges = Ranges(lambda o: (0, extents[index_dim(o)] - 1) if o.name == "linalg.index" else None)
-    inside = {(s.value, _AT_LEAST, 0) for s in subscripts} | {(s.value, _BELOW, e) for s, e in zip(subscripts, shape)}
-    return bounds <= inside and all(_holds(ranges, *bound) for bound in inside - bounds)
-
-
-def _bounds(condition: ir.Value) -> Iterator[Bound | None]:
-    """The comparisons with constants that a conjunction is made of; None for another condition."""
+def _conjunction(condition: ir.Value) -> Iterator[ir.Value]:
     owner = mlir.definition(condition)
     if owner is not None and owner.name == "arith.andi":
         for part in owner.operands:
-            yield from _bounds(part)
-    elif owner is not None and owner.name == "arith.cmpi" and (limit := mlir.constant_value(owner.operands[1])) is not None:
-        predicate = ir.IntegerAttr(owner.attributes["predicate"]).value
-        yield (owner.operands[0], predicate, int(limit)) if predicate in (_AT_LEAST, _BELOW) else None
+            yield from _conjunction(part)
     else:
-        yield None
+        yield condition
 
 
-def _holds(ranges: Ranges, value: ir.Value, predicate: int, limit: int) -> bool:
-    """Whether a comparison follows from the ranges of the operation's indices."""
-    known = ranges.of(value)
-    return known is not None and (known[0] >= limit if predicate == _AT_LEAST else known[1] < limit)
+def _bound(op: ir.Operation, comparison: ir.Value) -> Linear | None:
+    """What is at least 0 just where a comparison holds; None where it is not affine."""
+    owner = mlir.definition(comparison)
+    if owner is None or owner.name != "arith.cmpi":
+        return None
+    sides = [_linear(op, v) for v in owner.operands]
+    sign = _SIGNS.get(ir.IntegerAttr(owner.attributes["predicate"]).value)
+    if sign is None or sides[0] is None or sides[1] is None:
+        return None
+    times, number = sign
+    return Linear(frozenset(), number).plus(sides[0], times).plus(sides[1], -times)
+
+
+def _linear(op: ir.Operation, value: ir.Value) -> Linear | None:
+    """What a value of the body is of its dimensions, where it is affine. What comes from outside is the same in all of a block."""
+    owner, known = mlir.definition(value), mlir.constant_value(value)
+    if known is not None:
+        return Linear(frozenset(), int(known))
+    if owner is None or owner.block != mlir.body_of(op):
+        return None if owner is None and value.owner == mlir.body_of(op) else Linear(frozenset({(value, 1)}), 0)
+    if owner.name == "linalg.index":
+        return Linear(frozenset({(index_dim(owner), 1)}), 0)
+    if owner.name in _CASTS:
+        return _linear(op, owner.operands[0])
+    weights: list[int] | None = None
+    match owner.name:
+        case "affine.apply":
+            weights = mlir.linear(ir.AffineMapAttr(owner.attributes["map"]).value)
+        case "arith.addi" | "arith.subi":
+            weights = [1, 1 if owner.name == "arith.addi" else -1, 0]
+        case "arith.muli" if (times := mlir.constant_value(owner.operands[1])) is not None:
+            weights = [int(times), 0, 0]
+    parts = [_linear(op, v) for v in owner.operands]
+    if weights is None:
+        return None
+    total = Linear(frozenset(), weights[-1])
+    for part, weight in zip(parts, weights):
+        if weight:
+            if part is None:
+                return None
+            total = total.plus(part, weight)
+    return total

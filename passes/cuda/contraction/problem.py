@@ -8,6 +8,7 @@ dimensions are known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import prod
@@ -247,19 +248,14 @@ class Problem:
         access = self.access(side)
         if access.operand is not None:
             return self.operands[access.operand], self.subscripts(access.operand, at)
-        return access.tensor, self._copied([s.value for s in access.subscripts], at)
+        return access.tensor, self._copied([s.value for s in access.subscripts if s.value is not None], at)
 
     def bounds(self, side: Side, at: dict[int, ir.Value]) -> list[ir.Value]:
         """Conditions under which a factor that is copied is not 0."""
-        asked = self.access(side).bounds
-        values = self._copied([value for value, *_ in asked], at)
-        return [
-            arith.cmpi(arith.CmpIPredicate(predicate), value, mlir.index(limit))
-            for value, (_, predicate, limit) in zip(values, asked)
-        ]
+        return self._copied(self.access(side).bounds, at)
 
-    def _copied(self, values: list[ir.Value], at: dict[int, ir.Value]) -> list[ir.Value]:
-        """Subscripts that the body computes, at coordinates."""
+    def _copied(self, values: Sequence[ir.Value], at: dict[int, ir.Value]) -> list[ir.Value]:
+        """Values that the body computes of its indices, at coordinates."""
         mapping: dict[ir.Value, ir.Value] = {}
         for op in [o for value in values for o in mlir.slice_of(self.body, value)]:
             if op.name == "linalg.index":

@@ -15,6 +15,11 @@ CONV = """op conv(x: {t}[N, H, W, C], f: {t}[R, S, C, K]) -> (y: {o}[N, H, W, K]
 }}
 """
 OUTSIDE_IS_ONE = CONV.replace("c], 0)", "c], 1)")
+GUARDED = CONV.replace(
+    "pad(x[n, h + r - 1, w + s - 1, c], 0)",
+    "(x[n, h + r - 1, w + s - 1, c] if 1 <= h + r and h + r <= H and w + s > 0 and w + s - 1 < W else 0)",
+)
+PARTLY = GUARDED.replace("1 <= h", "2 <= h")
 DILATED = CONV.replace("h + r - 1", "h + 2 * r - 2").replace("w + s - 1", "w + 2 * s - 2")
 STRIDED = """op conv(x: {t}[N, 2 * H - 1, 2 * W, C], f: {t}[K, R, S, C]) -> (y: {o}[N, H, W, K]) {{
  y[n, h, w, k] = sum[r, s, c](pad(x[n, 2 * h + r - 1, 2 * w + s - 1, c], 0) * f[k, r, s, c])
@@ -83,6 +88,7 @@ def np_grouped(x, f):
 CASES = {
     "plain": (CONV, SIZES, np_conv),
     "few channels": (CONV, FEW, np_conv),
+    "guarded": (GUARDED, FEW, np_conv),
     "dilated": (DILATED, SIZES, lambda x, f: np_conv(x, f, pad=2, spread=2)),
     "strided": (STRIDED, SIZES | {"H": 5}, lambda x, f: np_conv(x, kc_last(f), 2)),
     "grouped": (GROUPED, SIZES | {"G": 2, "H": 3}, np_grouped),
@@ -130,6 +136,18 @@ def test_what_is_outside_is_not_zero(monkeypatch):
     expected = lambda x, f: np_conv(x, f, outside=1)  # noqa: E731
     result = check(OUTSIDE_IS_ONE, ("bf16", "bf16"), FEW, mma(), expected, monkeypatch)
     assert result.plan.kernels[-1].options.copies == ("registers", "async")
+
+
+def test_conditions_of_its_own(monkeypatch):
+    """Where the program asks for more than "inside the tensor", cp.async obeys it, and TMA could not."""
+
+    def without_first_row(x, f):
+        return np_conv(np.concatenate([0 * x[:, :1], x[:, 1:]], 1), f)
+
+    result = check(PARTLY, ("bf16", "bf16"), FEW, mma(), without_first_row, monkeypatch)
+    assert result.plan.kernels[-1].options.copies == ("registers", "async")
+    _, result = lowered(PARTLY.format(t="bf16", o="bf16"), SIZES | {"H": 64, "W": 64}, "h200")
+    assert result.plan.kernels[-1].options.instruction == "mma.sync"
 
 
 def test_groups_of_few_channels(monkeypatch):

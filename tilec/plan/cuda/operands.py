@@ -161,8 +161,7 @@ class FactorAccess:
         dims = [d for at in self.factors for d in at] if whole and self.access.operand is not None else []
         if line == inner[-1] and self.along in inner and _is_flat(dims, inner):
             return prod(self.extents[d] for d in inner) % wide == 0
-        guarded = [value for value, *_ in self.access.bounds]
-        if self.trails or self.along != line or self.access.subscripts[-1].value in guarded:
+        if self.trails or self.along != line or len(self.shape) - 1 in self.access.guarded:
             return False
         others = [factor for d, factor in self.factors[-1].items() if d != line]
         return not any(n % wide for n in (self.extents[line], self.shape[-1], self.constants[-1], *others))
