@@ -38,8 +38,8 @@ class Step:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor that TMA loads boxes of (CUDA): the kernel's parameter that it starts at, its shape, and the box's, which has every
-    `steps[d]`-th element along dimension d, each without `steps`."""
+    """A tensor that TMA copies boxes of (CUDA): the kernel's parameter that it starts at, its shape, and the box's, which has every
+    `steps[d]`-th element along dimension d, each without `steps`, and lies in lines of `swizzle` bytes."""
 
     parameter: int
     dtype: str
@@ -47,6 +47,7 @@ class TensorMap:
     shape: tuple[int, ...]
     box: tuple[int, ...]
     steps: tuple[int, ...] = ()
+    swizzle: int = 128
 
 
 @dataclass(frozen=True)

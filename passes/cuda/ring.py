@@ -29,6 +29,7 @@ from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.hardware import LINE, WARPGROUP
 from tilec.core.mlir import arith, ir, memref, nvgpu, nvvm, scf
+from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.problem import SHARED, Thread, below, local
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.loops import loop, sum_of, when
@@ -51,7 +52,7 @@ class RingTiles:
         self.memory = memref.AllocOp(local([stages, lines, line], self.element, SHARED), [], []).result
         self.tensor = locations.argument(root(view)) or "factor"
         locations.named(self.memory, f"{self.tensor}_tiles")
-        self.map = self._map()
+        self.map = tensor_map(view, self.box, steps=self.steps, kept=self.kept)
 
     @property
     def bytes(self) -> int:
@@ -62,23 +63,6 @@ class RingTiles:
     def box_lines(self) -> int:
         return self.bytes // self.slabs // LINE
 
-    def _map(self) -> ir.Value:
-        """What tells the hardware how the tensor lies, and how the box does."""
-        inside = "x".join(map(str, self.box))
-        kind = f"!nvgpu.tensormap.descriptor<tensor = memref<{inside}x{self.element}, #gpu.address_space<{SHARED}>>"
-        kind += f", swizzle = swizzle_{LINE}b, l2promo = l2promo_{LINE}b, oob = zero, interleave = none>"
-        tensor = root(self.view)
-        type_, rank = ir.MemRefType(tensor.type), ir.MemRefType(tensor.type).rank
-        if len(self.kept) < rank:
-            groups = [[*range(*ends)] for ends in pairwise([0, *self.kept[1:], rank])]
-            shape = [type_.shape[d] for d in self.kept]
-            tensor = memref.CollapseShapeOp(ir.MemRefType.get(shape, self.element), tensor, groups).result
-        unranked = memref.CastOp(ir.Type.parse(f"memref<*x{self.element}>"), tensor).result
-        made = nvgpu.TmaCreateDescriptorOp(ir.Type.parse(kind), unranked, [mlir.index(b) for b in self.box])
-        if any(step > 1 for step in self.steps):
-            made.attributes["tilec.element_steps"] = mlir.integers(self.steps)
-        return made.result
-
     def target(self, stage: ir.Value, line: ir.Value) -> ir.Value:
         """Where a box that begins at a line of the tile goes."""
         return _lines(self.memory, stage, line, self.box_lines, self.box)
@@ -86,6 +70,26 @@ class RingTiles:
     def lines(self, stage: ir.Value, first: ir.Value, count: int | None = None) -> ir.Value:
         """So many lines of a tile, all from the first one on by default, as the matrix units read them."""
         return _lines(self.memory, stage, first, count)
+
+
+def tensor_map(
+    view: ir.Value, box: Sequence[int], swizzle: int = LINE, steps: Sequence[int] = (), kept: Sequence[int] = ()
+) -> ir.Value:
+    """What tells the hardware how a view's tensor lies, and a box of it in shared memory, in lines of `swizzle` bytes; `kept` are
+    the tensor's dimensions that the box has, all by default."""
+    element, tensor = ir.MemRefType(view.type).element_type, root(view)
+    kind = f"!nvgpu.tensormap.descriptor<tensor = memref<{'x'.join(map(str, box))}x{element}, #gpu.address_space<{SHARED}>>"
+    kind += f", swizzle = swizzle_{swizzle}b, l2promo = l2promo_{LINE}b, oob = zero, interleave = none>"
+    type_ = ir.MemRefType(tensor.type)
+    if 0 < len(kept) < type_.rank:
+        groups = [[*range(*ends)] for ends in pairwise([0, *kept[1:], type_.rank])]
+        shape = [type_.shape[d] for d in kept]
+        tensor = memref.CollapseShapeOp(ir.MemRefType.get(shape, element), tensor, groups).result
+    unranked = memref.CastOp(ir.Type.parse(f"memref<*x{element}>"), tensor).result
+    made = nvgpu.TmaCreateDescriptorOp(ir.Type.parse(kind), unranked, [mlir.index(b) for b in box])
+    if any(step > 1 for step in steps):
+        made.attributes["tilec.element_steps"] = mlir.integers(steps)
+    return made.result
 
 
 def offsets_of(view: ir.Value) -> list[ir.Value]:
@@ -105,8 +109,8 @@ def offsets_of(view: ir.Value) -> list[ir.Value]:
 class Ring:
     """The barriers of `stages` stages, each of which holds one tile of every one of `tiles`."""
 
-    def __init__(self, tiles: Sequence[RingTiles], stages: int, consumers: int):
-        self.tiles, self.stages, self.consumers = tiles, stages, consumers
+    def __init__(self, tiles: Sequence[RingTiles], stages: int, consumers: int, cluster: Cluster | None = None):
+        self.tiles, self.stages, self.consumers, self.cluster = tiles, stages, consumers, cluster
         kind = f"!nvgpu.mbarrier.group<memorySpace = #gpu.address_space<{SHARED}>, num_barriers = {stages}>"
         of = f"{tiles[0].tensor}_" if len(tiles) == 1 else ""  # several rings are told apart by their tensors
         self.full, self.empty = (
@@ -118,7 +122,7 @@ class Ring:
         """By one thread of the block, which then fences."""
         with loop(self.stages, name="barrier") as stage:
             nvgpu.MBarrierInitOp(self.full, mlir.index(1), stage)
-            nvgpu.MBarrierInitOp(self.empty, mlir.index(self.consumers), stage)
+            nvgpu.MBarrierInitOp(self.empty, mlir.index(self.consumers * (self.cluster.peers if self.cluster else 1)), stage)
 
     def next(self, stage: ir.Value, phase: ir.Value) -> list[ir.Value]:
         """The stage after this one, and its phase."""
@@ -136,10 +140,13 @@ class Ring:
         """The stage is full when the copies of all its tiles have arrived."""
         nvgpu.MBarrierArriveExpectTxOp(self.full, mlir.index(sum(t.bytes for t in self.tiles)), stage)
 
-    def copy(self, tiles: RingTiles, stage: ir.Value, target: ir.Value, coordinates: Sequence[ir.Value]) -> None:
-        """Starts the copy of the tensor's box at `coordinates`, its subscripts, to `target`."""
+    def copy(
+        self, tiles: RingTiles, stage: ir.Value, target: ir.Value, coordinates: Sequence[ir.Value],
+        blocks: ir.Value | None = None,
+    ) -> None:  # fmt: skip
+        """Starts the copy of the tensor's box at `coordinates`, its subscripts, to `target`; of these `blocks` of the cluster."""
         kept = [coordinates[d] for d in tiles.kept]
-        nvgpu.TmaAsyncLoadOp(target, self.full, tiles.map, kept[::-1], stage)
+        nvgpu.TmaAsyncLoadOp(target, self.full, tiles.map, kept[::-1], stage, multicastMask=blocks)
 
     # ---- the consumers' ----------------------------------------------------------------------------------------------
 
@@ -147,8 +154,12 @@ class Ring:
         _wait(self.full, stage, phase, 0)
 
     def release(self, stage: ir.Value, thread: Thread) -> None:
-        """This warpgroup has read the stage: one of its threads says so."""
+        """This warpgroup has read the stage: one of its threads says so, or one to each block that copies to this one."""
         lane = arith.andi(thread.number, mlir.index(WARPGROUP - 1))
+        if self.cluster:
+            with when(below(lane, self.cluster.peers)):
+                self.cluster.release(self.empty, stage, lane)
+            return
         first = arith.cmpi(arith.CmpIPredicate.eq, lane, mlir.index(0))
         with when(locations.named(first, "is_first_of_group")):
             nvgpu.MBarrierArriveOp(self.empty, stage)
@@ -275,13 +286,17 @@ def _lines(
     flat = ir.MemRefType.get(sizes[1:], type_.element_type, layout, type_.memory_space)
     coordinates = [mlir.DYNAMIC, mlir.DYNAMIC if known is None else int(known), 0]
     view = memref.SubViewOp(flat, memory, dynamic, [], [], coordinates, sizes, [1] * 3).result
-    if shape is None or list(shape) == sizes[1:]:
-        return view
-    rank = len(shape)
+    return view if shape is None else as_box(view, shape)
+
+
+def as_box(lines: ir.Value, shape: Sequence[int]) -> ir.Value:
+    """Lines in the shape of a box, whose last dimension is a line."""
+    type_, rank = ir.MemRefType(lines.type), len(shape)
+    if list(shape) == list(type_.shape):
+        return lines
     steps = [1]
     for extent in reversed(shape[1:]):
         steps.insert(0, steps[0] * extent)
-    boxed = ir.MemRefType.get(
-        list(shape), type_.element_type, ir.StridedLayoutAttr.get(mlir.DYNAMIC, steps), type_.memory_space
-    )
-    return memref.ExpandShapeOp(boxed, view, [[*range(rank - 1)], [rank - 1]], [], list(shape)).result
+    layout = ir.StridedLayoutAttr.get(mlir.DYNAMIC, steps)
+    boxed = ir.MemRefType.get(list(shape), type_.element_type, layout, type_.memory_space)
+    return memref.ExpandShapeOp(boxed, lines, [[*range(rank - 1)], [rank - 1]], [], list(shape)).result

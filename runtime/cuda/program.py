@@ -169,7 +169,7 @@ class DeviceProgram:
 
 
 def _tiled(m: TensorMap) -> TiledMap:
-    return TiledMap(m.parameter, m.dtype, m.shape, m.box, 128, m.item_bytes, m.steps)
+    return TiledMap(m.parameter, m.dtype, m.shape, m.box, m.swizzle, m.item_bytes, m.steps)
 
 
 def _move(addresses: Sequence[int], count: int, stream: int) -> None:

@@ -12,7 +12,7 @@ from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import ir
-from tilec.core.opcodes import NamedBarrier, WarpgroupProduct, WarpgroupWait, opcode_of
+from tilec.core.opcodes import NamedBarrier, RemoteArrive, WarpgroupProduct, WarpgroupWait, opcode_of
 from tilec.runtime.emit.cuda_memory import MemoryPrinter
 from tilec.runtime.emit.index import Memory
 from tilec.runtime.program import TensorMap
@@ -22,8 +22,7 @@ LINE = 128  # bytes of a swizzled line
 
 def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     """A tensor map is made by the host and comes as a parameter."""
-    if "swizzle = swizzle_128b" not in str(op.results[0].type):
-        raise InternalError("a box is copied with another swizzle than that of 128 bytes", "emit", str(op))
+    swizzle = int(re.search(r"swizzle = swizzle_(\d+)b", str(op.results[0].type))[1])
     memory = printer.memory[op.operands[0]]
     box = tuple(int(mlir.constant_value(v)) for v in list(op.operands)[1:])
     number = next(n for n, m in enumerate(printer.parameters) if m == memory.base)
@@ -31,7 +30,7 @@ def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     side = sum(name.startswith(memory.base) for name in printer.maps)
     name = f"{memory.base}_map" + ("" if side == 0 else f"_{side + 1}")
     steps = tuple(mlir.get_integers(op, "tilec.element_steps") or ())
-    printer.maps[name] = TensorMap(number, printer.dtype(memory.element), size, memory.shape, box, steps)
+    printer.maps[name] = TensorMap(number, printer.dtype(memory.element), size, memory.shape, box, steps, swizzle)
     printer.text[op.results[0]] = name
 
 
@@ -72,15 +71,32 @@ def _load(printer: MemoryPrinter, op: ir.Operation) -> None:
     """`tma_load_2d(shared address, map, barrier, innermost coordinate, ...)`."""
     target, barriers, map_, *rest = op.operands
     segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
-    coordinates, number = rest[: segments[3]], rest[segments[3]]
-    name = printer.define(f"tma_load_{len(coordinates)}d", "tma_load", f"({len(coordinates)})")
+    coordinates, number, blocks = rest[: segments[3]], rest[segments[3]], rest[segments[3] + 1 :]
+    many = (", multicast=True", "_multicast") if blocks else ("", "")
+    name = printer.define(f"tma_load_{len(coordinates)}d{many[1]}", "tma_load", f"({len(coordinates)}{many[0]})")
     memory = printer.memory[target]
     arguments = [
         printer.bytes(memory, memory.offset),
         printer.expr(map_),
         _barrier(printer, barriers, number),
     ]
-    printer.line(f"{name}({', '.join([*arguments, *(str(printer.index(c)) for c in coordinates)])})")
+    numbers = [*(str(printer.index(c)) for c in coordinates), *(printer.expr(mask) for mask in blocks)]
+    printer.line(f"{name}({', '.join([*arguments, *numbers])})")
+
+
+def _store(printer: MemoryPrinter, op: ir.Operation) -> None:
+    """`tma_store_2d(map, shared address, innermost coordinate, ...)`."""
+    source, map_, *coordinates = op.operands
+    name = printer.define(f"tma_store_{len(coordinates)}d", "tma_store", f"({len(coordinates)})")
+    memory = printer.memory[source]
+    arguments = [printer.expr(map_), printer.bytes(memory, memory.offset), *(str(printer.index(c)) for c in coordinates)]
+    printer.line(f"{name}({', '.join(arguments)})")
+
+
+def _wait_for_stores(printer: MemoryPrinter, op: ir.Operation) -> None:
+    groups, read = ir.IntegerAttr(op.attributes["group"]).value, "read" in op.attributes
+    name = printer.define(f"bulk_wait{'_read' if read else ''}_{groups}", "bulk_wait", f"({groups}, read={read})")
+    printer.line(f"{name}()")
 
 
 def _expand(printer: MemoryPrinter, op: ir.Operation) -> None:
@@ -110,6 +126,11 @@ def _call(printer: MemoryPrinter, op: ir.Operation) -> None:
             arguments = ", ".join([str(running), str(count), f'"{sums.element}"', *map(str, words)])
             name = printer.define(name, "wgmma_wait", f"({arguments})")
             printer.line(f"{name}({', '.join(f'{m.base}, 0' for m in (sums, *factors))})")
+        case RemoteArrive():
+            barriers, number, block = op.operands
+            own, block_number = _barrier(printer, barriers, number), f"{printer.use('i32')}({printer.expr(block)})"
+            remote = f"{printer.use('map_shared')}({own}, {block_number})"
+            printer.line(f"{printer.use('mbarrier_arrive_remote')}({remote})")
         case WarpgroupProduct() as product:
             _product(printer, op, product)
         case None:
@@ -133,12 +154,18 @@ def _product(printer: MemoryPrinter, op: ir.Operation, product: WarpgroupProduct
         name += f"_{product.k}"
     name = printer.define(name, "wgmma", f"({arguments})")
     texts = [
-        f"{_layout(printer, t, product.k if lines is None else lines)} | ({printer.bytes(m, m.offset)} >> 4)"
+        f"{_layout(printer, t, product.k if lines is None else lines)} | ({_in_block(printer, m)} >> 4)"
         for t, lines, m in zip(transposed, product.slabs, (left, right))
     ]
     if product.left_in_registers:
         texts[0] = f"{left.base}, {printer.expr(op.operands[3])}"
     printer.line(f"{name}({sums.base}, 0, {', '.join(texts)}, {printer.expr(list(op.operands)[-1])})")
+
+
+def _in_block(printer: MemoryPrinter, memory: Memory) -> str:
+    """The address of shared memory within the block: in a cluster, its upper bits are the block's number."""
+    address = printer.bytes(memory, memory.offset)
+    return f"({address} & 0x3FFFF)" if printer.grid["gpu.cluster_block_id"] > 1 else address
 
 
 def depth_step(transposed: bool) -> int:
@@ -160,6 +187,10 @@ HOPPER: dict[str, Callable[[MemoryPrinter, ir.Operation], None]] = {
     "nvgpu.mbarrier.arrive": _arrive,
     "nvgpu.mbarrier.try_wait.parity": _wait,
     "nvgpu.tma.async.load": _load,
+    "nvgpu.tma.async.store": _store,
+    "nvvm.cp.async.bulk.commit.group": lambda printer, op: printer.line(f"{printer.use('bulk_commit')}()"),
+    "nvvm.cp.async.bulk.wait_group": _wait_for_stores,
+    "nvvm.fence.proxy": lambda printer, op: printer.line(f"{printer.use('fence_async_shared')}()"),
     "nvvm.fence.mbarrier.init": lambda printer, op: printer.line(f"{printer.use('mbarrier_fence')}()"),
     "nvvm.setmaxregister": _registers,
     "memref.expand_shape": _expand,

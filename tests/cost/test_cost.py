@@ -199,7 +199,7 @@ def test_chosen_block_tiles_fit(problem, card):
         assert tile.stages * (tile.bm + tile.bn) * tile.bk * problem.bytes <= tile.shared
         assert tile.threads <= card.sm.threads_per_block
         assert occupancy(card, tile.threads, tile.registers, tile.shared).blocks >= 1
-        assert tile.cluster == 1 or card.has("clusters")
+        assert tile.cluster == (1, 1) or card.has("clusters")
         assert tile.instruction == "fma" or tile.instruction in card.instructions(problem.unit_type)
 
 
@@ -225,15 +225,14 @@ def test_only_instructions_that_can_be_emitted():
 
 
 def test_clusters_relieve_l2():
-    """A kernel of 128 x 256 tiles without clusters was measured at 610 TFLOP/s, cuBLAS (clusters of 2) at
-    722.
-    """
-    problem = Contraction(4096, 4096, 4096)
-    alone, pair = (
-        BlockTile(128, 256, 64, 4, "wgmma", 8, 1, 4, cluster, registers=168, shared=4 * 384 * 128) for cluster in (1, 2)
-    )
-    assert tflops(4096, contraction_cost(H200, problem, alone)) == pytest.approx(610, rel=0.05)
-    assert tflops(4096, contraction_cost(H200, problem, pair)) == pytest.approx(722, rel=0.05)
+    """Measured on an H200: 781 TFLOP/s with 128 x 256 tiles, alone or in pairs; where rows begin within lines of L2, pairs of
+    128 x 192 take 49.6 us, and blocks alone 63.6."""
+    square, odd = Contraction(4096, 4096, 4096), Contraction(1000, 3000, 5000, unaligned=(True, True))
+    for cluster, factor in (((1, 1), 63.6), ((2, 1), 49.6)):
+        tile = BlockTile(128, 256, 64, 4, "wgmma", 8, 1, 4, cluster, registers=168, shared=4 * 384 * 128)
+        assert tflops(4096, contraction_cost(H200, square, tile)) == pytest.approx(781, rel=0.06)
+        narrow = replace(tile, bn=192, shared=4 * 320 * 128)
+        assert contraction_cost(H200, odd, narrow).time_us == pytest.approx(factor, rel=0.1)
 
 
 def test_a_tall_reduction_is_split():

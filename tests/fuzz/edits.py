@@ -189,6 +189,11 @@ PROGRAMS = {
         "{ y[h, v, o] = sum[r, s, c](x[2 * h + r, 2 * v + s, c] * w[r, s, c, o]) }",
         {"H": 14, "W": 18, "C": 40, "O": 48}, {"x": ("bf16", (14, 18, 40)), "w": ("bf16", (2, 2, 40, 48))},
     ),
+    "product of many tiles by wgmma": Program(
+        "h200", "warpgroup_contraction",
+        "op f(a: bf16[M, K], b: bf16[N, K], s: f32[N]) -> (y: bf16[M, N]) { y[i, j] = s[j] * sum[k](a[i, k] * b[j, k]) }",
+        {"M": 240, "K": 72, "N": 120}, {"a": ("bf16", (240, 72)), "b": ("bf16", (120, 72)), "s": ("f32", (120,))},
+    ),
     "attention": Program(
         "h200", "contraction_chain",
         "op f(q: bf16[S, D], k: bf16[T, D], v: bf16[T, E]) -> (o: bf16[S, E]) { "

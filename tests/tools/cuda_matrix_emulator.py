@@ -31,7 +31,11 @@ class MatrixIntrinsics(Intrinsics):
         self.warp_barrier = lambda: self._meet(self.state.block.warps[self.state.thread // 32])
         self.mbarrier_fence = lambda: None
         self.set_registers = lambda count, more: lambda: None
-        self.tma_load = lambda rank: self._tma_load
+        self.tma_load = lambda rank, multicast=False: self._tma_multicast if multicast else self._tma_load
+        self.tma_store = lambda rank: self._tma_store
+        self.bulk_commit = lambda: self._mine("boxes_done").append(self._take("boxes"))
+        self.bulk_wait = lambda groups, read: lambda: self._leave(groups)
+        self.fence_async_shared = lambda: None
         self.wgmma = lambda dtype, n, **options: (
             lambda sums, at, *operands: self._wgmma(dtype, n, options, sums, at, *operands)
         )
@@ -137,7 +141,7 @@ class MatrixIntrinsics(Intrinsics):
     def mbarrier_wait(self, address, parity) -> None:
         self._barrier(address).wait(int(parity), self.state.turns)
 
-    def _tma_load(self, target, tensor, barrier, *coordinates) -> None:
+    def _tma_load(self, target, tensor, barrier, *coordinates, blocks=()) -> None:
         description, pointer = tensor
         dtype = DTYPES[description.dtype].numpy
         count = int(np.prod(description.shape)) * dtype.itemsize
@@ -148,10 +152,38 @@ class MatrixIntrinsics(Intrinsics):
         inside = [(at >= 0) & (at < extent) for at, extent in zip(along, description.shape)]
         box[np.ix_(*inside)] = whole[np.ix_(*(at[i] for at, i in zip(along, inside)))]
         assert int(target) % 1024 == 0
-        for line, values in enumerate(box.reshape(-1, description.box[-1]).view(np.uint8).reshape(-1, 8, 16)):
-            for piece, data in enumerate(values):
-                self.state.block.bytes_at(_swizzled(int(target) + 128 * line + 16 * piece), 16)[:] = data
-        self._barrier(barrier).change(0, -box.nbytes, self.state.turns)
+        for block in blocks or [self.state.block]:
+            for line, values in enumerate(box.reshape(-1, description.box[-1]).view(np.uint8).reshape(-1, 8, 16)):
+                for piece, data in enumerate(values):
+                    block.bytes_at(_swizzled(int(target) + 128 * line + 16 * piece), 16)[:] = data
+            block.__dict__["barriers"][int(barrier)].change(0, -box.nbytes, self.state.turns)
+
+    def _tma_multicast(self, target, tensor, barrier, *coordinates) -> None:
+        *coordinates, mask = coordinates
+        blocks = [b for n, b in enumerate(self.state.blocks) if int(mask) >> n & 1]
+        self._tma_load(target, tensor, barrier, *coordinates, blocks=blocks)
+
+    def _tma_store(self, tensor, source, *coordinates) -> None:
+        """Shared memory is read as late as the wait for the copy allows."""
+        self._mine("boxes").append((tensor, int(source), [int(c) for c in reversed(coordinates)]))
+
+    def _leave(self, count: int) -> None:
+        groups = self._mine("boxes_done")
+        while len(groups) > count:
+            for (description, pointer), source, start in groups.pop(0):
+                dtype = DTYPES[description.dtype].numpy
+                size = int(np.prod(description.shape)) * dtype.itemsize
+                whole = self.state.block.bytes_at(pointer, size).view(dtype).reshape(description.shape)
+                count_bytes, line = int(np.prod(description.box)) * dtype.itemsize, description.swizzle
+                assert source % max(128, 8 * line) == 0 and description.box[-1] * dtype.itemsize == line, (source, description)
+                pieces = [
+                    self.state.block.bytes_at(at ^ (at >> 7 & line // 16 - 1) << 4, 16)
+                    for at in range(source, source + count_bytes, 16)
+                ]
+                box = np.concatenate(pieces).view(dtype).reshape(description.box)
+                inside = tuple(slice(s, max(s, min(s + b, e))) for s, b, e in zip(start, description.box, description.shape))
+                part = whole[inside]
+                part[...] = box[tuple(slice(0, n) for n in part.shape)]
 
     def _wgmma(self, dtype, n, options, sums, at, *operands) -> None:
         kind = np.float32 if dtype == "tf32" else DTYPES[dtype].numpy
@@ -197,6 +229,7 @@ class MatrixIntrinsics(Intrinsics):
 
     def _operand(self, descriptor: int, rows: int, dtype, transposed: bool) -> np.ndarray:
         """Rows of 32 bytes of k by a matrix descriptor, as PTX defines it for 128 bytes of swizzle."""
+        assert len(self.state.blocks) == 1 or not int(descriptor) & SHARED >> 4, "upper bits are the number of a block"
         descriptor = int(descriptor) & ~(SHARED >> 4)
         assert descriptor >> 62 == 1
         start, leading, stride = ((descriptor >> bits & 0x3FFF) << 4 for bits in (0, 16, 32))

@@ -25,6 +25,7 @@ class RowIntrinsics(MatrixIntrinsics):
         self.cluster_arrive = lambda: None
         self.cluster_wait = lambda: self._meet(state.meeting)
         self.map_shared = lambda address, rank: REMOTE * (int(rank) + 1) + int(address) - SHARED
+        self.mbarrier_arrive_remote = self._arrive_remote
         for count in (1, 2, 4):
             setattr(self, f"load_words_{count}", partial(self._load_words, count))
         for dtype in ("bf16", "f16"):
@@ -43,6 +44,10 @@ class RowIntrinsics(MatrixIntrinsics):
         block.access(dtype, 1, at)[0] = value
         assert barrier // REMOTE == rank, "the bytes count in another block than they go to"
         block.__dict__["barriers"][SHARED + barrier % REMOTE].change(0, -dtype.itemsize, self.state.turns)
+
+    def _arrive_remote(self, barrier: int) -> None:
+        rank, offset = divmod(int(barrier), REMOTE)
+        self.state.blocks[rank - 1].__dict__["barriers"][SHARED + offset].change(1, 0, self.state.turns)
 
     def _load_words(self, count: int, words, at, address) -> None:
         words[at : at + count] = self.state.block.access(np.dtype(np.uint32), count, int(address))

@@ -180,6 +180,20 @@ class ContractionTimes(Group, name="contraction", kind="cuda"):
 
 
 @dataclass(frozen=True)
+class WarpgroupTimes(Group, name="warpgroup_contraction", kind="cuda"):
+    """Times of contractions by warpgroups."""
+
+    products: float = number("speed of products within a tile over `sustained.tensor`, before power limits the clock", least=1.0)
+    boost_us: float = number("time after which it does")
+    smem: float = number("speed of shared memory, over the one at the clock under load")
+    l2: float = number("speed of L2 over its `achievable`, as SMs ask for the same tiles at about the same time")
+    unaligned: float = number("further lines of 128 bytes of a factor whose rows begin within a line, over its own")
+    cluster: float = number("share of time that blocks of a cluster wait for each other")
+    cluster_us: float = number("time that they wait for each other before the first product and after the last")
+    tile_us: float = number("time between a tile's last product and the next tile's first, for 128 x 256 elements of 16 bits")
+
+
+@dataclass(frozen=True)
 class ChainTimes(Group, name="contraction_chain", kind="cuda"):
     """Times of contraction chains."""
 

@@ -58,9 +58,14 @@ class NamedBarrier:
     waits: bool
 
 
-Opcode = WarpgroupProduct | WarpgroupWait | NamedBarrier
+@dataclass(frozen=True)
+class RemoteArrive:
+    """`(barriers, number, block)`: this thread arrives at the barrier of this number that a block of its cluster has."""
+
+
+Opcode = WarpgroupProduct | WarpgroupWait | NamedBarrier | RemoteArrive
 OPCODES: dict[str, type[Opcode]] = {
-    "wgmma": WarpgroupProduct, "wgmma_wait": WarpgroupWait, "named_barrier": NamedBarrier,
+    "wgmma": WarpgroupProduct, "wgmma_wait": WarpgroupWait, "named_barrier": NamedBarrier, "remote_arrive": RemoteArrive,
 }  # fmt: skip
 _NAMES = {record: name for name, record in OPCODES.items()}
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import product
-from math import ceil, log2
+from math import ceil, log2, prod
 
 from tilec.core.dtypes import DTYPES
-from tilec.core.fitted import ContractionTimes
+from tilec.core.fitted import ContractionTimes, WarpgroupTimes
 from tilec.core.target import Target
 from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranked, round_up
 
@@ -19,10 +19,11 @@ class Contraction:
     """C[batch, m, n] = A[batch, m, k] B[batch, k, n], of element type `dtype` ("bf16"), C of type `out`.
 
     `tf32` allows f32 operands on the matrix units; `promoted`: elements of k whose sums leave the matrix units, to be added in
-    registers (0: none before the end); `staged`: integer operations for an element of A and of B that threads
-    bring to shared memory themselves (0 where the hardware copies); `reads` and `epilogue` are further bytes and operations
-    per element of C that are fused behind (a bias, an activation). `sources`: bytes of the tensors that A and B are read from,
-    0 where they have no fewer than A and B: windows of a convolution share elements.
+    registers (0: none before the end); `unaligned`: rows of A and of B begin within lines of L2; `staged`: integer operations
+    for an element of A and of B that threads bring to shared memory themselves (0 where the hardware copies); `reads` and
+    `epilogue` are further bytes and operations per element of C that are fused behind (a bias, an activation). `sources`:
+    bytes of the tensors that A and B are read from, 0 where they have no fewer than A and B: windows of a convolution share
+    elements.
     """
 
     m: int
@@ -33,6 +34,7 @@ class Contraction:
     out: str = ""
     tf32: bool = False
     promoted: int = 0
+    unaligned: tuple[bool, bool] = (False, False)
     reads: float = 0
     staged: tuple[float, float] = (0, 0)
     epilogue: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -73,8 +75,8 @@ class BlockTile:
     """A GPU block's tile of C and its computation.
 
     `warp_m` x `warp_n`: the warps that compute, over the block. `producers`: further warps that only load. `cluster`:
-    blocks along m that share their B tile by multicast. `split_k`: blocks that share one tile of C. `group`: rows of tiles
-    that blocks compute together, for L2. `registers`: of a thread, as launched.
+    blocks along m, which share their B tile by multicast, and along n, which share their A tile. `split_k`: blocks that
+    share one tile of C. `group`: rows of tiles that blocks compute together, for L2. `registers`: of a thread, as launched.
     """
 
     bm: int
@@ -85,7 +87,7 @@ class BlockTile:
     warp_m: int
     warp_n: int
     producers: int = 0
-    cluster: int = 1
+    cluster: tuple[int, int] = (1, 1)
     split_k: int = 1
     group: int = 8
     registers: int = 128
@@ -202,7 +204,8 @@ def _staged(
     ):
         return
     splits = [s for s in (1, 2, 4, 8, 16) if s == 1 or (tiles * s <= 2 * target.units and p.k >= s * 4 * bk)]
-    clusters = (1, 2) if producers and target.has("clusters") and ceil(p.m / bm) % 2 == 0 else (1,)
+    shapes = CLUSTERS if producers and target.has("clusters") else CLUSTERS[:1]
+    clusters = [c for c in shapes if ceil(p.m / bm) % c[0] == 0 == ceil(p.n / bn) % c[1]]
     depths = {deepest} if producers else {2, min(3, deepest), min(4, deepest), deepest} & set(range(2, deepest + 1))
     for stages, cluster, split in product(sorted(depths), clusters, splits):
         shared = stages * stage + spare
@@ -211,6 +214,10 @@ def _staged(
             yield BlockTile(
                 bm, bn, bk, stages, instruction, wm, wn, producers, cluster, split, group, registers, shared
             )
+
+
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+"""Blocks along m and n."""
 
 
 def _group(target: Target, bm: int, bn: int, p: Contraction) -> int:
@@ -226,7 +233,10 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
     tiles = rows * columns * p.batch
     k = round_up(p.k, tile.bk * tile.split_k)
-    loaded = tiles * k * p.bytes * (tile.bm + tile.bn / tile.cluster)  # L2 to SRAM
+    fit, warpgroups = target.fit(WarpgroupTimes), tile.instruction == "wgmma"
+    lines = [1 + fit.unaligned * (warpgroups and u) for u in p.unaligned]
+    of_each = lines[0] * tile.bm / tile.cluster[1], lines[1] * tile.bn / tile.cluster[0]
+    loaded = tiles * k * p.bytes * sum(of_each)  # L2 to SRAM
     staged = tiles * k * p.bytes * (tile.bm + tile.bn)
     result = p.batch * p.m * p.n * p.out_bytes
     partial = 2 * 4 * tile.split_k * p.batch * p.m * p.n if tile.split_k > 1 else 0  # written and read again, in f32
@@ -238,11 +248,18 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     if p.promoted:
         other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.promoted)
     further = p.reads * p.batch * p.m * p.n
+    shared = staged + _operand_reads(tile, tiles * k * p.bytes) + (2 * result if tile.producers else 0)
+    if warpgroups:
+        slower = _rounds(target, tile, tiles * tile.split_k) * (1 + fit.cluster * (prod(tile.cluster) > 1))
+        loaded, shared = slower * loaded / fit.l2, slower * shared / fit.smem
+        usual = 1e6 * flops / target.peak(unit)
+        flops *= slower * max(1 / fit.products, 1 - (fit.products - 1) * fit.boost_us / max(usual, 1e-9))
+    idle = _between_tiles if warpgroups else _fill_and_drain
     return Work(
         dram_read=_contraction_reads(target, p, tile) + further,
         dram_write=result + (0 if partial <= target.l2.bytes else partial),
         l2_bytes=loaded + result + partial + further,
-        shared_bytes=staged + _operand_reads(tile, tiles * k * p.bytes) + (2 * result if tile.producers else 0),
+        shared_bytes=shared,
         flops={unit: flops, **{u: n + (flops if u == unit else 0) for u, n in other.items()}},
         blocks=tiles * tile.split_k,
         threads=tile.threads,
@@ -250,9 +267,26 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
         shared_per_block=tile.shared,
         bytes_in_flight=(tile.stages - 1) * (tile.bm + tile.bn) * tile.bk * p.bytes / tile.threads,
         lanes=target.fit(ContractionTimes).warp_wait ** log2(tile.warps) if tile.instruction == "fma" else 1.0,
-        serial_us=_fill_and_drain(target, p, tile, tiles * tile.split_k),
+        serial_us=idle(target, p, tile, tiles * tile.split_k),
         launches=1 if tile.split_k == 1 else 2,
     )
+
+
+def _rounds(target: Target, tile: BlockTile, blocks: int) -> float:
+    """Rounds of clusters over those of single blocks: clusters do not reach all units."""
+    size = prod(tile.cluster)
+    if size == 1 or target.sm is None:
+        return 1.0
+    return max(1.0, ceil(blocks / (target.sm.clusters(size, 1) * size)) / ceil(blocks / target.units))
+
+
+def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:
+    """Persistent blocks load one tile under the products of another; the matrix units wait while sums leave registers."""
+    fit = target.fit(WarpgroupTimes)
+    size = prod(tile.cluster)
+    units = target.units if size == 1 or target.sm is None else target.sm.clusters(size, 1) * size
+    area = tile.bm * tile.bn * max(2, p.out_bytes) / (128 * 256 * 2)
+    return ceil(blocks / units) * area * fit.tile_us + (fit.cluster_us if size > 1 else 0)
 
 
 def _fill_and_drain(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:
@@ -356,5 +390,5 @@ def _choose(target: Target, problem: Contraction, instructions: tuple[str, ...] 
 def _effort(tile: Tile) -> tuple[int, ...]:
     """A tie goes to the simpler tile."""
     if isinstance(tile, BlockTile):
-        return tile.split_k, tile.cluster, tile.threads, tile.shared
+        return tile.split_k, prod(tile.cluster), tile.threads, tile.shared
     return (-tile.kc, -tile.mc)

@@ -253,6 +253,16 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         "adjacent columns of a tile that share the scales of such a sum", default=0, fixed=True,
         shown="{} adjacent columns share a scale",
     )  # fmt: skip
+    cluster: tuple[int, ...] = option(
+        "blocks of a cluster along rows and columns of tiles: those along columns share a tile of the left factor, those along "
+        "rows one of the right factor, of which each copies a part to all of them (multicast)",
+        default=(1, 1), shown="{} (along rows x columns)",
+    )  # fmt: skip
+    result_boxes: int = option(
+        "boxes of the result that a warp has room for in shared memory, of 16 rows of 128 bytes: TMA copies one while the warp "
+        "fills the next",
+        default=2, shown="{} a warp in shared memory",
+    )  # fmt: skip
 
     @property
     def _threads(self) -> str:
@@ -277,8 +287,9 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
 
     @property
     def other_bytes(self) -> int:
+        """Of the epilogue: sums of 64 columns that threads exchange, or boxes of the result that TMA copies."""
         bm, bn, _ = self.block
-        return BARRIERS + 4 * bm * next((c for c in (64, 32, 16) if bn % c == 0), 64)
+        return BARRIERS + bm * max(4 * widest(bn, 64), LINE * self.result_boxes)
 
     def refuse_shape(self) -> Refusal | None:
         if len(self.block) != 3 or self.persistent_blocks < 1:
@@ -292,10 +303,36 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
                 return Refusal("block", f"{why}, not {size} of {self.multiplicand}")
         if self.promoted % self.block[2]:
             return Refusal("block", f"{self.block[2]} elements a step do not divide the {self.promoted} that are summed at a time")
+        if len(self.cluster) != 2 or min(self.cluster) < 1 or prod(self.cluster) > min(8, self.persistent_blocks):
+            return Refusal("cluster", "`cluster` must be two numbers, of at most 8 blocks, and no more than `persistent_blocks`")
+        if not 1 <= self.result_boxes <= 8:
+            return Refusal("result_boxes", f"`result_boxes` must be from 1 to 8, not {self.result_boxes}")
         held = self.block[0] * self.block[1] // (32 * prod(self.warps)) * (2 if self.promoted else 1)
         if held > (200 if self.promoted else 65536 // self.block_threads - OTHER):
             return Refusal("block", f"a thread would hold {held} sums, which is more than its registers")
         return None
+
+    def _refuse_tile(self, kernel: KernelPlan) -> Refusal | None:
+        return super()._refuse_tile(kernel) or self.refuse_cluster(kernel.extents, dict(zip(kernel.grid, kernel.tile)))
+
+    def refuse_cluster(self, extents: Mapping[int, int], tile: Mapping[int, int]) -> Refusal | None:
+        """Why blocks with this tile cannot share factors."""
+        sides = zip(("rows", "columns"), (self.rows, self.columns), self.cluster, self.cluster[::-1])
+        for side, (name, dims, blocks, parts) in enumerate(sides):
+            count = prod(-(-extents[d] // tile[d]) for d in dims)
+            if count % blocks:
+                return Refusal("cluster", f"{count} tiles along {name} cannot be divided into clusters of {blocks}")
+            if not self._shares(side, [tile[d] for d in dims], parts):
+                return Refusal("cluster", f"the {name} of a tile cannot be copied in {parts} parts of multiples of 8 lines")
+        return None
+
+    def _shares(self, side: int, box: list[int], parts: int) -> bool:
+        """Whether blocks can copy a factor's tile in so many parts, of whole groups of 8 lines, by which lines are swizzled."""
+        if not self.k_major[side]:
+            slabs = self.block[side] * self.element_bytes // LINE
+            return slabs % parts == 0 or self.block[2] % (8 * parts) == 0
+        outermost = next((size for size in box if size > 1), 1)
+        return parts == 1 or (outermost % parts == 0 and prod(box) % (8 * parts) == 0)
 
 
 @dataclass(frozen=True)
@@ -473,6 +510,18 @@ def padding(instruction: str, size: int, k_major: bool) -> int:
     if instruction == "fma":
         return WIDE // size if k_major else 0
     return 8 if size == 4 and not k_major else 0
+
+
+def widest(columns: int, most: int) -> int:
+    """The widest part of a warp's columns, up to `most`, that divides them."""
+    return next((c for c in (64, 32, 16) if c <= most and columns % c == 0), 16)
+
+
+def boxes_of(columns: int, size: int, most: int) -> tuple[int, int]:
+    """Of a result with elements of `size` bytes that warps copy from shared memory: the columns of a box, and the boxes, at most
+    `most`, that a warp uses. Each tile begins with the same one, so that their number divides the boxes of a tile."""
+    box = widest(columns, LINE // size)
+    return box, next(boxes for boxes in range(most, 0, -1) if columns // box % boxes == 0)
 
 
 def fma_group(high: int, wide: int, bits: int) -> int:

@@ -80,7 +80,7 @@ def _packs(node: Node, g: Group, graph: Graph, target: Target) -> tuple[list[Pac
 
 
 def is_plain(tile: contraction.BlockTile) -> bool:
-    return tile.cluster == tile.split_k == 1
+    return tile.cluster == (1, 1) and tile.split_k == 1
 
 
 def _boxes(node: Node, depth: int) -> bool:

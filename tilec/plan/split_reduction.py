@@ -87,10 +87,11 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
             continue
         tiles = now.variant(target, k=now.problem.k // parts, batch=now.problem.batch * parts, out="f32", epilogue={})
         combine = Work(
-            dram_read=4 * parts * points, dram_write=4 * points, flops={}, threads=128, blocks=ceil(points / 512)
-        )
+            dram_read=4 * parts * points, dram_write=4 * points, flops={}, threads=128, blocks=ceil(points / 512),
+            working_set=4 * parts * points, overlaps=True,
+        )  # fmt: skip
         time = tiles[0].prediction.time_us + predict(combine, target).time_us if tiles else best
-        if time < SAVING * best:
+        if time < min(SAVING * before, best):
             best, found = time, Split(node.name, dim, parts)
     return (
         None

@@ -15,25 +15,17 @@ each sum of a thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
-from tilec.core.mlir import arith, ir, memref, nvvm, vector
-from tilec.passes.cuda.contraction.fragments import Chunks
+from tilec.core.mlir import arith, ir, memref, vector
+from tilec.passes.cuda.contraction.fragments import Chunks, Sums
 from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Problem, Thread, all_of, local
+from tilec.passes.cuda.contraction.result_boxes import ResultBoxes, Use, synchronise, uses_of
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.loops import loop, sum_of, when
-
-
-@dataclass(frozen=True)
-class Use:
-    """An operand of an operation, by kernel dimensions."""
-
-    value: ir.Value
-    dims: tuple[int, ...]
 
 
 def buffer(chunks: Chunks, warps: int, element: ir.Type, overlay: bool) -> ir.Value:
@@ -48,19 +40,24 @@ def buffer(chunks: Chunks, warps: int, element: ir.Type, overlay: bool) -> ir.Va
 class Epilogue:
     """`store(chunks)` applies the epilogue to the elements of C that a warp holds, and stores them."""
 
-    def __init__(self, problem: Problem, after: list[ir.Operation], thread: Thread, buffer: ir.Value, warp: ir.Value):
+    def __init__(
+        self, problem: Problem, after: list[ir.Operation], thread: Thread, buffer: ir.Value | ResultBoxes, warp: ir.Value
+    ):
         self.problem, self.after, self.thread, self.buffer, self.warp = problem, after, thread, buffer, warp
         self.lane_dim = problem.right.dims[-1]
         self.result = problem.operands[-1]
         self.tiles: dict[Use, ir.Value] = {}
 
     def store(self, chunks: Chunks) -> None:
+        if isinstance(self.buffer, ResultBoxes):
+            self._store_boxes(chunks, self.buffer)
+            return
         width = self._width(chunks)
         per_row = chunks.columns // width
         with loop(chunks.count, unroll=True, name="chunk") as chunk:
-            self._synchronise()  # the chunk before has been read
+            synchronise()  # the chunk before has been read
             chunks.spill(chunk, self._put)
-            self._synchronise()
+            synchronise()
             with loop(chunks.rows * per_row // 32, name="piece") as i:
                 number = sum_of([(i, 32), (self.thread.lane, 1)])
                 row, column = arith.divui(number, mlir.index(per_row)), arith.remui(number, mlir.index(per_row))
@@ -70,8 +67,33 @@ class Epilogue:
                 )
                 self._elements(chunks.coordinates(chunk, *subscripts), subscripts, width)
 
-    def _synchronise(self) -> None:
-        nvvm.SyncWarpOp(mlir.constant(-1, ir.IntegerType.get_signless(32)))
+    def _store_boxes(self, chunks: Chunks, boxes: ResultBoxes) -> None:
+        """Each element is finished in the thread that has its sum, two columns at a time."""
+        with loop(chunks.count, unroll=True, name="chunk") as chunk:
+            boxes.begin(self.thread)
+
+            def put(sums: Sums, row: ir.Value, column: ir.Value, chunk: ir.Value = chunk) -> None:
+                m, n = chunks.coordinates(chunk, row, column)
+                at = self._within(self.problem.coordinates((self.problem.left, m), (self.problem.right, n)))
+                ((_, tile),) = self._finish(at, sums.element, self._load(at, 2), 2).items()
+                pair = vector.LoadOp(ir.VectorType.get([2], boxes.element), tile, [mlir.index(0)]).result
+                vector.StoreOp(pair, boxes.buffer, boxes.put(self.warp, chunk, row, column))
+
+            chunks.spill(chunk, put)
+            m, n = chunks.coordinates(chunk, mlir.index(0), mlir.index(0))
+            at = self.problem.coordinates((self.problem.left, m), (self.problem.right, n))
+            view = next(u.value for op in (self.problem.op, *self.after) for u in uses_of(op) if root(u.value) == boxes.tensor)
+            boxes.end(view, self.warp, self.thread, chunk, at)
+
+    def _within(self, at: dict[int, ir.Value]) -> dict[int, ir.Value]:
+        """Coordinates that exist, since elements beyond them are loaded and computed, too, though never copied."""
+        found = dict(at)
+        for side in (self.problem.left, self.problem.right):
+            for d, size in self.problem.limits(side):
+                last = 2 if d == self.lane_dim else 1
+                most = mlir.index(size - last) if isinstance(size, int) else sum_of([(size, 1)], -last)
+                found[d] = arith.minsi(at[d], most)
+        return found
 
     def _swizzled(self, row: ir.Value, column: ir.Value) -> list[ir.Value]:
         """Rows are swizzled by 8 columns against each other, so that those that a warp writes at a time lie in
@@ -81,8 +103,8 @@ class Epilogue:
         swizzle = arith.muli(arith.andi(row, mlir.index(period - 1)), mlir.index(8))
         return [self.warp, row, arith.xori(column, swizzle)]
 
-    def _put(self, value: ir.Value, row: ir.Value, column: ir.Value) -> None:
-        subscripts = self._swizzled(row, column)
+    def _put(self, sums: Sums, row: ir.Value, column: ir.Value) -> None:
+        value, subscripts = sums.all(), self._swizzled(row, column)
         if isinstance(value.type, ir.VectorType):
             vector.StoreOp(value, self.buffer, subscripts)
         else:
@@ -126,20 +148,26 @@ class Epilogue:
     # ---- elements that exist -------------------------------------------------------------------------------
 
     def _store_elements(self, at: dict[int, ir.Value], subscripts: list[ir.Value], width: int) -> None:
-        loaded = self._load(at, width)
-        sums = self._sums(subscripts, width)
+        loaded, sums = self._load(at, width), self._sums(subscripts, width)
+        stored = self._finish(at, lambda lane: memref.LoadOp(sums, [lane]).result, loaded, width)
+        for use, tile in stored.items():
+            for begin, type_, subscripts in self._pieces(use, at, width):
+                vector.StoreOp(vector.LoadOp(type_, tile, [mlir.index(begin)]).result, use.value, subscripts)
+
+    def _finish(
+        self, at: dict[int, ir.Value], element: Callable[[ir.Value], ir.Value], loaded: dict[Use, ir.Value], width: int
+    ) -> dict[Use, ir.Value]:
+        """What is stored of neighbours from a place on, whose sums are at hand: results that can be stored together."""
         stored: dict[Use, ir.Value] = {}
         with loop(width, name="element") as lane:
             along = {**at, self.lane_dim: sum_of([(at[self.lane_dim], 1), (lane, 1)])}
-            value = memref.LoadOp(sums, [lane]).result
+            value = element(lane)
             known = {root(self.result): value}
             (use,) = [u for u in uses_of(self.problem.op) if u.value == self.result]
             self._store_result(use, value, along, lane, width, stored)
             for op in self.after:
                 self._operation(op, known, loaded, along, lane, width, stored)
-        for use, tile in stored.items():
-            for begin, type_, subscripts in self._pieces(use, at, width):
-                vector.StoreOp(vector.LoadOp(type_, tile, [mlir.index(begin)]).result, use.value, subscripts)
+        return stored
 
     def _pieces(self, use: Use, at: dict[int, ir.Value], width: int) -> Iterator[Any]:
         """Accesses of at most 16 bytes: first element, type and subscripts of each."""
@@ -233,8 +261,3 @@ class Epilogue:
                 type_ = local([width], ir.MemRefType(use.value.type).element_type, PRIVATE)
                 self.tiles[use] = memref.AllocaOp(type_, [], []).result
         return self.tiles[use]
-
-
-def uses_of(op: ir.Operation) -> list[Use]:
-    dims = mlir.get_integers(op, "tilec.dims")
-    return [Use(v, tuple(dims[d] for d in mlir.map_dims(m))) for v, m in zip(op.operands, mlir.maps_of(op))]

@@ -23,7 +23,7 @@ from typing import Any
 from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, nvgpu, vector
-from tilec.kernels.contraction import fma_group
+from tilec.kernels.contraction import fma_group, widest
 from tilec.passes.cuda.contraction.operands import Stage
 from tilec.passes.cuda.contraction.problem import PRIVATE, Problem, Side, Thread, local
 from tilec.passes.loops import delinearise, loop, sum_of
@@ -33,16 +33,35 @@ PARTS = ("now", "next")
 
 
 @dataclass(frozen=True)
+class Sums:
+    """So many neighbours in a thread's registers."""
+
+    memory: ir.Value
+    at: list[ir.Value]
+    count: int
+
+    def element(self, number: ir.Value) -> ir.Value:
+        return memref.LoadOp(self.memory, [*self.at[:-1], sum_of([(self.at[-1], 1), (number, 1)])]).result
+
+    def all(self) -> ir.Value:
+        """As one vector, or a scalar where there is one."""
+        if self.count == 1:
+            return memref.LoadOp(self.memory, self.at).result
+        type_ = ir.VectorType.get([self.count], ir.MemRefType(self.memory.type).element_type)
+        return vector.LoadOp(type_, self.memory, self.at).result
+
+
+@dataclass(frozen=True)
 class Chunks:
-    """C as a warp holds it: `count` times some rows and columns. `spill(number, put)` calls `put(value, row, column)` with a
-    thread's part of one, a vector or a scalar; `coordinates(number, row, column)` is where that is in the block's tile.
-    Columns are neighbours in groups of 8.
+    """C as a warp holds it: `count` times some rows and columns. `spill(number, put)` calls `put(sums, row, column)` with the
+    places of a thread's part of one, neighbours along columns; `coordinates(number, row, column)` is where that is in the
+    block's tile. Columns are neighbours in groups of 8.
     """
 
     count: int
     rows: int
     columns: int
-    spill: Callable[[ir.Value, Callable[[ir.Value, ir.Value, ir.Value], None]], None]
+    spill: Callable[[ir.Value, Callable[[Sums, ir.Value, ir.Value], None]], None]
     coordinates: Callable[[ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 
@@ -147,11 +166,7 @@ class FmaTile:
         mine = arith.remui(self.thread.lane, mlir.index(8))
         with loop(self.wide // self.vector, name="piece") as j:
             at = [i, arith.muli(j, mlir.index(self.vector))]
-            if self.vector == 1:
-                value = memref.LoadOp(self.sums, at).result
-            else:
-                value = vector.LoadOp(ir.VectorType.get([self.vector], self.problem.accumulator), self.sums, at).result
-            put(value, row, sum_of([(j, 8 * self.vector), (mine, self.vector)]))
+            put(Sums(self.sums, at, self.vector), row, sum_of([(j, 8 * self.vector), (mine, self.vector)]))
 
     def _coordinates(self, i: ir.Value, row: ir.Value, column: ir.Value) -> tuple[ir.Value, ir.Value]:
         group = 1 if self.problem.left.major else self.piece
@@ -255,7 +270,7 @@ class MmaTile:
 
     def chunks(self) -> Chunks:
         """16 rows and up to 64 columns each."""
-        columns = chunk_columns(self.columns)
+        columns = widest(self.columns, 64)
         count = self.high * (self.columns // columns)
         return Chunks(count, 16, columns, partial(self._spill, columns), partial(self._coordinates, columns))
 
@@ -268,8 +283,7 @@ class MmaTile:
         i, part = self._which(columns, number)
         with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
             at = [i, sum_of([(part, columns // 8), (j, 1)]), half, mlir.index(0)]
-            value = vector.LoadOp(ir.VectorType.get([2], self.problem.accumulator), self.sums, at).result
-            put(value, *fragment_coordinates(self.thread, half, j))
+            put(Sums(self.sums, at, 2), *fragment_coordinates(self.thread, half, j))
 
     def _coordinates(
         self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value
@@ -313,11 +327,6 @@ def multiply_fragments(
     shape = ir.ArrayAttr.get([mlir.integer(n) for n in (16, 8, WIDE * 16 // element.width)])
     total = nvgpu.MmaSyncOp(type_, *operands, c, shape, tf32Enabled=tf32 or None).result
     vector.StoreOp(total, sums, at)
-
-
-def chunk_columns(columns: int) -> int:
-    """The widest part of a warp's columns, up to 64, that divides them."""
-    return next(c for c in (64, 32, 16) if columns % c == 0)
 
 
 def fragment_coordinates(thread: Thread, half: ir.Value, j: ir.Value) -> tuple[ir.Value, ir.Value]:

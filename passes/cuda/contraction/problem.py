@@ -20,6 +20,7 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import MatrixKernel, WarpgroupContraction
 from tilec.kernels.contraction import ELEMENTS
+from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.memory_spaces import root, sizes_of
 from tilec.passes.loops import delinearise, sum_of
 from tilec.passes.predicate_loads import guard_loads
@@ -334,16 +335,17 @@ class Blocks:
     def count(self) -> int:
         return prod(self.counts)
 
-    def enter(self, number: ir.Value, grid: list[int]) -> list[ir.Operation]:
-        """Copies what a block computes to the insertion point, at the tile of this number."""
+    def enter(self, number: ir.Value, grid: list[int], cluster: Cluster | None = None) -> list[ir.Operation]:
+        """Copies what a block computes to the insertion point, at the tile of this number; with a cluster, at its tile among those
+        of this number."""
         block = self.forall.regions[0].blocks[0]
-        mapping = dict(zip(block.arguments, self._grouped_order(number, grid)))
+        mapping = dict(zip(block.arguments, self._grouped_order(number, grid, cluster)))
         for value, name in zip(mapping.values(), locations.variables(self.forall)):
             locations.named(value, name)
         operations = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
         return [mlir.clone_op(op, mapping) for op in operations]
 
-    def _grouped_order(self, number: ir.Value, grid: list[int]) -> list[ir.Value]:
+    def _grouped_order(self, number: ir.Value, grid: list[int], cluster: Cluster | None) -> list[ir.Value]:
         """Batches one after another; in each, `group_rows` rows of tiles go column by column.
 
         Blocks that run at one time then cover about a square of C, and share its rows' and columns' factors
@@ -352,9 +354,10 @@ class Blocks:
         count = dict(zip(grid, self.counts))
         rows, columns = ([d for d in grid if d in dims] for dims in (self.options.rows, self.options.columns))
         batch = [d for d in grid if d not in (*rows, *columns)]
-        high, wide = prod(count[d] for d in rows), prod(count[d] for d in columns)
+        each = (cluster.high, cluster.wide) if cluster else (1, 1)
+        high, wide = (prod(count[d] for d in dims) // size for dims, size in zip((rows, columns), each))
         which, rest = _divide(number, high * wide, prod(count[d] for d in batch))
-        group = min(self.options.group_rows, high)
+        group = min(max(1, self.options.group_rows // each[0]), high)
         band, within = _divide(rest, group * wide, -(-high // group))
         first = arith.muli(band, mlir.index(group))
         tall = mlir.index(group)
@@ -362,6 +365,8 @@ class Blocks:
             tall = arith.minsi(arith.subi(mlir.index(high), first), tall)
         row = arith.addi(first, arith.remui(within, tall))
         column = arith.divui(within, tall)
+        if cluster:
+            row, column = sum_of([(row, each[0]), (cluster.row, 1)]), sum_of([(column, each[1]), (cluster.column, 1)])
         found = dict(zip(batch, delinearise(which, [count[d] for d in batch])))
         found |= zip(rows, delinearise(row, [count[d] for d in rows]))
         found |= zip(columns, delinearise(column, [count[d] for d in columns]))

@@ -18,16 +18,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from typing import Any
 
 from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS
-from tilec.core.mlir import arith, gpu, ir, memref, vector
+from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.core.opcodes import WarpgroupProduct, WarpgroupWait
 from tilec.kernels import WarpgroupContraction
+from tilec.kernels.contraction import widest
+from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
-from tilec.passes.cuda.contraction.fragments import Chunks, chunk_columns, fragment_coordinates
+from tilec.passes.cuda.contraction.fragments import Chunks, Sums, fragment_coordinates
 from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Blocks, Problem, Side, Thread, local
+from tilec.passes.cuda.contraction.result_boxes import ResultBoxes, boxed_result
 from tilec.passes.cuda.contraction.scales import Scales
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of
@@ -39,28 +43,38 @@ REGISTERS = Registers(producer=40, consumer=232)  # of 168 at launch
 def map_wgmma(
     function: ir.Operation, options: WarpgroupContraction, blocks: Blocks, grid: list[int], tiles: dict[int, int]
 ) -> None:
-    count = min(options.persistent_blocks, blocks.count)
-    function.attributes["tilec.blocks"] = mlir.integer(count)
     function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
-    thread = Thread()
-    first = gpu.BlockIdOp(gpu.Dimension.x).result
+    size = prod(options.cluster)
+    count = min(options.persistent_blocks // size, blocks.count // size)  # clusters that are launched
+    function.attributes["tilec.blocks"] = mlir.integer(count * size)
+    thread, first = Thread(), gpu.BlockIdOp(gpu.Dimension.x).result
+    cluster = None
+    if size > 1:
+        function.attributes["tilec.cluster"] = mlir.integer(size)
+        cluster, first = Cluster(function, *options.cluster), arith.divui(first, mlir.index(size))
     shape = _Shape(options, thread)
-    sample = blocks.enter(first, grid)  # the operands' types, which are the same for every tile
-    loads = _Loads(Problem(options, tiles, _contraction(sample)), shape, function)
+    sample = blocks.enter(first, grid, cluster)  # the operands' types, which are the same for every tile
+    block = Block(sample)
+    loads = _Loads(Problem(options, tiles, block.contraction), shape, function, block.after, cluster)
     _erase(sample)
     start = [mlir.index(0), mlir.index(0)]  # the first stage, in phase 0
+    end = mlir.index(blocks.count // size)
 
     def produce() -> None:
-        with carried_loop(first, mlir.index(blocks.count), list(start), count) as (number, state):
-            operations = blocks.enter(number, grid)
+        with carried_loop(first, end, list(start), count) as (number, state):
+            operations = blocks.enter(number, grid, cluster)
             loads.load(Problem(options, tiles, _contraction(operations)), state)
             _erase(operations)
 
     def consume() -> None:
-        with carried_loop(first, mlir.index(blocks.count), list(start), count) as (number, state):
-            _multiply_tile(options, tiles, blocks.enter(number, grid), loads, shape, state)
+        with carried_loop(first, end, list(start), count) as (number, state):
+            _multiply_tile(options, tiles, blocks.enter(number, grid, cluster), loads, shape, state)
+        if loads.boxes:
+            loads.boxes.finish(thread)
 
     shape.roles.divide(REGISTERS, produce, consume)
+    if cluster:
+        cluster.meet()
 
 
 def _multiply_tile(
@@ -72,7 +86,7 @@ def _multiply_tile(
         loads.multiply(problem, state)
     with (block.after or [block.contraction])[-1].location:
         warp = sum_of([(shape.thread.warp, 1)], -4)  # among those that multiply
-        Epilogue(problem, block.after, shape.thread, loads.buffer, warp).store(shape.chunks(loads.sums))
+        Epilogue(problem, block.after, shape.thread, loads.boxes or loads.buffer, warp).store(loads.chunks)
     _erase(operations)
 
 
@@ -95,17 +109,16 @@ class _Shape:
         self.thread, self.wide, self.columns = thread, options.block[1] // 8, options.block[1]
         self.roles = Roles(thread, options.warps[0] * options.warps[1] // 4)
 
-    def chunks(self, sums: ir.Value) -> Chunks:
-        """A warp has 16 of its warpgroup's rows and all columns."""
-        columns = chunk_columns(8 * self.wide)
+    def chunks(self, sums: ir.Value, most: int) -> Chunks:
+        """A warp has 16 of its warpgroup's rows and all columns, of which at most so many are in a chunk."""
+        columns = widest(8 * self.wide, most)
         count = 8 * self.wide // columns
         return Chunks(count, 16, columns, partial(self._spill, sums, columns), partial(self._coordinates, columns))
 
     def _spill(self, sums: ir.Value, columns: int, number: ir.Value, put: Callable[..., None]) -> None:
         with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
             at = [sum_of([(number, columns // 8), (j, 1)]), half, mlir.index(0)]
-            value = vector.LoadOp(ir.VectorType.get([2], ir.MemRefType(sums.type).element_type), sums, at).result
-            put(value, *fragment_coordinates(self.thread, half, j))
+            put(Sums(sums, at, 2), *fragment_coordinates(self.thread, half, j))
 
     def _coordinates(
         self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value
@@ -121,10 +134,14 @@ class _Shape:
 class _Loads:
     """Both factors in the stages of a ring, and the sums that are made of them."""
 
-    def __init__(self, problem: Problem, shape: _Shape, function: ir.Operation):
-        self.problem, self.shape, self.function = problem, shape, function
+    def __init__(
+        self, problem: Problem, shape: _Shape, function: ir.Operation, after: list[ir.Operation], cluster: Cluster | None
+    ):
+        self.problem, self.shape, self.function, self.cluster = problem, shape, function, cluster
         self.sides = [self._tiles(side) for side in (problem.left, problem.right)]
-        self.ring = Ring(self.sides, problem.options.stages, shape.roles.consumers)
+        warps, result = 4 * shape.roles.consumers, boxed_result(problem, after)
+        self.boxes = ResultBoxes(problem, result, warps) if result else None  # where tiles end, at a multiple of 1024 bytes
+        self.ring = Ring(self.sides, problem.options.stages, shape.roles.consumers, cluster)
         self.sums = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")
         self.partial = self.sums
@@ -133,9 +150,13 @@ class _Loads:
         if self.promoted:
             self.partial = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
             locations.named(self.partial, "partial_sums")
-        self.buffer = buffer(shape.chunks(self.sums), 4 * shape.roles.consumers, problem.accumulator, overlay=False)
+        self.chunks = shape.chunks(self.sums, self.boxes.columns if self.boxes else 64)
+        self.buffer = None if self.boxes else buffer(self.chunks, warps, problem.accumulator, overlay=False)
         make_ready([self.ring], shape.thread)
-        gpu.BarrierOp()
+        if cluster:
+            cluster.meet()
+        else:
+            gpu.BarrierOp()
 
     def _tiles(self, side: Side) -> RingTiles:
         """A tile of a factor is one box of the tensor, or several of 64 columns where it lies in lines of rows."""
@@ -143,20 +164,36 @@ class _Loads:
         line = LINE * 8 // problem.element.width
         sizes = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
         sizes |= {problem.options.inner[-1]: problem.depth}
+        slabs, splits = 1 if side.major else side.size // line, self._splits(side)
+        sizes[self._split_dim(side)] //= splits
         box, steps, access = [], [], problem.access(side)
         for subscript in access.subscripts:
             varying = [(sizes[problem.dims[d]], f) for d, f in subscript.factors.items() if sizes.get(problem.dims[d], 1) > 1]
             ((size, step),) = varying or [(1, 1)]
             box.append(size)
             steps.append(step)
-        slabs = 1 if side.major else side.size // line
         # rows that the box lacks are never loaded, and never stored
         lines = side.size if side.major else slabs * problem.depth
         if access.operand is None:
-            return RingTiles(access.tensor, box, slabs, lines, problem.options.stages, steps)
+            return RingTiles(access.tensor, box, slabs * splits, lines, problem.options.stages, steps)
         tensor = problem.operands[access.operand]
         kept = [d for d, extent in enumerate(ir.MemRefType(root(tensor).type).shape) if extent > 1]
-        return RingTiles(tensor, box, slabs, lines, problem.options.stages, steps, kept)
+        return RingTiles(tensor, box, slabs * splits, lines, problem.options.stages, steps, kept)
+
+    def _parts(self, side: Side) -> int:
+        """Blocks that share a tile of a factor."""
+        return self.cluster.parts(side.name == "left") if self.cluster else 1
+
+    def _splits(self, side: Side) -> int:
+        """Boxes of a slab: where there is not a slab for each part."""
+        slabs = 1 if side.major else side.size * self.problem.element.width // 8 // LINE
+        return self._parts(side) if slabs % self._parts(side) else 1
+
+    def _split_dim(self, side: Side) -> int:
+        """The dimension along which a slab is split: that of its first lines."""
+        if not side.major:
+            return self.problem.options.inner[-1]
+        return next((d for d, size in zip(side.dims, side.box) if size > 1), side.dims[-1])
 
     # ---- loading -------------------------------------------------------------------------------------------
 
@@ -170,20 +207,27 @@ class _Loads:
             self.ring.wait_empty(stage, phase)
             self.ring.expect(stage)
             for tiles, side in zip(self.sides, (problem.left, problem.right)):
-                with loop(tiles.slabs, name="slab") as slab:
-                    self._copy(problem, tiles, side, step, stage, slab)
+                per = tiles.slabs // self._parts(side)
+                with loop(per, name="slab") as slab:
+                    number = slab if per == tiles.slabs else sum_of([(self.cluster.part(side.name == "left"), per), (slab, 1)])
+                    self._copy(problem, tiles, side, step, stage, number)
             now[:] = self.ring.next(stage, phase)
 
     def _copy(
-        self, problem: Problem, tiles: RingTiles, side: Side, step: ir.Value, stage: ir.Value, slab: ir.Value
+        self, problem: Problem, tiles: RingTiles, side: Side, step: ir.Value, stage: ir.Value, number: ir.Value
     ) -> None:
-        target = tiles.target(stage, sum_of([(slab, problem.depth)]))
+        splits, d = self._splits(side), self._split_dim(side)
+        target = tiles.target(stage, sum_of([(number, tiles.box_lines)]))
         at = {d: mlir.index(0) for d in problem.dims} | problem.inner_start(step)
+        slab, split = delinearise(number, [tiles.slabs // splits, splits])
         if not side.major:
             at |= zip(side.dims, delinearise(sum_of([(slab, LINE * 8 // problem.element.width)]), list(side.box)))
+        whole = dict(zip(side.dims, side.box)) if side.major else {d: problem.depth}
+        at[d] = sum_of([(at[d], 1), (split, whole[d] // splits)])
         source, subscripts = problem.source(side, at)
         coordinates = [sum_of([(a, 1), (o, 1)]) for a, o in zip(subscripts, offsets_of(source))]
-        self.ring.copy(tiles, stage, target, coordinates)
+        shared = self.cluster is not None and self._parts(side) > 1
+        self.ring.copy(tiles, stage, target, coordinates, self.cluster.mask(side.name == "left") if shared else None)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 

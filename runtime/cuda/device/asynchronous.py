@@ -76,8 +76,9 @@ _PTX: dict[str, tuple[str, str, str]] = {
     # (mbarrier, bytes): one arrival that also announces bytes
     "mbarrier_expect": ("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "rr", ""),
     "mbarrier_arrive": ("mbarrier.arrive.shared::cta.b64 _, [$0];", "r", ""),
-    # (remote address of `map_shared`)
-    "mbarrier_arrive_remote": ("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];", "r", ""),
+    # (remote address of `map_shared`): it orders what this block did, as reads by a product that is over; with `.cluster`, a fence
+    # of all memory would come first and take 1 us
+    "mbarrier_arrive_remote": ("mbarrier.arrive.shared::cluster.b64 _, [$0];", "r", ""),
     # (mbarrier): arrives when this thread's cp.async copies so far have landed
     "cp_async_arrive": ("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", "r", ""),
     # (mbarrier, parity of the phase that must be over)

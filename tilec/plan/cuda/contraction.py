@@ -27,6 +27,7 @@ from tilec.analysis.products import period_of
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
 from tilec.core import mlir
 from tilec.core.fitted import ContractionTimes
+from tilec.core.hardware import LINE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost import contraction
@@ -39,6 +40,7 @@ from tilec.plan.groups import Group, Remark
 
 Sizes = dict[int, int]  # by kernel dimension
 PROMOTED = 128  # elements of k: a line of 8-bit numbers
+STAGES = 4  # of a ring that hides the latency of its loads
 
 
 class Fit(NamedTuple):
@@ -82,20 +84,22 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
     """Of one type of multiplicands."""
     roles, operands = arrange(node, kind, g, graph, target)
     problem = _problem(node, roles, kind, g, graph)
-    staged = tuple(_staging(operands[s], target) for s in ("left", "right"))
-    problem = replace(problem, promoted=promoted_of(kind, node), staged=staged)
+    staged, unaligned = zip(*((_staging(f, target), f.unaligned) for f in (operands["left"], operands["right"])))
+    problem = replace(problem, promoted=promoted_of(kind, node), staged=staged, unaligned=unaligned)
 
     build = partial(_built, kind=kind, roles=roles, operands=operands, target=target, promoted=problem.promoted)
     known: dict[tuple, Fit | None] = {}  # by shape: several tiles have one, and differ in their stages
 
     def fit(tile: BlockTile) -> Fit | None:
         """None where the passes have no code for the tile, or a factor's pieces would not lie inside its box."""
-        if tile.split_k > 1 or tile.cluster > 1:
+        if tile.split_k > 1:
             return None
-        shape = tile.instruction, tile.bm, tile.bn, tile.bk, tile.warp_m, tile.warp_n
+        shape = tile.instruction, tile.bm, tile.bn, tile.bk, tile.warp_m, tile.warp_n, tile.cluster
         if shape not in known:
             built = build(tile)
             sizes = _boxes_of(built, g.space.extents) if _is_buildable(built) else None
+            if sizes and isinstance(built, WarpgroupContraction) and built.refuse_cluster(g.space.extents, sizes):
+                sizes = None
             known[shape] = Fit(sizes, _overhang(sizes, tile, problem, g.space.extents, roles)) if sizes else None
         return known[shape]
 
@@ -118,7 +122,7 @@ def choose_contraction(
     if not found.choices:
         return None
     tile = pick(found.choices, nth)
-    sizes, built = found.fit(tile).sizes, _staged(found.build(tile), tile, target)
+    sizes, built = found.fit(tile).sizes, _staged(found.build(tile), tile, found.problem.out_bytes, target)
     if isinstance(built, WarpgroupContraction) and built.promoted:
         built = replace(built, scale_columns=_scale_columns(node, found.roles, g, sizes))
     tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
@@ -139,7 +143,9 @@ def _built(
         "block": (tile.bm, tile.bn, tile.bk), "stages": tile.stages, "group_rows": tile.group,
     }  # fmt: skip
     if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
-        return WarpgroupContraction(**common, persistent_blocks=target.units, promoted=promoted)
+        size = prod(tile.cluster)
+        blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
+        return WarpgroupContraction(**common, persistent_blocks=blocks, promoted=promoted, cluster=tile.cluster)
     copies = {f"{side}_copy": "async" if f.pieces else "registers" for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
     return Contraction(**common, **copies, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
@@ -184,7 +190,8 @@ def _describe(tile: BlockTile) -> str:
     """A tile in words: rows x columns x inner of a block, and all that tiles of one shape differ in."""
     warps = "" if tile.instruction == "wgmma" else f", {tile.warp_m}x{tile.warp_n} warps"
     grouped = f", {tile.group} rows of tiles at a time" if tile.group > 1 else ""
-    return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}{warps}, {tile.stages} stages{grouped}"
+    clusters = f", clusters of {tile.cluster[0]}x{tile.cluster[1]}" if prod(tile.cluster) > 1 else ""
+    return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}{warps}, {tile.stages} stages{clusters}{grouped}"
 
 
 # ---- the tile ----------------------------------------------------------------------------------------------
@@ -254,11 +261,18 @@ def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> li
     return found or None
 
 
-def _staged(built: MatrixKernel, tile: BlockTile, target: Target) -> MatrixKernel:
+def _staged(built: MatrixKernel, tile: BlockTile, out_bytes: int, target: Target) -> MatrixKernel:
     """The kernel with the stages that there is room for; `mma.sync` and `fma` have no more than the model gave them."""
-    room = target.sm.shared_per_block - built.other_bytes
+    def stages(kernel: MatrixKernel) -> int:
+        return min(deepest, (target.sm.shared_per_block - kernel.other_bytes) // kernel.stage_bytes)
+
     deepest = built.deepest if tile.instruction == "wgmma" else min(built.deepest, max(2, tile.stages))
-    return replace(built, stages=min(deepest, room // built.stage_bytes))
+    if isinstance(built, WarpgroupContraction):  # all boxes of a tile, or some of them where these leave too few stages
+        count = max(1, tile.bn * out_bytes // LINE)
+        divisors = [n for n in range(min(8, count), 0, -1) if count % n == 0]
+        kernels = [replace(built, result_boxes=n) for n in divisors]
+        built = next((k for k in kernels if stages(k) >= STAGES), kernels[-1] if len(kernels) < 2 else kernels[-2])
+    return replace(built, stages=stages(built))
 
 
 def _boxes_of(built: MatrixKernel, extents: Sizes) -> Sizes | None:

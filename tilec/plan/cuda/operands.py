@@ -34,13 +34,14 @@ class Operand:
     `copy`: "tma" (a box at a time, by the hardware), "async" (16 bytes a thread, past the registers) or
     "registers", where threads compute it: a prologue, a gather, a conversion. `major`: 1 where it lies in
     shared memory with k contiguous, 0 with rows (or columns) contiguous; the direction in which it is
-    contiguous in global memory.
+    contiguous in global memory. `unaligned`: its rows there begin within lines of L2.
     """
 
     copy: str
     major: int
     gathers: bool = False  # reads at computed subscripts
     pieces: bool = False  # cp.async can copy it
+    unaligned: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,10 @@ def _operand(
     line, varying = (roles.inner[-1], own) if major else (own[-1], own[-1:])
     lines = size == 2 or (major and kind not in ("f32", "i32", "f64"))  # as matrix units read them
     pieces = found.is_pieces(line, roles.inner, WIDE // size)
+    unaligned = found.shape[-1] * size % LINE != 0
     if target.has("tma") and lines and found.is_box((*varying, roles.inner[-1]), line, LINE // size, WIDE // size):
-        return Operand("tma", major, pieces=pieces)
-    return Operand("async" if pieces else "registers", major, pieces=pieces)
+        return Operand("tma", major, pieces=pieces, unaligned=unaligned)
+    return Operand("async" if pieces else "registers", major, pieces=pieces, unaligned=unaligned)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,17 @@ import numpy as np
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError
 from tilec.core.mlir import ir
-from tilec.semantics.interpreter import asynchronous, control, elementary, memrefs, ranks, scalars, tensors, warps
+from tilec.semantics.interpreter import (
+    asynchronous,
+    boxes,
+    control,
+    elementary,
+    memrefs,
+    ranks,
+    scalars,
+    tensors,
+    warps,
+)
 from tilec.semantics.interpreter.code import Code, Context, dtype_of, shape_of
 from tilec.semantics.interpreter.faults import Fault, Unsupported
 from tilec.semantics.interpreter.flight import is_mapped, launch
@@ -150,4 +160,4 @@ def _result(entry: ir.Operation, name: str, view: View) -> np.ndarray:
     return view.array().copy()
 
 
-del asynchronous, control, elementary, memrefs, scalars, tensors, warps  # imported for their entries in the table
+del asynchronous, boxes, control, elementary, memrefs, scalars, tensors, warps  # imported for their entries in the table

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from tilec.core import mlir
 from tilec.core.mlir import ir
-from tilec.semantics.interpreter.code import Code, Mask, Step, Values, Waiting, dtype_of, operation
-from tilec.semantics.interpreter.faults import Fault, Unsupported
+from tilec.semantics.interpreter.code import Code, Mask, Step, Values, Waiting, operation
+from tilec.semantics.interpreter.faults import Fault
 from tilec.semantics.interpreter.flight import Threads
-from tilec.semantics.interpreter.memory import Buffer, View, read, write
-from tilec.semantics.interpreter.races import Agent, Copies, spread
+from tilec.semantics.interpreter.memory import Buffer, read, write
+from tilec.semantics.interpreter.races import Copies, spread
 from tilec.semantics.interpreter.threads import reserve
 
 # ---- cp.async --------------------------------------------------------------------------------------------------------
@@ -69,7 +67,7 @@ def _aligned(op: ir.Operation, buffer: Buffer, offset: np.ndarray, count: int, c
         raise Fault("misaligned", op, f"a copy of {size * count} bytes", context.names(np.flatnonzero(wrong)))
 
 
-@operation("nvvm.cp.async.commit.group")
+@operation("nvvm.cp.async.commit.group", "nvvm.cp.async.bulk.commit.group")
 def _commit(code: Code, op: ir.Operation) -> Step:
     def step(values: Values, mask: Mask) -> None:
         values[0].commits += 1 if mask is None else mask
@@ -77,10 +75,11 @@ def _commit(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-@operation("nvvm.cp.async.wait.group")
+@operation("nvvm.cp.async.wait.group", "nvvm.cp.async.bulk.wait_group")
 def _wait_for_group(code: Code, op: ir.Operation) -> Step:
-    """A thread knows that all but the newest groups of its own copies are done."""
-    running = ir.IntegerAttr(op.attributes["n"]).value
+    """A thread knows that all but the newest groups of its own copies are done; of copies out of shared memory, that they have
+    read it. Both kinds count in one row, as no thread makes both."""
+    running = ir.IntegerAttr(op.attributes["n" if "n" in op.attributes else "group"]).value
 
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
@@ -172,7 +171,7 @@ def _create(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-def _each(values: Values, mask: Mask, *slots: int) -> Iterator[tuple]:
+def each_lane(values: Values, mask: Mask, *slots: int) -> Iterator[tuple]:
     """The lanes that take part, each with its values."""
     context: Threads = values[0]
     lanes = range(context.lanes) if mask is None else np.flatnonzero(mask)
@@ -183,12 +182,26 @@ def _each(values: Values, mask: Mask, *slots: int) -> Iterator[tuple]:
 
 def _barrier(op: ir.Operation, values: Values, slot: int, number: int, lane: int) -> Barrier:
     """An mbarrier that exists, and that this thread knows to be made."""
-    context, group = values[0], values[slot]
+    return barrier_of(op, values, slot, number, lane, int(values[0].row_of[lane]))
+
+
+def barrier_of(op: ir.Operation, values: Values, slot: int, number: int, lane: int, row: int) -> Barrier:
+    """The same of the block in this row of the flight."""
+    context: Threads = values[0]
+    group = values[slot] if row == int(context.row_of[lane]) else context.flight.contexts[row].made.get(slot)
+    if group is None:
+        raise Fault("unwritten", op, f"mbarrier {number} of another block is used before it is initialised")
     if not 0 <= number < len(group):
         raise Fault("outside", op, f"mbarrier {number} of {len(group)}", context.names(np.array([lane])))
     barrier: Barrier = group[number]
     barrier.check(op, context, lane)
     return barrier
+
+
+@operation("nvvm.fence.proxy")
+def _fence(code: Code, op: ir.Operation) -> Step:
+    """Shows a thread's stores to workgroup memory to asynchronous copies and products, which see all stores at once here."""
+    return lambda values, mask: None
 
 
 @operation("nvvm.fence.mbarrier.init")
@@ -214,7 +227,7 @@ def _init(code: Code, op: ir.Operation) -> Step:
 
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
-        for lane, wanted, n in _each(values, mask, count, number):
+        for lane, wanted, n in each_lane(values, mask, count, number):
             values[group][n].make(context, lane, wanted)
 
     return step
@@ -228,7 +241,7 @@ def _arrive(code: Code, op: ir.Operation) -> Step:
 
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
-        for lane, n, *bytes_ in _each(values, mask, number, *([size] if announces else [])):
+        for lane, n, *bytes_ in each_lane(values, mask, number, *([size] if announces else [])):
             barrier = _barrier(op, values, group, n, lane)
             handed = context.clocks.release(int(context.row_of[lane]), context.thread_of[[lane]])
             barrier.change(op, context, 1, sum(bytes_), handed)
@@ -243,7 +256,7 @@ def _wait(code: Code, op: ir.Operation) -> Waiting:
     def resume(values: Values, mask: Mask) -> Iterator[None]:
         context: Threads = values[0]
         waits: dict[tuple[int, int], list[int]] = {}
-        for lane, n, phase in _each(values, mask, number, parity):
+        for lane, n, phase in each_lane(values, mask, number, parity):
             waits.setdefault((n, phase), []).append(lane)
         for (n, phase), lanes in waits.items():
             barrier = _barrier(op, values, group, n, lanes[0])
@@ -252,96 +265,19 @@ def _wait(code: Code, op: ir.Operation) -> Waiting:
     return Waiting(resume)
 
 
-# ---- TMA -------------------------------------------------------------------------------------------------------------
-
-PLAIN = 16  # bytes that stay together: the "swizzle" of a tile that lies as it is
-SWIZZLES = {"none": PLAIN, "swizzle_32b": 32, "swizzle_64b": 64, "swizzle_128b": 128}  # bytes of a line
-
-
-@dataclass(frozen=True)
-class Box:
-    """A tensor that copies take boxes of, of every so many-th element along each dimension, to lie in lines of so many bytes whose
-    pieces are exchanged."""
-
-    tensor: View
-    shape: tuple[int, ...]
-    swizzle: int
-    steps: tuple[int, ...]
-
-
-def swizzled(offset: np.ndarray, line: int) -> np.ndarray:
-    """Where a byte of a tile lies: the 16-byte pieces of a line are exchanged by the number of its 128 bytes."""
-    return offset ^ (offset >> 7 & line // 16 - 1) << 4
-
-
-@operation("nvgpu.tma.create.descriptor")
-def _descriptor(code: Code, op: ir.Operation) -> Step:
-    (tensor, *box), (r,) = code.operands(op), code.results(op)
-    swizzle = SWIZZLES[re.search(r"swizzle = (\w+)", str(op.results[0].type))[1]]
-
-    steps = tuple(mlir.get_integers(op, "tilec.element_steps") or [1] * len(box))
-
-    def step(values: Values, mask: Mask) -> None:
-        values[r] = Box(values[tensor], tuple(int(values[s]) for s in box), swizzle, steps)
-
-    return step
-
-
-@operation("nvgpu.tma.async.load")
-def _load(code: Code, op: ir.Operation) -> Step:
-    segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
-    slots = code.operands(op)
-    target, group, box = slots[:3]
-    coordinates, number = slots[3 : 3 + segments[3]], slots[3 + segments[3]]
-    if sum(segments[5:]):
-        raise Unsupported(op, "to several blocks, or with a condition")
-    dtype = dtype_of(op.operands[0].type)
+def remote_arrive(code: Code, op: ir.Operation) -> Step:
+    """An arrival at an mbarrier of another block of the cluster."""
+    group, number, block = code.operands(op)
 
     def step(values: Values, mask: Mask) -> None:
         context: Threads = values[0]
-        for lane, n, *at in _each(values, mask, number, *coordinates):
-            barrier = _barrier(op, values, group, n, lane)
-            made = _boxed(values[box], at[::-1], op, context)
-            view: View = values[target]
-            start = int(np.broadcast_to(view.offset, context.lanes)[lane]) * dtype.itemsize + view.buffer.start
-            swizzle = values[box].swizzle
-            offsets = boxed_elements(op, view.buffer, start, np.arange(made.size) * dtype.itemsize, swizzle)
-            row, thread = int(context.row_of[lane]), context.thread_of[[lane]]
-            barrier.copies += 1
-            heard = context.clocks.release(row, thread)
-            agent = context.kernel.counting(barrier.number, row % context.kernel.cluster)
-            who = Agent(context.clocks, int(context.block_of[lane]), agent, barrier.copies, heard)
-            only = np.zeros(context.lanes, np.bool_)
-            only[lane] = True
-            write(view, offsets[None], made.reshape(1, -1), op, context, only, ordered=False)
-            guard = view.buffer.guard
-            guard.writes(guard.cells_of(view.buffer, offsets[None], context.row_of[[lane]][:, None]), who, op, context)
-            context.flight.layouts[row, view.buffer.pieces(offsets)] = swizzle
-            heard[who.ids % context.clocks.columns] = barrier.copies
-            barrier.change(op, context, 0, -made.nbytes, heard)
+        for lane, n, to in each_lane(values, mask, number, block):
+            row = int(context.row_of[lane])
+            other = row - row % context.kernel.cluster + to
+            if not 0 <= to < context.kernel.cluster:
+                raise Fault("outside", op, f"block {to} of a cluster of {context.kernel.cluster}", context.names(np.array([lane])))
+            barrier = barrier_of(op, values, group, n, lane, other)
+            handed = context.clocks.release(row, context.thread_of[[lane]])
+            barrier.change(op, context, 1, 0, handed)
 
     return step
-
-
-def _boxed(box: Box, start: list[int], op: ir.Operation, context: Threads) -> np.ndarray:
-    """A box of a tensor, with zeros outside the tensor."""
-    made = np.zeros(box.shape, box.tensor.buffer.data.dtype)
-    along = [s + step * np.arange(n) for s, n, step in zip(start, box.shape, box.steps)]
-    inside = [(at >= 0) & (at < extent) for at, extent in zip(along, box.tensor.shape)]
-    if all(i.any() for i in inside):
-        index = np.ix_(*(at[i] for at, i in zip(along, inside)))
-        offsets = sum((i * s for i, s in zip(index, box.tensor.strides)), box.tensor.offset)
-        part = read(box.tensor, offsets.reshape(1, -1), op, context, None).reshape(offsets.shape)
-        made[np.ix_(*inside)] = part
-    return made
-
-
-def boxed_elements(op: ir.Operation, buffer: Buffer, start: int, offsets: np.ndarray, swizzle: int) -> np.ndarray:
-    """The elements of a buffer that bytes behind `start` of workgroup memory are, as the hardware lays tiles out."""
-    if start % max(128, 8 * swizzle):
-        raise Fault("misaligned", op, f"a tile at byte {start} of workgroup memory")
-    at = swizzled(start + offsets, swizzle)
-    elements = (at - buffer.start) // buffer.data.dtype.itemsize
-    if elements.size and (elements.min() < 0 or elements.max() >= buffer.data.shape[-1]):
-        raise Fault("outside", op, f"a tile from byte {start} leaves {buffer.name or 'its buffer'}")
-    return elements

@@ -55,8 +55,9 @@ class Kernel:
         self.waits = code.body.waits or self.cluster > 1  # whether a block may wait for others
         arguments = {a: n for n, a in enumerate(mlir.entry(code.function).arguments)}
         stores = [op for op in mlir.traverse(code.function) if op.name in ("memref.store", "vector.store")]
-        self.stored = sorted({arguments[r] for op in stores if (r := _root(op.operands[1])) in arguments})
-        self.copies = threads if "nvgpu.device_async_copy" in code.uses else 0
+        targets = {_root(op.operands[1]) for op in stores} | {_root(op.operands[0]) for op in _stored_boxes(code.function)}
+        self.stored = sorted(arguments[r] for r in targets if r in arguments)
+        self.copies = threads if {"nvgpu.device_async_copy", "nvgpu.tma.async.store"} & set(code.uses) else 0
         self.barriers = code.barriers
         self.boxes = "nvgpu.tma.async.load" in code.uses
         self.groups = threads // 128 if "func.call" in code.uses else 0
@@ -72,6 +73,11 @@ class Kernel:
     def multiplying(self, group: Any) -> Any:
         """That of the products of a warpgroup."""
         return self.agents - self.groups + group
+
+
+def _stored_boxes(function: ir.Operation) -> list[ir.Operation]:
+    """The maps of tensors that boxes are stored to."""
+    return [mlir.definition(op.operands[1]) for op in mlir.traverse(function) if op.name == "nvgpu.tma.async.store"]
 
 
 def _root(value: ir.Value) -> ir.Value:

@@ -14,8 +14,9 @@ import numpy as np
 
 from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import ir
-from tilec.core.opcodes import NamedBarrier, Opcode, WarpgroupProduct, WarpgroupWait
-from tilec.semantics.interpreter.asynchronous import boxed_elements
+from tilec.core.opcodes import NamedBarrier, Opcode, RemoteArrive, WarpgroupProduct, WarpgroupWait
+from tilec.semantics.interpreter.asynchronous import remote_arrive
+from tilec.semantics.interpreter.boxes import boxed_elements
 from tilec.semantics.interpreter.code import Code, Mask, Step, Values, Waiting, dtype_of
 from tilec.semantics.interpreter.faults import Fault, Unsupported, first
 from tilec.semantics.interpreter.flight import Threads
@@ -31,6 +32,8 @@ def device_function(code: Code, op: ir.Operation, opcode: Opcode | None) -> Step
     match opcode:
         case NamedBarrier(waits):
             return named_barrier(code, op, waits)
+        case RemoteArrive():
+            return remote_arrive(code, op)
         case WarpgroupProduct():
             return _Product(code, op, opcode).step
         case WarpgroupWait(running):

@@ -1,0 +1,112 @@
+"""Clusters of blocks that share factors, and results that leave by TMA: by the interpreter and by the emulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import assert_within
+from tools import contractions as c
+from tools import lowering
+from tools.cuda_row_emulator import RowIntrinsics
+from tools.emulation import run_printed
+
+from tilec.core.diagnostics import Source
+from tilec.plan.cuda import contraction
+from tilec.semantics.interpreted import interpret_stage
+
+NT = "op mm(a: {t}[M, K], b: {t}[N, K]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[n, k])\n}}\n"
+TN = "op mm(a: {t}[K, M], b: {t}[K, N]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[k, m] * b[k, n])\n}}\n"
+
+
+def lowered(text, sizes, block, cluster, monkeypatch, stages=3, blocks=8):
+    """A product by warpgroups with this block and cluster."""
+
+    def only(built) -> bool:
+        return (built.instruction, *built.block[:2]) == ("wgmma", *block) and built.cluster == (1, 1)
+
+    def schedule(plan):
+        (kernel,) = plan.kernels
+        options = replace(kernel.options, stages=stages, persistent_blocks=blocks, cluster=cluster)
+        return replace(plan, kernels=(replace(kernel, options=options),))
+
+    monkeypatch.setattr(contraction, "_is_buildable", only)
+    return lowering.lowered(Source("t.tile", text), None, sizes, schedule, locations=True)
+
+
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    "text, block, expected",
+    [
+        (c.MATMUL, (64, 64), lambda a, b: a @ b),
+        (c.MATMUL, (128, 128), lambda a, b: a @ b),
+        (NT, (64, 96), lambda a, b: a @ b.T),
+        (TN, (64, 32), lambda a, b: a.T @ b),
+    ],
+)
+def test_clusters_share_factors(text, block, expected, cluster, monkeypatch):
+    """More clusters of tiles than run at a time, and edges along every dimension."""
+    bm, bn = block
+    if text is TN and bn % 64:
+        block, bn = (64, 64), 64
+    sizes = {"M": 4 * bm - 24, "N": 2 * bn - 8, "K": 200}
+    text = text.format(t="bf16", o="bf16")
+    specialised, result = lowered(text, sizes, block, cluster, monkeypatch, blocks=4)
+    (kernel,) = result.plan.kernels
+    assert kernel.options.cluster == cluster and "_multicast" in result.emitted.kernels[0].text
+    inputs = c.arrays(specialised)
+    exact = expected(*(a.astype(np.float64) for a in inputs))
+    printed = run_printed(specialised, result, inputs, RowIntrinsics)[0]
+    assert_within(text, inputs, printed, kind="cuda", expected=exact)
+
+
+SCALED = """op mm(a: bf16[M, K], b: bf16[N, K], s: f32[M], d: {o}[N]) -> (c: {o}[M, N]) {{
+ h[m, n] = sum[k](a[m, k] * b[n, k])
+ c[m, n] = relu(h[m, n] * s[m] + d[n])
+}}
+"""
+HEADS = """op heads(x: bf16[B, S, E], w: bf16[H, D, E]) -> (y: {o}[B, S, H, D]) {{
+ y[b, s, h, d] = sum[e](x[b, s, e] * w[h, d, e])
+}}
+"""
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("block", [(64, 32), (128, 96), (64, 64), (64, 192)])
+def test_results_leave_by_tma(kind, block, monkeypatch):
+    """Boxes of each width; edges, where factors of rows and columns are not there to be loaded; more tiles than blocks."""
+    bm, bn = block
+    text, sizes = SCALED.format(o=kind), {"M": 2 * bm - 24, "N": 2 * bn - 16, "K": 72}
+    specialised, result = lowered(text, sizes, block, (1, 1), monkeypatch, blocks=2, stages=2)
+    assert "tma_store_2d" in result.emitted.kernels[0].text
+    inputs = c.arrays(specialised)
+    a, b, s, d = (x.astype(np.float64) for x in inputs)
+    exact = np.maximum(a @ b.T * s[:, None] + d, 0)
+    printed = run_printed(specialised, result, inputs, RowIntrinsics)[0]
+    assert_within(text, inputs, printed, kind="cuda", expected=exact)
+
+
+@pytest.mark.parametrize("sizes", [{"B": 3, "S": 32, "H": 3, "D": 64, "E": 40}, {"B": 3, "S": 24, "H": 3, "D": 64, "E": 40}])
+def test_results_of_several_dimensions_leave_by_tma(sizes, monkeypatch):
+    """Rows of two dimensions, of which a warp has a box only if the inner one is a multiple of 16."""
+    text = HEADS.format(o="bf16")
+    specialised, result = lowered(text, sizes, (64, 64), (1, 1), monkeypatch, blocks=2, stages=2)
+    assert ("tma_store_4d" in result.emitted.kernels[0].text) == (sizes["S"] % 16 == 0)
+    inputs = c.arrays(specialised)
+    x, w = (v.astype(np.float64) for v in inputs)
+    printed = run_printed(specialised, result, inputs, RowIntrinsics)[0]
+    assert_within(text, inputs, printed, kind="cuda", expected=np.einsum("bse,hde->bshd", x, w))
+    found = interpret_stage(specialised, result.texts, "map", dict(zip("xw", inputs)))
+    assert_within(text, inputs, [found["y"]], kind="cuda", expected=np.einsum("bse,hde->bshd", x, w))
+
+
+@pytest.mark.parametrize("cluster", [(2, 1), (2, 2)])
+def test_clusters_are_interpreted(cluster, monkeypatch):
+    """Every stage means the product: no access races, no block uses another's memory before it starts or after it ends."""
+    text, sizes = NT.format(t="bf16", o="bf16"), {"M": 248, "N": 56, "K": 136}
+    specialised, result = lowered(text, sizes, (64, 32), cluster, monkeypatch, blocks=4, stages=2)
+    inputs = dict(zip("ab", c.arrays(specialised)))
+    found = interpret_stage(specialised, result.texts, "map", inputs)
+    a, b = (x.astype(np.float64) for x in inputs.values())
+    assert_within(text, list(inputs.values()), [found["c"]], kind="cuda", expected=a @ b.T)
