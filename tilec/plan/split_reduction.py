@@ -79,7 +79,8 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
     now = tiles_of(node, g, graph, target)
     if not now.choices:
         return None
-    before = best = now.choices[0].prediction.time_us
+    before = now.choices[0].prediction.time_us
+    best = SAVING * before
     found = None
     dim = max(node.contraction.k, key=lambda d: node.extents[d])
     for parts in (2, 4, 8, 16, 32):
@@ -91,7 +92,7 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
             working_set=4 * parts * points, overlaps=True,
         )  # fmt: skip
         time = tiles[0].prediction.time_us + predict(combine, target).time_us if tiles else best
-        if time < min(SAVING * before, best):
+        if time < best:
             best, found = time, Split(node.name, dim, parts)
     return (
         None
