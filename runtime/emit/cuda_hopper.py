@@ -22,7 +22,9 @@ LINE = 128  # bytes of a swizzled line
 
 def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     """A tensor map is made by the host and comes as a parameter."""
-    swizzle = int(re.search(r"swizzle = swizzle_(\d+)b", str(op.results[0].type))[1])
+    found = re.search(r"swizzle = swizzle_(\d+)b", str(op.results[0].type))
+    if found is None:
+        raise InternalError("a box is copied without a swizzle", "emit", str(op))
     memory = printer.memory[op.operands[0]]
     box = tuple(int(mlir.constant_value(v)) for v in list(op.operands)[1:])
     number = next(n for n, m in enumerate(printer.parameters) if m == memory.base)
@@ -30,7 +32,7 @@ def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     side = sum(name.startswith(memory.base) for name in printer.maps)
     name = f"{memory.base}_map" + ("" if side == 0 else f"_{side + 1}")
     steps = tuple(mlir.get_integers(op, "tilec.element_steps") or ())
-    printer.maps[name] = TensorMap(number, printer.dtype(memory.element), size, memory.shape, box, steps, swizzle)
+    printer.maps[name] = TensorMap(number, printer.dtype(memory.element), size, memory.shape, box, steps, int(found[1]))
     printer.text[op.results[0]] = name
 
 

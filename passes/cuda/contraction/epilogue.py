@@ -43,14 +43,16 @@ class Epilogue:
     def __init__(
         self, problem: Problem, after: list[ir.Operation], thread: Thread, buffer: ir.Value | ResultBoxes, warp: ir.Value
     ):
-        self.problem, self.after, self.thread, self.buffer, self.warp = problem, after, thread, buffer, warp
+        self.problem, self.after, self.thread, self.warp = problem, after, thread, warp
+        self.boxes = buffer if isinstance(buffer, ResultBoxes) else None
+        self.buffer: Any = buffer
         self.lane_dim = problem.right.dims[-1]
         self.result = problem.operands[-1]
         self.tiles: dict[Use, ir.Value] = {}
 
     def store(self, chunks: Chunks) -> None:
-        if isinstance(self.buffer, ResultBoxes):
-            self._store_boxes(chunks, self.buffer)
+        if self.boxes:
+            self._store_boxes(chunks, self.boxes)
             return
         width = self._width(chunks)
         per_row = chunks.columns // width

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, nvgpu, nvvm
+from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import boxes_of
 from tilec.passes.cuda.contraction.problem import SHARED, Problem, Side, Thread, local
 from tilec.passes.cuda.memory_spaces import is_local, root
@@ -80,6 +81,7 @@ class ResultBoxes:
     def __init__(self, problem: Problem, use: Use, warps: int):
         self.dims, self.tensor = use.dims, root(use.value)
         self.element = ir.MemRefType(self.tensor.type).element_type
+        assert isinstance(problem.options, WarpgroupContraction)
         self.columns, self.slots = boxes_of(problem.right.size, self.element.width // 8, problem.options.result_boxes)
         made = memref.AllocOp(local([warps, self.slots, HEIGHT, self.columns], self.element, SHARED), [], []).result
         self.buffer = locations.named(made, f"{locations.argument(self.tensor) or 'result'}_boxes")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -132,7 +133,7 @@ def _store(code: Code, op: ir.Operation) -> Step:
     return step
 
 
-def _places(box: Box, start: list[int]) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+def _places(box: Box, start: list[int]) -> tuple[tuple[Any, ...], Any]:
     """The elements of a box that lie inside its tensor: their subscripts in the box, and where they are in memory."""
     along = [s + step * np.arange(n) for s, n, step in zip(start, box.shape, box.steps)]
     inside = [(at >= 0) & (at < extent) for at, extent in zip(along, box.tensor.shape)]
