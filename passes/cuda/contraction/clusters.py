@@ -7,8 +7,6 @@ one column with the right factor. A stage is full in a block when all parts have
 when it is empty in all blocks that it copies to, so that consumers tell all blocks of their row and column.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from tilec.core import mlir, opcodes

@@ -77,7 +77,7 @@ class Epilogue:
             def put(sums: Sums, row: ir.Value, column: ir.Value, chunk: ir.Value = chunk) -> None:
                 m, n = chunks.coordinates(chunk, row, column)
                 at = self._within(self.problem.coordinates((self.problem.left, m), (self.problem.right, n)))
-                ((_, tile),) = self._finish(at, sums.element, self._load(at, 2), 2).items()
+                ((_, tile),) = self._compute(at, sums.element, self._load(at, 2), 2).items()
                 pair = vector.LoadOp(ir.VectorType.get([2], boxes.element), tile, [mlir.index(0)]).result
                 vector.StoreOp(pair, boxes.buffer, boxes.put(self.warp, chunk, row, column))
 
@@ -151,12 +151,12 @@ class Epilogue:
 
     def _store_elements(self, at: dict[int, ir.Value], subscripts: list[ir.Value], width: int) -> None:
         loaded, sums = self._load(at, width), self._sums(subscripts, width)
-        stored = self._finish(at, lambda lane: memref.LoadOp(sums, [lane]).result, loaded, width)
+        stored = self._compute(at, lambda lane: memref.LoadOp(sums, [lane]).result, loaded, width)
         for use, tile in stored.items():
             for begin, type_, subscripts in self._pieces(use, at, width):
                 vector.StoreOp(vector.LoadOp(type_, tile, [mlir.index(begin)]).result, use.value, subscripts)
 
-    def _finish(
+    def _compute(
         self, at: dict[int, ir.Value], element: Callable[[ir.Value], ir.Value], loaded: dict[Use, ir.Value], width: int
     ) -> dict[Use, ir.Value]:
         """What is stored of neighbours from a place on, whose sums are at hand: results that can be stored together."""

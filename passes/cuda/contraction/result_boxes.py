@@ -8,8 +8,6 @@ The copy runs beside the threads, under the next chunk and the next tile's produ
 A warp waits for nobody else, since its own copies come one after another.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -119,7 +117,7 @@ class ResultBoxes:
 
         self._by_one(thread, copy)
 
-    def finish(self, thread: Thread) -> None:
+    def wait(self, thread: Thread) -> None:
         """A block may end only when its copies have read their buffers."""
         self._by_one(thread, lambda: nvvm.CpAsyncBulkWaitGroupOp(0, read=True))
 

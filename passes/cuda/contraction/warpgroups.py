@@ -70,7 +70,7 @@ def map_wgmma(
         with carried_loop(first, end, list(start), count) as (number, state):
             _multiply_tile(options, tiles, blocks.enter(number, grid, cluster), loads, shape, state)
         if loads.boxes:
-            loads.boxes.finish(thread)
+            loads.boxes.wait(thread)
 
     shape.roles.divide(REGISTERS, produce, consume)
     if cluster:

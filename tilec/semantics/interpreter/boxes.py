@@ -3,8 +3,6 @@
 Data is there as soon as a copy starts; whoever uses it without waiting for the copy is told of a race (`races`).
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 import re
@@ -46,7 +44,8 @@ def swizzled(offset: np.ndarray, line: int) -> np.ndarray:
 @operation("nvgpu.tma.create.descriptor")
 def _descriptor(code: Code, op: ir.Operation) -> Step:
     (tensor, *box), (r,) = code.operands(op), code.results(op)
-    swizzle = SWIZZLES[re.search(r"swizzle = (\w+)", str(op.results[0].type))[1]]
+    (name,) = re.findall(r"swizzle = (\w+)", str(op.results[0].type))
+    swizzle = SWIZZLES[name]
     steps = tuple(mlir.get_integers(op, "tilec.element_steps") or [1] * len(box))
 
     def step(values: Values, mask: Mask) -> None:
@@ -85,9 +84,10 @@ def _load(code: Code, op: ir.Operation) -> Step:
                 if other != row:
                     context.reach(op, np.array([[other]]), np.array([lane]))
                     context.flight.remote[int(who.ids)] = op
-                buffer, guard = view.buffer, view.buffer.guard
+                buffer, guard, cells = view.buffer, view.buffer.guard, view.buffer.written
+                assert cells is not None  # of workgroup memory it is known
                 guard.writes(guard.cells_of(buffer, offsets[None], np.array([[other]])), who, op, context)
-                buffer.data[other, offsets], buffer.written[other, offsets] = made.reshape(-1), buffer.full
+                buffer.data[other, offsets], cells[other, offsets] = made.reshape(-1), buffer.full
                 context.flight.layouts[other, buffer.pieces(offsets)] = swizzle
                 heard[who.ids % context.clocks.columns] = mine.copies
                 barrier.change(op, context, 0, -made.nbytes, heard)
@@ -117,23 +117,24 @@ def _store(code: Code, op: ir.Operation) -> Step:
             count = prod(found.shape)
             offsets = boxed_elements(op, view.buffer, start, np.arange(count) * dtype.itemsize, found.swizzle)
             row, lanes = int(context.row_of[lane]), np.array([lane])
-            guard = view.buffer.guard
+            guard, cells = view.buffer.guard, view.buffer.written
+            assert cells is not None  # of workgroup memory it is known
             each = lanes.repeat(count * guard.width(view.buffer))
             who = Copies(context.clocks, context, each, context.commits[lane] + 1)
             guard.reads(guard.cells_of(view.buffer, offsets[None], np.array([[row]])), who, op, context)
-            inside, places = _places(found, at[::-1])
-            written = view.buffer.written[row, offsets].reshape(found.shape)[inside] == view.buffer.full
+            inside, in_tensor = _inside(found, at[::-1])
+            written = cells[row, offsets].reshape(found.shape)[inside] == view.buffer.full
             if not written.all():
                 raise Fault("unwritten", op, f"a box of {view.buffer.name} that nothing wrote", context.names(lanes))
             data = view.buffer.data[row, offsets].reshape(found.shape)[inside]
             only = np.zeros(context.lanes, np.bool_)
             only[lane] = True
-            write(found.tensor, places.reshape(1, -1), data.reshape(1, -1), op, context, only)
+            write(found.tensor, in_tensor.reshape(1, -1), data.reshape(1, -1), op, context, only)
 
     return step
 
 
-def _places(box: Box, start: list[int]) -> tuple[tuple[Any, ...], Any]:
+def _inside(box: Box, start: list[int]) -> tuple[tuple[Any, ...], Any]:
     """The elements of a box that lie inside its tensor: their subscripts in the box, and where they are in memory."""
     along = [s + step * np.arange(n) for s, n, step in zip(start, box.shape, box.steps)]
     inside = [(at >= 0) & (at < extent) for at, extent in zip(along, box.tensor.shape)]
@@ -145,9 +146,9 @@ def _places(box: Box, start: list[int]) -> tuple[tuple[Any, ...], Any]:
 def _boxed(box: Box, start: list[int], op: ir.Operation, context: Threads) -> np.ndarray:
     """A box of a tensor; what is outside is zero."""
     made = np.zeros(box.shape, box.tensor.buffer.data.dtype)
-    inside, places = _places(box, start)
-    if places.size:
-        made[inside] = read(box.tensor, places.reshape(1, -1), op, context, None).reshape(places.shape)
+    inside, offsets = _inside(box, start)
+    if offsets.size:
+        made[inside] = read(box.tensor, offsets.reshape(1, -1), op, context, None).reshape(offsets.shape)
     return made
 
 
