@@ -120,12 +120,23 @@ class Fragments:
     ) -> None:
         """Weights, and the sums that read earlier reductions, brought up to date."""
         self.states.rescale()
+        rescaled = [c for c in self.states.rows if c.rescale is not None]
+        if self.chain.weights is None and len(rescaled) == 1:
+            self._add_apart(rescaled[0], locate, term)
+            return
         with self._elements() as (j, half, lane):
             at = locate(j, half, lane)
             self.states.add(at, lane, term)
             if self.chain.weights is not None:
                 value = selected(self._exists(at, masked), self.values.build(self.chain.weights, at), 0.0)
                 memref.StoreOp(value, self.scores, [j, half, lane])
+
+    def _add_apart(self, c: Carried, locate: Callable[..., At], term: Callable[[Carried, At], ir.Value]) -> None:
+        """All terms of a sum, in the scores' registers, then their sum: an exponential is not waited for next to its addition."""
+        with self._elements() as (j, half, lane):
+            memref.StoreOp(term(c, locate(j, half, lane)), self.scores, [j, half, lane])
+        with self._elements() as (j, half, lane):
+            self.states.add_one(c, half, lane, memref.LoadOp(self.scores, [j, half, lane]).result)
 
     @contextmanager
     def _elements(self) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:

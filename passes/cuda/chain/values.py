@@ -170,12 +170,12 @@ class States:
         with loop(count, name="fragment") as j, pairs(self.count) as (half, lane):
             at = position(j, half, lane)
             for c in direct:
-                self._add(c, half, lane, term(c, at))
+                self.add_one(c, half, lane, term(c, at))
         for c in direct:
             if self.whole(c):
                 self._reduce_threads(c, self.parts[c.total.number], self.values.states[c.total.number])
 
-    def _add(self, c: Carried, half: ir.Value, lane: ir.Value, value: ir.Value) -> None:
+    def add_one(self, c: Carried, half: ir.Value, lane: ir.Value, value: ir.Value) -> None:
         target = self.parts[c.total.number] if self.whole(c) else self.values.states[c.total.number]
         at = [half, lane]
         memref.StoreOp(combine(c.total.combine, memref.LoadOp(target, at).result, value), target, at)
@@ -239,7 +239,7 @@ class States:
                     self._add_own(c, half, arith.mulf(other, self._moved(new, old, half)), adds)
 
     def _add_own(self, c: Carried, half: ir.Value, value: ir.Value, adds: ir.Value) -> None:
-        self._add(c, half, mlir.index(0), arith.select(adds, value, mlir.constant(c.identity, value.type)))
+        self.add_one(c, half, mlir.index(0), arith.select(adds, value, mlir.constant(c.identity, value.type)))
 
     def _moved(self, new: ir.Value, old: ir.Value, half: ir.Value) -> ir.Value:
         """What a sum is multiplied by when its reference moves. A reference falls, but from the 0 that it is before anything: then
@@ -255,7 +255,7 @@ class States:
         """One element into the sums that read earlier reductions."""
         for c in self.rows:
             if c.rescale is not None:
-                self._add(c, at.half, lane, term(c, at))
+                self.add_one(c, at.half, lane, term(c, at))
 
     def complete(self) -> None:
         """Sums over all threads of a row, in both of its places."""
