@@ -77,9 +77,16 @@ def operation(x: Expr, arguments: list[ir.Value]) -> ir.Value:
     return copy.results[0]
 
 
+POSITION = "position"
+_BEYOND = {2: "arith.maximumf", 4: "arith.minimumf"}  # cmpf x, best: ogt, olt
+
+
 @dataclass(frozen=True)
 class Total:
-    """A reduction: `combine` ("arith.addf", ...) of `term` over the dimensions `reduced`; one for each `dims`."""
+    """A reduction: `combine` ("arith.addf", ...) of `term` over the dimensions `reduced`; one for each `dims`.
+
+    `POSITION` of the index `term`: the least one of an element that is the extreme of reduction `extreme`.
+    """
 
     number: int
     name: str
@@ -88,10 +95,11 @@ class Total:
     reduced: frozenset[int]
     dims: Dims
     operation: ir.Operation = field(compare=False, repr=False)
+    extreme: int | None = None
 
     def same_as(self, other: Total) -> bool:
         """Whether it has the value of another one."""
-        mine, theirs = ((t.combine, t.term, t.reduced, t.dims) for t in (self, other))
+        mine, theirs = ((t.combine, t.term, t.reduced, t.dims, t.extreme) for t in (self, other))
         return mine == theirs
 
 
@@ -106,7 +114,7 @@ class Reader:
     """Reads results of operations as expressions. `dims` has the kernel dimension of each of an operation's dimensions;
     those without an entry are computed where they are read. `maker` says which operation made a value, and as which
     of its results; None for values from outside. `totals` come in an order in which each follows those it reads; equal
-    ones are one. `computed`: elements may be read at subscripts that indices alone decide.
+    ones are one. `computed`: elements may be read at subscripts that indices alone decide, and argmax and argmin are read.
     """
 
     def __init__(self, dims: Mapping[ir.Operation, Dims], maker: Maker, computed: bool = False):
@@ -150,20 +158,59 @@ class Reader:
             return body.expression(value)
         state = list(block.arguments)[len(inputs) + number]
         update = mlir.definition(value)
+        if self.computed and update is not None and update.name == "arith.select":
+            return self._extreme(operation, number, own, body)
         if update is None or len(update.operands) != 2 or state not in list(update.operands):
             raise Unreadable(f"{_name(operation)} is not a reduction by a single operation")
         a, b = update.operands
         term = body.expression(b if a == state else a)
-        dims = tuple(own[d] for d in out)
+        return self._total(operation, number, own, update.name, term)
+
+    def _extreme(self, operation: ir.Operation, number: int, own: Dims, body: _Body) -> Expr:
+        """The value or the position of an argmax or argmin: both are selected by one comparison of the value."""
+        (*_, end) = body.block.operations
+        states = list(body.block.arguments)[len(mlir.inputs_of(operation)) :]
+        updates = [mlir.definition(v) for v in end.operation.operands]
+        condition = updates[number].operands[0]
+        chosen = [n for n, u in enumerate(updates) if _chooses(u, condition, states[n])]
+        values = [n for n in chosen if isinstance(states[n].type, ir.FloatType)]
+        beyond = [
+            _BEYOND.get(ir.IntegerAttr(o.attributes["predicate"]).value)
+            for o in mlir.slice_of(body.block, condition)
+            for n in values
+            if o.name == "arith.cmpf" and list(o.operands) == [updates[n].operands[1], states[n]]
+        ]
+        kinds = [k for k in beyond if k is not None]
+        if len(chosen) != 2 or len(values) != 1 or len(kinds) != 1 or number not in chosen:
+            raise Unreadable(f"{_name(operation)} is not a reduction by a single operation")
+        (n,) = values
+        value = self._total(operation, n, own, kinds[0], body.expression(updates[n].operands[1]))
+        if number == n:
+            return value
+        return self._total(operation, number, own, POSITION, body.expression(updates[number].operands[1]), value.key)
+
+    def _total(
+        self, operation: ir.Operation, number: int, own: Dims, combine: str, term: Expr, extreme: int | None = None
+    ) -> Expr:
+        """The reduction that one result of an operation is."""
+        out = mlir.map_dims(mlir.maps_of(operation)[len(mlir.inputs_of(operation)) + number])
+        reduction = {d for d, kind in enumerate(mlir.iterators_of(operation)) if kind == "reduction"} - set(out)
+        dims, reduced = tuple(own[d] for d in out), frozenset(own[d] for d in reduction)
         names = (mlir.get_string(operation, "tilec.name") or "reduction").split(",")
         total = Total(
-            len(self.totals), names[min(number, len(names) - 1)], update.name, term,
-            frozenset(own[d] for d in reduction), dims, operation,
-        )  # fmt: skip
+            len(self.totals), names[min(number, len(names) - 1)], combine, term, reduced, dims, operation, extreme
+        )
         same = (t for t in self.totals if t.same_as(total)) if self.computed else iter(())
         if (known := next(same, None)) is None:
             self.totals.append(known := total)
-        return Expr("total", key=known.number, own_dims=dims, type=str(value.type))
+        return Expr("total", key=known.number, own_dims=dims, type=term.type)
+
+
+def _chooses(update: ir.Operation | None, condition: ir.Value, state: ir.Value) -> bool:
+    """Whether an update is the condition's choice between something of the element and the state."""
+    if update is None or update.name != "arith.select":
+        return False
+    return update.operands[0] == condition and update.operands[2] == state
 
 
 class _Body:

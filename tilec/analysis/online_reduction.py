@@ -40,11 +40,11 @@ from math import e as EULER
 from math import inf, isclose, log2
 from typing import Any
 
-from tilec.analysis.expression import Expr, Total, constant
+from tilec.analysis.expression import POSITION, Expr, Total, constant
 from tilec.analysis.linear_factor import inside, linear_factor
 
 LOG2E = log2(EULER)
-_IDENTITY = {"arith.addf": 0.0, "arith.maximumf": -inf, "arith.minimumf": inf}
+_IDENTITY = {"arith.addf": 0.0, "arith.maximumf": -inf, "arith.minimumf": inf, POSITION: 2**31 - 1}
 
 
 class _Refused(Exception):
@@ -79,6 +79,11 @@ class Carried:
     rescale: Rescale | None
     about: int | None = None
     power: int = 1
+
+    @property
+    def locates(self) -> int | None:
+        """The number of the extreme whose position this is, in 32 bits."""
+        return self.total.extreme
 
     @property
     def identity(self) -> float:
@@ -144,12 +149,16 @@ class _Carrier:
     def add(self, total: Total) -> None:
         if total.reduced != {self.dim}:
             raise _Refused(f"{total.name} reduces over more than one index")
+        if total.combine == POSITION:
+            self.carried[total.number] = self.position(total)
+            return
         if total.combine not in _IDENTITY or total.term.type != "f32":
             raise _Refused(f"{total.name} is not a sum, maximum or minimum of f32")
         state = Expr("state", key=total.number, own_dims=total.dims)
         if not self.running(total.term):
             term, final = total.term, state
-            if total.combine != "arith.addf":
+            located = any(t.extreme == total.number for t in self.totals.values())  # scaled, others might be equal
+            if total.combine != "arith.addf" and not located:
                 term, final = inside(total.term, state)
             self.carried[total.number] = Carried(total, term, final, None)
             return
@@ -185,6 +194,14 @@ class _Carrier:
         if op != "arith.select":
             return Expr(op, (final, now))
         return Expr(op, (now.args[0], final, now.args[2]), now.key, now.own_dims, now.type, now.template)
+
+    def position(self, total: Total) -> Carried:
+        index = Expr("index", own_dims=(self.dim,), type="index")
+        if self.exact or total.term.op != "arith.index_cast" or total.term.args[0] != index:
+            raise _Refused(f"{total.name} is not the index of an extreme")
+        state = Expr("state", key=total.number, own_dims=total.dims, type="i32")
+        final = state if total.term.type == "i32" else Expr("arith.extsi", (state,), type=total.term.type)
+        return Carried(total, total.term, final, None)
 
     def current(self, x: Expr) -> Expr:
         """An expression of reductions in terms of their states."""

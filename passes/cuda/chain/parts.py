@@ -25,15 +25,17 @@ class SharedRows:
 
     def __init__(self, own: Fragments):
         self.own, self.block, parts = own, own.block, own.block.parts
-        self.numbers = [c.total.number for c in own.states.rows]
+        states = own.states
+        self.numbers = [c.total.number for c in (*states.rows, *states.positions.carried)]
         own.tiles.share(own.block.part, parts)
         if parts > 1:
             function = own.block.function
             shape = [own.block.count, parts - 1, len(self.numbers), own.block.bm]
             add_words(function.parent, function, shape, "states")
             self.words = mlir.entry(function).arguments[-1]
-            self.others = {number: registers([own.rows], "%received") for number in self.numbers}
-            self.references = {s.number: registers([own.rows], "%received_reference") for s in own.states.online.rescales}
+            kinds = {n: ir.MemRefType(states.values.states[n].type).element_type for n in self.numbers}
+            self.others = {n: registers([own.rows], "%received", str(kinds[n])) for n in self.numbers}
+            self.references = {s.number: registers([own.rows], "%received_reference") for s in states.online.rescales}
 
     def complete(self, store: Callable[[], None]) -> None:
         """Completes the states; `store` is built for the block that has those of all parts."""
@@ -71,7 +73,7 @@ class SharedRows:
             for n, number in enumerate(self.numbers):
                 with halves(self.own.rows) as half:
                     value = memref.LoadOp(self.own.states.values.states[number], [half]).result
-                    bits = arith.bitcast(ir.IntegerType.get_signless(32), value)
+                    bits = value if isinstance(value.type, ir.IntegerType) else arith.bitcast(_i32(), value)
                     publish(bits, self.words, self._position(self.block.part, n, half))
 
     def _receive(self, part: ir.Value) -> None:
@@ -80,6 +82,12 @@ class SharedRows:
             positions = [self._position(part, n, half) for n in range(len(self.numbers))]
             words = [observe(self.words, position) for position in positions]
             for number, word, position in zip(self.numbers, words, positions):
-                whole = wait(word, partial(observe, self.words, position))
-                memref.StoreOp(arith.bitcast(ir.F32Type.get(), received(whole)), self.others[number], [half])
+                bits = received(wait(word, partial(observe, self.words, position)))
+                type_ = ir.MemRefType(self.others[number].type).element_type
+                value = bits if bits.type == type_ else arith.bitcast(type_, bits)
+                memref.StoreOp(value, self.others[number], [half])
+
+
+def _i32() -> ir.Type:
+    return ir.IntegerType.get_signless(32)
 

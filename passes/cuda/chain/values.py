@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from math import inf
 
 from tilec.analysis.expression import Expr, Total, operation
@@ -17,7 +18,7 @@ from tilec.analysis.online_reduction import Carried, Online
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir, math, memref
 from tilec.passes.cuda.contraction.problem import PRIVATE, local
-from tilec.passes.loops import loop
+from tilec.passes.loops import loop, when
 
 QUAD = (1, 2)  # distances of the threads that share a row
 
@@ -88,17 +89,17 @@ class Values:
         return arith.minsi(coordinate, self.limits[d]) if d in self.limits else coordinate
 
 
-def registers(shape: list[int], name: str) -> ir.Value:
-    """An array of f32 of each thread."""
+def registers(shape: list[int], name: str, type_: str = "f32") -> ir.Value:
+    """An array of each thread."""
     with ir.Location.name(name):
-        return memref.AllocaOp(local(shape, ir.F32Type.get(), PRIVATE), [], []).result
+        return memref.AllocaOp(local(shape, mlir.type_of(type_), PRIVATE), [], []).result
 
 
 def fill(array: ir.Value, value: float) -> None:
     with ExitStack() as stack:
         names = iter(("half", "pair"))
         point = [stack.enter_context(loop(n, name=next(names))) for n in ir.MemRefType(array.type).shape]
-        memref.StoreOp(mlir.constant(value, ir.F32Type.get()), array, point)
+        memref.StoreOp(mlir.constant(value, ir.MemRefType(array.type).element_type), array, point)
 
 
 @contextmanager
@@ -129,12 +130,91 @@ def combine(name: str, a: ir.Value, b: ir.Value) -> ir.Value:
     return ir.Operation.create(name, results=[a.type], operands=[a, b]).results[0]
 
 
+class Positions:
+    """The least index of an element that is a row's extreme, for each of a thread's `rows`: among its own elements, and at the end
+    among all. It is looked for only in tiles that have such an element.
+    """
+
+    def __init__(self, carried: list[Carried], extremes: list[Carried], values: Values, rows: int):
+        self.carried, self.values, self.count = carried, values, rows
+        self.extremes = {c.total.number: registers([rows], "%extreme") for c in extremes if self.of(c)}
+        for c in carried:
+            values.states[c.total.number] = registers([rows], "%position", "i32")
+
+    def of(self, extreme: Carried) -> list[Carried]:
+        return [c for c in self.carried if c.locates == extreme.total.number]
+
+    def clear(self) -> None:
+        for c in self.carried:
+            fill(self.values.states[c.total.number], c.identity)
+
+    def update(self, c: Carried, extreme: Carried, count: int, locate: Callable, term: Callable) -> None:
+        """A tile's elements, of which the extreme is known, and the state's still is that before."""
+        state, hits = self.values.states[c.total.number], []
+        for n in range(self.count):
+            half = mlir.index(n)
+            here, before = (memref.LoadOp(a, [half]).result for a in self._extremes(extreme))
+            now = combine(extreme.total.combine, before, here)
+            kept = arith.select(same(before, now), memref.LoadOp(state, [half]).result, _none(c))
+            memref.StoreOp(kept, state, [half])
+            hits.append(same(here, now))
+        with when(reduce(arith.ori, hits)), loop(count, name="fragment") as j:
+            for n, hit in enumerate(hits):
+                with loop(2, unroll=True, name="pair") as lane:
+                    at = locate(j, mlir.index(n), lane)
+                    here = memref.LoadOp(self.extremes[extreme.total.number], [at.half]).result
+                    index = arith.index_cast(ir.IntegerType.get_signless(32), self.values.build(c.term.args[0], at))
+                    old = memref.LoadOp(state, [at.half]).result
+                    new = arith.select(arith.andi(hit, same(term(extreme, at), here)), arith.minsi(old, index), old)
+                    memref.StoreOp(new, state, [at.half])
+
+    def _extremes(self, extreme: Carried) -> tuple[ir.Value, ir.Value]:
+        return self.extremes[extreme.total.number], self.values.states[extreme.total.number]
+
+    def take(self, extreme: Carried) -> None:
+        """The tile's extreme into the state."""
+        with halves(self.count) as half:
+            here, before = (memref.LoadOp(a, [half]).result for a in self._extremes(extreme))
+            memref.StoreOp(combine(extreme.total.combine, before, here), self.values.states[extreme.total.number], [half])
+
+    def merge(self, others: dict[int, ir.Value], kinds: dict[int, str]) -> None:
+        """Before the extremes are combined with those of `others`."""
+        for c in self.carried:
+            assert c.locates is not None
+            with halves(self.count) as half:
+                states = [s[n] for s in (self.values.states, others) for n in (c.locates, c.total.number)]
+                mine, at, other, other_at = (memref.LoadOp(s, [half]).result for s in states)
+                now = combine(kinds[c.locates], mine, other)
+                found = (arith.select(same(x, now), p, _none(c)) for x, p in ((mine, at), (other, other_at)))
+                memref.StoreOp(arith.minsi(*found), self.values.states[c.total.number], [half])
+
+    def complete(self) -> None:
+        for c in self.carried:
+            with halves(self.count) as half:
+                value = memref.LoadOp(self.values.states[c.total.number], [half]).result
+                for distance in QUAD:
+                    value = arith.minsi(value, shuffle(value, distance))
+                memref.StoreOp(value, self.values.states[c.total.number], [half])
+
+
+def same(a: ir.Value, b: ir.Value) -> ir.Value:
+    """Whether two numbers are equal, or both NaN."""
+    unordered = arith.andi(*(arith.cmpf(arith.CmpFPredicate.UNE, x, x) for x in (a, b)))
+    return arith.ori(arith.cmpf(arith.CmpFPredicate.OEQ, a, b), unordered)
+
+
+def _none(c: Carried) -> ir.Value:
+    return mlir.constant(int(c.identity), ir.IntegerType.get_signless(32))
+
+
 class States:
     """What is carried along j, but for the product's sums, for a thread's `rows`."""
 
     def __init__(self, online: Online, product: Carried | None, values: Values, rows: int):
         self.online, self.values, self.count = online, values, rows
-        self.rows = [c for c in online.carried if c is not product]
+        carried = [c for c in online.carried if c is not product]
+        self.rows = [c for c in carried if c.locates is None]
+        self.positions = Positions([c for c in carried if c.locates is not None], self.rows, values, rows)
         for c in self.rows:
             shape = [rows] if self.whole(c) else [rows, 2]
             values.states[c.total.number] = registers(shape, f"%running_{_kind(c)}")
@@ -154,6 +234,7 @@ class States:
             fill(self.values.states[c.total.number], c.identity)
         for s in self.online.rescales:
             fill(self.values.references[s.number], 0.0)
+        self.positions.clear()
 
     def collect(self, count: int, locate: Callable, term: Callable[[Carried, At], ir.Value]) -> None:
         """The reductions that read no other, over the elements of a tile: `locate(j, half, lane)` of `count` groups."""
@@ -164,6 +245,9 @@ class States:
 
     def _collect(self, direct: list[Carried], count: int, position: Callable, term: Callable) -> None:
         for c in filter(self.whole, direct):
+            if self.positions.of(c):  # the extreme of the tile alone
+                fill(self.parts[c.total.number], c.identity)
+                continue
             with pairs(self.count) as (half, lane):
                 value = memref.LoadOp(self.values.states[c.total.number], [half]).result
                 memref.StoreOp(value, self.parts[c.total.number], [half, lane])
@@ -173,7 +257,13 @@ class States:
                 self.add_one(c, half, lane, term(c, at))
         for c in direct:
             if self.whole(c):
-                self._reduce_threads(c, self.parts[c.total.number], self.values.states[c.total.number])
+                found = self.positions.of(c)
+                target = self.positions.extremes[c.total.number] if found else self.values.states[c.total.number]
+                self._reduce_threads(c, self.parts[c.total.number], target)
+                for own in found:
+                    self.positions.update(own, c, count, position, term)
+                if found:
+                    self.positions.take(c)
 
     def add_one(self, c: Carried, half: ir.Value, lane: ir.Value, value: ir.Value) -> None:
         target = self.parts[c.total.number] if self.whole(c) else self.values.states[c.total.number]
@@ -186,7 +276,7 @@ class States:
             a, b = (memref.LoadOp(parts, [half, mlir.index(lane)]).result for lane in range(2))
             value = combine(c.total.combine, a, b)
             for distance in QUAD:
-                value = combine(c.total.combine, value, _shuffle(value, distance))
+                value = combine(c.total.combine, value, shuffle(value, distance))
             memref.StoreOp(value, state, [half])
 
     def rescale(self) -> None:
@@ -221,6 +311,7 @@ class States:
             with halves(self.count) as half:
                 memref.StoreOp(self._reference(row, half), references[s.number], [half])
         self.values.states = mine
+        self.positions.merge(others, {c.total.number: c.total.combine for c in self.rows})
         for c in self.rows:
             with halves(self.count) as half:
                 other = memref.LoadOp(others[c.total.number], [half]).result
@@ -265,6 +356,7 @@ class States:
                 whole = self.totals[c.total.number]
                 self._reduce_threads(c, state, whole)
                 self.values.states[c.total.number] = whole
+        self.positions.complete()
 
 
 def _kind(c: Carried) -> str:
@@ -274,7 +366,7 @@ def _kind(c: Carried) -> str:
 _MOVED = Expr("outer", key="moved")
 
 
-def _shuffle(value: ir.Value, distance: int) -> ir.Value:
+def shuffle(value: ir.Value, distance: int) -> ir.Value:
     i32 = ir.IntegerType.get_signless(32)
     offset, width = mlir.constant(distance, i32), mlir.constant(32, i32)
     return gpu.ShuffleOp(value, offset, width, gpu.ShuffleMode.XOR).results[0]

@@ -38,6 +38,11 @@ PROGRAMS = {
     "chosen element": program(
         " z[i] = logsumexp[j](s[i, j]) - sum[j](s[i, j] if j == t[i] else 0)", more=", t: i32[M]"
     ),
+    "top 1": program(" z[i] = argmax[j](s[i, j])\n m[i] = max[j](s[i, j])", "z: i64[M], m: f32[M]"),
+    "nearest": program(" z[i] = i32(argmin[j](b[j] - 2 * s[i, j]))", "z: i32[M]", ", b: f32[N]"),
+    "nearest and its weight": program(
+        " z[i] = argmax[j](s[i, j])\n w[i] = logsumexp[j](s[i, j]) - max[j](s[i, j])", "z: i64[M], w: f32[M]"
+    ),
     "rounded results": program(" r[i, j]: bf16 = s[i, j]\n z[i] = max[j](f32(r[i, j]))"),
 }
 SIZES = {"M": 40, "N": 72, "D": 136}
@@ -137,6 +142,37 @@ def test_infinities_and_nans(monkeypatch):
         x, y, *others = arrays(specialised)
         x[3, 5], x[7], y[11, 2], y[50, 3] = np.inf, np.nan, -np.inf, np.inf
         check(PROGRAMS[name], SIZES, KEPT, monkeypatch, [x, y, *others])
+
+
+@pytest.mark.parametrize(
+    "tile, printed",
+    [(KEPT, False), (SHARED, False), (replace(PING_PONG, parts=3), False), (replace(KEPT, parts=5), False), (KEPT, True)],
+)
+def test_positions_of_extremes(tile, printed, monkeypatch):
+    """The first of equal elements, of NaNs before all numbers, and of nothing but infinities, in whatever tile and part it is."""
+    sizes = {"M": 66, "N": 136, "D": 16}
+    specialised, _ = lowered(PROGRAMS["top 1"], sizes, tile, monkeypatch)
+    x, y = arrays(specialised)
+    rng = np.random.default_rng(3)
+    x[:], y[:] = rng.integers(-1, 2, x.shape), rng.integers(-1, 2, y.shape)
+    x[5:20] = 0
+    x[:, :2], y[:, :2], y[[40, 90], 1] = 0, 1, -1
+    x[3, :2] = np.inf  # one row of infinities, with two NaNs
+    specialised, result = lowered(PROGRAMS["top 1"], sizes, tile, monkeypatch)
+
+    def run():
+        if printed:
+            return emulated(specialised, result, [x, y])
+        return list(interpret(result.texts["map"], [x, y]).values())
+
+    with np.errstate(invalid="ignore"):
+        scores = x.astype(np.float32) @ y.astype(np.float32).T
+    first, largest = run()
+    assert first[3] == 40
+    assert np.array_equal(first, scores.argmax(1)) and np.array_equal(largest, scores.max(1), equal_nan=True)
+    x[:], x[:, 0], y[:, 0] = 0, 1, -np.inf
+    first, largest = run()
+    assert not first.any() and (largest == -np.inf).all()
 
 
 @pytest.mark.parametrize(
