@@ -22,9 +22,9 @@ from tools.lowering import assert_reads_back
 from tools.lowering import lowered as lower_text
 
 
-def warps(rows: int, step: int, stages: int = 2, own: int = 16) -> ChainTile:
+def warps(rows: int, step: int, stages: int = 2, own: int = 16, parts: int = 1) -> ChainTile:
     """A tile of warps that multiply by mma.sync, `own` rows each."""
-    return ChainTile(rows, step, stages, 168, 0, ping_pong=False, unit="mma.sync", warp_rows=own)
+    return ChainTile(rows, step, stages, 168, 0, ping_pong=False, parts=parts, unit="mma.sync", warp_rows=own)
 
 
 def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile | None, monkeypatch, target: str = "h200"):
@@ -41,7 +41,9 @@ def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile 
 def check(text, sizes, tile, monkeypatch, inputs=None, printed=False):
     """Runs the mapped IR, thread by thread, where races are faults; or with `printed` the Python text."""
     specialised, result = lowered(text, sizes, tile, monkeypatch)
-    assert len(result.emitted.kernels) == 1 and isinstance(result.plan.kernels[0].options, ContractionChain)
+    (kernel,) = result.plan.kernels
+    assert isinstance(kernel.options, ContractionChain)
+    assert len(result.emitted.kernels) == (2 if kernel.options.blocks_per_row > 1 else 1)
     inputs = arrays(specialised) if inputs is None else inputs
     if printed:
         outputs = emulated(specialised, result, inputs)

@@ -147,7 +147,9 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
                     if shared <= target.sm.shared_per_block:
                         registers = 168 if unit == "wgmma" else min(target.sm.registers_per_thread, held + fit.warp_other)
                         both = unit == "wgmma" and bm > ROWS
-                        yield ChainTile(bm, bn, stages, registers, shared, ping_pong=both, unit=unit, warp_rows=own)
+                        tile = ChainTile(bm, bn, stages, registers, shared, ping_pong=both, unit=unit, warp_rows=own)
+                        for parts in _parts(target, p, tile):
+                            yield replace(tile, parts=parts)
 
 
 def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
@@ -209,7 +211,8 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         across = max(tile.bm, tile.bn) if aligned else tile.bm + tile.bn
         covered, cut = covered + across / 2, cut + across
     scores = p.batch * rows * tile.bm * min(covered, round_up(p.length, tile.bn))
-    fit, waves = target.fit(ChainTimes), ceil(rows * p.batch / target.units)
+    fit, blocks = target.fit(ChainTimes), rows * p.batch * tile.parts
+    waves = ceil(blocks / target.units)
     step_us, own = (fit.step_us, ROWS) if tile.unit == "wgmma" else (fit.warp_step_us, tile.warp_rows)
     inner, columns = round_up(p.inner, 16), round_up(p.columns, 16)
     flops = 2 * scores * (inner + p.weight_terms * columns)
@@ -219,22 +222,25 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     once = 2 * p.batch * (p.rows * p.inner + p.length * (p.inner + p.columns))
     once = (once if p.factor_bytes is None else p.factor_bytes) + p.operand_bytes
     result = p.out_bytes * p.batch * p.rows * p.columns
+    partial = 4 * p.batch * p.rows * tile.parts * (columns + 2) if tile.parts > 1 else 0
     return Work(
         dram_read=once,
         dram_write=result,
-        l2_bytes=loaded + scores * p.score_bytes + result,
+        l2_bytes=loaded + scores * p.score_bytes + result + 2 * partial,
         shared_bytes=loaded + 2 * scores * (inner + p.weight_terms * columns) / own,
         flops={
             f"tensor.{p.dtype}@{tile.unit}": flops,
             "fma.f32": 2 * scores * (p.fma + further),
             "special": scores * p.special,
         },
-        blocks=rows * p.batch,
+        blocks=blocks,
         threads=tile.threads,
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=tile.shared / tile.threads,
-        serial_us=2e-3 * target.dram.latency_ns + waves * (step_us * covered / tile.bn + fit.cut_us * cut),
+        serial_us=2e-3 * target.dram.latency_ns
+        + waves * (step_us * ceil(covered / tile.bn / tile.parts) + fit.cut_us * cut / tile.parts),
+        launches=2 if tile.parts > 1 else 1,
     )
 
 

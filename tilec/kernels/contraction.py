@@ -380,8 +380,8 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
         shown="{}: a block's rows of the left factor stay in shared memory",
     )  # fmt: skip
     blocks_per_row: int | None = option(
-        "blocks that share their rows: each takes a part of the elements along `between`, and the last combines what they "
-        "have", default=None, off=1,
+        "blocks that share their rows: each takes a part of the elements along `between`; the last one combines their states, or "
+        "where a second contraction follows another kernel does", default=None, off=1,
     )  # fmt: skip
     ping_pong: bool = option(
         "two warpgroups alternate: the matrix products of one run during the exponentials of the other", default=False,
@@ -414,7 +414,7 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
 
     @property
     def blocks_per_tile(self) -> int:
-        return self.blocks_per_row or 1
+        return 1 if self.blocks_per_row is None else self.blocks_per_row
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         if self.unit not in CHAIN_ROWS:
@@ -434,17 +434,17 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
             return Refusal("warps", f"`warps` must be {of} for {self.block[0]} rows by {self.unit}, not {self.warps}")
         if self.stages < 1:
             return Refusal("stages", "`stages` must be at least 1")
+        if not 1 <= self.blocks_per_tile <= MOST_PARTS:
+            return Refusal("blocks_per_row", f"`blocks_per_row` must be from 1 to {MOST_PARTS}")
         if self.ping_pong and (self.unit != "wgmma" or self.warpgroups < 2):
             return Refusal("ping_pong", "`ping_pong` needs two warpgroups, so `wgmma` and 128 rows in `block`")
         return self._refuse_reduced(kernel) if self.inner is not None else self._refuse_grid(kernel)
 
     def _refuse_reduced(self, kernel: KernelPlan) -> Refusal | None:
         """What a kernel without a second contraction refuses further."""
-        assert self.inner is not None and self.blocks_per_row is not None
+        assert self.inner is not None
         if self.unit != "wgmma":
             return Refusal("unit", "`unit` must be wgmma where no second contraction follows")
-        if not 1 <= self.blocks_per_row <= MOST_PARTS:
-            return Refusal("blocks_per_row", f"`blocks_per_row` must be from 1 to {MOST_PARTS}")
         if self.kept_left and not self.left_k_major:
             return Refusal("kept_left", "only a left factor that is contiguous along `inner` stays in shared memory")
         if not self.right_k_major and self.block[1] % (LINE // BYTES[self.multiplicand]):

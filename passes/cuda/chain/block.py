@@ -30,13 +30,14 @@ class ChainBlock:
     rows at the edge of the grid. `box` has the rows that a block multiplies, along each dimension of rows. `subscripts` builds
     subscripts."""
 
-    def __init__(self, function: ir.Operation, planned: Planned, forall: ir.Operation):
+    def __init__(self, function: ir.Operation, planned: Planned, forall: ir.Operation, number: ir.Value | None = None):
+        """`number`: that of the tile, where it is not the block's."""
         options = planned.options
         assert isinstance(options, ContractionChain)
         self.function, self.options, self.forall = function, options, forall
         self.box = dict(zip(options.rows, options.box(dict(zip(planned.grid, planned.tile)))))
         self.bm, self.bn = options.block
-        self.operations = self._enter()
+        self.operations = self._enter(number)
         self._read()
         self.subscripts = Values(self.chain.scores.number, None, {})
 
@@ -70,7 +71,7 @@ class ChainBlock:
                 found[d] = arith.subi(own, mlir.index(1))
         return found
 
-    def _enter(self) -> list[ir.Operation]:
+    def _enter(self, number: ir.Value | None) -> list[ir.Operation]:
         """The block's operations, at the tile of its number: parts of rows run fastest, then rows, from the last where those are
         longest."""
         counts = list(ir.DenseI64ArrayAttr(self.forall.attributes["staticUpperBound"]))
@@ -78,8 +79,9 @@ class ChainBlock:
         self.function.attributes["tilec.blocks"] = mlir.integer(self.parts * prod(counts))
         self.function.attributes["tilec.threads"] = mlir.integer(self.options.block_threads)
         block = self.forall.regions[0].blocks[0]
-        number, self.part = gpu.BlockIdOp(gpu.Dimension.x).result, mlir.index(0)
-        if self.parts > 1:
+        self.part, given = mlir.index(0), number is not None
+        number = number if given else gpu.BlockIdOp(gpu.Dimension.x).result
+        if self.parts > 1 and not given:
             self.part = locations.named(arith.remui(number, mlir.index(self.parts)), "part")
             number = arith.divui(number, mlir.index(self.parts))
         self.number = number

@@ -12,6 +12,7 @@ from tilec.core.mlir import ir
 from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.reduced import ReducedWarpgroups
+from tilec.passes.cuda.chain.split import split
 from tilec.passes.cuda.chain.warpgroups import Warpgroups
 from tilec.passes.cuda.chain.warps import Warps
 from tilec.passes.cuda.contraction.problem import Thread
@@ -22,9 +23,12 @@ def map_chain(function: ir.Operation, planned: Planned) -> None:
     options = planned.options
     assert isinstance(options, ContractionChain)
     view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
+    parts = split(function, planned) if options.blocks_per_tile > 1 and options.inner is None else None
     with ir.InsertionPoint(view), function.location:
         thread = Thread()
         block = ChainBlock(function, planned, view.operation)
+        if parts:
+            parts(block)
         reduced = ReducedWarpgroups if block.chain.product is None else Warpgroups
         engine = reduced if options.unit == "wgmma" else Warps
         engine(block, thread).run()

@@ -36,11 +36,12 @@ class Tiles:
                 self._bound(leaves, number)
         self.high = arith.maxsi(self.high, self.low)
         self.count = arith.subi(self.high, self.low)
-        self.begin, self.end = mlir.index(0), self.count
+        self.begin, self.end, self.shared = mlir.index(0), self.count, False
 
     def share(self, part: ir.Value, parts: int) -> None:
         """Leaves the block one of equal parts."""
         if parts > 1:
+            self.shared = True
             ends = (arith.muli(self.count, sum_of([(part, 1)], more)) for more in (0, 1))
             self.begin, self.end = (arith.divui(end, mlir.index(parts)) for end in ends)
 
@@ -76,14 +77,15 @@ class Tiles:
         return sum_of([(self.high, 1), (number, -1)], -1)
 
     def ranges(self, first: ir.Value) -> list[tuple[ir.Value, ir.Value, bool]]:
-        """The numbers of tiles from `first` on, in three ranges: cut by the mask, whole, and cut again."""
-        return [(self._mine(low), self._mine(high), masked) for low, high, masked in self._ranges(first)]
+        """The numbers of the block's tiles but for its `first` ones, in three ranges: cut by the mask, whole, and cut again."""
+        least = sum_of([(self.begin, 1), (first, 1)])
+        return [(self._mine(low, least), self._mine(high, least), masked) for low, high, masked in self._ranges(first)]
 
-    def _mine(self, number: ir.Value) -> ir.Value:
+    def _mine(self, number: ir.Value, least: ir.Value) -> ir.Value:
         """The nearest number of the block's part."""
-        if mlir.constant_value(self.begin) == 0 and self.end == self.count:
+        if not self.shared:
             return number
-        return arith.minsi(arith.maxsi(number, self.begin), self.end)
+        return arith.minsi(arith.maxsi(number, least), self.end)
 
     def _ranges(self, first: ir.Value) -> list[tuple[ir.Value, ir.Value, bool]]:
         if not self.masked:

@@ -27,6 +27,7 @@ from tilec.core.mlir import arith, gpu, ir
 from tilec.core.opcodes import NamedBarrier, WarpgroupProduct, WarpgroupWait
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms
+from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import At, Values, statements
 from tilec.passes.cuda.contraction.problem import Thread
 from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of
@@ -88,6 +89,7 @@ class Warpgroups:
         self.k, self.v = (Ring([tiles], stages, self.groups) for tiles in (self.k_tiles, self.v_tiles))
         self.half = arith.muli(roles.consumer, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
         self.fragments = Fragments(block, thread, self._warp_row)
+        self.parts = PartialStates(self.fragments)
         make_ready([self.q, self.k, self.v], thread)
         gpu.BarrierOp()
 
@@ -100,19 +102,19 @@ class Warpgroups:
     def _consume(self) -> None:
         with ir.Location.name(self.chain.product.total.name, self.chain.product.total.operation.location):
             self._multiply()
-        self.fragments.store()
+        self.parts.store()
 
     # ---- loading -------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        zero = mlir.index(0)
+        zero, tiles = mlir.index(0), self.fragments.tiles
         self.q_tiles.load(self.q, zero, {})
-        with carried_loop(zero, self.fragments.tiles.count, [zero, zero]) as (number, now):
+        with carried_loop(tiles.begin, tiles.end, [zero, zero]) as (number, now):
             stage, phase = now
             line = locations.named(self.fragments.first_line(number), "start")
-            for ring, tiles in ((self.k, self.k_tiles), (self.v, self.v_tiles)):
+            for ring, factor in ((self.k, self.k_tiles), (self.v, self.v_tiles)):
                 ring.wait_empty(stage, phase)
-                tiles.load(ring, stage, {self.chain.between: line})
+                factor.load(ring, stage, {self.chain.between: line})
             now[:] = self.k.next(stage, phase)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ class Warpgroups:
         if tiles.always:
             self._loop_over_tiles()
         else:
-            with when(arith.cmpi(arith.CmpIPredicate.sgt, tiles.count, zero)):
+            with when(arith.cmpi(arith.CmpIPredicate.sgt, tiles.end, tiles.begin)):
                 self._loop_over_tiles()
         self.fragments.states.complete()
 
@@ -142,7 +144,7 @@ class Warpgroups:
             ping_pong(self.block, self.roles, "arrive")
         self._wait(0, own.scores)
         self.k.release(zero, self.thread)
-        own.weigh(zero, masked=own.tiles.masked)
+        own.weigh(own.tiles.begin, masked=own.tiles.masked)
         own.packer.pack()
         state = [*self.k.next(zero, zero), zero, zero]  # this tile's stage and phase, and the last one's
         for first, end, masked in own.tiles.ranges(one):

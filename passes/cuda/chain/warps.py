@@ -13,8 +13,6 @@ in place of the padding, the addresses of fragments are no constants apart, and 
 Sources: Dao, "FlashAttention-2" (2023), for the division of work; PTX ISA, "Matrix Fragments for mma.m16n8k16".
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from contextlib import ExitStack
@@ -29,6 +27,7 @@ from tilec.core.mlir import arith, gpu, ir, memref, nvgpu, scf
 from tilec.cost.chain import chain_line
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms, clear
+from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import At, statements
 from tilec.passes.cuda.contraction.fragments import load_matrices, multiply_fragments
 from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Thread, all_of, below, local
@@ -44,12 +43,13 @@ class _Factor:
     def __init__(
         self, block: ChainBlock, thread: Thread, factor: Factor, lines: dict[int, int], slots: int, limits: dict[int, ir.Value]
     ):
-        self.factor, self.view, self.sizes, self.across = factor, factor.element.key, lines, factor.contiguous
+        self.factor, self.view, self.sizes = factor, factor.element.key, lines
         self.block, self.thread, self.threads, self.limits = block, thread, block.options.block_threads, limits
-        self.lines, across = prod(lines.values()), factor.contiguous
+        assert factor.contiguous is not None
+        self.lines, self.across = prod(lines.values()), factor.contiguous
         self.element = ir.MemRefType(self.view.type).element_type
         self.bytes = self.element.width // 8
-        self.columns = block.sizes[across]
+        self.columns = block.sizes[self.across]
         self.used, self.width = 16 * -(-self.columns // 16), chain_line(block.options.unit, self.columns)
         self.tile = memref.AllocOp(local([slots, self.lines, self.width], self.element, SHARED), [], []).result
         locations.named(self.tile, f"{locations.argument(root(self.view)) or 'factor'}_tiles")
@@ -122,14 +122,16 @@ class Warps:
     def __init__(self, block: ChainBlock, thread: Thread):
         self.block, self.chain, self.thread = block, block.chain, thread
         chain, options = block.chain, block.options
+        assert chain.values is not None
         self.high, self.stages = block.bm // (16 * options.warps), options.stages
         ends = {chain.between: mlir.index(block.length - 1)} if block.length % block.bn else {}
         step, factor = {chain.between: block.bn}, partial(_Factor, block, thread)
         self.q_tiles = factor(chain.left, block.box, 1, block.limits())
         self.k_tiles, self.v_tiles = (factor(x, step, self.stages, ends) for x in (chain.right, chain.values))
         self.fragments = Fragments(block, thread, self._warp_row, self.high)
+        self.parts = PartialStates(self.fragments)
         self.left, self.right = self._part(4 * self.high, "%left"), self._part(4, "%right")
-        self.ring = CopyRing(self.stages, self.fragments.tiles.count)
+        self.ring = CopyRing(self.stages, self.fragments.tiles.end)
 
     def _warp_row(self) -> Terms:
         return [(self.thread.warp, 16 * self.high)]
@@ -141,21 +143,23 @@ class Warps:
         return locations.named(made.result, name)
 
     def run(self) -> None:
-        tiles = self.fragments.tiles
-        with ir.Location.name(self.chain.product.total.name, self.chain.product.total.operation.location):
+        tiles, product = self.fragments.tiles, self.chain.product
+        assert product is not None
+        with ir.Location.name(product.total.name, product.total.operation.location):
             self.fragments.clear()
             if tiles.always:
                 self._loop_over_tiles()
             else:
-                with when(arith.cmpi(arith.CmpIPredicate.sgt, tiles.count, mlir.index(0))):
+                with when(arith.cmpi(arith.CmpIPredicate.sgt, tiles.end, tiles.begin)):
                     self._loop_over_tiles()
             self.fragments.states.complete()
-        self.fragments.store()
+        self.parts.store()
 
     def _loop_over_tiles(self) -> None:
+        begin = self.fragments.tiles.begin
         self.q_tiles.copy(mlir.index(0), {})
         for n in range(2 * self.stages - 1):
-            self._start(self.v_tiles if n % 2 else self.k_tiles, mlir.index(n // 2), exists=n < 2)
+            self._start(self.v_tiles if n % 2 else self.k_tiles, sum_of([(begin, 1)], n // 2), exists=n < 2)
         for first, end, masked in self.fragments.tiles.ranges(mlir.index(0)):
             with carried_loop(first, end, []) as (number, _):
                 self._step(number, masked)

@@ -11,6 +11,7 @@ from tilec.core import mlir
 from tilec.core.diagnostics import CallError, Source
 from tilec.core.mlir import ir
 from tilec.core.targets import load
+from tilec.cost.chain import ChainTile
 from tilec.driver.lowering import lower
 from tilec.dsl.build import build
 from tilec.dsl.parse import parse
@@ -54,6 +55,53 @@ def test_programs(name, tile, monkeypatch):
 @pytest.mark.parametrize("name", ["causal", "in three parts"])
 def test_printed(name, tile, monkeypatch):
     check(PROGRAMS[name], SIZES | {"D": 72}, tile, monkeypatch, printed=True)
+
+
+PARTS = [
+    warps(16, 16, parts=3), warps(128, 16, 1, 32, parts=2), ChainTile(64, 16, 2, 168, 0, ping_pong=False, parts=3),
+    ChainTile(128, 32, 2, 168, 0, parts=2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tile", PARTS, ids=["a warp", "tall warps", "wgmma", "ping-pong"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_blocks_that_share_rows(name, tile, monkeypatch):
+    """Each has a part of the elements; a kernel combines their states, of which some have seen nothing."""
+    check(PROGRAMS[name], SIZES, tile, monkeypatch)
+
+
+def test_printed_parts(monkeypatch):
+    check(PROGRAMS["causal"], SIZES | {"B": 2, "S": 18, "E": 72}, warps(16, 16, parts=3), monkeypatch, printed=True)
+
+
+def test_parts_of_grouped_heads(monkeypatch):
+    """Two dimensions of rows, of which a block has a box."""
+    text = """op f(q: bf16[H, S, G, D], k: bf16[H, T, D], v: bf16[H, T, D]) -> (o: bf16[H, S, G, D]) {
+    s[h, i, g, j] = sum[d](q[h, i, g, d] * k[h, j, d]) / 8
+    p[h, i, g, j] = softmax[j](s[h, i, g, j])
+    o[h, i, g, d] = sum[j](p[h, i, g, j] * v[h, j, d]) using bf16
+}"""
+    for tile in (warps(16, 16, parts=2), warps(32, 16, parts=3)):
+        check(text, {"H": 2, "S": 5, "G": 3, "T": 50, "D": 20}, tile, monkeypatch)
+
+
+def test_parts_of_other_results(monkeypatch):
+    """Results for each row, of rows without anything, and infinities."""
+    text = """op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], z: f32[H, S, D]) -> (o: f32[H, S, D], l: f32[H, S]) {
+    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 8 if j < i - 3 else -inf
+    m[h, i] = max[j](s[h, i, j])
+    e[h, i, j] = exp(s[h, i, j] - m[h, i])
+    n[h, i] = sum[j](e[h, i, j])
+    r[h, i, d] = sum[j](e[h, i, j] * v[h, j, d]) using bf16
+    o[h, i, d] = r[h, i, d] / n[h, i] + z[h, i, d]
+    l[h, i] = m[h, i] + log(n[h, i])
+}"""
+    sizes = {"H": 2, "S": 40, "T": 50, "D": 20}
+    specialised, _ = lowered(text, sizes, warps(16, 16, parts=3), monkeypatch)
+    inputs = arrays(specialised)
+    check(text, sizes, warps(16, 16, parts=3), monkeypatch, inputs)
+    inputs[0][0, 20, 5], inputs[1][0, 30], inputs[2][1, 3, 3] = np.inf, np.nan, np.inf
+    check(text, sizes, warps(16, 16, parts=3), monkeypatch, inputs)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])

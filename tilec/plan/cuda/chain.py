@@ -29,15 +29,14 @@ def choose_chain(
     assert weight_terms is not None
     left, right = problem.k_major
     reduced: dict[str, Any] = {
-        "inner": (chain.inner,), "kept_left": tile.kept_left, "blocks_per_row": tile.parts,
+        "inner": (chain.inner,), "kept_left": tile.kept_left,
         "left_k_major": left, "right_k_major": right,
     }  # fmt: skip
     granules = problem.granules if chain.granules else (0,)
     built = ContractionChain(
         unit=tile.unit, multiplicand=chain.left.type, between=chain.between, rows=chain.rows, granules=granules,
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
-        longest_first=grows(chain, kernel.extents),
-        **({} if chain.product else reduced),
+        longest_first=grows(chain, kernel.extents), blocks_per_row=tile.parts, **({} if chain.product else reduced),
     )  # fmt: skip
     why = refuse_tma(chain)
     kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options), ruled_out={"unit": why} if why else {})
