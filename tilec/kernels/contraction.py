@@ -245,6 +245,10 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
     """A contraction by `wgmma` (Hopper): persistent blocks, in which one warpgroup loads by TMA and one or two multiply."""
 
     persistent_blocks: int = option("blocks that are launched, each of which computes tile after tile")
+    inner_box: tuple[int, ...] = option(
+        "elements of a step along each of `inner`, of which TMA copies a box; else a step is along the last one", default=(),
+        fixed=True, off=(), shown="{} of inner in a step",
+    )  # fmt: skip
     promoted: int = option(
         "elements along `inner` whose sums the matrix units keep: after so many, they are added in registers, as the units have "
         "fewer bits, or the sum is scaled", default=0, fixed=True, shown="sums of {} elements are added in registers",
@@ -329,8 +333,9 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
     def _shares(self, side: int, box: list[int], parts: int) -> bool:
         """Whether blocks can copy a factor's tile in so many parts, of whole groups of 8 lines, by which lines are swizzled."""
         if not self.k_major[side]:
-            slabs = self.block[side] * self.element_bytes // LINE
-            return slabs % parts == 0 or self.block[2] % (8 * parts) == 0
+            slabs, depth = self.block[side] * self.element_bytes // LINE, self.block[2]
+            outermost = next((size for size in self.inner_box if size > 1), depth)
+            return slabs % parts == 0 or (outermost % parts == 0 and depth % (8 * parts) == 0)
         outermost = next((size for size in box if size > 1), 1)
         return parts == 1 or (outermost % parts == 0 and prod(box) % (8 * parts) == 0)
 

@@ -144,15 +144,20 @@ class Problem:
         return prod(self._inner_boxes) if self.options.instruction == "wgmma" else -(-self.length // self.depth)
 
     @property
+    def inner_box(self) -> tuple[int, ...]:
+        """The box of k that TMA copies in one step."""
+        box = self.options.inner_box if isinstance(self.options, WarpgroupContraction) else ()
+        return box or (*(1 for _ in self.inner[1:]), self.depth)
+
+    @property
     def _inner_boxes(self) -> list[int]:
         """Of TMA along each dimension of k: boxes do not go on from one line to the next."""
-        *outer, last = self.inner
-        return [*outer, -(-last // self.depth)]
+        return [-(-extent // size) for extent, size in zip(self.inner, self.inner_box)]
 
     def inner_start(self, step: ir.Value) -> dict[int, ir.Value]:
         """Where the boxes of a step begin in k."""
-        *outer, last = delinearise(step, self._inner_boxes)
-        return dict(zip(self.options.inner, [*outer, sum_of([(last, self.depth)])]))
+        digits = delinearise(step, self._inner_boxes)
+        return {d: sum_of([(n, size)]) for d, n, size in zip(self.options.inner, digits, self.inner_box)}
 
     @cached_property
     def element(self) -> ir.Type:

@@ -163,7 +163,7 @@ class _Loads:
         problem = self.problem
         line = LINE * 8 // problem.element.width
         sizes = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
-        sizes |= {problem.options.inner[-1]: problem.depth}
+        sizes |= zip(problem.options.inner, problem.inner_box)
         slabs, splits = 1 if side.major else side.size // line, self._splits(side)
         sizes[self._split_dim(side)] //= splits
         box, steps, access = [], [], problem.access(side)
@@ -191,9 +191,8 @@ class _Loads:
 
     def _split_dim(self, side: Side) -> int:
         """The dimension along which a slab is split: that of its first lines."""
-        if not side.major:
-            return self.problem.options.inner[-1]
-        return next((d for d, size in zip(side.dims, side.box) if size > 1), side.dims[-1])
+        dims, box = (side.dims, side.box) if side.major else (self.problem.options.inner, self.problem.inner_box)
+        return next((d for d, size in zip(dims, box) if size > 1), dims[-1])
 
     # ---- loading -------------------------------------------------------------------------------------------
 
@@ -222,7 +221,7 @@ class _Loads:
         slab, split = delinearise(number, [tiles.slabs // splits, splits])
         if not side.major:
             at |= zip(side.dims, delinearise(sum_of([(slab, LINE * 8 // problem.element.width)]), list(side.box)))
-        whole = dict(zip(side.dims, side.box)) if side.major else {d: problem.depth}
+        whole = dict(zip((*problem.options.inner, *side.dims), (*problem.inner_box, *side.box)))
         at[d] = sum_of([(at[d], 1), (split, whole[d] // splits)])
         source, subscripts = problem.source(side, at)
         coordinates = [sum_of([(a, 1), (o, 1)]) for a, o in zip(subscripts, offsets_of(source))]

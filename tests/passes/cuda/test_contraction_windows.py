@@ -41,6 +41,12 @@ BACKWARD = """op conv(g: {t}[N, H, W, K], f: {t}[R, S, C, K]) -> (x: {o}[N, H, W
  x[n, h, w, c] = sum[r, s, k](pad(g[n, h - r + 1, w - s + 1, k], 0) * f[r, s, c, k])
 }}
 """
+OF_WEIGHTS = """op conv(x: {t}[N, H, W, C], g: {t}[N, H, W, K]) -> (f: {o}[3, 3, C, K]) {{
+ f[r, s, c, k] = sum[n, h, w](pad(x[n, h + r - 1, w + s - 1, c], 0) * g[n, h, w, k])
+}}
+"""
+OF_STRIDED_WEIGHTS = OF_WEIGHTS.replace("x: {t}[N, H, W, C]", "x: {t}[N, 2 * H, 2 * W, C]")
+OF_STRIDED_WEIGHTS = OF_STRIDED_WEIGHTS.replace("n, h + r", "n, 2 * h + r").replace("w + s", "2 * w + s")
 CHANNELS_FIRST = """op conv(x: {t}[N, C, H, W], f: {t}[K, R, S, C]) -> (y: {o}[N, K, H, W]) {{
  y[n, k, h, w] = sum[r, s, c](pad(x[n, c, h + r - 1, w + s - 1], 0) * f[k, r, s, c])
 }}
@@ -123,6 +129,27 @@ def test_channels_first(rows, monkeypatch):
     monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
     expected = lambda x, f: np_conv(x.transpose(0, 2, 3, 1), kc_last(f)).transpose(0, 3, 1, 2)  # noqa: E731
     check(CHANNELS_FIRST, ("bf16", "bf16"), SIZES | {"W": 16, "H": 3, "N": 1}, WGMMA[rows], expected, monkeypatch)
+
+
+def np_of_weights(stride):
+    def expected(x, g):
+        (_, high, wide, _), x = g.shape, np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        window = lambda r, s: x[:, r:, s:][:, : stride * high : stride, : stride * wide : stride]  # noqa: E731
+        return np.array([[np.einsum("nhwc,nhwk->ck", window(r, s), g) for s in range(3)] for r in range(3)])
+
+    return expected
+
+
+@pytest.mark.parametrize(
+    "text, stride, pixels, box",
+    [(OF_WEIGHTS, 1, {"N": 3, "H": 4, "W": 12}, (4, 4, 4)), (OF_STRIDED_WEIGHTS, 2, {"N": 20, "H": 2, "W": 6}, (16, 2, 2))],
+)
+def test_boxes_of_pixels_are_summed_over(text, stride, pixels, box, monkeypatch):
+    """The gradient of weights: k is a pixel, and a step along k is a box of pixels."""
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    sizes = pixels | {"C": 64, "K": 24}
+    result = check(text, ("bf16", "f32"), sizes, WGMMA[64], np_of_weights(stride), monkeypatch)
+    assert result.plan.kernels[-1].options.inner_box == box
 
 
 def test_boxes_of_several_images(monkeypatch):

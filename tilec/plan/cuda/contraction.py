@@ -145,7 +145,8 @@ def _built(
     if tile.instruction == "wgmma":  # a block a multiprocessor, which goes through the tiles
         size = prod(tile.cluster)
         blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
-        return WarpgroupContraction(**common, persistent_blocks=blocks, promoted=promoted, cluster=tile.cluster)
+        own = {"inner_box": roles.inner_box, "promoted": promoted, "cluster": tile.cluster}
+        return WarpgroupContraction(**common, persistent_blocks=blocks, **own)
     copies = {f"{side}_copy": "async" if f.pieces else "registers" for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
     return Contraction(**common, **copies, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
@@ -291,8 +292,8 @@ def _overhang(sizes: Sizes, tile: BlockTile, problem: contraction.Contraction, e
     taken = prod(ceil(extents[d] / sizes[d]) for d in sizes) / (ceil(problem.m / tile.bm) * ceil(problem.n / tile.bn))
     if tile.instruction != "wgmma":
         return taken
-    *outer, last = (extents[d] for d in roles.inner)
-    return taken * prod(outer) * ceil(last / tile.bk) / ceil(problem.k / tile.bk)
+    steps = prod(ceil(extents[d] / size) for d, size in roles.boxes(tile.bk).items())
+    return taken * steps / ceil(problem.k / tile.bk)
 
 
 @lru_cache(maxsize=1024)  # of one contraction, planned in several ways

@@ -9,8 +9,10 @@ registers: as boxes by TMA, or in pieces of 16 bytes by cp.async. Threads comput
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 from tilec.analysis.access import Access, access_of
@@ -52,6 +54,12 @@ class Roles:
     columns: tuple[int, ...]
     inner: tuple[int, ...]
     factors: dict[str, ir.Value]
+    inner_box: tuple[int, ...] = ()
+    """Of `inner`, the elements of one step that TMA copies; empty where a step is along the last dimension only."""
+
+    def boxes(self, depth: int) -> dict[int, int]:
+        """The elements of a step of `depth` along each dimension of k."""
+        return dict(zip(self.inner, self.inner_box or [*(1 for _ in self.inner[1:]), depth]))
 
     def order(self, side: str) -> tuple[int, ...]:
         return self.rows if side == "left" else self.columns
@@ -63,11 +71,27 @@ def arrange(node: Node, kind: str, g: Group, graph: Graph, target: Target) -> tu
     Any order of the reduced dimensions is right; the one in which most factors can be copied is taken.
     """
     found = []
-    for roles in _roles(node, g, graph):
-        operands = {s: _operand(node, f, s, roles, kind, g, graph, target) for s, f in roles.factors.items()}
-        found.append((roles, operands))
     ease = {"tma": 2, "async": 1, "registers": 0}
-    return max(found, key=lambda pair: sum(ease[f.copy] for f in pair[1].values()))
+
+    def add(roles: Roles) -> dict[str, Operand]:
+        operands = {s: _operand(node, f, s, roles, kind, g, graph, target) for s, f in roles.factors.items()}
+        found.append((sum(ease[f.copy] for f in operands.values()), roles, operands))
+        return operands
+
+    for roles in _roles(node, g, graph):
+        operands = add(roles)
+        if found[-1][0] < 2 * ease["tma"] and len(roles.inner) > 1 and not scales_of(node) and not any(f.major for f in operands.values()):
+            for box in _inner_boxes([g.space.extents[d] for d in roles.inner], LINE // BYTES[kind]):
+                add(replace(roles, inner_box=box))
+    _, roles, operands = max(found, key=itemgetter(0))
+    return roles, operands
+
+
+def _inner_boxes(extents: list[int], depth: int) -> list[tuple[int, ...]]:
+    """Boxes of `depth` elements over the dimensions of k, the fewest that cover it first."""
+    powers = [[1 << p for p in range(depth.bit_length()) if 1 << p < 2 * e] for e in extents]
+    boxes = [box for box in product(*powers) if prod(box) == depth]
+    return sorted(boxes, key=lambda box: (prod(-(-e // b) for e, b in zip(extents, box)), box))[:16]
 
 
 def _roles(node: Node, g: Group, graph: Graph) -> list[Roles]:
@@ -116,10 +140,12 @@ def _operand(
         return Operand("registers", major)
     own = roles.order(side)
     line, varying = (roles.inner[-1], own) if major else (own[-1], own[-1:])
+    steps = {d: size for d, size in roles.boxes(LINE // size).items() if size > 1}
     lines = size == 2 or (major and kind not in ("f32", "i32", "f64"))  # as matrix units read them
     pieces = found.is_pieces(line, roles.inner, WIDE // size)
     unaligned = found.shape[-1] * size % LINE != 0
-    if target.has("tma") and lines and found.is_box((*varying, roles.inner[-1]), line, LINE // size, WIDE // size):
+    in_order = not scales_of(node) or len(roles.inner) == 1 or found.extents[line] % (LINE // size) == 0  # steps number k
+    if target.has("tma") and lines and in_order and found.is_box(varying, steps, line, WIDE // size):
         return Operand("tma", major, pieces=pieces, unaligned=unaligned)
     return Operand("async" if pieces else "registers", major, pieces=pieces, unaligned=unaligned)
 
@@ -142,20 +168,25 @@ class FactorAccess:
         ones = [d for d, factor in self.factors[-1].items() if factor == 1] if self.factors else []
         return max(ones, key=self.extents.__getitem__, default=None)
 
-    def is_box(self, varying: tuple[int, ...], line: int, depth: int, wide: int) -> bool:
-        """Whether TMA copies tiles along the dimensions `varying`, k last, whose lines run along `line`: each moves a subscript of
-        its own, and the box lies in their order. `depth`: elements of k in a tile; `wide`: the unit of strides."""
-        positions = [[p for p, at in enumerate(self.factors) if d in at] for d in varying]
-        if self.shape[-1] % wide or len(self.shape) > RANK or any(len(found) != 1 for found in positions):
+    def is_box(self, own: tuple[int, ...], inner: dict[int, int], line: int, wide: int) -> bool:
+        """Whether TMA copies tiles along the dimensions `own`, and `inner` of k, whose lines run along `line`: each moves a
+        subscript of its own, and the box lies in their order. `inner`: elements of a tile; `wide`: the unit of strides."""
+        order = [*own, *inner] if line in inner else [*inner, *own]
+        found = [[p for p, at in enumerate(self.factors) if d in at] for d in order]
+        if self.shape[-1] % wide or len(self.shape) > RANK or any(len(at) != 1 for at in found):
             return False
-        order = [p for (p,) in positions] if line == varying[-1] else [p for (p,) in positions[::-1]]
-        steps = [self.factors[p][d] for (p,), d in zip(positions, varying)]
-        in_order = order == sorted(set(order)) and order[-1] == len(self.shape) - 1
-        if not in_order or self.factors[order[-1]][line] != 1 or not all(1 <= s <= BOX // BLOCK for s in steps):
+        positions = [p for (p,) in found]
+        steps = {d: self.factors[p][d] for p, d in zip(positions, order)}
+        if positions != sorted(set(positions)) or positions[-1] != len(self.shape) - 1 or order[-1] != line:
             return False
-        (p,), k = positions[-1], varying[-1]
-        ends = self.factors[p] == {k: 1} and not self.constants[p] and self.shape[p] == self.extents[k]
-        return steps[-1] == 1 and (ends or self.extents[k] % depth == 0)  # k goes on beyond its end only where all is 0
+        if steps[line] != 1 or not all(1 <= s <= BOX // BLOCK for s in steps.values()):
+            return False
+        where = dict(zip(order, positions))
+        return all(self.extents[d] % size == 0 or self._ends(where[d], d) for d, size in inner.items())
+
+    def _ends(self, p: int, d: int) -> bool:
+        """Whether a dimension of k ends where the tensor does: beyond, all factors are 0, and nothing that is no number is met."""
+        return self.factors[p] == {d: 1} and not self.constants[p] and self.shape[p] == self.extents[d]
 
     def is_pieces(self, line: int, inner: tuple[int, ...], wide: int) -> bool:
         """Whether aligned pieces of `wide` elements along lines are of one kind: all inside, or all outside."""
