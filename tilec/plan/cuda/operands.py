@@ -80,7 +80,8 @@ def arrange(node: Node, kind: str, g: Group, graph: Graph, target: Target) -> tu
 
     for roles in _roles(node, g, graph):
         operands = add(roles)
-        if found[-1][0] < 2 * ease["tma"] and len(roles.inner) > 1 and not scales_of(node) and not any(f.major for f in operands.values()):
+        by_lines = len(roles.inner) > 1 and not scales_of(node) and not any(f.major for f in operands.values())
+        if by_lines and found[-1][0] < 2 * ease["tma"]:
             for box in _inner_boxes([g.space.extents[d] for d in roles.inner], LINE // BYTES[kind]):
                 add(replace(roles, inner_box=box))
     _, roles, operands = max(found, key=itemgetter(0))
@@ -144,7 +145,8 @@ def _operand(
     lines = size == 2 or (major and kind not in ("f32", "i32", "f64"))  # as matrix units read them
     pieces = found.is_pieces(line, roles.inner, WIDE // size)
     unaligned = found.shape[-1] * size % LINE != 0
-    in_order = not scales_of(node) or len(roles.inner) == 1 or found.extents[line] % (LINE // size) == 0  # steps number k
+    k = roles.inner
+    in_order = not scales_of(node) or len(k) == 1 or found.extents[k[-1]] % (LINE // size) == 0  # steps number k
     if target.has("tma") and lines and in_order and found.is_box(varying, steps, line, WIDE // size):
         return Operand("tma", major, pieces=pieces, unaligned=unaligned)
     return Operand("async" if pieces else "registers", major, pieces=pieces, unaligned=unaligned)
