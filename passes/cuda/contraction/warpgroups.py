@@ -162,8 +162,8 @@ class _Loads:
         """A tile of a factor is one box of the tensor, or several of 64 columns where it lies in lines of rows."""
         problem = self.problem
         line = LINE * 8 // problem.element.width
-        sizes = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
-        sizes |= zip(problem.options.inner, problem.inner_box)
+        sizes: dict[int, int] = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
+        sizes |= dict(zip(problem.options.inner, problem.inner_box))
         slabs, splits = 1 if side.major else side.size // line, self._splits(side)
         sizes[self._split_dim(side)] //= splits
         box, steps, access = [], [], problem.access(side)
