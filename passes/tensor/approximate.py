@@ -5,6 +5,7 @@ exp(x)              ->  exp2(x log2(e) / 2)^2           the square reaches subno
 exp(x - max x)      ->  exp2((x - max x) log2(e))       for weights of which only the sum matters
 (`tilec/analysis/softmax_weights.py`)
 1 / (1 + exp(-x))   ->  e / (1 + e), e = exp(min(x, 60))
+tanh(x)             ->  1 - 2 / (1 + exp(2 x)) where an absolute error will do
 1 + tanh(x)         ->  2 e / (1 + e), e = exp(2 min(x, 30))
 1 + erf(x)          ->  erfc(-x) = t P(t) exp(-x^2) or 2 less that, t = 1 / (1 + |x| / 2)
 log1p(x)            ->  x P(x) for |x| < 1/8, and wherever 0 <= x <= 1 is known, else log2(1 + x) ln 2
@@ -85,6 +86,13 @@ def _sigmoid(x: ir.Value, _: ir.Operation) -> ir.Value:
 def _one_plus_tanh(x: ir.Value, _: ir.Operation) -> ir.Value:
     half = _flagged(math_ops.exp2(arith.mulf(arith.minimumf(x, _number(30)), _number(math.log2(math.e)))))
     return _logistic(half, arith.addf(half, half))
+
+
+def _tanh_absolute(x: ir.Value, _: ir.Operation) -> ir.Value:
+    """Its error is that of numbers near 1, whatever x. Beyond the exponential's range the quotient is 0 or 1."""
+    e = _flagged(math_ops.exp2(arith.mulf(x, _number(2 * math.log2(math.e)))))
+    share = _flagged(arith.divf(_number(1), arith.addf(e, _number(1))), "arcp")
+    return math_ops.fma(share, _number(-2), _number(1))
 
 
 def _one_plus_erf(x: ir.Value, _: ir.Operation) -> ir.Value:
@@ -206,7 +214,8 @@ def _same(_: ir.Value, op: ir.Operation) -> ir.Value:
 
 _FORMS = {
     "exp": _exp, "exp_weight": _exp_weight,
-    "sigmoid": _sigmoid, "one_plus_tanh": _one_plus_tanh, "one_plus_erf": _one_plus_erf, "erf": _erf,
+    "sigmoid": _sigmoid, "one_plus_tanh": _one_plus_tanh, "tanh_absolute": _tanh_absolute,
+    "one_plus_erf": _one_plus_erf, "erf": _erf,
     "expm1": _expm1, "log1p_of_share": _log1p_of_share,
     "log1p": _log1p, "log": _log,
     "log2": _same, "tanh": _same, "sqrt": _same, "divide": _same,

@@ -40,7 +40,9 @@ def elementwise(body: str, kind: str = "bf16", out: str | None = None) -> str:
         ("exp(x[i]) - sqrt(x[i])", []),
         ("exp(x[i]) - x[i]", []),
         ("cos(exp(x[i]))", ["cos_short"]),  # an error of the argument has an unbounded condition
-        ("exp(tanh(x[i]))", ["exp"]),
+        ("exp(tanh(x[i]))", ["exp", "tanh_absolute"]),
+        ("exp(20 * tanh(x[i] / 20))", ["exp", "tanh_absolute"]),
+        ("exp(1000 * tanh(x[i]))", ["exp"]),
         ("gelu(x[i])", ["one_plus_erf"]),
         ("gelu_tanh(x[i])", ["one_plus_tanh"]),
         ("silu(x[i])", ["sigmoid"]),
@@ -59,7 +61,7 @@ def elementwise(body: str, kind: str = "bf16", out: str | None = None) -> str:
         ("sin(x[i])", ["sin_short"]),
         ("cos(cos(x[i]))", ["cos_absolute", "cos_nearly"]),
         ("sin(sin(x[i]))", ["sin_nearly", "sin_short"]),  # near 0 the outer one is its argument
-        ("exp(3 * cos(x[i]))", ["exp"]),
+        ("exp(3 * cos(x[i]))", ["cos_absolute", "exp"]),
         ("exp(cos(x[i]) + sin(x[i]))", ["cos_absolute", "exp", "sin_absolute"]),
         ("cos(cos(x[i])) - x[i]", ["cos_near"]),
         ("sigmoid(x[i]) - x[i]", ["sigmoid_rounded"]),

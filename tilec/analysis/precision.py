@@ -7,6 +7,7 @@ the last place (ulp), so that a stored value is within 5/8 ulp instead of 1/2.
 - Products and quotients share the error between their operands.
 - Sums, and reductions that add, pass it on only where their terms cannot cancel.
 - Functions pass on the share that their condition number leaves: `exp` passes on an absolute error, as do `sin` and `cos` near 0.
+- A maximum errs by no more than what it is of. A factor that `using bf16` rounds is rounded as a stored value is.
 - Comparisons, conversions, other reductions, and values that are stored as f32 allow no error.
 
 A function is marked if its approximation (`passes/tensor/approximate.py`) errs by no more. Some approximations stay within the
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tilec.analysis import softmax_weights as weights
+from tilec.analysis.products import factors_of
 from tilec.core import mlir
 from tilec.core.functions import FUNCTIONS, HIDDEN
 from tilec.core.mlir import ir
@@ -31,16 +33,17 @@ APPROXIMATION_ERRORS = {
     "sin_near": 0.0, "cos_near": 0.0, "sin_nearly": 2.0**-16, "cos_nearly": 2.0**-13, "sin_short": 2.0**-12, "cos_short": 2.0**-12,
     "power": 2.0**-12,
     "sin_absolute": 2.0**-19, "cos_absolute": 2.0**-19, "exp_below": 0.0, "exp_weight": weights.ERROR,
+    "tanh_absolute": 2.0**-20.5,
 }  # fmt: skip
 """The largest relative errors of the approximate forms; those of `ABSOLUTE` are absolute. `log` and `log2` of bf16 values,
 `log1p_of_share` of [0, 1], `near` and `nearly` up to `NEAR`, and `power` only of numbers that are not negative or to a power that
 is no whole number."""
-ABSOLUTE = ("sin_absolute", "cos_absolute")
+ABSOLUTE = ("sin_absolute", "cos_absolute", "tanh_absolute")
 SAVED = {
     "exp": 5, "expm1": 17, "tanh": 14, "erf": 14, "sqrt": 4, "divide": 0, "divide_shared": 6, "divide_weights": 7, "sigmoid": 15,
     "sigmoid_rounded": 6, "one_plus_tanh": 9, "one_plus_erf": 12, "log": 20, "log2": 22, "log1p": 20, "log1p_of_share": 26,
     "sin_near": 9, "cos_near": 11, "sin_nearly": 11, "cos_nearly": 13, "sin_short": 2, "cos_short": 2, "sin_absolute": 8,
-    "cos_absolute": 8, "power": 42, "exp_below": 3, "exp_weight": 6,
+    "cos_absolute": 8, "power": 42, "exp_below": 3, "exp_weight": 6, "tanh_absolute": 9,
 }  # fmt: skip
 """Instructions that approximate forms save (SASS of sm_90)."""
 NEAR = 1.0 + 2.0**-10
@@ -116,6 +119,12 @@ def _generic(op: ir.Operation, state: _Analysis) -> None:
     block = mlir.body_of(op)
     reduces = "reduction" in mlir.iterators_of(op)
     sums: list[ir.Operation] = []
+    kind = mlir.get_string(op, "tilec.multiplicand")
+    if kind in HIDDEN and (factors := factors_of(op)) is not None:
+        total = mlir.definition(list(block.operations)[-1].operands[0])
+        sums += [total, *(made for v in total.operands if (made := mlir.definition(v)) is not None)]
+        for factor in factors:
+            state.allow(factor, HIDDEN[kind])
     for view in reversed(list(block.operations)):
         inner = view.operation
         if inner.name == "linalg.yield":
@@ -126,12 +135,20 @@ def _generic(op: ir.Operation, state: _Analysis) -> None:
                     value, made = term, mlir.definition(term)
                     if made is not None and len(mlir.uses(term)) == 1 and weights.is_weight(made, op, n):
                         state.weights.add(made)
-                state.allow(value, 0.0 if reduces and term is None else state.allowed.get(result, 0.0))
+                kept = not reduces or term is not None or _is_extreme(value)
+                error, absolute = state.allowed.get(result, 0.0), state.absolute.get(result, 0.0)
+                state.allow(value, error if kept else 0.0, absolute if kept and term is None else 0.0)
         elif inner not in sums:
             _scalar(inner, state)
     for value, argument in zip(op.operands, block.arguments):
         if argument in state.allowed:
-            state.allow(value, state.allowed[argument])
+            state.allow(value, state.allowed[argument], state.absolute[argument])
+
+
+def _is_extreme(value: ir.Value) -> bool:
+    """Whether a reduction's new state is the larger or the smaller of two."""
+    made = mlir.definition(value)
+    return made is not None and made.name in ("arith.maximumf", "arith.minimumf")
 
 
 def _term_of_sum(op: ir.Operation, value: ir.Value, n: int) -> ir.Value | None:
@@ -178,7 +195,9 @@ def _scalar(op: ir.Operation, state: _Analysis) -> None:
         case "arith.select":
             shares, passed = [0.0, error, error], [0.0, absolute, absolute]
         case "arith.mulf" | "arith.divf" if form is None or form in _DIVISIONS:
-            gain = [state.gains(v) for v in operands]
+            gain, number = [state.gains(v) for v in operands], mlir.constant_value(operands[1])
+            if op.name == "arith.mulf" and number:  # constants are second operands
+                passed = [absolute / abs(number), 0.0]
             shares = [(error - spent) / max(1, sum(gain)) if g else 0.0 for g in gain]
         case "math.sqrt" | "math.rsqrt":
             shares = [error / 2]
@@ -214,8 +233,10 @@ def approximate_forms(op: ir.Operation) -> list[str]:
     if not op.results or str(op.results[0].type) != "f32":
         return []
     match op.name:
-        case "math.exp" | "math.expm1" | "math.tanh" | "math.erf" | "math.sqrt":
+        case "math.exp" | "math.expm1" | "math.erf" | "math.sqrt":
             return [op.name.removeprefix("math.")]
+        case "math.tanh":
+            return ["tanh", "tanh_absolute"]
         case "math.log" | "math.log2" if _is_bf16(op.operands[0]):
             return [op.name.removeprefix("math.")]
         case "math.sin" | "math.cos":

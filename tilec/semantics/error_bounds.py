@@ -24,6 +24,7 @@ from typing import Literal, assert_never
 import numpy as np
 
 from tilec.core.dtypes import F8E4M3, F8E5M2, F32, F64, DType
+from tilec.core.functions import HIDDEN
 from tilec.core.operators import COMBINE
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
@@ -308,7 +309,8 @@ class _Space(Space):
             return [a + b for a, b in zip(*parts)]
         body = self.enclose(expr.body, mask)
         if product and expr.multiplicand is not None:
-            left, right = (multiplicand(x, using(expr)) for x in (left, right))
+            factors = ((left, product.left), (right, product.right))
+            left, right = (multiplicand(x, self.using(expr, f)) for x, f in factors)
             body = on.multiply(left, right, product.dtype, product.left == product.right)
         body = body.map(lambda end: self.spread(end, axes))
         return sum_parts(body, Total.reduction(body.low.shape, tuple(axes)))
@@ -332,7 +334,7 @@ class _Space(Space):
         """The parts of `sum(left * right)`: that of the intervals' middles, and how far their radii reach, and the roundings of
         the products, where those of the sum do not count them."""
         square = product.left == product.right
-        (a, da), (b, db) = (ball(x, using(expr)) for x in (left, right))
+        (a, da), (b, db) = (ball(x, self.using(expr, f)) for x, f in ((left, product.left), (right, product.right)))
         sizes = np.abs(a) + da, np.abs(b) + db
         middle, size = self.contract(a, b, axes), self.contract(*sizes, axes)
         reach = np.zeros_like(middle)
@@ -348,6 +350,14 @@ class _Space(Space):
         if square or ((left.low >= 0).all() and (right.low >= 0).all()):
             low, negative = np.maximum(low, 0), np.zeros_like(size)
         return [low, high, size, (size + high) / 2, negative, *[np.zeros((), np.int64)] * 6]
+
+    def using(self, expr: ast.Reduce, factor: ast.Expr) -> float:
+        """The relative error of a multiplicand; on CUDA with what the rounding of a computed one hides."""
+        name = expr.multiplicand.name if isinstance(expr.multiplicand, DType) else ""
+        while isinstance(factor, ast.Cast):
+            factor = factor.operand
+        stored = isinstance(factor, ast.Access) and (self.weights is None or factor.tensor not in self.weights.equations)
+        return using(expr) + (0.0 if self.kind == "cpu" or stored else HIDDEN.get(name, 0.0))
 
     def unit(self, expr: ast.Reduce, count: int) -> float:
         """The unit of a step of a sum. Matrix units, which narrow factors may go to, cut where others round; and of sums of 8-bit
