@@ -25,6 +25,7 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
         for first in [n for n in before if n.contraction is not None]:
             chain = [first, *(n for n in before if first in _before(n, graph)), node]
             if len(chain) > 2 and member[first] is not member[node]:
+                chain = _with_readers(chain, first, node, graph)
                 whole = [m for g in {id(member[n]): member[n] for n in chain}.values() for m in g.nodes]
                 _join(graph.in_order(whole), graph, member, target, remarks)
     for node in graph.nodes:
@@ -34,6 +35,19 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
         whole = graph.in_order({m for n in core for m in member[n].nodes})
         if core and not _join(whole, graph, member, target, remarks) and len(core) < len(whole):
             _join(core, graph, member, target, remarks)
+
+
+def _with_readers(chain: list[Node], first: Node, last: Node, graph: Graph) -> list[Node]:
+    """A chain with what else reads tensors as large as the first contraction's result, which are not stored: further reductions of
+    them, and what these are computed of."""
+    size = prod(first.extents[d] for d in first.results[0].dims)
+    inside = list(chain)
+    for n in inside:  # grows
+        large = n is not last and any(prod(n.extents[d] for d in r.dims) >= size for r in n.results)
+        near = [c for c in graph.consumers(n) if not c.inlined and not _descends(c, last, graph)] if large else []
+        near += [p for p in graph.producers(n) if not p.inlined and _descends(p, first, graph)]
+        inside += [m for m in dict.fromkeys(near) if m not in inside]
+    return inside
 
 
 def _reductions(node: Node, graph: Graph, member: dict[Node, Group]) -> list[Node]:

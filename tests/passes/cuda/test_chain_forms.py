@@ -15,7 +15,7 @@ PRODUCT = "o[b, h, i, d] = sum[j](p[b, h, i, j] * v[b, h, j, d]) using bf16"
 
 
 def attention(
-    score="t[b, h, i, j]", weight="softmax[j](s[b, h, i, j])", more="", out="", rest="", product=PRODUCT, kind="bf16"
+    score="t[b, h, i, j]", weight="softmax[j](s[b, h, i, j])", more="", out="", rest="", product=PRODUCT, kind="bf16", last=""
 ):
     """Attention with its own scores `s` of the products `t`, other weights, further inputs, results and statements."""
     factors = ", ".join(f"{x}: {kind}[B, H, S, D]" for x in "qkv")
@@ -25,6 +25,7 @@ def attention(
     {rest}
     p[b, h, i, j] = {weight}
     {product}
+    {last}
 }}"""
 
 
@@ -126,6 +127,12 @@ WEIGHTED = {
     ),
     "by the logarithm of the sum": attention(
         weight="exp(s[b, h, i, j] - l[b, h, i])", rest="l[b, h, i] = logsumexp[j](s[b, h, i, j])", out=", l: f32[B, H, S]"
+    ),
+    "the logarithm of the sum beside it": attention(
+        out=", l: f32[B, H, S]", last="l[b, h, i] = logsumexp[j](s[b, h, i, j])"
+    ),
+    "an entropy beside it": attention(
+        out=", y: f32[B, H, S]", last="y[b, h, i] = sum[j](p[b, h, i, j] * s[b, h, i, j])"
     ),
     "sigmoid": attention(weight="sigmoid(s[b, h, i, j] - 2)"),
 }  # fmt: skip
