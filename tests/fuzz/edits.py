@@ -201,6 +201,12 @@ PROGRAMS = {
         "l[i] = sum[j](p[i, j]) o[i, e] = bf16(sum[j](p[i, j] * v[j, e]) / l[i]) }",
         {"S": 80, "T": 72, "D": 16, "E": 16}, {"q": ("bf16", (80, 16)), "k": ("bf16", (72, 16)), "v": ("bf16", (72, 16))},
     ),
+    "logarithms of sums, and nearest": Program(
+        "h200", "contraction_chain",
+        "op f(x: bf16[M, D], y: bf16[N, D], b: f32[N]) -> (z: f32[M], n: i64[M]) { "
+        "s[i, j] = b[j] + sum[d](x[i, d] * y[j, d]) z[i] = logsumexp[j](s[i, j]) n[i] = argmin[j](s[i, j]) }",
+        {"M": 140, "N": 200, "D": 72}, {"x": ("bf16", (140, 72)), "y": ("bf16", (200, 72)), "b": ("f32", (200,))},
+    ),
     "attention by warps": Program(
         "a100", "contraction_chain",
         "op f(q: bf16[S, D], k: bf16[T, D], v: bf16[T, E]) -> (o: bf16[S, E]) { "
