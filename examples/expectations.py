@@ -230,6 +230,15 @@ example(
     {"B": 8192, "V": 32768},
 )
 example(
+    "linear_cross_entropy",
+    lambda x, w, target: np_cross_entropy(x @ w.T, target),
+    lambda x, w, target: torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, w).float(), target),
+    lambda z: bound(F32, terms=z["D"] + z["V"] + z["B"], magnitude=8),
+    {"x": normal("bf16", "B D"), "w": normal("bf16", "V D", fan_in="D"), "target": ids("i64", "B", below="V")},
+    {"B": 9, "V": 53, "D": 24},
+    {"B": 8192, "V": 32768, "D": 4096},
+)
+example(
     "linear",
     lambda x, w, b: np_gelu(x @ w + b),
     lambda x, w, b: torch.nn.functional.gelu(torch.addmm(b, x, w)),

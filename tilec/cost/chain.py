@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
-from tilec.core.fitted import ChainTimes
+from tilec.core.fitted import ChainTimes, WarpgroupTimes
 from tilec.core.target import Target
+from tilec.cost.contraction import boosted
 from tilec.cost.model import Choice, Prediction, Work, predict, ranked, round_up
 
 LINE = 64  # 16-bit elements of a swizzled line
@@ -254,13 +255,14 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     loaded = tiles * inner * 2 * (tile.bn + (0 if tile.kept_left else tile.bm)) + 2 * p.batch * p.rows * inner
     result = p.out_bytes * p.batch * p.rows
     arithmetic = {"fma.f32": 2 * scores * p.fma, "special": scores * p.special}
+    unit, flops = f"tensor.{p.dtype}@wgmma", 2 * scores * inner
     waves = ceil(blocks / target.units)
     work = Work(
         dram_read=_reads(target, p, tile, waves, steps),
         dram_write=result,
-        l2_bytes=loaded + result,
+        l2_bytes=loaded / target.fit(WarpgroupTimes).l2 + result,
         shared_bytes=loaded + 2 * scores * inner * (1 / ROWS + 1 / tile.bn),
-        flops={f"tensor.{p.dtype}@wgmma": 2 * scores * inner, **arithmetic},
+        flops={unit: flops * boosted(target, unit, flops), **arithmetic},
         blocks=blocks,
         threads=tile.threads,
         registers=tile.registers,
@@ -280,12 +282,12 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
 def _reads(target: Target, p: ChainProblem, tile: ChainTile, waves: int, steps: int) -> float:
     """DRAM bytes of the factors. Each wave of blocks goes through the columns of its parts, and again through its rows at each
     step, if L2 does not hold them."""
-    left, right, room = 2 * p.batch * p.rows * p.inner, 2 * p.batch * p.length * p.inner, 0.5 * target.l2.bytes
-    if left + right <= room:
+    left, right, room = 2 * p.batch * p.rows * p.inner, 2 * p.batch * p.length * p.inner, target.l2.bytes
+    if left + right <= 0.5 * room:
         return left + right
     wave = min(p.blocks(tile.bm) * p.batch, target.units / tile.parts) * tile.bm * p.inner * 2
-    reread = 1 if tile.kept_left or wave <= room else steps * waves * wave / left
-    return left * max(1.0, reread) + right * waves
+    missed = 0 if tile.kept_left else max(0.0, wave - room)  # of each step, by all blocks of a wave
+    return left + right * waves + missed * steps * waves
 
 
 def chain_cost(target: Target, p: ChainProblem, tile: ChainTile) -> Prediction:

@@ -252,8 +252,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     if warpgroups:
         slower = _rounds(target, tile, tiles * tile.split_k) * (1 + fit.cluster * (prod(tile.cluster) > 1))
         loaded, shared = slower * loaded / fit.l2, slower * shared / fit.smem
-        usual = 1e6 * flops / target.peak(unit)
-        flops *= slower * max(1 / fit.products, 1 - (fit.products - 1) * fit.boost_us / max(usual, 1e-9))
+        flops *= slower * boosted(target, unit, flops)
     idle = _between_tiles if warpgroups else _fill_and_drain
     return Work(
         dram_read=_contraction_reads(target, p, tile) + further,
@@ -270,6 +269,12 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
         serial_us=idle(target, p, tile, tiles * tile.split_k),
         launches=1 if tile.split_k == 1 else 2,
     )
+
+
+def boosted(target: Target, unit: str, flops: float) -> float:
+    """The share of their usual time that products of warpgroups take: before power limits the clock they are faster."""
+    fit, usual = target.fit(WarpgroupTimes), 1e6 * flops / target.peak(unit)
+    return max(1 / fit.products, 1 - (fit.products - 1) * fit.boost_us / max(usual, 1e-9))
 
 
 def _rounds(target: Target, tile: BlockTile, blocks: int) -> float:

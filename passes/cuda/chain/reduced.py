@@ -106,9 +106,9 @@ class ReducedWarpgroups:
             with when(arith.cmpi(arith.CmpIPredicate.sgt, step, zero)):
                 self.ring.release(before, self.thread)
             now[:] = [*self.ring.next(stage, phase), stage]
-        if self.block.options.ping_pong:
-            ping_pong(self.block, self.roles, "arrive")
         self._wait(0, scores)
+        if self.block.options.ping_pong:  # now: products of both at a time would end at the same time
+            ping_pong(self.block, self.roles, "arrive")
         self.ring.release(whole[2], self.thread)
         state[:] = whole[:2]
 

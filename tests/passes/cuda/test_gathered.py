@@ -93,6 +93,6 @@ def test_a_schedule_is_obeyed(tmp_path):
 
     specialised, first = planned()
     path = tmp_path / "t.sched.toml"
-    path.write_text(write_schedule(first.plan, specialised).replace("blocks_per_row = 8", "blocks_per_row = 4"))
+    path.write_text(write_schedule(first.plan, specialised).replace("blocks_per_row = 2", "blocks_per_row = 4"))
     second = planned(read_schedule(path))[1].plan
     assert second.recomputed and second.kernels[0].options.blocks_per_row == 4
