@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from tilec.core import locations, mlir
+from tilec.core import locations, mlir, opcodes
 from tilec.core.diagnostics import InternalError
 from tilec.core.hardware import LINE, WARPGROUP
 from tilec.core.mlir import arith, ir, memref, nvgpu, nvvm, scf
+from tilec.core.opcodes import NamedBarrier
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.problem import SHARED, Thread, below, local
 from tilec.passes.cuda.memory_spaces import root
@@ -39,11 +40,12 @@ TICKS = 10_000_000  # ns that one wait may take before it is tried again
 
 class RingTiles:
     """Tiles of a tensor in shared memory, one for each stage: `slabs` boxes, in `lines` lines. A box has every `steps[d]`-th
-    element along dimension d, each by default. `kept`: its dimensions; the tensor has one element along the others."""
+    element along dimension d, each by default. `kept`: its dimensions; the tensor has one element along the others. `rounded`: the
+    type that copies round elements to, as matrix units multiply them."""
 
     def __init__(
         self, view: ir.Value, box: Sequence[int], slabs: int, lines: int, stages: int, steps: Sequence[int] = (),
-        kept: Sequence[int] = (),
+        kept: Sequence[int] = (), rounded: str | None = None,
     ):  # fmt: skip
         self.view, self.kept, self.slabs = view, list(kept or range(len(box))), slabs
         self.box, self.steps = [box[d] for d in self.kept], [steps[d] if steps else 1 for d in self.kept]
@@ -52,7 +54,7 @@ class RingTiles:
         self.memory = memref.AllocOp(local([stages, lines, line], self.element, SHARED), [], []).result
         self.tensor = locations.argument(root(view)) or "factor"
         locations.named(self.memory, f"{self.tensor}_tiles")
-        self.map = tensor_map(view, self.box, steps=self.steps, kept=self.kept)
+        self.map = tensor_map(view, self.box, steps=self.steps, kept=self.kept, rounded=rounded)
 
     @property
     def bytes(self) -> int:
@@ -73,8 +75,9 @@ class RingTiles:
 
 
 def tensor_map(
-    view: ir.Value, box: Sequence[int], swizzle: int = LINE, steps: Sequence[int] = (), kept: Sequence[int] = ()
-) -> ir.Value:
+    view: ir.Value, box: Sequence[int], swizzle: int = LINE, steps: Sequence[int] = (), kept: Sequence[int] = (),
+    rounded: str | None = None,
+) -> ir.Value:  # fmt: skip
     """What tells the hardware how a view's tensor lies, and a box of it in shared memory, in lines of `swizzle` bytes; `kept` are
     the tensor's dimensions that the box has, all by default."""
     element, tensor = ir.MemRefType(view.type).element_type, root(view)
@@ -89,6 +92,8 @@ def tensor_map(
     made = nvgpu.TmaCreateDescriptorOp(ir.Type.parse(kind), unranked, [mlir.index(b) for b in box])
     if any(step > 1 for step in steps):
         made.attributes["tilec.element_steps"] = mlir.integers(steps)
+    if rounded:
+        made.attributes["tilec.rounded"] = mlir.string(rounded)
     return made.result
 
 
@@ -270,6 +275,20 @@ class Roles:
     def _move(self, count: int, action: str) -> None:
         if self.consumers > 1:
             nvvm.SetMaxRegisterOp(count, ir.Attribute.parse(f"#nvvm<action {action}>"))
+
+
+def ping_pong(function: ir.Operation, roles: Roles, action: str) -> None:
+    """Ping-pong: waits until this warpgroup may multiply, or lets the next one: barriers 1 and up, one for each.
+
+    A call, since upstream's `nvvm.barrier` with a number does not parse again with locations.
+    """
+    i32 = ir.IntegerType.get_signless(32)
+    both = mlir.constant(2 * 128, i32)
+    number = roles.warpgroup
+    if action == "arrive":
+        number = sum_of([(number, -1)], roles.consumers + 1)
+    number = arith.index_cast(i32, number)
+    opcodes.call(function, NamedBarrier(waits=action == "sync"), [number, both])
 
 
 def _lines(

@@ -237,6 +237,7 @@ _TENSOR_TYPES = {
     "f32": 7,
     "f64": 8,
     "bf16": 9,
+    "tf32": 11,  # f32 numbers that are rounded on the way
 }
 _TENSOR_TYPES |= {"i8": 0, "bool": 0, "f8e4m3": 0, "f8e5m2": 0, "i16": 1}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}

@@ -32,7 +32,8 @@ def _descriptor_map(printer: MemoryPrinter, op: ir.Operation) -> None:
     side = sum(name.startswith(memory.base) for name in printer.maps)
     name = f"{memory.base}_map" + ("" if side == 0 else f"_{side + 1}")
     steps = tuple(mlir.get_integers(op, "tilec.element_steps") or ())
-    printer.maps[name] = TensorMap(number, printer.dtype(memory.element), size, memory.shape, box, steps, int(found[1]))
+    dtype = mlir.get_string(op, "tilec.rounded") or printer.dtype(memory.element)
+    printer.maps[name] = TensorMap(number, dtype, size, memory.shape, box, steps, int(found[1]))
     printer.text[op.results[0]] = name
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilec.core.dtypes import DTYPES
 from tilec.runtime.cuda.device.matrix import matrix_descriptor
+from tilec.semantics.interpreter.boxes import nearest_tf32
 from tools.cuda_emulator import SHARED, Intrinsics
 from tools.cuda_threads import Meeting, Turns
 
@@ -143,7 +144,8 @@ class MatrixIntrinsics(Intrinsics):
 
     def _tma_load(self, target, tensor, barrier, *coordinates, blocks=()) -> None:
         description, pointer = tensor
-        dtype = DTYPES[description.dtype].numpy
+        tf32 = description.dtype == "tf32"
+        dtype = DTYPES["f32" if tf32 else description.dtype].numpy
         count = int(np.prod(description.shape)) * dtype.itemsize
         whole = self.state.block.bytes_at(pointer, count).view(dtype).reshape(description.shape)
         box, start = np.zeros(description.box, dtype), [int(c) for c in reversed(coordinates)]
@@ -151,6 +153,7 @@ class MatrixIntrinsics(Intrinsics):
         along = [s + step * np.arange(n) for s, n, step in zip(start, description.box, steps)]
         inside = [(at >= 0) & (at < extent) for at, extent in zip(along, description.shape)]
         box[np.ix_(*inside)] = whole[np.ix_(*(at[i] for at, i in zip(along, inside)))]
+        box = nearest_tf32(box) if tf32 else box
         assert int(target) % 1024 == 0
         for block in blocks or [self.state.block]:
             for line, values in enumerate(box.reshape(-1, description.box[-1]).view(np.uint8).reshape(-1, 8, 16)):

@@ -188,11 +188,12 @@ def _staged(
     sm = target.sm
     assert sm is not None
     accumulators = bm * bn * max(4, p.bytes if instruction == "fma" else 4) // 4 // (32 * wm * wn)
-    accumulators *= 2 if p.promoted else 1
     own = accumulators + (accumulators // 8 + 32 if producers or instruction == "fma" else accumulators // 4 + 48)
     if instruction == "tcgen05":
         own = 128  # the accumulators are in tensor memory, 512 columns of 128 lanes of 4 bytes
+    own += accumulators if p.promoted else 0  # partial sums
     registers = round_up(-(-(own * wm * wn + 40 * producers) // (wm * wn + producers)), 8)
+    registers = min(registers, sm.registers // (32 * (wm * wn + producers)) // 8 * 8) if p.promoted else registers
     stage, spare = (bm + bn) * bk * p.bytes, bm * 64 * 4 if producers else 0  # sums leave 64 columns at a time
     deepest = min(8, max(0, sm.shared_per_block - spare - 1024) // stage, max(2, ceil(p.k / bk)))
     tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch

@@ -286,6 +286,8 @@ TABLE: tuple[Attribute, ...] = (
               "a load of a row that is loaded more than once: whether a later operation loads it again"),
     Attribute("element_steps", ("nvgpu.tma.create.descriptor",), _numbers(), "map", "emit",
               "a box has every so many-th element along each dimension"),
+    Attribute("rounded", ("nvgpu.tma.create.descriptor",), _word("tf32"), "map", "emit",
+              "the type to which copies of boxes round elements, to nearest"),
     *(Attribute(name, ("func.call",), _record(record), "map", "emit",
                 f"a device function, `{record.__name__}` in tilec/core/opcodes.py") for name, record in OPCODES.items()),
 )  # fmt: skip

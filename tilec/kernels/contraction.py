@@ -257,6 +257,14 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         "adjacent columns of a tile that share the scales of such a sum", default=0, fixed=True,
         shown="{} adjacent columns share a scale",
     )  # fmt: skip
+    partials: int = option(
+        "sets of registers for such sums: with two, a thread adds one under the products of the other", default=1,
+        shown="{}: sums are added under the products of the next",
+    )  # fmt: skip
+    ping_pong: bool = option(
+        "two warpgroups alternate: one adds such sums under the products of the other", default=False,
+        shown="{}: two warpgroups alternate",
+    )  # fmt: skip
     cluster: tuple[int, ...] = option(
         "blocks of a cluster along rows and columns of tiles: those along columns share a tile of the left factor, those along "
         "rows one of the right factor, of which each copies a part to all of them (multicast)",
@@ -311,7 +319,12 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
             return Refusal("cluster", "`cluster` must be two numbers, of at most 8 blocks, and no more than `persistent_blocks`")
         if not 1 <= self.result_boxes <= 8:
             return Refusal("result_boxes", f"`result_boxes` must be from 1 to 8, not {self.result_boxes}")
-        held = self.block[0] * self.block[1] // (32 * prod(self.warps)) * (2 if self.promoted else 1)
+        if self.partials not in ((1, 2) if self.promoted == self.block[2] else (1,)):
+            return Refusal("partials", "`partials` must be 1, or 2 where the sums of one step leave the matrix units")
+        if self.ping_pong and not (self.promoted == self.block[2] and self.partials == 1 and self.block[0] == 2 * ROWS):
+            why = "`ping_pong` needs two warpgroups, so 128 rows in `block`, and one set of the sums of a step"
+            return Refusal("ping_pong", why)
+        held = self.block[0] * self.block[1] // (32 * prod(self.warps)) * (1 + self.partials if self.promoted else 1)
         if held > (200 if self.promoted else 65536 // self.block_threads - OTHER):
             return Refusal("block", f"a thread would hold {held} sums, which is more than its registers")
         return None

@@ -53,10 +53,8 @@ def _multiplied(factors: list[Enclosure]) -> Enclosure:
 
 
 def using(expr: ast.Reduce) -> float:
-    """The relative error of a multiplicand. A tf32 is cut."""
-    if expr.multiplicand in (None, ast.F22):
-        return 0.0
-    return unit_roundoff(expr.multiplicand) * (2 if expr.multiplicand is ast.TF32 else 1)
+    """The relative error of a multiplicand."""
+    return 0.0 if expr.multiplicand in (None, ast.F22) else unit_roundoff(expr.multiplicand)
 
 
 def ball(x: Enclosure, relative: float) -> tuple[np.ndarray, np.ndarray]:

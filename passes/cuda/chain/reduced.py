@@ -19,9 +19,9 @@ from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms
 from tilec.passes.cuda.chain.parts import SharedRows
 from tilec.passes.cuda.chain.values import statements
-from tilec.passes.cuda.chain.warpgroups import REGISTERS, FactorTiles, ping_pong
+from tilec.passes.cuda.chain.warpgroups import REGISTERS, FactorTiles
 from tilec.passes.cuda.contraction.problem import Thread
-from tilec.passes.cuda.ring import Ring, Roles, carried_loop, make_ready
+from tilec.passes.cuda.ring import Ring, Roles, carried_loop, make_ready, ping_pong
 from tilec.passes.loops import sum_of, when
 
 
@@ -84,7 +84,7 @@ class ReducedWarpgroups:
             if self.block.options.ping_pong:
                 last = arith.cmpi(arith.CmpIPredicate.eq, self.roles.warpgroup, mlir.index(self.groups))
                 with when(last):
-                    ping_pong(self.block, self.roles, "arrive")  # the first warpgroup multiplies first
+                    ping_pong(self.block.function, self.roles, "arrive")  # the first warpgroup multiplies first
             state = [zero, zero]
             for first, end, masked in tiles.ranges(zero):
                 with carried_loop(first, end, state) as (number, now):
@@ -96,7 +96,7 @@ class ReducedWarpgroups:
         """The scores of one tile. A product may still run when the next is issued; then the stage before is known to be free."""
         zero, scores = mlir.index(0), self.fragments.scores
         if self.block.options.ping_pong:
-            ping_pong(self.block, self.roles, "sync")
+            ping_pong(self.block.function, self.roles, "sync")
         whole = [*state, zero]
         with carried_loop(zero, mlir.index(self.steps), whole, name="step") as (step, now):
             stage, phase, before = now
@@ -108,7 +108,7 @@ class ReducedWarpgroups:
             now[:] = [*self.ring.next(stage, phase), stage]
         self._wait(0, scores)
         if self.block.options.ping_pong:  # now: products of both at a time would end at the same time
-            ping_pong(self.block, self.roles, "arrive")
+            ping_pong(self.block.function, self.roles, "arrive")
         self.ring.release(whole[2], self.thread)
         state[:] = whole[:2]
 

@@ -24,13 +24,13 @@ from tilec.analysis.subscripts import subscripts
 from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import arith, gpu, ir
-from tilec.core.opcodes import NamedBarrier, WarpgroupProduct, WarpgroupWait
+from tilec.core.opcodes import WarpgroupProduct, WarpgroupWait
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms
 from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import At, Values, statements
 from tilec.passes.cuda.contraction.problem import Thread
-from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of
+from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of, ping_pong
 from tilec.passes.loops import sum_of, when
 
 REGISTERS = Registers(producer=24, consumer=240)  # of 168 at launch
@@ -136,12 +136,12 @@ class Warpgroups:
         if self.ping_pong:
             last = arith.cmpi(arith.CmpIPredicate.eq, self.roles.warpgroup, mlir.index(self.groups))
             with when(last):
-                ping_pong(self.block, self.roles, "arrive")  # the first warpgroup multiplies first
-            ping_pong(self.block, self.roles, "sync")
+                ping_pong(self.block.function, self.roles, "arrive")  # the first warpgroup multiplies first
+            ping_pong(self.block.function, self.roles, "sync")
         self.k.wait_full(zero, zero)
         self._scores(zero)
         if self.ping_pong:
-            ping_pong(self.block, self.roles, "arrive")
+            ping_pong(self.block.function, self.roles, "arrive")
         self._wait(0, own.scores)
         self.k.release(zero, self.thread)
         own.weigh(own.tiles.begin, masked=own.tiles.masked)
@@ -160,12 +160,12 @@ class Warpgroups:
         own = self.fragments
         self.k.wait_full(stage, phase)
         if self.ping_pong:
-            ping_pong(self.block, self.roles, "sync")
+            ping_pong(self.block.function, self.roles, "sync")
         self._scores(stage)
         self.v.wait_full(before, old)
         self._product(before)
         if self.ping_pong:
-            ping_pong(self.block, self.roles, "arrive")
+            ping_pong(self.block.function, self.roles, "arrive")
         self._wait(self.block.options.weight_terms, own.scores)
         self.k.release(stage, self.thread)
         own.weigh(number, masked)
@@ -201,17 +201,3 @@ class Warpgroups:
     def _wait(self, running: int, sums: ir.Value, *factors: ir.Value) -> None:
         """Until at most so many products run."""
         opcodes.call(self.block.function, WarpgroupWait(running), [sums, *factors])
-
-
-def ping_pong(block: ChainBlock, roles: Roles, action: str) -> None:
-    """Ping-pong: waits until this warpgroup may multiply, or lets the next one: barriers 1 and up, one for each.
-
-    A call, since upstream's `nvvm.barrier` with a number does not parse again with locations.
-    """
-    i32 = ir.IntegerType.get_signless(32)
-    both = mlir.constant(2 * 128, i32)
-    number = roles.warpgroup
-    if action == "arrive":
-        number = sum_of([(number, -1)], roles.consumers + 1)
-    number = arith.index_cast(i32, number)
-    opcodes.call(block.function, NamedBarrier(waits=action == "sync"), [number, both])

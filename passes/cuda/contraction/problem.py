@@ -161,7 +161,7 @@ class Problem:
 
     @cached_property
     def element(self) -> ir.Type:
-        """The type of staged factors; tf32 is cut from f32 where it is multiplied."""
+        """The type of staged factors; tf32 is an f32 that copies or threads round."""
         return element_of(self.options.multiplicand)
 
     @cached_property

@@ -15,8 +15,7 @@ of 16 bytes); CUTLASS and fast.cu for the division of work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any
@@ -30,9 +29,9 @@ from tilec.kernels.contraction import widest
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import Chunks, Sums, fragment_coordinates
+from tilec.passes.cuda.contraction.partial_sums import PartialSums
 from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Blocks, Problem, Side, Thread, local
 from tilec.passes.cuda.contraction.result_boxes import ResultBoxes, boxed_result
-from tilec.passes.cuda.contraction.scales import Scales
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of
 from tilec.passes.loops import delinearise, loop, sum_of, when
@@ -67,6 +66,8 @@ def map_wgmma(
             _erase(operations)
 
     def consume() -> None:
+        if loads.partial is not None:
+            loads.partial.begin()
         with carried_loop(first, end, list(start), count) as (number, state):
             _multiply_tile(options, tiles, blocks.enter(number, grid, cluster), loads, shape, state)
         if loads.boxes:
@@ -144,12 +145,9 @@ class _Loads:
         self.ring = Ring(self.sides, problem.options.stages, shape.roles.consumers, cluster)
         self.sums = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")
-        self.partial = self.sums
-        assert isinstance(problem.options, WarpgroupContraction)
-        self.promoted = problem.options.promoted  # elements of k whose sums leave the matrix units; 0: all
-        if self.promoted:
-            self.partial = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
-            locations.named(self.partial, "partial_sums")
+        self.partial = None
+        if problem.is_promoted:
+            self.partial = PartialSums(problem, function, shape, self.ring, self.sums, self._product, self._wait_for_sums)
         self.chunks = shape.chunks(self.sums, self.boxes.columns if self.boxes else 64)
         self.buffer = None if self.boxes else buffer(self.chunks, warps, problem.accumulator, overlay=False)
         make_ready([self.ring], shape.thread)
@@ -174,11 +172,12 @@ class _Loads:
             steps.append(step)
         # rows that the box lacks are never loaded, and never stored
         lines = side.size if side.major else slabs * problem.depth
+        rounded = "tf32" if problem.options.multiplicand == "tf32" else None
         if access.operand is None:
-            return RingTiles(access.tensor, box, slabs * splits, lines, problem.options.stages, steps)
+            return RingTiles(access.tensor, box, slabs * splits, lines, problem.options.stages, steps, rounded=rounded)
         tensor = problem.operands[access.operand]
         kept = [d for d, extent in enumerate(ir.MemRefType(root(tensor).type).shape) if extent > 1]
-        return RingTiles(tensor, box, slabs * splits, lines, problem.options.stages, steps, kept)
+        return RingTiles(tensor, box, slabs * splits, lines, problem.options.stages, steps, kept, rounded)
 
     def _parts(self, side: Side) -> int:
         """Blocks that share a tile of a factor."""
@@ -232,8 +231,8 @@ class _Loads:
 
     def multiply(self, problem: Problem, state: list[ir.Value]) -> None:
         """One tile of C. A product may still run when the next is issued; then the stage before is known to be free."""
-        if self.promoted:
-            self._multiply_in_parts(problem, state)
+        if self.partial is not None:
+            self.partial.multiply(problem, state)
             return
         whole = [*state, mlir.index(0)]
         with carried_loop(mlir.index(0), mlir.index(problem.steps), whole, name=f"{problem.inner_name}_step") as (
@@ -242,51 +241,16 @@ class _Loads:
         ):
             stage, phase, before = now
             self.ring.wait_full(stage, phase)
-            self._product(stage, step)
-            self._wait_for_sums(1)
+            self._product(self.sums, stage, step)
+            self._wait_for_sums(1, self.sums)
             with when(arith.cmpi(arith.CmpIPredicate.sgt, step, mlir.index(0))):
                 self.ring.release(before, self.shape.thread)
             now[:] = [*self.ring.next(stage, phase), stage]
-        self._wait_for_sums(0)
+        self._wait_for_sums(0, self.sums)
         self.ring.release(whole[2], self.shape.thread)
         state[:] = whole[:2]
 
-    def _multiply_in_parts(self, problem: Problem, state: list[ir.Value]) -> None:
-        """One tile of C, whose partial sums leave the matrix units every few steps: one warpgroup adds under the products of
-        the other."""
-        zero, steps = mlir.index(0), self.promoted // problem.depth
-        scales = Scales(problem, self.shape)
-        with self._each_sum() as at:
-            memref.StoreOp(mlir.constant(0.0, problem.accumulator), self.sums, at)
-        with carried_loop(zero, mlir.index(problem.steps), state, steps, name=f"{problem.inner_name}_part") as (first, now):
-            scales.load(problem, sum_of([(first, problem.depth)]))  # under the products
-            if steps == 1:
-                self._step(problem, zero, now)
-            else:
-                count = mlir.index(steps)
-                if problem.steps % steps:
-                    count = arith.minsi(count, arith.subi(mlir.index(problem.steps), first))
-                with carried_loop(zero, count, now, name=f"{problem.inner_name}_step") as (step, inner):
-                    self._step(problem, step, inner)
-            with self._each_sum() as at:
-                added = scales.apply(memref.LoadOp(self.partial, at).result, at)
-                memref.StoreOp(arith.addf(memref.LoadOp(self.sums, at).result, added), self.sums, at)
-
-    def _step(self, problem: Problem, step: ir.Value, state: list[ir.Value]) -> None:
-        """One stage, multiplied to its end."""
-        stage, phase = state
-        self.ring.wait_full(stage, phase)
-        self._product(stage, step)
-        self._wait_for_sums(0)
-        self.ring.release(stage, self.shape.thread)
-        state[:] = self.ring.next(stage, phase)
-
-    @contextmanager
-    def _each_sum(self) -> Iterator[list[ir.Value]]:
-        with loop(self.shape.wide, name="fragment") as j, loop(2, name="half") as half, loop(2, name="pair") as lane:
-            yield [j, half, lane]
-
-    def _product(self, stage: ir.Value, step: ir.Value) -> None:
+    def _product(self, sums: ir.Value, stage: ir.Value, step: ir.Value) -> None:
         """sums (+)= 64 rows of left times all of right, for the k of one stage; from zero in the first step.
 
         A call of what is no operation upstream: `nvgpu.warpgroup.mma` takes only one order of the right
@@ -302,8 +266,8 @@ class _Loads:
         product = WarpgroupProduct(
             problem.right.size, problem.depth, problem.options.multiplicand, problem.left.major, problem.right.major
         )
-        opcodes.call(self.function, product, [self.partial, *views, step])
+        opcodes.call(self.function, product, [sums, *views, step])
 
-    def _wait_for_sums(self, running: int) -> None:
+    def _wait_for_sums(self, running: int, sums: ir.Value) -> None:
         """Until at most so many products run."""
-        opcodes.call(self.function, WarpgroupWait(running), [self.partial])
+        opcodes.call(self.function, WarpgroupWait(running), [sums])

@@ -1,11 +1,14 @@
 """Factors that many places of k share: those that no place changes are applied to the sum, others to sums of the matrix units."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tools import contractions as T
 from tools.explained import planned
 
 from tilec.kernels import contraction
+from tilec.plan.cuda import contraction as cuda_contraction
 
 PROGRAM = """op mm(a: {t}[M, K], b: {t}[{b}], s: f32[{s}], t: f32[{u}]) -> (c: f32[M, N]) {{
  c[m, n] = sum[k](a[m, k] * s[{si}] * b[{bi}] * t[{ui}])
@@ -48,3 +51,24 @@ def test_elsewhere_scales_are_multiplied_in(target):
     text = PROGRAM.format(t="f8e4m3", b="N, K", bi="n, k", s="M, K // 32", si="m, k // 32", u="N", ui="n")
     _, plan = planned(text, {"M": 64, "N": 64, "K": 256}, target)
     assert len(plan.kernels) == 1
+
+
+@pytest.mark.parametrize("options", [{"partials": 2}, {"ping_pong": True}])
+@pytest.mark.parametrize("k", [128, 256, 336, 512])
+def test_sums_are_added_under_products(options, k, monkeypatch, tmp_path):
+    """A schedule asks for it; with every count of steps from one to four."""
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    built = cuda_contraction._built
+    monkeypatch.setattr(
+        cuda_contraction, "_built", lambda tile, **given: replace(built(tile, **given), **options) if tile.instruction == "wgmma" else built(tile, **given)
+    )
+    text = PROGRAM.format(t="f8e4m3", b="N, K", bi="n, k", s="M, (K + 127) // 128", si="m, k // 128", u="N", ui="n")
+    text = text.replace("{", "{{").replace("}", "}}")
+    tile = ("wgmma", 128, 32, 128, (8, 1))
+
+    def expected(a, b, s, t):
+        return np.einsum("mk,nk,mk,n->mn", a, b, np.repeat(s, 128, 1)[:, :k], t)
+
+    result = T.check(text, ("f32", "f32"), {"M": 136, "N": 40, "K": k}, tile, expected, monkeypatch)
+    found = result.plan.kernels[-1].options
+    assert all(getattr(found, name) == value for name, value in options.items())

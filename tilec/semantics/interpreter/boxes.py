@@ -28,12 +28,13 @@ SWIZZLES = {"none": PLAIN, "swizzle_32b": 32, "swizzle_64b": 64, "swizzle_128b":
 @dataclass(frozen=True)
 class Box:
     """A tensor that copies take boxes of, of every so many-th element along each dimension, to lie in lines of so many bytes whose
-    pieces are exchanged."""
+    pieces are exchanged; `rounded` to the nearest tf32."""
 
     tensor: View
     shape: tuple[int, ...]
     swizzle: int
     steps: tuple[int, ...]
+    rounded: bool
 
 
 def swizzled(offset: np.ndarray, line: int) -> np.ndarray:
@@ -49,7 +50,7 @@ def _descriptor(code: Code, op: ir.Operation) -> Step:
     steps = tuple(mlir.get_integers(op, "tilec.element_steps") or [1] * len(box))
 
     def step(values: Values, mask: Mask) -> None:
-        values[r] = Box(values[tensor], tuple(int(values[s]) for s in box), swizzle, steps)
+        values[r] = Box(values[tensor], tuple(int(values[s]) for s in box), swizzle, steps, "tilec.rounded" in op.attributes)
 
     return step
 
@@ -149,7 +150,14 @@ def _boxed(box: Box, start: list[int], op: ir.Operation, context: Threads) -> np
     inside, offsets = _inside(box, start)
     if offsets.size:
         made[inside] = read(box.tensor, offsets.reshape(1, -1), op, context, None).reshape(offsets.shape)
-    return made
+    return nearest_tf32(made) if box.rounded else made
+
+
+def nearest_tf32(values: np.ndarray) -> np.ndarray:
+    """Float32 numbers with 10 bits of mantissa, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.int32)
+    rounded = ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(np.float32)
+    return np.where(np.isnan(values), values, rounded)
 
 
 def boxed_elements(op: ir.Operation, buffer: Buffer, start: int, offsets: np.ndarray, swizzle: int) -> np.ndarray:

@@ -1,0 +1,148 @@
+"""Partial sums that leave the matrix units: those that the units have too few bits for, or that are scaled (`scales.py`).
+
+    one set of registers:    for part { p = the part's products; wait for them; sums += p }
+    two sets (`partials`):   for two parts { p, q = the products of both; wait for p; sums += p; wait for q; sums += q }
+
+With one set, a warpgroup adds under the products of the other, for which the two take turns (`ping_pong`): else the units would
+serve both at once, and stand still while both add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tilec.core import locations, mlir
+from tilec.core.mlir import arith, ir, memref
+from tilec.kernels import WarpgroupContraction
+from tilec.passes.cuda.contraction.problem import Problem
+from tilec.passes.cuda.contraction.scales import Scales
+from tilec.passes.cuda.ring import Ring, carried_loop, ping_pong
+from tilec.passes.loops import loop, sum_of, when
+
+_State = list[ir.Value]
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Registers of a part's sums, and of its scales."""
+
+    sums: ir.Value
+    scales: Scales
+
+
+class PartialSums:
+    """`multiply(state)` computes one tile of C. `product(sums, stage, step)` starts the products of a stage, `wait(running, sums)`
+    waits until so many run."""
+
+    def __init__(
+        self, problem: Problem, function: ir.Operation, shape: Any, ring: Ring, sums: ir.Value,
+        product: Callable[[ir.Value, ir.Value, ir.Value], None], wait: Callable[[int, ir.Value], None],
+    ):  # fmt: skip
+        assert isinstance(problem.options, WarpgroupContraction)
+        self.problem, self.function, self.shape, self.ring, self.sums = problem, function, shape, ring, sums
+        self.product, self.wait, self.options = product, wait, problem.options
+        self.sets: list[_Set] = []
+        for number in range(self.options.partials):
+            with ir.InsertionPoint.at_block_begin(shape.thread.block):
+                made = memref.AllocaOp(ir.MemRefType(sums.type), [], []).result
+            self.sets.append(_Set(locations.named(made, f"partial_sums{f'_{number + 1}' * (number > 0)}"), Scales(problem, shape)))
+
+    def begin(self) -> None:
+        """Once, before all tiles: the first warpgroup multiplies first."""
+        if self.options.ping_pong:
+            roles = self.shape.roles
+            with when(arith.cmpi(arith.CmpIPredicate.eq, roles.warpgroup, mlir.index(roles.consumers))):
+                ping_pong(self.function, roles, "arrive")
+
+    def multiply(self, problem: Problem, state: _State) -> None:
+        self.problem = problem
+        with self._each_sum() as at:
+            memref.StoreOp(mlir.constant(0.0, problem.accumulator), self.sums, at)
+        if len(self.sets) == 1:
+            self._one_set(state)
+        else:
+            self._two_sets(state)
+
+    # ---- one set of registers ------------------------------------------------------------------------------
+
+    def _one_set(self, state: _State) -> None:
+        zero, (part,), steps = mlir.index(0), self.sets, self.options.promoted // self.problem.depth
+        with self._parts(zero, self.problem.steps, steps, state) as (first, now):
+            self._load_scales(part, first)
+            count = mlir.index(steps)
+            if self.problem.steps % steps:
+                count = arith.minsi(count, arith.subi(mlir.index(self.problem.steps), first))
+            if self.options.ping_pong:
+                ping_pong(self.function, self.shape.roles, "sync")
+            if steps == 1:
+                self._step(part, zero, now)
+            else:
+                with carried_loop(zero, count, now, name=f"{self.problem.inner_name}_step") as (step, inner):
+                    self._step(part, step, inner)
+            self._add(part)
+
+    def _step(self, part: _Set, step: ir.Value, state: _State) -> None:
+        """One stage, multiplied to its end."""
+        stage, phase = state
+        self.ring.wait_full(stage, phase)
+        self.product(part.sums, stage, step)
+        self.wait(0, part.sums)
+        if self.options.ping_pong:  # now: products of both at a time would end at the same time
+            ping_pong(self.function, self.shape.roles, "arrive")
+        self.ring.release(stage, self.shape.thread)
+        state[:] = self.ring.next(stage, phase)
+
+    # ---- two sets of registers, of one stage each ----------------------------------------------------------
+
+    def _two_sets(self, state: _State) -> None:
+        """Pairs of stages: no products run from one turn of the loop to the next, as the assembler would wait for these."""
+        first, second = self.sets
+        pairs = self.problem.steps // 2
+        if pairs:
+            with self._parts(mlir.index(0), 2 * pairs, 2, state) as (number, now):
+                old = [self._start(part, sum_of([(number, 1)], ahead), now) for ahead, part in enumerate(self.sets)]
+                for running, part, stage in ((1, first, old[0]), (0, second, old[1])):
+                    self._finish(part, running, stage)
+        if self.problem.steps % 2:
+            self._finish(first, 0, self._start(first, mlir.index(2 * pairs), state))
+
+    def _start(self, part: _Set, number: ir.Value, state: _State) -> ir.Value:
+        """Starts the products of a stage."""
+        stage, phase = state
+        self._load_scales(part, number)
+        self.ring.wait_full(stage, phase)
+        self.product(part.sums, stage, mlir.index(0))
+        state[:] = self.ring.next(stage, phase)
+        return stage
+
+    def _finish(self, part: _Set, running: int, stage: ir.Value) -> None:
+        """Adds them, while those of so many other stages run."""
+        self.wait(running, part.sums)
+        self.ring.release(stage, self.shape.thread)
+        self._add(part)
+
+    # ---- either --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _parts(self, first: ir.Value, end: int, step: int, state: _State) -> Iterator[tuple[ir.Value, _State]]:
+        with carried_loop(first, mlir.index(end), state, step, name=f"{self.problem.inner_name}_part") as found:
+            yield found
+
+    def _load_scales(self, part: _Set, number: ir.Value) -> None:
+        """Under the products."""
+        part.scales.load(self.problem, sum_of([(number, self.problem.depth)]))
+
+    def _add(self, part: _Set) -> None:
+        with self._each_sum() as at:
+            added = part.scales.apply(memref.LoadOp(part.sums, at).result, at)
+            memref.StoreOp(arith.addf(memref.LoadOp(self.sums, at).result, added), self.sums, at)
+
+    @contextmanager
+    def _each_sum(self) -> Iterator[list[ir.Value]]:
+        with loop(self.shape.wide, name="fragment") as j, loop(2, name="half") as half, loop(2, name="pair") as lane:
+            yield [j, half, lane]
+
+
