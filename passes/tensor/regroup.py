@@ -16,11 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from tilec.analysis.products import dims_of, factors_of, leaves_of, period_of, product_of, stored
+from tilec.analysis.products import dims_of, factors_of, leaves_of, narrow, period_of, product_of
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, linalg, tensor
-
-_CASTS = ("arith.sitofp", "arith.uitofp")
 
 
 def regroup(module: ir.Operation) -> None:
@@ -66,9 +64,7 @@ def _regroup(op: ir.Operation) -> None:
 
 def _is_narrow(leaf: ir.Value) -> bool:
     """Whether a factor is a number of at most 16 bits, widened."""
-    plain, owner = stored(leaf), mlir.definition(stored(leaf))
-    if owner is not None and owner.name in _CASTS:
-        plain = owner.operands[0]
+    plain = narrow(leaf)
     return plain != leaf and plain.type.width <= 16
 
 

@@ -16,7 +16,9 @@ from tilec.runtime.emit.cuda_hopper import HOPPER
 from tilec.runtime.emit.cuda_memory import MemoryPrinter
 from tilec.runtime.emit.index import Memory, plus, times
 
-MAKERS = ("nvgpu.ldmatrix", "nvgpu.mma.sync", "vector.contract", "arith.extf", "arith.truncf")
+MAKERS = (
+    "nvgpu.ldmatrix", "nvgpu.mma.sync", "vector.contract", "arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp"
+)  # fmt: skip
 
 
 def packed(printer: MemoryPrinter, alloca: ir.Operation, base: str) -> Memory:
@@ -78,6 +80,11 @@ def store_made(printer: MemoryPrinter, op: ir.Operation) -> bool:
             name = printer.use(f"pack_{ir.VectorType(maker.results[0].type).element_type}")
             second = printer.load(source, plus(offset, 1))
             printer.line(f"{target.base}[{at}] = {name}({printer.load(source, offset)}, {second})")
+        case "arith.sitofp" | "arith.uitofp":  # two bytes of shared memory in one word of a fragment
+            source, offset = printer.vectors[maker.operands[0]]
+            kind = "i8" if maker.name == "arith.sitofp" else "u8"
+            name = printer.use(f"widen_{kind}_{ir.VectorType(maker.results[0].type).element_type}")
+            printer.line(f"{name}({target.base}, {at}, {printer.bytes(source, offset)})")
         case "vector.contract":
             a, b, c = (printer.vectors[v] for v in maker.operands)
             _same(c, (target, at), op)

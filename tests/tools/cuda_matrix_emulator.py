@@ -53,6 +53,9 @@ class MatrixIntrinsics(Intrinsics):
         if name in ("pack_bf16", "pack_f16"):
             dtype = DTYPES[name[5:]].numpy
             return lambda low, high: np.array([low, high], np.float32).astype(dtype).view(np.int32)[0]
+        if name.startswith("widen_"):
+            source, target = (DTYPES[t].numpy for t in name.split("_")[1:])
+            return lambda array, at, address: self._widen(array, at, address, source, target)
         if name in WORDS:
             return lambda *operands: self._mma(WORDS[name], *operands)
         return super().__getattr__(name)
@@ -95,6 +98,10 @@ class MatrixIntrinsics(Intrinsics):
         for j in range(4):
             pair = matrices[j, lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2]
             array[at + j] = np.ascontiguousarray(pair).view(array.dtype)[0]
+
+    def _widen(self, array, at, address, source, target) -> None:
+        numbers = self.state.block.bytes_at(int(address), 2).view(source).astype(np.float32).astype(target)
+        array[at] = numbers.view(array.dtype)[0]
 
     def round_tf32_x4(self, array, at) -> None:
         """To 10 bits of mantissa, ties away from zero."""

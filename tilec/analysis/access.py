@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import copysign
 
-from tilec.analysis.products import index_dim, stored
+from tilec.analysis.products import index_dim, narrow, stored
 from tilec.core import mlir
 from tilec.core.mlir import ir
 
@@ -93,8 +93,8 @@ class Access:
 
 
 def access_of(op: ir.Operation, factor: ir.Value) -> Access | None:
-    """The element that a value of an operation's body is, before it was widened; None where it is computed otherwise."""
-    body, value = mlir.body_of(op), stored(factor)
+    """The element that a value of an operation's body is, before it was widened or made a float; None where it is computed."""
+    body, value = mlir.body_of(op), narrow(factor)
     if isinstance(value.owner, ir.Block):
         number = ir.BlockArgument(value).arg_number if value.owner == body else len(op.operands)
         if number >= len(mlir.inputs_of(op)):

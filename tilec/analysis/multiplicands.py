@@ -79,11 +79,11 @@ def _without_loss(node: Node) -> tuple[str, ...]:
         return ()
     if allowed not in (None, "f22"):
         return (allowed,)
-    held = {_held(node, f) for f in factors}
+    held = {held_by(node, f) for f in factors}
     return tuple(kind for kind, types in _HOLDS.items() if held <= types)
 
 
-def _held(node: Node, factor: ir.Value) -> str:
+def held_by(node: Node, factor: ir.Value) -> str:
     """The narrowest type that has every value of a factor."""
     plain = stored(scaled_factor(node, factor).core)
     owner = mlir.definition(plain)

@@ -22,6 +22,7 @@ from tilec.core import mlir
 from tilec.core.mlir import ir
 
 _PRODUCTS = {"arith.addf": "arith.mulf", "arith.addi": "arith.muli"}  # of what these sums are
+_FROM_INTEGERS = ("arith.sitofp", "arith.uitofp")
 _WIDENED = ("arith.extf", "arith.extsi", "arith.extui")
 
 
@@ -155,6 +156,12 @@ def stored(factor: ir.Value) -> ir.Value:
     """A factor before it was widened: that loses nothing, so matrix units can take the narrow one."""
     owner = mlir.definition(factor)
     return factor if owner is None or owner.name not in _WIDENED else stored(owner.operands[0])
+
+
+def narrow(factor: ir.Value) -> ir.Value:
+    """A factor before it was widened or made a float from an integer."""
+    plain, owner = stored(factor), mlir.definition(stored(factor))
+    return plain if owner is None or owner.name not in _FROM_INTEGERS else stored(owner.operands[0])
 
 
 def stored_term(x: Expr) -> Expr:

@@ -105,9 +105,20 @@ class MatrixKernel(Family, backend="cuda"):
     def stage_bytes(self) -> int:
         """Of shared memory that one step of both factors takes."""
         *sides, bk = self.block
-        pads = [padding(self.instruction, self.element_bytes, major) for major in self.k_major]
+        pads = [padding(self.instruction, size, major) for size, major in zip(self.side_bytes, self.k_major)]
         lines = [(n, bk + p) if major else (bk, n + p) for n, p, major in zip(sides, pads, self.k_major)]
-        return self.element_bytes * sum(a * b for a, b in lines)
+        return sum(size * a * b for size, (a, b) in zip(self.side_bytes, lines))
+
+    @property
+    def stored(self) -> tuple[str, str]:
+        """The types of both factors in shared memory."""
+        return self.multiplicand, self.multiplicand
+
+    @property
+    def side_bytes(self) -> tuple[int, int]:
+        """Of an element of each factor in shared memory."""
+        left, right = (BYTES[kind] for kind in self.stored)
+        return left, right
 
     @property
     def other_bytes(self) -> int:
@@ -128,7 +139,7 @@ class MatrixKernel(Family, backend="cuda"):
         """Elements of a factor that are copied at once, which must lie inside one run of a block's box."""
         if self.k_major[side] or self.copies[side] == "registers":
             return 1
-        return max(1, (LINE if self.instruction == "wgmma" else WIDE) // self.element_bytes)
+        return max(1, (LINE if self.instruction == "wgmma" else WIDE) // self.side_bytes[side])
 
     # ---- checks ----------------------------------------------------------------------------------------------------------
 
@@ -185,6 +196,13 @@ class Contraction(MatrixKernel, name="contraction"):
         "how the left factor reaches shared memory: `async` (cp.async), or through `registers`", fixed=True
     )
     right_copy: str = option("how the right factor reaches shared memory", fixed=True)
+    left_stored: str = option(
+        "the type of the left factor in shared memory, if threads convert it to the multiplicand where they load it from there",
+        default="", fixed=True, shown="{}, converted on the way from there",
+    )  # fmt: skip
+    right_stored: str = option(
+        "the same of the right factor", default="", fixed=True, shown="{}, converted on the way from there"
+    )
     gathers: bool = option(
         "threads compute the subscripts of a factor's elements", default=False, fixed=True,
         shown="{}: threads compute the subscripts of a factor's elements",
@@ -197,6 +215,10 @@ class Contraction(MatrixKernel, name="contraction"):
     @property
     def copies(self) -> tuple[str, str]:
         return self.left_copy, self.right_copy
+
+    @property
+    def stored(self) -> tuple[str, str]:
+        return self.left_stored or self.multiplicand, self.right_stored or self.multiplicand
 
     @property
     def block_threads(self) -> int:

@@ -235,7 +235,9 @@ class MmaTile:
         """
         with loop(count, name="fragment") as i:
             first = sum_of([(start, 1), (i, 16)])
-            if stage.side.major or self.problem.element.width == 16:
+            if stage.side.narrow:
+                self._load_narrow(part, stage, first, slot, k, i, rows_first)
+            elif stage.side.major or self.problem.element.width == 16:
                 self._load_matrices(part, stage, first, slot, k, i, rows_first)
             else:
                 self._load_words(part, stage, first, slot, k, i, rows_first)
@@ -244,6 +246,19 @@ class MmaTile:
 
     def _load_matrices(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
         load_matrices(stage, slot, first, k, part, arith.muli(i, mlir.index(4)), self.thread, stage.side.major, rows_first)
+
+    def _load_narrow(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
+        """8-bit integers, converted: lane l has row l / 4 of the two numbers from 2 (l % 4) of k on."""
+        pair = ir.VectorType.get([2], stage.side.element)
+        convert = arith.uitofp if stage.unsigned else arith.sitofp
+        group, member = arith.shrui(self.thread.lane, mlir.index(2)), arith.andi(self.thread.lane, mlir.index(3))
+        with loop(2, name="high") as high, loop(2, name="low") as low:
+            row_half, k_half = (low, high) if rows_first else (high, low)
+            row = sum_of([(first, 1), (row_half, 8), (group, 1)])
+            at = [slot, row, stage.column(row, sum_of([(k, 1), (k_half, self.half), (member, 2)]))]
+            loaded = vector.LoadOp(pair, stage.tile, at).result
+            made = convert(ir.VectorType.get([2], self.problem.element), loaded)
+            vector.StoreOp(made, part, [sum_of([(i, 4), (high, 2), (low, 1)]), mlir.index(0)])
 
     def _load_words(self, part: Any, stage: Stage, first: Any, slot: Any, k: int, i: int, rows_first: bool) -> None:
         """32-bit elements in lines of rows, one by one: lane l has row l / 4 of the place l % 4 of k."""

@@ -31,14 +31,15 @@ class Stage:
 
     def __init__(self, problem: Problem, side: Side, thread: Thread, slots: int):
         self.problem, self.side, self.thread = problem, side, thread
-        self.bytes = problem.element.width // 8
+        self.bytes = side.element.width // 8
         self.lines, self.width = (side.size, problem.depth) if side.major else (problem.depth, side.size)
         matrices = problem.options.instruction != "fma"
         pad = padding(problem.options.instruction, self.bytes, side.major)
         self.swizzled = matrices and not pad
-        self.tile = memref.AllocOp(local([slots, self.lines, self.width + pad], problem.element, SHARED), [], []).result
+        self.tile = memref.AllocOp(local([slots, self.lines, self.width + pad], side.element, SHARED), [], []).result
         locations.named(self.tile, f"{problem.tensor(side)}_tiles")
         self.asynchronous = side.copy == "async"
+        self.unsigned = problem.is_unsigned(side)
         self.vector = WIDE // self.bytes if self.asynchronous else self._fetched_vector()
         self.one_by_one = self.vector == 1
         if self.one_by_one and not self.asynchronous:

@@ -14,7 +14,7 @@ from functools import cached_property, reduce
 from math import prod
 
 from tilec.analysis.access import Access, access_of
-from tilec.analysis.products import Scaled, arguments_of, dims_of, factors_of, index_dim, scaled, stored
+from tilec.analysis.products import Scaled, arguments_of, dims_of, factors_of, index_dim, narrow, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
@@ -49,6 +49,8 @@ class Side:
     size: int
     copy: str
     major: bool
+    element: ir.Type
+    narrow: bool = False  # converted on the way from shared memory
 
     @property
     def full(self) -> bool:
@@ -94,8 +96,10 @@ class Problem:
         *points, self.depth = options.block
         own = (options.rows, options.columns)
         self.left, self.right = (
-            Side(name, dims, tuple(tiles[d] for d in dims), size, copy, k_major)
-            for name, dims, size, copy, k_major in zip(("left", "right"), own, points, options.copies, options.k_major)
+            Side(name, dims, tuple(tiles[d] for d in dims), size, copy, k_major, element_of(kind), kind != options.multiplicand)
+            for name, dims, size, copy, k_major, kind in zip(
+                ("left", "right"), own, points, options.copies, options.k_major, options.stored
+            )
         )
         names = locations.index_names(op)
         self.inner_name = locations.joined(names.get(d, "k") for d in options.inner)
@@ -207,7 +211,13 @@ class Problem:
     def factor(self, side: Side) -> ir.Value:
         """The factor of a side, in the type in which it is staged where it has that already."""
         value = self.scaled[side.name].core if self.is_promoted else self._factors[side.name]
-        return stored(value) if stored(value).type == self.element else value
+        plain = narrow(value) if side.narrow else stored(value)
+        return plain if plain.type == side.element else value
+
+    def is_unsigned(self, side: Side) -> bool:
+        """Whether a factor that is converted on the way from shared memory is an integer without sign."""
+        owner = mlir.definition(self._factors[side.name])
+        return owner is not None and owner.name == "arith.uitofp"
 
     @cached_property
     def scaled(self) -> dict[str, Scaled]:

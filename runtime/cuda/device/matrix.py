@@ -229,11 +229,32 @@ def round_tf32(count: int) -> Any:
     return define(f"round_tf32_x{count}", {"array": Array("f32"), "at": "i64"}, None, "\n".join(body))
 
 
+_WIDEN = {  # a byte in the last bits of a number whose unit is 1; 128 more than a signed byte, which is taken off again
+    "bf16": "prmt.b32 lo, v, 0x4B000000, 0x7440;\nprmt.b32 hi, v, 0x4B000000, 0x7441;\n"
+            "sub.f32 lo, lo, {f32};\nsub.f32 hi, hi, {f32};\nprmt.b32 $0, lo, hi, 0x7632;",
+    "f16": "prmt.b32 lo, v, 0x64646464, 0x4140;\nmov.b32 hi, {f16};\nsub.f16x2 $0, lo, hi;",
+}  # fmt: skip
+_OFFSETS = {"i8": {"f32": "0f4B000080", "f16": "0x64806480"}, "u8": {"f32": "0f4B000000", "f16": "0x64006400"}}
+
+
+def widen(source: str, dtype: str) -> Any:
+    """`widen_i8_bf16(array, at, shared)`: two neighbouring bytes of shared memory into a word of a fragment."""
+    text = "{\n.reg .b32 v, lo, hi;\n.reg .b16 h;\nld.shared.u16 h, [$1];\ncvt.u32.u16 v, h;\n"
+    text += "xor.b32 v, v, 0x8080;\n" if source == "i8" else ""
+    text += _WIDEN[dtype].format(**_OFFSETS[source]) + "\n}"
+    body = f"""{indices("array", "at", 1)}
+      %narrow = arith.trunci %address : i64 to i32
+      %word = {asm(text, "r", [("r", "%narrow")])}
+      {write("array", "i32", ["%word"])}"""
+    return define(f"widen_{source}_{dtype}", {"array": Array("i32"), "at": "i64", "address": "i64"}, None, body)
+
+
 MATRIX: dict[str, Callable[[], Any]] = {
     **{f"ldmatrix_x{c}{s}": partial(ldmatrix, c, bool(s)) for c in (1, 2, 4) for s in ("", "_trans")},
     **{f"stmatrix_x{c}{s}": partial(stmatrix, c, bool(s)) for c in (1, 2, 4) for s in ("", "_trans")},
     **{f"mma_{dtype}": partial(mma, dtype) for dtype in _MMA},
     **{f"pack_{dtype}": partial(pack, dtype) for dtype in ("bf16", "f16")},
+    **{f"widen_{s}_{t}": partial(widen, s, t) for s in ("i8", "u8") for t in _WIDEN},
     "ldmatrix_x4_f32": partial(ldmatrix, 4, element="f32"),
     "round_tf32_x4": partial(round_tf32, 4),
 }

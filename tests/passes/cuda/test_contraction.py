@@ -30,6 +30,7 @@ from tools.contractions import (
 
 from tilec.core.targets import load
 from tilec.kernels import MatrixKernel, contraction
+from tilec.plan import prepack
 
 
 @pytest.mark.parametrize(
@@ -235,3 +236,16 @@ def test_large_tiles_fit_registers(text, kind, sizes, target):
         if isinstance(plans[kernel.name], MatrixKernel):
             assert instruction[plans[kernel.name].instruction] in cubin.ptx
         assert kernel.shared <= load(target).sm.shared_per_block
+
+
+@pytest.mark.parametrize(
+    "left, right, kind",
+    [("bf16", "i8", "bf16"), ("u8", "f16", "f16"), ("i8", "f16", "f16"), ("bf16", "u8", "bf16")],
+)
+def test_bytes_are_converted_on_the_way_to_the_units(left, right, kind, monkeypatch):
+    """Where they are contiguous along k: shared memory holds bytes, and all of both types are right."""
+    text = MATMUL_TURNED.replace("a: {t}", f"a: {left}").replace("b: {t}", f"b: {right}")
+    monkeypatch.setattr(prepack, "GAIN", 1e6)
+    result = check(text, (left, "f32"), {"M": 40, "N": 256, "K": 80}, mma(32, 32, 32), lambda a, b: a @ b.T, monkeypatch)
+    options = result.plan.kernels[-1].options
+    assert options.multiplicand == kind and {left, right} == set(options.stored)

@@ -59,9 +59,12 @@ def test_sums_are_added_under_products(options, k, monkeypatch, tmp_path):
     """A schedule asks for it; with every count of steps from one to four."""
     monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
     built = cuda_contraction._built
-    monkeypatch.setattr(
-        cuda_contraction, "_built", lambda tile, **given: replace(built(tile, **given), **options) if tile.instruction == "wgmma" else built(tile, **given)
-    )
+
+    def asked(tile, **given):
+        made = built(tile, **given)
+        return replace(made, **options) if tile.instruction == "wgmma" else made
+
+    monkeypatch.setattr(cuda_contraction, "_built", asked)
     text = PROGRAM.format(t="f8e4m3", b="N, K", bi="n, k", s="M, (K + 127) // 128", si="m, k // 128", u="N", ui="n")
     text = text.replace("{", "{{").replace("}", "}}")
     tile = ("wgmma", 128, 32, 128, (8, 1))

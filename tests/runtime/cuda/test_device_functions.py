@@ -202,6 +202,17 @@ stmatrix_x4_trans(a, 0, base + 4096 + tid * 16)
     check(kernel(SHARED + body, *names.split()), ("sm_90a",))
 
 
+@pytest.mark.parametrize("source", ["i8", "u8"])
+def test_bytes_are_widened(source):
+    body = f"""
+a = cuda.local.array(2, int32)
+widen_{source}_bf16(a, 0, base + tid * 2)
+widen_{source}_f16(a, 1, base + tid * 2)
+store_i32x2(a, 0, y + tid * 8)
+"""
+    check(kernel(SHARED + body, f"widen_{source}_bf16", f"widen_{source}_f16", "store_i32x2"), ("sm_80", "sm_90a"))
+
+
 WGMMA = """
 acc = cuda.local.array({count}, {element})
 for i in range({count}):

@@ -148,6 +148,7 @@ def _built(
         own = {"inner_box": roles.inner_box, "promoted": promoted, "cluster": tile.cluster}
         return WarpgroupContraction(**common, persistent_blocks=blocks, **own)
     copies = {f"{side}_copy": "async" if f.pieces else "registers" for side, f in operands.items()}
+    copies |= {f"{side}_stored": f.stored for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
     return Contraction(**common, **copies, unit=tile.instruction, warps=(tile.warp_m, tile.warp_n), gathers=gathers)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tilec.analysis.access import Access, access_of
 from tilec.analysis.graph import Graph, Node, dims_of, extract_directions
-from tilec.analysis.multiplicands import scaled_factor, scales_of
+from tilec.analysis.multiplicands import held_by, scaled_factor, scales_of
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir
 from tilec.core.hardware import BOX, LINE, RANK, ROWS, WIDE
@@ -44,6 +44,7 @@ class Operand:
     gathers: bool = False  # reads at computed subscripts
     pieces: bool = False  # cp.async can copy it
     unaligned: bool = False
+    stored: str = ""  # its type in shared memory, if threads convert it where they load it from there
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,9 @@ def _operand(
     major = int(along in roles.inner)
     if size == 1 and not major:  # of which matrix units take lines of k only
         return Operand("registers", 1)
+    if major and kind in ("bf16", "f16") and (narrow := held_by(node, factor)) in ("i8", "u8") and target.has("cp_async"):
+        pieces = found.is_pieces(roles.inner[-1], roles.inner, WIDE)
+        return Operand("async" if pieces else "registers", major, pieces=pieces, stored=narrow if pieces else "")
     if str(found.access.element) != ELEMENTS.get(kind, kind) or along is None or not target.has("cp_async"):
         return Operand("registers", major)
     own = roles.order(side)
