@@ -105,9 +105,9 @@ class PartialSums:
             with self._parts(mlir.index(0), 2 * pairs, 2, state) as (number, now):
                 old = [self._start(part, sum_of([(number, 1)], ahead), now) for ahead, part in enumerate(self.sets)]
                 for running, part, stage in ((1, first, old[0]), (0, second, old[1])):
-                    self._finish(part, running, stage)
+                    self._complete(part, running, stage)
         if self.problem.steps % 2:
-            self._finish(first, 0, self._start(first, mlir.index(2 * pairs), state))
+            self._complete(first, 0, self._start(first, mlir.index(2 * pairs), state))
 
     def _start(self, part: _Set, number: ir.Value, state: _State) -> ir.Value:
         """Starts the products of a stage."""
@@ -118,7 +118,7 @@ class PartialSums:
         state[:] = self.ring.next(stage, phase)
         return stage
 
-    def _finish(self, part: _Set, running: int, stage: ir.Value) -> None:
+    def _complete(self, part: _Set, running: int, stage: ir.Value) -> None:
         """Adds them, while those of so many other stages run."""
         self.wait(running, part.sums)
         self.ring.release(stage, self.shape.thread)
