@@ -7,14 +7,12 @@ The contraction's result then need not be in memory for such a read, so that it 
 the contraction are computed in the reader, of the one element.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
 
-from tilec.analysis.products import factors_of
+from tilec.analysis.products import factors_of, index_dim
 from tilec.core import locations, mlir
 from tilec.core.mlir import ir, linalg, tensor
 from tilec.kernels.attributes import carry_over
@@ -44,10 +42,9 @@ def gathered_reads(function: ir.Operation) -> Iterator[ir.Operation]:
 
 def compute_anew(reader: ir.Operation) -> ir.Operation:
     """Rewrites the first such read of an operation; returns the reduction that computes the elements which it reads."""
-    read, function = _read_of(reader), reader.parent.operation
-    made = _contraction_of(read.operands[0])
+    (read, made), function = _site(reader), reader.parent.operation
     subscripts = list(read.operands)[1:]
-    dims = sorted(set().union(*(_dims_of(v, reader) for v in subscripts)))
+    dims = sorted({d for v in subscripts for d in _dims_of(v, reader) or ()})
     with ir.InsertionPoint(reader), reader.location:
         found = _Rewritten(reader, made, dims)
         with ir.InsertionPoint(read):
@@ -61,8 +58,15 @@ def compute_anew(reader: ir.Operation) -> ir.Operation:
 
 def name_of_read(reader: ir.Operation) -> str:
     """The name of the reduction that `compute_anew` makes."""
-    made = _contraction_of(_read_of(reader).operands[0])
-    return ".".join(mlir.get_string(o, "tilec.name") for o in (reader, made))
+    return ".".join(mlir.get_string(o, "tilec.name") or "op" for o in (reader, _site(reader)[1]))
+
+
+def _site(reader: ir.Operation) -> tuple[ir.Operation, ir.Operation]:
+    """The read that `gathered_reads` has found, and the contraction."""
+    read = _read_of(reader)
+    made = None if read is None else _contraction_of(read.operands[0])
+    assert read is not None and made is not None
+    return read, made
 
 
 class _Rewritten:
@@ -95,7 +99,7 @@ class _Rewritten:
         }
         for inner in body.operations:
             if inner.operation.name == "linalg.index":
-                mapping[inner.results[0]] = at[ir.IntegerAttr(inner.attributes["dim"]).value]
+                mapping[inner.results[0]] = at[index_dim(inner)]
         (element,) = mlir.clone_body(body, mapping)
         return element
 
@@ -129,8 +133,8 @@ def _reduction(reader: ir.Operation, made: ir.Operation, dims: list[int], subscr
     operands: list[tuple[ir.Value, tuple[int, ...]]] = []
     elements: dict[int, int] = {}  # of the contraction's inputs, those that are read at bare indices
     for n, (value, map_) in enumerate(zip(mlir.inputs_of(made), mlir.maps_of(made))):
-        found = [bare.get(d) for d in mlir.map_dims(map_)]
-        if None not in found and len(set(found)) == len(found):
+        found = [bare[d] for d in mlir.map_dims(map_) if d in bare]
+        if len(found) == len(mlir.map_dims(map_)) == len(set(found)):
             elements[n] = len(operands)
             operands.append((value, tuple(found)))
     needed = _arguments(subscripts, reader)
@@ -165,7 +169,7 @@ def _reduction(reader: ir.Operation, made: ir.Operation, dims: list[int], subscr
             mapping[body.arguments[len(body.arguments) - 1]] = arguments[-1]
             for o in body.operations:
                 if o.operation.name == "linalg.index":
-                    mapping[o.results[0]] = positions[ir.IntegerAttr(o.attributes["dim"]).value]
+                    mapping[o.results[0]] = positions[index_dim(o)]
             linalg.YieldOp(mlir.clone_body(body, mapping))
     new.attributes["tilec.name"], new.attributes["tilec.reduce"] = mlir.string(name_of_read(reader)), mlir.string("sum")
     if (of_reader := locations.indices(reader)) and (of_made := locations.indices(made)):
@@ -180,7 +184,7 @@ def _copied(value: ir.Value, reader: ir.Operation, own: dict[int, int], mapping:
         for operand in op.operands:
             _copied(operand, reader, own, mapping)
         if op.name == "linalg.index":
-            mapping[value] = linalg.IndexOp(own[_bare(value)]).result
+            mapping[value] = linalg.IndexOp(own[index_dim(op)]).result
         else:
             mlir.clone_op(op, mapping)
     return mapping.get(value, value)
@@ -222,7 +226,7 @@ def _is_pure(op: ir.Operation) -> bool:
 def _bare(value: ir.Value) -> int | None:
     """The dimension of the operation whose number a subscript is."""
     op = mlir.definition(value)
-    return ir.IntegerAttr(op.attributes["dim"]).value if op is not None and op.name == "linalg.index" else None
+    return index_dim(op) if op is not None and op.name == "linalg.index" else None
 
 
 def _dims_of(value: ir.Value, reader: ir.Operation) -> set[int] | None:
@@ -238,7 +242,7 @@ def _dims_of(value: ir.Value, reader: ir.Operation) -> set[int] | None:
     if not _is_pure(op):
         return None
     if op.name == "linalg.index":
-        return {_bare(value)}
+        return {index_dim(op)}
     found: set[int] = set()
     for operand in op.operands:
         if (more := _dims_of(operand, reader)) is None:

@@ -1,7 +1,5 @@
 """Contraction chains (`tilec.analysis.chain`): which operations become one, the reasons of refusals, and the predicted times."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from math import prod
@@ -101,8 +99,9 @@ def chain_units(chain: Chain, target: Target) -> tuple[str, ...]:
 
 
 def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
-    wide = ((chain.inner, "reduced elements of the first"), (chain.columns, "columns of the last"))
-    for d, what in wide if chain.columns is not None else ():
+    wide = [(chain.inner, "reduced elements of the first")] if chain.columns is not None else []
+    wide += [(chain.columns, "columns of the last")] if chain.columns is not None else []
+    for d, what in wide:
         if space.extents[d] > WIDEST:
             return f"a block has room for {WIDEST} {what} contraction, not {space.extents[d]}"
     if not chain_units(chain, target):

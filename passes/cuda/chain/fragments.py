@@ -8,8 +8,6 @@ rows (eight apart) of every 16 of its warp's, and in each of every 8 columns two
 are those of a left factor's, so weights never pass through shared memory.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -63,6 +61,7 @@ class Fragments:
 
     def _allocate_product(self) -> None:
         chain, options = self.chain, self.block.options
+        assert chain.columns is not None and chain.weights is not None
         self.wide = -(-self.block.sizes[chain.columns] // 16) * 16
         self.sums = registers([self.wide // 8, self.rows, 2], "%sums")
         with ir.Location.name("%weights"):
@@ -86,7 +85,7 @@ class Fragments:
     def store(self) -> None:
         """The results, from complete states and sums."""
         chain, block = self.chain, self.block
-        sums, columns = (None, 0) if chain.product is None else (self.sums, block.sizes[chain.columns])
+        sums, columns = (None, 0) if chain.columns is None else (self.sums, block.sizes[chain.columns])
         with (mlir.definition(block.outputs[-1].view) or block.function).location:
             Results(block, self.values, sums, self.thread, self.row, self.column, self.rows, columns).store()
 
@@ -169,8 +168,9 @@ class Fragments:
 
     def rescale(self) -> None:
         """The sums, to where the references are now."""
-        if self.chain.product.rescale is None:
+        product = self.chain.product
+        if product is None or product.rescale is None:
             return
         with loop(self.wide // 8, name="fragment") as j, pairs(self.rows) as (half, lane):
-            at, factor = [j, half, lane], self.states.factor(self.chain.product, half)
+            at, factor = [j, half, lane], self.states.factor(product, half)
             memref.StoreOp(arith.mulf(memref.LoadOp(self.sums, at).result, factor), self.sums, at)

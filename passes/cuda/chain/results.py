@@ -1,7 +1,5 @@
 """Results of a contraction chain: complete rows, computed from the states and the sums of the product, and stored."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
@@ -59,10 +57,11 @@ class Results:
 
     def _store_columns(self, output: Output, final: Expr, rows: dict[int, ir.Value], half: ir.Value, known: dict) -> None:
         """Two adjacent columns at a time, as one access where they are neighbours in memory."""
-        chain, element = self.chain, ir.MemRefType(output.view.type).element_type
+        dim, element = self.chain.columns, ir.MemRefType(output.view.type).element_type
         strides, _ = ir.MemRefType(root(output.view).type).get_strides_and_offset()
         even = all(s % 2 == 0 for s in (self.columns, *strides[:-1]))
-        adjacent = output.dims[-1] == chain.columns and even
+        assert dim is not None
+        adjacent = output.dims[-1] == dim and even
         name = ir.Location.name(locations.argument(root(output.view)) or "%pair")
         with ir.InsertionPoint.at_block_begin(self.thread.block), name:
             tile = memref.AllocaOp(local([2], element, PRIVATE), [], []).result
@@ -75,7 +74,7 @@ class Results:
                 column = sum_of([(lane, 1), (j, 8), (self.column, 1)])
                 with nullcontext() if even else when(below(column, self.columns)):
                     product = memref.LoadOp(self.o, [j, half, lane]).result
-                    coordinates = {**rows, chain.columns: column}
+                    coordinates = {**rows, dim: column}
                     value = self.values.build(final, At(coordinates, half, product=product, known=dict(known)))
                     if adjacent:
                         memref.StoreOp(value, tile, [lane])
@@ -83,5 +82,5 @@ class Results:
                         memref.StoreOp(value, output.view, [coordinates.get(d, mlir.index(0)) for d in output.dims])
             if adjacent:
                 pair = vector.LoadOp(ir.VectorType.get([2], element), tile, [mlir.index(0)]).result
-                coordinates = {**rows, chain.columns: first}
+                coordinates = {**rows, dim: first}
                 vector.StoreOp(pair, output.view, [coordinates.get(d, mlir.index(0)) for d in output.dims])

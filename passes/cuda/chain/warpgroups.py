@@ -13,8 +13,6 @@ Sources: Shah et al., "FlashAttention-3" (2024), for the order of things; PTX IS
 wgmma.mma_async.m64nNk16", for the fragments.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from math import prod
@@ -42,11 +40,12 @@ class FactorTiles(RingTiles):
     in step, so one stage and one phase serve for both."""
 
     def __init__(self, factor: Factor, sizes: dict[int, int], values: Values, stages: int):
-        self.factor, self.values, view = factor, values, factor.element.key
+        assert factor.contiguous is not None
+        self.factor, self.values, self.lines_along, view = factor, values, factor.contiguous, factor.element.key
         self.line = LINE * 8 // ir.MemRefType(view.type).element_type.width
-        slabs = -(-sizes[factor.contiguous] // self.line)
+        slabs = -(-sizes[self.lines_along] // self.line)
         self.slab = prod(n for d, n in sizes.items() if d != factor.contiguous)
-        box = [self.line if d == factor.contiguous else sizes.get(d, 1) for d in factor.along]
+        box = [self.line if d == factor.contiguous else 1 if d is None else sizes.get(d, 1) for d in factor.along]
         super().__init__(view, box, slabs, slabs * self.slab, stages)
 
     def load(self, ring: Ring, stage: ir.Value, first: dict[int, ir.Value]) -> None:
@@ -59,7 +58,7 @@ class FactorTiles(RingTiles):
         offsets = offsets_of(self.view) if not self.factor.element.args else []
         for slab in range(self.slabs):
             target = self.target(stage, mlir.index(slab * self.box_lines))
-            d = self.factor.contiguous
+            d = self.lines_along
             at = first | {d: sum_of([(first[d], 1)] if d in first else [], slab * self.line)}
             corner = [self.values.build(p, At(at, mlir.index(0))) for p in subscripts(self.factor.element)]
             ring.copy(self, stage, target, [sum_of([(a, 1), (b, 1)]) for a, b in zip(corner, offsets)] if offsets else corner)
@@ -74,6 +73,7 @@ class Warpgroups:
         self.groups, self.ping_pong = block.options.warpgroups, block.options.ping_pong
         chain, sizes, stages = block.chain, block.sizes, block.options.stages
         values, step = block.subscripts, {chain.between: block.bn}
+        assert chain.values is not None and chain.columns is not None
         inner, columns = sizes[chain.inner], sizes[chain.columns]
         self.keys_by_inner, self.values_by_columns = (
             x.contiguous != chain.between for x in (chain.right, chain.values)
@@ -100,6 +100,7 @@ class Warpgroups:
         self.roles.divide(REGISTERS, self._load, self._consume)
 
     def _consume(self) -> None:
+        assert self.chain.product is not None
         with ir.Location.name(self.chain.product.total.name, self.chain.product.total.operation.location):
             self._multiply()
         self.parts.store()
