@@ -25,6 +25,8 @@ OTHER = 24  # registers of a thread for addresses and loops, at least
 HELD = {"copied": 224, "computed": 176, "gathered": 160}
 """Registers of a thread for data, beside those for addresses; fewer where it computes factors, or finds their elements, since
 what is known of a place before the loop over k is kept."""
+PARTIAL = 176
+"""Registers of a thread for sums, and for partial sums that leave the matrix units, beside those for scales and addresses."""
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}
 """Stages; more hide no more latency."""
 BY = {
@@ -347,7 +349,7 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
             why = "`ping_pong` needs two warpgroups, so 128 rows in `block`, and one set of the sums of a step"
             return Refusal("ping_pong", why)
         held = self.block[0] * self.block[1] // (32 * prod(self.warps)) * (1 + self.partials if self.promoted else 1)
-        if held > (200 if self.promoted else 65536 // self.block_threads - OTHER):
+        if held > (PARTIAL if self.promoted else 65536 // self.block_threads - OTHER):
             return Refusal("block", f"a thread would hold {held} sums, which is more than its registers")
         return None
 

@@ -70,8 +70,11 @@ class PartialSums:
 
     def _one_set(self, state: _State) -> None:
         zero, (part,), steps = mlir.index(0), self.sets, self.options.promoted // self.problem.depth
+        last = (self.problem.steps - 1) // steps * steps
+        self._load_scales(part, zero)
         with self._parts(zero, self.problem.steps, steps, state) as (first, now):
-            self._load_scales(part, first)
+            part.scales.advance()
+            self._load_scales(part, arith.minsi(sum_of([(first, 1)], steps), mlir.index(last)))
             count = mlir.index(steps)
             if self.problem.steps % steps:
                 count = arith.minsi(count, arith.subi(mlir.index(self.problem.steps), first))
@@ -113,6 +116,7 @@ class PartialSums:
         """Starts the products of a stage."""
         stage, phase = state
         self._load_scales(part, number)
+        part.scales.advance()
         self.ring.wait_full(stage, phase)
         self.product(part.sums, stage, mlir.index(0))
         state[:] = self.ring.next(stage, phase)
@@ -132,7 +136,6 @@ class PartialSums:
             yield found
 
     def _load_scales(self, part: _Set, number: ir.Value) -> None:
-        """Under the products."""
         part.scales.load(self.problem, sum_of([(number, self.problem.depth)]))
 
     def _add(self, part: _Set) -> None:

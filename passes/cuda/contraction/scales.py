@@ -1,6 +1,8 @@
 """Scales of partial sums: factors of a product that many adjacent places of k share, applied to the sum over these places.
 
-    for part of k { r = s[row, part]; c = t[column // 128, part]      // loads, under the products
+    next_r, next_c = s[row, 0], t[column // 128, 0]
+    for part of k { r, c = next_r, next_c
+                    next_r, next_c = s[row, part + 1], t[column // 128, part + 1]      // loads, under the products
                     p = the sum of part's products
                     sums += p * (r * c) }
 
@@ -10,6 +12,7 @@ A thread of a warpgroup has two rows and two adjacent columns of every 8. Column
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import reduce
 from typing import Any
 
@@ -22,13 +25,15 @@ from tilec.passes.loops import loop, sum_of
 
 
 class Scales:
-    """`load(problem, k)` brings the scales of a part that begins at `k` into registers, `apply(value, at)` applies them to a
-    thread's sum `[fragment, half, pair]`."""
+    """`load(problem, k)` brings the scales of a part that begins at `k` into registers, `advance()` makes them those that
+    `apply(value, at)` applies to a thread's sum `[fragment, half, pair]`. Scales are loaded a part ahead, since whatever reads them
+    may be scheduled before the part's products, which would then wait for the loads."""
 
     def __init__(self, problem: Problem, shape: Any):
         assert isinstance(problem.options, WarpgroupContraction)
         self.shape, self.group = shape, problem.options.scale_columns
         self.left = self.right = None
+        self.ahead: dict[ir.Value, ir.Value] = {}
         if problem.scaled["left"].scales:
             self.left = self._registers([2], "row_scales")
         if self.group == 1:
@@ -38,8 +43,17 @@ class Scales:
 
     def _registers(self, counts: list[int], name: str) -> ir.Value:
         with ir.InsertionPoint.at_block_begin(self.shape.thread.block):
-            made = memref.AllocaOp(local(counts, ir.F32Type.get(), PRIVATE), [], []).result
+            type_ = local(counts, ir.F32Type.get(), PRIVATE)
+            made, ahead = (memref.AllocaOp(type_, [], []).result for _ in range(2))
+        self.ahead[made] = locations.named(ahead, f"next_{name}")
         return locations.named(made, name)
+
+    def advance(self) -> None:
+        for memory, ahead in self.ahead.items():
+            counts = ir.MemRefType(memory.type).shape
+            with ExitStack() as stack:
+                at = [stack.enter_context(loop(count, name="scale")) for count in counts]
+                memref.StoreOp(memref.LoadOp(ahead, at).result, memory, at)
 
     def load(self, problem: Problem, k: ir.Value) -> None:
         zero = mlir.index(0)
@@ -67,7 +81,7 @@ class Scales:
             last = arith.subi(size, mlir.index(1)) if isinstance(size, ir.Value) else mlir.index(size - 1)
             where[d] = arith.minsi(where[d], last)
         values = [problem.evaluate(v, where, element=ir.F32Type.get()) for v in problem.scaled[side.name].scales]
-        memref.StoreOp(reduce(arith.mulf, values), memory, at)
+        memref.StoreOp(reduce(arith.mulf, values), self.ahead[memory], at)
 
     def apply(self, value: ir.Value, at: list[ir.Value]) -> ir.Value:
         j, half, lane = at

@@ -9,6 +9,8 @@ from tools.explained import planned
 
 from tilec.kernels import contraction
 from tilec.plan.cuda import contraction as cuda_contraction
+from tilec.runtime.cuda.compile import compile_kernel
+from tilec.runtime.cuda.cubins import parameters
 
 PROGRAM = """op mm(a: {t}[M, K], b: {t}[{b}], s: f32[{s}], t: f32[{u}]) -> (c: f32[M, N]) {{
  c[m, n] = sum[k](a[m, k] * s[{si}] * b[{bi}] * t[{ui}])
@@ -44,6 +46,19 @@ def test_scales(name, kind, group, monkeypatch):
     options = result.plan.kernels[-1].options
     promoted = group if name != "rows" else 128 if kind.startswith("f8") else 0
     assert options.promoted == promoted and len(result.plan.kernels) == 1
+
+
+@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("kind", ["f8e4m3", "bf16"])
+def test_large_tiles_fit_registers(name, kind):
+    pytest.importorskip("cuda.core")
+    s, si, u, ui, *_ = PLACES[name]
+    given = {"s": s, "si": si, "u": u, "ui": ui}
+    text = PROGRAM.format(t=kind, b="N, K", bi="n, k", **{key: x.format(g=128) for key, x in given.items()})
+    _, result = T.lowered(text, T.LARGE, "h200")
+    (kernel,) = result.emitted.kernels
+    assert kernel.name in str(result.plan.kernels[0].name) and result.plan.kernels[0].options.instruction == "wgmma"
+    compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
 
 
 @pytest.mark.parametrize("target", ["a100", "cpu"])
