@@ -11,7 +11,7 @@ from math import ceil, log2, prod
 from tilec.core.dtypes import DTYPES
 from tilec.core.fitted import ContractionTimes, WarpgroupTimes
 from tilec.core.target import Target
-from tilec.cost.model import Choice, Prediction, Work, occupancy, predict, ranked, round_up
+from tilec.cost.model import Choice, Prediction, Work, balance, occupancy, predict, ranked, round_up
 
 
 @dataclass(frozen=True)
@@ -233,6 +233,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
         return _cpu_contraction(target, p, tile)
     rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
     tiles = rows * columns * p.batch
+    blocks = tiles * tile.split_k
     k = round_up(p.k, tile.bk * tile.split_k)
     fit, warpgroups = target.fit(WarpgroupTimes), tile.instruction == "wgmma"
     lines = [1 + fit.unaligned * (warpgroups and u) for u in p.unaligned]
@@ -251,23 +252,27 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     further = p.reads * p.batch * p.m * p.n
     shared = staged + _operand_reads(tile, tiles * k * p.bytes) + (2 * result if tile.producers else 0)
     if warpgroups:
-        slower = _rounds(target, tile, tiles * tile.split_k) * (1 + fit.cluster * (prod(tile.cluster) > 1))
+        slower = _rounds(target, tile, blocks) * (1 + fit.cluster * (prod(tile.cluster) > 1))
         loaded, shared = slower * loaded / fit.l2, slower * shared / fit.smem
         flops *= slower * boosted(target, unit, flops)
-    idle = _between_tiles if warpgroups else _fill_and_drain
+        idle = 1e-6 * _between_tiles(target, p, tile, blocks) * balance(blocks, target.units)
+        flops, shared = flops + idle * target.peak(unit), shared + idle * target.shared_rate
+        serial = fit.start_us + fit.cluster_us * (prod(tile.cluster) > 1)
+    else:
+        serial = _fill_and_drain(target, p, tile, blocks)
     return Work(
         dram_read=_contraction_reads(target, p, tile) + further,
         dram_write=result + (0 if partial <= target.l2.bytes else partial),
         l2_bytes=loaded + result + partial + further,
         shared_bytes=shared,
         flops={unit: flops, **{u: n + (flops if u == unit else 0) for u, n in other.items()}},
-        blocks=tiles * tile.split_k,
+        blocks=blocks,
         threads=tile.threads,
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=(tile.stages - 1) * (tile.bm + tile.bn) * tile.bk * p.bytes / tile.threads,
         lanes=target.fit(ContractionTimes).warp_wait ** log2(tile.warps) if tile.instruction == "fma" else 1.0,
-        serial_us=idle(target, p, tile, tiles * tile.split_k),
+        serial_us=serial,
         launches=1 if tile.split_k == 1 else 2,
     )
 
@@ -287,12 +292,11 @@ def _rounds(target: Target, tile: BlockTile, blocks: int) -> float:
 
 
 def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:
-    """Persistent blocks load one tile under the products of another; the matrix units wait while sums leave registers."""
-    fit = target.fit(WarpgroupTimes)
+    """Time in which a persistent block's matrix units wait while sums leave registers; the next tile's loads go on."""
     size = prod(tile.cluster)
     units = target.units if size == 1 or target.sm is None else target.sm.clusters(size, 1) * size
     area = tile.bm * tile.bn * max(2, p.out_bytes) / (128 * 256 * 2)
-    return ceil(blocks / units) * area * fit.tile_us + (fit.cluster_us if size > 1 else 0)
+    return ceil(blocks / units) * area * target.fit(WarpgroupTimes).tile_us
 
 
 def _fill_and_drain(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:

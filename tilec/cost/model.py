@@ -193,8 +193,7 @@ def _memory_terms(work: Work, target: Target, resident: float) -> dict[str, floa
     if l2 := max(work.l2_bytes, traffic if target.kind == "cuda" else 0):
         terms["l2"] = max(terms.get("l2", 0.0), time("l2", l2))
     if work.shared_bytes and target.sm is not None:
-        rate = 1e9 * target.clock_ghz * target.sm.shared_bytes_per_clock * target.units
-        terms["shared"] = 1e6 * work.shared_bytes / (rate * balance(work.blocks, target.units))
+        terms["shared"] = 1e6 * work.shared_bytes / (target.shared_rate * balance(work.blocks, target.units))
     elif work.shared_bytes and target.l1 is not None:  # the nearest memory of a core
         terms["l1"] = max(terms.get("l1", 0.0), time("l1", work.shared_bytes))
     return terms

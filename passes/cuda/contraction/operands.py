@@ -69,9 +69,14 @@ class Stage:
     def _coordinates(self, i: ir.Value, number: ir.Value) -> tuple[ir.Value, ir.Value, dict[int, ir.Value], ir.Value]:
         """Line and column of this thread's vector `i`, its coordinates in tile `number`, and its index along k."""
         per_line = self.width // self.vector
-        index = sum_of([(i, self.problem.options.block_threads), (self.thread.number, 1)])
-        line = arith.divui(index, mlir.index(per_line))
-        column = arith.muli(arith.remui(index, mlir.index(per_line)), mlir.index(self.vector))
+        threads = self.problem.options.block_threads
+        if threads % per_line == 0:  # what differs between a thread's vectors is added to what they have in common
+            line = sum_of([(i, threads // per_line), (arith.divui(self.thread.number, mlir.index(per_line)), 1)])
+            number_in_line = arith.remui(self.thread.number, mlir.index(per_line))
+        else:
+            index = sum_of([(i, threads), (self.thread.number, 1)])
+            line, number_in_line = arith.divui(index, mlir.index(per_line)), arith.remui(index, mlir.index(per_line))
+        column = arith.muli(number_in_line, mlir.index(self.vector))
         row, k = (line, column) if self.side.major else (column, line)
         k = sum_of([(number, self.problem.depth), (k, 1)])
         at = self.problem.coordinates((self.side, row), (None, k))

@@ -44,10 +44,12 @@ STAGES = 4  # of a ring that hides the latency of its loads
 
 
 class Fit(NamedTuple):
-    """A block's part of every dimension of C, and the number of blocks as a multiple of the tiles of a flat C."""
+    """A block's part of every dimension of C, the number of blocks as a multiple of the tiles of a flat C, and the stages that have
+    a use."""
 
     sizes: Sizes
     overhang: float
+    deepest: int
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,9 @@ class Tiles:
     fit: Callable[[BlockTile], Fit | None]
 
     def variant(self, target: Target, **changes) -> list[Choice]:
-        """Tiles for the same factors and another problem."""
+        """Tiles for the same factors and another problem, the fastest first."""
         tiles = _choices(target, replace(self.problem, **changes), _instructions(self.kind, self.operands, target))
-        return [c for c in tiles if self.fit(c.tile)]
+        return sorted((c for c in tiles if self.fit(c.tile)), key=lambda c: c.rank)
 
     def operand(self, factor: ir.Value) -> Operand:
         return next(self.operands[s] for s, f in self.roles.factors.items() if f == factor)
@@ -100,12 +102,13 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
             sizes = _boxes_of(built, g.space.extents) if _is_buildable(built) else None
             if sizes and isinstance(built, WarpgroupContraction) and built.refuse_cluster(g.space.extents, sizes):
                 sizes = None
-            known[shape] = Fit(sizes, _overhang(sizes, tile, problem, g.space.extents, roles)) if sizes else None
+            known[shape] = Fit(sizes, _overhang(sizes, tile, problem, g.space.extents, roles), built.deepest) if sizes else None
         return known[shape]
 
     ranked = []
     for choice in _choices(target, problem, _instructions(kind, operands, target)):
-        if found := fit(choice.tile):
+        found = fit(choice.tile)
+        if found and (choice.tile.instruction == "wgmma" or choice.tile.stages <= found.deepest):
             ranked.append((choice.rank * found.overhang, choice))
     choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
     return Tiles(kind, roles, operands, problem, choices, build, fit)
