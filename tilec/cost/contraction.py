@@ -19,11 +19,11 @@ class Contraction:
     """C[batch, m, n] = A[batch, m, k] B[batch, k, n], of element type `dtype` ("bf16"), C of type `out`.
 
     `tf32` allows f32 operands on the matrix units; `promoted`: elements of k whose sums leave the matrix units, to be added in
-    registers (0: none before the end); `unaligned`: rows of A and of B begin within lines of L2; `staged`: integer operations
-    for an element of A and of B that threads bring to shared memory themselves (0 where the hardware copies); `reads` and
-    `epilogue` are further bytes and operations per element of C that are fused behind (a bias, an activation). `sources`:
-    bytes of the tensors that A and B are read from, 0 where they have no fewer than A and B: windows of a convolution share
-    elements.
+    registers (0: none before the end); `unaligned`: rows of A and of B begin within lines of L2; `together`: rows of A and of
+    B of which a copy brings all or none; `staged`: integer operations for an element of A and of B that threads bring to shared
+    memory themselves (0 where the hardware copies); `reads` and `epilogue` are further bytes and operations per element of C
+    that are fused behind (a bias, an activation). `sources`: bytes of the tensors that A and B are read from, 0 where they
+    have no fewer than A and B: windows of a convolution share elements.
     """
 
     m: int
@@ -35,6 +35,7 @@ class Contraction:
     tf32: bool = False
     promoted: int = 0
     unaligned: tuple[bool, bool] = (False, False)
+    together: tuple[int, int] = (1, 1)
     reads: float = 0
     staged: tuple[float, float] = (0, 0)
     epilogue: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -237,9 +238,10 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     k = round_up(p.k, tile.bk * tile.split_k)
     fit, warpgroups = target.fit(WarpgroupTimes), tile.instruction == "wgmma"
     lines = [1 + fit.unaligned * (warpgroups and u) for u in p.unaligned]
-    of_each = lines[0] * tile.bm / tile.cluster[1], lines[1] * tile.bn / tile.cluster[0]
+    high, wide = (round_up(n, step) for n, step in zip((tile.bm, tile.bn), p.together))
+    of_each = lines[0] * high / tile.cluster[1], lines[1] * wide / tile.cluster[0]
     loaded = tiles * k * p.bytes * sum(of_each)  # L2 to SRAM
-    staged = tiles * k * p.bytes * (tile.bm + tile.bn)
+    staged = tiles * k * p.bytes * (high + wide)
     result = p.batch * p.m * p.n * p.out_bytes
     partial = 2 * 4 * tile.split_k * p.batch * p.m * p.n if tile.split_k > 1 else 0  # written and read again, in f32
     flops = 2.0 * tiles * tile.bm * tile.bn * k

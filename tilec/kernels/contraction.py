@@ -108,7 +108,8 @@ class MatrixKernel(Family, backend="cuda"):
         """Of shared memory that one step of both factors takes."""
         *sides, bk = self.block
         pads = [padding(self.instruction, size, major) for size, major in zip(self.side_bytes, self.k_major)]
-        lines = [(n, bk + p) if major else (bk, n + p) for n, p, major in zip(sides, pads, self.k_major)]
+        sizes = (-(-n // self.piece(side)) * self.piece(side) for side, n in enumerate(sides))
+        lines = [(n, bk + p) if major else (bk, n + p) for n, p, major in zip(sizes, pads, self.k_major)]
         return sum(size * a * b for size, (a, b) in zip(self.side_bytes, lines))
 
     @property
@@ -334,8 +335,9 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         if self.block not in shapes:
             return _nearest(self, shapes)
         for side, (name, size) in enumerate(zip(("rows", "columns"), self.block)):
-            if not self.k_major[side] and (size % 64 or self.element_bytes != 2):
-                why = f"a factor that is contiguous along {name} takes a multiple of 64 {name} of 16-bit elements"
+            multiple = (ROWS, 32)[side]
+            if not self.k_major[side] and (size % multiple or self.element_bytes != 2):
+                why = f"a factor that is contiguous along {name} takes a multiple of {multiple} {name} of 16-bit elements"
                 return Refusal("block", f"{why}, not {size} of {self.multiplicand}")
         if self.promoted % self.block[2]:
             return Refusal("block", f"{self.block[2]} elements a step do not divide the {self.promoted} that are summed at a time")
@@ -370,7 +372,7 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
     def _shares(self, side: int, box: list[int], parts: int) -> bool:
         """Whether blocks can copy a factor's tile in so many parts, of whole groups of 8 lines, by which lines are swizzled."""
         if not self.k_major[side]:
-            slabs, depth = self.block[side] * self.element_bytes // LINE, self.block[2]
+            slabs, depth = -(-self.block[side] // self.piece(side)), self.block[2]
             outermost = next((size for size in self.inner_box if size > 1), depth)
             return slabs % parts == 0 or (outermost % parts == 0 and depth % (8 * parts) == 0)
         outermost = next((size for size in box if size > 1), 1)

@@ -162,7 +162,7 @@ class _Loads:
         line = LINE * 8 // problem.element.width
         sizes: dict[int, int] = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
         sizes |= dict(zip(problem.options.inner, problem.inner_box))
-        slabs, splits = 1 if side.major else side.size // line, self._splits(side)
+        slabs, splits = self._slabs(side), self._splits(side)
         sizes[self._split_dim(side)] //= splits
         box, steps, access = [], [], problem.access(side)
         for subscript in access.subscripts:
@@ -185,8 +185,11 @@ class _Loads:
 
     def _splits(self, side: Side) -> int:
         """Boxes of a slab: where there is not a slab for each part."""
-        slabs = 1 if side.major else side.size * self.problem.element.width // 8 // LINE
-        return self._parts(side) if slabs % self._parts(side) else 1
+        return self._parts(side) if self._slabs(side) % self._parts(side) else 1
+
+    def _slabs(self, side: Side) -> int:
+        """Of a tile: one of lines of k, or so many of lines of rows, of which the last may have more of them than the tile."""
+        return 1 if side.major else -(-side.size // (LINE * 8 // self.problem.element.width))
 
     def _split_dim(self, side: Side) -> int:
         """The dimension along which a slab is split: that of its first lines."""

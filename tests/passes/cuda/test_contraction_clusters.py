@@ -41,15 +41,14 @@ def lowered(text, sizes, block, cluster, monkeypatch, stages=3, blocks=8):
     [
         (c.MATMUL, (64, 64), lambda a, b: a @ b),
         (c.MATMUL, (128, 128), lambda a, b: a @ b),
+        (c.MATMUL, (64, 160), lambda a, b: a @ b),  # two slabs of 64 columns and a half
         (NT, (64, 96), lambda a, b: a @ b.T),
-        (TN, (64, 32), lambda a, b: a.T @ b),
+        (TN, (64, 64), lambda a, b: a.T @ b),
     ],
 )
 def test_clusters_share_factors(text, block, expected, cluster, monkeypatch):
     """More clusters of tiles than run at a time, and edges along every dimension."""
     bm, bn = block
-    if text is TN and bn % 64:
-        block, bn = (64, 64), 64
     sizes = {"M": 4 * bm - 24, "N": 2 * bn - 8, "K": 200}
     text = text.format(t="bf16", o="bf16")
     specialised, result = lowered(text, sizes, block, cluster, monkeypatch, blocks=4)

@@ -86,8 +86,12 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
     """Of one type of multiplicands."""
     roles, operands = arrange(node, kind, g, graph, target)
     problem = _problem(node, roles, kind, g, graph)
-    staged, unaligned = zip(*((_staging(f, target), f.unaligned) for f in (operands["left"], operands["right"])))
-    problem = replace(problem, promoted=promoted_of(kind, node), staged=staged, unaligned=unaligned)
+    sides = operands["left"], operands["right"]
+    problem = replace(
+        problem, promoted=promoted_of(kind, node), staged=tuple(_staging(f, target) for f in sides),
+        unaligned=tuple(f.unaligned for f in sides),
+        together=tuple(1 if f.major or f.copy != "tma" else LINE // BYTES[kind] for f in sides),
+    )  # fmt: skip
 
     build = partial(_built, kind=kind, roles=roles, operands=operands, target=target, promoted=problem.promoted)
     known: dict[tuple, Fit | None] = {}  # by shape: several tiles have one, and differ in their stages
