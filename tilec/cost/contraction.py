@@ -218,8 +218,7 @@ def _staged(
             )
 
 
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
-"""Blocks along m and n."""
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))  # blocks along m and n
 
 
 def _group(target: Target, bm: int, bn: int, p: Contraction) -> int:
@@ -285,20 +284,21 @@ def boosted(target: Target, unit: str, flops: float) -> float:
     return max(1 / fit.products, 1 - (fit.products - 1) * fit.boost_us / max(usual, 1e-9))
 
 
+def _reached(target: Target, tile: BlockTile) -> int:
+    """Units that the blocks of clusters are on."""
+    size = prod(tile.cluster)
+    return target.units if size == 1 or target.sm is None else target.sm.clusters(size, 1) * size
+
+
 def _rounds(target: Target, tile: BlockTile, blocks: int) -> float:
     """Rounds of clusters over those of single blocks: clusters do not reach all units."""
-    size = prod(tile.cluster)
-    if size == 1 or target.sm is None:
-        return 1.0
-    return max(1.0, ceil(blocks / (target.sm.clusters(size, 1) * size)) / ceil(blocks / target.units))
+    return max(1.0, ceil(blocks / _reached(target, tile)) / ceil(blocks / target.units))
 
 
 def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:
     """Time in which a persistent block's matrix units wait while sums leave registers; the next tile's loads go on."""
-    size = prod(tile.cluster)
-    units = target.units if size == 1 or target.sm is None else target.sm.clusters(size, 1) * size
     area = tile.bm * tile.bn * max(2, p.out_bytes) / (128 * 256 * 2)
-    return ceil(blocks / units) * area * target.fit(WarpgroupTimes).tile_us
+    return ceil(blocks / _reached(target, tile)) * area * target.fit(WarpgroupTimes).tile_us
 
 
 def _fill_and_drain(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:
