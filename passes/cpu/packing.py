@@ -21,6 +21,7 @@ from tilec.passes.cpu.panels import (
     round_up,
     value_of,
 )
+from tilec.passes.cpu.transpose import transpose_plane
 from tilec.passes.loops import sum_of
 
 
@@ -94,6 +95,9 @@ class Packing:
 
     def _fill(self, at: dict[int, ir.Value], lanes: Size) -> None:
         c, last = self.c, self.c.inner[-1]
+        if (number := self._operand_to_transpose()) is not None:
+            self._transpose(c.operands[number], c.operand_dims[number], at, lanes)
+            return
         values = [Evaluation(c, self.side.factor, at) for _ in range(2 if self.pairs else 1)]
         if not self.pairs:
             with self._loops(self.order, (0, lanes), values, (0, self.block.extents[last])):
@@ -109,6 +113,25 @@ class Packing:
                     self._store([values[0].value, mlir.constant(0, c.multiplicand)])
         if c.matrix and self.block.count != c.depth:
             self._zeros(0, lanes, self.block.count)
+
+    def _operand_to_transpose(self) -> int | None:
+        """The operand that is a factor as it is, and lies along k, where vectors of the panel lie along the lanes."""
+        c, side = self.c, self.side
+        body = c.body.arguments
+        if c.matrix or side.by_element or len(c.inner) > 1 or side.factor not in body:
+            return None
+        number = list(body).index(side.factor)
+        strides, _ = ir.MemRefType(c.operands[number].type).get_strides_and_offset()
+        lies_along_k = c.operand_dims[number][-1] == c.inner[0] and strides[-1] == 1
+        return number if lies_along_k and self.lane in c.operand_dims[number] else None
+
+    def _transpose(self, value: ir.Value, dims: list[int], at: dict[int, ir.Value], lanes: Size) -> None:
+        k, panel = self.c.inner[0], ir.MemRefType(self.panels.type).shape
+        offsets = at | {self.lane: self.first, k: self.block.start[k]}
+        sizes = {self.lane: lanes, k: self.block.extents[k]}
+        source = _plane(value, [offsets[d] for d in dims], [sizes.get(d, 1) for d in dims])
+        target = _plane(self.panels, [self.number, mlir.index(0), mlir.index(0)], [1, *panel[1:]])
+        transpose_plane(source, target, lanes, self.block.extents[k], min(16, self.c.lanes))
 
     def _zeros(self, low: Size, high: Size, count: Size) -> None:
         """Zeros in the lanes from `low` to before `high`, behind the first `count` products."""
@@ -151,6 +174,20 @@ class Packing:
             else:
                 subscripts = [lane, p] if self.c.matrix else panel_subscripts(self.side, lane, p)
             memref.StoreOp(value, self.panels, [self.number, *subscripts])
+
+
+def _plane(value: ir.Value, offsets: list[ir.Value], sizes: list[Size]) -> ir.Value:
+    """The two-dimensional part of `value` along the two dimensions whose sizes are not 1, or the last ones."""
+    type_ = ir.MemRefType(value.type)
+    strides, _ = type_.get_strides_and_offset()
+    wide = [d for d, n in enumerate(sizes) if n != 1 or isinstance(n, ir.Value)]
+    kept = sorted([*wide, *[d for d in reversed(range(len(sizes))) if d not in wide]][:2])
+    layout = ir.StridedLayoutAttr.get(mlir.DYNAMIC, [strides[d] for d in kept])
+    static = [n if isinstance(n, int) else mlir.DYNAMIC for n in sizes]
+    part = ir.MemRefType.get([static[d] for d in kept], type_.element_type, layout)
+    dynamic = [n for n in sizes if isinstance(n, ir.Value)]
+    unknown = [mlir.DYNAMIC] * len(offsets)
+    return memref.SubViewOp(part, value, offsets, dynamic, [], unknown, static, [1] * len(sizes)).result
 
 
 def _half(size: Size) -> Size:

@@ -107,12 +107,12 @@ def map_transpose(op: ir.Operation) -> None:
                 _plane(source, at, sizes),
                 _plane(target, {order.index(d): i for d, i in at.items()}, [sizes[d] for d in order]),
             ]
-            _transpose_plane(planes[0], planes[1], sizes[row], sizes[column], lanes)
+            transpose_plane(planes[0], planes[1], sizes[row], sizes[column], lanes)
     op.erase()
 
 
-def _transpose_plane(source: ir.Value, target: ir.Value, rows: Size, columns: Size, lanes: int) -> None:
-    """Transposes tiles column by column, so that stores are contiguous."""
+def transpose_plane(source: ir.Value, target: ir.Value, rows: Size, columns: Size, lanes: int) -> None:
+    """target[c, r] = source[r, c]: transposes tiles column by column, so that stores are contiguous."""
     type_ = ir.VectorType.get([lanes, lanes], ir.MemRefType(source.type).element_type)
     whole_rows, whole_columns = whole(rows, lanes), whole(columns, lanes)
     with loop(0, whole_columns, lanes, "column") as c, loop(0, whole_rows, lanes, "row") as r:
@@ -157,4 +157,4 @@ def whole(size: Size, lanes: int) -> Size:
     return affine.AffineApplyOp(ir.AffineMap.get(1, 0, [down]), [size]).result
 
 
-__all__ = ["map_transpose", "stage_transposes", "whole"]
+__all__ = ["map_transpose", "stage_transposes", "transpose_plane", "whole"]
