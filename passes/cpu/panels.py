@@ -67,7 +67,8 @@ class Side:
 class Contraction:
     """The operation and its numbers; all dimensions are the operation's own."""
 
-    def __init__(self, op: ir.Operation, tiles: dict[int, int], options: Panels):
+    def __init__(self, op: ir.Operation, tiles: dict[int, int], options: Panels, apart: bool = False):
+        """`apart`: a division of the left factor by a number of its row is made after the sum."""
         self.op, self.body = op, mlir.body_of(op)
         own = {k: d for d, k in enumerate(mlir.get_integers(op, "tilec.dims"))}
         self.names = {own[k]: name for k, name in locations.index_names(op).items() if k in own}
@@ -80,6 +81,11 @@ class Contraction:
         factors = self._factors(rows, columns)
         if self.matrix:
             factors = stored(factors[0]), stored(factors[1])
+        self.columns_outer = options.columns_outer
+        self.divisor: ir.Value | None = None
+        if apart and (divided := self._divided(factors[0], {*inner, *columns})):
+            numerator, self.divisor = divided
+            factors = numerator, factors[1]
         self.left, self.right = (
             Side(
                 f,
@@ -126,6 +132,14 @@ class Contraction:
         first, second = factors
         swapped = self.dims_of(second) & set(rows) or self.dims_of(first) & set(columns)
         return (second, first) if swapped else (first, second)
+
+    def _divided(self, factor: ir.Value, without: set[int]) -> tuple[ir.Value, ir.Value] | None:
+        """Numerator and denominator of a quotient whose denominator depends on none of some dimensions."""
+        made = mlir.definition(factor)
+        if made is None or made.name != "arith.divf" or made.block != self.body:
+            return None
+        numerator, denominator = made.operands
+        return None if self.dims_of(denominator) & without else (numerator, denominator)
 
     def arguments(self, value: ir.Value) -> list[int]:
         return arguments_of(self.body, value)

@@ -26,11 +26,13 @@ from contextlib import ExitStack, contextmanager
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, ir, memref, scf, vector
-from tilec.kernels import Panels, RegisterTranspose, planned_kernels
+from tilec.kernels import PanelChain, Panels, RegisterTranspose, planned_kernels
 from tilec.passes.cpu import matrix
+from tilec.passes.cpu.chain import stage_chain
 from tilec.passes.cpu.packing import Block, Packing
 from tilec.passes.cpu.panels import (
     Contraction,
+    Evaluation,
     Side,
     Size,
     loop,
@@ -49,55 +51,56 @@ def stage_cpu(module: ir.Operation) -> None:
     for function, planned in planned_kernels(module):
         if isinstance(planned.options, Panels):
             (op,) = [o for o in mlir.traverse(function) if mlir.is_generic(o) and "reduction" in mlir.iterators_of(o)]
-            guard_loads(mlir.body_of(op))
-            with ir.InsertionPoint(op), op.location:
-                _contract(Contraction(op, planned.tiles, planned.options))
-            op.erase()
+            contract(op, planned.tiles, planned.options)
+        elif isinstance(planned.options, PanelChain):
+            stage_chain(function, planned.tiles, planned.options, contract)
         elif isinstance(planned.options, RegisterTranspose):
             for op in [o for o in mlir.traverse(function) if mlir.is_generic(o)]:
                 stage_transposes(op, planned.tiles, planned.options)
 
 
+def contract(op: ir.Operation, tiles: dict[int, int], options: Panels, apart: bool = False) -> None:
+    """Replaces a contraction of a block by loops over panels; `tiles` are the block's sizes by kernel dimension."""
+    guard_loads(mlir.body_of(op))
+    with ir.InsertionPoint(op), op.location:
+        _contract(Contraction(op, tiles, options, apart))
+    op.erase()
+
+
 def _contract(c: Contraction) -> None:
     start = _take_fill(c)
-    left, right = _panels(c, c.left, 1, "left"), _panels(c, c.right, c.right.panels, "right")
-    buffer, at = _Buffer(c), dict[int, ir.Value]()
+    outer, inner = (c.right, c.left) if c.columns_outer else (c.left, c.right)
+    counts = {outer: 1, inner: inner.panels}
+    left, right = _panels(c, c.left, counts[c.left], "left"), _panels(c, c.right, counts[c.right], "right")
+    buffer, at, memory = _Buffer(c), dict[int, ir.Value](), {c.left: left, c.right: right}
     with loops(c.batch, at, c.names), _steps(c) as block:
-        pack_left, pack_right = Packing(block, c.left, left), Packing(block, c.right, right)
+        packing = {side: Packing(block, side, memory[side]) for side in (c.left, c.right)}
         tiny = _Tiny(c)
-        with panels_of(c.right, c.names) as (columns, first, number):
-            pack_right.fill(at | columns, first, number)
-            tiny.look_at_right(_panel(right, number))
-        with panels_of(c.left, c.names) as (rows, first_row, _):
-            pack_left.fill(at | rows, first_row, mlir.index(0))
-            mine = _panel(left, mlir.index(0))
-            tiny.look_at_left(mine)
-            with panels_of(c.right, c.names) as (columns, first_column, number):
-                sums = _sums(c, start, mine, _panel(right, number), block.count, buffer, tiny)
-                coordinates = at | rows | columns | {c.left.dims[-1]: first_row, c.right.dims[-1]: first_column}
+        with panels_of(inner, c.names) as (outside, first, number):
+            packing[inner].fill(at | outside, first, number)
+            tiny.note(_panel(memory[inner], number))
+        with panels_of(outer, c.names) as (outside, first_outer, _):
+            packing[outer].fill(at | outside, first_outer, mlir.index(0))
+            mine = _panel(memory[outer], mlir.index(0))
+            tiny.compare(mine)
+            with panels_of(inner, c.names) as (other, first_inner, number):
+                panels = {outer: mine, inner: _panel(memory[inner], number)}
+                sums = _sums(c, start, panels[c.left], panels[c.right], block.count, buffer, tiny)
+                coordinates = at | outside | other | {outer.dims[-1]: first_outer, inner.dims[-1]: first_inner}
                 _store_sums(c, sums, [coordinates[d] for d in c.operand_dims[-1]], block.first, buffer)
+    if c.divisor is not None:
+        _divide(c)
 
 
-class _Tiny:
-    """Whether factors have numbers that are too small for a matrix unit: of the right one in memory, which all panels share."""
-
-    def __init__(self, c: Contraction):
-        self.matrix = c.matrix
-        if self.matrix:
-            word = ir.IntegerType.get_signless(16)
-            self.memory = memref.AllocOp(ir.MemRefType.get([1], word), [], [], alignment=64).result
-            mlir.definition(self.memory).attributes["tilec.name"] = mlir.string("smallest")
-            memref.StoreOp(mlir.constant(0xFFFF, word), self.memory, [mlir.index(0)])
-
-    def look_at_right(self, panel: ir.Value) -> None:
-        if self.matrix:
-            least = arith.minui(memref.LoadOp(self.memory, [mlir.index(0)]).result, matrix.smallest(panel))
-            memref.StoreOp(least, self.memory, [mlir.index(0)])
-
-    def look_at_left(self, panel: ir.Value) -> None:
-        if self.matrix:
-            right = memref.LoadOp(self.memory, [mlir.index(0)]).result
-            self.plain = matrix.is_plain(matrix.smallest(panel), right)
+def _divide(c: Contraction) -> None:
+    """Divides complete sums by the number of their row."""
+    at: dict[int, ir.Value] = {}
+    with loops(c.batch, at, c.names), loops(dict(zip(c.left.dims, c.left.sizes)), at, c.names):
+        divisor = Evaluation(c, c.divisor, at).value
+        with loops(dict(zip(c.right.dims, c.right.sizes)), at, c.names):
+            subscripts = [at[d] for d in c.operand_dims[-1]]
+            quotient = arith.divf(memref.LoadOp(c.operands[-1], subscripts).result, divisor)
+            memref.StoreOp(quotient, c.operands[-1], subscripts)
 
 
 @contextmanager
@@ -108,6 +111,28 @@ def _steps(c: Contraction) -> Iterator[Block]:
         for d, extent, step in zip(c.inner, c.k, c.depths):
             start[d] = stack.enter_context(loop(0, extent, step, c.names.get(d)))
         yield Block(c, start)
+
+
+class _Tiny:
+    """Whether factors have numbers that are too small for a matrix unit: of the inner loop's in memory, which its panels share."""
+
+    def __init__(self, c: Contraction):
+        self.matrix = c.matrix
+        if self.matrix:
+            word = ir.IntegerType.get_signless(16)
+            self.memory = memref.AllocOp(ir.MemRefType.get([1], word), [], [], alignment=64).result
+            mlir.definition(self.memory).attributes["tilec.name"] = mlir.string("smallest")
+            memref.StoreOp(mlir.constant(0xFFFF, word), self.memory, [mlir.index(0)])
+
+    def note(self, panel: ir.Value) -> None:
+        if self.matrix:
+            least = arith.minui(memref.LoadOp(self.memory, [mlir.index(0)]).result, matrix.smallest(panel))
+            memref.StoreOp(least, self.memory, [mlir.index(0)])
+
+    def compare(self, panel: ir.Value) -> None:
+        if self.matrix:
+            others = memref.LoadOp(self.memory, [mlir.index(0)]).result
+            self.plain = matrix.is_plain(matrix.smallest(panel), others)
 
 
 def _panels(c: Contraction, side: Side, count: int, name: str) -> ir.Value:

@@ -95,11 +95,16 @@ def exp(x: Value) -> Value:
 
 @floats
 def exp_below(x: Value) -> Value:
-    """e^x for x <= 0: the same bits by fewer instructions, as nothing is chosen by the sign."""
+    """e^x for x <= 0: the same bits by fewer instructions, as nothing is chosen by the sign.
+
+    Where the result is 0, as in masked softmaxes, another one is computed: an underflow takes Intel's processors 150 clocks.
+    """
     middle, least = (x.kind.bias + 1) // 2, -104 if x.kind == F32 else -746
-    x = select(x < least, least, x)
+    underflows = x < least
+    x = select(underflows, 0.0, x)
     whole, power = reduced(x, middle)
-    return fma(power, expm1_of_reduced(rest(x, whole)), power) * 2.0**-middle
+    result = fma(power, expm1_of_reduced(rest(x, whole)), power) * 2.0**-middle
+    return select(underflows, 0.0, result)
 
 
 @floats

@@ -191,6 +191,14 @@ class _CpuPrinter(Printer):
         number = ir.FloatAttr(ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()).value
         return self.splat(self.float_constant(number, str(type_.element_type)), op.results[0])
 
+    def operand(self, op: ir.Operation, value: ir.Value) -> str:
+        """A selected operand of an extreme is opaque: of max(m, x if c else -inf) LLVM makes max(m, x) if c else m, which it then
+        does not take for a reduction."""
+        text, made = super().operand(op, value), mlir.definition(value)
+        if op.name in ("arith.maximumf", "arith.minimumf") and made is not None and made.name == "arith.select":
+            return f"{self.use('opaque')}({text})"
+        return text
+
     def expression(self, op: ir.Operation) -> str:
         if op.name == "arith.addf" and isinstance(op.results[0].type, ir.VectorType):
             return f"{self.use('add_tiles')}({', '.join(map(self.expr, op.operands))})"

@@ -117,6 +117,6 @@ def test_expectations_stop_emit_and_not_explain(tilec, folder):
     (folder / "mlp.tile").write_text(text)
     options = ("mlp.tile", "-D", "M=8,D=8,F=8")
     status, out, err = tilec("emit", "--as", "numba", *options)
-    assert (status, out) == (1, "") and "kernels is 2" in err and "note: refused h with y.sum" in err
+    assert (status, out) == (1, "") and "kernels is 2" in err and "note: refused gelu.x.sum with y" in err
     status, out, _ = tilec("explain", *options)
     assert status == 0 and "kernels == 1: FAILS (kernels is 2)" in out

@@ -120,7 +120,7 @@ def test_expect_names_the_decision_that_broke_it():
     assert "note: fused " in fewer and "note: kept" not in fewer
     impossible = failure(SOFTMAX, "traffic <= 0.5 * minimal", sizes)
     assert "note:" not in impossible and "no plan moves less than `minimal`" in impossible
-    assert "note: refused h with y" in failure(MLP, "kernels <= 1", {"M": 64, "D": 32, "F": 48})
+    assert "note: refused h.sum with y" in failure(MLP, "kernels <= 1", {"M": 64, "D": 32, "F": 48})
     for condition in ("9 ** 9 ** 9 ** 9 > 0", "(0 - 1) ** 0.5 > 0"):
         assert "this has no value" in failure(SOFTMAX, condition, sizes)
 

@@ -63,6 +63,8 @@ class Program:
                 slow = replace(target.fit(PanelTimes), plain_ns=1000.0)
                 groups = target.fitted.groups | {"panels": slow}
                 return replace(target, fitted=replace(target.fitted, groups=groups))
+            case "panel_chain":
+                return replace(target, dram=replace(target.dram, bandwidth_gbs=0.001))
             case "vector_contraction":
                 return replace(target, sm=replace(target.sm, shared_per_block=2048))
             case "warpgroup_contraction" | "contraction_chain" if target.has("tma"):
@@ -108,6 +110,14 @@ PROGRAMS = {
         "cpu", "panels",
         "op f(a: bf16[M, K], b: bf16[K, N]) -> (y: f32[M, N]) { y[i, j] = sum[k](a[i, k] * b[k, j]) }",
         {"M": 20, "K": 13, "N": 18}, {"a": ("bf16", (20, 13)), "b": ("bf16", (13, 18))},
+    ),
+    "attention, cpu": Program(
+        "cpu", "panel_chain",
+        "op f(q: f32[S, D], k: f32[T, D], v: f32[T, E]) -> (o: f32[S, E]) { "
+        "s[i, j] = sum[d](q[i, d] * k[j, d]) t[i, j] = s[i, j] if j <= i else -inf "
+        "m[i] = max[j](t[i, j]) e[i, j] = exp(t[i, j] - m[i]) l[i] = sum[j](e[i, j]) "
+        "o[i, d] = sum[j](e[i, j] / l[i] * v[j, d]) }",
+        {"S": 23, "T": 19, "D": 6, "E": 7}, {"q": ("f32", (23, 6)), "k": ("f32", (19, 6)), "v": ("f32", (19, 7))},
     ),
     "convolution, cpu": Program(
         "cpu", "panels",

@@ -225,12 +225,13 @@ def test_mistakes_are_named(mistake, obeyed):
 
 
 def test_illegal_fusion_has_the_planners_reason(obeyed):
-    own = lowered("mlp")[1].plan
+    sizes = SIZES["mlp"] | {"F": 1 << 18}
+    own = lowered("mlp", sizes=sizes)[1].plan
     nodes = [n for k in own.kernels for n in k.nodes]
     head = f'[[plan]]\nprogram = "{own.signature}"\ntarget = "cpu"\n'
     text = f"{head}[plan.kernels.mlp_all]\noperations = {nodes}\n"
     with pytest.raises(CallError, match="cannot be one kernel: both are contractions"):
-        obeyed("mlp", text)
+        obeyed("mlp", text, sizes=sizes)
 
 
 @pytest.mark.parametrize("text, message", [

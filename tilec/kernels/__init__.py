@@ -6,11 +6,11 @@ check of its options.
 
 from tilec.kernels.base import FAMILIES, Family, KernelPlan, Planned, Refusal, Refused, planned_kernels
 from tilec.kernels.contraction import Contraction, ContractionChain, MatrixKernel, WarpgroupContraction
-from tilec.kernels.cpu import LoopNest, Panels, RegisterTranspose
+from tilec.kernels.cpu import LoopNest, PanelChain, Panels, RegisterTranspose
 from tilec.kernels.threaded import Columns, Points, Rows, Scan, Threaded, Transpose, VectorContraction
 
 __all__ = [
-    "FAMILIES", "Columns", "Contraction", "ContractionChain", "Family", "KernelPlan", "LoopNest", "MatrixKernel", "Panels",
-    "Planned", "Points", "Refusal", "Refused", "RegisterTranspose", "Rows", "Scan", "Threaded", "Transpose", "VectorContraction",
-    "WarpgroupContraction", "planned_kernels",
+    "FAMILIES", "Columns", "Contraction", "ContractionChain", "Family", "KernelPlan", "LoopNest", "MatrixKernel", "PanelChain",
+    "Panels", "Planned", "Points", "Refusal", "Refused", "RegisterTranspose", "Rows", "Scan", "Threaded", "Transpose",
+    "VectorContraction", "WarpgroupContraction", "planned_kernels",
 ]  # fmt: skip

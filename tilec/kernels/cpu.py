@@ -59,10 +59,13 @@ class Panels(Family, name="panels", backend="cpu"):
     )
     element: str = option("the type of the sums", fixed=True)
     multiplicand: str = option("the type that both factors are stored in, or rounded to", fixed=True)
-    instruction: str = option('"fma": the sums are vectors; "amx": tiles of a matrix unit, to which it adds products of bf16')
+    instruction: str = option(
+        '"fma": the sums are vectors; "amx": tiles of a matrix unit, to which it adds products of bf16', off="fma"
+    )
     register_tile: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers")
     lanes: int = option("columns of one vector")
     depths: tuple[int, ...] = option("elements along each of the `inner` dimensions that are packed at a time")
+    columns_outer: bool = option("each panel of columns is packed and used before the next one, not each panel of rows", False)
 
     def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
         rows, columns, inner = (listed(dims, names) for dims in (self.rows, self.columns, self.inner))
@@ -72,6 +75,8 @@ class Panels(Family, name="panels", backend="cpu"):
             yield "instruction", self.instruction
         yield "register_tile", f"{by_sizes(self.register_tile)} (rows x columns), in vectors of {self.lanes}"
         yield "depths", ", ".join(f"{n} of {names[d]}" for n, d in zip(self.depths, self.inner)) + " packed at a time"
+        if self.columns_outer:
+            yield "columns_outer", "true"
 
     def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
         tile, lanes = self.register_tile, self.lanes
@@ -108,6 +113,63 @@ class Panels(Family, name="panels", backend="cpu"):
             if extent % depth and any(d > 1 for d in self.depths[:n]):
                 why = f"`depths` has {depth}, which does not divide a dimension of {extent}: the numbers before it must be 1"
                 return Refusal("depths", why)
+        return None
+
+
+@dataclass(frozen=True)
+class PanelChain(Family, name="panel_chain", backend="cpu"):
+    """Contractions and reductions of a block's rows, whose intermediates stay in a core's cache: panels for each contraction."""
+
+    rows: tuple[int, ...] = option("the dimension of each contraction's rows", dims=True, fixed=True)
+    columns: tuple[int, ...] = option("the dimension of each contraction's columns", dims=True, fixed=True)
+    inner: tuple[int, ...] = option("the dimension that each contraction sums over", dims=True, fixed=True)
+    along: tuple[int, ...] = option(
+        "the dimensions along which the left and the right factor of each contraction are contiguous", dims=True, fixed=True
+    )
+    element: str = option("the type of the sums", fixed=True)
+    bounds: tuple[int, ...] = option(
+        "masks: (d, r, a, b, n) where elements of the dimension d with a * r + b * d + n < 0 add nothing to rows r", fixed=True
+    )
+    register_tiles: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers, of each contraction")
+    lanes: int = option("columns of one vector")
+    depths: tuple[int, ...] = option("elements along each contraction's inner dimension that are packed at a time")
+    columns_outer: tuple[int, ...] = option("for each contraction, 1 for the option `columns_outer` of `panels`, 0 without it")
+
+    def contraction(self, n: int) -> Panels:
+        """The options of one contraction."""
+        pair = slice(2 * n, 2 * n + 2)
+        return Panels(
+            rows=self.rows[n : n + 1], columns=self.columns[n : n + 1], inner=self.inner[n : n + 1], along=self.along[pair],
+            element=self.element, multiplicand=self.element, instruction="fma", register_tile=self.register_tiles[pair],
+            lanes=self.lanes, depths=self.depths[n : n + 1], columns_outer=bool(self.columns_outer[n]),
+        )  # fmt: skip
+
+    def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+        for n in range(len(self.rows)):
+            yield from list(self.contraction(n).described(names))[:2]
+        yield "register_tiles", " and ".join(by_sizes(self.contraction(n).register_tile) for n in range(len(self.rows)))
+        yield "depths", " and ".join(f"{n} of {names[d]}" for n, d in zip(self.depths, self.inner)) + " packed at a time"
+        yield "columns_outer", " and ".join("true" if n else "false" for n in self.columns_outer)
+        for between, row, a, b, number in self.masks():
+            yield "mask", f"{names[between]} only where {a} * {names[row]} + {b} * {names[between]} + {number} >= 0"
+
+    def masks(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """(dimension, the rows' dimension, and the factors of both and the number of a sum that is negative where all elements
+        are masked)."""
+        for n in range(0, len(self.bounds), 5):
+            between, row, a, b, number = self.bounds[n : n + 5]
+            yield between, row, a, b, number
+
+    def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
+        count = len(self.rows)
+        for name, each in (("register_tiles", 2), ("depths", 1), ("columns_outer", 1)):
+            if len(getattr(self, name)) != each * count:
+                return Refusal(name, f"`{name}` must have {each * count} numbers")
+        if not set(self.columns_outer) <= {0, 1}:
+            return Refusal("columns_outer", "`columns_outer` must have 0 or 1 for each contraction")
+        for n in range(count):
+            if found := self.contraction(n).refuse(kernel, planned, target):
+                return Refusal("register_tiles" if found.option == "register_tile" else found.option, found.why)
         return None
 
 

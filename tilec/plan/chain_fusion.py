@@ -12,6 +12,7 @@ from tilec.core.target import Target
 from tilec.cost.chain import choose_chain_tile
 from tilec.cost.model import predict
 from tilec.plan.chain import chain_problem, is_contraction_chain
+from tilec.plan.cpu.chain import chain_us, separate_us
 from tilec.plan.groups import Group, Remark
 from tilec.plan.legality import refuse
 
@@ -86,9 +87,13 @@ def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Ta
         remarks.append(Remark("refused", subject, space, line))
         return False
     rests = [r for g in groups for r in _without(g, nodes, graph, member, target)]
-    together = choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us
-    together += sum(_time_us(g, graph, target) for g in rests)
-    separate = sum(_time_us(g, graph, target) for g in groups)
+    if target.kind == "cuda":
+        together = choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us
+        together += sum(_time_us(g, graph, target) for g in rests)
+        separate = sum(_time_us(g, graph, target) for g in groups)
+    else:
+        together = chain_us(nodes, space, graph, target) + sum(g.time_us(graph, target) for g in rests)
+        separate = separate_us(groups, nodes, graph, target)
     alternatives = (("a contraction chain", together), (f"{len(groups)} kernels", separate))
     apart = f"{duration(separate)} as {len(groups)} kernels"
     if not profitable(together, separate):

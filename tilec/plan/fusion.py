@@ -20,7 +20,7 @@ from tilec.core.mlir import ir
 from tilec.core.quantities import count, duration
 from tilec.core.target import Target
 from tilec.passes.tensor.inline import refuse_inline
-from tilec.plan.chain import is_reduced_contraction
+from tilec.plan.chain import is_contraction_chain, is_reduced_contraction
 from tilec.plan.chain_fusion import join_chains
 from tilec.plan.groups import Group, Remark, ordered
 from tilec.plan.legality import refuse
@@ -46,12 +46,14 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
                 remarks.append(Remark("refused", f"{other.name} with {node.name}", reason, node.line))
                 continue
             nodes = graph.in_order((*mine.nodes, *theirs.nodes))
-            if target.kind == "cuda" and is_reduced_contraction(nodes):
+            if is_reduced_contraction(nodes):
                 continue  # `join_chains` asks for all readers of the contraction at once
             outcome = refuse(nodes, graph, member, target)
             if isinstance(outcome, str):
                 remarks.append(Remark("refused", f"{other.name} with {node.name}", outcome, node.line))
                 continue
+            if target.kind == "cpu" and is_contraction_chain(nodes):
+                continue  # `join_chains` knows what it costs
             joined = Group(nodes, outcome)
             together = joined.time_us(graph, target)
             separate = sum(g.time_us(graph, target) for g in (theirs, mine))
@@ -64,8 +66,7 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
             remarks.append(Remark("fused", f"{other.name} with {node.name}", reason, node.line, alternatives))
             for n in nodes:
                 member[n] = joined
-    if target.kind == "cuda":
-        join_chains(graph, member, target, remarks)
+    join_chains(graph, member, target, remarks)
     return ordered(graph, member), _standing(remarks, member)
 
 

@@ -7,6 +7,7 @@ from tilec.analysis.space import Space, space_of
 from tilec.analysis.traffic import allows_look_back, intermediate_bytes, onchip_bytes
 from tilec.core.target import Target
 from tilec.plan.chain import is_contraction_chain, refuse_contraction_chain
+from tilec.plan.cpu.chain import refuse_panel_chain
 from tilec.plan.groups import Group
 
 
@@ -39,8 +40,12 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
 
 def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: Target) -> Space | str:
     contractions = [n for n in nodes if n.contraction is not None]
-    if is_contraction_chain(nodes) and target.kind == "cuda" and (len(contractions) == 1 or _connected(nodes, graph)):
-        return refuse_contraction_chain(nodes, space, graph, target) or space
+    if is_contraction_chain(nodes) and (len(contractions) == 1 or _connected(nodes, graph)):
+        if target.kind == "cuda":
+            return refuse_contraction_chain(nodes, space, graph, target) or space
+        both = "both are contractions, but " if len(contractions) > 1 else ""
+        why = refuse_panel_chain(nodes, space, graph, target)
+        return f"{both}no contraction chain: {why}" if why else space
     if len(contractions) > 1:
         return "both are contractions, and the tile that one writes is not the tile that the other reads"
     (contraction,) = contractions

@@ -19,6 +19,8 @@ from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
 from tilec.cost.model import predict
 from tilec.kernels import KernelPlan, LoopNest, Panels, RegisterTranspose
+from tilec.plan.chain import is_contraction_chain
+from tilec.plan.cpu.chain import choose_chain
 from tilec.plan.cpu.panels import choose_contraction
 from tilec.plan.groups import Group, Remark
 
@@ -30,6 +32,9 @@ def choose(
     kernel: KernelPlan, g: Group, graph: Graph, target: Target, pick: int = 0
 ) -> tuple[KernelPlan, list[Remark]]:
     """Tile sizes and loop orders of one kernel; of a contraction's blockings the `pick`-th best."""
+    if is_contraction_chain(g.nodes):
+        chain = replace(kernel, loops={n.name: loop_order(n) for n in g.nodes})
+        return choose_chain(chain, g, graph, target)
     transposed = _transposed_dims(kernel, g)
     tile, why = _tile(kernel, g, graph, target, transposed)
     kernel = replace(kernel, tile=tile, loops={n.name: loop_order(n) for n in g.nodes})

@@ -96,6 +96,32 @@ def choose_contraction(
     ]
 
 
+def predicted_us(node: Node, target: Target, rows: int | None = None) -> float | None:
+    """The time of a contraction with the best panels, or in plain loops; with blocks of so many rows and all columns, where given.
+    None where panels do not add up its type."""
+    element = str(ir.ShapedType(node.results[0].value.type).element_type)
+    roles = _roles(node) if element in ("f32", "f64") else ""
+    if isinstance(roles, str):
+        return None
+    size = 8 if element == "f64" else 4
+    if rows is None:
+        candidates = (_time_us(b, node, roles, size, target) for b in dict.fromkeys(_candidates(node, roles, size, target)))
+        return min((_plain_us(node, size, target), *candidates))
+    lanes = _lanes(target, size)
+    mr, nr = register_tile(rows, node.extents[roles.columns[-1]], lanes, target)
+    columns = tuple(node.extents[d] for d in roles.columns)
+    outer = tuple(1 for _ in roles.rows[1:])
+    depth = prod(_depths([node.extents[d] for d in roles.inner], target.l1.bytes // (3 * mr * size)))
+    return _time_us(Blocking("fma", mr, nr, (*outer, rows), columns, depth), node, roles, size, target)
+
+
+def register_tile(rows: int, columns: int, lanes: int, target: Target) -> tuple[int, int]:
+    """Rows and columns of a tile of sums for so many in a block: two vectors wide, and as high as registers allow."""
+    vectors = min(2, ceil(columns / lanes))
+    highest = (target.core.vector_registers - 1 - vectors) // vectors
+    return ceil(rows / ceil(rows / highest)), vectors * lanes
+
+
 def _planned(
     kernel: KernelPlan, g: Group, node: Node, roles: Roles, best: Blocking, element: str, target: Target
 ) -> KernelPlan:
@@ -131,10 +157,10 @@ def _roles(node: Node) -> Roles | str:
     lane = max(m, key=lambda d: (e[d], d))
     rows = (*(d for d in order if d in m and d != lane), lane)
     columns = (*(d for d in order if d in n and d != last), last)
-    return Roles(rows, columns, c.k, c.batch, (_along(node, rows, columns), _along(node, columns, rows)))
+    return Roles(rows, columns, c.k, c.batch, (contiguous_along(node, rows, columns), contiguous_along(node, columns, rows)))
 
 
-def _along(node: Node, mine: tuple[int, ...], other: tuple[int, ...]) -> int:
+def contiguous_along(node: Node, mine: tuple[int, ...], other: tuple[int, ...]) -> int:
     """The dimension along which most of a factor's reads are contiguous: of its own or a reduced one."""
     score = dict.fromkeys((mine[-1], *mine[:-1], *node.contraction.k), 0.0)  # the lanes' dimension wins ties
     for read in node.reads:
@@ -221,7 +247,8 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
     m, n = (prod(box[:-1]) * -(-box[-1] // width) * width for box, width in ((b.rows, b.mr), (b.columns, b.nr)))
     passes = (m // b.mr) * (n // b.nr) * k * _step_ns(b, size, target)
     fit = target.fit(PanelTimes)
-    sides = zip((m, n), (roles.rows, roles.columns), roles.along)
+    contiguous = {roles.rows[-1], *roles.inner}, {roles.columns[-1]}  # dimensions along which a side's panels may lie
+    sides = zip((m, n), contiguous, roles.along)
     packing = k * sum(size * _pack_ns(node, dims, along, fit) for size, dims, along in sides)
     sums = 2 * m * n * size * ceil(k / b.depth) / (target.l2.unit_gbs or 32)
     rounds = ceil(blocks / target.units)
@@ -247,8 +274,8 @@ def _step_ns(b: Blocking, size: int, target: Target) -> float:
     return max(fma, clocks / target.clock_ghz, size * b.nr / from_l2)
 
 
-def _pack_ns(node: Node, dims: tuple[int, ...], along: int, fit: PanelTimes) -> float:
-    return fit.gather_ns if node.extracts else fit.pack_along_ns if along == dims[-1] else fit.pack_across_ns
+def _pack_ns(node: Node, contiguous: set[int], along: int, fit: PanelTimes) -> float:
+    return fit.gather_ns if node.extracts else fit.pack_along_ns if along in contiguous else fit.pack_across_ns
 
 
-__all__ = ["choose_contraction"]
+__all__ = ["choose_contraction", "contiguous_along", "predicted_us", "register_tile"]

@@ -1,0 +1,144 @@
+"""stage, for the CPU: contractions and reductions of the same rows, whose intermediates stay in a core's cache.
+
+A block has some rows. It computes each operation for all of them before the next one: scores, their reductions, weights,
+and the product of the weights. Scores that a mask excludes from all of a block's rows are not computed:
+
+    hi = min(N, last row + 1)                        // of j <= i
+    generic [i, j < hi, d] { scores }; generic [i, j < hi] { max }; ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilec.analysis.products import factors_of
+from tilec.core import locations, mlir
+from tilec.core.diagnostics import InternalError
+from tilec.core.mlir import affine, arith, ir, memref
+from tilec.kernels import PanelChain, Panels
+from tilec.passes.loops import sum_of
+
+Contract = Callable[[ir.Operation, dict[int, int], Panels, bool], None]
+
+
+def stage_chain(function: ir.Operation, tiles: dict[int, int], options: PanelChain, contract: Contract) -> None:
+    ops = [o for o in mlir.traverse(function) if mlir.is_generic(o)]
+    extents = {d: n for o in ops for d, n in _extents(o).items()}
+    _share_memory(ops)
+    contractions = [_contraction(ops, options, n) for n in range(len(options.rows))]
+    ends: dict[int, ir.Value] = {}
+    for between, row, *factors in options.masks():
+        (loop,) = [o for o in mlir.traverse(function) if o.name == "scf.forall"]
+        block = loop.regions[0].blocks[0]
+        position = sorted(tiles).index(row)
+        with ir.InsertionPoint.at_block_begin(block), function.location:
+            end = _end(block.arguments[position], tiles[row], extents[between], *factors)
+            ends[between] = end if between not in ends else arith.minsi(ends[between], end)
+    for between, end in ends.items():
+        _cut(ops, between, locations.named(end, "end"))
+    for n, op in enumerate(contractions):
+        contract(op, extents | tiles, options.contraction(n), True)
+
+
+def _extents(op: ir.Operation) -> dict[int, int]:
+    """Static sizes of a block's operation, by kernel dimension."""
+    dims, found = mlir.get_integers(op, "tilec.dims"), {}
+    for value, map_ in zip(op.operands, mlir.maps_of(op)):
+        for d, size in zip(mlir.map_dims(map_), ir.MemRefType(value.type).shape):
+            if size != mlir.DYNAMIC:
+                found[dims[d]] = size
+    return found
+
+
+def _share_memory(ops: list[ir.Operation]) -> None:
+    """Results take the place of what is read for the last time, element by element."""
+    for n, op in enumerate(ops):
+        maps, count = mlir.maps_of(op), len(mlir.inputs_of(op))
+        operands = [_allocation(v) for v in op.operands]
+        before, later = ({_allocation(v) for o in part for v in o.operands} for part in (ops[:n], ops[n + 1 :]))
+        free = {k: v for k, v in enumerate(operands[:count]) if v is not None and v not in later}
+        for k in range(count, len(operands)):
+            out = operands[k]
+            if out is None or out in before or any(u.name == "linalg.fill" for u in _users(out)):
+                continue
+            alike = [f for f, v in free.items() if v.type == out.type and maps[f] == maps[k]]
+            if alike and sum(v is not None and v == free[alike[0]] for v in operands) == 1:
+                made = mlir.definition(out)
+                out.replace_all_uses_with(free.pop(alike[0]))
+                made.erase()
+
+
+def _users(memory: ir.Value) -> list[ir.Operation]:
+    """The operations on memory and on views of it."""
+    found = mlir.uses(memory)
+    return [*found, *(u for view in found if view.name == "memref.subview" for u in _users(view.results[0]))]
+
+
+def _allocation(value: ir.Value) -> ir.Value | None:
+    """The block's memory that a value shows; None of other memory."""
+    made = mlir.definition(value)
+    if made is not None and made.name == "memref.subview":
+        return _allocation(made.operands[0])
+    return value if made is not None and made.name == "memref.alloc" else None
+
+
+def _contraction(ops: list[ir.Operation], options: PanelChain, n: int) -> ir.Operation:
+    for op in ops:
+        dims = mlir.get_integers(op, "tilec.dims")
+        reduced = {d for d, kind in zip(dims, mlir.iterators_of(op)) if kind == "reduction"}
+        if reduced == {options.inner[n]} and options.columns[n] in dims and factors_of(op) is not None:
+            return op
+    raise InternalError(f"the kernel has no contraction over dimension {options.inner[n]}", "stage")
+
+
+def _end(block: ir.Value, tile: int, length: int, a: int, b: int, number: int) -> ir.Value:
+    """Where elements j of all the block's rows i end that have a * i + b * j + number >= 0. At least one is left: a row of
+    none has the result of the steps."""
+    d0 = ir.AffineDimExpr.get(0)
+    i = sum_of([(block, tile)], tile - 1 if a > 0 else 0)
+    up = ir.AffineExpr.get_floor_div(d0 * a + number, -b) + 1
+    end = [up, ir.AffineConstantExpr.get(length)]
+    found = affine.AffineMinOp(ir.AffineMap.get(1, 0, end), [i]).result
+    return affine.AffineMaxOp(ir.AffineMap.get(1, 0, [d0, ir.AffineConstantExpr.get(1)]), [found]).result
+
+
+def _cut(ops: list[ir.Operation], between: int, end: ir.Value) -> None:
+    """Operations see the elements before `end` only."""
+    views: dict[tuple[ir.Value, int], ir.Value] = {}
+    for op in ops:
+        dims = mlir.get_integers(op, "tilec.dims")
+        for n, (value, map_) in enumerate(zip(list(op.operands), mlir.maps_of(op))):
+            found = [dims[d] for d in mlir.map_dims(map_)]
+            if between in found:
+                key = value, found.index(between)
+                if key not in views:
+                    views[key] = _view(*key, end)
+                op.operands[n] = views[key]
+
+
+def _view(value: ir.Value, d: int, end: ir.Value) -> ir.Value:
+    type_ = ir.MemRefType(value.type)
+    shape = list(type_.shape)
+    strides, offset = type_.get_strides_and_offset()
+    shape[d] = mlir.DYNAMIC
+    made = mlir.definition(value)
+    before = mlir.definition(end)
+    anchor = before if made is None or made.block != before.block else max(made, before, key=_order)
+    with ir.InsertionPoint(list(anchor.block.operations)[_order(anchor) + 1]), anchor.location:
+        sizes = [
+            end if k == d else memref.DimOp(value, mlir.index(k)).result
+            for k, n in enumerate(shape)
+            if n == mlir.DYNAMIC
+        ]
+        part = ir.MemRefType.get(shape, type_.element_type, ir.StridedLayoutAttr.get(offset, list(strides)))
+        view = memref.SubViewOp(part, value, [], sizes, [], [0] * len(shape), shape, [1] * len(shape))
+    for user in [u for u in mlir.uses(value) if u.name == "linalg.fill"]:
+        user.operands[1] = view.result
+    return view.result
+
+
+def _order(op: ir.Operation) -> int:
+    return [o.operation for o in op.block.operations].index(op)
+
+
+__all__ = ["stage_chain"]

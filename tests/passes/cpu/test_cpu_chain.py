@@ -1,0 +1,140 @@
+"""Chains of contractions on the CPU: attention and its relatives as one kernel, within bounds, masked elements skipped."""
+
+import numpy as np
+import pytest
+from conftest import assert_within
+from tools import lowering
+
+import tilec
+from tilec.core.target import BUILT_IN
+from tilec.core.targets import load
+from tilec.kernels import PanelChain
+from tilec.plan import chain_fusion
+from tilec.semantics.interpreted import interpret_stage
+
+ATTENTION = """op attention(q: f32[H, S, D], k: f32[H, T, D], v: f32[H, T, E]) -> (o: f32[H, S, E]) {{
+    s[h, i, j] = 0.3 * sum[d](q[h, i, d] * k[h, j, d])
+    t[h, i, j] = {scores}
+    m[h, i] = max[j](t[h, i, j])
+    e[h, i, j] = exp(t[h, i, j] - m[h, i])
+    l[h, i] = sum[j](e[h, i, j])
+    o[h, i, d] = sum[j](e[h, i, j] / l[h, i] * v[h, j, d])
+}}"""
+SCORES = {
+    "full": ("s[h, i, j]", lambda i, j, s, t: i >= 0),
+    "causal": ("s[h, i, j] if j <= i else -inf", lambda i, j, s, t: j <= i),
+    "the last rows of a sequence": ("s[h, i, j] if j <= i + T - S else -inf", lambda i, j, s, t: j <= i + t - s),
+    "a window": (
+        "s[h, i, j] if j <= i and i - j < 5 else -inf", lambda i, j, s, t: (j <= i) & (i - j < 5)
+    ),
+    "rows without elements": ("s[h, i, j] if 2 * j <= i - 3 else -inf", lambda i, j, s, t: 2 * j <= i - 3),
+    "no more at the end": ("s[h, i, j] if j < T - i else -inf", lambda i, j, s, t: j < t - i),
+}  # fmt: skip
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Chains whatever they cost, so that small shapes test them."""
+    monkeypatch.setattr(chain_fusion, "chain_us", lambda *_: 0.0)
+
+
+def attention(q, k, v, keeps):
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    i, j = np.ogrid[: q.shape[1], : k.shape[1]]
+    s = np.where(keeps(i, j, q.shape[1], k.shape[1]), 0.3 * q @ k.transpose(0, 2, 1), -np.inf)
+    with np.errstate(invalid="ignore"):
+        e = np.exp(s - s.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True) @ v
+
+
+def is_chain(op) -> bool:
+    return len(op.plan.kernels) == 1 and isinstance(op.plan.kernels[0].options, PanelChain)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 40, 5, 3), (2, 40, 40, 16, 16), (1, 57, 83, 9, 33), (2, 300, 270, 64, 48)])
+@pytest.mark.parametrize("name", SCORES)
+def test_attention(name, sizes, rng, always):
+    h, s, t, d, e = sizes
+    text, keeps = SCORES[name]
+    q, k, v = (rng.standard_normal(x, np.float32) for x in ((h, s, d), (h, t, d), (h, t, e)))
+    program = ATTENTION.format(scores=text)
+    op = tilec.compile(program, target="cpu")
+    result = op(q, k, v)
+    assert_within(program, [q, k, v], result, kind="cpu", expected=attention(q, k, v, keeps))
+    assert is_chain(op) == (s > 1)
+    np.testing.assert_array_equal(result, op(q, k, v))
+
+
+def test_masked_elements_are_skipped(always):
+    """What they would be multiplied with is not read: an infinity there counts as 0."""
+    q, k, v = (np.ones((1, 64, 8), np.float32) for _ in range(3))
+    v[0, 63] = np.inf
+    op = tilec.compile(ATTENTION.format(scores=SCORES["causal"][0]), target="cpu")
+    rows = op.build(H=1, S=64, T=64, D=8, E=8).plan.kernels[0].tile[1]
+    assert np.isfinite(op(q, k, v)[0, : 64 // rows * rows - rows]).all()
+
+
+FORMS = {
+    "nearest": (
+        "op f(x: f32[M, K], w: f32[N, K]) -> (y: i64[M]) { y[i] = argmin[j](sum[k](x[i, k] * w[j, k])) }",
+        [(45, 30), (70, 30)], lambda x, w: (x @ w.T).argmin(1),
+    ),
+    "log of a sum": (
+        "op f(x: f32[M, K], w: f32[K, N]) -> (y: f32[M]) { z[i, j] = sum[k](x[i, k] * w[k, j]) "
+        "m[i] = max[j](z[i, j]) y[i] = m[i] + log(sum[j](exp(z[i, j] - m[i]))) }",
+        [(45, 30), (30, 70)], None,
+    ),
+    "two layers": (
+        "op f(x: f32[M, K], w: f32[K, N], u: f32[N, O]) -> (y: f32[M, O]) { "
+        "z[i, j] = max(sum[k](x[i, k] * w[k, j]), 0) y[i, o] = sum[j](z[i, j] * u[j, o]) }",
+        [(45, 30), (30, 70), (70, 20)], lambda x, w, u: np.maximum(x @ w, 0) @ u,
+    ),
+    "in double": (
+        "op f(x: f64[M, K], w: f64[K, N], u: f64[N, O]) -> (y: f64[M, O]) { "
+        "z[i, j] = tanh(sum[k](x[i, k] * w[k, j])) y[i, o] = sum[j](z[i, j] * u[j, o]) }",
+        [(20, 30), (30, 40), (40, 20)], lambda x, w, u: np.tanh(x @ w) @ u,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_relatives(name, rng, always):
+    text, shapes, expected = FORMS[name]
+    inputs = [rng.standard_normal(s, np.float64 if "f64" in text else np.float32) for s in shapes]
+    op = tilec.compile(text, target="cpu")
+    wide = [x.astype(np.float64) for x in inputs]
+    want = None if expected is None else expected(*wide)
+    assert_within(text, inputs, op(*inputs), kind="cpu", expected=want)
+    assert is_chain(op)
+
+
+@pytest.mark.parametrize("name", ["causal", "rows without elements"])
+def test_every_stage(name, rng, always):
+    text, keeps = SCORES[name]
+    q, k, v = (rng.standard_normal(x, np.float32) for x in ((1, 17, 3), (1, 19, 3), (1, 19, 4)))
+    program = ATTENTION.format(scores=text)
+    sizes = {"H": 1, "S": 17, "T": 19, "D": 3, "E": 4}
+    special, result = lowering.lowered(program, None, sizes, target=load(BUILT_IN / "cpu.toml"))
+    assert isinstance(result.plan.kernels[0].options, PanelChain)
+    for stage in ("tile", "stage", "map"):
+        (found,) = interpret_stage(special, result.texts, stage, {"q": q, "k": k, "v": v}).values()
+        assert_within(program, [q, k, v], found, kind="cpu", expected=attention(q, k, v, keeps))
+
+
+def test_results_take_the_place_of_what_is_read_for_the_last_time(always):
+    """One row of scores in memory, of which weights are made."""
+    program = ATTENTION.format(scores=SCORES["full"][0])
+    text = lowering.lowered(program, None, {"H": 1, "S": 64, "T": 128, "D": 16, "E": 16}, target="cpu")[1].texts["map"]
+    allocations = [line for line in text.splitlines() if "memref.alloc" in line and '"left"' not in line]
+    assert sum("x128xf32>" in line for line in allocations) == 1
+
+
+def test_refusals_have_reasons():
+    def reason(text: str, **sizes: int) -> str:
+        plan = lowering.lowered(text, None, sizes, target=load(BUILT_IN / "cpu.toml"))[1].plan
+        return " ".join(str(r) for r in plan.remarks if r.verb == "refused")
+
+    wide = reason(ATTENTION.format(scores=SCORES["full"][0]), H=1, S=64, T=1 << 18, D=16, E=16)
+    assert "half of L2 has" in wide
+    layers = FORMS["two layers"][0]
+    assert "a contraction chain would take" in reason(layers, M=2048, K=2048, N=2048, O=2048)

@@ -1,0 +1,180 @@
+"""CPU kernels of several contractions, or of one and reductions of its result: legality, time and tiles.
+
+A block has some rows of all operations, and one operation after another computes them (`passes/cpu/chain.py`). Results stay in
+the core's L2. Each block packs the factors that belong to no row, so that more rows in a block mean less packing.
+"""
+
+# mypy: no-strict-optional
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, inf, prod
+
+from tilec.analysis.chain import Chain
+from tilec.analysis.graph import Graph, Node
+from tilec.analysis.space import Space
+from tilec.analysis.traffic import bytes_of, element_bytes, intermediates, work_of
+from tilec.core.mlir import ir
+from tilec.core.quantities import by_sizes
+from tilec.core.target import Target
+from tilec.cost.model import predict
+from tilec.kernels import KernelPlan, PanelChain
+from tilec.plan.chain import chain_of
+from tilec.plan.cpu.panels import contiguous_along, predicted_us, register_tile
+from tilec.plan.groups import Group, Remark
+
+MOST_ROWS = 512
+SIZE = {"f32": 4, "f64": 8}
+
+
+def refuse_panel_chain(nodes: list[Node], space: Space, graph: Graph, target: Target) -> str | None:
+    """Why a block of rows cannot compute all of the operations; None if it can."""
+    if 0 in space.extents.values():
+        return "an index has no values"
+    contractions = [n for n in nodes if n.contraction is not None]
+    for node in contractions:
+        if isinstance(found := _roles(node, space), str):
+            return found
+    if len({_element(n) for n in contractions}) > 1 or _element(contractions[0]) not in SIZE:
+        return "panels add up f32 or f64"
+    if len({_dims(n, space)[0] for n in contractions}) > 1:
+        return "the contractions have different rows"
+    per_row = _held(nodes, graph, space)
+    if per_row * min(MOST_ROWS, 8) > target.l2.bytes // 2:
+        return f"the intermediates of 8 rows take {8 * per_row} bytes, and half of L2 has {target.l2.bytes // 2}"
+    return None
+
+
+def _element(node: Node) -> str:
+    return str(ir.ShapedType(node.results[0].value.type).element_type)
+
+
+def _roles(node: Node, space: Space) -> tuple[int, int, int] | str:
+    """The kernel dimensions of a contraction's rows, columns and sum: rows are of the grid."""
+    c, dims = node.contraction, space.dims[node]
+    m, n = ({dims[d] for d in own if node.extents[d] > 1} for own in (c.m, c.n))
+    rows, columns = (m, n) if m & set(space.grid) else (n, m)
+    for found, what in ((rows, "rows"), (columns, "columns"), (c.k, "reduced indices")):
+        if len(found) != 1:
+            return f"the {what} of {node.name} are {len(found)} dimensions, not one"
+    (row,), (column,), (inner,) = rows, columns, (dims[d] for d in c.k)
+    if row not in space.grid or column in space.grid:
+        return f"a block of rows does not have whole rows of {node.name}"
+    if dims[node.results[0].dims[-1]] != column:
+        return f"{node.name} is not contiguous along its columns"
+    return row, column, inner
+
+
+def _dims(node: Node, space: Space) -> tuple[int, int, int]:
+    """`_roles` of a contraction that is not refused."""
+    found = _roles(node, space)
+    assert not isinstance(found, str)
+    return found
+
+
+def chain_us(nodes: list[Node], space: Space, graph: Graph, target: Target) -> float:
+    """The predicted time: of each contraction in blocks of rows, and of the arithmetic between them, whose data are in L2."""
+    rows = _rows(nodes, space, graph, target)
+    contractions = [n for n in nodes if n.contraction is not None]
+    others = work_of([n for n in nodes if n not in contractions], graph, space, target)
+    between = predict(replace(others, dram_read=0.0, dram_write=0.0, working_set=0.0), target).time_us
+    return between + sum(predicted_us(n, target, rows) or inf for n in contractions)
+
+
+def separate_us(groups: list[Group], nodes: list[Node], graph: Graph, target: Target) -> float:
+    """The predicted time of kernels instead of a chain of the nodes: results between them leave L2."""
+    total = 0.0
+    for g in groups:
+        contractions = [n for n in g.nodes if n.contraction is not None]
+        alone = predicted_us(contractions[0], target) if len(contractions) == 1 else None
+        total += g.time_us(graph, target) if alone is None else alone
+    for node in nodes:
+        for value in [r.value for r in node.results if not graph.is_returned(node)]:
+            readers = [g for g in groups if any(r.value == value for n in g.nodes for r in n.reads)]
+            if any(node not in g.nodes for g in readers):
+                total += 1e6 * bytes_of(value) * (1 + len(readers)) / target.dram.rate(target.units)
+    return total
+
+
+def _held(nodes: list[Node], graph: Graph, space: Space) -> int:
+    """Most bytes of intermediates at a time for one row: results take the place of what is read for the last time."""
+    sizes: dict[ir.Value, int] = {}
+    for node, value in intermediates(nodes, graph):
+        result = next(r for r in node.results if r.value == value)
+        inner = prod(node.extents[d] for d in result.dims if space.dims[node][d] not in space.grid)
+        sizes[value] = inner * element_bytes(ir.ShapedType(value.type).element_type)
+    last = {r.value: n for n, node in enumerate(nodes) for r in node.reads if r.value in sizes}
+    live, most = 0, 0
+    for n, node in enumerate(nodes):
+        made = sum(sizes.get(r.value, 0) for r in node.results)
+        dead = sum(size for value, size in sizes.items() if last.get(value) == n)
+        most = max(most, live + made - (min(made, dead) if node.contraction is None else 0))
+        live += made - dead
+    return most
+
+
+def _rows(nodes: list[Node], space: Space, graph: Graph, target: Target) -> int:
+    """A block's rows: no more than L2 has room for, and such that the contractions take the least time."""
+    contractions = [n for n in nodes if n.contraction is not None]
+    row, *_ = _dims(contractions[0], space)
+    extent, room = space.extents[row], target.l2.bytes // 2 // max(1, _held(nodes, graph, space))
+    most = max(1, min(MOST_ROWS, room, extent))
+    parts = {max(ceil(extent / most), n) for n in (1, 2, 3, 4, 8, 16, 32)}
+    candidates = sorted({ceil(extent / n) for n in parts}, reverse=True)
+    return min(candidates, key=lambda rows: sum(predicted_us(n, target, rows) or 0 for n in contractions))
+
+
+def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> tuple[KernelPlan, list[Remark]]:
+    """The kernel with its tile, and panels for each contraction."""
+    space, contractions = g.space, [n for n in g.nodes if n.contraction is not None]
+    element = _element(contractions[0])
+    size = SIZE[element]
+    lanes = target.core.simd_bytes // size
+    found = [_dims(n, space) for n in contractions]
+    rows = _rows(g.nodes, space, graph, target)
+    tiles, depths, outer, along = [], [], [], []
+    for node, (row, column, inner) in zip(contractions, found):
+        mr, nr = register_tile(rows, space.extents[column], lanes, target)
+        deepest = max(1, target.l1.bytes // (3 * mr * size))
+        depth = ceil(space.extents[inner] / ceil(space.extents[inner] / deepest))
+        tiles += [mr, nr]
+        depths.append(depth)
+        outer.append(int(depth * space.extents[column] * size > target.l2.bytes // 8))
+        own = {k: d for d, k in enumerate(space.dims[node])}
+        along += [
+            space.dims[node][contiguous_along(node, (own[a],), (own[b],))] for a, b in ((row, column), (column, row))
+        ]
+    options = PanelChain(
+        rows=tuple(r for r, _, _ in found), columns=tuple(c for _, c, _ in found), inner=tuple(k for _, _, k in found),
+        along=tuple(along), element=element, bounds=_bounds(g, graph), register_tiles=tuple(tiles), lanes=lanes,
+        depths=tuple(depths), columns_outer=tuple(outer),
+    )  # fmt: skip
+    sizes = tuple(rows if d == found[0][0] else 1 for d in kernel.grid)
+    kernel = replace(kernel, tile=sizes, options=options)
+    kernel = replace(kernel, work=replace(kernel.work, blocks=max(1, kernel.blocks)))
+    held = rows * _held(g.nodes, graph, space)
+    why = f"blocks of {by_sizes(sizes)}, {held} bytes of intermediates, register tiles of {by_sizes(tuple(tiles[:2]))}"
+    return kernel, [Remark("tiled", kernel.name, why, kernel.lines[-1] if kernel.lines else None)]
+
+
+def _bounds(g: Group, graph: Graph) -> tuple[int, ...]:
+    """Masks that exclude the last elements of a row, by its number."""
+    chain = chain_of(g.nodes, g.space, graph)
+    if not isinstance(chain, Chain):
+        return ()
+    found: list[int] = []
+    for leaves, number in (b for mask in chain.masks for b in mask.bounds):
+        factors = {chain.rows: 0, chain.between: 0}
+        for leaf, factor in leaves.items():
+            if leaf.op != "index" or len(leaf.dims) != 1 or not leaf.dims <= set(factors):
+                break
+            (d,) = leaf.dims
+            factors[d] += factor
+        else:
+            if factors[chain.between] < 0:
+                found += [chain.between, chain.rows, factors[chain.rows], factors[chain.between], number]
+    return tuple(found)
+
+
+__all__ = ["chain_us", "choose_chain", "refuse_panel_chain", "separate_us"]
