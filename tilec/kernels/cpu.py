@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilec.core.quantities import by_sizes
 from tilec.core.target import Target
@@ -169,7 +169,7 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
             return Refusal("columns_outer", "`columns_outer` must have 0 or 1 for each contraction")
         for n in range(count):
             if found := self.contraction(n).refuse(kernel, planned, target):
-                return Refusal("register_tiles" if found.option == "register_tile" else found.option, found.why)
+                return replace(found, option="register_tiles") if found.option == "register_tile" else found
         return None
 
 

@@ -161,11 +161,11 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
 def _bounds(g: Group, graph: Graph) -> tuple[int, ...]:
     """Masks that exclude the last elements of a row, by its number."""
     chain = chain_of(g.nodes, g.space, graph)
-    if not isinstance(chain, Chain):
+    if not isinstance(chain, Chain) or len(chain.rows) != 1:
         return ()
-    found: list[int] = []
+    (row,), found = chain.rows, list[int]()
     for leaves, number in (b for mask in chain.masks for b in mask.bounds):
-        factors = {chain.rows: 0, chain.between: 0}
+        factors = {row: 0, chain.between: 0}
         for leaf, factor in leaves.items():
             if leaf.op != "index" or len(leaf.dims) != 1 or not leaf.dims <= set(factors):
                 break
@@ -173,7 +173,7 @@ def _bounds(g: Group, graph: Graph) -> tuple[int, ...]:
             factors[d] += factor
         else:
             if factors[chain.between] < 0:
-                found += [chain.between, chain.rows, factors[chain.rows], factors[chain.between], number]
+                found += [chain.between, row, factors[row], factors[chain.between], number]
     return tuple(found)
 
 
