@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -106,6 +107,20 @@ def _cpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
     return found
 
 
+FORMS = {  # of programs for matrix units: their names, and the best peer's time over ours, in the geometric mean and at least
+    "products": (r"^product .*f16$", 1.0, 0.92),
+    "products with an epilogue": ("^product, ", 1.08, 0.92),
+    "products of i8": ("^product .* i8", 1.2, 1.0),
+    "products of f8": ("^product .* f8e4m3", 0.97, 0.92),
+    "convolutions": ("^convolution", 0.95, 0.8),
+    "depthwise convolutions": ("^depthwise", 1.0, 0.9),
+    "attention": (r"^attention (full|causal) \d", 1.05, 0.95),
+    "relatives of attention": (r"^attention (?!full|causal \d)", 1.1, 0.95),
+    "decoding": ("^decoding", 1.0, 0.9),
+    "linear and cross-entropy": ("^linear and cross", 1.0, 0.95),
+}
+
+
 def _gpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
     found = []
     copy = next((r["bytes"] / times(r)["torch"] for r in rows if r.get("group") == "copy" and times(r)), None)
@@ -116,6 +131,13 @@ def _gpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
             found.append((f"{row['name']}: of copy", value, 0.95, value >= 0.95))
         if row.get("group") in ("example", "rows", "matrix") and (value := ratio(t.get("torch"), t.get("tilec"))):
             found.append((f"{row['name']}: eager's time over ours", value, 0.5, value >= 0.5))
+    for form, (pattern, mean, least) in FORMS.items():
+        reached = [s for r in rows if re.search(pattern, r["name"]) and (s := ratio(best_peer(r), times(r).get("tilec")))]
+        if reached:
+            what = f"{form} ({len(reached)}): best peer's time over ours"
+            value, worst = statistics.geometric_mean(reached), min(reached)
+            found.append((f"{what}, mean", value, mean, value >= mean))
+            found.append((f"{what}, least", worst, least, worst >= least))
     return found
 
 

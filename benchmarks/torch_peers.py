@@ -8,7 +8,10 @@ import numpy as np
 
 from benchmarks.workloads import Input, torch
 
-NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64"}
+NAMES = {
+    "f8e4m3": "float8_e4m3fn", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "i8": "int8",
+    "i32": "int32", "i64": "int64",
+}  # fmt: skip
 
 
 def dtype_of(name: str):
@@ -29,6 +32,8 @@ def draw(described: Input, generator, device: str = "cuda"):
 def to_device(array: np.ndarray):
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
+    if array.dtype.name == "float8_e4m3fn":
+        return torch.from_numpy(array.view(np.uint8)).cuda().view(torch.float8_e4m3fn)
     return torch.from_numpy(array).cuda()
 
 
@@ -48,6 +53,7 @@ def error_share(peer: Callable, tensors: list, results: list, bound) -> float:
 
 def expected(peer: Callable, tensors: list) -> list:
     wider = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
+    wider[torch.float8_e4m3fn] = torch.float32
     found = peer(*(t.to(wider.get(t.dtype, t.dtype)) for t in tensors))
     return list(found) if isinstance(found, (tuple, list)) else [found]
 

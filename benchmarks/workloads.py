@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +54,8 @@ class Input:
 class Workload:
     """`numpy_out` writes into its last argument, where plain NumPy can. `rows` limits the check on the CPU to the first
     rows where all of them would take long. `bound` is the error allowed beside PyTorch in wider types. `expected` takes
-    the place of `torch` where results are checked and `torch` draws numbers of its own; `triton` names a plain kernel."""
+    the place of `torch` where results are checked and `torch` draws numbers of its own; `triton` names a plain kernel. `peers` are
+    further calls of PyTorch, `compiled_peers` make such calls for given tensors."""
 
     name: str
     program: str | Path
@@ -70,6 +71,8 @@ class Workload:
     op: str | None = None
     expected: Callable | None = None
     triton: str = ""
+    peers: Mapping[str, Callable] = field(default_factory=dict)
+    compiled_peers: Mapping[str, Callable] = field(default_factory=dict)
 
     @property
     def sizes(self) -> str:
