@@ -217,6 +217,15 @@ PROGRAMS = {
         "s[i, j] = b[j] + sum[d](x[i, d] * y[j, d]) z[i] = logsumexp[j](s[i, j]) n[i] = argmin[j](s[i, j]) }",
         {"M": 140, "N": 200, "D": 72}, {"x": ("bf16", (140, 72)), "y": ("bf16", (200, 72)), "b": ("f32", (200,))},
     ),
+    "attention of grouped heads": Program(
+        "h200", "contraction_chain",
+        "op f(q: bf16[H, S, D], k: bf16[H // 4, D, T], v: bf16[H // 4, T, D], n: i32[H]) -> (o: bf16[H, S, D], l: f32[H, S]) { "
+        "s[h, i, j] = sum[d](q[h, i, d] * k[h // 4, d, j]) if j < n[h] else -inf "
+        "p[h, i, j]: bf16 = softmax[j](s[h, i, j]) l[h, i] = logsumexp[j](s[h, i, j]) "
+        "o[h, i, d] = sum[j](p[h, i, j] * v[h // 4, j, d]) }",
+        {"H": 8, "S": 20, "T": 72, "D": 16},
+        {"q": ("bf16", (8, 20, 16)), "k": ("bf16", (2, 16, 72)), "v": ("bf16", (2, 72, 16)), "n": ("i32", (8,))},
+    ),
     "attention by warps": Program(
         "a100", "contraction_chain",
         "op f(q: bf16[S, D], k: bf16[T, D], v: bf16[T, E]) -> (o: bf16[S, E]) { "

@@ -435,6 +435,14 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
         "blocks of the last rows start first, since a causal mask leaves them the most steps", default=False,
         shown="{}: blocks of the last rows start first",
     )  # fmt: skip
+    growing: tuple[int, ...] = option(
+        "the dimensions of rows along which a mask leaves later rows more elements", default=(), dims=True, fixed=True,
+        shown="along {} a mask leaves later rows more elements",
+    )  # fmt: skip
+    group_batch: int = option(
+        "problems of the batch (heads) whose blocks take turns where the longest rows start first, so that their factors share L2 "
+        "and the shortest rows of all come last", default=1, shown="{} problems of the batch take turns",
+    )  # fmt: skip
     overlap_launch: bool | None = option(
         "the kernel is launched while the kernel before it ends (programmatic dependent launch)", default=None, off=False
     )
@@ -465,7 +473,7 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
             return Refusal("unit", f"`unit` must be one of {', '.join(CHAIN_ROWS)}, not {self.unit}")
         if self.unit not in target.instructions(self.multiplicand) or (self.unit == "wgmma" and not target.has("tma")):
             return Refusal("unit", f"{target.name} has no {self.unit}")
-        if self.unit == "wgmma" and (why := kernel.ruled_out.get("unit")) is not None:
+        if (why := kernel.ruled_out.get(self.unit)) is not None:
             return Refusal("unit", f"`unit` cannot be {self.unit}: {why}")
         rows = CHAIN_ROWS[self.unit]
         if len(self.block) != 2 or self.block[0] not in rows or not 0 < self.block[1] <= 256 or self.block[1] % 16:
@@ -478,6 +486,8 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
             return Refusal("warps", f"`warps` must be {of} for {self.block[0]} rows by {self.unit}, not {self.warps}")
         if self.stages < 1:
             return Refusal("stages", "`stages` must be at least 1")
+        if self.group_batch < 1:
+            return Refusal("group_batch", "`group_batch` must be at least 1")
         if not 1 <= self.blocks_per_tile <= MOST_PARTS:
             return Refusal("blocks_per_row", f"`blocks_per_row` must be from 1 to {MOST_PARTS}")
         if self.ping_pong and (self.unit != "wgmma" or self.warpgroups < 2):

@@ -82,7 +82,7 @@ def refuse_tma(chain: Chain) -> str | None:
     return None
 
 
-def _refuse_warps(chain: Chain) -> str | None:
+def refuse_warps(chain: Chain) -> str | None:
     """Why warps cannot load and multiply the factors' tiles by `mma.sync`."""
     if chain.values is None:
         return "without a second contraction warpgroups multiply"
@@ -94,7 +94,7 @@ def _refuse_warps(chain: Chain) -> str | None:
 def chain_units(chain: Chain, target: Target) -> tuple[str, ...]:
     """The matrix instructions that the chain can take on a target; without a second contraction, `wgmma` only."""
     tma = target.has("tma") and refuse_tma(chain) is None
-    able = {"wgmma": tma, "mma.sync": _refuse_warps(chain) is None}
+    able = {"wgmma": tma, "mma.sync": refuse_warps(chain) is None}
     return tuple(u for u in CHAIN_ROWS if u in target.instructions(chain.left.type) and able[u])
 
 
@@ -105,7 +105,7 @@ def _refuse_size(chain: Chain, nodes: list[Node], space: Space, graph: Graph, ta
         if space.extents[d] > WIDEST:
             return f"a block has room for {WIDEST} {what} contraction, not {space.extents[d]}"
     if not chain_units(chain, target):
-        return refuse_tma(chain) or _refuse_warps(chain) or f"{target.name} lacks wgmma and TMA"
+        return refuse_tma(chain) or refuse_warps(chain) or f"{target.name} lacks wgmma and TMA"
     if chain.values is not None and weight_terms_of(chain) is None:
         return f"its {chain.weight_type} weights may be larger than an f16, and take bf16 factors, and not {chain.values.type}"
     if not choose_chain_tile(target, chain_problem(nodes, space, graph, target)):
@@ -206,11 +206,15 @@ def _share(chain: Chain, extents: dict[int, int]) -> float:
     return sum(max(0, high - low) for low, high in (_range(chain, at, length) for at in sample)) / (32 * length)
 
 
-def grows(chain: Chain, extents: dict[int, int]) -> bool:
-    """Whether later rows have more unmasked elements than earlier ones."""
-    ends = ({d: last * (extents[d] - 1) for d in chain.rows} for last in (0, 1))
-    first, last = (_range(chain, at, extents[chain.between]) for at in ends)
-    return last[1] - last[0] > first[1] - first[0]
+def growing(chain: Chain, extents: dict[int, int]) -> tuple[int, ...]:
+    """The dimensions of rows along which later rows have more unmasked elements than earlier ones."""
+    first = dict.fromkeys(chain.rows, 0)
+
+    def length(row: dict[int, int]) -> int:
+        low, high = _range(chain, row, extents[chain.between])
+        return high - low
+
+    return tuple(d for d in chain.rows if length(first | {d: extents[d] - 1}) > length(first))
 
 
 def _range(chain: Chain, row: dict[int, int], length: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from math import prod
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import space_of
 from tilec.analysis.traffic import work_of
+from tilec.core.mlir import ir
 from tilec.core.quantities import duration
 from tilec.core.target import Target
 from tilec.cost.chain import choose_chain_tile
@@ -36,6 +37,24 @@ def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks
         whole = graph.in_order({m for n in core for m in member[n].nodes})
         if core and not _join(whole, graph, member, target, remarks) and len(core) < len(whole):
             _join(core, graph, member, target, remarks)
+
+
+def chain_factor_of(node: Node, graph: Graph) -> Node | None:
+    """The contraction of which an operation makes a narrow factor, where a contraction chain may become of it and of another one,
+    with a reduction between them."""
+    kinds = {str(ir.ShapedType(r.value.type).element_type) for r in node.results}
+    readers = graph.consumers(node)
+    if not kinds <= {"bf16", "f16"} or len(readers) != 1 or readers[0].contraction is None:
+        return None
+    (reader,) = readers
+    for last in graph.nodes:
+        if last.contraction is None:
+            continue
+        before = _before(last, graph)
+        pair = [n for n in before if n.contraction is not None and reader in (n, last)]
+        if any(n.reduced and n.contraction is None for n in before for first in pair if first in _before(n, graph)):
+            return reader
+    return None
 
 
 def _with_readers(chain: list[Node], first: Node, last: Node, graph: Graph) -> list[Node]:

@@ -21,7 +21,7 @@ from tilec.core.quantities import count, duration
 from tilec.core.target import Target
 from tilec.passes.tensor.inline import refuse_inline
 from tilec.plan.chain import is_contraction_chain, is_reduced_contraction
-from tilec.plan.chain_fusion import join_chains
+from tilec.plan.chain_fusion import chain_factor_of, join_chains
 from tilec.plan.groups import Group, Remark, ordered
 from tilec.plan.legality import refuse
 
@@ -131,6 +131,8 @@ def _inline(graph: Graph, target: Target, remarks: list[Remark]) -> None:
             why = f"inlining would compute its {operations:.0f} operations {repeats} times for each element"
         if why is None and len(node.extracts) and repeats > 1:
             why = "inlining would evaluate its computed subscripts more than once"
+        if why is None and target.kind == "cuda" and (reader := chain_factor_of(node, graph)):
+            why = f"the contraction chain of {reader.name} multiplies tiles that are loaded, and not computed"
         if why is None and (maker := _contraction_before(node, graph)):
             why = f"it is the epilogue of {maker.name}, and takes no more bytes to store than {maker.name}"
         size = max(reads_per_element(node.results[0].value, c) * node.size + c.size for c in consumers)

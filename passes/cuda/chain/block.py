@@ -13,7 +13,7 @@ from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.values import Values
 from tilec.passes.cuda.memory_spaces import is_local, root
-from tilec.passes.loops import delinearise
+from tilec.passes.loops import delinearise, sum_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class ChainBlock:
         options = planned.options
         assert isinstance(options, ContractionChain)
         self.function, self.options, self.forall = function, options, forall
+        self.grid = planned.grid
         self.box = dict(zip(options.rows, options.box(dict(zip(planned.grid, planned.tile)))))
         self.bm, self.bn = options.block
         self.operations = self._enter(number)
@@ -71,6 +72,30 @@ class ChainBlock:
                 found[d] = arith.subi(own, mlir.index(1))
         return found
 
+    def _ordered(self, number: ir.Value, counts: list[int]) -> list[ir.Value]:
+        """A block's place of the grid: rows run fastest. Where the longest start first, they take turns with those of several
+        problems of the batch."""
+        names, total = locations.variables(self.forall), prod(counts)
+        rows = [n for n, d in enumerate(self.grid) if d in self.options.growing]
+        others = [n for n in range(len(counts)) if n not in rows]
+        height = prod(counts[n] for n in rows)
+        problems, group = total // height, min(self.options.group_batch, total // height)
+        if not self.options.longest_first:
+            return delinearise(number, counts, names)
+        if group == 1 or height == 1:
+            return delinearise(arith.subi(mlir.index(total - 1), number), counts, names)
+        first = arith.divui(number, mlir.index(group * height))
+        within = arith.remui(number, mlir.index(group * height))
+        size = mlir.index(group)
+        if problems % group:
+            size = arith.minsi(size, sum_of([(first, -group)], problems))
+        row = sum_of([(arith.divui(within, size), -1)], height - 1)
+        other = sum_of([(first, group), (arith.remui(within, size), 1)])
+        found = {}
+        for number, part in ((row, rows), (other, others)):
+            found |= zip(part, delinearise(number, [counts[n] for n in part], [names[n] for n in part] if names else ()))
+        return [found[n] for n in range(len(counts))]
+
     def _enter(self, number: ir.Value | None) -> list[ir.Operation]:
         """The block's operations, at the tile of its number: parts of rows run fastest, then rows, from the last where those are
         longest."""
@@ -85,9 +110,7 @@ class ChainBlock:
             self.part = locations.named(arith.remui(number, mlir.index(self.parts)), "part")
             number = arith.divui(number, mlir.index(self.parts))
         self.number = number
-        if self.options.longest_first:
-            number = arith.subi(mlir.index(prod(counts) - 1), number)
-        mapping = dict(zip(block.arguments, delinearise(number, counts, locations.variables(self.forall))))
+        mapping = dict(zip(block.arguments, self._ordered(number, counts)))
         inner = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
         return [mlir.clone_op(op, mapping) for op in inner]
 

@@ -55,7 +55,7 @@ class Fragments:
         self.column = sum_of([(arith.andi(thread.lane, mlir.index(3)), 2)])
         limits = block.limits() | ({chain.between: mlir.index(block.length - 1)} if block.length % self.bn else {})
         product = None if chain.product is None else chain.product.total.number
-        self.values = Values(chain.scores.number, product, limits)
+        self.values = Values(chain.scores.number, product, limits, block.largest)
         self.tiles = Tiles(chain, self.values, block.length, {d: sizes[d] for d in chain.rows}, self.bn)
         self.states = States(chain.online, chain.product, self.values, self.rows)
 

@@ -10,7 +10,7 @@ from tilec.analysis.chain import Chain
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir
-from tilec.passes.cuda.chain.values import At, Values
+from tilec.passes.cuda.chain.values import At, Values, as_index
 from tilec.passes.loops import sum_of
 
 BEYOND = 1 << 40  # elements: more than memory has
@@ -104,9 +104,7 @@ class Tiles:
 def number_of(values: Values, leaf: Expr, at: At) -> ir.Value:
     """A leaf of a bound as an index. What memory holds is brought between numbers that are beyond all indices, so that no sum of it
     wraps around; it is compared with no other."""
-    value = values.build(leaf, at)
-    if not isinstance(value.type, ir.IndexType):
-        value = arith.index_cast(ir.IndexType.get(), value)
+    value = as_index(values.build(leaf, at))
     return value if leaf.op != "element" else clamped(value, BEYOND)
 
 

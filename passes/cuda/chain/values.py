@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from functools import reduce
 from math import inf
 
+from tilec.analysis.affine_conditions import linear
 from tilec.analysis.expression import Expr, Total, operation
 from tilec.analysis.online_reduction import Carried, Online
 from tilec.core import mlir
 from tilec.core.mlir import arith, gpu, ir, math, memref
 from tilec.passes.cuda.contraction.problem import PRIVATE, local
-from tilec.passes.loops import loop, when
+from tilec.passes.loops import loop, sum_of, when
 
+EXACT = 1 << 24  # integers below are exact floats
 QUAD = (1, 2)  # distances of the threads that share a row
 
 
@@ -37,10 +39,11 @@ class At:
 
 
 class Values:
-    """Builds expressions at the insertion point. `states` and `references` hold one register array each, by number."""
+    """Builds expressions at the insertion point. `states` and `references` hold one register array each, by number. `limits`: the
+    last numbers along dimensions of which a tile may have fewer elements. No index is beyond `largest`."""
 
-    def __init__(self, scores: int, product: int | None, limits: dict[int, ir.Value]):
-        self.scores, self.product, self.limits = scores, product, limits
+    def __init__(self, scores: int, product: int | None, limits: dict[int, ir.Value], largest: int = 1 << 24):
+        self.scores, self.product, self.limits, self.largest = scores, product, limits, largest
         self.states: dict[int, ir.Value] = {}
         self.references: dict[int, ir.Value] = {}
 
@@ -71,10 +74,33 @@ class Values:
                 return memref.LoadOp(state, [at.half, *rest]).result
             case "reference":
                 return memref.LoadOp(self.references[x.key], [at.half]).result
+        if x.op == "arith.sitofp" and (number := self._distance(x, at)) is not None:
+            return number
         arguments = [self.build(a, at) for a in x.args]
         if x.op == "math.exp2" and x.template is None:  # ours: the exponent of a weight, at most 0
             return math.Exp2Op(arguments[0], fastmath=ir.Attribute.parse("#arith.fastmath<afn>")).result
         return operation(x, arguments)
+
+    def _distance(self, x: Expr, at: At) -> ir.Value | None:
+        """An integer that is linear in indices as a float, where it is exact: only the part that a thread's elements share is
+        converted."""
+        inner, kind = x.args[0], mlir.type_of(x.type)
+        found = linear(inner.args[0] if inner.op == "math.absi" else inner)
+        if found is None or not at.parts or x.type != "f32":
+            return None
+        leaves, number = found
+        known = [leaf for leaf in leaves if leaf.op == "index" or (leaf.op == "outer" and is_of_one_index(leaf.key))]
+        if len(known) < len(leaves) or abs(number) + sum(map(abs, leaves.values())) * self.largest >= EXACT:
+            return None
+        shared, more = [], []
+        for leaf, f in leaves.items():
+            first, offset = at.parts.get(leaf.own_dims[0], (None, None)) if leaf.op == "index" else (None, None)
+            shared.append((as_index(self.build(leaf, at) if first is None else first), f))
+            more += [] if offset is None else [(offset, f)]
+        i32 = ir.IntegerType.get_signless(32)
+        parts = [arith.sitofp(kind, arith.index_cast(i32, sum_of(terms, n))) for terms, n in ((shared, number), (more, 0))]
+        total = arith.addf(*parts)
+        return math.absf(total) if inner.op == "math.absi" else total
 
     def _subscripts(self, x: Expr, at: At) -> list[ir.Value]:
         """Of an element at computed places, where memory may be read."""
@@ -87,6 +113,16 @@ class Values:
         if coordinate is None:
             return mlir.index(0)
         return arith.minsi(coordinate, self.limits[d]) if d in self.limits else coordinate
+
+
+def is_of_one_index(value: ir.Value) -> bool:
+    """Whether a number from before the operations is an index, or where a block begins along it."""
+    owner = mlir.definition(value)
+    return owner is None or owner.name != "affine.apply" or len(owner.operands) == 1
+
+
+def as_index(value: ir.Value) -> ir.Value:
+    return value if isinstance(value.type, ir.IndexType) else arith.index_cast(ir.IndexType.get(), value)
 
 
 def registers(shape: list[int], name: str, type_: str = "f32") -> ir.Value:

@@ -212,6 +212,30 @@ def test_weights_of_f32_and_values_of_f16(monkeypatch):
     assert result.plan.kernels[0].options.weight_terms == 2
 
 
+def test_computed_factors_are_stored_first(monkeypatch):
+    """A scaled query is a tensor of its own, of which blocks load tiles."""
+    text = attention().replace(SCORES, "z[b, h, i, d]: bf16 = q[b, h, i, d] * 0.125\n    " + SCORES.replace("q[", "z["))
+    _, result = lowered(text, SIZES, (64, 32), monkeypatch)
+    stored, chain = result.plan.kernels
+    assert isinstance(chain.options, ContractionChain) and stored.outputs == ("z",)
+
+
+def test_long_rows_of_several_heads_start_first(monkeypatch):
+    """Every block has a place of its own, whatever the number of heads that take turns."""
+    text = attention("t[b, h, i, j] if j <= i else -inf")
+    for sizes in ({"B": 1, "H": 5, "S": 130, "D": 16}, {"B": 3, "H": 1, "S": 65, "D": 16}):
+        monkeypatch.setattr("tilec.plan.cuda.chain._group", lambda problem, target: 2)
+        result = check(text, sizes, (64, 32), monkeypatch)
+        options = result.plan.kernels[0].options
+        assert options.longest_first and options.group_batch == 2 and options.growing == (2,)
+
+
+def test_distances_are_converted_once(monkeypatch):
+    """An integer that is linear in indices is a float that all of a thread's elements share, and a constant."""
+    _, result = lowered(SCORED["linear by distance"], SIZES, (64, 32), monkeypatch)
+    assert "float32(int32(pair + fragment * 8))" in result.emitted.module
+
+
 def test_equal_states_are_carried_once(monkeypatch):
     """A softmax and the log-sum-exp of the same scores have one maximum and one sum."""
     _, result = lowered(WEIGHTED["by the logarithm of the sum"], SIZES, (64, 32), monkeypatch)

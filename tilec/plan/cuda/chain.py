@@ -14,7 +14,7 @@ from tilec.core.target import Target
 from tilec.cost.chain import ChainProblem, ChainTile, chain_bytes, chain_work, choose_chain_tile, reduction_bytes
 from tilec.cost.model import pick
 from tilec.kernels import ContractionChain, Family, KernelPlan
-from tilec.plan.chain import chain_of, chain_problem, grows, refuse_tma, weight_terms_of
+from tilec.plan.chain import chain_of, chain_problem, growing, refuse_tma, refuse_warps, weight_terms_of
 from tilec.plan.groups import Group, Remark
 
 
@@ -32,14 +32,16 @@ def choose_chain(
         "inner": (chain.inner,), "kept_left": tile.kept_left,
         "left_k_major": left, "right_k_major": right,
     }  # fmt: skip
-    granules = problem.granules if chain.granules else (0,)
+    granules, later = problem.granules if chain.granules else (0,), growing(chain, kernel.extents)
     built = ContractionChain(
         unit=tile.unit, multiplicand=chain.left.type, between=chain.between, rows=chain.rows, granules=granules,
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
-        longest_first=grows(chain, kernel.extents), blocks_per_row=tile.parts, **({} if chain.product else reduced),
+        longest_first=bool(later), growing=later, group_batch=_group(problem, target) if later else 1,
+        blocks_per_row=tile.parts, **({} if chain.product else reduced),
     )  # fmt: skip
-    why = refuse_tma(chain)
-    kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options), ruled_out={"unit": why} if why else {})
+    reasons = {"wgmma": refuse_tma(chain), "mma.sync": refuse_warps(chain)}
+    ruled_out = {unit: why for unit, why in reasons.items() if why is not None}
+    kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options), ruled_out=ruled_out)
     box = dict(zip(chain.rows, problem.box(tile.bm)))
     sizes = tuple(min(box.get(d, 1), kernel.extents[d]) for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=built, work=chain_work(target, problem, tile))
@@ -62,6 +64,12 @@ def choose_chain(
         reason = f"the mask excludes whole tiles: {100 * problem.share:.0f}% of the scores are computed"
         remarks.append(Remark("skipped", chain.scores.name, reason, line))
     return kernel, remarks
+
+
+def _group(problem: ChainProblem, target: Target) -> int:
+    """Problems whose factors that blocks share fill the better part of L2."""
+    shared = 2 * problem.length * (problem.inner + problem.columns)
+    return max(1, min(problem.batch, int(0.5 * target.l2.bytes / shared)))
 
 
 def _bytes(problem: ChainProblem, options: Family | None) -> int:
