@@ -91,7 +91,7 @@ class ChainBlock:
             size = arith.minsi(size, sum_of([(first, -group)], problems))
         row = sum_of([(arith.divui(within, size), -1)], height - 1)
         other = sum_of([(first, group), (arith.remui(within, size), 1)])
-        found = {}
+        found: dict[int, ir.Value] = {}
         for number, part in ((row, rows), (other, others)):
             found |= zip(part, delinearise(number, [counts[n] for n in part], [names[n] for n in part] if names else ()))
         return [found[n] for n in range(len(counts))]
