@@ -280,6 +280,15 @@ example(
     file="attention",
 )
 example(
+    "decoding",
+    lambda q, k, v: np_attention(q[:, :, None], *(np.repeat(x, len(q[0]) // len(x[0]), axis=1) for x in (k, v)))[:, :, 0],
+    lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True)[:, :, 0],
+    lambda z: bound(BF16, terms=z["D"] + z["T"], steps=32, magnitude=4, rounded=1),
+    {"q": normal("bf16", "B H D"), "k": normal("bf16", "B G T D"), "v": normal("bf16", "B G T D")},
+    {"B": 2, "H": 6, "G": 2, "T": 11, "D": 8},
+    {"B": 8, "H": 32, "G": 4, "T": 8192, "D": 128},
+)
+example(
     "rotary",
     np_rotary,
     torch_rotary,

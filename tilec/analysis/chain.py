@@ -148,6 +148,9 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
     shared_by = [x for x in (right, values) if x is not None]
     granules = {d: n for d in scores.dims if d in left.dims and (n := granule(d, *shared_by))}
     rows = {d for d in scores.dims if d in left.dims and (d not in right.dims or d in granules)} - {between}
+    if not rows:  # of one of the dimensions that all factors have, a block has one
+        single = [d for d in scores.dims if d in left.dims and d != between][-1:]
+        rows, granules = set(single), dict.fromkeys(single, 1)
     columns = set(last.dims) - set(scores.dims)
     batch = tuple(d for d in scores.dims if d not in rows and d != between)
     for found, what in ((scores.reduced, "reduced indices"), *([(columns, "columns")] if product else [])):

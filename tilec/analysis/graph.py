@@ -84,6 +84,7 @@ class Node:
     part: bool = False  # makes the parts of a split reduction
     inlined: bool = False
     contraction: Contraction | None = None
+    vector_product: Contraction | None = None  # one of a single row or column, which is a contraction in a chain alone
 
     @property
     def iterations(self) -> int:
@@ -244,7 +245,9 @@ def _node(op: ir.Operation, approximate: Mapping[ir.Operation, str]) -> Node:
         line=mlir.source_line(op),
         part="tilec.part" in op.attributes,
     )
-    node.contraction = _contraction(node)
+    found = _contraction(node)
+    single = found is not None and any(prod(node.extents[d] for d in side) == 1 for side in (found.m, found.n))
+    node.contraction, node.vector_product = (None, found) if single else (found, None)
     return node
 
 
@@ -326,7 +329,8 @@ def _instructions(op: ir.Operation) -> float:
 
 
 def _contraction(node: Node) -> Contraction | None:
-    """Recognises `sum(f * g)` where f and g each keep dimensions that the other does not: data that tiles can reuse."""
+    """Recognises `sum(f * g)` where f and g each keep dimensions that the other does not: data that tiles can reuse. A vector's
+    elements meet each of a matrix once: nothing to reuse (`Node.vector_product`)."""
     if mlir.get_string(node.op, "tilec.reduce") != "sum" or node.scan is not None or len(node.results) != 1:
         return None
     if (factors := factors_of(node.op)) is None:
@@ -340,8 +344,6 @@ def _contraction(node: Node) -> Contraction | None:
     if not k or any(not {d} <= dims[0] & dims[1] for d in k if node.extents[d] != 1):
         return None  # a window of one element leaves no trace in the subscripts
     m, n = (dims[0] - dims[1]) & parallel, (dims[1] - dims[0]) & parallel
-    if any(prod(node.extents[d] for d in side) == 1 for side in (m, n)):
-        return None  # a vector's elements meet each of the matrix once: nothing to reuse
     batch = parallel - m - n
     return Contraction(tuple(sorted(m)), tuple(sorted(n)), tuple(sorted(k)), tuple(sorted(batch)), left, right)
 

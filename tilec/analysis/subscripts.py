@@ -54,6 +54,10 @@ def _affine_step(e: ir.AffineExpr, steps: list[int | None], dims: int) -> int | 
     return 0 if a == b == 0 else None
 
 
+_CASTS = ("arith.index_cast", "arith.extsi", "arith.trunci")
+_QUOTIENTS = ("arith.floordivsi", "arith.divsi", "arith.divui")  # of indices, which are not negative
+
+
 def granule(d: int, *factors: Expr) -> int:
     """The number by whose quotient alone the factors depend on dimension `d`; 0 where there is none."""
     found = [_quotient(p, d) for x in factors for p in subscripts(x) if d in p.dims]
@@ -62,6 +66,10 @@ def granule(d: int, *factors: Expr) -> int:
 
 def _quotient(x: Expr, d: int) -> int:
     """n where an expression depends on `d` through (d + more) // n, and `more` is a multiple of what divides n."""
+    while x.op in _CASTS:
+        x = x.args[0]
+    if x.op in _QUOTIENTS and x.args[1].number:
+        return int(x.args[1].number) if step(x.args[0], d) == 1 else 0
     inner = [a for a in x.args if d in a.dims]
     if x.op != "affine.apply" or len(inner) != 1 or inner[0].op != "index":
         return 0

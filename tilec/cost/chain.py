@@ -70,7 +70,7 @@ class ChainProblem:
         """The part of every dimension of rows that a block of so many has: powers of two with this product, such that the fewest
         blocks cover the rows; then the longest inside."""
         granules = self.granules or (0,) * max(1, len(self.row_extents))
-        boxes = [b for b in _boxes(len(granules), rows) if all(g == 0 or g % t == 0 for g, t in zip(granules, b))]
+        boxes = [b for b in _boxes(len(granules), rows) if all(map(fits_granule, b, granules))]
         return min(boxes, key=lambda b: (self._blocks(b), [-t for t in reversed(b)]))
 
     def blocks(self, rows: int) -> int:
@@ -78,7 +78,15 @@ class ChainProblem:
         return self._blocks(self.box(rows))
 
     def _blocks(self, box: tuple[int, ...]) -> int:
-        return prod(ceil(e / t) for e, t in zip(self.row_extents or (self.rows,), box))
+        extents = self.row_extents or (self.rows,)
+        granules = self.granules or (0,) * len(extents)
+        return prod(ceil(e / min(t, g or t)) for e, t, g in zip(extents, box, granules))
+
+
+def fits_granule(size: int, granule: int) -> bool:
+    """Whether a block may have a box of this size along a dimension of which `granule` elements go together: a part of these, or
+    all of them and no more in a larger box."""
+    return granule == 0 or granule % size == 0 or size > granule
 
 
 def _boxes(dims: int, points: int) -> Iterator[tuple[int, ...]]:
@@ -223,8 +231,9 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     once = 2 * p.batch * (p.rows * p.inner + p.length * (p.inner + p.columns))
     once = (once if p.factor_bytes is None else p.factor_bytes) + p.operand_bytes
     result = p.out_bytes * p.batch * p.rows * p.columns
+    idle = waves * (step_us * ceil(covered / tile.bn / tile.parts) + fit.cut_us * cut / tile.parts)
     partial = 4 * p.batch * p.rows * tile.parts * (columns + 2) if tile.parts > 1 else 0
-    return Work(
+    work = Work(
         dram_read=once,
         dram_write=result,
         l2_bytes=loaded + scores * p.score_bytes + result + 2 * partial,
@@ -239,10 +248,13 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=tile.shared / tile.threads,
-        serial_us=2e-3 * target.dram.latency_ns
-        + waves * (step_us * ceil(covered / tile.bn / tile.parts) + fit.cut_us * cut / tile.parts),
+        serial_us=2e-3 * target.dram.latency_ns,
         launches=2 if tile.parts > 1 else 1,
     )
+    terms = predict(work, target).terms  # copies go on while the matrix units wait for the arithmetic
+    computed = max(terms.get(t, 0.0) for t in ("tensor", "fma", "special", "shared"))
+    copied = max(us for t, us in terms.items() if t not in ("tensor", "fma", "special", "shared", "launch"))
+    return replace(work, serial_us=work.serial_us + max(0.0, idle - max(0.0, copied - computed)))
 
 
 def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:

@@ -10,7 +10,7 @@ from math import prod
 from tilec.core.hardware import LINE, ROWS, WARP, WARPGROUP, WIDE
 from tilec.core.quantities import count
 from tilec.core.target import Target
-from tilec.cost.chain import CHAIN_ROWS, WARP_ROWS
+from tilec.cost.chain import CHAIN_ROWS, WARP_ROWS, fits_granule
 from tilec.cost.contraction import block_shapes
 from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
 
@@ -452,8 +452,7 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
         yield "threads", _warpgroups(self.block_threads, self.warpgroups) if self.unit == "wgmma" else threads
         by = "TMA" if self.unit == "wgmma" else "cp.async"
         yield "factors", f"{self.multiplicand}, loaded by {by}; products by {self.unit}"
-        without = {"multiplicand", "unit"} | ({"weight_terms"} if self.inner else set())
-        yield from self.options_in_use(names, without=without | ({"warps"} if self.unit == "wgmma" else set()))
+        yield from self.options_in_use(names, without=("multiplicand", *(["weight_terms"] if self.inner else [])))
 
     @property
     def warpgroups(self) -> int:
@@ -515,10 +514,12 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
     def _refuse_grid(self, kernel: KernelPlan) -> Refusal | None:
         tile = dict(zip(kernel.grid, kernel.tile))
         box = self.box(tile)
-        fits = prod(box) == self.block[0] and all(tile[d] == min(t, kernel.extents[d]) for d, t in zip(self.rows, box))
+        fits = prod(box) == self.block[0]
+        for d, t, g in zip(self.rows, box, (*self.granules, *(0 for _ in box))):
+            fits = fits and tile[d] == min(t, g or t, kernel.extents[d])
         if not fits or any(t > 1 for d, t in tile.items() if d not in self.rows):
             return Refusal("tile", "`tile` must have the rows of `block` along the dimensions of rows, and 1 along all others")
-        if any(g and g % t for g, t in zip(self.granules, box)):
+        if not all(map(fits_granule, box, self.granules)):
             return Refusal("tile", f"`tile` must divide {max(self.granules)}, the rows that share the other factors")
         return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -24,6 +26,19 @@ WEIGHT_TERMS = {
 An f32 has 24 significant bits, a bf16 8 and the same exponents: three of them are an f32, so that three exact products
 add up to the exact one. An f16 has fewer exponents: two of them are a weight of at most 1 but for 2^-25."""
 LARGEST_WEIGHT = 256.0  # of f16 weights: the sums' own terms are far from an f16's end
+
+
+@contextmanager
+def as_contractions(nodes: Iterable[Node]) -> Iterator[list[Node]]:
+    """Products of a single row are contractions meanwhile. The list has those; what is taken off it remains one."""
+    changed = [n for n in nodes if n.contraction is None and n.vector_product is not None]
+    for n in changed:
+        n.contraction = n.vector_product
+    try:
+        yield changed
+    finally:
+        for n in changed:
+            n.contraction = None
 
 
 def is_contraction_chain(nodes: list[Node]) -> bool:

@@ -8,28 +8,29 @@ from tilec.analysis.graph import Graph, Node
 from tilec.analysis.space import space_of
 from tilec.analysis.traffic import work_of
 from tilec.core.mlir import ir
-from tilec.core.quantities import duration
+from tilec.core.quantities import count, duration
 from tilec.core.target import Target
 from tilec.cost.chain import choose_chain_tile
-from tilec.cost.model import predict
-from tilec.plan.chain import chain_problem, is_contraction_chain
+from tilec.cost.model import TooLarge, predict
+from tilec.plan.chain import as_contractions, chain_problem, is_contraction_chain
 from tilec.plan.cpu.chain import chain_us, separate_us
 from tilec.plan.groups import Group, Remark
 from tilec.plan.legality import refuse
+from tilec.plan.unchosen import unchosen
 
 
 def join_chains(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
     """Joins contractions with the operations between them and an earlier contraction, if that is legal and takes less time."""
     for node in graph.nodes:
-        if node.contraction is None or node.inlined:
+        if not _multiplies(node) or node.inlined:
             continue
         before = _before(node, graph)
-        for first in [n for n in before if n.contraction is not None]:
+        for first in filter(_multiplies, before):
             chain = [first, *(n for n in before if first in _before(n, graph)), node]
-            if len(chain) > 2 and member[first] is not member[node]:
+            if len(chain) > 2 and (member[first] is not member[node] or not is_contraction_chain(member[node].nodes)):
                 chain = _with_readers(chain, first, node, graph)
                 whole = [m for g in {id(member[n]): member[n] for n in chain}.values() for m in g.nodes]
-                _join(graph.in_order(whole), graph, member, target, remarks)
+                _join(graph.in_order(whole), graph, member, target, remarks, (first, node))
     for node in graph.nodes:
         if node.contraction is None or node.inlined or is_contraction_chain(member[node].nodes):
             continue
@@ -70,6 +71,10 @@ def _with_readers(chain: list[Node], first: Node, last: Node, graph: Graph) -> l
     return inside
 
 
+def _multiplies(node: Node) -> bool:
+    return node.contraction is not None or node.vector_product is not None
+
+
 def _reductions(node: Node, graph: Graph, member: dict[Node, Group]) -> list[Node]:
     """A contraction, the operations that reduce its result, and what they are computed of: all that reads a tensor no smaller than
     the result. None if it is stored, or not reduced."""
@@ -95,32 +100,41 @@ def _descends(node: Node, first: Node, graph: Graph) -> bool:
     return first in found
 
 
-def _join(chain: list[Node], graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> bool:
+def _join(
+    chain: list[Node], graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark],
+    products: tuple[Node, ...] = (),
+) -> bool:  # fmt: skip
     """Makes the operations one kernel, if that is legal and takes less time; returns whether it is legal. What else their kernels
-    have stays as it is, in kernels without them."""
+    have stays as it is, in kernels without them. `products` are its contractions, perhaps of a single row."""
     groups = list({id(member[n]): member[n] for n in chain}.values())
     nodes = graph.in_order(chain)
     subject, line = f"{chain[0].name} with {chain[-1].name}", chain[-1].line
-    space = refuse(nodes, graph, member, target)
-    if isinstance(space, str):
-        remarks.append(Remark("refused", subject, space, line))
-        return False
+    with as_contractions(products) as promoted:
+        space = refuse(nodes, graph, member, target)
+        if isinstance(space, str):
+            remarks.append(Remark("refused", subject, space, line))
+            return False
+        if target.kind == "cuda":
+            together = choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us
+        else:
+            together = chain_us(nodes, space, graph, target)
     rests = [r for g in groups for r in _without(g, nodes, graph, member, target)]
     if target.kind == "cuda":
-        together = choose_chain_tile(target, chain_problem(nodes, space, graph, target))[0].prediction.time_us
         together += sum(_time_us(g, graph, target) for g in rests)
         separate = sum(_time_us(g, graph, target) for g in groups)
     else:
-        together = chain_us(nodes, space, graph, target) + sum(g.time_us(graph, target) for g in rests)
+        together += sum(g.time_us(graph, target) for g in rests)
         separate = separate_us(groups, nodes, graph, target)
-    alternatives = (("a contraction chain", together), (f"{len(groups)} kernels", separate))
-    apart = f"{duration(separate)} as {len(groups)} kernels"
+    alternatives = (("a contraction chain", together), (count(len(groups), "kernel"), separate))
+    apart = f"{duration(separate)} as {count(len(groups), 'kernel')}"
     if not profitable(together, separate):
         reason = f"a contraction chain would take {duration(together)}, and {apart}"
         remarks.append(Remark("refused", subject, reason, line, alternatives))
         return True
     reason = f"{duration(together)} as a contraction chain, in which {chain[0].name} stays on chip; {apart}"
     remarks.append(Remark("fused", subject, reason, line, alternatives))
+    for n in promoted:
+        n.contraction = n.vector_product
     for g in (Group(nodes, space), *rests):
         for n in g.nodes:
             member[n] = g
@@ -138,13 +152,20 @@ def _without(g: Group, nodes: list[Node], graph: Graph, member: dict[Node, Group
 
 
 def _time_us(g: Group, graph: Graph, target: Target) -> float:
-    """Of a kernel, with its best tile where it is a contraction."""
+    """Of a kernel, with its best tile where it multiplies."""
+    from tilec.plan.cuda.choose import choose
     from tilec.plan.cuda.contraction import tiles_of
 
     nodes = [n for n in g.nodes if n.contraction is not None]
     plain = len(nodes) == 1 and not is_contraction_chain(g.nodes) and 0 not in g.space.extents.values()
     if plain and (choices := tiles_of(nodes[0], g, graph, target).choices):
         return choices[0].prediction.time_us
+    if not nodes and any(n.vector_product is not None for n in g.nodes):
+        try:
+            kernel, _ = choose(unchosen(g, graph, g.nodes[0].name, target), g, graph, target)
+            return predict(kernel.work, target).time_us
+        except TooLarge:
+            pass
     return predict(work_of(g.nodes, graph, g.space, target), target).time_us
 
 
@@ -160,5 +181,5 @@ def _before(node: Node, graph: Graph) -> list[Node]:
         producer = pending.pop()
         if producer not in found and not producer.inlined:
             found.append(producer)
-            pending += [] if producer.contraction is not None else graph.producers(producer)
+            pending += [] if _multiplies(producer) else graph.producers(producer)
     return found

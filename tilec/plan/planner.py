@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from tilec.analysis.copied_results import copies_of
-from tilec.analysis.graph import Graph, Node, build_graph
+from tilec.analysis.graph import Graph, build_graph
 from tilec.analysis.precision import APPROXIMATION_ERRORS, approximate_operations
-from tilec.analysis.traffic import outputs_of, work_of
+from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir, records
 from tilec.core.diagnostics import CallError
 from tilec.core.mlir import ir
@@ -35,6 +35,7 @@ from tilec.plan.model import Plan
 from tilec.plan.prepack import apply_packs, choose_packs
 from tilec.plan.recompute import plan_with_reads, recomputable_reads
 from tilec.plan.split_reduction import apply_splits, choose_splits
+from tilec.plan.unchosen import unchosen
 
 
 def make_plan(function: ir.Operation, target: Target, fixed: Fixed | None = None, splitting: bool = True) -> Plan:
@@ -103,7 +104,7 @@ def _make_plan(function: ir.Operation, target: Target, fixed: Fixed | None, spli
     remarks = why + reasons + remarks + _approximation_remarks(approximations)
     stem = ir.StringAttr(function.attributes["sym_name"]).value
     kernels: list[KernelPlan] = []
-    starts = [_start(g, graph, _kernel_name(stem, g, graph), target) for g in groups]
+    starts = [unchosen(g, graph, _kernel_name(stem, g, graph), target) for g in groups]
     for g, start in zip(groups, starts):
         try:
             kernel, why = choose(start, g, graph, target)
@@ -194,8 +195,9 @@ def _whole_if_faster(split: Plan, whole: Plan) -> Plan:
 
 
 def _floats(graph: Graph, target: Target) -> Graph:
-    """The CPU's register kernels multiply floats: sums of integer products are reductions there."""
+    """The CPU's register kernels multiply floats, and several rows: sums of integer products are reductions there."""
     for node in graph.nodes if target.kind == "cpu" else ():
+        node.vector_product = None
         if node.contraction is not None and node.contraction.integer:
             node.contraction = None
     return graph
@@ -214,42 +216,6 @@ def _kernel_name(stem: str, g: Group, graph: Graph) -> str:
     values = outputs_of(g.nodes, graph)
     named = [n for n in g.nodes if any(r.value in values for r in n.results)] or g.nodes  # some have a check alone
     return f"{stem}_{'_'.join(n.name.replace('.', '_') for n in named[:3])}"
-
-
-def _start(g: Group, graph: Graph, name: str, target: Target) -> KernelPlan:
-    """The kernel's plan before the backend's choices."""
-    space = g.space
-    work = work_of(g.nodes, graph, space, target)
-    outputs = outputs_of(g.nodes, graph)
-    return KernelPlan(
-        name=name,
-        nodes=tuple(n.name for n in g.nodes),
-        dims={n.name: space.dims[n] for n in g.nodes},
-        extents=dict(space.extents),
-        grid=space.grid,
-        tile=tuple(space.extents[d] for d in space.grid),
-        loop_groups=number_loop_groups(g.nodes, graph),
-        loops={},
-        options=None,
-        outputs=tuple(n.name for n in g.nodes for r in n.results if r.value in outputs),
-        work=work,
-        prediction=predict(work, target),
-        lines=tuple(dict.fromkeys(n.line for n in g.nodes if n.line)),
-    )
-
-
-def number_loop_groups(nodes: list[Node], graph: Graph) -> dict[str, int]:
-    """The number of each operation's loop nest: the earliest nest after those whose complete reductions it reads.
-
-    Operations of one nest share a loop only if they have the same dimensions; others of the same number follow one another.
-    """
-    number: dict[Node, int] = {}
-    for node in nodes:
-        number[node] = 0
-        for producer in graph.producers(node):
-            if producer in number:
-                number[node] = max(number[node], number[producer] + bool(producer.reduced))
-    return {n.name: s for n, s in number.items()}
 
 
 # ---- the plan as attributes ------------------------------------------------------------------------------------------

@@ -195,7 +195,8 @@ class Warps:
         own, zero = self.fragments, mlir.index(0)
         with statements([self.chain.scores]):
             clear(own.scores)
-            with loop(own.depth // 16, rolled=True, name="depth") as step:
+            tight = self.high > 1 and own.depth > 64  # addresses of further steps would take the last registers
+            with loop(own.depth // 16, rolled=tight, name="depth") as step:
                 k = arith.muli(step, mlir.index(16))
                 with loop(self.high, name="high") as i:
                     row = sum_of([*self._warp_row(), (i, 16)])

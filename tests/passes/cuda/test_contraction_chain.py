@@ -1,11 +1,14 @@
 """Walks of two contractions for CUDA: planned, mapped and printed, run by an emulator; on request compiled, or run on a
 GPU. All within the program's error bounds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import assert_within, from_torch
 from tools.chains import check, lowered, reasons, warps
 from tools.contractions import arrays
+from tools.lowering import lowered as lower_text
 
 from tilec.core import mlir
 from tilec.core.diagnostics import CallError, Source
@@ -83,6 +86,40 @@ def test_parts_of_grouped_heads(monkeypatch):
 }"""
     for tile in (warps(16, 16, parts=2), warps(32, 16, parts=3)):
         check(text, {"H": 2, "S": 5, "G": 3, "T": 50, "D": 20}, tile, monkeypatch)
+
+
+VECTORS = {
+    "heads": ("q: bf16[B, H, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]", "b, h", "b, h"),
+    "heads that share keys": ("q: bf16[B, H, D], k: bf16[B, G, T, D], v: bf16[B, G, T, D]", "b, h", "b, h // (H // G)"),
+    "a dimension of one": ("q: bf16[B, H, 1, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D]", "b, h, i", "b, h"),
+}
+
+
+@pytest.mark.parametrize("tile", [warps(16, 16, parts=3), ChainTile(64, 32, 2, 168, 0, ping_pong=False, parts=2)])
+@pytest.mark.parametrize("name", VECTORS)
+def test_one_query(name, tile, monkeypatch):
+    """Products of a vector are contractions in a chain, for which they are rarely enough on their own."""
+    inputs, row, key = VECTORS[name]
+    text = f"""op f({inputs}) -> (o: bf16[B, H{", 1" if "i" in row else ""}, D]) {{
+    s[{row}, j] = sum[d](q[{row}, d] * k[{key}, j, d]) / 4
+    p[{row}, j] = softmax[j](s[{row}, j])
+    o[{row}, d] = sum[j](p[{row}, j] * v[{key}, j, d]) using bf16
+}}"""
+    check(text, {"B": 2, "H": 6, "T": 50, "D": 24} | ({"G": 2} if "G" in inputs else {}), tile, monkeypatch)
+
+
+def test_decoding_is_one_chain():
+    """Of few rows over many keys: blocks share them, by whatever is written of the query; the schedule says so and is read."""
+    for name, (inputs, row, key) in VECTORS.items():
+        text = f"""op f({inputs}) -> (o: bf16[B, H{", 1" if "i" in row else ""}, D]) {{
+    s[{row}, j] = sum[d](q[{row}, d] * k[{key}, j, d]) / 4
+    p[{row}, j] = softmax[j](s[{row}, j])
+    o[{row}, d] = sum[j](p[{row}, j] * v[{key}, j, d]) using bf16
+}}"""
+        sizes = {"B": 4, "H": 8, "T": 8192, "D": 128} | ({"G": 2} if "G" in inputs else {})
+        _, result = lower_text(Source("t.tile", text), None, sizes, target="h200")
+        (kernel,) = result.plan.kernels
+        assert isinstance(kernel.options, ContractionChain) and kernel.options.blocks_per_row > 1, name
 
 
 def test_parts_of_other_results(monkeypatch):
@@ -288,6 +325,29 @@ def test_compiled(name, depth):
     (kernel,) = result.emitted.kernels
     cubin = compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
     assert "wgmma.mma_async" in cubin.ptx and kernel.shared <= load("h200").sm.shared_per_block
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target, chip", [("a100", "sm_80"), ("rtx4090", "sm_89"), ("h200", "sm_90a")])
+@pytest.mark.parametrize("name, depth", [("causal", 64), ("softmax", 128), ("in three parts", 128), ("softmax", 256)])
+def test_warps_are_compiled(name, depth, target, chip, monkeypatch):
+    """The tile that the planner chooses where there are no warpgroups, and parts of rows: no spills, no stack."""
+    pytest.importorskip("cuda.core")
+    from tilec.runtime.cuda.compile import compile_kernel
+    from tilec.runtime.cuda.cubins import parameters
+
+    machine = load(target)
+    slow = {kind: {u: rate for u, rate in rates.items() if u != "wgmma"} for kind, rates in machine.tensor.items()}
+    for rows in (4096, 1):
+        sizes = {"B": 4, "H": 16, "S": rows, "T": 4096, "D": depth, "E": depth}
+        specialised = specialise(parse(Source("t.tile", PROGRAMS[name])), None, None, sizes)
+        with mlir.context(), ir.Location.unknown():
+            result = lower(build(specialised), replace(machine, tensor=slow))
+        first = result.emitted.kernels[0]
+        assert result.plan.kernels[0].options.unit == "mma.sync"
+        assert name == "causal" or len(result.emitted.kernels) == (1 if rows > 1 else 2)
+        cubin = compile_kernel(result.emitted.module, first.name, chip, first.threads, parameters=parameters(first))
+        assert "mma.sync" in cubin.ptx and first.shared <= machine.sm.shared_per_block
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ def choose_chain(
     ruled_out = {unit: why for unit, why in reasons.items() if why is not None}
     kernel = replace(kernel, sram=lambda k: _bytes(problem, k.options), ruled_out=ruled_out)
     box = dict(zip(chain.rows, problem.box(tile.bm)))
-    sizes = tuple(min(box.get(d, 1), kernel.extents[d]) for d in kernel.grid)
+    together = {d: g for d, g in zip(chain.rows, granules) if g}
+    sizes = tuple(min(box.get(d, 1), together.get(d, box.get(d, 1)), kernel.extents[d]) for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=built, work=chain_work(target, problem, tile))
     line = kernel.lines[-1] if kernel.lines else None
     others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
