@@ -13,6 +13,8 @@ SIZES = {"bf16": 2, "f32": 4}
 LARGE = 2**28  # bytes of an input: far more than caches hold
 LENGTHS = (1024, 4096, 16384, 65536, 262144)
 ODD = (1000, 4099, 50257)  # 16-byte accesses at most, none at all; a vocabulary
+BETWEEN = 12288  # no power of two: three rows in the registers of an SM, two in its shared memory
+VOCABULARY = 50257
 SMALL = (2**12, 2**16, 2**20, 2**22)  # bytes of an input
 FEW = (1, 16, 256)
 FEW_BYTES = 2**23  # of an input of few rows
@@ -224,6 +226,26 @@ def layernorm_with_moments(dtype: str, m: int, n: int, kind: str = "rows") -> Lo
     return load("layernorm, mean, variance", kind, text, inputs, peer, limit(dtype, n, 8), n)
 
 
+def softmax_with_gain(dtype: str, m: int, n: int, kind: str = "rows") -> Load:
+    text = op(
+        f"x: {dtype}[M, N], gain: {dtype}[N]", f"y: {dtype}[M, N]", "y[i, j] = softmax[j](x[i, j]) * gain[j]")  # fmt: skip
+    inputs = (Input(dtype, (m, n)), Input(dtype, (n,)))
+    return load(
+        "softmax * gain", kind, text, inputs, lambda x, gain: x.softmax(-1) * gain, _rounded_twice(dtype, n), n)  # fmt: skip
+
+
+def softmax_with_sum(dtype: str, m: int, n: int, kind: str = "rows") -> Load:
+    text = op(
+        f"x: {dtype}[M, N]", f"y: {dtype}[M, N], z: f32[M]",
+        "z[i] = logsumexp[j](x[i, j])\n    y[i, j] = softmax[j](x[i, j])")  # fmt: skip
+
+    def peer(x):
+        wide = x if x.dtype == torch.float64 else x.float()
+        return x.softmax(-1), wide.logsumexp(-1)
+
+    return load("softmax, logsumexp", kind, text, (Input(dtype, (m, n)),), peer, limit(dtype, n, 4), n)
+
+
 def residual_rmsnorm(dtype: str, m: int, n: int, kind: str = "rows") -> Load:
     """The sum is rounded as it is stored; its squares are of the sum before, within the bound."""
     text = op(
@@ -267,9 +289,15 @@ def rows(dtype: str, size: int = LARGE) -> Iterator[Load]:
             yield make(dtype, rows_of(dtype, n, size), n)
     for n in ODD if dtype == "bf16" else ():
         for make in (softmax, rmsnorm):
-            yield make(dtype, rows_of(dtype, n, size), n)
+            if (make, n) != (rmsnorm, VOCABULARY):
+                yield make(dtype, rows_of(dtype, n, size), n)
     for make in (layernorm_with_moments, residual_rmsnorm, residual_block):
         yield make(dtype, rows_of(dtype, 8192, size), 8192)
+    for make in (layernorm, softmax_with_gain):
+        yield make(dtype, rows_of(dtype, BETWEEN, size), BETWEEN)
+    for make in (softmax_with_gain, rmsnorm):
+        yield make(dtype, rows_of(dtype, VOCABULARY, size), VOCABULARY)
+    yield softmax_with_sum(dtype, rows_of(dtype, LENGTHS[-1], size * 3 // 8), LENGTHS[-1])
 
 
 # ---- others ----------------------------------------------------------------------------------------------------------
@@ -286,6 +314,13 @@ def cumsum(dtype: str, m: int, n: int) -> Load:
         limit(dtype, n, 8 * math.sqrt(n)))  # fmt: skip
 
 
+def functions(dtype: str, m: int, n: int) -> Load:
+    """Five functions of each element, and a difference that can cancel, so that no error of a term is hidden."""
+    text = w.elementwise("tanh(exp(sin(x[i, j])) * sigmoid(x[i, j]) - log(1 + x[i, j] * x[i, j]))", dtype)
+    peer = lambda x: (x.sin().exp() * x.sigmoid() - (1 + x * x).log()).tanh()  # noqa: E731
+    return load("five functions", "other", text, (Input(dtype, (m, n)),), peer, limit(dtype, magnitude=8))
+
+
 def gather(dtype: str, ids: tuple[int, int], v: int, d: int) -> Load:
     text = w.EXAMPLES["embedding"].path.read_text(encoding="utf-8").replace("bf16[", f"{dtype}[")
     made = load(
@@ -299,6 +334,11 @@ def others(dtype: str, size: int = LARGE) -> Iterator[Load]:
     yield argmax(dtype, m, n)
     yield cumsum(dtype, m, n)
     yield gather(dtype, (8, m // 2), 50257, n // 8)
+
+
+def demanding(dtype: str, size: int = LARGE) -> Iterator[Load]:
+    """Limited by arithmetic, and not by memory."""
+    yield functions(dtype, *square(dtype, size))
 
 
 def small() -> Iterator[Load]:
@@ -317,7 +357,7 @@ def small() -> Iterator[Load]:
 
 def loads() -> list[Load]:
     found = [*small(), *(x for dtype in SIZES for x in chains(dtype, square(dtype)))]
-    found += [x for make in (transposes, reductions, rows, others) for dtype in SIZES for x in make(dtype)]
+    found += [x for make in (transposes, reductions, rows, others, demanding) for dtype in SIZES for x in make(dtype)]
     assert len({x.name for x in found}) == len(found), "names of rows must differ"
     return found
 
@@ -329,6 +369,6 @@ def points(sizes: tuple[int, ...]) -> list[Load]:
         for dtype in SIZES:
             for x in chains(dtype, square(dtype, size)):
                 found[x.name] = x
-            for make in (transposes, reductions, rows, others):
+            for make in (transposes, reductions, rows, others, demanding):
                 found |= {x.name: x for x in make(dtype, size)}
     return list(found.values())

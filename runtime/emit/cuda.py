@@ -19,6 +19,7 @@ from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir
 from tilec.core.functions import FUNCTIONS
 from tilec.core.mlir import ir
+from tilec.kernels import Threaded, planned_kernels
 from tilec.runtime.emit.cpu import strides_of
 from tilec.runtime.emit.cuda_contraction import contract_operation, packed, store_made
 from tilec.runtime.emit.cuda_memory import MemoryPrinter
@@ -41,7 +42,13 @@ CUDA_FUNCTION = {row.cpu: row.cuda for row in FUNCTIONS.values() if row.cpu and 
 def emit_cuda(module: ir.Module) -> Emitted:
     name, steps, temporaries = read_steps(module)
     overlapped = overlaps(module, steps)
-    made = print_kernels(module, _CudaPrinter, lambda printer, function: printer.kernel(function, overlapped))
+    threaded = [f for f, planned in planned_kernels(module.operation) if isinstance(planned.options, Threaded)]
+
+    def print_kernel(printer: _CudaPrinter, function: ir.Operation) -> KernelSource:
+        printer.steps_last = function in threaded
+        return printer.kernel(function, overlapped)
+
+    made = print_kernels(module, _CudaPrinter, print_kernel)
     kernels, used = [kernel for _, kernel in made], {name for printer, _ in made for name in printer.used}
     definitions = {name: call for printer, _ in made for name, call in printer.definitions.items()}
     header = [f'"""Kernels of {kernels[0].name if kernels else "an empty program"}, printed by tilec."""', ""]
@@ -223,7 +230,7 @@ class _CudaPrinter(MemoryPrinter):
         kind = f"{self.dtype(array.element)}x{count}"
         if array.space == "halves":
             kind, slot = f"u32x{count // 2}", half(slot)
-        if array.space == "halves" and memory.space == "shared":
+        if loads and array.space == "halves" and memory.space == "shared":
             self.line(f"{self.use(f'load_words_{count // 2}')}({array.base}, {slot}, {self.bytes(memory, at)})")
             return
         where, condition = ("", "") if self.guard is None else ("_where", f", {self.guard}")

@@ -2,6 +2,8 @@
 
 Global and workgroup memory are addresses: `load_f32(x + 4 * i)`, `shared_load_f32(tile + 4 * i)`. Registers are arrays,
 arrays of words with two elements of 16 bits each (`tilec.halves`), or variables.
+
+Addresses of global memory are sums that end with what loops over a thread's steps count (`runtime/emit/addresses.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from tilec.analysis.traffic import element_bytes
 from tilec.core import locations
 from tilec.core.mlir import ir
 from tilec.runtime.cuda.device.define import NUMBA
+from tilec.runtime.emit.addresses import Address, address_of, is_part_of_addresses
 from tilec.runtime.emit.cuda_shared import SharedMemory
 from tilec.runtime.emit.cuda_unroll import UnrollPrinter
 from tilec.runtime.emit.index import Memory, plus, times
@@ -35,6 +38,7 @@ class MemoryPrinter(UnrollPrinter):
         self.parameters: list[str] = []
         self.guard: str | None = None  # under which loads are printed
         self.phases: dict[str, str] = {}  # of each tag, the variable with the parity of its rounds
+        self.steps_last = False  # whether addresses end with what loops over steps count
 
     def use(self, name: str) -> str:
         return super().use(NUMBA.get(NAMES.get(name, name), name))
@@ -51,7 +55,21 @@ class MemoryPrinter(UnrollPrinter):
     def bytes(self, memory: Memory, index: str | int) -> str:
         """The address of an element."""
         size = element_bytes(ir.Type.parse(memory.element))
+        if isinstance(index, Address):
+            return index.bytes(memory.base, size)
         return str(plus(memory.base, times(index, size)))
+
+    def address(self, value: ir.Value, indices: list[ir.Value]) -> tuple[Memory, str | int]:
+        memory, index = super().address(value, indices)
+        if self.steps_last and memory.space == "global" and isinstance(index, str):
+            index = address_of(memory, indices, self.index, index)
+        return memory, index
+
+    def pure(self, op: ir.Operation) -> None:
+        if self.steps_last and is_part_of_addresses(op):
+            self.text[op.results[0]] = f"({self.expression(op)})"
+        else:
+            super().pure(op)
 
     def imports(self) -> set[str]:
         return self.used | self.definitions.keys()

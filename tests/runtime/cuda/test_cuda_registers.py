@@ -20,6 +20,19 @@ def test_sines_that_are_written_out_twice_share_no_registers(body):
     assert cubin.registers <= planned and not cubin.spills
 
 
+def test_accesses_of_a_threads_steps_share_an_address():
+    """Else each step of a gain and a bias takes registers for its own, and an SM has one block of these where it is planned two."""
+    text = """op f(x: f32[M, N], gain: f32[N], bias: f32[N]) -> (y: f32[M, N]) {
+        mu[i] = mean[j](x[i, j])
+        v[i] = mean[j]((x[i, j] - mu[i]) ** 2)
+        y[i, j] = (x[i, j] - mu[i]) * rsqrt(v[i] + 1e-5) * gain[j] + bias[j] }"""
+    schedule = {"thread_counts": [1, 512], "vectors": [1, 4], "steps": [1, 6], "registers": 64}
+    op = tilec.compile(text, target="sm_90a").build(M=8192, N=12288)
+    (cubin,), (kernel,) = op._latest.cubins.values(), op.plan.kernels
+    assert {k: list(v) if isinstance(v, tuple) else v for k, v in kernel.options.options() if k in schedule} == schedule
+    assert cubin.registers <= 64 and not cubin.spills
+
+
 def test_states_of_loops_that_are_written_out_stay_in_registers():
     """Each copy of a body has variables of its own: one that all copies set kept the states of an argmax in memory."""
     text = "op f(x: bf16[M, N]) -> (y: i64[M]) { y[i] = argmax[j](x[i, j]) }"
