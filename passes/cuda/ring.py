@@ -135,6 +135,15 @@ class Ring:
         flipped = arith.xori(phase, mlir.index(1))
         return [arith.select(last, mlir.index(0), after), arith.select(last, flipped, phase)]
 
+    def after(self, stage: ir.Value, phase: ir.Value, steps: int, times: ir.Value) -> list[ir.Value]:
+        """The stage that is so many steps later, or none where `times` is 0, and its phase."""
+        rounds, rest = divmod(steps, self.stages)
+        later = sum_of([(stage, 1), (times, rest)])
+        around = arith.cmpi(arith.CmpIPredicate.sge, later, mlir.index(self.stages))
+        flips = arith.addi(arith.select(around, mlir.index(1), mlir.index(0)), arith.muli(times, mlir.index(rounds % 2)))
+        first = arith.select(around, sum_of([(later, 1)], -self.stages), later)
+        return [first, arith.xori(phase, arith.andi(flips, mlir.index(1)))]
+
     # ---- the producer's ----------------------------------------------------------------------------------------------
 
     def wait_empty(self, stage: ir.Value, phase: ir.Value) -> None:
@@ -289,6 +298,12 @@ def ping_pong(function: ir.Operation, roles: Roles, action: str) -> None:
         number = sum_of([(number, -1)], roles.consumers + 1)
     number = arith.index_cast(i32, number)
     opcodes.call(function, NamedBarrier(waits=action == "sync"), [number, both])
+
+
+def first_turn(function: ir.Operation, roles: Roles) -> None:
+    """Ping-pong: once, before all others. The first warpgroup multiplies first."""
+    with when(arith.cmpi(arith.CmpIPredicate.eq, roles.warpgroup, mlir.index(roles.consumers))):
+        ping_pong(function, roles, "arrive")
 
 
 def _lines(

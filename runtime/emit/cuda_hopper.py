@@ -162,7 +162,7 @@ def _product(printer: MemoryPrinter, op: ir.Operation, product: WarpgroupProduct
     ]
     if product.left_in_registers:
         texts[0] = f"{left.base}, {printer.expr(op.operands[3])}"
-    printer.line(f"{name}({sums.base}, 0, {', '.join(texts)}, {printer.expr(list(op.operands)[-1])})")
+    printer.line(f"{name}({sums.base}, {sums.offset}, {', '.join(texts)}, {printer.expr(list(op.operands)[-1])})")
 
 
 def _in_block(printer: MemoryPrinter, memory: Memory) -> str:

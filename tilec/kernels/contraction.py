@@ -290,6 +290,10 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         "two warpgroups alternate: one adds such sums under the products of the other", default=False,
         shown="{}: two warpgroups alternate",
     )  # fmt: skip
+    alternate_tiles: bool = option(
+        "two warpgroups multiply, each a tile of its own: the epilogue of one is under the products of the other (ping-pong)",
+        default=False, shown="{}: each warpgroup multiplies a tile of its own",
+    )  # fmt: skip
     cluster: tuple[int, ...] = option(
         "blocks of a cluster along rows and columns of tiles: those along columns share a tile of the left factor, those along "
         "rows one of the right factor, of which each copies a part to all of them (multicast)",
@@ -303,7 +307,7 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
 
     @property
     def _threads(self) -> str:
-        return _warpgroups(self.block_threads, self.block[0] // ROWS)
+        return _warpgroups(self.block_threads, self.warps[0] // 4)
 
     @property
     def instruction(self) -> str:
@@ -315,8 +319,8 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
 
     @property
     def warps(self) -> tuple[int, int]:
-        """That multiply, over rows and columns."""
-        return self.block[0] // 16, 1
+        """That multiply, over rows and columns, or over two tiles."""
+        return 8 if self.alternate_tiles else self.block[0] // 16, 1
 
     @property
     def block_threads(self) -> int:
@@ -325,8 +329,7 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
     @property
     def other_bytes(self) -> int:
         """Of the epilogue: sums of 64 columns that threads exchange, or boxes of the result that TMA copies."""
-        bm, bn, _ = self.block
-        return BARRIERS + bm * max(4 * widest(bn, 64), LINE * self.result_boxes)
+        return BARRIERS + 16 * self.warps[0] * max(4 * widest(self.block[1], 64), LINE * self.result_boxes)
 
     def refuse_shape(self) -> Refusal | None:
         if len(self.block) != 3 or self.persistent_blocks < 1:
@@ -350,7 +353,10 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         if self.ping_pong and not (self.promoted == self.block[2] and self.partials == 1 and self.block[0] == 2 * ROWS):
             why = "`ping_pong` needs two warpgroups, so 128 rows in `block`, and one set of the sums of a step"
             return Refusal("ping_pong", why)
-        held = self.block[0] * self.block[1] // (32 * prod(self.warps)) * (1 + self.partials if self.promoted else 1)
+        if self.alternate_tiles and self.promoted:
+            return Refusal("alternate_tiles", "warpgroups have tiles of their own only where sums stay in the matrix units")
+        multiply = WARPGROUP if self.alternate_tiles else 32 * prod(self.warps)
+        held = self.block[0] * self.block[1] // multiply * (1 + self.partials if self.promoted else 1)
         if held > (PARTIAL if self.promoted else 65536 // self.block_threads - OTHER):
             return Refusal("block", f"a thread would hold {held} sums, which is more than its registers")
         return None

@@ -33,7 +33,17 @@ from tilec.passes.cuda.contraction.partial_sums import PartialSums
 from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Blocks, Problem, Side, Thread, local
 from tilec.passes.cuda.contraction.result_boxes import ResultBoxes, boxed_result
 from tilec.passes.cuda.memory_spaces import root
-from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of
+from tilec.passes.cuda.ring import (
+    Registers,
+    Ring,
+    RingTiles,
+    Roles,
+    carried_loop,
+    first_turn,
+    make_ready,
+    offsets_of,
+    ping_pong,
+)
 from tilec.passes.loops import delinearise, loop, sum_of, when
 
 REGISTERS = Registers(producer=40, consumer=232)  # of 168 at launch
@@ -55,6 +65,7 @@ def map_wgmma(
     sample = blocks.enter(first, grid, cluster)  # the operands' types, which are the same for every tile
     block = Block(sample)
     loads = _Loads(Problem(options, tiles, block.contraction), shape, function, block.after, cluster)
+    steps = loads.problem.steps  # of every tile
     _erase(sample)
     start = [mlir.index(0), mlir.index(0)]  # the first stage, in phase 0
     end = mlir.index(blocks.count // size)
@@ -68,8 +79,15 @@ def map_wgmma(
     def consume() -> None:
         if loads.partial is not None:
             loads.partial.begin()
-        with carried_loop(first, end, list(start), count) as (number, state):
+        mine, state, step = first, list(start), count
+        if options.alternate_tiles:  # every other tile; the stages between are the other warpgroup's
+            mine, step = sum_of([(first, 1), (shape.roles.consumer, count)]), 2 * count
+            state = loads.ring.after(*state, steps, shape.roles.consumer)
+            first_turn(function, shape.roles)
+        with carried_loop(mine, end, state, step) as (number, state):
             _multiply_tile(options, tiles, blocks.enter(number, grid, cluster), loads, shape, state)
+            if options.alternate_tiles:
+                state[:] = loads.ring.after(*state, steps, mlir.index(1))
         if loads.boxes:
             loads.boxes.wait(thread)
 
@@ -104,16 +122,18 @@ def _erase(operations: list[ir.Operation]) -> None:
 
 
 class _Shape:
-    """Who multiplies what: consumers have 64 rows each; a thread two adjacent columns of every 8, in two rows."""
+    """Who multiplies what: consumers have 64 rows each, or `parts` times 64 rows of tiles of their own (`alternate_tiles`); a
+    thread two adjacent columns of every 8, in two rows of each."""
 
     def __init__(self, options: WarpgroupContraction, thread: Thread):
+        self.alternate, self.parts = options.alternate_tiles, options.block[0] // ROWS if options.alternate_tiles else 1
         self.thread, self.wide, self.columns = thread, options.block[1] // 8, options.block[1]
         self.roles = Roles(thread, options.warps[0] * options.warps[1] // 4)
 
     def chunks(self, sums: ir.Value, most: int) -> Chunks:
-        """A warp has 16 of its warpgroup's rows and all columns, of which at most so many are in a chunk."""
+        """A warp has 16 of every 64 of its warpgroup's rows and all columns, of which at most so many are in a chunk."""
         columns = widest(8 * self.wide, most)
-        count = 8 * self.wide // columns
+        count = self.parts * (8 * self.wide // columns)
         return Chunks(count, 16, columns, partial(self._spill, sums, columns), partial(self._coordinates, columns))
 
     def _spill(self, sums: ir.Value, columns: int, number: ir.Value, put: Callable[..., None]) -> None:
@@ -124,12 +144,17 @@ class _Shape:
     def _coordinates(
         self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value
     ) -> tuple[ir.Value, ir.Value]:
-        return self.row(row), sum_of([(number, columns), (column, 1)])
+        part, chunk = delinearise(number, [self.parts, 8 * self.wide // columns])
+        return self.row(row, part), sum_of([(chunk, columns), (column, 1)])
 
-    def row(self, row: ir.Value) -> ir.Value:
-        """In the block's tile, of a warp's row."""
+    def row(self, row: ir.Value, part: ir.Value | None = None) -> ir.Value:
+        """In the block's tile, of a warp's row of a part."""
         warp = arith.andi(self.thread.warp, mlir.index(3))
-        return sum_of([(self.roles.consumer, ROWS), (warp, 16), (row, 1)])
+        return sum_of([(self.part(part), ROWS), (warp, 16), (row, 1)])
+
+    def part(self, own: ir.Value | None) -> ir.Value:
+        """The number of 64 rows of a tile: the warpgroup's only ones, or its own of this number."""
+        return own if self.alternate and own is not None else self.roles.consumer
 
 
 class _Loads:
@@ -142,8 +167,8 @@ class _Loads:
         self.sides = [self._tiles(side) for side in (problem.left, problem.right)]
         warps, result = 4 * shape.roles.consumers, boxed_result(problem, after)
         self.boxes = ResultBoxes(problem, result, warps) if result else None  # where tiles end, at a multiple of 1024 bytes
-        self.ring = Ring(self.sides, problem.options.stages, shape.roles.consumers, cluster)
-        self.sums = memref.AllocaOp(local([shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
+        self.ring = Ring(self.sides, problem.options.stages, 1 if shape.alternate else shape.roles.consumers, cluster)
+        self.sums = memref.AllocaOp(local([shape.parts * shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")
         self.partial = None
         if problem.is_promoted:
@@ -238,22 +263,38 @@ class _Loads:
             self.partial.multiply(problem, state)
             return
         whole = [*state, mlir.index(0)]
+        if self.shape.alternate:  # a wait for a stage is for its next phase: none may be between
+            ping_pong(self.function, self.shape.roles, "sync")
         with carried_loop(mlir.index(0), mlir.index(problem.steps), whole, name=f"{problem.inner_name}_step") as (
             step,
             now,
         ):
             stage, phase, before = now
             self.ring.wait_full(stage, phase)
-            self._product(self.sums, stage, step)
-            self._wait_for_sums(1, self.sums)
+            for part in range(self.shape.parts):
+                self._product(self._of_part(part), stage, step, mlir.index(part))
+            self._wait_for_sums(self.shape.parts, self.sums)
             with when(arith.cmpi(arith.CmpIPredicate.sgt, step, mlir.index(0))):
                 self.ring.release(before, self.shape.thread)
             now[:] = [*self.ring.next(stage, phase), stage]
+        if self.shape.alternate:
+            ping_pong(self.function, self.shape.roles, "arrive")
         self._wait_for_sums(0, self.sums)
         self.ring.release(whole[2], self.shape.thread)
         state[:] = whole[:2]
 
-    def _product(self, sums: ir.Value, stage: ir.Value, step: ir.Value) -> None:
+    def _of_part(self, part: int) -> ir.Value:
+        """The sums of 64 rows."""
+        if self.shape.parts == 1:
+            return self.sums
+        sizes = [self.shape.wide, 2, 2]
+        layout = ir.StridedLayoutAttr.get(4 * self.shape.wide * part, [4, 2, 1])
+        whole = ir.MemRefType(self.sums.type)
+        type_ = ir.MemRefType.get(sizes, whole.element_type, layout, whole.memory_space)
+        at = [self.shape.wide * part, 0, 0]
+        return memref.SubViewOp(type_, self.sums, [], [], [], at, sizes, [1] * 3).result
+
+    def _product(self, sums: ir.Value, stage: ir.Value, step: ir.Value, part: ir.Value | None = None) -> None:
         """sums (+)= 64 rows of left times all of right, for the k of one stage; from zero in the first step.
 
         A call of what is no operation upstream: `nvgpu.warpgroup.mma` takes only one order of the right
@@ -263,7 +304,7 @@ class _Loads:
         problem = self.problem
         own = ROWS if problem.left.major else problem.depth
         views = [
-            left.lines(stage, sum_of([(self.shape.roles.consumer, own)]), own),
+            left.lines(stage, sum_of([(self.shape.part(part), own)]), own),
             right.lines(stage, mlir.index(0)),
         ]
         product = WarpgroupProduct(

@@ -20,7 +20,7 @@ NT = "op mm(a: {t}[M, K], b: {t}[N, K]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](
 TN = "op mm(a: {t}[K, M], b: {t}[K, N]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[k, m] * b[k, n])\n}}\n"
 
 
-def lowered(text, sizes, block, cluster, monkeypatch, stages=3, blocks=8):
+def lowered(text, sizes, block, cluster, monkeypatch, stages=3, blocks=8, **changes):
     """A product by warpgroups with this block and cluster."""
 
     def only(built) -> bool:
@@ -28,7 +28,7 @@ def lowered(text, sizes, block, cluster, monkeypatch, stages=3, blocks=8):
 
     def schedule(plan):
         (kernel,) = plan.kernels
-        options = replace(kernel.options, stages=stages, persistent_blocks=blocks, cluster=cluster)
+        options = replace(kernel.options, stages=stages, persistent_blocks=blocks, cluster=cluster, **changes)
         return replace(plan, kernels=(replace(kernel, options=options),))
 
     monkeypatch.setattr(contraction, "_is_buildable", only)
@@ -109,3 +109,20 @@ def test_clusters_are_interpreted(cluster, monkeypatch):
     found = interpret_stage(specialised, result.texts, "map", inputs)
     a, b = (x.astype(np.float64) for x in inputs.values())
     assert_within(text, list(inputs.values()), [found["c"]], kind="cuda", expected=a @ b.T)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("text, block, cluster", [(NT, (64, 96), (1, 1)), (c.MATMUL, (128, 64), (1, 1)), (TN, (128, 64), (2, 1))])
+def test_warpgroups_alternate_tiles(text, block, cluster, steps, monkeypatch):
+    """An odd number of tiles for two warpgroups of fewer blocks, with fewer steps than stages and more."""
+    bm, bn = block
+    sizes = {"M": (3 if cluster == (1, 1) else 4) * bm - 24, "N": 3 * bn - 8, "K": 64 * steps - 24}
+    text = text.format(t="bf16", o="bf16")
+    specialised, result = lowered(text, sizes, block, cluster, monkeypatch, blocks=2, alternate_tiles=True)
+    inputs = c.arrays(specialised)
+    a, b = (x.astype(np.float64) for x in inputs)
+    a, b = (a.T if "a[k, m]" in text else a), (b.T if "b[n, k]" in text else b)
+    printed = run_printed(specialised, result, inputs, RowIntrinsics)[0]
+    assert_within(text, inputs, printed, kind="cuda", expected=a @ b)
+    found = interpret_stage(specialised, result.texts, "map", dict(zip("ab", inputs)))
+    assert_within(text, inputs, [found["c"]], kind="cuda", expected=a @ b)

@@ -58,7 +58,8 @@ class _Product:
             self._multiply(values, context, group, n * context.threads + 128 * group + np.arange(128))
 
     def _multiply(self, values: Values, context: Threads, group: int, lanes: np.ndarray) -> None:
-        total, row, products = values[self.sums].buffer, context.row_of[lanes[0]], context.flight.products
+        sums, row, products = values[self.sums], context.row_of[lanes[0]], context.flight.products
+        total, part = sums.buffer, slice(int(sums.offset), int(sums.offset) + self.n // 2)
         tick = products[row, group] = products[row, group] + 1
         heard = context.clocks.known[row, context.thread_of[lanes]].min(axis=0)
         agent = int(context.kernel.multiplying(group))
@@ -69,12 +70,12 @@ class _Product:
             a = self._tile(values, self.left, ROWS, 0, lanes, who)
         added = fragments(a @ self._tile(values, self.right, self.n, 1, lanes, who).T, self.n)
         if _same(self.op, values, self.accumulate, lanes):
-            if not (total.written[lanes] == total.full).all():
+            if not (total.written[lanes, part] == total.full).all():
                 raise Fault(
                     "unwritten", self.op, f"{total.name} is added to, and nothing wrote it", context.names(lanes)
                 )
-            added += total.data[lanes].astype(np.float64)
-        total.data[lanes], total.written[lanes] = rounded(added, self.dtype), total.full
+            added += total.data[lanes, part].astype(np.float64)
+        total.data[lanes, part], total.written[lanes, part] = rounded(added, self.dtype), total.full
         total.running = _last(total.running, context, lanes, tick)
 
     def _from_registers(self, values: Values, lanes: np.ndarray, tick: int) -> np.ndarray:
