@@ -191,6 +191,7 @@ class WarpgroupTimes(Group, name="warpgroup_contraction", kind="cuda"):
     cluster: float = number("share of time that blocks of a cluster wait for each other")
     cluster_us: float = number("time that they wait for each other before the first product and after the last")
     start_us: float = number("time until the first load, beside that of any kernel")
+    epilogue: float = number("time of an epilogue's operations, over their time at the vector units' peak")
     tile_us: float = number("time between a tile's last product and the next tile's first, for 128 x 256 elements of 16 bits")
 
 

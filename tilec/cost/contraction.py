@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import product
 from math import ceil, log2, prod
@@ -11,6 +11,7 @@ from math import ceil, log2, prod
 from tilec.core.dtypes import DTYPES
 from tilec.core.fitted import ContractionTimes, WarpgroupTimes
 from tilec.core.target import Target
+from tilec.cost.cache_tiles import CacheTile, cache_tiles, cpu_contraction
 from tilec.cost.model import Choice, Prediction, Work, balance, occupancy, predict, ranked, round_up
 
 
@@ -78,6 +79,7 @@ class BlockTile:
     `warp_m` x `warp_n`: the warps that compute, over the block. `producers`: further warps that only load. `cluster`:
     blocks along m, which share their B tile by multicast, and along n, which share their A tile. `split_k`: blocks that
     share one tile of C. `group`: rows of tiles that blocks compute together, for L2. `registers`: of a thread, as launched.
+    `alternate`: two warpgroups multiply tiles of their own.
     """
 
     bm: int
@@ -93,6 +95,7 @@ class BlockTile:
     group: int = 8
     registers: int = 128
     shared: int = 0
+    alternate: bool = False
 
     @property
     def warps(self) -> int:
@@ -101,19 +104,6 @@ class BlockTile:
     @property
     def threads(self) -> int:
         return 32 * (self.warps + self.producers)
-
-
-@dataclass(frozen=True)
-class CacheTile:
-    """CPU blocking in Goto's terms: an `mr` x `nr` tile of C in registers, a `kc` x `nr` panel of B in L1, an
-    `mc` x `kc` block of A in L2, a `kc` x `nc` panel of B in L3 (or memory).
-    """
-
-    mc: int
-    kc: int
-    nc: int
-    mr: int
-    nr: int
 
 
 Tile = BlockTile | CacheTile
@@ -134,7 +124,7 @@ def contraction_candidates(
     any, "fma".
     """
     if target.kind == "cpu":
-        yield from _cache_tiles(target, problem)
+        yield from cache_tiles(target, problem)
         return
     matrix = [i for i in target.instructions(problem.unit_type) if instructions is None or i in instructions]
     for instruction in matrix or ("fma",):
@@ -213,11 +203,15 @@ def _staged(
         shared = stages * stage + spare
         if occupancy(target, 32 * (wm * wn + producers), registers, shared).blocks:
             group = _group(target, bm, bn, p)
-            yield BlockTile(
+            tile = BlockTile(
                 bm, bn, bk, stages, instruction, wm, wn, producers, cluster, split, group, registers, shared
             )
+            yield tile
+            if instruction == "wgmma" and bm == 128 and bn in ALTERNATE and tiles > 2 * target.units and not p.promoted:
+                yield replace(tile, alternate=True)
 
 
+ALTERNATE = (64, 96, 128)  # columns of tiles that a warpgroup multiplies alone
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))  # blocks along m and n
 
 
@@ -230,7 +224,7 @@ def _group(target: Target, bm: int, bn: int, p: Contraction) -> int:
 def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     """The work of one tiling, including the parts of tiles beyond the edges of C."""
     if isinstance(tile, CacheTile):
-        return _cpu_contraction(target, p, tile)
+        return cpu_contraction(target, p, tile)
     rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
     tiles = rows * columns * p.batch
     blocks = tiles * tile.split_k
@@ -256,7 +250,9 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
         slower = _rounds(target, tile, blocks) * (1 + fit.cluster * (prod(tile.cluster) > 1))
         loaded, shared = slower * loaded / fit.l2, slower * shared / fit.smem
         flops *= slower * boosted(target, unit, flops)
-        idle = 1e-6 * _between_tiles(target, p, tile, blocks) * balance(blocks, target.units)
+        even = balance(blocks, target.units)
+        busy = 1e6 * max(flops / target.peak(unit), shared / target.shared_rate) / even
+        idle = 1e-6 * _between_tiles(target, p, tile, blocks, busy) * even
         flops, shared = flops + idle * target.peak(unit), shared + idle * target.shared_rate
         serial = fit.start_us + fit.cluster_us * (prod(tile.cluster) > 1)
     else:
@@ -295,10 +291,14 @@ def _rounds(target: Target, tile: BlockTile, blocks: int) -> float:
     return max(1.0, ceil(blocks / _reached(target, tile)) / ceil(blocks / target.units))
 
 
-def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:
-    """Time in which a persistent block's matrix units wait while sums leave registers; the next tile's loads go on."""
-    area = tile.bm * tile.bn * max(2, p.out_bytes) / (128 * 256 * 2)
-    return ceil(blocks / _reached(target, tile)) * area * target.fit(WarpgroupTimes).tile_us
+def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int, busy_us: float) -> float:
+    """Time in which the matrix units of an SM, busy for so long, wait while sums leave registers; the next tile's loads go on. Of
+    warpgroups with tiles of their own it is that of the last tile, and what is longer than the other's products."""
+    fit, rounds = target.fit(WarpgroupTimes), ceil(blocks / _reached(target, tile))
+    elements = tile.bm * tile.bn
+    finished = sum(1e6 * n * elements * target.units / target.peak(u) for u, n in p.epilogue.items())
+    epilogue = elements * max(2, p.out_bytes) / (128 * 256 * 2) * fit.tile_us + fit.epilogue * finished
+    return epilogue + rounds * max(0.0, epilogue - busy_us / rounds) / 2 if tile.alternate else rounds * epilogue
 
 
 def _fill_and_drain(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:
@@ -337,55 +337,6 @@ def contraction_cost(target: Target, problem: Contraction, tile: Tile) -> Predic
     return predict(contraction_work(target, problem, tile), target)
 
 
-def _cache_tiles(target: Target, p: Contraction) -> Iterator[CacheTile]:
-    """Low et al. 2016: mr x nr fills the registers and hides the FMA latency, kc fits L1, mc L2, nc L3.
-
-    L1 holds a panel of B and two of A (one in use, one coming); L2 gives two of its ways, L3 half, to what
-    streams by.
-    """
-    core, l1, l2 = target.core, target.l1, target.l2
-    assert core is not None and l1 is not None
-    size, lanes = max(4, p.bytes), core.simd_bytes // max(4, p.bytes)
-    outer = target.l3.bytes // 2 if target.l3 else 1 << 23
-    for v in (1, 2, 3, 4):
-        highest = (core.vector_registers - 1 - v) // v
-        nr = v * lanes
-        for mr in {highest, highest - highest % 2, highest - highest % 4, min(highest, p.m)} - {0}:
-            deepest = l1.bytes // ((nr + 2 * mr) * size)
-            for kc in {min(p.k, max(32, deepest // part // 8 * 8)) for part in (1, 2)}:
-                most = max(mr, l2.bytes * max(1, l2.ways - 2) // l2.ways // (kc * size) // mr * mr)
-                nc = max(nr, min(round_up(p.n, nr), outer // (kc * size) // nr * nr))
-                even = (round_up(ceil(p.m / (target.units * part)), mr) for part in (1, 2, 4, 8))
-                for mc in {min(most, round_up(p.m, mr)), *(min(most, rows) for rows in even)}:
-                    yield CacheTile(mc, kc, nc, mr, nr)
-
-
-def _cpu_contraction(target: Target, p: Contraction, tile: CacheTile) -> Work:
-    """A goes to L2 once per panel of B, C in and out once per kc; a load, even of a scalar, is a vector's."""
-    core = target.core
-    assert core is not None
-    vectors = tile.nr * max(4, p.bytes) // core.simd_bytes
-    m, n = round_up(p.m, tile.mc), round_up(p.n, tile.nr)  # others wait for whole blocks
-    flops = 2.0 * p.batch * m * n * p.k
-    a, b, c = p.m * p.k * p.bytes, p.k * p.n * p.bytes, p.m * p.n * p.out_bytes
-    steps = p.batch * (m // tile.mr) * (n // tile.nr) * p.k
-    passes = ceil(p.k / tile.kc)
-    other = {u: v * p.batch * p.m * p.n for u, v in p.epilogue.items()}
-    return Work(
-        dram_read=p.batch * (a * ceil(p.n / tile.nc) + 2 * b + c * (passes - 1 + p.reads / p.out_bytes)),
-        dram_write=p.batch * (b + c * passes),
-        l2_bytes=p.batch * a * (n // tile.nr),
-        shared_bytes=steps * (vectors + tile.mr) * core.simd_bytes,
-        flops={
-            p.vector_unit: flops,
-            **{u: v + (flops if u == p.vector_unit else 0) for u, v in other.items()},
-        },
-        blocks=p.batch * ceil(p.m / tile.mc) * ceil(p.n / tile.nc),
-        lanes=min(1.0, tile.mr * vectors / (core.fma_units * core.fma_latency)),
-        working_set=p.batch * (a + 2 * b + c),
-    )
-
-
 def choose(
     target: Target, problem: Contraction, instructions: Collection[str] | None = None
 ) -> tuple[Choice[Tile], ...]:
@@ -402,5 +353,5 @@ def _choose(target: Target, problem: Contraction, instructions: tuple[str, ...] 
 def _effort(tile: Tile) -> tuple[int, ...]:
     """A tie goes to the simpler tile."""
     if isinstance(tile, BlockTile):
-        return tile.split_k, prod(tile.cluster), tile.threads, tile.shared
+        return tile.split_k, prod(tile.cluster), tile.threads, tile.alternate, tile.shared
     return (-tile.kc, -tile.mc)

@@ -100,7 +100,7 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
         """None where the passes have no code for the tile, or a factor's pieces would not lie inside its box."""
         if tile.split_k > 1:
             return None
-        shape = tile.instruction, tile.bm, tile.bn, tile.bk, tile.warp_m, tile.warp_n, tile.cluster
+        shape = tile.instruction, tile.bm, tile.bn, tile.bk, tile.warp_m, tile.warp_n, tile.cluster, tile.alternate
         if shape not in known:
             built = build(tile)
             sizes = _boxes_of(built, g.space.extents) if _is_buildable(built) else None
@@ -153,6 +153,7 @@ def _built(
         size = prod(tile.cluster)
         blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
         own = {"inner_box": roles.inner_box, "promoted": promoted, "cluster": tile.cluster}
+        own["alternate_tiles"] = tile.alternate
         return WarpgroupContraction(**common, persistent_blocks=blocks, **own)
     copies = {f"{side}_copy": "async" if f.pieces else "registers" for side, f in operands.items()}
     copies |= {f"{side}_stored": f.stored for side, f in operands.items()}
@@ -200,7 +201,8 @@ def _describe(tile: BlockTile) -> str:
     warps = "" if tile.instruction == "wgmma" else f", {tile.warp_m}x{tile.warp_n} warps"
     grouped = f", {tile.group} rows of tiles at a time" if tile.group > 1 else ""
     clusters = f", clusters of {tile.cluster[0]}x{tile.cluster[1]}" if prod(tile.cluster) > 1 else ""
-    return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}{warps}, {tile.stages} stages{clusters}{grouped}"
+    alternate = ", two tiles at a time" if tile.alternate else ""
+    return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}{warps}, {tile.stages} stages{clusters}{alternate}{grouped}"
 
 
 # ---- the tile ----------------------------------------------------------------------------------------------
