@@ -135,8 +135,9 @@ class Ring:
         flipped = arith.xori(phase, mlir.index(1))
         return [arith.select(last, mlir.index(0), after), arith.select(last, flipped, phase)]
 
-    def after(self, stage: ir.Value, phase: ir.Value, steps: int, times: ir.Value) -> list[ir.Value]:
-        """The stage that is so many steps later, or none where `times` is 0, and its phase."""
+    def after(self, state: list[ir.Value], steps: int, times: ir.Value) -> list[ir.Value]:
+        """The stage and its phase so many steps after those of `state`, or none where `times` is 0."""
+        stage, phase = state
         rounds, rest = divmod(steps, self.stages)
         later = sum_of([(stage, 1), (times, rest)])
         around = arith.cmpi(arith.CmpIPredicate.sge, later, mlir.index(self.stages))

@@ -82,12 +82,12 @@ def map_wgmma(
         mine, state, step = first, list(start), count
         if options.alternate_tiles:  # every other tile; the stages between are the other warpgroup's
             mine, step = sum_of([(first, 1), (shape.roles.consumer, count)]), 2 * count
-            state = loads.ring.after(*state, steps, shape.roles.consumer)
+            state = loads.ring.after(state, steps, shape.roles.consumer)
             first_turn(function, shape.roles)
         with carried_loop(mine, end, state, step) as (number, state):
             _multiply_tile(options, tiles, blocks.enter(number, grid, cluster), loads, shape, state)
             if options.alternate_tiles:
-                state[:] = loads.ring.after(*state, steps, mlir.index(1))
+                state[:] = loads.ring.after(state, steps, mlir.index(1))
         if loads.boxes:
             loads.boxes.wait(thread)
 
