@@ -14,7 +14,6 @@ from benchmarks import workloads as w
 from benchmarks.cpu import AGAIN
 from benchmarks.machine import has
 from benchmarks.measure import host_time, on_gpu
-from benchmarks.products import products
 from benchmarks.runner import Row
 from benchmarks.torch_peers import compiled as compile_peer
 from benchmarks.torch_peers import error_share, to_device
@@ -64,7 +63,7 @@ def _matrices() -> list[w.Workload]:
     loads += [w.matmul("f32", 4096), w.matmul("f32", 4096, " using tf32", "tf32")]
     loads += [w.matmul("f32", 4096, " using bf16", "f32 using bf16"), w.matmul("f32", 8192, " using tf32", "tf32")]
     loads += [w.product(t, m, 8192, 8192) for t in ("bf16", "f32") for m in (1, 16)]
-    loads += [w.product("bf16", 256, 256, 16384), *products()]
+    loads += [w.product("bf16", 256, 256, 16384)]
     return loads + [w.attention(1, 32, 8192, 128, causal) for causal in (False, True)]
 
 
