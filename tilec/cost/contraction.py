@@ -211,7 +211,7 @@ def _staged(
                 yield replace(tile, alternate=True)
 
 
-ALTERNATE = (64, 96, 128)  # columns of tiles that a warpgroup multiplies alone
+ALTERNATE: tuple[int, ...] = ()  # columns of tiles that a warpgroup multiplies alone
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))  # blocks along m and n
 
 
