@@ -301,7 +301,7 @@ def ping_pong(function: ir.Operation, roles: Roles, action: str) -> None:
     opcodes.call(function, NamedBarrier(waits=action == "sync"), [number, both])
 
 
-def first_turn(function: ir.Operation, roles: Roles) -> None:
+def begin_ping_pong(function: ir.Operation, roles: Roles) -> None:
     """Ping-pong: once, before all others. The first warpgroup multiplies first."""
     with when(arith.cmpi(arith.CmpIPredicate.eq, roles.warpgroup, mlir.index(roles.consumers))):
         ping_pong(function, roles, "arrive")

@@ -1,17 +1,14 @@
-"""Contractions on a CPU: blocks for its caches, and their cost."""
+"""Contractions on a CPU: blocks for its caches, and their cost. Problems `p` are those of `tilec/cost/contraction.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tilec.core.target import Target
 from tilec.cost.model import Work, round_up
-
-if TYPE_CHECKING:
-    from tilec.cost.contraction import Contraction
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class CacheTile:
     nr: int
 
 
-def cache_tiles(target: Target, p: Contraction) -> Iterator[CacheTile]:
+def cache_tiles(target: Target, p: Any) -> Iterator[CacheTile]:
     """Low et al. 2016: mr x nr fills the registers and hides the FMA latency, kc fits L1, mc L2, nc L3.
 
     L1 holds a panel of B and two of A (one in use, one coming); L2 gives two of its ways, L3 half, to what
@@ -50,7 +47,7 @@ def cache_tiles(target: Target, p: Contraction) -> Iterator[CacheTile]:
                     yield CacheTile(mc, kc, nc, mr, nr)
 
 
-def cpu_contraction(target: Target, p: Contraction, tile: CacheTile) -> Work:
+def cpu_contraction(target: Target, p: Any, tile: CacheTile) -> Work:
     """A goes to L2 once per panel of B, C in and out once per kc; a load, even of a scalar, is a vector's."""
     core = target.core
     assert core is not None

@@ -296,8 +296,8 @@ def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int,
     warpgroups with tiles of their own it is that of the last tile, and what is longer than the other's products."""
     fit, rounds = target.fit(WarpgroupTimes), ceil(blocks / _reached(target, tile))
     elements = tile.bm * tile.bn
-    finished = sum(1e6 * n * elements * target.units / target.peak(u) for u, n in p.epilogue.items())
-    epilogue = elements * max(2, p.out_bytes) / (128 * 256 * 2) * fit.tile_us + fit.epilogue * finished
+    computed = sum(1e6 * n * elements * target.units / target.peak(u) for u, n in p.epilogue.items())
+    epilogue = elements * max(2, p.out_bytes) / (128 * 256 * 2) * fit.tile_us + fit.epilogue * computed
     return epilogue + rounds * max(0.0, epilogue - busy_us / rounds) / 2 if tile.alternate else rounds * epilogue
 
 

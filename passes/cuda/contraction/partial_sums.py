@@ -19,7 +19,7 @@ from tilec.core.mlir import arith, ir, memref
 from tilec.kernels import WarpgroupContraction
 from tilec.passes.cuda.contraction.problem import Problem
 from tilec.passes.cuda.contraction.scales import Scales
-from tilec.passes.cuda.ring import Ring, carried_loop, first_turn, ping_pong
+from tilec.passes.cuda.ring import Ring, begin_ping_pong, carried_loop, ping_pong
 from tilec.passes.loops import loop, sum_of
 
 _State = list[ir.Value]
@@ -53,7 +53,7 @@ class PartialSums:
     def begin(self) -> None:
         """Once, before all tiles: the first warpgroup multiplies first."""
         if self.options.ping_pong:
-            first_turn(self.function, self.shape.roles)
+            begin_ping_pong(self.function, self.shape.roles)
 
     def multiply(self, problem: Problem, state: _State) -> None:
         self.problem = problem

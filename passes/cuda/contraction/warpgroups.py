@@ -38,8 +38,8 @@ from tilec.passes.cuda.ring import (
     Ring,
     RingTiles,
     Roles,
+    begin_ping_pong,
     carried_loop,
-    first_turn,
     make_ready,
     offsets_of,
     ping_pong,
@@ -83,7 +83,7 @@ def map_wgmma(
         if options.alternate_tiles:  # every other tile; the stages between are the other warpgroup's
             mine, step = sum_of([(first, 1), (shape.roles.consumer, count)]), 2 * count
             state = loads.ring.after(state, steps, shape.roles.consumer)
-            first_turn(function, shape.roles)
+            begin_ping_pong(function, shape.roles)
         with carried_loop(mine, end, state, step) as (number, state):
             _multiply_tile(options, tiles, blocks.enter(number, grid, cluster), loads, shape, state)
             if options.alternate_tiles:
