@@ -16,6 +16,7 @@ from tilec.passes.cpu.panels import (
     Size,
     loop,
     panel_subscripts,
+    panels_of,
     quotient,
     rest,
     round_up,
@@ -23,6 +24,8 @@ from tilec.passes.cpu.panels import (
 )
 from tilec.passes.cpu.transpose import transpose_plane
 from tilec.passes.loops import sum_of
+
+ROWS = 8  # of memory that are packed at a time
 
 
 class Block:
@@ -74,6 +77,20 @@ class Packing:
             flat = ir.MemRefType.get([type_.shape[0], side.width, c.depth], type_.element_type)
             self.panels = memref.CollapseShapeOp(flat, panels, [[0], [1], [2, 3]]).result
         self.steps: dict[int, ir.Value] = {}
+        self.window: tuple[Size, Size] | None = None  # of the last dimension of k
+
+    def fill_all(self, at: dict[int, ir.Value]) -> None:
+        """Fills all panels. Where memory lies along the lanes, a few rows of all panels come before the next ones: processors
+        foresee what is read along rows. `at` are the indices of the batch."""
+        c, d = self.c, self.c.inner[-1]
+        extent = self.block.extents[d]
+        if c.matrix or len(c.inner) > 1 or self.side.along != self.lane:
+            self._panels(at)
+            return
+        with loop(0, extent, ROWS, c.names.get(d)) as low:
+            self.window = low, _end(low, extent)
+            self._panels(at)
+        self.window = None
 
     def fill(self, at: dict[int, ir.Value], first: ir.Value, number: ir.Value) -> None:
         """Fills the panel of this number, whose lanes start at `first`; `at` are the indices of the batch and of the side's
@@ -93,6 +110,10 @@ class Packing:
             self._zeros(lanes, self.side.width, 0)
             scf.YieldOp([])
 
+    def _panels(self, at: dict[int, ir.Value]) -> None:
+        with panels_of(self.side, self.c.names) as (outer, first, number):
+            self.fill(at | outer, first, number)
+
     def _fill(self, at: dict[int, ir.Value], lanes: Size) -> None:
         c, last = self.c, self.c.inner[-1]
         if (number := self._operand_to_transpose()) is not None:
@@ -100,7 +121,7 @@ class Packing:
             return
         values = [Evaluation(c, self.side.factor, at) for _ in range(2 if self.pairs else 1)]
         if not self.pairs:
-            with self._loops(self.order, (0, lanes), values, (0, self.block.extents[last])):
+            with self._loops(self.order, (0, lanes), values, self.window or (0, self.block.extents[last])):
                 self._store([values[0].value])
         else:
             extent = self.block.extents[last]
@@ -138,8 +159,8 @@ class Packing:
         end = round_up(self.block.count, STEP) if self.c.matrix else self.block.count
         if self.pairs:
             count, end = quotient(count, 2), quotient(end, 2)
-        zero = mlir.constant(0, self.c.multiplicand)
-        with loop(low, high, name="lane") as lane, loop(count, end, name="k_inner") as p:
+        zero, window = mlir.constant(0, self.c.multiplicand), self.window or (count, end)
+        with loop(low, high, name="lane") as lane, loop(*window, name="k_inner") as p:
             self._store_at(lane, p, [zero, zero] if self.pairs else [zero])
 
     @contextmanager
@@ -188,6 +209,18 @@ def _plane(value: ir.Value, offsets: list[ir.Value], sizes: list[Size]) -> ir.Va
     dynamic = [n for n in sizes if isinstance(n, ir.Value)]
     unknown = [mlir.DYNAMIC] * len(offsets)
     return memref.SubViewOp(part, value, offsets, dynamic, [], unknown, static, [1] * len(sizes)).result
+
+
+def _end(low: ir.Value, extent: Size) -> Size:
+    """min(extent, low + ROWS)."""
+    known = mlir.constant_value(low)
+    if isinstance(extent, int) and known is not None:
+        return min(extent, int(known) + ROWS)
+    if isinstance(extent, int) and extent % ROWS == 0:
+        return sum_of([(low, 1)], ROWS)
+    d0, d1 = ir.AffineDimExpr.get(0), ir.AffineDimExpr.get(1)
+    least = ir.AffineMap.get(2, 0, [d0 + ROWS, d1])
+    return affine.AffineMinOp(least, [low, value_of(extent)]).result
 
 
 def _half(size: Size) -> Size:

@@ -26,7 +26,7 @@ from typing import TypeAlias
 from tilec.analysis.products import arguments_of, dims_of, factors_of, index_dim, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
-from tilec.core.mlir import affine, ir, memref, scf
+from tilec.core.mlir import affine, arith, ir, memref, scf
 from tilec.kernels import Panels
 from tilec.passes.cuda.memory_spaces import sizes_of
 from tilec.passes.loops import sum_of
@@ -79,13 +79,13 @@ class Contraction:
         width, along = options.register_tile, [own[k] for k in options.along]
         self.matrix = options.instruction != "fma"
         factors = self._factors(rows, columns)
-        if self.matrix:
-            factors = stored(factors[0]), stored(factors[1])
         self.columns_outer = options.columns_outer
         self.divisor: ir.Value | None = None
         if apart and (divided := self._divided(factors[0], {*inner, *columns})):
             numerator, self.divisor = divided
             factors = numerator, factors[1]
+        if self.matrix:
+            factors = self._narrow(factors[0]), self._narrow(factors[1])
         self.left, self.right = (
             Side(
                 f,
@@ -132,6 +132,14 @@ class Contraction:
         first, second = factors
         swapped = self.dims_of(second) & set(rows) or self.dims_of(first) & set(columns)
         return (second, first) if swapped else (first, second)
+
+    def _narrow(self, factor: ir.Value) -> ir.Value:
+        """A factor as a bf16, which it was before it was widened, or to which `using` allows to round it."""
+        narrow, type_ = stored(factor), ir.BF16Type.get()
+        if narrow.type == type_:
+            return narrow
+        with ir.InsertionPoint(list(self.body.operations)[-1]):
+            return arith.TruncFOp(type_, factor).result
 
     def _divided(self, factor: ir.Value, without: set[int]) -> tuple[ir.Value, ir.Value] | None:
         """Numerator and denominator of a quotient whose denominator depends on none of some dimensions."""

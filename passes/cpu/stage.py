@@ -76,9 +76,10 @@ def _contract(c: Contraction) -> None:
     with loops(c.batch, at, c.names), _steps(c) as block:
         packing = {side: Packing(block, side, memory[side]) for side in (c.left, c.right)}
         tiny = _Tiny(c)
-        with panels_of(inner, c.names) as (outside, first, number):
-            packing[inner].fill(at | outside, first, number)
-            tiny.note(_panel(memory[inner], number))
+        packing[inner].fill_all(at)
+        if c.matrix:
+            with panels_of(inner, c.names) as (_, _, number):
+                tiny.note(_panel(memory[inner], number))
         with panels_of(outer, c.names) as (outside, first_outer, _):
             packing[outer].fill(at | outside, first_outer, mlir.index(0))
             mine = _panel(memory[outer], mlir.index(0))

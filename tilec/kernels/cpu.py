@@ -133,6 +133,7 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
     register_tiles: tuple[int, ...] = option("rows and columns of the tile whose sums stay in registers, of each contraction")
     lanes: int = option("columns of one vector")
     depths: tuple[int, ...] = option("elements along each contraction's inner dimension that are packed at a time")
+    matrix: tuple[int, ...] = option("for each contraction, 1 where AMX makes its products, of bf16", fixed=True)
     columns_outer: tuple[int, ...] = option("for each contraction, 1 for the option `columns_outer` of `panels`, 0 without it")
 
     def contraction(self, n: int) -> Panels:
@@ -140,7 +141,8 @@ class PanelChain(Family, name="panel_chain", backend="cpu"):
         pair = slice(2 * n, 2 * n + 2)
         return Panels(
             rows=self.rows[n : n + 1], columns=self.columns[n : n + 1], inner=self.inner[n : n + 1], along=self.along[pair],
-            element=self.element, multiplicand=self.element, instruction="fma", register_tile=self.register_tiles[pair],
+            element=self.element, multiplicand="bf16" if self.matrix[n] else self.element,
+            instruction="amx" if self.matrix[n] else "fma", register_tile=self.register_tiles[pair],
             lanes=self.lanes, depths=self.depths[n : n + 1], columns_outer=bool(self.columns_outer[n]),
         )  # fmt: skip
 

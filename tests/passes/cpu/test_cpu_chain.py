@@ -1,11 +1,13 @@
 """Chains of contractions on the CPU: attention and its relatives as one kernel, within bounds, masked elements skipped."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from conftest import assert_within
 from tools import lowering
 
 import tilec
+from tilec.core import host
 from tilec.core.target import BUILT_IN
 from tilec.core.targets import load
 from tilec.kernels import PanelChain
@@ -63,6 +65,18 @@ def test_attention(name, sizes, rng, always):
     assert_within(program, [q, k, v], result, kind="cpu", expected=attention(q, k, v, keeps))
     assert is_chain(op) == (s > 1)
     np.testing.assert_array_equal(result, op(q, k, v))
+
+
+@pytest.mark.skipif("amx_bf16" not in host.estimate().features, reason="this CPU has no AMX")
+@pytest.mark.parametrize("sizes", [(1, 40, 40, 5, 3), (2, 70, 45, 16, 16), (1, 33, 600, 9, 40)])
+@pytest.mark.parametrize("rounds", ["", " using bf16"])
+def test_attention_by_amx(sizes, rounds, rng, always):
+    h, s, t, d, e = sizes
+    program = ATTENTION.format(scores=SCORES["causal"][0]).replace("f32", "bf16").replace("v[h, j, d])", f"v[h, j, d]){rounds}")
+    q, k, v = (rng.standard_normal(x).astype(ml_dtypes.bfloat16) for x in ((h, s, d), (h, t, d), (h, t, e)))
+    op = tilec.compile(program, target="cpu")
+    assert_within(program, [q, k, v], op(q, k, v), kind="cpu")
+    assert is_chain(op) and op.plan.kernels[0].options.matrix == (1, int(bool(rounds)))
 
 
 def test_masked_elements_are_skipped(always):

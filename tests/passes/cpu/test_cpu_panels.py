@@ -141,6 +141,9 @@ AMX_FORMS = {  # as FORMS, of bf16
     "plain": ("a: bf16[M, K], b: bf16[K, N]", "c[m, n] = sum[k](a[m, k] * b[k, n])", "mk,kn->mn", "MK KN"),
     "left along m": ("a: bf16[K, M], b: bf16[K, N]", "c[m, n] = sum[k](a[k, m] * b[k, n])", "km,kn->mn", "KM KN"),
     "right along k": ("a: bf16[M, K], b: bf16[N, K]", "c[m, n] = sum[k](a[m, k] * b[n, k])", "mk,nk->mn", "MK NK"),
+    "allowed to be rounded": (
+        "a: f32[M, K], b: f32[K, N]", "c[m, n] = sum[k](a[m, k] * b[k, n]) using bf16", "mk,kn->mn", "MK KN"
+    ),
     "rounded": (
         "a: f32[M, K], b: bf16[K, N]", "c[m, n] = sum[k](bf16(2 * a[m, k]) * b[k, n])", "mk,kn->mn", "MK KN"
     ),
@@ -159,7 +162,8 @@ def test_products_of_bf16_by_amx(form, sizes, rng, compiled, always):
     extents = dict(zip("MNK", sizes))
     a, b = (tuple(extents[d] for d in dims) for dims in shapes.split())
     rounded = form == "rounded"
-    inputs = [numbers(a, rng, np.float32 if rounded else ml_dtypes.bfloat16), numbers(b, rng)]
+    kinds = [np.float32 if "f32" in p else ml_dtypes.bfloat16 for p in parameters.split("], ")]
+    inputs = [numbers(shape, rng, kind) for shape, kind in zip((a, b), kinds)]
     text = f"op f({parameters}) -> (c: f32[M, N]) {{ {body} }}"
     expected = None if rounded else np.einsum(einsum, *(x.astype(np.float64) for x in inputs))
     op = compiled(text)

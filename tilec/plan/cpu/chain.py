@@ -133,14 +133,14 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
     lanes = target.core.simd_bytes // size
     found = [_dims(n, space) for n in contractions]
     rows = _rows(g.nodes, space, graph, target)
-    tiles, depths, outer, along = [], [], [], []
+    tiles, depths, outer, along, matrix = [], [], [], [], []
     for node, (row, column, inner) in zip(contractions, found):
-        mr, nr = register_tile(rows, space.extents[column], lanes, target)
-        deepest = max(1, target.l1.bytes // (3 * mr * size))
-        depth = ceil(space.extents[inner] / ceil(space.extents[inner] / deepest))
+        instruction, mr, nr, depth = register_tile(node, rows, space.extents[column], space.extents[inner], target)
         tiles += [mr, nr]
         depths.append(depth)
-        outer.append(int(depth * space.extents[column] * size > target.l2.bytes // 8))
+        matrix.append(int(instruction != "fma"))
+        packed = depth * space.extents[column] * (size if instruction == "fma" else 2)
+        outer.append(int(packed > target.l2.bytes // 8))
         own = {k: d for d, k in enumerate(space.dims[node])}
         along += [
             space.dims[node][contiguous_along(node, (own[a],), (own[b],))] for a, b in ((row, column), (column, row))
@@ -148,7 +148,7 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
     options = PanelChain(
         rows=tuple(r for r, _, _ in found), columns=tuple(c for _, c, _ in found), inner=tuple(k for _, _, k in found),
         along=tuple(along), element=element, bounds=_bounds(g, graph), register_tiles=tuple(tiles), lanes=lanes,
-        depths=tuple(depths), columns_outer=tuple(outer),
+        depths=tuple(depths), columns_outer=tuple(outer), matrix=tuple(matrix),
     )  # fmt: skip
     sizes = tuple(rows if d == found[0][0] else 1 for d in kernel.grid)
     kernel = replace(kernel, tile=sizes, options=options)

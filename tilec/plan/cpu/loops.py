@@ -105,7 +105,10 @@ def _tile(
     elif (
         d := _innermost(g)
     ) in tile:  # at least some cache lines along memory, however much work stands behind each element
-        tile[d] = min(kernel.extents[d], max(64, min(1024, kernel.extents[d] // (4 * target.units))))
+        along = min(1024, kernel.extents[d] // (4 * target.units))
+        if any(n.reduced and d == g.space.dims[n][loop_order(n)[-1]] for n in g.nodes):  # sums of columns: rows go by
+            along = min(target.l1.bytes // 12, ceil(kernel.extents[d] / target.units))
+        tile[d] = min(kernel.extents[d], max(64, along))
         budget = max(1, budget // tile[d])
         budget = _lengthen(kernel, g, tile, budget, fit.piece_bytes)
     for d in (d for d in order if d not in directions or len(directions) < 2):  # square tiles use whole pages of both

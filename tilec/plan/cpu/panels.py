@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
 
+from tilec.analysis.chain import multiplicand_allowed
 from tilec.analysis.graph import Graph, Node, extract_directions
 from tilec.analysis.products import stored
 from tilec.core.fitted import PanelTimes
@@ -30,7 +31,9 @@ from tilec.kernels import KernelPlan, Panels
 from tilec.kernels.cpu import AMX_SIDE, matrix_instructions
 from tilec.plan.groups import Group, Remark
 
-GAIN_US = 10  # the least gain of panels: kernels that pack take longer to compile
+LOADS = 1.6  # of vectors or of elements a clock, of two at most
+STREAMED = 0.15  # of the time that the right panel takes from L2 is not hidden by arithmetic
+GAIN_US = 2  # the least gain of panels: kernels that pack take longer to compile
 WEIGHED = "times of arithmetic and packing alone; the time of the kernel above counts caches, too"
 
 
@@ -107,19 +110,27 @@ def predicted_us(node: Node, target: Target, rows: int | None = None) -> float |
     if rows is None:
         candidates = (_time_us(b, node, roles, size, target) for b in dict.fromkeys(_candidates(node, roles, size, target)))
         return min((_plain_us(node, size, target), *candidates))
-    lanes = _lanes(target, size)
-    mr, nr = register_tile(rows, node.extents[roles.columns[-1]], lanes, target)
+    instruction, mr, nr, depth = register_tile(
+        node, rows, node.extents[roles.columns[-1]], prod(node.extents[d] for d in roles.inner), target
+    )
     columns = tuple(node.extents[d] for d in roles.columns)
     outer = tuple(1 for _ in roles.rows[1:])
-    depth = prod(_depths([node.extents[d] for d in roles.inner], target.l1.bytes // (3 * mr * size)))
-    return _time_us(Blocking("fma", mr, nr, (*outer, rows), columns, depth), node, roles, size, target)
+    return _time_us(Blocking(instruction, mr, nr, (*outer, rows), columns, depth), node, roles, size, target)
 
 
-def register_tile(rows: int, columns: int, lanes: int, target: Target) -> tuple[int, int]:
-    """Rows and columns of a tile of sums for so many in a block: two vectors wide, and as high as registers allow."""
+def register_tile(node: Node, rows: int, columns: int, inner: int, target: Target) -> tuple[str, int, int, int]:
+    """Instruction, rows and columns of a tile of sums for so many in a block, and the depth of panels: two vectors wide, and as
+    high as registers allow."""
+    element = str(ir.ShapedType(node.results[0].value.type).element_type)
+    size = 8 if element == "f64" else 4
+    if "amx" in matrix_instructions(element, multiplicand(node), target):
+        mr, nr = (AMX_SIDE * min(2, ceil(n / AMX_SIDE)) for n in (rows, columns))
+        return "amx", mr, nr, _depths([inner], target.l1.bytes // (3 * mr))[0]
+    lanes = _lanes(target, size)
     vectors = min(2, ceil(columns / lanes))
     highest = (target.core.vector_registers - 1 - vectors) // vectors
-    return ceil(rows / ceil(rows / highest)), vectors * lanes
+    mr = ceil(rows / ceil(rows / highest))
+    return "fma", mr, vectors * lanes, _depths([inner], target.l1.bytes // (3 * mr * size))[0]
 
 
 def _planned(
@@ -131,7 +142,7 @@ def _planned(
         name: tuple(kernel_dims[d] for d in getattr(roles, name)) for name in ("rows", "columns", "inner", "along")
     }
     built = Panels(
-        **named, element=element, multiplicand=_multiplicand(node), instruction=best.instruction, register_tile=(best.mr, best.nr),
+        **named, element=element, multiplicand=multiplicand(node), instruction=best.instruction, register_tile=(best.mr, best.nr),
         lanes=_lanes(target, 8 if element == "f64" else 4),
         depths=_depths([node.extents[d] for d in roles.inner], best.depth),
     )  # fmt: skip
@@ -189,13 +200,14 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
         highest = (
             target.core.vector_registers - 1 - v
         ) // v  # others: a row of the right factor, an element of the left
-        for mr in {highest, ceil(rows[-1] / ceil(rows[-1] / highest))}:
-            depth = prod(_depths(inner, target.l1.bytes // (3 * mr * size)))
+        shares = (ceil(rows[-1] / parts) for parts in (1, target.units))
+        for mr in {highest, *(ceil(share / ceil(share / highest)) for share in shares)}:
+            depth = prod(_depths(inner, 2 * target.l1.bytes // (5 * mr * size)))
             for a, b in product(_boxes(rows, mr), _boxes(columns, v * lanes)):
                 if depth * prod(b) * size <= target.l2.bytes // 2:
                     yield Blocking("fma", mr, v * lanes, a, b, depth)
     element = str(ir.ShapedType(node.results[0].value.type).element_type)
-    if "amx" in matrix_instructions(element, _multiplicand(node), target):
+    if "amx" in matrix_instructions(element, multiplicand(node), target):
         for mr, nr, parts in product((AMX_SIDE, 2 * AMX_SIDE), (AMX_SIDE, 2 * AMX_SIDE), (2, 4)):
             deep = _depths(inner, target.l1.bytes * 2 // (3 * mr * parts))
             if deep[-1] % 2 and any(d > 1 for d in deep[:-1]):
@@ -205,8 +217,10 @@ def _candidates(node: Node, roles: Roles, size: int, target: Target) -> Iterator
                     yield Blocking("amx", mr, nr, a, b, prod(deep))
 
 
-def _multiplicand(node: Node) -> str:
+def multiplicand(node: Node) -> str:
     """The type that both factors are stored in, or rounded to."""
+    if multiplicand_allowed(node.op) == "bf16" and str(node.contraction.left.type) == "f32":
+        return "bf16"
     stored_types = {str(stored(f).type) for f in (node.contraction.left, node.contraction.right)}
     return stored_types.pop() if len(stored_types) == 1 else str(node.contraction.left.type)
 
@@ -252,7 +266,7 @@ def _time_us(b: Blocking, node: Node, roles: Roles, size: int, target: Target) -
     packing = k * sum(size * _pack_ns(node, dims, along, fit) for size, dims, along in sides)
     sums = 2 * m * n * size * ceil(k / b.depth) / (target.l2.unit_gbs or 32)
     rounds = ceil(blocks / target.units)
-    start = 2 * target.launch.overhead_us if blocks > 1 else 0  # twice: a small gain is not sure
+    start = target.launch.overhead_us if blocks > 1 else 0
     return start + rounds * (fit.block_us + 1e-3 * (passes + packing + sums))
 
 
@@ -262,7 +276,7 @@ def _plain_us(node: Node, size: int, target: Target) -> float:
 
 
 def _step_ns(b: Blocking, size: int, target: Target) -> float:
-    """One product of a registers' tile: its FMAs, its loads (two a clock), the latency of a sum, or a row of the right panel."""
+    """One product of a registers' tile: its FMAs, its loads, the latency of a sum, or a row of the right panel."""
     from_l2 = target.l2.unit_gbs * target.l2.achievable or 32
     if b.instruction != "fma":
         return max(2e9 * b.mr * b.nr / (target.peak(f"tensor.bf16@{b.instruction}") / target.units), 2 * b.nr / from_l2)
@@ -270,12 +284,12 @@ def _step_ns(b: Blocking, size: int, target: Target) -> float:
     lanes = _lanes(target, size)
     peak = target.peak("fma.f64" if size == 8 else "fma.f32") / target.units
     fma = 1e9 * 2 * lanes * b.mr * vectors / peak
-    clocks = max((b.mr + vectors) / 2, core.fma_latency)
-    return max(fma, clocks / target.clock_ghz, size * b.nr / from_l2)
+    clocks = max((b.mr + vectors) / LOADS, core.fma_latency)
+    return max(fma, clocks / target.clock_ghz) + STREAMED * size * b.nr / from_l2
 
 
 def _pack_ns(node: Node, contiguous: set[int], along: int, fit: PanelTimes) -> float:
     return fit.gather_ns if node.extracts else fit.pack_along_ns if along in contiguous else fit.pack_across_ns
 
 
-__all__ = ["choose_contraction", "contiguous_along", "predicted_us", "register_tile"]
+__all__ = ["choose_contraction", "contiguous_along", "multiplicand", "predicted_us", "register_tile"]
