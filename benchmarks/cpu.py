@@ -58,6 +58,19 @@ def _workloads() -> list[w.Workload]:
         w.transpose("f32", m, n),
         w.matmul("f32", 1024),
         w.matmul("f32", 2048),
+        w.product("f32", 1500, 1300, 700),
+        w.product("f32", 64, 1024, 4096),
+        w.product("f32", 1, 4096, 4096),
+        w.product("f32", 100, 100, 100),
+        w.transposed_product(1024, 1024, 1024),
+        w.linear("f32", 1024),
+        w.matmul("bf16", 1024),
+        w.attention(1, 8, 1024, 64, False, "f32"),
+        w.attention(1, 8, 1024, 64, True, "f32"),
+        w.attention(1, 8, 1024, 64, False),
+        w.attention(1, 8, 1024, 64, True),
+        w.convolution(1, 64, 56, 64),
+        w.copy(m, n),
     ]  # fmt: skip
 
 

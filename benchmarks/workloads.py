@@ -263,10 +263,37 @@ def linear(dtype: str, n: int) -> Workload:
         flops=2.0 * n**3)  # fmt: skip
 
 
-def attention(b: int, h: int, s: int, d: int, causal: bool) -> Workload:
-    shape = Input("bf16", (b, h, s, d))
+def attention(b: int, h: int, s: int, d: int, causal: bool, dtype: str = "bf16") -> Workload:
+    shape, path = Input(dtype, (b, h, s, d)), EXAMPLES["attention"].path
     return Workload(
-        f"attention {'causal' if causal else 'full'} {b}x{h}x{s}x{d}", EXAMPLES["attention"].path, (shape,) * 3,
+        f"attention {'causal' if causal else 'full'} {b}x{h}x{s}x{d}{'' if dtype == 'bf16' else ' ' + dtype}",
+        path if dtype == "bf16" else Path(path).read_text().replace("bf16[", f"{dtype}[").replace(" using bf16", ""), (shape,) * 3,
         lambda q, k, v: functional().scaled_dot_product_attention(q, k, v, is_causal=causal),
         EXAMPLES["attention"].bound({"D": d, "T": s, "S": s}), flops=4.0 * b * h * s * s * d / (2 if causal else 1),
         op="causal_attention" if causal else "attention")  # fmt: skip
+
+
+def transposed_product(m: int, n: int, k: int) -> Workload:
+    """A linear layer without bias, whose weights lie along the sum."""
+    return Workload(
+        f"linear {m}x{n}x{k} f32",
+        "op linear(x: f32[M, K], w: f32[N, K]) -> (y: f32[M, N]) { y[m, n] = sum[k](x[m, k] * w[n, k]) }",
+        (Input("f32", (m, k)), Input("f32", (n, k), 1 / math.sqrt(k))), lambda x, w: x @ w.T, limit("f32", k / 8, 4),
+        lambda x, w: x @ w.T, rows=64, flops=2.0 * m * n * k)  # fmt: skip
+
+
+def convolution(n: int, c: int, size: int, k: int) -> Workload:
+    """A convolution with a 3x3 window, padded so that images keep their size."""
+    example = EXAMPLES["conv2d"]
+    return Workload(
+        f"conv2d 3x3 {n}x{c}x{size}x{size} to {k} f32", example.path,
+        (Input("f32", (n, c, size, size)), Input("f32", (k, c, 3, 3), 1 / math.sqrt(9 * c))),
+        lambda x, w: functional().conv2d(x, w, padding=1), limit("f32", 9 * c / 8, 4),
+        flops=2.0 * n * k * c * 9 * size**2)  # fmt: skip
+
+
+def copy(m: int, n: int) -> Workload:
+    return Workload(
+        f"copy {m}x{n} f32", "op copy(x: f32[M, N]) -> (y: f32[M, N]) { y[i, j] = x[i, j] }", (Input("f32", (m, n)),),
+        lambda x: x.clone(), Bound(0, 0), np.copy, lambda x, out: np.copyto(out, x),
+        lambda x, out: out.copy_(x))  # fmt: skip

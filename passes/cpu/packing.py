@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from math import prod
 
 from tilec.core import mlir
-from tilec.core.mlir import affine, arith, ir, memref, scf
+from tilec.core.mlir import affine, arith, ir, memref, scf, vector
 from tilec.passes.cpu.panels import (
     STEP,
     Contraction,
@@ -126,8 +126,11 @@ class Packing:
         else:
             extent = self.block.extents[last]
             half, up = _half(extent), quotient(extent, 2)
-            with self._loops(self.order, (0, lanes), values, (0, half)):
-                self._store([v.value for v in values])
+            if lanes == self.side.width and (operand := self._operand_along_lanes()) is not None:
+                self._interleave(c.operands[operand], c.operand_dims[operand], at, half)
+            else:
+                with self._loops(self.order, (0, lanes), values, (0, half)):
+                    self._store([v.value for v in values])
             if half != up:  # the last of an odd number
                 values = [Evaluation(c, self.side.factor, at)]
                 with self._loops(self.order, (0, lanes), values, (half, up)):
@@ -145,6 +148,36 @@ class Packing:
         strides, _ = ir.MemRefType(c.operands[number].type).get_strides_and_offset()
         lies_along_k = c.operand_dims[number][-1] == c.inner[0] and strides[-1] == 1
         return number if lies_along_k and self.lane in c.operand_dims[number] else None
+
+    def _operand_along_lanes(self) -> int | None:
+        """The operand that is a factor as it is, and lies along the lanes."""
+        body = list(self.c.body.arguments)
+        if self.side.factor not in body:
+            return None
+        number = body.index(self.side.factor)
+        strides, _ = ir.MemRefType(self.c.operands[number].type).get_strides_and_offset()
+        return number if self.c.operand_dims[number][-1] == self.lane and strides[-1] == 1 else None
+
+    def _interleave(self, value: ir.Value, dims: list[int], at: dict[int, ir.Value], half: Size) -> None:
+        """Pairs of two rows of memory, a vector of lanes at a time."""
+        c, width, shape = self.c, self.side.width, ir.MemRefType(self.panels.type).shape
+        flat = ir.MemRefType.get([*shape[:2], 2 * width], c.multiplicand)
+        panels = memref.CollapseShapeOp(flat, self.panels, [[0], [1], [2, 3]]).result
+        row, pair = (ir.VectorType.get([n], c.multiplicand) for n in (width, 2 * width))
+        last, zero = c.inner[-1], mlir.index(0)
+        with ExitStack() as stack:
+            for d in c.inner:
+                bounds = (0, half) if d == last else (0, self.block.extents[d])
+                self.steps[d] = stack.enter_context(loop(*bounds, name=f"{c.names.get(d, 'k')}_inner"))
+            rows = []
+            for h in range(2):
+                index = at | {self.lane: self.first}
+                for d in c.inner:
+                    terms = [(self.block.start[d], 1), (self.steps[d], 2 if d == last else 1)]
+                    index[d] = sum_of(terms, h if d == last else 0)
+                rows.append(vector.LoadOp(row, value, [index[d] for d in dims]).result)
+            strides = [(self.steps[d], 1 if d == last else n // 2) for d, n in self.block.strides.items()]
+            vector.StoreOp(vector.InterleaveOp(*rows, results=[pair]).result, panels, [self.number, sum_of(strides), zero])
 
     def _transpose(self, value: ir.Value, dims: list[int], at: dict[int, ir.Value], lanes: Size) -> None:
         k, panel = self.c.inner[0], ir.MemRefType(self.panels.type).shape

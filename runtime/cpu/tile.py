@@ -157,6 +157,23 @@ def contract(typingctx, a, b, sums):
 
 
 @intrinsic
+def interleave(typingctx, a, b):
+    """The elements of two rows in turns: a[0], b[0], a[1], ..."""
+    type_ = Tile(a.element, 1, 2 * a.lanes)
+
+    def generate(context, builder, signature, arguments):
+        rows, half = [_vectors(builder, tile) for tile in arguments], type_.piece // 2
+        found = []
+        for n in range(type_.pieces):
+            piece, start = divmod(n * half, a.piece)
+            order = _mask([lane for k in range(start, start + half) for lane in (k, a.piece + k)])
+            found.append(builder.shuffle_vector(rows[0][piece], rows[1][piece], order))
+        return _tile(context, builder, type_, found)
+
+    return type_(a, b), generate
+
+
+@intrinsic
 def transpose(typingctx, tile):
     """Element [i, j] goes to [j, i]: blocks of 1, then 2, 4, ... swap addresses across the diagonal (Eklundh, "A fast
     computer method for matrix transposing", IEEE Transactions on Computers, 1972).
@@ -178,4 +195,4 @@ def transpose(typingctx, tile):
     return tile(tile), generate
 
 
-__all__ = ["add_tiles", "contract", "load_tile", "splat_tile", "store_tile", "transpose"]
+__all__ = ["add_tiles", "contract", "interleave", "load_tile", "splat_tile", "store_tile", "transpose"]

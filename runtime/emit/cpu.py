@@ -115,7 +115,7 @@ class _CpuPrinter(Printer):
                 self.allocate(op)
             case "cf.assert":
                 self.check(op)
-            case "vector.load" | "vector.store" | "vector.broadcast" | "vector.transpose" | "vector.contract":
+            case "vector.load" | "vector.store" | "vector.broadcast" | "vector.transpose" | "vector.contract" | "vector.interleave":
                 self.tile(op)
             case _:
                 super().backend_operation(op)
@@ -160,19 +160,21 @@ class _CpuPrinter(Printer):
                 self.text[op.results[0]] = f"{memory.base}, {offset}, {memory.strides[-3]}"
             case "vector.load":
                 memory, offset = self.address(op.operands[0], list(op.operands)[1:])
-                where = f"{memory.base}, {offset}, {memory.strides[-2]}"
+                where = f"{memory.base}, {offset}, {_apart(memory, op.results[0])}"
                 text = f"{self.use('load_tile')}({where}, {_shape(op.results[0])})"
                 self.bind(
                     op.results[0], text, self.variable(op, 0, "square") if _is_square(op) else self.loaded(memory.base)
                 )
             case "vector.store":
                 memory, offset = self.address(op.operands[1], list(op.operands)[2:])
-                where = f"{memory.base}, {offset}, {memory.strides[-2]}"
+                where = f"{memory.base}, {offset}, {_apart(memory, op.operands[0])}"
                 self.line(f"{self.use('store_tile')}({where}, {texts[0]})")
             case "vector.broadcast":
                 self.bind(op.results[0], self.splat(texts[0], op.results[0]), self.variable(op, 0, "all"))
             case "vector.transpose":
                 self.bind(op.results[0], f"{self.use('transpose')}({texts[0]})", self.variable(op, 0, "transposed"))
+            case "vector.interleave":
+                self.bind(op.results[0], f"{self.use('interleave')}({', '.join(texts)})", self.variable(op, 0, "pairs"))
             case "vector.contract":
                 name = texts[2] if _continues(op) else self.variable(op)
                 function = "contract_pairs" if _is_by_pairs(op) else "contract"
@@ -262,11 +264,18 @@ def _is_bf16(value: ir.Value) -> bool:
 
 
 def _shape(tile: ir.Value) -> str:
-    return ", ".join(map(str, ir.VectorType(tile.type).shape))
+    shape = ir.VectorType(tile.type).shape
+    return ", ".join(map(str, shape if len(shape) > 1 else [1, *shape]))
+
+
+def _apart(memory: Memory, tile: ir.Value) -> str | int:
+    """Elements from one row of a tile to the next in memory."""
+    return memory.strides[-2] if ir.VectorType(tile.type).rank > 1 else 0
 
 
 def _is_square(op: ir.Operation) -> bool:
-    return len(set(ir.VectorType(op.results[0].type).shape)) == 1
+    shape = ir.VectorType(op.results[0].type).shape
+    return len(shape) == 2 and len(set(shape)) == 1
 
 
 def _is_by_pairs(op: ir.Operation) -> bool:

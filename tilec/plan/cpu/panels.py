@@ -32,7 +32,7 @@ from tilec.kernels.cpu import AMX_SIDE, matrix_instructions
 from tilec.plan.groups import Group, Remark
 
 LOADS = 1.6  # of vectors or of elements a clock, of two at most
-STREAMED = 0.15  # of the time that the right panel takes from L2 is not hidden by arithmetic
+EXPOSED = 0.15  # of the time that the right panel takes from L2 is not hidden by arithmetic
 GAIN_US = 2  # the least gain of panels: kernels that pack take longer to compile
 WEIGHED = "times of arithmetic and packing alone; the time of the kernel above counts caches, too"
 
@@ -285,7 +285,7 @@ def _step_ns(b: Blocking, size: int, target: Target) -> float:
     peak = target.peak("fma.f64" if size == 8 else "fma.f32") / target.units
     fma = 1e9 * 2 * lanes * b.mr * vectors / peak
     clocks = max((b.mr + vectors) / LOADS, core.fma_latency)
-    return max(fma, clocks / target.clock_ghz) + STREAMED * size * b.nr / from_l2
+    return max(fma, clocks / target.clock_ghz) + EXPOSED * size * b.nr / from_l2
 
 
 def _pack_ns(node: Node, contiguous: set[int], along: int, fit: PanelTimes) -> float:

@@ -229,6 +229,17 @@ def _transpose(code: Code, op: ir.Operation) -> Step:
     return step
 
 
+@operation("vector.interleave")
+def _interleave(code: Code, op: ir.Operation) -> Step:
+    (a, b), (r,) = code.operands(op), code.results(op)
+
+    def step(values: Values, mask: Mask) -> None:
+        pairs = np.stack([values[a], values[b]], -1)
+        values[r] = pairs.reshape(*pairs.shape[:-2], -1)
+
+    return step
+
+
 @operation("vector.bitcast")
 def _bitcast(code: Code, op: ir.Operation) -> Step:
     (source,), (r,) = code.operands(op), code.results(op)
