@@ -105,6 +105,13 @@ class Online:
         finals = {c.total.number: c.final for c in self.carried} | dict(self.shared)
         return expression.replace(lambda x: finals.get(x.key) if x.op == "total" else None)
 
+    def reference(self, rescale: Rescale) -> Expr:
+        """What sums of a rescale are relative to, in terms of states: the row's value but for rounding, as a single product in
+        place of the program's quotients and products. `final` makes up for the difference."""
+        row = self.final(rescale.row)
+        leaf, factor = linear_factor(row)
+        return row if factor == 1 else Expr("arith.mulf", (leaf, constant(factor)))
+
 
 def derive(totals: Sequence[Total], dim: int, exact: bool = False, rounded: bool = False) -> Online | str:
     """How the reductions over `dim` among `totals`, each after those it reads, are carried; or why they cannot be.

@@ -182,7 +182,7 @@ class _Combined:
         """The reference of states `at`; while their maximum has seen nothing, as a new one 0, and as an old one such that the sums
         relative to it count nothing."""
         (extreme,) = [c for c in self.block.chain.online.carried if c.total.number == s.extreme]
-        now, f32 = self.values.build(self.block.chain.online.final(s.row), at), ir.F32Type.get()
+        now, f32 = self.values.build(self.block.chain.online.reference(s), at), ir.F32Type.get()
         seen = at.known[_state(extreme)]
         nothing = arith.cmpf(arith.CmpFPredicate.OEQ, seen, mlir.constant(extreme.identity, f32))
         new, old = (arith.select(nothing, mlir.constant(other, f32), now) for other in (0.0, inf))

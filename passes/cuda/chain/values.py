@@ -318,7 +318,7 @@ class States:
     def rescale(self) -> None:
         """Moves references to where the states are now, and rescales the sums that are relative to them."""
         for s in self.online.rescales:
-            row = self.online.final(s.row)
+            row = self.online.reference(s)
             with halves(self.count) as half:
                 here = [half]
                 new = self._reference(row, half)
@@ -343,7 +343,7 @@ class States:
         the one that `adds` takes the sums."""
         mine, self.values.states = self.values.states, others
         for s in self.online.rescales:
-            row = self.online.final(s.row)
+            row = self.online.reference(s)
             with halves(self.count) as half:
                 memref.StoreOp(self._reference(row, half), references[s.number], [half])
         self.values.states = mine
