@@ -151,14 +151,16 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
                     most = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers
                 if held > most or (unit == "mma.sync" and bn > fit.warp_step_elements):
                     continue
-                for stages in (2,) if unit == "wgmma" else (1, 2):
+                for stages in (2, 3, 4) if unit == "wgmma" else (1, 2):
                     shared = chain_bytes(p, bm, bn, stages, unit)
                     if shared <= target.sm.shared_per_block:
                         registers = 168 if unit == "wgmma" else min(target.sm.registers_per_thread, held + fit.warp_other)
                         both = unit == "wgmma" and bm > ROWS
                         tile = ChainTile(bm, bn, stages, registers, shared, ping_pong=both, unit=unit, warp_rows=own)
-                        for parts in _parts(target, p, tile):
-                            yield replace(tile, parts=parts)
+                        if stages <= 2 or p.rows < ROWS:  # deeper where the factors' bytes count, and not the products
+                            yield tile
+                        if p.blocks(bm) * p.batch < 2 * target.units and bn % 32 == 0:
+                            yield from (replace(tile, parts=parts) for parts in _parts(target, p, tile)[1:])
 
 
 def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
@@ -247,14 +249,25 @@ def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         threads=tile.threads,
         registers=tile.registers,
         shared_per_block=tile.shared,
-        bytes_in_flight=tile.shared / tile.threads,
+        bytes_in_flight=tile.shared / tile.threads * (1 - 1 / (tile.stages if tile.unit == "wgmma" else 2 * tile.stages)),
         serial_us=2e-3 * target.dram.latency_ns,
         launches=2 if tile.parts > 1 else 1,
     )
-    terms = predict(work, target).terms  # copies go on while the matrix units wait for the arithmetic
-    computed = max(terms.get(t, 0.0) for t in ("tensor", "fma", "special", "shared"))
-    copied = max(us for t, us in terms.items() if t not in ("tensor", "fma", "special", "shared", "launch"))
-    return replace(work, serial_us=work.serial_us + max(0.0, idle - max(0.0, copied - computed)))
+    return replace(work, serial_us=work.serial_us + _serial_us(target, work, tile, idle, ceil(covered / tile.bn / tile.parts)))
+
+
+def _serial_us(target: Target, work: Work, tile: ChainTile, idle: float, steps: int) -> float:
+    """Time of a chain beside the busiest unit's. Copies go on while the matrix units wait for the arithmetic; a few warps alone are
+    as slow as the steps of one are."""
+    fit, parts = target.fit(ChainTimes), predict(work, target)
+    computes = ("tensor", "fma", "special", "shared")
+    computed = max(parts.terms.get(t, 0.0) for t in computes)
+    copied = max(us for t, us in parts.terms.items() if t not in (*computes, "launch"))
+    serial = max(0.0, idle - max(0.0, copied - computed))
+    if tile.unit == "mma.sync":
+        alone = ceil(parts.waves) * steps * fit.warp_latency_us * tile.bn / LINE
+        serial = max(serial, alone - max(copied, computed)) + copied * max(0.0, 1 / fit.warp_copies - 1)
+    return serial + (fit.part_us * work.blocks if tile.parts > 1 else 0.0)
 
 
 def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:

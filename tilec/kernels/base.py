@@ -207,16 +207,14 @@ class KernelPlan:
 
 
 def planned_kernels(module: ir.Operation) -> Iterator[tuple[ir.Operation, Planned]]:
-    """Each kernel's function with its plan; nothing for a module without kernels."""
+    """Each planned kernel's function with its plan; nothing for a module without kernels. A kernel that `map` adds has no plan."""
     if "tilec.kernels" not in module.attributes:
         return
     table = ir.DictAttr(module.attributes["tilec.kernels"])
     for function in mlir.functions(module):
-        if "tilec.kernel" in function.attributes:
-            yield (
-                function,
-                Planned.from_attribute(ir.DictAttr(table[ir.StringAttr(function.attributes["sym_name"]).value])),
-            )
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        if "tilec.kernel" in function.attributes and name in table:
+            yield function, Planned.from_attribute(ir.DictAttr(table[name]))
 
 
 def _shown(f: Field, value: Value, names: Mapping[int, str]) -> str:

@@ -433,6 +433,10 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
         "blocks that share their rows: each takes a part of the elements along `between`; the last one combines their states, or "
         "where a second contraction follows another kernel does", default=None, off=1,
     )  # fmt: skip
+    overlap_combination: bool | None = option(
+        "the kernel that combines the parts of rows is launched while the parts are computed (programmatic dependent launch)",
+        default=None, off=True,
+    )  # fmt: skip
     ping_pong: bool = option(
         "two warpgroups alternate: the matrix products of one run during the exponentials of the other", default=False,
         shown="{}: two warpgroups alternate",

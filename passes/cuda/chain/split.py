@@ -20,7 +20,7 @@ from tilec.analysis.expression import Expr
 from tilec.analysis.online_reduction import Carried, Rescale
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, func, gpu, ir, memref, vector
-from tilec.kernels import Planned
+from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments
 from tilec.passes.cuda.chain.values import At, Values, combine, halves
@@ -70,6 +70,11 @@ def split(function: ir.Operation, planned: Planned) -> Callable[[ChainBlock], No
     name = ir.StringAttr(function.attributes["sym_name"]).value
     copy.attributes["sym_name"] = mlir.string(f"{name}_combined")
     copy.move_after(function)
+    if "tilec.overlap" in copy.attributes:
+        del copy.attributes["tilec.overlap"]
+    assert isinstance(planned.options, ContractionChain)
+    if planned.options.overlap_combination:
+        copy.attributes["tilec.overlap"] = ir.UnitAttr.get()
 
     def build(block: ChainBlock) -> None:
         f32, chain = ir.F32Type.get(), block.chain

@@ -37,7 +37,8 @@ def choose_chain(
         unit=tile.unit, multiplicand=chain.left.type, between=chain.between, rows=chain.rows, granules=granules,
         weight_terms=weight_terms, block=(tile.bm, tile.bn), warps=tile.warps, stages=tile.stages, ping_pong=tile.ping_pong,
         longest_first=bool(later), growing=later, group_batch=_group(problem, target) if later else 1,
-        blocks_per_row=tile.parts, **({} if chain.product else reduced),
+        blocks_per_row=tile.parts,
+        **({"overlap_combination": bool(target.launch.overlap_us) or None} if chain.product else reduced),
     )  # fmt: skip
     reasons = {"wgmma": refuse_tma(chain), "mma.sync": refuse_warps(chain)}
     ruled_out = {unit: why for unit, why in reasons.items() if why is not None}
