@@ -13,6 +13,8 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import tilec
 
@@ -31,6 +33,16 @@ CONV = """op conv(x: {t}[N, C, H, W], f: {t}[K, C, R, S]) -> (y: {t}[N, K, H, W]
  y[n, k, h, w] = sum[c, r, s](pad(x[n, c, h + r - R // 2, w + s - S // 2], 0) * f[k, c, r, s])
 }}
 """
+CHANNELS_LAST = """op conv(x: bf16[N, H, W, C], f: bf16[K, R, S, C])
+ -> (y: bf16[N, (H + 2 * {pad} - R) // {by} + 1, (W + 2 * {pad} - S) // {by} + 1, K]) {{
+ y[n, h, w, k] = sum[r, s, c](pad(x[n, {by} * h + r - {pad}, {by} * w + s - {pad}, c], 0) * f[k, r, s, c])
+}}
+"""
+IMAGES = (  # of ResNet-50, ConvNeXt and U-Net: images, channels, side, channels of the result, side of the window, stride
+    (32, 3, 224, 64, 7, 2), (32, 64, 56, 64, 3, 1), (32, 64, 56, 256, 1, 1), (32, 256, 56, 64, 1, 1), (32, 128, 56, 128, 3, 2),
+    (32, 256, 56, 512, 1, 2), (32, 256, 14, 256, 3, 1), (32, 512, 7, 512, 3, 1), (32, 96, 56, 192, 2, 2), (32, 96, 56, 384, 1, 1),
+    (4, 64, 256, 64, 3, 1), (4, 128, 128, 128, 3, 1), (32, 256, 56, 256, 3, 1),
+)  # fmt: skip
 PROLOGUE = """op mm(a: bf16[M, K], s: f32[M], b: bf16[K, N]) -> (c: bf16[M, N]) {
  p[m, k]: bf16 = a[m, k] * s[m]
  c[m, n] = sum[k](p[m, k] * b[k, n])
@@ -134,6 +146,17 @@ def cases() -> list[Case]:
     for t in ("f32", "bf16"):
         add(f"{t} conv 32x256x56x56 3x3", CONV.format(t=t), [(32, 256, 56, 56), (256, 256, 3, 3)], [t] * 2,
             lambda x, f: convolve(x, f, padding=1), 2 * 32 * 56 * 56 * 256 * 256 * 9)  # fmt: skip
+
+    def channels_last(x: Any, f: Any, stride: int, pad: int) -> Any:
+        made = convolve(x.permute(0, 3, 1, 2), f.permute(0, 3, 1, 2), stride=stride, padding=pad)
+        return made.permute(0, 2, 3, 1)
+
+    for n, c, size, k, window, by in IMAGES:
+        pad = window // 2 if window % 2 else 0
+        to = (size + 2 * pad - window) // by + 1
+        add(f"bf16 conv {n}x{size}x{size}x{c} to {k}, {window}x{window} by {by}", CHANNELS_LAST.format(pad=pad, by=by),
+            [(n, size, size, c), (k, window, window, c)], ["bf16"] * 2,
+            partial(channels_last, stride=by, pad=pad), 2 * n * to**2 * k * c * window**2)  # fmt: skip
     return found
 
 
@@ -178,6 +201,7 @@ def main(words: list[str]) -> None:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
     quick = "--quick" in words
     words = [w for w in words if not w.startswith("--")]
     for case in cases():

@@ -196,7 +196,8 @@ def test_chosen_block_tiles_fit(problem, card):
     for tile in (c.tile for c in choices):
         assert isinstance(tile, BlockTile)
         assert tile.shared <= card.sm.shared_per_block and tile.registers <= card.sm.registers_per_thread
-        assert tile.stages * (tile.bm + tile.bn) * tile.bk * problem.bytes <= tile.shared
+        kept = -(-problem.k // tile.bk) if tile.kept else tile.stages  # steps of B
+        assert (tile.stages * tile.bm + kept * tile.bn) * tile.bk * problem.bytes <= tile.shared
         assert tile.threads <= card.sm.threads_per_block
         assert occupancy(card, tile.threads, tile.registers, tile.shared).blocks >= 1
         assert tile.cluster == (1, 1) or card.has("clusters")

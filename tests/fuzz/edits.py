@@ -23,7 +23,7 @@ from fuzz.together import compile_together
 from tilec.core import mlir, records
 from tilec.core.diagnostics import CallError
 from tilec.core.dtypes import DTYPES
-from tilec.core.fitted import PanelTimes
+from tilec.core.fitted import PanelTimes, WarpgroupTimes
 from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.core.targets import load
@@ -67,6 +67,9 @@ class Program:
                 return replace(target, dram=replace(target.dram, bandwidth_gbs=0.001))
             case "vector_contraction":
                 return replace(target, sm=replace(target.sm, shared_per_block=2048))
+            case "contraction" if target.has("wgmma"):
+                groups = target.fitted.groups | {"warpgroup_contraction": replace(target.fit(WarpgroupTimes), mma_sync=0.01)}
+                return replace(target, fitted=replace(target.fitted, groups=groups))
             case "warpgroup_contraction" | "contraction_chain" if target.has("tma"):
                 slow = {"mma.sync": 0.01}
                 return replace(target, tensor={t: rates | slow for t, rates in target.tensor.items()})

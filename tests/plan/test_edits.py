@@ -64,7 +64,10 @@ def edited(name: str, **values: Any) -> str:
     ("products by mma.sync", {"group_rows": 0}, "`group_rows` must be at least 1"),
     ("products by mma.sync", {"unit": "foo"}, "`unit` follows from the program"),
     ("products by mma.sync", {"left_copy": "tma"}, "`left_copy` follows from the program"),
-    ("products by mma.sync", {"tile": [1, 32, 16], "block": [16, 16, 32]}, "`block` has 16 rows, and the tile has 32"),
+    (
+        "products by mma.sync", {"tile": [1, 32, 16], "block": [16, 16, 32], "warps": [1, 1]},
+        "`block` has 16 rows, and the tile has 32",
+    ),
     ("products by mma.sync", {"tile": [1, 8, 12]}, "copies move 8 columns at once, and tiles of 12 begin within them"),
     ("product by wgmma", {"tile": [64, 1]}, "a tile must have at least 2 columns"),
     ("product by wgmma", {"tile": [1, 48]}, "a tile must have at least 2 rows"),

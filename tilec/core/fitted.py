@@ -193,6 +193,8 @@ class WarpgroupTimes(Group, name="warpgroup_contraction", kind="cuda"):
     start_us: float = number("time until the first load, beside that of any kernel")
     epilogue: float = number("time of an epilogue's operations, over their time at the vector units' peak")
     tile_us: float = number("time between a tile's last product and the next tile's first, for 128 x 256 elements of 16 bits")
+    alone: float = number("that time of a block with a single warpgroup that multiplies, over that of one with two, by elements")
+    mma_sync: float = number("time of a contraction by `mma.sync` over the predicted one, where warpgroups can compute it, too")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class Contraction:
     staged: tuple[float, float] = (0, 0)
     epilogue: Mapping[str, float] = field(default_factory=dict, hash=False)
     sources: tuple[int, int] = (0, 0)
+    overhang: float = 1.0
 
     @property
     def shared(self) -> tuple[float, float]:
@@ -79,7 +80,8 @@ class BlockTile:
     `warp_m` x `warp_n`: the warps that compute, over the block. `producers`: further warps that only load. `cluster`:
     blocks along m, which share their B tile by multicast, and along n, which share their A tile. `split_k`: blocks that
     share one tile of C. `group`: rows of tiles that blocks compute together, for L2. `registers`: of a thread, as launched.
-    `alternate`: two warpgroups multiply tiles of their own.
+    `alternate`: two warpgroups multiply tiles of their own. `kept`: all of B stays in shared memory, where each of the persistent
+    blocks loads it once.
     """
 
     bm: int
@@ -96,6 +98,7 @@ class BlockTile:
     registers: int = 128
     shared: int = 0
     alternate: bool = False
+    kept: bool = False
 
     @property
     def warps(self) -> int:
@@ -209,6 +212,18 @@ def _staged(
             yield tile
             if instruction == "wgmma" and bm == 128 and bn in ALTERNATE and tiles > 2 * target.units and not p.promoted:
                 yield replace(tile, alternate=True)
+            if instruction == "wgmma" and bn >= p.n and tiles >= 2 * target.units and p.batch == prod(cluster) * split == 1:
+                yield from _kept(target, p, tile)
+
+
+def _kept(target: Target, p: Contraction, tile: BlockTile) -> Iterator[BlockTile]:
+    """With all of B in shared memory beside the stages of A, where that leaves enough of them."""
+    assert target.sm is not None
+    held, stage = round_up(p.k, tile.bk) * tile.bn * p.bytes, tile.bm * tile.bk * p.bytes
+    spare = tile.shared - tile.stages * (tile.bm + tile.bn) * tile.bk * p.bytes
+    stages = min(8, (target.sm.shared_per_block - spare - 1024 - held) // stage)
+    if stages >= 4 and not p.promoted:
+        yield replace(tile, stages=stages, shared=stages * stage + spare + held, kept=True)
 
 
 ALTERNATE: tuple[int, ...] = ()  # columns of tiles that a warpgroup multiplies alone
@@ -228,13 +243,14 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
     tiles = rows * columns * p.batch
     blocks = tiles * tile.split_k
-    k = round_up(p.k, tile.bk * tile.split_k)
     fit, warpgroups = target.fit(WarpgroupTimes), tile.instruction == "wgmma"
+    k = round(round_up(p.k, tile.bk * tile.split_k) * (p.overhang if warpgroups else 1))
     lines = [1 + fit.unaligned * (warpgroups and u) for u in p.unaligned]
     high, wide = (round_up(n, step) for n, step in zip((tile.bm, tile.bn), p.together))
     of_each = lines[0] * high / tile.cluster[1], lines[1] * wide / tile.cluster[0]
-    loaded = tiles * k * p.bytes * sum(of_each)  # L2 to SRAM
-    staged = tiles * k * p.bytes * (high + wide)
+    times = [tiles, min(tiles, target.units) if tile.kept else tiles]
+    loaded = sum(n * k * p.bytes * size for n, size in zip(times, of_each))  # L2 to SRAM
+    staged = sum(n * k * p.bytes * size for n, size in zip(times, (high, wide)))
     result = p.batch * p.m * p.n * p.out_bytes
     partial = 2 * 4 * tile.split_k * p.batch * p.m * p.n if tile.split_k > 1 else 0  # written and read again, in f32
     flops = 2.0 * tiles * tile.bm * tile.bn * k
@@ -298,6 +314,7 @@ def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int,
     elements = tile.bm * tile.bn
     computed = sum(1e6 * n * elements * target.units / target.peak(u) for u, n in p.epilogue.items())
     epilogue = elements * max(2, p.out_bytes) / (128 * 256 * 2) * fit.tile_us + fit.epilogue * computed
+    epilogue *= fit.alone if tile.bm == 64 else 1
     return epilogue + rounds * max(0.0, epilogue - busy_us / rounds) / 2 if tile.alternate else rounds * epilogue
 
 

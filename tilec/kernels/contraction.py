@@ -21,6 +21,7 @@ BYTES = {
 ELEMENTS = {"u8": "i8", "f8e4m3": "f8E4M3FN", "f8e5m2": "f8E5M2", "tf32": "f32"}
 """MLIR's names of those that it calls otherwise; of tf32 the type that it is stored in."""
 BARRIERS = 256  # bytes
+BARRIER = 8  # bytes of one
 OTHER = 24  # registers of a thread for addresses and loops, at least
 HELD = {"copied": 224, "computed": 176, "gathered": 160}
 """Registers of a thread for data, beside those for addresses; fewer where it computes factors, or finds their elements, since
@@ -106,11 +107,17 @@ class MatrixKernel(Family, backend="cuda"):
     @property
     def stage_bytes(self) -> int:
         """Of shared memory that one step of both factors takes."""
+        return sum(self.step_bytes)
+
+    @property
+    def step_bytes(self) -> tuple[int, int]:
+        """Of shared memory that one step of each factor takes."""
         *sides, bk = self.block
         pads = [padding(self.instruction, size, major) for size, major in zip(self.side_bytes, self.k_major)]
         sizes = (-(-n // self.piece(side)) * self.piece(side) for side, n in enumerate(sides))
         lines = [(n, bk + p) if major else (bk, n + p) for n, p, major in zip(sizes, pads, self.k_major)]
-        return sum(size * a * b for size, (a, b) in zip(self.side_bytes, lines))
+        left, right = (size * a * b for size, (a, b) in zip(self.side_bytes, lines))
+        return left, right
 
     @property
     def stored(self) -> tuple[str, str]:
@@ -299,6 +306,10 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         "rows one of the right factor, of which each copies a part to all of them (multicast)",
         default=(1, 1), shown="{} (along rows x columns)",
     )  # fmt: skip
+    kept_steps: int = option(
+        "steps of the right factor, all of them, that stay in shared memory: each block copies them once; 0: they come with those "
+        "of the left factor", default=0, shown="{} steps of the right factor stay in shared memory",
+    )  # fmt: skip
     result_boxes: int = option(
         "boxes of the result that a warp has room for in shared memory, of 16 rows of 128 bytes: TMA copies one while the warp "
         "fills the next",
@@ -329,7 +340,12 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
     @property
     def other_bytes(self) -> int:
         """Of the epilogue: sums of 64 columns that threads exchange, or boxes of the result that TMA copies."""
-        return BARRIERS + 16 * self.warps[0] * max(4 * widest(self.block[1], 64), LINE * self.result_boxes)
+        kept = self.kept_steps * (self.step_bytes[1] + 2 * BARRIER)
+        return BARRIERS + 16 * self.warps[0] * max(4 * widest(self.block[1], 64), LINE * self.result_boxes) + kept
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.step_bytes[0] if self.kept_steps else sum(self.step_bytes)
 
     def refuse_shape(self) -> Refusal | None:
         if len(self.block) != 3 or self.persistent_blocks < 1:
@@ -362,7 +378,27 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         return None
 
     def _refuse_tile(self, kernel: KernelPlan) -> Refusal | None:
-        return super()._refuse_tile(kernel) or self.refuse_cluster(kernel.extents, dict(zip(kernel.grid, kernel.tile)))
+        extents, tile = kernel.extents, dict(zip(kernel.grid, kernel.tile))
+        return super()._refuse_tile(kernel) or self.refuse_cluster(extents, tile) or self.refuse_kept(extents, tile)
+
+    def refuse_kept(self, extents: Mapping[int, int], tile: Mapping[int, int]) -> Refusal | None:
+        """Why the right factor cannot stay in shared memory."""
+        if not self.kept_steps:
+            return None
+        steps = self.steps(extents)
+        if self.kept_steps != steps:
+            return Refusal("kept_steps", f"`kept_steps` must be 0, or all {steps} steps along `inner`, not {self.kept_steps}")
+        if prod(self.cluster) > 1 or self.promoted or self.alternate_tiles:
+            why = "the right factor stays in shared memory of single blocks, whose warpgroups share tiles, and sums stay in the units"
+            return Refusal("kept_steps", why)
+        if any(tile[d] < extents[d] for d in tile if d not in self.rows):
+            return Refusal("kept_steps", "a block's tile must have all columns, if the right factor stays in shared memory")
+        return None
+
+    def steps(self, extents: Mapping[int, int]) -> int:
+        """Steps along k: boxes of `inner_box`."""
+        box = self.inner_box or (*(1 for _ in self.inner[1:]), self.block[2])
+        return prod(-(-extents[d] // size) for d, size in zip(self.inner, box))
 
     def refuse_cluster(self, extents: Mapping[int, int], tile: Mapping[int, int]) -> Refusal | None:
         """Why blocks with this tile cannot share factors."""

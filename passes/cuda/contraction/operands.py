@@ -135,7 +135,7 @@ class Stage:
                 lane = stack.enter_context(loop(self.vector, name="element"))
                 at = {**at, self._along: sum_of([(at[self._along], 1), (lane, 1)])}
                 k = sum_of([(k, 1), (lane, 1)]) if self.side.major else k
-                if self.problem.loaded(self.side) is not None:
+                if self.problem.is_loaded(self.side):
                     self._load(i, lane, at, k)
                 else:
                     with self._or_zero(self._inside(at, k), i, [lane]):

@@ -154,6 +154,11 @@ class Problem:
         return box or (*(1 for _ in self.inner[1:]), self.depth)
 
     @property
+    def kept_steps(self) -> int:
+        """Steps of the right factor that stay in shared memory."""
+        return self.options.kept_steps if isinstance(self.options, WarpgroupContraction) else 0
+
+    @property
     def _inner_boxes(self) -> list[int]:
         """Of TMA along each dimension of k: boxes do not go on from one line to the next."""
         return [-(-extent // size) for extent, size in zip(self.inner, self.inner_box)]
@@ -248,10 +253,10 @@ class Problem:
         number = list(self._factors).index(side.name)
         return self._accesses[number]
 
-    def loaded(self, side: Side) -> Access | None:
-        """Where a factor lies that is an element of a tensor in the staged type."""
+    def is_loaded(self, side: Side) -> bool:
+        """Whether a factor is an element of a tensor in the staged type, under bounds of its own."""
         found = self._access(side)
-        return found if found is not None and found.element == self.element else None
+        return found is not None and found.operand is None and found.element == self.element
 
     def access(self, side: Side) -> Access:
         """Where a factor lies that is copied as it is."""

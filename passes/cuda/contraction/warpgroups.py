@@ -46,6 +46,7 @@ from tilec.passes.cuda.ring import (
 )
 from tilec.passes.loops import delinearise, loop, sum_of, when
 
+EQUAL = arith.CmpIPredicate.eq
 REGISTERS = Registers(producer=40, consumer=232)  # of 168 at launch
 
 
@@ -73,7 +74,7 @@ def map_wgmma(
     def produce() -> None:
         with carried_loop(first, end, list(start), count) as (number, state):
             operations = blocks.enter(number, grid, cluster)
-            loads.load(Problem(options, tiles, _contraction(operations)), state)
+            loads.load(Problem(options, tiles, _contraction(operations)), state, arith.cmpi(EQUAL, number, first))
             _erase(operations)
 
     def consume() -> None:
@@ -167,7 +168,9 @@ class _Loads:
         self.sides = [self._tiles(side) for side in (problem.left, problem.right)]
         warps, result = 4 * shape.roles.consumers, boxed_result(problem, after)
         self.boxes = ResultBoxes(problem, result, warps) if result else None  # where tiles end, at a multiple of 1024 bytes
-        self.ring = Ring(self.sides, problem.options.stages, 1 if shape.alternate else shape.roles.consumers, cluster)
+        count, kept = 1 if shape.alternate else shape.roles.consumers, problem.kept_steps
+        self.ring = Ring(self.sides[:1] if kept else self.sides, problem.options.stages, count, cluster)
+        self.kept = Ring(self.sides[1:], kept, count) if kept else None  # filled once, by a block's first tile
         self.sums = memref.AllocaOp(local([shape.parts * shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")
         self.partial = None
@@ -175,7 +178,7 @@ class _Loads:
             self.partial = PartialSums(problem, function, shape, self.ring, self.sums, self._product, self._wait_for_sums)
         self.chunks = shape.chunks(self.sums, self.boxes.columns if self.boxes else 64)
         self.buffer = None if self.boxes else buffer(self.chunks, warps, problem.accumulator, overlay=False)
-        make_ready([self.ring], shape.thread)
+        make_ready([self.ring, self.kept] if self.kept else [self.ring], shape.thread)
         if cluster:
             cluster.meet()
         else:
@@ -196,13 +199,15 @@ class _Loads:
             box.append(size)
             steps.append(step)
         # rows that the box lacks are never loaded, and never stored
-        lines = side.size if side.major else slabs * problem.depth
+        lines, stages = side.size if side.major else slabs * problem.depth, problem.options.stages
+        if side.name == "right" and problem.kept_steps:
+            stages = problem.kept_steps
         rounded = "tf32" if problem.options.multiplicand == "tf32" else None
         if access.operand is None:
-            return RingTiles(access.tensor, box, slabs * splits, lines, problem.options.stages, steps, rounded=rounded)
+            return RingTiles(access.tensor, box, slabs * splits, lines, stages, steps, rounded=rounded)
         tensor = problem.operands[access.operand]
         kept = [d for d, extent in enumerate(ir.MemRefType(root(tensor).type).shape) if extent > 1]
-        return RingTiles(tensor, box, slabs * splits, lines, problem.options.stages, steps, kept, rounded)
+        return RingTiles(tensor, box, slabs * splits, lines, stages, steps, kept, rounded)
 
     def _parts(self, side: Side) -> int:
         """Blocks that share a tile of a factor."""
@@ -223,8 +228,8 @@ class _Loads:
 
     # ---- loading -------------------------------------------------------------------------------------------
 
-    def load(self, problem: Problem, state: list[ir.Value]) -> None:
-        """All copies of one tile of C."""
+    def load(self, problem: Problem, state: list[ir.Value], is_first: ir.Value) -> None:
+        """All copies of one tile of C, the first of a block or another."""
         with carried_loop(mlir.index(0), mlir.index(problem.steps), state, name=f"{problem.inner_name}_step") as (
             step,
             now,
@@ -232,15 +237,24 @@ class _Loads:
             stage, phase = now
             self.ring.wait_empty(stage, phase)
             self.ring.expect(stage)
-            for tiles, side in zip(self.sides, (problem.left, problem.right)):
-                per = tiles.slabs // self._parts(side)
-                with loop(per, name="slab") as slab:
-                    number = slab if per == tiles.slabs else sum_of([(self.cluster.part(side.name == "left"), per), (slab, 1)])
-                    self._copy(problem, tiles, side, step, stage, number)
+            for tiles, side in zip(self.ring.tiles, (problem.left, problem.right)):
+                self._copy_tile(self.ring, problem, tiles, side, step, stage)
+            if self.kept:
+                with when(locations.named(is_first, "is_first_tile")):
+                    self.kept.expect(step)
+                    self._copy_tile(self.kept, problem, self.sides[1], problem.right, step, step)
             now[:] = self.ring.next(stage, phase)
 
+    def _copy_tile(
+        self, ring: Ring, problem: Problem, tiles: RingTiles, side: Side, step: ir.Value, stage: ir.Value
+    ) -> None:
+        per = tiles.slabs // self._parts(side)
+        with loop(per, name="slab") as slab:
+            number = slab if per == tiles.slabs else sum_of([(self.cluster.part(side.name == "left"), per), (slab, 1)])
+            self._copy(ring, problem, tiles, side, step, stage, number)
+
     def _copy(
-        self, problem: Problem, tiles: RingTiles, side: Side, step: ir.Value, stage: ir.Value, number: ir.Value
+        self, ring: Ring, problem: Problem, tiles: RingTiles, side: Side, step: ir.Value, stage: ir.Value, number: ir.Value
     ) -> None:
         splits, d = self._splits(side), self._split_dim(side)
         target = tiles.target(stage, sum_of([(number, tiles.box_lines)]))
@@ -253,7 +267,7 @@ class _Loads:
         source, subscripts = problem.source(side, at)
         coordinates = [sum_of([(a, 1), (o, 1)]) for a, o in zip(subscripts, offsets_of(source))]
         shared = self.cluster is not None and self._parts(side) > 1
-        self.ring.copy(tiles, stage, target, coordinates, self.cluster.mask(side.name == "left") if shared else None)
+        ring.copy(tiles, stage, target, coordinates, self.cluster.mask(side.name == "left") if shared else None)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 
@@ -271,6 +285,8 @@ class _Loads:
         ):
             stage, phase, before = now
             self.ring.wait_full(stage, phase)
+            if self.kept:
+                self.kept.wait_full(step, mlir.index(0))
             for part in range(self.shape.parts):
                 self._product(self._of_part(part), stage, step, mlir.index(part))
             self._wait_for_sums(self.shape.parts, self.sums)
@@ -305,7 +321,7 @@ class _Loads:
         own = ROWS if problem.left.major else problem.depth
         views = [
             left.lines(stage, sum_of([(self.shape.part(part), own)]), own),
-            right.lines(stage, mlir.index(0)),
+            right.lines(step if self.kept else stage, mlir.index(0)),
         ]
         product = WarpgroupProduct(
             problem.right.size, problem.depth, problem.options.multiplicand, problem.left.major, problem.right.major

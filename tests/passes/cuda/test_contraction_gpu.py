@@ -61,3 +61,24 @@ def test_heads(kind, heads, depth):
 def test_convolutions(kind, sizes):
     n, c, h, w, k, r, s = sizes
     check(T.CONV.format(t=kind, o=kind), [kind] * 2, [(n, c, h, w), (k, c, r, s)], np_conv2d)
+
+
+CHANNELS_LAST = """op conv(x: {t}[N, H, W, C], f: {t}[K, R, S, C]) -> (y: {t}[N, (H - 1) // {by} + 1, (W - 1) // {by} + 1, K]) {{
+ y[n, h, w, k] = sum[r, s, c](pad(x[n, {by} * h + r - R // 2, {by} * w + s - S // 2, c], 0) * f[k, r, s, c])
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 28, 28, 64, 64, 3, 3), (3, 30, 17, 128, 96, 5, 3), (9, 56, 56, 40, 64, 3, 3), (2, 33, 31, 3, 24, 7, 7)]
+)
+@pytest.mark.parametrize("by", [1, 2])
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_channels_last(kind, by, sizes):
+    n, h, w, c, k, r, s = sizes
+
+    def expected(x, f):
+        y = np_conv2d(x.transpose(0, 3, 1, 2), f.transpose(0, 3, 1, 2))
+        return y.transpose(0, 2, 3, 1)[:, ::by, ::by]
+
+    check(CHANNELS_LAST.format(t=kind, by=by), [kind] * 2, [(n, h, w, c), (k, r, s, c)], expected)

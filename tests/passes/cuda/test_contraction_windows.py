@@ -1,13 +1,18 @@
 """Convolutions for CUDA: factors at affine places, copied as boxes by TMA and as pieces by cp.async, run by the emulator and the
 interpreter, and compiled at sizes that matter."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tools import contractions as T
+from tools import lowering
 from tools.contractions import check, lowered, mma
 
+from tilec.core.diagnostics import Source
 from tilec.core.targets import load
 from tilec.kernels import contraction
+from tilec.plan.cuda import contraction as planned
 from tilec.semantics.interpreted import interpret_stage
 
 CONV = """op conv(x: {t}[N, H, W, C], f: {t}[R, S, C, K]) -> (y: {o}[N, H, W, K]) {{
@@ -131,6 +136,22 @@ def test_channels_first(rows, monkeypatch):
     check(CHANNELS_FIRST, ("bf16", "bf16"), SIZES | {"W": 16, "H": 3, "N": 1}, WGMMA[rows], expected, monkeypatch)
 
 
+def test_the_right_factor_stays(monkeypatch):
+    """Blocks that compute several tiles copy the weights once."""
+    sizes = FEW | {"N": 5, "H": 8, "K": 24}
+    monkeypatch.setattr(planned, "pick", lambda choices, nth: next(c.tile for c in choices if c.tile.kept))
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 4)
+    text = CONV.format(t="bf16", o="f32")
+    specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, target=replace(load("h200"), units=2))
+    (kernel,) = result.plan.kernels
+    assert kernel.options.kept_steps == 9 and kernel.options.persistent_blocks == 2
+    inputs = T.arrays(specialised)
+    exact = np_conv(*(a.astype(np.float64) for a in inputs))
+    np.testing.assert_allclose(T.emulated(specialised, result, inputs)[0], exact, rtol=1e-4, atol=1e-3)
+    (found,) = interpret_stage(specialised, result.texts, "map", dict(zip("xf", inputs))).values()
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-3)
+
+
 def np_of_weights(stride):
     def expected(x, g):
         (_, high, wide, _), x = g.shape, np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -202,8 +223,8 @@ def test_large_windows_fit_registers(text, channels, target, instruction):
 
     sizes = {"N": 32, "C": channels, "H": 28, "W": 64, "K": 256, "R": 3, "S": 3}
     _, result = lowered(text.format(t="bf16", o="bf16"), sizes, target)
-    (kernel,), (planned,) = result.emitted.kernels, result.plan.kernels
-    assert planned.options.instruction == instruction
+    (kernel,), (plan,) = result.emitted.kernels, result.plan.kernels
+    assert plan.options.instruction == instruction
     compile_kernel(
         result.emitted.module, kernel.name, load(target).chip, kernel.threads, parameters=parameters(kernel)
     )

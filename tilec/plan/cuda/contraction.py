@@ -26,7 +26,7 @@ from tilec.analysis.multiplicands import multiplicands_of, scaled_factor, scales
 from tilec.analysis.products import period_of
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
 from tilec.core import mlir
-from tilec.core.fitted import ContractionTimes
+from tilec.core.fitted import ContractionTimes, WarpgroupTimes
 from tilec.core.hardware import LINE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
@@ -40,16 +40,25 @@ from tilec.plan.groups import Group, Remark
 
 Sizes = dict[int, int]  # by kernel dimension
 PROMOTED = 128  # elements of k: a line of 8-bit numbers
+KEPT = 1.05  # of the time of a block that keeps its right factor: waits for it go on
 STAGES = 4  # of a ring that hides the latency of its loads
 
 
 class Fit(NamedTuple):
-    """A block's part of every dimension of C, the number of blocks as a multiple of the tiles of a flat C, and the stages that have
-    a use."""
+    """A block's part of every dimension of C, the rows and the columns of all blocks, and the stages that have a use."""
 
     sizes: Sizes
-    overhang: float
+    m: int
+    n: int
     deepest: int
+
+    def rank(self, choice: Choice, problem: contraction.Contraction, target: Target) -> float:
+        """By the predicted time with all blocks that the boxes take, which may be more than the tiles of a flat C."""
+        tile = choice.tile
+        if (self.m // tile.bm, self.n // tile.bn) == (ceil(problem.m / tile.bm), ceil(problem.n / tile.bn)):
+            return choice.rank
+        padded = replace(problem, m=self.m, n=self.n)
+        return Choice(tile, contraction.contraction_cost(target, _fed(padded, tile.instruction), tile)).rank
 
 
 @dataclass(frozen=True)
@@ -86,34 +95,46 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
     """Of one type of multiplicands."""
     roles, operands = arrange(node, kind, g, graph, target)
     problem = _problem(node, roles, kind, g, graph)
-    sides = operands["left"], operands["right"]
+    sides, depth = (operands["left"], operands["right"]), LINE // BYTES[kind]
+    steps = prod(ceil(g.space.extents[d] / size) for d, size in roles.boxes(depth).items())
     problem = replace(
         problem, promoted=promoted_of(kind, node), staged=tuple(_staging(f, target) for f in sides),
-        unaligned=tuple(f.unaligned for f in sides),
+        unaligned=tuple(f.unaligned for f in sides), overhang=steps / ceil(problem.k / depth),
         together=tuple(1 if f.major or f.copy != "tma" else LINE // BYTES[kind] for f in sides),
     )  # fmt: skip
 
-    build = partial(_built, kind=kind, roles=roles, operands=operands, target=target, promoted=problem.promoted)
+    build = partial(
+        _built, kind=kind, roles=roles, operands=operands, target=target, extents=g.space.extents, promoted=problem.promoted
+    )  # fmt: skip
     known: dict[tuple, Fit | None] = {}  # by shape: several tiles have one, and differ in their stages
+
+    def too_large(built: WarpgroupContraction) -> bool:
+        return target.sm.shared_per_block < built.other_bytes + STAGES * built.stage_bytes and built.kept_steps > 0
 
     def fit(tile: BlockTile) -> Fit | None:
         """None where the passes have no code for the tile, or a factor's pieces would not lie inside its box."""
         if tile.split_k > 1:
             return None
-        shape = tile.instruction, tile.bm, tile.bn, tile.bk, tile.warp_m, tile.warp_n, tile.cluster, tile.alternate
+        shape = tile.instruction, tile.bm, tile.bn, tile.bk, tile.warp_m, tile.warp_n, tile.cluster, tile.alternate, tile.kept
         if shape not in known:
             built = build(tile)
             sizes = _boxes_of(built, g.space.extents) if _is_buildable(built) else None
-            if sizes and isinstance(built, WarpgroupContraction) and built.refuse_cluster(g.space.extents, sizes):
+            if sizes and isinstance(built, WarpgroupContraction) and (
+                built.refuse_cluster(g.space.extents, sizes) or built.refuse_kept(g.space.extents, sizes) or too_large(built)
+            ):  # fmt: skip
                 sizes = None
-            known[shape] = Fit(sizes, _overhang(sizes, tile, problem, g.space.extents, roles), built.deepest) if sizes else None
+            extents = g.space.extents
+            blocks = [prod(ceil(extents[d] / sizes[d]) for d in dims) for dims in (built.rows, built.columns)] if sizes else [0, 0]
+            known[shape] = Fit(sizes, blocks[0] * tile.bm, blocks[1] * tile.bn, built.deepest) if sizes else None
         return known[shape]
 
-    ranked = []
-    for choice in _choices(target, problem, _instructions(kind, operands, target)):
-        found = fit(choice.tile)
-        if found and (choice.tile.instruction == "wgmma" or choice.tile.stages <= found.deepest):
-            ranked.append((choice.rank * found.overhang, choice))
+    ranked, instructions = [], _instructions(kind, operands, target)
+    slower = target.fit(WarpgroupTimes).mma_sync if instructions and "wgmma" in instructions else 1
+    for choice in _choices(target, problem, instructions):
+        found, by_warpgroups = fit(choice.tile), choice.tile.instruction == "wgmma"
+        if found and (by_warpgroups or choice.tile.stages <= found.deepest):
+            times = KEPT if choice.tile.kept else 1 if by_warpgroups else slower
+            ranked.append((times * found.rank(choice, problem, target), choice))
     choices = [choice for _, choice in sorted(ranked, key=itemgetter(0))]
     return Tiles(kind, roles, operands, problem, choices, build, fit)
 
@@ -140,7 +161,7 @@ def choose_contraction(
 
 
 def _built(
-    tile: BlockTile, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, promoted: int
+    tile: BlockTile, *, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, extents: Sizes, promoted: int
 ) -> MatrixKernel:
     """The kernel of this tile, with the stages that the model has given it."""
     left, right = operands["left"], operands["right"]
@@ -154,7 +175,8 @@ def _built(
         blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
         own = {"inner_box": roles.inner_box, "promoted": promoted, "cluster": tile.cluster}
         own["alternate_tiles"] = tile.alternate
-        return WarpgroupContraction(**common, persistent_blocks=blocks, **own)
+        built = WarpgroupContraction(**common, persistent_blocks=blocks, **own)
+        return replace(built, kept_steps=built.steps(extents)) if tile.kept else built
     copies = {f"{side}_copy": "async" if f.pieces else "registers" for side, f in operands.items()}
     copies |= {f"{side}_stored": f.stored for side, f in operands.items()}
     gathers = any(f.gathers and not f.pieces for f in operands.values())
@@ -295,15 +317,6 @@ def _boxes_of(built: MatrixKernel, extents: Sizes) -> Sizes | None:
             return None
         sizes |= zip(dims, box)
     return sizes
-
-
-def _overhang(sizes: Sizes, tile: BlockTile, problem: contraction.Contraction, extents: Sizes, roles: Roles) -> float:
-    """How many times as many steps the boxes take as tiles of a flat C would, and of a flat k."""
-    taken = prod(ceil(extents[d] / sizes[d]) for d in sizes) / (ceil(problem.m / tile.bm) * ceil(problem.n / tile.bn))
-    if tile.instruction != "wgmma":
-        return taken
-    steps = prod(ceil(extents[d] / size) for d, size in roles.boxes(tile.bk).items())
-    return taken * steps / ceil(problem.k / tile.bk)
 
 
 @lru_cache(maxsize=1024)  # of one contraction, planned in several ways
