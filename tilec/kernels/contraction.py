@@ -389,7 +389,7 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         if self.kept_steps != steps:
             return Refusal("kept_steps", f"`kept_steps` must be 0, or all {steps} steps along `inner`, not {self.kept_steps}")
         if prod(self.cluster) > 1 or self.promoted or self.alternate_tiles:
-            why = "the right factor stays in shared memory of single blocks, whose warpgroups share tiles, and sums stay in the units"
+            why = "the right factor stays in shared memory of single blocks, whose warpgroups share tiles and add up all of k"
             return Refusal("kept_steps", why)
         if any(tile[d] < extents[d] for d in tile if d not in self.rows):
             return Refusal("kept_steps", "a block's tile must have all columns, if the right factor stays in shared memory")
