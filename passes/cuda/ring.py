@@ -296,7 +296,7 @@ def ping_pong(function: ir.Operation, roles: Roles, action: str) -> None:
     both = mlir.constant(2 * 128, i32)
     number = roles.warpgroup
     if action == "arrive":
-        number = sum_of([(number, -1)], roles.consumers + 1)
+        number = sum_of([(number, -1)], 3) if roles.consumers == 2 else _following(number, roles.consumers)
     number = arith.index_cast(i32, number)
     opcodes.call(function, NamedBarrier(waits=action == "sync"), [number, both])
 
@@ -305,6 +305,11 @@ def begin_ping_pong(function: ir.Operation, roles: Roles) -> None:
     """Ping-pong: once, before all others. The first warpgroup multiplies first."""
     with when(arith.cmpi(arith.CmpIPredicate.eq, roles.warpgroup, mlir.index(roles.consumers))):
         ping_pong(function, roles, "arrive")
+
+
+def _following(number: ir.Value, count: int) -> ir.Value:
+    """Of numbers from 1 to `count`, the one after this, in turn."""
+    return sum_of([(arith.remui(number, mlir.index(count)), 1)], 1)
 
 
 def _lines(

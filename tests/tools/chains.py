@@ -29,7 +29,9 @@ def warps(rows: int, step: int, stages: int = 2, own: int = 16, parts: int = 1) 
 
 def lowered(text: str, sizes: dict[str, int], tile: tuple[int, int] | ChainTile | None, monkeypatch, target: str = "h200"):
     if tile is not None:
-        made = tile if isinstance(tile, ChainTile) else ChainTile(*tile, 2, 168, 0, ping_pong=tile[0] > 64)
+        made = tile
+        if not isinstance(made, ChainTile):
+            made = ChainTile(*tile, 2, 168 if tile[0] < 192 else 128, 0, ping_pong=tile[0] > 64)
         rest = lambda t, p: [Choice(made, c.prediction) for c in choose_chain_tile(t, p)[:1]]  # noqa: E731
         monkeypatch.setattr("tilec.plan.cuda.chain.choose_chain_tile", rest)
     monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from math import inf
 
-from tilec.analysis.affine_conditions import Linear, affine_bounds
+from tilec.analysis.affine_conditions import INTEGERS, Linear, affine_bounds
 from tilec.analysis.expression import Expr, Reader, Total, Unreadable, constant
 from tilec.analysis.linear_factor import linear_factor
 from tilec.analysis.online_reduction import Carried, Online, derive
@@ -39,6 +39,19 @@ class Mask:
     condition: Expr
     holds: bool
     bounds: tuple[Linear, ...]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A comparison of integers, one of a row and one of a column: elements for which it fails add nothing. The row's is `equal` to
+    the column's, or `at_most` or `at_least` it (and perhaps another)."""
+
+    condition: Expr
+    row: Expr
+    column: Expr
+    equal: bool = False
+    at_most: bool = False
+    at_least: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,7 @@ class Chain:
     batch: tuple[int, ...]
     granules: dict[int, int]
     masks: tuple[Mask, ...]
+    matches: tuple[Match, ...] = ()
 
     @property
     def between(self) -> int:
@@ -179,6 +193,7 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
         granules, (),
     )  # fmt: skip
     masks = tuple(_masks(online))
+    chain = replace(chain, matches=tuple(_matches(online, rows)) if product else ())
     masked = _with_score(_assuming(chain, masks))
     return _with_score(chain) if masks and masked.absorbing is None else masked
 
@@ -312,10 +327,37 @@ def _masks(online: Online) -> Iterator[Mask]:
     for condition in dict.fromkeys(c for carried in online.carried for c in _conditions(carried.term)):
         for holds in (True, False):
             bounds = affine_bounds(condition, holds)
-            if bounds is None or all(online.dim not in leaf.dims for leaves, _ in bounds for leaf in leaves):
+            read = [leaf for leaves, _ in bounds or () for leaf in leaves if online.dim in leaf.dims]
+            if not read or any(leaf.op == "element" for leaf in read):
                 continue
             if all(folded(_where(c.term, condition, not holds)).number == c.identity for c in online.carried):
                 yield Mask(condition, holds, bounds)
+
+
+def _reads_at(x: Expr, dims: Set[int]) -> bool:
+    """Whether memory is read at one of these dimensions."""
+    return (x.op == "element" and bool(x.dims & dims)) or any(_reads_at(a, dims) for a in x.args)
+
+
+_COMPARED = {0: "equal", 2: "at_most", 3: "at_most", 4: "at_least", 5: "at_least"}  # by predicates of cmpi
+
+
+def _matches(online: Online, rows: Set[int]) -> Iterator[Match]:
+    """Comparisons of a row's number with a column's, without which no state changes."""
+    for condition in dict.fromkeys(c for carried in online.carried for c in _conditions(carried.term)):
+        if condition.op != "arith.cmpi" or condition.args[0].type not in INTEGERS or not _reads_at(condition, {online.dim, *rows}):
+            continue
+        predicate = ir.IntegerAttr(condition.template.attributes["predicate"]).value
+        by_column = [online.dim in a.dims for a in condition.args]
+        if predicate not in _COMPARED or sum(by_column) != 1:
+            continue
+        row, column = condition.args if by_column[1] else condition.args[::-1]
+        how = _COMPARED[predicate]
+        if by_column[0] and how != "equal":
+            how = "at_least" if how == "at_most" else "at_most"
+        plain = not (row.totals | column.totals or column.dims & rows)
+        if plain and all(folded(_where(c.term, condition, False)).number == c.identity for c in online.carried):
+            yield Match(condition, row, column, **{how: True})
 
 
 def _conditions(x: Expr) -> Iterator[Expr]:

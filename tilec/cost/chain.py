@@ -23,7 +23,7 @@ ROWS = 64  # rows that a warpgroup multiplies
 MOST_PARTS = 256  # blocks that share rows
 PARTS_WAVES = 8  # rounds of such blocks
 DEEPEST = 8  # steps in shared memory; more hide no more latency
-CHAIN_ROWS = {"wgmma": (64, 128), "mma.sync": (16, 32, 64, 128)}
+CHAIN_ROWS = {"wgmma": (64, 128, 192), "mma.sync": (16, 32, 64, 128)}
 """Rows of a block, by the matrix instruction."""
 WARP_ROWS = (16, 32)
 """Rows of a warp that multiplies by `mma.sync`. With 32 it reads a tile from shared memory half as often for each row."""
@@ -43,7 +43,7 @@ class ChainProblem:
     `units`: the matrix instructions that may multiply. `row_extents`: of the dimensions of rows, where they are several, and
     `granules`: for each of them the number that a block's part has to divide; 0 where any will do. `score_bytes`: what is read for
     each score, from operands of `operand_bytes`. `factor_bytes`: of the factors, of which several heads may share some.
-    `line_steps`: steps are whole lines, since a factor lies along them.
+    `line_steps`: steps are whole lines, since a factor lies along them. `listed`: a block lists the steps that data leave it.
     """
 
     rows: int
@@ -65,6 +65,7 @@ class ChainProblem:
     operand_bytes: int = 0
     factor_bytes: int | None = None
     line_steps: bool = False
+    listed: bool = False
 
     def box(self, rows: int) -> tuple[int, ...]:
         """The part of every dimension of rows that a block of so many has: powers of two with this product, such that the fewest
@@ -94,7 +95,7 @@ def _boxes(dims: int, points: int) -> Iterator[tuple[int, ...]]:
     if dims == 1:
         yield (points,)
         return
-    for size in (1 << p for p in range(points.bit_length())):
+    for size in (1 << p for p in range(points.bit_length()) if points % (1 << p) == 0):
         yield from ((size, *rest) for rest in _boxes(dims - 1, points // size))
 
 
@@ -144,7 +145,7 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
             for bn in range(32, fit.step_elements + 1, 16):
                 if bn >= 2 * round_up(p.length, 16) > 32 or (bn % LINE and p.line_steps):
                     continue
-                scores, sums, most = own * bn // 32, own * columns // 32, fit.registers
+                scores, sums, most = own * bn // 32, own * columns // 32, fit.registers if bm < 3 * ROWS else fit.third_registers
                 held = scores + sums + p.weight_terms * scores // 2
                 if unit == "mma.sync":  # weights take the places of scores
                     held = scores + sums + max(0, p.weight_terms - 2) * scores // 2
@@ -154,7 +155,9 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
                 for stages in (2, 3, 4) if unit == "wgmma" else (1, 2):
                     shared = chain_bytes(p, bm, bn, stages, unit)
                     if shared <= target.sm.shared_per_block:
-                        registers = 168 if unit == "wgmma" else min(target.sm.registers_per_thread, held + fit.warp_other)
+                        registers = min(target.sm.registers_per_thread, held + fit.warp_other)
+                        if unit == "wgmma":  # at launch
+                            registers = 168 if bm < 3 * ROWS else 128
                         both = unit == "wgmma" and bm > ROWS
                         tile = ChainTile(bm, bn, stages, registers, shared, ping_pong=both, unit=unit, warp_rows=own)
                         if stages <= 2 or p.rows < ROWS:  # deeper where the factors' bytes count, and not the products
@@ -205,7 +208,8 @@ def reduction_bytes(inner: int, tile: ChainTile) -> int:
 def chain_bytes(p: ChainProblem, bm: int, bn: int, stages: int, unit: str) -> int:
     """Shared memory of a block: its rows of Q, tiles of K and V; for TMA barriers, and alignment to 1024 bytes."""
     inner, columns = chain_line(unit, p.inner), chain_line(unit, round_up(p.columns, 16))
-    return 2 * bm * inner + stages * 2 * bn * (inner + columns) + (2048 if unit == "wgmma" else 0)
+    more = (2048 if unit == "wgmma" else 0) + (4 * (ceil(p.length / bn) + 3) if p.listed else 0)
+    return 2 * bm * inner + stages * 2 * bn * (inner + columns) + more
 
 
 def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:

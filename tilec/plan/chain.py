@@ -183,6 +183,7 @@ def chain_problem(nodes: list[Node], space: Space, graph: Graph, target: Target)
         score_bytes=sum(element_bytes(p.key.type.element_type) for p in per_score),
         operand_bytes=sum(_bytes(p.key) for p in per_score),
         factor_bytes=sum(_bytes(v) for v in {x.key for x in factors}),
+        listed=bool(chain.matches),
         line_steps=chain.values is not None and chain.between in (chain.right.contiguous, chain.values.contiguous),
     )  # fmt: skip
 

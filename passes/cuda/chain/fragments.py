@@ -21,6 +21,7 @@ from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.masks import Tiles
+from tilec.passes.cuda.chain.matches import Span, TileList
 from tilec.passes.cuda.chain.results import Results
 from tilec.passes.cuda.chain.values import At, States, Values, pairs, registers, rows_of, selected, statements
 from tilec.passes.cuda.chain.weights import Packer, exclude
@@ -56,7 +57,8 @@ class Fragments:
         limits = block.limits() | ({chain.between: mlir.index(block.length - 1)} if block.length % self.bn else {})
         product = None if chain.product is None else chain.product.total.number
         self.values = Values(chain.scores.number, product, limits, block.largest)
-        self.tiles = Tiles(chain, self.values, block.length, {d: sizes[d] for d in chain.rows}, self.bn)
+        find = self._needed_tiles if chain.matches else None
+        self.tiles = Tiles(chain, self.values, block.length, {d: sizes[d] for d in chain.rows}, self.bn, find)
         self.states = States(chain.online, chain.product, self.values, self.rows)
 
     def _allocate_product(self) -> None:
@@ -71,6 +73,13 @@ class Fragments:
             self.weights = packed.result
         bounded = chain.weight_bound <= 1
         self.packer = Packer(self.scores, self.weights, options.weight_terms, options.multiplicand, bounded)
+
+    def _needed_tiles(self, span: Span) -> TileList:
+        block, chain = self.block, self.chain
+        return TileList(
+            chain.matches, self.values, self.thread, block.options.block_threads, block.rows_at, block.bm, chain.between,
+            block.length, self.bn, span,
+        )  # fmt: skip
 
     def first_line(self, number: ir.Value) -> ir.Value:
         """The element of j at which the tile of this number begins."""

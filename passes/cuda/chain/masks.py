@@ -6,10 +6,13 @@ where it does at one end of the tile and at one of the block's rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilec.analysis.chain import Chain
 from tilec.analysis.expression import Expr
 from tilec.core import mlir
 from tilec.core.mlir import arith, ir
+from tilec.passes.cuda.chain.matches import Span, TileList
 from tilec.passes.cuda.chain.values import At, Values, as_index
 from tilec.passes.loops import sum_of
 
@@ -18,13 +21,16 @@ BEYOND = 1 << 40  # elements: more than memory has
 
 class Tiles:
     """`count` tiles, numbered from the last of them down: `tile(number)` is its place. `even`: the last is full. A block has
-    `heights` rows along each dimension of rows."""
+    `heights` rows along each dimension of rows. `find` lists the tiles that comparisons of data leave."""
 
-    def __init__(self, chain: Chain, values: Values, length: int, heights: dict[int, int | ir.Value], size: int):
+    def __init__(
+        self, chain: Chain, values: Values, length: int, heights: dict[int, int | ir.Value], size: int,
+        find: Callable[[Span], TileList] | None = None,
+    ):  # fmt: skip
         self.size, self.even = size, length % size == 0
         self.low, self.high = mlir.index(0), mlir.index(-(-length // size))  # where some element exists
         self.full_low, self.full_high = mlir.index(0), mlir.index(length // size)  # where all do
-        self.always = not chain.masks
+        self.always, self.list = not chain.masks and find is None, None
         self.masked = bool(chain.masks) or not self.even
         self.ends = {}  # the block's first and last row
         for d, height in heights.items():
@@ -36,6 +42,10 @@ class Tiles:
                 self._bound(leaves, number)
         self.high = arith.maxsi(self.high, self.low)
         self.count = arith.subi(self.high, self.low)
+        self.cut, self.below = arith.subi(self.high, self.full_high), arith.subi(self.high, self.full_low)
+        if find is not None:
+            self.list = find(Span(self.low, self.high, self.full_low, self.full_high))
+            self.count, self.cut, self.below = self.list.count, self.list.cut, self.list.below
         self.begin, self.end, self.shared = mlir.index(0), self.count, False
 
     def share(self, part: ir.Value, parts: int) -> None:
@@ -74,7 +84,7 @@ class Tiles:
             self.full_low = arith.maxsi(self.full_low, _floor(sum_of([(least, -1)], self.size - 1), size))
 
     def tile(self, number: ir.Value) -> ir.Value:
-        return sum_of([(self.high, 1), (number, -1)], -1)
+        return sum_of([(self.high, 1), (number, -1)], -1) if self.list is None else self.list.tile(number)
 
     def ranges(self, first: ir.Value) -> list[tuple[ir.Value, ir.Value, bool]]:
         """The numbers of the block's tiles but for its `first` ones, in three ranges: cut by the mask, whole, and cut again."""
@@ -90,8 +100,8 @@ class Tiles:
     def _ranges(self, first: ir.Value) -> list[tuple[ir.Value, ir.Value, bool]]:
         if not self.masked:
             return [(first, self.count, False)]
-        whole = self._clamped(arith.subi(self.high, self.full_high), first)
-        below = self._clamped(arith.subi(self.high, self.full_low), whole)
+        whole = self._clamped(self.cut, first)
+        below = self._clamped(self.below, whole)
         found = [(first, whole, True), (whole, below, False)]
         if mlir.constant_value(self.full_low) != 0:
             found.append((below, self.count, True))

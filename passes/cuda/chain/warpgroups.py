@@ -32,6 +32,7 @@ from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_lo
 from tilec.passes.loops import sum_of, when
 
 REGISTERS = Registers(producer=24, consumer=240)  # of 168 at launch
+THREE = Registers(producer=32, consumer=160)  # of 128 at launch, where three warpgroups multiply
 
 
 class FactorTiles(RingTiles):
@@ -97,7 +98,7 @@ class Warpgroups:
         return [(self.half, 1), (arith.andi(self.thread.warp, mlir.index(3)), 16)]
 
     def run(self) -> None:
-        self.roles.divide(REGISTERS, self._load, self._consume)
+        self.roles.divide(REGISTERS if self.groups < 3 else THREE, self._load, self._consume)
 
     def _consume(self) -> None:
         assert self.chain.product is not None

@@ -4,7 +4,7 @@ Each runs thread by thread in the interpreter, where races are faults, and is he
 
 import numpy as np
 import pytest
-from tools.chains import check, lowered, reasons
+from tools.chains import check, lowered, reasons, warps
 from tools.contractions import arrays
 
 from tilec.kernels import ContractionChain
@@ -146,7 +146,7 @@ def inputs_of(text, monkeypatch, sizes=SIZES):
         shape = found[n].shape
         match t.name:
             case "seg":
-                found[n] = np.sort(random.integers(0, 3, shape), axis=-1).astype(np.int32)
+                found[n] = np.sort(random.integers(0, 3, shape), axis=-1).astype(found[n].dtype)
             case "n":
                 found[n] = np.array([33, sizes["S"] - 7]).astype(found[n].dtype)
             case "keep":
@@ -182,6 +182,30 @@ def test_a_length_bounds_the_walk(monkeypatch):
     text = SCORED["lengths"]
     _, result = lowered(text, SIZES, (64, 32), monkeypatch)
     assert "skipped" in [r.verb for r in result.plan.remarks]
+
+
+MATCHED = {
+    "segments": ("seg[b, i] == seg[b, j]", ", seg: i32[B, S]"),
+    "segments before": ("seg[b, i] >= seg[b, j] and j <= i", ", seg: i64[B, S]"),
+    "from where a column may be seen": ("seg[b, j] <= i", ", seg: i32[B, S]"),
+    "until where a row sees": ("j < seg[b, i] and j >= i", ", seg: i32[B, S]"),
+}
+
+
+@pytest.mark.parametrize("name", MATCHED)
+@pytest.mark.parametrize("tile", [(64, 32), (128, 32), warps(16, 32)], ids=["wgmma", "two", "a warp"])
+def test_tiles_that_data_exclude(name, tile, monkeypatch):
+    """Numbers in any order, of any size: no tile is left out that has a pair. Rows of nothing are NaN."""
+    condition, more = MATCHED[name]
+    text = attention(f"t[b, h, i, j] if {condition} else -inf", more=more)
+    sizes = {"B": 3, "H": 1, "S": 130, "D": 16}
+    result, inputs = lowered(text, sizes, tile, monkeypatch)[1], inputs_of(text, monkeypatch, sizes)
+    assert "needed_tiles" in result.emitted.module
+    random = np.random.default_rng(3)
+    inputs[3][0] = np.arange(130) // 40 if "==" in condition or ">=" in condition else np.arange(130) // 40 * 40 + 20
+    inputs[3][1] = random.permutation(130)
+    inputs[3][2] = np.where(np.arange(130) < 70, -(2**31), 2**31 - 1)
+    check(text, sizes, tile, monkeypatch, inputs)
 
 
 ROUNDED = {

@@ -163,6 +163,13 @@ def test_two_warpgroups_take_turns(name, monkeypatch):
     assert "named_barrier" in result.emitted.module and result.emitted.kernels[0].threads == 384
 
 
+@pytest.mark.parametrize("name", ["softmax", "causal"])
+def test_three_warpgroups_take_turns(name, monkeypatch):
+    sizes = {"B": 1, "H": 1, "S": 200, "T": 100, "D": 32, "E": 32}
+    result = check(PROGRAMS[name], sizes, (192, 32), monkeypatch)
+    assert "named_barrier" in result.emitted.module and result.emitted.kernels[0].threads == 512
+
+
 def test_batches_and_edges_of_every_dimension(monkeypatch):
     sizes = {"B": 2, "H": 1, "S": 65, "T": 33, "D": 72, "E": 136}
     check(PROGRAMS["softmax"], sizes, (64, 32), monkeypatch)
@@ -296,7 +303,7 @@ def test_a_schedule_is_obeyed_or_refused(tmp_path):
     edited = planned(read_schedule(path))
     assert edited.plan.kernels[0].options.unit == "mma.sync" and edited.emitted.kernels[0].threads == 256
     for old, new, why in (
-        ("block = [128, 128]", "block = [100, 128]", "`block` must be 64 or 128 rows"),
+        ("block = [128, 128]", "block = [100, 128]", "`block` must be 64, 128 or 192 rows"),
         ("block = [128, 128]\nwarps = 8", "block = [64, 128]\nwarps = 4", "`ping_pong` needs two warpgroups"),
         ("warps = 8", "warps = 4", "`warps` must be 8 for 128 rows by wgmma, not 4"),
         ('unit = "wgmma"', 'unit = "fma"', "`unit` must be one of wgmma, mma.sync"),

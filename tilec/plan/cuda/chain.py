@@ -62,6 +62,9 @@ def choose_chain(
         reason = f"a weight is a sum of {weight_terms} {chain.values.type} numbers, which takes {weight_terms} products; "
         reason += "`using bf16` rounds the weights, and takes 1"
         remarks.append(Remark("exact", chain.product.total.name, reason, line))
+    if chain.matches:
+        reason = "tiles in which no row's number may be a column's are left out: each block lists the others first"
+        remarks.append(Remark("skipped", chain.scores.name, reason, line))
     if chain.masks:
         reason = f"the mask excludes whole tiles: {100 * problem.share:.0f}% of the scores are computed"
         remarks.append(Remark("skipped", chain.scores.name, reason, line))
