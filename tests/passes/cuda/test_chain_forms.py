@@ -4,10 +4,12 @@ Each runs thread by thread in the interpreter, where races are faults, and is he
 
 import numpy as np
 import pytest
+from conftest import assert_within, from_torch, to_gpu
 from tools.chains import check, lowered, reasons, warps
 from tools.contractions import arrays
 
 from tilec.kernels import ContractionChain
+from tilec.plan import chain_fusion
 
 SIZES = {"B": 2, "H": 1, "S": 72, "D": 64}
 SCORES = "t[b, h, i, j] = sum[d](q[b, h, i, d] * k[b, h, j, d]) / sqrt(f32(D))"
@@ -297,3 +299,25 @@ def test_compiled(name):
     (kernel,) = result.emitted.kernels
     assert isinstance(result.plan.kernels[0].options, ContractionChain)
     compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYOUTS | SCORED | WEIGHTED | MATCHED)
+def test_on_a_gpu(name, monkeypatch):
+    import tilec
+
+    text, sizes = LAYOUTS.get(name) or ((SCORED | WEIGHTED).get(name), SIZES | {"S": 650, "H": 2})
+    if name in MATCHED:
+        condition, more = MATCHED[name]
+        text = attention(f"t[b, h, i, j] if {condition} else -inf", more=more)
+    inputs = inputs_of(text, monkeypatch, sizes)
+    monkeypatch.undo()
+    monkeypatch.setattr(chain_fusion, "profitable", lambda together, separate: True)
+    op = tilec.compile(text)
+    got = op(*map(to_gpu, inputs))
+    got = got if isinstance(got, tuple) else (got,)
+    assert any(isinstance(k.options, ContractionChain) for k in op.plan.kernels)
+    assert_within(text, inputs, [from_torch(g) for g in got], kind="cuda")
