@@ -52,6 +52,16 @@ PROJECTION = """op project(o: bf16[B, H, S, D], w: bf16[H, D, E]) -> (r: bf16[B,
  r[b, s, e] = sum[h, d](o[b, h, s, d] * w[h, d, e])
 }
 """
+INTEGERS = "op mm(a: i8[M, K], b: i8[N, K]) -> (c: i32[M, N]) { c[m, n] = sum[k](i32(a[m, k]) * i32(b[n, k])) }"
+EIGHT_BITS = "op mm(a: f8e4m3[M, K], b: f8e4m3[N, K]) -> (c: bf16[M, N]) { c[m, n] = sum[k](a[m, k] * b[n, k]) }"
+ROW_SCALED = """op mm(a: f8e4m3[M, K], b: f8e4m3[N, K], s: f32[M], t: f32[N]) -> (c: bf16[M, N]) {
+ c[m, n] = sum[k](a[m, k] * s[m] * b[n, k] * t[n])
+}
+"""
+WEIGHTS = """op linear(x: bf16[M, K], w: i8[N, K], s: f32[N]) -> (y: bf16[M, N]) {
+ y[m, n] = sum[k](x[m, k] * w[n, k] * s[n])
+}
+"""
 
 
 @dataclass(frozen=True)
@@ -142,6 +152,24 @@ def cases() -> list[Case]:
         lambda a, b: a @ b.transpose(1, 2),
         2 * 64 * 1024**2 * 128,
     )
+    one = torch.tensor(1.0, device="cuda")
+
+    def integers(a, b):
+        return torch._int_mm(a, b.T) if a.dtype == torch.int8 else a @ b.T
+
+    def eight_bits(a, b, *scales):
+        if a.dtype != torch.float8_e4m3fn:
+            return (a * scales[0][:, None]) @ (b * scales[1][:, None]).T if scales else a @ b.T
+        given = (scales[0][:, None], scales[1][None]) if scales else (one, one)
+        return torch._scaled_mm(a, b.T, *given, out_dtype=torch.bfloat16)
+
+    for n in (4096, 8192):
+        add(f"i8 {n}", INTEGERS, [(n, n)] * 2, ["i8"] * 2, integers, 2 * n**3)
+        add(f"f8 {n}", EIGHT_BITS, [(n, n)] * 2, ["f8e4m3"] * 2, eight_bits, 2 * n**3)
+        add(f"f8 row scales {n}", ROW_SCALED, [(n, n)] * 2 + [(n,)] * 2, ["f8e4m3"] * 2 + ["f32"] * 2, eight_bits, 2 * n**3)
+    for m in (1, 4, 16):
+        add(f"i8 weights {m}x8192x8192", WEIGHTS, [(m, 8192), (8192, 8192), (8192,)], ["bf16", "i8", "f32"],
+            lambda x, w, s: (x @ w.to(x.dtype).T) * s.to(x.dtype), 2 * m * 8192**2)  # fmt: skip
     convolve = torch.nn.functional.conv2d
     for t in ("f32", "bf16"):
         add(f"{t} conv 32x256x56x56 3x3", CONV.format(t=t), [(32, 256, 56, 56), (256, 256, 3, 3)], [t] * 2,
@@ -165,8 +193,10 @@ def run(case: Case) -> str:
     from triton.testing import do_bench
 
     kinds = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
+    kinds |= {"i8": torch.int8, "f8e4m3": torch.float8_e4m3fn}
     torch.manual_seed(0)
-    inputs = [torch.randn(s, device="cuda", dtype=torch.float32).to(kinds[t]) for s, t in zip(case.shapes, case.types)]
+    sizes = [32.0 if t == "i8" else 1.0 for t in case.types]
+    inputs = [(torch.randn(s, device="cuda") * z).to(kinds[t]) for s, z, t in zip(case.shapes, sizes, case.types)]
     op = tilec.compile(case.text)
     result = op(*inputs)
     out = torch.full_like(result, float("nan"))
@@ -180,7 +210,8 @@ def run(case: Case) -> str:
     theirs = do_bench(lambda: case.peer(*inputs), warmup=100, rep=400, return_mode="median")
     torch.backends.cuda.matmul.allow_tf32 = False
     speed = [case.operations / t / 1e9 for t in (mine, theirs)]
-    verdict = "" if error < (2e-2 if case.types[0] in ("bf16", "f16") or "using" in case.name else 1e-4) else "  WRONG"
+    rounded = case.types[0] in ("bf16", "f16", "f8e4m3") or "using" in case.name
+    verdict = "" if error < (2e-2 if rounded else 1e-4) else "  WRONG"
     speeds = f"{speed[0]:7.1f} TFLOP/s, torch {speed[1]:7.1f}, ratio {speed[0] / speed[1]:.2f}"
     return f"{case.name:36} error {error:.1e}{verdict}  {speeds}   {resources(op)}"
 

@@ -10,7 +10,8 @@ prologue, another order in memory), that takes longer than the products. TMA can
 
 from __future__ import annotations
 
-from tilec.analysis.products import factors_of, scaled, stored
+from tilec.analysis import parts
+from tilec.analysis.products import factors_of, product_of, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, linalg, tensor
 from tilec.kernels.attributes import carry_over
@@ -27,6 +28,9 @@ def pack(op: ir.Operation, side: int, dims: tuple[int, ...], kind: str) -> tuple
     with ir.InsertionPoint(op), op.location:
         made = _store(op, factor(op, side, kind), dims, kind)
         made.attributes["tilec.name"] = mlir.string(f"{mlir.get_string(op, 'tilec.name')}.{SIDES[side]}")
+        if kind == parts.KIND:
+            _read_parts(op, side, made.results[0], dims)
+            return made, op
         return made, _read(op, factor(op, side, kind), made.results[0], dims)
 
 
@@ -51,13 +55,17 @@ def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str) 
     operands = [
         (v, m, a) for v, m, a in zip(mlir.inputs_of(op), mlir.maps_of(op), body.arguments) if a in read
     ]  # fmt: skip
-    maps = [mlir.projection(len(dims), [own[d] for d in mlir.map_dims(m)]) for _, m, _ in operands]
     extents = mlir.extents_of(op)
-    out = tensor.empty([extents[d] for d in dims], element)
+    shape, in_parts = [extents[d] for d in dims], kind == parts.KIND
+    if in_parts:  # one after another for each line
+        shape.insert(-1, parts.COUNT)
+        own[dims[-1]] += 1
+    rank = len(shape)
+    maps = [mlir.projection(rank, [own[d] for d in mlir.map_dims(m)]) for _, m, _ in operands]
+    out = tensor.empty(shape, element)
     new, block = mlir.generic(
-        [out.type], [v for v, _, _ in operands], [out], [*maps, mlir.projection(len(dims), range(len(dims)))],
-        ["parallel"] * len(dims),
-    )  # fmt: skip
+        [out.type], [v for v, _, _ in operands], [out], [*maps, mlir.projection(rank, range(rank))], ["parallel"] * rank
+    )
     with ir.InsertionPoint(block):
         mapping: dict[ir.Value, ir.Value] = {a: b for (_, _, a), b in zip(operands, block.arguments)}
         for inner in operations:
@@ -66,9 +74,12 @@ def _store(op: ir.Operation, value: ir.Value, dims: tuple[int, ...], kind: str) 
                 mapping[inner.results[0]] = linalg.IndexOp(own[d]).result
             else:
                 mlir.clone_op(inner, mapping)
-        linalg.YieldOp([_rounded(mapping.get(value, value), element, kind)])
+        result = mapping.get(value, value)
+        number = linalg.IndexOp(rank - 2).result if in_parts else None
+        linalg.YieldOp([parts.part_of(result, number) if in_parts else _rounded(result, element, kind)])
     if names := locations.indices(op):
-        locations.set_indices(new.operation, [names[d] for d in dims])
+        own_names = [names[d] for d in dims]
+        locations.set_indices(new.operation, [*own_names[:-1], "part", own_names[-1]] if in_parts else own_names)
     return new.operation
 
 
@@ -109,6 +120,16 @@ def _read(op: ir.Operation, old: ir.Value, packed: ir.Value, dims: tuple[int, ..
         before.replace_all_uses_with(after)
     op.erase()
     return new.operation
+
+
+def _read_parts(op: ir.Operation, side: int, packed: ir.Value, dims: tuple[int, ...]) -> None:
+    """The factor becomes the sum of its stored parts."""
+    product = product_of(op)
+    assert product is not None, "a sum of products, as the plan found"
+    with ir.InsertionPoint(product), op.location:
+        *outer, last = (linalg.IndexOp(d).result for d in dims)
+        found = [tensor.extract(packed, [*outer, mlir.index(n), last]) for n in range(parts.COUNT)]
+        product.operands[side] = parts.joined(product.operands[side], found)
 
 
 def _widened(element: ir.Value, factor: ir.Value) -> ir.Value:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from math import gcd
 
+from tilec.analysis import parts
 from tilec.analysis.graph import Node
 from tilec.analysis.products import Scaled, scaled, stored
 from tilec.core import mlir
@@ -37,7 +38,7 @@ def multiplicands_of(node: Node, target: Target) -> tuple[str, ...]:
     """
     assert node.contraction is not None
     kinds = tuple(kind for kind in _without_loss(node) if _is_built(kind, target, scales_of(node)))
-    return kinds or (str(node.contraction.left.type),)
+    return kinds if kinds and kinds != (parts.KIND,) else (*kinds, str(node.contraction.left.type))
 
 
 def multiplicand_of(node: Node, target: Target) -> str:
@@ -61,6 +62,8 @@ def scaled_factor(node: Node, factor: ir.Value) -> Scaled:
 def _is_built(kind: str, target: Target, scales: int) -> bool:
     """Whether the passes print products of a type for a target. Sums that are scaled take as many lines of k as share a scale."""
     instructions = target.instructions(unit_type(kind))
+    if kind == parts.KIND:
+        return "wgmma" in instructions and target.has("tma") and not scales
     if scales:
         return "wgmma" in instructions and scales % (LINE // element_bytes(kind)) == 0
     return "wgmma" in instructions or (kind in _BY_WARPS and bool(instructions))
@@ -80,7 +83,7 @@ def _without_loss(node: Node) -> tuple[str, ...]:
     if allowed not in (None, "f22"):
         return (allowed,)
     held = {held_by(node, f) for f in factors}
-    return tuple(kind for kind, types in _HOLDS.items() if held <= types)
+    return tuple(kind for kind, types in _HOLDS.items() if held <= types) or (parts.KIND,) * (held == {"f32"})
 
 
 def held_by(node: Node, factor: ir.Value) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from math import prod
 
+from tilec.analysis import parts
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.multiplicands import multiplicand_of
 from tilec.analysis.space import Space
@@ -128,9 +129,9 @@ def _unit(node: Node, target: Target) -> str:
     element = ir.ShapedType(node.results[0].value.type).element_type
     wide = isinstance(element, ir.F64Type)
     if node.contraction is not None and target.kind == "cuda":
-        name = unit_type(multiplicand_of(node, target))
-        if name != "f64" and target.instructions(name):
-            return f"tensor.{name}"
+        kind = multiplicand_of(node, target)
+        if kind not in ("f64", parts.KIND) and target.instructions(unit_type(kind)):
+            return f"tensor.{unit_type(kind)}"
         if node.contraction.integer:
             return "int"
     return "fma.f64" if wide else "fma.f32"

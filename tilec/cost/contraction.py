@@ -20,11 +20,12 @@ class Contraction:
     """C[batch, m, n] = A[batch, m, k] B[batch, k, n], of element type `dtype` ("bf16"), C of type `out`.
 
     `tf32` allows f32 operands on the matrix units; `promoted`: elements of k whose sums leave the matrix units, to be added in
-    registers (0: none before the end); `unaligned`: rows of A and of B begin within lines of L2; `together`: rows of A and of
-    B of which a copy brings all or none; `staged`: integer operations for an element of A and of B that threads bring to shared
-    memory themselves (0 where the hardware copies); `reads` and `epilogue` are further bytes and operations per element of C
-    that are fused behind (a bias, an activation). `sources`: bytes of the tensors that A and B are read from, 0 where they
-    have no fewer than A and B: windows of a convolution share elements.
+    registers (0: none before the end); `parts`: numbers of type `dtype` whose sum an element is, of which so many `products`
+    are computed; `unaligned`: rows of A and of B begin within lines of L2; `together`: rows of A and of B of which a copy
+    brings all or none; `staged`: integer operations for an element of A and of B that threads bring to shared memory themselves
+    (0 where the hardware copies); `reads` and `epilogue` are further bytes and operations per element of C that are fused
+    behind (a bias, an activation). `sources`: bytes of the tensors that A and B are read from, 0 where they have no fewer than
+    A and B: windows of a convolution share elements.
     """
 
     m: int
@@ -35,6 +36,8 @@ class Contraction:
     out: str = ""
     tf32: bool = False
     promoted: int = 0
+    parts: int = 1
+    products: int = 1
     unaligned: tuple[bool, bool] = (False, False)
     together: tuple[int, int] = (1, 1)
     reads: float = 0
@@ -52,7 +55,7 @@ class Contraction:
 
     @property
     def bytes(self) -> int:
-        return element_bytes(self.dtype)
+        return self.parts * element_bytes(self.dtype)
 
     @property
     def out_bytes(self) -> int:
@@ -70,7 +73,7 @@ class Contraction:
 
 def unit_type(dtype: str) -> str:
     """The row of the peak tables for a type: both 8-bit floats are "f8", and integers with and without sign one."""
-    return "f8" if dtype.startswith("f8") else "i8" if dtype == "u8" else dtype
+    return "f8" if dtype.startswith("f8") else {"u8": "i8", "bf16x3": "bf16"}.get(dtype, dtype)
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ def contraction_candidates(
         return
     matrix = [i for i in target.instructions(problem.unit_type) if instructions is None or i in instructions]
     for instruction in matrix or ("fma",):
-        for shape in block_shapes(instruction, problem.bytes):
+        for shape in block_shapes(instruction, element_bytes(problem.dtype)):
             yield from _staged(target, problem, instruction, *shape)
 
 
@@ -191,7 +194,7 @@ def _staged(
     stage, spare = (bm + bn) * bk * p.bytes, bm * 64 * 4 if producers else 0  # sums leave 64 columns at a time
     deepest = min(8, max(0, sm.shared_per_block - spare - 1024) // stage, max(2, ceil(p.k / bk)))
     tiles = ceil(p.m / bm) * ceil(p.n / bn) * p.batch
-    least = min(3, max(2, ceil(p.k / bk))) if producers else 2  # as in DeepGEMM
+    least = min(3, max(2, ceil(p.k / bk))) if producers and p.parts == 1 else 2  # as in DeepGEMM; steps of parts are long
     if (
         own > sm.registers_per_thread - 7
         or deepest < least
@@ -253,7 +256,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     staged = sum(n * k * p.bytes * size for n, size in zip(times, (high, wide)))
     result = p.batch * p.m * p.n * p.out_bytes
     partial = 2 * 4 * tile.split_k * p.batch * p.m * p.n if tile.split_k > 1 else 0  # written and read again, in f32
-    flops = 2.0 * tiles * tile.bm * tile.bn * k
+    flops = 2.0 * tiles * tile.bm * tile.bn * k * p.products
     unit = p.vector_unit if tile.instruction == "fma" else f"tensor.{p.unit_type}@{tile.instruction}"
     other = {u: n * p.batch * p.m * p.n for u, n in p.epilogue.items()}
     if any(p.staged):
@@ -261,7 +264,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     if p.promoted:
         other["fma.f32"] = other.get("fma.f32", 0) + 2.0 * tiles * tile.bm * tile.bn * ceil(k / p.promoted)
     further = p.reads * p.batch * p.m * p.n
-    shared = staged + _operand_reads(tile, tiles * k * p.bytes) + (2 * result if tile.producers else 0)
+    shared = staged + _operand_reads(tile, tiles * k * p.bytes * p.products / p.parts) + (2 * result if tile.producers else 0)
     if warpgroups:
         slower = _rounds(target, tile, blocks) * (1 + fit.cluster * (prod(tile.cluster) > 1))
         loaded, shared = slower * loaded / fit.l2, slower * shared / fit.smem

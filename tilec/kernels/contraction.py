@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
+from tilec.analysis import parts
 from tilec.core.hardware import LINE, ROWS, WARP, WARPGROUP, WIDE
 from tilec.core.quantities import count
 from tilec.core.target import Target
@@ -15,10 +16,10 @@ from tilec.cost.contraction import block_shapes
 from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
 
 BYTES = {
-    "i8": 1, "u8": 1, "f8e4m3": 1, "f8e5m2": 1, "bf16": 2, "f16": 2, "i32": 4, "f32": 4, "tf32": 4, "f64": 8
+    "i8": 1, "u8": 1, "f8e4m3": 1, "f8e5m2": 1, "bf16": 2, "bf16x3": 2, "f16": 2, "i32": 4, "f32": 4, "tf32": 4, "f64": 8
 }  # fmt: skip
 """Of the types in which factors are staged."""
-ELEMENTS = {"u8": "i8", "f8e4m3": "f8E4M3FN", "f8e5m2": "f8E5M2", "tf32": "f32"}
+ELEMENTS = {"u8": "i8", "bf16x3": "bf16", "f8e4m3": "f8E4M3FN", "f8e5m2": "f8E5M2", "tf32": "f32"}
 """MLIR's names of those that it calls otherwise; of tf32 the type that it is stored in."""
 BARRIERS = 256  # bytes
 BARRIER = 8  # bytes of one
@@ -116,8 +117,13 @@ class MatrixKernel(Family, backend="cuda"):
         pads = [padding(self.instruction, size, major) for size, major in zip(self.side_bytes, self.k_major)]
         sizes = (-(-n // self.piece(side)) * self.piece(side) for side, n in enumerate(sides))
         lines = [(n, bk + p) if major else (bk, n + p) for n, p, major in zip(sizes, pads, self.k_major)]
-        left, right = (size * a * b for size, (a, b) in zip(self.side_bytes, lines))
+        left, right = (self.parts * size * a * b for size, (a, b) in zip(self.side_bytes, lines))
         return left, right
+
+    @property
+    def parts(self) -> int:
+        """Numbers in shared memory for each number of a factor."""
+        return parts.COUNT if self.multiplicand == parts.KIND else 1
 
     @property
     def stored(self) -> tuple[str, str]:
@@ -403,12 +409,12 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
     def refuse_cluster(self, extents: Mapping[int, int], tile: Mapping[int, int]) -> Refusal | None:
         """Why blocks with this tile cannot share factors."""
         sides = zip(("rows", "columns"), (self.rows, self.columns), self.cluster, self.cluster[::-1])
-        for side, (name, dims, blocks, parts) in enumerate(sides):
+        for side, (name, dims, blocks, shares) in enumerate(sides):
             count = prod(-(-extents[d] // tile[d]) for d in dims)
             if count % blocks:
                 return Refusal("cluster", f"{count} tiles along {name} cannot be divided into clusters of {blocks}")
-            if not self._shares(side, [tile[d] for d in dims], parts):
-                return Refusal("cluster", f"the {name} of a tile cannot be copied in {parts} parts of multiples of 8 lines")
+            if not self._shares(side, [tile[d] for d in dims], shares):
+                return Refusal("cluster", f"the {name} of a tile cannot be copied in {shares} parts of multiples of 8 lines")
         return None
 
     def _shares(self, side: int, box: list[int], parts: int) -> bool:

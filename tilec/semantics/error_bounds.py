@@ -30,7 +30,7 @@ from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
 from tilec.semantics import intervals as on
 from tilec.semantics.interval_conversions import cast, compared, of_integers, rounded_to
-from tilec.semantics.interval_products import ball, is_narrow, multiplicand, regrouped, sides, using
+from tilec.semantics.interval_products import any_of, ball, is_narrow, least, multiplicand, regrouped, sides, using
 from tilec.semantics.interval_reductions import (
     Total,
     arg_reduce,
@@ -252,7 +252,7 @@ class _Space(Space):
         if outside.any():
             raise OutOfRangeError(outside_error(expr, tensor.low.shape, subscripts, outside, self.extents))
         found = tensor.map(lambda end: take(end, subscripts))
-        return found if np.all(known) else on.select(point(known), found, _any_of(tensor))
+        return found if np.all(known) else on.select(point(known), found, any_of(tensor))
 
     def enclose_pad(self, expr: ast.Pad, mask: np.ndarray) -> Enclosure:
         tensor, dtype = self.tensors[expr.access.tensor], expr.access.dtype
@@ -264,7 +264,7 @@ class _Space(Space):
         )
         if np.all(known):
             return found
-        return on.select(point(known), found, on.hull(cast(_any_of(tensor), dtype, expr.dtype, self.kind), value))
+        return on.select(point(known), found, on.hull(cast(any_of(tensor), dtype, expr.dtype, self.kind), value))
 
     def enclosed_subscripts(self, expr: ast.Access, mask: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """The subscripts, and where all of them are determined."""
@@ -342,8 +342,10 @@ class _Space(Space):
             reach = self.contract(np.abs(a), db, axes) + self.contract(da, sizes[1], axes)
         if product.dtype.mantissa < expr.dtype.mantissa:
             reach = reach + unit_roundoff(product.dtype) * size
-        if np.prod([_least(x) for x in sizes]) < SMALLEST_NORMAL[product.dtype]:
+        in_parts = self.in_parts(expr, product)  # whose smallest products are 2^-24 of the whole one
+        if np.prod([least(x) for x in sizes]) < SMALLEST_NORMAL[product.dtype] * (2.0**24 if in_parts else 1):
             lost = on.ulp(0.0, product.dtype) / (1 if product.dtype is F64 else 2)  # of f64, here as in the kernel
+            lost *= 6 if in_parts else 1
             reach = reach + lost * self.contract(*(np.sign(x) for x in sizes), axes)
         low, high = middle - reach, middle + reach
         negative = (size - low) / 2
@@ -361,7 +363,7 @@ class _Space(Space):
 
     def unit(self, expr: ast.Reduce, count: int) -> float:
         """The unit of a step of a sum. Matrix units, which narrow factors may go to, cut where others round; and of sums of 8-bit
-        floats they keep fewer bits."""
+        floats they keep fewer bits. On a GPU they may multiply f32 numbers in parts."""
         product = self.product(expr)
         factors = (regrouped(product) or (product.left, product.right)) if product else ()
         if len(factors) > 2:  # of which matrix units multiply those that are narrow
@@ -369,31 +371,21 @@ class _Space(Space):
         types = {f.operand.dtype if isinstance(f, ast.Cast) else f.dtype for f in factors}
         narrow = all(t.bits < 32 for t in types)
         matrix = expr.dtype is not F64 and types and (narrow or expr.multiplicand is not None)
-        unit = unit_roundoff(expr.dtype) * (2 if matrix else 1)
+        in_parts = types == {F32} and self.in_parts(expr, product)
+        unit = unit_roundoff(expr.dtype) * (3 if in_parts else 2 if matrix else 1)
         short = expr.multiplicand is ast.F22 or (matrix and len(types) == 1 and types <= {F8E4M3, F8E5M2})
         few = count if expr.multiplicand is ast.F22 else min(count, PROMOTED)
         return unit + (2 * unit_roundoff(ast.F22) * few / max(1, count) if short else 0)
+
+    def in_parts(self, expr: ast.Reduce, product: ast.Binary) -> bool:
+        """Whether a GPU may multiply f32 factors in bf16 parts: those of a product of matrices."""
+        if self.kind == "cpu" or expr.multiplicand is not None or not (product.dtype is expr.dtype is F32):
+            return False
+        (left, _), (right, _) = self.width(product.left), self.width(product.right)
+        return bool(left - right) and bool(right - left)
 
     def enclose_scan(self, expr: ast.Scan, mask: np.ndarray) -> Enclosure:
         axis = self.axes[expr.range.index]
         used = np.flip(np.logical_or.accumulate(np.flip(self.spread(mask, [axis]), axis), axis), axis)
         body = self.enclose(expr.body, used).map(lambda end: self.spread(end, [axis]))
         return reduce(expr.kind.removeprefix("cum"), body, Total.scan(body.low.shape, axis), expr.dtype)
-
-
-# ---- values ------------------------------------------------------------------------------------------------
-
-
-def _least(sizes: np.ndarray) -> float:
-    """The smallest but zeros."""
-    return float(np.min(sizes, where=sizes > 0, initial=np.inf))
-
-
-def _any_of(tensor: Enclosure) -> Enclosure:
-    """What any element of a tensor may be."""
-    if tensor.low.size == 0:
-        return point(np.zeros((), tensor.low.dtype))
-    if tensor.low.dtype.kind == "f" and np.isnan(tensor.low).any():
-        return on.ANYTHING
-    found = Enclosure(tensor.low.min(), tensor.high.max())
-    return on.of_either_sign(found, np.True_) if tensor.low.dtype.kind == "f" else found

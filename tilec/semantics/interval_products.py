@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from tilec.dsl import ast
+from tilec.semantics import intervals as on
 from tilec.semantics.interval_reductions import unit_roundoff
 from tilec.semantics.intervals import Enclosure, point
 
@@ -70,3 +71,18 @@ def multiplicand(x: Enclosure, relative: float) -> Enclosure:
     """The enclosure of a factor after its rounding, with infinities and NaN among its elements."""
     low, high = (np.where(np.isfinite(end), relative * np.abs(end), 0) for end in x)
     return Enclosure(x.low - low, x.high + high)
+
+
+def least(sizes: np.ndarray) -> float:
+    """The smallest but zeros."""
+    return float(np.min(sizes, where=sizes > 0, initial=np.inf))
+
+
+def any_of(tensor: Enclosure) -> Enclosure:
+    """What any element of a tensor may be."""
+    if tensor.low.size == 0:
+        return point(np.zeros((), tensor.low.dtype))
+    if tensor.low.dtype.kind == "f" and np.isnan(tensor.low).any():
+        return on.ANYTHING
+    found = Enclosure(tensor.low.min(), tensor.high.max())
+    return on.of_either_sign(found, np.True_) if tensor.low.dtype.kind == "f" else found

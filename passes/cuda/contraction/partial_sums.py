@@ -17,10 +17,11 @@ from typing import Any
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref
 from tilec.kernels import WarpgroupContraction
-from tilec.passes.cuda.contraction.problem import Problem
+from tilec.passes.cuda.contraction.fragments import fragment_coordinates
+from tilec.passes.cuda.contraction.problem import PRIVATE, Problem, Side, local
 from tilec.passes.cuda.contraction.scales import Scales
 from tilec.passes.cuda.ring import Ring, begin_ping_pong, carried_loop, ping_pong
-from tilec.passes.loops import loop, sum_of
+from tilec.passes.loops import loop, sum_of, when
 
 _State = list[ir.Value]
 
@@ -63,6 +64,8 @@ class PartialSums:
             self._one_set(state)
         else:
             self._two_sets(state)
+        if problem.parts > 1:
+            self._recompute()
 
     # ---- one set of registers ------------------------------------------------------------------------------
 
@@ -125,6 +128,40 @@ class PartialSums:
         self.wait(running, part.sums)
         self.ring.release(stage, self.shape.thread)
         self._add(part)
+
+    # ---- numbers without parts -----------------------------------------------------------------------------
+
+    def _recompute(self) -> None:
+        """Where a sum is not finite, a thread adds its products anew, of whole numbers: one of them may be marked as one that has
+        no parts (`tilec/analysis/parts.py`), or may be infinite."""
+        problem, f32, zero = self.problem, ir.F32Type.get(), mlir.index(0)
+        with ir.InsertionPoint.at_block_begin(self.shape.thread.block):
+            check, rows = (memref.AllocaOp(local([n], f32, PRIVATE), [], []).result for n in (1, 2))
+        nothing = mlir.constant(0.0, f32)
+        memref.StoreOp(nothing, check, [zero])
+        with self._each_sum() as at:
+            product = arith.mulf(memref.LoadOp(self.sums, at).result, nothing)  # NaN of what is not finite
+            memref.StoreOp(arith.addf(memref.LoadOp(check, [zero]).result, product), check, [zero])
+        wrong = arith.cmpf(arith.CmpFPredicate.UNE, memref.LoadOp(check, [zero]).result, nothing)
+        left, right = problem.wholes
+        with when(wrong):
+            with self._each_sum() as at:
+                memref.StoreOp(nothing, self.sums, at)
+            with loop(problem.length, always=True, rolled=True, name=problem.inner_name) as k:
+                with loop(2, unroll=True, name="half") as half:
+                    row, _ = fragment_coordinates(self.shape.thread, half, zero)
+                    memref.StoreOp(self._whole(left, problem.left, self.shape.row(row), k), rows, [half])
+                with loop(self.shape.wide, unroll=True, name="fragment") as j, loop(2, unroll=True, name="pair") as lane:
+                    _, column = fragment_coordinates(self.shape.thread, zero, j)
+                    factor = self._whole(right, problem.right, sum_of([(column, 1), (lane, 1)]), k)
+                    with loop(2, unroll=True, name="half") as half:
+                        added = arith.mulf(memref.LoadOp(rows, [half]).result, factor)
+                        total = arith.addf(memref.LoadOp(self.sums, [j, half, lane]).result, added)
+                        memref.StoreOp(total, self.sums, [j, half, lane])
+
+    def _whole(self, value: ir.Value, side: Side, number: ir.Value, k: ir.Value) -> ir.Value:
+        where = self.problem.existing(side, self.problem.coordinates((side, number), (None, k)))
+        return self.problem.evaluate(value, where, element=ir.F32Type.get())
 
     # ---- either --------------------------------------------------------------------------------------------
 

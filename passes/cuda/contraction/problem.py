@@ -14,6 +14,7 @@ from functools import cached_property, reduce
 from math import prod
 
 from tilec.analysis.access import Access, access_of
+from tilec.analysis.parts import parted
 from tilec.analysis.products import Scaled, arguments_of, dims_of, factors_of, index_dim, narrow, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
@@ -91,7 +92,9 @@ class Problem:
         extents = dict(zip(self.dims, mlir.extents_of(op)))
         self.inner = [extents[d] for d in options.inner]
         staged = (self._scaled(f).core if self.is_promoted else f for f in factors_of(op) or ())
-        self._accesses = [access_of(op, f) for f in staged]  # before loads are guarded
+        self.wholes = [found.whole if (found := parted(f)) else f for f in factors_of(op) or ()]
+        copied = ((found.parts if self.parts > 1 and (found := parted(f)) else (f,)) for f in staged)
+        self._accesses = [[access_of(op, f) for f in several] for several in copied]  # before loads are guarded
         guard_loads(self.body)
         *points, self.depth = options.block
         own = (options.rows, options.columns)
@@ -208,6 +211,14 @@ class Problem:
         sizes = [(n, d, self.sizes[d]) for n, d in enumerate(side.dims)]
         return [(d, size) for n, d, size in sizes if isinstance(size, ir.Value) or (n == outermost and not side.full)]
 
+    def existing(self, side: Side, at: dict[int, ir.Value]) -> dict[int, ir.Value]:
+        """Coordinates of a row or column that exists: of one that does not, those of the last."""
+        found = dict(at)
+        for d, size in self.limits(side):
+            last = arith.subi(size, mlir.index(1)) if isinstance(size, ir.Value) else mlir.index(size - 1)
+            found[d] = arith.minsi(at[d], last)
+        return found
+
     def inside_k(self, number: ir.Value) -> list[ir.Value]:
         return [below(number, self.length)] if self.length % self.depth else []
 
@@ -246,27 +257,32 @@ class Problem:
         rows, columns = set(self.options.rows), set(self.options.columns)
         of_first, of_second = ({self.dims[d] for d in self.dims_of(factor)} for factor in factors)
         if of_second & rows or of_first & columns:
-            factors, self._accesses = factors[::-1], self._accesses[::-1]
+            factors, self._accesses, self.wholes = factors[::-1], self._accesses[::-1], self.wholes[::-1]
         return dict(zip(("left", "right"), factors))
 
-    def _access(self, side: Side) -> Access | None:
+    @property
+    def parts(self) -> int:
+        """Numbers in shared memory for each number of a factor."""
+        return self.options.parts
+
+    def _access(self, side: Side, part: int = 0) -> Access | None:
         number = list(self._factors).index(side.name)
-        return self._accesses[number]
+        return self._accesses[number][part]
 
     def is_loaded(self, side: Side) -> bool:
         """Whether a factor is an element of a tensor in the staged type, under bounds of its own."""
         found = self._access(side)
         return found is not None and found.operand is None and found.element == self.element
 
-    def access(self, side: Side) -> Access:
-        """Where a factor lies that is copied as it is."""
-        if (found := self._access(side)) is None:
+    def access(self, side: Side, part: int = 0) -> Access:
+        """Where a factor, or a part of it, lies that is copied as it is."""
+        if (found := self._access(side, part)) is None:
             raise InternalError(f"the {side.name} factor is computed: it is no element of a tensor", "map")
         return found
 
-    def source(self, side: Side, at: dict[int, ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
+    def source(self, side: Side, at: dict[int, ir.Value], part: int = 0) -> tuple[ir.Value, list[ir.Value]]:
         """The memory that a factor is copied from, and its subscripts there."""
-        access = self.access(side)
+        access = self.access(side, part)
         if access.operand is not None:
             return self.operands[access.operand], self.subscripts(access.operand, at)
         return access.tensor, self._copied([s.value for s in access.subscripts if s.value is not None], at)

@@ -76,10 +76,7 @@ class Scales:
         self, problem: Problem, side: Side, number: ir.Value, k: ir.Value, memory: ir.Value, at: list[ir.Value]
     ) -> None:
         """The product of a row's or column's scales; of those that do not exist, some other's."""
-        where = problem.coordinates((side, number), (None, k))
-        for d, size in problem.limits(side):
-            last = arith.subi(size, mlir.index(1)) if isinstance(size, ir.Value) else mlir.index(size - 1)
-            where[d] = arith.minsi(where[d], last)
+        where = problem.existing(side, problem.coordinates((side, number), (None, k)))
         values = [problem.evaluate(v, where, element=ir.F32Type.get()) for v in problem.scaled[side.name].scales]
         memref.StoreOp(reduce(arith.mulf, values), self.ahead[memory], at)
 

@@ -20,12 +20,13 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from tilec.analysis.parts import PRODUCTS
 from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.core.opcodes import WarpgroupProduct, WarpgroupWait
 from tilec.kernels import WarpgroupContraction
-from tilec.kernels.contraction import widest
+from tilec.kernels.contraction import ELEMENTS, widest
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import Chunks, Sums, fragment_coordinates
@@ -165,12 +166,14 @@ class _Loads:
         self, problem: Problem, shape: _Shape, function: ir.Operation, after: list[ir.Operation], cluster: Cluster | None
     ):
         self.problem, self.shape, self.function, self.cluster = problem, shape, function, cluster
-        self.sides = [self._tiles(side) for side in (problem.left, problem.right)]
+        numbers = range(problem.parts)
+        self.sides = [[self._tiles(side, part) for part in numbers] for side in (problem.left, problem.right)]
         warps, result = 4 * shape.roles.consumers, boxed_result(problem, after)
         self.boxes = ResultBoxes(problem, result, warps) if result else None  # where tiles end, at a multiple of 1024 bytes
         count, kept = 1 if shape.alternate else shape.roles.consumers, problem.kept_steps
-        self.ring = Ring(self.sides[:1] if kept else self.sides, problem.options.stages, count, cluster)
-        self.kept = Ring(self.sides[1:], kept, count) if kept else None  # filled once, by a block's first tile
+        copied = [tiles for side in self.sides for tiles in side]
+        self.ring = Ring(self.sides[0] if kept else copied, problem.options.stages, count, cluster)
+        self.kept = Ring(self.sides[1], kept, count) if kept else None  # filled once, by a block's first tile
         self.sums = memref.AllocaOp(local([shape.parts * shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")
         self.partial = None
@@ -184,7 +187,7 @@ class _Loads:
         else:
             gpu.BarrierOp()
 
-    def _tiles(self, side: Side) -> RingTiles:
+    def _tiles(self, side: Side, part: int) -> RingTiles:
         """A tile of a factor is one box of the tensor, or several of 64 columns where it lies in lines of rows."""
         problem = self.problem
         line = LINE * 8 // problem.element.width
@@ -192,7 +195,7 @@ class _Loads:
         sizes |= dict(zip(problem.options.inner, problem.inner_box))
         slabs, splits = self._slabs(side), self._splits(side)
         sizes[self._split_dim(side)] //= splits
-        box, steps, access = [], [], problem.access(side)
+        box, steps, access = [], [], problem.access(side, part)
         for subscript in access.subscripts:
             varying = [(sizes[problem.dims[d]], f) for d, f in subscript.factors.items() if sizes.get(problem.dims[d], 1) > 1]
             ((size, step),) = varying or [(1, 1)]
@@ -237,26 +240,28 @@ class _Loads:
             stage, phase = now
             self.ring.wait_empty(stage, phase)
             self.ring.expect(stage)
-            for tiles, side in zip(self.ring.tiles, (problem.left, problem.right)):
-                self._copy_tile(self.ring, problem, tiles, side, step, stage)
-            if self.kept:
+            self._copy_tiles(self.ring, problem, problem.left, step, stage)
+            if not self.kept:
+                self._copy_tiles(self.ring, problem, problem.right, step, stage)
+            else:
                 with when(locations.named(is_first, "is_first_tile")):
                     self.kept.expect(step)
-                    self._copy_tile(self.kept, problem, self.sides[1], problem.right, step, step)
+                    self._copy_tiles(self.kept, problem, problem.right, step, step)
             now[:] = self.ring.next(stage, phase)
 
-    def _copy_tile(
-        self, ring: Ring, problem: Problem, tiles: RingTiles, side: Side, step: ir.Value, stage: ir.Value
-    ) -> None:
-        per = tiles.slabs // self._parts(side)
+    def _copy_tiles(self, ring: Ring, problem: Problem, side: Side, step: ir.Value, stage: ir.Value) -> None:
+        several = self.sides[side.name == "right"]
+        per = several[0].slabs // self._parts(side)
         with loop(per, name="slab") as slab:
-            number = slab if per == tiles.slabs else sum_of([(self.cluster.part(side.name == "left"), per), (slab, 1)])
-            self._copy(ring, problem, tiles, side, step, stage, number)
+            whole = per == several[0].slabs
+            number = slab if whole else sum_of([(self.cluster.part(side.name == "left"), per), (slab, 1)])
+            for part in range(len(several)):
+                self._copy(ring, problem, side, step, stage, number, part)
 
     def _copy(
-        self, ring: Ring, problem: Problem, tiles: RingTiles, side: Side, step: ir.Value, stage: ir.Value, number: ir.Value
+        self, ring: Ring, problem: Problem, side: Side, step: ir.Value, stage: ir.Value, number: ir.Value, part: int
     ) -> None:
-        splits, d = self._splits(side), self._split_dim(side)
+        splits, d, tiles = self._splits(side), self._split_dim(side), self.sides[side.name == "right"][part]
         target = tiles.target(stage, sum_of([(number, tiles.box_lines)]))
         at = {d: mlir.index(0) for d in problem.dims} | problem.inner_start(step)
         slab, split = delinearise(number, [tiles.slabs // splits, splits])
@@ -264,7 +269,7 @@ class _Loads:
             at |= zip(side.dims, delinearise(sum_of([(slab, LINE * 8 // problem.element.width)]), list(side.box)))
         whole = dict(zip((*problem.options.inner, *side.dims), (*problem.inner_box, *side.box)))
         at[d] = sum_of([(at[d], 1), (split, whole[d] // splits)])
-        source, subscripts = problem.source(side, at)
+        source, subscripts = problem.source(side, at, part)
         coordinates = [sum_of([(a, 1), (o, 1)]) for a, o in zip(subscripts, offsets_of(source))]
         shared = self.cluster is not None and self._parts(side) > 1
         ring.copy(tiles, stage, target, coordinates, self.cluster.mask(side.name == "left") if shared else None)
@@ -311,22 +316,20 @@ class _Loads:
         return memref.SubViewOp(type_, self.sums, [], [], [], at, sizes, [1] * 3).result
 
     def _product(self, sums: ir.Value, stage: ir.Value, step: ir.Value, part: ir.Value | None = None) -> None:
-        """sums (+)= 64 rows of left times all of right, for the k of one stage; from zero in the first step.
+        """sums (+)= 64 rows of left times all of right, for the k of one stage and each pair of numbers in
+        which factors are stored; from zero in the first step.
 
         A call of what is no operation upstream: `nvgpu.warpgroup.mma` takes only one order of the right
         factor's dimensions, and gives no access to its sums.
         """
-        left, right = self.sides
         problem = self.problem
         own = ROWS if problem.left.major else problem.depth
-        views = [
-            left.lines(stage, sum_of([(self.shape.part(part), own)]), own),
-            right.lines(step if self.kept else stage, mlir.index(0)),
-        ]
-        product = WarpgroupProduct(
-            problem.right.size, problem.depth, problem.options.multiplicand, problem.left.major, problem.right.major
-        )
-        opcodes.call(self.function, product, [sums, *views, step])
+        kind = ELEMENTS[problem.options.multiplicand] if problem.parts > 1 else problem.options.multiplicand
+        product = WarpgroupProduct(problem.right.size, problem.depth, kind, problem.left.major, problem.right.major)
+        for number, (a, b) in enumerate(PRODUCTS if problem.parts > 1 else ((0, 0),)):
+            left = self.sides[0][a].lines(stage, sum_of([(self.shape.part(part), own)]), own)
+            right = self.sides[1][b].lines(step if self.kept else stage, mlir.index(0))
+            opcodes.call(self.function, product, [sums, left, right, mlir.index(1) if number else step])
 
     def _wait_for_sums(self, running: int, sums: ir.Value) -> None:
         """Until at most so many products run."""

@@ -21,6 +21,7 @@ from math import ceil, gcd, prod
 from operator import itemgetter
 from typing import NamedTuple
 
+from tilec.analysis import parts
 from tilec.analysis.graph import Graph, Node
 from tilec.analysis.multiplicands import multiplicands_of, scaled_factor, scales_of
 from tilec.analysis.products import period_of
@@ -185,6 +186,8 @@ def _built(
 
 def promoted_of(kind: str, node: Node) -> int:
     """Elements of k after which sums leave the matrix units: those that share scales, and no more than the units have bits for."""
+    if kind == parts.KIND:
+        return LINE // BYTES[kind]
     scales = scales_of(node) if kind != str(node.contraction.left.type) else 0
     short = kind.startswith("f8") and mlir.get_string(node.op, "tilec.multiplicand") != "f22"
     return gcd(scales, PROMOTED) if short else scales
@@ -250,10 +253,12 @@ def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> con
         prod(ir.ShapedType(v.type).shape) * element_bytes(ir.ShapedType(v.type).element_type) for v in others
     ) / max(1, points)
     result = {2: "bf16", 8: "f64"}.get(out, "f32")
-    stored, tf32 = ("f32", True) if kind == "tf32" else (kind, False)
+    stored, tf32 = ("f32", True) if kind == "tf32" else ("bf16" if kind == parts.KIND else kind, False)
+    split = (parts.COUNT, len(parts.PRODUCTS)) if kind == parts.KIND else (1, 1)
     sources = tuple(_source_bytes(factor_access(node, roles.factors[side], g)) for side in ("left", "right"))
     return contraction.Contraction(
-        m, n, k, points // (m * n), stored, result, tf32, reads, epilogue=epilogue, sources=sources
+        m, n, k, points // (m * n), stored, result, tf32, parts=split[0], products=split[1], reads=reads, epilogue=epilogue,
+        sources=sources,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from math import prod
 from operator import itemgetter
 from typing import Any
 
+from tilec.analysis import parts
 from tilec.analysis.access import Access, access_of
 from tilec.analysis.graph import Graph, Node, dims_of, extract_directions
 from tilec.analysis.multiplicands import held_by, scaled_factor, scales_of
@@ -128,6 +129,10 @@ def _result_dims(node: Node, g: Group, graph: Graph) -> list[int]:
 def _operand(
     node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target
 ) -> Operand:
+    if kind == parts.KIND:
+        if found := parts.parted(factor):
+            return _operand(node, found.parts[0], side, roles, "bf16", g, graph, target)
+        return Operand("registers", _operand(node, factor, side, roles, "f32", g, graph, target).major)
     if kind != str(factor.type):  # its scales are applied to sums
         factor = scaled_factor(node, factor).core
     found = factor_access(node, factor, g)

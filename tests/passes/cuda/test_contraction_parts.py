@@ -1,0 +1,62 @@
+"""Products of f32 on matrix units, by three bf16 parts of each factor: within the bound of f32 for numbers of every size."""
+
+import numpy as np
+import pytest
+from conftest import assert_within
+from tools import contractions as T
+
+from tilec.kernels import contraction
+from tilec.plan import prepack
+from tilec.runtime.cuda.compile import compile_kernel
+from tilec.runtime.cuda.cubins import parameters
+
+TEXTS = {"plain": T.MATMUL, "turned": T.TURNED, "linear": T.LINEAR}
+TILE = ("wgmma", 64, 64, 64, (4, 1))
+
+
+def lowered(text, sizes, monkeypatch):
+    monkeypatch.setattr(prepack, "PARTS_GAIN", 1e-9)
+    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    specialised, result = T.lowered(text, sizes, "h200", TILE, monkeypatch)
+    assert result.plan.kernels[-1].options.multiplicand == "bf16x3"
+    return specialised, result
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_products(name, monkeypatch):
+    text = TEXTS[name].format(t="f32", o="f32")
+    specialised, result = lowered(text, {"M": 72, "N": 72, "K": 136}, monkeypatch)
+    inputs = T.arrays(specialised)
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+
+
+NUMBERS = {
+    "sizes": lambda random, shape: random.standard_normal(shape) * 2.0 ** random.integers(-90, 60, shape),
+    "one tiny": lambda random, shape: np.where(random.random(shape) < 0.002, 1e-40, random.standard_normal(shape)),
+    "one huge": lambda random, shape: np.where(random.random(shape) < 0.002, 3.3e38, random.standard_normal(shape)),
+    "infinite": lambda random, shape: np.where(random.random(shape) < 0.002, np.inf, random.standard_normal(shape)),
+    "nan": lambda random, shape: np.where(random.random(shape) < 0.002, np.nan, np.round(random.standard_normal(shape))),
+    "cancel": lambda random, shape: (-1.0) ** np.arange(shape[-1]) * (1 + random.integers(0, 9, shape) * 2.0**-23),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_every_size(name, monkeypatch):
+    """What has no parts is noticed, and computed otherwise."""
+    text = T.MATMUL.format(t="f32", o="f32")
+    specialised, result = lowered(text, {"M": 64, "N": 72, "K": 72}, monkeypatch)
+    random = np.random.default_rng(1)
+    with np.errstate(over="ignore"):
+        inputs = [NUMBERS[name](random, [s.value for s in t.shape]).astype(np.float32) for t in specialised.inputs]
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+
+
+def test_parts_pay_for_large_products():
+    """And fit registers: no spills, no stack."""
+    pytest.importorskip("cuda.core")
+    for sizes, kind in ((T.LARGE, "bf16x3"), ({"M": 512, "N": 512, "K": 512}, "f32")):
+        _, result = T.lowered(T.MATMUL.format(t="f32", o="f32"), sizes, "h200")
+        assert result.plan.kernels[-1].options.multiplicand == kind
+    _, result = T.lowered(T.MATMUL.format(t="f32", o="f32"), T.LARGE, "h200")
+    for kernel in result.emitted.kernels:
+        compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))

@@ -1,0 +1,89 @@
+"""f32 numbers as sums of three bf16 numbers, which matrix units multiply: together these hold all 24 bits of an f32.
+
+    x = p0 + p1 + p2        p0 = bf16(x), p1 = bf16(x - p0), p2 = bf16(x - p0 - p1)
+
+Of the nine products of two numbers' parts, six are computed. The others are at most 2^-23 of the whole product together.
+A number whose parts would leave the range of bf16, or are not finite, is marked: p0 is NaN, and a sum that it goes into is
+computed from the numbers themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilec.core import mlir
+from tilec.core.mlir import arith, ir, math
+
+KIND = "bf16x3"
+"""The multiplicand's name."""
+COUNT = 3
+PRODUCTS = ((2, 0), (1, 1), (0, 2), (1, 0), (0, 1), (0, 0))
+"""Parts of the left and of the right factor, the smallest products first."""
+TINY, HUGE = 2.0**-100, 2.0**127
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A factor that is read in its parts, or as a `whole` where it is marked."""
+
+    whole: ir.Value
+    parts: tuple[ir.Value, ...]
+
+
+def parted(factor: ir.Value) -> Parted | None:
+    """A factor that `joined` made."""
+    select = mlir.definition(factor)
+    if select is None or select.name != "arith.select":
+        return None
+    _, whole, total = select.operands
+    parts: list[ir.Value] = []
+    while (owner := mlir.definition(total)) is not None and owner.name == "arith.addf":
+        total, part = owner.operands
+        parts.append(part)
+    parts.append(total)
+    narrow = [mlir.definition(p) for p in parts]
+    if len(parts) != COUNT or not all(o is not None and _is_widened(o) for o in narrow):
+        return None
+    return Parted(whole, tuple(parts))
+
+
+def _is_widened(op: ir.Operation) -> bool:
+    return op.name == "arith.extf" and isinstance(op.operands[0].type, ir.BF16Type)
+
+
+def joined(whole: ir.Value, parts: list[ir.Value]) -> ir.Value:
+    """A number of its parts, bf16."""
+    wide = [arith.extf(whole.type, p) for p in parts]
+    total = wide[-1]
+    for part in reversed(wide[:-1]):
+        total = arith.addf(total, part)
+    return arith.select(arith.cmpf(arith.CmpFPredicate.UNO, wide[0], wide[0]), whole, total)
+
+
+def part_of(x: ir.Value, number: ir.Value) -> ir.Value:
+    """Part `number`, an index, of an f32."""
+    narrow = ir.BF16Type.get()
+
+    def rest(value: ir.Value) -> ir.Value:
+        return arith.subf(value, arith.extf(value.type, arith.truncf(narrow, value)))
+
+    def chosen(values: list[ir.Value]) -> ir.Value:
+        first, *others = values
+        if not others:
+            return first
+        at = arith.cmpi(arith.CmpIPredicate.eq, number, mlir.index(COUNT - len(values)))
+        return arith.select(at, first, chosen(others))
+
+    second = rest(x)
+    part = arith.truncf(narrow, chosen([x, second, rest(second)]))
+    size, zero = math.absf(x), mlir.constant(0.0, x.type)
+    inside = arith.andi(
+        arith.cmpf(arith.CmpFPredicate.OGE, size, mlir.constant(TINY, x.type)),
+        arith.cmpf(arith.CmpFPredicate.OLT, size, mlir.constant(HUGE, x.type)),
+    )
+    ordinary = arith.ori(inside, arith.cmpf(arith.CmpFPredicate.OEQ, x, zero))
+    mark = chosen([mlir.constant(float("nan"), narrow), *[mlir.constant(0.0, narrow)] * (COUNT - 1)])
+    return arith.select(ordinary, part, mark)
+
+
+__all__ = ["COUNT", "KIND", "PRODUCTS", "Parted", "joined", "part_of", "parted"]
