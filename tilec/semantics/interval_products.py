@@ -85,4 +85,4 @@ def any_of(tensor: Enclosure) -> Enclosure:
     if tensor.low.dtype.kind == "f" and np.isnan(tensor.low).any():
         return on.ANYTHING
     found = Enclosure(tensor.low.min(), tensor.high.max())
-    return on.of_either_sign(found, np.True_) if tensor.low.dtype.kind == "f" else found
+    return on.of_either_sign(found, np.asarray(True)) if tensor.low.dtype.kind == "f" else found

@@ -130,8 +130,8 @@ def _operand(
     node: Node, factor: ir.Value, side: str, roles: Roles, kind: str, g: Group, graph: Graph, target: Target
 ) -> Operand:
     if kind == parts.KIND:
-        if found := parts.parted(factor):
-            return _operand(node, found.parts[0], side, roles, "bf16", g, graph, target)
+        if made_of := parts.parted(factor):
+            return _operand(node, made_of.parts[0], side, roles, "bf16", g, graph, target)
         return Operand("registers", _operand(node, factor, side, roles, "f32", g, graph, target).major)
     if kind != str(factor.type):  # its scales are applied to sums
         factor = scaled_factor(node, factor).core
