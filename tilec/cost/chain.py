@@ -20,6 +20,7 @@ from tilec.cost.model import Choice, Prediction, Work, predict, ranked, round_up
 
 LINE = 64  # 16-bit elements of a swizzled line
 ROWS = 64  # rows that a warpgroup multiplies
+TOGETHER = 4  # parts whose states are under way at a time
 MOST_PARTS = 256  # blocks that share rows
 PARTS_WAVES = 8  # rounds of such blocks
 DEEPEST = 8  # steps in shared memory; more hide no more latency
@@ -102,8 +103,8 @@ def _boxes(dims: int, points: int) -> Iterator[tuple[int, ...]]:
 @dataclass(frozen=True)
 class ChainTile:
     """`stages`: tiles of K, and of V, in shared memory. By `wgmma`, `groups` warpgroups of 64 rows multiply, and one more loads.
-    Without a second contraction: steps of Q and K, or of K alone where Q is kept (`kept_left`); the groups alternate (`ping_pong`);
-    `parts` blocks share their rows."""
+    Without a second contraction: steps of Q and K, or of K alone where Q is kept (`kept_left`); the groups alternate
+    (`ping_pong`). `parts` blocks share their rows."""
 
     bm: int
     bn: int
@@ -275,8 +276,7 @@ def _serial_us(target: Target, work: Work, tile: ChainTile, idle: float, steps: 
 
 
 def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
-    """The groups' arithmetic is under each other's products if they alternate. Otherwise the matrix units wait for it, but for
-    the steps by which one group runs ahead."""
+    """Some of the groups' arithmetic is under each other's products if they alternate. Otherwise the matrix units wait for it."""
     rows, covered = p.blocks(tile.bm), min(1.0, p.share + tile.bm / p.length * (p.share < 1))
     steps = ceil(ceil(p.length / tile.bn) * covered / tile.parts)  # of one block
     tiles, blocks = p.batch * rows * tile.parts * steps, p.batch * rows * tile.parts
@@ -297,14 +297,15 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
         registers=tile.registers,
         shared_per_block=tile.shared,
         bytes_in_flight=tile.stages * stage_bytes(tile) / tile.threads,
-        serial_us=2e-3 * target.dram.latency_ns * (1 + (tile.parts if tile.parts > 1 else 0)),
+        serial_us=2e-3 * target.dram.latency_ns * (1 + (1 + ceil(tile.parts / TOGETHER) if tile.parts > 1 else 0)),
         launches=2 if tile.parts > 1 else 1,  # words are cleared
     )
     steps *= waves
     fit = target.fit(ChainTimes)
+    terms = predict(work, target).terms
+    exposed = sum(terms.get(u, 0.0) for u in ("fma", "special"))
     if tile.ping_pong:
-        return replace(work, serial_us=work.serial_us + fit.step_us * steps)
-    exposed = sum(predict(replace(work, flops=arithmetic), target).terms.get(u, 0.0) for u in ("fma", "special"))
+        exposed = fit.alternate * min(exposed, terms["tensor"]) + max(0.0, exposed - max(terms.values()))
     return replace(work, serial_us=work.serial_us + fit.step_us * steps + exposed)
 
 

@@ -469,7 +469,7 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
     )  # fmt: skip
     kept_left: bool | None = option(
         "a block's rows of the left factor stay in shared memory, so that only the right one comes in steps", default=None,
-        shown="{}: a block's rows of the left factor stay in shared memory",
+        off=False, shown="{}: a block's rows of the left factor stay in shared memory",
     )  # fmt: skip
     blocks_per_row: int | None = option(
         "blocks that share their rows: each takes a part of the elements along `between`; the last one combines their states, or "
@@ -550,6 +550,9 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
         assert self.inner is not None
         if self.unit != "wgmma":
             return Refusal("unit", "`unit` must be wgmma where no second contraction follows")
+        if self.warpgroups > 2:
+            why = f"`block` must be 64 or 128 rows where no second contraction follows, not {self.block[0]}"
+            return Refusal("block", why)
         if self.kept_left and not self.left_k_major:
             return Refusal("kept_left", "only a left factor that is contiguous along `inner` stays in shared memory")
         if not self.right_k_major and self.block[1] % (LINE // BYTES[self.multiplicand]):

@@ -19,6 +19,8 @@ from tilec.passes.cuda.chain.values import halves, registers
 from tilec.passes.cuda.messages import add_words, observe, publish, received, wait
 from tilec.passes.loops import loop, sum_of, when
 
+TOGETHER = 4  # parts whose words are under way at a time
+
 
 class SharedRows:
     """The rows of a block, `own`, of which it has the states of one of several parts."""
@@ -53,9 +55,11 @@ class SharedRows:
             scf.YieldOp([])
         states.values.states = before
         with ir.InsertionPoint(choice.then_block):
-            with loop(self.block.parts - 1, always=True, name="part") as part:
-                self._receive(part)
-                states.merge(self.others, self.references, self._is_first())
+            whole, rest = divmod(self.block.parts - 1, TOGETHER)
+            if whole:
+                with loop(whole, always=True, name="parts") as number:
+                    self._merge(arith.muli(number, mlir.index(TOGETHER)), TOGETHER)
+            self._merge(mlir.index(whole * TOGETHER), rest)
             states.complete()
             store()
             scf.YieldOp([])
@@ -76,16 +80,18 @@ class SharedRows:
                     bits = value if isinstance(value.type, ir.IntegerType) else arith.bitcast(_i32(), value)
                     publish(bits, self.words, self._position(self.block.part, n, half))
 
-    def _receive(self, part: ir.Value) -> None:
-        """The states of a part, once they are there. All words of a row are read before the first wait."""
-        with halves(self.own.rows) as half:
-            positions = [self._position(part, n, half) for n in range(len(self.numbers))]
-            words = [observe(self.words, position) for position in positions]
-            for number, word, position in zip(self.numbers, words, positions):
-                bits = received(wait(word, partial(observe, self.words, position)))
-                type_ = ir.MemRefType(self.others[number].type).element_type
+    def _merge(self, first: ir.Value, count: int) -> None:
+        """The states of so many parts, once they are there. All words are read before the first wait."""
+        slots = [(n, number, mlir.index(half)) for n, number in enumerate(self.numbers) for half in range(self.own.rows)]
+        parts = [sum_of([(first, 1)], p) for p in range(count)]
+        read = [[partial(observe, self.words, self._position(p, n, half)) for n, _, half in slots] for p in parts]
+        words = [[one() for one in of_part] for of_part in read]
+        for of_part, found in zip(read, words):
+            for (_, number, half), one, word in zip(slots, of_part, found):
+                bits, type_ = received(wait(word, one)), ir.MemRefType(self.others[number].type).element_type
                 value = bits if bits.type == type_ else arith.bitcast(type_, bits)
                 memref.StoreOp(value, self.others[number], [half])
+            self.own.states.merge(self.others, self.references, self._is_first())
 
 
 def _i32() -> ir.Type:

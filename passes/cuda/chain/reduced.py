@@ -106,9 +106,9 @@ class ReducedWarpgroups:
             with when(arith.cmpi(arith.CmpIPredicate.sgt, step, zero)):
                 self.ring.release(before, self.thread)
             now[:] = [*self.ring.next(stage, phase), stage]
-        self._wait(0, scores)
-        if self.block.options.ping_pong:  # now: products of both at a time would end at the same time
+        if self.block.options.ping_pong:
             ping_pong(self.block.function, self.roles, "arrive")
+        self._wait(0, scores)
         self.ring.release(whole[2], self.thread)
         state[:] = whole[:2]
 

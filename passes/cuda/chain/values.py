@@ -174,6 +174,8 @@ class Positions:
     def __init__(self, carried: list[Carried], extremes: list[Carried], values: Values, rows: int):
         self.carried, self.values, self.count = carried, values, rows
         self.extremes = {c.total.number: registers([rows], "%extreme") for c in extremes if self.of(c)}
+        if carried:
+            self.found = registers([rows], "%found", "i32")
         for c in carried:
             values.states[c.total.number] = registers([rows], "%position", "i32")
 
@@ -194,15 +196,31 @@ class Positions:
             kept = arith.select(same(before, now), memref.LoadOp(state, [half]).result, _none(c))
             memref.StoreOp(kept, state, [half])
             hits.append(same(here, now))
-        with when(reduce(arith.ori, hits)), loop(count, name="fragment") as j:
+        with when(reduce(arith.ori, hits)):
+            first = self._search(c, extreme, count, locate, term)
             for n, hit in enumerate(hits):
-                with loop(2, unroll=True, name="pair") as lane:
-                    at = locate(j, mlir.index(n), lane)
-                    here = memref.LoadOp(self.extremes[extreme.total.number], [at.half]).result
-                    index = arith.index_cast(ir.IntegerType.get_signless(32), self.values.build(c.term.args[0], at))
-                    old = memref.LoadOp(state, [at.half]).result
-                    new = arith.select(arith.andi(hit, same(term(extreme, at), here)), arith.minsi(old, index), old)
-                    memref.StoreOp(new, state, [at.half])
+                half = mlir.index(n)
+                old, offset = (memref.LoadOp(a, [half]).result for a in (state, self.found))
+                hit = arith.andi(hit, arith.cmpi(arith.CmpIPredicate.ne, offset, _none(c)))
+                new = arith.select(hit, arith.minsi(old, arith.addi(offset, first)), old)
+                memref.StoreOp(new, state, [half])
+
+    def _search(self, c: Carried, extreme: Carried, count: int, locate: Callable, term: Callable) -> ir.Value:
+        """A thread's first elements of a tile that are its extreme, of each row: `found`, offsets from the index that is returned.
+
+        From the last element back, so that the first is left. If an element is a NaN, so is the extreme.
+        """
+        i32, (dim,) = ir.IntegerType.get_signless(32), c.term.args[0].own_dims
+        fill(self.found, c.identity)
+        with loop(count, name="fragment") as step, halves(self.count) as half, loop(2, unroll=True, name="pair") as back:
+            at = locate(sum_of([(step, -1)], count - 1), half, sum_of([(back, -1)], 1))
+            x, here = term(extreme, at), memref.LoadOp(self.extremes[extreme.total.number], [half]).result
+            equal, unordered = arith.CmpFPredicate.OEQ, arith.CmpFPredicate.UNE
+            own = arith.ori(arith.cmpf(equal, x, here), arith.cmpf(unordered, x, x))
+            old = memref.LoadOp(self.found, [half]).result
+            memref.StoreOp(arith.select(own, arith.index_cast(i32, at.parts[dim][1]), old), self.found, [half])
+        zero = mlir.index(0)
+        return arith.index_cast(i32, locate(zero, zero, zero).parts[dim][0])
 
     def _extremes(self, extreme: Carried) -> tuple[ir.Value, ir.Value]:
         return self.extremes[extreme.total.number], self.values.states[extreme.total.number]
