@@ -52,6 +52,8 @@ class Tiles:
         """Leaves the block one of equal parts."""
         if parts > 1:
             self.shared = True
+            tiles = mlir.constant_value(self.count)
+            self.always = self.always and tiles is not None and tiles >= parts
             ends = (arith.muli(self.count, sum_of([(part, 1)], more)) for more in (0, 1))
             self.begin, self.end = (arith.divui(end, mlir.index(parts)) for end in ends)
 

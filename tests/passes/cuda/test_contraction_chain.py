@@ -61,12 +61,12 @@ def test_printed(name, tile, monkeypatch):
 
 
 PARTS = [
-    warps(16, 16, parts=3), warps(128, 16, 1, 32, parts=2), ChainTile(64, 16, 2, 168, 0, ping_pong=False, parts=3),
-    ChainTile(128, 32, 2, 168, 0, parts=2),
+    warps(16, 16, parts=3), warps(16, 32, parts=4), ChainTile(64, 32, 2, 168, 0, ping_pong=False, parts=5),
+    warps(128, 16, 1, 32, parts=2), ChainTile(64, 16, 2, 168, 0, ping_pong=False, parts=3), ChainTile(128, 32, 2, 168, 0, parts=2),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tile", PARTS, ids=["a warp", "tall warps", "wgmma", "ping-pong"])
+@pytest.mark.parametrize("tile", PARTS, ids=["a warp", "empty", "empty, wgmma", "tall warps", "wgmma", "ping-pong"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_blocks_that_share_rows(name, tile, monkeypatch):
     """Each has a part of the elements; a kernel combines their states, of which some have seen nothing."""
