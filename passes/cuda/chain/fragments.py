@@ -18,14 +18,26 @@ from tilec.analysis.affine_conditions import Linear
 from tilec.analysis.expression import Expr
 from tilec.analysis.online_reduction import Carried
 from tilec.core import locations, mlir
-from tilec.core.mlir import arith, ir, memref
+from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.masks import Tiles
 from tilec.passes.cuda.chain.matches import Span, TileList
 from tilec.passes.cuda.chain.results import Results
-from tilec.passes.cuda.chain.values import At, States, Values, pairs, registers, rows_of, selected, statements
+from tilec.passes.cuda.chain.values import (
+    At,
+    States,
+    Values,
+    halves,
+    leaves_of,
+    pairs,
+    registers,
+    rows_of,
+    selected,
+    statements,
+)
 from tilec.passes.cuda.chain.weights import Packer, exclude
 from tilec.passes.cuda.contraction.problem import PRIVATE, Thread, local
+from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.loops import loop, sum_of
 
 Terms = list[tuple[ir.Value, int]]
@@ -106,8 +118,8 @@ class Fragments:
         start = self.first_line(number)
         locate = partial(self._at, start)
         if chain.score.op != "total":
-            with statements([chain.scores]), self._elements() as (j, half, lane):
-                memref.StoreOp(self.values.build(chain.score, locate(j, half, lane)), self.scores, [j, half, lane])
+            with statements([chain.scores]):
+                self._score(locate)
         if masked and chain.absorbing is not None:
             exclude(chain, self._bounds(), self.scores, self.values, self.block.largest, locate)
             masked = False
@@ -119,6 +131,35 @@ class Fragments:
         read = [c.total for c in self.states.rows if c.rescale is not None]
         with statements(read) if read else ir.Location.current:
             self._weigh(locate, term, masked)
+
+    def _score(self, locate: Callable[..., At]) -> None:
+        """What all else reads of a score, in the score's place. Memory is read for two adjacent columns at a time where it can
+        be."""
+        chain, together = self.chain, self._pairs_in_memory()
+        with loop(self.bn // 8, name="fragment") as j, halves(self.rows) as half:
+            at = locate(j, half, mlir.index(0))
+            for x, tile in together.items():
+                pair = ir.VectorType.get([2], ir.MemRefType(tile.type).element_type)
+                value = vector.LoadOp(pair, x.key, self.values.coordinates(x, at)).result
+                vector.StoreOp(value, tile, [mlir.index(0)])
+            with loop(2, unroll=True, name="pair") as lane:
+                at = locate(j, half, lane)
+                at.known |= {x: memref.LoadOp(tile, [lane]).result for x, tile in together.items()}
+                memref.StoreOp(self.values.build(chain.score, at), self.scores, [j, half, lane])
+
+    def _pairs_in_memory(self) -> dict[Expr, ir.Value]:
+        """The elements of a score that adjacent columns have side by side, and registers for two of each."""
+        found: dict[Expr, ir.Value] = {}
+        for x in leaves_of(self.chain.score):
+            if x.op != "element" or x.args or x.own_dims[-1:] != (self.chain.between,) or x in found:
+                continue
+            strides, _ = ir.MemRefType(root(x.key).type).get_strides_and_offset()
+            kind = ir.MemRefType(x.key.type).element_type
+            even = self.tiles.even and strides[-1] == 1 and all(s % 2 == 0 for s in strides[:-1])
+            if even and kind.width in (16, 32) and len({*x.own_dims}) == len(x.own_dims) > 1:
+                with ir.InsertionPoint.at_block_begin(self.thread.block), ir.Location.name("%pair"):
+                    found[x] = memref.AllocaOp(local([2], kind, PRIVATE), [], []).result
+        return found
 
     def _weigh(
         self,

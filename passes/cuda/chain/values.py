@@ -63,7 +63,7 @@ class Values:
             case "element" if x.args:
                 return memref.LoadOp(x.key, self._subscripts(x, at)).result
             case "element":
-                return memref.LoadOp(x.key, [self._inside(d, at) for d in x.own_dims]).result
+                return memref.LoadOp(x.key, self.coordinates(x, at)).result
             case "total" if x.key == self.scores:
                 return at.score
             case "state" if x.key == self.product:
@@ -80,6 +80,10 @@ class Values:
         if x.op == "math.exp2" and x.template is None:  # ours: the exponent of a weight, at most 0
             return math.Exp2Op(arguments[0], fastmath=ir.Attribute.parse("#arith.fastmath<afn>")).result
         return operation(x, arguments)
+
+    def coordinates(self, x: Expr, at: At) -> list[ir.Value]:
+        """Of an element at bare subscripts."""
+        return [self._inside(d, at) for d in x.own_dims]
 
     def _distance(self, x: Expr, at: At) -> ir.Value | None:
         """An integer that is linear in indices as a float, where it is exact: only the part that a thread's elements share is
@@ -113,6 +117,13 @@ class Values:
         if coordinate is None:
             return mlir.index(0)
         return arith.minsi(coordinate, self.limits[d]) if d in self.limits else coordinate
+
+
+def leaves_of(x: Expr) -> Iterator[Expr]:
+    if not x.args:
+        yield x
+    for a in x.args:
+        yield from leaves_of(a)
 
 
 def is_of_one_index(value: ir.Value) -> bool:

@@ -262,6 +262,13 @@ def test_distances_are_converted_once(monkeypatch):
     assert "float32(int32(pair + fragment * 8))" in result.emitted.module
 
 
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+def test_biases_of_two_columns_are_loaded_together(kind, monkeypatch):
+    text = attention("t[b, h, i, j] + a[h, i, j] if j <= i else -inf", more=f", a: {kind}[H, S, S]")
+    result = check(text, SIZES | {"B": 1, "S": 96, "D": 16}, (64, 32), monkeypatch, printed=True)
+    assert f"load_{kind}x2" in result.emitted.module
+
+
 def test_equal_states_are_carried_once(monkeypatch):
     """A softmax and the log-sum-exp of the same scores have one maximum and one sum."""
     _, result = lowered(WEIGHTED["by the logarithm of the sum"], SIZES, (64, 32), monkeypatch)
