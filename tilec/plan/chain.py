@@ -100,7 +100,7 @@ def refuse_tma(chain: Chain) -> str | None:
 def refuse_warps(chain: Chain) -> str | None:
     """Why warps cannot load and multiply the factors' tiles by `mma.sync`."""
     if chain.values is None:
-        return "without a second contraction warpgroups multiply"
+        return "where no second contraction follows, only wgmma and TMA multiply"
     if chain.between in (chain.right.contiguous, chain.values.contiguous):
         return "tiles that are contiguous along the index between the contractions take wgmma"
     return None

@@ -231,6 +231,11 @@ def test_refused(text, sizes, reason, monkeypatch):
         assert not any(isinstance(k.options, ContractionChain) for k in result.plan.kernels)
 
 
+def test_other_targets_say_why():
+    _, result = lower_text(Source("t.tile", PROGRAMS["log of sums"]), None, LARGE, target="a100")
+    assert len(result.plan.kernels) > 1 and "only wgmma and TMA multiply" in "\n".join(map(str, result.plan.remarks))
+
+
 LARGE = {"M": 32768, "N": 8192, "D": 128}
 
 
