@@ -22,7 +22,7 @@ from tilec.passes.cpu.panels import (
     round_up,
     value_of,
 )
-from tilec.passes.cpu.transpose import transpose_plane
+from tilec.passes.cpu.transpose import transpose_plane, whole
 from tilec.passes.loops import sum_of
 
 ROWS = 8  # of memory that are packed at a time
@@ -116,7 +116,7 @@ class Packing:
 
     def _fill(self, at: dict[int, ir.Value], lanes: Size) -> None:
         c, last = self.c, self.c.inner[-1]
-        if (number := self._operand_to_transpose()) is not None:
+        if not c.matrix and (number := self._operand_along_k()) is not None:
             self._transpose(c.operands[number], c.operand_dims[number], at, lanes)
             return
         values = [Evaluation(c, self.side.factor, at) for _ in range(2 if self.pairs else 1)]
@@ -126,8 +126,13 @@ class Packing:
         else:
             extent = self.block.extents[last]
             half, up = _half(extent), quotient(extent, 2)
-            if lanes == self.side.width and (operand := self._operand_along_lanes()) is not None:
+            full = lanes == self.side.width
+            if full and (operand := self._operand_along_lanes()) is not None:
                 self._interleave(c.operands[operand], c.operand_dims[operand], at, half)
+            elif full and (operand := self._operand_along_k()) is not None:
+                done = self._transpose_pairs(c.operands[operand], c.operand_dims[operand], at, half)
+                with self._loops(self.order, (0, lanes), values, (done, half)):
+                    self._store([v.value for v in values])
             else:
                 with self._loops(self.order, (0, lanes), values, (0, half)):
                     self._store([v.value for v in values])
@@ -138,16 +143,33 @@ class Packing:
         if c.matrix and self.block.count != c.depth:
             self._zeros(0, lanes, self.block.count)
 
-    def _operand_to_transpose(self) -> int | None:
+    def _operand_along_k(self) -> int | None:
         """The operand that is a factor as it is, and lies along k, where vectors of the panel lie along the lanes."""
         c, side = self.c, self.side
         body = c.body.arguments
-        if c.matrix or side.by_element or len(c.inner) > 1 or side.factor not in body:
+        if side.by_element or len(c.inner) > 1 or side.factor not in body:
             return None
         number = list(body).index(side.factor)
         strides, _ = ir.MemRefType(c.operands[number].type).get_strides_and_offset()
         lies_along_k = c.operand_dims[number][-1] == c.inner[0] and strides[-1] == 1
         return number if lies_along_k and self.lane in c.operand_dims[number] else None
+
+    def _transpose_pairs(self, value: ir.Value, dims: list[int], at: dict[int, ir.Value], half: Size) -> Size:
+        """Squares of pairs, each a word of 32 bits, as long as they are whole; returns the number of pairs that are done."""
+        k, (_, depth, width, _), square = self.c.inner[0], ir.MemRefType(self.panels.type).shape, STEP // 2
+        done = whole(half, square)
+        offsets = at | {self.lane: self.first, k: self.block.start[k]}
+        sizes = {self.lane: width, k: self.block.extents[k]}
+        source = _plane(value, [offsets[d] for d in dims], [sizes.get(d, 1) for d in dims])
+        flat = ir.MemRefType.get([ir.MemRefType(self.panels.type).shape[0], depth, 2 * width], self.c.multiplicand)
+        panels = memref.CollapseShapeOp(flat, self.panels, [[0], [1], [2, 3]]).result
+        words = ir.VectorType.get([square, square], ir.IntegerType.get_signless(32))
+        pairs = ir.VectorType.get([square, 2 * square], self.c.multiplicand)
+        with loop(0, done, square, "pair") as p, loop(0, width, square, "lane") as lane:
+            rows = vector.LoadOp(pairs, source, [lane, sum_of([(p, 2)])]).result
+            transposed = vector.TransposeOp(words, vector.BitCastOp(words, rows).result, [1, 0]).result
+            vector.StoreOp(vector.BitCastOp(pairs, transposed).result, panels, [self.number, p, sum_of([(lane, 2)])])
+        return done
 
     def _operand_along_lanes(self) -> int | None:
         """The operand that is a factor as it is, and lies along the lanes."""

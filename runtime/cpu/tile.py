@@ -156,6 +156,24 @@ def contract(typingctx, a, b, sums):
     return sums(a, b, sums), generate
 
 
+def _words(element: types.Type):
+    """The bits of a tile as elements of another width; each vector of it is one vector."""
+
+    def words(typingctx, tile):
+        type_ = Tile(element, tile.rows, tile.lanes * tile.element.bitwidth // element.bitwidth)
+
+        def generate(context, builder, signature, arguments):
+            vector = context.get_value_type(type_).element
+            return _tile(context, builder, type_, (builder.bitcast(v, vector) for v in _vectors(builder, arguments[0])))
+
+        return type_(tile), generate
+
+    return intrinsic(words)
+
+
+words_of_16, words_of_32 = _words(types.uint16), _words(types.int32)
+
+
 @intrinsic
 def interleave(typingctx, a, b):
     """The elements of two rows in turns: a[0], b[0], a[1], ..."""
@@ -195,4 +213,6 @@ def transpose(typingctx, tile):
     return tile(tile), generate
 
 
-__all__ = ["add_tiles", "contract", "interleave", "load_tile", "splat_tile", "store_tile", "transpose"]
+__all__ = [
+    "add_tiles", "contract", "interleave", "load_tile", "splat_tile", "store_tile", "transpose", "words_of_16", "words_of_32",
+]  # fmt: skip

@@ -115,7 +115,7 @@ class _CpuPrinter(Printer):
                 self.allocate(op)
             case "cf.assert":
                 self.check(op)
-            case "vector.load" | "vector.store" | "vector.broadcast" | "vector.transpose" | "vector.contract" | "vector.interleave":
+            case name if name.startswith("vector."):
                 self.tile(op)
             case _:
                 super().backend_operation(op)
@@ -173,12 +173,17 @@ class _CpuPrinter(Printer):
                 self.bind(op.results[0], self.splat(texts[0], op.results[0]), self.variable(op, 0, "all"))
             case "vector.transpose":
                 self.bind(op.results[0], f"{self.use('transpose')}({texts[0]})", self.variable(op, 0, "transposed"))
+            case "vector.bitcast":
+                wide = ir.VectorType(op.results[0].type).element_type.width
+                self.bind(op.results[0], f"{self.use(f'words_of_{wide}')}({texts[0]})", self.variable(op, 0, "words"))
             case "vector.interleave":
                 self.bind(op.results[0], f"{self.use('interleave')}({', '.join(texts)})", self.variable(op, 0, "pairs"))
             case "vector.contract":
                 name = texts[2] if _continues(op) else self.variable(op)
                 function = "contract_pairs" if _is_by_pairs(op) else "contract"
                 self.bind(op.results[0], f"{self.use(function)}({', '.join(texts)})", name)
+            case _:
+                super().backend_operation(op)
 
     def splat(self, text: str, value: ir.Value) -> str:
         return f"{self.use('splat_tile')}({text}, {_shape(value)})"

@@ -243,7 +243,7 @@ def _interleave(code: Code, op: ir.Operation) -> Step:
 @operation("vector.bitcast")
 def _bitcast(code: Code, op: ir.Operation) -> Step:
     (source,), (r,) = code.operands(op), code.results(op)
-    (shape,) = ir.VectorType(op.results[0].type).shape
+    *_, shape = ir.VectorType(op.results[0].type).shape
     dtype = dtype_of(op.results[0].type)
 
     def step(values: Values, mask: Mask) -> None:
