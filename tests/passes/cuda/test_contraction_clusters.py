@@ -126,3 +126,22 @@ def test_warpgroups_alternate_tiles(text, block, cluster, steps, monkeypatch):
     assert_within(text, inputs, printed, kind="cuda", expected=a @ b)
     found = interpret_stage(specialised, result.texts, "map", dict(zip("ab", inputs)))
     assert_within(text, inputs, [found["c"]], kind="cuda", expected=a @ b)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "block, cluster, changes",
+    [((128, 256), (2, 1), {}), ((64, 128), (2, 2), {}), ((128, 128), (1, 1), {"alternate_tiles": True}),
+     ((64, 256), (1, 2), {"alternate_tiles": True, "result_boxes": 4})],
+)  # fmt: skip
+def test_large_tiles_fit_registers(block, cluster, changes, monkeypatch):
+    """No spills, no stack, no warning of the assembler; with an epilogue that is computed in registers."""
+    pytest.importorskip("cuda.core")
+    from tilec.runtime.cuda.compile import compile_kernel
+    from tilec.runtime.cuda.cubins import parameters
+
+    text, sizes = SCALED.format(o="bf16").replace("relu(", "gelu("), {"M": 4096, "N": 4096, "K": 4096}
+    _, result = lowered(text, sizes, block, cluster, monkeypatch, blocks=132, stages=4, **changes)
+    (kernel,) = result.emitted.kernels
+    made = compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+    assert ("multicast" in made.ptx) == (cluster != (1, 1)) and "cp.async.bulk.tensor.2d.global" in made.ptx
