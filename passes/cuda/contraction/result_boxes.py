@@ -49,9 +49,8 @@ def boxed_result(problem: Problem, after: list[ir.Operation]) -> Use | None:
     stored = [u for op in operations for u in uses_of(op)[len(mlir.inputs_of(op)) :] if not is_local(u.value)]
     read = [u for op in after for u in uses_of(op)[: len(mlir.inputs_of(op))] if not is_local(u.value)]
     both = any(set(u.dims) & set(problem.left.dims) and set(u.dims) & set(problem.right.dims) for u in read)
-    inner = [o for op in after for o in mlir.body_of(op).operations]
-    weight = sum(FUNCTION if o.operation.name.startswith("math.") else 1 for o in inner)
-    if len(stored) != 1 or both or weight > MOST or any(o.operation.regions or o.operation.name == "memref.load" for o in inner):
+    inner = [o.operation for op in after for o in mlir.body_of(op).operations]
+    if len(stored) != 1 or both or sum(map(_weight, inner)) > MOST or any(o.regions or o.name == "memref.load" for o in inner):
         return None
     (use,) = stored
     type_ = ir.MemRefType(root(use.value).type)
@@ -62,6 +61,12 @@ def boxed_result(problem: Problem, after: list[ir.Operation]) -> Use | None:
     extents = dict(zip(use.dims, type_.shape))
     runs = ((problem.left, HEIGHT), (problem.right, columns))
     return use if all(_is_run(side, run, extents) for side, run in runs) else None
+
+
+def _weight(op: ir.Operation) -> int:
+    """Instructions, roughly."""
+    one = op.name == "math.fma" or "afn" in str(op.attributes.get("fastmath"))
+    return FUNCTION if op.name.startswith("math.") and not one else 1
 
 
 def _is_run(side: Side, run: int, extents: dict[int, int]) -> bool:
