@@ -27,8 +27,9 @@ OTHER = 24  # registers of a thread for addresses and loops, at least
 HELD = {"copied": 224, "computed": 176, "gathered": 160}
 """Registers of a thread for data, beside those for addresses; fewer where it computes factors, or finds their elements, since
 what is known of a place before the loop over k is kept."""
-PARTIAL = 176
-"""Registers of a thread for sums, and for partial sums that leave the matrix units, beside those for scales and addresses."""
+PARTIAL = {1: 176, 2: 192}
+"""By the sets of partial sums: registers
+of a thread for sums, and for partial sums that leave the matrix units, beside those for scales and addresses."""
 DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}
 """Stages; more hide no more latency."""
 BY = {
@@ -299,10 +300,6 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         "sets of registers for such sums: with two, a thread adds one under the products of the other", default=1,
         shown="{}: sums are added under the products of the next",
     )  # fmt: skip
-    ping_pong: bool = option(
-        "two warpgroups alternate: one adds such sums under the products of the other", default=False,
-        shown="{}: two warpgroups alternate",
-    )  # fmt: skip
     alternate_tiles: bool = option(
         "two warpgroups multiply, each a tile of its own: the epilogue of one is under the products of the other (ping-pong)",
         default=False, shown="{}: each warpgroup multiplies a tile of its own",
@@ -372,14 +369,11 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
             return Refusal("result_boxes", f"`result_boxes` must be from 1 to 8, not {self.result_boxes}")
         if self.partials not in ((1, 2) if self.promoted == self.block[2] else (1,)):
             return Refusal("partials", "`partials` must be 1, or 2 where the sums of one step leave the matrix units")
-        if self.ping_pong and not (self.promoted == self.block[2] and self.partials == 1 and self.block[0] == 2 * ROWS):
-            why = "`ping_pong` needs two warpgroups, so 128 rows in `block`, and one set of the sums of a step"
-            return Refusal("ping_pong", why)
         if self.alternate_tiles and self.promoted:
             return Refusal("alternate_tiles", "warpgroups have tiles of their own only where sums stay in the matrix units")
         multiply = WARPGROUP if self.alternate_tiles else 32 * prod(self.warps)
         held = self.block[0] * self.block[1] // multiply * (1 + self.partials if self.promoted else 1)
-        if held > (PARTIAL if self.promoted else 65536 // self.block_threads - OTHER):
+        if held > (PARTIAL[self.partials] if self.promoted else 65536 // self.block_threads - OTHER):
             return Refusal("block", f"a thread would hold {held} sums, which is more than its registers")
         return None
 

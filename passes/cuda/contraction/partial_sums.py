@@ -3,8 +3,7 @@
     one set of registers:    for part { p = the part's products; wait for them; sums += p }
     two sets (`partials`):   for two parts { p, q = the products of both; wait for p; sums += p; wait for q; sums += q }
 
-With one set, a warpgroup adds under the products of the other, for which the two take turns (`ping_pong`): else the units would
-serve both at once, and stand still while both add.
+With one set, a warpgroup adds under the products of the other.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tilec.kernels import WarpgroupContraction
 from tilec.passes.cuda.contraction.fragments import fragment_coordinates
 from tilec.passes.cuda.contraction.problem import PRIVATE, Problem, Side, local
 from tilec.passes.cuda.contraction.scales import Scales
-from tilec.passes.cuda.ring import Ring, begin_ping_pong, carried_loop, ping_pong
+from tilec.passes.cuda.ring import Ring, carried_loop
 from tilec.passes.loops import loop, sum_of, when
 
 _State = list[ir.Value]
@@ -51,11 +50,6 @@ class PartialSums:
                 made = memref.AllocaOp(ir.MemRefType(sums.type), [], []).result
             self.sets.append(_Set(locations.named(made, f"partial_sums{f'_{number + 1}' * (number > 0)}"), Scales(problem, shape)))
 
-    def begin(self) -> None:
-        """Once, before all tiles: the first warpgroup multiplies first."""
-        if self.options.ping_pong:
-            begin_ping_pong(self.function, self.shape.roles)
-
     def multiply(self, problem: Problem, state: _State) -> None:
         self.problem = problem
         with self._each_sum() as at:
@@ -71,55 +65,53 @@ class PartialSums:
 
     def _one_set(self, state: _State) -> None:
         zero, (part,), steps = mlir.index(0), self.sets, self.options.promoted // self.problem.depth
-        last = (self.problem.steps - 1) // steps * steps
         self._load_scales(part, zero)
         with self._parts(zero, self.problem.steps, steps, state) as (first, now):
             part.scales.advance()
-            self._load_scales(part, arith.minsi(sum_of([(first, 1)], steps), mlir.index(last)))
+            ahead = sum_of([(first, 1)], steps)
+            if steps == 1:
+                stage = self._start(part, zero, now)
+                self._load_scales(part, ahead)
+                self._complete(part, 0, stage)
+                return
             count = mlir.index(steps)
             if self.problem.steps % steps:
                 count = arith.minsi(count, arith.subi(mlir.index(self.problem.steps), first))
-            if self.options.ping_pong:
-                ping_pong(self.function, self.shape.roles, "sync")
-            if steps == 1:
-                self._step(part, zero, now)
-            else:
-                with carried_loop(zero, count, now, name=f"{self.problem.inner_name}_step") as (step, inner):
-                    self._step(part, step, inner)
+            self._load_scales(part, ahead)
+            with carried_loop(zero, count, now, name=f"{self.problem.inner_name}_step") as (step, inner):
+                stage = self._start(part, step, inner)
+                self.wait(0, part.sums)
+                self.ring.release(stage, self.shape.thread)
             self._add(part)
-
-    def _step(self, part: _Set, step: ir.Value, state: _State) -> None:
-        """One stage, multiplied to its end."""
-        stage, phase = state
-        self.ring.wait_full(stage, phase)
-        self.product(part.sums, stage, step)
-        self.wait(0, part.sums)
-        if self.options.ping_pong:  # now: products of both at a time would end at the same time
-            ping_pong(self.function, self.shape.roles, "arrive")
-        self.ring.release(stage, self.shape.thread)
-        state[:] = self.ring.next(stage, phase)
 
     # ---- two sets of registers, of one stage each ----------------------------------------------------------
 
     def _two_sets(self, state: _State) -> None:
         """Pairs of stages: no products run from one turn of the loop to the next, as the assembler would wait for these."""
-        first, second = self.sets
+        zero, (first, second) = mlir.index(0), self.sets
+        for ahead, part in enumerate(self.sets):
+            self._load_scales(part, mlir.index(ahead))
         pairs = self.problem.steps // 2
         if pairs:
-            with self._parts(mlir.index(0), 2 * pairs, 2, state) as (number, now):
-                old = [self._start(part, sum_of([(number, 1)], ahead), now) for ahead, part in enumerate(self.sets)]
+            with self._parts(zero, 2 * pairs, 2, state) as (number, now):
+                for part in self.sets:
+                    part.scales.advance()
+                old = [self._start(part, zero, now) for part in self.sets]
+                for ahead, part in enumerate(self.sets):
+                    self._load_scales(part, sum_of([(number, 1)], 2 + ahead))
                 for running, part, stage in ((1, first, old[0]), (0, second, old[1])):
                     self._complete(part, running, stage)
         if self.problem.steps % 2:
-            self._complete(first, 0, self._start(first, mlir.index(2 * pairs), state))
+            first.scales.advance()
+            self._complete(first, 0, self._start(first, zero, state))
 
-    def _start(self, part: _Set, number: ir.Value, state: _State) -> ir.Value:
-        """Starts the products of a stage."""
+    # ---- either --------------------------------------------------------------------------------------------
+
+    def _start(self, part: _Set, step: ir.Value, state: _State) -> ir.Value:
+        """Starts the products of a stage, from zero where `step` is 0."""
         stage, phase = state
-        self._load_scales(part, number)
-        part.scales.advance()
         self.ring.wait_full(stage, phase)
-        self.product(part.sums, stage, mlir.index(0))
+        self.product(part.sums, stage, step)
         state[:] = self.ring.next(stage, phase)
         return stage
 
@@ -163,15 +155,16 @@ class PartialSums:
         where = self.problem.existing(side, self.problem.coordinates((side, number), (None, k)))
         return self.problem.evaluate(value, where, element=ir.F32Type.get())
 
-    # ---- either --------------------------------------------------------------------------------------------
-
     @contextmanager
     def _parts(self, first: ir.Value, end: int, step: int, state: _State) -> Iterator[tuple[ir.Value, _State]]:
         with carried_loop(first, mlir.index(end), state, step, name=f"{self.problem.inner_name}_part") as found:
             yield found
 
     def _load_scales(self, part: _Set, number: ir.Value) -> None:
-        part.scales.load(self.problem, sum_of([(number, self.problem.depth)]))
+        """Of the part that begins at a stage, or of the last one: under the products, which nothing should delay."""
+        last = (self.problem.steps - 1) * self.problem.depth // self.options.promoted * self.options.promoted
+        k = arith.minsi(sum_of([(number, self.problem.depth)]), mlir.index(last))
+        part.scales.load(self.problem, k)
 
     def _add(self, part: _Set) -> None:
         with self._each_sum() as at:

@@ -49,6 +49,7 @@ from tilec.passes.loops import delinearise, loop, sum_of, when
 
 EQUAL = arith.CmpIPredicate.eq
 REGISTERS = Registers(producer=40, consumer=232)  # of 168 at launch
+MOST_REGISTERS = Registers(producer=24, consumer=240)
 
 
 def map_wgmma(
@@ -79,8 +80,6 @@ def map_wgmma(
             _erase(operations)
 
     def consume() -> None:
-        if loads.partial is not None:
-            loads.partial.begin()
         mine, state, step = first, list(start), count
         if options.alternate_tiles:  # every other tile; the stages between are the other warpgroup's
             mine, step = sum_of([(first, 1), (shape.roles.consumer, count)]), 2 * count
@@ -93,7 +92,7 @@ def map_wgmma(
         if loads.boxes:
             loads.boxes.wait(thread)
 
-    shape.roles.divide(REGISTERS, produce, consume)
+    shape.roles.divide(MOST_REGISTERS if loads.partial else REGISTERS, produce, consume)
     if cluster:
         cluster.meet()
 

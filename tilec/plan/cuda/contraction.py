@@ -35,7 +35,7 @@ from tilec.cost import contraction
 from tilec.cost.contraction import BlockTile
 from tilec.cost.model import Choice, pick
 from tilec.kernels import KernelPlan
-from tilec.kernels.contraction import BY, BYTES, Contraction, MatrixKernel, WarpgroupContraction, whole_pieces
+from tilec.kernels.contraction import BY, BYTES, PARTIAL, Contraction, MatrixKernel, WarpgroupContraction, whole_pieces
 from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access
 from tilec.plan.groups import Group, Remark
 
@@ -153,7 +153,7 @@ def choose_contraction(
     tile = pick(found.choices, nth)
     sizes, built = found.fit(tile).sizes, _staged(found.build(tile), tile, found.problem.out_bytes, target)
     if isinstance(built, WarpgroupContraction) and built.promoted:
-        built = replace(built, scale_columns=_scale_columns(node, found.roles, g, sizes))
+        built = replace(built, scale_columns=_scale_columns(node, found.roles, g, sizes), partials=_partials(built, node, tile))
     tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
     tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
     kernel = replace(kernel, tile=tiles, options=built, sram=lambda k: k.options.shared_bytes)
@@ -191,6 +191,13 @@ def promoted_of(kind: str, node: Node) -> int:
     scales = scales_of(node) if kind != str(node.contraction.left.type) else 0
     short = kind.startswith("f8") and mlir.get_string(node.op, "tilec.multiplicand") != "f22"
     return gcd(scales, PROMOTED) if short else scales
+
+
+def _partials(built: WarpgroupContraction, node: Node, tile: BlockTile) -> int:
+    """Sets of registers for partial sums: two where scales, or the code for numbers without parts, leave room."""
+    held = 3 * tile.bm * tile.bn // (32 * tile.warps)
+    alone = built.promoted == tile.bk and built.parts == 1 and not scales_of(node)
+    return 2 if alone and held <= PARTIAL[2] else 1
 
 
 def _scale_columns(node: Node, roles: Roles, g: Group, sizes: Sizes) -> int:
