@@ -4,8 +4,6 @@ A block has some rows of all operations, and one operation after another compute
 the core's L2. Each block packs the factors that belong to no row, so that more rows in a block mean less packing.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -53,6 +51,7 @@ def _element(node: Node) -> str:
 def _roles(node: Node, space: Space) -> tuple[int, int, int] | str:
     """The kernel dimensions of a contraction's rows, columns and sum: rows are of the grid."""
     c, dims = node.contraction, space.dims[node]
+    assert c is not None
     m, n = ({dims[d] for d in own if node.extents[d] > 1} for own in (c.m, c.n))
     rows, columns = (m, n) if m & set(space.grid) else (n, m)
     for found, what in ((rows, "rows"), (columns, "columns"), (c.k, "reduced indices")):
@@ -130,6 +129,7 @@ def choose_chain(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> 
     space, contractions = g.space, [n for n in g.nodes if n.contraction is not None]
     element = _element(contractions[0])
     size = SIZE[element]
+    assert target.core is not None
     lanes = target.core.simd_bytes // size
     found = [_dims(n, space) for n in contractions]
     rows = _rows(g.nodes, space, graph, target)
