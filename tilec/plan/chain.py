@@ -66,6 +66,8 @@ def _refuse(nodes: list[Node], space: Space, graph: Graph, target: Target) -> st
         return "an index has no values"
     if set(space.grid) != {*chain.batch, *chain.rows}:
         return "they have further parallel indices"
+    if space.extents[chain.between] >= 2**31 and any(c.locates is not None for c in chain.online.carried):
+        return "the index of an extreme takes more than 31 bits"
     return _refuse_storage(chain, space) or _refuse_size(chain, nodes, space, graph, target)
 
 
