@@ -202,6 +202,7 @@ class ChainTimes(Group, name="contraction_chain", kind="cuda"):
     """Times of contraction chains."""
 
     step_us: float = number("idle time of one step between its products")
+    reduced_step_us: float = number("the same without a second contraction")
     alternate: float = number("share of the lesser of products and arithmetic that warpgroups which alternate do not hide")
     cut_us: float = number("time of an element of a step in tiles that a mask cuts, where each score is compared")
     step_elements: int = number("most elements of a step; with more, registers spill", least=32)

@@ -306,7 +306,7 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     exposed = sum(terms.get(u, 0.0) for u in ("fma", "special"))
     if tile.ping_pong:
         exposed = fit.alternate * min(exposed, terms["tensor"]) + max(0.0, exposed - max(terms.values()))
-    return replace(work, serial_us=work.serial_us + fit.step_us * steps + exposed)
+    return replace(work, serial_us=work.serial_us + fit.reduced_step_us * steps + exposed)
 
 
 def _reads(target: Target, p: ChainProblem, tile: ChainTile, waves: int, steps: int) -> float:
