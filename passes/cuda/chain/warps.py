@@ -210,7 +210,8 @@ class Warps:
     def _product(self, slot: ir.Value) -> None:
         """o += the weights, each in its parts, times a tile of the third factor."""
         own, bn = self.fragments, self.block.bn
-        with loop(bn // 16, name="depth") as step, loop(own.wide // 16, name="columns") as j:
+        apart = self.block.options.weight_terms > 1  # LLVM leaves a loop as large, and weights that it subscripts are memory then
+        with loop(bn // 16, unroll=apart, name="depth") as step, loop(own.wide // 16, name="columns") as j:
             k, first = arith.muli(step, mlir.index(16)), arith.muli(j, mlir.index(16))
             load_matrices(self.v_tiles, slot, first, k, self.right, mlir.index(0), self.thread, k_major=False, rows_first=False)
             with loop(self.block.options.weight_terms, name="part") as term:

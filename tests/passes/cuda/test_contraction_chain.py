@@ -122,6 +122,20 @@ def test_decoding_is_one_chain():
         assert isinstance(kernel.options, ContractionChain) and kernel.options.blocks_per_row > 1, name
 
 
+def test_parts_of_lengths_that_are_data(monkeypatch):
+    """Sequences of other lengths have other numbers of tiles, of which each part has its share, or none."""
+    text = """op f(q: bf16[B, H, D], k: bf16[B, H, T, D], v: bf16[B, H, T, D], n: i32[B]) -> (o: bf16[B, H, D]) {
+    s[b, h, j] = sum[d](q[b, h, d] * k[b, h, j, d]) / 4 if j < n[b] else -inf
+    p[b, h, j] = softmax[j](s[b, h, j])
+    o[b, h, d] = sum[j](p[b, h, j] * v[b, h, j, d]) using bf16
+}"""
+    sizes = {"B": 3, "H": 2, "T": 80, "D": 24}
+    tile = warps(16, 16, parts=3)
+    specialised, _ = lowered(text, sizes, tile, monkeypatch)
+    *factors, _ = arrays(specialised)
+    check(text, sizes, tile, monkeypatch, [*factors, np.array([80, 7, 33], np.int32)])
+
+
 def test_parts_of_other_results(monkeypatch):
     """Results for each row, of rows without anything, and infinities."""
     text = """op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], z: f32[H, S, D]) -> (o: f32[H, S, D], l: f32[H, S]) {
@@ -268,7 +282,7 @@ def test_refused(text, sizes, target, reason):
     assert reason in reasons(text, sizes, target), reasons(text, sizes, target)
 
 
-@pytest.mark.parametrize("target", ["a100", "rtx3090", "rtx4090", "h200", "b200"])
+@pytest.mark.parametrize("target", ["a100", "rtx3090", "rtx4090", "rtx5090", "h200", "b200"])
 def test_every_gpu_has_a_unit(target):
     """Warps where there are no warpgroups, and where TMA cannot load the rows."""
     for depth in (64, 65, 128, 256):
@@ -335,7 +349,7 @@ def test_compiled(name, depth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target, chip", [("a100", "sm_80"), ("rtx4090", "sm_89"), ("h200", "sm_90a")])
+@pytest.mark.parametrize("target, chip", [("a100", "sm_80"), ("rtx4090", "sm_89"), ("rtx5090", "sm_120"), ("h200", "sm_90a")])
 @pytest.mark.parametrize("name, depth", [("causal", 64), ("softmax", 128), ("in three parts", 128), ("softmax", 256)])
 def test_warps_are_compiled(name, depth, target, chip, monkeypatch):
     """The tile that the planner chooses where there are no warpgroups, and parts of rows: no spills, no stack."""
