@@ -40,6 +40,7 @@ from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, fact
 from tilec.plan.groups import Group, Remark
 
 Sizes = dict[int, int]  # by kernel dimension
+BYTE_OPERATIONS = 4  # of an element that threads convert where they load it from shared memory
 PROMOTED = 128  # elements of k: a line of 8-bit numbers
 KEPT = 1.05  # of the time of a block that keeps its right factor: waits for it go on
 STAGES = 4  # of a ring that hides the latency of its loads
@@ -277,6 +278,8 @@ def _source_bytes(found: FactorAccess | None) -> int:
 def _staging(operand: Operand, target: Target) -> float:
     """Integer operations for an element that threads bring to shared memory."""
     fit = target.fit(ContractionTimes)
+    if operand.stored:
+        return BYTE_OPERATIONS
     return 0 if operand.pieces else fit.gather_operations if operand.gathers else fit.convert_operations
 
 
