@@ -3,8 +3,6 @@
 A leaf is an index, a number from outside of the operations, or an integer in memory, such as a length.
 """
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from tilec.analysis.expression import Expr
@@ -21,7 +19,8 @@ def affine_bounds(condition: Expr, holds: bool = True) -> tuple[Linear, ...] | N
     match condition.op:
         case "arith.andi" | "arith.ori" if holds == (condition.op == "arith.andi"):
             parts = [affine_bounds(a, holds) for a in condition.args]
-            return None if None in parts else tuple(b for part in parts for b in part)
+            known = [part for part in parts if part is not None]
+            return tuple(b for part in known for b in part) if len(known) == len(parts) else None
         case "arith.xori" if condition.args[1].number is not None:
             return affine_bounds(condition.args[0], holds != bool(condition.args[1].number))
         case "arith.cmpi":
@@ -33,9 +32,10 @@ def affine_bounds(condition: Expr, holds: bool = True) -> tuple[Linear, ...] | N
 
 
 def _compared(condition: Expr) -> tuple[Linear, ...] | None:
+    assert condition.template is not None
     predicate = ir.IntegerAttr(condition.template.attributes["predicate"]).value
-    sides = [_side(a) for a in condition.args]
-    if predicate not in _AT_LEAST or None in sides or any(map(_may_wrap, sides)):
+    sides = [side for side in map(_side, condition.args) if side is not None]
+    if predicate not in _AT_LEAST or len(sides) < 2 or any(map(_may_wrap, sides)):
         return None
     strict, sign = _AT_LEAST[predicate]
     if condition.args[0].op == "math.absi":  # |x| < y: x < y and -x < y
@@ -74,14 +74,14 @@ def linear(x: Expr) -> Linear | None:
         case "arith.index_cast" | "arith.extsi":
             return linear(x.args[0])
         case "affine.apply":
+            assert x.template is not None
             map_ = ir.AffineMapAttr(x.template.attributes["map"]).value
             return _affine(map_.results[0], [linear(a) for a in x.args], map_.n_dims)
     if len(x.args) != 2 or x.type not in ("i64", "index"):
         return None
-    parts = [linear(a) for a in x.args]
-    if None in parts:
+    a, b = (linear(side) for side in x.args)
+    if a is None or b is None:
         return None
-    a, b = parts
     match x.op:
         case "arith.addi":
             return _add(a, b)

@@ -1,7 +1,5 @@
 """Numbers that a scalar is multiplied by: x = c z, read from its expression."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from math import inf

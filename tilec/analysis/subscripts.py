@@ -1,7 +1,5 @@
 """The places at which elements are read: how subscripts depend on an index."""
 
-# mypy: no-strict-optional
-
 from __future__ import annotations
 
 from math import gcd
@@ -26,12 +24,18 @@ def step(x: Expr, d: int) -> int | None:
             return 1
         case "arith.index_cast" | "arith.extsi":
             return steps[0]
-        case "arith.addi" | "arith.subi" if None not in steps:
-            return steps[0] + (steps[1] if x.op == "arith.addi" else -steps[1])
+        case "arith.addi" | "arith.subi":
+            first, second = steps
+            if first is None or second is None:
+                return None
+            return first + (second if x.op == "arith.addi" else -second)
         case "arith.muli":
-            known = next((n for n, a in enumerate(x.args) if a.number is not None), None)
-            return None if known is None or steps[1 - known] is None else steps[1 - known] * int(x.args[known].number)
+            for number, other in zip((a.number for a in x.args), reversed(steps)):
+                if number is not None:
+                    return None if other is None else other * int(number)
+            return None
         case "affine.apply":
+            assert x.template is not None
             map_ = ir.AffineMapAttr(x.template.attributes["map"]).value
             return _affine_step(map_.results[0], steps, map_.n_dims)
     return None
@@ -73,6 +77,7 @@ def _quotient(x: Expr, d: int) -> int:
     inner = [a for a in x.args if d in a.dims]
     if x.op != "affine.apply" or len(inner) != 1 or inner[0].op != "index":
         return 0
+    assert x.template is not None
     map_ = ir.AffineMapAttr(x.template.attributes["map"]).value
     position = list(x.args).index(inner[0])
     return _affine_quotient(map_.results[0], position, map_.n_dims)
@@ -105,5 +110,5 @@ def base_multiple(subscript: Expr) -> int:
     if found is None:
         return 1
     leaves, number = found
-    (last, *_) = sorted(leaves, key=lambda leaf: abs(leaves[leaf])) or [None]
+    last = min(leaves, key=lambda leaf: abs(leaves[leaf]), default=None)
     return gcd(number, *(f for leaf, f in leaves.items() if leaf is not last))
