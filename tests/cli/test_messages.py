@@ -212,8 +212,8 @@ def test_nothing_verified_is_a_failure(tilec, folder):
 
 
 def test_verify_says_how_far_it_is(tilec, folder, monkeypatch):
-    monkeypatch.setattr("tilec.process.progress.FIRST", 0.01)
-    monkeypatch.setattr("tilec.process.progress.REPEATED", 0.01)
+    monkeypatch.setattr("tilec.process.progress.FIRST", 0.0005)
+    monkeypatch.setattr("tilec.process.progress.REPEATED", 0.0005)
     _, _, err = tilec("verify", "cos_cos.tile", "-D", "M=2,N=3")
     assert re.search(
         r"^still: checking M=2, N=3 \(1 of 1\), stage \w+ \(\d of 8\), \w+ inputs, \d+ s so far", err, re.MULTILINE
