@@ -115,13 +115,15 @@ class Part:
 @dataclass
 class Position:
     """One slot of a thread: the step and lane along every dimension of a loop nest, and its coordinates in the block's
-    tile. `misalignment`: the number of elements in front of the row's first element."""
+    tile. `misalignment`: the number of elements in front of the row's first element. `inside`: whether an element at the edge of an
+    unaligned row is within it, where the nest has no guard for that."""
 
     layout: Layout
     steps: dict[int, ir.Value]
     bases: dict[int, ir.Value]
     lane: ir.Value | None
     misalignment: ir.Value | None = None
+    inside: ir.Value | None = None
 
     def slot(self, dims: tuple[int, ...], lane: int = 0, chunk: dict[int, ir.Value] | None = None) -> list[ir.Value]:
         """Indices of this slot in a private tile over `dims`; in one that holds all chunks, of the one that is given."""
@@ -222,13 +224,14 @@ class Threads:
     def slots(
         self, dims: tuple[int, ...], chunk: dict[int, ir.Value], sizes: dict[int, int | ir.Value] | None, *,
         lanes: bool, owner: ir.Value | None = None, apart: int = 1, part: Part | None = None,
-        where: Callable[[Position], ir.Value] | None = None,
+        where: Callable[[Position], ir.Value] | None = None, masked: bool = False,
     ) -> Iterator[Position]:  # fmt: skip
         """Loops over this thread's steps and lanes along `dims`, guarded to `sizes` where they are given; only over every
         lane that is `apart` from the next.
 
         Where vectors are used every vector is inside or outside as a whole, so that one guard a step is enough; but for
-        unaligned rows, of which a nest takes the vectors that `part` says (and `where`), and each lane at the edges has its guard.
+        unaligned rows, of which a nest takes the vectors that `part` says (and `where`), and each lane at the edges has its guard;
+        with `masked`, `Position.inside` instead.
         """
         layout, kind = self.layout, part.kind if part else None
         position = Position(layout, {}, {}, None, self.misalignment)
@@ -260,7 +263,11 @@ class Threads:
                 position.lane = sum_of([(number, apart)])
                 if kind == EDGE:
                     element, d = position.coordinate(layout.lane_dim), layout.lane_dim
-                    stack.enter_context(when(arith.andi(_least(element, 0), _below(element, sizes[d]))))
+                    inside = arith.andi(_least(element, 0), _below(element, sizes[d]))
+                    if masked:
+                        position.inside = inside
+                    else:
+                        stack.enter_context(when(inside))
             yield position
 
     def parts(self, dims: tuple[int, ...], *kinds: str) -> list[Part | None]:

@@ -28,7 +28,7 @@ from tilec.passes.cuda.chain.kernel import map_chain
 from tilec.passes.cuda.cluster import arrive, cluster_rank
 from tilec.passes.cuda.contraction.kernel import map_contraction
 from tilec.passes.cuda.memory_spaces import is_local, root, space_of
-from tilec.passes.cuda.threaded import transpose
+from tilec.passes.cuda.threaded import transpose, unaligned
 from tilec.passes.cuda.threaded.context import KernelContext
 from tilec.passes.cuda.threaded.look_back import split_rows
 from tilec.passes.cuda.threaded.online import OnlineMapper, joined
@@ -132,10 +132,18 @@ class KernelMapper(KernelContext):
             return None
         if any(space_of(value) == "private" for value in mlir.outputs_of(op)):
             return None
+        return self._single_steps(d)
+
+    def _single_steps(self, d: int) -> Threads:
+        """The same threads in a loop over their steps along a dimension."""
         steps = [1 if e == d else s for e, s in enumerate(self.layout.steps)]
         return Threads(
             replace(self.layout, steps=tuple(steps)), self.threads.misalignment, self.threads.least, self.names
         )
+
+    def _realign(self, op: ir.Operation) -> None:
+        """A copy of an operand that begins elsewhere in its vectors than the rows do."""
+        unaligned.realign(GenericMapper(self, op, self._single_steps(self.layout.lane)))
 
     def _blocks(self) -> int:
         """The loop over blocks becomes this block's number; returns how many there are."""
@@ -153,7 +161,7 @@ class KernelMapper(KernelContext):
         block = forall.operation.regions[0].blocks[0]
         with ir.InsertionPoint(forall), self.function.location:
             if self.persistent_blocks:
-                pipeline = Pipeline(self, forall.operation, self.persistent_blocks)
+                pipeline = Pipeline(self, forall.operation, self.persistent_blocks, self._realign)
                 self.body = pipeline.build()
                 forall.operation.erase()
                 self.function.attributes["tilec.persistent"] = ir.UnitAttr.get()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilec.analysis.traffic import element_bytes
-from tilec.core import locations
+from tilec.core import locations, mlir
 from tilec.core.mlir import ir
 from tilec.runtime.cuda.device.define import NUMBA
 from tilec.runtime.emit.addresses import Address, address_of, is_part_of_addresses
@@ -68,6 +68,8 @@ class MemoryPrinter(UnrollPrinter):
     def pure(self, op: ir.Operation) -> None:
         if self.steps_last and is_part_of_addresses(op):
             self.text[op.results[0]] = f"({self.expression(op)})"
+        elif any("tilec.both" in user.attributes for user in mlir.uses(op.results[0])):
+            self.bind(op.results[0], self.expression(op), self.variable(op))
         else:
             super().pure(op)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from math import ceil
+from math import ceil, gcd
 
 from tilec.core.fitted import RowRegisters, RowTimes
 from tilec.core.target import Target
@@ -49,6 +49,11 @@ class Rows:
         row = self.length * self.element_bytes
         widest = next((w // self.element_bytes for w in (16, 8, 4, 2) if w >= self.element_bytes and row % w == 0), 1)
         return min(self.vector, widest) if self.vector else widest
+
+    @property
+    def period(self) -> int:
+        """After so many rows one begins at the same place in a vector again."""
+        return self.vector // gcd(self.length, self.vector) if self.unaligned else 1
 
     def padded_extent(self, part: int) -> int:
         """Elements that a part of a row takes, with the unused elements of its first and last vectors (unaligned rows)."""
@@ -201,6 +206,8 @@ def _shared_rows(target: Target, p: Rows) -> Iterator[RowTile]:
         ways = resident * target.units if cluster == 1 else sm.clusters(cluster, resident)
         if not ways:
             continue
+        if stages and p.common and ways > p.period:  # operands that all rows share are then moved to their place once
+            ways -= ways % p.period
         registers = min(need if not stages else sm.registers // (threads * resident) // 8 * 8, 248)
         if (p.rows >= 2 * ways) if stages else (p.rows < 4 * ways or len(depths) == 1):
             yield RowTile(

@@ -190,6 +190,7 @@ def choose(target: Target, *problems: Rows) -> list[Choice[RowTile]]:
 
 
 def _effort(tile: RowTile) -> tuple[int, ...]:
-    """A tie goes to the simpler tile."""
+    """A tie goes to the simpler tile; of unaligned 16-bit rows to one that prefetches more, as the work on a row takes longer."""
     threads = tile.threads * (tile.rows_per_block if tile.threads > 1 else 1)
-    return tile.cluster, tile.stages, not tile.packed, threads, tile.registers
+    stages = -tile.stages if tile.unaligned and tile.packed else tile.stages
+    return tile.cluster, stages, not tile.packed, threads, tile.registers

@@ -277,6 +277,7 @@ TABLE: tuple[Attribute, ...] = (
     Attribute("unroll", ("scf.for",), _mark(), "map", "emit", "printed as a loop that is written out before it is compiled"),
     Attribute("rolled", ("scf.for",), _mark(), "map", "emit", "stays a loop, which LLVM does not unroll either"),
     Attribute("branch", ("scf.if",), _mark(), "map", "emit", "stays a branch: no predicated loads, which leave zeros"),
+    Attribute("both", ("arith.select",), _mark(), "map", "emit", "both values are computed before one of them is taken"),
     Attribute("words", ("memref.alloca",), _mark(), "map", "emit",
               "a fragment of a matrix: registers of 32 bits, two elements in each"),
     Attribute("halves", ("memref.alloca",), _mark(), "map", "emit", "elements of 16 bits, two of which share a register of 32"),

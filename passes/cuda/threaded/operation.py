@@ -13,7 +13,7 @@ from typing import Any
 
 from tilec.analysis.lane_invariance import NONE, LaneInvariance, find_lane_invariance
 from tilec.core import mlir
-from tilec.core.mlir import gpu, ir, memref, vector
+from tilec.core.mlir import arith, gpu, ir, memref, vector
 from tilec.passes.combiner import Combiner
 from tilec.passes.cuda.memory_spaces import is_half, is_local, root, space_of
 from tilec.passes.cuda.threaded import transpose, unaligned
@@ -298,8 +298,11 @@ class GenericMapper(OperationContext):
         free = self._is_free()
         if free:
             self.kernel.filled |= {root(v) for v in self.operands[self.count :]}
+        masked = self._is_masked()
         for part in self.threads.parts(self.dims, *((TOUCHED,) if free else (WHOLE, EDGE))):
-            with self.threads.slots(self.dims, self.chunk, self.sizes, lanes=True, apart=size, part=part) as position:
+            with self.threads.slots(
+                self.dims, self.chunk, self.sizes, lanes=True, apart=size, part=part, masked=masked
+            ) as position:
                 shared: dict[ir.Value, ir.Value] = {}
                 for number in range(size):
                     self.compute(position.offset_lane(number), far, number, shared)
@@ -310,10 +313,23 @@ class GenericMapper(OperationContext):
             return False
         inputs = [(v, p) for v, p, live in zip(self.operands[: self.count], self.operand_dims, self.live) if live]
         lacking = {v for v, p in inputs if self._is_unaligned(p) and (is_local(v) or root(v) in self.kernel.written)}
-        known = all(root(v) in self.kernel.filled for v in lacking)
-        return known and not any(
-            o.operation.name in ("memref.load", "cf.assert", "scf.if") for o in self.block.operations
-        )
+        return all(root(v) in self.kernel.filled for v in lacking) and self._is_plain()
+
+    def _is_masked(self) -> bool:
+        """Whether the elements beside an unaligned row are computed, and then left out of the states: eight branches in a row take
+        longer than eight elements (H200; four do not)."""
+        states = len(self.states) == len(self.operands) - self.count
+        return states and self._is_unaligned(self.dims) and self.layout.vectors[self.layout.lane] > 4 and self._is_plain()
+
+    def _is_plain(self) -> bool:
+        """Whether an element may be computed without need: its body neither reads memory nor checks anything."""
+        return not any(o.operation.name in ("memref.load", "cf.assert", "scf.if") for o in self.block.operations)
+
+    def _put_inside(self, n: int, position: Position, value: ir.Value) -> None:
+        """A new value of a state, unless the element is beside the row."""
+        chosen = arith.SelectOp(position.inside, value, self.element(n, position))
+        chosen.attributes["tilec.both"] = ir.UnitAttr.get()
+        self.put(n, position, chosen.result)
 
     def compute(
         self,
@@ -342,5 +358,6 @@ class GenericMapper(OperationContext):
                 copy = together.clone(inner.operation, number, mapping, {} if shared is None else shared)
                 if copy is not None and far is not None and is_trigonometric(copy):
                     mark_approximate(copy, far)
+        put = self.put if position.inside is None else self._put_inside
         for n, value in enumerate(list(self.block.operations)[-1].operands, self.count):
-            self.put(n, position, mapping.get(value, value))
+            put(n, position, mapping.get(value, value))

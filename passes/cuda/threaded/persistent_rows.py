@@ -10,6 +10,13 @@
 itself, so that it does not wait for other threads. `tilec.stages` is the number of buffers; 0 marks an operand that all
 tiles share, which is copied once, before the loop. (One bulk copy a block, on an H200, was slower by 2 to 12%: it keeps
 fewer bytes in flight.)
+
+Where rows are unaligned (`unaligned.py`), an operand that all tiles share begins elsewhere in its vectors than they do. Each thread
+moves its elements to where those of the row are, in shared memory, and does so again for rows that begin at another place:
+
+    if misalignment != aligned { g = realign(gain, misalignment) -> buffer }
+
+The plan has so many blocks that the rows of one all begin at the same place.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ from tilec.passes.cuda.ring import CopyRing
 from tilec.passes.cuda.threaded.context import KernelContext
 from tilec.passes.cuda.threaded.row_alignment import RowAlignment
 from tilec.passes.cuda.threaded.unaligned import ends_before, flat, flat_index, load_rest, uncut
-from tilec.passes.loops import INNER, TOUCHED, delinearise, loop, sum_of
+from tilec.passes.loops import INNER, TOUCHED, delinearise, loop, sum_of, when
 
 NARROWEST, WIDEST = 32, 128  # bits that an asynchronous copy takes at once
 STAGES, RESTS, REGISTER_CHUNKS = "tilec.stages", "tilec.rests", "tilec.register_chunks"
@@ -50,7 +57,10 @@ def stage_rows(
     generics = [o.operation for o in body.operations if mlir.is_generic(o.operation)]
     first = next(o.operation for o in body.operations if o.operation.name.startswith("linalg."))
     copies = []
-    for value, dims in row_inputs(generics, layout):
+    found = row_inputs(generics, layout)
+    if layout.unaligned:
+        found += [(v, d) for v, d in row_inputs(generics, layout, realigned=True) if not set(d) & set(grid)]
+    for value, dims in found:
         for op in _slice_within(value, body):
             op.move_before(first)
         with ir.InsertionPoint(first), first.location:
@@ -91,18 +101,20 @@ def hold_rows(
                     op.operands[n] = buffer
 
 
-def row_inputs(generics: list[ir.Operation], layout: Layout) -> list[tuple[ir.Value, list[int]]]:
+def row_inputs(
+    generics: list[ir.Operation], layout: Layout, realigned: bool = False
+) -> list[tuple[ir.Value, list[int]]]:
     """The inputs in global memory whose part of a tile is contiguous along the fastest threads, and that no earlier
     operation of the block writes. For unaligned rows, inputs that begin at other places in a vector are excluded, since
-    the threads that copy their elements would not be those that read them."""
+    the threads that copy their elements would not be those that read them. `realigned`: those alone."""
     alignment = RowAlignment(generics, layout) if layout.unaligned else None
     made = {root(value) for op in generics for value in mlir.outputs_of(op)}
     found: list[tuple[ir.Value, list[int]]] = []
     for op in generics:
         for value, dims in zip(mlir.inputs_of(op), operand_dims(op)):
             known = any(v == value and d == dims for v, d in found)
-            along = _side_by_side(value, dims, layout) and (alignment is None or alignment.follows(value, dims))
-            if along and not known and root(value) not in made:
+            along = _side_by_side(value, dims, layout) and not known and root(value) not in made
+            if along and (alignment is None or alignment.follows(value, dims) != realigned):
                 found.append((value, dims))
     return found
 
@@ -129,8 +141,11 @@ def _slice_within(value: ir.Value, body: ir.Block) -> list[ir.Operation]:
 class Pipeline:
     """The loop over a block's tiles: `persistent_blocks` blocks, or clusters, are at work and take tile after tile."""
 
-    def __init__(self, kernel: KernelContext, forall: ir.Operation, persistent_blocks: int) -> None:
-        self.kernel = kernel
+    def __init__(
+        self, kernel: KernelContext, forall: ir.Operation, persistent_blocks: int, realign: Callable[[ir.Operation], None]
+    ) -> None:
+        """`realign` maps a copy whose elements move to another place in their vectors (`unaligned.realign`)."""
+        self.kernel, self.realign = kernel, realign
         self.counts = list(ir.DenseI64ArrayAttr(forall.attributes["staticUpperBound"]))
         self.total = prod(self.counts)
         self.most = min(persistent_blocks, self.total)
@@ -159,20 +174,24 @@ class Pipeline:
                 self.kernel.vector_buffers.add(self.buffers[copy])
         zero = mlir.index(0)
         for copy in self.copies:
-            if not self._is_prefetched(copy):
+            if self._is_realigned(copy):
+                self.kernel.filled.add(self.buffers[copy])
+            elif not self._is_prefetched(copy):
                 self._start(copy, {}, zero)
         for stage in range(self.ring.stages):
             self._start_prefetches(self._tile_ahead(number, stage), mlir.index(stage))
         self.kernel.wait_for_cluster()
-        loop = scf.ForOp(number, mlir.index(self.total), self.step, [zero, zero])
-        locations.named(loop, _only(self.counts, self.names) or "tile", "parity", "stage")
+        aligned = [mlir.index(-1)] if any(map(self._is_realigned, self.copies)) else []  # where in a vector the last row began
+        loop = scf.ForOp(number, mlir.index(self.total), self.step, [*aligned, zero, zero])
+        names = ("aligned", "parity", "stage")[not aligned :]
+        locations.named(loop, _only(self.counts, self.names) or "tile", *names)
         with ir.InsertionPoint(loop.body):
             self._round(loop)
         return loop.body
 
     def _round(self, loop: scf.ForOp) -> None:
         """One tile: wait, take it into registers, start the copy of a later one, and the work."""
-        tile, (phase, stage) = loop.induction_variable, loop.inner_iter_args
+        tile, (*aligned, phase, stage) = loop.induction_variable, loop.inner_iter_args
         self.kernel.phase = phase
         mapping = self._mapping(tile, stage)
         rests = [op for op in self.ops if RESTS in op.attributes]
@@ -184,6 +203,8 @@ class Pipeline:
                 if self.kernel.alignment and self.kernel.threads.misalignment is None:
                     misalignment = self._misalignment(mapping.get(op.operands[0], op.operands[0]), op)
                     self.kernel.threads.misalignment = misalignment
+                if self._is_realigned(op):
+                    self._realign(op, mapping, aligned[0])
                 if op == self.copies[-1]:
                     self.ring.wait(self.ring.stages - 1)
                 continue
@@ -193,7 +214,17 @@ class Pipeline:
             if rests and op == rests[-1]:
                 gpu.BarrierOp()  # workgroup memory of the last tile's reductions is free, too
                 self._start_prefetches(self._tile_ahead(tile, self.ring.stages), stage)
-        scf.YieldOp([arith.xori(phase, mlir.index(1)), self.ring.next(stage)])
+        began = [self.kernel.threads.misalignment] if aligned else []
+        scf.YieldOp([*began, arith.xori(phase, mlir.index(1)), self.ring.next(stage)])
+
+    def _realign(self, copy: ir.Operation, mapping: dict[ir.Value, ir.Value], aligned: ir.Value) -> None:
+        """Puts an operand that all tiles share where this tile's row begins, unless it is there since the last one."""
+        misalignment = self.kernel.threads.misalignment
+        with when(arith.cmpi(arith.CmpIPredicate.ne, misalignment, aligned)):
+            made = mlir.clone_op(copy, dict(mapping))
+            with ir.InsertionPoint(made):
+                self.realign(made)
+            made.erase()
 
     def _tile_ahead(self, tile: ir.Value, rounds: int) -> ir.Value:
         """The number of the tile that this block takes some rounds later."""
@@ -244,6 +275,11 @@ class Pipeline:
 
     def _is_prefetched(self, copy: ir.Operation) -> bool:
         return mlir.get_integer(copy, STAGES) > 0
+
+    def _is_realigned(self, copy: ir.Operation) -> bool:
+        """Whether an operand that all tiles share begins elsewhere in its vectors than their rows do."""
+        alignment, dims = self.kernel.alignment, tuple(mlir.get_integers(copy, "tilec.dims"))
+        return alignment is not None and not alignment.follows(copy.operands[0], dims)
 
 
 def _only(counts: list[int], names: list[str | None]) -> str | None:

@@ -11,7 +11,8 @@ to 7 elements). The first and the last vector of a row also hold elements of nei
 and not used; stores into such a vector are stores of single elements. A tensor begins at a vector. If it ends inside a
 vector, only its own elements are read.
 
-Operands whose rows begin at other places, such as a gain by column, are read element by element.
+Operands whose rows begin at other places, such as a gain by column, are put together from two vectors; by persistent blocks once
+for many rows, in shared memory (`persistent_rows.py`).
 """
 
 # mypy: no-strict-optional
@@ -28,7 +29,7 @@ from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.memory_spaces import is_half, is_local, root
 from tilec.passes.cuda.threaded.context import OperationContext
 from tilec.passes.cuda.threaded.row_alignment import begin
-from tilec.passes.loops import EDGE, INNER, TOUCHED, WHOLE, Position, sum_of, when
+from tilec.passes.loops import EDGE, INNER, TOUCHED, WHOLE, Position, loop, sum_of, when
 
 
 def flat(value: ir.Value) -> ir.Value:
@@ -158,6 +159,24 @@ def _fetch_anywhere(generic: OperationContext, value: ir.Value, dims: tuple[int,
                     vector.StoreOp(wide, tile, position.slot(dims, n))
                 else:
                     memref.StoreOp(moved, tile, position.slot(dims, n))
+
+
+def realign(generic: OperationContext) -> None:
+    """A copy of an operand to shared memory, where this thread's vectors have the elements beside those of the row's vectors."""
+    (value, target), dims, threads = generic.operands, generic.operand_dims[0], generic.threads
+    width, target, d = generic.access(value), uncut(target), dims[-1]
+    type_ = ir.VectorType.get([width], ir.MemRefType(value.type).element_type)
+    for low, high, inner in threads.ranges(d):
+        threads.inner = inner
+        with loop(high - low, rolled=inner, start=low, name=threads.name(d, "chunk")) as generic.chunk[d]:
+            tile = generic.fetch(value, dims)
+            for part in threads.parts(dims, TOUCHED):
+                with threads.slots(dims, generic.chunk, generic.sizes, lanes=False, part=part) as position:
+                    for lane in range(0, generic.layout.vectors[d], width):
+                        at = [*position.coordinates(dims[:-1]), sum_of([(position.bases[d], 1)], lane)]
+                        vector.StoreOp(vector.LoadOp(type_, tile, position.slot(dims, lane)).result, target, at)
+        del generic.chunk[d]
+    threads.inner = False
 
 
 def _word(two: ir.Value, n: int) -> ir.Value:

@@ -24,6 +24,8 @@ PROGRAMS = {
         m[i] = max[j](x[i, j])  e[i, j] = exp(x[i, j] - m[i])  s[i] = sum[j](e[i, j])  y[i, j] = e[i, j] / s[i] }}""",
     "gain": """op gain(x: {t}[M, N], g: {t}[N]) -> (y: {t}[M, N]) {{
         v[i] = mean[j](x[i, j] ** 2)  y[i, j] = x[i, j] / sqrt(v[i] + 1) * g[j] }}""",
+    "early": """op early(x: {t}[M, N], g: {t}[N]) -> (y: {t}[M, N]) {{
+        v[i] = mean[j](x[i, j] * g[j])  y[i, j] = x[i, j] / sqrt(v[i] ** 2 + 1) * g[j] }}""",
     "residual": """op residual(x: {t}[M, N], z: f32[M, N]) -> (h: f32[M, N], y: {t}[M, N]) {{
         h[i, j] = x[i, j] + z[i, j]  v[i] = mean[j](h[i, j] ** 2)  y[i, j] = h[i, j] / sqrt(v[i] + 1) }}""",
     "places": "op places(x: {t}[M, N]) -> (p: i64[M], v: {t}[M]) {{ p[i] = argmax[j](x[i, j])  v[i] = max[j](x[i, j]) }}",
@@ -65,6 +67,7 @@ def inputs_of(name, kind, rows, length, rng):
     x = rng.normal(0, 2, (rows, length)).astype(KINDS[kind])
     more = {
         "gain": {"g": rng.normal(0, 1, length).astype(KINDS[kind])},
+        "early": {"g": rng.normal(0, 1, length).astype(KINDS[kind])},
         "residual": {"z": rng.normal(0, 1, (rows, length)).astype(np.float32)},
     }
     return {"x": x, **more.get(name, {})}
@@ -96,6 +99,23 @@ def test_lengths(kind, length, rng):
         source = PROGRAMS[name].format(t=kind)
         plan = shifted(8, 4, 1, 0, kind != "f32") if length % 2 else shifted(32, 1, 1, 1, 0)
         check(source, inputs_of(name, kind, rows, length, rng), plan)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f32"])
+@pytest.mark.parametrize(("name", "length", "stages"), [("gain", 333, 1), ("gain", 340, 2), ("early", 338, 1)])
+def test_a_gain_is_moved_to_where_rows_begin(name, length, stages, kind, rng):
+    """By persistent blocks in shared memory, and again only for rows that begin elsewhere."""
+    inputs = inputs_of(name, kind, 7, length, rng)
+    text = check(PROGRAMS[name].format(t=kind), inputs, shifted(32, 1, 2, stages, kind != "f32"))
+    moved = text.index("!= aligned:")
+    assert all(moved < m.start() < text.index("cp_async_wait", moved) for m in re.finditer(r"\bg \+", text))
+
+
+@pytest.mark.parametrize(("kind", "length", "places"), [("bf16", 50257, 8), ("f32", 50257, 4)])
+def test_rows_of_a_persistent_block_begin_at_one_place(kind, length, places):
+    inputs = {"x": np.zeros((4096, length), KINDS[kind]), "g": np.zeros(length, KINDS[kind])}
+    (kernel,) = lowered(PROGRAMS["gain"].format(t=kind), None, inputs)[1].plan.kernels
+    assert kernel.options.unaligned and kernel.options.persistent_blocks % places == 0 < kernel.options.persistent_blocks
 
 
 def test_what_the_planner_takes(rng):
