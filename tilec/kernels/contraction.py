@@ -357,9 +357,10 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         if self.block not in shapes:
             return _nearest(self, shapes)
         for side, (name, size) in enumerate(zip(("rows", "columns"), self.block)):
-            multiple = (ROWS, 32)[side]
-            if not self.k_major[side] and (size % multiple or self.element_bytes != 2):
-                why = f"a factor that is contiguous along {name} takes a multiple of {multiple} {name} of 16-bit elements"
+            multiple = (ROWS, 32)[side]  # of columns, the last half of a line may be another tile's
+            if not self.k_major[side] and (size < ROWS or size % multiple or self.element_bytes != 2):
+                why = f"a factor that is contiguous along {name} takes a multiple of {multiple} {name} from 64 on"
+                why += " of 16-bit elements"
                 return Refusal("block", f"{why}, not {size} of {self.multiplicand}")
         if self.promoted % self.block[2]:
             return Refusal("block", f"{self.block[2]} elements a step do not divide the {self.promoted} that are summed at a time")
