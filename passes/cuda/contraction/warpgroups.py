@@ -92,7 +92,7 @@ def map_wgmma(
         if loads.boxes:
             loads.boxes.wait(thread)
 
-    shape.roles.divide(MOST_REGISTERS if loads.partial else REGISTERS, produce, consume)
+    shape.roles.divide(MOST_REGISTERS if options.partials > 1 else REGISTERS, produce, consume)
     if cluster:
         cluster.meet()
 
