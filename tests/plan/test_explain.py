@@ -105,6 +105,15 @@ def test_traffic_is_told_in_bytes():
     assert re.search(r"traffic is \d+ bytes, minimal is 28672 bytes", message)
 
 
+def test_parts_of_a_factor_have_a_dimension_of_their_own():
+    """f32 factors in bf16 parts are stored with an index that the source does not have."""
+    specialised, plan = planned(
+        "op mm(a: f32[M, K], b: f32[K, N]) -> (c: f32[M, N]) { c[m, n] = sum[k](a[m, k] * b[k, n]) }",
+        {"M": 4096, "N": 4096, "K": 4096}, "h200",
+    )  # fmt: skip
+    assert "part = 3" in explain(plan, specialised)
+
+
 def test_a_part_that_is_stored_counts():
     """The sum inside `s` is written, though `s` itself is computed in its readers."""
     text = (

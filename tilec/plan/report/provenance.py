@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tilec.analysis import parts
 from tilec.core.diagnostics import Source, Span
 from tilec.dsl import ast
 from tilec.dsl.specialise import Specialised
@@ -47,7 +48,8 @@ class Provenance:
         if operation in self.packs:
             pack = self.packs[operation]
             own = self._own(pack.name, 1 + max(pack.dims))
-            return tuple(own[d] for d in pack.dims)
+            names = [own[d] for d in pack.dims]
+            return tuple([*names[:-1], "part", names[-1]] if pack.kind == parts.KIND else names)
         return self._own(operation, len(extents))
 
     def _own(self, operation: str, count: int) -> tuple[str, ...]:
