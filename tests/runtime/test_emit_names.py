@@ -148,7 +148,7 @@ def test_shared_memory_has_a_map():
     program = EXAMPLES["linear"]
     (kernel,) = emitted(program.path, program.bench_sizes, "h200", program.op)[1].kernels
     pieces = re.findall(r"^    (\w+) = (\d+) +# (\d+) bytes: ", kernel.text, re.M)
-    assert {"x_tiles", "w_tiles", "full", "empty", "epilogue"} == {name for name, _, _ in pieces}
+    assert {"x_tiles", "w_tiles", "full", "empty", "y_boxes"} == {name for name, _, _ in pieces}
     ends = [int(offset) + int(size) for _, offset, size in pieces]
     assert all(end <= int(offset) for end, (_, offset, _) in zip(ends, pieces[1:])) and ends[-1] <= kernel.shared
     assert not re.search(r"shared \+ \d", kernel.text)

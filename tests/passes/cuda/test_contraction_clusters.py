@@ -16,6 +16,8 @@ from tilec.core.diagnostics import Source
 from tilec.plan.cuda import contraction
 from tilec.semantics.interpreted import interpret_stage
 
+pytestmark = pytest.mark.slow  # all stages of many tiles
+
 NT = "op mm(a: {t}[M, K], b: {t}[N, K]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[m, k] * b[n, k])\n}}\n"
 TN = "op mm(a: {t}[K, M], b: {t}[K, N]) -> (c: {o}[M, N]) {{\n c[m, n] = sum[k](a[k, m] * b[k, n])\n}}\n"
 

@@ -10,6 +10,8 @@ from tilec.plan import prepack
 from tilec.runtime.cuda.compile import compile_kernel
 from tilec.runtime.cuda.cubins import parameters
 
+pytestmark = pytest.mark.slow  # all stages of many tiles
+
 TEXTS = {"plain": T.MATMUL, "turned": T.TURNED, "linear": T.LINEAR}
 TILE = ("wgmma", 64, 64, 64, (4, 1))
 

@@ -10,6 +10,8 @@ from tilec.plan.cuda import contraction as cuda_contraction
 from tilec.runtime.cuda.compile import compile_kernel
 from tilec.runtime.cuda.cubins import parameters
 
+pytestmark = pytest.mark.slow  # all stages of many tiles
+
 PROGRAM = """op mm(a: {t}[M, K], b: {t}[{b}], s: f32[{s}], t: f32[{u}]) -> (c: f32[M, N]) {{
  c[m, n] = sum[k](a[m, k] * s[{si}] * b[{bi}] * t[{ui}])
 }}
