@@ -18,7 +18,7 @@ from typing import Any
 from tilec.core import locations, mlir, records
 from tilec.core.mlir import affine, arith, gpu, ir, memref, nvvm
 from tilec.kernels.attributes import Spread
-from tilec.kernels.threaded import part_of
+from tilec.kernels.rows import part_of
 from tilec.passes.combiner import Combiner
 from tilec.passes.loops import flat_slot
 

@@ -15,7 +15,7 @@ from tilec.analysis.products import factors_of, product_of, scaled, stored
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, linalg, tensor
 from tilec.kernels.attributes import carry_over
-from tilec.kernels.contraction import ELEMENTS
+from tilec.kernels.matrix import ELEMENTS
 
 SIDES = ("left", "right")  # the factors of a product in the order in which the body has them
 

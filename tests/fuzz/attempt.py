@@ -13,7 +13,8 @@ import tomlkit
 from fuzz.choices import Choices
 from fuzz.compare import WAYS, Verdict, check, specialised
 from fuzz.counts import Counts
-from fuzz.edits import PROGRAMS, check_edit, drawn_edit, own
+from fuzz.edited_programs import PROGRAMS
+from fuzz.edits import check_edit, drawn_edit, own
 from fuzz.files import AGAIN, SORTS
 from fuzz.programs import Case, drawn_case
 from fuzz.schedules import TARGETS, drawn_schedule

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import tomlkit
 from fuzz.choices import Choices
-from fuzz.edits import PROGRAMS, check_edit, drawn_edit, own, planned
+from fuzz.edited_programs import PROGRAMS
+from fuzz.edits import check_edit, drawn_edit, own, planned
 
 from tilec.cli.command import main
 from tilec.core import mlir

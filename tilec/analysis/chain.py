@@ -16,42 +16,20 @@ dimension of its tensor a block reads one place, or a tile along one kernel dime
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 from math import inf
 
-from tilec.analysis.affine_conditions import INTEGERS, Linear, affine_bounds
+from tilec.analysis.carried import Carried, Online
+from tilec.analysis.chain_masks import Mask, Match, folded, masks_of, matches_of, where, with_single_conditions
 from tilec.analysis.expression import Expr, Reader, Total, Unreadable, constant
 from tilec.analysis.linear_factor import linear_factor
-from tilec.analysis.online_reduction import Carried, Online, derive
+from tilec.analysis.online_reduction import derive
 from tilec.analysis.products import stored_term
 from tilec.analysis.subscripts import granule, step, subscripts
 from tilec.analysis.weights import largest, narrow_type, without_rounding
 from tilec.core import mlir
 from tilec.core.mlir import ir
-
-
-@dataclass(frozen=True)
-class Mask:
-    """A condition: elements add nothing but where it holds, or (not `holds`) where it does not. That is where each of `bounds` is
-    at least 0."""
-
-    condition: Expr
-    holds: bool
-    bounds: tuple[Linear, ...]
-
-
-@dataclass(frozen=True)
-class Match:
-    """A comparison of integers, one of a row and one of a column: elements for which it fails add nothing. The row's is `equal` to
-    the column's, or `at_most` or `at_least` it (and perhaps another)."""
-
-    condition: Expr
-    row: Expr
-    column: Expr
-    equal: bool = False
-    at_most: bool = False
-    at_least: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,7 +124,7 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
     if len(shared) != 1:
         raise Unreadable("there is no single index that one contraction makes and the other sums over")
     ((between, scores),) = shared.items()
-    others = [replace(t, term=_parted(t.term)) for t in reader.totals if t is not scores]
+    others = [replace(t, term=with_single_conditions(t.term)) for t in reader.totals if t is not scores]
     online = derive(others, between, rounded=True)
     if isinstance(online, str):
         raise Unreadable(online)
@@ -192,8 +170,8 @@ def _chain(reader: Reader, outputs: list[Expr]) -> Chain:
         online, scores, score, product, left_factor, right_factor, weights, weight_type, values_factor, order, inner, column, batch,
         granules, (),
     )  # fmt: skip
-    masks = tuple(_masks(online))
-    chain = replace(chain, matches=tuple(_matches(online, rows)) if product else ())
+    masks = tuple(masks_of(online))
+    chain = replace(chain, matches=tuple(matches_of(online, rows)) if product else ())
     masked = _with_score(_assuming(chain, masks))
     return _with_score(chain) if masks and masked.absorbing is None else masked
 
@@ -300,115 +278,11 @@ def _cheapened(x: Expr) -> Expr:
 # ---- masks -------------------------------------------------------------------------------------------------
 
 
-def _parted(x: Expr) -> Expr:
-    """Choices by several conditions as choices by one each, the affine ones first: `a if p and q else b` is
-    `(a if q else b) if p else b`. An exponential's square, which is its fast form, as an exponential."""
-    args = tuple(_parted(a) for a in x.args)
-    if x.op == "arith.mulf" and args[0] == args[1] and args[0].op == "math.exp2":
-        (y,) = args[0].args
-        return Expr("math.exp2", (Expr("arith.mulf", (y, constant(2.0))),), args[0].key, template=args[0].template)
-    if x.op == "arith.select" and args[0].op in ("arith.andi", "arith.ori"):
-        holds = args[0].op == "arith.andi"
-        affine = lambda c: affine_bounds(c, holds) is not None  # noqa: E731
-        found, *choice = args[1 if holds else 2], args[1], args[2]
-        for condition in sorted(_conjuncts(args[0], args[0].op), key=affine):
-            choice[not holds] = found
-            found = Expr(x.op, (condition, *choice), x.key, x.own_dims, x.type, x.template)
-        return found
-    return Expr(x.op, args, x.key, x.own_dims, x.type, x.template)
-
-
-def _conjuncts(x: Expr, op: str) -> list[Expr]:
-    return [c for a in x.args for c in _conjuncts(a, op)] if x.op == op else [x]
-
-
-def _masks(online: Online) -> Iterator[Mask]:
-    """Affine conditions without which no state changes."""
-    for condition in dict.fromkeys(c for carried in online.carried for c in _conditions(carried.term)):
-        for holds in (True, False):
-            bounds = affine_bounds(condition, holds)
-            read = [leaf for leaves, _ in bounds or () for leaf in leaves if online.dim in leaf.dims]
-            if not read or any(leaf.op == "element" for leaf in read):
-                continue
-            if all(folded(_where(c.term, condition, not holds)).number == c.identity for c in online.carried):
-                yield Mask(condition, holds, bounds)
-
-
-def _reads_at(x: Expr, dims: Set[int]) -> bool:
-    """Whether memory is read at one of these dimensions."""
-    return (x.op == "element" and bool(x.dims & dims)) or any(_reads_at(a, dims) for a in x.args)
-
-
-_COMPARED = {0: "equal", 2: "at_most", 3: "at_most", 4: "at_least", 5: "at_least"}  # by predicates of cmpi
-
-
-def _matches(online: Online, rows: Set[int]) -> Iterator[Match]:
-    """Comparisons of a row's number with a column's, without which no state changes."""
-    for condition in dict.fromkeys(c for carried in online.carried for c in _conditions(carried.term)):
-        if condition.op != "arith.cmpi" or condition.args[0].type not in INTEGERS or not _reads_at(condition, {online.dim, *rows}):
-            continue
-        predicate = ir.IntegerAttr(condition.template.attributes["predicate"]).value
-        by_column = [online.dim in a.dims for a in condition.args]
-        if predicate not in _COMPARED or sum(by_column) != 1:
-            continue
-        row, column = condition.args if by_column[1] else condition.args[::-1]
-        how = _COMPARED[predicate]
-        if by_column[0] and how != "equal":
-            how = "at_least" if how == "at_most" else "at_most"
-        plain = not (row.totals | column.totals or column.dims & rows)
-        if plain and all(folded(_where(c.term, condition, False)).number == c.identity for c in online.carried):
-            yield Match(condition, row, column, **{how: True})
-
-
-def _conditions(x: Expr) -> Iterator[Expr]:
-    if x.op == "arith.select":
-        yield x.args[0]
-    for a in x.args:
-        yield from _conditions(a)
-
-
-def _where(x: Expr, condition: Expr, holds: bool) -> Expr:
-    """`x` where a condition holds, or does not."""
-
-    def taken(p: Expr) -> Expr | None:
-        same = p.op == "arith.select" and p.args[0] == condition
-        return _where(p.args[1 if holds else 2], condition, holds) if same else None
-
-    return x.replace(taken)
-
-
 def _assuming(chain: Chain, masks: tuple[Mask, ...]) -> Chain:
     """The chain's terms where no mask excludes an element."""
     for mask in masks:
-        chain = _rewritten(chain, lambda x: _where(x, mask.condition, mask.holds))  # noqa: B023
+        chain = _rewritten(chain, lambda x: where(x, mask.condition, mask.holds))  # noqa: B023
     return replace(chain, masks=masks)
-
-
-def folded(x: Expr) -> Expr:
-    """`x` with its constants folded. An infinity absorbs what is added to it, and a weight of 0 makes a product 0."""
-    args = tuple(folded(a) for a in x.args)
-    numbers = [a.number for a in args]
-    infinite = next((n for n in numbers if n in (inf, -inf)), None)
-    match x.op:
-        case "math.fma" if numbers[0] in (inf, -inf) and numbers[1]:
-            return Expr("constant", key=numbers[0] * numbers[1])
-        case "math.exp2" | "math.exp" if numbers[0] == -inf:
-            return Expr("constant", key=0.0)
-        case "arith.extf" | "arith.truncf" if numbers[0] in (inf, -inf, 0.0):
-            return Expr("constant", key=numbers[0])
-        case "arith.mulf" if 0 in numbers and infinite is None:
-            return Expr("constant", key=0.0)
-        case "arith.mulf" if None not in numbers:
-            return Expr("constant", key=numbers[0] * numbers[1])
-        case "arith.divf" if None not in numbers and numbers[1]:
-            return Expr("constant", key=numbers[0] / numbers[1])
-        case "arith.addf" if infinite is not None:
-            return Expr("constant", key=infinite)
-        case "arith.select" if numbers[1] is not None and numbers[1] == numbers[2]:
-            return Expr("constant", key=numbers[1])
-        case "arith.maximumf" if None not in numbers:
-            return Expr("constant", key=max(numbers))
-    return Expr(x.op, args, x.key, x.own_dims, x.type, x.template)
 
 
 def multiplicand_allowed(op: ir.Operation) -> str | None:

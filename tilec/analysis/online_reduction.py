@@ -37,80 +37,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import e as EULER
-from math import inf, isclose, log2
+from math import isclose, log2
 from typing import Any
 
+from tilec.analysis.carried import IDENTITY, Carried, Online, Rescale
 from tilec.analysis.expression import POSITION, Expr, Total, constant
 from tilec.analysis.linear_factor import inside, linear_factor
 
 LOG2E = log2(EULER)
-_IDENTITY = {"arith.addf": 0.0, "arith.maximumf": -inf, "arith.minimumf": inf, POSITION: 2**31 - 1}
-
-
 class _Refused(Exception):
     pass
-
-
-@dataclass(frozen=True)
-class Rescale:
-    """An exponent that a state is relative to: `row`, of complete reductions so far, of the exponential `op`. `extreme`
-    is the number of the maximum that it takes away; while that has seen nothing, the state is 0."""
-
-    number: int
-    row: Expr
-    op: str
-    extreme: int
-
-
-@dataclass(frozen=True)
-class Carried:
-    """One reduction as it is carried: `term` is combined with the state for every element.
-
-    In `term`, the leaf "reference" is the reference of a rescale. In `final`, the value that the reduction has, there
-    is also "state", the carried one. A state with a `rescale` is multiplied by op(new - old), to the `power`, when its
-    reference moves.
-    One that is `about` another sum is of squares of distances from the mean of what that adds up: the leaf "mean" (its
-    `key` is that sum's number) is this mean so far, "count" how many elements there were; both also stand in `final`.
-    """
-
-    total: Total
-    term: Expr
-    final: Expr
-    rescale: Rescale | None
-    about: int | None = None
-    power: int = 1
-
-    @property
-    def locates(self) -> int | None:
-        """The number of the extreme whose position this is, in 32 bits."""
-        return self.total.extreme
-
-    @property
-    def identity(self) -> float:
-        return _IDENTITY[self.total.combine]
-
-
-@dataclass(frozen=True)
-class Online:
-    """The states of an online reduction along dimension `dim`, in the order in which they are updated."""
-
-    dim: int
-    carried: tuple[Carried, ...]
-    rescales: tuple[Rescale, ...]
-    shared: tuple[tuple[int, Expr], ...] = ()
-    """Reductions without a state of their own, and their values by the states of others."""
-
-    def final(self, expression: Expr) -> Expr:
-        """An expression of complete reductions, in terms of states and references."""
-        finals = {c.total.number: c.final for c in self.carried} | dict(self.shared)
-        return expression.replace(lambda x: finals.get(x.key) if x.op == "total" else None)
-
-    def reference(self, rescale: Rescale) -> Expr:
-        """What sums of a rescale are relative to, in terms of states: the row's value but for rounding, as a single product in
-        place of the program's quotients and products. `final` makes up for the difference."""
-        row = self.final(rescale.row)
-        leaf, factor = linear_factor(row)
-        return row if factor == 1 else Expr("arith.mulf", (leaf, constant(factor)))
 
 
 def derive(totals: Sequence[Total], dim: int, exact: bool = False, rounded: bool = False) -> Online | str:
@@ -159,7 +95,7 @@ class _Carrier:
         if total.combine == POSITION:
             self.carried[total.number] = self.position(total)
             return
-        if total.combine not in _IDENTITY or total.term.type != "f32":
+        if total.combine not in IDENTITY or total.term.type != "f32":
             raise _Refused(f"{total.name} is not a sum, maximum or minimum of f32")
         state = Expr("state", key=total.number, own_dims=total.dims)
         if not self.running(total.term):

@@ -5,9 +5,12 @@ check of its options.
 """
 
 from tilec.kernels.base import FAMILIES, Family, KernelPlan, Planned, Refusal, Refused, planned_kernels
-from tilec.kernels.contraction import Contraction, ContractionChain, MatrixKernel, WarpgroupContraction
+from tilec.kernels.contraction import Contraction, WarpgroupContraction
+from tilec.kernels.contraction_chain import ContractionChain
 from tilec.kernels.cpu import LoopNest, PanelChain, Panels, RegisterTranspose
-from tilec.kernels.threaded import Columns, Points, Rows, Scan, Threaded, Transpose, VectorContraction
+from tilec.kernels.matrix import MatrixKernel
+from tilec.kernels.rows import Rows, Scan
+from tilec.kernels.threaded import Columns, Points, Threaded, Transpose, VectorContraction
 
 __all__ = [
     "FAMILIES", "Columns", "Contraction", "ContractionChain", "Family", "KernelPlan", "LoopNest", "MatrixKernel", "PanelChain",

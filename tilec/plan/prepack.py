@@ -20,7 +20,7 @@ from tilec.core.target import Target
 from tilec.cost import contraction
 from tilec.cost.contraction import unit_type
 from tilec.cost.model import Work, predict
-from tilec.kernels.contraction import BYTES
+from tilec.kernels.matrix import BYTES
 from tilec.passes.tensor.pack import factor, pack
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.groups import Group, Remark

@@ -15,17 +15,17 @@ from contextlib import contextmanager
 from functools import partial
 
 from tilec.analysis.affine_conditions import Linear
+from tilec.analysis.carried import Carried
 from tilec.analysis.expression import Expr
-from tilec.analysis.online_reduction import Carried
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir, memref, vector
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.masks import Tiles
 from tilec.passes.cuda.chain.matches import Span, TileList
 from tilec.passes.cuda.chain.results import Results
+from tilec.passes.cuda.chain.states import States
 from tilec.passes.cuda.chain.values import (
     At,
-    States,
     Values,
     halves,
     leaves_of,

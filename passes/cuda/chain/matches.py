@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilec.analysis.chain import Match
+from tilec.analysis.chain_masks import Match
 from tilec.analysis.expression import Expr
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, gpu, ir, memref, scf

@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from functools import reduce
 from math import inf, prod
 
+from tilec.analysis.carried import Carried, Rescale
 from tilec.analysis.expression import Expr
-from tilec.analysis.online_reduction import Carried, Rescale
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, func, gpu, ir, memref, vector
 from tilec.kernels import ContractionChain, Planned

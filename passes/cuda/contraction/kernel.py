@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilec.core.mlir import ir
 from tilec.kernels import Contraction, MatrixKernel, Planned, WarpgroupContraction
-from tilec.passes.cuda.contraction.problem import Blocks
+from tilec.passes.cuda.contraction.grid import Blocks
 from tilec.passes.cuda.contraction.warpgroups import map_wgmma
 from tilec.passes.cuda.contraction.warps import map_warps
 from tilec.passes.cuda.memory_spaces import erase_unused

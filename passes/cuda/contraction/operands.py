@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from tilec.core import locations, mlir
 from tilec.core.hardware import WIDE
 from tilec.core.mlir import arith, ir, memref, nvgpu, scf, vector
-from tilec.kernels.contraction import padding
+from tilec.kernels.matrix import padding
 from tilec.passes.cuda.contraction.problem import PRIVATE, SHARED, Problem, Side, Thread, all_of, local
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.loops import loop, sum_of, when

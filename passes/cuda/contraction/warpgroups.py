@@ -26,12 +26,14 @@ from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.core.opcodes import WarpgroupProduct, WarpgroupWait
 from tilec.kernels import WarpgroupContraction
-from tilec.kernels.contraction import ELEMENTS, widest
+from tilec.kernels.contraction import widest
+from tilec.kernels.matrix import ELEMENTS
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import Chunks, Sums, fragment_coordinates
+from tilec.passes.cuda.contraction.grid import Blocks
 from tilec.passes.cuda.contraction.partial_sums import PartialSums
-from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Blocks, Problem, Side, Thread, local
+from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Problem, Side, Thread, local
 from tilec.passes.cuda.contraction.result_boxes import ResultBoxes, boxed_result
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.cuda.ring import (

@@ -21,8 +21,9 @@ from tilec.core.mlir import gpu, ir
 from tilec.kernels import Contraction
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import FmaTile, MmaTile
+from tilec.passes.cuda.contraction.grid import Blocks
 from tilec.passes.cuda.contraction.operands import Stage
-from tilec.passes.cuda.contraction.problem import Block, Blocks, Problem, Thread, below
+from tilec.passes.cuda.contraction.problem import Block, Problem, Thread, below
 from tilec.passes.cuda.ring import CopyRing
 from tilec.passes.loops import loop, sum_of, when
 

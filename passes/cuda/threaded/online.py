@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
 
+from tilec.analysis.carried import Carried, Online, Rescale
 from tilec.analysis.expression import Expr, Reader, operation
-from tilec.analysis.online_reduction import Carried, Online, Rescale, derive
+from tilec.analysis.online_reduction import derive
 from tilec.core import mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
-from tilec.analysis.graph import Graph, Node, Read, extract_directions
+from tilec.analysis.directions import extract_directions
+from tilec.analysis.graph import Graph, Node, Read
 from tilec.analysis.traffic import intermediate_bytes
 from tilec.core.fitted import LoopTiles
 from tilec.core.mlir import ir

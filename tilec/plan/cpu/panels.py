@@ -20,7 +20,8 @@ from itertools import product
 from math import ceil, prod
 
 from tilec.analysis.chain import multiplicand_allowed
-from tilec.analysis.graph import Graph, Node, extract_directions
+from tilec.analysis.directions import extract_directions
+from tilec.analysis.graph import Graph, Node
 from tilec.analysis.products import stored
 from tilec.core.fitted import PanelTimes
 from tilec.core.mlir import ir

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
-from tilec.analysis.graph import windows_of
+from tilec.analysis.directions import windows_of
 from tilec.analysis.layout import Layout
 from tilec.analysis.traffic import element_bytes
 from tilec.core import mlir

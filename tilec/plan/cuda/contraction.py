@@ -35,7 +35,8 @@ from tilec.cost import contraction
 from tilec.cost.contraction import BlockTile
 from tilec.cost.model import Choice, pick
 from tilec.kernels import KernelPlan
-from tilec.kernels.contraction import BY, BYTES, PARTIAL, Contraction, MatrixKernel, WarpgroupContraction, whole_pieces
+from tilec.kernels.contraction import PARTIAL, Contraction, WarpgroupContraction
+from tilec.kernels.matrix import BY, BYTES, MatrixKernel, whole_pieces
 from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access
 from tilec.plan.groups import Group, Remark
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tilec.analysis.carried import Online
 from tilec.analysis.expression import Reader, Unreadable
 from tilec.analysis.graph import Node
-from tilec.analysis.online_reduction import Online, derive
+from tilec.analysis.online_reduction import derive
 
 if TYPE_CHECKING:
     from tilec.analysis.layout import Layout

@@ -17,14 +17,15 @@ from typing import Any
 
 from tilec.analysis import parts
 from tilec.analysis.access import Access, access_of
-from tilec.analysis.graph import Graph, Node, dims_of, extract_directions
+from tilec.analysis.directions import extract_directions
+from tilec.analysis.graph import Graph, Node, dims_of
 from tilec.analysis.multiplicands import held_by, scaled_factor, scales_of
 from tilec.analysis.traffic import outputs_of
 from tilec.core import mlir
 from tilec.core.hardware import BOX, LINE, RANK, ROWS, WIDE
 from tilec.core.mlir import ir
 from tilec.core.target import Target
-from tilec.kernels.contraction import BYTES, ELEMENTS
+from tilec.kernels.matrix import BYTES, ELEMENTS
 from tilec.plan.groups import Group
 
 BLOCK = 2 * ROWS  # rows of a block at most, all of which may lie along one dimension

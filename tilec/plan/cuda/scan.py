@@ -18,7 +18,7 @@ from tilec.core.hardware import WARP
 from tilec.core.mlir import ir
 from tilec.core.quantities import count
 from tilec.cost.model import Work
-from tilec.kernels.threaded import part_of
+from tilec.kernels.rows import part_of
 from tilec.passes.cuda.threaded.scan_epilogue import is_scan_epilogue
 from tilec.plan.cuda.view import power
 

@@ -23,7 +23,8 @@ from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost.model import TooLarge, round_up
 from tilec.kernels import KernelPlan
-from tilec.kernels.threaded import laid_out, part_of
+from tilec.kernels.rows import part_of
+from tilec.kernels.threaded import laid_out
 from tilec.plan.cuda.scan import fused_scan_results
 from tilec.plan.cuda.view import View, power
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from tilec.analysis.graph import Graph, Node, extract_directions, scattered_extracts
+from tilec.analysis.directions import extract_directions, scattered_extracts
+from tilec.analysis.graph import Graph, Node
 from tilec.analysis.layout import Layout, make
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
 from tilec.core.hardware import WIDE

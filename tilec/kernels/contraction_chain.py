@@ -1,0 +1,173 @@
+"""CUDA kernels of a contraction whose result stays on chip: it is reduced along its columns, or weights a second contraction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from tilec.core.hardware import LINE, ROWS, WARP, WARPGROUP
+from tilec.core.target import Target
+from tilec.cost.chain import CHAIN_ROWS, WARP_ROWS, fits_granule
+from tilec.kernels.base import Family, KernelPlan, Refusal, option
+from tilec.kernels.matrix import BYTES, threads_by_warpgroups
+
+MOST_PARTS = 256  # that one block combines
+
+
+@dataclass(frozen=True)
+class ContractionChain(Family, name="contraction_chain", backend="cuda"):
+    """A contraction whose result (the scores) stays in registers: it is reduced along its columns, or weights a second contraction,
+    as in attention."""
+
+    unit: str = option(
+        "`wgmma` (warpgroups multiply tiles that TMA loads) or `mma.sync` (warps multiply tiles that they copy by cp.async)"
+    )
+    multiplicand: str = option("the type of the factors in shared memory", fixed=True)
+    between: int = option(
+        "the dimension that the first contraction makes and that all reductions sum over: the kernel loops over it", dims=True,
+        fixed=True, shown="{}: the kernel loops over it",
+    )  # fmt: skip
+    rows: tuple[int, ...] = option("the dimensions of the scores' rows, in the order of the first factor", dims=True, fixed=True)
+    granules: tuple[int, ...] = option(
+        "for each dimension of rows, how many of its elements share what the other factors have (grouped heads); 0: all",
+        default=(0,), fixed=True, shown="{} rows of each dimension share the other factors (0: all)",
+    )  # fmt: skip
+    inner: tuple[int, ...] | None = option(
+        "the dimensions that the contraction sums over, in steps of 128 bytes; none where a second contraction follows: its "
+        "step is all of them", default=None, dims=True, fixed=True, shown="{}, in steps of 128 bytes",
+    )  # fmt: skip
+    left_k_major: bool | None = option(
+        "the left factor is contiguous along `inner`, else along its rows", default=None, fixed=True, off=True
+    )
+    right_k_major: bool | None = option(
+        "the right factor is contiguous along `inner`, else along `between`", default=None, fixed=True, off=True
+    )
+    weight_terms: int = option(
+        "numbers of the factors' type whose sum is one f32 weight of the second contraction; 0 without one", fixed=True,
+        default=1, shown="{}: an f32 weight is a sum of so many numbers",
+    )  # fmt: skip
+    block: tuple[int, ...] = option(
+        "rows of a block, and elements along `between` of one step", shown="{} (rows x elements of a step)"
+    )
+    warps: int = option("warps that multiply: each has 16 rows of a block, or by `mma.sync` also 32", shown="{} multiply")
+    stages: int = option(
+        "pipeline stages: steps whose factors, but for a kept one, are in shared memory at a time",
+        shown="{} in shared memory",
+    )  # fmt: skip
+    kept_left: bool | None = option(
+        "a block's rows of the left factor stay in shared memory, so that only the right one comes in steps", default=None,
+        off=False, shown="{}: a block's rows of the left factor stay in shared memory",
+    )  # fmt: skip
+    blocks_per_row: int | None = option(
+        "blocks that share their rows: each takes a part of the elements along `between`; the last one combines their states, or "
+        "where a second contraction follows another kernel does", default=None, off=1,
+    )  # fmt: skip
+    overlap_combination: bool | None = option(
+        "the kernel that combines the parts of rows is launched while the parts are computed (programmatic dependent launch)",
+        default=None, off=True,
+    )  # fmt: skip
+    ping_pong: bool = option(
+        "two warpgroups alternate: the matrix products of one run during the exponentials of the other", default=False,
+        shown="{}: two warpgroups alternate",
+    )  # fmt: skip
+    longest_first: bool = option(
+        "blocks of the last rows start first, since a causal mask leaves them the most steps", default=False,
+        shown="{}: blocks of the last rows start first",
+    )  # fmt: skip
+    growing: tuple[int, ...] = option(
+        "the dimensions of rows along which a mask leaves later rows more elements", default=(), dims=True, fixed=True,
+        shown="along {} a mask leaves later rows more elements",
+    )  # fmt: skip
+    group_batch: int = option(
+        "problems of the batch (heads) whose blocks take turns where the longest rows start first, so that their factors share L2 "
+        "and the shortest rows of all come last", default=1, shown="{} problems of the batch take turns",
+    )  # fmt: skip
+    overlap_launch: bool | None = option(
+        "the kernel is launched while the kernel before it ends (programmatic dependent launch)", default=None, off=False
+    )
+
+    def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+        threads = f"{self.block_threads} a block"
+        yield "threads", threads_by_warpgroups(self.block_threads, self.warpgroups) if self.unit == "wgmma" else threads
+        by = "TMA" if self.unit == "wgmma" else "cp.async"
+        yield "factors", f"{self.multiplicand}, loaded by {by}; products by {self.unit}"
+        yield from self.options_in_use(names, without=("multiplicand", *(["weight_terms"] if self.inner else [])))
+
+    @property
+    def warpgroups(self) -> int:
+        """That multiply by `wgmma`, of 64 rows each."""
+        return self.block[0] // ROWS
+
+    @property
+    def block_threads(self) -> int:
+        return WARPGROUP * (self.warpgroups + 1) if self.unit == "wgmma" else WARP * self.warps
+
+    @property
+    def blocks_per_tile(self) -> int:
+        return 1 if self.blocks_per_row is None else self.blocks_per_row
+
+    def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
+        if self.unit not in CHAIN_ROWS:
+            return Refusal("unit", f"`unit` must be one of {', '.join(CHAIN_ROWS)}, not {self.unit}")
+        if self.unit not in target.instructions(self.multiplicand) or (self.unit == "wgmma" and not target.has("tma")):
+            return Refusal("unit", f"{target.name} has no {self.unit}")
+        if (why := kernel.ruled_out.get(self.unit)) is not None:
+            return Refusal("unit", f"`unit` cannot be {self.unit}: {why}")
+        rows = CHAIN_ROWS[self.unit]
+        if len(self.block) != 2 or self.block[0] not in rows or not 0 < self.block[1] <= 256 or self.block[1] % 16:
+            of = ", ".join(map(str, rows[:-1])) + f" or {rows[-1]}"
+            why = f"`block` must be {of} rows and a step of a multiple of 16 up to 256, not {list(self.block)}"
+            return Refusal("block", why)
+        heights = (16,) if self.unit == "wgmma" else WARP_ROWS
+        if self.warps < 1 or self.block[0] % self.warps or self.block[0] // self.warps not in heights:
+            of = " or ".join(str(self.block[0] // n) for n in heights if self.block[0] >= n)
+            return Refusal("warps", f"`warps` must be {of} for {self.block[0]} rows by {self.unit}, not {self.warps}")
+        if self.stages < 1:
+            return Refusal("stages", "`stages` must be at least 1")
+        if self.group_batch < 1:
+            return Refusal("group_batch", "`group_batch` must be at least 1")
+        if not 1 <= self.blocks_per_tile <= MOST_PARTS:
+            return Refusal("blocks_per_row", f"`blocks_per_row` must be from 1 to {MOST_PARTS}")
+        if self.ping_pong and (self.unit != "wgmma" or self.warpgroups < 2):
+            return Refusal("ping_pong", "`ping_pong` needs two warpgroups, so `wgmma` and 128 rows in `block`")
+        return self._refuse_reduced(kernel) if self.inner is not None else self._refuse_grid(kernel)
+
+    def _refuse_reduced(self, kernel: KernelPlan) -> Refusal | None:
+        """What a kernel without a second contraction refuses further."""
+        assert self.inner is not None
+        if self.unit != "wgmma":
+            return Refusal("unit", "`unit` must be wgmma where no second contraction follows")
+        if self.warpgroups > 2:
+            why = f"`block` must be 64 or 128 rows where no second contraction follows, not {self.block[0]}"
+            return Refusal("block", why)
+        if self.kept_left and not self.left_k_major:
+            return Refusal("kept_left", "only a left factor that is contiguous along `inner` stays in shared memory")
+        if not self.right_k_major and self.block[1] % (LINE // BYTES[self.multiplicand]):
+            why = f"a factor that is contiguous along columns takes steps of a multiple of 64, not {self.block[1]}"
+            return Refusal("block", why)
+        if self.ping_pong:
+            steps = -(-prod(kernel.extents[d] for d in self.inner) * BYTES[self.multiplicand] // LINE)
+            if not self.kept_left:
+                return Refusal("ping_pong", "`ping_pong` needs the left factor in shared memory: `kept_left`")
+            if self.stages <= steps:  # one warpgroup's steps, while the other has not read them
+                return Refusal("ping_pong", f"`ping_pong` needs more `stages` than the {steps} steps of a tile")
+        return self._refuse_grid(kernel)
+
+    def _refuse_grid(self, kernel: KernelPlan) -> Refusal | None:
+        tile = dict(zip(kernel.grid, kernel.tile))
+        box = self.box(tile)
+        fits = prod(box) == self.block[0]
+        for d, t, g in zip(self.rows, box, (*self.granules, *(0 for _ in box))):
+            fits = fits and tile[d] == min(t, g or t, kernel.extents[d])
+        if not fits or any(t > 1 for d, t in tile.items() if d not in self.rows):
+            return Refusal("tile", "`tile` must have the rows of `block` along the dimensions of rows, and 1 along all others")
+        if not all(map(fits_granule, box, self.granules)):
+            return Refusal("tile", f"`tile` must divide {max(self.granules)}, the rows that share the other factors")
+        return None
+
+    def box(self, tile: Mapping[int, int]) -> tuple[int, ...]:
+        """The part of each dimension of rows that a block copies and multiplies, of which `tile` is inside the tensor: powers of
+        two, and along the last dimension the rows that are left by the others."""
+        outer = [1 << (tile[d] - 1).bit_length() for d in self.rows[:-1]]
+        return (*outer, max(1, self.block[0] // prod(outer)))

@@ -1,0 +1,203 @@
+"""What contractions on matrix units, and by fma, have in common: operands, tiles of shared memory, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilec.analysis import parts
+from tilec.core.hardware import LINE, WIDE
+from tilec.core.quantities import count
+from tilec.core.target import Target
+from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
+
+BYTES = {
+    "i8": 1, "u8": 1, "f8e4m3": 1, "f8e5m2": 1, "bf16": 2, "bf16x3": 2, "f16": 2, "i32": 4, "f32": 4, "tf32": 4, "f64": 8
+}  # fmt: skip
+"""Of the types in which factors are staged."""
+ELEMENTS = {"u8": "i8", "bf16x3": "bf16", "f8e4m3": "f8E4M3FN", "f8e5m2": "f8E5M2", "tf32": "f32"}
+"""MLIR's names of those that it calls otherwise; of tf32 the type that it is stored in."""
+BARRIERS = 256  # bytes
+DEEPEST = {"fma": 3, "mma.sync": 6, "wgmma": 8}
+"""Stages; more hide no more latency."""
+BY = {
+    "tma": "loaded by TMA", "async": "loaded by cp.async", "registers": "loaded through registers"
+}  # fmt: skip
+_SHOWN_TOGETHER = (
+    "multiplicand", "rows", "columns", "inner", "left_k_major", "right_k_major", "left_copy", "right_copy", "unit"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MatrixKernel(Family, backend="cuda"):
+    """The options that contractions by warps and by warpgroups share.
+
+    C[rows; columns] += left[rows; inner] * right[inner; columns]
+    """
+
+    multiplicand: str = option("the type of both factors in shared memory", fixed=True)
+    rows: tuple[int, ...] = option("the dimensions of the result's rows", dims=True, fixed=True)
+    columns: tuple[int, ...] = option(
+        "the dimensions of the result's columns; the result is contiguous along the last", dims=True, fixed=True
+    )
+    inner: tuple[int, ...] = option("the dimensions that are summed over (k)", dims=True, fixed=True)
+    left_k_major: bool = option("the left factor is contiguous along `inner` (k-major), else along its rows", fixed=True)
+    right_k_major: bool = option(
+        "the right factor is contiguous along `inner` (k-major), else along its columns", fixed=True
+    )
+    block: tuple[int, ...] = option(
+        "rows and columns of a block's tile of the result, and elements along `inner` of one pipeline stage",
+        shown="{} (rows x columns x inner)",
+    )
+    stages: int = option(
+        "pipeline stages: steps along `inner` whose factors are in shared memory at a time", shown="{} in shared memory"
+    )
+    group_rows: int = option(
+        "rows of tiles that blocks compute together, so that blocks of the same time share factors in L2 (grouped, or "
+        "swizzled, tile order)",
+        default=1, shown="{} rows of tiles at a time, for L2",
+    )  # fmt: skip
+    overlap_launch: bool | None = option(
+        "the kernel is launched while the kernel before it ends (programmatic dependent launch)", default=None, off=False
+    )
+
+    def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+        rows, columns, inner = (listed(dims, names) for dims in (self.rows, self.columns, self.inner))
+        yield "product", f"C[{rows}; {columns}] += left[{rows}; {inner}] * right[{inner}; {columns}], by {self.instruction}"
+        yield "threads", self._threads
+        sides = (("left", self.rows, self.left_k_major), ("right", self.columns, self.right_k_major))
+        for (side, own, k_major), copy in zip(sides, self.copies):
+            contiguous = listed(self.inner[-1:] if k_major else own[-1:], names)
+            yield f"{side} factor", f"{self.multiplicand}, {'k-major' if k_major else 'contiguous along ' + contiguous}, {BY[copy]}"
+        yield from self.options_in_use(names, without=_SHOWN_TOGETHER)
+
+    @property
+    def _threads(self) -> str:
+        return f"{self.block_threads} a block"
+
+    @property
+    def instruction(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def k_major(self) -> tuple[bool, bool]:
+        return self.left_k_major, self.right_k_major
+
+    @property
+    def copies(self) -> tuple[str, str]:
+        """How each factor reaches shared memory: "tma" (a box at a time, by the hardware), "async" (16 bytes a thread, past the
+        registers), "registers" (computed by threads)."""
+        raise NotImplementedError
+
+    @property
+    def element_bytes(self) -> int:
+        return BYTES[self.multiplicand]
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of shared memory that one step of both factors takes."""
+        return sum(self.step_bytes)
+
+    @property
+    def step_bytes(self) -> tuple[int, int]:
+        """Of shared memory that one step of each factor takes."""
+        *sides, bk = self.block
+        pads = [padding(self.instruction, size, major) for size, major in zip(self.side_bytes, self.k_major)]
+        sizes = (-(-n // self.piece(side)) * self.piece(side) for side, n in enumerate(sides))
+        lines = [(n, bk + p) if major else (bk, n + p) for n, p, major in zip(sizes, pads, self.k_major)]
+        left, right = (self.parts * size * a * b for size, (a, b) in zip(self.side_bytes, lines))
+        return left, right
+
+    @property
+    def parts(self) -> int:
+        """Numbers in shared memory for each number of a factor."""
+        return parts.COUNT if self.multiplicand == parts.KIND else 1
+
+    @property
+    def stored(self) -> tuple[str, str]:
+        """The types of both factors in shared memory."""
+        return self.multiplicand, self.multiplicand
+
+    @property
+    def side_bytes(self) -> tuple[int, int]:
+        """Of an element of each factor in shared memory."""
+        left, right = (BYTES[kind] for kind in self.stored)
+        return left, right
+
+    @property
+    def other_bytes(self) -> int:
+        """Bytes of shared memory beside the stages: barriers, and the epilogue's buffer if it does not share memory with
+        the stages."""
+        return BARRIERS
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * self.stage_bytes + self.other_bytes
+
+    @property
+    def deepest(self) -> int:
+        """Stages that have a use. Two where nothing arrives on its own: threads then fetch the next step while they compute."""
+        return 2 if all(copy == "registers" for copy in self.copies) else DEEPEST[self.instruction]
+
+    def piece(self, side: int) -> int:
+        """Elements of a factor that are copied at once, which must lie inside one run of a block's box."""
+        if self.k_major[side] or self.copies[side] == "registers":
+            return 1
+        return max(1, (LINE if self.instruction == "wgmma" else WIDE) // self.side_bytes[side])
+
+    # ---- checks ----------------------------------------------------------------------------------------------------------
+
+    def refuse(self, kernel: KernelPlan, planned: KernelPlan, target: Target) -> Refusal | None:
+        return self.refuse_shape() or self._refuse_numbers() or self._refuse_tile(kernel)
+
+    def refuse_shape(self) -> Refusal | None:
+        """Why the passes have no code for a block of this shape."""
+        raise NotImplementedError
+
+    def _refuse_numbers(self) -> Refusal | None:
+        if not 2 <= self.stages <= self.deepest:
+            return Refusal("stages", f"`stages` must be from 2 to {self.deepest} here, not {self.stages}")
+        if self.group_rows < 1:
+            return Refusal("group_rows", "`group_rows` must be at least 1")
+        return None
+
+    def _refuse_tile(self, kernel: KernelPlan) -> Refusal | None:
+        """A block's tile is a box of C, with no more points than its block has rows and columns."""
+        tile = dict(zip(kernel.grid, kernel.tile))
+        for d, size in tile.items():
+            if size > 1 and d not in (*self.rows, *self.columns):
+                why = f"dimension {d} is a batch dimension (both factors have it), so the tile must be 1 there, not {size}"
+                return Refusal("tile", why)
+        for side, (name, dims) in enumerate((("rows", self.rows), ("columns", self.columns))):
+            box, most = [tile[d] for d in dims], self.block[side]
+            if prod(box) > most:
+                return Refusal("tile", f"`block` has {most} {name}, and the tile has {prod(box)}")
+            if not whole_pieces(box, self.piece(side)):
+                why = f"copies move {self.piece(side)} elements at once, and the {name} of the tile {box} are runs of {box[-1]}"
+                return Refusal("tile", f"{why}: the last size must be a multiple of {self.piece(side)}, or all others 1")
+            if box[-1] % self.piece(side) and box[-1] < kernel.extents[dims[-1]] and self.copies[side] != "tma":
+                why = f"copies move {self.piece(side)} {name} at once, and tiles of {box[-1]} begin within them"
+                return Refusal("tile", why)
+            if prod(box) == 1 and self.instruction == "wgmma":
+                return Refusal("tile", f"a tile must have at least 2 {name} where TMA copies boxes")
+        return None
+
+
+def whole_pieces(box: Sequence[int], piece: int) -> bool:
+    """Whether runs along the last dimension of a box consist of whole pieces, or the box is one run."""
+    return not box or box[-1] % piece == 0 or prod(box[:-1]) == 1
+
+
+def threads_by_warpgroups(threads: int, multiply: int) -> str:
+    """The threads of a block with one warpgroup that loads."""
+    return f"{threads} a block: {count(multiply, 'warpgroup')} multiply, 1 loads" if multiply > 1 else (
+        f"{threads} a block: 1 warpgroup multiplies, 1 loads"
+    )  # fmt: skip
+
+
+def padding(instruction: str, size: int, k_major: bool) -> int:
+    """Elements of `size` bytes that follow a line so that the accesses of a warp lie in different banks."""
+    if instruction == "fma":
+        return WIDE // size if k_major else 0
+    return 8 if size == 4 and not k_major else 0
