@@ -9,48 +9,40 @@ from tilec.analysis.expression import Expr
 
 def linear_factor(x: Expr) -> tuple[Expr, float]:
     """(z, c) with x = c z for a number c; a condition's -inf (+inf) stays what it is under a positive c."""
-    match x.op:
-        case "arith.mulf" | "arith.divf":
-            a, b = x.args
-            if x.op == "arith.mulf" and a.number is not None:
-                a, b = b, a
-            if b.number:
-                z, c = linear_factor(a)
-                return z, c * b.number if x.op == "arith.mulf" else c / b.number
-        case "arith.negf":
-            z, c = linear_factor(x.args[0])
-            return z, -c
-        case "arith.select":
-            condition, a, b = x.args
-            for inside, outside, order in ((a, b, 1), (b, a, -1)):
-                if outside.number in (inf, -inf):
-                    z, c = linear_factor(inside)
-                    if c > 0:
-                        return Expr(x.op, (condition, *(z, outside)[::order]), x.key, x.own_dims, x.type, x.template), c
-    return x, 1.0
+    z, c, _ = _peeled(x)
+    return z, c
 
 
 def inside(x: Expr, state: Expr) -> tuple[Expr, Expr]:
     """A maximum's term without a positive factor, and that factor applied to the maximum: rounding keeps order, so
     this is exact."""
-    z, c = linear_factor(x)
+    z, c, taken = _peeled(x)
     if c == 1 or c <= 0:
         return x, state
-    return z, _wrapped(x, state)
+    for op, number in taken:
+        state = Expr(op, (state, *number))
+    return z, state
 
 
-def _wrapped(x: Expr, state: Expr) -> Expr:
-    """The multiplications and divisions that `linear_factor` takes off `x`, around `state`."""
+def _peeled(x: Expr) -> tuple[Expr, float, list[tuple[str, tuple[Expr, ...]]]]:
+    """z and c, and what makes x of z, the innermost first: a product or a quotient with its number, or a negation."""
     match x.op:
         case "arith.mulf" | "arith.divf":
             a, b = x.args
             if x.op == "arith.mulf" and a.number is not None:
                 a, b = b, a
             if b.number:
-                return Expr(x.op, (_wrapped(a, state), b))
+                z, c, taken = _peeled(a)
+                return z, c * b.number if x.op == "arith.mulf" else c / b.number, [*taken, (x.op, (b,))]
         case "arith.negf":
-            return Expr(x.op, (_wrapped(x.args[0], state),))
+            z, c, taken = _peeled(x.args[0])
+            return z, -c, [*taken, (x.op, ())]
         case "arith.select":
-            _, a, b = x.args
-            return _wrapped(b if a.number in (inf, -inf) else a, state)
-    return state
+            condition, a, b = x.args
+            for own, outside, order in ((a, b, 1), (b, a, -1)):
+                if outside.number in (inf, -inf):
+                    z, c, taken = _peeled(own)
+                    if c > 0:
+                        chosen = (condition, *(z, outside)[::order])
+                        return Expr(x.op, chosen, x.key, x.own_dims, x.type, x.template), c, taken
+    return x, 1.0, []

@@ -11,7 +11,7 @@ are those of a left factor's, so weights never pass through shared memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from tilec.analysis.affine_conditions import Linear
@@ -38,7 +38,7 @@ from tilec.passes.cuda.chain.values import (
 from tilec.passes.cuda.chain.weights import Packer, exclude
 from tilec.passes.cuda.contraction.problem import PRIVATE, Thread, local
 from tilec.passes.cuda.memory_spaces import root
-from tilec.passes.loops import loop, sum_of
+from tilec.passes.loops import loop, sum_of, when
 
 Terms = list[tuple[ir.Value, int]]
 
@@ -102,6 +102,12 @@ class Fragments:
         self.states.clear()
         if self.chain.product is not None:
             clear(self.sums)
+
+    def walk(self, loop_over_tiles: Callable[[], None]) -> None:
+        """Builds the loop over the block's tiles, passed by where it has none; then completes the states."""
+        with nullcontext() if self.tiles.always else when(arith.cmpi(arith.CmpIPredicate.sgt, self.tiles.end, self.tiles.begin)):
+            loop_over_tiles()
+        self.states.complete()
 
     def store(self) -> None:
         """The results, from complete states and sums."""

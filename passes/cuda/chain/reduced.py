@@ -21,7 +21,7 @@ from tilec.passes.cuda.chain.parts import SharedRows
 from tilec.passes.cuda.chain.values import statements
 from tilec.passes.cuda.chain.warpgroups import REGISTERS, FactorTiles
 from tilec.passes.cuda.contraction.problem import Thread
-from tilec.passes.cuda.ring import Ring, Roles, carried_loop, make_ready, ping_pong
+from tilec.passes.cuda.ring import Ring, Roles, begin_ping_pong, carried_loop, make_ready, ping_pong
 from tilec.passes.loops import sum_of, when
 
 
@@ -82,9 +82,7 @@ class ReducedWarpgroups:
             if self.rows:
                 self.rows.wait_full(zero, zero)
             if self.block.options.ping_pong:
-                last = arith.cmpi(arith.CmpIPredicate.eq, self.roles.warpgroup, mlir.index(self.groups))
-                with when(last):
-                    ping_pong(self.block.function, self.roles, "arrive")  # the first warpgroup multiplies first
+                begin_ping_pong(self.block.function, self.roles)
             state = [zero, zero]
             for first, end, masked in tiles.ranges(zero):
                 with carried_loop(first, end, state) as (number, now):

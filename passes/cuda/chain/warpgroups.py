@@ -28,8 +28,18 @@ from tilec.passes.cuda.chain.fragments import Fragments, Terms
 from tilec.passes.cuda.chain.split import PartialStates
 from tilec.passes.cuda.chain.values import At, Values, statements
 from tilec.passes.cuda.contraction.problem import Thread
-from tilec.passes.cuda.ring import Registers, Ring, RingTiles, Roles, carried_loop, make_ready, offsets_of, ping_pong
-from tilec.passes.loops import sum_of, when
+from tilec.passes.cuda.ring import (
+    Registers,
+    Ring,
+    RingTiles,
+    Roles,
+    begin_ping_pong,
+    carried_loop,
+    make_ready,
+    offsets_of,
+    ping_pong,
+)
+from tilec.passes.loops import sum_of
 
 REGISTERS = Registers(producer=24, consumer=240)  # of 168 at launch
 THREE = Registers(producer=32, consumer=160)  # of 128 at launch, where three warpgroups multiply
@@ -122,23 +132,15 @@ class Warpgroups:
     # ---- multiplying ---------------------------------------------------------------------------------------
 
     def _multiply(self) -> None:
-        zero, tiles = mlir.index(0), self.fragments.tiles
         self.fragments.clear()
-        self.q.wait_full(zero, zero)
-        if tiles.always:
-            self._loop_over_tiles()
-        else:
-            with when(arith.cmpi(arith.CmpIPredicate.sgt, tiles.end, tiles.begin)):
-                self._loop_over_tiles()
-        self.fragments.states.complete()
+        self.q.wait_full(mlir.index(0), mlir.index(0))
+        self.fragments.walk(self._loop_over_tiles)
 
     def _loop_over_tiles(self) -> None:
         """The first tile's weights; then, for each further tile, its weights under the product of those before."""
         zero, one, own = mlir.index(0), mlir.index(1), self.fragments
         if self.ping_pong:
-            last = arith.cmpi(arith.CmpIPredicate.eq, self.roles.warpgroup, mlir.index(self.groups))
-            with when(last):
-                ping_pong(self.block.function, self.roles, "arrive")  # the first warpgroup multiplies first
+            begin_ping_pong(self.block.function, self.roles)
             ping_pong(self.block.function, self.roles, "sync")
         self.k.wait_full(zero, zero)
         self._scores(zero)

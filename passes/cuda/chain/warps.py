@@ -143,16 +143,11 @@ class Warps:
         return locations.named(made.result, name)
 
     def run(self) -> None:
-        tiles, product = self.fragments.tiles, self.chain.product
+        product = self.chain.product
         assert product is not None
         with ir.Location.name(product.total.name, product.total.operation.location):
             self.fragments.clear()
-            if tiles.always:
-                self._loop_over_tiles()
-            else:
-                with when(arith.cmpi(arith.CmpIPredicate.sgt, tiles.end, tiles.begin)):
-                    self._loop_over_tiles()
-            self.fragments.states.complete()
+            self.fragments.walk(self._loop_over_tiles)
         self.parts.store()
 
     def _loop_over_tiles(self) -> None:

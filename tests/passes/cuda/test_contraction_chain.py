@@ -34,6 +34,21 @@ def program(scores: str = "", weights: str = "softmax[j](s[b, h, i, j])", using:
     return "".join(lines)
 
 
+def two_results(scores: str, inputs: str = "") -> str:
+    """Attention with something of its own for each row, and the logarithm of a row's sum as a second result."""
+    return f"""op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], {inputs}z: f32[H, S, D]) -> (
+    o: f32[H, S, D], l: f32[H, S]
+) {{
+    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) {scores}
+    m[h, i] = max[j](s[h, i, j])
+    e[h, i, j] = exp(s[h, i, j] - m[h, i])
+    n[h, i] = sum[j](e[h, i, j])
+    r[h, i, d] = sum[j](e[h, i, j] * v[h, j, d]) using bf16
+    o[h, i, d] = r[h, i, d] / n[h, i] + z[h, i, d]
+    l[h, i] = m[h, i] + log(n[h, i])
+}}"""
+
+
 PROGRAMS = {
     "softmax": program(" / sqrt(f32(D))"),
     "in three parts": program(" / sqrt(f32(D))", using=""),
@@ -95,27 +110,28 @@ VECTORS = {
 }
 
 
-@pytest.mark.parametrize("tile", [warps(16, 16, parts=3), ChainTile(64, 32, 2, 168, 0, ping_pong=False, parts=2)])
-@pytest.mark.parametrize("name", VECTORS)
-def test_one_query(name, tile, monkeypatch):
-    """Products of a vector are contractions in a chain, for which they are rarely enough on their own."""
+def of_one_query(name: str) -> str:
+    """Attention of a single query: products of vectors."""
     inputs, row, key = VECTORS[name]
-    text = f"""op f({inputs}) -> (o: bf16[B, H{", 1" if "i" in row else ""}, D]) {{
+    return f"""op f({inputs}) -> (o: bf16[B, H{", 1" if "i" in row else ""}, D]) {{
     s[{row}, j] = sum[d](q[{row}, d] * k[{key}, j, d]) / 4
     p[{row}, j] = softmax[j](s[{row}, j])
     o[{row}, d] = sum[j](p[{row}, j] * v[{key}, j, d]) using bf16
 }}"""
+
+
+@pytest.mark.parametrize("tile", [warps(16, 16, parts=3), ChainTile(64, 32, 2, 168, 0, ping_pong=False, parts=2)])
+@pytest.mark.parametrize("name", VECTORS)
+def test_one_query(name, tile, monkeypatch):
+    """Products of a vector are contractions in a chain, for which they are rarely enough on their own."""
+    inputs, text = VECTORS[name][0], of_one_query(name)
     check(text, {"B": 2, "H": 6, "T": 50, "D": 24} | ({"G": 2} if "G" in inputs else {}), tile, monkeypatch)
 
 
 def test_decoding_is_one_chain():
     """Of few rows over many keys: blocks share them, by whatever is written of the query; the schedule says so and is read."""
-    for name, (inputs, row, key) in VECTORS.items():
-        text = f"""op f({inputs}) -> (o: bf16[B, H{", 1" if "i" in row else ""}, D]) {{
-    s[{row}, j] = sum[d](q[{row}, d] * k[{key}, j, d]) / 4
-    p[{row}, j] = softmax[j](s[{row}, j])
-    o[{row}, d] = sum[j](p[{row}, j] * v[{key}, j, d]) using bf16
-}}"""
+    for name, (inputs, *_) in VECTORS.items():
+        text = of_one_query(name)
         sizes = {"B": 4, "H": 8, "T": 8192, "D": 128} | ({"G": 2} if "G" in inputs else {})
         _, result = lower_text(Source("t.tile", text), None, sizes, target="h200")
         (kernel,) = result.plan.kernels
@@ -138,15 +154,7 @@ def test_parts_of_lengths_that_are_data(monkeypatch):
 
 def test_parts_of_other_results(monkeypatch):
     """Results for each row, of rows without anything, and infinities."""
-    text = """op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], z: f32[H, S, D]) -> (o: f32[H, S, D], l: f32[H, S]) {
-    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 8 if j < i - 3 else -inf
-    m[h, i] = max[j](s[h, i, j])
-    e[h, i, j] = exp(s[h, i, j] - m[h, i])
-    n[h, i] = sum[j](e[h, i, j])
-    r[h, i, d] = sum[j](e[h, i, j] * v[h, j, d]) using bf16
-    o[h, i, d] = r[h, i, d] / n[h, i] + z[h, i, d]
-    l[h, i] = m[h, i] + log(n[h, i])
-}"""
+    text = two_results("/ 8 if j < i - 3 else -inf")
     sizes = {"H": 2, "S": 40, "T": 50, "D": 20}
     specialised, _ = lowered(text, sizes, warps(16, 16, parts=3), monkeypatch)
     inputs = arrays(specialised)
@@ -199,17 +207,7 @@ def test_heads_beside_columns(monkeypatch):
 
 def test_other_results_and_operands(monkeypatch):
     """A bias for each score, something of its own for each row, and the logarithm of a row's sum as a second result."""
-    text = """op f(q: bf16[H, S, D], k: bf16[H, T, D], v: bf16[H, T, D], bias: f32[S, T], z: f32[H, S, D]) -> (
-    o: f32[H, S, D], l: f32[H, S]
-) {
-    s[h, i, j] = sum[d](q[h, i, d] * k[h, j, d]) / 8 + bias[i, j]
-    m[h, i] = max[j](s[h, i, j])
-    e[h, i, j] = exp(s[h, i, j] - m[h, i])
-    n[h, i] = sum[j](e[h, i, j])
-    r[h, i, d] = sum[j](e[h, i, j] * v[h, j, d]) using bf16
-    o[h, i, d] = r[h, i, d] / n[h, i] + z[h, i, d]
-    l[h, i] = m[h, i] + log(n[h, i])
-}"""
+    text = two_results("/ 8 + bias[i, j]", "bias: f32[S, T], ")
     sizes = {"H": 2, "S": 40, "T": 50, "D": 64}
     check(text, sizes, (64, 32), monkeypatch)
 
