@@ -29,7 +29,7 @@ from tilec.core import locations, mlir, opcodes
 from tilec.core.diagnostics import InternalError
 from tilec.core.hardware import LINE, WARPGROUP
 from tilec.core.mlir import arith, ir, memref, nvgpu, nvvm, scf
-from tilec.core.opcodes import NamedBarrier
+from tilec.core.opcodes import NamedBarrier, WarpgroupWait
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.problem import SHARED, Thread, below, local
 from tilec.passes.cuda.memory_spaces import root
@@ -163,10 +163,43 @@ class Ring:
         kept = [coordinates[d] for d in tiles.kept]
         nvgpu.TmaAsyncLoadOp(target, self.full, tiles.map, kept[::-1], stage, multicastMask=blocks)
 
+    def fill(self, steps: int, state: list[ir.Value], copy: Callable[[ir.Value, ir.Value], None], name: str = "step") -> None:
+        """The copies of so many steps: `copy(stage, step)` starts those of a step."""
+        with carried_loop(mlir.index(0), mlir.index(steps), state, name=name) as (step, now):
+            stage, phase = now
+            self.wait_empty(stage, phase)
+            self.expect(stage)
+            copy(stage, step)
+            now[:] = self.next(stage, phase)
+
     # ---- the consumers' ----------------------------------------------------------------------------------------------
 
     def wait_full(self, stage: ir.Value, phase: ir.Value) -> None:
         _wait(self.full, stage, phase, 0)
+
+    def multiply(
+        self, steps: int, state: list[ir.Value], thread: Thread, product: Callable[[ir.Value, ir.Value], None],
+        wait: Callable[[int], None], running: int = 1, alternate: Callable[[str], None] | None = None, name: str = "step",
+    ) -> None:  # fmt: skip
+        """The products of so many steps: `product(stage, step)` starts those of a step, which are `running`; `wait(running)` waits
+        until at most so many run. Products may still run when the next are issued; then the stage before is known to be free.
+        `alternate`: warpgroups alternate (`ping_pong`)."""
+        whole, zero = [*state, mlir.index(0)], mlir.index(0)
+        if alternate:  # a wait for a stage is for its next phase: none may be between
+            alternate("sync")
+        with carried_loop(zero, mlir.index(steps), whole, name=name) as (step, now):
+            stage, phase, before = now
+            self.wait_full(stage, phase)
+            product(stage, step)
+            wait(running)
+            with when(arith.cmpi(arith.CmpIPredicate.sgt, step, zero)):
+                self.release(before, thread)
+            now[:] = [*self.next(stage, phase), stage]
+        if alternate:
+            alternate("arrive")
+        wait(0)
+        self.release(whole[2], thread)
+        state[:] = whole[:2]
 
     def release(self, stage: ir.Value, thread: Thread) -> None:
         """This warpgroup has read the stage: one of its threads says so, or one to each block that copies to this one."""
@@ -285,6 +318,11 @@ class Roles:
     def _move(self, count: int, action: str) -> None:
         if self.consumers > 1:
             nvvm.SetMaxRegisterOp(count, ir.Attribute.parse(f"#nvvm<action {action}>"))
+
+
+def wait_for_products(function: ir.Operation, running: int, *registers: ir.Value) -> None:
+    """Until at most so many asynchronous products run. `registers`: those that the others write, and read."""
+    opcodes.call(function, WarpgroupWait(running), list(registers))
 
 
 def ping_pong(function: ir.Operation, roles: Roles, action: str) -> None:

@@ -103,7 +103,7 @@ class Fragments:
         if self.chain.product is not None:
             clear(self.sums)
 
-    def walk(self, loop_over_tiles: Callable[[], None]) -> None:
+    def traverse(self, loop_over_tiles: Callable[[], None]) -> None:
         """Builds the loop over the block's tiles, passed by where it has none; then completes the states."""
         with nullcontext() if self.tiles.always else when(arith.cmpi(arith.CmpIPredicate.sgt, self.tiles.end, self.tiles.begin)):
             loop_over_tiles()

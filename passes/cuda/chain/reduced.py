@@ -13,28 +13,27 @@ from __future__ import annotations
 
 from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS
-from tilec.core.mlir import arith, gpu, ir
-from tilec.core.opcodes import WarpgroupProduct, WarpgroupWait
+from tilec.core.mlir import arith, ir
+from tilec.core.opcodes import WarpgroupProduct
 from tilec.passes.cuda.chain.block import ChainBlock
-from tilec.passes.cuda.chain.fragments import Fragments, Terms
 from tilec.passes.cuda.chain.parts import SharedRows
 from tilec.passes.cuda.chain.values import statements
-from tilec.passes.cuda.chain.warpgroups import REGISTERS, FactorTiles
+from tilec.passes.cuda.chain.warpgroups import REGISTERS, Engine, FactorTiles
 from tilec.passes.cuda.contraction.problem import Thread
-from tilec.passes.cuda.ring import Ring, Roles, begin_ping_pong, carried_loop, make_ready, ping_pong
-from tilec.passes.loops import sum_of, when
+from tilec.passes.cuda.ring import Ring, begin_ping_pong, carried_loop
+from tilec.passes.loops import sum_of
 
 
-class ReducedWarpgroups:
-    """Warpgroup 0 loads; the others multiply, each 64 of the block's rows."""
+class ReducedWarpgroups(Engine):
+    """With no second contraction. Tiles of both factors come in steps, or of the right one alone."""
+
+    partial_states = SharedRows
 
     def __init__(self, block: ChainBlock, thread: Thread):
-        self.block, self.chain, self.thread, options = block, block.chain, thread, block.options
-        self.roles = roles = Roles(thread, options.warpgroups)
-        self.groups, self.kept_left = options.warpgroups, bool(options.kept_left)
-        chain, self.depth = block.chain, LINE * 8 // mlir.type_of(options.multiplicand).width
-        inner = block.sizes[chain.inner]
-        self.steps = -(-inner // self.depth)
+        super().__init__(block, thread)
+        chain, options = block.chain, block.options
+        self.depth, self.kept_left = LINE * 8 // mlir.type_of(options.multiplicand).width, bool(options.kept_left)
+        self.steps = -(-block.sizes[chain.inner] // self.depth)
         self.majors = [x.contiguous == chain.inner for x in (chain.left, chain.right)]
         held = (self.steps * self.depth, 1) if self.kept_left else (self.depth, options.stages)
         self.left = FactorTiles(chain.left, block.box | {chain.inner: held[0]}, block.subscripts, held[1])
@@ -42,14 +41,7 @@ class ReducedWarpgroups:
         self.right = FactorTiles(chain.right, right, block.subscripts, options.stages)
         self.ring = Ring([self.right] if self.kept_left else [self.left, self.right], options.stages, self.groups)
         self.rows = Ring([self.left], 1, 1) if self.kept_left else None
-        self.half = arith.muli(roles.consumer, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
-        self.fragments = Fragments(block, thread, self._warp_row)
-        self.shared = SharedRows(self.fragments)
-        make_ready([self.ring, *([self.rows] if self.rows else [])], thread)
-        gpu.BarrierOp()
-
-    def _warp_row(self) -> Terms:
-        return [(self.half, 1), (arith.andi(self.thread.warp, mlir.index(3)), 16)]
+        self.begin([self.ring, *([self.rows] if self.rows else [])])
 
     def run(self) -> None:
         self.roles.divide(REGISTERS, self._load, self._consume)
@@ -63,15 +55,14 @@ class ReducedWarpgroups:
         tiles = self.fragments.tiles
         with carried_loop(tiles.begin, tiles.end, [zero, zero]) as (number, state):
             first = locations.named(self.fragments.first_line(number), "start")
-            with carried_loop(zero, mlir.index(self.steps), state, name="step") as (step, now):
-                stage, phase = now
+
+            def copy(stage: ir.Value, step: ir.Value) -> None:
                 k = locations.named(arith.muli(step, mlir.index(self.depth)), "k")
-                self.ring.wait_empty(stage, phase)
-                self.ring.expect(stage)
                 if not self.rows:
                     self.left.copy(self.ring, stage, {self.chain.inner: k})
                 self.right.copy(self.ring, stage, {self.chain.between: first, self.chain.inner: k})
-                now[:] = self.ring.next(stage, phase)
+
+            self.ring.fill(self.steps, state, copy)
 
     # ---- multiplying ---------------------------------------------------------------------------------------
 
@@ -81,34 +72,17 @@ class ReducedWarpgroups:
             self.fragments.clear()
             if self.rows:
                 self.rows.wait_full(zero, zero)
-            if self.block.options.ping_pong:
+            if self.alternate:
                 begin_ping_pong(self.block.function, self.roles)
             state = [zero, zero]
             for first, end, masked in tiles.ranges(zero):
                 with carried_loop(first, end, state) as (number, now):
-                    self._multiply(now)
+                    self.ring.multiply(self.steps, now, self.thread, self._product, self._wait, alternate=self.alternate)
                     self.fragments.weigh(number, masked)
-            self.shared.complete(self.fragments.store)
+            self.parts.complete(self.fragments.store)
 
-    def _multiply(self, state: list[ir.Value]) -> None:
-        """The scores of one tile. A product may still run when the next is issued; then the stage before is known to be free."""
-        zero, scores = mlir.index(0), self.fragments.scores
-        if self.block.options.ping_pong:
-            ping_pong(self.block.function, self.roles, "sync")
-        whole = [*state, zero]
-        with carried_loop(zero, mlir.index(self.steps), whole, name="step") as (step, now):
-            stage, phase, before = now
-            self.ring.wait_full(stage, phase)
-            self._product(stage, step)
-            self._wait(1, scores)
-            with when(arith.cmpi(arith.CmpIPredicate.sgt, step, zero)):
-                self.ring.release(before, self.thread)
-            now[:] = [*self.ring.next(stage, phase), stage]
-        if self.block.options.ping_pong:
-            ping_pong(self.block.function, self.roles, "arrive")
-        self._wait(0, scores)
-        self.ring.release(whole[2], self.thread)
-        state[:] = whole[:2]
+    def _wait(self, running: int) -> None:
+        self.wait(running, self.fragments.scores)
 
     def _product(self, stage: ir.Value, step: ir.Value) -> None:
         """s (+)= the rows of this warpgroup times a tile of the right factor; from zero in the first step."""
@@ -124,7 +98,3 @@ class ReducedWarpgroups:
         with statements([self.chain.scores]):
             right = self.right.lines(stage, zero)
             opcodes.call(self.block.function, product, [self.fragments.scores, left, right, step])
-
-    def _wait(self, running: int, scores: ir.Value) -> None:
-        """Until at most so many products run."""
-        opcodes.call(self.block.function, WarpgroupWait(running), [scores])

@@ -15,6 +15,7 @@ wgmma.mma_async.m64nNk16", for the fragments.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from tilec.analysis.chain import Factor
@@ -22,7 +23,7 @@ from tilec.analysis.subscripts import subscripts
 from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import arith, gpu, ir
-from tilec.core.opcodes import WarpgroupProduct, WarpgroupWait
+from tilec.core.opcodes import WarpgroupProduct
 from tilec.passes.cuda.chain.block import ChainBlock
 from tilec.passes.cuda.chain.fragments import Fragments, Terms
 from tilec.passes.cuda.chain.split import PartialStates
@@ -38,6 +39,7 @@ from tilec.passes.cuda.ring import (
     make_ready,
     offsets_of,
     ping_pong,
+    wait_for_products,
 )
 from tilec.passes.loops import sum_of
 
@@ -75,13 +77,37 @@ class FactorTiles(RingTiles):
             ring.copy(self, stage, target, [sum_of([(a, 1), (b, 1)]) for a, b in zip(corner, offsets)] if offsets else corner)
 
 
-class Warpgroups:
+class Engine:
     """Warpgroup 0 loads; the others multiply, each 64 of the block's rows."""
+
+    partial_states: type = PartialStates
 
     def __init__(self, block: ChainBlock, thread: Thread):
         self.block, self.chain, self.thread = block, block.chain, thread
-        self.roles = roles = Roles(thread, block.options.warpgroups)
-        self.groups, self.ping_pong = block.options.warpgroups, block.options.ping_pong
+        self.groups = block.options.warpgroups
+        self.roles = Roles(thread, self.groups)
+        self.alternate = partial(ping_pong, block.function, self.roles) if block.options.ping_pong else None
+
+    def begin(self, rings: list[Ring]) -> None:
+        """Registers, states and barriers, behind all tiles, which begin at multiples of 1024 bytes."""
+        self.half = arith.muli(self.roles.consumer, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
+        self.fragments = Fragments(self.block, self.thread, self._warp_row)
+        self.parts = self.partial_states(self.fragments)
+        make_ready(rings, self.thread)
+        gpu.BarrierOp()
+
+    def _warp_row(self) -> Terms:
+        return [(self.half, 1), (arith.andi(self.thread.warp, mlir.index(3)), 16)]
+
+    def wait(self, running: int, *registers: ir.Value) -> None:
+        wait_for_products(self.block.function, running, *registers)
+
+
+class Warpgroups(Engine):
+    """With a second contraction, whose factor comes in a ring of its own."""
+
+    def __init__(self, block: ChainBlock, thread: Thread):
+        super().__init__(block, thread)
         chain, sizes, stages = block.chain, block.sizes, block.options.stages
         values, step = block.subscripts, {chain.between: block.bn}
         assert chain.values is not None and chain.columns is not None
@@ -96,16 +122,9 @@ class Warpgroups:
         self.q_tiles = FactorTiles(chain.left, block.box | {chain.inner: inner}, values, 1)
         self.k_tiles = FactorTiles(chain.right, step | {chain.inner: inner}, values, stages)
         self.v_tiles = FactorTiles(chain.values, step | {chain.columns: columns}, values, stages)
-        self.q = Ring([self.q_tiles], 1, 1)  # behind all tiles, which begin at multiples of 1024 bytes
+        self.q = Ring([self.q_tiles], 1, 1)
         self.k, self.v = (Ring([tiles], stages, self.groups) for tiles in (self.k_tiles, self.v_tiles))
-        self.half = arith.muli(roles.consumer, mlir.index(ROWS)) if self.groups > 1 else mlir.index(0)
-        self.fragments = Fragments(block, thread, self._warp_row)
-        self.parts = PartialStates(self.fragments)
-        make_ready([self.q, self.k, self.v], thread)
-        gpu.BarrierOp()
-
-    def _warp_row(self) -> Terms:
-        return [(self.half, 1), (arith.andi(self.thread.warp, mlir.index(3)), 16)]
+        self.begin([self.q, self.k, self.v])
 
     def run(self) -> None:
         self.roles.divide(REGISTERS if self.groups < 3 else THREE, self._load, self._consume)
@@ -134,19 +153,19 @@ class Warpgroups:
     def _multiply(self) -> None:
         self.fragments.clear()
         self.q.wait_full(mlir.index(0), mlir.index(0))
-        self.fragments.walk(self._loop_over_tiles)
+        self.fragments.traverse(self._loop_over_tiles)
 
     def _loop_over_tiles(self) -> None:
         """The first tile's weights; then, for each further tile, its weights under the product of those before."""
         zero, one, own = mlir.index(0), mlir.index(1), self.fragments
-        if self.ping_pong:
+        if self.alternate:
             begin_ping_pong(self.block.function, self.roles)
-            ping_pong(self.block.function, self.roles, "sync")
+            self.alternate("sync")
         self.k.wait_full(zero, zero)
         self._scores(zero)
-        if self.ping_pong:
-            ping_pong(self.block.function, self.roles, "arrive")
-        self._wait(0, own.scores)
+        if self.alternate:
+            self.alternate("arrive")
+        self.wait(0, own.scores)
         self.k.release(zero, self.thread)
         own.weigh(own.tiles.begin, masked=own.tiles.masked)
         own.packer.pack()
@@ -157,23 +176,23 @@ class Warpgroups:
         stage, phase = state[2:]
         self.v.wait_full(stage, phase)
         self._product(stage)
-        self._wait(0, own.sums, own.weights)
+        self.wait(0, own.sums, own.weights)
 
     def _step(self, number: ir.Value, state: list[ir.Value], masked: bool) -> list[ir.Value]:
         stage, phase, before, old = state
         own = self.fragments
         self.k.wait_full(stage, phase)
-        if self.ping_pong:
-            ping_pong(self.block.function, self.roles, "sync")
+        if self.alternate:
+            self.alternate("sync")
         self._scores(stage)
         self.v.wait_full(before, old)
         self._product(before)
-        if self.ping_pong:
-            ping_pong(self.block.function, self.roles, "arrive")
-        self._wait(self.block.options.weight_terms, own.scores)
+        if self.alternate:
+            self.alternate("arrive")
+        self.wait(self.block.options.weight_terms, own.scores)
         self.k.release(stage, self.thread)
         own.weigh(number, masked)
-        self._wait(0, own.sums, own.weights)
+        self.wait(0, own.sums, own.weights)
         self.v.release(before, self.thread)
         own.rescale()
         own.packer.pack()
@@ -201,7 +220,3 @@ class Warpgroups:
             tile = self.v_tiles.lines(stage, mlir.index(0))
             operands = [own.sums, own.weights, tile, mlir.index(term * bn // 4), mlir.index(1)]
             opcodes.call(self.block.function, product, operands)
-
-    def _wait(self, running: int, sums: ir.Value, *factors: ir.Value) -> None:
-        """Until at most so many products run."""
-        opcodes.call(self.block.function, WarpgroupWait(running), [sums, *factors])

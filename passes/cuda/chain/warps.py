@@ -147,7 +147,7 @@ class Warps:
         assert product is not None
         with ir.Location.name(product.total.name, product.total.operation.location):
             self.fragments.clear()
-            self.fragments.walk(self._loop_over_tiles)
+            self.fragments.traverse(self._loop_over_tiles)
         self.parts.store()
 
     def _loop_over_tiles(self) -> None:

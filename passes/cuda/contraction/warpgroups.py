@@ -24,7 +24,7 @@ from tilec.analysis.parts import PRODUCTS
 from tilec.core import locations, mlir, opcodes
 from tilec.core.hardware import LINE, ROWS
 from tilec.core.mlir import arith, gpu, ir, memref
-from tilec.core.opcodes import WarpgroupProduct, WarpgroupWait
+from tilec.core.opcodes import WarpgroupProduct
 from tilec.kernels import WarpgroupContraction
 from tilec.kernels.contraction import widest
 from tilec.kernels.matrix import ELEMENTS
@@ -46,6 +46,7 @@ from tilec.passes.cuda.ring import (
     make_ready,
     offsets_of,
     ping_pong,
+    wait_for_products,
 )
 from tilec.passes.loops import delinearise, loop, sum_of, when
 
@@ -177,9 +178,9 @@ class _Loads:
         self.kept = Ring(self.sides[1], kept, count) if kept else None  # filled once, by a block's first tile
         self.sums = memref.AllocaOp(local([shape.parts * shape.wide, 2, 2], problem.accumulator, PRIVATE), [], []).result
         locations.named(self.sums, "sums")
-        self.partial = None
+        self.partial, wait = None, partial(wait_for_products, function)
         if problem.is_promoted:
-            self.partial = PartialSums(problem, function, shape, self.ring, self.sums, self._product, self._wait_for_sums)
+            self.partial = PartialSums(problem, function, shape, self.ring, self.sums, self._product, wait)
         self.chunks = shape.chunks(self.sums, self.boxes.columns if self.boxes else 64)
         self.buffer = None if self.boxes else buffer(self.chunks, warps, problem.accumulator, overlay=False)
         make_ready([self.ring, self.kept] if self.kept else [self.ring], shape.thread)
@@ -234,21 +235,17 @@ class _Loads:
 
     def load(self, problem: Problem, state: list[ir.Value], is_first: ir.Value) -> None:
         """All copies of one tile of C, the first of a block or another."""
-        with carried_loop(mlir.index(0), mlir.index(problem.steps), state, name=f"{problem.inner_name}_step") as (
-            step,
-            now,
-        ):
-            stage, phase = now
-            self.ring.wait_empty(stage, phase)
-            self.ring.expect(stage)
+
+        def copy(stage: ir.Value, step: ir.Value) -> None:
             self._copy_tiles(self.ring, problem, problem.left, step, stage)
             if not self.kept:
                 self._copy_tiles(self.ring, problem, problem.right, step, stage)
-            else:
-                with when(locations.named(is_first, "is_first_tile")):
-                    self.kept.expect(step)
-                    self._copy_tiles(self.kept, problem, problem.right, step, step)
-            now[:] = self.ring.next(stage, phase)
+                return
+            with when(locations.named(is_first, "is_first_tile")):
+                self.kept.expect(step)
+                self._copy_tiles(self.kept, problem, problem.right, step, step)
+
+        self.ring.fill(problem.steps, state, copy, f"{problem.inner_name}_step")
 
     def _copy_tiles(self, ring: Ring, problem: Problem, side: Side, step: ir.Value, stage: ir.Value) -> None:
         several = self.sides[side.name == "right"]
@@ -278,32 +275,23 @@ class _Loads:
     # ---- multiplying ---------------------------------------------------------------------------------------
 
     def multiply(self, problem: Problem, state: list[ir.Value]) -> None:
-        """One tile of C. A product may still run when the next is issued; then the stage before is known to be free."""
+        """One tile of C."""
         if self.partial is not None:
             self.partial.multiply(problem, state)
             return
-        whole = [*state, mlir.index(0)]
-        if self.shape.alternate:  # a wait for a stage is for its next phase: none may be between
-            ping_pong(self.function, self.shape.roles, "sync")
-        with carried_loop(mlir.index(0), mlir.index(problem.steps), whole, name=f"{problem.inner_name}_step") as (
-            step,
-            now,
-        ):
-            stage, phase, before = now
-            self.ring.wait_full(stage, phase)
+
+        def product(stage: ir.Value, step: ir.Value) -> None:
             if self.kept:
                 self.kept.wait_full(step, mlir.index(0))
             for part in range(self.shape.parts):
                 self._product(self._of_part(part), stage, step, mlir.index(part))
-            self._wait_for_sums(self.shape.parts, self.sums)
-            with when(arith.cmpi(arith.CmpIPredicate.sgt, step, mlir.index(0))):
-                self.ring.release(before, self.shape.thread)
-            now[:] = [*self.ring.next(stage, phase), stage]
-        if self.shape.alternate:
-            ping_pong(self.function, self.shape.roles, "arrive")
-        self._wait_for_sums(0, self.sums)
-        self.ring.release(whole[2], self.shape.thread)
-        state[:] = whole[:2]
+
+        alternate = partial(ping_pong, self.function, self.shape.roles) if self.shape.alternate else None
+        name = f"{problem.inner_name}_step"
+        self.ring.multiply(problem.steps, state, self.shape.thread, product, self._wait, self.shape.parts, alternate, name)
+
+    def _wait(self, running: int) -> None:
+        wait_for_products(self.function, running, self.sums)
 
     def _of_part(self, part: int) -> ir.Value:
         """The sums of 64 rows."""
@@ -331,7 +319,3 @@ class _Loads:
             left = self.sides[0][a].lines(stage, sum_of([(self.shape.part(part), own)]), own)
             right = self.sides[1][b].lines(step if self.kept else stage, mlir.index(0))
             opcodes.call(self.function, product, [sums, left, right, mlir.index(1) if number else step])
-
-    def _wait_for_sums(self, running: int, sums: ir.Value) -> None:
-        """Until at most so many products run."""
-        opcodes.call(self.function, WarpgroupWait(running), [sums])
