@@ -35,6 +35,11 @@ def chain_line(unit: str, columns: int) -> int:
     return round_up(columns, LINE) if unit == "wgmma" else round_up(columns, 16) + 8
 
 
+def reduction_depth(inner: int) -> int:
+    """Elements of the inner dimension that one step of a reduced contraction has, by `mma.sync`."""
+    return min(LINE, round_up(inner, 16))
+
+
 @dataclass(frozen=True)
 class ChainProblem:
     """A contraction chain: `batch` problems of `rows` rows, each with `length` elements between the contractions. Scores
@@ -170,18 +175,39 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
 def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
     """Of reductions of the scores, whose factors come in steps of a line of `inner`."""
     assert target.sm is not None
+    if "mma.sync" in p.units:
+        yield from _warp_reduction_tiles(target, p)
+    if "wgmma" not in p.units:
+        return
     steps = ceil(p.inner / LINE)
     for groups, bn, kept in product((1, 2), (32, 64, 96, 128, 160, 192, 224, 256), (True, False)):
         if bn >= 2 * round_up(p.length, 16) > 32 or (kept and not p.k_major[0]) or (bn % LINE and not p.k_major[1]):
             continue
         tile = ChainTile(ROWS * groups, bn, 1, 168, 0, kept_left=kept, ping_pong=False)
-        room = target.sm.shared_per_block - reduction_bytes(p.inner, replace(tile, stages=0))
-        stages = min(DEEPEST, room // stage_bytes(tile))
+        room = target.sm.shared_per_block - reduction_bytes(p, replace(tile, stages=0))
+        stages = min(DEEPEST, room // stage_bytes(p, tile))
         for ping_pong in (False, True) if groups > 1 and kept else (False,):
             if stages >= (steps + 1 if ping_pong else 2):  # the first group's steps, while the second has not read them
-                shared = reduction_bytes(p.inner, replace(tile, stages=stages))
+                shared = reduction_bytes(p, replace(tile, stages=stages))
                 for parts in _parts(target, p, tile):
                     yield replace(tile, stages=stages, shared=shared, ping_pong=ping_pong, parts=parts)
+
+
+def _warp_reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
+    """The same by `mma.sync`: warps have all columns of a step."""
+    assert target.sm is not None
+    fit = target.fit(ChainTimes)
+    for bm, own, bn, kept in product(CHAIN_ROWS["mma.sync"], WARP_ROWS, range(32, 257, 32), (True, False)):
+        most, scores = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers, own * bn // 32
+        if bm < own or bm >= 2 * round_up(p.rows, 16) > 32 or bn >= 2 * round_up(p.length, 16) > 32 or scores > most:
+            continue
+        registers = min(target.sm.registers_per_thread, scores + fit.warp_other)
+        tile = ChainTile(bm, bn, 2, registers, 0, kept_left=kept, ping_pong=False, unit="mma.sync", warp_rows=own)
+        for stages in (2, 3, 4):
+            shared = reduction_bytes(p, replace(tile, stages=stages))
+            if shared <= target.sm.shared_per_block:
+                for parts in _parts(target, p, tile):
+                    yield replace(tile, stages=stages, shared=shared, parts=parts)
 
 
 def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
@@ -195,21 +221,36 @@ def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
     return [1, *sorted(range(2, most + 1), key=lambda parts: (rounds(parts), parts))[:3]]
 
 
-def stage_bytes(tile: ChainTile) -> int:
+def stage_bytes(p: ChainProblem, tile: ChainTile) -> int:
     """Shared memory of one step of the factors of a reduced contraction."""
-    return 2 * LINE * (tile.bn + (0 if tile.kept_left else tile.bm))
+    depth = LINE if tile.unit == "wgmma" else reduction_depth(p.inner)
+    left = 0 if tile.kept_left else _tile_bytes(tile.unit, tile.bm, depth, p.k_major[0])
+    return left + _tile_bytes(tile.unit, tile.bn, depth, p.k_major[1])
 
 
-def reduction_bytes(inner: int, tile: ChainTile) -> int:
+def _tile_bytes(unit: str, rows: int, depth: int, k_major: bool) -> int:
+    """Of a factor's tile, in lines of its inner dimension (`k_major`) or of rows."""
+    lines, columns = (rows, depth) if k_major else (depth, rows)
+    return 2 * lines * chain_line(unit, columns)
+
+
+def reduction_bytes(p: ChainProblem, tile: ChainTile) -> int:
     """Shared memory of a block without a second contraction, as in `chain_bytes`."""
-    held = 2 * tile.bm * round_up(inner, LINE) if tile.kept_left else 0
-    return held + tile.stages * stage_bytes(tile) + 2048
+    depth = LINE if tile.unit == "wgmma" else reduction_depth(p.inner)
+    held = _tile_bytes(tile.unit, tile.bm, round_up(p.inner, depth), p.k_major[0]) if tile.kept_left else 0
+    more = (2048 if tile.unit == "wgmma" else 0) + _listed_bytes(p, tile.bn)
+    return held + tile.stages * stage_bytes(p, tile) + more
+
+
+def _listed_bytes(p: ChainProblem, bn: int) -> int:
+    """Of the list of a block's steps, where data choose them."""
+    return 4 * (ceil(p.length / bn) + 3) if p.listed else 0
 
 
 def chain_bytes(p: ChainProblem, bm: int, bn: int, stages: int, unit: str) -> int:
     """Shared memory of a block: its rows of Q, tiles of K and V; for TMA barriers, and alignment to 1024 bytes."""
     inner, columns = chain_line(unit, p.inner), chain_line(unit, round_up(p.columns, 16))
-    more = (2048 if unit == "wgmma" else 0) + (4 * (ceil(p.length / bn) + 3) if p.listed else 0)
+    more = (2048 if unit == "wgmma" else 0) + _listed_bytes(p, bn)
     return 2 * bm * inner + stages * 2 * bn * (inner + columns) + more
 
 
@@ -276,7 +317,9 @@ def _serial_us(target: Target, work: Work, tile: ChainTile, idle: float, steps: 
 
 
 def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
-    """Some of the groups' arithmetic is under each other's products if they alternate. Otherwise the matrix units wait for it."""
+    """Some of the groups' arithmetic is under each other's products if they alternate, or several blocks share an SM. Otherwise the
+    matrix units wait for it."""
+    fit, own = target.fit(ChainTimes), ROWS if tile.unit == "wgmma" else tile.warp_rows
     rows, covered = p.blocks(tile.bm), min(1.0, p.share + tile.bm / p.length * (p.share < 1))
     steps = ceil(ceil(p.length / tile.bn) * covered / tile.parts)  # of one block
     tiles, blocks = p.batch * rows * tile.parts * steps, p.batch * rows * tile.parts
@@ -284,29 +327,32 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     loaded = tiles * inner * 2 * (tile.bn + (0 if tile.kept_left else tile.bm)) + 2 * p.batch * p.rows * inner
     result = p.out_bytes * p.batch * p.rows
     arithmetic = {"fma.f32": 2 * scores * p.fma, "special": scores * p.special}
-    unit, flops = f"tensor.{p.dtype}@wgmma", 2 * scores * inner
+    unit, flops = f"tensor.{p.dtype}@{tile.unit}", 2 * scores * inner
     waves = ceil(blocks / target.units)
     work = Work(
         dram_read=_reads(target, p, tile, waves, steps),
         dram_write=result,
         l2_bytes=loaded / target.fit(WarpgroupTimes).l2 + result,
-        shared_bytes=loaded + 2 * scores * inner * (1 / ROWS + 1 / tile.bn),
+        shared_bytes=loaded + 2 * scores * inner * (1 / own + 1 / tile.bn),
         flops={unit: flops * boosted(target, unit, flops), **arithmetic},
         blocks=blocks,
         threads=tile.threads,
         registers=tile.registers,
         shared_per_block=tile.shared,
-        bytes_in_flight=tile.stages * stage_bytes(tile) / tile.threads,
+        bytes_in_flight=tile.stages * stage_bytes(p, tile) / tile.threads,
         serial_us=2e-3 * target.dram.latency_ns * (1 + (1 + ceil(tile.parts / TOGETHER) if tile.parts > 1 else 0)),
         launches=2 if tile.parts > 1 else 1,  # words are cleared
     )
-    steps *= waves
-    fit = target.fit(ChainTimes)
-    terms = predict(work, target).terms
+    found = predict(work, target)
+    terms, together = found.terms, tile.ping_pong
+    idle = fit.reduced_step_us * steps * waves
+    if tile.unit == "mma.sync":
+        together = found.occupancy.blocks > 1 and blocks > target.units
+        idle = fit.warp_step_us * steps * ceil(inner / LINE) * ceil(found.waves)
     exposed = sum(terms.get(u, 0.0) for u in ("fma", "special"))
-    if tile.ping_pong:
+    if together:
         exposed = fit.alternate * min(exposed, terms["tensor"]) + max(0.0, exposed - max(terms.values()))
-    return replace(work, serial_us=work.serial_us + fit.reduced_step_us * steps + exposed)
+    return replace(work, serial_us=work.serial_us + idle + exposed)
 
 
 def _reads(target: Target, p: ChainProblem, tile: ChainTile, waves: int, steps: int) -> float:

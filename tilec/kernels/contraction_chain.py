@@ -136,14 +136,14 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
     def _refuse_reduced(self, kernel: KernelPlan) -> Refusal | None:
         """What a kernel without a second contraction refuses further."""
         assert self.inner is not None
-        if self.unit != "wgmma":
-            return Refusal("unit", "`unit` must be wgmma where no second contraction follows")
-        if self.warpgroups > 2:
+        if self.unit == "mma.sync" and self.stages < 2:
+            return Refusal("stages", "`stages` must be at least 2 by mma.sync where no second contraction follows")
+        if self.unit == "wgmma" and self.warpgroups > 2:
             why = f"`block` must be 64 or 128 rows where no second contraction follows, not {self.block[0]}"
             return Refusal("block", why)
         if self.kept_left and not self.left_k_major:
             return Refusal("kept_left", "only a left factor that is contiguous along `inner` stays in shared memory")
-        if not self.right_k_major and self.block[1] % (LINE // BYTES[self.multiplicand]):
+        if self.unit == "wgmma" and not self.right_k_major and self.block[1] % (LINE // BYTES[self.multiplicand]):
             why = f"a factor that is contiguous along columns takes steps of a multiple of 64, not {self.block[1]}"
             return Refusal("block", why)
         if self.ping_pong:

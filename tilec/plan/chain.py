@@ -101,15 +101,13 @@ def refuse_tma(chain: Chain) -> str | None:
 
 def refuse_warps(chain: Chain) -> str | None:
     """Why warps cannot load and multiply the factors' tiles by `mma.sync`."""
-    if chain.values is None:
-        return "where no second contraction follows, only wgmma and TMA multiply"
-    if chain.between in (chain.right.contiguous, chain.values.contiguous):
+    if chain.values is not None and chain.between in (chain.right.contiguous, chain.values.contiguous):
         return "tiles that are contiguous along the index between the contractions take wgmma"
     return None
 
 
 def chain_units(chain: Chain, target: Target) -> tuple[str, ...]:
-    """The matrix instructions that the chain can take on a target; without a second contraction, `wgmma` only."""
+    """The matrix instructions that the chain can take on a target."""
     tma = target.has("tma") and refuse_tma(chain) is None
     able = {"wgmma": tma, "mma.sync": refuse_warps(chain) is None}
     return tuple(u for u in CHAIN_ROWS if u in target.instructions(chain.left.type) and able[u])

@@ -16,6 +16,7 @@ from tilec.core import mlir
 from tilec.core.mlir import arith, ir, memref, scf
 from tilec.passes.cuda.chain.fragments import Fragments
 from tilec.passes.cuda.chain.values import halves, registers
+from tilec.passes.cuda.contraction.problem import below
 from tilec.passes.cuda.messages import add_words, observe, publish, received, wait
 from tilec.passes.loops import loop, sum_of, when
 
@@ -46,15 +47,14 @@ class SharedRows:
             states.complete()
             store()
             return
-        last = arith.cmpi(arith.CmpIPredicate.eq, self.block.part, mlir.index(self.block.parts - 1))
-        choice = scf.IfOp(last, has_else=True)
+        choice = scf.IfOp(below(self.block.part, self.block.parts - 1), has_else=True)
         before = dict(states.values.states)
-        with ir.InsertionPoint(choice.else_block):
+        with ir.InsertionPoint(choice.then_block):
             states.complete()
             self._publish()
             scf.YieldOp([])
         states.values.states = before
-        with ir.InsertionPoint(choice.then_block):
+        with ir.InsertionPoint(choice.else_block):
             whole, rest = divmod(self.block.parts - 1, TOGETHER)
             if whole:
                 with loop(whole, always=True, name="parts") as number:

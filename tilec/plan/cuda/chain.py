@@ -83,7 +83,7 @@ def _bytes(problem: ChainProblem, options: Family | None) -> int:
     (bm, bn), stages = options.block, options.stages
     if problem.columns:
         return chain_bytes(problem, bm, bn, stages, options.unit)
-    return reduction_bytes(problem.inner, ChainTile(bm, bn, stages, 0, 0, kept_left=bool(options.kept_left)))
+    return reduction_bytes(problem, ChainTile(bm, bn, stages, 0, 0, kept_left=bool(options.kept_left), unit=options.unit))
 
 
 def _describe(tile: ChainTile) -> str:

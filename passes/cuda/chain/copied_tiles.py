@@ -1,0 +1,104 @@
+"""Tiles of a chain's factors that all threads copy to shared memory by cp.async, as `mma.sync` reads them.
+
+Lines in shared memory are an odd number of 16-byte pieces, so that the 8 lines of a matrix are in different banks. With a swizzle
+in place of the padding, the addresses of fragments are no constants apart, and fill the registers.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from math import prod
+
+from tilec.analysis.chain import Factor
+from tilec.analysis.subscripts import base_multiple, subscripts
+from tilec.core import locations, mlir
+from tilec.core.hardware import WIDE
+from tilec.core.mlir import arith, ir, memref, nvgpu, scf
+from tilec.cost.chain import chain_line
+from tilec.passes.cuda.chain.block import ChainBlock
+from tilec.passes.cuda.chain.values import At
+from tilec.passes.cuda.contraction.problem import SHARED, Thread, all_of, below, local
+from tilec.passes.cuda.memory_spaces import root
+from tilec.passes.loops import delinearise, loop, sum_of, when
+
+
+class CopiedTiles:
+    """Tiles of a factor: lines of the elements that a tile has along its contiguous dimension. `box`: how many a tile has of each
+    dimension. `limits`: the last subscript of those that end within a tile."""
+
+    def __init__(
+        self, block: ChainBlock, thread: Thread, factor: Factor, box: dict[int, int], slots: int, limits: dict[int, ir.Value]
+    ):
+        assert factor.contiguous is not None
+        self.factor, self.view, self.across = factor, factor.element.key, factor.contiguous
+        self.block, self.thread, self.threads, self.limits = block, thread, block.options.block_threads, limits
+        self.sizes = {d: n for d, n in box.items() if d != self.across}
+        self.lines, self.columns = prod(self.sizes.values()), box[self.across]
+        self.element = ir.MemRefType(self.view.type).element_type
+        self.bytes = self.element.width // 8
+        self.used, self.width = 16 * -(-self.columns // 16), chain_line(block.options.unit, self.columns)
+        self.tile = memref.AllocOp(local([slots, self.lines, self.width], self.element, SHARED), [], []).result
+        locations.named(self.tile, f"{locations.argument(root(self.view)) or 'factor'}_tiles")
+        strides, _ = ir.MemRefType(root(self.view).type).get_strides_and_offset()
+        whole = block.sizes[self.across] if self.across == block.chain.inner else ir.ShapedType(self.view.type).shape[-1]
+        apart = (self.columns, whole, base_multiple(subscripts(factor.element)[-1]), *strides[:-1])
+        self.vector = next(v for v in (WIDE // self.bytes, 4, 2, 1) if all(s % v == 0 for s in apart))
+
+    def column(self, line: ir.Value, column: ir.Value) -> ir.Value:
+        """Where an element of a line lies in it."""
+        return column
+
+    def copy(self, slot: ir.Value, first: dict[int, ir.Value]) -> None:
+        """Starts this thread's copies of the tile that begins at `first` of the block's part; what does not exist becomes zeros."""
+        together = self.threads // self.pieces  # lines, or none
+        with ExitStack() as stack:
+            i = stack.enter_context(loop(-(-self.lines * self.pieces // self.threads), name="piece"))
+            line, column = self._coordinates(i)
+            if together and self.lines % together:
+                stack.enter_context(when(below(line, self.lines)))
+            if self.pieces * self.vector > self.used:
+                stack.enter_context(when(below(column, self.used)))
+            position = dict(zip(self.sizes, delinearise(line, list(self.sizes.values()), [None] * len(self.sizes))))
+            position[self.across] = column
+            position = {d: sum_of([(x, 1), *([(first[d], 1)] if d in first else [])]) for d, x in position.items()}
+            at_most = arith.CmpIPredicate.sle
+            conditions = [arith.cmpi(at_most, position[d], last) for d, last in self.limits.items()]
+            conditions += [below(column, self.columns)] if self.used > self.columns else []
+            at = At(position, mlir.index(0))
+            source = [self.block.subscripts.build(p, at) for p in subscripts(self.factor.element)]
+            self._copy([slot, line, self.column(line, column)], source, all_of(conditions))
+
+    @property
+    def pieces(self) -> int:
+        """Vectors of a line, and so many more that they are a power of 2 as threads are: then a thread's lines are a constant
+        apart."""
+        return 1 << (self.used // self.vector - 1).bit_length()
+
+    def _coordinates(self, i: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Line and column of this thread's vector `i`."""
+        number, together = self.thread.number, self.threads // self.pieces
+        if together:
+            line = sum_of([(arith.divui(number, mlir.index(self.pieces)), 1), (i, together)])
+            return line, arith.muli(arith.remui(number, mlir.index(self.pieces)), mlir.index(self.vector))
+        parts = mlir.index(self.pieces // self.threads)
+        number = sum_of([(arith.remui(i, parts), self.threads), (number, 1)])
+        return arith.divui(i, parts), arith.muli(number, mlir.index(self.vector))
+
+    def _copy(self, target: list[ir.Value], source: list[ir.Value], exists: ir.Value | None) -> None:
+        if self.vector > 1:
+            elements = None if exists is None else arith.select(exists, mlir.index(self.vector), mlir.index(0))
+            nvgpu.DeviceAsyncCopyOp(
+                self.tile, target, self.view, source, self.vector, srcElements=elements,
+                bypassL1=self.vector * self.bytes == WIDE,
+            )  # fmt: skip
+            return
+        if exists is None:
+            memref.StoreOp(memref.LoadOp(self.view, source).result, self.tile, target)
+            return
+        choice = scf.IfOp(exists, has_else=True)
+        with ir.InsertionPoint(choice.then_block):
+            memref.StoreOp(memref.LoadOp(self.view, source).result, self.tile, target)
+            scf.YieldOp([])
+        with ir.InsertionPoint(choice.else_block):
+            memref.StoreOp(mlir.constant(0.0, self.element), self.tile, target)
+            scf.YieldOp([])
