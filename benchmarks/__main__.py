@@ -1,12 +1,13 @@
 """python -m benchmarks cpu|gpu|memory [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
-python -m benchmarks audit [--target cpu|cuda] [--trials PLANS] [--json FILE] [--only TEXT ...] [--limit SECONDS]
+python -m benchmarks audit [--target cpu|cuda] [--matrix] [--trials PLANS] [--json FILE] [--only TEXT ...] [--limit SECONDS]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
+python -m benchmarks merge --json FILE
 python -m benchmarks docs
 
 Each row is timed and checked in a worker process: a row that fails or hangs does not stop the others. The results go to
-benchmarks/results/<date>-<machine>-<suite>.json, or to FILE. `docs` writes the figures of the newest results, and the
-tables that the code determines, into README.md and docs/.
+benchmarks/results/<date>-<machine>-<suite>.json, or to FILE. `merge` puts the rows of FILE into the newest results of its
+suite. `docs` writes the figures of the newest results, and the tables that the code determines, into README.md and docs/.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def rows_of(options: argparse.Namespace) -> list[runner.Row]:
     if suite == "audit":
         from benchmarks.audit import suite as points
 
-        return points(*(options.target or ["cuda"])[:1], most=options.trials)
+        return points(*(options.target or ["cuda"])[:1], most=options.trials, matrix=options.matrix)
     from benchmarks.gpu import suite as gpu_rows
 
     return gpu_rows(compiled)
@@ -78,7 +79,7 @@ def numerics(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", usage=__doc__)
-    parser.add_argument("suite", choices=("cpu", "gpu", "memory", "audit", "compile", "numerics", "docs"))
+    parser.add_argument("suite", choices=("cpu", "gpu", "memory", "audit", "compile", "numerics", "merge", "docs"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
     parser.add_argument(
@@ -87,6 +88,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu, memory)")
     parser.add_argument("--trials", type=int, default=24, help="candidates of a kernel, beside the choice (audit)")
+    parser.add_argument("--matrix", action="store_true", help="the points for matrix units (audit)")
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave what is prepared, or take it from")
     parser.add_argument("--only-prepare", action="store_true", help="compile all into --keep and the cache, and end")
     parser.add_argument(
@@ -106,6 +108,9 @@ def main() -> int:
         from benchmarks.compiling import run
 
         return run(options)
+    if options.suite == "merge":
+        print(f"written to {report.merge(options.json)}")
+        return 0
     if options.suite == "docs":
         from benchmarks.docs import write
 
@@ -127,16 +132,17 @@ def main() -> int:
 def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
     """Prepares the rows beside each other, runs one after another, and shows and saves what they found."""
     console, facts, machine = Console(), [], report.started()
-    suite = "-".join([*(options.target or ["cuda"])[:1], "audit"]) if options.suite == "audit" else options.suite
+    kind = "matrix" if options.matrix else (options.target or ["cuda"])[0]
+    suite = f"{kind}-audit" if options.suite == "audit" else options.suite
     end = time.monotonic() + options.limit
     command = [sys.executable, "-m", "benchmarks", options.suite]
     command += ["--target", *options.target, "--trials", str(options.trials)]
-    command += ["--no-compile"] if options.no_compile else []
+    command += ["--no-compile"] * options.no_compile + ["--matrix"] * options.matrix
     with nullcontext(options.keep) if options.keep else tempfile.TemporaryDirectory() as folder:
         os.environ |= {"BENCHMARKS_FOLDER": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torchinductor"}
         share = 1 if options.only_prepare else 0.5
         workers = machine["cores"] if options.workers is None else options.workers
-        ahead = [*command, "--ahead"]
+        ahead = [*command, *["--only-prepare"] * options.only_prepare, "--ahead"]
         if options.beside:
             os.environ["BENCHMARKS_WAIT"] = str(time.time() + options.limit)
             known, beside = {}, threading.Thread(target=runner.prepare, args=(ahead, rows, max(1, workers - 1), end))
@@ -158,7 +164,7 @@ def timed(options: argparse.Namespace, rows: list[runner.Row]) -> int:
         case "memory":
             memory_report.show(facts, console)
         case "audit":
-            audit_report.show(facts, console)
+            audit_report.show(facts, console, options.matrix)
         case _:
             report.show(options.suite, facts, console)
     console.print(f"written to {path}")

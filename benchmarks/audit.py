@@ -1,9 +1,9 @@
 """The cost model held to account: its choices beside the other plans that there are, all measured.
 
-A point is a program at a shape. Its candidates (`tilec.plan.candidates`) are compiled beside those of other points, then timed one
-point after another: all of them shortly, then the fastest and the model's choice again, so that luck does not pick the
-winner. `share` is the best measured time over that of the model's choice, `predicted` the model's time over the
-measured one.
+A point is a program at a shape, of those that memory limits or of those for matrix units. Its candidates
+(`tilec.plan.candidates`) are compiled beside those of other points, then timed one point after another: all of them shortly, then
+the fastest and the model's choice again, so that luck does not pick the winner. `share` is the best measured time over that of the
+model's choice, `predicted` the model's time over the measured one.
 """
 
 from __future__ import annotations
@@ -12,31 +12,52 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from zlib import crc32
 
+from benchmarks import matrix_points
 from benchmarks.measure import on_cpu, on_gpu
 from benchmarks.memory import tensors_of
 from benchmarks.memory_loads import Load, points
 from benchmarks.runner import Row
+from tilec.driver.tune import spread
+from tilec.kernels import KernelPlan
 
 FINAL = 4  # that are measured once more
+LEAST = 0.1  # of a program's predicted time: no other plans of a kernel that takes less
 SIZES = {"cuda": (2**26, 2**22), "cpu": (2**22, 2**18)}
 
 
-def suite(target: str = "cuda", most: int = 24) -> list[Row]:
-    """In an order by which any first part of them is a fair sample."""
+def suite(target: str = "cuda", most: int = 24, matrix: bool = False) -> list[Row]:
+    """In an order by which any first part of them is a fair sample. `matrix`: the points for matrix units."""
+    of, choose = (matrix_points.points(), distinct) if matrix else (points(SIZES[target]), spread)
     return [
-        Row(x.name, lambda x=x: run(x, target), 300, prepare=lambda x=x: prepare(x, target, most))
-        for x in sorted(points(SIZES[target]), key=lambda x: crc32(x.name.encode()))
+        Row(x.name, lambda x=x: run(x, target), 300, prepare=lambda x=x: prepare(x, target, most, choose))
+        for x in sorted(of, key=lambda x: crc32(x.name.encode()))
     ]
+
+
+def distinct(ranked: Sequence[KernelPlan], most: int) -> list[KernelPlan]:
+    """Half of `most` are the best of as many shapes of blocks, for the best few plans differ in little. A quarter are the best of
+    the others, and the rest lie further and further behind."""
+    shapes: dict[tuple, KernelPlan] = {}
+    for kernel in ranked:
+        options = dict(kernel.options.options())
+        shapes.setdefault((kernel.tile, options.get("block"), options.get("unit")), kernel)
+    found = list(shapes.values())[: (most + 1) // 2]
+    rest = [k for k in ranked if k not in found]
+    near = (most - len(found) + 1) // 2
+    found, rest, far = found + rest[:near], rest[near:], most - len(found) - near
+    places = [int(len(rest) ** ((n + 1) / (far + 1))) for n in range(far)]
+    return found + [rest[n] for n in dict.fromkeys(places) if n < len(rest)]
 
 
 def _folder(load: Load) -> Path:
     return Path(os.environ["BENCHMARKS_FOLDER"]) / re.sub(r"\W+", "-", load.name)
 
 
-def prepare(load: Load, target: str, most: int) -> dict:
+def prepare(load: Load, target: str, most: int, choose: Callable = spread) -> dict:
     """Compiles all candidates into the cache on disk, and leaves their schedules in the folder, unless they are there."""
     from tilec.core.dtypes import DTYPES
     from tilec.core.source import read_source
@@ -54,9 +75,10 @@ def prepare(load: Load, target: str, most: int) -> dict:
     program, machine = read_program(read_source(load.work.program)), load_target(target)
     signature = tuple((DTYPES[i.dtype], i.shape) for i in load.work.inputs)
     op = program.op(load.work.op).name
-    found = candidates(specialise(program.tree, op, list(signature), {}), machine, most)
+    found = candidates(specialise(program.tree, op, list(signature), {}), machine, most, choose=choose)
+    share = {k.name: k.prediction.time_us / found[0].predicted_us for k in found[0].plan.kernels}
     folder.mkdir(parents=True, exist_ok=True)
-    for n, candidate in enumerate(found):
+    for n, candidate in enumerate(c for c in found if share.get(c.kernel, 1) >= LEAST):
         path = folder / f"{n}.sched.toml"
         path.write_text(candidate.schedule, encoding="utf-8")
         what = candidate.describe(found[0].plan)
@@ -68,7 +90,10 @@ def prepare(load: Load, target: str, most: int) -> dict:
             refused.append(f"{what}: {type(error).__name__}: {str(error).splitlines()[0][:160]}")
             continue
         terms = [{k: round(t, 3) for k, t in kernel.prediction.terms.items()} for kernel in candidate.plan.kernels]
-        told.append({"number": n, "what": what, "predicted_us": candidate.predicted_us, "terms_us": terms})
+        options = {k.name: {"tile": k.tile} | dict(k.options.editable()) for k in candidate.plan.kernels}
+        told.append(
+            {"number": n, "what": what, "predicted_us": candidate.predicted_us, "terms_us": terms, "options": options}
+        )
     facts = {"plans": told, "refused": refused}
     made = folder / "made.json"
     made.write_text(json.dumps(facts))
@@ -119,5 +144,6 @@ def run(load: Load, target: str) -> dict:
         "own_us": own_us, "best_us": best_us, "best": told[best]["what"], "share": best_us / own_us,
         "predicted_us": told[0]["predicted_us"], "terms_us": told[0]["terms_us"],
         "candidates": [[told[n]["what"], round(told[n]["predicted_us"], 2), round(quick[n].median, 2)] for n in ranked],
+        "options": [told[n]["options"] for n in ranked],
         "refused": listed["refused"], "wrong": wrong, "right": not wrong,
     }  # fmt: skip

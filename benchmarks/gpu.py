@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
-from benchmarks import matrix_loads
+from benchmarks import matrix_forms, matrix_loads
 from benchmarks import workloads as w
 from benchmarks.cpu import AGAIN
 from benchmarks.machine import has
@@ -29,7 +28,8 @@ def suite(compiled: bool = True) -> list[Row]:
     rows = [Row("copy f32 1 GiB", copy)]
     rows += [Row(x.name, lambda x=x: compare(x, compiled)) for x in _chains()]
     rows += [Row(f"example {name}", lambda e=e: example(e, compiled), 300) for name, e in w.EXAMPLES.items()]
-    rows += [Row(x.name, lambda x=x: compare(x, compiled)) for x in (*_matrices(), *matrix_loads.loads())]
+    rows += [Row(x.name, lambda x=x: compare(x, compiled)) for x in _matrices()]
+    rows += [matrix_forms.row(x, compiled) for x in matrix_loads.loads()]
     rows += [Row(x.name, lambda x=x: compare(x, compiled)) for x in _rows()]
     rows += [Row("host time of a call", host)]
     return rows
@@ -88,13 +88,7 @@ def copy() -> dict:
 
 def compare(load: w.Workload, compiled: bool) -> dict:
     tensors = [to_device(a) for a in load.draw(w.FastNormal(np.random.default_rng(0)))]
-    others = dict(load.peers)
-    if compiled and has("triton"):
-        others |= load.compiled_peers
-    facts = _compare(
-        load.program, load.op, tensors, load.torch, load.bound, compiled and not load.compiled_peers, "tf32" in load.name,
-        others, load.expected, load.compiled_peers,
-    )  # fmt: skip
+    facts = _compare(load.program, load.op, tensors, load.torch, load.bound, compiled, "tf32" in load.name)
     group = (
         "matrix"
         if load.flops
@@ -138,11 +132,9 @@ def _said(sizes: dict[str, int]) -> str:
 
 
 def _compare(
-    program: str | Path, name: str | None, tensors: list, peer: Callable, bound, compiled: bool, tf32=False,
-    others: Mapping[str, Callable] = MappingProxyType({}), expected: Callable | None = None, makers: Collection[str] = (),
+    program: str | Path, name: str | None, tensors: list, peer: Callable, bound, compiled: bool, tf32=False
 ) -> dict:  # fmt: skip
-    """Times of tilec and its peer; whether tilec is within the bound of the peer, where there is one. `others` are further peers,
-    of which those in `makers` first make what is called."""
+    """Times of tilec and its peer; whether tilec is within the bound of the peer, where there is one."""
     import torch
 
     import tilec
@@ -157,21 +149,11 @@ def _compare(
     facts["predicted_us"] = sum(k.predicted_us for k in op.kernels)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if bound is not None:
-        facts["error_share"] = error_share(expected or peer, tensors, results, bound)
+        facts["error_share"] = error_share(peer, tensors, results, bound)
         facts["right"] = facts["error_share"] <= 1
     torch.backends.cuda.matmul.allow_tf32 = tf32
     out = result if len(results) == 1 else results
-    calls = {"tilec": lambda: op(*tensors, out=out)}
-    if expected is None:
-        calls["torch"] = lambda: peer(*tensors)
-    for label, call in others.items():
-        try:
-            ready = call(*tensors) if label in makers else lambda call=call: call(*tensors)
-            ready()
-            torch.cuda.synchronize()
-            calls[label] = ready
-        except Exception as error:
-            facts["notes"][label] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    calls = {"tilec": lambda: op(*tensors, out=out), "torch": lambda: peer(*tensors)}
     if compiled and has("triton"):
         try:
             start = time.perf_counter()

@@ -51,7 +51,7 @@ def machine() -> dict:
 def short_name(suite: str) -> str:
     """For file names: the GPU, or the architecture and the number of cores."""
     facts = machine()
-    if suite in ("gpu", "memory", "cuda-audit", "cuda-numerics"):
+    if suite in ("gpu", "memory", "cuda-audit", "matrix-audit", "cuda-numerics"):
         return (
             re.sub(r"[^a-z0-9]+", "-", facts["gpu"].split(",")[0].lower().removeprefix("nvidia ")).strip("-") or "gpu"
         )

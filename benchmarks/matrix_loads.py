@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 
-from benchmarks.workloads import EXAMPLES, Bound, Input, Workload, functional, limit, torch
+from benchmarks.attention_loads import SCORES, attention, compiled, cross_entropy, decoding
+from benchmarks.workloads import Bound, Input, Workload, functional, limit, torch
 
 SQUARES = (512, 1024, 1536, 2048, 3072, 4096, 8192)
 OBLONG = (
@@ -25,27 +27,35 @@ CONVOLUTIONS = (  # N, H, C, K, window, stride; the first of each net its stem
     (4, 128, 128, 128, 3, 1), (4, 32, 512, 512, 3, 1), (32, 56, 256, 256, 3, 1),
 )  # fmt: skip
 DEPTHWISE = ((32, 56, 256, 3), (32, 112, 32, 3), (32, 56, 96, 7), (32, 28, 192, 7), (32, 14, 384, 7))
-HEADS, GROUPS = 32, 4
 
 
 def loads() -> Iterator[Workload]:
     for dtype, n in product(("bf16", "f16"), SQUARES):
         if dtype == "bf16" or n in (2048, 4096):
             yield matmul(dtype, n, n, n)
-    for shape in (*OBLONG, *LONG_SUMS, *ROWS):
+    for shape in (*OBLONG, *LONG_SUMS):
         yield matmul("bf16", *shape)
+    yield from (few_rows(*shape) for shape in ROWS)
     for left, right in (("m, k", "n, k"), ("k, m", "k, n"), ("k, m", "n, k")):
         yield matmul("bf16", 4096, 4096, 4096, left=left, right=right)
     yield from (batched(*shape) for shape in BATCHES)
     yield from (epilogue(form, *shape) for form in EPILOGUES for shape in ((4096, 4096, 4096), (8192, 4096, 1024)))
-    yield from (integers(n) for n in (4096, 8192))
-    yield from (narrow(n, using) for n in (4096, 8192) for using in ("", " using f22"))
+    for n in (2048, 4096, 8192):
+        yield matmul("f32", n, n, n)
+        yield matmul("f32", n, n, n, using="tf32")
+        yield matmul("f32", n, n, n, right="n, k", using="tf32")
+    yield from (integers(n, n, n) for n in (4096, 8192))
+    yield from (narrow(n, n, n, using) for n in (4096, 8192) for using in ("", " using f22"))
+    yield from (block_scaled(n, n, n) for n in (4096, 8192))
+    yield from (byte_weights(m, 8192, 8192) for m in (1, 4, 16))
     yield from (convolution(*shape) for shape in CONVOLUTIONS)
     yield from (depthwise(*shape) for shape in DEPTHWISE)
     for d, s, causal in product((64, 128), (512, 2048, 8192, 16384), (False, True)):
         yield attention("causal" if causal else "full", d, s)
     yield from (attention(form, d, 4096) for d in (96, 256) for form in ("full", "causal"))
     yield from (attention(form, 128, 4096) for form in SCORES if form not in ("full", "causal"))
+    yield attention("causal by distance", 64, 4096, "f16")
+    yield attention("causal", 128, 4096, packed=True)
     yield from (decoding(keys) for keys in (8192, 65536))
     yield from (cross_entropy(v) for v in (32768, 128256))
 
@@ -57,26 +67,54 @@ def _product_bound(dtype: str, k: int) -> Bound:
     return limit(dtype, k / 8, 4)
 
 
-def matmul(dtype: str, m: int, n: int, k: int, left: str = "m, k", right: str = "k, n") -> Workload:
-    """`left` and `right`: the order of the factors' indices."""
+def matmul(dtype: str, m: int, n: int, k: int, left: str = "m, k", right: str = "k, n", using: str = "") -> Workload:
+    """`left` and `right`: the order of the factors' indices. `using`: the type that factors may be rounded to."""
     sizes = {"m": m, "n": n, "k": k}
     shapes = [tuple(sizes[i] for i in order.split(", ")) for order in (left, right)]
     text = f"op mm(a: {dtype}[{left.upper()}], b: {dtype}[{right.upper()}]) -> (y: {dtype}[M, N]) {{ "
-    text += f"y[m, n] = sum[k](a[{left}] * b[{right}]) }}"
+    text += f"y[m, n] = sum[k](a[{left}] * b[{right}]){f' using {using}' if using else ''} }}"
 
     def peer(a, b):
         return (a if left == "m, k" else a.t()) @ (b if right == "k, n" else b.t())
 
     order = "" if (left, right) == ("m, k", "k, n") else f" [{left}] [{right}]"
     inputs = (Input(dtype, shapes[0]), Input(dtype, shapes[1], 1 / math.sqrt(k)))
-    return Workload(f"product {m}x{n}x{k}{order} {dtype}", text, inputs, peer, _product_bound(dtype, k), flops=2.0 * m * n * k)
+    bound, rounded = _product_bound(dtype, k), 2.0**-10 if using else 0.0
+    bound = Bound(bound.rtol + rounded, bound.atol + 4 * rounded)
+    form = f"products of {using or dtype}" if dtype == "f32" else "products"
+    return Workload(f"product {m}x{n}x{k}{order} {using or dtype}", text, inputs, peer, bound, flops=2.0 * m * n * k, form=form)
+
+
+def few_rows(m: int, n: int, k: int) -> Workload:
+    """Memory limits it: each weight is read for a few products."""
+    found = matmul("bf16", m, n, k)
+    return replace(found, form="few rows of bf16") if m <= 16 else found
+
+
+def byte_weights(m: int, n: int, k: int) -> Workload:
+    """Few rows times weights of 8 bits with a scale for each column."""
+    text = """op linear(x: bf16[M, K], w: i8[N, K], s: f32[N]) -> (y: bf16[M, N]) {
+        y[m, n] = sum[k](x[m, k] * w[n, k] * s[n])
+    }"""
+
+    def peer(x, w, s):
+        return (x @ w.to(x.dtype).t()) * s.to(x.dtype)
+
+    inputs = (Input("bf16", (m, k)), Input("i8", (n, k), 25), Input("f32", (n,), 1 / (25 * math.sqrt(k))))
+    name = f"few rows, weights of i8 {m}x{n}x{k}"
+    return Workload(
+        name, text, inputs, peer, limit("bf16", k / 8, 8), flops=2.0 * m * n * k,
+        compiled_peers={"torch.compile": compiled(peer)}, form="few rows, weights of i8",
+    )  # fmt: skip
 
 
 def batched(b: int, m: int, n: int, k: int) -> Workload:
     text = "op mm(a: bf16[B, M, K], b: bf16[B, K, N]) -> (y: bf16[B, M, N]) { y[i, m, n] = sum[k](a[i, m, k] * b[i, k, n]) }"
     inputs = (Input("bf16", (b, m, k)), Input("bf16", (b, k, n), 1 / math.sqrt(k)))
     name = f"product {b} of {m}x{n}x{k} bf16"
-    return Workload(name, text, inputs, lambda a, b: a @ b, _product_bound("bf16", k), flops=2.0 * b * m * n * k)
+    return Workload(
+        name, text, inputs, lambda a, b: a @ b, _product_bound("bf16", k), flops=2.0 * b * m * n * k, form="products"
+    )  # fmt: skip
 
 
 EPILOGUES: dict[str, tuple[str, Callable]] = {
@@ -96,18 +134,26 @@ def epilogue(form: str, m: int, n: int, k: int) -> Workload:
     }}"""
     scale = 1 / math.sqrt(k)
     inputs = (Input("bf16", (m, k)), Input("bf16", (k, n), scale), Input("bf16", (n,)), Input("bf16", (m, n)))
-    return Workload(f"product, {form} {m}x{n}x{k} bf16", text, inputs, peer, limit("bf16", k / 8, 8), flops=2.0 * m * n * k)
-
-
-def integers(n: int) -> Workload:
-    text = "op mm(a: i8[M, K], b: i8[N, K]) -> (y: i32[M, N]) { y[m, n] = sum[k](i32(a[m, k]) * i32(b[n, k])) }"
+    name, flops = f"product, {form} {m}x{n}x{k} bf16", 2.0 * m * n * k
     return Workload(
-        f"product {n} i8 into i32", text, (Input("i8", (n, n), below=127),) * 2, lambda a, b: torch._int_mm(a, b.t()),
-        Bound(), flops=2.0 * n**3,
+        name, text, inputs, peer, limit("bf16", k / 8, 8), flops=flops, compiled_peers={"torch.compile": compiled(peer)},
+        form="products with an epilogue",
     )  # fmt: skip
 
 
-def narrow(n: int, using: str) -> Workload:
+def integers(m: int, n: int, k: int) -> Workload:
+    text = "op mm(a: i8[M, K], b: i8[N, K]) -> (y: i32[M, N]) { y[m, n] = sum[k](i32(a[m, k]) * i32(b[n, k])) }"
+    inputs = (Input("i8", (m, k), 25), Input("i8", (n, k), 25))
+
+    def peer(a, b):
+        return torch._int_mm(a, b.t())
+
+    return Workload(
+        f"product {m}x{n}x{k} i8 into i32", text, inputs, peer, Bound(), flops=2.0 * m * n * k, form="products of i8"
+    )  # fmt: skip
+
+
+def narrow(m: int, n: int, k: int, using: str) -> Workload:
     """One scale for each factor, as `torch._scaled_mm` has; it is 1 here."""
     text = "op mm(a: f8e4m3[M, K], b: f8e4m3[N, K]) -> (y: bf16[M, N]) { "
     text += f"y[m, n] = sum[k](f32(a[m, k]) * f32(b[n, k])){using} }}"
@@ -118,8 +164,32 @@ def narrow(n: int, using: str) -> Workload:
         one = torch.ones((), device="cuda")
         return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=bool(using))
 
-    bound = Bound(2.0**-8 + (2.0**-7 if using else 0), math.sqrt(n) * (0.25 if using else 2.0**-8))
-    return Workload(f"product {n} f8e4m3{using}", text, (Input("f8e4m3", (n, n)),) * 2, scaled, bound, flops=2.0 * n**3)
+    bound = Bound(2.0**-8 + (2.0**-7 if using else 0), math.sqrt(k) * (0.25 if using else 2.0**-8))
+    inputs, form = (Input("f8e4m3", (m, k)), Input("f8e4m3", (n, k))), "products of f8, fast" if using else "products of f8"
+    return Workload(f"product {m}x{n}x{k} f8e4m3{using}", text, inputs, scaled, bound, flops=2.0 * m * n * k, form=form)
+
+
+def block_scaled(m: int, n: int, k: int) -> Workload:
+    """Scales of 128 numbers of a row of the left factor, and of 128x128 numbers of the right one."""
+    text = """op mm(a: f8e4m3[M, K], b: f8e4m3[N, K], s: f32[M, K // 128], t: f32[N // 128, K // 128]) -> (y: bf16[M, N]) {
+        y[m, n] = sum[k](a[m, k] * s[m, k // 128] * b[n, k] * t[n // 128, k // 128])
+    }"""
+
+    def peer(a, b, s, t):
+        s, t = s.repeat_interleave(128, 1), t.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        return (a.to(s.dtype) * s) @ (b.to(s.dtype) * t).t()
+
+    def scaled(a, b, s, t):
+        columns = s.t().contiguous().t()  # as it is asked for
+        return torch._scaled_mm(a, b.t(), columns, t.t(), out_dtype=torch.bfloat16)
+
+    inputs = (Input("f8e4m3", (m, k)), Input("f8e4m3", (n, k)), Input("f32", (m, k // 128), mean=1, scale=0.1))
+    inputs += (Input("f32", (n // 128, k // 128), mean=1, scale=0.1),)
+    bound = Bound(2.0**-7, math.sqrt(k) * 2.0**-7)
+    return Workload(
+        f"product {m}x{n}x{k} f8e4m3, scales of blocks", text, inputs, peer, bound, flops=2.0 * m * n * k,
+        peers={"_scaled_mm": scaled}, form="products of f8, scales of blocks",
+    )  # fmt: skip
 
 
 # ---- convolutions ----------------------------------------------------------------------------------------------------
@@ -156,7 +226,7 @@ def convolution(n: int, size: int, c: int, k: int, window: int, stride: int) -> 
     inputs = (Input("bf16", (n, size, size, c)), Input("bf16", filter_shape, 1 / math.sqrt(depth)))
     name = f"convolution {window}x{window}{f' by {stride}' if stride > 1 else ''} {n}x{size}x{size}x{c} to {k} bf16"
     flops = 2.0 * n * out * out * k * depth
-    return Workload(name, text, inputs, peer, _product_bound("bf16", depth), flops=flops)
+    return Workload(name, text, inputs, peer, _product_bound("bf16", depth), flops=flops, form="convolutions")
 
 
 def depthwise(n: int, size: int, c: int, window: int) -> Workload:
@@ -171,117 +241,4 @@ def depthwise(n: int, size: int, c: int, window: int) -> Workload:
 
     inputs = (Input("bf16", (n, size, size, c)), Input("bf16", (window, window, c), 1 / window))
     name = f"depthwise convolution {window}x{window} {n}x{size}x{size}x{c} bf16"
-    return Workload(name, text, inputs, peer, _product_bound("bf16", window * window))
-
-
-# ---- attention -------------------------------------------------------------------------------------------------------
-
-_ALIBI = "t[b, h, i, j] + exp2(f32(-1 - h) / 4) * f32(j - i)"
-SCORES: dict[str, tuple[str, Callable | None, Callable]] = {
-    # the score in tilec; in PyTorch as a change of a score and as a mask, both by places
-    "full": ("t[b, h, i, j]", None, lambda b, h, i, j: i >= 0),
-    "causal": ("t[b, h, i, j] if j <= i else -inf", None, lambda b, h, i, j: j <= i),
-    "causal by distance": (
-        f"{_ALIBI} if j <= i else -inf", lambda s, b, h, i, j: s + torch.exp2((-1 - h) / 4) * (j - i), lambda b, h, i, j: j <= i
-    ),
-    "capped in a window": (
-        "20 * tanh(t[b, h, i, j] / 20) if j <= i and j > i - 1024 else -inf", lambda s, b, h, i, j: 20 * torch.tanh(s / 20),
-        lambda b, h, i, j: (j <= i) & (j > i - 1024),
-    ),
-    "causal, grouped": ("t[b, h, i, j] if j <= i else -inf", None, lambda b, h, i, j: j <= i),
-}  # fmt: skip
-
-
-def attention(form: str, d: int, s: int) -> Workload:
-    """16,384 places in all, 2,048 columns of heads. `grouped`: a key head for 8 query heads."""
-    score, change, mask = SCORES[form]
-    grouped, heads, b = "grouped" in form, 2048 // d, max(1, 16384 // s)
-    share = 8 if grouped else 1
-    kv, of = (f"H // {share}", f"h // {share}") if grouped else ("H", "h")
-    text = f"""op attention(q: bf16[B, H, S, D], k: bf16[B, {kv}, S, D], v: bf16[B, {kv}, S, D]) -> (o: bf16[B, H, S, D]) {{
-        t[b, h, i, j] = sum[d](q[b, h, i, d] * k[b, {of}, j, d]) / sqrt(f32(D))
-        s[b, h, i, j] = {score}
-        p[b, h, i, j] = softmax[j](s[b, h, i, j])
-        o[b, h, i, d] = sum[j](p[b, h, i, j] * v[b, {of}, j, d]) using bf16
-    }}"""
-    causal = form.startswith("causal") and change is None
-
-    def sdpa(q, k, v):
-        return functional().scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
-
-    def plain(q, k, v):
-        """Head by head, in the inputs' type."""
-        at = torch.arange(s, device="cuda")
-        found = torch.empty_like(q)
-        for n, h in product(range(b), range(heads)):
-            t = q[n, h] @ k[n, h // share].t() / math.sqrt(d)
-            head = torch.tensor(float(h), device="cuda")
-            t = t if change is None else change(t, n, head, at[:, None], at[None])
-            t = torch.where(mask(n, h, at[:, None], at[None]), t, -math.inf)
-            found[n, h] = torch.softmax(t, -1) @ v[n, h // share]
-        return found
-
-    def flex(q, k, v):
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        blocks = create_block_mask(mask, None, None, s, s, device="cuda")
-        run = torch.compile(flex_attention, dynamic=False)
-        return lambda: run(q, k, v, score_mod=change, block_mask=blocks, enable_gqa=grouped)
-
-    kept = sum(min(i + 1, 1024) for i in range(s)) / s**2 if "window" in form else 0.5 if form != "full" else 1.0
-    shape, narrow_shape = (b, heads, s, d), (b, heads // share, s, d)
-    backends = {} if change is not None else {n: _backend(n, sdpa) for n in ("cuDNN", "FlashAttention")}
-    return Workload(
-        f"attention {form} {'x'.join(map(str, shape))}", text, (Input("bf16", shape), *(Input("bf16", narrow_shape),) * 2),
-        sdpa if change is None else plain, EXAMPLES["attention"].bound({"D": d, "T": s, "S": s}),
-        flops=4.0 * b * heads * s * s * d * kept, expected=None if change is None else plain,
-        peers=backends, compiled_peers={"FlexAttention": flex} if form != "full" else {},
-    )  # fmt: skip
-
-
-def _backend(name: str, call: Callable) -> Callable:
-    def run(*tensors):
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        with sdpa_kernel([{"cuDNN": SDPBackend.CUDNN_ATTENTION, "FlashAttention": SDPBackend.FLASH_ATTENTION}[name]]):
-            return call(*tensors)
-
-    return run
-
-
-def decoding(keys: int) -> Workload:
-    """One query for each of 8 sequences; 32 query heads share 4 key heads."""
-    share = HEADS // GROUPS
-    keys_of = f"bf16[B, H // {share}, S, D]"
-    text = f"""op attention(q: bf16[B, H, D], k: {keys_of}, v: {keys_of}) -> (o: bf16[B, H, D]) {{
-        s[b, h, j] = sum[d](q[b, h, d] * k[b, h // {share}, j, d]) / sqrt(f32(D))
-        p[b, h, j] = softmax[j](s[b, h, j])
-        o[b, h, d] = sum[j](p[b, h, j] * v[b, h // {share}, j, d]) using bf16
-    }}"""
-
-    def sdpa(q, k, v):
-        return functional().scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True)[:, :, 0]
-
-    shapes = ((8, HEADS, 128), *((8, GROUPS, keys, 128),) * 2)
-    return Workload(
-        f"decoding {keys} keys, 8x{HEADS}x128 by {GROUPS}", text, tuple(Input("bf16", x) for x in shapes), sdpa,
-        EXAMPLES["attention"].bound({"D": 128, "T": keys, "S": 1}), peers={"cuDNN": _backend("cuDNN", sdpa)},
-    )  # fmt: skip
-
-
-def cross_entropy(vocabulary: int, m: int = 8192, k: int = 4096) -> Workload:
-    """The loss of a linear layer's logits."""
-    text = """op loss(x: bf16[M, K], w: bf16[V, K], label: i64[M]) -> (y: f32[M]) {
-        t[i, v] = sum[k](x[i, k] * w[v, k])
-        l[i] = logsumexp[v](t[i, v])
-        y[i] = l[i] - t[i, label[i]]
-    }"""
-
-    def peer(x, w, label):
-        return functional().cross_entropy(x @ w.t(), label, reduction="none")
-
-    inputs = (Input("bf16", (m, k)), Input("bf16", (vocabulary, k), 1 / math.sqrt(k)), Input("i64", (m,), below=vocabulary))
-    return Workload(
-        f"linear and cross-entropy {m}x{k} to {vocabulary} bf16", text, inputs, peer, Bound(1e-4, 1e-3),
-        flops=2.0 * m * k * vocabulary,
-    )  # fmt: skip
+    return Workload(name, text, inputs, peer, _product_bound("bf16", window * window), form="depthwise convolutions")

@@ -22,6 +22,10 @@ KINDS = {"chain": "#0072b2", "transpose": "#009e73", "reduction": "#e69f00", "ro
 NAMES = {"chain": "chains", "transpose": "transposes", "reduction": "reductions", "rows": "rows", "other": "others",
          "small": "small"}  # fmt: skip
 
+MATRIX_KINDS = {"products": "#0072b2", "batched products": "#56b4e9", "products with an epilogue": "#009e73", "few rows": "#888888",
+                "f32 products": "#e69f00", "tf32 products": "#f0e442", "8-bit products": "#7b3294", "convolutions": "#8c510a",
+                "attention": "#c1272d", "relatives of attention": "#ff7f7f", "reduced products": "#333333"}  # fmt: skip
+
 
 def figure(columns: int, rows: int, size: tuple[float, float], **more):
     import matplotlib
@@ -173,11 +177,12 @@ def audit(rows: list[dict], name: str) -> Path:
     found = audit_report.measured(rows)
     made, axes = figure(2, 1, (10, 3.9))
     left, right = axes[0]
-    for kind, colour in KINDS.items():
+    colours = {k: c for k, c in (KINDS | MATRIX_KINDS).items() if any(r["kind"] == k for r in found)}
+    for kind, colour in colours.items():
         mine = [r for r in found if r["kind"] == kind]
         if mine:
             left.plot([r["own_us"] for r in mine], [r["predicted_us"] for r in mine], "o", markersize=4, alpha=0.75,
-                      color=colour, mec="none", label=NAMES[kind])  # fmt: skip
+                      color=colour, mec="none", label=NAMES.get(kind, kind))  # fmt: skip
     ends = [min(r["own_us"] for r in found) / 1.3, max(r["own_us"] for r in found) * 1.3]
     left.plot(ends, ends, color="#333333", lw=1)
     near = audit_report.OFF
@@ -190,7 +195,8 @@ def audit(rows: list[dict], name: str) -> Path:
     left.legend(loc="upper left", markerscale=1.5)
     shares = sorted(r["share"] for r in found)
     right.step([*shares, 1.0], [n / len(shares) for n in range(len(shares) + 1)], where="post", color=LINES["tilec"][0])
-    for wanted, label in ((audit_report.MEAN, "wanted on average"), (audit_report.WORST, "wanted at worst")):
+    least = audit_report.MATRIX_WORST if name == "matrix" else audit_report.WORST
+    for wanted, label in ((audit_report.MEAN, "wanted on average"), (least, "wanted at worst")):
         right.axvline(wanted, color="#555555", ls="--", lw=1)
         right.text(wanted - 0.004, 0.97, label, rotation=90, fontsize=8, ha="right", va="top", color="#555555")
     right.set_xlim(min(0.75, shares[0] - 0.02), 1.005)
@@ -209,7 +215,7 @@ def write(newest: Callable[[str], tuple[Path, dict] | None]) -> list[Path]:
     if found := newest("memory"):
         rows = found[1]["rows"]
         made += [*(row_lengths(rows, t) for t in ("bf16", "f32")), overview(rows), roofline(rows, load("h200"))]
-    for target in ("cuda", "cpu"):
-        if (found := newest(f"{target}-audit")) and audit_report.measured(found[1]["rows"]):
-            made.append(audit(found[1]["rows"], target))
+    for kind in ("cuda", "cpu", "matrix"):
+        if (found := newest(f"{kind}-audit")) and audit_report.measured(found[1]["rows"]):
+            made.append(audit(found[1]["rows"], kind))
     return [path for path in made if path]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +22,22 @@ def save(suite: str, rows: list[dict], path: Path | None, started: dict) -> Path
     facts = {"suite": suite, "machine": started, "versions": versions(), "rows": rows}
     path.write_text(json.dumps(facts, indent=1) + "\n")
     return path
+
+
+def merge(path: Path) -> Path:
+    """Puts the rows of a file of results into the newest results of its suite on the same GPU, with today's date. Rows that are
+    kept say of which run they are. The path of what is written."""
+    found = json.loads(path.read_text())
+    before = max(RESULTS.glob(f"*-{found['suite']}.json"))
+    old = json.loads(before.read_text())
+    if old["machine"]["gpu"] != found["machine"]["gpu"]:
+        raise SystemExit(f"{before.name} is of {old['machine']['gpu']}, and {path.name} of {found['machine']['gpu']}")
+    fresh = {r["name"]: r for r in found["rows"] if not r.get("error", "").startswith("not run")}
+    run = f"{before.name[:10]}, commit {old['versions']['commit']}"
+    rows = [fresh.pop(r["name"], {"run": run} | r) for r in old["rows"]]
+    place = before.with_name(f"{datetime.date.today().isoformat()}{before.name[10:]}")
+    place.write_text(json.dumps(found | {"rows": [*rows, *fresh.values()]}, indent=1) + "\n")
+    return place
 
 
 def table(headings: list[str], rows: Iterable[Iterable[str]], right: Iterable[int] = ()) -> str:
@@ -107,20 +122,6 @@ def _cpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
     return found
 
 
-FORMS = {  # of programs for matrix units: their names, and the best peer's time over ours, in the geometric mean and at least
-    "products": (r"^product .*f16$", 1.0, 0.92),
-    "products with an epilogue": ("^product, ", 1.08, 0.92),
-    "products of i8": ("^product .* i8", 1.2, 1.0),
-    "products of f8": ("^product .* f8e4m3", 0.97, 0.92),
-    "convolutions": ("^convolution", 0.95, 0.8),
-    "depthwise convolutions": ("^depthwise", 1.0, 0.9),
-    "attention": (r"^attention (full|causal) \d", 1.05, 0.95),
-    "relatives of attention": (r"^attention (?!full|causal \d)", 1.1, 0.95),
-    "decoding": ("^decoding", 1.0, 0.9),
-    "linear and cross-entropy": ("^linear and cross", 1.0, 0.95),
-}
-
-
 def _gpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
     found = []
     copy = next((r["bytes"] / times(r)["torch"] for r in rows if r.get("group") == "copy" and times(r)), None)
@@ -131,13 +132,9 @@ def _gpu_targets(rows: list[dict]) -> list[tuple[str, float, float, bool]]:
             found.append((f"{row['name']}: of copy", value, 0.95, value >= 0.95))
         if row.get("group") in ("example", "rows", "matrix") and (value := ratio(t.get("torch"), t.get("tilec"))):
             found.append((f"{row['name']}: eager's time over ours", value, 0.5, value >= 0.5))
-    for form, (pattern, mean, least) in FORMS.items():
-        reached = [s for r in rows if re.search(pattern, r["name"]) and (s := ratio(best_peer(r), times(r).get("tilec")))]
-        if reached:
-            what = f"{form} ({len(reached)}): best peer's time over ours"
-            value, worst = statistics.geometric_mean(reached), min(reached)
-            found.append((f"{what}, mean", value, mean, value >= mean))
-            found.append((f"{what}, least", worst, least, worst >= least))
+    from benchmarks import matrix_forms
+
+    found += matrix_forms.targets(rows)
     return found
 
 
@@ -212,7 +209,8 @@ def others(rows: list[dict]) -> list[str]:
 
 
 def in_tables(rows: list[dict]) -> list[dict]:
-    return [r for r in rows if r.get("group") not in ("compile", "host")]
+    """Those of the table of all candidates; programs for matrix units have their own (`matrix_forms.tables`)."""
+    return [r for r in rows if r.get("group") not in ("compile", "host", "form")]
 
 
 def print_table(console: Console, title: str, headings: list[str], cells: list[list[str]], left: int = 1) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
-from benchmarks import audit_report, memory_report, report
+from benchmarks import audit_report, matrix_forms, memory_report, report
 from benchmarks.report import table
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +30,13 @@ def whole(suite: str) -> tuple[Path, dict] | None:
     return ended[0] if ended and ended[0] != runs[0] else None
 
 
+def forms() -> str:
+    """The programs for matrix units of the newest results, by form."""
+    found = newest("gpu")
+    made = matrix_forms.tables(_reached(found[1]["rows"])) if found else ""
+    return made or "No results yet: `python -m benchmarks gpu` writes them."
+
+
 def whole_results(suite: str) -> str:
     """The table of `whole`."""
     if (found := whole(suite)) is None:
@@ -49,6 +57,8 @@ def results(suite: str, found: tuple[Path, dict] | None = None) -> str:
         f"[`{path.name}`](../{path.relative_to(ROOT)})."
     ]
     rows = _reached(facts["rows"])
+    if earlier := Counter(r["run"] for r in rows if "run" in r):
+        parts[0] += "".join(f" {n} of {len(rows)} rows are of {run}." for run, n in earlier.items())
     for end, meaning in report.WAYS[suite].items():
         headings, cells = report.grid(suite, report.in_tables(rows), end)
         parts.append(f"Medians, {meaning}:")
@@ -166,25 +176,29 @@ def _wanted() -> list[tuple[str, float]]:
 
 
 def audits() -> str:
-    """What the audits found, a part for each kind of target."""
-    parts = []
-    for target in ("cuda", "cpu"):
-        if (found := _of_run(f"{target}-audit")) is None:
-            continue
-        run, rows = found
-        reached = [
-            f"{what} {value:.3g} (wanted {wanted:g}{'' if met else ', missed'})"
-            for what, value, wanted, met in audit_report.targets(rows)
-        ]
-        parts += [run, "; ".join(reached).capitalize() + ".", _wide_table(audit_report.by_kind(rows))]
-        parts.append(f"![Predicted and measured times, and choices]({_audit_image(target)})")
-        if (worst := audit_report.worst(rows))[1]:
-            parts += ["The points where the choice was furthest from the best plan:", _wide_table(worst)]
+    """What the audits of programs that memory limits found, a part for each kind of target."""
+    parts = [part for target in ("cuda", "cpu") for part in _audit(target)]
     return "\n\n".join(parts) or "No results yet: `python -m benchmarks audit` writes them."
 
 
-def _audit_image(target: str) -> str:
-    return f"images/audit-{target}.png"
+def matrix_audit() -> str:
+    """What the audit of programs for matrix units found."""
+    return "\n\n".join(_audit("matrix")) or "No results yet: `python -m benchmarks audit --matrix` writes them."
+
+
+def _audit(kind: str) -> list[str]:
+    if (found := _of_run(f"{kind}-audit")) is None:
+        return []
+    run, rows = found
+    reached = [
+        f"{what} {value:.3g} (wanted {wanted:g}{'' if met else ', missed'})"
+        for what, value, wanted, met in audit_report.targets(rows, kind == "matrix")
+    ]
+    parts = [run, "; ".join(reached).capitalize() + ".", _wide_table(audit_report.by_kind(rows))]
+    parts.append(f"![Predicted and measured times, and choices](images/audit-{kind}.png)")
+    if (worst := audit_report.worst(rows))[1]:
+        parts += ["The points where the choice was furthest from the best plan:", _wide_table(worst)]
+    return parts
 
 
 def _wide_table(made: tuple[list[str], list[list[str]]]) -> str:

@@ -22,7 +22,8 @@ def draw(described: Input, generator, device: str = "cuda"):
     """What `workloads.draw` does in NumPy, made on the device."""
     shape, dtype = described.shape, dtype_of(described.dtype)
     if described.below:
-        return torch.randint(0, described.below, shape, dtype=dtype, device=device, generator=generator)
+        found = torch.randint(0, described.below, shape, dtype=dtype, device=device, generator=generator)
+        return found.sort(-1).values if described.ascend else found
     if described.scale == 0:
         return torch.full(shape, described.mean, dtype=dtype, device=device)
     values = torch.randn(shape, dtype=torch.float32, device=device, generator=generator)

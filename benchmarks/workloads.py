@@ -41,13 +41,15 @@ def functional():
 
 @dataclass(frozen=True)
 class Input:
-    """Normal numbers of variance `scale` squared around `mean`; `below` above 0: whole numbers from 0, all as likely."""
+    """Normal numbers of variance `scale` squared around `mean`; `below` above 0: whole numbers from 0, all as likely, which do
+    not fall along the last dimension if they `ascend`."""
 
     dtype: str
     shape: tuple[int, ...]
     scale: float = 1.0
     mean: float = 0.0
     below: int = 0
+    ascend: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Workload:
     """`numpy_out` writes into its last argument, where plain NumPy can. `rows` limits the check on the CPU to the first
     rows where all of them would take long. `bound` is the error allowed beside PyTorch in wider types. `expected` takes
     the place of `torch` where results are checked and `torch` draws numbers of its own; `triton` names a plain kernel. `peers` are
-    further calls of PyTorch, `compiled_peers` make such calls for given tensors."""
+    further calls of PyTorch, `compiled_peers` make such calls for given tensors. `form`: the kind of program for matrix units, by
+    which its targets go (`FORMS` in `report.py`)."""
 
     name: str
     program: str | Path
@@ -73,6 +76,7 @@ class Workload:
     triton: str = ""
     peers: Mapping[str, Callable] = field(default_factory=dict)
     compiled_peers: Mapping[str, Callable] = field(default_factory=dict)
+    form: str = ""
 
     @property
     def sizes(self) -> str:
@@ -110,7 +114,8 @@ def share_of_bound(program, op: str | None, inputs: list[np.ndarray], results: l
 
 def draw(rng, described: Input) -> np.ndarray:
     if described.below:
-        return rng.integers(0, described.below, described.shape).astype(DTYPES[described.dtype].numpy)
+        found = rng.integers(0, described.below, described.shape).astype(DTYPES[described.dtype].numpy)
+        return np.sort(found, axis=-1) if described.ascend else found
     values = rng.standard_normal(described.shape, dtype=np.float32)
     if described.scale != 1:
         values *= np.float32(described.scale)

@@ -349,10 +349,12 @@ def _reduction_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:
     if tile.unit == "mma.sync":
         together = found.occupancy.blocks > 1 and blocks > target.units
         idle = fit.warp_step_us * steps * ceil(inner / LINE) * ceil(found.waves)
-    exposed = sum(terms.get(u, 0.0) for u in ("fma", "special"))
+    computed = {u: terms[u] for u in ("fma", "special") if terms.get(u)}
+    exposed = total = sum(computed.values())
     if together:
-        exposed = fit.alternate * min(exposed, terms["tensor"]) + max(0.0, exposed - max(terms.values()))
-    return replace(work, serial_us=work.serial_us + idle + exposed)
+        exposed = fit.alternate * min(total, terms["tensor"]) + max(0.0, total - max(terms.values()))
+    exposed_us = {u: us * exposed / total for u, us in computed.items()}
+    return replace(work, serial_us=work.serial_us + idle, exposed_us=exposed_us)
 
 
 def _reads(target: Target, p: ChainProblem, tile: ChainTile, waves: int, steps: int) -> float:

@@ -246,7 +246,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     rows, columns = ceil(p.m / tile.bm), ceil(p.n / tile.bn)
     tiles = rows * columns * p.batch
     blocks = tiles * tile.split_k
-    fit, warpgroups = target.fit(WarpgroupTimes), tile.instruction == "wgmma"
+    fit, warpgroups, idle = target.fit(WarpgroupTimes), tile.instruction == "wgmma", {}
     k = round(round_up(p.k, tile.bk * tile.split_k) * (p.overhang if warpgroups else 1))
     lines = [1 + fit.unaligned * (warpgroups and u) for u in p.unaligned]
     high, wide = (round_up(n, step) for n, step in zip((tile.bm, tile.bn), p.together))
@@ -271,8 +271,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
         flops *= slower * boosted(target, unit, flops)
         even = balance(blocks, target.units)
         busy = 1e6 * max(flops / target.peak(unit), shared / target.shared_rate) / even
-        idle = 1e-6 * _between_tiles(target, p, tile, blocks, busy) * even
-        flops, shared = flops + idle * target.peak(unit), shared + idle * target.shared_rate
+        idle = _between_tiles(target, p, tile, blocks, busy)
         serial = fit.start_us + fit.cluster_us * (prod(tile.cluster) > 1)
     else:
         serial = _fill_and_drain(target, p, tile, blocks)
@@ -289,6 +288,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
         bytes_in_flight=(tile.stages - 1) * (tile.bm + tile.bn) * tile.bk * p.bytes / tile.threads,
         lanes=target.fit(ContractionTimes).warp_wait ** log2(tile.warps) if tile.instruction == "fma" else 1.0,
         serial_us=serial,
+        idle_us=idle,
         launches=1 if tile.split_k == 1 else 2,
     )
 
@@ -310,15 +310,16 @@ def _rounds(target: Target, tile: BlockTile, blocks: int) -> float:
     return max(1.0, ceil(blocks / _reached(target, tile)) / ceil(blocks / target.units))
 
 
-def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int, busy_us: float) -> float:
-    """Time in which the matrix units of an SM, busy for so long, wait while sums leave registers; the next tile's loads go on. Of
-    warpgroups with tiles of their own it is that of the last tile, and what is longer than the other's products."""
+def _between_tiles(target: Target, p: Contraction, tile: BlockTile, blocks: int, busy_us: float) -> dict[str, float]:
+    """Time, by cause, in which the matrix units of an SM, busy for so long, wait while sums leave registers; the next tile's loads
+    go on. Of warpgroups with tiles of their own it is that of the last tile, and what is longer than the other's products."""
     fit, rounds = target.fit(WarpgroupTimes), ceil(blocks / _reached(target, tile))
-    elements = tile.bm * tile.bn
-    computed = sum(1e6 * n * elements * target.units / target.peak(u) for u, n in p.epilogue.items())
-    epilogue = elements * max(2, p.out_bytes) / (128 * 256 * 2) * fit.tile_us + fit.epilogue * computed
-    epilogue *= fit.alone if tile.bm == 64 else 1
-    return epilogue + rounds * max(0.0, epilogue - busy_us / rounds) / 2 if tile.alternate else rounds * epilogue
+    elements, alone = tile.bm * tile.bn, fit.alone if tile.bm == 64 else 1
+    times = {u.partition(".")[0]: fit.epilogue * 1e6 * n * elements * target.units / target.peak(u) for u, n in p.epilogue.items()}
+    times["waits"] = elements * max(2, p.out_bytes) / (128 * 256 * 2) * fit.tile_us
+    epilogue = alone * sum(times.values())
+    total = epilogue + rounds * max(0.0, epilogue - busy_us / rounds) / 2 if tile.alternate else rounds * epilogue
+    return {cause: us * alone * total / epilogue for cause, us in times.items() if us}
 
 
 def _fill_and_drain(target: Target, p: Contraction, tile: BlockTile, blocks: int) -> float:

@@ -29,7 +29,9 @@ class Work:
     `flops`: operations by unit ("fma.f32", "tensor.bf16@mma.sync", "special", "int"), a fused multiply-add
     being two. `bytes_in_flight`: of each thread, its independent loads times their size; 0 for no limit.
     `stall_ns`: of each block, time in which none of its loads is in flight (barriers, exchanges).
-    `serial_us`: time in which all units wait (filling a pipeline, storing the last tile). `lanes`: share of
+    `serial_us`: time in which all units wait (filling a pipeline, storing the last tile). `exposed_us`: the same of known
+    causes, by unit: arithmetic under which nothing else goes on. `idle_us`: by cause, time in which matrix units and shared
+    memory wait while copies go on; a cause is a unit, or "waits". `lanes`: share of
     the vector lanes that do useful work. `working_set`: bytes that the last kernel may have left in a cache;
     0 where all comes from memory. `launches`: kernels that the work takes. `overlaps`: the kernel starts while
     the one before ends. `units`: those that its blocks can be on, as clusters do not reach all; 0: all. On a CPU a
@@ -48,6 +50,8 @@ class Work:
     bytes_in_flight: float = 64
     stall_ns: float = 0
     serial_us: float = 0
+    exposed_us: Mapping[str, float] = field(default_factory=dict, hash=False)
+    idle_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     lanes: float = 1.0
     working_set: float = 0
     launches: int = 1
@@ -151,11 +155,14 @@ def predict(work: Work, target: Target) -> Prediction:
         name = unit.partition(".")[0]
         time = 1e6 * amount / (target.peak(unit) * efficiency * issue * lanes)
         terms[name] = terms.get(name, 0.0) + time
-    body = max(terms.values(), default=0.0)
-    ramp = target.launch.ramp_us * work.launches + work.serial_us
+    for name in ("tensor", "shared"):
+        if name in terms:
+            terms[name] += sum(work.idle_us.values())
+    body, serial = max(terms.values(), default=0.0), work.serial_us + sum(work.exposed_us.values())
+    ramp = target.launch.ramp_us * work.launches + serial
     overhead = target.launch.overhead_us * work.launches
     if work.overlaps and target.launch.overlap_us:  # the host has launched it meanwhile
-        ramp, overhead = target.launch.overlap_us + work.serial_us, 0.0
+        ramp, overhead = target.launch.overlap_us + serial, 0.0
     if target.kind == "cpu":  # nothing else goes on while the threads are woken and waited for
         total = body + ramp + (overhead if work.blocks > 1 else 0.0)
     else:

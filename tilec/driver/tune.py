@@ -54,18 +54,6 @@ def _changes(mine: KernelPlan, theirs: KernelPlan):
             yield f"{key} {own.get(key)} -> {value}"
 
 
-def candidates(specialised: Specialised, target: Target, most: int, schedule=None) -> list[Candidate]:
-    """The compiler's plan (or the plan that `schedule` makes of it), and up to `most` others of every kernel: half of them
-    those with the best predicted times, half a sample of the rest."""
-    plan, others = _planned(specialised, target, schedule)
-    found = [_candidate(None, plan, specialised)]
-    for n, kernel in enumerate(plan.kernels):
-        for changed in spread([k for k in others.get(kernel.name, []) if k != kernel], most):
-            kernels = (*plan.kernels[:n], changed, *plan.kernels[n + 1 :])
-            found.append(_candidate(kernel.name, replace(plan, kernels=kernels), specialised))
-    return found
-
-
 def spread(ranked: Sequence[KernelPlan], most: int) -> list[KernelPlan]:
     """The first half of `most`, then others at even distances."""
     if len(ranked) <= most:
@@ -73,6 +61,18 @@ def spread(ranked: Sequence[KernelPlan], most: int) -> list[KernelPlan]:
     first = (most + 1) // 2
     rest, wanted = ranked[first:], most - first
     return [*ranked[:first], *(rest[n * len(rest) // wanted] for n in range(wanted))]
+
+
+def candidates(specialised: Specialised, target: Target, most: int, schedule=None, choose=spread) -> list[Candidate]:
+    """The compiler's plan (or the plan that `schedule` makes of it), and up to `most` others of every kernel, which `choose` takes
+    from those that are ranked by their predicted times."""
+    plan, others = _planned(specialised, target, schedule)
+    found = [_candidate(None, plan, specialised)]
+    for n, kernel in enumerate(plan.kernels):
+        for changed in choose([k for k in others.get(kernel.name, []) if k != kernel], most):
+            kernels = (*plan.kernels[:n], changed, *plan.kernels[n + 1 :])
+            found.append(_candidate(kernel.name, replace(plan, kernels=kernels), specialised))
+    return found
 
 
 def _candidate(kernel: str | None, plan: Plan, specialised: Specialised) -> Candidate:

@@ -25,6 +25,7 @@ from tilec.kernels.threaded import laid_out
 from tilec.plan.check import refuse
 from tilec.plan.cpu import loops
 from tilec.plan.cuda import choose as plan_cuda
+from tilec.plan.cuda.contraction import unchanged
 from tilec.plan.cuda.view import View, accesses
 from tilec.plan.groups import Group
 
@@ -38,7 +39,8 @@ def candidates(kernel: KernelPlan, g: Group, graph: Graph, target: Target) -> li
     choose = plan_cuda.choose if target.kind == "cuda" else loops.choose
     own = _predicted(choose(kernel, g, graph, target)[0], target)
     assert own is not None
-    found = list(_picks(kernel, g, graph, target))
+    with unchanged():
+        found = list(_picks(kernel, g, graph, target))
     if len(found) < 2:
         found = [*(_layouts(own, g, graph, target) if target.kind == "cuda" else _tiles(own, g))]
     known = [k for f in found if (k := _predicted(f, target))]

@@ -15,6 +15,8 @@ The result is one of the families of `kernels/contraction.py`, which check what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import ceil, gcd, prod
@@ -142,6 +144,20 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
     return Tiles(kind, roles, operands, problem, choices, build, fit)
 
 
+_KNOWN: ContextVar[dict[tuple[int, int], Tiles] | None] = ContextVar("known", default=None)
+"""Tiles by the node and the group, both of which live meanwhile."""
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """While nothing is changed: `choose_contraction` finds the tiles of a kernel once, however many of them it is asked for."""
+    token = _KNOWN.set({})
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
 def choose_contraction(
     kernel: KernelPlan, g: Group, graph: Graph, target: Target, nth: int = 0
 ) -> tuple[KernelPlan, list[Remark]] | None:
@@ -149,7 +165,10 @@ def choose_contraction(
     (node,) = [n for n in g.nodes if n.contraction is not None]
     if 0 in kernel.extents.values():
         return None
-    found = tiles_of(node, g, graph, target)
+    known, key = _KNOWN.get(), (id(node), id(g))
+    found = tiles_of(node, g, graph, target) if known is None or key not in known else known[key]
+    if known is not None:
+        known[key] = found
     if not found.choices:
         return None
     tile = pick(found.choices, nth)

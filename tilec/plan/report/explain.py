@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from tilec.analysis.copied_results import Copy
 from tilec.core.quantities import amount, count, duration
 from tilec.core.target import Target
-from tilec.cost.model import MEMORY, Prediction
+from tilec.cost.blame import ARITHMETIC, Cause, causes
+from tilec.cost.model import MEMORY, Prediction, home_level
 from tilec.dsl.specialise import Specialised
 from tilec.kernels import KernelPlan
 from tilec.plan.groups import Remark
@@ -88,7 +89,7 @@ def _kernel(kernel: KernelPlan, plan: Plan, where: Provenance, measured: float |
         yield _row("occupancy", _occupancy(kernel, plan.target))
     yield from _terms(p)
     if measured:
-        yield _row("model", _verdict(kernel, measured))
+        yield _row("model", _verdict(kernel, plan.target, measured))
 
 
 def _copy(copy: Copy, measured: float | None) -> Iterator[str]:
@@ -107,25 +108,40 @@ def _compared(predicted: float, measured: float | None) -> str:
 NEAR = 0.2  # a prediction may differ by this share of the measured time
 
 
-def _verdict(kernel: KernelPlan, measured: float) -> str:
-    """The cause of a wrong prediction: the rate that its largest term assumes, and the rate that was reached."""
-    p, work = kernel.prediction, kernel.work
+def _verdict(kernel: KernelPlan, target: Target, measured: float) -> str:
+    """The amount of the cost model that explains a wrong prediction the best (`tilec.cost.blame`), and the next one if it does so
+    nearly as well: the rate or the time that was assumed, and that which was reached."""
+    p = kernel.prediction
     if abs(p.time_us / measured - 1) <= NEAR:
         return f"within {NEAR:.0%} of the measured time"
-    if p.bound == "launch":
-        return f"launch: {duration(p.time_us)} assumed, {duration(measured)} measured"
-    name, term = p.limiter, p.terms[p.limiter]
-    taken = max(1e-3, measured - (p.time_us - term))  # as if the rest of the prediction were right
-    work_of = {
-        "shared": work.shared_bytes,
-        "l1": work.shared_bytes,
-        "l2": max(work.l2_bytes, work.dram_read + work.dram_write),
-    }
-    if name in ("dram", "l2", "l3", "l1", "shared"):
-        moved = work_of.get(name, work.dram_read + work.dram_write)
-        return f"{_resource(name)}: {amount(1e6 * moved / term)}B/s assumed, {amount(1e6 * moved / taken)}B/s reached"
-    done = sum(n for unit, n in work.flops.items() if unit.partition(".")[0] == name)
-    return f"{_resource(name)}: {amount(1e6 * done / term)}op/s assumed, {amount(1e6 * done / taken)}op/s reached"
+    found = causes(kernel.work, target, measured)
+    if not found:
+        return f"no amount alone explains it; {_resource(p.limiter)} takes longest"
+    told = [_cause(c, kernel, target) for c in found if c.doubt <= LIKELY * found[0].doubt]
+    return ", or ".join(told[:2])
+
+
+LIKELY = 1.25  # of the doubt of the likeliest cause: another one is told, too
+
+
+def _cause(cause: Cause, kernel: KernelPlan, target: Target) -> str:
+    p, work, name = kernel.prediction, kernel.work, cause.name
+    if name == "launch":
+        assumed = max(target.launch.ramp_us, target.launch.overhead_us) * work.launches
+        return f"launch: {duration(assumed)} assumed, {duration(cause.factor * assumed)} taken"
+    if name == "waits":
+        return f"waits for loads and between steps: {cause.factor:.2g} times as long as assumed"
+    if name == "arithmetic":  # its part that takes longest
+        name = max(ARITHMETIC, key=lambda u: p.terms.get(u, 0.0))
+    elif name == "dram":
+        name = home_level(target, work.working_set)
+    elif name == "shared" and target.sm is None:
+        name = "l1"
+    bytes_ = work.dram_read + work.dram_write
+    moved = work.shared_bytes if cause.name == "shared" else max(work.l2_bytes, bytes_) if cause.name == "l2" else bytes_
+    done = moved if name in MEMORY else sum(n for unit, n in work.flops.items() if unit.partition(".")[0] == name)
+    rates = [f"{amount(1e6 * done / p.terms[name] / f)}{'B' if name in MEMORY else 'op'}/s" for f in (1, cause.factor)]
+    return f"{_resource(name)}: {rates[0]} assumed, {rates[1]} reached"
 
 
 def _bound(p: Prediction) -> str:

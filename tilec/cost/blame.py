@@ -1,0 +1,88 @@
+"""Which amount of the cost model explains a measured time: each is scaled alone until the predicted time is the measured one.
+
+Amounts are known with different certainty. Bytes of memory and products of the matrix units follow from the program, and their
+rates are measured; operations are counted before the compiler sees them, and waits are estimates. The cause is the amount whose
+factor is the most likely: the least |log(factor)| by the amount's own scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from math import exp, log
+
+from tilec.core.target import Target
+from tilec.cost.model import Work, predict
+
+ARITHMETIC = ("fma", "special", "int")  # units of which a function takes several
+UNSURE = {"dram": 0.25, "l2": 0.25, "shared": 0.2, "tensor": 0.2, "arithmetic": 0.6, "waits": 0.5, "launch": 0.5}
+"""By amount: the usual |log(factor)| by which it is off."""
+MOST = 1e4  # a factor, or one over it
+STEPS = 50  # of halving between them
+
+
+@dataclass(frozen=True)
+class Cause:
+    """An amount, and the factor by which it was off. `name` is that of a term of the cost model, "arithmetic" for those of
+    `ARITHMETIC`, or "waits"."""
+
+    name: str
+    factor: float
+
+    @property
+    def doubt(self) -> float:
+        """How unlikely it is that the amount was so far off."""
+        return abs(log(self.factor)) / UNSURE[self.name]
+
+
+def causes(work: Work, target: Target, measured_us: float) -> list[Cause]:
+    """The amounts that alone explain a measured time, the likeliest first."""
+    found = (Cause(name, f) for name in UNSURE if (f := _factor(name, work, target, measured_us)) is not None)
+    return sorted(found, key=lambda c: c.doubt)
+
+
+def _factor(name: str, work: Work, target: Target, measured_us: float) -> float | None:
+    """By which the amount has to be scaled; None where no factor gives that time."""
+
+    def time(factor: float) -> float:
+        return predict(*scaled(name, work, target, factor)).time_us
+
+    low, high = -log(MOST), log(MOST)
+    if not time(1 / MOST) <= measured_us <= time(MOST):
+        return None
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if time(exp(middle)) < measured_us else (low, middle)
+    return exp(high)
+
+
+def scaled(name: str, work: Work, target: Target, factor: float) -> tuple[Work, Target]:
+    """The work, or the target, with one amount scaled."""
+    match name:
+        case "dram":
+            return replace(work, dram_read=factor * work.dram_read, dram_write=factor * work.dram_write), target
+        case "l2" | "shared":
+            field = f"{name}_bytes"
+            return replace(work, **{field: factor * getattr(work, field)}), target
+        case "launch":
+            launch = target.launch
+            slower = replace(launch, ramp_us=factor * launch.ramp_us, overhead_us=factor * launch.overhead_us)
+            return work, replace(target, launch=slower)
+        case "waits":
+            own = {
+                "serial_us": factor * work.serial_us,
+                "stall_ns": factor * work.stall_ns,
+                "bytes_in_flight": work.bytes_in_flight / factor,
+            }
+            return replace(work, **own, **_times(("waits",), work, factor)), target
+    units = ARITHMETIC if name == "arithmetic" else (name,)
+    flops = {unit: n * (factor if unit.partition(".")[0] in units else 1) for unit, n in work.flops.items()}
+    return replace(work, flops=flops, **_times(units, work, factor)), target
+
+
+def _times(names: Collection[str], work: Work, factor: float) -> dict[str, dict[str, float]]:
+    """Times of units for one cause."""
+    return {
+        field: {cause: us * (factor if cause in names else 1) for cause, us in getattr(work, field).items()}
+        for field in ("idle_us", "exposed_us")
+    }
