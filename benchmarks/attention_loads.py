@@ -140,7 +140,7 @@ def attention(
     name = f"attention {form}{', packed' if packed else ''} {'x'.join(map(str, shape))}{'' if dtype == 'bf16' else ' ' + dtype}"
     return Workload(
         name, text, (*factors, *score.inputs(b, heads, s)), sdpa if known else plain,
-        EXAMPLES["attention"].bound({"D": d, "T": s, "S": s}),
+        EXAMPLES["causal_attention"].bound({"D": d, "S": s}),
         flops=4.0 * b * heads * s * s * d * score.kept(s), expected=None if known else plain,
         peers=backends, compiled_peers={} if known else {"FlexAttention": flex},
         form="attention" if known else "relatives of attention",
@@ -185,7 +185,7 @@ def decoding(keys: int, sequences: int = 8) -> Workload:
     shapes = ((sequences, HEADS, 128), *((sequences, GROUPS, keys, 128),) * 2)
     return Workload(
         f"decoding {keys} keys, {sequences}x{HEADS}x128 by {GROUPS}", text, tuple(Input("bf16", x) for x in shapes), sdpa,
-        EXAMPLES["attention"].bound({"D": 128, "T": keys, "S": 1}), peers={"cuDNN": _backend("cuDNN", sdpa)},
+        EXAMPLES["causal_attention"].bound({"D": 128, "S": keys}), peers={"cuDNN": _backend("cuDNN", sdpa)},
         form="decoding of few keys" if keys <= 8192 else "decoding of many keys",
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tools.explained import planned
 
-from tilec.core.fitted import ContractionTimes, WarpgroupTimes
+from tilec.core.fitted import WarpgroupTimes
 from tilec.core.targets import load
 from tilec.cost.blame import causes, scaled
 from tilec.cost.model import Work, predict
@@ -90,9 +90,8 @@ def test_operations_that_were_priced_too_low(text, sizes, unit, factor, name):
 
 
 def test_factors_that_are_converted():
-    slow = fitted(H200, ContractionTimes, convert_operations=130)
     sizes = {"M": 64, "N": 4096, "K": 4096}
-    verdict, _ = told(CONVERTED, sizes, H200, time_of(CONVERTED, sizes, slow))
+    verdict, _ = told(CONVERTED, sizes, H200, time_of(CONVERTED, sizes, H200, more("int", 6)))
     assert verdict.startswith("integer arithmetic")
 
 

@@ -137,3 +137,108 @@ def test_a_point_of_the_audit(tmp_path, monkeypatch):
     assert [t[0] for t in audit_report.targets([row]) if not t[3]][:1] == ["points"]
     assert len(audit_report.by_kind([row])[1]) == 1
     assert "skipped" in audit.run(shrunk(PROGRAMS["relu f32 chain"]), "cpu")
+
+
+# ---- programs for matrix units ---------------------------------------------------------------------------------------
+
+
+def small_programs():
+    """Every form at small sizes."""
+    from benchmarks import attention_loads as a
+    from benchmarks import matrix_loads as m
+
+    yield from (m.matmul("bf16", 24, 40, 16), m.matmul("f32", 24, 40, 16, "k, m", "n, k", "tf32"), m.batched(2, 24, 40, 16))
+    yield from (m.epilogue(form, 24, 40, 16) for form in m.EPILOGUES)
+    yield from (m.integers(32, 40, 16), m.narrow(32, 16, 64, ""), m.block_scaled(32, 128, 256), m.byte_weights(4, 16, 32))
+    yield from (m.convolution(1, 8, 8, 16, 3, 2), m.convolution(2, 6, 8, 16, 1, 1), m.depthwise(1, 8, 8, 3))
+    yield from (a.attention(form, 16, 32, places=64, columns=128) for form in a.SCORES)
+    yield from (a.attention("causal", 16, 32, "f16", True, 64, 32), a.decoding(48, 2), a.cross_entropy(96, 8, 16))
+    yield from (a.reduced(function, 16, 24, 8) for function in ("logsumexp", "max"))
+
+
+MATRIX = {x.name: x for x in small_programs()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MATRIX)
+def test_matrix_program_is_what_pytorch_computes(name):
+    from benchmarks.matrix_forms import tensors_of
+    from benchmarks.torch_peers import error_share
+
+    load = MATRIX[name]
+    tensors = tensors_of(load, "cpu")
+    result = tilec.compile(load.program, op=load.op)(*tensors)
+    assert error_share(load.expected or load.torch, tensors, [result], load.bound) <= 1
+
+
+def test_matrix_programs_have_names_and_forms():
+    from benchmarks import matrix_loads, matrix_points
+    from benchmarks.audit_report import MATRIX_POINTS
+    from benchmarks.matrix_forms import FORMS
+
+    loads, points = list(matrix_loads.loads()), list(matrix_points.points())
+    assert len({x.name for x in loads}) == len(loads) and {x.form for x in loads} == FORMS.keys()
+    assert len({x.name for x in points}) == len(points) >= MATRIX_POINTS
+
+
+def test_forms_have_targets():
+    """By their measures; rows of no form do not count, whatever their names."""
+    from benchmarks import matrix_forms, report
+
+    copy = {"copy_us": 20, "copy_bytes": 20}
+    rows = [
+        {"name": "a", "form": "attention", "flops": 1e9, "times_us": {"tilec": 10.0, "torch": 30.0, "cuDNN": 11.0}},
+        {"name": "b", "form": "attention", "flops": 1e9, "times_us": {"tilec": 10.0, "torch": 9.0}},
+        {"name": "c", "form": "few rows of bf16", "flops": 1e9, "times_us": {"tilec": 10.0}, "bytes": 9} | copy,
+        {"name": "d", "form": "linear and cross-entropy", "flops": 6e9, "times_us": {"tilec": 10.0}},
+        {"name": "attention full 1x32x8192x128", "group": "matrix", "flops": 1e9, "times_us": {"tilec": 9.0, "torch": 1.0}},
+    ]  # fmt: skip
+    found = {what: (round(value, 3), met) for what, value, _, met in matrix_forms.targets(rows)}
+    assert found == {
+        "attention (2), the best peer's time over ours, mean": (0.995, False),
+        "attention (2), the best peer's time over ours, least": (0.9, False),
+        "few rows of bf16 (1), of a copy's speed, least": (0.9, True),
+        "linear and cross-entropy (1), TFLOP/s, least": (600.0, False),
+    }
+    assert {t[0] for t in report.targets("gpu", rows)} >= found.keys()
+    text = matrix_forms.tables(rows)
+    assert "| attention | 2 | the best peer's time over ours | 0.99 | 1.05 | 0.90 | 0.95 |" in text and "8192" not in text
+
+
+def test_results_are_merged(tmp_path, monkeypatch):
+    """Rows that were timed again take the place of the old ones, which say of which run they are."""
+    import json
+
+    from benchmarks import report
+
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+
+    def results(name, commit, rows):
+        facts = {"suite": "gpu", "machine": {"gpu": "H200"}, "versions": {"commit": commit}, "rows": rows}
+        (tmp_path / name).write_text(json.dumps(facts))
+        return tmp_path / name
+
+    results("2020-01-02-h200-gpu.json", "old", [{"name": "a", "us": 1}, {"name": "b", "us": 1}])
+    unfinished = {"name": "a", "error": "not run: no time left"}
+    new = results("new.json", "new", [{"name": "b", "us": 2}, unfinished, {"name": "c", "us": 2}])
+    found = json.loads(report.merge(new).read_text())
+    run = "2020-01-02, commit old"
+    assert found["versions"]["commit"] == "new"
+    assert found["rows"] == [{"run": run, "name": "a", "us": 1}, {"name": "b", "us": 2}, {"name": "c", "us": 2}]
+    again = json.loads(report.merge(results("newer.json", "newer", [{"name": "c", "us": 3}])).read_text())
+    assert [r.get("run", "").rpartition(" ")[2] for r in again["rows"]] == ["old", "new", ""]
+
+
+def test_audited_plans_are_of_distinct_shapes():
+    """The best of each shape of block, the next best, and some far behind."""
+    from tools.explained import planned
+
+    from benchmarks.audit import distinct
+
+    text = "op f(a: bf16[M, K], b: bf16[K, N]) -> (y: bf16[M, N]) { y[m, n] = sum[k](a[m, k] * b[k, n]) }"
+    _, plan = planned(text, {"M": 256, "N": 256, "K": 256}, "h200")
+    (kernel,) = plan.kernels
+    ranked = [replace(kernel, tile=(64 * (n // 10 + 1), n % 3)) for n in range(100)]
+    found = distinct(ranked, 7)
+    assert len(found) == 7 and [k.tile for k in found[:4]] == [(64, 0), (64, 1), (64, 2), (128, 1)]
+    assert distinct(ranked[:1], 7) == ranked[:1] and distinct([], 7) == []
