@@ -61,28 +61,23 @@ def scaled(name: str, work: Work, target: Target, factor: float) -> tuple[Work, 
     match name:
         case "dram":
             return replace(work, dram_read=factor * work.dram_read, dram_write=factor * work.dram_write), target
-        case "l2" | "shared":
-            field = f"{name}_bytes"
-            return replace(work, **{field: factor * getattr(work, field)}), target
+        case "l2":
+            return replace(work, l2_bytes=factor * work.l2_bytes), target
+        case "shared":
+            return replace(work, shared_bytes=factor * work.shared_bytes), target
         case "launch":
             launch = target.launch
             slower = replace(launch, ramp_us=factor * launch.ramp_us, overhead_us=factor * launch.overhead_us)
             return work, replace(target, launch=slower)
         case "waits":
-            own = {
-                "serial_us": factor * work.serial_us,
-                "stall_ns": factor * work.stall_ns,
-                "bytes_in_flight": work.bytes_in_flight / factor,
-            }
-            return replace(work, **own, **_times(("waits",), work, factor)), target
+            work = replace(work, serial_us=factor * work.serial_us, stall_ns=factor * work.stall_ns)
+            return _times(("waits",), replace(work, bytes_in_flight=work.bytes_in_flight / factor), factor), target
     units = ARITHMETIC if name == "arithmetic" else (name,)
     flops = {unit: n * (factor if unit.partition(".")[0] in units else 1) for unit, n in work.flops.items()}
-    return replace(work, flops=flops, **_times(units, work, factor)), target
+    return _times(units, replace(work, flops=flops), factor), target
 
 
-def _times(names: Collection[str], work: Work, factor: float) -> dict[str, dict[str, float]]:
-    """Times of units for one cause."""
-    return {
-        field: {cause: us * (factor if cause in names else 1) for cause, us in getattr(work, field).items()}
-        for field in ("idle_us", "exposed_us")
-    }
+def _times(names: Collection[str], work: Work, factor: float) -> Work:
+    """The work with the times of these causes scaled."""
+    idle, exposed = ({c: us * (factor if c in names else 1) for c, us in t.items()} for t in (work.idle_us, work.exposed_us))
+    return replace(work, idle_us=idle, exposed_us=exposed)
