@@ -23,7 +23,7 @@ from tilec.analysis.layout import transposed
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import gpu, ir
-from tilec.kernels import ContractionChain, MatrixKernel, Threaded, planned_kernels
+from tilec.kernels import ContractionChain, StoredContraction, Threaded, planned_kernels
 from tilec.passes.cuda.chain.kernel import map_chain
 from tilec.passes.cuda.cluster import arrive, cluster_rank
 from tilec.passes.cuda.contraction.kernel import map_contraction
@@ -44,7 +44,7 @@ def map_cuda(module: ir.Operation) -> None:
         match planned.options:
             case ContractionChain():
                 map_chain(function, planned)
-            case MatrixKernel():
+            case StoredContraction():
                 map_contraction(function, planned)
             case Threaded() as options:
                 if (parts := options.blocks_per_tile) > 1:

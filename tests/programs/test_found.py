@@ -19,7 +19,7 @@ from tilec.core.source import read_source
 from tilec.core.targets import load
 from tilec.dsl.parse import parse
 from tilec.dsl.ranges import Poly, divide, nonnegative
-from tilec.kernels import MatrixKernel, Panels
+from tilec.kernels import Panels, StoredContraction
 from tilec.plan.check import refuse
 from tilec.plan.cpu import panels
 from tilec.plan.schedule.write import write_schedule
@@ -73,7 +73,7 @@ def test_a_tile_of_one_place_has_both_factors(target, way, size, monkeypatch):
     case = Case(text, {"M": size}, {"x": np.random.default_rng(0).integers(-4, 5, (size, size)).astype(np.float32)})
     program = specialised(case)
     plan = planned(program, target, None)
-    assert isinstance(plan.kernels[0].options, Panels if target == "cpu" else MatrixKernel)
+    assert isinstance(plan.kernels[0].options, Panels if target == "cpu" else StoredContraction)
     check(case, way, re.sub(r"^tile = .*", "tile = [1, 1]", write_schedule(plan, program), flags=re.MULTILINE))
 
 

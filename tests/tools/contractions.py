@@ -7,7 +7,7 @@ from conftest import assert_within
 
 from tilec.core.diagnostics import Source
 from tilec.core.dtypes import DTYPES
-from tilec.kernels import MatrixKernel
+from tilec.kernels import StoredContraction
 from tilec.plan.cuda import contraction
 from tools import lowering
 from tools.cuda_matrix_emulator import MatrixIntrinsics
@@ -76,7 +76,7 @@ def lowered(text: str, sizes: dict[str, int], target: str, tile: tuple | None = 
     if tile is not None:
         instruction, *block, warps = tile
 
-        def only(built: MatrixKernel) -> bool:
+        def only(built: StoredContraction) -> bool:
             same = (built.instruction, *built.block, built.warps) == (instruction, *block, warps)
             return same and getattr(built, "cluster", (1, 1)) == (1, 1)
 

@@ -8,12 +8,12 @@ from tilec.kernels.base import FAMILIES, Family, KernelPlan, Planned, Refusal, R
 from tilec.kernels.contraction import Contraction, WarpgroupContraction
 from tilec.kernels.contraction_chain import ContractionChain
 from tilec.kernels.cpu import LoopNest, PanelChain, Panels, RegisterTranspose
-from tilec.kernels.matrix import MatrixKernel
+from tilec.kernels.matrix import MatrixKernel, StoredContraction
 from tilec.kernels.rows import Rows, Scan
 from tilec.kernels.threaded import Columns, Points, Threaded, Transpose, VectorContraction
 
 __all__ = [
     "FAMILIES", "Columns", "Contraction", "ContractionChain", "Family", "KernelPlan", "LoopNest", "MatrixKernel", "PanelChain",
-    "Panels", "Planned", "Points", "Refusal", "Refused", "RegisterTranspose", "Rows", "Scan", "Threaded", "Transpose",
-    "VectorContraction", "WarpgroupContraction", "planned_kernels",
+    "Panels", "Planned", "Points", "Refusal", "Refused", "RegisterTranspose", "Rows", "Scan", "StoredContraction", "Threaded",
+    "Transpose", "VectorContraction", "WarpgroupContraction", "planned_kernels",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from math import prod
 from tilec.core.hardware import LINE, ROWS, WARPGROUP
 from tilec.cost.contraction import block_shapes
 from tilec.kernels.base import KernelPlan, Refusal, option
-from tilec.kernels.matrix import BARRIERS, MatrixKernel, threads_by_warpgroups
+from tilec.kernels.matrix import BARRIERS, StoredContraction
 
 BARRIER = 8  # bytes of one
 OTHER = 24  # registers of a thread for addresses and loops, at least
@@ -23,7 +23,7 @@ scales and addresses."""
 
 
 @dataclass(frozen=True)
-class Contraction(MatrixKernel, name="contraction"):
+class Contraction(StoredContraction, name="contraction"):
     """A contraction by warps: `mma.sync` on matrix units (tensor cores), or `fma` without them."""
 
     unit: str = option("`mma.sync` or `fma`", fixed=True)
@@ -49,6 +49,10 @@ class Contraction(MatrixKernel, name="contraction"):
     @property
     def instruction(self) -> str:
         return self.unit
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        return ("unit",)
 
     @property
     def copies(self) -> tuple[str, str]:
@@ -101,7 +105,7 @@ class Contraction(MatrixKernel, name="contraction"):
 
 
 @dataclass(frozen=True)
-class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
+class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     """A contraction by `wgmma` (Hopper): persistent blocks, in which one warpgroup loads by TMA and one or two multiply."""
 
     persistent_blocks: int = option("blocks that are launched, each of which computes tile after tile")
@@ -139,10 +143,6 @@ class WarpgroupContraction(MatrixKernel, name="warpgroup_contraction"):
         "fills the next",
         default=2, shown="{} a warp in shared memory",
     )  # fmt: skip
-
-    @property
-    def _threads(self) -> str:
-        return threads_by_warpgroups(self.block_threads, self.warps[0] // 4)
 
     @property
     def instruction(self) -> str:

@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 from tilec.core.hardware import LINE, ROWS, WARP, WARPGROUP
 from tilec.core.target import Target
 from tilec.cost.chain import CHAIN_ROWS, WARP_ROWS, fits_granule
-from tilec.kernels.base import Family, KernelPlan, Refusal, option
-from tilec.kernels.matrix import BYTES, threads_by_warpgroups
+from tilec.kernels.base import KernelPlan, Refusal, option
+from tilec.kernels.matrix import BYTES, MatrixKernel
 
 MOST_PARTS = 256  # that one block combines
 
 
 @dataclass(frozen=True)
-class ContractionChain(Family, name="contraction_chain", backend="cuda"):
+class ContractionChain(MatrixKernel, name="contraction_chain", backend="cuda"):
     """A contraction whose result (the scores) stays in registers: it is reduced along its columns, or weights a second contraction,
     as in attention."""
+
+    result: ClassVar[str] = "scores"
 
     unit: str = option(
         "`wgmma` (warpgroups multiply tiles that TMA loads) or `mma.sync` (warps multiply tiles that they copy by cp.async)"
     )
-    multiplicand: str = option("the type of the factors in shared memory", fixed=True)
     between: int = option(
         "the dimension that the first contraction makes and that all reductions sum over: the kernel loops over it", dims=True,
         fixed=True, shown="{}: the kernel loops over it",
     )  # fmt: skip
-    rows: tuple[int, ...] = option("the dimensions of the scores' rows, in the order of the first factor", dims=True, fixed=True)
     granules: tuple[int, ...] = option(
         "for each dimension of rows, how many of its elements share what the other factors have (grouped heads); 0: all",
         default=(0,), fixed=True, shown="{} rows of each dimension share the other factors (0: all)",
     )  # fmt: skip
-    inner: tuple[int, ...] | None = option(
-        "the dimensions that the contraction sums over, in steps of 128 bytes; none where a second contraction follows: its "
-        "step is all of them", default=None, dims=True, fixed=True, shown="{}, in steps of 128 bytes",
-    )  # fmt: skip
-    left_k_major: bool | None = option(
-        "the left factor is contiguous along `inner`, else along its rows", default=None, fixed=True, off=True
-    )
-    right_k_major: bool | None = option(
-        "the right factor is contiguous along `inner`, else along `between`", default=None, fixed=True, off=True
-    )
     weight_terms: int = option(
         "numbers of the factors' type whose sum is one f32 weight of the second contraction; 0 without one", fixed=True,
         default=1, shown="{}: an f32 weight is a sum of so many numbers",
@@ -51,10 +42,6 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
         "rows of a block, and elements along `between` of one step", shown="{} (rows x elements of a step)"
     )
     warps: int = option("warps that multiply: each has 16 rows of a block, or by `mma.sync` also 32", shown="{} multiply")
-    stages: int = option(
-        "pipeline stages: steps whose factors, but for a kept one, are in shared memory at a time",
-        shown="{} in shared memory",
-    )  # fmt: skip
     kept_left: bool | None = option(
         "a block's rows of the left factor stay in shared memory, so that only the right one comes in steps", default=None,
         off=False, shown="{}: a block's rows of the left factor stay in shared memory",
@@ -83,16 +70,26 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
         "problems of the batch (heads) whose blocks take turns where the longest rows start first, so that their factors share L2 "
         "and the shortest rows of all come last", default=1, shown="{} problems of the batch take turns",
     )  # fmt: skip
-    overlap_launch: bool | None = option(
-        "the kernel is launched while the kernel before it ends (programmatic dependent launch)", default=None, off=False
-    )
+    @property
+    def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.rows, (self.between,)
 
-    def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
-        threads = f"{self.block_threads} a block"
-        yield "threads", threads_by_warpgroups(self.block_threads, self.warpgroups) if self.unit == "wgmma" else threads
-        by = "TMA" if self.unit == "wgmma" else "cp.async"
-        yield "factors", f"{self.multiplicand}, loaded by {by}; products by {self.unit}"
-        yield from self.options_in_use(names, without=("multiplicand", *(["weight_terms"] if self.inner else [])))
+    @property
+    def instruction(self) -> str:
+        return self.unit
+
+    @property
+    def copies(self) -> tuple[str, str]:
+        return ("tma", "tma") if self.unit == "wgmma" else ("async", "async")
+
+    @property
+    def has_product(self) -> bool:
+        """Whether a second contraction follows."""
+        return self.weight_terms > 0
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        return () if self.has_product else ("weight_terms",)
 
     @property
     def warpgroups(self) -> int:
@@ -131,11 +128,10 @@ class ContractionChain(Family, name="contraction_chain", backend="cuda"):
             return Refusal("blocks_per_row", f"`blocks_per_row` must be from 1 to {MOST_PARTS}")
         if self.ping_pong and (self.unit != "wgmma" or self.warpgroups < 2):
             return Refusal("ping_pong", "`ping_pong` needs two warpgroups, so `wgmma` and 128 rows in `block`")
-        return self._refuse_reduced(kernel) if self.inner is not None else self._refuse_grid(kernel)
+        return self._refuse_grid(kernel) if self.has_product else self._refuse_reduced(kernel)
 
     def _refuse_reduced(self, kernel: KernelPlan) -> Refusal | None:
         """What a kernel without a second contraction refuses further."""
-        assert self.inner is not None
         if self.unit == "mma.sync" and self.stages < 2:
             return Refusal("stages", "`stages` must be at least 2 by mma.sync where no second contraction follows")
         if self.unit == "wgmma" and self.warpgroups > 2:

@@ -1,13 +1,14 @@
-"""What contractions on matrix units, and by fma, have in common: operands, tiles of shared memory, and their checks."""
+"""What kernels of contractions have in common: factors, and the pipeline that brings them; and tiles of results that are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 from tilec.analysis import parts
-from tilec.core.hardware import LINE, WIDE
+from tilec.core.hardware import LINE, WARPGROUP, WIDE
 from tilec.core.quantities import count
 from tilec.core.target import Target
 from tilec.kernels.base import Family, KernelPlan, Refusal, listed, option
@@ -25,56 +26,67 @@ BY = {
     "tma": "loaded by TMA", "async": "loaded by cp.async", "registers": "loaded through registers"
 }  # fmt: skip
 _SHOWN_TOGETHER = (
-    "multiplicand", "rows", "columns", "inner", "left_k_major", "right_k_major", "left_copy", "right_copy", "unit"
+    "multiplicand", "rows", "columns", "between", "inner", "left_k_major", "right_k_major", "left_copy", "right_copy"
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class MatrixKernel(Family, backend="cuda"):
-    """The options that contractions by warps and by warpgroups share.
+    """A contraction in tiles: a block multiplies rows of the left factor by columns of the right one, in steps along what is summed
+    over, and the factors of several steps are on their way to shared memory. The sums are in registers. They are stored
+    (`StoredContraction`), or reduced, or weights of another contraction (`ContractionChain`).
 
     C[rows; columns] += left[rows; inner] * right[inner; columns]
     """
 
+    result: ClassVar[str] = "C"
+
     multiplicand: str = option("the type of both factors in shared memory", fixed=True)
     rows: tuple[int, ...] = option("the dimensions of the result's rows", dims=True, fixed=True)
-    columns: tuple[int, ...] = option(
-        "the dimensions of the result's columns; the result is contiguous along the last", dims=True, fixed=True
-    )
     inner: tuple[int, ...] = option("the dimensions that are summed over (k)", dims=True, fixed=True)
     left_k_major: bool = option("the left factor is contiguous along `inner` (k-major), else along its rows", fixed=True)
     right_k_major: bool = option(
         "the right factor is contiguous along `inner` (k-major), else along its columns", fixed=True
     )
-    block: tuple[int, ...] = option(
-        "rows and columns of a block's tile of the result, and elements along `inner` of one pipeline stage",
-        shown="{} (rows x columns x inner)",
-    )
     stages: int = option(
-        "pipeline stages: steps along `inner` whose factors are in shared memory at a time", shown="{} in shared memory"
-    )
-    group_rows: int = option(
-        "rows of tiles that blocks compute together, so that blocks of the same time share factors in L2 (grouped, or "
-        "swizzled, tile order)",
-        default=1, shown="{} rows of tiles at a time, for L2",
+        "pipeline stages: steps whose factors, but for one that stays there, are in shared memory at a time",
+        shown="{} in shared memory",
     )  # fmt: skip
     overlap_launch: bool | None = option(
         "the kernel is launched while the kernel before it ends (programmatic dependent launch)", default=None, off=False
     )
 
     def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
-        rows, columns, inner = (listed(dims, names) for dims in (self.rows, self.columns, self.inner))
-        yield "product", f"C[{rows}; {columns}] += left[{rows}; {inner}] * right[{inner}; {columns}], by {self.instruction}"
+        sides = list(zip(("left", "right"), self.sides, self.k_major, self.copies))
+        rows, columns, inner = (listed(dims, names) for dims in (*self.sides, self.inner))
+        product = f"{self.result}[{rows}; {columns}] += left[{rows}; {inner}] * right[{inner}; {columns}]"
+        yield "product", f"{product}, by {self.instruction}"
         yield "threads", self._threads
-        sides = (("left", self.rows, self.left_k_major), ("right", self.columns, self.right_k_major))
-        for (side, own, k_major), copy in zip(sides, self.copies):
-            contiguous = listed(self.inner[-1:] if k_major else own[-1:], names)
-            yield f"{side} factor", f"{self.multiplicand}, {'k-major' if k_major else 'contiguous along ' + contiguous}, {BY[copy]}"
-        yield from self.options_in_use(names, without=_SHOWN_TOGETHER)
+        for side, own, k_major, copy in sides:
+            contiguous = "k-major" if k_major else f"contiguous along {listed(own[-1:], names)}"
+            yield f"{side} factor", f"{self.multiplicand}, {contiguous}, {BY[copy]}"
+        yield from self.options_in_use(names, without=(*_SHOWN_TOGETHER, *self.untold))
+
+    @property
+    def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The dimensions of rows, and of columns."""
+        raise NotImplementedError
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        """Further options that `explain` leaves out."""
+        return ()
 
     @property
     def _threads(self) -> str:
-        return f"{self.block_threads} a block"
+        multiply, whole = self.block_threads // WARPGROUP - 1, f"{self.block_threads} a block"
+        if self.instruction != "wgmma":
+            return whole
+        return f"{whole}: {count(multiply, 'warpgroup')} {'multiply' if multiply > 1 else 'multiplies'}, 1 loads"
+
+    @property
+    def block_threads(self) -> int:
+        raise NotImplementedError
 
     @property
     def instruction(self) -> str:
@@ -89,6 +101,28 @@ class MatrixKernel(Family, backend="cuda"):
         """How each factor reaches shared memory: "tma" (a box at a time, by the hardware), "async" (16 bytes a thread, past the
         registers), "registers" (computed by threads)."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class StoredContraction(MatrixKernel, backend="cuda"):
+    """A contraction whose result is stored, after what the program computes from each element."""
+
+    columns: tuple[int, ...] = option(
+        "the dimensions of the result's columns; the result is contiguous along the last", dims=True, fixed=True
+    )
+    block: tuple[int, ...] = option(
+        "rows and columns of a block's tile of the result, and elements along `inner` of one pipeline stage",
+        shown="{} (rows x columns x inner)",
+    )
+    group_rows: int = option(
+        "rows of tiles that blocks compute together, so that blocks of the same time share factors in L2 (grouped, or "
+        "swizzled, tile order)",
+        default=1, shown="{} rows of tiles at a time, for L2",
+    )  # fmt: skip
+
+    @property
+    def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.rows, self.columns
 
     @property
     def element_bytes(self) -> int:
@@ -187,13 +221,6 @@ class MatrixKernel(Family, backend="cuda"):
 def whole_pieces(box: Sequence[int], piece: int) -> bool:
     """Whether runs along the last dimension of a box consist of whole pieces, or the box is one run."""
     return not box or box[-1] % piece == 0 or prod(box[:-1]) == 1
-
-
-def threads_by_warpgroups(threads: int, multiply: int) -> str:
-    """The threads of a block with one warpgroup that loads."""
-    return f"{threads} a block: {count(multiply, 'warpgroup')} multiply, 1 loads" if multiply > 1 else (
-        f"{threads} a block: 1 warpgroup multiplies, 1 loads"
-    )  # fmt: skip
 
 
 def padding(instruction: str, size: int, k_major: bool) -> int:

@@ -6,7 +6,7 @@ from math import prod
 
 from tilec.core import locations, mlir
 from tilec.core.mlir import arith, ir
-from tilec.kernels import MatrixKernel
+from tilec.kernels import StoredContraction
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.loops import delinearise, sum_of
 
@@ -14,7 +14,7 @@ from tilec.passes.loops import delinearise, sum_of
 class Blocks:
     """The grid of a kernel: which tile of C a number means, and the operations of that tile."""
 
-    def __init__(self, function: ir.Operation, options: MatrixKernel):
+    def __init__(self, function: ir.Operation, options: StoredContraction):
         self.function, self.options = function, options
         view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
         self.forall = view.operation

@@ -19,7 +19,7 @@ from tilec.analysis.products import Scaled, arguments_of, dims_of, factors_of, i
 from tilec.core import locations, mlir
 from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
-from tilec.kernels import MatrixKernel, WarpgroupContraction
+from tilec.kernels import StoredContraction, WarpgroupContraction
 from tilec.kernels.matrix import ELEMENTS
 from tilec.passes.cuda.memory_spaces import root, sizes_of
 from tilec.passes.loops import delinearise, sum_of
@@ -82,7 +82,7 @@ class Block:
 class Problem:
     """The contraction of one block, after its grid coordinates are known."""
 
-    def __init__(self, options: MatrixKernel, tiles: dict[int, int], op: ir.Operation):
+    def __init__(self, options: StoredContraction, tiles: dict[int, int], op: ir.Operation):
         self.options, self.op = options, op
         self.body = mlir.body_of(op)
         self.dims = mlir.get_integers(op, "tilec.dims")

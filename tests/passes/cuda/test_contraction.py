@@ -29,7 +29,7 @@ from tools.contractions import (
 )
 
 from tilec.core.targets import load
-from tilec.kernels import MatrixKernel, contraction
+from tilec.kernels import StoredContraction, contraction
 from tilec.plan import prepack
 
 
@@ -228,12 +228,12 @@ def test_large_tiles_fit_registers(text, kind, sizes, target):
     _, result = lowered(text.format(t=kind, o=kind), sizes, target)
     instruction = {"mma.sync": "mma.sync", "wgmma": "wgmma.mma_async", "fma": "fma.rn"}
     plans = {plan.name: plan.options for plan in result.plan.kernels}
-    assert any(isinstance(options, MatrixKernel) for options in plans.values())
+    assert any(isinstance(options, StoredContraction) for options in plans.values())
     for kernel in result.emitted.kernels:  # one, or two where a factor is packed first
         cubin = compile_kernel(
             result.emitted.module, kernel.name, load(target).chip, kernel.threads, parameters=_parameters(kernel)
         )
-        if isinstance(plans[kernel.name], MatrixKernel):
+        if isinstance(plans[kernel.name], StoredContraction):
             assert instruction[plans[kernel.name].instruction] in cubin.ptx
         assert kernel.shared <= load(target).sm.shared_per_block
 

@@ -4,7 +4,7 @@ import pytest
 from conftest import assert_within
 from tools import contractions as T
 
-from tilec.kernels import MatrixKernel
+from tilec.kernels import StoredContraction
 from tilec.plan import planner, split_reduction
 
 
@@ -17,7 +17,7 @@ def test_parts_of_k(kind, tile, monkeypatch):
     text = T.MATMUL.format(t=kind, o=kind)
     specialised, result = T.lowered(text, sizes, "h200", tile, monkeypatch)
     partial, combined = result.plan.kernels
-    assert partial.options.instruction == tile[0] and not isinstance(combined.options, MatrixKernel)
+    assert partial.options.instruction == tile[0] and not isinstance(combined.options, StoredContraction)
     inputs = T.arrays(specialised)
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
 
@@ -36,6 +36,6 @@ def test_a_vector_is_no_contraction(sizes):
     """Each element of the matrix is used once: there is nothing for tiles to reuse."""
     text = T.MATMUL.format(t="f32", o="f32")
     specialised, result = T.lowered(text, sizes, "h200")
-    assert not any(isinstance(k.options, MatrixKernel) for k in result.plan.kernels)
+    assert not any(isinstance(k.options, StoredContraction) for k in result.plan.kernels)
     inputs = T.arrays(specialised)
     assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")

@@ -38,7 +38,7 @@ from tilec.cost.contraction import BlockTile
 from tilec.cost.model import Choice, pick
 from tilec.kernels import KernelPlan
 from tilec.kernels.contraction import PARTIAL, Contraction, WarpgroupContraction
-from tilec.kernels.matrix import BY, BYTES, MatrixKernel, whole_pieces
+from tilec.kernels.matrix import BY, BYTES, StoredContraction, whole_pieces
 from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access
 from tilec.plan.groups import Group, Remark
 
@@ -75,7 +75,7 @@ class Tiles:
     operands: dict[str, Operand]
     problem: contraction.Contraction
     choices: list[Choice]
-    build: Callable[[BlockTile], MatrixKernel]
+    build: Callable[[BlockTile], StoredContraction]
     fit: Callable[[BlockTile], Fit | None]
 
     def variant(self, target: Target, **changes) -> list[Choice]:
@@ -184,7 +184,7 @@ def choose_contraction(
 
 def _built(
     tile: BlockTile, *, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, extents: Sizes, promoted: int
-) -> MatrixKernel:
+) -> StoredContraction:
     """The kernel of this tile, with the stages that the model has given it."""
     left, right = operands["left"], operands["right"]
     common = {
@@ -235,7 +235,7 @@ def _scale_columns(node: Node, roles: Roles, g: Group, sizes: Sizes) -> int:
     return shared if shared % 8 == 0 else 1
 
 
-def _is_buildable(built: MatrixKernel) -> bool:
+def _is_buildable(built: StoredContraction) -> bool:
     return built.refuse_shape() is None
 
 
@@ -329,9 +329,9 @@ def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> li
     return found or None
 
 
-def _staged(built: MatrixKernel, tile: BlockTile, out_bytes: int, target: Target) -> MatrixKernel:
+def _staged(built: StoredContraction, tile: BlockTile, out_bytes: int, target: Target) -> StoredContraction:
     """The kernel with the stages that there is room for; `mma.sync` and `fma` have no more than the model gave them."""
-    def stages(kernel: MatrixKernel) -> int:
+    def stages(kernel: StoredContraction) -> int:
         return min(deepest, (target.sm.shared_per_block - kernel.other_bytes) // kernel.stage_bytes)
 
     deepest = built.deepest if tile.instruction == "wgmma" else min(built.deepest, max(2, tile.stages))
@@ -343,7 +343,7 @@ def _staged(built: MatrixKernel, tile: BlockTile, out_bytes: int, target: Target
     return replace(built, stages=stages(built))
 
 
-def _boxes_of(built: MatrixKernel, extents: Sizes) -> Sizes | None:
+def _boxes_of(built: StoredContraction, extents: Sizes) -> Sizes | None:
     """The block's part of every dimension of C; None where a factor's pieces would not lie inside it."""
     sizes: Sizes = {}
     for side, dims in enumerate((built.rows, built.columns)):
