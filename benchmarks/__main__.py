@@ -1,4 +1,4 @@
-"""python -m benchmarks cpu|gpu|memory [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
+"""python -m benchmarks cpu|gpu|memory [--matrix] [--json FILE] [--only TEXT ...] [--limit SECONDS] [--no-compile]
 python -m benchmarks audit [--target cpu|cuda] [--matrix] [--trials PLANS] [--json FILE] [--only TEXT ...] [--limit SECONDS]
 python -m benchmarks numerics [--json FILE] [--only FUNCTION ...] [--target cpu|cuda ...]
 python -m benchmarks compile [--json FILE] [--only TEXT ...] [--target cpu|cuda ...]
@@ -43,7 +43,7 @@ def rows_of(options: argparse.Namespace) -> list[runner.Row]:
         return points(*(options.target or ["cuda"])[:1], most=options.trials, matrix=options.matrix)
     from benchmarks.gpu import suite as gpu_rows
 
-    return gpu_rows(compiled)
+    return gpu_rows(compiled, options.matrix)
 
 
 def missing(options: argparse.Namespace) -> str:
@@ -88,7 +88,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no further row begins")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (gpu, memory)")
     parser.add_argument("--trials", type=int, default=24, help="candidates of a kernel, beside the choice (audit)")
-    parser.add_argument("--matrix", action="store_true", help="the points for matrix units (audit)")
+    parser.add_argument("--matrix", action="store_true", help="only programs for matrix units (gpu, audit)")
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave what is prepared, or take it from")
     parser.add_argument("--only-prepare", action="store_true", help="compile all into --keep and the cache, and end")
     parser.add_argument(

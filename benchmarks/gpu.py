@@ -24,12 +24,16 @@ FEW_ROWS = (("bf16", 1, 262144), ("f32", 16, 65536), ("bf16", 256, 1024))
 COMPILE_LIMIT = 60.0
 
 
-def suite(compiled: bool = True) -> list[Row]:
+def suite(compiled: bool = True, matrix: bool = False) -> list[Row]:
+    """`matrix`: only programs for matrix units."""
+    forms = [matrix_forms.row(x, compiled) for x in matrix_loads.loads()]
+    if matrix:
+        return forms
     rows = [Row("copy f32 1 GiB", copy)]
     rows += [Row(x.name, lambda x=x: compare(x, compiled)) for x in _chains()]
     rows += [Row(f"example {name}", lambda e=e: example(e, compiled), 300) for name, e in w.EXAMPLES.items()]
     rows += [Row(x.name, lambda x=x: compare(x, compiled)) for x in _matrices()]
-    rows += [matrix_forms.row(x, compiled) for x in matrix_loads.loads()]
+    rows += forms
     rows += [Row(x.name, lambda x=x: compare(x, compiled)) for x in _rows()]
     rows += [Row("host time of a call", host)]
     return rows

@@ -99,7 +99,8 @@ def headlines() -> str:
             continue
         shown |= {r["name"] for r in rows}
         headings, cells = report.grid(suite, rows, end)
-        parts.append(f"{where}, {path.name[:10]}, commit {facts['versions']['commit']}, {meaning}:")
+        of = {r.get("run", f"{path.name[:10]}, commit {facts['versions']['commit']}"): None for r in rows}
+        parts.append(f"{where}, {'; '.join(of)}, {meaning}:")
         parts.append(table(headings, cells, range(1, len(headings))))
     return "\n\n".join(parts)
 
