@@ -8,7 +8,7 @@ of Q K^T come in steps of one line of their inner dimension, so that it may be l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, prod
@@ -35,9 +35,9 @@ def chain_line(unit: str, columns: int) -> int:
     return round_up(columns, LINE) if unit == "wgmma" else round_up(columns, 16) + 8
 
 
-def reduction_depth(inner: int) -> int:
-    """Elements of the inner dimension that one step of a reduced contraction has, by `mma.sync`."""
-    return min(LINE, round_up(inner, 16))
+def reduction_depth(unit: str, inner: int) -> int:
+    """Elements of the inner dimension that one step of a reduced contraction has."""
+    return LINE if unit == "wgmma" else min(LINE, round_up(inner, 16))
 
 
 @dataclass(frozen=True)
@@ -158,18 +158,24 @@ def chain_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
                     most = fit.warp_registers if own == WARP_ROWS[0] else fit.tall_warp_registers
                 if held > most or (unit == "mma.sync" and bn > fit.warp_step_elements):
                     continue
-                for stages in (2, 3, 4) if unit == "wgmma" else (1, 2):
-                    shared = chain_bytes(p, bm, bn, stages, unit)
-                    if shared <= target.sm.shared_per_block:
-                        registers = min(target.sm.registers_per_thread, held + fit.warp_other)
-                        if unit == "wgmma":  # at launch
-                            registers = 168 if bm < 3 * ROWS else 128
-                        both = unit == "wgmma" and bm > ROWS
-                        tile = ChainTile(bm, bn, stages, registers, shared, ping_pong=both, unit=unit, warp_rows=own)
-                        if stages <= 2 or p.rows < ROWS:  # deeper where the factors' bytes count, and not the products
-                            yield tile
-                        if p.blocks(bm) * p.batch < 2 * target.units and bn % 32 == 0:
-                            yield from (replace(tile, parts=parts) for parts in _parts(target, p, tile)[1:])
+                registers = min(target.sm.registers_per_thread, held + fit.warp_other)
+                if unit == "wgmma":  # at launch
+                    registers = 168 if bm < 3 * ROWS else 128
+                both = unit == "wgmma" and bm > ROWS
+                one = ChainTile(bm, bn, 1, registers, 0, ping_pong=both, unit=unit, warp_rows=own)
+                for tile in _staged(target, p, one, (2, 3, 4) if unit == "wgmma" else (1, 2)):
+                    if tile.stages <= 2 or p.rows < ROWS:  # deeper where the factors' bytes count, and not the products
+                        yield tile
+                    if p.blocks(bm) * p.batch < 2 * target.units and bn % 32 == 0:
+                        yield from (replace(tile, parts=parts) for parts in _parts(target, p, tile)[1:])
+
+
+def _staged(target: Target, p: ChainProblem, tile: ChainTile, depths: Iterable[int]) -> Iterator[ChainTile]:
+    """The tile with those numbers of stages that fit shared memory."""
+    assert target.sm is not None
+    for stages in depths:
+        if (shared := chain_bytes(p, replace(tile, stages=stages))) <= target.sm.shared_per_block:
+            yield replace(tile, stages=stages, shared=shared)
 
 
 def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
@@ -184,13 +190,10 @@ def _reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
         if bn >= 2 * round_up(p.length, 16) > 32 or (kept and not p.k_major[0]) or (bn % LINE and not p.k_major[1]):
             continue
         tile = ChainTile(ROWS * groups, bn, 1, 168, 0, kept_left=kept, ping_pong=False)
-        room = target.sm.shared_per_block - reduction_bytes(p, replace(tile, stages=0))
-        stages = min(DEEPEST, room // stage_bytes(p, tile))
-        for ping_pong in (False, True) if groups > 1 and kept else (False,):
-            if stages >= (steps + 1 if ping_pong else 2):  # the first group's steps, while the second has not read them
-                shared = reduction_bytes(p, replace(tile, stages=stages))
-                for parts in _parts(target, p, tile):
-                    yield replace(tile, stages=stages, shared=shared, ping_pong=ping_pong, parts=parts)
+        for deepest in [*_staged(target, p, tile, range(2, DEEPEST + 1))][-1:]:
+            for ping_pong in (False, True) if groups > 1 and kept else (False,):
+                if not ping_pong or deepest.stages > steps:  # the first group's steps, while the second has not read them
+                    yield from (replace(deepest, ping_pong=ping_pong, parts=parts) for parts in _parts(target, p, tile))
 
 
 def _warp_reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile]:
@@ -203,11 +206,8 @@ def _warp_reduction_tiles(target: Target, p: ChainProblem) -> Iterator[ChainTile
             continue
         registers = min(target.sm.registers_per_thread, scores + fit.warp_other)
         tile = ChainTile(bm, bn, 2, registers, 0, kept_left=kept, ping_pong=False, unit="mma.sync", warp_rows=own)
-        for stages in (2, 3, 4):
-            shared = reduction_bytes(p, replace(tile, stages=stages))
-            if shared <= target.sm.shared_per_block:
-                for parts in _parts(target, p, tile):
-                    yield replace(tile, stages=stages, shared=shared, parts=parts)
+        for staged in _staged(target, p, tile, (2, 3, 4)):
+            yield from (replace(staged, parts=parts) for parts in _parts(target, p, tile))
 
 
 def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
@@ -222,8 +222,10 @@ def _parts(target: Target, p: ChainProblem, tile: ChainTile) -> list[int]:
 
 
 def stage_bytes(p: ChainProblem, tile: ChainTile) -> int:
-    """Shared memory of one step of the factors of a reduced contraction."""
-    depth = LINE if tile.unit == "wgmma" else reduction_depth(p.inner)
+    """Shared memory of one step: tiles of K and V; without a second contraction of K, and of Q unless it stays there."""
+    if p.columns:
+        return 2 * tile.bn * (chain_line(tile.unit, p.inner) + chain_line(tile.unit, round_up(p.columns, 16)))
+    depth = reduction_depth(tile.unit, p.inner)
     left = 0 if tile.kept_left else _tile_bytes(tile.unit, tile.bm, depth, p.k_major[0])
     return left + _tile_bytes(tile.unit, tile.bn, depth, p.k_major[1])
 
@@ -234,24 +236,16 @@ def _tile_bytes(unit: str, rows: int, depth: int, k_major: bool) -> int:
     return 2 * lines * chain_line(unit, columns)
 
 
-def reduction_bytes(p: ChainProblem, tile: ChainTile) -> int:
-    """Shared memory of a block without a second contraction, as in `chain_bytes`."""
-    depth = LINE if tile.unit == "wgmma" else reduction_depth(p.inner)
-    held = _tile_bytes(tile.unit, tile.bm, round_up(p.inner, depth), p.k_major[0]) if tile.kept_left else 0
-    more = (2048 if tile.unit == "wgmma" else 0) + _listed_bytes(p, tile.bn)
-    return held + tile.stages * stage_bytes(p, tile) + more
-
-
-def _listed_bytes(p: ChainProblem, bn: int) -> int:
-    """Of the list of a block's steps, where data choose them."""
-    return 4 * (ceil(p.length / bn) + 3) if p.listed else 0
-
-
-def chain_bytes(p: ChainProblem, bm: int, bn: int, stages: int, unit: str) -> int:
-    """Shared memory of a block: its rows of Q, tiles of K and V; for TMA barriers, and alignment to 1024 bytes."""
-    inner, columns = chain_line(unit, p.inner), chain_line(unit, round_up(p.columns, 16))
-    more = (2048 if unit == "wgmma" else 0) + _listed_bytes(p, bn)
-    return 2 * bm * inner + stages * 2 * bn * (inner + columns) + more
+def chain_bytes(p: ChainProblem, tile: ChainTile) -> int:
+    """Shared memory of a block: its rows of Q if they stay there, and the stages; for TMA barriers, and alignment to 1024 bytes;
+    and the list of its steps, where data choose them."""
+    held = 0
+    if p.columns:
+        held = 2 * tile.bm * chain_line(tile.unit, p.inner)
+    elif tile.kept_left:
+        held = _tile_bytes(tile.unit, tile.bm, round_up(p.inner, reduction_depth(tile.unit, p.inner)), p.k_major[0])
+    listed = 4 * (ceil(p.length / tile.bn) + 3) if p.listed else 0
+    return held + tile.stages * stage_bytes(p, tile) + (2048 if tile.unit == "wgmma" else 0) + listed
 
 
 def chain_work(target: Target, p: ChainProblem, tile: ChainTile) -> Work:

@@ -31,7 +31,7 @@ class ReducedWarps(WarpProducts):
         super().__init__(block, thread)
         chain, self.kept_left = block.chain, bool(block.options.kept_left)
         inner = block.sizes[chain.inner]
-        self.depth = reduction_depth(inner)
+        self.depth = reduction_depth(block.options.unit, inner)
         self.steps = -(-inner // self.depth)
         end = {chain.inner: mlir.index(inner - 1)} if inner % self.depth else {}
         held, copies = (self.steps * self.depth, 1) if self.kept_left else (self.depth, self.stages)

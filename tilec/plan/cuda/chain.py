@@ -11,7 +11,7 @@ from typing import Any
 from tilec.analysis.graph import Graph
 from tilec.core.quantities import count
 from tilec.core.target import Target
-from tilec.cost.chain import ChainProblem, ChainTile, chain_bytes, chain_work, choose_chain_tile, reduction_bytes
+from tilec.cost.chain import ChainProblem, ChainTile, chain_bytes, chain_work, choose_chain_tile
 from tilec.cost.model import pick
 from tilec.kernels import ContractionChain, Family, KernelPlan
 from tilec.plan.chain import chain_of, chain_problem, growing, refuse_tma, refuse_warps, weight_terms_of
@@ -77,10 +77,8 @@ def _group(problem: ChainProblem, target: Target) -> int:
 def _bytes(problem: ChainProblem, options: Family | None) -> int:
     """Shared memory of a block."""
     assert isinstance(options, ContractionChain)
-    (bm, bn), stages = options.block, options.stages
-    if problem.columns:
-        return chain_bytes(problem, bm, bn, stages, options.unit)
-    return reduction_bytes(problem, ChainTile(bm, bn, stages, 0, 0, kept_left=bool(options.kept_left), unit=options.unit))
+    bm, bn = options.block
+    return chain_bytes(problem, ChainTile(bm, bn, options.stages, 0, 0, kept_left=bool(options.kept_left), unit=options.unit))
 
 
 def _describe(tile: ChainTile) -> str:
