@@ -12,6 +12,7 @@ from tilec.core.diagnostics import InternalError
 from tilec.core.mlir import arith, gpu, ir, memref
 from tilec.kernels import ContractionChain, Planned
 from tilec.passes.cuda.chain.values import Values
+from tilec.passes.cuda.contraction.grid import in_groups
 from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.loops import delinearise, sum_of
 
@@ -84,13 +85,8 @@ class ChainBlock:
             return delinearise(number, counts, names)
         if group == 1 or height == 1:
             return delinearise(arith.subi(mlir.index(total - 1), number), counts, names)
-        first = arith.divui(number, mlir.index(group * height))
-        within = arith.remui(number, mlir.index(group * height))
-        size = mlir.index(group)
-        if problems % group:
-            size = arith.minsi(size, sum_of([(first, -group)], problems))
-        row = sum_of([(arith.divui(within, size), -1)], height - 1)
-        other = sum_of([(first, group), (arith.remui(within, size), 1)])
+        other, before = in_groups(number, problems, height, group)
+        row = sum_of([(before, -1)], height - 1)  # the last first
         found: dict[int, ir.Value] = {}
         for number, part in ((row, rows), (other, others)):
             found |= zip(part, delinearise(number, [counts[n] for n in part], [names[n] for n in part] if names else ()))

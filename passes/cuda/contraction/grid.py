@@ -46,20 +46,22 @@ class Blocks:
         each = (cluster.high, cluster.wide) if cluster else (1, 1)
         high, wide = (prod(count[d] for d in dims) // size for dims, size in zip((rows, columns), each))
         which, rest = _divide(number, high * wide, prod(count[d] for d in batch))
-        group = min(max(1, self.options.group_rows // each[0]), high)
-        band, within = _divide(rest, group * wide, -(-high // group))
-        first = arith.muli(band, mlir.index(group))
-        tall = mlir.index(group)
-        if high % group:
-            tall = arith.minsi(arith.subi(mlir.index(high), first), tall)
-        row = arith.addi(first, arith.remui(within, tall))
-        column = arith.divui(within, tall)
+        row, column = in_groups(rest, high, wide, min(max(1, self.options.group_rows // each[0]), high))
         if cluster:
             row, column = sum_of([(row, each[0]), (cluster.row, 1)]), sum_of([(column, each[1]), (cluster.column, 1)])
         found = dict(zip(batch, delinearise(which, [count[d] for d in batch])))
         found |= zip(rows, delinearise(row, [count[d] for d in rows]))
         found |= zip(columns, delinearise(column, [count[d] for d in columns]))
         return [found[d] for d in grid]
+
+
+def in_groups(number: ir.Value, high: int, wide: int, group: int) -> tuple[ir.Value, ir.Value]:
+    """Row and column of a place in a grid of `high` rows and `wide` columns: `group` rows together, column by column."""
+    band, within = _divide(number, group * wide, -(-high // group))
+    first, tall = arith.muli(band, mlir.index(group)), mlir.index(group)
+    if high % group:
+        tall = arith.minsi(arith.subi(mlir.index(high), first), tall)
+    return arith.addi(first, arith.remui(within, tall)), arith.divui(within, tall)
 
 
 def _divide(number: ir.Value, by: int, quotients: int) -> tuple[ir.Value, ir.Value]:
