@@ -36,6 +36,7 @@ FORMS = {
     "products with an epilogue": Form(1.08),
     "products of tf32": Form(1.0),
     "products of f32": Form(1.5),
+    "products of one factor": Form(1.0),
     "products of i8": Form(1.2),
     "products of f8, fast": Form(0.97),
     "products of f8": Form(1.0),

@@ -26,6 +26,7 @@ CONVOLUTIONS = (  # N, H, C, K, window, stride; the first of each net its stem
     (32, 7, 512, 2048, 1, 1), (32, 56, 96, 384, 1, 1), (32, 14, 384, 1536, 1, 1), (4, 256, 64, 64, 3, 1),
     (4, 128, 128, 128, 3, 1), (4, 32, 512, 512, 3, 1), (32, 56, 256, 256, 3, 1),
 )  # fmt: skip
+TOKENS = (64, 512, 4096, 8192)  # rows of what several weights multiply
 DEPTHWISE = ((32, 56, 256, 3), (32, 112, 32, 3), (32, 56, 96, 7), (32, 28, 192, 7), (32, 14, 384, 7))
 
 
@@ -40,6 +41,8 @@ def loads() -> Iterator[Workload]:
         yield matmul("bf16", 4096, 4096, 4096, left=left, right=right)
     yield from (batched(*shape) for shape in BATCHES)
     yield from (epilogue(form, *shape) for form in EPILOGUES for shape in ((4096, 4096, 4096), (8192, 4096, 1024)))
+    yield from (gated(*shape) for shape in product(TOKENS, ((1024, 4096), (4096, 14336))))
+    yield from (projections(*shape) for shape in product(TOKENS, ((1024, 1024, 1024), (4096, 4096, 1024))))
     for n in (2048, 4096, 8192):
         yield matmul("f32", n, n, n)
         yield matmul("f32", n, n, n, using="tf32")
@@ -138,6 +141,55 @@ def epilogue(form: str, m: int, n: int, k: int) -> Workload:
     return Workload(
         name, text, inputs, peer, limit("bf16", k / 8, 8), flops=flops, compiled_peers={"torch.compile": compiled(peer)},
         form="products with an epilogue",
+    )  # fmt: skip
+
+
+def gated(tokens: int, widths: tuple[int, int]) -> Workload:
+    """The first half of a gated perceptron: two products of one factor, which meet."""
+    m, (k, n) = tokens, widths
+    text = """op gated(x: bf16[M, K], g: bf16[K, N], u: bf16[K, N]) -> (h: bf16[M, N]) {
+        h[m, n] = silu(sum[k](x[m, k] * g[k, n])) * sum[k](x[m, k] * u[k, n])
+    }"""
+
+    def together(x, g, u):
+        return functional().silu(x @ g) * (x @ u)
+
+    def at_once(x, g, u):
+        """With the weights in one matrix from before."""
+        both = torch.cat((g, u), 1)
+        run = torch.compile(lambda y: functional().silu(y[:, :n]) * y[:, n:], dynamic=False)
+        return lambda: run(x @ both)
+
+    inputs = (Input("bf16", (m, k)), Input("bf16", (k, n), 1 / math.sqrt(k)), Input("bf16", (k, n), 1 / math.sqrt(k)))
+    return Workload(
+        f"siblings, gated {m}x{n}x{k} bf16", text, inputs, together, limit("bf16", k / 4, 16), flops=4.0 * m * n * k,
+        form="products of one factor", compiled_peers={"torch.compile": compiled(together), "cuBLAS, weights in one": at_once},
+    )  # fmt: skip
+
+
+def projections(tokens: int, widths: tuple[int, int, int]) -> Workload:
+    """Queries, keys and values: three products of one factor, apart."""
+    m, (k, n, p) = tokens, widths
+    text = """op projections(x: bf16[M, K], wq: bf16[K, N], wk: bf16[K, P], wv: bf16[K, P])
+        -> (q: bf16[M, N], k: bf16[M, P], v: bf16[M, P]) {
+        q[m, n] = sum[j](x[m, j] * wq[j, n])
+        k[m, p] = sum[j](x[m, j] * wk[j, p])
+        v[m, p] = sum[j](x[m, j] * wv[j, p])
+    }"""
+
+    def each(x, wq, wk, wv):
+        return x @ wq, x @ wk, x @ wv
+
+    def at_once(x, wq, wk, wv):
+        """With the weights in one matrix from before."""
+        all_three = torch.cat((wq, wk, wv), 1)
+        return lambda: (x @ all_three).split((n, p, p), 1)
+
+    weights = (Input("bf16", (k, width), 1 / math.sqrt(k)) for width in (n, p, p))
+    return Workload(
+        f"siblings, projections {m}x({n}+{p}+{p})x{k} bf16", text, (Input("bf16", (m, k)), *weights), each,
+        _product_bound("bf16", k), flops=2.0 * m * (n + 2 * p) * k,
+        form="products of one factor", compiled_peers={"torch.compile": compiled(each), "cuBLAS, weights in one": at_once},
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -54,7 +55,17 @@ class RingTiles:
         self.memory = memref.AllocOp(local([stages, lines, line], self.element, SHARED), [], []).result
         self.tensor = locations.argument(root(view)) or "factor"
         locations.named(self.memory, f"{self.tensor}_tiles")
+        self.rounded = rounded
         self.map = tensor_map(view, self.box, steps=self.steps, kept=self.kept, rounded=rounded)
+
+    def of(self, view: ir.Value, box: Sequence[int], steps: Sequence[int] = (), kept: Sequence[int] = ()) -> RingTiles:
+        """Tiles of another tensor in the same memory, whose boxes have as many elements."""
+        other = copy(self)
+        other.view, other.kept = view, list(kept or range(len(box)))
+        other.box, other.steps = [box[d] for d in other.kept], [steps[d] if steps else 1 for d in other.kept]
+        assert prod(other.box) == prod(self.box) and ir.MemRefType(view.type).element_type == self.element
+        other.map = tensor_map(view, other.box, steps=other.steps, kept=other.kept, rounded=self.rounded)
+        return other
 
     @property
     def bytes(self) -> int:

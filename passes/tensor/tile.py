@@ -9,6 +9,9 @@ Upstream's `tile_using_forall` with `fuse_into_containing_op` does this for chai
 several results or several readers it clones the producer per use and leaves one clone without its initial value (seen in
 the bundled build), so the loop is built here, once for the whole kernel, in the form upstream gives it. Intermediates get
 tensors of their tile's full size; at the edge of the grid a slice of them is used.
+
+Operations that share no grid dimension but some of their own, such as several products of one factor, get a loop for each result,
+one after another: which blocks compute which is for `map` to say.
 """
 
 from __future__ import annotations
@@ -30,50 +33,67 @@ def _tile_kernel(function: ir.Operation, grid: list[int], sizes: list[int]) -> N
     block = mlir.entry(function)
     ops = [op.operation for op in block.operations]
     results = list(ops[-1].operands)
-    outs = list(block.arguments)[len(block.arguments) - len(results) :]
+    outs = dict(zip(results, list(block.arguments)[len(block.arguments) - len(results) :]))
     extents = _grid_extents(ops, grid)
-    steps = [max(1, min(t, e)) for t, e in zip(sizes, extents)]
-    counts = [-(-e // t) for e, t in zip(extents, steps)]
+    steps = {d: max(1, min(t, e)) for (d, e), t in zip(extents.items(), sizes)}
+    tiled: dict[ir.Value, ir.Value] = {}
     with ir.InsertionPoint(ops[-1]), function.location:
-        counts = counts or [1]  # a kernel of a single point is a block of its own
-        # Dimensions of one block stay, as they are mapped to something: later stages know them by their place.
-        mapping = [ir.Attribute.parse(f"#gpu.block<linear_dim_{min(n, LAST_NAMED)}>") for n in range(len(counts))]
-        loop = scf.ForallOp([0] * len(counts), counts, [1] * len(counts), outs, mapping=ir.ArrayAttr.get(mapping))
-        _name_blocks(function, loop, grid, extents, steps)
-        shared = list(loop.regions[0].blocks[0].arguments)[len(counts) :]
-        tiler = _Tiler(loop, grid, extents, steps, dict(zip(results, shared)))
-        with ir.InsertionPoint(loop.regions[0].blocks[0]):
-            for op in ops:
-                if mlir.is_generic(op):
-                    tiler.generic(op)
-            terminator = scf.InParallelOp()
-            with ir.InsertionPoint(terminator.regions[0].blocks[0]):
-                for value in results:
-                    tiler.insert(value)
+        for part in _parts([op for op in ops if mlir.is_generic(op)], grid):
+            own = [d for d in grid if d in mlir.get_integers(part[0], "tilec.dims")]
+            made = [v for v in results if mlir.definition(v) in part]
+            loop = _tile_part(function, part, own, extents, steps, {v: outs[v] for v in made})
+            tiled |= zip(made, loop.results)
+    function.attributes[locations.CUT] = mlir.integers(d for d, e in extents.items() if 1 < steps[d] < e)
     ops[-1].erase()
     with ir.InsertionPoint(block):
-        mlir.func.ReturnOp(loop.results)
+        mlir.func.ReturnOp([tiled[v] for v in results])
     for op in reversed(ops[:-1]):
         if not any(True for r in op.results for _ in r.uses):
             op.erase()
 
 
-def _name_blocks(
-    function: ir.Operation, loop: scf.ForallOp, grid: list[int], extents: list[int], steps: list[int]
-) -> None:
-    """A block's number along a dimension is the index where a block has one value of it."""
-    names = locations.index_names(function)
-    locations.named(loop, *(names.get(d) and names[d] + "_block" * (s > 1) for d, s in zip(grid, steps)))
-    cut = [d for d, e, s in zip(grid, extents, steps) if 1 < s < e]
-    function.attributes[locations.CUT] = mlir.integers(cut)
+def _parts(ops: list[ir.Operation], grid: list[int]) -> list[list[ir.Operation]]:
+    """The operations of each loop over blocks: all, where each has the whole grid, or else those that intermediates connect."""
+    if all(set(grid) <= {*mlir.get_integers(op, "tilec.dims")} for op in ops):
+        return [ops]
+    parts: list[list[ir.Operation]] = []
+    for op in ops:
+        made = {mlir.definition(v) for v in (*op.operands, *mlir.captured(op))}
+        near = [part for part in parts if not made.isdisjoint(part)]
+        parts = [part for part in parts if part not in near] + [[*(o for part in near for o in part), op]]
+    return parts
 
 
-def _grid_extents(ops: list[ir.Operation], grid: list[int]) -> list[int]:
+def _tile_part(
+    function: ir.Operation, ops: list[ir.Operation], grid: list[int], extents: dict[int, int], steps: dict[int, int],
+    outs: dict[ir.Value, ir.Value],
+) -> scf.ForallOp:  # fmt: skip
+    """A loop over the blocks of some operations; `outs`: their results, and where these go."""
+    whole, tile = [extents[d] for d in grid], [steps[d] for d in grid]
+    counts = [-(-e // t) for e, t in zip(whole, tile)] or [1]  # a kernel of a single point is a block of its own
+    # Dimensions of one block stay, as they are mapped to something: later stages know them by their place.
+    mapping = [ir.Attribute.parse(f"#gpu.block<linear_dim_{min(n, LAST_NAMED)}>") for n in range(len(counts))]
+    loop = scf.ForallOp([0] * len(counts), counts, [1] * len(counts), [*outs.values()], mapping=ir.ArrayAttr.get(mapping))
+    names = locations.index_names(function)  # a block's number along a dimension is the index where a block has one value of it
+    locations.named(loop, *(names.get(d) and names[d] + "_block" * (s > 1) for d, s in zip(grid, tile)))
+    shared = list(loop.regions[0].blocks[0].arguments)[len(counts) :]
+    tiler = _Tiler(loop, grid, whole, tile, dict(zip(outs, shared)))
+    with ir.InsertionPoint(loop.regions[0].blocks[0]):
+        for op in ops:
+            tiler.generic(op)
+        terminator = scf.InParallelOp()
+        with ir.InsertionPoint(terminator.regions[0].blocks[0]):
+            for value in outs:
+                tiler.insert(value)
+    return loop
+
+
+def _grid_extents(ops: list[ir.Operation], grid: list[int]) -> dict[int, int]:
     found: dict[int, int] = {}
     for op in ops:
         if mlir.is_generic(op):
             found.update(zip(mlir.get_integers(op, "tilec.dims"), mlir.extents_of(op)))
-    return [found[d] for d in grid]
+    return {d: found[d] for d in grid}
 
 
 class _Tiler:

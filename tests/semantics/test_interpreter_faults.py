@@ -11,7 +11,7 @@ from tools.broken_kernels import KERNEL, LOAD, PUT, SHARED, X, fault, filled, ru
 from tools.contractions import MATMUL, arrays, lowered
 
 import tilec
-from tilec.kernels import contraction as kernel_contraction
+from tilec.kernels import matrix
 from tilec.semantics.interpreter import Fault, Unsupported, interpret
 
 
@@ -239,7 +239,7 @@ PRODUCT = MATMUL.format(t="bf16", o="bf16")
 
 def contraction(tile: tuple, target: str, monkeypatch, sizes=(136, 72, 200)) -> tuple[str, list[np.ndarray]]:
 
-    monkeypatch.setitem(kernel_contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     specialised, result = lowered(PRODUCT, dict(zip("MNK", sizes)), target, tile, monkeypatch)
     return result.texts["map"], arrays(specialised)
 

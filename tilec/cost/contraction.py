@@ -25,7 +25,8 @@ class Contraction:
     brings all or none; `staged`: integer operations for an element of A and of B that threads bring to shared memory themselves
     (0 where the hardware copies); `reads` and `epilogue` are further bytes and operations per element of C that are fused
     behind (a bias, an activation). `sources`: bytes of the tensors that A and B are read from, 0 where they have no fewer than
-    A and B: windows of a convolution share elements.
+    A and B: windows of a convolution share elements. `stored`: elements that are written for each of C, of which several may make
+    one.
     """
 
     m: int
@@ -45,6 +46,7 @@ class Contraction:
     epilogue: Mapping[str, float] = field(default_factory=dict, hash=False)
     sources: tuple[int, int] = (0, 0)
     overhang: float = 1.0
+    stored: float = 1.0
 
     @property
     def shared(self) -> tuple[float, float]:
@@ -139,9 +141,9 @@ def contraction_candidates(
 
 
 def _wgmma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Shapes of one or two warpgroups of 64 (or 128) rows and a producer; K in steps of one 128-byte swizzle."""
-    for bm, bn in product((64, 128, 256), (16, 32, 64, 96, 128, 160, 192, 224, 256)):
-        yield bm, bn, 128 // size, 4 * min(2, bm // 64), 1, 4
+    """Shapes of up to three warpgroups of 64 rows and a producer; K in steps of one 128-byte swizzle."""
+    for bm, bn in product((64, 128, 192), (16, 32, 64, 96, 128, 160, 192, 224, 256)):
+        yield bm, bn, 128 // size, bm // 16, 1, 4
 
 
 def _mma_shapes(size: int) -> Iterator[tuple[int, int, int, int, int, int]]:
@@ -254,7 +256,7 @@ def contraction_work(target: Target, p: Contraction, tile: Tile) -> Work:
     times = [tiles, min(tiles, target.units) if tile.kept else tiles]
     loaded = sum(n * k * p.bytes * size for n, size in zip(times, of_each))  # L2 to SRAM
     staged = sum(n * k * p.bytes * size for n, size in zip(times, (high, wide)))
-    result = p.batch * p.m * p.n * p.out_bytes
+    result = p.batch * p.m * p.n * p.out_bytes * p.stored
     partial = 2 * 4 * tile.split_k * p.batch * p.m * p.n if tile.split_k > 1 else 0  # written and read again, in f32
     flops = 2.0 * tiles * tile.bm * tile.bn * k * p.products
     unit = p.vector_unit if tile.instruction == "fma" else f"tensor.{p.unit_type}@{tile.instruction}"

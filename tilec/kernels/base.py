@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from math import prod
 from typing import Any, ClassVar
 
 from tilec.core import mlir, records
@@ -77,6 +78,10 @@ class Family:
     def block_threads(self) -> int | None:
         """Threads of a block (CUDA)."""
         return None
+
+    def tiles(self, counts: Mapping[int, int]) -> int:
+        """Tiles of a grid with so many along each of its dimensions."""
+        return prod(counts.values())
 
     @property
     def blocks_per_tile(self) -> int:
@@ -200,10 +205,8 @@ class KernelPlan:
 
     @property
     def blocks(self) -> int:
-        count = 1
-        for d, t in zip(self.grid, self.tile):
-            count *= -(-self.extents[d] // max(1, t))
-        return count
+        counts = {d: -(-self.extents[d] // max(1, t)) for d, t in zip(self.grid, self.tile)}
+        return prod(counts.values()) if self.options is None else self.options.tiles(counts)
 
 
 def planned_kernels(module: ir.Operation) -> Iterator[tuple[ir.Operation, Planned]]:

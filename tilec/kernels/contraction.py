@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate, pairwise
 from math import prod
 
-from tilec.core.hardware import LINE, ROWS, WARPGROUP
+from tilec.core.hardware import BOX, LINE, ROWS, WARPGROUP
 from tilec.cost.contraction import block_shapes
 from tilec.kernels.base import KernelPlan, Refusal, option
 from tilec.kernels.matrix import BARRIERS, StoredContraction
@@ -19,7 +20,7 @@ HELD = {"copied": 224, "computed": 176, "gathered": 160}
 what is known of a place before the loop over k is kept."""
 PARTIAL = {1: 176, 2: 192}
 """By the sets of partial sums: registers of a thread for sums, and for partial sums that leave the matrix units, beside those for
-scales and addresses."""
+scales and addresses, of up to two warpgroups; of three, whose threads have fewer, no more than of sums alone."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,24 @@ class Contraction(StoredContraction, name="contraction"):
 
 @dataclass(frozen=True)
 class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
-    """A contraction by `wgmma` (Hopper): persistent blocks, in which one warpgroup loads by TMA and one or two multiply."""
+    """A contraction by `wgmma` (Hopper): persistent blocks, in which one warpgroup loads by TMA and up to three multiply."""
 
     persistent_blocks: int = option("blocks that are launched, each of which computes tile after tile")
     inner_box: tuple[int, ...] = option(
         "elements of a step along each of `inner`, of which TMA copies a box; else a step is along the last one", default=(),
         fixed=True, off=(), shown="{} of inner in a step",
+    )  # fmt: skip
+    products: int = option(
+        "products of the left factor with further right factors whose sums a block has side by side: each has its share of the "
+        "columns of `block`", default=1, fixed=True, shown="{} of one left factor, side by side in a tile",
+    )  # fmt: skip
+    siblings: tuple[int, ...] = option(
+        "for each of several results of one left factor, whose tiles follow one another, how many of `columns` are its own",
+        default=(), fixed=True, off=(), shown="{} of columns: tiles of several results follow one another",
+    )  # fmt: skip
+    longest_box: tuple[int, ...] = option(
+        "rows and columns of a tile along one dimension, at most, of which TMA copies a box: boxes that skip elements are shorter",
+        default=(BOX, BOX), fixed=True, shown="at most {} along one dimension",
     )  # fmt: skip
     promoted: int = option(
         "elements along `inner` whose sums the matrix units keep: after so many, they are added in registers, as the units have "
@@ -158,6 +171,23 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         return 8 if self.alternate_tiles else self.block[0] // 16, 1
 
     @property
+    def column_sets(self) -> tuple[tuple[int, ...], ...]:
+        ends = [*accumulate(self.siblings, initial=0)]
+        return tuple(self.columns[a:b] for a, b in pairwise(ends)) or (self.columns,)
+
+    @property
+    def own_columns(self) -> int:
+        return self.block[1] // self.products
+
+    def tiles(self, counts: Mapping[int, int]) -> int:
+        own = {d for dims in self.column_sets for d in dims}
+        others = prod(n for d, n in counts.items() if d not in own)
+        return others * sum(prod(counts[d] for d in dims) for dims in self.column_sets)
+
+    def of_sibling(self, number: int) -> WarpgroupContraction:
+        return replace(self, columns=self.column_sets[number], siblings=()) if self.siblings else self
+
+    @property
     def block_threads(self) -> int:
         return 32 * prod(self.warps) + WARPGROUP
 
@@ -165,7 +195,8 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
     def other_bytes(self) -> int:
         """Of the epilogue: sums of 64 columns that threads exchange, or boxes of the result that TMA copies."""
         kept = self.kept_steps * (self.step_bytes[1] + 2 * BARRIER)
-        return BARRIERS + 16 * self.warps[0] * max(4 * widest(self.block[1], 64), LINE * self.result_boxes) + kept
+        exchanged = 4 * self.products * widest(self.own_columns, 64 // self.products)
+        return BARRIERS + 16 * self.warps[0] * max(exchanged, LINE * self.result_boxes) + kept
 
     @property
     def stage_bytes(self) -> int:
@@ -178,11 +209,18 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
         if self.block not in shapes:
             return _nearest(self, shapes)
         for side, (name, size) in enumerate(zip(("rows", "columns"), self.block)):
-            multiple = (ROWS, 32)[side]  # of columns, the last half of a line may be another tile's
+            if side:
+                size = self.own_columns
+            multiple = (ROWS, 32 if self.products == 1 else ROWS)[side]  # the last half of a line may be another tile's
             if not self.k_major[side] and (size < ROWS or size % multiple or self.element_bytes != 2):
                 why = f"a factor that is contiguous along {name} takes a multiple of {multiple} {name} from 64 on"
                 why += " of 16-bit elements"
                 return Refusal("block", f"{why}, not {size} of {self.multiplicand}")
+        if self.block[1] % (16 * self.products):
+            return Refusal("block", f"{self.block[1]} columns are no {self.products} multiples of 16, of one product each")
+        whole = {"cluster": (1, 1), "alternate_tiles": False, "kept_steps": 0}
+        if self.together and (name := next((n for n, value in whole.items() if getattr(self, n) != value), "")):
+            return Refusal(name, f"`{name}` must be {whole[name]} where a kernel has several products of one left factor")
         if self.promoted % self.block[2]:
             return Refusal("block", f"{self.block[2]} elements a step do not divide the {self.promoted} that are summed at a time")
         if len(self.cluster) != 2 or min(self.cluster) < 1 or prod(self.cluster) > min(8, self.persistent_blocks):
@@ -195,13 +233,26 @@ class WarpgroupContraction(StoredContraction, name="warpgroup_contraction"):
             return Refusal("alternate_tiles", "warpgroups have tiles of their own only where sums stay in the matrix units")
         multiply = WARPGROUP if self.alternate_tiles else 32 * prod(self.warps)
         held = self.block[0] * self.block[1] // multiply * (1 + self.partials if self.promoted else 1)
-        if held > (PARTIAL[self.partials] if self.promoted else 65536 // self.block_threads - OTHER):
+        most = PARTIAL[self.partials] if self.promoted and self.warps[0] <= 8 else 65536 // self.block_threads - OTHER
+        if held > most:
             return Refusal("block", f"a thread would hold {held} sums, which is more than its registers")
         return None
 
     def _refuse_tile(self, kernel: KernelPlan) -> Refusal | None:
         extents, tile = kernel.extents, dict(zip(kernel.grid, kernel.tile))
-        return super()._refuse_tile(kernel) or self.refuse_cluster(extents, tile) or self.refuse_kept(extents, tile)
+        return super()._refuse_tile(kernel) or self.refuse_sizes(extents, tile)
+
+    def refuse_sizes(self, extents: Mapping[int, int], tile: Mapping[int, int]) -> Refusal | None:
+        """Why tiles of this size, of dimensions of these extents, cannot be copied."""
+        for name, dims, most in zip(("rows", "columns"), (self.rows, self.columns), self.longest_box):
+            if any(tile[d] > most for d in dims):
+                return Refusal("tile", f"TMA copies at most {most} {name} along one dimension here")
+        return self.refuse_cluster(extents, tile) or self.refuse_kept(extents, tile)
+
+    @property
+    def together(self) -> bool:
+        """Whether the kernel has several products of one left factor."""
+        return self.products > 1 or len(self.siblings) > 1
 
     def refuse_kept(self, extents: Mapping[int, int], tile: Mapping[int, int]) -> Refusal | None:
         """Why the right factor cannot stay in shared memory."""
@@ -248,11 +299,7 @@ def _shapes(instruction: str, size: int) -> frozenset[tuple[int, ...]]:
     """The blocks that the passes have code for, with the warps of each where these do not follow from the block. Cached, since
     planning asks for thousands of kernels."""
     shapes = block_shapes(instruction, size)
-    return (
-        frozenset(s[:3] for s in shapes if s[0] <= 2 * ROWS)
-        if instruction == "wgmma"
-        else frozenset(s[:5] for s in shapes)
-    )
+    return frozenset(s[: 3 if instruction == "wgmma" else 5] for s in shapes)
 
 
 def _nearest(kernel: Contraction | WarpgroupContraction, shapes: Iterable[tuple[int, ...]]) -> Refusal:

@@ -57,13 +57,15 @@ class MatrixKernel(Family, backend="cuda"):
     )
 
     def described(self, names: Mapping[int, str]) -> Iterator[tuple[str, str]]:
-        sides = list(zip(("left", "right"), self.sides, self.k_major, self.copies))
-        rows, columns, inner = (listed(dims, names) for dims in (*self.sides, self.inner))
+        sides = list(zip(("left", "right"), ((self.rows,), self.column_sets), self.k_major, self.copies))
+        rows, inner = (listed(dims, names) for dims in (self.rows, self.inner))
+        columns = " | ".join(listed(dims, names) for dims in self.column_sets)
         product = f"{self.result}[{rows}; {columns}] += left[{rows}; {inner}] * right[{inner}; {columns}]"
         yield "product", f"{product}, by {self.instruction}"
         yield "threads", self._threads
         for side, own, k_major, copy in sides:
-            contiguous = "k-major" if k_major else f"contiguous along {listed(own[-1:], names)}"
+            along = " | ".join(listed(dims[-1:], names) for dims in own)
+            contiguous = "k-major" if k_major else f"contiguous along {along}"
             yield f"{side} factor", f"{self.multiplicand}, {contiguous}, {BY[copy]}"
         yield from self.options_in_use(names, without=(*_SHOWN_TOGETHER, *self.untold))
 
@@ -71,6 +73,11 @@ class MatrixKernel(Family, backend="cuda"):
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The dimensions of rows, and of columns."""
         raise NotImplementedError
+
+    @property
+    def column_sets(self) -> tuple[tuple[int, ...], ...]:
+        """The columns of each result, where tiles of several follow one another."""
+        return (self.sides[1],)
 
     @property
     def untold(self) -> tuple[str, ...]:
@@ -123,6 +130,15 @@ class StoredContraction(MatrixKernel, backend="cuda"):
     @property
     def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.rows, self.columns
+
+    def of_sibling(self, number: int) -> StoredContraction:
+        """The options of the tiles of one result."""
+        return self
+
+    @property
+    def own_columns(self) -> int:
+        """Of a block's columns, those of one product."""
+        return self.block[1]
 
     @property
     def element_bytes(self) -> int:
@@ -203,8 +219,9 @@ class StoredContraction(MatrixKernel, backend="cuda"):
             if size > 1 and d not in (*self.rows, *self.columns):
                 why = f"dimension {d} is a batch dimension (both factors have it), so the tile must be 1 there, not {size}"
                 return Refusal("tile", why)
-        for side, (name, dims) in enumerate((("rows", self.rows), ("columns", self.columns))):
-            box, most = [tile[d] for d in dims], self.block[side]
+        sides = (("rows", self.rows, 0), *(("columns", dims, 1) for dims in self.column_sets))
+        for name, dims, side in sides:
+            box, most = [tile[d] for d in dims], (self.block[0], self.own_columns)[side]
             if prod(box) > most:
                 return Refusal("tile", f"`block` has {most} {name}, and the tile has {prod(box)}")
             if not whole_pieces(box, self.piece(side)):

@@ -25,7 +25,7 @@ from tilec.kernels.threaded import laid_out
 from tilec.plan.check import refuse
 from tilec.plan.cpu import loops
 from tilec.plan.cuda import choose as plan_cuda
-from tilec.plan.cuda.contraction import unchanged
+from tilec.plan.cuda.choose_contraction import unchanged
 from tilec.plan.cuda.view import View, accesses
 from tilec.plan.groups import Group
 

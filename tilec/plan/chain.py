@@ -10,6 +10,7 @@ from typing import Any
 from tilec.analysis.chain import Chain, multiplicand_allowed, read_chain
 from tilec.analysis.expression import Expr, Reader, Unreadable
 from tilec.analysis.graph import Graph, Node, instructions_of
+from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space
 from tilec.analysis.traffic import element_bytes, outputs_of
 from tilec.core.hardware import WIDE
@@ -43,7 +44,8 @@ def as_contractions(nodes: Iterable[Node]) -> Iterator[list[Node]]:
 
 def is_contraction_chain(nodes: list[Node]) -> bool:
     """Whether a kernel has two contractions, or one and further reductions, and so is a contraction chain."""
-    return sum(n.contraction is not None for n in nodes) == 2 or is_reduced_contraction(nodes)
+    two = sum(n.contraction is not None for n in nodes) == 2 and not are_siblings(nodes)
+    return two or is_reduced_contraction(nodes)
 
 
 def is_reduced_contraction(nodes: list[Node]) -> bool:

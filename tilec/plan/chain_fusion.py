@@ -120,8 +120,8 @@ def _join(
             together = chain_us(nodes, space, graph, target)
     rests = [r for g in groups for r in _without(g, nodes, graph, member, target)]
     if target.kind == "cuda":
-        together += sum(_time_us(g, graph, target) for g in rests)
-        separate = sum(_time_us(g, graph, target) for g in groups)
+        together += sum(time_us(g, graph, target) for g in rests)
+        separate = sum(time_us(g, graph, target) for g in groups)
     else:
         together += sum(g.time_us(graph, target) for g in rests)
         separate = separate_us(groups, nodes, graph, target)
@@ -151,7 +151,7 @@ def _without(g: Group, nodes: list[Node], graph: Graph, member: dict[Node, Group
     return [Group([n], own) for n, own in singles if not isinstance(own, str)]
 
 
-def _time_us(g: Group, graph: Graph, target: Target) -> float:
+def time_us(g: Group, graph: Graph, target: Target) -> float:
     """Of a kernel, with its best tile where it multiplies."""
     from tilec.plan.cuda.choose import choose
     from tilec.plan.cuda.contraction import tiles_of

@@ -12,6 +12,7 @@ from __future__ import annotations
 from math import prod
 
 from tilec.analysis.graph import Graph, Node, reads_per_element
+from tilec.analysis.siblings import are_siblings, read_one_tensor
 from tilec.analysis.space import space_of
 from tilec.analysis.traffic import bytes_of
 from tilec.core.fitted import Recompute
@@ -24,6 +25,7 @@ from tilec.plan.chain import is_contraction_chain, is_reduced_contraction
 from tilec.plan.chain_fusion import chain_factor_of, join_chains
 from tilec.plan.groups import Group, Remark, ordered
 from tilec.plan.legality import refuse
+from tilec.plan.sibling_fusion import join_siblings
 
 
 def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
@@ -46,8 +48,8 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
                 remarks.append(Remark("refused", f"{other.name} with {node.name}", reason, node.line))
                 continue
             nodes = graph.in_order((*mine.nodes, *theirs.nodes))
-            if is_reduced_contraction(nodes):
-                continue  # `join_chains` asks for all readers of the contraction at once
+            if is_reduced_contraction(nodes) or (target.kind == "cuda" and are_siblings(nodes) and read_one_tensor(nodes)):
+                continue  # `join_chains` asks for all readers of the contraction at once, `join_siblings` by the best tiles
             outcome = refuse(nodes, graph, member, target)
             if isinstance(outcome, str):
                 remarks.append(Remark("refused", f"{other.name} with {node.name}", outcome, node.line))
@@ -67,6 +69,7 @@ def group(graph: Graph, target: Target) -> tuple[list[Group], list[Remark]]:
             for n in nodes:
                 member[n] = joined
     join_chains(graph, member, target, remarks)
+    join_siblings(graph, member, target, remarks)
     return ordered(graph, member), _standing(remarks, member)
 
 

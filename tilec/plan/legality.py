@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from tilec.analysis.graph import Graph, Node
+from tilec.analysis.siblings import are_siblings
 from tilec.analysis.space import Space, space_of
 from tilec.analysis.traffic import allows_look_back, intermediate_bytes, onchip_bytes
 from tilec.core.target import Target
 from tilec.plan.chain import is_contraction_chain, refuse_contraction_chain
 from tilec.plan.cpu.chain import refuse_panel_chain
 from tilec.plan.groups import Group
+from tilec.plan.siblings import refuse_siblings
 
 
 def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: Target) -> Space | str:
@@ -40,6 +42,8 @@ def refuse(nodes: list[Node], graph: Graph, member: dict[Node, Group], target: T
 
 def _refuse_contraction(nodes: list[Node], space: Space, graph: Graph, target: Target) -> Space | str:
     contractions = [n for n in nodes if n.contraction is not None]
+    if target.kind == "cuda" and are_siblings(nodes):
+        return refuse_siblings(nodes, space, graph, target) or space
     if is_contraction_chain(nodes) and (len(contractions) == 1 or _connected(nodes, graph)):
         if target.kind == "cuda":
             return refuse_contraction_chain(nodes, space, graph, target) or space

@@ -7,6 +7,7 @@ from __future__ import annotations
 from math import ceil, isqrt
 
 from tilec.analysis.graph import Graph, Node
+from tilec.analysis.siblings import are_siblings
 from tilec.analysis.traffic import work_of
 from tilec.core import mlir
 from tilec.core.mlir import ir
@@ -72,7 +73,7 @@ def _split_contraction(node: Node, g: Group, graph: Graph, target: Target) -> tu
     """Parts of k, where C has too few tiles to fill the machine and the parts can be added in less than they save."""
     from tilec.plan.cuda.contraction import tiles_of
 
-    if is_contraction_chain(g.nodes):
+    if is_contraction_chain(g.nodes) or are_siblings(g.nodes):
         return None
     if 0 in node.extents or 4 * (points := g.space.parallelism) > 128 * 128 * 4 * target.units:
         return None

@@ -15,7 +15,8 @@ each sum of a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from tilec.core import locations, mlir
@@ -28,9 +29,10 @@ from tilec.passes.cuda.memory_spaces import is_local, root
 from tilec.passes.loops import loop, sum_of, when
 
 
-def buffer(chunks: Chunks, warps: int, element: ir.Type, overlay: bool) -> ir.Value:
-    """Shared memory for one chunk of every warp; with `overlay`, where staged tiles were."""
-    made = memref.AllocOp(local([warps, chunks.rows, chunks.columns], element, SHARED), [], [])
+def buffer(chunks: Chunks, warps: int, element: ir.Type, overlay: bool, products: int = 1) -> ir.Value:
+    """Shared memory for one chunk of every warp, rows of so many products one after another; with `overlay`, where staged tiles
+    were."""
+    made = memref.AllocOp(local([warps, products * chunks.rows, chunks.columns], element, SHARED), [], [])
     locations.named(made, "epilogue")
     if overlay:
         made.operation.attributes["tilec.overlay"] = ir.UnitAttr.get()
@@ -38,16 +40,18 @@ def buffer(chunks: Chunks, warps: int, element: ir.Type, overlay: bool) -> ir.Va
 
 
 class Epilogue:
-    """`store(chunks)` applies the epilogue to the elements of C that a warp holds, and stores them."""
+    """`store(chunks)` applies the epilogue to the elements of C that a warp holds, and stores them. `problems`: the products that
+    meet there, usually one."""
 
     def __init__(
-        self, problem: Problem, after: list[ir.Operation], thread: Thread, buffer: ir.Value | ResultBoxes, warp: ir.Value
+        self, problems: list[Problem], after: list[ir.Operation], thread: Thread, buffer: ir.Value | ResultBoxes, warp: ir.Value
     ):
-        self.problem, self.after, self.thread, self.warp = problem, after, thread, warp
+        self.problem, self.after, self.thread, self.warp = problems[0], after, thread, warp
+        self.products = [p.op for p in problems]
         self.boxes = buffer if isinstance(buffer, ResultBoxes) else None
         self.buffer: Any = buffer
-        self.lane_dim = problem.right.dims[-1]
-        self.result = problem.operands[-1]
+        self.lane_dim = self.problem.right.dims[-1]
+        self.results = [p.operands[-1] for p in problems]
         self.tiles: dict[Use, ir.Value] = {}
 
     def store(self, chunks: Chunks) -> None:
@@ -77,14 +81,15 @@ class Epilogue:
             def put(sums: Sums, row: ir.Value, column: ir.Value, chunk: ir.Value = chunk) -> None:
                 m, n = chunks.coordinates(chunk, row, column)
                 at = self._within(self.problem.coordinates((self.problem.left, m), (self.problem.right, n)))
-                ((_, tile),) = self._compute(at, sums.element, self._load(at, 2), 2).items()
+                elements = [s.element for s in (sums, *sums.further)]
+                ((_, tile),) = self._compute(at, elements, self._load(at, 2), 2).items()
                 pair = vector.LoadOp(ir.VectorType.get([2], boxes.element), tile, [mlir.index(0)]).result
                 vector.StoreOp(pair, boxes.buffer, boxes.put(self.warp, chunk, row, column))
 
             chunks.spill(chunk, put)
             m, n = chunks.coordinates(chunk, mlir.index(0), mlir.index(0))
             at = self.problem.coordinates((self.problem.left, m), (self.problem.right, n))
-            view = next(u.value for op in (self.problem.op, *self.after) for u in uses_of(op) if root(u.value) == boxes.tensor)
+            view = next(u.value for op in (*self.products, *self.after) for u in uses_of(op) if root(u.value) == boxes.tensor)
             boxes.end(view, self.warp, self.thread, chunk, at)
 
     def _within(self, at: dict[int, ir.Value]) -> dict[int, ir.Value]:
@@ -106,18 +111,25 @@ class Epilogue:
         return [self.warp, row, arith.xori(column, swizzle)]
 
     def _put(self, sums: Sums, row: ir.Value, column: ir.Value) -> None:
-        value, subscripts = sums.all(), self._swizzled(row, column)
-        if isinstance(value.type, ir.VectorType):
-            vector.StoreOp(value, self.buffer, subscripts)
-        else:
-            memref.StoreOp(value, self.buffer, subscripts)
+        for number, each in enumerate((sums, *sums.further)):
+            value, subscripts = each.all(), self._of_product(number, self._swizzled(row, column))
+            if isinstance(value.type, ir.VectorType):
+                vector.StoreOp(value, self.buffer, subscripts)
+            else:
+                memref.StoreOp(value, self.buffer, subscripts)
+
+    def _of_product(self, number: int, subscripts: list[ir.Value]) -> list[ir.Value]:
+        """The subscripts of an element of the first product in a further one's rows, which are a multiple of the swizzle's."""
+        warp, row, column = subscripts
+        rows = ir.MemRefType(self.buffer.type).shape[1] // len(self.products)
+        return [warp, sum_of([(row, 1)], number * rows), column] if number else subscripts
 
     def _width(self, chunk: Chunks) -> int:
         """Elements that a thread finishes side by side: neighbours along one dimension, inside together."""
         side, extent = self.problem.right, self._extent()
         written = [
             u
-            for op in (self.problem.op, *self.after)
+            for op in (*self.products, *self.after)
             for u in uses_of(op)[len(mlir.inputs_of(op)) :]
             if not is_local(u.value)
         ]
@@ -150,23 +162,25 @@ class Epilogue:
     # ---- elements that exist -------------------------------------------------------------------------------
 
     def _store_elements(self, at: dict[int, ir.Value], subscripts: list[ir.Value], width: int) -> None:
-        loaded, sums = self._load(at, width), self._sums(subscripts, width)
-        stored = self._compute(at, lambda lane: memref.LoadOp(sums, [lane]).result, loaded, width)
+        loaded, held = self._load(at, width), [self._sums(n, subscripts, width) for n in range(len(self.products))]
+        elements = [partial(lambda sums, lane: memref.LoadOp(sums, [lane]).result, sums) for sums in held]
+        stored = self._compute(at, elements, loaded, width)
         for use, tile in stored.items():
             for begin, type_, subscripts in self._pieces(use, at, width):
                 vector.StoreOp(vector.LoadOp(type_, tile, [mlir.index(begin)]).result, use.value, subscripts)
 
     def _compute(
-        self, at: dict[int, ir.Value], element: Callable[[ir.Value], ir.Value], loaded: dict[Use, ir.Value], width: int
+        self, at: dict[int, ir.Value], elements: Sequence[Callable[[ir.Value], ir.Value]], loaded: dict[Use, ir.Value], width: int
     ) -> dict[Use, ir.Value]:
-        """What is stored of neighbours from a place on, whose sums are at hand: results that can be stored together."""
+        """What is stored of neighbours from a place on, whose sums of each product are at hand: results that can be stored
+        together."""
         stored: dict[Use, ir.Value] = {}
         with loop(width, name="element") as lane:
             along = {**at, self.lane_dim: sum_of([(at[self.lane_dim], 1), (lane, 1)])}
-            value = element(lane)
-            known = {root(self.result): value}
-            (use,) = [u for u in uses_of(self.problem.op) if u.value == self.result]
-            self._store_result(use, value, along, lane, width, stored)
+            known = {root(result): element(lane) for result, element in zip(self.results, elements)}
+            for op, result in zip(self.products, self.results):
+                (use,) = [u for u in uses_of(op) if u.value == result]
+                self._store_result(use, known[root(result)], along, lane, width, stored)
             for op in self.after:
                 self._operation(op, known, loaded, along, lane, width, stored)
         return stored
@@ -179,10 +193,10 @@ class Epilogue:
             along = {**at, self.lane_dim: sum_of([(at[self.lane_dim], 1)], begin)}
             yield begin, ir.VectorType.get([piece], element), [along[d] for d in use.dims]
 
-    def _sums(self, subscripts: list[ir.Value], width: int) -> ir.Value:
-        """A thread's sums out of shared memory, by accesses of at most 16 bytes."""
-        element = ir.MemRefType(self.buffer.type).element_type
-        tile = self._tile(Use(self.buffer, (self.lane_dim,)), width)
+    def _sums(self, product: int, subscripts: list[ir.Value], width: int) -> ir.Value:
+        """A thread's sums of a product out of shared memory, by accesses of at most 16 bytes."""
+        element, subscripts = ir.MemRefType(self.buffer.type).element_type, self._of_product(product, subscripts)
+        tile = self._tile(Use(self.buffer, (self.lane_dim, product)), width)
         piece = min(width, 8 * WIDE // element.width)
         if width == 1:
             memref.StoreOp(memref.LoadOp(self.buffer, subscripts).result, tile, [mlir.index(0)])
@@ -239,7 +253,7 @@ class Epilogue:
                     use in found
                     or argument not in live
                     or is_local(use.value)
-                    or use.value == self.result
+                    or use.value in self.results
                     or not self._wide(use, width)
                 ):
                     continue

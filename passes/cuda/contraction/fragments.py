@@ -39,6 +39,8 @@ class Sums:
     memory: ir.Value
     at: list[ir.Value]
     count: int
+    further: tuple[Sums, ...] = ()
+    """Those of the same elements in further products of the left factor."""
 
     def element(self, number: ir.Value) -> ir.Value:
         return memref.LoadOp(self.memory, [*self.at[:-1], sum_of([(self.at[-1], 1), (number, 1)])]).result

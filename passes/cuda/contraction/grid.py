@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from tilec.core import locations, mlir
-from tilec.core.mlir import arith, ir
+from tilec.core.mlir import arith, ir, scf
 from tilec.kernels import StoredContraction
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.loops import delinearise, sum_of
 
 
 class Blocks:
-    """The grid of a kernel: which tile of C a number means, and the operations of that tile."""
+    """The grid of a result, along the kernel dimensions `grid`: which tile of C a number means, and the operations of that tile."""
 
-    def __init__(self, function: ir.Operation, options: StoredContraction):
-        self.function, self.options = function, options
-        view = next(o for o in mlir.entry(function).operations if o.operation.name == "scf.forall")
-        self.forall = view.operation
+    def __init__(self, forall: ir.Operation, options: StoredContraction, grid: list[int]):
+        self.forall, self.options, self.grid = forall, options, grid
         self.counts = list(ir.DenseI64ArrayAttr(self.forall.attributes["staticUpperBound"]))
 
     @property
     def count(self) -> int:
         return prod(self.counts)
 
-    def enter(self, number: ir.Value, grid: list[int], cluster: Cluster | None = None) -> list[ir.Operation]:
+    def enter(self, number: ir.Value, cluster: Cluster | None = None, named: bool = True) -> list[ir.Operation]:
         """Copies what a block computes to the insertion point, at the tile of this number; with a cluster, at its tile among those
         of this number."""
         block = self.forall.regions[0].blocks[0]
-        mapping = dict(zip(block.arguments, self._grouped_order(number, grid, cluster)))
-        for value, name in zip(mapping.values(), locations.variables(self.forall)):
+        mapping = dict(zip(block.arguments, self._grouped_order(number, cluster)))
+        for value, name in zip(mapping.values(), locations.variables(self.forall) if named else ()):
             locations.named(value, name)
         operations = [o.operation for o in block.operations if o.operation.name != "scf.forall.in_parallel"]
         return [mlir.clone_op(op, mapping) for op in operations]
 
-    def _grouped_order(self, number: ir.Value, grid: list[int], cluster: Cluster | None) -> list[ir.Value]:
+    def _grouped_order(self, number: ir.Value, cluster: Cluster | None) -> list[ir.Value]:
         """Batches one after another; in each, `group_rows` rows of tiles go column by column.
 
         Blocks that run at one time then cover about a square of C, and share its rows' and columns' factors
         in L2.
         """
+        grid = self.grid
         count = dict(zip(grid, self.counts))
         rows, columns = ([d for d in grid if d in dims] for dims in (self.options.rows, self.options.columns))
         batch = [d for d in grid if d not in (*rows, *columns)]
@@ -62,6 +62,29 @@ def in_groups(number: ir.Value, high: int, wide: int, group: int) -> tuple[ir.Va
     if high % group:
         tall = arith.minsi(arith.subi(mlir.index(high), first), tall)
     return arith.addi(first, arith.remui(within, tall)), arith.divui(within, tall)
+
+
+def grids_of(function: ir.Operation, options: StoredContraction, grid: list[int]) -> list[Blocks]:
+    """That of each result, where tiles of several follow one another."""
+    foralls = [o.operation for o in mlir.entry(function).operations if o.operation.name == "scf.forall"]
+    others = [{*options.columns} - {*own} for own in options.column_sets]
+    each = [options.of_sibling(n) for n in range(len(foralls))]
+    return [Blocks(*found) for found in zip(foralls, each, ([d for d in grid if d not in o] for o in others), strict=True)]
+
+
+def of_its_grid(number: ir.Value, grids: list[Blocks], build: Callable[[int, ir.Value], None], first: int = 0) -> None:
+    """Builds what is done with a tile of each grid, from its number there; of these, the one whose tile has this number is done."""
+    if first == len(grids) - 1:
+        build(first, number)
+        return
+    count = mlir.index(grids[first].count)
+    choice = scf.IfOp(arith.cmpi(arith.CmpIPredicate.slt, number, count), has_else=True)
+    with ir.InsertionPoint(choice.then_block):
+        build(first, number)
+        scf.YieldOp([])
+    with ir.InsertionPoint(choice.else_block):
+        of_its_grid(arith.subi(number, count), grids, build, first + 1)
+        scf.YieldOp([])
 
 
 def _divide(number: ir.Value, by: int, quotients: int) -> tuple[ir.Value, ir.Value]:

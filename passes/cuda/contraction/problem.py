@@ -65,9 +65,10 @@ class Block:
         self.operations = operations
         generics = [o for o in operations if mlir.is_generic(o)]
         contractions = [o for o in generics if "tilec.reduce" in o.attributes]
-        if len(contractions) != 1 or generics[0] != contractions[0]:
-            raise InternalError("a contraction kernel has one contraction, which comes first", "map")
-        self.contraction, *self.after = generics
+        if not contractions or generics[0] != contractions[0]:
+            raise InternalError("a contraction kernel has a contraction, which comes first", "map")
+        self.contractions, self.contraction = contractions, contractions[0]
+        self.after = [o for o in generics if o not in contractions]
         result = root(list(self.contraction.operands)[-1])
         self.initial = next(
             o.operands[0] for o in operations if o.name == "linalg.fill" and root(o.operands[1]) == result
@@ -95,7 +96,7 @@ class Problem:
         copied = ((found.parts if self.parts > 1 and (found := parted(f)) else (f,)) for f in staged)
         self._accesses = [[access_of(op, f) for f in several] for several in copied]  # before loads are guarded
         guard_loads(self.body)
-        *points, self.depth = options.block
+        points, self.depth = (options.block[0], options.own_columns), options.block[2]
         own = (options.rows, options.columns)
         self.left, self.right = (
             Side(name, dims, tuple(tiles[d] for d in dims), size, copy, k_major, element_of(kind), kind != options.multiplicand)

@@ -42,10 +42,19 @@ def uses_of(op: ir.Operation) -> list[Use]:
     return [Use(v, tuple(dims[d] for d in mlir.map_dims(m))) for v, m in zip(op.operands, mlir.maps_of(op))]
 
 
-def boxed_result(problem: Problem, after: list[ir.Operation]) -> Use | None:
-    """The only result that leaves the kernel, if warps hold boxes of it, and can finish it where they hold it: without operands
+def result_boxes(problems: list[list[Problem]], after: list[list[ir.Operation]], warps: int) -> list[ResultBoxes]:
+    """Of each result, from its products and what follows them, in one memory; none if not all leave in boxes of one type."""
+    found = [use for own, then in zip(problems, after) if (use := boxed_result(own, then)) is not None]
+    if len(found) < len(problems) or len({ir.MemRefType(use.value.type).element_type for use in found}) > 1:
+        return []
+    first = ResultBoxes(problems[0][0], found[0], warps)
+    return [first, *(ResultBoxes(own[0], use, warps, first.buffer) for own, use in zip(problems[1:], found[1:]))]
+
+
+def boxed_result(problems: list[Problem], after: list[ir.Operation]) -> Use | None:
+    """The only result that leaves a tile, if warps hold boxes of it, and can finish it where they hold it: without operands
     that have rows and columns, which threads load better in the order of memory."""
-    operations = [problem.op, *after]
+    problem, operations = problems[0], [*(p.op for p in problems), *after]
     stored = [u for op in operations for u in uses_of(op)[len(mlir.inputs_of(op)) :] if not is_local(u.value)]
     read = [u for op in after for u in uses_of(op)[: len(mlir.inputs_of(op))] if not is_local(u.value)]
     both = any(set(u.dims) & set(problem.left.dims) and set(u.dims) & set(problem.right.dims) for u in read)
@@ -81,13 +90,15 @@ def _is_run(side: Side, run: int, extents: dict[int, int]) -> bool:
 class ResultBoxes:
     """The buffers of every warp that holds a part of the result, and the tensor's map."""
 
-    def __init__(self, problem: Problem, use: Use, warps: int):
+    def __init__(self, problem: Problem, use: Use, warps: int, buffer: ir.Value | None = None):
         self.dims, self.tensor = use.dims, root(use.value)
         self.element = ir.MemRefType(self.tensor.type).element_type
         assert isinstance(problem.options, WarpgroupContraction)
         self.columns, self.slots = boxes_of(problem.right.size, self.element.width // 8, problem.options.result_boxes)
-        made = memref.AllocOp(local([warps, self.slots, HEIGHT, self.columns], self.element, SHARED), [], []).result
-        self.buffer = locations.named(made, f"{locations.argument(self.tensor) or 'result'}_boxes")
+        if buffer is None:
+            made = memref.AllocOp(local([warps, self.slots, HEIGHT, self.columns], self.element, SHARED), [], []).result
+            buffer = locations.named(made, f"{locations.argument(self.tensor) or 'result'}_boxes")
+        self.buffer = buffer
         line = self.columns * self.element.width // 8
         self.pieces = line // WIDE
         box = {problem.left.dims[-1]: HEIGHT, problem.right.dims[-1]: self.columns}

@@ -16,9 +16,9 @@ of 16 bytes); CUTLASS and fast.cu for the division of work.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
 
 from tilec.analysis.parts import PRODUCTS
 from tilec.core import locations, mlir, opcodes
@@ -31,10 +31,10 @@ from tilec.kernels.matrix import ELEMENTS
 from tilec.passes.cuda.contraction.clusters import Cluster
 from tilec.passes.cuda.contraction.epilogue import Epilogue, buffer
 from tilec.passes.cuda.contraction.fragments import Chunks, Sums, fragment_coordinates
-from tilec.passes.cuda.contraction.grid import Blocks
+from tilec.passes.cuda.contraction.grid import Blocks, of_its_grid
 from tilec.passes.cuda.contraction.partial_sums import PartialSums
 from tilec.passes.cuda.contraction.problem import PRIVATE, Block, Problem, Side, Thread, local
-from tilec.passes.cuda.contraction.result_boxes import ResultBoxes, boxed_result
+from tilec.passes.cuda.contraction.result_boxes import result_boxes
 from tilec.passes.cuda.memory_spaces import root
 from tilec.passes.cuda.ring import (
     Registers,
@@ -53,14 +53,16 @@ from tilec.passes.loops import delinearise, loop, sum_of, when
 EQUAL = arith.CmpIPredicate.eq
 REGISTERS = Registers(producer=40, consumer=232)  # of 168 at launch
 MOST_REGISTERS = Registers(producer=24, consumer=240)
+THREE = Registers(producer=32, consumer=160)  # of 128 at launch, where three warpgroups multiply
 
 
 def map_wgmma(
-    function: ir.Operation, options: WarpgroupContraction, blocks: Blocks, grid: list[int], tiles: dict[int, int]
-) -> None:
+    function: ir.Operation, options: WarpgroupContraction, grids: list[Blocks], tiles: dict[int, int]
+) -> None:  # fmt: skip
+    """`grids`: of each result, whose tiles follow one another."""
     function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
-    size = prod(options.cluster)
-    count = min(options.persistent_blocks // size, blocks.count // size)  # clusters that are launched
+    size, total = prod(options.cluster), sum(blocks.count for blocks in grids)
+    count = min(options.persistent_blocks // size, total // size)  # clusters that are launched
     function.attributes["tilec.blocks"] = mlir.integer(count * size)
     thread, first = Thread(), gpu.BlockIdOp(gpu.Dimension.x).result
     cluster = None
@@ -68,19 +70,28 @@ def map_wgmma(
         function.attributes["tilec.cluster"] = mlir.integer(size)
         cluster, first = Cluster(function, *options.cluster), arith.divui(first, mlir.index(size))
     shape = _Shape(options, thread)
-    sample = blocks.enter(first, grid, cluster)  # the operands' types, which are the same for every tile
-    block = Block(sample)
-    loads = _Loads(Problem(options, tiles, block.contraction), shape, function, block.after, cluster)
+    samples = [blocks.enter(first, cluster) for blocks in grids]  # the operands' types, which are the same for every tile
+    found = [Block(sample) for sample in samples]
+    loads = _Loads([_problems(b, blocks, tiles) for b, blocks in zip(found, grids)], shape, function, found, cluster)
     steps = loads.problem.steps  # of every tile
-    _erase(sample)
+    for sample in samples:
+        _erase(sample)
     start = [mlir.index(0), mlir.index(0)]  # the first stage, in phase 0
-    end = mlir.index(blocks.count // size)
+    end = mlir.index(total // size)
 
     def produce() -> None:
         with carried_loop(first, end, list(start), count) as (number, state):
-            operations = blocks.enter(number, grid, cluster)
-            loads.load(Problem(options, tiles, _contraction(operations)), state, arith.cmpi(EQUAL, number, first))
-            _erase(operations)
+
+            def load(which: int, own: ir.Value) -> None:
+                operations = grids[which].enter(own, cluster)
+                problems = _problems(Block(operations), grids[which], tiles)
+                now = state if len(grids) == 1 else list(state)  # of one branch of several
+                loads.load(problems, which, now, arith.cmpi(EQUAL, number, first))
+                _erase(operations)
+
+            of_its_grid(number, grids, load)
+            if len(grids) > 1:
+                state[:] = loads.ring.after(state, steps, mlir.index(1))
 
     def consume() -> None:
         mine, state, step = first, list(start), count
@@ -89,32 +100,38 @@ def map_wgmma(
             state = loads.ring.after(state, steps, shape.roles.consumer)
             begin_ping_pong(function, shape.roles)
         with carried_loop(mine, end, state, step) as (number, state):
-            _multiply_tile(options, tiles, blocks.enter(number, grid, cluster), loads, shape, state)
+            if len(grids) > 1:
+                loads.multiply(loads.problem, state)
+
+            def complete(which: int, own: ir.Value) -> None:
+                # a variable that is set in branches of several others is no register for the compiler: names for one side only
+                operations = grids[which].enter(own, cluster, named=len(grids) == 1)
+                block = Block(operations)
+                problems = _problems(block, grids[which], tiles)
+                if len(grids) == 1:
+                    with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
+                        loads.multiply(problems[0], state)
+                with (block.after or [block.contraction])[-1].location:
+                    warp = sum_of([(shape.thread.warp, 1)], -4)  # among those that multiply
+                    to = loads.boxes[which] if loads.boxes else loads.buffer
+                    Epilogue(problems, block.after, shape.thread, to, warp).store(loads.chunks)
+                _erase(operations)
+
+            of_its_grid(number, grids, complete)
             if options.alternate_tiles:
                 state[:] = loads.ring.after(state, steps, mlir.index(1))
         if loads.boxes:
-            loads.boxes.wait(thread)
+            loads.boxes[0].wait(thread)
 
-    shape.roles.divide(MOST_REGISTERS if options.partials > 1 else REGISTERS, produce, consume)
+    registers = THREE if shape.roles.consumers > 2 else MOST_REGISTERS if options.partials > 1 else REGISTERS
+    shape.roles.divide(registers, produce, consume)
     if cluster:
         cluster.meet()
 
 
-def _multiply_tile(
-    options: WarpgroupContraction, tiles: Any, operations: Any, loads: _Loads, shape: _Shape, state: list[ir.Value]
-) -> None:
-    block = Block(operations)
-    problem = Problem(options, tiles, block.contraction)
-    with ir.Location.name(mlir.get_string(block.contraction, "tilec.name") or "c", block.contraction.location):
-        loads.multiply(problem, state)
-    with (block.after or [block.contraction])[-1].location:
-        warp = sum_of([(shape.thread.warp, 1)], -4)  # among those that multiply
-        Epilogue(problem, block.after, shape.thread, loads.boxes or loads.buffer, warp).store(loads.chunks)
-    _erase(operations)
-
-
-def _contraction(operations: list[ir.Operation]) -> ir.Operation:
-    return next(o for o in operations if "tilec.reduce" in o.attributes)
+def _problems(block: Block, blocks: Blocks, tiles: dict[int, int]) -> list[Problem]:
+    """Of each product of a tile."""
+    return [Problem(blocks.options, tiles, op) for op in block.contractions]
 
 
 def _erase(operations: list[ir.Operation]) -> None:
@@ -132,23 +149,25 @@ class _Shape:
     def __init__(self, options: WarpgroupContraction, thread: Thread):
         self.alternate, self.parts = options.alternate_tiles, options.block[0] // ROWS if options.alternate_tiles else 1
         self.thread, self.wide, self.columns = thread, options.block[1] // 8, options.block[1]
+        self.products, self.own = options.products, options.own_columns // 8  # fragments of a product's columns
         self.roles = Roles(thread, options.warps[0] * options.warps[1] // 4)
 
     def chunks(self, sums: ir.Value, most: int) -> Chunks:
         """A warp has 16 of every 64 of its warpgroup's rows and all columns, of which at most so many are in a chunk."""
-        columns = widest(8 * self.wide, most)
-        count = self.parts * (8 * self.wide // columns)
+        columns = widest(8 * self.own, most)
+        count = self.parts * (8 * self.own // columns)
         return Chunks(count, 16, columns, partial(self._spill, sums, columns), partial(self._coordinates, columns))
 
     def _spill(self, sums: ir.Value, columns: int, number: ir.Value, put: Callable[..., None]) -> None:
         with loop(2, name="half") as half, loop(columns // 8, name="fragment") as j:
-            at = [sum_of([(number, columns // 8), (j, 1)]), half, mlir.index(0)]
-            put(Sums(sums, at, 2), *fragment_coordinates(self.thread, half, j))
+            each = [sum_of([(number, columns // 8), (j, 1)], self.own * p) for p in range(self.products)]
+            of_first, *further = (Sums(sums, [at, half, mlir.index(0)], 2) for at in each)
+            put(replace(of_first, further=tuple(further)), *fragment_coordinates(self.thread, half, j))
 
     def _coordinates(
         self, columns: int, number: ir.Value, row: ir.Value, column: ir.Value
     ) -> tuple[ir.Value, ir.Value]:
-        part, chunk = delinearise(number, [self.parts, 8 * self.wide // columns])
+        part, chunk = delinearise(number, [self.parts, 8 * self.own // columns])
         return self.row(row, part), sum_of([(chunk, columns), (column, 1)])
 
     def row(self, row: ir.Value, part: ir.Value | None = None) -> ir.Value:
@@ -162,16 +181,18 @@ class _Shape:
 
 
 class _Loads:
-    """Both factors in the stages of a ring, and the sums that are made of them."""
+    """Both factors in the stages of a ring, and the sums that are made of them. `problems`: of each result, its products."""
 
     def __init__(
-        self, problem: Problem, shape: _Shape, function: ir.Operation, after: list[ir.Operation], cluster: Cluster | None
+        self, problems: list[list[Problem]], shape: _Shape, function: ir.Operation, blocks: list[Block], cluster: Cluster | None
     ):
-        self.problem, self.shape, self.function, self.cluster = problem, shape, function, cluster
-        numbers = range(problem.parts)
-        self.sides = [[self._tiles(side, part) for part in numbers] for side in (problem.left, problem.right)]
-        warps, result = 4 * shape.roles.consumers, boxed_result(problem, after)
-        self.boxes = ResultBoxes(problem, result, warps) if result else None  # where tiles end, at a multiple of 1024 bytes
+        self.problem = problem = problems[0][0]
+        self.shape, self.function, self.cluster = shape, function, cluster
+        self.sides = [[self._tiles(problem, side, part) for part in range(problem.parts)] for side in (problem.left, problem.right)]
+        (right, *_) = self.sides[1]
+        self.rights = [[self._tiles(p, p.right, 0, right) if p is not problem else right for p in each] for each in problems]
+        warps = 4 * shape.roles.consumers
+        self.boxes = result_boxes(problems, [b.after for b in blocks], warps)  # where tiles end, at a multiple of 1024 bytes
         count, kept = 1 if shape.alternate else shape.roles.consumers, problem.kept_steps
         copied = [tiles for side in self.sides for tiles in side]
         self.ring = Ring(self.sides[0] if kept else copied, problem.options.stages, count, cluster)
@@ -181,17 +202,17 @@ class _Loads:
         self.partial, wait = None, partial(wait_for_products, function)
         if problem.is_promoted:
             self.partial = PartialSums(problem, function, shape, self.ring, self.sums, self._product, wait)
-        self.chunks = shape.chunks(self.sums, self.boxes.columns if self.boxes else 64)
-        self.buffer = None if self.boxes else buffer(self.chunks, warps, problem.accumulator, overlay=False)
+        self.chunks = shape.chunks(self.sums, self.boxes[0].columns if self.boxes else 64 // shape.products)
+        self.buffer = None if self.boxes else buffer(self.chunks, warps, problem.accumulator, False, shape.products)
         make_ready([self.ring, self.kept] if self.kept else [self.ring], shape.thread)
         if cluster:
             cluster.meet()
         else:
             gpu.BarrierOp()
 
-    def _tiles(self, side: Side, part: int) -> RingTiles:
-        """A tile of a factor is one box of the tensor, or several of 64 columns where it lies in lines of rows."""
-        problem = self.problem
+    def _tiles(self, problem: Problem, side: Side, part: int, first: RingTiles | None = None) -> RingTiles:
+        """A tile of a factor is one box of the tensor, or several of 64 columns where it lies in lines of rows. Those of further
+        right factors lie where the `first` does, or behind it."""
         line = LINE * 8 // problem.element.width
         sizes: dict[int, int] = dict(zip(side.dims, side.box)) if side.major else {side.dims[-1]: line}
         sizes |= dict(zip(problem.options.inner, problem.inner_box))
@@ -205,14 +226,18 @@ class _Loads:
             steps.append(step)
         # rows that the box lacks are never loaded, and never stored
         lines, stages = side.size if side.major else slabs * problem.depth, problem.options.stages
-        if side.name == "right" and problem.kept_steps:
-            stages = problem.kept_steps
+        count = slabs * splits
+        if side.name == "right":
+            lines, count = lines * self.shape.products, count * self.shape.products
+            stages = problem.kept_steps or stages
         rounded = "tf32" if problem.options.multiplicand == "tf32" else None
-        if access.operand is None:
-            return RingTiles(access.tensor, box, slabs * splits, lines, stages, steps, rounded=rounded)
-        tensor = problem.operands[access.operand]
-        kept = [d for d, extent in enumerate(ir.MemRefType(root(tensor).type).shape) if extent > 1]
-        return RingTiles(tensor, box, slabs * splits, lines, stages, steps, kept, rounded)
+        tensor, kept = access.tensor, []
+        if access.operand is not None:
+            tensor = problem.operands[access.operand]
+            kept = [d for d, extent in enumerate(ir.MemRefType(root(tensor).type).shape) if extent > 1]
+        if first:
+            return first.of(tensor, box, steps, kept)
+        return RingTiles(tensor, box, count, lines, stages, steps, kept, rounded)
 
     def _parts(self, side: Side) -> int:
         """Blocks that share a tile of a factor."""
@@ -233,36 +258,43 @@ class _Loads:
 
     # ---- loading -------------------------------------------------------------------------------------------
 
-    def load(self, problem: Problem, state: list[ir.Value], is_first: ir.Value) -> None:
-        """All copies of one tile of C, the first of a block or another."""
+    def load(self, problems: list[Problem], which: int, state: list[ir.Value], is_first: ir.Value) -> None:
+        """All copies of one tile of a result, the first of a block or another."""
+        problem = problems[0]
 
         def copy(stage: ir.Value, step: ir.Value) -> None:
-            self._copy_tiles(self.ring, problem, problem.left, step, stage)
+            self._copy_tiles(self.ring, problem, problem.left, step, stage, self.sides[0])
             if not self.kept:
-                self._copy_tiles(self.ring, problem, problem.right, step, stage)
+                for n, (own, tiles) in enumerate(zip(problems, self.rights[which])):
+                    several = self.sides[1] if problem.parts > 1 else [tiles]
+                    self._copy_tiles(self.ring, own, own.right, step, stage, several, n)
                 return
             with when(locations.named(is_first, "is_first_tile")):
                 self.kept.expect(step)
-                self._copy_tiles(self.kept, problem, problem.right, step, step)
+                self._copy_tiles(self.kept, problem, problem.right, step, step, self.sides[1])
 
         self.ring.fill(problem.steps, state, copy, f"{problem.inner_name}_step")
 
-    def _copy_tiles(self, ring: Ring, problem: Problem, side: Side, step: ir.Value, stage: ir.Value) -> None:
-        several = self.sides[side.name == "right"]
-        per = several[0].slabs // self._parts(side)
+    def _copy_tiles(
+        self, ring: Ring, problem: Problem, side: Side, step: ir.Value, stage: ir.Value, several: list[RingTiles], product: int = 0
+    ) -> None:
+        """`several`: tiles of each part of the factor; `product`: the number of that whose factor it is, after those before."""
+        count = several[0].slabs // (self.shape.products if side.name == "right" else 1)
+        per = count // self._parts(side)
         with loop(per, name="slab") as slab:
-            whole = per == several[0].slabs
+            whole = per == count
             number = slab if whole else sum_of([(self.cluster.part(side.name == "left"), per), (slab, 1)])
-            for part in range(len(several)):
-                self._copy(ring, problem, side, step, stage, number, part)
+            for part, tiles in enumerate(several):
+                target = tiles.target(stage, sum_of([(number, tiles.box_lines)], product * count * tiles.box_lines))
+                self._copy(ring, problem, side, step, stage, number, part, tiles, target)
 
     def _copy(
-        self, ring: Ring, problem: Problem, side: Side, step: ir.Value, stage: ir.Value, number: ir.Value, part: int
-    ) -> None:
-        splits, d, tiles = self._splits(side), self._split_dim(side), self.sides[side.name == "right"][part]
-        target = tiles.target(stage, sum_of([(number, tiles.box_lines)]))
+        self, ring: Ring, problem: Problem, side: Side, step: ir.Value, stage: ir.Value, number: ir.Value, part: int,
+        tiles: RingTiles, target: ir.Value,
+    ) -> None:  # fmt: skip
+        splits, d = self._splits(side), self._split_dim(side)
         at = {d: mlir.index(0) for d in problem.dims} | problem.inner_start(step)
-        slab, split = delinearise(number, [tiles.slabs // splits, splits])
+        slab, split = delinearise(number, [self._slabs(side), splits])
         if not side.major:
             at |= zip(side.dims, delinearise(sum_of([(slab, LINE * 8 // problem.element.width)]), list(side.box)))
         whole = dict(zip((*problem.options.inner, *side.dims), (*problem.inner_box, *side.box)))
@@ -314,7 +346,7 @@ class _Loads:
         problem = self.problem
         own = ROWS if problem.left.major else problem.depth
         kind = ELEMENTS[problem.options.multiplicand] if problem.parts > 1 else problem.options.multiplicand
-        product = WarpgroupProduct(problem.right.size, problem.depth, kind, problem.left.major, problem.right.major)
+        product = WarpgroupProduct(self.shape.columns, problem.depth, kind, problem.left.major, problem.right.major)
         for number, (a, b) in enumerate(PRODUCTS if problem.parts > 1 else ((0, 0),)):
             left = self.sides[0][a].lines(stage, sum_of([(self.shape.part(part), own)]), own)
             right = self.sides[1][b].lines(step if self.kept else stage, mlir.index(0))

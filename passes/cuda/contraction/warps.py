@@ -28,11 +28,11 @@ from tilec.passes.cuda.ring import CopyRing
 from tilec.passes.loops import loop, sum_of, when
 
 
-def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, grid: list[int], tiles: dict[int, int]) -> None:
+def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, tiles: dict[int, int]) -> None:
     function.attributes["tilec.blocks"] = mlir.integer(blocks.count)
     function.attributes["tilec.threads"] = mlir.integer(options.block_threads)
     thread = Thread()
-    block = Block(blocks.enter(gpu.BlockIdOp(gpu.Dimension.x).result, grid))
+    block = Block(blocks.enter(gpu.BlockIdOp(gpu.Dimension.x).result))
     problem = Problem(options, tiles, block.contraction)
     tile = (FmaTile if options.unit == "fma" else MmaTile)(problem, thread)
     stages = [Stage(problem, side, thread, options.stages) for side in (problem.left, problem.right)]
@@ -43,7 +43,7 @@ def map_warps(function: ir.Operation, options: Contraction, blocks: Blocks, grid
         gpu.BarrierOp()  # the staged tiles are read for the last time: their memory serves the epilogue
         chunks = tile.chunks()
         shared = buffer(chunks, options.block_threads // 32, problem.accumulator, overlay=True)
-        Epilogue(problem, block.after, thread, shared, thread.warp).store(chunks)
+        Epilogue([problem], block.after, thread, shared, thread.warp).store(chunks)
     block.erase()
 
 

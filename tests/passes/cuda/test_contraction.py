@@ -29,7 +29,7 @@ from tools.contractions import (
 )
 
 from tilec.core.targets import load
-from tilec.kernels import StoredContraction, contraction
+from tilec.kernels import StoredContraction, matrix
 from tilec.plan import prepack
 
 
@@ -161,14 +161,14 @@ def test_batches(text, sizes, expected, tile, monkeypatch):
 @pytest.mark.parametrize("text, expected", [(MATMUL, lambda a, b: a @ b), (TURNED, lambda a, b: a.T @ b.T)])
 @pytest.mark.parametrize("tile", [("wgmma", 64, 64, 64, (4, 1)), ("wgmma", 128, 128, 64, (8, 1))])
 def test_wgmma(text, expected, tile, monkeypatch):
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     result = check(text, ("bf16", "bf16"), {"M": 136, "N": 72, "K": 200}, tile, expected, monkeypatch)
     assert "tma_load_2d" in result.emitted.module
 
 
 def test_wgmma_tf32(monkeypatch):
     """The units cut factors as they are: nothing is stored first, and f32 numbers of 24 bits are within the bound."""
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     tile = ("wgmma", 64, 64, 32, (4, 1))
     sizes = {"M": 72, "N": 72, "K": 100}
     result = check(USING_TURNED, ("tf32", "f32"), sizes, tile, lambda a, b: a @ b.T, monkeypatch)
@@ -180,7 +180,7 @@ def test_wgmma_tf32(monkeypatch):
 @pytest.mark.parametrize("k", [128, 400])
 def test_wgmma_f8(kind, using, k, monkeypatch):
     """Sums leave the matrix units every 128 products, if the source does not let them stay."""
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     text = MATMUL_TURNED.replace("\n}}", using + "\n}}")
     tile = ("wgmma", 64, 64, 128, (4, 1))
     result = check(text, (kind, "f32"), {"M": 72, "N": 72, "K": k}, tile, lambda a, b: a @ b.T, monkeypatch)

@@ -5,7 +5,7 @@ import pytest
 from conftest import assert_within
 from tools import contractions as T
 
-from tilec.kernels import contraction
+from tilec.kernels import matrix
 from tilec.plan import prepack
 from tilec.runtime.cuda.compile import compile_kernel
 from tilec.runtime.cuda.cubins import parameters
@@ -18,7 +18,7 @@ TILE = ("wgmma", 64, 64, 64, (4, 1))
 
 def lowered(text, sizes, monkeypatch):
     monkeypatch.setattr(prepack, "PARTS_GAIN", 1e-9)
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     specialised, result = T.lowered(text, sizes, "h200", TILE, monkeypatch)
     assert result.plan.kernels[-1].options.multiplicand == "bf16x3"
     return specialised, result

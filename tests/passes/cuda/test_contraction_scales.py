@@ -5,7 +5,7 @@ import pytest
 from tools import contractions as T
 from tools.explained import planned
 
-from tilec.kernels import contraction
+from tilec.kernels import matrix
 from tilec.plan.cuda import contraction as cuda_contraction
 from tilec.runtime.cuda.compile import compile_kernel
 from tilec.runtime.cuda.cubins import parameters
@@ -29,7 +29,7 @@ PLACES = {  # the scales' subscripts, their sizes, and the same of the scales by
 @pytest.mark.parametrize("name", PLACES)
 def test_scales(name, kind, group, monkeypatch):
     """Sizes hang over the edges of tiles, and of the last group."""
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     s, si, u, ui, rows, columns = PLACES[name]
     given = {"s": s, "si": si, "u": u, "ui": ui}
     text = PROGRAM.format(t=kind, b="N, K", bi="n, k", **{key: x.format(g=group) for key, x in given.items()})
@@ -72,7 +72,7 @@ def test_elsewhere_scales_are_multiplied_in(target):
 @pytest.mark.parametrize("k", [128, 256, 336, 512])
 def test_sums_are_added_under_products(partials, k, monkeypatch):
     """A schedule asks for it; with every count of steps from one to four."""
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     monkeypatch.setattr(cuda_contraction, "_partials", lambda *_: partials)
     text = PROGRAM.format(t="f8e4m3", b="N, K", bi="n, k", s="M, (K + 127) // 128", si="m, k // 128", u="N", ui="n")
     text = text.replace("{", "{{").replace("}", "}}")

@@ -11,7 +11,7 @@ from tools.contractions import check, lowered, mma
 
 from tilec.core.diagnostics import Source
 from tilec.core.targets import load
-from tilec.kernels import contraction
+from tilec.kernels import matrix
 from tilec.plan.cuda import contraction as planned
 from tilec.semantics.interpreted import interpret_stage
 
@@ -115,7 +115,7 @@ WGMMA = {64: ("wgmma", 64, 64, 64, (4, 1)), 128: ("wgmma", 128, 64, 64, (8, 1))}
 def test_boxes(name, monkeypatch):
     """TMA copies windows: shifted boxes with zeros outside."""
     text, sizes, expected = CASES[name]
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     result = check(text, ("bf16", "bf16"), sizes, WGMMA[64], expected, monkeypatch)
     assert len(result.emitted.kernels) == 1
 
@@ -131,7 +131,7 @@ def test_pieces(name, monkeypatch):
 
 @pytest.mark.parametrize("rows", WGMMA)
 def test_channels_first(rows, monkeypatch):
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     expected = lambda x, f: np_conv(x.transpose(0, 2, 3, 1), kc_last(f)).transpose(0, 3, 1, 2)  # noqa: E731
     check(CHANNELS_FIRST, ("bf16", "bf16"), SIZES | {"W": 16, "H": 3, "N": 1}, WGMMA[rows], expected, monkeypatch)
 
@@ -140,7 +140,7 @@ def test_the_right_factor_stays(monkeypatch):
     """Blocks that compute several tiles copy the weights once."""
     sizes = FEW | {"N": 5, "H": 8, "K": 24}
     monkeypatch.setattr(planned, "pick", lambda choices, nth: next(c.tile for c in choices if c.tile.kept))
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 4)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 4)
     text = CONV.format(t="bf16", o="f32")
     specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, target=replace(load("h200"), units=2))
     (kernel,) = result.plan.kernels
@@ -167,14 +167,14 @@ def np_of_weights(stride):
 )
 def test_boxes_of_pixels_are_summed_over(text, stride, pixels, box, monkeypatch):
     """The gradient of weights: k is a pixel, and a step along k is a box of pixels."""
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     sizes = pixels | {"C": 64, "K": 24}
     result = check(text, ("bf16", "f32"), sizes, WGMMA[64], np_of_weights(stride), monkeypatch)
     assert result.plan.kernels[-1].options.inner_box == box
 
 
 def test_boxes_of_several_images(monkeypatch):
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     result = check(CONV, ("bf16", "f32"), SIZES | {"N": 3, "K": 24}, WGMMA[128], np_conv, monkeypatch)
     assert dict(zip("nhwk", result.plan.kernels[-1].tile)) == {"n": 2, "h": 9, "w": 7, "k": 24}
 
@@ -207,7 +207,7 @@ def test_groups_of_few_channels(monkeypatch):
 @pytest.mark.parametrize("name", ["strided", "a window of one"])
 def test_interpreted(name, monkeypatch):
     text, sizes, expected = CASES[name]
-    monkeypatch.setitem(contraction.DEEPEST, "wgmma", 2)
+    monkeypatch.setitem(matrix.DEEPEST, "wgmma", 2)
     specialised, result = lowered(text.format(t="bf16", o="f32"), sizes | {"K": 16}, "h200", WGMMA[64], monkeypatch)
     inputs = T.arrays(specialised)
     (found,) = interpret_stage(specialised, result.texts, "map", dict(zip("xf", inputs))).values()

@@ -35,8 +35,8 @@ from tilec.kernels.threaded import laid_out
 from tilec.passes.cuda.threaded.trig_fallback import is_trigonometric
 from tilec.plan.chain import is_contraction_chain
 from tilec.plan.cuda.chain import choose_chain
+from tilec.plan.cuda.choose_contraction import choose_contraction
 from tilec.plan.cuda.columns import columns
-from tilec.plan.cuda.contraction import choose_contraction
 from tilec.plan.cuda.online import choose_online, online_reductions
 from tilec.plan.cuda.rows import SHOWN, RowPlan, alone, choose_rows, describe, row_tiles, ruled_out_rows
 from tilec.plan.cuda.scan import ScanPlan, refuse_look_back, ruled_out_scan, scan_intermediate_bytes, scan_tiles

@@ -15,8 +15,6 @@ The result is one of the families of `kernels/contraction.py`, which check what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import ceil, gcd, prod
@@ -25,8 +23,7 @@ from typing import NamedTuple
 
 from tilec.analysis import parts
 from tilec.analysis.graph import Graph, Node
-from tilec.analysis.multiplicands import multiplicands_of, scaled_factor, scales_of
-from tilec.analysis.products import period_of
+from tilec.analysis.multiplicands import multiplicands_of, scales_of
 from tilec.analysis.traffic import element_bytes, inputs_of, outputs_of
 from tilec.core import mlir
 from tilec.core.fitted import ContractionTimes, WarpgroupTimes
@@ -35,12 +32,11 @@ from tilec.core.mlir import ir
 from tilec.core.target import Target
 from tilec.cost import contraction
 from tilec.cost.contraction import BlockTile
-from tilec.cost.model import Choice, pick
-from tilec.kernels import KernelPlan
-from tilec.kernels.contraction import PARTIAL, Contraction, WarpgroupContraction
-from tilec.kernels.matrix import BY, BYTES, StoredContraction, whole_pieces
+from tilec.cost.model import Choice
+from tilec.kernels.contraction import Contraction, WarpgroupContraction
+from tilec.kernels.matrix import BYTES, StoredContraction, whole_pieces
 from tilec.plan.cuda.operands import FactorAccess, Operand, Roles, arrange, factor_access
-from tilec.plan.groups import Group, Remark
+from tilec.plan.groups import Group
 
 Sizes = dict[int, int]  # by kernel dimension
 BYTE_OPERATIONS = 4  # of an element that threads convert where they load it from shared memory
@@ -63,7 +59,7 @@ class Fit(NamedTuple):
         if (self.m // tile.bm, self.n // tile.bn) == (ceil(problem.m / tile.bm), ceil(problem.n / tile.bn)):
             return choice.rank
         padded = replace(problem, m=self.m, n=self.n)
-        return Choice(tile, contraction.contraction_cost(target, _fed(padded, tile.instruction), tile)).rank
+        return Choice(tile, contraction.contraction_cost(target, fed(padded, tile.instruction), tile)).rank
 
 
 @dataclass(frozen=True)
@@ -99,17 +95,31 @@ def tiles_of(node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
 def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> Tiles:
     """Of one type of multiplicands."""
     roles, operands = arrange(node, kind, g, graph, target)
+    return ranked_tiles(kind, roles, operands, fed_problem(node, kind, roles, operands, g, graph, target), g, target)
+
+
+def fed_problem(
+    node: Node, kind: str, roles: Roles, operands: dict[str, Operand], g: Group, graph: Graph, target: Target
+) -> contraction.Contraction:
+    """With the way of its factors into shared memory."""
     problem = _problem(node, roles, kind, g, graph)
     sides, depth = (operands["left"], operands["right"]), LINE // BYTES[kind]
     steps = prod(ceil(g.space.extents[d] / size) for d, size in roles.boxes(depth).items())
-    problem = replace(
+    return replace(
         problem, promoted=promoted_of(kind, node), staged=tuple(_staging(f, target) for f in sides),
         unaligned=tuple(f.unaligned for f in sides), overhang=steps / ceil(problem.k / depth),
         together=tuple(1 if f.major or f.copy != "tma" else LINE // BYTES[kind] for f in sides),
     )  # fmt: skip
 
+
+def ranked_tiles(
+    kind: str, roles: Roles, operands: dict[str, Operand], problem: contraction.Contraction, g: Group, target: Target,
+    together: dict | None = None,
+) -> Tiles:  # fmt: skip
+    """The tiles for factors that are fed so; `together`: options of several products of one left factor."""
     build = partial(
-        _built, kind=kind, roles=roles, operands=operands, target=target, extents=g.space.extents, promoted=problem.promoted
+        _built, kind=kind, roles=roles, operands=operands, target=target, extents=g.space.extents, promoted=problem.promoted,
+        together=together or {},
     )  # fmt: skip
     known: dict[tuple, Fit | None] = {}  # by shape: several tiles have one, and differ in their stages
 
@@ -125,15 +135,16 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
             built = build(tile)
             sizes = _boxes_of(built, g.space.extents) if _is_buildable(built) else None
             if sizes and isinstance(built, WarpgroupContraction) and (
-                built.refuse_cluster(g.space.extents, sizes) or built.refuse_kept(g.space.extents, sizes) or too_large(built)
+                built.refuse_sizes(g.space.extents, sizes) or too_large(built)
             ):  # fmt: skip
                 sizes = None
             extents = g.space.extents
-            blocks = [prod(ceil(extents[d] / sizes[d]) for d in dims) for dims in (built.rows, built.columns)] if sizes else [0, 0]
-            known[shape] = Fit(sizes, blocks[0] * tile.bm, blocks[1] * tile.bn, built.deepest) if sizes else None
+            if sizes:
+                m, *n = (prod(ceil(extents[d] / sizes[d]) for d in dims) for dims in (built.rows, *built.column_sets))
+            known[shape] = Fit(sizes, m * tile.bm, sum(n) * tile.bn, built.deepest) if sizes else None
         return known[shape]
 
-    ranked, instructions = [], _instructions(kind, operands, target)
+    ranked, instructions = [], ["wgmma"] if together else _instructions(kind, operands, target)
     slower = target.fit(WarpgroupTimes).mma_sync if instructions and "wgmma" in instructions else 1
     for choice in _choices(target, problem, instructions):
         found, by_warpgroups = fit(choice.tile), choice.tile.instruction == "wgmma"
@@ -144,47 +155,10 @@ def tiles_by(kind: str, node: Node, g: Group, graph: Graph, target: Target) -> T
     return Tiles(kind, roles, operands, problem, choices, build, fit)
 
 
-_KNOWN: ContextVar[dict[tuple[int, int], Tiles] | None] = ContextVar("known", default=None)
-"""Tiles by the node and the group, both of which live meanwhile."""
-
-
-@contextmanager
-def unchanged() -> Iterator[None]:
-    """While nothing is changed: `choose_contraction` finds the tiles of a kernel once, however many of them it is asked for."""
-    token = _KNOWN.set({})
-    try:
-        yield
-    finally:
-        _KNOWN.reset(token)
-
-
-def choose_contraction(
-    kernel: KernelPlan, g: Group, graph: Graph, target: Target, nth: int = 0
-) -> tuple[KernelPlan, list[Remark]] | None:
-    """The tile of a kernel that has a contraction; None where no tile fits."""
-    (node,) = [n for n in g.nodes if n.contraction is not None]
-    if 0 in kernel.extents.values():
-        return None
-    known, key = _KNOWN.get(), (id(node), id(g))
-    found = tiles_of(node, g, graph, target) if known is None or key not in known else known[key]
-    if known is not None:
-        known[key] = found
-    if not found.choices:
-        return None
-    tile = pick(found.choices, nth)
-    sizes, built = found.fit(tile).sizes, _staged(found.build(tile), tile, found.problem.out_bytes, target)
-    if isinstance(built, WarpgroupContraction) and built.promoted:
-        built = replace(built, scale_columns=_scale_columns(node, found.roles, g, sizes), partials=_partials(built, node, tile))
-    tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
-    tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
-    kernel = replace(kernel, tile=tiles, options=built, sram=lambda k: k.options.shared_bytes)
-    kernel = replace(kernel, work=contraction.contraction_work(target, _fed(found.problem, tile.instruction), tile))
-    return kernel, _remarks(kernel, tile, found.choices)
-
-
 def _built(
-    tile: BlockTile, *, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, extents: Sizes, promoted: int
-) -> StoredContraction:
+    tile: BlockTile, *, kind: str, roles: Roles, operands: dict[str, Operand], target: Target, extents: Sizes, promoted: int,
+    together: dict,
+) -> StoredContraction:  # fmt: skip
     """The kernel of this tile, with the stages that the model has given it."""
     left, right = operands["left"], operands["right"]
     common = {
@@ -196,8 +170,9 @@ def _built(
         size = prod(tile.cluster)
         blocks = target.units if size == 1 else target.sm.clusters(size, 1) * size
         own = {"inner_box": roles.inner_box, "promoted": promoted, "cluster": tile.cluster}
+        own["longest_box"] = (left.longest, right.longest)
         own["alternate_tiles"] = tile.alternate
-        built = WarpgroupContraction(**common, persistent_blocks=blocks, **own)
+        built = WarpgroupContraction(**common, persistent_blocks=blocks, **own, **together)
         return replace(built, kept_steps=built.steps(extents)) if tile.kept else built
     copies = {f"{side}_copy": "async" if f.pieces else "registers" for side, f in operands.items()}
     copies |= {f"{side}_stored": f.stored for side, f in operands.items()}
@@ -214,48 +189,8 @@ def promoted_of(kind: str, node: Node) -> int:
     return gcd(scales, PROMOTED) if short else scales
 
 
-def _partials(built: WarpgroupContraction, node: Node, tile: BlockTile) -> int:
-    """Sets of registers for partial sums: two where scales, or the code for numbers without parts, leave room."""
-    held = 3 * tile.bm * tile.bn // (32 * tile.warps)
-    alone = built.promoted == tile.bk and built.parts == 1 and not scales_of(node)
-    return 2 if alone and held <= PARTIAL[2] else 1
-
-
-def _scale_columns(node: Node, roles: Roles, g: Group, sizes: Sizes) -> int:
-    """Adjacent columns of a block's tile that share the scales of the right factor; 0 where there are none."""
-    found = scaled_factor(node, roles.factors["right"])
-    if not found.scales:
-        return 0
-    *outer, last = roles.columns
-    if prod(sizes[d] for d in outer) > 1:
-        return 1
-    column = [(g.space.dims[node].index(last), g.space.extents[last])]
-    maps = [mlir.map_dims(m) for m in mlir.maps_of(node.op)]
-    shared = gcd(sizes[last], *(period_of(mlir.body_of(node.op), v, maps, column) for v in found.scales))
-    return shared if shared % 8 == 0 else 1
-
-
 def _is_buildable(built: StoredContraction) -> bool:
     return built.refuse_shape() is None
-
-
-def _remarks(kernel: KernelPlan, tile: BlockTile, choices: list[Choice]) -> list[Remark]:
-    line = kernel.lines[-1] if kernel.lines else None
-    others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
-    built = kernel.options
-    left, right = (BY[copy] for copy in built.copies)
-    sides = f"both factors {left}" if left == right else f"left factor {left}, right factor {right}"
-    why = f"{_describe(tile)}, {built.multiplicand}, {built.block_threads} threads; {sides}"
-    return [Remark("tiled", kernel.name, why, line, others)]
-
-
-def _describe(tile: BlockTile) -> str:
-    """A tile in words: rows x columns x inner of a block, and all that tiles of one shape differ in."""
-    warps = "" if tile.instruction == "wgmma" else f", {tile.warp_m}x{tile.warp_n} warps"
-    grouped = f", {tile.group} rows of tiles at a time" if tile.group > 1 else ""
-    clusters = f", clusters of {tile.cluster[0]}x{tile.cluster[1]}" if prod(tile.cluster) > 1 else ""
-    alternate = ", two tiles at a time" if tile.alternate else ""
-    return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}{warps}, {tile.stages} stages{clusters}{alternate}{grouped}"
 
 
 # ---- the tile ----------------------------------------------------------------------------------------------
@@ -266,13 +201,13 @@ def _problem(node: Node, roles: Roles, kind: str, g: Group, graph: Graph) -> con
     written = outputs_of(g.nodes, graph)
     out = sum(element_bytes(ir.ShapedType(v.type).element_type) for v in written)
     epilogue = {
-        "fma.f32": sum(x.flops for x in g.nodes if x is not node),
-        "special": sum(x.special for x in g.nodes if x is not node),
+        "fma.f32": sum(x.flops for x in g.nodes if x.contraction is None),
+        "special": sum(x.special for x in g.nodes if x.contraction is None),
     }
     others = [
         v
         for x in g.nodes
-        if x is not node
+        if x.contraction is None
         for v in inputs_of([x])
         if v not in graph.producer or graph.producer[v] not in g.nodes
     ]
@@ -309,11 +244,11 @@ def _choices(target: Target, problem: contraction.Contraction, instructions: lis
     others = [i for i in instructions if i != "wgmma"]
     found = [*contraction.choose(target, problem, others)] if others or not instructions else []
     if others != instructions:
-        found += contraction.choose(target, _fed(problem, "wgmma"), ["wgmma"])
+        found += contraction.choose(target, fed(problem, "wgmma"), ["wgmma"])
     return found
 
 
-def _fed(problem: contraction.Contraction, instruction: str) -> contraction.Contraction:
+def fed(problem: contraction.Contraction, instruction: str) -> contraction.Contraction:
     """As the instruction's kernels are fed: TMA brings all that warpgroups multiply."""
     return replace(problem, staged=(0, 0)) if instruction == "wgmma" else problem
 
@@ -329,25 +264,11 @@ def _instructions(kind: str, operands: dict[str, Operand], target: Target) -> li
     return found or None
 
 
-def _staged(built: StoredContraction, tile: BlockTile, out_bytes: int, target: Target) -> StoredContraction:
-    """The kernel with the stages that there is room for; `mma.sync` and `fma` have no more than the model gave them."""
-    def stages(kernel: StoredContraction) -> int:
-        return min(deepest, (target.sm.shared_per_block - kernel.other_bytes) // kernel.stage_bytes)
-
-    deepest = built.deepest if tile.instruction == "wgmma" else min(built.deepest, max(2, tile.stages))
-    if isinstance(built, WarpgroupContraction):  # all boxes of a tile, or some of them where these leave too few stages
-        count = max(1, tile.bn * out_bytes // LINE)
-        divisors = [n for n in range(min(8, count), 0, -1) if count % n == 0]
-        kernels = [replace(built, result_boxes=n) for n in divisors]
-        built = next((k for k in kernels if stages(k) >= STAGES), kernels[-1] if len(kernels) < 2 else kernels[-2])
-    return replace(built, stages=stages(built))
-
-
 def _boxes_of(built: StoredContraction, extents: Sizes) -> Sizes | None:
     """The block's part of every dimension of C; None where a factor's pieces would not lie inside it."""
     sizes: Sizes = {}
-    for side, dims in enumerate((built.rows, built.columns)):
-        box = _box(tuple(extents[d] for d in dims), built.block[side], built.piece(side))
+    for side, dims in ((0, built.rows), *((1, dims) for dims in built.column_sets)):
+        box = _box(tuple(extents[d] for d in dims), (built.block[0], built.own_columns)[side], built.piece(side))
         if box is None:
             return None
         sizes |= zip(dims, box)

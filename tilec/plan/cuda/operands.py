@@ -28,7 +28,7 @@ from tilec.core.target import Target
 from tilec.kernels.matrix import BYTES, ELEMENTS
 from tilec.plan.groups import Group
 
-BLOCK = 2 * ROWS  # rows of a block at most, all of which may lie along one dimension
+BLOCK = 2 * ROWS  # rows of a block that a box must be able to have, all of which may lie along one dimension
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Operand:
     pieces: bool = False  # cp.async can copy it
     unaligned: bool = False
     stored: str = ""  # its type in shared memory, if threads convert it where they load it from there
+    longest: int = BOX  # rows (or columns) of a box along one dimension
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ def _operand(
     k = roles.inner
     in_order = not scales_of(node) or len(k) == 1 or found.extents[k[-1]] % (LINE // size) == 0  # steps number k
     if target.has("tma") and lines and in_order and found.is_box(varying, steps, line, WIDE // size):
-        return Operand("tma", major, pieces=pieces, unaligned=unaligned)
+        longest = BOX // max((at.get(d, 1) for at in found.factors for d in varying), default=1)
+        return Operand("tma", major, pieces=pieces, unaligned=unaligned, longest=longest)
     return Operand("async" if pieces else "registers", major, pieces=pieces, unaligned=unaligned)
 
 

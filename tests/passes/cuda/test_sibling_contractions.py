@@ -1,0 +1,181 @@
+"""Several contractions of one left factor in one kernel: results that meet in an expression, and results apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from conftest import assert_within
+from tools import contractions as T
+from tools import lowering
+
+from tilec.core.diagnostics import Source
+from tilec.core.targets import load
+from tilec.kernels import WarpgroupContraction
+from tilec.kernels.base import Refused
+from tilec.semantics.interpreted import interpret_stage
+
+GATED = """op gated(x: {t}[M, K], g: {t}[K, N], u: {t}[K, N]) -> (h: {o}[M, N]) {{
+ a[m, n] = sum[k](x[m, k] * g[k, n])
+ b[m, n] = sum[k](x[m, k] * u[k, n])
+ h[m, n] = silu(a[m, n]) * b[m, n]
+}}
+"""
+TURNED = GATED.replace("[K, N]", "[N, K]").replace("g[k, n]", "g[n, k]").replace("u[k, n]", "u[n, k]")
+PACKED = GATED.replace("g: {t}[K, N], u: {t}[K, N]", "w: {t}[2, N, K]")
+PACKED = PACKED.replace("g[k, n]", "w[0, n, k]").replace("u[k, n]", "w[1, n, k]")
+RESIDUAL = GATED.replace("u: {t}[K, N]", "u: {t}[K, N], c: {t}[N], r: {o}[M, N]")
+RESIDUAL = RESIDUAL.replace("b[m, n]\n}}", "(b[m, n] + c[n]) + r[m, n]\n}}")
+THREE = """op three(x: {t}[M, K], f: {t}[K, N], g: {t}[K, N], u: {t}[K, N]) -> (h: {o}[M, N]) {{
+ a[m, n] = sum[k](x[m, k] * f[k, n])
+ b[m, n] = sum[k](x[m, k] * g[k, n])
+ c[m, n] = sum[k](x[m, k] * u[k, n])
+ h[m, n] = a[m, n] * b[m, n] + c[m, n]
+}}
+"""
+BOTH = GATED.replace("-> (h: {o}[M, N])", "-> (h: {o}[M, N], a: f32[M, N])")
+QKV = """op qkv(x: {t}[M, K], wq: {t}[K, N], wk: {t}[K, P], wv: {t}[K, P]) -> (q: {o}[M, N], k: {o}[M, P], v: {o}[M, P]) {{
+ q[m, n] = sum[j](x[m, j] * wq[j, n])
+ k[m, p] = sum[j](x[m, j] * wk[j, p])
+ v[m, p] = sum[j](x[m, j] * wv[j, p])
+}}
+"""
+BIASED = QKV.replace("wv: {t}[K, P])", "wv: {t}[K, P], c: {t}[P])").replace(" v[m, p] =", " w[m, p] =").replace("v: {o}", "v: f32")
+BIASED = BIASED.rstrip("}\n") + "\n v[m, p] = tanh(w[m, p] + c[p])\n}}\n"
+HEADS = """op heads(x: {t}[B, S, E], wq: {t}[H, D, E], wk: {t}[G, D, E]) -> (q: {o}[B, H, S, D], k: {o}[B, G, S, D]) {{
+ q[b, h, s, d] = sum[e](x[b, s, e] * wq[h, d, e])
+ k[b, g, s, d] = sum[e](x[b, s, e] * wk[g, d, e])
+}}
+"""
+PAIRS = """op pairs(x: {t}[M, K], g: {t}[K, N], u: {t}[K, N], e: {t}[K, P], f: {t}[K, P]) -> (h: {o}[M, N], i: {o}[M, P]) {{
+ a[m, n] = sum[k](x[m, k] * g[k, n])
+ b[m, n] = sum[k](x[m, k] * u[k, n])
+ h[m, n] = a[m, n] * b[m, n]
+ c[m, p] = sum[k](x[m, k] * e[k, p])
+ d[m, p] = sum[k](x[m, k] * f[k, p])
+ i[m, p] = c[m, p] - d[m, p]
+}}
+"""
+SMALL = {"M": 40, "K": 72, "N": 72}
+APART = SMALL | {"P": 40}
+BATCH = {"B": 2, "S": 24, "E": 72, "H": 3, "D": 32, "G": 2}
+LARGE = {"M": 4096, "K": 2048, "N": 4096}
+LARGE_APART = {"M": 512, "K": 2048, "N": 2048, "P": 512}
+
+
+def lowered(text, kinds, sizes, **changes):
+    """With these options, in one kernel."""
+
+    def schedule(plan):
+        (kernel,) = plan.kernels
+        options = replace(kernel.options, **changes)
+        assert options.refuse(replace(kernel, options=options), kernel, load("h200")) is None
+        return replace(plan, kernels=(replace(kernel, options=options),))
+
+    text = text.format(**dict(zip("to", kinds)))
+    specialised, result = lowering.lowered(Source("t.tile", text), None, sizes, schedule, locations=True)
+    (kernel,) = result.plan.kernels
+    assert isinstance(kernel.options, WarpgroupContraction)
+    return text, specialised, result, kernel.options
+
+
+def check(text, kinds, sizes, **changes):
+    text, specialised, result, options = lowered(text, kinds, sizes, **changes)
+    inputs = T.arrays(specialised)
+    assert_within(text, inputs, T.emulated(specialised, result, inputs), kind="cuda")
+    return options
+
+
+def test_results_that_meet():
+    options = check(GATED, ("bf16", "bf16"), SMALL)
+    assert (options.products, options.siblings) == (2, ())
+
+
+def test_results_apart():
+    options = check(QKV, ("bf16", "bf16"), APART)
+    assert (options.products, options.siblings) == (1, (1, 1, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text, products, kinds", [
+    *((text, 2, kinds) for text in (GATED, TURNED, PACKED, RESIDUAL) for kinds in (("bf16", "bf16"), ("f16", "f32"))),
+    (BOTH, 2, ("bf16", "bf16")), (THREE, 3, ("bf16", "f32")),
+])  # fmt: skip
+def test_forms_of_results_that_meet(text, products, kinds):
+    """A block goes through several tiles, with edges along every dimension."""
+    options = check(text, kinds, {"M": 136, "K": 136, "N": 136}, persistent_blocks=2, stages=3)
+    assert options.products == products
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text, sizes, siblings", [
+    (QKV, {"M": 136, "K": 200, "N": 136, "P": 72}, (1, 1, 1)), (BIASED, {"M": 72, "K": 136, "N": 136, "P": 72}, (1, 1, 1)),
+    (HEADS, BATCH, (2, 2)), (PAIRS, {"M": 72, "K": 136, "N": 136, "P": 72}, (1, 1)),
+])  # fmt: skip
+def test_forms_of_results_apart(text, sizes, siblings):
+    """Blocks go from the tiles of one result to those of the next; stages go on over the edge between them."""
+    options = check(text, ("bf16", "bf16"), sizes, persistent_blocks=3, stages=3)
+    assert options.siblings == siblings
+
+
+@pytest.mark.slow
+def test_sums_that_leave_the_matrix_units():
+    """8-bit floats, whose sums are added in registers every 128 k."""
+    text = TURNED.replace("x[m, k] * ", "f32(x[m, k]) * ").replace("g[n, k]", "f32(g[n, k])").replace("u[n, k]", "f32(u[n, k])")
+    assert check(text, ("f8e4m3", "f32"), {"M": 40, "K": 400, "N": 72}, persistent_blocks=1).promoted == 128
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text, sizes", [(GATED, SMALL), (QKV, APART)])
+def test_interpreted(text, sizes):
+    """Every stage, by the interpreter."""
+    text, specialised, result, _ = lowered(text, ("bf16", "bf16"), sizes, persistent_blocks=2, stages=2)
+    inputs = T.arrays(specialised)
+    for stage in ("fuse", "tile", "bufferize", "stage", "map"):
+        assert_within(text, inputs, interpret_stage(specialised, result.texts, stage, inputs), kind="cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text, sizes", [
+    (GATED, LARGE), (TURNED, LARGE), (RESIDUAL, LARGE), (THREE, LARGE), (QKV, LARGE_APART), (BIASED, LARGE_APART),
+    (PAIRS, LARGE | {"P": 1024}),
+])  # fmt: skip
+def test_registers(text, sizes):
+    """No spills, no stack, no warning of the assembler, at the sizes that matter."""
+    pytest.importorskip("cuda.core")
+    from tilec.runtime.cuda.compile import compile_kernel
+    from tilec.runtime.cuda.cubins import parameters
+
+    _, _, result, _ = lowered(text, ("bf16", "bf16"), sizes)
+    (kernel,) = result.emitted.kernels
+    compile_kernel(result.emitted.module, kernel.name, "sm_90a", kernel.threads, parameters=parameters(kernel))
+    assert kernel.shared <= load("h200").sm.shared_per_block
+
+
+OTHER_FACTOR = GATED.replace("x: {t}[M, K]", "x: {t}[M, K], y: {t}[M, K]").replace("x[m, k] * u", "y[m, k] * u")
+ONE_TURNED = GATED.replace("u: {t}[K, N]", "u: {t}[N, K]").replace("u[k, n]", "u[n, k]")
+ONE_MORE = PAIRS.replace("f: {t}[K, P]", "f: {t}[P]").replace(" d[m, p] = sum[k](x[m, k] * f[k, p])\n", "")
+ONE_MORE = ONE_MORE.replace("d[m, p]", "f[p]")
+
+
+@pytest.mark.parametrize("text, target, kernels, reason", [
+    (OTHER_FACTOR, "h200", 2, "the tile that one writes is not the tile that the other reads"),
+    (ONE_TURNED, "h200", 2, "not in the same types, steps and orders of dimensions"),
+    (ONE_MORE, "h200", 2, "not as many of them meet in each result"),
+    (GATED, "a100", 2, "warpgroups alone multiply several of one factor"),
+    (GATED, "h200", 1, "as one kernel of 2 products of one factor"),
+])  # fmt: skip
+def test_reasons(text, target, kernels, reason):
+    sizes = {"M": 512, "K": 1024, "N": 1024} | ({"P": 1024} if "P" in text else {})
+    _, result = lowering.lowered(Source("t.tile", text.format(t="bf16", o="bf16")), None, sizes, target=target)
+    assert len(result.plan.kernels) == kernels
+    assert any(reason in remark.reason for remark in result.plan.remarks)
+
+
+def test_clusters_are_refused():
+    _, _, result, options = lowered(GATED, ("bf16", "bf16"), SMALL)
+    (kernel,) = result.plan.kernels
+    with pytest.raises(Refused):
+        options.edited({"products": 1})
+    clustered = replace(options, cluster=(2, 1))
+    assert clustered.refuse(replace(kernel, options=clustered), kernel, load("h200")).option == "cluster"

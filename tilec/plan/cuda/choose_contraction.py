@@ -1,0 +1,135 @@
+"""The kernel of a contraction, or of several of one left factor: the best of its tiles, as a plan with all options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from math import gcd, prod
+
+from tilec.analysis.graph import Graph, Node
+from tilec.analysis.multiplicands import scaled_factor, scales_of
+from tilec.analysis.products import period_of
+from tilec.core import mlir
+from tilec.core.hardware import LINE
+from tilec.core.target import Target
+from tilec.cost import contraction
+from tilec.cost.contraction import BlockTile
+from tilec.cost.model import Choice, pick
+from tilec.kernels import KernelPlan
+from tilec.kernels.contraction import PARTIAL, WarpgroupContraction
+from tilec.kernels.matrix import BY, StoredContraction
+from tilec.plan.cuda.contraction import STAGES, Sizes, Tiles, fed, tiles_of
+from tilec.plan.cuda.operands import Roles
+from tilec.plan.cuda.siblings import sibling_tiles
+from tilec.plan.groups import Group, Remark
+
+_KNOWN: ContextVar[dict[tuple[int, int], Tiles | str] | None] = ContextVar("known", default=None)
+"""Tiles by the node and the group, both of which live meanwhile."""
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """While nothing is changed: `choose_contraction` finds the tiles of a kernel once, however many of them it is asked for."""
+    token = _KNOWN.set({})
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def choose_contraction(
+    kernel: KernelPlan, g: Group, graph: Graph, target: Target, nth: int = 0
+) -> tuple[KernelPlan, list[Remark]] | None:
+    """The tile of a kernel that has a contraction; None where no tile fits."""
+    node, *others = [n for n in g.nodes if n.contraction is not None]
+    if 0 in kernel.extents.values():
+        return None
+    known, key = _KNOWN.get(), (id(node), id(g))
+    if known is not None and key in known:
+        found = known[key]
+    else:
+        found = sibling_tiles(g, graph, target) if others else tiles_of(node, g, graph, target)
+    if known is not None:
+        known[key] = found
+    if isinstance(found, str) or not found.choices:
+        return None
+    tile = pick(found.choices, nth)
+    sizes, built = found.fit(tile).sizes, _staged(found.build(tile), tile, found.problem.out_bytes, target)
+    if isinstance(built, WarpgroupContraction) and built.promoted:
+        built = replace(built, scale_columns=_scale_columns(node, found.roles, g, sizes), partials=_partials(built, node, tile))
+    tile = replace(tile, stages=built.stages, shared=built.stages * built.stage_bytes)
+    if others:  # each result has columns of its own, and each contraction a loop of its own
+        kernel = replace(kernel, grid=tuple(dict.fromkeys((*kernel.grid, *built.columns))), loop_groups=_apart(g.nodes))
+    tiles = tuple(sizes.get(d, 1) for d in kernel.grid)
+    kernel = replace(kernel, tile=tiles, options=built, sram=_shared_bytes)
+    kernel = replace(kernel, work=contraction.contraction_work(target, fed(found.problem, tile.instruction), tile))
+    return kernel, _remarks(kernel, built, tile, found.choices)
+
+
+def _shared_bytes(kernel: KernelPlan) -> int:
+    assert isinstance(kernel.options, StoredContraction)
+    return kernel.options.shared_bytes
+
+
+def _partials(built: WarpgroupContraction, node: Node, tile: BlockTile) -> int:
+    """Sets of registers for partial sums: two where scales, or the code for numbers without parts, leave room."""
+    held = 3 * tile.bm * tile.bn // (32 * tile.warps)
+    alone = built.promoted == tile.bk and built.parts == 1 and not scales_of(node)
+    return 2 if alone and held <= PARTIAL[2] else 1
+
+
+def _scale_columns(node: Node, roles: Roles, g: Group, sizes: Sizes) -> int:
+    """Adjacent columns of a block's tile that share the scales of the right factor; 0 where there are none."""
+    found = scaled_factor(node, roles.factors["right"])
+    if not found.scales:
+        return 0
+    *outer, last = roles.columns
+    if prod(sizes[d] for d in outer) > 1:
+        return 1
+    column = [(g.space.dims[node].index(last), g.space.extents[last])]
+    maps = [mlir.map_dims(m) for m in mlir.maps_of(node.op)]
+    shared = gcd(sizes[last], *(period_of(mlir.body_of(node.op), v, maps, column) for v in found.scales))
+    return shared if shared % 8 == 0 else 1
+
+
+def _apart(nodes: list[Node]) -> dict[str, int]:
+    """Numbers of loop nests: contractions are not joined to one loop, even of the same dimensions."""
+    contractions = [n for n in nodes if n.contraction is not None]
+    return {n.name: contractions.index(n) if n in contractions else len(contractions) for n in nodes}
+
+
+def _staged(built: StoredContraction, tile: BlockTile, out_bytes: int, target: Target) -> StoredContraction:
+    """The kernel with the stages that there is room for; `mma.sync` and `fma` have no more than the model gave them."""
+    assert target.sm is not None
+    room = target.sm.shared_per_block
+
+    def stages(kernel: StoredContraction) -> int:
+        return min(deepest, (room - kernel.other_bytes) // kernel.stage_bytes)
+
+    deepest = built.deepest if tile.instruction == "wgmma" else min(built.deepest, max(2, tile.stages))
+    if isinstance(built, WarpgroupContraction):  # all boxes of a tile, or some of them where these leave too few stages
+        count = max(1, built.own_columns * out_bytes // LINE)
+        divisors = [n for n in range(min(8, count), 0, -1) if count % n == 0]
+        kernels = [replace(built, result_boxes=n) for n in divisors]
+        built = next((k for k in kernels if stages(k) >= STAGES), kernels[-1] if len(kernels) < 2 else kernels[-2])
+    return replace(built, stages=stages(built))
+
+
+def _remarks(kernel: KernelPlan, built: StoredContraction, tile: BlockTile, choices: list[Choice]) -> list[Remark]:
+    line = kernel.lines[-1] if kernel.lines else None
+    others = tuple((_describe(c.tile), c.prediction.time_us) for c in choices[:4])
+    left, right = (BY[copy] for copy in built.copies)
+    sides = f"both factors {left}" if left == right else f"left factor {left}, right factor {right}"
+    why = f"{_describe(tile)}, {built.multiplicand}, {built.block_threads} threads; {sides}"
+    return [Remark("tiled", kernel.name, why, line, others)]
+
+
+def _describe(tile: BlockTile) -> str:
+    """A tile in words: rows x columns x inner of a block, and all that tiles of one shape differ in."""
+    warps = "" if tile.instruction == "wgmma" else f", {tile.warp_m}x{tile.warp_n} warps"
+    grouped = f", {tile.group} rows of tiles at a time" if tile.group > 1 else ""
+    clusters = f", clusters of {tile.cluster[0]}x{tile.cluster[1]}" if prod(tile.cluster) > 1 else ""
+    alternate = ", two tiles at a time" if tile.alternate else ""
+    return f"{tile.instruction} {tile.bm}x{tile.bn}x{tile.bk}{warps}, {tile.stages} stages{clusters}{alternate}{grouped}"

@@ -1,0 +1,61 @@
+"""Which kernels of sibling contractions (`tilec/analysis/siblings.py`) become one, by predicted time."""
+
+from __future__ import annotations
+
+from tilec.analysis.graph import Graph, Node
+from tilec.analysis.siblings import are_siblings
+from tilec.core.quantities import count, duration
+from tilec.core.target import Target
+from tilec.plan.chain_fusion import time_us
+from tilec.plan.cuda.siblings import sibling_tiles
+from tilec.plan.groups import Group, Remark
+from tilec.plan.legality import refuse
+
+
+def join_siblings(graph: Graph, member: dict[Node, Group], target: Target, remarks: list[Remark]) -> None:
+    """Makes kernels whose contractions are siblings one, if that is legal and takes less time."""
+    if target.kind != "cuda":
+        return
+    readers: dict[object, list[Node]] = {}
+    for node in graph.nodes:
+        if node.contraction is None or node.inlined:
+            continue
+        for value in dict.fromkeys(node.values):
+            for other in reversed(readers.setdefault(value, [])):
+                theirs, mine = member[other], member[node]
+                nodes = graph.in_order((*theirs.nodes, *mine.nodes))
+                if theirs is mine or not are_siblings(nodes):
+                    continue
+                subject = f"{other.name} with {node.name}"
+                outcome = refuse(nodes, graph, member, target)
+                if isinstance(outcome, str):
+                    remarks.append(Remark("refused", subject, outcome, node.line))
+                    continue
+                joined = Group(nodes, outcome)
+                together, separate = _time_us(joined, graph, target), _time_us(theirs, graph, target)
+                separate += _time_us(mine, graph, target) - _overlapped(target)
+                alternatives = (("one kernel", together), ("two kernels", separate))
+                if together > separate:
+                    reason = f"one kernel would take {duration(together)}, two take {duration(separate)}"
+                    remarks.append(Remark("refused", subject, reason, node.line, alternatives))
+                    continue
+                products = count(sum(n.contraction is not None for n in nodes), "product")
+                reason = f"{duration(together)} as one kernel of {products} of one factor, {duration(separate)} as two"
+                remarks.append(Remark("fused", subject, reason, node.line, alternatives))
+                for n in nodes:
+                    member[n] = joined
+            readers[value].append(node)
+
+
+def _time_us(g: Group, graph: Graph, target: Target) -> float:
+    """Predicted, with the best tile."""
+    if are_siblings(g.nodes):
+        found = sibling_tiles(g, graph, target)
+        assert not isinstance(found, str)
+        return found.choices[0].prediction.time_us
+    return time_us(g, graph, target)
+
+
+def _overlapped(target: Target) -> float:
+    """What a kernel takes less where it is launched while the one before it ends."""
+    return target.launch.ramp_us - target.launch.overlap_us if target.launch.overlap_us else 0.0
